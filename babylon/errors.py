@@ -1,0 +1,49 @@
+"""One vocabulary of errors. Each message names the value received and the remedy.
+
+The command line turns a ``BabylonError`` into one line on stderr and a non-zero exit code;
+everything else propagates with its traceback, because it is a bug.
+"""
+
+
+class BabylonError(Exception):
+    """Base of every error that an operator can act on."""
+
+
+class ConfigError(BabylonError):
+    """A setting, option or environment variable has a value that cannot be used."""
+
+
+class DatabaseError(BabylonError):
+    """The database is down, not migrated, or lacks what a query needs."""
+
+
+class WindowError(BabylonError):
+    """A window id is malformed, or the window is not in a state that allows the request."""
+
+
+class WindowNotReadyError(WindowError):
+    """The window is unfinished or holds too few agents to be trained."""
+
+
+class AlreadyTrainedError(WindowError):
+    """The window was trained before; nothing was changed."""
+
+
+class FencedError(WindowError):
+    """Another worker took the window over: this worker's lease epoch is stale, its write was refused."""
+
+
+class ScoringError(BabylonError):
+    """A scorer raised, or returned something that is not one finite number a trajectory."""
+
+
+class ModelError(BabylonError):
+    """A model, tokenizer or checkpoint does not load or does not fit its base."""
+
+
+class TrainingError(BabylonError):
+    """The update cannot be computed from this batch (nothing to train, non-finite loss)."""
+
+
+class ServingError(BabylonError):
+    """The gateway or the engine cannot start, load a policy, or answer."""

@@ -1,0 +1,112 @@
+"""Settings: one frozen object, read once from the environment, then passed along.
+
+The environment names of the original system keep working (``DATABASE_URL``, ``BASE_MODEL``, …).
+Command-line options override by ``model_copy(update=...)``; nothing else reads the environment.
+"""
+
+import os
+from pathlib import Path
+from typing import Any, Literal
+
+from pydantic import Field, SecretStr, ValidationError
+from pydantic_settings import BaseSettings, SettingsConfigDict
+
+from babylon.errors import ConfigError
+
+
+class Settings(BaseSettings):
+    """Every knob of the system, its unit and its default.
+
+    Everything mutable lies under ``home``; two homes are two independent systems.
+    """
+
+    model_config = SettingsConfigDict(frozen=True, extra="ignore", populate_by_name=True)
+
+    home: Path = Field(Path(".babylon"), validation_alias="BABYLON_HOME")
+    database_url: SecretStr | None = Field(None, validation_alias="DATABASE_URL")
+    seed: int = Field(0, validation_alias="BABYLON_SEED")
+
+    # windows and data quality
+    window_minutes: int = Field(60, validation_alias="WINDOW_MINUTES")
+    window_hours: float | None = Field(None, validation_alias="WINDOW_DURATION_HOURS")
+    min_agents: int = Field(3, ge=2, validation_alias="MIN_AGENTS_PER_WINDOW")
+    min_actions: int = Field(5, ge=1, validation_alias="MIN_ACTIONS_PER_TRAJECTORY")
+    reward_threshold: float | None = Field(None, validation_alias="REWARD_THRESHOLD")
+    target_trajectories: int = Field(1000, ge=2, validation_alias="TARGET_TRAJECTORIES")
+    max_dropout: float = Field(0.3, ge=0, lt=1, validation_alias="MAX_DROPOUT")
+    lookback_hours: int = Field(168, ge=1, validation_alias="LOOKBACK_HOURS")
+    frequency: int = Field(1, ge=1, validation_alias="TRAINING_FREQUENCY_WINDOWS")
+    lease_s: float = Field(60.0, gt=0, validation_alias="LEASE_SECONDS")
+
+    # scoring and training
+    scorer: str = Field("heuristic", validation_alias="SCORER")
+    base_model: str | None = Field(None, validation_alias="BASE_MODEL")
+    model_name: str = Field("babylon", validation_alias="MODEL_NAME")
+    tuning: Literal["lora", "full"] = Field("lora", validation_alias="TUNING")
+    learning_rate: float | None = Field(None, gt=0, validation_alias="LEARNING_RATE")
+    iterations: int = Field(10, ge=1, validation_alias="ITERATIONS")
+    batch_size: int = Field(4, ge=1, validation_alias="BATCH_SIZE")
+    accumulation: int = Field(2, ge=1, validation_alias="GRADIENT_ACCUMULATION_STEPS")
+    kl_penalty: float = Field(0.0, ge=0, validation_alias="KL_PENALTY")
+    max_missing_logprobs: float = Field(1.0, ge=0, le=1, validation_alias="MAX_MISSING_LOGPROBS")
+
+    # validation of a checkpoint: unseen scenarios, and the loss of P&L (USD) that still counts as equal
+    arena_scenarios: int = Field(64, ge=8, validation_alias="ARENA_SCENARIOS")
+    arena_margin_usd: float = Field(25.0, ge=0, validation_alias="ARENA_MARGIN_USD")
+
+    # serving
+    endpoint: str = Field("http://localhost:8000", validation_alias="LOCAL_ENDPOINT")
+    engine_port: int = Field(8001, ge=1, le=65535, validation_alias="ENGINE_PORT")
+    deployment_strategy: Literal["replace"] = Field(
+        "replace", validation_alias="DEPLOYMENT_STRATEGY"
+    )
+
+    @property
+    def minutes(self) -> int:
+        """Length of a window; ``WINDOW_DURATION_HOURS`` (the original's name) wins when set."""
+        return self.window_minutes if self.window_hours is None else round(self.window_hours * 60)
+
+    @property
+    def artifacts(self) -> Path:
+        return self.home / "artifacts"
+
+    @property
+    def checkpoints(self) -> Path:
+        return self.home / "checkpoints"
+
+    @property
+    def models(self) -> Path:
+        return self.home / "models"
+
+    @property
+    def datasets(self) -> Path:
+        return self.home / "datasets"
+
+    @property
+    def logs(self) -> Path:
+        return self.home / "logs"
+
+    @property
+    def effective_learning_rate(self) -> float:
+        """The original's defaults: 1e-6 for full fine-tuning, 1e-5 for LoRA."""
+        if self.learning_rate is not None:
+            return self.learning_rate
+        return 1e-6 if self.tuning == "full" else 1e-5
+
+
+def load_settings(**overrides: Any) -> Settings:
+    """Settings from the environment, then ``overrides`` (``None`` means: not given).
+
+    Raises:
+        ConfigError: names each bad variable, its value and what is allowed.
+    """
+    given = {name: value for name, value in overrides.items() if value is not None}
+    try:
+        settings = Settings(**given)
+    except ValidationError as error:
+        problems = "; ".join(
+            f"{'.'.join(str(part) for part in problem['loc'])}={problem['input']!r}: {problem['msg']}"
+            for problem in error.errors()
+        )
+        raise ConfigError(f"bad setting: {problems}") from error
+    return settings.model_copy(update={"home": Path(os.path.abspath(settings.home))})
