@@ -1,7 +1,7 @@
 """Chats of scripted agents of mixed skill: what the embedded base model learns to imitate.
 
 The mixture knows the format and has *some* skill, so that reinforcement has something to prefer:
-about a third of the agents believe the news, the others trade at random, with the trend, against
+four agents in ten believe the news, the others trade at random, with the trend, against
 the news, or hold.
 """
 
@@ -14,7 +14,7 @@ from babylon.market.prompts import render_observation
 from babylon.market.scenario import Rules, make_scenario
 from babylon.market.scripted import SCRIPTED_AGENTS
 
-MIXTURE = {"news": 0.35, "random": 0.3, "momentum": 0.1, "contrarian": 0.15, "hold": 0.1}
+MIXTURE = {"news": 0.4, "random": 0.3, "momentum": 0.1, "contrarian": 0.1, "hold": 0.1}
 
 
 def scripted_chats(seed: int, rules: Rules | None = None) -> Iterator[list[dict[str, str]]]:
