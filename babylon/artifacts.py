@@ -1,0 +1,168 @@
+"""Artifacts: the Parquet files that stages hand on, named by their content and never rewritten.
+
+A file is written under a temporary name, synced, hashed and renamed, so that a reader sees all of
+it or nothing. The same rows give the same bytes, hence the same name: a repeated stage overwrites
+its file with itself. Reading verifies the hash first. Frames are streamed, so a window need not
+fit in memory.
+"""
+
+import hashlib
+import os
+import uuid
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from types import TracebackType
+from urllib.parse import urlsplit
+from urllib.request import url2pathname
+
+import polars as pl
+import pyarrow.parquet as pq
+
+from babylon.errors import ArtifactError
+from babylon.types import SCHEMA_VERSION, Artifact
+
+DIGEST_CHARS = 8
+_ROWS_AT_A_TIME = 200
+_OLDEST = pl.CompatLevel.oldest()
+
+
+class ParquetFile:
+    """A Parquet file in the making: ``with ParquetFile(...) as file: file.write(frame)``.
+
+    After the block ``path`` is ``directory/prefix-<digest>.parquet``. When the block raises,
+    nothing is left behind.
+    """
+
+    def __init__(self, directory: Path, prefix: str, schema: pl.Schema) -> None:
+        directory.mkdir(parents=True, exist_ok=True)
+        self.path = directory / f".{prefix}-{uuid.uuid4().hex}.tmp"
+        self.sha256 = ""
+        self.rows = 0
+        self._prefix = prefix
+        self._schema = schema
+        arrow = pl.DataFrame(schema=schema).to_arrow(compat_level=_OLDEST).schema
+        self._writer = pq.ParquetWriter(self.path, arrow, compression="zstd", compression_level=3)
+
+    def write(self, frame: pl.DataFrame) -> None:
+        """Append one row group; the frame's columns must be those of the schema."""
+        table = frame.select(self._schema.names()).to_arrow(compat_level=_OLDEST)
+        self._writer.write_table(table.cast(self._writer.schema))
+        self.rows += frame.height
+
+    def __enter__(self) -> "ParquetFile":
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, tb: TracebackType | None
+    ) -> None:
+        self._writer.close()
+        if error is not None:
+            self.path.unlink()
+            return
+        with self.path.open("rb") as written:
+            os.fsync(written.fileno())
+            self.sha256 = hashlib.file_digest(written, "sha256").hexdigest()
+        name = f"{self._prefix}-{self.sha256[:DIGEST_CHARS]}.parquet"
+        self.path = self.path.replace(self.path.with_name(name))
+
+
+class ArtifactWriter(ParquetFile):
+    """A ``ParquetFile`` of one stage of one window: ``<directory>/<window>/<stage>-<digest>``."""
+
+    def __init__(self, directory: Path, schema: pl.Schema, *, stage: str, window_id: str) -> None:
+        super().__init__(directory / safe_name(window_id), stage, schema)
+        self._window_id = window_id
+
+    @property
+    def artifact(self) -> Artifact:
+        return Artifact(
+            uri=self.path.as_uri(), sha256=self.sha256, rows=self.rows, window_id=self._window_id
+        )
+
+
+def write_artifact(frame: pl.DataFrame, directory: Path, *, stage: str, window_id: str) -> Artifact:
+    """One frame as an artifact."""
+    with ArtifactWriter(directory, frame.schema, stage=stage, window_id=window_id) as writer:
+        for part in frame.iter_slices(_ROWS_AT_A_TIME):
+            writer.write(part)
+    return writer.artifact
+
+
+def rewrite_artifact(
+    artifact: Artifact,
+    directory: Path,
+    change: Callable[[pl.DataFrame], pl.DataFrame],
+    *,
+    stage: str,
+) -> Artifact:
+    """The artifact with ``change`` applied to every part of it; all parts must agree in schema."""
+    with _verified(artifact) as file:
+        schema = change(_frame(file.schema_arrow.empty_table())).schema
+        with ArtifactWriter(
+            directory, schema, stage=stage, window_id=artifact.window_id
+        ) as writer:
+            for batch in file.iter_batches(batch_size=_ROWS_AT_A_TIME):
+                writer.write(change(_frame(batch)))
+    return writer.artifact
+
+
+def read_artifact(artifact: Artifact, columns: Sequence[str] | None = None) -> pl.DataFrame:
+    """All rows; of the named columns only, where given: the others are not even read.
+
+    Raises:
+        ArtifactError: the file is missing or is not the one that was written.
+    """
+    with _verified(artifact) as file:
+        return _frame(file.read(columns=columns))
+
+
+def iter_artifact(
+    artifact: Artifact, columns: Sequence[str] | None = None
+) -> Iterator[pl.DataFrame]:
+    """The rows in their order, a few hundred at a time."""
+    with _verified(artifact) as file:
+        for batch in file.iter_batches(batch_size=_ROWS_AT_A_TIME, columns=columns):
+            yield _frame(batch)
+
+
+def safe_name(window_id: str) -> str:
+    """A window id as part of a file name: ``2025-11-14T09:00`` → ``2025-11-14T09-00``."""
+    return window_id.replace(":", "-")
+
+
+def artifact_path(artifact: Artifact) -> Path:
+    """Where the artifact lies on this machine."""
+    parts = urlsplit(artifact.uri)
+    if parts.scheme != "file":
+        raise ArtifactError(f"artifact {artifact.uri}: only file:// URIs can be read")
+    return Path(url2pathname(parts.path))
+
+
+@contextmanager
+def _verified(artifact: Artifact) -> Iterator[pq.ParquetFile]:
+    path, remedy = artifact_path(artifact), f"run window {artifact.window_id} again"
+    if artifact.schema_version != SCHEMA_VERSION:
+        raise ArtifactError(
+            f"artifact {path} has schema version {artifact.schema_version}, this program reads"
+            f" version {SCHEMA_VERSION}: {remedy}"
+        )
+    try:
+        opened = path.open("rb")
+    except FileNotFoundError as error:
+        raise ArtifactError(f"artifact {path} is missing: {remedy}") from error
+    with opened as file:
+        found = hashlib.file_digest(file, "sha256").hexdigest()
+        if found != artifact.sha256:
+            raise ArtifactError(
+                f"artifact {path} was changed after it was written: sha256 is {found[:16]}…,"
+                f" expected {artifact.sha256[:16]}…: {remedy}"
+            )
+        file.seek(0)
+        yield pq.ParquetFile(file)
+
+
+def _frame(table: object) -> pl.DataFrame:
+    frame = pl.from_arrow(table)  # type: ignore[arg-type]
+    assert isinstance(frame, pl.DataFrame)
+    return frame
