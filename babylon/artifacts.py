@@ -27,63 +27,63 @@ _ROWS_AT_A_TIME = 200
 _OLDEST = pl.CompatLevel.oldest()
 
 
-class ParquetFile:
-    """A Parquet file in the making: ``with ParquetFile(...) as file: file.write(frame)``.
+class ArtifactWriter:
+    """A file in the making: ``with ArtifactWriter(...) as writer: writer.write(frame)``.
 
-    After the block ``path`` is ``directory/prefix-<digest>.parquet``. When the block raises,
-    nothing is left behind.
+    After the block ``writer.artifact`` is the manifest of
+    ``directory/<window>-<stage>-<digest>.parquet``. When the block raises, nothing is left behind.
     """
 
-    def __init__(self, directory: Path, prefix: str, schema: pl.Schema) -> None:
+    artifact: Artifact
+
+    def __init__(
+        self, directory: Path, schema: pl.Schema, *, window_id: str, stage: str = ""
+    ) -> None:
         directory.mkdir(parents=True, exist_ok=True)
-        self.path = directory / f".{prefix}-{uuid.uuid4().hex}.tmp"
-        self.sha256 = ""
-        self.rows = 0
-        self._prefix = prefix
-        self._schema = schema
+        self._window_id = window_id
+        self._stem = "-".join(filter(None, (window_id.replace(":", "-"), stage)))
+        self._columns = schema.names()
+        self._rows = 0
+        self._path = directory / f".{self._stem}-{uuid.uuid4().hex}.tmp"
         arrow = pl.DataFrame(schema=schema).to_arrow(compat_level=_OLDEST).schema
-        self._writer = pq.ParquetWriter(self.path, arrow, compression="zstd", compression_level=3)
+        self._parquet = pq.ParquetWriter(self._path, arrow, compression="zstd", compression_level=3)
 
     def write(self, frame: pl.DataFrame) -> None:
-        """Append one row group; the frame's columns must be those of the schema."""
-        table = frame.select(self._schema.names()).to_arrow(compat_level=_OLDEST)
-        self._writer.write_table(table.cast(self._writer.schema))
-        self.rows += frame.height
+        """Append one row group; the frame has the schema's columns, in any order."""
+        self._parquet.write_table(frame.select(self._columns).to_arrow(compat_level=_OLDEST))
+        self._rows += frame.height
 
-    def __enter__(self) -> "ParquetFile":
+    def __enter__(self) -> "ArtifactWriter":
         return self
 
     def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, tb: TracebackType | None
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        tb: TracebackType | None,
     ) -> None:
-        self._writer.close()
+        self._parquet.close()
         if error is not None:
-            self.path.unlink()
+            self._path.unlink()
             return
-        with self.path.open("rb") as written:
+        with self._path.open("rb") as written:
             os.fsync(written.fileno())
-            self.sha256 = hashlib.file_digest(written, "sha256").hexdigest()
-        name = f"{self._prefix}-{self.sha256[:DIGEST_CHARS]}.parquet"
-        self.path = self.path.replace(self.path.with_name(name))
-
-
-class ArtifactWriter(ParquetFile):
-    """A ``ParquetFile`` of one stage of one window: ``<directory>/<window>/<stage>-<digest>``."""
-
-    def __init__(self, directory: Path, schema: pl.Schema, *, stage: str, window_id: str) -> None:
-        super().__init__(directory / safe_name(window_id), stage, schema)
-        self._window_id = window_id
-
-    @property
-    def artifact(self) -> Artifact:
-        return Artifact(
-            uri=self.path.as_uri(), sha256=self.sha256, rows=self.rows, window_id=self._window_id
+            sha256 = hashlib.file_digest(written, "sha256").hexdigest()
+        name = f"{self._stem}-{sha256[:DIGEST_CHARS]}.parquet"
+        path = self._path.replace(self._path.with_name(name))
+        self.artifact = Artifact(
+            uri=path.absolute().as_uri(),
+            sha256=sha256,
+            rows=self._rows,
+            window_id=self._window_id,
         )
 
 
-def write_artifact(frame: pl.DataFrame, directory: Path, *, stage: str, window_id: str) -> Artifact:
+def write_artifact(
+    frame: pl.DataFrame, directory: Path, *, window_id: str, stage: str = ""
+) -> Artifact:
     """One frame as an artifact."""
-    with ArtifactWriter(directory, frame.schema, stage=stage, window_id=window_id) as writer:
+    with ArtifactWriter(directory, frame.schema, window_id=window_id, stage=stage) as writer:
         for part in frame.iter_slices(_ROWS_AT_A_TIME):
             writer.write(part)
     return writer.artifact
@@ -94,14 +94,12 @@ def rewrite_artifact(
     directory: Path,
     change: Callable[[pl.DataFrame], pl.DataFrame],
     *,
-    stage: str,
+    stage: str = "",
 ) -> Artifact:
-    """The artifact with ``change`` applied to every part of it; all parts must agree in schema."""
+    """The artifact with ``change`` applied to every part of it, as a new one."""
     with _verified(artifact) as file:
         schema = change(_frame(file.schema_arrow.empty_table())).schema
-        with ArtifactWriter(
-            directory, schema, stage=stage, window_id=artifact.window_id
-        ) as writer:
+        with ArtifactWriter(directory, schema, window_id=artifact.window_id, stage=stage) as writer:
             for batch in file.iter_batches(batch_size=_ROWS_AT_A_TIME):
                 writer.write(change(_frame(batch)))
     return writer.artifact
@@ -126,12 +124,7 @@ def iter_artifact(
             yield _frame(batch)
 
 
-def safe_name(window_id: str) -> str:
-    """A window id as part of a file name: ``2025-11-14T09:00`` → ``2025-11-14T09-00``."""
-    return window_id.replace(":", "-")
-
-
-def artifact_path(artifact: Artifact) -> Path:
+def _path(artifact: Artifact) -> Path:
     """Where the artifact lies on this machine."""
     parts = urlsplit(artifact.uri)
     if parts.scheme != "file":
@@ -141,7 +134,7 @@ def artifact_path(artifact: Artifact) -> Path:
 
 @contextmanager
 def _verified(artifact: Artifact) -> Iterator[pq.ParquetFile]:
-    path, remedy = artifact_path(artifact), f"run window {artifact.window_id} again"
+    path, remedy = _path(artifact), f"run window {artifact.window_id} again"
     if artifact.schema_version != SCHEMA_VERSION:
         raise ArtifactError(
             f"artifact {path} has schema version {artifact.schema_version}, this program reads"
@@ -163,6 +156,6 @@ def _verified(artifact: Artifact) -> Iterator[pq.ParquetFile]:
 
 
 def _frame(table: object) -> pl.DataFrame:
-    frame = pl.from_arrow(table)  # type: ignore[arg-type]
+    frame = pl.from_arrow(table)
     assert isinstance(frame, pl.DataFrame)
     return frame

@@ -56,24 +56,22 @@ class GameRow:
     outcomes_json: str = "[]"
 
 
-_UTC = pl.Datetime("us", "UTC")
-
 GAME_SCHEMA = pl.Schema(
-    {
-        "trajectory_id": pl.String,
-        "agent_id": pl.String,
-        "window_id": pl.String,
-        "scenario_id": pl.String,
-        "start": _UTC,
-        "end": _UTC,
-        "total_reward": pl.Float64,
-        "final_pnl_usd": pl.Float64,
-        "steps_json": pl.String,
-        "metrics_json": pl.String,
-        "metadata_json": pl.String,
-        "reward_components_json": pl.String,
-        "logs_json": pl.String,
-        "gateway_json": pl.String,
-        "outcomes_json": pl.String,
-    }
+    [
+        ("trajectory_id", pl.String),
+        ("agent_id", pl.String),
+        ("window_id", pl.String),
+        ("scenario_id", pl.String),
+        ("start", pl.Datetime("us", "UTC")),
+        ("end", pl.Datetime("us", "UTC")),
+        ("total_reward", pl.Float64),
+        ("final_pnl_usd", pl.Float64),
+        ("steps_json", pl.String),
+        ("metrics_json", pl.String),
+        ("metadata_json", pl.String),
+        ("reward_components_json", pl.String),
+        ("logs_json", pl.String),
+        ("gateway_json", pl.String),
+        ("outcomes_json", pl.String),
+    ]
 )

@@ -73,16 +73,18 @@ def policy_calls(
 
 
 def _text_call(step: int, call: LlmCall, log: LoggedCall | None) -> Call:
-    if log is not None and log.response != call.response:
-        log = None
-    sent = log and log.messages_json and _messages(log.messages_json)
     prompts = (("system", call.system_prompt), ("user", call.user_prompt))
+    messages = tuple(Message(role=role, content=text) for role, text in prompts if text)
+    top_p = None
+    if log is not None and log.response == call.response:
+        messages = _messages(log.messages_json or "") or messages
+        top_p = log.top_p
     return Call(
         step=step,
-        messages=sent or tuple(Message(role=role, content=text) for role, text in prompts if text),
-        response=call.response,
+        messages=messages,
+        response=call.response or "",
         temperature=call.temperature,
-        top_p=log.top_p if log and log.top_p is not None else 1.0,
+        top_p=1.0 if top_p is None else top_p,
     )
 
 

@@ -12,14 +12,15 @@ from babylon.game_rows import GameRow
 from babylon.quality.calls import GatewayCall, LoggedCall, is_policy_call, policy_calls
 from babylon.quality.decode import PENDING, Metadata, Metrics, Step, decode
 from babylon.quality.outcomes import count_actions, count_wins, window_pnl_usd
-from babylon.quality.reasons import Reason, RejectedError, Rejection
+from babylon.quality.reasons import Reason, RejectedError
 from babylon.settings import Settings
+from babylon.store.rejections import Rejection
 from babylon.trajectories import Trajectory
 from babylon.windows import Window
 
 
 class Accepted(msgspec.Struct, frozen=True):
-    """A sound trajectory and what only the judge may see of its row."""
+    """A sound trajectory, and apart from it the ground truth that only the judge may see."""
 
     trajectory: Trajectory
     game_knowledge: dict[str, Any]
@@ -30,9 +31,7 @@ def check_row(row: GameRow, window: Window, settings: Settings) -> Accepted | Re
     try:
         return _accept(row, window, settings)
     except RejectedError as error:
-        return Rejection(
-            trajectory_id=row.trajectory_id, reason=error.reason, detail=error.detail
-        )
+        return Rejection(trajectory_id=row.trajectory_id, reason=error.reason, detail=error.detail)
 
 
 def _accept(row: GameRow, window: Window, settings: Settings) -> Accepted:
@@ -86,8 +85,11 @@ def _check_play(steps: tuple[Step, ...], total_reward: float, settings: Settings
     if not calls:
         raise RejectedError(Reason.NO_LLM_CALL, f"{len(steps)} steps without an LLM call")
     for i, j, call in calls:
-        if not call.response.strip():
-            raise RejectedError(Reason.NO_RESPONSE, f"stepsJson[{i}].llmCalls[{j}].response")
+        path = f"stepsJson[{i}].llmCalls[{j}]"
+        if not (call.response or "").strip():
+            raise RejectedError(Reason.NO_RESPONSE, f"{path}.response")
+        if not call.system_prompt and not call.user_prompt:
+            raise RejectedError(Reason.MISSING_FIELD, f"{path}.userPrompt is empty")
     if len(steps) < settings.min_actions:
         raise RejectedError(
             Reason.TOO_FEW_ACTIONS, f"{len(steps)} actions, minimum is {settings.min_actions}"

@@ -21,6 +21,7 @@ from babylon.quality.reasons import Reason, RejectedError
 T = TypeVar("T")
 
 PENDING = "pending"
+MAX_DEPTH = 200
 POLICY_PURPOSES = frozenset({"action", "reasoning", "response"})
 
 _Count = Annotated[int, msgspec.Meta(ge=0, lt=2**31)]
@@ -39,7 +40,7 @@ class LlmCall(msgspec.Struct, frozen=True, rename="camel"):
     user_prompt: str
     purpose: str
     temperature: Annotated[float, msgspec.Meta(ge=0)]
-    response: str = ""  # absent when the provider failed; see Reason.NO_RESPONSE
+    response: str | None = None  # absent or null when the provider failed: Reason.NO_RESPONSE
 
 
 class Correctness(msgspec.Struct, frozen=True, rename="camel"):
@@ -98,7 +99,8 @@ def decode(text: str, kind: type[T], column: str) -> T:
     except _FaultError as error:
         raise RejectedError(error.reason, f"{column}: {error}") from error
     except RecursionError as error:
-        raise RejectedError(Reason.MALFORMED_JSON, f"{column}: nested too deeply") from error
+        detail = f"{column}: nested more than {MAX_DEPTH} levels deep"
+        raise RejectedError(Reason.MALFORMED_JSON, detail) from error
     except UnicodeError as error:
         raise RejectedError(Reason.MALFORMED_JSON, f"{column}: not UTF-8: {error}") from error
 
@@ -141,7 +143,7 @@ class _FaultError(ValueError):
 
 def _read_strictly(text: str) -> None:
     """Raise on what msgspec lets pass, and on NaN and Infinity by name."""
-    _check_strings(_STRICT.decode(text))
+    _check_tree(_STRICT.decode(text), 0)
 
 
 def _unique(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
@@ -170,14 +172,16 @@ _STRICT = json.JSONDecoder(
 )
 
 
-def _check_strings(value: object) -> None:
+def _check_tree(value: object, depth: int) -> None:
+    if depth > MAX_DEPTH:
+        raise _FaultError(f"nested more than {MAX_DEPTH} levels deep")
     if isinstance(value, str):
         if "\0" in value:
             raise _FaultError(r"a string contains \u0000")
     elif isinstance(value, list):
         for item in value:
-            _check_strings(item)
+            _check_tree(item, depth + 1)
     elif isinstance(value, dict):
         for key, item in value.items():
-            _check_strings(key)
-            _check_strings(item)
+            _check_tree(key, depth + 1)
+            _check_tree(item, depth + 1)

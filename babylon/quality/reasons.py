@@ -1,8 +1,6 @@
 """Why a trajectory is rejected. The names are stored, counted and shown: they do not change."""
 
-from dataclasses import dataclass
 from enum import StrEnum
-
 
 class Reason(StrEnum):
     """In the order in which they are looked for: the first that applies is the one reported."""
@@ -17,15 +15,6 @@ class Reason(StrEnum):
     NO_RESPONSE = "no_response"  # the policy was asked and its answer is absent or blank
     TOO_FEW_ACTIONS = "too_few_actions"
     BELOW_REWARD_THRESHOLD = "below_reward_threshold"  # only where a threshold is set
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Rejection:
-    """One rejected trajectory, as ``babylon.rejections`` stores it."""
-
-    trajectory_id: str
-    reason: Reason
-    detail: str
 
 
 class RejectedError(Exception):
