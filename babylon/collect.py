@@ -6,8 +6,8 @@ token arrays is built by the server, so that millions of token ids never become 
 """
 
 from collections.abc import AsyncIterator
+from typing import TYPE_CHECKING
 
-import asyncpg
 import polars as pl
 
 from babylon.artifacts import ArtifactWriter
@@ -17,6 +17,9 @@ from babylon.settings import Settings
 from babylon.store import Store
 from babylon.types import Claim, Collected
 from babylon.windows import Window
+
+if TYPE_CHECKING:
+    from babylon.store.connection import Connection
 
 _ROWS_AT_A_TIME = 200
 
@@ -121,8 +124,6 @@ async def _frames(store: Store, window: Window) -> AsyncIterator[pl.DataFrame]:
             yield pl.DataFrame(rows, schema=GAME_SCHEMA)
 
 
-async def _lists(
-    connection: asyncpg.pool.PoolConnectionProxy[asyncpg.Record], query: str, ids: list[str]
-) -> dict[str, str]:
+async def _lists(connection: "Connection", query: str, ids: list[str]) -> dict[str, str]:
     """Trajectory id → JSON list of what belongs to it."""
     return {row["trajectory_id"]: row["list_json"] for row in await connection.fetch(query, ids)}

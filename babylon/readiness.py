@@ -120,7 +120,7 @@ async def window_reports(
         oldest = window_at(now - timedelta(hours=lookback_hours), settings.minutes)
     known = {row.window_id: row for row in await list_windows(store)}
     tallies = {window_id: _Tally(window_id, row, settings) for window_id, row in known.items()}
-    async for row in _untrained(store, oldest and oldest.start):
+    async for row in _untrained(store, oldest.start if oldest else None):
         window_id = row.window_id or window_at(row.start, settings.minutes).id
         if window_id not in tallies:
             tallies[window_id] = _Tally(window_id, None, settings)

@@ -2,6 +2,7 @@
 
 from enum import StrEnum
 
+
 class Reason(StrEnum):
     """In the order in which they are looked for: the first that applies is the one reported."""
 

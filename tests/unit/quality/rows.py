@@ -47,7 +47,7 @@ def steps(count: int = 5) -> list[dict[str, Any]]:
 
 
 def row(game_steps: Any = None, **changes: Any) -> GameRow:
-    """A sound row with these steps (a list, or text as it is); keyword arguments replace columns."""
+    """A sound row with these steps (a list, or text as it is); keywords replace columns."""
     played = steps() if game_steps is None else game_steps
     sound = GameRow(
         trajectory_id="t1",

@@ -128,7 +128,9 @@ def test_keys_of_the_second_writer_are_accepted():
         llmCalls=[call(promptTokens=9, latencyMs=3)],
         action={"actionType": "HOLD", "actionName": "x", "attemptId": "a", "success": True},
     )
-    assert isinstance(check_row(row([*steps(4), older], window_id=None), WINDOW, SETTINGS), Accepted)
+    assert isinstance(
+        check_row(row([*steps(4), older], window_id=None), WINDOW, SETTINGS), Accepted
+    )
 
 
 def test_pretty_printed_and_escaped_json_is_as_good_as_compact():

@@ -63,7 +63,9 @@ def test_a_row_with_broken_text_never_crashes(data):
     game_row, _ = data.draw(st.sampled_from(sources()))
     text = game_row.steps_json
     at = data.draw(st.integers(0, len(text)))
-    inserted = data.draw(st.sampled_from(["", "NaN", '"', "{", "]", "\\u0000", "\\ud83d", "1e999,"]))
+    inserted = data.draw(
+        st.sampled_from(["", "NaN", '"', "{", "]", "\\u0000", "\\ud83d", "1e999,"])
+    )
     cut = data.draw(st.integers(0, 40))
     check(replace(game_row, steps_json=text[:at] + inserted + text[at + cut :]))
 
