@@ -62,16 +62,20 @@ class ArtifactWriter:
         error: BaseException | None,
         tb: TracebackType | None,
     ) -> None:
-        self._parquet.close()
-        if error is not None:
-            self._path.unlink()
-            return
+        try:
+            self._parquet.close()
+            if error is None:
+                self.artifact = self._publish()
+        finally:
+            self._path.unlink(missing_ok=True)
+
+    def _publish(self) -> Artifact:
         with self._path.open("rb") as written:
             os.fsync(written.fileno())
             sha256 = hashlib.file_digest(written, "sha256").hexdigest()
         name = f"{self._stem}-{sha256[:DIGEST_CHARS]}.parquet"
         path = self._path.replace(self._path.with_name(name))
-        self.artifact = Artifact(
+        return Artifact(
             uri=path.absolute().as_uri(),
             sha256=sha256,
             rows=self._rows,

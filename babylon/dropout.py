@@ -31,9 +31,10 @@ class Candidate:
 
 def thin_window(settings: Settings, validated: Validated) -> Thinned:
     """Drop whole trajectories; when none must go, the artifact is handed on as it is."""
-    rows = read_artifact(validated.artifact, list(Candidate.__slots__)).iter_rows(named=True)
+    rows = read_artifact(validated.artifact, ["trajectory_id", "agent_id", "scenario_id"])
+    candidates = [Candidate(**row) for row in rows.iter_rows(named=True)]
     dropped = choose_dropped(
-        [Candidate(**row) for row in rows],
+        candidates,
         target=settings.target_trajectories,
         max_dropout=settings.max_dropout,
         min_agents=settings.min_agents,
@@ -45,8 +46,9 @@ def thin_window(settings: Settings, validated: Validated) -> Thinned:
         artifact = rewrite_artifact(
             artifact, settings.artifacts, lambda frame: frame.filter(keep), stage="thinned"
         )
+    agents = {c.agent_id for c in candidates if c.trajectory_id not in dropped}
     return Thinned(
-        claim=validated.claim, artifact=artifact, agents=validated.agents, dropped=len(dropped)
+        claim=validated.claim, artifact=artifact, agents=len(agents), dropped=len(dropped)
     )
 
 

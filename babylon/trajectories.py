@@ -72,7 +72,7 @@ class Trajectory(msgspec.Struct, frozen=True, kw_only=True):
         return self.wins / self.trades if self.trades else 0.0
 
 
-class ScoredTrajectory(msgspec.Struct, frozen=True, kw_only=True):
+class TrainingRow(msgspec.Struct, frozen=True, kw_only=True):
     """All that the trainer may know of a trajectory: whose it is, how good, and its calls."""
 
     trajectory_id: str
@@ -123,10 +123,10 @@ def read_trajectories(artifact: Artifact) -> list[Trajectory]:
     return [Trajectory(**plain, calls=calls) for plain, calls in _with_calls(rows)]
 
 
-def training_rows(artifact: Artifact) -> list[ScoredTrajectory]:
+def training_rows(artifact: Artifact) -> list[TrainingRow]:
     """What the trainer reads of a scored artifact: the ground truth columns are not even read."""
     rows = read_artifact(artifact, [*_LEARNT_FROM, "calls_json"]).iter_rows(named=True)
-    return [ScoredTrajectory(**plain, calls=calls) for plain, calls in _with_calls(rows)]
+    return [TrainingRow(**plain, calls=calls) for plain, calls in _with_calls(rows)]
 
 
 def _with_calls(

@@ -99,4 +99,4 @@ def is_sound(value):
         return "\0" not in value
     if isinstance(value, float):
         return abs(value) < float("inf")
-    return not isinstance(value, int) or -(2**63) <= value < 2**63
+    return not isinstance(value, int) or -(2**63) <= value < 2**64
