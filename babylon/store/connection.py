@@ -24,6 +24,7 @@ if TYPE_CHECKING:
 
 GAME_TABLES = ("trajectories", "llm_call_logs", "market_outcomes")
 MAX_CONNECTIONS = 10
+CLOSE_S = 10.0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -138,8 +139,10 @@ async def _open_pool(settings: Settings) -> AsyncIterator[tuple["Pool", dict[str
             pool = await asyncpg.create_pool(
                 **arguments, min_size=1, max_size=MAX_CONNECTIONS, init=_prepare
             )
-        async with pool:
+        try:
             yield pool, arguments
+        finally:
+            await _close(pool)
 
 
 @contextmanager
@@ -156,6 +159,13 @@ def _explained(url: str) -> Iterator[None]:
         raise DatabaseError(
             f"the database at {place(url)} refuses the connection ({error}): correct DATABASE_URL"
         ) from error
+
+
+async def _close(pool: "Pool") -> None:
+    try:
+        await asyncio.wait_for(pool.close(), CLOSE_S)
+    except TimeoutError:  # a query still runs, or its connection was never given back
+        pool.terminate()
 
 
 async def _prepare(connection: "asyncpg.Connection[asyncpg.Record]") -> None:
