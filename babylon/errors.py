@@ -33,6 +33,10 @@ class FencedError(WindowError):
     """Another worker took the window over: this worker's lease epoch is stale, its write was refused."""
 
 
+class ArtifactError(BabylonError):
+    """An artifact is missing, was changed after it was written, or has another schema version."""
+
+
 class ScoringError(BabylonError):
     """A scorer raised, or returned something that is not one finite number a trajectory."""
 
@@ -47,3 +51,7 @@ class TrainingError(BabylonError):
 
 class ServingError(BabylonError):
     """The gateway or the engine cannot start, load a policy, or answer."""
+
+
+class RouteConflictError(ServingError):
+    """The route changed since the caller read it; nothing was changed."""
