@@ -5,6 +5,7 @@ samples from it. There is no authentication: only the gateway talks to an engine
 """
 
 import argparse
+import asyncio
 import contextlib
 import logging
 from collections.abc import AsyncIterator, Awaitable, Callable
@@ -13,11 +14,13 @@ from typing import Annotated
 import msgspec
 from aiohttp import web
 from msgspec import Meta, Struct
+from transformers.utils.logging import disable_progress_bar
 
 from babylon.engine.answer import Answer, request_for
 from babylon.engine.policies import Policies, Policy
 from babylon.engine.scheduler import Scheduler
 from babylon.errors import ModelError
+from babylon.supervise import exit_with_supervisor
 from babylon.wire import (
     MAX_BODY_BYTES,
     RequestError,
@@ -52,7 +55,12 @@ def make_app(*, max_batch: int = 64) -> web.Application:
         yield
         await app[SCHEDULER].close()
 
-    app.cleanup_ctx.append(run_scheduler)
+    async def watch_supervisor(app: web.Application) -> AsyncIterator[None]:
+        watch = asyncio.create_task(exit_with_supervisor())
+        yield
+        watch.cancel()
+
+    app.cleanup_ctx.extend([run_scheduler, watch_supervisor])
     app.add_routes(
         [
             web.get("/health", _health),
@@ -158,12 +166,14 @@ def main() -> None:
     parser.add_argument("--max-batch", type=int, default=64)
     options = parser.parse_args()
     logging.basicConfig(level=logging.INFO, format="%(asctime)s %(levelname)s %(name)s %(message)s")
+    disable_progress_bar()  # type: ignore[no-untyped-call]
     web.run_app(
         make_app(max_batch=options.max_batch),
         host="127.0.0.1",
         port=options.port,
         handler_cancellation=True,
         access_log=None,
+        print=None,
     )
 
 

@@ -16,7 +16,6 @@ import msgspec
 from babylon.errors import DatabaseError
 from babylon.gateway.asgi import (
     EVENT_STREAM,
-    JSON,
     ClientLeft,
     Headers,
     Receive,
@@ -33,8 +32,9 @@ from babylon.gateway.recording import CallRecorder
 from babylon.gateway.routes import Route, RouteTable, Target
 from babylon.gateway.stream import StreamCut, relay
 from babylon.store import Store
-from babylon.wire import RequestError, decode_object, error_body, parse_chat, sse
+from babylon.wire import RequestError, decode_object, parse_chat, sse
 
+_BROKEN_OFF = (StreamCut, msgspec.DecodeError, aiohttp.ClientError, TimeoutError)
 RETRY_AFTER: tuple[bytes, bytes] = (b"retry-after", b"1")
 
 
@@ -77,8 +77,9 @@ class Gateway:
 
     async def _health(self, response: Response) -> None:
         route, reason = self._table.route, self._table.unavailable
+        unavailable = "no policy" if self._follower.no_policy else "unavailable"
         body = {
-            "status": "unavailable" if reason else "ok",
+            "status": unavailable if reason else "ok",
             "reason": reason or self._follower.problem,
             "model": route.current.name if route else None,
             "route_version": route.route_version if route else None,
@@ -103,10 +104,11 @@ class Gateway:
             except ClientLeft:
                 await self._record_part(exchange, "the client left")
                 raise
-            except (StreamCut, aiohttp.ClientError, TimeoutError) as error:
-                await self._record_part(exchange, "the engine's answer broke off")
-                self._follower.suspect(f"the engine's answer broke off: {error!r}")
-                raise RequestError(502, f"the engine's answer broke off ({error!r})") from error
+            except _BROKEN_OFF as error:
+                reason = f"the engine's answer broke off ({error or type(error).__name__})"
+                await self._record_part(exchange, reason)
+                self._follower.suspect(reason)
+                raise RequestError(502, f"{reason}: try again") from error
 
     async def _answer(self, exchange: Exchange, response: Response) -> None:
         """Ask the engine, pass its answer on, and record the call before the answer's end."""

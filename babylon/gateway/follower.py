@@ -7,7 +7,7 @@ repairs what changed outside (an engine that was restarted has lost its policies
 import asyncio
 import logging
 import re
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from dataclasses import replace
 from typing import NoReturn
@@ -36,6 +36,7 @@ class Follower:
         self, store: Store, engine: Engine, table: RouteTable, *, alias: str, gateway: str, url: str
     ) -> None:
         self.problem: str | None = None
+        self.no_policy = False
         self._store, self._engine, self._table = store, engine, table
         self._alias, self._gateway, self._url = alias, gateway, url
         self._ours = re.compile(rf"{re.escape(alias)}-v\d+")
@@ -64,11 +65,13 @@ class Follower:
     async def _step(self) -> None:
         try:
             policy, route_version = await champion(self._store)
+            self.no_policy = False
             held = set(await self._engine.policies())
             await self._serve(policy, route_version, held)
             await self._announce()
             await self._unload_old(held)
         except ModelError as error:
+            self.no_policy = True
             self._report(str(error))
         except ServingError as error:
             self._engine_failed(error)
@@ -143,14 +146,16 @@ class Follower:
             log.error("the newest route is not served: %s", error)
 
     @asynccontextmanager
-    async def _listening(self) -> AsyncIterator[object]:
+    async def _listening(self) -> AsyncIterator[Callable[[], bool]]:
         """Hear of new routes while the block runs; the value is true while the connection lives."""
         async with self._store.pool.acquire() as connection:
             await connection.add_listener(CHANNEL, self._heard)
+            connection.add_termination_listener(self._heard)
             try:
                 yield lambda: not connection.is_closed()
             finally:
                 if not connection.is_closed():
+                    connection.remove_termination_listener(self._heard)
                     await connection.remove_listener(CHANNEL, self._heard)
 
     def _heard(self, *_: object) -> None:

@@ -3,6 +3,7 @@
 import asyncio
 import logging
 import platform
+import signal
 import sys
 
 import uvicorn
@@ -11,6 +12,7 @@ from babylon.errors import BabylonError
 from babylon.gateway.app import open_gateway
 from babylon.settings import Settings, load_settings
 from babylon.store import open_store
+from babylon.supervise import exit_with_supervisor
 
 
 async def run(settings: Settings) -> None:
@@ -27,7 +29,7 @@ async def run(settings: Settings) -> None:
         ) as gateway,
     ):
         config = uvicorn.Config(
-            gateway,  # type: ignore[arg-type]  # uvicorn's scope is a union of typed dicts
+            gateway,
             host="127.0.0.1",
             port=port,
             lifespan="off",
@@ -37,7 +39,11 @@ async def run(settings: Settings) -> None:
             timeout_graceful_shutdown=10,
             log_config=None,
         )
+        supervised = asyncio.create_task(exit_with_supervisor())
+        for number in (signal.SIGTERM, signal.SIGINT):  # uvicorn stops, then raises it again:
+            signal.signal(number, lambda *_: None)  # that must not end us before we tidied up
         await uvicorn.Server(config).serve()
+        supervised.cancel()
 
 
 def main() -> None:
