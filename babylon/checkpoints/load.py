@@ -14,6 +14,11 @@ from transformers import (
 from babylon.errors import ModelError
 
 
+def is_adapter(path: str | Path) -> bool:
+    """Whether a directory holds a LoRA adapter rather than a full model."""
+    return (Path(path) / "adapter_config.json").exists()
+
+
 def load_policy(path: str | Path) -> tuple[PreTrainedModel, PreTrainedTokenizerBase]:
     """A policy in eval mode and its tokenizer, from a directory or a Hugging Face id.
 
@@ -21,7 +26,7 @@ def load_policy(path: str | Path) -> tuple[PreTrainedModel, PreTrainedTokenizerB
         ModelError: nothing loads from there.
     """
     try:
-        if (Path(path) / "adapter_config.json").exists():
+        if is_adapter(path):
             base = PeftConfig.from_pretrained(str(path)).base_model_name_or_path
             model = AutoModelForCausalLM.from_pretrained(base, dtype=torch.float32)
             model = PeftModel.from_pretrained(model, str(path)).merge_and_unload()
