@@ -100,9 +100,7 @@ def _disk(settings: Settings) -> Check:
         detail = f"{existing} is not writable: set BABYLON_HOME to a directory that is"
     elif free_gb < MIN_FREE_GB:
         detail += f": at least {MIN_FREE_GB:.0f} GB are needed"
-    return Check(
-        name="disk", ok=writable and free_gb >= MIN_FREE_GB, required=True, detail=detail
-    )
+    return Check(name="disk", ok=writable and free_gb >= MIN_FREE_GB, required=True, detail=detail)
 
 
 async def _database(settings: Settings) -> Check:
@@ -137,7 +135,9 @@ def _port(name: str, port: int) -> Check:
     with socket.socket() as probe:
         probe.settimeout(1)
         taken = probe.connect_ex(("127.0.0.1", port)) == 0
-    detail = f"{port} is in use (`babylon status` says whether by us)" if taken else f"{port} is free"
+    detail = (
+        f"{port} is in use (`babylon status` says whether by us)" if taken else f"{port} is free"
+    )
     return Check(name=f"port of {name}", ok=True, required=False, detail=detail)
 
 

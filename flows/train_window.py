@@ -73,9 +73,7 @@ async def train_window(
         except AlreadyTrainedError as error:
             return await _finished_before(store, window, str(error))
         except WindowNotReadyError as error:
-            return WindowResult(
-                window_id=window.id, status=WindowState.SKIPPED, reason=str(error)
-            )
+            return WindowResult(window_id=window.id, status=WindowState.SKIPPED, reason=str(error))
 
 
 async def _choose(store: Store, settings: Settings, window_id: str | None) -> Window:

@@ -1,6 +1,6 @@
 """Score: one number a trajectory, from the scorer that ``settings.scorer`` names."""
 
-from babylon.rewards import score_window
+from babylon.score import score_window
 from babylon.settings import Settings
 from babylon.store import open_store
 from babylon.types import Scored, Thinned

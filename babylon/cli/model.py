@@ -69,7 +69,9 @@ def show(version: Version, json: Json = False) -> None:
 @app.command()
 def promote(version: Version, json: Json = False) -> None:
     """Make a policy the champion; returns when every live gateway serves it."""
-    show_values(asyncio.run(with_store(lambda store: route_to(store, version, "model promote"))), json)
+    show_values(
+        asyncio.run(with_store(lambda store: route_to(store, version, "model promote"))), json
+    )
 
 
 @app.command()

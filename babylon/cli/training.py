@@ -74,6 +74,8 @@ def train(
         raise typer.BadParameter(f"--window names one window: not with --mode {mode}")
     if backfill_hours and mode is not Mode.BACKFILL:
         raise typer.BadParameter(f"--backfill-hours is for --mode backfill, not {mode}")
+    if frequency and mode is not Mode.CONTINUOUS:
+        raise typer.BadParameter(f"--frequency is for --mode continuous, not {mode}")
     overrides = _given(
         window_minutes=window_minutes,
         frequency=frequency,

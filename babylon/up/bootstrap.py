@@ -84,9 +84,7 @@ async def _deploy_all(settings: Settings) -> None:
         raise ServingError(f"`prefect deploy --all` failed:\n{output.decode()[-2000:]}")
 
 
-async def _call(
-    http: aiohttp.ClientSession, method: str, url: str, body: Any | None = None
-) -> Any:
+async def _call(http: aiohttp.ClientSession, method: str, url: str, body: Any | None = None) -> Any:
     async with http.request(method, url, json=body) as response:
         if response.status >= 400:
             raise ServingError(

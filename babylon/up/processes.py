@@ -1,10 +1,7 @@
 """Detached processes with a record each: started once, recognised later, stopped for certain."""
 
 import fcntl
-import os
 import subprocess
-import sys
-import time
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
