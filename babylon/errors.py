@@ -47,3 +47,7 @@ class TrainingError(BabylonError):
 
 class ServingError(BabylonError):
     """The gateway or the engine cannot start, load a policy, or answer."""
+
+
+class RouteConflictError(ServingError):
+    """The route changed since the caller read it; nothing was changed."""

@@ -20,7 +20,9 @@ class Settings(BaseSettings):
     Everything mutable lies under ``home``; two homes are two independent systems.
     """
 
-    model_config = SettingsConfigDict(frozen=True, extra="ignore", populate_by_name=True)
+    model_config = SettingsConfigDict(
+        frozen=True, extra="ignore", populate_by_name=True, env_ignore_empty=True
+    )
 
     home: Path = Field(Path(".babylon"), validation_alias="BABYLON_HOME")
     database_url: SecretStr | None = Field(None, validation_alias="DATABASE_URL")

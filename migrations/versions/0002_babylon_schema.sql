@@ -50,6 +50,7 @@ CREATE TABLE babylon.policies (
     base_model      text NOT NULL,
     window_id       text,
     batch_id        text UNIQUE,
+    metrics         jsonb NOT NULL DEFAULT '{}',
     verdict         jsonb,
     created_at      timestamptz NOT NULL DEFAULT now()
 );

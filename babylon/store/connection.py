@@ -1,0 +1,187 @@
+"""Opening the store: embedded server or ``DATABASE_URL``, version check, connection pool."""
+
+import asyncio
+from collections.abc import AsyncIterator, Iterator
+from contextlib import asynccontextmanager, contextmanager
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, TypeAlias
+
+import asyncpg
+import msgspec
+
+from babylon.errors import DatabaseError, FencedError
+from babylon.settings import Settings
+from babylon.store.address import connect_arguments, place
+from babylon.store.migrate import HEAD, check_not_newer, current_revision
+from babylon.store.migrate import migrate as run_migrations
+from babylon.types import Claim
+
+if TYPE_CHECKING:
+    from asyncpg.pool import PoolConnectionProxy
+
+    Pool: TypeAlias = asyncpg.Pool[asyncpg.Record]
+    Connection: TypeAlias = PoolConnectionProxy[asyncpg.Record]
+
+GAME_TABLES = ("trajectories", "llm_call_logs", "market_outcomes")
+MAX_CONNECTIONS = 10
+CLOSE_S = 10.0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Store:
+    """An open, migrated database. ``jsonb`` columns read and write as Python values.
+
+    ``game_tables_ours``: we made the game's tables and may write to all of them.
+    ``has_game_tables``: trajectories, calls and outcomes are there, whoever made them.
+    """
+
+    pool: "Pool"
+    game_tables_ours: bool
+    has_game_tables: bool
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class DatabaseStatus:
+    """Where a database is; ``revision`` is ``None`` before the first migration."""
+
+    place: str
+    revision: str | None
+    head: str
+    game_tables_ours: bool | None
+    has_game_tables: bool
+
+
+@asynccontextmanager
+async def open_store(settings: Settings, *, migrate: bool = False) -> AsyncIterator[Store]:
+    """The store that ``settings`` name, migrated. The embedded one always migrates itself.
+
+    Raises:
+        DatabaseError: the database is down, refuses us, or is not migrated.
+    """
+    async with _open_pool(settings) as (pool, arguments):
+        async with pool.acquire() as connection:
+            revision = await current_revision(connection)
+        check_not_newer(revision)
+        if revision != HEAD:
+            if not migrate and settings.database_url is not None:
+                raise DatabaseError(
+                    f"the database {place(arguments['dsn'])} is at version {revision or 'none'},"
+                    f" not {HEAD}: run `babylon db migrate`"
+                )
+            await run_migrations(arguments)
+        async with pool.acquire() as connection:
+            ours, present = await _game_tables(connection)
+        yield Store(pool=pool, game_tables_ours=bool(ours), has_game_tables=present)
+
+
+async def database_status(settings: Settings) -> DatabaseStatus:
+    """Look without changing anything: works before the first migration too."""
+    async with _open_pool(settings) as (pool, arguments), pool.acquire() as connection:
+        revision = await current_revision(connection)
+        ours, present = await _game_tables(connection, migrated=revision is not None)
+        return DatabaseStatus(
+            place=place(arguments["dsn"]),
+            revision=revision,
+            head=HEAD,
+            game_tables_ours=ours,
+            has_game_tables=present,
+        )
+
+
+@asynccontextmanager
+async def guarded(store: Store, claim: Claim) -> AsyncIterator["Connection"]:
+    """A transaction that exists only while the claim holds: writers of one window take turns.
+
+    Raises:
+        FencedError: a higher epoch exists; nothing was written.
+    """
+    async with store.pool.acquire() as connection, connection.transaction():
+        epoch = await connection.fetchval(
+            "SELECT epoch FROM babylon.windows WHERE window_id = $1 FOR NO KEY UPDATE",
+            claim.window_id,
+        )
+        if epoch != claim.epoch:
+            raise FencedError(
+                f"window {claim.window_id}: {claim.owner} holds epoch {claim.epoch}, but epoch"
+                f" {epoch} took it over; nothing was written"
+            )
+        yield connection
+
+
+def affected(status: str) -> int:
+    """Rows that a command changed, from its status (``UPDATE 1``)."""
+    return int(status.rsplit(" ", 1)[-1])
+
+
+@asynccontextmanager
+async def database_url(settings: Settings) -> AsyncIterator[str]:
+    """``DATABASE_URL``, or the embedded server's address while the block uses that server."""
+    if settings.database_url is not None:
+        yield settings.database_url.get_secret_value()
+        return
+    from babylon.store.embedded import EmbeddedPostgres  # not on Windows, which has no wheel
+
+    server = EmbeddedPostgres(settings.home)
+    start = asyncio.ensure_future(asyncio.to_thread(server.acquire))
+    try:
+        await asyncio.shield(start)
+        yield server.url()
+    finally:
+        await asyncio.wait([start])  # a cancelled caller still leaves properly
+        await asyncio.to_thread(server.release)
+
+
+@asynccontextmanager
+async def _open_pool(settings: Settings) -> AsyncIterator[tuple["Pool", dict[str, Any]]]:
+    async with database_url(settings) as url:
+        arguments = connect_arguments(url)
+        with _explained(url):
+            pool = await asyncpg.create_pool(
+                **arguments, min_size=1, max_size=MAX_CONNECTIONS, init=_prepare
+            )
+        try:
+            yield pool, arguments
+        finally:
+            await _close(pool)
+
+
+@contextmanager
+def _explained(url: str) -> Iterator[None]:
+    """Failures to connect, as one line that says where and what to do."""
+    try:
+        yield
+    except OSError as error:  # refused, unreachable, unknown host, timed out
+        raise DatabaseError(
+            f"no database answers at {place(url)} ({error or type(error).__name__}):"
+            " start it, or correct DATABASE_URL"
+        ) from error
+    except (asyncpg.PostgresError, asyncpg.InterfaceError) as error:
+        raise DatabaseError(
+            f"the database at {place(url)} refuses the connection ({error}): correct DATABASE_URL"
+        ) from error
+
+
+async def _close(pool: "Pool") -> None:
+    try:
+        await asyncio.wait_for(pool.close(), CLOSE_S)
+    except TimeoutError:  # a query still runs, or its connection was never given back
+        pool.terminate()
+
+
+async def _prepare(connection: "asyncpg.Connection[asyncpg.Record]") -> None:
+    await connection.set_type_codec(
+        "jsonb", schema="pg_catalog", encoder=_to_json, decoder=msgspec.json.decode
+    )
+
+
+def _to_json(value: Any) -> str:
+    return msgspec.json.encode(value).decode()
+
+
+async def _game_tables(connection: "Connection", migrated: bool = True) -> tuple[bool | None, bool]:
+    """(are the game's tables ours, are they there)."""
+    ours = await connection.fetchval("SELECT ours FROM babylon.database") if migrated else None
+    found = await connection.fetchval(
+        "SELECT count(to_regclass(name)) FROM unnest($1::text[]) AS name", list(GAME_TABLES)
+    )
+    return ours, found == len(GAME_TABLES)

@@ -1,0 +1,221 @@
+"""Policies: every checkpoint that training committed, numbered; version 0 is the base model.
+
+The commit of a policy is the one moment at which a window counts as trained: policy, consumed
+trajectories and the window's state change together or not at all.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from datetime import datetime
+from typing import Any, Literal
+
+import asyncpg
+import msgspec
+
+from babylon.errors import AlreadyTrainedError, ModelError
+from babylon.store.connection import Store, guarded
+from babylon.store.windows import change_state
+from babylon.types import Claim
+from babylon.windows import WindowState
+
+Kind = Literal["base", "full", "lora"]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Policy:
+    """A row of ``babylon.policies``; ``uri`` is the directory that holds the weights."""
+
+    policy_version: int
+    parent_version: int | None
+    kind: Kind
+    uri: str
+    base_model: str
+    window_id: str | None
+    batch_id: str | None
+    metrics: dict[str, Any]
+    verdict: dict[str, Any] | None
+    created_at: datetime
+
+
+async def ensure_base(store: Store, *, uri: str, base_model: str) -> None:
+    """Make the base model policy 0 and serve it, unless there are policies already."""
+    async with store.pool.acquire() as connection, connection.transaction():
+        await connection.execute(
+            "INSERT INTO babylon.policies (policy_version, kind, uri, base_model)"
+            " VALUES (0, 'base', $1, $2) ON CONFLICT DO NOTHING",
+            uri,
+            base_model,
+        )
+        await connection.execute(
+            "INSERT INTO babylon.routes (route_version, policy_version, author, reason)"
+            " VALUES (1, 0, 'babylon', 'base model') ON CONFLICT DO NOTHING"
+        )
+        await connection.execute("NOTIFY babylon_routes, '1'")
+
+
+async def champion(store: Store) -> tuple[Policy, int]:
+    """The policy in force and the version of the route that says so.
+
+    Raises:
+        ModelError: there is no policy yet.
+    """
+    row = await store.pool.fetchrow(
+        "SELECT policies.*, route_version FROM babylon.routes JOIN babylon.policies"
+        " USING (policy_version) ORDER BY route_version DESC LIMIT 1"
+    )
+    if row is None:
+        raise ModelError("no policy is registered yet: run `babylon model init`")
+    fields = dict(row)
+    route_version = fields.pop("route_version")
+    return Policy(**fields), route_version
+
+
+async def get_policy(store: Store, version: int) -> Policy:
+    """
+    Raises:
+        ModelError: no policy has that version.
+    """
+    row = await store.pool.fetchrow(
+        "SELECT * FROM babylon.policies WHERE policy_version = $1", version
+    )
+    if row is None:
+        raise ModelError(f"there is no policy version {version}: see `babylon model list`")
+    return Policy(**row)
+
+
+async def list_policies(store: Store) -> list[Policy]:
+    """Oldest first."""
+    rows = await store.pool.fetch("SELECT * FROM babylon.policies ORDER BY policy_version")
+    return [Policy(**row) for row in rows]
+
+
+async def policy_of_batch(store: Store, batch_id: str) -> Policy | None:
+    """What a batch was trained into, for a worker that resumes after a crash."""
+    row = await store.pool.fetchrow("SELECT * FROM babylon.policies WHERE batch_id = $1", batch_id)
+    return None if row is None else Policy(**row)
+
+
+async def commit_policy(
+    store: Store,
+    claim: Claim,
+    *,
+    parent_version: int,
+    kind: Kind,
+    uri: str,
+    base_model: str,
+    batch_id: str,
+    trajectory_ids: Sequence[str],
+    metrics: dict[str, Any],
+) -> int:
+    """Register a checkpoint and consume its trajectories, in one transaction.
+
+    Returns:
+        The new policy version.
+
+    Raises:
+        FencedError: the claim is stale.
+        AlreadyTrainedError: the window has a policy, or one of the trajectories was trained before.
+    """
+    async with guarded(store, claim) as connection:
+        await _check_untrained(connection, claim)
+        await connection.execute("LOCK TABLE babylon.policies IN SHARE ROW EXCLUSIVE MODE")
+        version: int = await connection.fetchval(
+            "INSERT INTO babylon.policies (policy_version, parent_version, kind, uri, base_model,"
+            " window_id, batch_id, metrics) SELECT max(policy_version) + 1, $1, $2, $3, $4, $5, $6,"
+            " $7 FROM babylon.policies RETURNING policy_version",
+            parent_version,
+            kind,
+            uri,
+            base_model,
+            claim.window_id,
+            batch_id,
+            metrics,
+        )
+        await _consume(connection, claim, batch_id, trajectory_ids)
+        if store.game_tables_ours:
+            await _tell_game(connection, claim, version, batch_id, list(trajectory_ids))
+        await change_state(connection, claim, WindowState.TRAINED)
+        await connection.execute(
+            "UPDATE babylon.windows SET batch_id = $2, metrics = metrics || $3"
+            " WHERE window_id = $1",
+            claim.window_id,
+            batch_id,
+            metrics,
+        )
+        return version
+
+
+async def set_verdict(
+    store: Store, claim: Claim, policy_version: int, verdict: dict[str, Any]
+) -> None:
+    """Store how the checkpoint's validation ended."""
+    async with guarded(store, claim) as connection:
+        await connection.execute(
+            "UPDATE babylon.policies SET verdict = $2 WHERE policy_version = $1",
+            policy_version,
+            verdict,
+        )
+
+
+async def _check_untrained(connection: Any, claim: Claim) -> None:
+    batch_id = await connection.fetchval(
+        "SELECT batch_id FROM babylon.windows WHERE window_id = $1", claim.window_id
+    )
+    if batch_id is not None:
+        raise AlreadyTrainedError(
+            f"window {claim.window_id} was trained as batch {batch_id}; nothing was changed"
+        )
+
+
+async def _consume(
+    connection: Any, claim: Claim, batch_id: str, trajectory_ids: Sequence[str]
+) -> None:
+    try:
+        await connection.executemany(
+            "INSERT INTO babylon.trained (trajectory_id, window_id, batch_id) VALUES ($1, $2, $3)",
+            [(trajectory_id, claim.window_id, batch_id) for trajectory_id in trajectory_ids],
+        )
+    except asyncpg.UniqueViolationError as error:
+        raise AlreadyTrainedError(
+            f"batch {batch_id} of window {claim.window_id} holds a trajectory that was trained"
+            f" before: {error.detail} Nothing was changed"
+        ) from error
+
+
+async def _tell_game(
+    connection: Any, claim: Claim, version: int, batch_id: str, trajectory_ids: list[str]
+) -> None:
+    """The same facts in the game's own tables, where those are ours."""
+    await connection.execute(
+        'UPDATE trajectories SET "usedInTraining" = true, "trainedInBatch" = $2,'
+        ' "updatedAt" = now() WHERE "trajectoryId" = ANY($1)',
+        trajectory_ids,
+        batch_id,
+    )
+    rows = await connection.fetch(
+        "SELECT trajectory_id, score FROM babylon.scores WHERE window_id = $1", claim.window_id
+    )
+    scores = {row["trajectory_id"]: row["score"] for row in rows}
+    rewards = [scores.get(trajectory_id) for trajectory_id in trajectory_ids]
+    await connection.execute(
+        'INSERT INTO training_batches (id, "batchId", "baseModel", "modelVersion",'
+        ' "trajectoryIds", "rewardsJson", "trainingLoss", status, "startedAt", "completedAt")'
+        " SELECT $1, $1, base_model, 'v' || policy_version, $3, $4,"
+        " (p.metrics->>'training_loss')::float8, 'completed', w.updated_at, now()"
+        " FROM babylon.policies p JOIN babylon.windows w USING (window_id)"
+        " WHERE policy_version = $2",
+        batch_id,
+        version,
+        msgspec.json.encode(trajectory_ids).decode(),
+        msgspec.json.encode(rewards).decode(),
+    )
+    await connection.execute(
+        'INSERT INTO trained_models (id, "modelId", version, "baseModel", "trainingBatch", status,'
+        ' "storagePath", "avgReward", "evalMetrics", "updatedAt")'
+        " SELECT 'babylon-v' || policy_version, 'babylon-v' || policy_version,"
+        " 'v' || policy_version, base_model, $2, 'ready', uri,"
+        " (metrics->>'avg_reward')::float8, metrics, now()"
+        " FROM babylon.policies WHERE policy_version = $1",
+        version,
+        batch_id,
+    )

@@ -1,0 +1,39 @@
+"""Trajectories that validation refused, each with a named reason."""
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+
+from babylon.store.connection import Store, guarded
+from babylon.types import Claim
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Rejection:
+    """``reason`` is a short name to count by; ``detail`` names the path and the value."""
+
+    trajectory_id: str
+    reason: str
+    detail: str
+
+
+async def replace_rejections(store: Store, claim: Claim, rows: Iterable[Rejection]) -> None:
+    """Store the window's rejections in place of those of an earlier attempt."""
+    async with guarded(store, claim) as connection:
+        await connection.execute(
+            "DELETE FROM babylon.rejections WHERE window_id = $1", claim.window_id
+        )
+        await connection.executemany(
+            "INSERT INTO babylon.rejections (window_id, trajectory_id, reason, detail)"
+            " VALUES ($1, $2, $3, $4)",
+            [(claim.window_id, row.trajectory_id, row.reason, row.detail) for row in rows],
+        )
+
+
+async def rejection_counts(store: Store, window_id: str) -> dict[str, int]:
+    """Rejected trajectories by reason, the most frequent first."""
+    rows = await store.pool.fetch(
+        "SELECT reason, count(*) FROM babylon.rejections WHERE window_id = $1"
+        " GROUP BY reason ORDER BY count(*) DESC, reason",
+        window_id,
+    )
+    return {row["reason"]: row["count"] for row in rows}

@@ -1,0 +1,216 @@
+"""Windows: claims with a lease and an epoch, heartbeat, states.
+
+A claim raises the window's epoch, and every write names the epoch it was made under; so a worker
+that slept through its lease cannot write after another took over, however late it wakes. The lease
+only decides who may claim next; the epoch is the fence.
+"""
+
+import asyncio
+import time
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from dataclasses import dataclass
+from datetime import datetime, timedelta
+from typing import Any
+
+import asyncpg
+
+from babylon.errors import AlreadyTrainedError, FencedError, WindowError
+from babylon.store.connection import Store, affected, guarded
+from babylon.types import Claim
+from babylon.windows import DONE, TRANSITIONS, Window, WindowState
+
+_COLUMNS = (
+    "window_id, minutes, state, epoch, owner, lease_until, batch_id, reason, metrics, updated_at"
+)
+# States in which a worker still has something to do, and so keeps its lease.
+_ACTIVE = frozenset({WindowState.CLAIMED, WindowState.TRAINED})
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class WindowRow:
+    """A window as stored."""
+
+    window_id: str
+    minutes: int
+    state: WindowState
+    epoch: int
+    owner: str | None
+    lease_until: datetime | None
+    batch_id: str | None
+    reason: str | None
+    metrics: dict[str, Any]
+    updated_at: datetime
+
+
+async def claim_window(store: Store, window: Window, *, owner: str, lease_s: float) -> Claim:
+    """Take a window for ``lease_s`` seconds. One that is trained but not yet deployed stays
+    ``trained``, so that its new owner resumes there; an owner may claim again what it holds.
+
+    Raises:
+        AlreadyTrainedError: the window went all the way before.
+        WindowError: another owner's lease still runs, or the window has another length.
+    """
+    async with store.pool.acquire() as connection, connection.transaction():
+        await connection.execute(
+            "INSERT INTO babylon.windows (window_id, minutes) VALUES ($1, $2)"
+            " ON CONFLICT DO NOTHING",
+            window.id,
+            window.minutes,
+        )
+        found = await connection.fetchrow(
+            "SELECT state, minutes, owner, lease_until, lease_until > now() AS leased"
+            " FROM babylon.windows WHERE window_id = $1 FOR NO KEY UPDATE",
+            window.id,
+        )
+        assert found is not None
+        _check_claimable(window, found, owner)
+        epoch = await connection.fetchval(
+            "UPDATE babylon.windows SET epoch = epoch + 1, owner = $2, lease_until = now() + $3,"
+            " state = CASE state WHEN 'trained' THEN state ELSE 'claimed' END,"
+            " minutes = $4, reason = NULL, updated_at = now() WHERE window_id = $1 RETURNING epoch",
+            window.id,
+            owner,
+            timedelta(seconds=lease_s),
+            window.minutes,
+        )
+        return Claim(window_id=window.id, epoch=epoch, owner=owner)
+
+
+@asynccontextmanager
+async def hold_lease(store: Store, claim: Claim, lease_s: float) -> AsyncIterator[None]:
+    """Renew the lease while the block runs; a lost lease cancels the block.
+
+    The block shares the event loop with the heartbeat: long computation belongs in a thread. A
+    database that is away for less than the lease does no harm.
+
+    Raises:
+        FencedError: another worker took over, or no renewal got through for a whole lease.
+    """
+    body = asyncio.current_task()
+    assert body is not None
+    inside = True
+
+    def cancel_body(heartbeat: asyncio.Task[None]) -> None:
+        if inside and not heartbeat.cancelled():
+            body.cancel()
+
+    heartbeat = asyncio.create_task(_renew_until_lost(store, claim, lease_s))
+    heartbeat.add_done_callback(cancel_body)
+    try:
+        yield
+    except asyncio.CancelledError:
+        if heartbeat.done() and (lost := heartbeat.exception()) and not body.uncancel():
+            raise lost from None
+        raise
+    finally:
+        inside = False
+        heartbeat.cancel()
+        await asyncio.gather(heartbeat, return_exceptions=True)
+
+
+async def set_state(
+    store: Store,
+    claim: Claim,
+    state: WindowState,
+    *,
+    reason: str = "",
+    metrics: dict[str, Any] | None = None,
+) -> None:
+    """Move on as ``TRANSITIONS`` allows; ``metrics`` add to those stored.
+
+    Raises:
+        FencedError: the claim is stale.
+        WindowError: this state does not follow the present one.
+    """
+    async with guarded(store, claim) as connection:
+        await change_state(connection, claim, state)
+        await connection.execute(
+            "UPDATE babylon.windows SET reason = nullif($2, ''), metrics = metrics || $3"
+            " WHERE window_id = $1",
+            claim.window_id,
+            reason,
+            metrics or {},
+        )
+
+
+async def change_state(connection: Any, claim: Claim, state: WindowState) -> None:
+    """The transition alone, inside the caller's guarded transaction."""
+    current = await connection.fetchval(
+        "SELECT state FROM babylon.windows WHERE window_id = $1", claim.window_id
+    )
+    if state not in TRANSITIONS[WindowState(current)]:
+        raise WindowError(
+            f"window {claim.window_id} is {current}: it cannot become {state}; see"
+            " `babylon windows list`"
+        )
+    await connection.execute(
+        "UPDATE babylon.windows SET state = $2, updated_at = now(),"
+        " lease_until = CASE WHEN $3 THEN lease_until END WHERE window_id = $1",
+        claim.window_id,
+        state,
+        state in _ACTIVE,
+    )
+
+
+async def get_window(store: Store, window_id: str) -> WindowRow | None:
+    row = await store.pool.fetchrow(
+        f"SELECT {_COLUMNS} FROM babylon.windows WHERE window_id = $1", window_id
+    )
+    return None if row is None else _window_row(row)
+
+
+async def list_windows(store: Store) -> list[WindowRow]:
+    """Every window that was ever claimed, oldest first."""
+    rows = await store.pool.fetch(f"SELECT {_COLUMNS} FROM babylon.windows ORDER BY window_id")
+    return [_window_row(row) for row in rows]
+
+
+def _window_row(row: Any) -> WindowRow:
+    return WindowRow(**{**row, "state": WindowState(row["state"])})
+
+
+def _check_claimable(window: Window, found: Any, owner: str) -> None:
+    if found["state"] in DONE:
+        raise AlreadyTrainedError(
+            f"window {window.id} is {found['state']}: it was trained before, nothing was changed"
+        )
+    if found["leased"] and found["owner"] != owner:
+        raise WindowError(
+            f"window {window.id} is leased by {found['owner']} until"
+            f" {found['lease_until']:%Y-%m-%d %H:%M:%S} UTC: wait, or stop that run"
+        )
+    if found["state"] == WindowState.TRAINED and found["minutes"] != window.minutes:
+        raise WindowError(
+            f"window {window.id} was trained with {found['minutes']} minutes, not {window.minutes}:"
+            f" pass --window-minutes {found['minutes']} to finish it"
+        )
+
+
+async def _renew_until_lost(store: Store, claim: Claim, lease_s: float) -> None:
+    renewed = time.monotonic()
+    while True:
+        await asyncio.sleep(lease_s / 3)
+        try:
+            await _renew(store, claim, lease_s)
+        except (OSError, asyncpg.PostgresError, asyncpg.InterfaceError) as error:
+            if time.monotonic() - renewed > lease_s:
+                raise FencedError(
+                    f"window {claim.window_id}: {claim.owner} could not renew its lease of"
+                    f" {lease_s:.0f} s ({error}); it counts as lost"
+                ) from error
+        else:
+            renewed = time.monotonic()
+
+
+async def _renew(store: Store, claim: Claim, lease_s: float) -> None:
+    status = await store.pool.execute(
+        "UPDATE babylon.windows SET lease_until = now() + $3 WHERE window_id = $1 AND epoch = $2",
+        claim.window_id,
+        claim.epoch,
+        timedelta(seconds=lease_s),
+    )
+    if not affected(status):
+        raise FencedError(
+            f"window {claim.window_id}: epoch {claim.epoch} of {claim.owner} was taken over"
+        )

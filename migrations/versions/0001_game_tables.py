@@ -1,0 +1,12 @@
+"""Whose database this is, and the game's tables where it is ours."""
+
+from migrations import database_is_ours, run_file
+
+revision = "0001"
+down_revision = None
+
+
+def upgrade() -> None:
+    run_file("0001_ownership.sql")
+    if database_is_ours():
+        run_file("0001_game_tables.sql")

@@ -1,0 +1,98 @@
+"""Shared fixtures: one embedded Postgres for the whole run, one fresh database for each test."""
+
+import asyncio
+import os
+import shutil
+import tempfile
+from collections.abc import AsyncIterator, Iterator
+from pathlib import Path
+from uuid import uuid4
+
+import asyncpg
+import pytest
+
+from babylon.settings import Settings, load_settings
+from babylon.store import Store, open_store
+from babylon.store.address import connect_arguments
+from babylon.store.embedded import EmbeddedPostgres
+from babylon.store.migrate import migrate
+
+TEMPLATE = "migrated"
+REAL_ROWS = Path(__file__).parent / "data" / "babylon"
+
+
+@pytest.fixture(scope="session")
+def postgres() -> Iterator[EmbeddedPostgres]:
+    """A server that all workers of the run share, with a migrated database to copy from."""
+    run = os.environ.get("PYTEST_XDIST_TESTRUNUID", f"{os.getpid()}")
+    home = Path(tempfile.gettempdir()) / f"babylon-tests-{run}"  # pytest's own are closed to others
+    home.mkdir(mode=0o755, exist_ok=True)
+    server = EmbeddedPostgres(home)
+    server.acquire()
+    try:
+        asyncio.run(_make_template(server))
+        yield server
+    finally:
+        if server.release():
+            shutil.rmtree(home)
+
+
+@pytest.fixture
+async def blank_database_url(postgres: EmbeddedPostgres) -> AsyncIterator[str]:
+    """An empty database of this test's own."""
+    async for url in _fresh_database(postgres, "template0"):
+        yield url
+
+
+@pytest.fixture
+async def database_url(postgres: EmbeddedPostgres) -> AsyncIterator[str]:
+    """A migrated database of this test's own; the game's tables are ours, and empty."""
+    async for url in _fresh_database(postgres, TEMPLATE):
+        yield url
+
+
+@pytest.fixture
+def settings(database_url: str, tmp_path: Path) -> Settings:
+    """Defaults, on this test's database and an empty home."""
+    return load_settings(database_url=database_url, home=tmp_path / "home")
+
+
+@pytest.fixture
+async def store(settings: Settings) -> AsyncIterator[Store]:
+    async with open_store(settings) as store:
+        yield store
+
+
+@pytest.fixture
+def reachable_home() -> Iterator[Path]:
+    """A home in which a server can start even when the tests run as root."""
+    home = Path(tempfile.mkdtemp(prefix="babylon-home-"))
+    home.chmod(0o755)
+    yield home
+    shutil.rmtree(home)
+
+
+async def _make_template(server: EmbeddedPostgres) -> None:
+    connection = await asyncpg.connect(server.url("postgres"))
+    try:
+        await connection.execute("SELECT pg_advisory_lock(1)")
+        if await connection.fetchval("SELECT true FROM pg_database WHERE datname = $1", TEMPLATE):
+            return
+        await connection.execute("ALTER SYSTEM SET fsync = off")
+        await connection.execute("SELECT pg_reload_conf()")
+        await connection.execute("CREATE DATABASE migrating")
+        await migrate(connect_arguments(server.url("migrating")))
+        await connection.execute(f"ALTER DATABASE migrating RENAME TO {TEMPLATE}")
+    finally:
+        await connection.close()
+
+
+async def _fresh_database(server: EmbeddedPostgres, template: str) -> AsyncIterator[str]:
+    name = f"test_{uuid4().hex}"
+    connection = await asyncpg.connect(server.url("postgres"))
+    try:
+        await connection.execute(f"CREATE DATABASE {name} TEMPLATE {template} STRATEGY file_copy")
+        yield server.url(name)
+        await connection.execute(f"DROP DATABASE {name} WITH (FORCE)")
+    finally:
+        await connection.close()
