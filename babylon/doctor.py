@@ -24,8 +24,9 @@ KEYS = {
 MIN_FREE_GB = 2.0
 _TORCH = """
 import torch
-free = [torch.cuda.mem_get_info(i)[1] / 2**30 for i in range(torch.cuda.device_count())]
-print(torch.__version__, *(f"{torch.cuda.get_device_name(i)} ({g:.0f} GiB)" for i, g in enumerate(free)), sep="|")
+devices = [torch.cuda.get_device_properties(i) for i in range(torch.cuda.device_count())]
+names = [f"{d.name} ({d.total_memory / 2**30:.0f} GiB)" for d in devices]
+print(torch.__version__, *names, sep="|")
 """
 
 

@@ -1,6 +1,6 @@
 """A window's metrics: one flat record, and enough to take up a window where a crash left it.
 
-The names are those that the command line, Prefect's artifacts and ``babylon.windows.metrics`` share.
+The command line, Prefect and the column ``metrics`` of ``babylon.windows`` share these names.
 """
 
 from collections.abc import Mapping
@@ -24,7 +24,7 @@ def scored_metrics(scored: Scored) -> Metrics:
 
 
 def scored_from(claim: Claim, metrics: Mapping[str, Any]) -> Scored:
-    """The inverse of ``scored_metrics``: the manifest of an earlier run, under the present claim."""
+    """The inverse of ``scored_metrics``: an earlier run's manifest, under the present claim."""
     return Scored(
         claim=claim,
         artifact=Artifact(
@@ -48,7 +48,7 @@ def window_metrics(
         **scored_metrics(scored),
         **update,
         "training_loss": update.get("training_loss"),
-        "kl_divergence": update.get("kl_divergence"),
+        "kl_divergence": update.get("kl_after"),
         "policy_version": trained.policy_version,
         "parent_version": trained.parent_version,
         "pnl_before": verdict.pnl_before,

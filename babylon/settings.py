@@ -21,7 +21,11 @@ class Settings(BaseSettings):
     """
 
     model_config = SettingsConfigDict(
-        frozen=True, extra="ignore", populate_by_name=True, env_ignore_empty=True
+        frozen=True,
+        extra="ignore",
+        populate_by_name=True,  # and so also BABYLON_<FIELD>: without a prefix it were HOME, SEED
+        env_prefix="BABYLON_",
+        env_ignore_empty=True,
     )
 
     home: Path = Field(Path(".babylon"), validation_alias="BABYLON_HOME")

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from typing import Any, Literal
 
 from prefect import flow
-from prefect.deployments import run_deployment
+from prefect.deployments import arun_deployment
 from prefect.runtime import flow_run
 from pydantic import TypeAdapter
 
@@ -73,10 +73,10 @@ async def on_gpu(
         mode="json",
     )
     claim = scored.claim
-    run = await run_deployment(
+    run = await arun_deployment(
         DEPLOYMENT,
         parameters=parameters,
         idempotency_key=f"{claim.window_id}/{claim.epoch}/{flow_run.run_count or 1}",
     )
-    assert run.state is not None  # run_deployment waits for a final state
+    assert run.state is not None  # arun_deployment waits for a final state
     return _candidate.validate_python(await run.state.aresult())

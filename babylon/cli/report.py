@@ -18,7 +18,7 @@ COLUMNS = {
     "avg_reward": "score",
     "training_loss": "loss",
     "kl_before": "KL before",
-    "kl_divergence": "KL after",
+    "kl_after": "KL after",
     "deployment_success": "deployed",
 }
 

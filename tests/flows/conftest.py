@@ -55,7 +55,7 @@ class Workshop:
         if self.training_error:
             raise self.training_error
         batch_id = f"{scored.claim.window_id}/{scored.claim.epoch}"
-        metrics = {"training_loss": 0.5, "kl_before": 0.0, "kl_divergence": 0.01}
+        metrics = {"training_loss": 0.5, "kl_before": 0.0, "kl_after": 0.01}
         version = await commit_policy(
             store,
             scored.claim,

@@ -2,8 +2,6 @@
 
 from datetime import UTC, date, datetime, timedelta
 
-import pytest
-
 from babylon.errors import TrainingError
 from babylon.settings import Settings
 from babylon.store import Store

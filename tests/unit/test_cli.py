@@ -1,4 +1,4 @@
-"""The command line as a person or a script meets it: exit codes, one JSON object, one clear line."""
+"""The command line as a script meets it: exit codes, one JSON object, one clear line."""
 
 import json
 import os
