@@ -55,3 +55,7 @@ class ServingError(BabylonError):
 
 class RouteConflictError(ServingError):
     """The route changed since the caller read it; nothing was changed."""
+
+
+class RecorderError(BabylonError):
+    """What an agent hands to the recorder cannot be stored as it is."""

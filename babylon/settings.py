@@ -57,9 +57,9 @@ class Settings(BaseSettings):
     kl_penalty: float = Field(0.0, ge=0, validation_alias="KL_PENALTY")
     max_missing_logprobs: float = Field(1.0, ge=0, le=1, validation_alias="MAX_MISSING_LOGPROBS")
 
-    # validation of a checkpoint: unseen scenarios, and the loss of P&L (USD) that still counts as equal
-    arena_scenarios: int = Field(64, ge=8, validation_alias="ARENA_SCENARIOS")
-    arena_margin_usd: float = Field(25.0, ge=0, validation_alias="ARENA_MARGIN_USD")
+    # validation of a checkpoint: unseen scenarios, and the P&L loss that still counts as equal
+    arena_scenarios: int = Field(256, ge=32, validation_alias="ARENA_SCENARIOS")
+    arena_margin_usd: float = Field(50.0, ge=0, validation_alias="ARENA_MARGIN_USD")
 
     # serving
     endpoint: str = Field("http://localhost:8000", validation_alias="LOCAL_ENDPOINT")

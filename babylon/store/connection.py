@@ -113,6 +113,11 @@ def affected(status: str) -> int:
     return int(status.rsplit(" ", 1)[-1])
 
 
+def one_line(error: Exception) -> str:
+    """Postgres' message with its detail and hint, which come as lines of their own."""
+    return " ".join(str(error).split())
+
+
 @asynccontextmanager
 async def database_url(settings: Settings) -> AsyncIterator[str]:
     """``DATABASE_URL``, or the embedded server's address while the block uses that server."""
@@ -157,7 +162,7 @@ def _explained(url: str) -> Iterator[None]:
         ) from error
     except (asyncpg.PostgresError, asyncpg.InterfaceError) as error:
         raise DatabaseError(
-            f"the database at {place(url)} refuses the connection ({error}): correct DATABASE_URL"
+            f"the database at {place(url)} refuses the connection ({one_line(error)}): correct DATABASE_URL"
         ) from error
 
 

@@ -1,0 +1,125 @@
+"""What a step is made of, and its JSON: camelCase keys, absent ones dropped, as the game writes."""
+
+import json
+from collections.abc import Mapping, Sequence
+from datetime import UTC, datetime
+from typing import Any, Literal
+
+import msgspec
+
+from babylon.errors import RecorderError
+
+_REQUIRED_STATE = ("agentBalance", "agentPnL", "openPositions")
+# Known of a call, and stored in its log row, but not a key of ``stepsJson``.
+_LOG_ONLY = ("messages", "topP", "promptTokens", "completionTokens")
+
+
+class LlmCall(msgspec.Struct, frozen=True, kw_only=True, rename="camel", omit_defaults=True):
+    """One chat request inside a step. ``messages`` is what was sent when that was more than one
+    system and one user message; ``model_version`` is the policy that answered."""
+
+    model: str
+    system_prompt: str
+    user_prompt: str
+    response: str
+    temperature: float
+    max_tokens: int
+    purpose: Literal["action", "reasoning", "evaluation", "response"]
+    model_version: str | None = None
+    reasoning: str | None = None
+    latency_ms: int | None = None
+    action_type: str | None = None
+    messages: tuple[dict[str, str], ...] | None = None
+    top_p: float | None = None
+    prompt_tokens: int | None = None
+    completion_tokens: int | None = None
+
+
+class ProviderAccess(msgspec.Struct, frozen=True, kw_only=True, rename="camel"):
+    """Data that the agent looked at."""
+
+    provider_name: str
+    data: dict[str, Any]
+    purpose: str
+
+
+class Action(msgspec.Struct, frozen=True, kw_only=True, rename="camel", omit_defaults=True):
+    """What the agent did, and what came of it. ``correctness`` has the game's own keys, for
+    example ``{"predictionCorrect": True}``."""
+
+    action_type: str
+    success: bool
+    parameters: dict[str, Any]
+    result: Any = None
+    error: str | None = None
+    reasoning: str | None = None
+    correctness: dict[str, Any] | None = None
+
+    @property
+    def is_trade(self) -> bool:
+        return self.action_type.startswith(("BUY", "SELL", "OPEN", "CLOSE"))
+
+
+def encode_step(
+    number: int,
+    at: datetime,
+    environment_state: Mapping[str, Any],
+    provider_accesses: Sequence[ProviderAccess],
+    llm_calls: Sequence[LlmCall],
+    action: Action,
+    reward: float,
+) -> str:
+    """One element of ``stepsJson``.
+
+    Raises:
+        RecorderError: the state lacks a key, or a value has no place in JSON or in Postgres text.
+    """
+    missing = [key for key in _REQUIRED_STATE if key not in environment_state]
+    if missing:
+        raise RecorderError(
+            f"step {number}: environment_state lacks {', '.join(missing)}:"
+            f" it has {', '.join(environment_state) or 'no keys'}"
+        )
+    return to_json(
+        {
+            "stepNumber": number,
+            "timestamp": milliseconds(at),
+            "environmentState": dict(environment_state),
+            "providerAccesses": msgspec.to_builtins(list(provider_accesses)),
+            "llmCalls": [_step_call(call) for call in llm_calls],
+            "action": msgspec.to_builtins(action),
+            "reward": reward,
+        },
+        f"step {number}",
+    )
+
+
+def to_json(value: Any, what: str) -> str:
+    """Compact JSON as JavaScript writes it.
+
+    Raises:
+        RecorderError: NaN, infinity, a NUL character, half a surrogate pair, or a foreign type.
+    """
+    try:
+        text = json.dumps(value, allow_nan=False, ensure_ascii=False, separators=(",", ":"))
+        text.encode()
+    except (ValueError, TypeError) as error:
+        raise RecorderError(f"{what} cannot be stored as JSON: {error}") from error
+    if "\\u0000" in text:
+        raise RecorderError(f"{what} holds a NUL character, which Postgres cannot store: remove it")
+    return text
+
+
+def milliseconds(at: datetime) -> int:
+    """Since 1970, UTC."""
+    return round(at.timestamp() * 1000)
+
+
+def game_time(at: datetime) -> datetime:
+    """The game's columns: UTC without saying so."""
+    return at.astimezone(UTC).replace(tzinfo=None)
+
+
+def _step_call(call: LlmCall) -> dict[str, Any]:
+    fields: dict[str, Any] = msgspec.to_builtins(call)
+    return {name: value for name, value in fields.items() if name not in _LOG_ONLY}

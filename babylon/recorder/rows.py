@@ -1,0 +1,119 @@
+"""A recorded trajectory as rows of ``trajectories`` and ``llm_call_logs``: every NOT NULL column,
+also those that have no default in the game's tables."""
+
+from collections import Counter
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from datetime import datetime
+from typing import Any
+
+from babylon.recorder.records import LlmCall, game_time, milliseconds, to_json
+from babylon.windows import Window
+
+Row = dict[str, Any]
+
+
+@dataclass(slots=True)
+class Played:
+    """A trajectory that is being played: steps encoded as they come, so later changes to the
+    caller's dictionaries do not reach back."""
+
+    trajectory_id: str
+    agent_id: str
+    scenario_id: str
+    window: Window
+    start: datetime
+    last: datetime
+    steps: list[str] = field(default_factory=list)
+    calls: list[Row] = field(default_factory=list)
+    counts: Counter[str] = field(default_factory=Counter)
+    total_reward: float = 0.0
+
+
+def trajectory_row(
+    played: Played,
+    *,
+    end: datetime,
+    now: datetime,
+    final: dict[str, float | None],
+    status: str,
+    knowledge: dict[str, Any],
+) -> Row:
+    what = f"trajectory {played.trajectory_id}"
+    metrics = {
+        "episodeLength": len(played.steps),
+        "finalStatus": status,
+        **{name: value for name, value in final.items() if value is not None},
+        "tradesExecuted": played.counts["trades"],
+        "postsCreated": played.counts["posts"],
+        "errorCount": played.counts["errors"],
+    }
+    return {
+        "id": played.trajectory_id,
+        "trajectoryId": played.trajectory_id,
+        "agentId": played.agent_id,
+        "startTime": game_time(played.start),
+        "endTime": game_time(end),
+        "durationMs": milliseconds(end) - milliseconds(played.start),
+        "windowId": played.window.id,
+        "windowHours": max(1, round(played.window.minutes / 60)),
+        "episodeId": f"{played.window.id}-{milliseconds(end)}",
+        "scenarioId": played.scenario_id,
+        "stepsJson": f"[{','.join(played.steps)}]",
+        "rewardComponentsJson": to_json({"environmentReward": played.total_reward}, what),
+        "metricsJson": to_json(metrics, what),
+        "metadataJson": to_json({"isTrainingData": True, "gameKnowledge": knowledge}, what),
+        "totalReward": played.total_reward,
+        "episodeLength": len(played.steps),
+        "finalStatus": status,
+        **final,
+        "tradesExecuted": played.counts["trades"],
+        "postsCreated": played.counts["posts"],
+        "createdAt": game_time(now),
+        "updatedAt": game_time(now),
+    }
+
+
+def call_row(played: Played, step: int, i: int, call: LlmCall, at: datetime) -> Row:
+    call_id = f"{played.trajectory_id}-call-{step}-{i}"
+    messages = call.messages or (
+        {"role": "system", "content": call.system_prompt},
+        {"role": "user", "content": call.user_prompt},
+    )
+    tokens = (call.prompt_tokens, call.completion_tokens)
+    return {
+        "id": call_id,
+        "trajectoryId": played.trajectory_id,
+        "stepId": f"{played.trajectory_id}-step-{step}",
+        "callId": call_id,
+        "timestamp": game_time(at),
+        "latencyMs": call.latency_ms,
+        "model": call.model,
+        "purpose": call.purpose,
+        "actionType": call.action_type,
+        "systemPrompt": call.system_prompt,
+        "userPrompt": call.user_prompt,
+        "messagesJson": to_json(messages, call_id),
+        "response": call.response,
+        "reasoning": call.reasoning,
+        "temperature": call.temperature,
+        "maxTokens": call.max_tokens,
+        "topP": call.top_p,
+        "promptTokens": call.prompt_tokens,
+        "completionTokens": call.completion_tokens,
+        "totalTokens": None if None in tokens else sum(n or 0 for n in tokens),
+        "metadata": to_json(
+            {} if call.model_version is None else {"modelVersion": call.model_version}, call_id
+        ),
+    }
+
+
+async def insert_rows(connection: Any, table: str, rows: Sequence[Row]) -> None:
+    """Rows with equal keys into the columns of those names."""
+    if not rows:
+        return
+    columns = ", ".join(f'"{name}"' for name in rows[0])
+    places = ", ".join(f"${i + 1}" for i in range(len(rows[0])))
+    await connection.executemany(
+        f'INSERT INTO "{table}" ({columns}) VALUES ({places})', [tuple(r.values()) for r in rows]
+    )

@@ -1,0 +1,267 @@
+"""The recorder and the outcomes tracker against a real Postgres and the game's real rows."""
+
+import json
+from datetime import UTC, datetime, timedelta
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from babylon.errors import (
+    DatabaseError,
+    RecorderError,
+    WindowError,
+    WindowNotReadyError,
+)
+from babylon.recorder import (
+    Action,
+    LlmCall,
+    MarketOutcomesTracker,
+    ProviderAccess,
+    TrajectoryRecorder,
+)
+from babylon.settings import load_settings
+from babylon.store import Store, open_store
+from migrations import VERSIONS
+
+from ..conftest import REAL_ROWS
+
+START = datetime(2025, 11, 14, 9, 2, tzinfo=UTC)
+WINDOW_ID = "2025-11-14T09:00"
+NEXT_HOUR = datetime(2025, 11, 14, 10, tzinfo=UTC)
+
+
+def _real(name: str) -> list[dict[str, Any]]:
+    return [json.loads(line) for line in (REAL_ROWS / f"{name}.jsonl").read_text().splitlines()]
+
+
+def _step(recorder: TrajectoryRecorder, trajectory_id: str, second: int, **changes: Any) -> int:
+    fields: dict[str, Any] = {
+        "environment_state": {
+            "agentBalance": 1000.0, "agentPnL": 0.0, "openPositions": 0, "activeMarkets": 3,
+        },
+        "provider_accesses": [
+            ProviderAccess(provider_name="market_data", data={"price": 1.0}, purpose="look")
+        ],
+        "llm_calls": [
+            LlmCall(
+                model="babylon",
+                system_prompt="You trade.",
+                user_prompt="Price $1.",
+                response="BUY",
+                reasoning="cheap",
+                temperature=0.7,
+                max_tokens=150,
+                purpose="action",
+                action_type="BUY_SHARES",
+            )
+        ],
+        "action": Action(
+            action_type="BUY_SHARES", success=True, parameters={"amount": 5}, result={"shares": 9}
+        ),
+        "reward": 0.25,
+        "at": START + timedelta(seconds=second),
+    }  # fmt: skip
+    return recorder.step(trajectory_id, **{**fields, **changes})
+
+
+async def _record(store: Store, trajectory_id: str = "t1") -> None:
+    recorder = TrajectoryRecorder(store)
+    recorder.start("agent-1", at=START, trajectory_id=trajectory_id)
+    assert recorder.next_step(trajectory_id) == 0
+    assert [_step(recorder, trajectory_id, second) for second in range(2)] == [0, 1]
+    failed = Action(action_type="SELL_SHARES", success=False, parameters={}, error="no position")
+    _step(recorder, trajectory_id, 2, action=failed, reward=-0.125, llm_calls=[])
+    await recorder.finish(
+        trajectory_id, final_balance=1012.5, final_pnl=12.5, at=START + timedelta(seconds=3)
+    )
+
+
+async def test_rows_have_the_columns_keys_and_types_of_the_games_own(store: Store) -> None:
+    await _record(store)
+    row = dict(await store.pool.fetchrow("SELECT * FROM trajectories") or {})
+    real = _real("trajectories")[0]
+    assert row.keys() == real.keys()
+    not_null = {name for name, value in real.items() if value is not None}
+    assert {name for name, value in row.items() if value is not None} == not_null
+    for name in ("metricsJson", "metadataJson", "rewardComponentsJson"):
+        assert list(json.loads(row[name])) == list(json.loads(real[name]))
+    assert _shape(json.loads(row["stepsJson"])[0]) == _shape(json.loads(real["stepsJson"])[0])
+
+    call = dict(await store.pool.fetchrow('SELECT * FROM llm_call_logs ORDER BY "callId"') or {})
+    real_call = _real("llm_call_logs")[0]
+    assert call.keys() == real_call.keys()
+    assert {name for name in call if call[name] is not None} == {
+        name for name in real_call if real_call[name] is not None
+    }
+    assert _shape(json.loads(call["messagesJson"])) == _shape(json.loads(real_call["messagesJson"]))
+
+
+def _shape(value: Any) -> Any:
+    """The keys of objects, whatever their order; free-form parts count as one."""
+    if isinstance(value, dict):
+        free = {"data", "parameters", "result"}
+        return {key: None if key in free else _shape(part) for key, part in value.items()}
+    return [_shape(part) for part in value] if isinstance(value, list) else None
+
+
+async def test_values_are_what_was_recorded(store: Store) -> None:
+    await _record(store)
+    row = await store.pool.fetchrow("SELECT * FROM trajectories")
+    assert row is not None
+    assert (row["windowId"], row["scenarioId"], row["windowHours"]) == (WINDOW_ID, WINDOW_ID, 1)
+    assert (row["startTime"], row["durationMs"]) == (datetime(2025, 11, 14, 9, 2), 3000)
+    assert row["episodeId"] == f"{WINDOW_ID}-1763110923000"
+    assert (row["totalReward"], row["episodeLength"], row["tradesExecuted"]) == (0.375, 3, 2)
+    assert json.loads(row["metricsJson"]) == {
+        "episodeLength": 3,
+        "finalStatus": "completed",
+        "finalBalance": 1012.5,
+        "finalPnL": 12.5,
+        "tradesExecuted": 2,
+        "postsCreated": 0,
+        "errorCount": 1,
+    }
+    calls = await store.pool.fetch('SELECT "callId", metadata FROM llm_call_logs ORDER BY 1')
+    assert [tuple(call) for call in calls] == [("t1-call-0-0", "{}"), ("t1-call-1-0", "{}")]
+
+
+async def test_a_trajectory_is_written_whole_or_not_and_may_be_finished_again(
+    store: Store,
+) -> None:
+    recorder = TrajectoryRecorder(store)
+    trajectory_id = recorder.start("agent-1", at=START)
+    _step(recorder, trajectory_id, 1)
+    await store.pool.execute("ALTER TABLE llm_call_logs RENAME TO away")
+    with pytest.raises(Exception, match="llm_call_logs"):
+        await recorder.finish(trajectory_id, at=START)
+    assert await store.pool.fetchval("SELECT count(*) FROM trajectories") == 0
+    await store.pool.execute("ALTER TABLE away RENAME TO llm_call_logs")
+    await recorder.finish(trajectory_id, at=START)
+    assert await store.pool.fetchval("SELECT count(*) FROM trajectories") == 1
+    with pytest.raises(RecorderError, match="call start first"):
+        await recorder.finish(trajectory_id)
+
+
+async def test_the_same_trajectory_twice_is_an_error(store: Store) -> None:
+    await _record(store)
+    with pytest.raises(DatabaseError, match="'t1' is stored already"):
+        await _record(store)
+
+
+async def test_a_trajectory_ends_where_its_window_ends(store: Store) -> None:
+    recorder = TrajectoryRecorder(store, minutes=15)
+    trajectory_id = recorder.start("agent-1", at=START)
+    window = recorder.window(trajectory_id)
+    assert (window.id, window.end) == (WINDOW_ID, START.replace(minute=15))
+    _step(recorder, trajectory_id, 60)
+    for wrong in (window.end, START + timedelta(seconds=59)):
+        with pytest.raises(WindowError, match="finish it and start another"):
+            _step(recorder, trajectory_id, 0, at=wrong)
+    with pytest.raises(RecorderError, match="no time zone"):
+        _step(recorder, trajectory_id, 0, at=datetime(2025, 11, 14, 9, 5))
+    assert recorder.next_step(trajectory_id) == 1
+
+
+async def test_window_ids_are_utc_whatever_zone_the_time_comes_in(store: Store) -> None:
+    from zoneinfo import ZoneInfo
+
+    recorder = TrajectoryRecorder(store, clock=lambda: START.astimezone(ZoneInfo("Asia/Tokyo")))
+    trajectory_id = recorder.start("agent-1")
+    await recorder.finish(trajectory_id)
+    row = await store.pool.fetchrow('SELECT "windowId", "startTime" FROM trajectories')
+    assert tuple(row or ()) == (WINDOW_ID, datetime(2025, 11, 14, 9, 2))
+
+
+async def test_on_a_foreign_game_database_only_known_users_can_be_recorded(
+    blank_database_url: str, tmp_path: Path
+) -> None:
+    import asyncpg
+
+    game = await asyncpg.connect(blank_database_url)
+    await game.execute((VERSIONS / "0001_game_tables.sql").read_text())
+    settings = load_settings(database_url=blank_database_url, home=tmp_path)
+    async with open_store(settings, migrate=True) as store:
+        assert not store.game_tables_ours
+        with pytest.raises(DatabaseError, match="'agent-1' is not a user of this game"):
+            await _record(store)
+        await game.execute("INSERT INTO \"User\" (id) VALUES ('agent-1')")
+        await _record(store)
+        assert await game.fetchval("SELECT count(*) FROM llm_call_logs") == 2
+    await game.close()
+
+
+async def test_without_game_tables_the_recorder_says_so(
+    blank_database_url: str, tmp_path: Path
+) -> None:
+    import asyncpg
+
+    game = await asyncpg.connect(blank_database_url)
+    await game.execute("CREATE TABLE something_else (id int)")
+    await game.close()
+    settings = load_settings(database_url=blank_database_url, home=tmp_path)
+    async with open_store(settings, migrate=True) as store:
+        for kind in (TrajectoryRecorder, MarketOutcomesTracker):
+            with pytest.raises(DatabaseError, match="no tables trajectories"):
+                kind(store)
+
+
+def _tracker(store: Store) -> MarketOutcomesTracker:
+    tracker = MarketOutcomesTracker(store, clock=lambda: NEXT_HOUR)
+    for minute, price in ((59, 388.75), (1, 401.2), (30, 500.0)):
+        tracker.price("TeslAI", price, at=START.replace(minute=minute))
+    tracker.price("TeslAI", 1.0, at=NEXT_HOUR)
+    tracker.probability("m1", "Will it?", 0.9, at=START.replace(minute=50))
+    tracker.probability("m1", "Will it?", 0.6, at=START.replace(minute=55))
+    tracker.probability("m1", "Will it?", 0.1, at=NEXT_HOUR)
+    tracker.probability("m2", "Still open?", 0.5, at=START)
+    tracker.resolve("m1", "YES", at=START.replace(minute=58))
+    return tracker
+
+
+async def test_outcomes_follow_time_order_and_the_probability_is_that_of_yes(store: Store) -> None:
+    assert await _tracker(store).write(WINDOW_ID) == 2
+    price, question = await store.pool.fetch("SELECT * FROM market_outcomes ORDER BY id")
+    assert dict(price).keys() == _real("market_outcomes")[0].keys()
+    assert [float(price[name]) for name in ("startPrice", "endPrice", "changePercent")] == [
+        401.2, 388.75, -3.1,
+    ]  # fmt: skip
+    assert (price["stockTicker"], price["sentiment"]) == ("TeslAI", "BEARISH")
+    assert (question["predictionMarketId"], question["question"]) == ("m1", "Will it?")
+    assert (question["outcome"], float(question["finalProbability"])) == ("YES", 0.6)
+
+
+async def test_writing_again_replaces_ones_own_rows_and_leaves_others_alone(store: Store) -> None:
+    await store.pool.execute(
+        'INSERT INTO market_outcomes (id, "windowId", "stockTicker", "endPrice")'
+        " VALUES ('theirs', $1, 'TeslAI', 7)",
+        WINDOW_ID,
+    )
+    tracker = _tracker(store)
+    await tracker.write(WINDOW_ID)
+    tracker.resolve("m1", "NO", at=START.replace(minute=59))
+    await tracker.write(WINDOW_ID)
+    rows = await store.pool.fetch(
+        'SELECT id, "endPrice", outcome FROM market_outcomes ORDER BY "endPrice" NULLS LAST'
+    )
+    assert [tuple(row) for row in rows] == [
+        ("theirs", 7, None),
+        (f"{WINDOW_ID}-question-m1", None, "NO"),
+    ]
+
+
+async def test_outcomes_of_an_unfinished_window_are_not_written(store: Store) -> None:
+    tracker = MarketOutcomesTracker(store, clock=lambda: NEXT_HOUR - timedelta(seconds=1))
+    with pytest.raises(WindowNotReadyError, match="ends at 10:00 UTC, it is 09:59:59"):
+        await tracker.write(WINDOW_ID)
+
+
+@pytest.mark.parametrize("price", [0.0, -1.0, float("nan"), 1e9])
+async def test_impossible_observations_are_refused(store: Store, price: float) -> None:
+    tracker = MarketOutcomesTracker(store)
+    with pytest.raises(RecorderError, match="price of X"):
+        tracker.price("X", price)
+    with pytest.raises(RecorderError, match=r"P\(YES\) of m"):
+        tracker.probability("m", "?", 1.5)
+    with pytest.raises(RecorderError, match="'m' is unknown"):
+        tracker.resolve("m", "YES")
