@@ -2,14 +2,13 @@
 
 from babylon.settings import Settings
 from babylon.store import open_store
+from babylon.train import train_window
 from babylon.types import Scored, Trained
 from tasks.stage import stage
 
 
 @stage("train")
 async def train(settings: Settings, scored: Scored) -> Trained:
-    """Torch is imported here, so that parents on the cpu pool never load it."""
-    from babylon.train import train_window
-
+    """From here on the window's trajectories are consumed, whatever becomes of the policy."""
     async with open_store(settings) as store:
         return await train_window(store, settings, scored)

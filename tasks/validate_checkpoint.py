@@ -1,5 +1,6 @@
 """Validate checkpoint: challenger and champion play the same unseen scenarios."""
 
+from babylon import validation
 from babylon.settings import Settings
 from babylon.store import open_store
 from babylon.types import Trained, Verdict
@@ -8,8 +9,6 @@ from tasks.stage import stage
 
 @stage("validate checkpoint")
 async def validate_checkpoint(settings: Settings, trained: Trained) -> Verdict:
-    """Torch is imported here, so that parents on the cpu pool never load it."""
-    from babylon import validation
-
+    """The verdict is stored with the policy, promoted or not."""
     async with open_store(settings) as store:
         return await validation.validate_checkpoint(store, settings, trained)

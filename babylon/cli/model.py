@@ -95,14 +95,13 @@ async def route_to(store: "Store", version: int, reason: str) -> dict[str, Any]:
 
 
 async def _init(settings: Settings, progress: Callable[[int, int], None]) -> str:
-    from babylon.checkpoints.base import resolve_base
     from babylon.store import open_store
-    from babylon.store.policies import ensure_base
+    from babylon.store.policies import get_policy
+    from babylon.train import ensure_champion
 
-    base = str(await asyncio.to_thread(resolve_base, settings, progress))
     async with open_store(settings) as store:
-        await ensure_base(store, uri=base, base_model=settings.base_model or base)
-    return base
+        await ensure_champion(store, settings, progress=progress)
+        return (await get_policy(store, 0)).uri
 
 
 async def _policies(store: "Store") -> list[dict[str, Any]]:

@@ -12,6 +12,7 @@ import psutil
 from babylon.errors import BabylonError, ServingError
 from babylon.settings import Settings
 from babylon.store import database_status, open_store
+from babylon.store.connection import database_url
 from babylon.up.bootstrap import bootstrap
 from babylon.up.processes import Processes
 from babylon.up.services import ROOT, SERVER, Service, environment, services
@@ -60,11 +61,15 @@ async def down(settings: Settings) -> list[str]:
     """Stop what ``up`` started, the last first; returns the names of what ran."""
     processes = Processes(home=settings.home)
     with processes.exclusive():
-        return [
+        stopped = [
             service.name
             for service in reversed(services(settings))
             if await asyncio.to_thread(processes.stop, service.name)
         ]
+        if stopped:
+            async with database_url(settings):
+                pass  # the last user to leave stops the embedded server, even after a SIGKILL
+        return stopped
 
 
 async def status(settings: Settings) -> list[ServiceStatus]:

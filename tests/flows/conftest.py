@@ -99,7 +99,7 @@ class Workshop:
 @pytest.fixture
 def workshop(monkeypatch: pytest.MonkeyPatch) -> Workshop:
     workshop = Workshop()
-    monkeypatch.setattr("babylon.train.train_window", workshop.train)
+    monkeypatch.setattr("tasks.train.train_window", workshop.train)
     monkeypatch.setattr("babylon.validation.validate_checkpoint", workshop.validate)
     return workshop
 
