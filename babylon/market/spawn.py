@@ -73,7 +73,9 @@ async def run_fleet(
 
     if policy == "scripted":
         return await play(scripted_answers(settings.seed))
-    limits = httpx.Limits(max_connections=MAX_CONNECTIONS, max_keepalive_connections=MAX_CONNECTIONS)
+    limits = httpx.Limits(
+        max_connections=MAX_CONNECTIONS, max_keepalive_connections=MAX_CONNECTIONS
+    )
     async with openai.AsyncOpenAI(
         base_url=f"{settings.endpoint.rstrip('/')}/v1",
         api_key="local",

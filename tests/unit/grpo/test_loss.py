@@ -73,7 +73,9 @@ def test_a_rising_good_token_is_clipped_at_the_upper_bound_alone(ratio: float, f
     assert terms.clipped == flat
 
 
-@pytest.mark.parametrize(("ratio", "flat"), [(0.81, False), (0.79, True), (1.5, False), (3.1, True)])
+@pytest.mark.parametrize(
+    ("ratio", "flat"), [(0.81, False), (0.79, True), (1.5, False), (3.1, True)]
+)
 def test_a_falling_bad_token_is_clipped_below_and_a_risen_one_by_the_dual_clip(
     ratio: float, flat: bool
 ) -> None:
@@ -123,9 +125,7 @@ def test_padding_changes_nothing() -> None:
 
 def test_the_kl_penalty_pulls_towards_the_reference() -> None:
     config = LossConfig(kl_penalty=1.0)
-    terms, gradient = loss_of(
-        [[0.5]], [[0.5]], [[0.5]], [0.0], config=config, reference=[[0.25]]
-    )
+    terms, gradient = loss_of([[0.5]], [[0.5]], [[0.5]], [0.0], config=config, reference=[[0.25]])
     k3 = 0.5 - math.log(0.5) - 1  # ratio reference / theta = 0.5
     assert terms.loss.item() == pytest.approx(k3, rel=1e-5)
     assert gradient.item() > 0  # descending lowers theta, towards 0.25

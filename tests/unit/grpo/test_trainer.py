@@ -87,10 +87,10 @@ class Probe(torch.optim.Optimizer):
         self.gradient = [p.grad.clone() for p in self.param_groups[0]["params"]]
 
 
-def trained_gradient(model: Any, trajectories: list[ScoredTrajectory], **options: Any) -> torch.Tensor:
-    config = TrainerConfig(
-        iterations=1, trajectories_per_step=100, grad_clip=1e9, **options
-    )
+def trained_gradient(
+    model: Any, trajectories: list[ScoredTrajectory], **options: Any
+) -> torch.Tensor:
+    config = TrainerConfig(iterations=1, trajectories_per_step=100, grad_clip=1e9, **options)
     probe = Probe(model)
     train_on_window(model, probe, trajectories, config)
     return torch.cat([g.flatten() for g in probe.gradient])

@@ -41,7 +41,9 @@ def test_a_wrong_bet_loses_the_stake() -> None:
 
 def test_fees_are_a_tenth_of_a_percent() -> None:
     scenario = quiet_scenario()
-    scenario = Scenario("fee", Rules(markets=1, ticks=2), scenario.questions, scenario.news, scenario.noise)
+    scenario = Scenario(
+        "fee", Rules(markets=1, ticks=2), scenario.questions, scenario.news, scenario.noise
+    )
     game = Game(scenario)
     outcome = game.act(Order("m1", OrderKind.BUY_YES, 100))
     assert outcome.shares == pytest.approx(99.9 + 500 - 250_000 / 599.9)
@@ -113,7 +115,9 @@ def test_a_seed_is_a_world() -> None:
 
 def test_skill_is_graded_as_documented() -> None:
     worlds = [make_scenario(f"graded:{number}") for number in range(200)]
-    mean = {name: fmean(play(scripted(agent), worlds).pnl) for name, agent in SCRIPTED_AGENTS.items()}
+    mean = {
+        name: fmean(play(scripted(agent), worlds).pnl) for name, agent in SCRIPTED_AGENTS.items()
+    }
     assert mean["oracle"] > mean["news"] > mean["hold"] > mean["random"] > mean["contrarian"]
 
 
