@@ -38,4 +38,4 @@ def load_policy(path: str | Path) -> tuple[PreTrainedModel, PreTrainedTokenizerB
     except (OSError, ValueError, KeyError, RuntimeError) as error:
         raise ModelError(f"no policy loads from {path}: {error}") from error
     device = "cuda" if torch.cuda.is_available() else "cpu"
-    return model.to(device).eval(), tokenizer  # type: ignore[arg-type, no-untyped-call]
+    return model.to(device).eval(), tokenizer  # type: ignore[arg-type]

@@ -328,7 +328,8 @@ class _Updates:
         self.losses.append(float(sum(term.loss for term in terms)))
 
     def _share(self, name: str) -> float:
-        return sum(getattr(t, name) for t in self.last) / max(1, sum(t.tokens for t in self.last))
+        total = float(sum(getattr(term, name) for term in self.last))
+        return total / max(1, sum(term.tokens for term in self.last))
 
     @property
     def kl(self) -> float:
