@@ -123,7 +123,7 @@ class Gateway:
                 await self._pass_error_on(upstream, response, headers)
             elif exchange.chat.stream:
                 await response.start(200, [*EVENT_STREAM, *headers])
-                end = await relay(upstream.content, exchange, response.write)
+                end = await relay(upstream.content.iter_any(), exchange, response.write)
                 await self._record(exchange)
                 await response.write(end, last=True)
             else:
