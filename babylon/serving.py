@@ -73,7 +73,6 @@ def _engine(settings: Settings) -> Service:
     return Service(
         name="engine",
         command=[sys.executable, "-m", "babylon.engine.server", f"--port={settings.engine_port}"],
-        environment={},
         log=settings.logs / "engine.log",
     )
 

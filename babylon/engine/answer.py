@@ -13,7 +13,6 @@ from babylon.engine.scheduler import Job
 from babylon.engine.text import TextStream
 from babylon.wire import DONE, ChatRequest, RequestError, sse
 
-
 DEFAULT_MAX_TOKENS = 1024  # a batch lasts as long as its longest answer, so there is a bound
 
 
