@@ -24,7 +24,11 @@ class Settings(BaseSettings):
     """
 
     model_config = SettingsConfigDict(
-        frozen=True, extra="ignore", populate_by_name=True, env_ignore_empty=True
+        frozen=True,
+        extra="ignore",
+        populate_by_name=True,  # and so also BABYLON_<FIELD>: without a prefix it were HOME, SEED
+        env_prefix="BABYLON_",
+        env_ignore_empty=True,
     )
 
     home: Path = Field(Path(".babylon"), validation_alias="BABYLON_HOME")
@@ -41,6 +45,7 @@ class Settings(BaseSettings):
     max_dropout: float = Field(0.3, ge=0, lt=1, validation_alias="MAX_DROPOUT")
     lookback_hours: int = Field(168, ge=1, validation_alias="LOOKBACK_HOURS")
     frequency: int = Field(1, ge=1, validation_alias="TRAINING_FREQUENCY_WINDOWS")
+    grace_s: float = Field(60.0, ge=0, validation_alias="WINDOW_GRACE_SECONDS")
     lease_s: float = Field(60.0, gt=0, validation_alias="LEASE_SECONDS")
 
     # scoring and training
@@ -62,6 +67,7 @@ class Settings(BaseSettings):
     # serving
     endpoint: str = Field("http://localhost:8000", validation_alias="LOCAL_ENDPOINT")
     engine_port: int = Field(8001, ge=1, le=65535, validation_alias="ENGINE_PORT")
+    prefect_port: int = Field(4200, ge=1, le=65535, validation_alias="PREFECT_SERVER_API_PORT")
     deployment_strategy: Literal["replace"] = Field(
         "replace", validation_alias="DEPLOYMENT_STRATEGY"
     )
@@ -134,6 +140,8 @@ def load_settings(**overrides: Any) -> Settings:
     Raises:
         ConfigError: names each bad variable, its value and what is allowed.
     """
+    if unknown := sorted(set(overrides) - set(Settings.model_fields)):
+        raise ConfigError(f"unknown setting {', '.join(unknown)}: see babylon/settings.py")
     given = {name: value for name, value in overrides.items() if value is not None}
     try:
         settings = Settings(**given)

@@ -12,7 +12,6 @@ import shutil
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
-from random import Random
 from tempfile import mkdtemp
 
 import torch
@@ -114,7 +113,9 @@ def _imitate(
     progress: Progress | None,
 ) -> Qwen3ForCausalLM:
     """Supervised training on the replies of scripted agents, one cosine of the learning rate."""
-    optimizer = torch.optim.AdamW(model.parameters(), lr=recipe.learning_rate, betas=(0.9, 0.95), weight_decay=0.01)
+    optimizer = torch.optim.AdamW(
+        model.parameters(), lr=recipe.learning_rate, betas=(0.9, 0.95), weight_decay=0.01
+    )
     schedule = torch.optim.lr_scheduler.OneCycleLR(
         optimizer, max_lr=recipe.learning_rate, total_steps=recipe.steps, pct_start=0.1
     )
@@ -156,9 +157,7 @@ def _batch(
         tokenizer.apply_chat_template(chat[:-1], add_generation_prompt=True, return_dict=False)
         for chat in chats
     ]
-    replies = [
-        [*tokenizer.encode(chat[-1]["content"]), tokenizer.eos_token_id] for chat in chats
-    ]
+    replies = [[*tokenizer.encode(chat[-1]["content"]), tokenizer.eos_token_id] for chat in chats]
     length = max(len(p) + len(r) for p, r in zip(prompts, replies, strict=True))
     ids = torch.full((len(chats), length), tokenizer.pad_token_id)
     labels = torch.full((len(chats), length), IGNORED)

@@ -7,11 +7,10 @@ Time is simulated (a past window is played as fast as it goes) or real (one tick
 
 import asyncio
 import time
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
 from random import Random
-from typing import Literal
 
 import openai
 
@@ -23,7 +22,7 @@ from babylon.market.prompts import render_observation
 from babylon.market.scenario import Rules, Scenario, make_scenario
 from babylon.market.transcripts import draw_agent
 from babylon.recorder import Action, LlmCall, MarketOutcomesTracker, TrajectoryRecorder
-from babylon.windows import Window, window_at
+from babylon.windows import window_at
 
 TICK = timedelta(minutes=1)
 MAX_TICKS = 10
@@ -332,7 +331,10 @@ def _ground_truth(scenario: Scenario) -> dict[str, dict[str, object]]:
 def _observe(tracker: MarketOutcomesTracker, scenario: Scenario, start: datetime) -> None:
     """The scenario's public history: prices as background orders move them, and resolutions."""
     pools = {question.market_id: Pool() for question in scenario.questions}
-    ids = {question.market_id: f"{scenario.scenario_id}:{question.market_id}" for question in scenario.questions}
+    ids = {
+        question.market_id: f"{scenario.scenario_id}:{question.market_id}"
+        for question in scenario.questions
+    }
     for tick, order in enumerate(scenario.noise):
         pools[order.market_id], _ = pools[order.market_id].buy(order.side, order.dollars)
         for question in scenario.questions:
