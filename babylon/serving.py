@@ -23,9 +23,6 @@ logger = logging.getLogger(__name__)
 
 READY_S = 180.0
 _POLL_S = 0.1
-# A thread that waits for work must sleep, not spin: spinning threads of several processes on
-# few cores make small models a hundred times slower.
-_ENGINE_ENVIRONMENT = {"OMP_WAIT_POLICY": "PASSIVE"}
 
 
 @dataclass(frozen=True, slots=True)
@@ -76,7 +73,6 @@ def _engine(settings: Settings) -> Service:
     return Service(
         name="engine",
         command=[sys.executable, "-m", "babylon.engine.server", f"--port={settings.engine_port}"],
-        environment=_ENGINE_ENVIRONMENT,
         log=settings.logs / "engine.log",
     )
 

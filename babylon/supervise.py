@@ -8,7 +8,7 @@ import subprocess
 import time
 from collections.abc import AsyncIterator, Mapping, Sequence
 from contextlib import asynccontextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 
 logger = logging.getLogger(__name__)
@@ -26,8 +26,8 @@ class Service:
 
     name: str
     command: Sequence[str]
-    environment: Mapping[str, str]
     log: Path
+    environment: Mapping[str, str] = field(default_factory=dict)
 
 
 class Supervised:

@@ -13,6 +13,8 @@ from babylon.engine.scheduler import Job
 from babylon.engine.text import TextStream
 from babylon.wire import DONE, ChatRequest, RequestError, sse
 
+DEFAULT_MAX_TOKENS = 1024  # a batch lasts as long as its longest answer, so there is a bound
+
 
 def request_for(policy: Policy, chat: ChatRequest) -> Request:
     """Prompt tokens and sampling of a chat request.
@@ -31,7 +33,7 @@ def request_for(policy: Policy, chat: ChatRequest) -> Request:
             code="context_length_exceeded",
         )
     sampling = Sampling(
-        max_tokens=chat.limit or room,
+        max_tokens=chat.limit or min(room, DEFAULT_MAX_TOKENS),
         temperature=1.0 if chat.temperature is None else chat.temperature,
         top_p=1.0 if chat.top_p is None else chat.top_p,
         seed=chat.seed,

@@ -172,6 +172,7 @@ def main() -> None:
         host="127.0.0.1",
         port=options.port,
         handler_cancellation=True,
+        shutdown_timeout=10,
         access_log=None,
         print=None,
     )

@@ -123,7 +123,7 @@ class Gateway:
                 await self._pass_error_on(upstream, response, headers)
             elif exchange.chat.stream:
                 await response.start(200, [*EVENT_STREAM, *headers])
-                end = await relay(upstream.content, exchange, response.write)
+                end = await relay(upstream.content.iter_any(), exchange, response.write)
                 await self._record(exchange)
                 await response.write(end, last=True)
             else:
@@ -165,20 +165,17 @@ async def open_gateway(
     store: Store, *, engine_url: str, alias: str, gateway_id: str, url: str
 ) -> AsyncIterator[Gateway]:
     """A gateway that follows the store's routes and records into it while the block runs."""
-    # 4 MiB buffer: a chunk that carries the prompt's token ids is one line
-    async with aiohttp.ClientSession(
-        connector=aiohttp.TCPConnector(limit=0), read_bufsize=4 * 2**20
-    ) as session:
+    async with (
+        aiohttp.ClientSession(connector=aiohttp.TCPConnector(limit=0)) as session,
+        asyncio.TaskGroup() as group,  # should a loop ever die, the gateway dies with it
+    ):
         engine, table, recorder = Engine(session, engine_url), RouteTable(), CallRecorder(store)
         follower = Follower(store, engine, table, alias=alias, gateway=gateway_id, url=url)
-        tasks = [asyncio.create_task(recorder.run()), asyncio.create_task(follower.run())]
-        try:
-            yield Gateway(engine, table, follower, recorder)
-        finally:
-            for task in tasks:
-                task.cancel()
-            await asyncio.gather(*tasks, return_exceptions=True)
-            await follower.leave()
+        loops = [group.create_task(recorder.run()), group.create_task(follower.run())]
+        yield Gateway(engine, table, follower, recorder)
+        for loop in loops:
+            loop.cancel()
+    await follower.leave()
 
 
 def _attribution(call_id: str, route: Route, target: Target) -> Headers:

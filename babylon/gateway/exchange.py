@@ -150,7 +150,7 @@ class Exchange:
             logprobs=[math.nan if score is None else score for score in self.logprobs],
             temperature=self.temperature,
             top_p=self.top_p,
-            max_tokens=self.chat.limit or 0,  # 0: the context was the only bound
+            max_tokens=self.chat.limit or 0,  # 0: the client set no bound
             seed=self.chat.seed,
             finish_reason="interrupted" if interrupted else self.finish_reason or "unknown",
             trainable=flaw is None,

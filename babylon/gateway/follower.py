@@ -8,7 +8,7 @@ import asyncio
 import logging
 import re
 from collections.abc import AsyncIterator, Callable
-from contextlib import asynccontextmanager
+from contextlib import asynccontextmanager, suppress
 from dataclasses import replace
 from typing import NoReturn
 
@@ -60,7 +60,8 @@ class Follower:
 
     async def leave(self) -> None:
         """Tell those who wait for acknowledgements that this gateway is gone."""
-        await remove_gateway(self._store, self._gateway)
+        with suppress(*DATABASE_FAILURES):  # they will notice by its silence
+            await remove_gateway(self._store, self._gateway)
 
     async def _step(self) -> None:
         try:

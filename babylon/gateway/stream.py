@@ -1,8 +1,7 @@
 """Relaying a stream of server-sent events while noting what it says."""
 
-from collections.abc import Awaitable, Callable
+from collections.abc import AsyncIterator, Awaitable, Callable
 
-import aiohttp
 import msgspec
 
 from babylon.gateway.exchange import Exchange
@@ -14,19 +13,19 @@ class StreamCut(Exception):
 
 
 async def relay(
-    upstream: aiohttp.StreamReader, exchange: Exchange, write: Callable[[bytes], Awaitable[None]]
+    received: AsyncIterator[bytes], exchange: Exchange, write: Callable[[bytes], Awaitable[None]]
 ) -> bytes:
-    """Pass chunks on until the answer's last one.
+    """Pass chunks on until the answer's last one. ``received`` may cut events anywhere.
 
     Returns:
-        The end of the stream, from the chunk with the finish reason on: the caller sends it when
-        the call is recorded.
+        The end of the stream, with the finish reason and what follows it: the caller sends it
+        when the call is recorded.
 
     Raises:
         StreamCut: there is no end; nothing more will come.
     """
     rest, end = b"", b""
-    async for data in upstream.iter_any():
+    async for data in received:
         *events, rest = (rest + data).split(b"\n\n")
         passed = b""
         for event in events:
@@ -34,7 +33,7 @@ async def relay(
             if payload == b"[DONE]":
                 if exchange.finish_reason is None:
                     raise StreamCut("it has no finish reason")
-                return end + DONE
+                return passed + end + DONE
             piece = _piece(payload, exchange)
             if exchange.finish_reason:
                 end += piece

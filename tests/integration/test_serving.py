@@ -7,6 +7,7 @@ from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
+from urllib.parse import urlsplit
 
 import aiohttp
 import asyncpg
@@ -16,12 +17,15 @@ import torch
 import uvicorn
 from aiohttp.test_utils import TestServer, unused_port
 from openai import AsyncOpenAI
+from pydantic import SecretStr
 
 from babylon.engine.server import make_app
 from babylon.gateway.app import open_gateway
-from babylon.store import Store
+from babylon.settings import Settings
+from babylon.store import Store, open_store
 from babylon.store.policies import ensure_base
 from babylon.store.routes import commit_route, current_route, live_gateways, wait_for_acks
+from tests.door import Door
 from tests.tiny_policy import save_tiny_policy, tiny_model, tiny_tokenizer
 
 HELLO = [{"role": "user", "content": "hello"}]
@@ -71,9 +75,9 @@ class Stack:
         return version
 
 
-@pytest.fixture
-async def bare(store: Store) -> AsyncIterator[Stack]:
-    """Gateway and engine over a database without any policy."""
+@asynccontextmanager
+async def running_stack(store: Store) -> AsyncIterator[Stack]:
+    """Gateway and engine over a database."""
     async with TestServer(make_app(), host="127.0.0.1") as engine:
         url = f"http://127.0.0.1:{unused_port()}"
         async with (
@@ -90,17 +94,23 @@ async def bare(store: Store) -> AsyncIterator[Stack]:
             yield Stack(url, store, engine, client)
 
 
-@pytest.fixture
-async def stack(bare: Stack, checkpoints: list[Path]) -> Stack:
-    """The same, serving policy 0; 1 and 2 are registered."""
-    await ensure_base(bare.store, uri=str(checkpoints[0]), base_model="tiny")
-    await bare.store.pool.executemany(
+async def register(store: Store, checkpoints: list[Path]) -> None:
+    """Policy 0 with a route to it, and the others."""
+    await ensure_base(store, uri=str(checkpoints[0]), base_model="tiny")
+    await store.pool.executemany(
         "INSERT INTO babylon.policies (policy_version, parent_version, kind, uri, base_model)"
         " VALUES ($1, 0, 'full', $2, 'tiny')",
-        [(version, str(checkpoints[version])) for version in (1, 2)],
+        [(version, str(path)) for version, path in enumerate(checkpoints) if version],
     )
-    await until_healthy(bare.url)
-    return bare
+
+
+@pytest.fixture
+async def stack(store: Store, checkpoints: list[Path]) -> AsyncIterator[Stack]:
+    """Serves policy 0; 1 and 2 are registered."""
+    await register(store, checkpoints)
+    async with running_stack(store) as stack:
+        await until_healthy(stack.url)
+        yield stack
 
 
 @asynccontextmanager
@@ -268,12 +278,18 @@ async def test_a_policy_that_does_not_load_leaves_the_old_one_serving(
     assert health["status"] == "ok" and str(tmp_path) in health["reason"]
 
 
-async def test_without_a_policy_the_gateway_says_what_to_run(bare: Stack) -> None:
-    await asyncio.sleep(0.1)
-    with pytest.raises(openai.InternalServerError, match="babylon model init") as caught:
-        await bare.chat()
-    assert caught.value.status_code == 503
-    assert caught.value.response.headers["retry-after"] == "1"
+async def test_without_a_policy_the_gateway_says_what_to_run_and_waits_for_one(
+    store: Store, checkpoints: list[Path]
+) -> None:
+    async with running_stack(store) as stack:
+        await asyncio.sleep(0.1)
+        with pytest.raises(openai.InternalServerError, match="babylon model init") as caught:
+            await stack.chat()
+        assert caught.value.status_code == 503
+        assert caught.value.response.headers["retry-after"] == "1"
+        await register(store, checkpoints)
+        await until_healthy(stack.url)
+        await stack.chat()
 
 
 async def test_swaps_under_load_lose_mix_and_misattribute_nothing(stack: Stack) -> None:
@@ -340,14 +356,30 @@ async def test_database_that_takes_no_calls_fails_the_request(stack: Stack) -> N
     assert len(await stack.rows()) == 1
 
 
-async def test_lost_database_connections_are_made_again(stack: Stack) -> None:
-    await stack.store.pool.execute(
-        "SELECT pg_terminate_backend(pid) FROM pg_stat_activity"
-        " WHERE datname = current_database() AND pid != pg_backend_pid()"
-    )
-    await stack.route_to(1)
-    await until_healthy(stack.url)
-    assert (await stack.chat()).headers["x-model-version"] == "1"
+async def test_database_that_is_gone_for_a_while_fails_requests_and_loses_no_answer(
+    settings: Settings, store: Store, checkpoints: list[Path]
+) -> None:
+    await register(store, checkpoints)
+    assert settings.database_url is not None
+    url = urlsplit(settings.database_url.get_secret_value())
+    async with Door(url.port or 5432) as door:
+        through = url._replace(netloc=url.netloc.replace(str(url.port), str(door.port))).geturl()
+        proxied = settings.model_copy(update={"database_url": SecretStr(through)})
+        async with open_store(proxied) as behind, running_stack(behind) as stack:
+            await until_healthy(stack.url)
+            answered = {(await stack.chat()).headers["x-call-id"]}
+            door.shut()
+            for stream in (False, True, False):
+                with pytest.raises(openai.InternalServerError) as caught:
+                    await stack.chat(stream=stream)
+                assert caught.value.status_code == 503
+                assert "the database" in str(caught.value)
+            await door.open()
+            await until_healthy(stack.url)
+            answered.add((await stack.chat()).headers["x-call-id"])
+            await stack.route_to(1)
+    rows = await store.pool.fetch("SELECT call_id FROM babylon.calls")
+    assert answered <= {row["call_id"] for row in rows}
 
 
 HOSTILE = [

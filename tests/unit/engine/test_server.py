@@ -6,7 +6,10 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 from aiohttp.test_utils import TestClient, TestServer
+from peft import LoraConfig, get_peft_model
+from transformers import AutoModelForCausalLM
 
 from babylon.engine.server import POLICIES, make_app
 from tests.tiny_policy import save_tiny_policy, tiny_tokenizer
@@ -193,6 +196,32 @@ async def test_what_does_not_load_is_refused_with_the_path(
     assert response.status == 400
     assert str(tmp_path) in (await response.json())["error"]["message"]
     assert (await engine.put("/policies/p-v2", data=b"{}")).status == 400
+
+
+async def test_adapter_answers_as_its_base_with_the_adapter_applied(
+    engine: TestClient[Any, Any], policy_path: Path, tmp_path: Path
+) -> None:
+    config = LoraConfig(r=4, target_modules=["q_proj", "v_proj"], init_lora_weights=False)
+    base = AutoModelForCausalLM.from_pretrained(policy_path)
+    adapted = get_peft_model(base, config).eval()
+    adapted.peft_config["default"].base_model_name_or_path = str(policy_path)
+    adapted.save_pretrained(tmp_path)
+    tiny_tokenizer().save_pretrained(tmp_path)
+    loaded = await engine.put("/policies/p-v2", json={"path": str(tmp_path), "version": 2})
+    assert loaded.status == 200, await loaded.text()
+
+    answer = await post(engine, model="p-v2", logprobs=True, return_token_ids=True)
+    choice, prompt = answer["choices"][0], answer["prompt_token_ids"]
+    with torch.inference_mode():
+        logits = adapted(input_ids=torch.tensor([prompt + choice["token_ids"]])).logits
+    tokens = torch.tensor(choice["token_ids"])[:, None]
+    expected = logits[0, len(prompt) - 1 : -1].log_softmax(-1).gather(-1, tokens).squeeze(-1)
+    logprobs = torch.tensor([token["logprob"] for token in choice["logprobs"]["content"]])
+    torch.testing.assert_close(logprobs, expected, atol=1e-4, rtol=0)
+    assert (
+        choice["token_ids"]
+        != (await post(engine, return_token_ids=True))["choices"][0]["token_ids"]
+    )
 
 
 async def test_unloaded_policy_is_gone_and_the_begun_answer_is_finished(
