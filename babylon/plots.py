@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 def plot_windows(
     results: Sequence[WindowResult], fleet_pnl: Sequence[float], final: "Final", directory: Path
 ) -> Path:
-    """``pnl_by_window.png``: the fleet's play, the gate's verdicts, base and oracle as yardsticks."""
+    """``pnl_by_window.png``: the fleet's play and the gate's verdicts, between base and oracle."""
     figure = Figure(figsize=(9, 5), layout="constrained")
     axes = figure.subplots()
     labels = [result.window_id[5:].replace("T", "\n") for result in results]

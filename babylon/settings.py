@@ -147,7 +147,7 @@ def load_settings(**overrides: Any) -> Settings:
         settings = Settings(**given)
     except ValidationError as error:
         problems = "; ".join(
-            f"{'.'.join(str(part) for part in problem['loc'])}={problem['input']!r}: {problem['msg']}"
+            f"{'.'.join(map(str, problem['loc']))}={problem['input']!r}: {problem['msg']}"
             for problem in error.errors()
         )
         raise ConfigError(f"bad setting: {problems}") from error

@@ -56,7 +56,7 @@ async def validate_checkpoint(store: Store, settings: Settings, trained: Trained
 
 
 def unseen_scenarios(purpose: str, name: str, count: int) -> list[Scenario]:
-    """Seeded worlds kept for one purpose: names differ from those that fleets and transcripts use."""
+    """Seeded worlds kept for one purpose: neither fleets nor transcripts use such names."""
     return [make_scenario(f"{purpose}:{name}:{number}") for number in range(count)]
 
 
