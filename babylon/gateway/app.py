@@ -171,7 +171,8 @@ async def open_gateway(
     ):
         engine, table, recorder = Engine(session, engine_url), RouteTable(), CallRecorder(store)
         follower = Follower(store, engine, table, alias=alias, gateway=gateway_id, url=url)
-        loops = [group.create_task(recorder.run()), group.create_task(follower.run())]
+        work = (recorder.run(), follower.run(), follower.give_signs_of_life())
+        loops = [group.create_task(loop) for loop in work]
         yield Gateway(engine, table, follower, recorder)
         for loop in loops:
             loop.cancel()

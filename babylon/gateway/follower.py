@@ -41,6 +41,7 @@ class Follower:
         self._alias, self._gateway, self._url = alias, gateway, url
         self._ours = re.compile(rf"{re.escape(alias)}-v\d+")
         self._changed = asyncio.Event()
+        self._announcing = asyncio.Lock()
 
     async def run(self) -> NoReturn:
         while True:
@@ -52,6 +53,13 @@ class Follower:
             except DATABASE_FAILURES as error:
                 self._report(f"the database does not answer ({error or type(error).__name__})")
                 await asyncio.sleep(RETRY_S)
+
+    async def give_signs_of_life(self) -> NoReturn:
+        """Announce this gateway again and again, also while a large policy loads."""
+        while True:
+            with suppress(*DATABASE_FAILURES):  # ``run`` reports them
+                await self._announce()
+            await asyncio.sleep(POLL_S)
 
     def suspect(self, reason: str) -> None:
         """A request failed for this reason: serve nothing until a look says that all is well."""
@@ -76,7 +84,6 @@ class Follower:
             self._report(str(error))
         except ServingError as error:
             self._engine_failed(error)
-            await self._announce()
 
     async def _serve(self, policy: Policy, route_version: int, held: set[str]) -> None:
         """Have the engine hold what the route needs, then swap. ``held``: what it holds."""
@@ -135,8 +142,9 @@ class Follower:
                 await self._engine.unload(name)
 
     async def _announce(self) -> None:
-        if route := self._table.route:
-            await announce_gateway(self._store, self._gateway, self._url, route.route_version)
+        async with self._announcing:  # one after the other: an older route never comes last
+            if route := self._table.route:
+                await announce_gateway(self._store, self._gateway, self._url, route.route_version)
 
     def _engine_failed(self, error: ServingError) -> None:
         """An engine that is down stops serving; one that refuses the new policy keeps the old."""
