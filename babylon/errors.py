@@ -33,6 +33,10 @@ class FencedError(WindowError):
     """Another worker took the window over: this worker's lease epoch is stale, its write was refused."""
 
 
+class ArtifactError(BabylonError):
+    """An artifact is missing, was changed after it was written, or has another schema version."""
+
+
 class ScoringError(BabylonError):
     """A scorer raised, or returned something that is not one finite number a trajectory."""
 

@@ -7,11 +7,14 @@ Command-line options override by ``model_copy(update=...)``; nothing else reads 
 import os
 from pathlib import Path
 from typing import Any, Literal
+from urllib.parse import urlsplit
 
 from pydantic import Field, SecretStr, ValidationError
 from pydantic_settings import BaseSettings, SettingsConfigDict
 
 from babylon.errors import ConfigError
+
+_LOOPBACK = ("localhost", "127.0.0.1")
 
 
 class Settings(BaseSettings):
@@ -21,7 +24,11 @@ class Settings(BaseSettings):
     """
 
     model_config = SettingsConfigDict(
-        frozen=True, extra="ignore", populate_by_name=True, env_ignore_empty=True
+        frozen=True,
+        extra="ignore",
+        populate_by_name=True,  # and so also BABYLON_<FIELD>: without a prefix it were HOME, SEED
+        env_prefix="BABYLON_",
+        env_ignore_empty=True,
     )
 
     home: Path = Field(Path(".babylon"), validation_alias="BABYLON_HOME")
@@ -38,6 +45,7 @@ class Settings(BaseSettings):
     max_dropout: float = Field(0.3, ge=0, lt=1, validation_alias="MAX_DROPOUT")
     lookback_hours: int = Field(168, ge=1, validation_alias="LOOKBACK_HOURS")
     frequency: int = Field(1, ge=1, validation_alias="TRAINING_FREQUENCY_WINDOWS")
+    grace_s: float = Field(60.0, ge=0, validation_alias="WINDOW_GRACE_SECONDS")
     lease_s: float = Field(60.0, gt=0, validation_alias="LEASE_SECONDS")
 
     # scoring and training
@@ -52,13 +60,14 @@ class Settings(BaseSettings):
     kl_penalty: float = Field(0.0, ge=0, validation_alias="KL_PENALTY")
     max_missing_logprobs: float = Field(1.0, ge=0, le=1, validation_alias="MAX_MISSING_LOGPROBS")
 
-    # validation of a checkpoint: unseen scenarios, and the loss of P&L (USD) that still counts as equal
-    arena_scenarios: int = Field(64, ge=8, validation_alias="ARENA_SCENARIOS")
-    arena_margin_usd: float = Field(25.0, ge=0, validation_alias="ARENA_MARGIN_USD")
+    # validation of a checkpoint: unseen scenarios, and the P&L loss that still counts as equal
+    arena_scenarios: int = Field(256, ge=32, validation_alias="ARENA_SCENARIOS")
+    arena_margin_usd: float = Field(50.0, ge=0, validation_alias="ARENA_MARGIN_USD")
 
     # serving
     endpoint: str = Field("http://localhost:8000", validation_alias="LOCAL_ENDPOINT")
     engine_port: int = Field(8001, ge=1, le=65535, validation_alias="ENGINE_PORT")
+    prefect_port: int = Field(4200, ge=1, le=65535, validation_alias="PREFECT_SERVER_API_PORT")
     deployment_strategy: Literal["replace"] = Field(
         "replace", validation_alias="DEPLOYMENT_STRATEGY"
     )
@@ -67,6 +76,35 @@ class Settings(BaseSettings):
     def minutes(self) -> int:
         """Length of a window; ``WINDOW_DURATION_HOURS`` (the original's name) wins when set."""
         return self.window_minutes if self.window_hours is None else round(self.window_hours * 60)
+
+    @property
+    def endpoint_port(self) -> int:
+        """The port the gateway listens on.
+
+        Raises:
+            ConfigError: the endpoint is no http address on this machine's loopback.
+        """
+        url = urlsplit(self.endpoint)
+        try:
+            port = url.port or 80
+        except ValueError:
+            port = 0
+        if url.scheme != "http" or url.hostname not in _LOOPBACK or not port:
+            raise ConfigError(
+                f"LOCAL_ENDPOINT={self.endpoint!r}: the gateway listens on loopback only,"
+                " for example http://localhost:8000"
+            )
+        return port
+
+    def environment(self) -> dict[str, str]:
+        """The environment variables from which another process reads the same settings."""
+        environment = {}
+        for name, field in type(self).model_fields.items():
+            value = getattr(self, name)
+            if value is not None:
+                plain = value.get_secret_value() if isinstance(value, SecretStr) else value
+                environment[str(field.validation_alias)] = str(plain)
+        return environment
 
     @property
     def artifacts(self) -> Path:
@@ -102,6 +140,8 @@ def load_settings(**overrides: Any) -> Settings:
     Raises:
         ConfigError: names each bad variable, its value and what is allowed.
     """
+    if unknown := sorted(set(overrides) - set(Settings.model_fields)):
+        raise ConfigError(f"unknown setting {', '.join(unknown)}: see babylon/settings.py")
     given = {name: value for name, value in overrides.items() if value is not None}
     try:
         settings = Settings(**given)

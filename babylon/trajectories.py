@@ -5,9 +5,15 @@ gateway recorded carry token ids and behaviour logprobs; calls known only from t
 carry text alone, are *retokenized* by the trainer and marked so.
 """
 
+from collections.abc import Iterable
 from datetime import datetime
+from typing import Any
 
 import msgspec
+import polars as pl
+
+from babylon.artifacts import read_artifact
+from babylon.types import Artifact
 
 
 class Message(msgspec.Struct, frozen=True, kw_only=True):
@@ -64,3 +70,68 @@ class Trajectory(msgspec.Struct, frozen=True, kw_only=True):
     def win_rate(self) -> float:
         """Share of decided trades that made money, 0 when there was none."""
         return self.wins / self.trades if self.trades else 0.0
+
+
+class TrainingRow(msgspec.Struct, frozen=True, kw_only=True):
+    """All that the trainer may know of a trajectory: whose it is, how good, and its calls."""
+
+    trajectory_id: str
+    agent_id: str
+    scenario_id: str
+    score: float
+    calls: tuple[Call, ...]
+
+
+# ``game_json`` (the row's steps as written) and ``knowledge_json`` (ground truth) are the judge's.
+TRAJECTORY_SCHEMA = pl.Schema(
+    [
+        ("trajectory_id", pl.String),
+        ("agent_id", pl.String),
+        ("window_id", pl.String),
+        ("scenario_id", pl.String),
+        ("start", pl.Datetime("us", "UTC")),
+        ("end", pl.Datetime("us", "UTC")),
+        ("pnl_usd", pl.Float64),
+        ("wins", pl.Int64),
+        ("trades", pl.Int64),
+        ("actions", pl.Int64),
+        ("steps", pl.Int64),
+        ("calls_json", pl.String),
+        ("game_json", pl.String),
+        ("knowledge_json", pl.String),
+    ]
+)
+_PLAIN = tuple(name for name in TRAJECTORY_SCHEMA if not name.endswith("_json"))
+_LEARNT_FROM = ("trajectory_id", "agent_id", "scenario_id", "score")
+
+
+def trajectory_row(
+    trajectory: Trajectory, *, game_json: str, knowledge_json: str
+) -> dict[str, Any]:
+    """One row of ``TRAJECTORY_SCHEMA``."""
+    return {
+        **{name: getattr(trajectory, name) for name in _PLAIN},
+        "calls_json": msgspec.json.encode(trajectory.calls).decode(),
+        "game_json": game_json,
+        "knowledge_json": knowledge_json,
+    }
+
+
+def read_trajectories(artifact: Artifact) -> list[Trajectory]:
+    """Every trajectory of a validated (thinned, scored) artifact, without ground truth."""
+    rows = read_artifact(artifact, [*_PLAIN, "calls_json"]).iter_rows(named=True)
+    return [Trajectory(**plain, calls=calls) for plain, calls in _with_calls(rows)]
+
+
+def training_rows(artifact: Artifact) -> list[TrainingRow]:
+    """What the trainer reads of a scored artifact: the ground truth columns are not even read."""
+    rows = read_artifact(artifact, [*_LEARNT_FROM, "calls_json"]).iter_rows(named=True)
+    return [TrainingRow(**plain, calls=calls) for plain, calls in _with_calls(rows)]
+
+
+def _with_calls(
+    rows: Iterable[dict[str, Any]],
+) -> Iterable[tuple[dict[str, Any], tuple[Call, ...]]]:
+    decoder = msgspec.json.Decoder(tuple[Call, ...])
+    for row in rows:
+        yield row, decoder.decode(row.pop("calls_json"))

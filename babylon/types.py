@@ -127,9 +127,13 @@ class Published:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class WindowResult:
-    """What one window's training came to; ``status`` is a ``WindowState`` value."""
+    """What one window's training came to; ``status`` is a ``WindowState`` value.
+
+    ``changed`` is False when an earlier run had finished the window and this one did nothing.
+    """
 
     window_id: str
     status: str
     reason: str = ""
+    changed: bool = True
     metrics: dict[str, float | int | str | bool | None] = field(default_factory=dict)

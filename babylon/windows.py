@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
 from enum import StrEnum
 
-from babylon.errors import ConfigError, WindowError
+from babylon.errors import ConfigError, WindowError, WindowNotReadyError
 
 _ID_FORMAT = "%Y-%m-%dT%H:%M"
 _ID_PATTERN = re.compile(r"\d{4}-\d{2}-\d{2}T\d{2}:\d{2}")
@@ -120,3 +120,18 @@ def window_at(moment: datetime, minutes: int = 60) -> Window:
 def last_complete_window(now: datetime, minutes: int = 60) -> Window:
     """The newest window that is over; the current one is never trained."""
     return window_at(now, minutes).previous()
+
+
+def closed_window(text: str, now: datetime, minutes: int = 60) -> Window:
+    """The window of that id, which must be over.
+
+    Raises:
+        WindowNotReadyError: the window is still being played; says when it ends.
+    """
+    window = parse_window_id(text, minutes)
+    if not window.is_complete(now):
+        raise WindowNotReadyError(
+            f"window {window.id} is unfinished: it ends at {window.end:%Y-%m-%dT%H:%M} UTC,"
+            f" now is {now:%Y-%m-%dT%H:%M:%S}; train it after that"
+        )
+    return window

@@ -1,0 +1,1 @@
+"""Prefect tasks: one stage a file, each a thin typed wrapper around one ``babylon`` call."""

@@ -1,0 +1,165 @@
+"""Artifacts: the Parquet files that stages hand on, named by their content and never rewritten.
+
+A file is written under a temporary name, synced, hashed and renamed, so that a reader sees all of
+it or nothing. The same rows give the same bytes, hence the same name: a repeated stage overwrites
+its file with itself. Reading verifies the hash first. Frames are streamed, so a window need not
+fit in memory.
+"""
+
+import hashlib
+import os
+import uuid
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from types import TracebackType
+from urllib.parse import urlsplit
+from urllib.request import url2pathname
+
+import polars as pl
+import pyarrow.parquet as pq
+
+from babylon.errors import ArtifactError
+from babylon.types import SCHEMA_VERSION, Artifact
+
+DIGEST_CHARS = 8
+_ROWS_AT_A_TIME = 200
+_OLDEST = pl.CompatLevel.oldest()
+
+
+class ArtifactWriter:
+    """A file in the making: ``with ArtifactWriter(...) as writer: writer.write(frame)``.
+
+    After the block ``writer.artifact`` is the manifest of
+    ``directory/<window>-<stage>-<digest>.parquet``. When the block raises, nothing is left behind.
+    """
+
+    artifact: Artifact
+
+    def __init__(
+        self, directory: Path, schema: pl.Schema, *, window_id: str, stage: str = ""
+    ) -> None:
+        directory.mkdir(parents=True, exist_ok=True)
+        self._window_id = window_id
+        self._stem = "-".join(filter(None, (window_id.replace(":", "-"), stage)))
+        self._columns = schema.names()
+        self._rows = 0
+        self._path = directory / f".{self._stem}-{uuid.uuid4().hex}.tmp"
+        arrow = pl.DataFrame(schema=schema).to_arrow(compat_level=_OLDEST).schema
+        self._parquet = pq.ParquetWriter(self._path, arrow, compression="zstd", compression_level=3)
+
+    def write(self, frame: pl.DataFrame) -> None:
+        """Append one row group; the frame has the schema's columns, in any order."""
+        self._parquet.write_table(frame.select(self._columns).to_arrow(compat_level=_OLDEST))
+        self._rows += frame.height
+
+    def __enter__(self) -> "ArtifactWriter":
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        tb: TracebackType | None,
+    ) -> None:
+        try:
+            self._parquet.close()
+            if error is None:
+                self.artifact = self._publish()
+        finally:
+            self._path.unlink(missing_ok=True)
+
+    def _publish(self) -> Artifact:
+        with self._path.open("rb") as written:
+            os.fsync(written.fileno())
+            sha256 = hashlib.file_digest(written, "sha256").hexdigest()
+        name = f"{self._stem}-{sha256[:DIGEST_CHARS]}.parquet"
+        path = self._path.replace(self._path.with_name(name))
+        return Artifact(
+            uri=path.absolute().as_uri(),
+            sha256=sha256,
+            rows=self._rows,
+            window_id=self._window_id,
+        )
+
+
+def write_artifact(
+    frame: pl.DataFrame, directory: Path, *, window_id: str, stage: str = ""
+) -> Artifact:
+    """One frame as an artifact."""
+    with ArtifactWriter(directory, frame.schema, window_id=window_id, stage=stage) as writer:
+        for part in frame.iter_slices(_ROWS_AT_A_TIME):
+            writer.write(part)
+    return writer.artifact
+
+
+def rewrite_artifact(
+    artifact: Artifact,
+    directory: Path,
+    change: Callable[[pl.DataFrame], pl.DataFrame],
+    *,
+    stage: str = "",
+) -> Artifact:
+    """The artifact with ``change`` applied to every part of it, as a new one."""
+    with _verified(artifact) as file:
+        schema = change(_frame(file.schema_arrow.empty_table())).schema
+        with ArtifactWriter(directory, schema, window_id=artifact.window_id, stage=stage) as writer:
+            for batch in file.iter_batches(batch_size=_ROWS_AT_A_TIME):
+                writer.write(change(_frame(batch)))
+    return writer.artifact
+
+
+def read_artifact(artifact: Artifact, columns: Sequence[str] | None = None) -> pl.DataFrame:
+    """All rows; of the named columns only, where given: the others are not even read.
+
+    Raises:
+        ArtifactError: the file is missing or is not the one that was written.
+    """
+    with _verified(artifact) as file:
+        return _frame(file.read(columns=columns))
+
+
+def iter_artifact(
+    artifact: Artifact, columns: Sequence[str] | None = None
+) -> Iterator[pl.DataFrame]:
+    """The rows in their order, a few hundred at a time."""
+    with _verified(artifact) as file:
+        for batch in file.iter_batches(batch_size=_ROWS_AT_A_TIME, columns=columns):
+            yield _frame(batch)
+
+
+def _path(artifact: Artifact) -> Path:
+    """Where the artifact lies on this machine."""
+    parts = urlsplit(artifact.uri)
+    if parts.scheme != "file":
+        raise ArtifactError(f"artifact {artifact.uri}: only file:// URIs can be read")
+    return Path(url2pathname(parts.path))
+
+
+@contextmanager
+def _verified(artifact: Artifact) -> Iterator[pq.ParquetFile]:
+    path, remedy = _path(artifact), f"run window {artifact.window_id} again"
+    if artifact.schema_version != SCHEMA_VERSION:
+        raise ArtifactError(
+            f"artifact {path} has schema version {artifact.schema_version}, this program reads"
+            f" version {SCHEMA_VERSION}: {remedy}"
+        )
+    try:
+        opened = path.open("rb")
+    except FileNotFoundError as error:
+        raise ArtifactError(f"artifact {path} is missing: {remedy}") from error
+    with opened as file:
+        found = hashlib.file_digest(file, "sha256").hexdigest()
+        if found != artifact.sha256:
+            raise ArtifactError(
+                f"artifact {path} was changed after it was written: sha256 is {found[:16]}…,"
+                f" expected {artifact.sha256[:16]}…: {remedy}"
+            )
+        file.seek(0)
+        yield pq.ParquetFile(file)
+
+
+def _frame(table: object) -> pl.DataFrame:
+    frame = pl.from_arrow(table)
+    assert isinstance(frame, pl.DataFrame)
+    return frame

@@ -1,0 +1,56 @@
+"""The command line: ``babylon COMMAND [--json]``, one module a group of commands.
+
+Results go to stdout, as one JSON object with ``--json``; logs and progress go to stderr. The exit
+code is 0 only when the command did what it was asked: 1 otherwise, 2 for wrong usage. A
+``BabylonError`` is one line; anything else is a bug and shows its traceback.
+
+Modules here import at the top only what is quick to import, so that ``--help`` is.
+"""
+
+import sys
+from collections.abc import Sequence
+
+import typer
+
+from babylon.cli import (
+    agents,
+    database,
+    dataset,
+    deploy,
+    doctor,
+    model,
+    services,
+    training,
+    windows,
+)
+from babylon.cli.output import fail, show_logs
+from babylon.errors import BabylonError
+
+app = typer.Typer(
+    name="babylon",
+    help="Continuous reinforcement learning for fleets of live LLM agents.",
+    no_args_is_help=True,
+    add_completion=False,
+    pretty_exceptions_enable=False,
+)
+for module in (training, services, doctor):
+    app.add_typer(module.app)
+for name, module in {
+    "windows": windows,
+    "model": model,
+    "deploy": deploy,
+    "dataset": dataset,
+    "db": database,
+    "agents": agents,
+}.items():
+    app.add_typer(module.app, name=name)
+
+
+def main(argv: Sequence[str] | None = None) -> None:
+    """The console script; leaves by ``SystemExit``."""
+    arguments = list(sys.argv[1:] if argv is None else argv)
+    show_logs()
+    try:
+        app(arguments)
+    except BabylonError as error:
+        sys.exit(fail(error, json="--json" in arguments))

@@ -1,0 +1,127 @@
+"""``babylon model``: the base model and every policy trained from it."""
+
+import asyncio
+from collections.abc import Awaitable, Callable
+from dataclasses import asdict
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+from rich.progress import Progress
+
+from babylon.cli.options import Json
+from babylon.cli.output import print_json, print_table, stderr
+from babylon.settings import Settings, load_settings
+
+if TYPE_CHECKING:
+    from babylon.store import Store
+
+app = typer.Typer(help="The base model and its policies.", no_args_is_help=True)
+Version = Annotated[int, typer.Argument(min=0, metavar="VERSION", help="Policy version.")]
+
+
+@app.command()
+def init(json: Json = False) -> None:
+    """Make or find the base model and register it as policy 0."""
+    settings = load_settings()
+    with Progress(console=stderr, disable=not stderr.is_terminal) as progress:
+        bar = progress.add_task("embedded model", total=None)
+        uri = asyncio.run(
+            _init(settings, lambda done, total: progress.update(bar, completed=done, total=total))
+        )
+    show_values({"base_model": uri, "policy_version": 0}, json)
+
+
+@app.command("list")
+def list_(json: Json = False) -> None:
+    """Every policy, the champion marked."""
+    policies = asyncio.run(with_store(_policies))
+    if json:
+        print_json({"policies": policies})
+        return
+    columns = ["version", "champion", "parent", "kind", "window", "promoted", "reason"]
+    rows = [
+        [
+            p["policy_version"],
+            "*" if p["champion"] else "",
+            p["parent_version"],
+            p["kind"],
+            p["window_id"],
+            (p["verdict"] or {}).get("promote"),
+            (p["verdict"] or {}).get("reason"),
+        ]
+        for p in policies
+    ]
+    print_table("Policies", columns, rows)
+
+
+@app.command()
+def show(version: Version, json: Json = False) -> None:
+    """One policy: where its weights are, its metrics and its verdict."""
+
+    async def one(store: "Store") -> dict[str, Any]:
+        from babylon.store.policies import get_policy
+
+        return asdict(await get_policy(store, version))
+
+    show_values(asyncio.run(with_store(one)), json)
+
+
+@app.command()
+def promote(version: Version, json: Json = False) -> None:
+    """Make a policy the champion; returns when every live gateway serves it."""
+    show_values(
+        asyncio.run(with_store(lambda store: route_to(store, version, "model promote"))), json
+    )
+
+
+@app.command()
+def rollback(json: Json = False) -> None:
+    """Make the policy that served before the champion again."""
+
+    async def back(store: "Store") -> dict[str, Any]:
+        from babylon.promotion import previous_champion
+
+        policy = await previous_champion(store)
+        return await route_to(store, policy.policy_version, "model rollback")
+
+    show_values(asyncio.run(with_store(back)), json)
+
+
+async def route_to(store: "Store", version: int, reason: str) -> dict[str, Any]:
+    from babylon.promotion import promote
+
+    route, gateways = await promote(store, version, author="cli", reason=reason)
+    return {"policy_version": version, "route_version": route, "acknowledged_by": gateways}
+
+
+async def _init(settings: Settings, progress: Callable[[int, int], None]) -> str:
+    from babylon.store import open_store
+    from babylon.store.policies import get_policy
+    from babylon.train import ensure_champion
+
+    async with open_store(settings) as store:
+        await ensure_champion(store, settings, progress=progress)
+        return (await get_policy(store, 0)).uri
+
+
+async def _policies(store: "Store") -> list[dict[str, Any]]:
+    from babylon.store.policies import champion, list_policies
+
+    policies = await list_policies(store)
+    serving = (await champion(store))[0].policy_version if policies else None
+    return [asdict(p) | {"champion": p.policy_version == serving} for p in policies]
+
+
+async def with_store(use: "Callable[[Store], Awaitable[Any]]") -> Any:
+    from babylon.store import open_store
+
+    async with open_store(load_settings()) as store:
+        return await use(store)
+
+
+def show_values(values: dict[str, Any], json: bool) -> None:
+    if json:
+        print_json(values)
+    else:
+        for name, value in values.items():
+            print(f"{name:16} {value}")

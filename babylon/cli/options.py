@@ -1,0 +1,14 @@
+"""Options that several commands share."""
+
+from typing import Annotated
+
+import typer
+
+Json = Annotated[bool, typer.Option("--json", help="Print one JSON object on stdout.")]
+MinAgents = Annotated[
+    int | None, typer.Option(min=2, help="Agents that a window needs.", metavar="N")
+]
+MinActions = Annotated[
+    int | None, typer.Option(min=1, help="Actions that a trajectory needs.", metavar="N")
+]
+WindowMinutes = Annotated[int | None, typer.Option(help="Length of a window.", metavar="M")]

@@ -1,0 +1,56 @@
+"""The closing table of ``babylon train``: window by window, and where to look next."""
+
+from collections.abc import Sequence
+from dataclasses import asdict
+from typing import Any
+
+from babylon.cli.output import print_table
+from babylon.settings import Settings
+from babylon.types import WindowResult
+from babylon.windows import DONE, WindowState
+
+COLUMNS = {
+    "agents": "agents",
+    "trajectories": "trajectories",
+    "pnl_before": "P&L before",
+    "pnl_after": "P&L after",
+    "win_rate_after": "win rate",
+    "avg_reward": "score",
+    "training_loss": "loss",
+    "kl_before": "KL before",
+    "kl_after": "KL after",
+    "deployment_success": "deployed",
+}
+
+
+def training_report(mode: str, results: Sequence[WindowResult]) -> dict[str, Any]:
+    """``ok`` when no window failed and at least one was trained by this run.
+
+    Continuous training ends when it is told to, so there no window at all is fine too.
+    """
+    failed = [r for r in results if r.status == WindowState.FAILED]
+    trained = [r for r in results if r.changed and r.status in DONE]
+    return {
+        "ok": not failed and (bool(trained) or mode == "continuous"),
+        "mode": mode,
+        "windows": [asdict(result) for result in results],
+    }
+
+
+def window_table(results: Sequence[WindowResult]) -> tuple[list[str], list[list[Any]]]:
+    """Column names and one row a window."""
+    rows = [[r.window_id, r.status, *[r.metrics.get(name) for name in COLUMNS]] for r in results]
+    return ["window", "status", *COLUMNS.values()], rows
+
+
+def print_training(results: Sequence[WindowResult], settings: Settings) -> None:
+    if not results:
+        print("no window waits to be trained: `babylon windows list` shows them all")
+        return
+    print_table("Training, window by window", *window_table(results))
+    for result in results:
+        print(f"{result.window_id}: {result.reason}")
+    print("\nWhere to look next:")
+    print("  babylon model list           every policy and its verdict")
+    print("  babylon deploy status        the route in force")
+    print(f"  {settings.datasets}    the published windows")

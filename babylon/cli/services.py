@@ -1,0 +1,64 @@
+"""``babylon up | down | status | serve``."""
+
+import asyncio
+from dataclasses import asdict
+from typing import TYPE_CHECKING
+
+import typer
+
+from babylon.cli.options import Json
+from babylon.cli.output import print_json, print_table, stderr
+from babylon.settings import load_settings
+
+if TYPE_CHECKING:
+    from babylon.up import ServiceStatus
+
+app = typer.Typer()
+
+
+@app.command()
+def up(json: Json = False) -> None:
+    """Start everything and return when it answers; what runs already stays."""
+    from babylon.up import up
+
+    with stderr.status("starting database, Prefect, workers, engine and gateway"):
+        statuses = asyncio.run(up(load_settings()))
+    _show(statuses, json)
+
+
+@app.command()
+def down(json: Json = False) -> None:
+    """Stop exactly what `up` started."""
+    from babylon.up import down
+
+    with stderr.status("stopping"):
+        stopped = asyncio.run(down(load_settings()))
+    if json:
+        print_json({"stopped": stopped})
+    else:
+        print(f"stopped {', '.join(stopped)}" if stopped else "nothing was running")
+
+
+@app.command()
+def status(json: Json = False) -> None:
+    """Each service with process, port and health; exit code 1 unless all are well."""
+    from babylon.up import status
+
+    _show(asyncio.run(status(load_settings())), json)
+
+
+@app.command()
+def serve() -> None:
+    """Run engine and gateway in the foreground."""
+    from babylon.serving import serve
+
+    asyncio.run(serve(load_settings()))
+
+
+def _show(statuses: "list[ServiceStatus]", json: bool) -> None:
+    if json:
+        print_json({"services": [asdict(one) for one in statuses]})
+    else:
+        rows = [[s.name, s.running, s.healthy, s.pid, s.port, s.detail] for s in statuses]
+        print_table("Services", ["service", "running", "healthy", "pid", "port", "detail"], rows)
+    raise typer.Exit(0 if all(one.healthy for one in statuses) else 1)

@@ -1,0 +1,127 @@
+"""``babylon train`` and ``babylon demo``: both hand over to the flows.
+
+The library does not import Prefect, so these commands check their options and then replace this
+process by ``python -m flows`` with one JSON request (``babylon.requests``).
+"""
+
+import os
+import sys
+from enum import StrEnum
+from pathlib import Path
+from typing import Annotated, Any, NoReturn
+
+import typer
+
+import babylon
+from babylon.cli.options import Json, MinActions, MinAgents, WindowMinutes
+from babylon.requests import DemoRequest, Request, TrainRequest, encode
+from babylon.settings import load_settings
+
+app = typer.Typer()
+
+
+class Mode(StrEnum):
+    SINGLE = "single"
+    CONTINUOUS = "continuous"
+    BACKFILL = "backfill"
+
+
+class Trainer(StrEnum):
+    TORCH = "torch"
+
+
+@app.command()
+def train(
+    mode: Annotated[Mode, typer.Option(help="One window, each one as it closes, or all past.")] = (
+        Mode.SINGLE
+    ),
+    window: Annotated[
+        str | None,
+        typer.Option(metavar="ID", help="YYYY-MM-DDTHH:MM in UTC; default: the newest that waits."),
+    ] = None,
+    window_minutes: WindowMinutes = None,
+    frequency: Annotated[
+        int | None, typer.Option(metavar="N", help="Continuous: train every N windows.")
+    ] = None,
+    backfill_hours: Annotated[
+        int | None, typer.Option(min=1, metavar="H", help="Backfill: the last H hours.")
+    ] = None,
+    min_agents: MinAgents = None,
+    min_actions: MinActions = None,
+    iterations: Annotated[
+        int | None, typer.Option(min=1, metavar="N", help="Optimiser updates a window.")
+    ] = None,
+    target_trajectories: Annotated[
+        int | None, typer.Option(min=2, metavar="N", help="Thin larger windows to about N.")
+    ] = None,
+    max_dropout: Annotated[
+        float | None, typer.Option(metavar="F", help="Largest share that thinning may take.")
+    ] = None,
+    lookback_hours: Annotated[
+        int | None, typer.Option(min=1, metavar="H", help="How old a window may be.")
+    ] = None,
+    reward_threshold: Annotated[
+        float | None, typer.Option(metavar="R", help="Reject trajectories that earned less.")
+    ] = None,
+    scorer: Annotated[
+        str | None, typer.Option(metavar="NAME", help="heuristic, or package.module:function.")
+    ] = None,
+    trainer: Annotated[Trainer, typer.Option(help="Who computes the update.")] = Trainer.TORCH,
+    json: Json = False,
+) -> None:
+    """Train on recorded play: one window, every window as it closes, or a backlog."""
+    if window and mode is not Mode.SINGLE:
+        raise typer.BadParameter(f"--window names one window: not with --mode {mode}")
+    if backfill_hours and mode is not Mode.BACKFILL:
+        raise typer.BadParameter(f"--backfill-hours is for --mode backfill, not {mode}")
+    if frequency and mode is not Mode.CONTINUOUS:
+        raise typer.BadParameter(f"--frequency is for --mode continuous, not {mode}")
+    overrides = _given(
+        window_minutes=window_minutes,
+        frequency=frequency,
+        min_agents=min_agents,
+        min_actions=min_actions,
+        iterations=iterations,
+        target_trajectories=target_trajectories,
+        max_dropout=max_dropout,
+        lookback_hours=lookback_hours,
+        reward_threshold=reward_threshold,
+        scorer=scorer,
+    )
+    _become_flow(
+        TrainRequest(
+            mode=mode.value,
+            window_id=window,
+            hours=backfill_hours,
+            overrides=overrides,
+            json=json,
+        )
+    )
+
+
+@app.command()
+def demo(
+    windows: Annotated[int, typer.Option(min=1, metavar="N", help="Hours of play.")] = 10,
+    seed: Annotated[int | None, typer.Option(help="Seed of market, model and training.")] = None,
+    json: Json = False,
+) -> None:
+    """A fleet plays simulated hours; each is trained, validated and deployed."""
+    _become_flow(DemoRequest(windows=windows, overrides=_given(seed=seed), json=json))
+
+
+def _given(**options: Any) -> dict[str, Any]:
+    """The options that were given, checked before any heavy import."""
+    overrides = {name: value for name, value in options.items() if value is not None}
+    load_settings(**overrides)
+    return overrides
+
+
+def _become_flow(request: Request) -> NoReturn:
+    """Replace this process; the flows beside this very package are the ones that run."""
+    root = str(Path(babylon.__file__).parents[1])
+    path = os.pathsep.join(filter(None, [root, os.environ.get("PYTHONPATH")]))
+    os.execve(
+        sys.executable,
+        [sys.executable, "-P", "-m", "flows", encode(request)],
+        os.environ | {"PYTHONPATH": path},
+    )

@@ -1,0 +1,149 @@
+"""What this machine has and lacks, checked for real: a version is imported, a database opened."""
+
+import asyncio
+import os
+import shutil
+import socket
+import sys
+from collections.abc import Iterator
+from dataclasses import dataclass
+from importlib import metadata
+from pathlib import Path
+from urllib.parse import urlsplit
+
+from babylon.errors import BabylonError
+from babylon.settings import Settings
+from babylon.store import open_store
+
+PACKAGES = ("prefect", "asyncpg", "polars", "torch", "transformers", "peft", "openpipe-art")
+KEYS = {
+    "OPENAI_API_KEY": "a judge at OpenAI",
+    "WANDB_API_KEY": "metrics in Weights & Biases",
+    "HF_TOKEN": "publishing to the Hugging Face hub",
+}
+MIN_FREE_GB = 2.0
+_TORCH = """
+import torch
+devices = [torch.cuda.get_device_properties(i) for i in range(torch.cuda.device_count())]
+names = [f"{d.name} ({d.total_memory / 2**30:.0f} GiB)" for d in devices]
+print(torch.__version__, *names, sep="|")
+"""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Check:
+    """One finding. ``required``: the system does not work without it."""
+
+    name: str
+    ok: bool
+    required: bool
+    detail: str
+
+
+async def examine(settings: Settings) -> list[Check]:
+    """Every check, in the order in which one would repair."""
+    return [
+        _python(),
+        *_packages(),
+        *await _torch(),
+        _disk(settings),
+        await _database(settings),
+        _base_model(settings),
+        _port("gateway", urlsplit(settings.endpoint).port or 80),
+        _port("prefect server", settings.prefect_port),
+        *_keys(),
+    ]
+
+
+def _python() -> Check:
+    version = sys.version_info
+    ok = (3, 11) <= version[:2] < (3, 14)
+    detail = sys.version.split()[0] + ("" if ok else ": 3.11 to 3.13 are supported")
+    return Check(name="python", ok=ok, required=True, detail=detail)
+
+
+def _packages() -> Iterator[Check]:
+    for name in PACKAGES:
+        try:
+            yield Check(name=name, ok=True, required=True, detail=metadata.version(name))
+        except metadata.PackageNotFoundError:
+            detail = "not installed: run `pip install -e .`"
+            yield Check(name=name, ok=False, required=True, detail=detail)
+
+
+async def _torch() -> list[Check]:
+    """In a process of its own: torch is for the trainer and the engine to import."""
+    child = await asyncio.create_subprocess_exec(
+        sys.executable,
+        "-c",
+        _TORCH,
+        stdout=asyncio.subprocess.PIPE,
+        stderr=asyncio.subprocess.PIPE,
+    )
+    out, err = await child.communicate()
+    if child.returncode:
+        reason = err.decode().strip().splitlines()[-1]
+        return [Check(name="torch loads", ok=False, required=True, detail=reason)]
+    version, *devices = out.decode().strip().split("|")
+    gpu = ", ".join(devices) or "none: training and serving run on the CPU"
+    return [
+        Check(name="torch loads", ok=True, required=True, detail=version),
+        Check(name="gpu", ok=bool(devices), required=False, detail=gpu),
+    ]
+
+
+def _disk(settings: Settings) -> Check:
+    existing = next(path for path in (settings.home, *settings.home.parents) if path.exists())
+    free_gb = shutil.disk_usage(existing).free / 1e9
+    writable = os.access(existing, os.W_OK)
+    detail = f"{free_gb:.0f} GB free in {settings.home}"
+    if not writable:
+        detail = f"{existing} is not writable: set BABYLON_HOME to a directory that is"
+    elif free_gb < MIN_FREE_GB:
+        detail += f": at least {MIN_FREE_GB:.0f} GB are needed"
+    return Check(name="disk", ok=writable and free_gb >= MIN_FREE_GB, required=True, detail=detail)
+
+
+async def _database(settings: Settings) -> Check:
+    kind = "embedded" if settings.database_url is None else "DATABASE_URL"
+    try:
+        async with open_store(settings) as store:
+            version = await store.pool.fetchval("SHOW server_version")
+    except BabylonError as error:
+        return Check(name="database", ok=False, required=True, detail=str(error))
+    tables = "game tables there" if store.has_game_tables else "no game tables"
+    detail = f"{kind}, Postgres {version}, {tables}"
+    return Check(name="database", ok=store.has_game_tables, required=True, detail=detail)
+
+
+def _base_model(settings: Settings) -> Check:
+    name = settings.base_model
+    if name is None:
+        made = settings.models.exists() and any(settings.models.glob("embedded-*/config.json"))
+        detail = "embedded" + ("" if made else ", made on first use (`babylon model init`)")
+        return Check(name="base model", ok=True, required=True, detail=detail)
+    path = Path(name).expanduser()
+    if path.exists():
+        ok = (path / "config.json").exists()
+        detail = str(path) + ("" if ok else ": no config.json in it, BASE_MODEL names a model")
+        return Check(name="base model", ok=ok, required=True, detail=detail)
+    return Check(
+        name="base model", ok=True, required=True, detail=f"{name}, loaded from the hub on use"
+    )
+
+
+def _port(name: str, port: int) -> Check:
+    with socket.socket() as probe:
+        probe.settimeout(1)
+        taken = probe.connect_ex(("127.0.0.1", port)) == 0
+    detail = (
+        f"{port} is in use (`babylon status` says whether by us)" if taken else f"{port} is free"
+    )
+    return Check(name=f"port of {name}", ok=True, required=False, detail=detail)
+
+
+def _keys() -> Iterator[Check]:
+    for name, purpose in KEYS.items():
+        there = bool(os.environ.get(name))
+        detail = "set" if there else f"not set: needed only for {purpose}"
+        yield Check(name=name, ok=there, required=False, detail=detail)

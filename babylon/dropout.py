@@ -1,0 +1,100 @@
+"""Stage ``dropout``: thin a crowded window before the judge sees it (not neural dropout).
+
+With n trajectories and a target of t < n, ``min(n - t, max_dropout * n)`` are dropped. Which ones
+depends only on the window, the seed and the trajectory ids. Each agent loses about the same share
+of its own: its trajectories are put in random order and spread evenly over [0, 1) with a random
+offset (systematic sampling), and the lowest positions of the window go first.
+"""
+
+from collections import Counter
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from hashlib import blake2b
+
+import polars as pl
+
+from babylon.artifacts import read_artifact, rewrite_artifact
+from babylon.settings import Settings
+from babylon.types import Thinned, Validated
+
+MIN_GROUP = 2
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Candidate:
+    """What dropout knows of a trajectory; its group is its scenario in this window."""
+
+    trajectory_id: str
+    agent_id: str
+    scenario_id: str
+
+
+def thin_window(settings: Settings, validated: Validated) -> Thinned:
+    """Drop whole trajectories; when none must go, the artifact is handed on as it is."""
+    rows = read_artifact(validated.artifact, ["trajectory_id", "agent_id", "scenario_id"])
+    candidates = [Candidate(**row) for row in rows.iter_rows(named=True)]
+    dropped = choose_dropped(
+        candidates,
+        target=settings.target_trajectories,
+        max_dropout=settings.max_dropout,
+        min_agents=settings.min_agents,
+        key=f"{validated.claim.window_id}/{settings.seed}",
+    )
+    artifact = validated.artifact
+    if dropped:
+        keep = ~pl.col("trajectory_id").is_in(sorted(dropped))
+        artifact = rewrite_artifact(
+            artifact, settings.artifacts, lambda frame: frame.filter(keep), stage="thinned"
+        )
+    agents = {c.agent_id for c in candidates if c.trajectory_id not in dropped}
+    return Thinned(
+        claim=validated.claim, artifact=artifact, agents=len(agents), dropped=len(dropped)
+    )
+
+
+def choose_dropped(
+    candidates: Iterable[Candidate], *, target: int, max_dropout: float, min_agents: int, key: str
+) -> frozenset[str]:
+    """The trajectory ids to drop, whatever the order of ``candidates``.
+
+    No group falls below two trajectories and no agent of the last ``min_agents`` loses its last
+    one, even if that leaves more than the target.
+    """
+    everyone = list(candidates)
+    wanted = min(len(everyone) - target, int(max_dropout * len(everyone)))
+    position = _positions(everyone, key)
+    of_agent = Counter(candidate.agent_id for candidate in everyone)
+    in_group = Counter(candidate.scenario_id for candidate in everyone)
+    dropped: set[str] = set()
+    for candidate in sorted(everyone, key=lambda c: (position[c.trajectory_id], c.trajectory_id)):
+        if len(dropped) >= wanted:
+            break
+        last_of_agent = of_agent[candidate.agent_id] == 1
+        if in_group[candidate.scenario_id] <= MIN_GROUP or (
+            last_of_agent and len(of_agent) <= min_agents
+        ):
+            continue
+        dropped.add(candidate.trajectory_id)
+        in_group[candidate.scenario_id] -= 1
+        of_agent[candidate.agent_id] -= 1
+        if last_of_agent:
+            del of_agent[candidate.agent_id]
+    return frozenset(dropped)
+
+
+def _positions(candidates: list[Candidate], key: str) -> Mapping[str, float]:
+    """Trajectory id → its place in [0, 1) among its agent's."""
+    agents: dict[str, list[str]] = {}
+    for candidate in candidates:
+        agents.setdefault(candidate.agent_id, []).append(candidate.trajectory_id)
+    return {
+        trajectory_id: (rank + _random(key, "agent", agent)) / len(ids)
+        for agent, ids in agents.items()
+        for rank, trajectory_id in enumerate(sorted(ids, key=lambda i: (_random(key, i), i)))
+    }
+
+
+def _random(*parts: str) -> float:
+    """Uniform in [0, 1), the same on every machine."""
+    digest = blake2b("/".join(parts).encode(), digest_size=8).digest()
+    return int.from_bytes(digest, "big") / 2**64

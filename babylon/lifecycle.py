@@ -1,0 +1,72 @@
+"""One window's claim from start to end: whatever happens, its row in Postgres tells the truth."""
+
+import os
+import socket
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager, suppress
+
+import asyncpg
+
+from babylon.errors import DatabaseError, FencedError, WindowNotReadyError
+from babylon.metrics import scored_from
+from babylon.settings import Settings
+from babylon.store import Store
+from babylon.store.policies import policy_of_batch
+from babylon.store.windows import claim_window, get_window, hold_lease, set_state
+from babylon.types import Claim, Scored, Trained
+from babylon.windows import Window, WindowState
+
+UNREACHABLE = (DatabaseError, OSError, asyncpg.PostgresError, asyncpg.InterfaceError)
+
+
+@asynccontextmanager
+async def claimed(store: Store, settings: Settings, window: Window) -> AsyncIterator[Claim]:
+    """Claim a window and keep its lease while the body runs.
+
+    A body that raises leaves the window skipped (``WindowNotReadyError``) or failed, with the
+    reason. A window whose checkpoint is committed stays ``trained``: the next run goes on there.
+
+    Raises:
+        AlreadyTrainedError: the window is done.
+        FencedError: another worker took the window over; its state is that worker's.
+    """
+    owner = f"{socket.gethostname()}:{os.getpid()}"
+    claim = await claim_window(store, window, owner=owner, lease_s=settings.lease_s)
+    try:
+        async with hold_lease(store, claim, settings.lease_s):
+            yield claim
+    except FencedError:
+        raise
+    except BaseException as error:  # a signal too; re-raised, only the reason is kept
+        skipped = isinstance(error, WindowNotReadyError)
+        state = WindowState.SKIPPED if skipped else WindowState.FAILED
+        with suppress(*UNREACHABLE):  # then the lease runs out by itself
+            await _end(store, claim, state, str(error) or type(error).__name__)
+        raise
+
+
+async def committed(store: Store, claim: Claim) -> tuple[Scored, Trained] | None:
+    """What an earlier run of this window trained before it died, or None."""
+    row = await get_window(store, claim.window_id)
+    if row is None or row.state != WindowState.TRAINED or row.batch_id is None:
+        return None
+    policy = await policy_of_batch(store, row.batch_id)
+    if policy is None or policy.parent_version is None:
+        raise DatabaseError(
+            f"window {claim.window_id} is trained but batch {row.batch_id!r} has no policy"
+        )
+    trained = Trained(
+        claim=claim,
+        batch_id=row.batch_id,
+        policy_version=policy.policy_version,
+        parent_version=policy.parent_version,
+        checkpoint_uri=policy.uri,
+        metrics={name: x for name, x in row.metrics.items() if isinstance(x, int | float)},
+    )
+    return scored_from(claim, row.metrics), trained
+
+
+async def _end(store: Store, claim: Claim, state: WindowState, reason: str) -> None:
+    row = await get_window(store, claim.window_id)
+    if row is not None and row.state == WindowState.CLAIMED:
+        await set_state(store, claim, state, reason=reason)

@@ -1,0 +1,37 @@
+"""Chats of scripted agents of mixed skill: what the embedded base model learns to imitate.
+
+The mixture knows the format and has *some* skill, so that reinforcement has something to prefer:
+four agents in ten believe the news, the others trade at random, with the trend, against
+the news, or hold.
+"""
+
+from collections.abc import Iterator
+from random import Random
+
+from babylon.market.game import Game
+from babylon.market.orders import render_decision
+from babylon.market.prompts import render_observation
+from babylon.market.scenario import Rules, make_scenario
+from babylon.market.scripted import SCRIPTED_AGENTS, ScriptedAgent
+
+MIXTURE = {"news": 0.4, "random": 0.3, "momentum": 0.1, "contrarian": 0.1, "hold": 0.1}
+
+
+def scripted_chats(seed: int, rules: Rules | None = None) -> Iterator[list[dict[str, str]]]:
+    """Endless chats, one a decision: system, user and the assistant's reply."""
+    random = Random(f"transcripts:{seed}")
+    for number in range(1_000_000_000):
+        game = Game(make_scenario(f"transcript:{seed}:{number}", rules))
+        _, agent = draw_agent(random)
+        name = f"agent-{random.randrange(64)}"
+        while not game.over:
+            observation = render_observation(game, name)
+            decision = agent(game, random)
+            yield [*observation, {"role": "assistant", "content": render_decision(decision)}]
+            game.act(decision)
+
+
+def draw_agent(random: Random) -> tuple[str, ScriptedAgent]:
+    """One scripted agent of the mixture, with its name."""
+    name = random.choices([*MIXTURE], [*MIXTURE.values()])[0]
+    return name, SCRIPTED_AGENTS[name]

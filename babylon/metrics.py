@@ -1,0 +1,63 @@
+"""A window's metrics: one flat record, and enough to take up a window where a crash left it.
+
+The command line, Prefect and the column ``metrics`` of ``babylon.windows`` share these names.
+"""
+
+from collections.abc import Mapping
+from typing import Any
+
+from babylon.types import Artifact, Claim, Deployed, Scored, Trained, Verdict
+
+Metrics = dict[str, float | int | str | bool | None]
+
+
+def scored_metrics(scored: Scored) -> Metrics:
+    return {
+        "window_id": scored.claim.window_id,
+        "agents": scored.agents,
+        "trajectories": scored.artifact.rows,
+        "avg_reward": scored.avg_reward,
+        "scorer": scored.scorer,
+        "artifact_uri": scored.artifact.uri,
+        "artifact_sha256": scored.artifact.sha256,
+    }
+
+
+def scored_from(claim: Claim, metrics: Mapping[str, Any]) -> Scored:
+    """The inverse of ``scored_metrics``: an earlier run's manifest, under the present claim."""
+    return Scored(
+        claim=claim,
+        artifact=Artifact(
+            uri=metrics["artifact_uri"],
+            sha256=metrics["artifact_sha256"],
+            rows=metrics["trajectories"],
+            window_id=claim.window_id,
+        ),
+        agents=metrics["agents"],
+        scorer=metrics["scorer"],
+        avg_reward=metrics["avg_reward"],
+    )
+
+
+def window_metrics(
+    scored: Scored, trained: Trained, verdict: Verdict, deployed: Deployed, minutes: float
+) -> Metrics:
+    """What DESIGN.md asks of a window: play, update, and P&L before and after."""
+    update = dict(trained.metrics)
+    return {
+        **scored_metrics(scored),
+        **update,
+        "training_loss": update.get("training_loss"),
+        "kl_divergence": update.get("kl_after"),
+        "policy_version": trained.policy_version,
+        "parent_version": trained.parent_version,
+        "pnl_before": verdict.pnl_before,
+        "pnl_after": verdict.pnl_after,
+        "win_rate_before": verdict.win_rate_before,
+        "win_rate_after": verdict.win_rate_after,
+        "promoted": verdict.promote,
+        "verdict": verdict.reason,
+        "deployment_success": deployed.deployed,
+        "route_version": deployed.route_version,
+        "duration_minutes": minutes,
+    }

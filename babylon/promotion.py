@@ -1,0 +1,66 @@
+"""Change the champion: by hand, by the flow, or back to the one before."""
+
+import logging
+
+from babylon.errors import ModelError, ServingError
+from babylon.store import Store
+from babylon.store.policies import Policy, champion, get_policy
+from babylon.store.routes import commit_route, list_routes, wait_for_acks
+
+log = logging.getLogger(__name__)
+ACK_TIMEOUT_S = 60.0
+
+
+async def promote(
+    store: Store, policy_version: int, *, author: str, reason: str
+) -> tuple[int, tuple[str, ...]]:
+    """Route every agent to a policy; returns the route version and the gateways that serve it.
+
+    A gateway loads a policy before it takes a route. If one cannot, the route before is put in
+    force again.
+
+    Raises:
+        ModelError: there is no such policy.
+        RouteConflictError: somebody else changed the route meanwhile.
+        ServingError: a gateway did not follow; it names which.
+    """
+    policy = await get_policy(store, policy_version)
+    before, route_version = await champion(store)
+    if policy.policy_version == before.policy_version:
+        return route_version, await wait_for_acks(store, route_version, ACK_TIMEOUT_S)
+    version = await commit_route(
+        store,
+        policy_version=policy_version,
+        author=author,
+        reason=reason,
+        expected_route_version=route_version,
+    )
+    try:
+        return version, await wait_for_acks(store, version, ACK_TIMEOUT_S)
+    except ServingError as error:
+        await _restore(store, before, version, str(error))
+        raise
+
+
+async def previous_champion(store: Store) -> Policy:
+    """The policy that served before the present one.
+
+    Raises:
+        ModelError: there was no other.
+    """
+    routes = await list_routes(store)
+    others = [r for r in routes if r.policy_version != routes[0].policy_version]
+    if not others:
+        raise ModelError("no other policy served before: nothing to roll back to")
+    return await get_policy(store, others[0].policy_version)
+
+
+async def _restore(store: Store, policy: Policy, route_version: int, reason: str) -> None:
+    log.error("route %d is taken back: %s", route_version, reason)
+    await commit_route(
+        store,
+        policy_version=policy.policy_version,
+        author="babylon",
+        reason=f"route {route_version} was not acknowledged",
+        expected_route_version=route_version,
+    )

@@ -1,0 +1,116 @@
+"""The calls of a trajectory that train the policy, with the exact tokens where they are known.
+
+The step says which calls there were and what came back; the game's call log has the messages that
+were really sent; the gateway has the tokens. The three are joined by equality and in order, and a
+call whose gateway record does not say exactly the same stays text-only (``Call.retokenized``).
+"""
+
+from collections import defaultdict
+from collections.abc import Sequence
+
+import msgspec
+
+from babylon.quality.decode import POLICY_PURPOSES, LlmCall, Step
+from babylon.trajectories import Call, Message
+
+
+class LoggedCall(msgspec.Struct, frozen=True):
+    """A row of the game's ``llm_call_logs``; ``call_id`` is ``<trajectory>-call-<step>-<i>``."""
+
+    call_id: str
+    response: str
+    messages_json: str | None = None
+    top_p: float | None = None
+
+
+class GatewayCall(msgspec.Struct, frozen=True):
+    """A row of ``babylon.calls``; without tokens when the gateway marked it untrainable."""
+
+    step_number: int
+    messages: str
+    response: str
+    temperature: float
+    top_p: float
+    policy_version: int
+    prompt_token_ids: tuple[int, ...] | None = None
+    completion_token_ids: tuple[int, ...] | None = None
+    logprobs: tuple[float, ...] | None = None
+
+    @property
+    def has_tokens(self) -> bool:
+        return bool(
+            self.prompt_token_ids
+            and self.completion_token_ids
+            and self.logprobs
+            and len(self.logprobs) == len(self.completion_token_ids)
+        )
+
+
+def is_policy_call(call: LlmCall) -> bool:
+    """Evaluation calls are somebody else's answers."""
+    return call.purpose in POLICY_PURPOSES
+
+
+def policy_calls(
+    trajectory_id: str,
+    steps: Sequence[Step],
+    logged: Sequence[LoggedCall],
+    gateway: Sequence[GatewayCall],
+) -> tuple[Call, ...]:
+    """All trainable calls in playing order; ``gateway`` is ordered by time."""
+    logs = {call.call_id: call for call in logged}
+    waiting: defaultdict[int, list[GatewayCall]] = defaultdict(list)
+    for record in gateway:
+        waiting[record.step_number].append(record)
+    calls = []
+    for step in steps:
+        for index, call in enumerate(step.llm_calls):
+            if is_policy_call(call):
+                log = logs.get(f"{trajectory_id}-call-{step.step_number}-{index}")
+                text = _text_call(step.step_number, call, log)
+                calls.append(_with_tokens(text, waiting[step.step_number]))
+    return tuple(calls)
+
+
+def _text_call(step: int, call: LlmCall, log: LoggedCall | None) -> Call:
+    prompts = (("system", call.system_prompt), ("user", call.user_prompt))
+    messages = tuple(Message(role=role, content=text) for role, text in prompts if text)
+    top_p = None
+    if log is not None and log.response == call.response:
+        messages = _messages(log.messages_json or "") or messages
+        top_p = log.top_p
+    return Call(
+        step=step,
+        messages=messages,
+        response=call.response or "",
+        temperature=call.temperature,
+        top_p=1.0 if top_p is None else top_p,
+    )
+
+
+def _with_tokens(call: Call, waiting: list[GatewayCall]) -> Call:
+    """The call with the tokens of the first record that says the same; earlier ones are skipped."""
+    for position, record in enumerate(waiting):
+        if record.response == call.response and _messages(record.messages) == call.messages:
+            del waiting[: position + 1]
+            return _joined(call, record) if record.has_tokens else call
+    return call
+
+
+def _joined(call: Call, record: GatewayCall) -> Call:
+    return msgspec.structs.replace(
+        call,
+        temperature=record.temperature,
+        top_p=record.top_p,
+        policy_version=record.policy_version,
+        prompt_token_ids=record.prompt_token_ids,
+        completion_token_ids=record.completion_token_ids,
+        logprobs=record.logprobs,
+    )
+
+
+def _messages(text: str) -> tuple[Message, ...] | None:
+    try:
+        return msgspec.json.decode(text, type=tuple[Message, ...])
+    except (msgspec.DecodeError, RecursionError):
+        return None

@@ -1,0 +1,101 @@
+"""One game row → a trajectory, or the first reason why not, in the order of ``Reason``.
+
+An action is a step with an action, and HOLD is one: an agent that mostly waits is eligible.
+"""
+
+import math
+from typing import Any
+
+import msgspec
+
+from babylon.game_rows import GameRow
+from babylon.quality.calls import GatewayCall, LoggedCall, is_policy_call, policy_calls
+from babylon.quality.decode import PENDING, Metadata, Metrics, Step, decode
+from babylon.quality.outcomes import count_actions, count_wins, window_pnl_usd
+from babylon.quality.reasons import Reason, RejectedError
+from babylon.settings import Settings
+from babylon.store.rejections import Rejection
+from babylon.trajectories import Trajectory
+from babylon.windows import Window
+
+
+class Accepted(msgspec.Struct, frozen=True):
+    """A sound trajectory, and apart from it the ground truth that only the judge may see."""
+
+    trajectory: Trajectory
+    game_knowledge: dict[str, Any]
+
+
+def check_row(row: GameRow, window: Window, settings: Settings) -> Accepted | Rejection:
+    """Never raises on bad data: every row is accepted or has a named reason."""
+    try:
+        return _accept(row, window, settings)
+    except RejectedError as error:
+        return Rejection(trajectory_id=row.trajectory_id, reason=error.reason, detail=error.detail)
+
+
+def _accept(row: GameRow, window: Window, settings: Settings) -> Accepted:
+    if not window.contains(row.start):
+        raise RejectedError(
+            Reason.OTHER_WINDOW, f"started {row.start:%Y-%m-%dT%H:%M:%S}, window is {window.id}"
+        )
+    steps = decode(row.steps_json, tuple[Step, ...], "stepsJson")
+    metrics = decode(row.metrics_json, Metrics, "metricsJson")
+    metadata = decode(row.metadata_json, Metadata, "metadataJson")
+    decode(row.reward_components_json, dict[str, Any], "rewardComponentsJson")
+    if not math.isfinite(row.total_reward):
+        raise RejectedError(Reason.NON_FINITE_NUMBER, f"totalReward is {row.total_reward}")
+    if not steps:
+        raise RejectedError(Reason.EMPTY_STEPS, "stepsJson is []")
+    pnl_usd = window_pnl_usd(steps, metrics, row.final_pnl_usd)
+    _check_play(steps, row.total_reward, settings)
+    wins, trades = count_wins(steps)
+    trajectory = Trajectory(
+        trajectory_id=row.trajectory_id,
+        agent_id=row.agent_id,
+        window_id=window.id,
+        scenario_id=row.scenario_id or window.id,
+        start=row.start,
+        end=row.end,
+        pnl_usd=pnl_usd,
+        wins=wins,
+        trades=trades,
+        actions=count_actions(steps),
+        steps=len(steps),
+        calls=policy_calls(
+            row.trajectory_id,
+            steps,
+            msgspec.json.decode(row.logs_json, type=list[LoggedCall]),
+            msgspec.json.decode(row.gateway_json, type=list[GatewayCall]),
+        ),
+    )
+    return Accepted(trajectory, metadata.game_knowledge)
+
+
+def _check_play(steps: tuple[Step, ...], total_reward: float, settings: Settings) -> None:
+    for i, step in enumerate(steps):
+        if step.action.action_type == PENDING:
+            raise RejectedError(Reason.UNFINISHED_STEP, f"stepsJson[{i}].action is {PENDING}")
+    calls = [
+        (i, j, call)
+        for i, step in enumerate(steps)
+        for j, call in enumerate(step.llm_calls)
+        if is_policy_call(call)
+    ]
+    if not calls:
+        raise RejectedError(Reason.NO_LLM_CALL, f"{len(steps)} steps without an LLM call")
+    for i, j, call in calls:
+        path = f"stepsJson[{i}].llmCalls[{j}]"
+        if not (call.response or "").strip():
+            raise RejectedError(Reason.NO_RESPONSE, f"{path}.response")
+        if not call.system_prompt and not call.user_prompt:
+            raise RejectedError(Reason.MISSING_FIELD, f"{path}.userPrompt is empty")
+    if len(steps) < settings.min_actions:
+        raise RejectedError(
+            Reason.TOO_FEW_ACTIONS, f"{len(steps)} actions, minimum is {settings.min_actions}"
+        )
+    threshold = settings.reward_threshold
+    if threshold is not None and total_reward < threshold:
+        raise RejectedError(
+            Reason.BELOW_REWARD_THRESHOLD, f"totalReward {total_reward:g} is below {threshold:g}"
+        )

@@ -1,0 +1,53 @@
+"""What a trajectory made of its window: profit inside it, and how many of its trades paid off."""
+
+import math
+from collections.abc import Sequence
+
+from babylon.quality.decode import Action, Metrics, Step
+from babylon.quality.reasons import Reason, RejectedError
+
+HOLD = "HOLD"
+
+
+def window_pnl_usd(steps: Sequence[Step], metrics: Metrics, final_pnl_usd: float | None) -> float:
+    """Profit inside this window (USD): the last known lifetime P&L minus that of the first step.
+
+    Raises:
+        RejectedError: the difference is not a finite number.
+    """
+    known = (final_pnl_usd, metrics.final_pnl, steps[-1].environment_state.agent_pnl)
+    last = next(value for value in known if value is not None)
+    pnl = last - steps[0].environment_state.agent_pnl
+    if not math.isfinite(pnl):
+        raise RejectedError(Reason.NON_FINITE_NUMBER, f"finalPnL {last!r}: P&L is {pnl!r}")
+    return pnl
+
+
+def won(action: Action) -> bool | None:
+    """Whether a trade paid off; ``None`` when the action decided no trade.
+
+    The recorder says so itself where it knows (``correctness``). Otherwise a successful sale or
+    close with a ``result.pnl`` is a win when that is above zero.
+    """
+    if not action.success:
+        return None
+    if action.correctness is not None:
+        for verdict in (action.correctness.prediction_correct, action.correctness.perp_correct):
+            if verdict is not None:
+                return verdict
+    closes = action.action_type.startswith(("SELL", "CLOSE"))
+    pnl = action.result.get("pnl") if closes and isinstance(action.result, dict) else None
+    if isinstance(pnl, bool) or not isinstance(pnl, int | float):
+        return None
+    return pnl > 0
+
+
+def count_wins(steps: Sequence[Step]) -> tuple[int, int]:
+    """``(wins, trades)`` over the decided trades."""
+    decided = [verdict for step in steps if (verdict := won(step.action)) is not None]
+    return sum(decided), len(decided)
+
+
+def count_actions(steps: Sequence[Step]) -> int:
+    """Successful steps that did something: HOLD is not counted."""
+    return sum(step.action.success and step.action.action_type != HOLD for step in steps)

@@ -1,0 +1,39 @@
+"""Scorers by name: the built-in ones, and any ``package.module:function`` of the user's own."""
+
+import importlib
+
+from babylon.errors import ConfigError
+from babylon.rewards.heuristic import heuristic
+from babylon.rewards.scorer import Scorer
+
+SCORERS: dict[str, Scorer] = {"heuristic": heuristic}
+
+
+def load_scorer(name: str) -> Scorer:
+    """The scorer of that name.
+
+    Raises:
+        ConfigError: there is none; the message lists what there is or says what does not import.
+    """
+    if name in SCORERS:
+        return SCORERS[name]
+    module_name, colon, attribute = name.partition(":")
+    if not (colon and module_name and attribute):
+        raise ConfigError(
+            f"scorer {name!r} is unknown: choose {', '.join(SCORERS)}"
+            " or a function of your own, package.module:function"
+        )
+    try:
+        module = importlib.import_module(module_name)
+    except ImportError as error:
+        raise ConfigError(
+            f"scorer {name!r}: module {module_name!r} does not import ({error}):"
+            " install it or put its folder on PYTHONPATH"
+        ) from error
+    scorer = getattr(module, attribute, None)
+    if not callable(scorer):
+        raise ConfigError(
+            f"scorer {name!r}: {module.__name__} ({module.__file__}) has no function {attribute!r}"
+        )
+    found: Scorer = scorer
+    return found

@@ -1,0 +1,81 @@
+"""What a scorer is: all trajectories of a window in, one number for each out.
+
+A scorer is a plain or ``async`` callable. It gets every trajectory of one window at once, in a
+fixed order, and returns one finite score each, in that order: higher is better. Only differences
+inside a group (window, scenario) matter to the trainer, so the scale is free; 0 to 1 is usual.
+Money is in US dollars (``pnl_usd``), rates are shares from 0 to 1. A scorer that cannot judge
+raises: a failure is never a low score.
+
+    def profit(trajectories: Sequence[Trajectory]) -> list[float]:
+        return [trajectory.pnl_usd for trajectory in trajectories]
+"""
+
+import asyncio
+import inspect
+import math
+from collections.abc import Awaitable, Callable, Sequence
+from dataclasses import dataclass, field
+from typing import Any, TypeAlias
+
+from babylon.errors import BabylonError, ScoringError
+from babylon.trajectories import Trajectory
+
+
+@dataclass(frozen=True, slots=True)
+class Score:
+    """A score and, where the scorer tells, the parts that it was made of."""
+
+    value: float
+    components: dict[str, float] = field(default_factory=dict)
+
+
+Scores: TypeAlias = Sequence[float] | Sequence[Score]
+Scorer: TypeAlias = Callable[[Sequence[Trajectory]], Scores | Awaitable[Scores]]
+
+
+async def score(name: str, scorer: Scorer, trajectories: Sequence[Trajectory]) -> list[Score]:
+    """Run a scorer, plain ones in a thread, and check what it returns.
+
+    Raises:
+        ScoringError: it raised, or did not return one finite number a trajectory.
+    """
+    try:
+        returned: Any = await asyncio.to_thread(scorer, trajectories)
+        if inspect.isawaitable(returned):
+            returned = await returned
+    except BabylonError:
+        raise
+    except Exception as error:  # a scorer is other people's code: whatever it raises is its failure
+        raise ScoringError(
+            f"scorer {name} raised {error!r} on {_which(trajectories)}: nothing was scored"
+        ) from error
+    if not isinstance(returned, Sequence) or len(returned) != len(trajectories):
+        got = f"{len(returned)}" if isinstance(returned, Sequence) else f"{returned!r}"
+        raise ScoringError(
+            f"scorer {name} returned {got} for {len(trajectories)} trajectories:"
+            " return a list with one score each"
+        )
+    return [
+        _checked(name, value, trajectory)
+        for value, trajectory in zip(returned, trajectories, strict=True)
+    ]
+
+
+def _checked(name: str, value: Any, trajectory: Trajectory) -> Score:
+    given = value if isinstance(value, Score) else Score(value)
+    try:
+        number = float(given.value)
+    except (TypeError, ValueError, OverflowError):
+        number = math.nan
+    if not math.isfinite(number):
+        raise ScoringError(
+            f"scorer {name} returned {given.value!r} for trajectory {trajectory.trajectory_id}:"
+            " scores must be finite numbers"
+        )
+    return Score(number, given.components)
+
+
+def _which(trajectories: Sequence[Trajectory]) -> str:
+    ids = [trajectory.trajectory_id for trajectory in trajectories]
+    shown = ", ".join(ids[:3]) + (", …" if len(ids) > 3 else "")
+    return f"{len(ids)} trajectories ({shown})"

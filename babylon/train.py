@@ -1,0 +1,114 @@
+"""The train stage: a scored window becomes a committed policy."""
+
+import asyncio
+from collections.abc import Callable
+from dataclasses import asdict
+from pathlib import Path
+
+from babylon.errors import ConfigError
+from babylon.settings import Settings
+from babylon.store.connection import Store
+from babylon.store.policies import Policy, champion, commit_policy, ensure_base, list_policies
+from babylon.trajectories import training_rows
+from babylon.types import Claim, Scored, Trained
+
+Progress = Callable[[int, int], None]
+
+
+async def train_window(
+    store: Store, settings: Settings, scored: Scored, *, progress: Progress | None = None
+) -> Trained:
+    """Train the champion on a window, save the checkpoint, commit it as the next policy version.
+
+    The commit also consumes the trajectories: afterwards none of them can be trained again.
+
+    Raises:
+        WindowNotReadyError: no group of the window has differing scores.
+        TrainingError: the update diverged.
+        AlreadyTrainedError, FencedError: somebody else trained the window; nothing was changed.
+    """
+    # torch takes seconds to import, and of the stages only two need it
+    from babylon.checkpoints.update import update_checkpoint
+    from babylon.grpo.loss import LossConfig
+    from babylon.grpo.trainer import TrainerConfig
+
+    claim = scored.claim
+    parent = await ensure_champion(store, settings)
+    rows = training_rows(scored.artifact)
+    target = checkpoint_directory(settings, claim)
+    config = TrainerConfig(
+        iterations=settings.iterations,
+        trajectories_per_step=settings.batch_size * settings.accumulation,
+        learning_rate=settings.effective_learning_rate,
+        max_missing_logprobs=settings.max_missing_logprobs,
+        seed=settings.seed,
+        loss=LossConfig(kl_penalty=settings.kl_penalty),
+    )
+    report, excluded = await asyncio.to_thread(
+        update_checkpoint,
+        parent.uri,
+        rows,
+        target,
+        tuning=settings.tuning,
+        config=config,
+        progress=progress,
+    )
+    metrics = {
+        **{name: float(value) for name, value in asdict(report).items()},
+        **{f"calls_{reason}": float(count) for reason, count in asdict(excluded).items()},
+        "training_loss": report.loss,
+        "kl_divergence": report.kl_after,
+        "avg_reward": scored.avg_reward,
+    }
+    batch_id = batch_of(claim.window_id)
+    version = await commit_policy(
+        store,
+        claim,
+        parent_version=parent.policy_version,
+        kind=settings.tuning,
+        uri=str(target),
+        base_model=parent.base_model,
+        batch_id=batch_id,
+        trajectory_ids=[row.trajectory_id for row in rows],
+        metrics=metrics,
+    )
+    return Trained(
+        claim=claim,
+        batch_id=batch_id,
+        policy_version=version,
+        parent_version=parent.policy_version,
+        checkpoint_uri=str(target),
+        metrics=metrics,
+    )
+
+
+def batch_of(window_id: str) -> str:
+    """A window is one batch."""
+    return f"window-{window_id}"
+
+
+def checkpoint_directory(settings: Settings, claim: Claim) -> Path:
+    """One directory a claim: a fenced worker cannot overwrite what its successor writes."""
+    return settings.checkpoints / f"{claim.window_id.replace(':', '')}-e{claim.epoch}"
+
+
+async def ensure_champion(
+    store: Store, settings: Settings, *, progress: Progress | None = None
+) -> Policy:
+    """The serving policy; with none yet, the base model is made or found and becomes version 0.
+
+    Raises:
+        ConfigError: ``BASE_MODEL`` names another model than this home was started with.
+    """
+    if not await list_policies(store):
+        from babylon.checkpoints.base import resolve_base
+
+        base = str(await asyncio.to_thread(resolve_base, settings, progress))
+        await ensure_base(store, uri=base, base_model=settings.base_model or Path(base).name)
+    policy, _ = await champion(store)
+    if settings.base_model and policy.base_model != settings.base_model:
+        raise ConfigError(
+            f"BASE_MODEL is {settings.base_model!r}, but the policies here descend from"
+            f" {policy.base_model!r}: use another BABYLON_HOME, or unset BASE_MODEL"
+        )
+    return policy

@@ -1,0 +1,93 @@
+"""What a Prefect server needs once its workers are there: deployments, one limit, two automations.
+
+All of it is repeatable: what exists is kept, so changes that an operator made in the UI stay.
+"""
+
+import asyncio
+from typing import Any
+
+import aiohttp
+
+from babylon.errors import ServingError
+from babylon.prefect_env import api_url
+from babylon.settings import Settings
+from babylon.up.services import ROOT, environment, prefect
+
+# A worker that died leaves its runs Running or Pending, and the hourly deployment's limit of one
+# would then refuse every later run. Three missed heartbeats (180 s each), ten minutes of waiting.
+_DONE = ["Completed", "Failed", "Cancelled", "Crashed"]
+STALE_RUNS = {
+    "babylon: crash runs without a heartbeat": ("heartbeat", ["heartbeat", *_DONE], 540),
+    "babylon: crash runs stuck in pending": ("Pending", ["Running", *_DONE], 600),
+}
+
+
+async def bootstrap(settings: Settings, http: aiohttp.ClientSession) -> None:
+    """
+    Raises:
+        ServingError: Prefect refused; quotes what it said.
+    """
+    api = api_url(settings.prefect_port)
+    await _one_gpu_stage_at_a_time(http, api)
+    await _crash_stale_runs(http, api)
+    await _deploy_all(settings)
+
+
+async def _one_gpu_stage_at_a_time(http: aiohttp.ClientSession, api: str) -> None:
+    pool = await _call(http, "GET", f"{api}/work_pools/gpu")
+    if pool["concurrency_limit"] is None:
+        await _call(http, "PATCH", f"{api}/work_pools/gpu", {"concurrency_limit": 1})
+
+
+async def _crash_stale_runs(http: aiohttp.ClientSession, api: str) -> None:
+    existing = await _call(http, "POST", f"{api}/automations/filter", {})
+    names = {automation["name"] for automation in existing}
+    for name, (after, expected, within_s) in STALE_RUNS.items():
+        if name not in names:
+            automation = _automation(name, after, expected, within_s)
+            await _call(http, "POST", f"{api}/automations/", automation)
+
+
+def _automation(name: str, after: str, expected: list[str], within_s: int) -> dict[str, Any]:
+    return {
+        "name": name,
+        "trigger": {
+            "type": "event",
+            "posture": "Proactive",
+            "match": {"prefect.resource.id": "prefect.flow-run.*"},
+            "for_each": ["prefect.resource.id"],
+            "after": [f"prefect.flow-run.{after}"],
+            "expect": [f"prefect.flow-run.{event}" for event in expected],
+            "threshold": 1,
+            "within": within_s,
+        },
+        "actions": [{"type": "change-flow-run-state", "state": "CRASHED", "message": name}],
+    }
+
+
+async def _deploy_all(settings: Settings) -> None:
+    if not (ROOT / "prefect.yaml").exists():
+        raise ServingError(
+            f"no prefect.yaml in {ROOT}: `babylon up` runs from a checkout; install it with"
+            " `pip install -e .`"
+        )
+    child = await asyncio.create_subprocess_exec(
+        *prefect("--no-prompt", "deploy", "--all"),
+        cwd=ROOT,
+        env=environment(settings),
+        stdin=asyncio.subprocess.DEVNULL,
+        stdout=asyncio.subprocess.PIPE,
+        stderr=asyncio.subprocess.STDOUT,
+    )
+    output, _ = await child.communicate()
+    if child.returncode:
+        raise ServingError(f"`prefect deploy --all` failed:\n{output.decode()[-2000:]}")
+
+
+async def _call(http: aiohttp.ClientSession, method: str, url: str, body: Any | None = None) -> Any:
+    async with http.request(method, url, json=body) as response:
+        if response.status >= 400:
+            raise ServingError(
+                f"Prefect refused {method} {url}: {response.status} {await response.text()}"
+            )
+        return await response.json() if response.status != 204 else None

@@ -1,0 +1,42 @@
+"""From names of blocks to settings."""
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from prefect.blocks.core import Block
+
+from babylon.errors import ConfigError
+from babylon.settings import Settings, load_settings
+from blocks.database import BabylonDatabase
+from blocks.model import BabylonModel
+
+KINDS: dict[str, type[BabylonDatabase] | type[BabylonModel]] = {
+    "babylon-database": BabylonDatabase,
+    "babylon-model": BabylonModel,
+}
+
+
+async def settings_with(
+    overrides: Mapping[str, Any] | None = None, blocks: Sequence[str] = ()
+) -> Settings:
+    """Environment, then blocks (``"babylon-database/live"``) in their order, then ``overrides``.
+
+    Raises:
+        ConfigError: a block of that name does not exist, or a setting is bad.
+    """
+    merged: dict[str, Any] = {}
+    for name in blocks:
+        merged |= (await _load(name)).overrides()
+    return load_settings(**merged | dict(overrides or {}))
+
+
+async def _load(name: str) -> BabylonDatabase | BabylonModel:
+    kind, _, document = name.partition("/")
+    if kind not in KINDS or not document:
+        raise ConfigError(f"block {name!r}: write one of {', '.join(KINDS)}, a slash and its name")
+    try:
+        block: Block = await KINDS[kind].aload(document)
+    except ValueError as error:
+        raise ConfigError(f"block {name!r} does not exist: create it in the UI first") from error
+    assert isinstance(block, BabylonDatabase | BabylonModel)
+    return block

@@ -1,0 +1,87 @@
+"""``python -m flows '{"type": "train", ...}'``: what ``babylon train`` and ``babylon demo`` become.
+
+The library may not import Prefect, so its command line replaces itself by this process and hands
+over one JSON request (``babylon.requests``). Terminal, signals and exit code are then this
+process's own.
+"""
+
+import asyncio
+import signal
+import sys
+from contextlib import suppress
+from datetime import UTC, datetime
+
+from prefect.exceptions import TerminationSignal
+
+from babylon.cli.output import fail, print_json, show_logs
+from babylon.cli.report import print_training, training_report
+from babylon.errors import BabylonError
+from babylon.requests import DemoRequest, Request, TrainRequest, decode
+from babylon.settings import load_settings
+from babylon.types import WindowResult
+from flows.backfill import backfill
+from flows.console import stage_progress
+from flows.continuous import continuous
+from flows.train_window import train_window
+
+
+def main(argv: list[str]) -> int:
+    """Run the request and return the exit code."""
+    request = decode(argv[1])
+    signal.signal(signal.SIGTERM, signal.default_int_handler)  # ends like Ctrl-C
+    show_logs()
+    try:
+        return run(request)
+    except BabylonError as error:
+        return fail(error, json=request.json)
+
+
+def run(request: Request) -> int:
+    return _demo(request) if isinstance(request, DemoRequest) else _train(request)
+
+
+def _train(request: TrainRequest) -> int:
+    results: list[WindowResult] = []
+    with stage_progress():
+        if request.mode == "continuous":
+            with suppress(KeyboardInterrupt, TerminationSignal):  # the way it is meant to end
+                asyncio.run(_collect(request, results))
+        elif request.mode == "backfill":
+            results += asyncio.run(backfill(request.hours, request.overrides))
+        else:
+            results.append(asyncio.run(train_window(request.window_id, request.overrides)))
+    settings = load_settings(**request.overrides)
+    report = training_report(request.mode, results)
+    print_json(report) if request.json else print_training(results, settings)
+    return 0 if report["ok"] else 1
+
+
+async def _collect(request: TrainRequest, results: list[WindowResult]) -> None:
+    async for result in continuous(load_settings(**request.overrides), request.overrides):
+        results.append(result)
+
+
+def _demo(request: DemoRequest) -> int:
+    """The demo plays the hours; how a window is trained is handed to it."""
+    from babylon.cli.demo import demo_progress, print_demo
+    from babylon.demo import demo_overrides, report_json, run_demo
+
+    outer = load_settings(**request.overrides)
+    overrides = {**request.overrides, **demo_overrides(outer, datetime.now(UTC))}
+    settings = load_settings(**overrides)
+
+    async def train(window_id: str) -> WindowResult:
+        return await train_window(window_id, overrides)
+
+    with demo_progress() as (say, step):
+        report = asyncio.run(
+            run_demo(
+                settings, outer.models, windows=request.windows, train=train, say=say, step=step
+            )
+        )
+    print_json(report_json(report)) if request.json else print_demo(report)
+    return 0 if report.ok else 1
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv))

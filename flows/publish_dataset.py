@@ -1,0 +1,30 @@
+"""Publish dataset: once a day, yesterday's trained windows."""
+
+from collections.abc import Sequence
+from datetime import UTC, date, datetime, timedelta
+from typing import Any
+
+from prefect import flow
+
+from babylon.dataset.build import windows_of
+from babylon.store import open_store
+from babylon.types import Published
+from blocks.load import settings_with
+from tasks.publish import publish
+
+
+@flow(name="publish-dataset", flow_run_name="{day}")
+async def publish_dataset(
+    day: date | None = None,
+    overrides: dict[str, Any] | None = None,
+    blocks: Sequence[str] = (),
+) -> list[Published]:
+    """Write the Parquet file of each trained window of a UTC day, by default yesterday.
+
+    A window that its own run published before gets the same file again.
+    """
+    settings = await settings_with(overrides, blocks)
+    day = day or (datetime.now(UTC) - timedelta(days=1)).date()
+    async with open_store(settings) as store:
+        scored = await windows_of(store, day)
+    return [await publish(settings, one) for one in scored]

@@ -1,0 +1,100 @@
+"""One window from recorded play to a served policy: the whole loop on one screen."""
+
+import time
+from collections.abc import Sequence
+from datetime import UTC, datetime
+from typing import Any
+
+from prefect import flow
+from prefect.runtime import flow_run
+
+from babylon.errors import AlreadyTrainedError, WindowNotReadyError
+from babylon.lifecycle import claimed, committed
+from babylon.metrics import scored_metrics, window_metrics
+from babylon.pending import window_to_train
+from babylon.settings import Settings
+from babylon.store import Store, open_store
+from babylon.store.windows import get_window, set_state
+from babylon.types import Claim, Scored, WindowResult
+from babylon.windows import Window, WindowState, closed_window
+from blocks.load import settings_with
+from flows.gpu_stages import Placement, on_gpu
+from tasks.collect import collect
+from tasks.deploy import deploy
+from tasks.dropout import dropout
+from tasks.publish import publish
+from tasks.score import score
+from tasks.validate import validate
+
+
+@flow(name="train-window", flow_run_name=lambda: flow_run.parameters["window_id"] or "newest")
+async def train_window(
+    window_id: str | None = None,
+    overrides: dict[str, Any] | None = None,
+    blocks: Sequence[str] = (),
+    placement: Placement = "inline",
+) -> WindowResult:
+    """Train one closed window; without a ``window_id`` the newest one that waits.
+
+    A window that cannot teach anything ends ``skipped``; one that an earlier run finished is left
+    alone; one whose run died after training goes on at validation.
+
+    Args:
+        overrides: Settings by name, over environment and blocks (``{"min_agents": 5}``).
+        blocks: Names of blocks to take settings from (``"babylon-database/live"``).
+        placement: Where training and validation run: here, or on the ``gpu`` work pool.
+
+    Raises:
+        WindowNotReadyError: The window is still being played.
+        BabylonError: A stage failed; the window's row keeps the reason.
+    """
+    settings = await settings_with(overrides, blocks)
+    async with open_store(settings) as store:
+        window = await _choose(store, settings, window_id)
+        try:
+            async with claimed(store, settings, window) as claim:
+                started = time.monotonic()
+                before = await committed(store, claim)
+                scored = before[0] if before else await _scored(store, settings, claim, window)
+                trained = before[1] if before else None
+                candidate = await on_gpu(scored, trained, overrides, blocks, placement)
+                deployed = await deploy(settings, candidate.verdict)
+                state = WindowState.DEPLOYED if deployed.deployed else WindowState.REJECTED
+                minutes = (time.monotonic() - started) / 60
+                metrics = window_metrics(
+                    scored, candidate.trained, candidate.verdict, deployed, minutes
+                )
+                reason = candidate.verdict.reason
+                await set_state(store, claim, state, reason=reason, metrics=metrics)
+                await publish(settings, scored)
+                return WindowResult(
+                    window_id=window.id, status=state, reason=reason, metrics=metrics
+                )
+        except AlreadyTrainedError as error:
+            return await _finished_before(store, window, str(error))
+        except WindowNotReadyError as error:
+            return WindowResult(window_id=window.id, status=WindowState.SKIPPED, reason=str(error))
+
+
+async def _choose(store: Store, settings: Settings, window_id: str | None) -> Window:
+    now = datetime.now(UTC)
+    if window_id is None:
+        return await window_to_train(store, settings, now)
+    return closed_window(window_id, now, settings.minutes)
+
+
+async def _scored(store: Store, settings: Settings, claim: Claim, window: Window) -> Scored:
+    collected = await collect(settings, claim, window)
+    validated = await validate(settings, collected)
+    thinned = await dropout(settings, validated)
+    scored = await score(settings, thinned)
+    await set_state(store, claim, WindowState.CLAIMED, metrics=scored_metrics(scored))
+    return scored
+
+
+async def _finished_before(store: Store, window: Window, reason: str) -> WindowResult:
+    row = await get_window(store, window.id)
+    assert row is not None  # the claim was refused because of it
+    return WindowResult(
+        window_id=window.id, status=row.state, reason=reason, changed=False, metrics=row.metrics
+    )

@@ -1,0 +1,12 @@
+"""Publish: the window's trajectories and scores as one Parquet file of the local dataset."""
+
+from babylon.dataset.export import publish_window
+from babylon.settings import Settings
+from babylon.types import Published, Scored
+from tasks.stage import stage
+
+
+@stage("publish")
+async def publish(settings: Settings, scored: Scored) -> Published:
+    """Publishing a window again writes the same file."""
+    return publish_window(settings, scored)

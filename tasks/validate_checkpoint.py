@@ -1,0 +1,14 @@
+"""Validate checkpoint: challenger and champion play the same unseen scenarios."""
+
+from babylon import validation
+from babylon.settings import Settings
+from babylon.store import open_store
+from babylon.types import Trained, Verdict
+from tasks.stage import stage
+
+
+@stage("validate checkpoint")
+async def validate_checkpoint(settings: Settings, trained: Trained) -> Verdict:
+    """The verdict is stored with the policy, promoted or not."""
+    async with open_store(settings) as store:
+        return await validation.validate_checkpoint(store, settings, trained)

@@ -1,0 +1,117 @@
+"""One Prefect server for all flow tests, and the real window of the game to train on.
+
+Collecting, checking, thinning, scoring, claims and states are the real ones on a real Postgres.
+Only the update and the arena are replaced, because they take minutes; what replaces them commits a
+real policy, so everything after it is real again.
+"""
+
+import gc
+from collections.abc import AsyncIterator, Iterator
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import pytest
+from prefect.testing.utilities import prefect_test_harness
+
+from babylon.artifacts import read_artifact
+from babylon.settings import Settings
+from babylon.store import Store
+from babylon.store.policies import commit_policy, ensure_base
+from babylon.types import Scored, Trained, Verdict
+from tests.integration.game import insert_real_window
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    here = Path(__file__).parent
+    for item in items:
+        if here in item.path.parents:
+            item.add_marker(pytest.mark.filterwarnings("ignore::ResourceWarning"))
+
+
+@pytest.fixture(scope="session", autouse=True)
+def prefect_server() -> Iterator[None]:
+    with prefect_test_harness(server_startup_timeout=180):
+        yield
+
+
+@pytest.fixture(autouse=True)
+def collect_sockets() -> Iterator[None]:
+    """Prefect keeps sockets of event loops that are gone; they end here, not in a later test."""
+    yield
+    gc.collect()
+
+
+@dataclass
+class Workshop:
+    """Stands in for torch: how often it was asked, and what it is to answer."""
+
+    promote: bool = True
+    training_error: Exception | None = None
+    validation_error: BaseException | None = None
+    trained: list[str] = field(default_factory=list)
+
+    async def train(self, store: Store, settings: Settings, scored: Scored) -> Trained:
+        self.trained.append(scored.claim.window_id)
+        if self.training_error:
+            raise self.training_error
+        batch_id = f"{scored.claim.window_id}/{scored.claim.epoch}"
+        metrics = {"training_loss": 0.5, "kl_before": 0.0, "kl_after": 0.01}
+        version = await commit_policy(
+            store,
+            scored.claim,
+            parent_version=0,
+            kind="lora",
+            uri="file:///checkpoint",
+            base_model="tiny",
+            batch_id=batch_id,
+            trajectory_ids=read_artifact(scored.artifact)["trajectory_id"].to_list(),
+            metrics=metrics,
+        )
+        return Trained(
+            claim=scored.claim,
+            batch_id=batch_id,
+            policy_version=version,
+            parent_version=0,
+            checkpoint_uri="file:///checkpoint",
+            metrics=metrics,
+        )
+
+    async def validate(self, store: Store, settings: Settings, trained: Trained) -> Verdict:
+        if self.validation_error:
+            raise self.validation_error
+        return Verdict(
+            claim=trained.claim,
+            policy_version=trained.policy_version,
+            promote=self.promote,
+            reason="not worse" if self.promote else "worse",
+            scenarios=8,
+            pnl_before=1.0,
+            pnl_after=2.0,
+            pnl_difference_low=0.5,
+            pnl_difference_high=1.5,
+            win_rate_before=0.4,
+            win_rate_after=0.5,
+            malformed_before=0.0,
+            malformed_after=0.0,
+        )
+
+
+@pytest.fixture
+def workshop(monkeypatch: pytest.MonkeyPatch) -> Workshop:
+    workshop = Workshop()
+    monkeypatch.setattr("tasks.train.train_window", workshop.train)
+    monkeypatch.setattr("babylon.validation.validate_checkpoint", workshop.validate)
+    return workshop
+
+
+@pytest.fixture
+async def played(
+    settings: Settings, store: Store, monkeypatch: pytest.MonkeyPatch
+) -> AsyncIterator[Settings]:
+    """The real window in a database of this test's own, which the environment names."""
+    assert settings.database_url is not None
+    monkeypatch.setenv("DATABASE_URL", settings.database_url.get_secret_value())
+    monkeypatch.setenv("BABYLON_HOME", str(settings.home))
+    await insert_real_window(store)
+    await ensure_base(store, uri="file:///base", base_model="tiny")
+    yield settings

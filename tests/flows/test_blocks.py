@@ -1,0 +1,47 @@
+"""Blocks pass Prefect's own suite and become settings."""
+
+import pytest
+from prefect.testing.standard_test_suites import BlockStandardTestSuite
+from pydantic import SecretStr
+
+from babylon.errors import ConfigError
+from blocks.database import BabylonDatabase
+from blocks.load import settings_with
+from blocks.model import BabylonModel
+
+
+class Suite(BlockStandardTestSuite):
+    """Without the picture: ours have none, and the suite would fetch it from the network."""
+
+    test_has_a_valid_image = None
+
+
+class TestDatabase(Suite):
+    @pytest.fixture
+    def block(self) -> type[BabylonDatabase]:
+        return BabylonDatabase
+
+
+class TestModel(Suite):
+    @pytest.fixture
+    def block(self) -> type[BabylonModel]:
+        return BabylonModel
+
+
+async def test_saved_blocks_override_the_environment_and_options_override_both() -> None:
+    url = "postgresql://game@db/game"
+    await BabylonDatabase(url=SecretStr(url)).save("live", overwrite=True)
+    await BabylonModel(base_model="Qwen/Qwen3-0.6B", tuning="full").save("qwen", overwrite=True)
+    settings = await settings_with(
+        {"model_name": "alpha"}, ["babylon-database/live", "babylon-model/qwen"]
+    )
+    assert settings.database_url is not None
+    assert settings.database_url.get_secret_value() == url
+    assert (settings.base_model, settings.tuning) == ("Qwen/Qwen3-0.6B", "full")
+    assert settings.model_name == "alpha"
+
+
+@pytest.mark.parametrize("name", ["babylon-database/none", "live", "slack/live"])
+async def test_a_block_that_is_not_there_is_named(name: str) -> None:
+    with pytest.raises(ConfigError, match=name):
+        await settings_with(blocks=[name])

@@ -1,0 +1,118 @@
+"""The whole chain on the real window, and every way in which it can end."""
+
+from datetime import UTC, datetime
+
+import pytest
+from prefect.client.orchestration import get_client
+
+from babylon.errors import TrainingError, WindowNotReadyError
+from babylon.settings import Settings
+from babylon.store import Store
+from babylon.store.policies import champion, list_policies
+from babylon.store.windows import get_window, list_windows
+from babylon.windows import WindowState, window_at
+from flows.train_window import train_window
+from tests.flows.conftest import Workshop
+
+WINDOW = "2025-11-14T09:00"
+METRICS = {
+    "window_id",
+    "agents",
+    "trajectories",
+    "avg_reward",
+    "training_loss",
+    "kl_divergence",
+    "deployment_success",
+    "duration_minutes",
+    "win_rate_before",
+    "win_rate_after",
+    "pnl_before",
+    "pnl_after",
+}
+
+
+async def test_a_window_goes_all_the_way_and_a_second_run_changes_nothing(
+    played: Settings, store: Store, workshop: Workshop
+) -> None:
+    result = await train_window(WINDOW)
+    assert result.status == WindowState.DEPLOYED and result.changed
+    assert result.metrics.keys() >= METRICS
+    assert result.metrics["agents"] == 5 and result.metrics["deployment_success"] is True
+    assert (await champion(store))[0].policy_version == 1
+    row = await get_window(store, WINDOW)
+    assert row is not None and row.metrics == result.metrics
+    assert list(played.datasets.rglob("*.parquet"))
+
+    again = await train_window(WINDOW)
+    assert (again.status, again.changed) == (WindowState.DEPLOYED, False)
+    assert "nothing was changed" in again.reason
+    assert workshop.trained == [WINDOW]
+    assert await get_window(store, WINDOW) == row
+
+
+async def test_a_challenger_that_is_worse_is_kept_but_does_not_serve(
+    played: Settings, store: Store, workshop: Workshop
+) -> None:
+    workshop.promote = False
+    result = await train_window(WINDOW)
+    assert (result.status, result.reason) == (WindowState.REJECTED, "worse")
+    assert result.metrics["deployment_success"] is False
+    assert (await champion(store))[0].policy_version == 0
+
+
+async def test_a_window_with_too_few_agents_is_skipped_and_says_why(
+    played: Settings, store: Store, workshop: Workshop
+) -> None:
+    result = await train_window(WINDOW, overrides={"min_agents": 50})
+    assert result.status == WindowState.SKIPPED and "50" in result.reason
+    row = await get_window(store, WINDOW)
+    assert row is not None and (row.state, row.reason) == (WindowState.SKIPPED, result.reason)
+    assert workshop.trained == []
+
+
+async def test_a_failed_window_keeps_its_reason_and_can_be_tried_again(
+    played: Settings, store: Store, workshop: Workshop
+) -> None:
+    workshop.training_error = TrainingError("loss is nan")
+    with pytest.raises(TrainingError, match="loss is nan"):
+        await train_window(WINDOW)
+    row = await get_window(store, WINDOW)
+    assert row is not None and (row.state, row.reason) == (WindowState.FAILED, "loss is nan")
+    workshop.training_error = None
+    assert (await train_window(WINDOW)).status == WindowState.DEPLOYED
+
+
+async def test_a_run_that_died_after_training_goes_on_at_validation(
+    played: Settings, store: Store, workshop: Workshop
+) -> None:
+    workshop.validation_error = RuntimeError("power cut")
+    with pytest.raises(RuntimeError):
+        await train_window(WINDOW)
+    row = await get_window(store, WINDOW)
+    assert row is not None and row.state == WindowState.TRAINED
+
+    workshop.validation_error = None
+    result = await train_window(WINDOW)
+    assert result.status == WindowState.DEPLOYED
+    assert result.metrics.keys() >= METRICS and result.metrics["training_loss"] == 0.5
+    assert workshop.trained == [WINDOW]
+    assert len(await list_policies(store)) == 2
+
+
+async def test_the_unfinished_hour_is_refused_and_leaves_no_trace(
+    played: Settings, store: Store, workshop: Workshop
+) -> None:
+    current = window_at(datetime.now(UTC))
+    with pytest.raises(WindowNotReadyError, match=f"ends at {current.end:%Y-%m-%dT%H:%M}"):
+        await train_window(current.id)
+    assert await list_windows(store) == []
+
+
+async def test_rejections_are_left_as_a_prefect_artifact(
+    played: Settings, workshop: Workshop
+) -> None:
+    await train_window(WINDOW)
+    async with get_client() as client:
+        artifacts = await client.read_artifacts()
+    tables = [a for a in artifacts if a.key == "rejected-trajectories"]
+    assert tables and WINDOW in (tables[-1].description or "")

@@ -1,0 +1,47 @@
+"""Puts rows into the game's tables, as the game's own writer would."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+from babylon.store import Store
+from babylon.store.windows import claim_window
+from babylon.types import Claim
+from babylon.windows import parse_window_id
+
+REAL = Path(__file__).parents[1] / "data" / "babylon"
+WINDOW = parse_window_id("2025-11-14T09:00")
+TABLES = {"users": "User"}
+
+
+def real_rows(name: str) -> list[dict[str, Any]]:
+    """The real rows of one file: users, trajectories, llm_call_logs or market_outcomes."""
+    return [json.loads(line) for line in (REAL / f"{name}.jsonl").read_text().splitlines()]
+
+
+async def insert(store: Store, name: str, rows: list[dict[str, Any]]) -> None:
+    table = TABLES.get(name, name)
+    await store.pool.executemany(
+        f'INSERT INTO "{table}" SELECT * FROM jsonb_populate_record(NULL::"{table}", $1)',
+        [(row,) for row in rows],
+    )
+
+
+async def insert_real_window(store: Store) -> None:
+    for name in ("users", "trajectories", "llm_call_logs", "market_outcomes"):
+        await insert(store, name, real_rows(name))
+
+
+async def insert_trajectories(store: Store, *changes: dict[str, Any]) -> None:
+    """Copies of a sound real row; each ``changes`` replaces columns of one, an id for instance."""
+    sound = real_rows("trajectories")[0]
+    await insert(store, "users", [{**real_rows("users")[0], "id": sound["agentId"]}])
+    await insert(
+        store,
+        "trajectories",
+        [{**sound, "id": row["trajectoryId"], **row} for row in changes],
+    )
+
+
+async def claim(store: Store) -> Claim:
+    return await claim_window(store, WINDOW, owner="test", lease_s=60)

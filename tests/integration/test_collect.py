@@ -1,0 +1,267 @@
+"""Collect, validate, dropout, score and publish on a real Postgres."""
+
+import json
+from collections.abc import Sequence
+from datetime import UTC, datetime
+from itertools import count
+
+import pytest
+
+from babylon.artifacts import read_artifact
+from babylon.collect import collect_window
+from babylon.dataset.export import COLUMNS, publish_window
+from babylon.dropout import thin_window
+from babylon.errors import ScoringError, WindowNotReadyError
+from babylon.quality.validate import validate_window
+from babylon.score import score_window
+from babylon.store.calls import RecordedCall, insert_calls
+from babylon.trajectories import Trajectory, read_trajectories, training_rows
+from babylon.types import Artifact
+from tests.integration.game import (
+    WINDOW,
+    claim,
+    insert,
+    insert_real_window,
+    insert_trajectories,
+    real_rows,
+)
+
+SECRET = "SECRET-future-price-404"
+_ids = count()
+
+
+async def validated_window(store, settings):
+    collected = await collect_window(store, settings, await claim(store), WINDOW)
+    return await validate_window(store, settings, collected)
+
+
+async def scored_window(store, settings):
+    thinned = thin_window(settings, await validated_window(store, settings))
+    return await score_window(store, settings, thinned)
+
+
+def recorded(trajectory_id, step, response, messages, **changes) -> RecordedCall:
+    given = {
+        "call_id": f"call-{next(_ids)}",
+        "agent_id": None,
+        "trajectory_id": trajectory_id,
+        "step_number": step,
+        "policy_version": 2,
+        "route_version": 1,
+        "model": "babylon",
+        "messages": json.dumps(messages),
+        "response": response,
+        "prompt_token_ids": [1, 2],
+        "completion_token_ids": [3],
+        "logprobs": [-0.5],
+        "temperature": 1.0,
+        "top_p": 1.0,
+        "max_tokens": 8,
+        "seed": None,
+        "finish_reason": "stop",
+        "trainable": True,
+        "untrainable_reason": None,
+        "started_at": datetime(2025, 11, 14, 9, 2, step, tzinfo=UTC),
+        "latency_ms": 1,
+    }
+    return RecordedCall(**{**given, **changes})
+
+
+async def test_the_real_window_keeps_five_agents_and_stores_ten_rejections(store, settings):
+    await insert_real_window(store)
+    validated = await validated_window(store, settings)
+    assert (validated.agents, validated.rejected) == (5, {"no_llm_call": 10})
+    stored = await store.pool.fetch("SELECT * FROM babylon.rejections")
+    assert {row["reason"] for row in stored} == {"no_llm_call"}
+    assert len(stored) == 10
+
+    trajectories = read_trajectories(validated.artifact)
+    best = max(trajectories, key=lambda trajectory: trajectory.pnl_usd)
+    assert best.agent_id == "test-agent-3"
+    assert best.pnl_usd == pytest.approx(155.83, abs=0.01)
+    logs = real_rows("llm_call_logs")
+    assert sum(len(trajectory.calls) for trajectory in trajectories) == len(logs)
+    assert {(c.messages[1].content, c.response) for t in trajectories for c in t.calls} == {
+        (log["userPrompt"], log["response"]) for log in logs
+    }
+
+
+async def test_collecting_again_gives_the_same_artifact(store, settings):
+    await insert_real_window(store)
+    first = await collect_window(store, settings, await claim(store), WINDOW)
+    again = await collect_window(store, settings, await claim(store), WINDOW)
+    assert first.artifact == again.artifact
+    assert first.artifact.rows == 15
+    assert len(list(settings.artifacts.iterdir())) == 1
+
+
+async def test_only_untrained_training_rows_of_the_window_are_collected(store, settings):
+    inside, outside = "2025-11-14T09:59:59.999", "2025-11-14T10:00:00"
+    await insert_trajectories(
+        store,
+        {"trajectoryId": "by id"},
+        {"trajectoryId": "no id, inside", "windowId": None, "startTime": inside},
+        {"trajectoryId": "no id, first moment", "windowId": None, "startTime": "2025-11-14T09:00"},
+        {"trajectoryId": "no id, outside", "windowId": None, "startTime": outside},
+        {"trajectoryId": "id, but outside", "startTime": outside},
+        {"trajectoryId": "next window", "windowId": "2025-11-14T10:00", "startTime": inside},
+        {"trajectoryId": "id that looks alike", "windowId": "2025-11-14T09:0_"},
+        {"trajectoryId": "evaluation", "isEvaluation": True},
+        {"trajectoryId": "not for training", "isTrainingData": False},
+        {"trajectoryId": "used by the game", "usedInTraining": True},
+        {"trajectoryId": "used by us"},
+    )
+    await store.pool.execute("INSERT INTO babylon.trained VALUES ('used by us', 'w', 'b')")
+    collected = await collect_window(store, settings, await claim(store), WINDOW)
+    ids = read_artifact(collected.artifact, ["trajectory_id"])["trajectory_id"].to_list()
+    assert ids == ["by id", "id, but outside", "no id, first moment", "no id, inside"]
+    with pytest.raises(WindowNotReadyError, match="1 other_window"):
+        await validate_window(store, settings, collected)
+    rejected = await store.pool.fetch("SELECT trajectory_id, reason FROM babylon.rejections")
+    assert [tuple(row) for row in rejected] == [("id, but outside", "other_window")]
+
+
+async def test_more_rows_than_one_fetch_are_streamed(store, settings):
+    await insert_trajectories(store, *({"trajectoryId": f"t{n:03}"} for n in range(450)))
+    collected = await collect_window(store, settings, await claim(store), WINDOW)
+    ids = read_artifact(collected.artifact, ["trajectory_id"])["trajectory_id"].to_list()
+    assert ids == [f"t{n:03}" for n in range(450)]
+
+
+async def test_the_gateways_tokens_join_their_calls_and_only_trainable_finite_ones(store, settings):
+    await insert_real_window(store)
+    logs = real_rows("llm_call_logs")
+    one = [row for row in logs if row["trajectoryId"] == logs[0]["trajectoryId"]][:5]
+    changes = [
+        {},
+        {"trainable": False, "untrainable_reason": "top_p"},
+        {"logprobs": [float("-inf")]},
+        {"response": "another answer"},
+        {"trajectory_id": one[0]["trajectoryId"][:-1]},
+    ]
+    await insert_calls(
+        store,
+        [
+            recorded(
+                **{
+                    "trajectory_id": log["trajectoryId"],
+                    "step": int(log["stepId"].rsplit("-", 1)[1]),
+                    "response": log["response"],
+                    "messages": json.loads(log["messagesJson"]),
+                    **change,
+                }
+            )
+            for log, change in zip(one, changes, strict=True)
+        ],
+    )
+    validated = await validated_window(store, settings)
+    trajectories = {t.trajectory_id: t for t in read_trajectories(validated.artifact)}
+    calls = trajectories[one[0]["trajectoryId"]].calls
+    assert [call.retokenized for call in calls[:5]] == [False, True, True, True, True]
+    assert (calls[0].completion_token_ids, calls[0].logprobs) == ((3,), (-0.5,))
+    assert (calls[0].policy_version, calls[1].policy_version) == (2, None)
+    others = [t for t in trajectories.values() if t.trajectory_id != one[0]["trajectoryId"]]
+    assert all(call.retokenized for trajectory in others for call in trajectory.calls)
+
+
+async def test_ground_truth_reaches_neither_training_rows_nor_the_dataset(store, settings):
+    users, logs, outcomes = (
+        real_rows(name) for name in ("users", "llm_call_logs", "market_outcomes")
+    )
+    trajectories = real_rows("trajectories")
+    for row in trajectories:
+        steps = json.loads(row["stepsJson"])
+        for step in steps:
+            step["action"]["correctness"] = {"actualOutcome": SECRET, "predictionCorrect": True}
+            step["environmentState"]["future"] = SECRET
+            for call in step["llmCalls"]:
+                call["groundTruth"] = SECRET
+        row["stepsJson"] = json.dumps(steps)
+        row["metadataJson"] = json.dumps(
+            {"gameKnowledge": {"futureOutcomes": {"m1": SECRET}, "trueProbabilities": {SECRET: 1}}}
+        )
+        row["metricsJson"] = json.dumps({"futureOutcome": SECRET})
+    for row in outcomes:
+        row["question"] = row["outcome"] = SECRET
+        row["newsEvents"] = [SECRET]
+    for row in logs:
+        row["metadata"] = row["reasoning"] = SECRET
+    for name, rows in {
+        "users": users,
+        "trajectories": trajectories,
+        "llm_call_logs": logs,
+        "market_outcomes": outcomes,
+    }.items():
+        await insert(store, name, rows)
+
+    scored = await scored_window(store, settings)
+    frame = read_artifact(scored.artifact)
+    assert frame["knowledge_json"].str.contains(SECRET).all()  # it is there, for the judge
+    for column in set(frame.columns) - {"knowledge_json", "game_json"}:
+        assert SECRET not in str(frame[column].to_list()), column
+    rows = training_rows(scored.artifact)
+    assert len(rows) == 5
+    assert SECRET not in str(rows)
+
+    published = publish_window(settings, scored)
+    public = read_artifact(
+        Artifact(uri=published.uri, sha256=published.sha256, rows=5, window_id=published.window_id)
+    )
+    assert SECRET not in str(public.to_dicts())
+
+
+async def test_too_few_agents_is_refused_with_the_count_and_the_reasons(store, settings):
+    await insert_real_window(store)
+    demanding = settings.model_copy(update={"min_agents": 6})
+    with pytest.raises(
+        WindowNotReadyError,
+        match=r"window 2025-11-14T09:00 has 5 eligible agents, minimum is 6 .*10 no_llm_call",
+    ):
+        await validated_window(store, demanding)
+
+
+async def test_scores_are_stored_with_their_components_and_added_to_the_rows(store, settings):
+    await insert_real_window(store)
+    scored = await scored_window(store, settings)
+    stored = await store.pool.fetch("SELECT * FROM babylon.scores")
+    rows = {row.trajectory_id: row.score for row in training_rows(scored.artifact)}
+    assert {row["trajectory_id"]: row["score"] for row in stored} == rows
+    assert all(set(row["components"]) == {"profit", "win_rate", "activity"} for row in stored)
+    assert scored.scorer == "heuristic"
+    assert scored.avg_reward == pytest.approx(sum(rows.values()) / 5)
+
+
+def boom(trajectories: Sequence[Trajectory]) -> list[float]:
+    raise RuntimeError("no judgment")
+
+
+def by_pnl(trajectories: Sequence[Trajectory]) -> list[float]:
+    return [trajectory.pnl_usd for trajectory in trajectories]
+
+
+async def test_a_scorer_of_ones_own_scores_and_a_failing_one_stores_nothing(store, settings):
+    await insert_real_window(store)
+    mine = settings.model_copy(update={"scorer": f"{__name__}:by_pnl"})
+    scored = await scored_window(store, mine)
+    best = max(training_rows(scored.artifact), key=lambda row: row.score)
+    assert (best.agent_id, scored.scorer) == ("test-agent-3", f"{__name__}:by_pnl")
+
+    await store.pool.execute("DELETE FROM babylon.scores")
+    failing = settings.model_copy(update={"scorer": f"{__name__}:boom"})
+    with pytest.raises(ScoringError, match="boom raised RuntimeError"):
+        await scored_window(store, failing)
+    assert await store.pool.fetchval("SELECT count(*) FROM babylon.scores") == 0
+
+
+async def test_publishing_twice_leaves_one_file_with_allowed_columns_only(store, settings):
+    await insert_real_window(store)
+    scored = await scored_window(store, settings)
+    published = publish_window(settings, scored)
+    assert publish_window(settings, scored) == published
+    (file,) = settings.datasets.rglob("*.parquet")
+    name = f"2025-11-14T09-00-{published.sha256[:8]}.parquet"
+    assert file.relative_to(settings.datasets).as_posix() == f"trajectories/month=2025-11/{name}"
+    columns = read_artifact(
+        Artifact(uri=published.uri, sha256=published.sha256, rows=5, window_id="w")
+    ).columns
+    assert columns == [*COLUMNS, "month"]

@@ -1,0 +1,96 @@
+"""What ``windows list`` and ``windows check`` know, on a real Postgres."""
+
+from datetime import UTC, datetime
+
+import pytest
+
+from babylon.errors import DatabaseError
+from babylon.readiness import window_reports
+from babylon.store import open_store
+from babylon.store.windows import set_state
+from babylon.windows import WindowState
+from tests.integration.game import claim, insert_real_window, insert_trajectories
+
+AFTER = datetime(2025, 11, 14, 12, 0, tzinfo=UTC)
+DURING = datetime(2025, 11, 14, 9, 40, tzinfo=UTC)
+
+
+async def reports(store, settings, **options):
+    found = await window_reports(store, settings, **{"now": AFTER, **options})
+    return {report.window_id: report for report in found}
+
+
+async def test_the_real_window_is_ready_with_its_five_agents_and_ten_rejections(store, settings):
+    await insert_real_window(store)
+    (report,) = (await reports(store, settings, min_agents=5)).values()
+    assert report.window_id == "2025-11-14T09:00"
+    assert report.agents == tuple(f"test-agent-{number}" for number in range(1, 6))
+    assert (report.trajectories, report.eligible) == (15, 5)
+    assert report.rejected == {"no_llm_call": 10}
+    assert (report.state, report.complete, report.ready) == (WindowState.OPEN, True, True)
+    assert await store.pool.fetchval("SELECT count(*) FROM babylon.rejections") == 0
+
+
+async def test_an_unfinished_window_or_too_few_agents_are_missing_something(store, settings):
+    await insert_real_window(store)
+    (report,) = (await reports(store, settings, min_agents=6, now=DURING)).values()
+    assert not report.ready
+    assert report.missing == (
+        "the window is not over: it ends at 2025-11-14T10:00 UTC",
+        "5 eligible agents, minimum is 6",
+    )
+
+
+async def test_a_window_in_work_or_done_is_not_ready_and_trained_rows_do_not_count(store, settings):
+    await insert_real_window(store)
+    held = await claim(store)
+    now = datetime.now(UTC)
+    (working,) = (await reports(store, settings, now=now)).values()
+    assert working.missing == ("test is training it now",)
+
+    await store.pool.execute(
+        "INSERT INTO babylon.trained SELECT \"trajectoryId\", 'w', 'b' FROM trajectories"
+    )
+    await set_state(store, held, WindowState.TRAINED)
+    await set_state(store, held, WindowState.DEPLOYED)
+    (done,) = (await reports(store, settings, now=now)).values()
+    assert (done.trajectories, done.agents, done.ready) == (0, (), False)
+    assert done.missing[0] == "already trained: the window is deployed"
+
+
+async def test_rows_find_their_window_and_those_without_one_are_shown(store, settings):
+    await insert_trajectories(
+        store,
+        {"trajectoryId": "t1"},
+        {"trajectoryId": "t2", "windowId": None, "startTime": "2025-11-14T08:59:59.999"},
+        {"trajectoryId": "t3", "startTime": "2025-11-14T10:00"},
+        {"trajectoryId": "t4", "windowId": "lunch"},
+    )
+    found = await reports(store, settings)
+    assert list(found) == ["2025-11-14T08:00", "2025-11-14T09:00", "lunch"]
+    assert found["2025-11-14T08:00"].eligible == 1
+    assert found["2025-11-14T09:00"].rejected == {"other_window": 1}
+    assert not found["lunch"].ready
+    assert "'lunch' is not YYYY-MM-DDTHH:MM" in found["lunch"].missing[0]
+
+
+async def test_a_lookback_shows_the_newest_windows_only(store, settings):
+    await insert_trajectories(
+        store,
+        {"trajectoryId": "t1"},
+        {
+            "trajectoryId": "t2",
+            "windowId": "2025-11-14T07:00",
+            "startTime": "2025-11-14T07:30",
+        },
+    )
+    assert list(await reports(store, settings)) == ["2025-11-14T07:00", "2025-11-14T09:00"]
+    assert list(await reports(store, settings, lookback_hours=3)) == ["2025-11-14T09:00"]
+    assert await reports(store, settings, lookback_hours=1) == {}
+
+
+async def test_a_database_without_the_game_is_said_to_be_one(store, settings):
+    await store.pool.execute("DROP TABLE market_outcomes")
+    async with open_store(settings) as bare:
+        with pytest.raises(DatabaseError, match=r"no game tables .* point DATABASE_URL"):
+            await window_reports(bare, settings)

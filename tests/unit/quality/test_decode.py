@@ -1,0 +1,102 @@
+"""Mutated rows never crash: each is accepted or has a named reason."""
+
+import json
+from dataclasses import replace
+from functools import cache
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from babylon.quality.checks import Accepted, check_row
+from babylon.quality.decode import Metrics, decode
+from babylon.quality.reasons import Reason, RejectedError
+from babylon.store.rejections import Rejection
+from tests.unit.quality.rows import SETTINGS, WINDOW, compact, real_rows
+
+JUNK = st.sampled_from(
+    [None, True, -1, 0, 10**25, 1e308, "", "\0", "pending", "HOLD", [], {}, [[]], {"pnl": "x"}]
+)
+
+
+@cache
+def sources():
+    return [(game_row, json.loads(game_row.steps_json)) for game_row in real_rows()]
+
+
+def check(game_row):
+    verdict = check_row(game_row, WINDOW, SETTINGS)
+    assert isinstance(verdict, Accepted | Rejection)
+    if isinstance(verdict, Rejection):
+        assert verdict.reason in Reason
+        assert verdict.detail
+
+
+@st.composite
+def rows_with_one_value_changed(draw):
+    game_row, played = draw(st.sampled_from(sources()))
+    root = json.loads(compact(played[:6]))
+    parent = root
+    while True:
+        keys = list(parent) if isinstance(parent, dict) else list(range(len(parent)))
+        key = draw(st.sampled_from(keys))
+        child = parent[key]
+        if not isinstance(child, dict | list) or not child or draw(st.booleans()):
+            break
+        parent = child
+    if draw(st.booleans()):
+        del parent[key]
+    else:
+        parent[key] = draw(JUNK)
+    return replace(game_row, steps_json=compact(root))
+
+
+@given(rows_with_one_value_changed())
+@settings(max_examples=150, deadline=None)
+def test_a_row_with_one_value_changed_never_crashes(game_row):
+    check(game_row)
+
+
+@given(st.data())
+@settings(max_examples=100, deadline=None)
+def test_a_row_with_broken_text_never_crashes(data):
+    game_row, _ = data.draw(st.sampled_from(sources()))
+    text = game_row.steps_json
+    at = data.draw(st.integers(0, len(text)))
+    inserted = data.draw(
+        st.sampled_from(["", "NaN", '"', "{", "]", "\\u0000", "\\ud83d", "1e999,"])
+    )
+    cut = data.draw(st.integers(0, 40))
+    check(replace(game_row, steps_json=text[:at] + inserted + text[at + cut :]))
+
+
+@given(st.text(max_size=60))
+@settings(max_examples=100, deadline=None)
+def test_any_text_in_any_json_column_never_crashes(text):
+    game_row, _ = sources()[0]
+    for column in ("steps_json", "metrics_json", "metadata_json", "reward_components_json"):
+        check(replace(game_row, **{column: text}))
+
+
+@given(st.recursive(st.none() | st.booleans() | st.integers() | st.floats() | st.text(), st.lists))
+@settings(max_examples=60, deadline=None)
+def test_sound_json_is_accepted_in_every_spelling(value):
+    document = {"finalPnL": 1.5, "extra": value}
+    for options in ({}, {"indent": 1}, {"separators": (",", ":"), "ensure_ascii": False}):
+        text = json.dumps(document, **options)
+        sound = is_sound(value)
+        if sound:
+            assert decode(text, Metrics, "metricsJson").final_pnl == 1.5
+        else:
+            with pytest.raises(RejectedError):
+                decode(text, Metrics, "metricsJson")
+
+
+def is_sound(value):
+    if isinstance(value, list):
+        return all(is_sound(item) for item in value)
+    if isinstance(value, str):
+        return "\0" not in value
+    if isinstance(value, float):
+        return abs(value) < float("inf")
+    return not isinstance(value, int) or -(2**63) <= value < 2**64

@@ -1,0 +1,107 @@
+"""The command line as a script meets it: exit codes, one JSON object, one clear line."""
+
+import json
+import os
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+from babylon.cli import main
+
+ROOT = Path(__file__).parents[2]
+COMMANDS = [
+    ["train"],
+    ["demo"],
+    ["up"],
+    ["down"],
+    ["status"],
+    ["doctor"],
+    ["agents", "spawn"],
+    ["windows", "list"],
+    ["windows", "check"],
+    ["model", "init"],
+    ["model", "list"],
+    ["model", "show"],
+    ["model", "promote"],
+    ["model", "rollback"],
+    ["deploy", "replace"],
+    ["deploy", "status"],
+    ["dataset", "build"],
+    ["db", "migrate"],
+    ["db", "status"],
+    ["db", "import"],
+]
+
+
+def exit_code(*arguments: str) -> int:
+    with pytest.raises(SystemExit) as left:
+        main(arguments)
+    assert isinstance(left.value.code, int)
+    return left.value.code
+
+
+@pytest.mark.parametrize("command", COMMANDS, ids=" ".join)
+def test_every_command_offers_json(command: list[str], capsys: pytest.CaptureFixture[str]) -> None:
+    assert exit_code(*command, "--help") == 0
+    assert "--json" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize(
+    "arguments",
+    [
+        ["train", "--mode", "sometimes"],
+        ["train", "--trainer", "serverless"],
+        ["train", "--mode", "backfill", "--window", "2025-11-14T09:00"],
+        ["train", "--backfill-hours", "3"],
+        ["train", "--frequency", "3"],
+        ["train", "--min-agents", "1"],
+        ["deploy", "canary"],
+        ["model", "show", "newest"],
+        ["nonsense"],
+    ],
+    ids=" ".join,
+)
+def test_wrong_usage_exits_2(arguments: list[str], capsys: pytest.CaptureFixture[str]) -> None:
+    assert exit_code(*arguments) == 2
+    captured = capsys.readouterr()
+    assert captured.out == "" and captured.err
+
+
+def test_a_bad_setting_is_one_clear_line_and_with_json_an_object(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    assert exit_code("train", "--max-dropout", "1.5", "--json") == 1
+    captured = capsys.readouterr()
+    assert captured.err.startswith("error: ") and captured.err.count("\n") == 1
+    report = json.loads(captured.out)
+    assert report["kind"] == "ConfigError" and "1.5" in report["error"]
+
+
+def test_a_window_that_does_not_parse_is_refused(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    finished = subprocess.run(
+        [sys.executable, "-m", "babylon", "train", "--window", "yesterday", "--json"],
+        cwd=ROOT,
+        env=os.environ
+        | {"BABYLON_HOME": str(tmp_path), "DATABASE_URL": "postgresql://x@127.0.0.1:1/x"},
+        capture_output=True,
+        text=True,
+        timeout=120,
+    )
+    assert finished.returncode == 1
+    assert json.loads(finished.stdout)["kind"] in ("WindowError", "DatabaseError")
+
+
+def test_help_is_quick_because_nothing_heavy_is_imported() -> None:
+    heavy = "{'torch', 'transformers', 'prefect', 'polars', 'asyncpg'}"
+    code = f"import babylon.cli, sys; print(*({heavy} & set(sys.modules)))"
+    started = time.monotonic()
+    finished = subprocess.run(
+        [sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True, check=True
+    )
+    assert finished.stdout.strip() == ""
+    assert time.monotonic() - started < 5  # 0.3 s on an idle core

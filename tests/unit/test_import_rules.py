@@ -1,0 +1,124 @@
+"""The import rules of the house, held over the syntax tree: lazy imports count like any other."""
+
+import ast
+from collections.abc import Iterator
+from graphlib import CycleError, TopologicalSorter
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parents[2]
+OURS = ("babylon", "flows", "tasks", "blocks", "migrations")
+MODELS = {"torch", "transformers", "peft"}
+IO = {"asyncpg", "aiohttp", "httpx", "requests", "socket", "subprocess", "pathlib", "shutil"}
+OWN_IO = {"babylon.store", "babylon.artifacts", "babylon.gateway", "babylon.engine"}
+
+
+def _name(path: Path) -> str:
+    parts = path.relative_to(ROOT).with_suffix("").parts
+    return ".".join(parts[:-1] if parts[-1] == "__init__" else parts)
+
+
+FILES = {_name(path): path for top in OURS for path in sorted((ROOT / top).rglob("*.py"))}
+
+
+def _runtime_nodes(tree: ast.AST) -> Iterator[ast.AST]:
+    """Every node but those under ``if TYPE_CHECKING``."""
+    for node in ast.iter_child_nodes(tree):
+        if isinstance(node, ast.If) and "TYPE_CHECKING" in ast.dump(node.test):
+            continue
+        yield node
+        yield from _runtime_nodes(node)
+
+
+def _imports(name: str) -> set[str]:
+    found: set[str] = set()
+    for node in _runtime_nodes(ast.parse(FILES[name].read_text())):
+        if isinstance(node, ast.Import):
+            found |= {alias.name for alias in node.names}
+        elif isinstance(node, ast.ImportFrom):
+            assert node.level == 0 and node.module, f"{name}: relative import"
+            for alias in node.names:
+                member = f"{node.module}.{alias.name}"
+                found.add(member if member in FILES else node.module)
+    return found - {name}
+
+
+GRAPH = {name: _imports(name) for name in FILES}
+
+
+def _within(name: str, packages: set[str]) -> bool:
+    return any(name == package or name.startswith(f"{package}.") for package in packages)
+
+
+def _modules(*packages: str) -> set[str]:
+    return {name for name in FILES if _within(name, set(packages))}
+
+
+def _offenders(importers: set[str], forbidden: set[str]) -> list[str]:
+    return [
+        f"{name} imports {target}"
+        for name in sorted(importers)
+        for target in sorted(GRAPH[name])
+        if _within(target, forbidden)
+    ]
+
+
+@pytest.mark.parametrize(
+    ("importers", "forbidden"),
+    [
+        ({"babylon", "migrations"}, {"prefect", "flows", "tasks", "blocks"}),
+        ({"blocks"}, {"flows", "tasks"}),
+        ({"tasks"}, {"flows"}),
+        ({"babylon.grpo", "babylon.rewards"}, IO | OWN_IO),
+        ({"babylon.gateway"}, {"babylon.grpo"}),
+        ({"babylon.grpo"}, {"babylon.gateway"}),
+    ],
+)
+def test_imports_go_one_way(importers: set[str], forbidden: set[str]) -> None:
+    assert _offenders(_modules(*importers), forbidden) == []
+
+
+def test_types_errors_and_settings_import_nothing_else_of_ours() -> None:
+    foundation = {"babylon.types", "babylon.errors", "babylon.settings"}
+    assert _offenders(foundation, set(FILES) - foundation - {"babylon"}) == []
+
+
+def test_torch_and_transformers_are_imported_by_grpo_checkpoints_and_engine_only() -> None:
+    allowed = _modules("babylon.grpo", "babylon.checkpoints", "babylon.engine")
+    assert _offenders(set(FILES) - allowed, MODELS) == []
+
+
+def test_openpipe_art_is_imported_by_one_module_only() -> None:
+    assert _offenders(set(FILES) - {"babylon.art"}, {"art"}) == []
+
+
+@pytest.mark.parametrize("package", ["babylon.recorder", "babylon.cli", "babylon.store"])
+def test_what_agents_and_operators_import_never_pulls_in_torch(package: str) -> None:
+    top_level = {name: _module_level(name) for name in FILES}
+    reached = _modules(package)
+    while more := {t for n in reached & FILES.keys() for t in top_level[n]} - reached:
+        reached |= more
+    assert not [name for name in reached if _within(name, MODELS)]
+
+
+def _module_level(name: str) -> set[str]:
+    """What importing the module imports at once: not what its functions import when called."""
+    tree = ast.parse(FILES[name].read_text())
+    statements = [node for node in tree.body if isinstance(node, ast.Import | ast.ImportFrom)]
+    dotted = [n.module or "" for n in statements if isinstance(n, ast.ImportFrom)]
+    dotted += [alias.name for n in statements if isinstance(n, ast.Import) for alias in n.names]
+    members = {
+        f"{n.module}.{alias.name}"
+        for n in statements
+        if isinstance(n, ast.ImportFrom)
+        for alias in n.names
+    }
+    return set(dotted) | (members & FILES.keys())
+
+
+def test_no_module_imports_itself_through_others() -> None:
+    try:
+        list(TopologicalSorter(GRAPH).static_order())
+    except CycleError as error:
+        pytest.fail(" → ".join(error.args[1]))
