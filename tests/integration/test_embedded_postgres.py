@@ -2,12 +2,12 @@
 
 import asyncio
 import os
-import shutil
+import pwd
+import re
 import signal
 import socket
 import subprocess
 import sys
-import tempfile
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -23,6 +23,9 @@ from babylon.store import open_store
 from babylon.store.connection import database_url
 from babylon.store.embedded import EmbeddedPostgres, running_postgres
 
+CAP_DAC_OVERRIDE, CAP_DAC_READ_SEARCH = 1, 2  # their numbers in capabilities(7)
+as_root = pytest.mark.skipif(os.geteuid() != 0, reason="only root becomes another user")
+
 USER_PROCESS = """
 import sys, time
 from pathlib import Path
@@ -34,13 +37,11 @@ with running_postgres(Path(sys.argv[1])) as server:
 
 
 @pytest.fixture(scope="module")
-def home() -> Iterator[Path]:
-    """One initialised cluster for the module; each test leaves it stopped."""
-    home = Path(tempfile.mkdtemp(prefix="babylon-home-"))
-    home.chmod(0o755)
+def home(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
+    """One cluster for the module, in a directory closed to others; each test leaves it stopped."""
+    home = tmp_path_factory.mktemp("home")
     yield home
     assert _postmaster(EmbeddedPostgres(home)) is None
-    shutil.rmtree(home)
 
 
 def _postmaster(server: EmbeddedPostgres) -> psutil.Process | None:
@@ -52,6 +53,13 @@ def _postmaster(server: EmbeddedPostgres) -> psutil.Process | None:
         except psutil.NoSuchProcess:
             continue
     return None
+
+
+def _capabilities(process: psutil.Process) -> set[int]:
+    """The numbers of all capabilities that it has or passes on."""
+    status = Path(f"/proc/{process.pid}/status").read_text()
+    found = {int(mask, 16) for mask in re.findall(r"^Cap(?:Prm|Eff|Inh|Amb):\s(\w+)", status, re.M)}
+    return {number for number in range(64) for mask in found if mask >> number & 1}
 
 
 def _kill_postmaster(server: EmbeddedPostgres) -> None:
@@ -184,21 +192,46 @@ def test_an_unusable_cluster_is_reported_with_the_servers_own_words(home: Path) 
     version.write_text("18\n")
 
 
-@pytest.mark.skipif(os.geteuid() != 0, reason="only root drops privileges")
-def test_a_home_closed_to_others_is_an_error_that_names_the_closed_directory(
-    reachable_home: Path,
-) -> None:
-    closed = reachable_home / "closed"
+@as_root
+async def test_roots_closed_directories_are_passed_with_one_capability(tmp_path: Path) -> None:
+    closed = tmp_path / "closed"
     closed.mkdir(mode=0o700)
-    with pytest.raises(DatabaseError, match=rf"cannot enter {closed}: .*chmod o\+x {closed}"):
-        EmbeddedPostgres(closed / "home").acquire()
+    async with open_store(load_settings(home=closed / "home")) as store:
+        assert await store.pool.fetchval("SELECT count(*) FROM babylon.windows") == 0
+        postmaster = _postmaster(EmbeddedPostgres(closed / "home"))
+        assert postmaster is not None
+        for process in (postmaster, *postmaster.children()):
+            assert set(process.uids()) == {pwd.getpwnam("nobody").pw_uid}
+            assert _capabilities(process) in ({CAP_DAC_READ_SEARCH}, {CAP_DAC_OVERRIDE})
     assert closed.stat().st_mode & 0o777 == 0o700
 
 
-@pytest.mark.skipif(os.geteuid() != 0, reason="only root may give files away")
-def test_root_runs_the_server_as_the_owner_of_the_home(reachable_home: Path) -> None:
-    os.chown(reachable_home, 1, 1)
-    with running_postgres(reachable_home) as server:
+@as_root
+def test_capabilities_are_given_only_where_a_directory_is_closed(
+    postgres: EmbeddedPostgres,
+) -> None:
+    postmaster = _postmaster(postgres)
+    assert postmaster is not None
+    needed = (*Path(postmaster.exe()).parents, *postgres.data.parents)
+    closed = any(not step.stat().st_mode & 0o001 for step in needed)
+    assert bool(_capabilities(postmaster)) == closed
+
+
+@as_root
+def test_root_that_may_not_give_capabilities_is_told_which_directory_is_closed(
+    tmp_path: Path,
+) -> None:
+    limited = ["setpriv", "--inh-caps=-all", "--bounding-set=-setpcap"]
+    command = [*limited, sys.executable, "-c", USER_PROCESS, str(tmp_path)]
+    done = subprocess.run(command, stdin=subprocess.DEVNULL, capture_output=True, text=True)
+    told = re.search(r"cannot enter (\S+), .*`chmod o\+x \1`", done.stderr)
+    assert told and not Path(told[1]).stat().st_mode & 0o001, done.stderr
+
+
+@as_root
+def test_root_runs_the_server_as_the_owner_of_the_home(tmp_path: Path) -> None:
+    os.chown(tmp_path, 1, 1)
+    with running_postgres(tmp_path) as server:
         postmaster = _postmaster(server)
         assert postmaster is not None and postmaster.uids().effective == 1
 
