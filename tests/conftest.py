@@ -25,8 +25,8 @@ REAL_ROWS = Path(__file__).parent / "data" / "babylon"
 def postgres() -> Iterator[EmbeddedPostgres]:
     """A server that all workers of the run share, with a migrated database to copy from."""
     run = os.environ.get("PYTEST_XDIST_TESTRUNUID", f"{os.getpid()}")
-    home = Path(tempfile.gettempdir()) / f"babylon-tests-{run}"  # pytest's own are closed to others
-    home.mkdir(mode=0o755, exist_ok=True)
+    home = Path(tempfile.gettempdir()) / f"babylon-tests-{run}"
+    home.mkdir(exist_ok=True)
     server = EmbeddedPostgres(home)
     server.acquire()
     try:
@@ -61,15 +61,6 @@ def settings(database_url: str, tmp_path: Path) -> Settings:
 async def store(settings: Settings) -> AsyncIterator[Store]:
     async with open_store(settings) as store:
         yield store
-
-
-@pytest.fixture
-def reachable_home() -> Iterator[Path]:
-    """A home in which a server can start even when the tests run as root."""
-    home = Path(tempfile.mkdtemp(prefix="babylon-home-"))
-    home.chmod(0o755)
-    yield home
-    shutil.rmtree(home)
 
 
 async def _make_template(server: EmbeddedPostgres) -> None:

@@ -181,9 +181,10 @@ def moment_in_utc(at: datetime | None, clock: Callable[[], datetime]) -> datetim
 
 
 def require_game_tables(store: Store) -> None:
-    """
+    """Nothing can be recorded without them.
+
     Raises:
-        DatabaseError: the game's tables are missing, so nothing can be recorded.
+        DatabaseError: the database has no game tables.
     """
     if not store.has_game_tables:
         raise DatabaseError(

@@ -27,6 +27,7 @@ def connect_arguments(url: str) -> dict[str, Any]:
         raise ConfigError(
             f"DATABASE_URL starts with {parts.scheme!r}: write postgresql://USER:PASSWORD@HOST/NAME"
         )
+    place(url)  # checks the port
     query = dict(parse_qsl(parts.query))
     rest = {name: value for name, value in query.items() if name not in _PRISMA_ONLY}
     dsn = urlunsplit(parts._replace(scheme="postgresql", query=urlencode(rest)))

@@ -11,7 +11,9 @@ file locks hold this together, and the kernel frees each one when its holder die
 
 The server listens on loopback only, on a port chosen once, and asks for a generated password.
 Postgres refuses to run as root: started by root, it runs as the owner of the home (or of the
-nearest parent that is not root's), else as ``nobody``, who must be able to reach the home.
+nearest parent that is not root's), else as ``nobody``. Where a closed directory (``/root``) keeps
+that user from the home or the binaries, Postgres gets one capability with which it passes; the
+permissions of directories stay as they are.
 """
 
 import fcntl
@@ -25,6 +27,7 @@ import subprocess
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
+from functools import partial
 from importlib.util import find_spec
 from pathlib import Path
 from typing import IO, Any
@@ -47,6 +50,15 @@ _SETTINGS = {
     "log_timezone": "UTC",
     "log_checkpoints": "off",
 }
+_PATH = "/usr/bin:/bin"
+_CAPABILITIES = ("dac_read_search", "dac_override")  # the weaker first; Docker has the second only
+_CHECK_REACH = """
+postgres=$1; shift
+for path; do cd "$path" || { printf %s "$path"; exit 1; }; done
+"$postgres" --version >&2 || { printf %s "$postgres"; exit 1; }
+"""
+
+Launch = Callable[[list[Any]], dict[str, Any]]
 
 
 class EmbeddedPostgres:
@@ -120,26 +132,25 @@ class EmbeddedPostgres:
         """Spawn the postmaster in a session of its own: it may outlive this process."""
         account = _account(self.home)
         binaries = _binaries()
-        _check_reach(account, [binaries / "postgres", self.directory])
+        launch = _launcher(account, binaries, self.directory)
         if not self.data.exists():
-            self._initialise(binaries, account)
+            self._initialise(binaries, account, launch)
         (self.data / "postmaster.pid").unlink(missing_ok=True)
         settings = {**_SETTINGS, "port": str(self._choose_port())}
         options = [part for name, value in settings.items() for part in ("-c", f"{name}={value}")]
         with self.log.open("ab") as log:
             process = subprocess.Popen(
-                [binaries / "postgres", "-D", self.data, *options],
+                **launch([binaries / "postgres", "-D", self.data, *options]),
                 stdin=subprocess.DEVNULL,
                 stdout=log,
                 stderr=log,
                 pass_fds=(server.fileno(),),
                 start_new_session=True,
-                **_run_as(account),
             )
         self._child = process.pid
         process.returncode = 0  # it may outlive this process: Popen need not watch it
 
-    def _initialise(self, binaries: Path, account: pwd.struct_passwd) -> None:
+    def _initialise(self, binaries: Path, account: pwd.struct_passwd, launch: Launch) -> None:
         """``initdb`` beside the final place, then rename: a cluster is there whole or not."""
         password = self.directory / "password"
         password.unlink(missing_ok=True)
@@ -154,9 +165,9 @@ class EmbeddedPostgres:
         command = [binaries / "initdb", "-D", unfinished, "-U", USER, f"--pwfile={password}"]
         command += ["--auth=scram-sha-256", "--encoding=UTF8", "--no-instructions"]
         command += ["--locale-provider=builtin", "--locale=C.UTF-8"]
-        _run(command, "", account)
+        _run(launch(command))
         single_user = [binaries / "postgres", "--single", "-D", unfinished, "postgres"]
-        _run(single_user, "CREATE DATABASE babylon", account)
+        _run(launch(single_user), "CREATE DATABASE babylon")
         unfinished.rename(self.data)
 
     def _choose_port(self) -> int:
@@ -274,35 +285,55 @@ def _account(home: Path) -> pwd.struct_passwd:
     return pwd.getpwnam("nobody")
 
 
-def _run_as(account: pwd.struct_passwd) -> dict[str, Any]:
-    """Options of ``subprocess.run``: a clean environment and, for root, the other account."""
-    options: dict[str, Any] = {"cwd": "/", "env": {"PATH": "/usr/bin:/bin", "LC_ALL": "C"}}
-    if os.geteuid() == 0:
-        options |= {"user": account.pw_uid, "group": account.pw_gid, "extra_groups": []}
-    return options
+def _launcher(account: pwd.struct_passwd, binaries: Path, directory: Path) -> Launch:
+    """How to start programs as the account so that it reaches all that Postgres needs.
 
-
-def _run(command: list[Any], text: str, account: pwd.struct_passwd) -> None:
-    done = subprocess.run(command, input=text, capture_output=True, text=True, **_run_as(account))
-    if done.returncode:
-        raise DatabaseError(f"{command[0]} failed:\n{(done.stdout + done.stderr)[-_LOG_TAIL:]}")
-
-
-def _check_reach(account: pwd.struct_passwd, paths: list[Path]) -> None:
-    """Every directory above must let the account pass; we never change their permissions."""
+    Root tries it without a capability, then with each. A capability lets Postgres, and whoever
+    has its password, read (``dac_override``: also write) any file, hence only where it must be.
+    """
+    plain = partial(_as_account, account, "")
     if os.geteuid():
-        return
-    chain = [step for path in paths for step in (*reversed(path.parents), path)]
-    script = 'for path; do test -x "$path" || { printf %s "$path"; exit 1; }; done'
-    done = subprocess.run(
-        ["/bin/sh", "-c", script, "sh", *chain], capture_output=True, text=True, **_run_as(account)
+        return plain
+    steps = [step for path in (binaries, directory) for step in (*reversed(path.parents), path)]
+    check = ["/bin/sh", "-c", _CHECK_REACH, "sh", binaries / "postgres", *steps]
+    refused = subprocess.run(**plain(check), capture_output=True, text=True)
+    if refused.returncode == 0:
+        return plain
+    for capability in _CAPABILITIES if shutil.which("setpriv", path=_PATH) else ():
+        launch = partial(_as_account, account, capability)
+        if subprocess.run(**launch(check), capture_output=True).returncode == 0:
+            return launch
+    raise DatabaseError(
+        f"Postgres does not run as root, user {account.pw_name} cannot enter {refused.stdout}, and"
+        " setpriv cannot give it a capability here: run as an ordinary user, allow it with"
+        f" `chmod o+x {refused.stdout}`, set BABYLON_HOME (for example /var/lib/babylon), or set"
+        " DATABASE_URL"
     )
+
+
+def _as_account(account: pwd.struct_passwd, capability: str, command: list[Any]) -> dict[str, Any]:
+    """Arguments of ``subprocess.run``: a clean environment and, for root, the other account.
+
+    Postgres looks for its binaries with access(2), which heeds the capabilities of a user other
+    than root only under ``no_setuid_fixup``.
+    """
+    options: dict[str, Any] = {"cwd": "/", "env": {"PATH": _PATH, "LC_ALL": "C"}}
+    if capability:
+        setpriv = ["setpriv", f"--reuid={account.pw_uid}", f"--regid={account.pw_gid}"]
+        setpriv += ["--clear-groups", "--securebits=+no_setuid_fixup"]
+        sets = ("inh-caps", "ambient-caps", "bounding-set")
+        setpriv += [f"--{name}=-all,+{capability}" for name in sets]
+        command = [*setpriv, *command]
+    elif os.geteuid() == 0:
+        options |= {"user": account.pw_uid, "group": account.pw_gid, "extra_groups": []}
+    return {"args": command, **options}
+
+
+def _run(arguments: dict[str, Any], text: str = "") -> None:
+    done = subprocess.run(**arguments, input=text, capture_output=True, text=True)
     if done.returncode:
-        raise DatabaseError(
-            f"Postgres does not run as root, and user {account.pw_name} cannot enter {done.stdout}:"
-            f" run as an ordinary user, allow it with `chmod o+x {done.stdout}`, set BABYLON_HOME"
-            " (for example /var/lib/babylon), or set DATABASE_URL"
-        )
+        command = " ".join(map(str, arguments["args"]))
+        raise DatabaseError(f"{command} failed:\n{(done.stdout + done.stderr)[-_LOG_TAIL:]}")
 
 
 def _runs_in(pid: int, data: Path) -> bool:

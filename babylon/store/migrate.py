@@ -1,5 +1,6 @@
 """Brings a database to the newest version; the versions are in the package ``migrations``."""
 
+import asyncio
 from pathlib import Path
 from typing import Any
 
@@ -9,6 +10,8 @@ import migrations
 from babylon.errors import DatabaseError
 
 HEAD = max(file.name[:4] for file in (Path(migrations.__file__).parent / "versions").glob("0*.py"))
+
+_ALEMBIC = asyncio.Lock()  # it keeps what it works on in module globals
 
 
 async def current_revision(connection: Any) -> str | None:
@@ -42,6 +45,7 @@ async def migrate(arguments: dict[str, Any], revision: str = "head") -> None:
     from alembic import command
     from alembic.config import Config
     from sqlalchemy import Connection
+    from sqlalchemy.exc import ProgrammingError
     from sqlalchemy.ext.asyncio import create_async_engine
     from sqlalchemy.pool import NullPool
 
@@ -57,11 +61,14 @@ async def migrate(arguments: dict[str, Any], revision: str = "head") -> None:
 
     engine = create_async_engine("postgresql+asyncpg://", async_creator=connect, poolclass=NullPool)
     try:
-        async with engine.begin() as connection:
+        async with _ALEMBIC, engine.begin() as connection:
             await connection.run_sync(upgrade)
-    except asyncpg.InsufficientPrivilegeError as error:
+    except (asyncpg.InsufficientPrivilegeError, ProgrammingError) as error:
+        cause: Any = getattr(error, "orig", error)
+        if cause.sqlstate != asyncpg.InsufficientPrivilegeError.sqlstate:
+            raise
         raise DatabaseError(
-            f"the database account may not create schema babylon ({error}):"
+            f"the database account may not create schema babylon ({cause}):"
             " GRANT CREATE ON DATABASE ... to it, then run `babylon db migrate`"
         ) from error
     finally:

@@ -71,9 +71,10 @@ async def champion(store: Store) -> tuple[Policy, int]:
 
 
 async def get_policy(store: Store, version: int) -> Policy:
-    """
+    """The policy of that version.
+
     Raises:
-        ModelError: no policy has that version.
+        ModelError: there is none.
     """
     row = await store.pool.fetchrow(
         "SELECT * FROM babylon.policies WHERE policy_version = $1", version

@@ -41,7 +41,8 @@ class Gateway:
 
 
 async def current_route(store: Store) -> Route:
-    """
+    """The route in force.
+
     Raises:
         ServingError: no route was ever committed.
     """

@@ -77,6 +77,24 @@ async def test_a_lost_lease_cancels_the_body_at_once(store: Store) -> None:
     assert current is not None and current.cancelling() == 0
 
 
+async def test_a_lease_survives_an_outage_that_is_shorter_than_itself(store: Store) -> None:
+    claim = await claim_window(store, WINDOW, owner="worker", lease_s=1.5)
+    async with hold_lease(store, claim, 1.5):
+        await store.pool.execute("ALTER TABLE babylon.windows RENAME TO away")
+        await asyncio.sleep(0.7)
+        await store.pool.execute("ALTER TABLE babylon.away RENAME TO windows")
+        await asyncio.sleep(0.7)
+        await set_state(store, claim, WindowState.SKIPPED)
+
+
+async def test_a_lease_that_cannot_be_renewed_in_time_counts_as_lost(store: Store) -> None:
+    claim = await claim_window(store, WINDOW, owner="worker", lease_s=0.2)
+    with pytest.raises(FencedError, match="could not renew its lease"):
+        async with hold_lease(store, claim, 0.2):
+            await store.pool.execute("ALTER TABLE babylon.windows RENAME TO away")
+            await asyncio.sleep(30)
+
+
 async def test_hold_lease_lets_errors_and_cancellation_of_the_body_through(store: Store) -> None:
     claim = await claim_window(store, WINDOW, owner="worker", lease_s=60)
     with pytest.raises(ZeroDivisionError):

@@ -1,0 +1,255 @@
+"""The embedded server: shared by processes, recovered after any of them is killed."""
+
+import asyncio
+import os
+import pwd
+import re
+import signal
+import socket
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import asyncpg
+import psutil
+import pytest
+
+from babylon.errors import DatabaseError
+from babylon.settings import load_settings
+from babylon.store import open_store
+from babylon.store.connection import database_url
+from babylon.store.embedded import EmbeddedPostgres, running_postgres
+
+CAP_DAC_OVERRIDE, CAP_DAC_READ_SEARCH = 1, 2  # their numbers in capabilities(7)
+as_root = pytest.mark.skipif(os.geteuid() != 0, reason="only root becomes another user")
+
+USER_PROCESS = """
+import sys, time
+from pathlib import Path
+from babylon.store.embedded import running_postgres
+with running_postgres(Path(sys.argv[1])) as server:
+    print(server.url(), flush=True)
+    sys.stdin.read()
+"""
+
+
+@pytest.fixture(scope="module")
+def home(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
+    """One cluster for the module, in a directory closed to others; each test leaves it stopped."""
+    home = tmp_path_factory.mktemp("home")
+    yield home
+    assert _postmaster(EmbeddedPostgres(home)) is None
+
+
+def _postmaster(server: EmbeddedPostgres) -> psutil.Process | None:
+    """The running postmaster of this cluster, by its command line."""
+    for process in psutil.process_iter():
+        try:
+            if str(server.data) in process.cmdline():
+                return process
+        except psutil.NoSuchProcess:
+            continue
+    return None
+
+
+def _capabilities(process: psutil.Process) -> set[int]:
+    """The numbers of all capabilities that it has or passes on."""
+    status = Path(f"/proc/{process.pid}/status").read_text()
+    found = {int(mask, 16) for mask in re.findall(r"^Cap(?:Prm|Eff|Inh|Amb):\s(\w+)", status, re.M)}
+    return {number for number in range(64) for mask in found if mask >> number & 1}
+
+
+def _kill_postmaster(server: EmbeddedPostgres) -> None:
+    postmaster = _postmaster(server)
+    assert postmaster is not None
+    postmaster.kill()
+    postmaster.wait(10)
+
+
+def _query(url: str, sql: str) -> Any:
+    async def run() -> Any:
+        connection = await asyncpg.connect(url)
+        try:
+            return await connection.fetchval(sql)
+        finally:
+            await connection.close()
+
+    return asyncio.run(run())
+
+
+def _user(home: Path) -> "tuple[subprocess.Popen[str], str]":
+    """Another process that uses the server until its standard input closes."""
+    process = subprocess.Popen(
+        [sys.executable, "-c", USER_PROCESS, str(home)],
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        text=True,
+    )
+    assert process.stdout is not None
+    return process, process.stdout.readline().strip()
+
+
+def _end(process: "subprocess.Popen[str]") -> None:
+    process.communicate(timeout=60)
+    assert process.returncode == 0
+
+
+def test_data_port_and_password_outlive_a_restart(home: Path) -> None:
+    with running_postgres(home) as server:
+        url = server.url("postgres")
+        _query(url, "CREATE TABLE kept AS SELECT 42 AS answer")
+        postmaster = _postmaster(server)
+        assert postmaster is not None and postmaster.uids().effective != 0
+    assert _postmaster(server) is None
+    with running_postgres(home) as server:
+        assert server.url("postgres") == url
+        assert _query(url, "SELECT answer FROM kept") == 42
+        assert _query(url, "SHOW max_wal_size") == "512MB"
+        with pytest.raises(asyncpg.InvalidPasswordError):
+            _query(url.replace(url.split(":")[2].split("@")[0], "wrong"), "SELECT 1")
+
+
+def test_the_last_user_stops_the_server(home: Path) -> None:
+    first, second = EmbeddedPostgres(home), EmbeddedPostgres(home)
+    first.acquire()
+    second.acquire()
+    assert first.release() is False
+    assert _query(second.url(), "SELECT 1") == 1
+    assert second.release() is True
+    assert second.release() is False
+
+
+def test_processes_that_start_at_once_share_one_server(home: Path) -> None:
+    users = [_user(home) for _ in range(4)]
+    assert len({url for _, url in users}) == 1
+    for process, _ in users:
+        _end(process)
+    assert _postmaster(EmbeddedPostgres(home)) is None
+
+
+def test_a_killed_starter_leaves_a_server_that_the_next_user_joins_and_stops(home: Path) -> None:
+    process, url = _user(home)
+    process.kill()
+    process.communicate()
+    started = _postmaster(EmbeddedPostgres(home))
+    with running_postgres(home) as server:
+        assert server.url() == url
+        assert _postmaster(server) == started
+    assert _postmaster(server) is None
+
+
+def test_a_killed_postmaster_is_replaced_and_no_committed_row_is_lost(home: Path) -> None:
+    with running_postgres(home) as server:
+        _query(server.url("postgres"), "CREATE TABLE survivors AS SELECT 7 AS n")
+        _kill_postmaster(server)
+        with running_postgres(home) as next_server:
+            assert _query(next_server.url("postgres"), "SELECT n FROM survivors") == 7
+        assert _postmaster(server) is not None  # the first user has not left yet
+
+
+def test_a_pid_file_that_names_a_stranger_is_no_obstacle(home: Path) -> None:
+    with running_postgres(home) as server:
+        lines = (server.data / "postmaster.pid").read_text().splitlines()
+        _kill_postmaster(server)
+    lines[0] = str(os.getpid())
+    (server.data / "postmaster.pid").write_text("\n".join(lines) + "\n")
+    with running_postgres(home) as server:
+        assert _query(server.url(), "SELECT 1") == 1
+
+
+def test_a_taken_port_is_replaced(home: Path) -> None:
+    with running_postgres(home) as server:
+        port = int(server.url().split(":")[3].split("/")[0])
+    with socket.socket() as squatter:
+        squatter.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        squatter.bind(("127.0.0.1", port))
+        squatter.listen()
+        with running_postgres(home) as server:
+            assert f":{port}/" not in server.url()
+            assert _query(server.url(), "SELECT 1") == 1
+
+
+def test_a_user_that_was_asleep_while_others_came_and_went_is_not_cut_off(home: Path) -> None:
+    process, url = _user(home)
+    process.send_signal(signal.SIGSTOP)
+    with running_postgres(home):
+        pass
+    assert _query(url, "SELECT 1") == 1
+    process.send_signal(signal.SIGCONT)
+    _end(process)
+
+
+def test_an_unusable_cluster_is_reported_with_the_servers_own_words(home: Path) -> None:
+    version = EmbeddedPostgres(home).data / "PG_VERSION"
+    version.write_text("7\n")
+    started = time.monotonic()
+    with pytest.raises(DatabaseError, match=r"does not start[\s\S]*initialized by PostgreSQL"):
+        EmbeddedPostgres(home).acquire()
+    assert time.monotonic() - started < 20
+    version.write_text("18\n")
+
+
+@as_root
+async def test_roots_closed_directories_are_passed_with_one_capability(tmp_path: Path) -> None:
+    closed = tmp_path / "closed"
+    closed.mkdir(mode=0o700)
+    async with open_store(load_settings(home=closed / "home")) as store:
+        assert await store.pool.fetchval("SELECT count(*) FROM babylon.windows") == 0
+        postmaster = _postmaster(EmbeddedPostgres(closed / "home"))
+        assert postmaster is not None
+        for process in (postmaster, *postmaster.children()):
+            assert set(process.uids()) == {pwd.getpwnam("nobody").pw_uid}
+            assert _capabilities(process) in ({CAP_DAC_READ_SEARCH}, {CAP_DAC_OVERRIDE})
+    assert closed.stat().st_mode & 0o777 == 0o700
+
+
+@as_root
+def test_capabilities_are_given_only_where_a_directory_is_closed(
+    postgres: EmbeddedPostgres,
+) -> None:
+    postmaster = _postmaster(postgres)
+    assert postmaster is not None
+    needed = (*Path(postmaster.exe()).parents, *postgres.data.parents)
+    closed = any(not step.stat().st_mode & 0o001 for step in needed)
+    assert bool(_capabilities(postmaster)) == closed
+
+
+@as_root
+def test_root_that_may_not_give_capabilities_is_told_which_directory_is_closed(
+    tmp_path: Path,
+) -> None:
+    limited = ["setpriv", "--inh-caps=-all", "--bounding-set=-setpcap"]
+    command = [*limited, sys.executable, "-c", USER_PROCESS, str(tmp_path)]
+    done = subprocess.run(command, stdin=subprocess.DEVNULL, capture_output=True, text=True)
+    told = re.search(r"cannot enter (\S+), .*`chmod o\+x \1`", done.stderr)
+    assert told and not Path(told[1]).stat().st_mode & 0o001, done.stderr
+
+
+@as_root
+def test_root_runs_the_server_as_the_owner_of_the_home(tmp_path: Path) -> None:
+    os.chown(tmp_path, 1, 1)
+    with running_postgres(tmp_path) as server:
+        postmaster = _postmaster(server)
+        assert postmaster is not None and postmaster.uids().effective == 1
+
+
+async def test_the_embedded_store_migrates_itself(home: Path) -> None:
+    async with open_store(load_settings(home=home)) as store:
+        assert store.game_tables_ours and store.has_game_tables
+
+
+async def test_a_cancelled_start_leaves_no_server_behind(home: Path) -> None:
+    async def use() -> None:
+        async with database_url(load_settings(home=home)):
+            await asyncio.sleep(60)
+
+    for delay_s in (0.0, 0.05, 0.5):
+        task = asyncio.create_task(use())
+        await asyncio.sleep(delay_s)
+        task.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await task
+        assert _postmaster(EmbeddedPostgres(home)) is None

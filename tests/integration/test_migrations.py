@@ -1,0 +1,203 @@
+"""Migrations from a blank database, from each version, and on somebody else's database."""
+
+import asyncio
+import sys
+from pathlib import Path
+from typing import Any
+
+import asyncpg
+import pytest
+
+from babylon.errors import ConfigError, DatabaseError
+from babylon.settings import load_settings
+from babylon.store import database_status, open_store
+from babylon.store.address import connect_arguments
+from babylon.store.migrate import HEAD, current_revision, migrate
+from migrations import VERSIONS
+
+REVISIONS = [file.name[:4] for file in sorted(VERSIONS.glob("0*.py"))]
+GAME = (VERSIONS / "0001_game_tables.sql").read_text()
+EVERYTHING = """
+    SELECT n.nspname, c.relname, c.relkind::text, a.attname, a.atttypid::regtype::text, a.atttypmod,
+           a.attnotnull, a.attstorage::text, pg_get_expr(d.adbin, d.adrelid), c.xmin::text
+    FROM pg_class c
+    JOIN pg_namespace n ON n.oid = c.relnamespace
+    LEFT JOIN pg_attribute a ON a.attrelid = c.oid AND a.attnum > 0
+    LEFT JOIN pg_attrdef d ON d.adrelid = c.oid AND d.adnum = a.attnum
+    WHERE n.nspname !~ '^pg_' AND n.nspname NOT IN ('information_schema', 'babylon')
+    UNION ALL
+    SELECT n.nspname, t.relname, 'constraint', k.conname, pg_get_constraintdef(k.oid), 0, true, '',
+           '', k.xmin::text
+    FROM pg_constraint k
+    JOIN pg_class t ON t.oid = k.conrelid
+    JOIN pg_namespace n ON n.oid = t.relnamespace
+    WHERE n.nspname !~ '^pg_' AND n.nspname NOT IN ('information_schema', 'babylon')
+    ORDER BY 1, 2, 3, 4
+"""
+
+
+async def _run(url: str, sql: str) -> list[Any]:
+    connection = await asyncpg.connect(url)
+    try:
+        if sql.lstrip().startswith("SELECT"):
+            return [tuple(row) for row in await connection.fetch(sql)]
+        await connection.execute(sql)
+        return []
+    finally:
+        await connection.close()
+
+
+async def _revision(url: str) -> str | None:
+    connection = await asyncpg.connect(url)
+    try:
+        return await current_revision(connection)
+    finally:
+        await connection.close()
+
+
+@pytest.mark.parametrize("version", [None, *REVISIONS])
+async def test_from_each_version_to_the_newest_with_the_same_result(
+    blank_database_url: str, database_url: str, version: str | None
+) -> None:
+    arguments = connect_arguments(blank_database_url)
+    if version is not None:
+        await migrate(arguments, version)
+        assert await _revision(blank_database_url) == version
+    await migrate(arguments)
+    assert await _revision(blank_database_url) == HEAD
+    schema = EVERYTHING.replace(", 'babylon'", "").replace("xmin::text", "oid::regclass::text")
+    schema = schema.replace("k.oid::regclass", "k.conrelid::regclass")
+    assert await _run(blank_database_url, schema) == await _run(database_url, schema)
+
+
+async def test_concurrent_migrations_queue(blank_database_url: str) -> None:
+    arguments = connect_arguments(blank_database_url)
+    script = (
+        "import asyncio, sys; from babylon.store.address import connect_arguments;"
+        "from babylon.store.migrate import migrate;"
+        "asyncio.run(migrate(connect_arguments(sys.argv[1])))"
+    )
+    others = [
+        await asyncio.create_subprocess_exec(sys.executable, "-c", script, blank_database_url)
+        for _ in range(2)
+    ]
+    await asyncio.gather(*(migrate(arguments) for _ in range(2)))
+    assert [await other.wait() for other in others] == [0, 0]
+    assert await _revision(blank_database_url) == HEAD
+
+
+@pytest.mark.parametrize("theirs", [GAME, "CREATE SCHEMA shop; CREATE TABLE shop.orders (id int)"])
+async def test_somebody_elses_database_gets_our_schema_and_keeps_every_byte_of_its_own(
+    blank_database_url: str, tmp_path: Path, theirs: str
+) -> None:
+    await _run(blank_database_url, theirs)
+    before = await _run(blank_database_url, EVERYTHING)
+    settings = load_settings(database_url=blank_database_url, home=tmp_path)
+    async with open_store(settings, migrate=True) as store:
+        assert not store.game_tables_ours
+        assert store.has_game_tables is (theirs == GAME)
+        assert await store.pool.fetchval("SELECT count(*) FROM babylon.windows") == 0
+    assert await _run(blank_database_url, EVERYTHING) == before
+
+
+async def test_a_database_stays_ours_when_others_add_tables_later(
+    database_url: str, tmp_path: Path
+) -> None:
+    await _run(database_url, "CREATE TABLE later (id int)")
+    async with open_store(load_settings(database_url=database_url, home=tmp_path)) as store:
+        assert store.game_tables_ours
+
+
+async def test_an_extension_does_not_make_a_database_somebody_elses(
+    blank_database_url: str, tmp_path: Path
+) -> None:
+    await _run(
+        blank_database_url,
+        "CREATE TABLE of_extension (id int); ALTER EXTENSION plpgsql ADD TABLE of_extension",
+    )
+    settings = load_settings(database_url=blank_database_url, home=tmp_path)
+    async with open_store(settings, migrate=True) as store:
+        assert store.game_tables_ours
+
+
+async def test_a_failing_migration_leaves_nothing(blank_database_url: str) -> None:
+    await _run(blank_database_url, "CREATE SCHEMA babylon; CREATE TABLE babylon.scores (id int)")
+    with pytest.raises(asyncpg.DuplicateTableError):
+        await migrate(connect_arguments(blank_database_url))
+    tables = await _run(
+        blank_database_url,
+        "SELECT tablename FROM pg_tables WHERE schemaname = 'babylon'",
+    )
+    assert tables == [("scores",)]
+
+
+async def test_an_unmigrated_database_says_what_to_run(
+    blank_database_url: str, tmp_path: Path
+) -> None:
+    settings = load_settings(database_url=blank_database_url, home=tmp_path)
+    with pytest.raises(DatabaseError, match=r"at version none, not \d+: run `babylon db migrate`"):
+        async with open_store(settings):
+            pass
+    status = await database_status(settings)
+    assert (status.revision, status.head, status.game_tables_ours) == (None, HEAD, None)
+    async with open_store(settings, migrate=True):
+        pass
+    status = await database_status(settings)
+    assert (status.revision, status.game_tables_ours, status.has_game_tables) == (HEAD, True, True)
+
+
+async def test_a_newer_database_is_left_alone(database_url: str, tmp_path: Path) -> None:
+    await _run(database_url, "UPDATE babylon.alembic_version SET version_num = '9999'")
+    with pytest.raises(DatabaseError, match="at version 9999, this program knows versions up to"):
+        async with open_store(load_settings(database_url=database_url, home=tmp_path)):
+            pass
+
+
+async def test_an_account_without_rights_is_told_which_one_it_lacks(
+    blank_database_url: str, tmp_path: Path
+) -> None:
+    await _run(blank_database_url, "CREATE ROLE guest LOGIN PASSWORD 'guest'")
+    url = "postgresql://guest:guest@" + blank_database_url.split("@")[1]
+    try:
+        with pytest.raises(DatabaseError, match="may not create schema babylon"):
+            async with open_store(load_settings(database_url=url, home=tmp_path), migrate=True):
+                pass
+    finally:
+        await _run(blank_database_url, "DROP ROLE guest")
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        (("@127.0.0.1:", "@127.0.0.1:1"), "names no usable port: Port out of range"),
+        (("@127.0.0.1", "@no-such-host.invalid"), r"no database answers at no-such-host\.invalid:"),
+        (("/test_", "/absent_"), r'absent_\w+ refuses the connection \(database "absent_'),
+        (("://babylon:", "://babylon:x"), r"refuses the connection \(password authentication"),
+        (("postgresql://", "mysql://"), "DATABASE_URL starts with 'mysql'"),
+    ],
+)
+async def test_a_database_out_of_reach_is_one_line_without_the_password(
+    database_url: str, tmp_path: Path, change: tuple[str, str], message: str
+) -> None:
+    settings = load_settings(database_url=database_url.replace(*change), home=tmp_path)
+    with pytest.raises((DatabaseError, ConfigError), match=message) as caught:
+        async with open_store(settings):
+            pass
+    assert "\n" not in str(caught.value)
+    assert database_url.split(":")[2].split("@")[0] not in str(caught.value)
+
+
+async def test_a_refused_connection_names_host_and_port(tmp_path: Path) -> None:
+    settings = load_settings(database_url="postgresql://u:p@127.0.0.1:1/game", home=tmp_path)
+    with pytest.raises(DatabaseError, match=r"no database answers at 127\.0\.0\.1:1/game"):
+        async with open_store(settings):
+            pass
+
+
+async def test_prisma_urls_are_understood(database_url: str, tmp_path: Path) -> None:
+    url = f"{database_url}?schema=public&connection_limit=5&pgbouncer=true"
+    async with open_store(load_settings(database_url=url, home=tmp_path)) as store:
+        assert store.has_game_tables
+    url = url.replace("schema=public", "schema=elsewhere")
+    async with open_store(load_settings(database_url=url, home=tmp_path)) as store:
+        assert not store.has_game_tables
