@@ -30,7 +30,7 @@ class AlreadyTrainedError(WindowError):
 
 
 class FencedError(WindowError):
-    """Another worker took the window over: this worker's lease epoch is stale, its write was refused."""
+    """Another worker took the window over: this one's epoch is stale, its write was refused."""
 
 
 class ArtifactError(BabylonError):

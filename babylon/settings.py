@@ -7,11 +7,14 @@ Command-line options override by ``model_copy(update=...)``; nothing else reads 
 import os
 from pathlib import Path
 from typing import Any, Literal
+from urllib.parse import urlsplit
 
 from pydantic import Field, SecretStr, ValidationError
 from pydantic_settings import BaseSettings, SettingsConfigDict
 
 from babylon.errors import ConfigError
+
+_LOOPBACK = ("localhost", "127.0.0.1")
 
 
 class Settings(BaseSettings):
@@ -75,6 +78,35 @@ class Settings(BaseSettings):
         return self.window_minutes if self.window_hours is None else round(self.window_hours * 60)
 
     @property
+    def endpoint_port(self) -> int:
+        """The port the gateway listens on.
+
+        Raises:
+            ConfigError: the endpoint is no http address on this machine's loopback.
+        """
+        url = urlsplit(self.endpoint)
+        try:
+            port = url.port or 80
+        except ValueError:
+            port = 0
+        if url.scheme != "http" or url.hostname not in _LOOPBACK or not port:
+            raise ConfigError(
+                f"LOCAL_ENDPOINT={self.endpoint!r}: the gateway listens on loopback only,"
+                " for example http://localhost:8000"
+            )
+        return port
+
+    def environment(self) -> dict[str, str]:
+        """The environment variables from which another process reads the same settings."""
+        environment = {}
+        for name, field in type(self).model_fields.items():
+            value = getattr(self, name)
+            if value is not None:
+                plain = value.get_secret_value() if isinstance(value, SecretStr) else value
+                environment[str(field.validation_alias)] = str(plain)
+        return environment
+
+    @property
     def artifacts(self) -> Path:
         return self.home / "artifacts"
 
@@ -115,7 +147,7 @@ def load_settings(**overrides: Any) -> Settings:
         settings = Settings(**given)
     except ValidationError as error:
         problems = "; ".join(
-            f"{'.'.join(str(part) for part in problem['loc'])}={problem['input']!r}: {problem['msg']}"
+            f"{'.'.join(map(str, problem['loc']))}={problem['input']!r}: {problem['msg']}"
             for problem in error.errors()
         )
         raise ConfigError(f"bad setting: {problems}") from error

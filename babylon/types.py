@@ -33,7 +33,7 @@ class Artifact:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Collected:
-    """``collect``: every row of the window as the game wrote it, with the gateway's calls joined."""
+    """``collect``: every row of the window as the game wrote it, with the gateway's calls."""
 
     claim: Claim
     artifact: Artifact

@@ -23,9 +23,13 @@ async def validate_checkpoint(store: Store, settings: Settings, trained: Trained
     from babylon.checkpoints.verdict import decide, paired_difference
 
     before_policy, _ = await champion(store)
-    if before_policy.policy_version == trained.policy_version:  # deployed, then crashed: say it again
+    if (
+        before_policy.policy_version == trained.policy_version
+    ):  # deployed, then crashed: say it again
         before_policy = await get_policy(store, trained.parent_version)
-    suite = unseen_scenarios("gate", f"{settings.seed}:{trained.batch_id}", settings.arena_scenarios)
+    suite = unseen_scenarios(
+        "gate", f"{settings.seed}:{trained.batch_id}", settings.arena_scenarios
+    )
     before = await asyncio.to_thread(play_checkpoint, before_policy.uri, suite, settings.seed)
     after = await asyncio.to_thread(play_checkpoint, trained.checkpoint_uri, suite, settings.seed)
     difference = paired_difference(before.pnl, after.pnl)
@@ -52,7 +56,7 @@ async def validate_checkpoint(store: Store, settings: Settings, trained: Trained
 
 
 def unseen_scenarios(purpose: str, name: str, count: int) -> list[Scenario]:
-    """Seeded worlds kept for one purpose: names differ from those that fleets and transcripts use."""
+    """Seeded worlds kept for one purpose: neither fleets nor transcripts use such names."""
     return [make_scenario(f"{purpose}:{name}:{number}") for number in range(count)]
 
 

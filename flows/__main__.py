@@ -9,6 +9,7 @@ import asyncio
 import signal
 import sys
 from contextlib import suppress
+from datetime import UTC, datetime
 
 from prefect.exceptions import TerminationSignal
 
@@ -18,11 +19,16 @@ from babylon.errors import BabylonError
 from babylon.requests import DemoRequest, Request, TrainRequest, decode
 from babylon.settings import load_settings
 from babylon.types import WindowResult
-from flows.attempt import attempt
 from flows.backfill import backfill
 from flows.console import stage_progress
 from flows.continuous import continuous
 from flows.train_window import train_window
+
+STOPPED = (KeyboardInterrupt, TerminationSignal)
+
+
+class InterruptedRunError(BabylonError):
+    """A signal ended the run; what it had not finished can be started again."""
 
 
 def main(argv: list[str]) -> int:
@@ -34,6 +40,8 @@ def main(argv: list[str]) -> int:
         return run(request)
     except BabylonError as error:
         return fail(error, json=request.json)
+    except STOPPED:
+        return fail(InterruptedRunError("stopped by a signal; run it again"), json=request.json)
 
 
 def run(request: Request) -> int:
@@ -44,7 +52,7 @@ def _train(request: TrainRequest) -> int:
     results: list[WindowResult] = []
     with stage_progress():
         if request.mode == "continuous":
-            with suppress(KeyboardInterrupt, TerminationSignal):  # the way it is meant to end
+            with suppress(*STOPPED):  # the way it is meant to end
                 asyncio.run(_collect(request, results))
         elif request.mode == "backfill":
             results += asyncio.run(backfill(request.hours, request.overrides))
@@ -52,7 +60,7 @@ def _train(request: TrainRequest) -> int:
             results.append(asyncio.run(train_window(request.window_id, request.overrides)))
     settings = load_settings(**request.overrides)
     report = training_report(request.mode, results)
-    print_json(report) if request.json else print_training(report, settings)
+    print_json(report) if request.json else print_training(results, settings)
     return 0 if report["ok"] else 1
 
 
@@ -63,16 +71,24 @@ async def _collect(request: TrainRequest, results: list[WindowResult]) -> None:
 
 def _demo(request: DemoRequest) -> int:
     """The demo plays the hours; how a window is trained is handed to it."""
-    from babylon.demo import print_demo, run_demo
+    from babylon.cli.demo import demo_progress, print_demo
+    from babylon.demo import demo_overrides, report_json, run_demo
 
-    settings = load_settings(**request.overrides)
+    outer = load_settings(**request.overrides)
+    overrides = {**request.overrides, **demo_overrides(outer, datetime.now(UTC))}
+    settings = load_settings(**overrides)
 
     async def train(window_id: str) -> WindowResult:
-        return await attempt(window_id, request.overrides)
+        return await train_window(window_id, overrides)
 
-    report = asyncio.run(run_demo(settings, windows=request.windows, train=train))
-    print_json(report) if request.json else print_demo(report)
-    return 0 if report["ok"] else 1
+    with demo_progress() as (say, step):
+        report = asyncio.run(
+            run_demo(
+                settings, outer.models, windows=request.windows, train=train, say=say, step=step
+            )
+        )
+    print_json(report_json(report)) if request.json else print_demo(report)
+    return 0 if report.ok else 1
 
 
 if __name__ == "__main__":

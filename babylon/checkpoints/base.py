@@ -12,13 +12,12 @@ import shutil
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
-from random import Random
 from tempfile import mkdtemp
 
 import torch
 from transformers import PreTrainedTokenizerFast, Qwen3Config, Qwen3ForCausalLM
 
-from babylon.checkpoints.tokenizer import train_tokenizer
+from babylon.checkpoints.tokenizer import render_prompt, train_tokenizer
 from babylon.market.transcripts import scripted_chats
 from babylon.settings import Settings
 
@@ -48,7 +47,7 @@ class EmbeddedModelRecipe:
 
 
 def resolve_base(settings: Settings, progress: Progress | None = None) -> Path | str:
-    """``BASE_MODEL`` (local path or hub id) when set, else the embedded model, made when missing."""
+    """``BASE_MODEL`` (local path or hub id) when set, else the embedded one, made when missing."""
     if settings.base_model:
         local = Path(settings.base_model).expanduser()
         return local.resolve() if local.exists() else settings.base_model
@@ -87,24 +86,24 @@ def _tokenizer_texts(recipe: EmbeddedModelRecipe) -> Iterator[str]:
 def _blank_model(
     recipe: EmbeddedModelRecipe, tokenizer: PreTrainedTokenizerFast
 ) -> Qwen3ForCausalLM:
-    torch.manual_seed(recipe.seed)
-    return Qwen3ForCausalLM(
-        Qwen3Config(
-            vocab_size=recipe.vocab_size,
-            hidden_size=recipe.hidden_size,
-            intermediate_size=3 * recipe.hidden_size,
-            num_hidden_layers=recipe.layers,
-            num_attention_heads=recipe.heads,
-            num_key_value_heads=1,
-            head_dim=recipe.hidden_size // recipe.heads,
-            max_position_embeddings=8192,
-            initializer_range=INITIALIZER_RANGE,
-            tie_word_embeddings=True,
-            bos_token_id=None,
-            eos_token_id=tokenizer.eos_token_id,
-            pad_token_id=tokenizer.pad_token_id,
-        )
+    config = Qwen3Config(
+        vocab_size=recipe.vocab_size,
+        hidden_size=recipe.hidden_size,
+        intermediate_size=3 * recipe.hidden_size,
+        num_hidden_layers=recipe.layers,
+        num_attention_heads=recipe.heads,
+        num_key_value_heads=1,
+        head_dim=recipe.hidden_size // recipe.heads,
+        max_position_embeddings=8192,
+        initializer_range=INITIALIZER_RANGE,
+        tie_word_embeddings=True,
+        bos_token_id=None,
+        eos_token_id=tokenizer.eos_token_id,
+        pad_token_id=tokenizer.pad_token_id,
     )
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(recipe.seed)
+        return Qwen3ForCausalLM(config)
 
 
 def _imitate(
@@ -114,7 +113,9 @@ def _imitate(
     progress: Progress | None,
 ) -> Qwen3ForCausalLM:
     """Supervised training on the replies of scripted agents, one cosine of the learning rate."""
-    optimizer = torch.optim.AdamW(model.parameters(), lr=recipe.learning_rate, betas=(0.9, 0.95), weight_decay=0.01)
+    optimizer = torch.optim.AdamW(
+        model.parameters(), lr=recipe.learning_rate, betas=(0.9, 0.95), weight_decay=0.01
+    )
     schedule = torch.optim.lr_scheduler.OneCycleLR(
         optimizer, max_lr=recipe.learning_rate, total_steps=recipe.steps, pct_start=0.1
     )
@@ -123,7 +124,7 @@ def _imitate(
     for step in range(recipe.steps):
         batch = list(itertools.islice(chats, recipe.batch_size))
         loss = _reply_loss(model, *_batch(tokenizer, batch))
-        loss.backward()
+        loss.backward()  # type: ignore[no-untyped-call]
         torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
         optimizer.step()
         schedule.step()
@@ -131,7 +132,8 @@ def _imitate(
         if progress is not None:
             progress(step + 1, recipe.steps)
     logger.info("embedded model %s: final loss %.3f", recipe.name, loss.item())
-    return model.eval()
+    model.eval()  # type: ignore[no-untyped-call]
+    return model
 
 
 def _reply_loss(
@@ -152,13 +154,8 @@ def _batch(
     tokenizer: PreTrainedTokenizerFast, chats: list[list[dict[str, str]]]
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """Right-padded ids and labels ``[B, L]``; only the reply and its end are labels."""
-    prompts = [
-        tokenizer.apply_chat_template(chat[:-1], add_generation_prompt=True, return_dict=False)
-        for chat in chats
-    ]
-    replies = [
-        [*tokenizer.encode(chat[-1]["content"]), tokenizer.eos_token_id] for chat in chats
-    ]
+    prompts = [render_prompt(tokenizer, chat[:-1]) for chat in chats]
+    replies = [[*tokenizer.encode(chat[-1]["content"]), tokenizer.eos_token_id] for chat in chats]
     length = max(len(p) + len(r) for p, r in zip(prompts, replies, strict=True))
     ids = torch.full((len(chats), length), tokenizer.pad_token_id)
     labels = torch.full((len(chats), length), IGNORED)

@@ -20,7 +20,9 @@ def is_adapter(path: str | Path) -> bool:
 
 
 def load_policy(path: str | Path) -> tuple[PreTrainedModel, PreTrainedTokenizerBase]:
-    """A policy in eval mode and its tokenizer, from a directory or a Hugging Face id.
+    """A policy in eval mode, in fp32, on the GPU when there is one, and its tokenizer.
+
+    ``path`` is a directory or a Hugging Face id.
 
     Raises:
         ModelError: nothing loads from there.
@@ -35,4 +37,5 @@ def load_policy(path: str | Path) -> tuple[PreTrainedModel, PreTrainedTokenizerB
         tokenizer = AutoTokenizer.from_pretrained(str(path))
     except (OSError, ValueError, KeyError, RuntimeError) as error:
         raise ModelError(f"no policy loads from {path}: {error}") from error
-    return model.eval(), tokenizer  # type: ignore[no-untyped-call]
+    device = "cuda" if torch.cuda.is_available() else "cpu"
+    return model.to(device).eval(), tokenizer  # type: ignore[arg-type]

@@ -42,13 +42,13 @@ class Trainable:
             ModelError: full fine-tuning keeps no copy of the weights it started from.
         """
         if self.tuning == "full":
-            raise ModelError("KL_PENALTY needs a frozen reference: set TUNING=lora, or KL_PENALTY=0")
+            raise ModelError("KL_PENALTY needs a frozen reference: set TUNING=lora, or unset it")
         context: AbstractContextManager[object] = self.model.disable_adapter()
         return context
 
 
 def load_trainable(parent: Path | str, tuning: Tuning, learning_rate: float) -> Trainable:
-    """The parent policy, ready for more training, on the GPU when there is one.
+    """The parent policy, ready for more training.
 
     Raises:
         ModelError: nothing loads from ``parent``.
@@ -62,11 +62,8 @@ def load_trainable(parent: Path | str, tuning: Tuning, learning_rate: float) -> 
         if tuning == "lora":
             lora = LoraConfig(r=LORA_RANK, lora_alpha=LORA_ALPHA, target_modules="all-linear")
             model = get_peft_model(model, lora)
-    model.to("cuda" if torch.cuda.is_available() else "cpu")
     parameters = [p for p in model.parameters() if p.requires_grad]
-    optimizer = torch.optim.AdamW(
-        parameters, lr=learning_rate, betas=ADAM_BETAS, weight_decay=0.0
-    )
+    optimizer = torch.optim.AdamW(parameters, lr=learning_rate, betas=ADAM_BETAS, weight_decay=0.0)
     _carry_over(optimizer, Path(parent), learning_rate)
     return Trainable(model=model, tokenizer=tokenizer, optimizer=optimizer, tuning=tuning)
 

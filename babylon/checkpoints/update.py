@@ -3,10 +3,11 @@
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, cast
+from typing import Any
 
 from transformers import PreTrainedTokenizerBase
 
+from babylon.checkpoints.tokenizer import render_prompt
 from babylon.checkpoints.trainable import Tuning, load_trainable, save_checkpoint
 from babylon.errors import TrainingError, WindowNotReadyError
 from babylon.grpo.batch import CallTokens, ScoredTrajectory
@@ -115,10 +116,7 @@ def _retokenize(
     tokenizer: PreTrainedTokenizerBase, call: Call
 ) -> tuple[tuple[int, ...], tuple[int, ...]]:
     messages = [{"role": m.role, "content": m.content} for m in call.messages]
-    prompt = cast(
-        list[int],
-        tokenizer.apply_chat_template(messages, add_generation_prompt=True, return_dict=False),
-    )
+    prompt = render_prompt(tokenizer, messages)
     reply = tokenizer.encode(call.response, add_special_tokens=False)
     end = [] if tokenizer.eos_token_id is None else [tokenizer.eos_token_id]
     return tuple(prompt), (*reply, *end)

@@ -1,13 +1,15 @@
 """``babylon agents``: a fleet that plays the simulated game through the gateway."""
 
 import asyncio
+from dataclasses import asdict
 from enum import StrEnum
 from typing import Annotated
 
 import typer
+from rich.progress import Progress
 
 from babylon.cli.options import Json
-from babylon.cli.output import print_json
+from babylon.cli.output import print_json, stderr
 from babylon.settings import load_settings
 
 app = typer.Typer(help="Agents that play the simulated game.", no_args_is_help=True)
@@ -26,18 +28,36 @@ def _group() -> None:
 @app.command()
 def spawn(
     agents: Annotated[int, typer.Option(min=1, metavar="N", help="How many.")] = 5,
-    duration: Annotated[float, typer.Option(metavar="MINUTES", help="How long they play.")] = 10,
+    duration: Annotated[
+        int, typer.Option(min=1, metavar="MINUTES", help="Game minutes, a decision each.")
+    ] = 10,
     policy: Annotated[Policy, typer.Option(help="Scripted, or through the gateway.")] = Policy.LLM,
+    live: Annotated[
+        bool, typer.Option("--live", help="In real time, now; else at once, in the last hours.")
+    ] = False,
+    seed: Annotated[int | None, typer.Option(help="Seed of the markets.")] = None,
     json: Json = False,
 ) -> None:
-    """Let agents play now, and record every step as the game would."""
-    from babylon.market.fleet import spawn_agents
+    """Let agents play, and record every step as the game would."""
+    from babylon.market.spawn import spawn_agents
 
-    report = asyncio.run(
-        spawn_agents(load_settings(), agents=agents, minutes=duration, policy=policy.value)
-    )
+    with Progress(console=stderr, disable=not stderr.is_terminal) as progress:
+        bar = progress.add_task("rounds", total=None)
+        result = asyncio.run(
+            spawn_agents(
+                load_settings(seed=seed),
+                agents=agents,
+                duration_min=duration,
+                policy=policy.value,
+                live=live,
+                progress=lambda done, total: progress.update(bar, completed=done, total=total),
+            )
+        )
     if json:
-        print_json(report)
-    else:
-        for name, value in report.items():
-            print(f"{name:16} {value}")
+        print_json(asdict(result))
+        return
+    print(
+        f"{result.trajectories} trajectories ({result.calls} decisions) of {agents} agents in"
+        f" {result.scenarios} scenarios, mean P&L {result.mean_pnl:+.1f}"
+    )
+    print(f"windows {', '.join(result.windows)}: see `babylon windows list`")

@@ -36,18 +36,22 @@ def training_report(mode: str, results: Sequence[WindowResult]) -> dict[str, Any
     }
 
 
-def print_training(report: dict[str, Any], settings: Settings) -> None:
-    windows = report["windows"]
-    if not windows:
+def window_table(results: Sequence[WindowResult]) -> tuple[list[str], list[list[Any]]]:
+    """Column names and one row a window."""
+    rows = [
+        [r.window_id, r.status, *[_value(r.metrics, names) for names in COLUMNS.values()]]
+        for r in results
+    ]
+    return ["window", "state", *COLUMNS], rows
+
+
+def print_training(results: Sequence[WindowResult], settings: Settings) -> None:
+    if not results:
         print("no window waits to be trained: `babylon windows list` shows them all")
         return
-    rows = [
-        [w["window_id"], w["status"], *[_value(w["metrics"], names) for names in COLUMNS.values()]]
-        for w in windows
-    ]
-    print_table("Training, window by window", ["window", "state", *COLUMNS], rows)
-    for window in windows:
-        print(f"{window['window_id']}: {window['reason']}")
+    print_table("Training, window by window", *window_table(results))
+    for result in results:
+        print(f"{result.window_id}: {result.reason}")
     print("\nWhere to look next:")
     print("  babylon model list           every policy and its verdict")
     print("  babylon deploy status        the route in force")

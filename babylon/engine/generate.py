@@ -14,6 +14,7 @@ ahead from its own generator. So the tokens of a seeded request depend neither o
 it shares a batch with nor on the device.
 """
 
+import math
 import os
 from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass, field
@@ -24,10 +25,9 @@ from torch import Tensor
 from transformers import DynamicCache, PreTrainedModel
 
 from babylon.engine.cache import roomy_cache
+from babylon.errors import ModelError
 
-FinishReason = Literal["stop", "length", "abort"]
-OnStep = Callable[[list[int], list[int], list[float]], Collection[int]]
-"""(requests still running, the token each drew, its logprob) → the requests that end here."""
+FinishReason = Literal["running", "stop", "length", "abort"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -40,8 +40,10 @@ class Sampling:
     seed: int | None = None
 
     def __post_init__(self) -> None:
-        if self.max_tokens < 1 or self.temperature < 0 or not 0 < self.top_p <= 1:
-            raise ValueError(f"{self}: max_tokens >= 1, temperature >= 0 and 0 < top_p <= 1 hold")
+        if self.max_tokens < 1 or not 0 < self.top_p <= 1:
+            raise ValueError(f"{self}: choose max_tokens >= 1 and 0 < top_p <= 1")
+        if self.temperature != 0 and not 0.01 <= self.temperature < 100:
+            raise ValueError(f"{self}: choose temperature 0 (greedy) or one from 0.01 to 100")
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,12 +61,17 @@ class Completion:
     """``token_ids`` ``[T]`` end with the end-of-sequence token when the policy chose to stop.
 
     ``finish_reason``: ``stop`` the policy ended, ``length`` it ran into ``max_tokens``,
-    ``abort`` the caller's ``on_step`` ended it.
+    ``abort`` the caller's ``on_step`` ended it. It is set after the last token, so another thread
+    that reads it first sees the whole answer.
     """
 
     token_ids: list[int] = field(default_factory=list)
     logprobs: list[float] = field(default_factory=list)
-    finish_reason: FinishReason = "length"
+    finish_reason: FinishReason = "running"
+
+
+OnStep = Callable[[Sequence[int], Sequence[Completion]], Collection[int]]
+"""(indices of the requests that drew a token, all completions) → indices to end here."""
 
 
 @torch.inference_mode()
@@ -80,7 +87,10 @@ def generate(
 
     Args:
         model: any causal LM of transformers, in eval mode.
-        on_step: called once a step with the tokens just drawn; the requests it returns are ended.
+        on_step: called once a step, after the completions grew; the requests it returns end.
+
+    Raises:
+        ModelError: the policy's logits are not finite.
     """
     if model.training:
         raise ValueError("the model is in training mode: call model.eval() before sampling")
@@ -94,11 +104,14 @@ def generate(
     running = list(range(len(requests)))
     while True:
         tokens, logprobs = draw(logits)
-        ended = _record(completions, requests, running, tokens, logprobs, eos_token_ids, on_step)
-        if len(ended) == len(running):
+        _record(completions, requests, running, (tokens, logprobs), eos_token_ids)
+        for request in on_step(running, completions) if on_step else ():
+            if completions[request].finish_reason == "running":
+                completions[request].finish_reason = "abort"
+        kept = [row for row, r in enumerate(running) if completions[r].finish_reason == "running"]
+        if not kept:
             return completions
-        if ended:
-            kept = [row for row, request in enumerate(running) if request not in ended]
+        if len(kept) < len(running):
             running = [running[row] for row in kept]
             index = torch.tensor(kept, device=model.device)
             cache.batch_select_indices(index)
@@ -165,28 +178,21 @@ def _record(
     completions: list[Completion],
     requests: Sequence[Request],
     running: list[int],
-    tokens: Tensor,
-    logprobs: Tensor,
+    drawn: tuple[Tensor, Tensor],
     eos_token_ids: Collection[int],
-    on_step: OnStep | None,
-) -> set[int]:
-    """Append one step to the running completions; which of them are done now?"""
-    drawn, scores = tokens.tolist(), logprobs.tolist()
-    ended = set()
-    for request, token, logprob in zip(running, drawn, scores, strict=True):
+) -> None:
+    """Append one step (tokens, logprobs) to the running completions; end those that are done."""
+    tokens, logprobs = (values.tolist() for values in drawn)
+    for request, token, logprob in zip(running, tokens, logprobs, strict=True):
+        if not math.isfinite(logprob):
+            raise ModelError(f"the policy gave token {token} the logprob {logprob}: load another")
         completion = completions[request]
         completion.token_ids.append(token)
         completion.logprobs.append(logprob)
         if token in eos_token_ids:
             completion.finish_reason = "stop"
-            ended.add(request)
         elif len(completion.token_ids) == requests[request].sampling.max_tokens:
-            ended.add(request)
-    for request in on_step(running, drawn, scores) if on_step else ():
-        if request not in ended:
-            completions[request].finish_reason = "abort"
-            ended.add(request)
-    return ended
+            completion.finish_reason = "length"
 
 
 def _prefill(

@@ -2,10 +2,10 @@
 
 from collections.abc import Callable, Sequence
 from hashlib import blake2b
-
-import torch
+from typing import cast
 
 from babylon.checkpoints.load import load_policy
+from babylon.checkpoints.tokenizer import render_prompt
 from babylon.engine.generate import Request, Sampling, generate
 
 MAX_REPLY_TOKENS = 128
@@ -20,12 +20,11 @@ def reply_policy(path: str, *, seed: int = 0) -> Callable[[Sequence[Chat]], Sequ
     depend on how chats are batched.
     """
     model, tokenizer = load_policy(path)
-    model.to("cuda" if torch.cuda.is_available() else "cpu")
 
     def answer(chats: Sequence[Chat]) -> list[str]:
         requests = [
             Request(
-                tokenizer.apply_chat_template(chat, add_generation_prompt=True, return_dict=False),
+                render_prompt(tokenizer, chat),
                 Sampling(max_tokens=MAX_REPLY_TOKENS, seed=_seed(seed, chat)),
             )
             for chat in chats
@@ -37,7 +36,7 @@ def reply_policy(path: str, *, seed: int = 0) -> Callable[[Sequence[Chat]], Sequ
             pad_token_id=tokenizer.pad_token_id,
         )
         return [
-            tokenizer.decode(completion.token_ids, skip_special_tokens=True)
+            cast(str, tokenizer.decode(completion.token_ids, skip_special_tokens=True))
             for completion in completions
         ]
 

@@ -13,7 +13,7 @@ from torch import Tensor
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CallTokens:
-    """One logged request. ``logprobs`` ``[T]`` are the behaviour policy's (mu), None if unlogged."""
+    """One logged request. ``logprobs`` ``[T]`` are the behaviour policy's, None if unlogged."""
 
     prompt: Sequence[int]
     completion: Sequence[int]

@@ -28,7 +28,9 @@ class LossConfig:
     max_importance: float = 2.0
     band_low: float = 0.5
     band_high: float = 5.0
-    negative_call_drift: float = 0.05  # mean log(mu / pi_theta) above which a call with A < 0 is cut
+    negative_call_drift: float = (
+        0.05  # mean log(mu / pi_theta) above which a call with A < 0 is cut
+    )
     impossible_ratio: float = 1e-4
     kl_penalty: float = 0.0  # weight of k3(theta || reference)
     kl_clamp: float = 10.0

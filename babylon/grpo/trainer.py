@@ -125,7 +125,7 @@ def _check(
         groups = len({t.group for t in trajectories})
         raise NothingToTrainError(
             f"none of the {groups} groups ({len(trajectories)} trajectories) has two members with"
-            " differing scores: collect more agents a scenario or use a scorer that tells them apart"
+            " differing scores: let more agents play a scenario, or use another scorer"
         )
     missing = sum(call.tokens.logprobs is None for call in calls) / len(calls)
     if missing > config.max_missing_logprobs:
@@ -150,7 +150,7 @@ def _train_step(
         term = _loss(prepared, theta, entropy, count, config.loss)
         if not torch.isfinite(term.loss):
             raise FloatingPointError(f"loss is {term.loss.item()}: lower the learning rate")
-        term.loss.backward()
+        term.loss.backward()  # type: ignore[no-untyped-call]
         terms.append(replace(term, loss=term.loss.detach()))
     parameters = [p for group in optimizer.param_groups for p in group["params"]]
     norm = torch.nn.utils.clip_grad_norm_(parameters, config.grad_clip)
@@ -285,7 +285,7 @@ def _frozen_logprobs(
 def _micro_batches(
     calls: Sequence[WeightedCall], positions: Sequence[int], config: TrainerConfig
 ) -> Iterator[list[int]]:
-    """Calls of similar length together, each portion at most ``micro_batch_tokens`` padded tokens."""
+    """Calls of similar length together, at most ``micro_batch_tokens`` padded tokens a portion."""
 
     def length(position: int) -> int:
         tokens = calls[position].tokens
@@ -310,8 +310,9 @@ def _stack(rows: Sequence[Tensor], batch: CallBatch) -> Tensor:
 
 
 def _mean_k3(pairs: Sequence[tuple[Tensor, Tensor]]) -> float:
-    delta = torch.cat([other - sampled for sampled, other in pairs])
-    return float((torch.exp(delta) - delta - 1.0).mean())
+    """In fp64: the gaps of an unchanged policy are so small that fp32 can make k3 negative."""
+    delta = torch.cat([other - sampled for sampled, other in pairs]).double()
+    return float((torch.expm1(delta) - delta).mean().item())
 
 
 class _Updates:
@@ -327,7 +328,8 @@ class _Updates:
         self.losses.append(float(sum(term.loss for term in terms)))
 
     def _share(self, name: str) -> float:
-        return sum(getattr(t, name) for t in self.last) / max(1, sum(t.tokens for t in self.last))
+        total = float(sum(getattr(term, name) for term in self.last))
+        return total / max(1, sum(term.tokens for term in self.last))
 
     @property
     def kl(self) -> float:

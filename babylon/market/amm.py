@@ -1,4 +1,6 @@
-"""Constant-product market maker for one YES/NO question: ``k = yes * no``, ``P(YES) = no / (yes + no)``.
+"""Constant-product market maker for one YES/NO question.
+
+``k = yes * no`` stays, and ``P(YES) = no / (yes + no)``.
 
 The live game pays out only the reserve difference ``yes - yes'``, so a small buy at even odds
 costs about $1 a share and no bet has a positive expected value. Here a buyer's money *mints

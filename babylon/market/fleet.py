@@ -7,11 +7,11 @@ Time is simulated (a past window is played as fast as it goes) or real (one tick
 
 import asyncio
 import time
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
+from itertools import pairwise
 from random import Random
-from typing import Literal
 
 import openai
 
@@ -23,7 +23,7 @@ from babylon.market.prompts import render_observation
 from babylon.market.scenario import Rules, Scenario, make_scenario
 from babylon.market.transcripts import draw_agent
 from babylon.recorder import Action, LlmCall, MarketOutcomesTracker, TrajectoryRecorder
-from babylon.windows import Window, window_at
+from babylon.windows import window_at
 
 TICK = timedelta(minutes=1)
 MAX_TICKS = 10
@@ -197,7 +197,7 @@ def _shards(plan: FleetPlan) -> list[range]:
     """Agents dealt into tables as evenly as possible."""
     tables = max(1, round(plan.agents / plan.agents_per_scenario))
     bounds = [plan.agents * table // tables for table in range(tables + 1)]
-    return [range(low, high) for low, high in zip(bounds, bounds[1:], strict=False)]
+    return [range(low, high) for low, high in pairwise(bounds)]
 
 
 def _deal(
@@ -332,7 +332,7 @@ def _ground_truth(scenario: Scenario) -> dict[str, dict[str, object]]:
 def _observe(tracker: MarketOutcomesTracker, scenario: Scenario, start: datetime) -> None:
     """The scenario's public history: prices as background orders move them, and resolutions."""
     pools = {question.market_id: Pool() for question in scenario.questions}
-    ids = {question.market_id: f"{scenario.scenario_id}:{question.market_id}" for question in scenario.questions}
+    ids = {market: f"{scenario.scenario_id}:{market}" for market in pools}
     for tick, order in enumerate(scenario.noise):
         pools[order.market_id], _ = pools[order.market_id].buy(order.side, order.dollars)
         for question in scenario.questions:

@@ -89,14 +89,18 @@ def make_scenario(seed: int | str, rules: Rules | None = None, *, name: str = ""
     random = Random(f"scenario:{seed}")
     companies = random.sample(COMPANIES, rules.markets)
     questions = tuple(
-        Question(f"m{index + 1}", f"Will {company} {random.choice(EVENTS)}?", random.choice([*Side]))
+        Question(
+            f"m{index + 1}", f"Will {company} {random.choice(EVENTS)}?", random.choice([*Side])
+        )
         for index, company in enumerate(companies)
     )
     return Scenario(
         scenario_id=name or f"scenario-{seed}",
         rules=rules,
         questions=questions,
-        news=tuple(_news(random, question, rules) for question in _schedule(random, questions, rules)),
+        news=tuple(
+            _news(random, question, rules) for question in _schedule(random, questions, rules)
+        ),
         noise=tuple(
             NoiseOrder(
                 random.choice(questions).market_id,

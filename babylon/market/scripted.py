@@ -54,9 +54,7 @@ def oracle(game: Game, random: Random) -> Decision:
     amount = min(rules.max_order, game.balance)
     if amount < 1:
         return Hold()
-    question = min(
-        game.scenario.questions, key=lambda q: game.pools[q.market_id].price(q.outcome)
-    )
+    question = min(game.scenario.questions, key=lambda q: game.pools[q.market_id].price(q.outcome))
     return buy(question.market_id, question.outcome, amount)
 
 

@@ -162,7 +162,8 @@ def _explained(url: str) -> Iterator[None]:
         ) from error
     except (asyncpg.PostgresError, asyncpg.InterfaceError) as error:
         raise DatabaseError(
-            f"the database at {place(url)} refuses the connection ({one_line(error)}): correct DATABASE_URL"
+            f"the database at {place(url)} refuses the connection ({one_line(error)}):"
+            " correct DATABASE_URL"
         ) from error
 
 

@@ -150,9 +150,9 @@ def test_draws_follow_the_distribution(model: PreTrainedModel) -> None:
 def test_caller_ends_a_request_and_the_others_go_on(model: PreTrainedModel) -> None:
     steps: list[list[int]] = []
 
-    def on_step(running: list[int], tokens: list[int], logprobs: list[float]) -> set[int]:
-        assert len(running) == len(tokens) == len(logprobs)
-        steps.append(running)
+    def on_step(running: Sequence[int], completions: Sequence[Completion]) -> set[int]:
+        steps.append(list(running))
+        assert all(len(completions[r].logprobs) == len(steps) for r in running)
         return {1} if len(steps) == 3 else set()
 
     requests = [seeded(PROMPTS[0], 1), seeded(PROMPTS[1], 2)]
@@ -164,9 +164,12 @@ def test_caller_ends_a_request_and_the_others_go_on(model: PreTrainedModel) -> N
 
 
 def test_bad_sampling_names_the_values() -> None:
-    for bad in ({"max_tokens": 0}, {"temperature": -1.0}, {"top_p": 0.0}, {"top_p": 1.5}):
-        with pytest.raises(ValueError, match="max_tokens >= 1"):
+    for bad in ({"max_tokens": 0}, {"top_p": 0.0}, {"top_p": 1.5}):
+        with pytest.raises(ValueError, match="choose max_tokens >= 1"):
             Sampling(**{"max_tokens": 8, **bad})
+    for temperature in (-1.0, 1e-6, math.inf, math.nan):
+        with pytest.raises(ValueError, match="choose temperature 0"):
+            Sampling(max_tokens=8, temperature=temperature)
     with pytest.raises(ValueError, match="at least one prompt token"):
         Request([], Sampling(max_tokens=1))
 

@@ -1,0 +1,182 @@
+"""The engine process: policies over HTTP on loopback, in the wire fields of vLLM.
+
+``PUT /policies/{name}`` loads a checkpoint under an immutable name, ``POST /v1/chat/completions``
+samples from it. There is no authentication: only the gateway talks to an engine.
+"""
+
+import argparse
+import asyncio
+import contextlib
+import logging
+from collections.abc import AsyncIterator, Awaitable, Callable
+from typing import Annotated
+
+import msgspec
+from aiohttp import web
+from msgspec import Meta, Struct
+from transformers.utils.logging import disable_progress_bar
+
+from babylon.engine.answer import Answer, request_for
+from babylon.engine.policies import Policies, Policy
+from babylon.engine.scheduler import Scheduler
+from babylon.errors import ModelError
+from babylon.supervise import exit_with_supervisor
+from babylon.wire import (
+    MAX_BODY_BYTES,
+    RequestError,
+    constraints,
+    decode_object,
+    error_body,
+    parse_chat,
+    sse,
+)
+
+POLICIES = web.AppKey("policies", Policies)
+SCHEDULER = web.AppKey("scheduler", Scheduler)
+_EVENT_STREAM = {"Content-Type": "text/event-stream", "Cache-Control": "no-cache"}
+
+Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
+
+
+class PolicySource(Struct, frozen=True):
+    """Body of ``PUT /policies/{name}``: a checkpoint directory and the version it is."""
+
+    path: Annotated[str, Meta(min_length=1)]
+    version: int
+
+
+def make_app(*, max_batch: int = 64) -> web.Application:
+    """The engine's HTTP application; ``client_max_size`` leaves room for what a gateway adds."""
+    app = web.Application(middlewares=[_openai_errors], client_max_size=MAX_BODY_BYTES + 4096)
+
+    async def run_scheduler(app: web.Application) -> AsyncIterator[None]:
+        app[POLICIES] = Policies()
+        app[SCHEDULER] = Scheduler(max_batch=max_batch)
+        yield
+        await app[SCHEDULER].close()
+
+    async def watch_supervisor(app: web.Application) -> AsyncIterator[None]:
+        watch = asyncio.create_task(exit_with_supervisor())
+        yield
+        watch.cancel()
+
+    app.cleanup_ctx.extend([run_scheduler, watch_supervisor])
+    app.add_routes(
+        [
+            web.get("/health", _health),
+            web.get("/v1/models", _models),
+            web.put("/policies/{name:.+}", _load),
+            web.delete("/policies/{name:.+}", _unload),
+            web.post("/v1/chat/completions", _chat),
+        ]
+    )
+    return app
+
+
+@web.middleware
+async def _openai_errors(request: web.Request, handler: Handler) -> web.StreamResponse:
+    try:
+        return await handler(request)
+    except RequestError as error:
+        return web.Response(status=error.status, body=error.body, content_type="application/json")
+    except web.HTTPException as error:  # no such route, wrong method, body too large
+        body = error_body(error.status, error.text or error.reason)
+        return web.Response(status=error.status, body=body, content_type="application/json")
+
+
+async def _health(request: web.Request) -> web.Response:
+    return _json({"status": "ok", "policies": [policy.name for policy in request.app[POLICIES]]})
+
+
+async def _models(request: web.Request) -> web.Response:
+    data = [_description(policy) for policy in request.app[POLICIES]]
+    return _json({"object": "list", "data": data})
+
+
+async def _load(request: web.Request) -> web.Response:
+    try:
+        source = msgspec.json.decode(await request.read(), type=PolicySource)
+        policy = await request.app[POLICIES].load(
+            request.match_info["name"], source.path, source.version
+        )
+    except (msgspec.DecodeError, ModelError) as error:
+        raise RequestError(400, str(error)) from error
+    return _json(_description(policy))
+
+
+async def _unload(request: web.Request) -> web.Response:
+    request.app[POLICIES].unload(request.match_info["name"])
+    return web.Response(status=204)
+
+
+async def _chat(request: web.Request) -> web.StreamResponse:
+    fields = decode_object(await request.read())
+    chat = parse_chat(fields)
+    if unsupported := constraints(fields):
+        raise RequestError(400, f"this engine does not support {', '.join(unsupported)}: leave out")
+    if chat.top_logprobs:
+        raise RequestError(400, f"top_logprobs={chat.top_logprobs}: this engine gives none")
+    policy = request.app[POLICIES].get(chat.model)
+    job = request.app[SCHEDULER].submit(
+        policy, request_for(policy, chat), every_step=bool(chat.stream or chat.stops)
+    )
+    answer = Answer(policy, chat, job)
+    try:
+        if chat.stream:
+            return await _stream(request, answer)
+        return web.Response(body=await answer.whole(), content_type="application/json")
+    finally:  # answered, stopped early, or the client left: nobody waits for the rest
+        job.cancelled = True
+
+
+async def _stream(request: web.Request, answer: Answer) -> web.StreamResponse:
+    response = web.StreamResponse(headers=_EVENT_STREAM)
+    await response.prepare(request)
+    try:
+        async for event in answer.events():
+            await response.write(event)
+    except RequestError as error:  # too late for a status: the error is the last event
+        await response.write(sse(error.body))
+    except ConnectionResetError:
+        return response
+    with contextlib.suppress(ConnectionResetError):
+        await response.write_eof()
+    return response
+
+
+def _description(policy: Policy) -> dict[str, object]:
+    return {
+        "id": policy.name,
+        "object": "model",
+        "created": 0,
+        "owned_by": "babylon",
+        "root": policy.path,
+        "version": policy.version,
+        "max_model_len": policy.context,
+    }
+
+
+def _json(body: object) -> web.Response:
+    return web.Response(body=msgspec.json.encode(body), content_type="application/json")
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(prog="babylon.engine", description=__doc__.splitlines()[0])
+    parser.add_argument("--port", type=int, required=True)
+    parser.add_argument("--max-batch", type=int, default=64)
+    options = parser.parse_args()
+    logging.basicConfig(level=logging.INFO, format="%(asctime)s %(levelname)s %(name)s %(message)s")
+    disable_progress_bar()  # type: ignore[no-untyped-call]
+    web.run_app(
+        make_app(max_batch=options.max_batch),
+        host="127.0.0.1",
+        port=options.port,
+        handler_cancellation=True,
+        shutdown_timeout=10,
+        access_log=None,
+        print=None,
+    )
+
+
+if __name__ == "__main__":
+    main()

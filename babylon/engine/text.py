@@ -1,0 +1,55 @@
+"""From tokens to text while they come: whole characters only, and nothing beyond a stop string."""
+
+from collections.abc import Callable, Sequence
+
+_INCOMPLETE = "\ufffd"  # what the first bytes of a character decode to
+
+
+class TextStream:
+    """Text of a growing answer.
+
+    A byte-level token may end in the middle of a character, and the beginning of a stop string
+    may turn out not to be one: such text is held back until it is certain. The pieces always add
+    up to the text of the whole.
+    """
+
+    def __init__(self, decode: Callable[[list[int]], str], stops: Sequence[str] = ()) -> None:
+        self.stopped = False
+        self._decode, self._stops = decode, stops
+        self._hold = max((len(stop) for stop in stops), default=1) - 1
+        self._ids: list[int] = []
+        self._start = self._read = 0  # tokens [start, read) are the context for decoding the next
+        self._text = ""
+        self._sent = 0
+
+    def push(self, token_ids: Sequence[int], *, last: bool = False) -> tuple[str, int]:
+        """New text, and how many of the tokens belong to the answer: fewer after a stop string."""
+        used = 0
+        for ids in [[i] for i in token_ids] if self._stops else [token_ids]:
+            self._append(ids)
+            used += len(ids)
+            if self._cut():
+                return self._release(0), used
+        if last:
+            self._append((), complete=True)
+            self._cut()
+        return self._release(0 if last else self._hold), used
+
+    def _append(self, token_ids: Sequence[int], *, complete: bool = False) -> None:
+        self._ids.extend(token_ids)
+        known = self._decode(self._ids[self._start : self._read])
+        text = self._decode(self._ids[self._start :])
+        if complete or not text.endswith(_INCOMPLETE):
+            self._text += text[len(known) :]
+            self._start, self._read = self._read, len(self._ids)
+
+    def _cut(self) -> bool:
+        found = [at for stop in self._stops if (at := self._text.find(stop, self._sent)) >= 0]
+        if found:
+            self._text, self.stopped = self._text[: min(found)], True
+        return self.stopped
+
+    def _release(self, hold: int) -> str:
+        end = max(self._sent, len(self._text) - hold)
+        piece, self._sent = self._text[self._sent : end], end
+        return piece

@@ -1,0 +1,84 @@
+"""The little of HTTP over ASGI that the gateway needs."""
+
+import asyncio
+from collections.abc import Awaitable, Callable, Coroutine, Iterable, MutableMapping
+from typing import Any
+
+from babylon.wire import MAX_BODY_BYTES, RequestError
+
+Message = MutableMapping[str, Any]
+Scope = MutableMapping[str, Any]
+Receive = Callable[[], Awaitable[Message]]
+Send = Callable[[Message], Awaitable[None]]
+Headers = list[tuple[bytes, bytes]]
+
+JSON: tuple[bytes, bytes] = (b"content-type", b"application/json")
+EVENT_STREAM: Headers = [(b"content-type", b"text/event-stream"), (b"cache-control", b"no-cache")]
+
+
+class ClientLeft(Exception):
+    """The client closed the connection: nobody reads an answer."""
+
+
+class Response:
+    """One response; knows whether it has begun, because then its status cannot change any more."""
+
+    def __init__(self, send: Send) -> None:
+        self.started = False
+        self._send = send
+
+    async def start(self, status: int, headers: Iterable[tuple[bytes, bytes]]) -> None:
+        self.started = True
+        await self._send(
+            {"type": "http.response.start", "status": status, "headers": list(headers)}
+        )
+
+    async def write(self, body: bytes, *, last: bool = False) -> None:
+        await self._send({"type": "http.response.body", "body": body, "more_body": not last})
+
+    async def json(self, body: bytes, *, status: int = 200, headers: Headers | None = None) -> None:
+        length = (b"content-length", str(len(body)).encode())
+        await self.start(status, [JSON, length, *(headers or [])])
+        await self.write(body, last=True)
+
+
+async def read_body(receive: Receive) -> bytes:
+    """The whole request body.
+
+    Raises:
+        RequestError: 413, it is larger than ``MAX_BODY_BYTES``.
+        ClientLeft: the client closed the connection first.
+    """
+    body = bytearray()
+    while True:
+        message = await receive()
+        if message["type"] == "http.disconnect":
+            raise ClientLeft
+        body += message.get("body", b"")
+        if len(body) > MAX_BODY_BYTES:
+            raise RequestError(413, f"the body is larger than {MAX_BODY_BYTES} bytes: send less")
+        if not message.get("more_body", False):
+            return bytes(body)
+
+
+async def unless_client_leaves(receive: Receive, work: Coroutine[Any, Any, None]) -> None:
+    """Run ``work``, which answers the client, and cancel it when the client leaves.
+
+    Raises:
+        ClientLeft: the client closed the connection before ``work`` was done.
+    """
+    task, gone = asyncio.ensure_future(work), asyncio.ensure_future(_disconnected(receive))
+    try:
+        await asyncio.wait({task, gone}, return_when=asyncio.FIRST_COMPLETED)
+        if not task.done():
+            raise ClientLeft
+        task.result()
+    finally:
+        gone.cancel()
+        task.cancel()
+        await asyncio.gather(task, gone, return_exceptions=True)
+
+
+async def _disconnected(receive: Receive) -> None:
+    while (await receive())["type"] != "http.disconnect":
+        pass

@@ -1,0 +1,83 @@
+"""The engine as the gateway sees it: HTTP on loopback."""
+
+from typing import Any
+from urllib.parse import quote
+
+import aiohttp
+import msgspec
+
+from babylon.errors import ServingError
+from babylon.gateway.routes import Target
+
+_LOAD_TIMEOUT = aiohttp.ClientTimeout(total=600)
+_ASK_TIMEOUT = aiohttp.ClientTimeout(total=5)
+_CHAT_TIMEOUT = aiohttp.ClientTimeout(total=None, connect=5, sock_read=300)
+
+
+class EngineDownError(ServingError):
+    """The engine does not answer."""
+
+
+class Engine:
+    """Loads and unloads policies, and answers chats."""
+
+    def __init__(self, session: aiohttp.ClientSession, url: str) -> None:
+        self._session, self._url = session, url
+
+    async def policies(self) -> frozenset[str]:
+        """Names of the loaded policies."""
+        answer = await self._ask("GET", "/v1/models", _ASK_TIMEOUT)
+        return frozenset(model["id"] for model in answer["data"])
+
+    async def load(self, target: Target) -> None:
+        body = {"path": target.path, "version": target.policy_version}
+        await self._ask("PUT", f"/policies/{quote(target.name)}", _LOAD_TIMEOUT, body)
+
+    async def unload(self, name: str) -> None:
+        await self._ask("DELETE", f"/policies/{quote(name)}", _ASK_TIMEOUT)
+
+    async def chat(self, body: bytes) -> aiohttp.ClientResponse:
+        """The engine's response, headers read; the caller closes it.
+
+        Raises:
+            EngineDownError: no response came.
+        """
+        try:
+            return await self._session.post(
+                f"{self._url}/v1/chat/completions", data=body, timeout=_CHAT_TIMEOUT
+            )
+        except (aiohttp.ClientError, TimeoutError) as error:
+            raise self.down(error) from error
+
+    def down(self, error: BaseException) -> EngineDownError:
+        return EngineDownError(
+            f"the engine at {self._url} does not answer ({error or type(error).__name__}):"
+            " try again in a moment, or look at its log"
+        )
+
+    async def _ask(
+        self, method: str, path: str, timeout: aiohttp.ClientTimeout, body: object = None
+    ) -> Any:
+        """
+        Raises:
+            ServingError: the engine refuses; its message says why.
+            EngineDownError: it does not answer.
+        """
+        data = None if body is None else msgspec.json.encode(body)
+        try:
+            async with self._session.request(
+                method, self._url + path, data=data, timeout=timeout
+            ) as response:
+                text = await response.read()
+        except (aiohttp.ClientError, TimeoutError) as error:
+            raise self.down(error) from error
+        if response.status >= 400:
+            raise ServingError(f"the engine refuses {method} {path}: {_message(text)}")
+        return msgspec.json.decode(text) if text else None
+
+
+def _message(body: bytes) -> str:
+    try:
+        return str(msgspec.json.decode(body)["error"]["message"])
+    except (msgspec.DecodeError, KeyError, TypeError):
+        return body.decode(errors="replace")[:500]

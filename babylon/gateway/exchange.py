@@ -1,0 +1,168 @@
+"""One call while it happens: who asks, what was sampled, and whether it can be trained on.
+
+No input or output here. The engine is always asked for logprobs and token ids; the client sees
+them only if it asked for them itself.
+"""
+
+import math
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
+from datetime import UTC, datetime
+from typing import Any
+
+import msgspec
+
+from babylon.gateway.routes import Route, Target
+from babylon.store.calls import RecordedCall
+from babylon.wire import ChatRequest, RequestError, constraints
+
+_MAX_ID = 200  # characters
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Identity:
+    """Who asks, from the request's headers; OpenAI's ``user`` stands in for the agent."""
+
+    agent_id: str | None
+    trajectory_id: str | None
+    step: int | None
+
+    @classmethod
+    def of(cls, headers: Iterable[tuple[bytes, bytes]], chat: ChatRequest) -> "Identity":
+        """
+        Raises:
+            RequestError: 400, a header has a value that cannot be stored.
+        """
+        given = {name: value.decode(errors="replace") for name, value in headers}
+        step = given.get(b"x-babylon-step")
+        if step is not None and not (step.isascii() and step.isdigit() and len(step) <= 9):
+            raise RequestError(400, f"x-babylon-step {step!r:.80}: send the number of the step")
+        return cls(
+            agent_id=_checked("x-babylon-agent", given.get(b"x-babylon-agent") or chat.user),
+            trajectory_id=_checked("x-babylon-trajectory", given.get(b"x-babylon-trajectory")),
+            step=None if step is None else int(step),
+        )
+
+
+@dataclass(slots=True, kw_only=True)
+class Exchange:
+    """A request to a policy and the answer as far as it has come. ``text`` grows with chunks."""
+
+    call_id: str
+    identity: Identity
+    chat: ChatRequest
+    fields: Mapping[str, Any]
+    route: Route
+    target: Target
+    started_at: datetime = field(default_factory=lambda: datetime.now(UTC))
+    text: str = ""
+    prompt_token_ids: list[int] = field(default_factory=list)
+    token_ids: list[int] = field(default_factory=list)
+    logprobs: list[float | None] = field(default_factory=list)
+    finish_reason: str | None = None
+    completion_tokens: int | None = None
+
+    def upstream_body(self) -> bytes:
+        """The client's request for the engine: the exact policy, sampling spelled out."""
+        added: dict[str, Any] = {
+            "model": self.target.name,
+            "temperature": self.temperature,
+            "top_p": self.top_p,
+            "logprobs": True,
+            "return_token_ids": True,
+        }
+        if self.chat.stream:
+            added["stream_options"] = {"include_usage": True}
+        return msgspec.json.encode({**self.fields, **added})
+
+    @property
+    def temperature(self) -> float:
+        return 1.0 if self.chat.temperature is None else self.chat.temperature
+
+    @property
+    def top_p(self) -> float:
+        return 1.0 if self.chat.top_p is None else self.chat.top_p
+
+    def take(self, answer: dict[str, Any]) -> dict[str, Any] | None:
+        """Note what an answer or a chunk of it brings; returns what the client may see of it."""
+        self.prompt_token_ids += answer.get("prompt_token_ids") or []
+        usage = answer.get("usage")
+        if usage:
+            self.completion_tokens = usage.get("completion_tokens")
+        choices = answer.get("choices") or []
+        for choice in choices:
+            self._take_choice(choice)
+        if self.chat.stream and not choices and not self.chat.wants_usage:
+            return None
+        return self._for_client(answer, choices)
+
+    def _take_choice(self, choice: dict[str, Any]) -> None:
+        message = choice.get("delta") or choice.get("message") or {}
+        self.text += message.get("content") or ""
+        self.token_ids += choice.get("token_ids") or []
+        scores = (choice.get("logprobs") or {}).get("content") or []
+        self.logprobs += [score.get("logprob") for score in scores]
+        self.finish_reason = choice.get("finish_reason") or self.finish_reason
+
+    def _for_client(self, answer: dict[str, Any], choices: list[dict[str, Any]]) -> dict[str, Any]:
+        if not self.chat.return_token_ids:
+            answer.pop("prompt_token_ids", None)
+            for choice in choices:
+                choice.pop("token_ids", None)
+        if not self.chat.logprobs:
+            for choice in choices:
+                choice["logprobs"] = None
+        return answer
+
+    def flaw(self) -> str | None:
+        """Why this call cannot be trained on, or ``None``."""
+        tokens, scores, counted = len(self.token_ids), len(self.logprobs), self.completion_tokens
+        if not tokens == scores == counted:
+            return f"{tokens} token ids, {scores} logprobs, but usage says {counted} tokens"
+        if not tokens or not self.prompt_token_ids:
+            return "no tokens"
+        if not all(score is not None and math.isfinite(score) for score in self.logprobs):
+            return "a logprob is not finite"
+        if self.temperature == 0:
+            return "temperature 0: greedy, not sampled"
+        if self.top_p < 1:
+            return f"top_p {self.top_p}: not sampled from the whole distribution"
+        if bent := constraints(self.fields):
+            return f"the distribution was bent by {', '.join(bent)}"
+        return None
+
+    def record(self, *, interrupted: str | None = None) -> RecordedCall:
+        """The call as it is stored; ``interrupted`` says why the answer is only a part."""
+        flaw = interrupted or self.flaw()
+        elapsed = datetime.now(UTC) - self.started_at
+        return RecordedCall(
+            call_id=self.call_id,
+            agent_id=self.identity.agent_id,
+            trajectory_id=self.identity.trajectory_id,
+            step_number=self.identity.step,
+            policy_version=self.target.policy_version,
+            route_version=self.route.route_version,
+            model=self.target.name,
+            messages=msgspec.json.encode(self.chat.messages).decode(),
+            response=self.text.replace("\0", "\ufffd"),  # Postgres stores no NUL in text
+            prompt_token_ids=self.prompt_token_ids,
+            completion_token_ids=self.token_ids,
+            logprobs=[math.nan if score is None else score for score in self.logprobs],
+            temperature=self.temperature,
+            top_p=self.top_p,
+            max_tokens=self.chat.limit or 0,  # 0: the client set no bound
+            seed=self.chat.seed,
+            finish_reason="interrupted" if interrupted else self.finish_reason or "unknown",
+            trainable=flaw is None,
+            untrainable_reason=flaw,
+            started_at=self.started_at,
+            latency_ms=int(elapsed.total_seconds() * 1000),
+        )
+
+
+def _checked(name: str, value: str | None) -> str | None:
+    if value is not None and (len(value) > _MAX_ID or not value.isprintable()):
+        raise RequestError(
+            400, f"{name} {value!r:.80}: send at most {_MAX_ID} printable characters"
+        )
+    return value or None

@@ -1,0 +1,58 @@
+"""The gateway process: settings from the environment, uvicorn on loopback."""
+
+import asyncio
+import logging
+import platform
+import signal
+import sys
+
+import uvicorn
+
+from babylon.errors import BabylonError
+from babylon.gateway.app import open_gateway
+from babylon.settings import Settings, load_settings
+from babylon.store import open_store
+from babylon.supervise import exit_with_supervisor
+
+
+async def run(settings: Settings) -> None:
+    """Serve until the process is told to stop."""
+    port = settings.endpoint_port
+    async with (
+        open_store(settings) as store,
+        open_gateway(
+            store,
+            engine_url=f"http://127.0.0.1:{settings.engine_port}",
+            alias=settings.model_name,
+            gateway_id=f"{platform.node()}:{port}",
+            url=settings.endpoint,
+        ) as gateway,
+    ):
+        config = uvicorn.Config(
+            gateway,
+            host="127.0.0.1",
+            port=port,
+            lifespan="off",
+            ws="none",
+            access_log=False,
+            server_header=False,
+            timeout_graceful_shutdown=10,
+            log_config=None,
+        )
+        supervised = asyncio.create_task(exit_with_supervisor())
+        for number in (signal.SIGTERM, signal.SIGINT):  # uvicorn stops, then raises it again:
+            signal.signal(number, lambda *_: None)  # that must not end us before we tidied up
+        await uvicorn.Server(config).serve()
+        supervised.cancel()
+
+
+def main() -> None:
+    logging.basicConfig(level=logging.INFO, format="%(asctime)s %(levelname)s %(name)s %(message)s")
+    try:
+        asyncio.run(run(load_settings()))
+    except BabylonError as error:
+        sys.exit(f"gateway: {error}")
+
+
+if __name__ == "__main__":
+    main()

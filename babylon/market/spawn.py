@@ -1,0 +1,85 @@
+"""``babylon agents spawn``: one fleet from settings to recorded rows."""
+
+from datetime import UTC, datetime
+from typing import Literal
+
+import httpx
+import openai
+
+from babylon.errors import ConfigError
+from babylon.market.fleet import (
+    Answer,
+    FleetPlan,
+    FleetResult,
+    Progress,
+    fleet_start,
+    llm_answers,
+    play_fleet,
+    scripted_answers,
+)
+from babylon.recorder import MarketOutcomesTracker, TrajectoryRecorder
+from babylon.settings import Settings
+from babylon.store import Store, open_store
+
+PolicyName = Literal["scripted", "llm"]
+MAX_CONNECTIONS = 128
+
+
+async def spawn_agents(
+    settings: Settings,
+    *,
+    agents: int,
+    duration_min: int,
+    policy: PolicyName,
+    live: bool = False,
+    progress: Progress | None = None,
+) -> FleetResult:
+    """Let ``agents`` play ``duration_min`` game minutes.
+
+    Fast play is dated into the newest windows that are over, so they can be trained at once;
+    ``live`` play takes place now, a decision a minute.
+    """
+    now = datetime.now(UTC)
+    plan = FleetPlan(
+        start=now if live else fleet_start(now, duration_min, settings.minutes),
+        duration_min=duration_min,
+        agents=agents,
+        seed=settings.seed,
+        live=live,
+        window_minutes=settings.minutes,
+    )
+    async with open_store(settings) as store:
+        return await run_fleet(store, settings, plan, policy, progress=progress)
+
+
+async def run_fleet(
+    store: Store,
+    settings: Settings,
+    plan: FleetPlan,
+    policy: PolicyName,
+    *,
+    progress: Progress | None = None,
+) -> FleetResult:
+    """Play a plan through the endpoint of ``settings`` (``llm``) or without it (``scripted``)."""
+    if plan.agents < 1 or plan.duration_min < 1:
+        raise ConfigError(
+            f"{plan.agents} agents for {plan.duration_min} minutes: both must be at least 1"
+        )
+    recorder = TrajectoryRecorder(store, minutes=settings.minutes)
+    tracker = MarketOutcomesTracker(store, minutes=settings.minutes)
+
+    async def play(answer: Answer) -> FleetResult:
+        return await play_fleet(plan, answer, recorder, tracker, progress=progress)
+
+    if policy == "scripted":
+        return await play(scripted_answers(settings.seed))
+    limits = httpx.Limits(
+        max_connections=MAX_CONNECTIONS, max_keepalive_connections=MAX_CONNECTIONS
+    )
+    async with openai.AsyncOpenAI(
+        base_url=f"{settings.endpoint.rstrip('/')}/v1",
+        api_key="local",
+        max_retries=2,
+        http_client=openai.DefaultAsyncHttpxClient(limits=limits),
+    ) as client:
+        return await play(llm_answers(client, settings.model_name))

@@ -1,0 +1,126 @@
+"""Serving: the engine and the gateway as two supervised processes on loopback.
+
+The engine holds the weights and may die of them; the gateway holds the clients' connections and
+the record of what was answered. Either is started again without the other.
+"""
+
+import asyncio
+import logging
+import signal
+import socket
+import sys
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from dataclasses import dataclass
+
+import aiohttp
+
+from babylon.errors import ServingError
+from babylon.settings import Settings
+from babylon.supervise import Service, Supervised, supervised
+
+logger = logging.getLogger(__name__)
+
+READY_S = 180.0
+_POLL_S = 0.1
+
+
+@dataclass(frozen=True, slots=True)
+class Serving:
+    """What runs. ``url`` is the base URL for an OpenAI client."""
+
+    url: str
+    engine: Supervised
+    gateway: Supervised
+
+
+async def serve(settings: Settings) -> None:
+    """Serve until SIGINT or SIGTERM.
+
+    Raises:
+        ServingError: a port is busy, or a process does not start.
+    """
+    stop = asyncio.Event()
+    loop = asyncio.get_running_loop()
+    for number in (signal.SIGINT, signal.SIGTERM):
+        loop.add_signal_handler(number, stop.set)
+    async with serving(settings) as running:
+        logger.info("agents call %s; logs are in %s", running.url, settings.logs)
+        await stop.wait()
+
+
+@asynccontextmanager
+async def serving(settings: Settings) -> AsyncIterator[Serving]:
+    """Engine and gateway run while the block runs; it begins when they are ready to serve.
+
+    Without any policy the gateway is ready too: it waits for the first route.
+
+    Raises:
+        ServingError: a port is busy, or a process does not start.
+    """
+    _check_port(settings.engine_port, "engine", "ENGINE_PORT")
+    _check_port(settings.endpoint_port, "gateway", "LOCAL_ENDPOINT")
+    async with (
+        supervised(_engine(settings)) as engine,
+        supervised(_gateway(settings)) as gateway,
+    ):
+        async with aiohttp.ClientSession() as session:
+            await _wait_until_ready(session, settings, (engine, gateway))
+        yield Serving(f"{settings.endpoint.rstrip('/')}/v1", engine, gateway)
+
+
+def _engine(settings: Settings) -> Service:
+    return Service(
+        name="engine",
+        command=[sys.executable, "-m", "babylon.engine.server", f"--port={settings.engine_port}"],
+        log=settings.logs / "engine.log",
+    )
+
+
+def _gateway(settings: Settings) -> Service:
+    return Service(
+        name="gateway",
+        command=[sys.executable, "-m", "babylon.gateway.server"],
+        environment=settings.environment(),
+        log=settings.logs / "gateway.log",
+    )
+
+
+def _check_port(port: int, name: str, variable: str) -> None:
+    with socket.socket() as probe:
+        probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        try:
+            probe.bind(("127.0.0.1", port))
+        except OSError as error:
+            raise ServingError(
+                f"port {port} is not free for the {name} ({error.strerror}):"
+                f" stop what listens there (`babylon down`?), or set {variable}"
+            ) from error
+
+
+async def _wait_until_ready(
+    session: aiohttp.ClientSession, settings: Settings, processes: tuple[Supervised, ...]
+) -> None:
+    """Both answer, and the gateway serves its route or says that there is none yet."""
+    for _ in range(round(READY_S / _POLL_S)):
+        for process in processes:
+            if failure := process.failure():
+                raise ServingError(failure)
+        engine = await _health(session, settings.engine_port)
+        gateway = await _health(session, settings.endpoint_port)
+        if engine["status"] == "ok" and gateway["status"] in ("ok", "no policy"):
+            return
+        await asyncio.sleep(_POLL_S)
+    raise ServingError(
+        f"serving is not ready after {READY_S:.0f} s: engine {engine}, gateway {gateway};"
+        f" see the logs in {settings.logs}"
+    )
+
+
+async def _health(session: aiohttp.ClientSession, port: int) -> dict[str, str]:
+    try:
+        async with session.get(f"http://127.0.0.1:{port}/health") as response:
+            health: dict[str, str] = await response.json()
+            return health
+    except aiohttp.ClientConnectionError:
+        return {"status": "does not answer"}

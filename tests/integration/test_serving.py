@@ -1,0 +1,438 @@
+"""Gateway and engine as agents see them: a real OpenAI client, real HTTP, a real Postgres."""
+
+import asyncio
+import json
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+from urllib.parse import urlsplit
+
+import aiohttp
+import asyncpg
+import openai
+import pytest
+import torch
+import uvicorn
+from aiohttp.test_utils import TestServer, unused_port
+from openai import AsyncOpenAI
+from pydantic import SecretStr
+
+from babylon.engine.server import make_app
+from babylon.gateway.app import open_gateway
+from babylon.settings import Settings
+from babylon.store import Store, open_store
+from babylon.store.policies import ensure_base
+from babylon.store.routes import commit_route, current_route, live_gateways, wait_for_acks
+from tests.door import Door
+from tests.tiny_policy import save_tiny_policy, tiny_model, tiny_tokenizer
+
+HELLO = [{"role": "user", "content": "hello"}]
+TOKENIZER = tiny_tokenizer()
+IDENTITY = {
+    "x-babylon-agent": "agent-7",
+    "x-babylon-trajectory": "trajectory-9",
+    "x-babylon-step": "3",
+}
+
+
+@pytest.fixture(scope="module")
+def checkpoints(tmp_path_factory: pytest.TempPathFactory) -> list[Path]:
+    """Three policies; the seed of each is its version."""
+    root = tmp_path_factory.mktemp("policies")
+    return [save_tiny_policy(root / f"v{version}", seed=version) for version in range(3)]
+
+
+@dataclass
+class Stack:
+    """A running gateway over a running engine, both in this process."""
+
+    url: str
+    store: Store
+    engine: TestServer
+    client: AsyncOpenAI
+
+    async def chat(self, **options: Any) -> Any:
+        """One chat completion, with the response's headers."""
+        asked = {"model": "babylon", "messages": HELLO, "max_tokens": 16, **options}
+        return await self.client.chat.completions.with_raw_response.create(**asked)
+
+    async def rows(self) -> list[asyncpg.Record]:
+        return await self.store.pool.fetch("SELECT * FROM babylon.calls ORDER BY started_at")
+
+    async def route_to(self, policy_version: int) -> int:
+        """Commit a route and wait until the gateway serves it."""
+        route = await current_route(self.store)
+        version = await commit_route(
+            self.store,
+            policy_version=policy_version,
+            author="test",
+            reason="test",
+            expected_route_version=route.route_version,
+        )
+        await wait_for_acks(self.store, version, timeout_s=20)
+        return version
+
+
+@asynccontextmanager
+async def running_stack(store: Store) -> AsyncIterator[Stack]:
+    """Gateway and engine over a database."""
+    async with TestServer(make_app(), host="127.0.0.1") as engine:
+        url = f"http://127.0.0.1:{unused_port()}"
+        async with (
+            open_gateway(
+                store,
+                engine_url=str(engine.make_url("")).rstrip("/"),
+                alias="babylon",
+                gateway_id="test",
+                url=url,
+            ) as gateway,
+            on_uvicorn(gateway, url),
+            AsyncOpenAI(base_url=f"{url}/v1", api_key="none", max_retries=0) as client,
+        ):
+            yield Stack(url, store, engine, client)
+
+
+async def register(store: Store, checkpoints: list[Path]) -> None:
+    """Policy 0 with a route to it, and the others."""
+    await ensure_base(store, uri=str(checkpoints[0]), base_model="tiny")
+    await store.pool.executemany(
+        "INSERT INTO babylon.policies (policy_version, parent_version, kind, uri, base_model)"
+        " VALUES ($1, 0, 'full', $2, 'tiny')",
+        [(version, str(path)) for version, path in enumerate(checkpoints) if version],
+    )
+
+
+@pytest.fixture
+async def stack(store: Store, checkpoints: list[Path]) -> AsyncIterator[Stack]:
+    """Serves policy 0; 1 and 2 are registered."""
+    await register(store, checkpoints)
+    async with running_stack(store) as stack:
+        await until_healthy(stack.url)
+        yield stack
+
+
+@asynccontextmanager
+async def on_uvicorn(app: Any, url: str) -> AsyncIterator[None]:
+    config = uvicorn.Config(
+        app, port=int(url.rsplit(":", 1)[1]), lifespan="off", ws="none", log_config=None
+    )
+    server = uvicorn.Server(config)
+    serving = asyncio.create_task(server.serve())
+    while not server.started:
+        await asyncio.sleep(0.01)
+    yield
+    server.should_exit = True
+    await serving
+
+
+async def until_healthy(url: str, timeout_s: float = 20) -> None:
+    async with asyncio.timeout(timeout_s), aiohttp.ClientSession() as session:
+        while True:
+            async with session.get(f"{url}/health") as response:
+                if response.status == 200:
+                    return
+            await asyncio.sleep(0.02)
+
+
+def recomputed(version: int, row: asyncpg.Record) -> torch.Tensor:
+    """Logprobs ``[T]`` of a recorded answer under one policy, by a plain forward pass."""
+    prompt, tokens = row["prompt_token_ids"], row["completion_token_ids"]
+    with torch.inference_mode():
+        logits = tiny_model(version)(input_ids=torch.tensor([prompt + tokens])).logits[0]
+    logprobs = torch.log_softmax(logits[len(prompt) - 1 : -1] / row["temperature"], dim=-1)
+    return logprobs.gather(-1, torch.tensor(tokens)[:, None]).squeeze(-1)
+
+
+def assert_exact(row: asyncpg.Record) -> None:
+    """Tokens, text and logprobs of a recorded call agree with the policy that it names."""
+    text = TOKENIZER.decode(row["completion_token_ids"], skip_special_tokens=True)
+    assert row["response"] == text.replace("\0", "\ufffd")
+    assert row["prompt_token_ids"] == TOKENIZER.apply_chat_template(
+        json.loads(row["messages"]), add_generation_prompt=True, return_dict=False
+    )
+    expected = recomputed(row["policy_version"], row)
+    torch.testing.assert_close(torch.tensor(row["logprobs"]), expected, atol=1e-4, rtol=0)
+
+
+async def test_answered_call_is_recorded_exactly(stack: Stack) -> None:
+    response = await stack.chat(temperature=0.8, seed=4, extra_headers=IDENTITY)
+    answer = response.parse()
+    (row,) = await stack.rows()
+    assert_exact(row)
+    assert row["response"] == answer.choices[0].message.content.replace("\0", "\ufffd")
+    assert len(row["completion_token_ids"]) == answer.usage.completion_tokens
+    assert answer.model == row["model"] == "babylon-v0"
+    headers = response.headers
+    assert headers["x-call-id"] == row["call_id"]
+    assert headers["x-model-version"] == str(row["policy_version"]) == "0"
+    assert headers["x-route-version"] == str(row["route_version"]) == "1"
+    expected = {
+        "agent_id": "agent-7",
+        "trajectory_id": "trajectory-9",
+        "step_number": 3,
+        "temperature": 0.8,
+        "top_p": 1.0,
+        "max_tokens": 16,
+        "seed": 4,
+        "finish_reason": answer.choices[0].finish_reason,
+        "trainable": True,
+        "untrainable_reason": None,
+    }
+    assert {name: row[name] for name in expected} == expected
+
+
+async def test_stream_is_recorded_like_the_whole_answer(stack: Stack) -> None:
+    whole = (await stack.chat(seed=9)).parse().choices[0].message.content
+    response = await stack.chat(seed=9, stream=True, user="agent-8")
+    chunks = [chunk async for chunk in response.parse()]
+    assert "".join(chunk.choices[0].delta.content or "" for chunk in chunks) == whole
+    assert len(chunks) > 3
+    _, row = await stack.rows()
+    assert_exact(row)
+    assert row["agent_id"] == "agent-8"
+    assert row["call_id"] == response.headers["x-call-id"]
+    assert row["trainable"]
+
+
+async def test_client_sees_token_ids_and_logprobs_only_when_it_asks(stack: Stack) -> None:
+    plain = (await stack.chat()).parse()
+    assert plain.choices[0].logprobs is None
+    assert "token_ids" not in plain.choices[0].model_extra
+    assert "prompt_token_ids" not in plain.model_extra
+    asked = (await stack.chat(logprobs=True, extra_body={"return_token_ids": True})).parse()
+    row = (await stack.rows())[1]
+    assert asked.choices[0].model_extra["token_ids"] == row["completion_token_ids"]
+    assert asked.model_extra["prompt_token_ids"] == row["prompt_token_ids"]
+    assert len(asked.choices[0].logprobs.content) == len(row["logprobs"])
+    for options, extra in (({}, 0), ({"stream_options": {"include_usage": True}}, 1)):
+        stream = (await stack.chat(stream=True, **options)).parse()
+        chunks = [chunk async for chunk in stream]
+        assert sum(chunk.usage is not None for chunk in chunks) == extra
+        assert not any("token_ids" in c.model_extra for chunk in chunks for c in chunk.choices)
+
+
+@pytest.mark.parametrize(
+    ("options", "reason"),
+    [
+        ({"temperature": 0}, "temperature 0: greedy, not sampled"),
+        ({"top_p": 0.9}, "top_p 0.9: not sampled from the whole distribution"),
+    ],
+)
+async def test_answer_not_sampled_from_the_policy_itself_is_not_trainable(
+    stack: Stack, options: dict[str, Any], reason: str
+) -> None:
+    await stack.chat(**options)
+    (row,) = await stack.rows()
+    assert (row["trainable"], row["untrainable_reason"]) == (False, reason)
+
+
+async def test_models_lists_the_alias_and_the_versions(stack: Stack) -> None:
+    await stack.route_to(1)
+    assert [model.id async for model in stack.client.models.list()] == [
+        "babylon",
+        "babylon-v1",
+        "babylon-v0",
+    ]
+    pinned = await stack.chat(model="babylon-v0")
+    assert pinned.headers["x-model-version"] == "0"
+    with pytest.raises(openai.NotFoundError, match="'gpt-4o' does not exist"):
+        await stack.chat(model="gpt-4o")
+
+
+async def test_old_versions_are_unloaded_and_the_previous_one_stays_warm(stack: Stack) -> None:
+    for version in (1, 2):
+        await stack.route_to(version)
+    async with aiohttp.ClientSession() as session, asyncio.timeout(5):
+        while True:
+            async with session.get(stack.engine.make_url("/v1/models")) as response:
+                held = {model["id"] for model in (await response.json())["data"]}
+            if held == {"babylon-v1", "babylon-v2"}:
+                break
+            await asyncio.sleep(0.02)
+
+
+async def test_a_policy_that_does_not_load_leaves_the_old_one_serving(
+    stack: Stack, tmp_path: Path
+) -> None:
+    await stack.store.pool.execute(
+        "UPDATE babylon.policies SET uri = $1 WHERE policy_version = 1", str(tmp_path)
+    )
+    with pytest.raises(Exception, match="not every gateway serves route 2"):
+        route = await current_route(stack.store)
+        version = await commit_route(
+            stack.store,
+            policy_version=1,
+            author="test",
+            reason="test",
+            expected_route_version=route.route_version,
+        )
+        await wait_for_acks(stack.store, version, timeout_s=0.5)
+    assert (await stack.chat()).headers["x-model-version"] == "0"
+    async with (
+        aiohttp.ClientSession() as session,
+        session.get(f"{stack.url}/health") as response,
+    ):
+        health = await response.json()
+    assert health["status"] == "ok" and str(tmp_path) in health["reason"]
+
+
+async def test_without_a_policy_the_gateway_says_what_to_run_and_waits_for_one(
+    store: Store, checkpoints: list[Path]
+) -> None:
+    async with running_stack(store) as stack:
+        await asyncio.sleep(0.1)
+        with pytest.raises(openai.InternalServerError, match="babylon model init") as caught:
+            await stack.chat()
+        assert caught.value.status_code == 503
+        assert caught.value.response.headers["retry-after"] == "1"
+        await register(store, checkpoints)
+        await until_healthy(stack.url)
+        await stack.chat()
+
+
+async def test_swaps_under_load_lose_mix_and_misattribute_nothing(stack: Stack) -> None:
+    commits, clients = 100, 8
+    done = asyncio.Event()
+    answers: list[tuple[str, str, set[str]]] = []
+
+    async def agent(number: int) -> None:
+        while not done.is_set():
+            response = await stack.chat(stream=True, max_tokens=12, user=f"agent-{number}")
+            models = {chunk.model async for chunk in response.parse()}
+            headers = response.headers
+            answers.append((headers["x-call-id"], headers["x-model-version"], models))
+
+    agents = [asyncio.create_task(agent(number)) for number in range(clients)]
+    for number in range(commits):
+        await stack.route_to((number + 1) % 3)
+    done.set()
+    await asyncio.gather(*agents)
+
+    assert len(answers) >= commits
+    assert all(models == {f"babylon-v{version}"} for _, version, models in answers)
+    assert len({version for _, version, _ in answers}) == 3
+    rows = {row["call_id"]: row for row in await stack.rows()}
+    assert rows.keys() == {call_id for call_id, _, _ in answers}
+    routed = dict(
+        await stack.store.pool.fetch("SELECT route_version, policy_version FROM babylon.routes")
+    )
+    for call_id, version, _ in answers:
+        row = rows[call_id]
+        assert row["policy_version"] == int(version) == routed[row["route_version"]]
+        assert row["trainable"], row["untrainable_reason"]
+    for row in list(rows.values())[:: len(rows) // 60]:
+        assert_exact(row)
+
+
+async def test_client_that_leaves_is_recorded_as_not_trainable(stack: Stack) -> None:
+    response = await stack.chat(stream=True, max_tokens=480, seed=1, logprobs=True)
+    stream = response.parse()
+    await anext(stream)
+    await anext(stream)
+    await stream.close()
+    async with asyncio.timeout(5):
+        while not (rows := await stack.rows()):
+            await asyncio.sleep(0.02)
+    (row,) = rows
+    assert 0 < len(row["completion_token_ids"]) < 480
+    assert (row["trainable"], row["untrainable_reason"]) == (False, "the client left")
+    assert row["finish_reason"] == "interrupted"
+
+
+async def test_database_that_takes_no_calls_fails_the_request(stack: Stack) -> None:
+    await stack.store.pool.execute("ALTER TABLE babylon.calls RENAME TO hidden")
+    with pytest.raises(openai.InternalServerError, match="does not take calls") as caught:
+        await stack.chat()
+    assert caught.value.status_code == 503
+    await until_healthy(stack.url)
+    with pytest.raises(openai.APIError, match="does not take calls"):
+        async for _ in (await stack.chat(stream=True)).parse():
+            pass
+    await stack.store.pool.execute("ALTER TABLE babylon.hidden RENAME TO calls")
+    await until_healthy(stack.url)
+    await stack.chat()
+    assert len(await stack.rows()) == 1
+
+
+async def test_database_that_is_gone_for_a_while_fails_requests_and_loses_no_answer(
+    settings: Settings, store: Store, checkpoints: list[Path]
+) -> None:
+    await register(store, checkpoints)
+    assert settings.database_url is not None
+    url = urlsplit(settings.database_url.get_secret_value())
+    async with Door(url.port or 5432) as door:
+        through = url._replace(netloc=url.netloc.replace(str(url.port), str(door.port))).geturl()
+        proxied = settings.model_copy(update={"database_url": SecretStr(through)})
+        async with open_store(proxied) as behind, running_stack(behind) as stack:
+            await until_healthy(stack.url)
+            answered = {(await stack.chat()).headers["x-call-id"]}
+            door.shut()
+            for stream in (False, True, False):
+                with pytest.raises(openai.InternalServerError) as caught:
+                    await stack.chat(stream=stream)
+                assert caught.value.status_code == 503
+                assert "the database" in str(caught.value)
+            await door.open()
+            await until_healthy(stack.url)
+            answered.add((await stack.chat()).headers["x-call-id"])
+            await stack.route_to(1)
+    rows = await store.pool.fetch("SELECT call_id FROM babylon.calls")
+    assert answered <= {row["call_id"] for row in rows}
+
+
+HOSTILE = [
+    (b"", 400, "not a JSON object"),
+    (b"{", 400, "not a JSON object"),
+    (b"[1]", 400, "not a JSON object"),
+    (b"[" * 50_000, 400, "not a JSON object"),
+    (b'{"model": "babylon", "messages": [{"role": "user", "content": "\\ud800"}]}', 400, ""),
+    (b'{"messages": [{}]}', 400, "`model`"),
+    (b'{"model": "babylon", "messages": "hi"}', 400, "$.messages"),
+    (b'{"model": "babylon", "messages": [3]}', 400, "$.messages[0]"),
+    (b'{"model": "babylon", "messages": [{"role": "user"}]}', 400, "content"),
+    (b'{"model": "babylon", "messages": [{}], "temperature": 3}', 400, "$.temperature"),
+    (b'{"model": "babylon", "messages": [{}], "temperature": 1e999}', 400, "out of range"),
+    (b'{"model": "babylon", "messages": [{}], "max_tokens": 1e99}', 400, "max_tokens"),
+    (b'{"model": "babylon", "messages": [{}], "user": "a\\u0000b"}', 400, "printable"),
+    (b" " * (4 * 2**20 + 1), 413, "larger than"),
+]
+
+
+async def test_hostile_body_gets_a_clear_error(stack: Stack) -> None:
+    async with aiohttp.ClientSession() as session:
+        for body, status, message in HOSTILE:
+            async with session.post(
+                f"{stack.url}/v1/chat/completions", data=chunks_of(body)
+            ) as response:
+                error = (await response.json())["error"]
+            assert (response.status, error["type"]) == (status, "invalid_request_error")
+            assert message in error["message"]
+    assert not await stack.rows()
+
+
+async def test_header_that_cannot_be_stored_is_refused(stack: Stack) -> None:
+    for name, value in (
+        ("x-babylon-step", "-1"),
+        ("x-babylon-step", "1e9"),
+        ("x-babylon-agent", "x" * 300),
+    ):
+        with pytest.raises(openai.BadRequestError, match=name):
+            await stack.chat(extra_headers={name: value})
+
+
+async def test_text_that_postgres_cannot_store_does_not_fail_the_call(stack: Stack) -> None:
+    await stack.chat(messages=[{"role": "user", "content": "a\0b"}])
+    (row,) = await stack.rows()
+    assert json.loads(row["messages"])[0]["content"] == "a\0b"
+
+
+async def test_gateway_announces_itself_and_leaves(stack: Stack) -> None:
+    (gateway,) = await live_gateways(stack.store)
+    assert (gateway.url, gateway.route_version) == (stack.url, 1)
+
+
+async def chunks_of(body: bytes) -> AsyncIterator[bytes]:
+    for start in range(0, len(body), 2**16):
+        yield body[start : start + 2**16]

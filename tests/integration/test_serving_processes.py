@@ -1,0 +1,113 @@
+"""``babylon serve``: both processes for real, and what happens when one is killed."""
+
+import asyncio
+import os
+import signal
+import socket
+from pathlib import Path
+
+import httpx
+import openai
+import psutil
+import pytest
+from aiohttp.test_utils import unused_port
+from openai import AsyncOpenAI
+
+from babylon.errors import ServingError
+from babylon.serving import serving
+from babylon.settings import Settings
+from babylon.store import Store
+from babylon.store.policies import ensure_base
+from babylon.store.routes import live_gateways
+from tests.tiny_policy import save_tiny_policy
+
+
+@pytest.fixture
+def settings(settings: Settings) -> Settings:
+    ports = {"endpoint": f"http://localhost:{unused_port()}", "engine_port": unused_port()}
+    return settings.model_copy(update=ports)
+
+
+async def ask(client: AsyncOpenAI, max_tokens: int = 200) -> str:
+    """Stream one answer; returns the call id once the whole answer has come."""
+    response = await client.chat.completions.with_raw_response.create(
+        model="babylon",
+        messages=[{"role": "user", "content": "hello"}],
+        max_tokens=max_tokens,
+        stream=True,
+        logit_bias={},
+    )
+    async for _ in response.parse():
+        pass
+    return response.headers["x-call-id"]
+
+
+async def test_a_killed_process_fails_cleanly_comes_back_and_loses_no_answered_call(
+    settings: Settings, store: Store, tmp_path: Path
+) -> None:
+    await ensure_base(store, uri=str(save_tiny_policy(tmp_path / "v0", 0)), base_model="tiny")
+    answered: list[str] = []
+    errors: list[str] = []
+    done = asyncio.Event()
+
+    async def agent(client: AsyncOpenAI) -> None:
+        while not done.is_set():
+            try:
+                answered.append(await ask(client))
+            except (openai.APIError, httpx.TransportError) as error:
+                errors.append(str(error))
+                await asyncio.sleep(0.05)
+
+    async with (
+        asyncio.timeout(120),
+        serving(settings) as running,
+        AsyncOpenAI(base_url=running.url, api_key="none", max_retries=0) as client,
+    ):
+        agents = [asyncio.create_task(agent(client)) for _ in range(4)]
+        for process in (running.engine, running.gateway):
+            await more_than(answered, 4)
+            killed = process.pid
+            os.kill(killed, signal.SIGKILL)
+            while process.pid == killed:
+                await asyncio.sleep(0.02)
+        await more_than(answered, 4)
+        done.set()
+        await asyncio.gather(*agents)
+
+    assert any("the engine" in error for error in errors), errors
+    rows = await store.pool.fetch("SELECT call_id FROM babylon.calls WHERE trainable")
+    assert set(answered) <= {row["call_id"] for row in rows}
+    assert not await live_gateways(store)
+    assert not engines()
+
+
+def engines() -> list[str]:
+    """Command lines of engines that this process left behind."""
+    commands = [" ".join(child.cmdline()) for child in psutil.Process().children()]
+    return [command for command in commands if "babylon.engine" in command]
+
+
+async def more_than(answered: list[str], more: int) -> None:
+    start = len(answered)
+    while len(answered) < start + more:
+        await asyncio.sleep(0.02)
+
+
+async def test_busy_port_is_named_before_anything_starts(settings: Settings) -> None:
+    with socket.socket() as other:
+        other.bind(("127.0.0.1", settings.engine_port))
+        other.listen()
+        with pytest.raises(ServingError, match=f"port {settings.engine_port} .* ENGINE_PORT"):
+            async with serving(settings):
+                pass
+    assert not settings.logs.exists()
+
+
+async def test_process_that_does_not_start_is_an_error_with_its_last_words(
+    settings: Settings, store: Store
+) -> None:
+    await store.pool.execute("UPDATE babylon.alembic_version SET version_num = '0001'")
+    with pytest.raises(ServingError, match=r"gateway ended with code 1: .*gateway\.log"):
+        async with serving(settings):
+            pass
+    assert not engines()

@@ -1,0 +1,36 @@
+from pathlib import Path
+
+import pytest
+
+from babylon.errors import ConfigError
+from babylon.settings import load_settings
+
+
+def test_another_process_reads_the_same_settings(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    given = load_settings(
+        home=tmp_path,
+        database_url="postgresql://me:secret@db/game",
+        endpoint="http://localhost:9123",
+        learning_rate=3e-5,
+        tuning="full",
+    )
+    for name, value in given.environment().items():
+        monkeypatch.setenv(name, value)
+    assert load_settings() == given
+
+
+@pytest.mark.parametrize(
+    ("endpoint", "port"), [("http://localhost:8000", 8000), ("http://127.0.0.1", 80)]
+)
+def test_endpoint_port(endpoint: str, port: int) -> None:
+    assert load_settings(endpoint=endpoint).endpoint_port == port
+
+
+@pytest.mark.parametrize(
+    "endpoint", ["localhost:8000", "https://localhost:8000", "http://0.0.0.0:80", "http://x:1e3"]
+)
+def test_endpoint_beyond_loopback_is_refused_with_its_value(endpoint: str) -> None:
+    with pytest.raises(ConfigError, match=endpoint):
+        _ = load_settings(endpoint=endpoint).endpoint_port
