@@ -54,9 +54,8 @@ async def train_window(
         progress=progress,
     )
     metrics = {
-        **{name: float(value) for name, value in asdict(report).items()},
-        **{f"calls_{reason}": float(count) for reason, count in asdict(excluded).items()},
-        "training_loss": report.loss,
+        **asdict(report),
+        **{f"calls_{reason}": count for reason, count in asdict(excluded).items()},
         "kl_divergence": report.kl_after,
         "avg_reward": scored.avg_reward,
     }

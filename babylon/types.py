@@ -79,7 +79,7 @@ class Trained:
     policy_version: int
     parent_version: int
     checkpoint_uri: str
-    metrics: dict[str, float]
+    metrics: dict[str, float | int | bool]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -87,7 +87,7 @@ def _blank_model(
     recipe: EmbeddedModelRecipe, tokenizer: PreTrainedTokenizerFast
 ) -> Qwen3ForCausalLM:
     config = Qwen3Config(
-        vocab_size=recipe.vocab_size,
+        vocab_size=len(tokenizer),  # fewer than asked for when the texts are few
         hidden_size=recipe.hidden_size,
         intermediate_size=3 * recipe.hidden_size,
         num_hidden_layers=recipe.layers,

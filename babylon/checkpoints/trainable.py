@@ -61,7 +61,11 @@ def load_trainable(parent: Path | str, tuning: Tuning, learning_rate: float) -> 
         model, tokenizer = load_policy(parent)
         if tuning == "lora":
             lora = LoraConfig(r=LORA_RANK, lora_alpha=LORA_ALPHA, target_modules="all-linear")
-            model = get_peft_model(model, lora)
+            with torch.random.fork_rng():
+                torch.manual_seed(0)
+                model = get_peft_model(model, lora)
+        else:
+            model.requires_grad_(True)  # merging an adapter froze what it was merged into
     parameters = [p for p in model.parameters() if p.requires_grad]
     optimizer = torch.optim.AdamW(parameters, lr=learning_rate, betas=ADAM_BETAS, weight_decay=0.0)
     _carry_over(optimizer, Path(parent), learning_rate)

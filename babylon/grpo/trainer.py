@@ -46,10 +46,10 @@ class TrainerConfig:
 class TrainReport:
     """What an update did. Fractions are of trained tokens unless they say calls or groups."""
 
-    loss: float
+    training_loss: float  # mean over train steps
     train_steps: int
     iterations: int
-    trajectories: int
+    trained_trajectories: int
     groups_without_signal: int
     calls: int
     tokens: int
@@ -111,7 +111,7 @@ def train_on_window(
         window,
         kl_after=window.kl_to(model),
         iterations=iteration,
-        trajectories=len(advantage),
+        trained_trajectories=len(advantage),
         groups_without_signal=len({t.group for t in trajectories})
         - len({t.group for t in trajectories if t.trajectory_id in advantage}),
         stopped_early=iteration < config.iterations,
@@ -344,14 +344,14 @@ class _Updates:
         importance, square = self._share("importance_sum"), self._share("importance_square_sum")
         steps = len(self.grad_norms)
         return TrainReport(
-            loss=sum(self.losses) / max(1, steps),
+            training_loss=sum(self.losses) / max(1, steps),
             train_steps=steps,
             calls=len(window.calls),
             tokens=sum(len(call.tokens.completion) for call in window.calls),
             calls_without_logprobs=sum(c.tokens.logprobs is None for c in window.calls),
             kl_before=kl_before,
             logprob_mismatch=mismatch,
-            ess=importance**2 / square if square else 0.0,
+            ess=min(1.0, importance**2 / square) if square else 0.0,
             clip_fraction=self.clip_fraction,
             masked_fraction=self._share("masked_band")
             + self._share("masked_negative")

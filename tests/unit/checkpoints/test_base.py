@@ -1,0 +1,67 @@
+from pathlib import Path
+
+import pytest
+import torch
+
+from babylon.checkpoints.base import EmbeddedModelRecipe, make_embedded_model, resolve_base
+from babylon.checkpoints.load import load_policy
+from babylon.checkpoints.tokenizer import render_prompt
+from babylon.errors import ModelError
+from babylon.settings import load_settings
+
+QUICK = EmbeddedModelRecipe(seed=3, steps=2, tokenizer_chats=200)
+
+
+@pytest.fixture(scope="module")
+def embedded(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return make_embedded_model(QUICK, tmp_path_factory.mktemp("models"))
+
+
+def test_the_embedded_model_loads_like_any_causal_lm(embedded: Path) -> None:
+    model, tokenizer = load_policy(embedded)
+    assert model.config.model_type == "qwen3"
+    prompt = render_prompt(tokenizer, [{"role": "user", "content": "News on m1: a leak says yes."}])
+    logits = model(input_ids=torch.tensor([prompt])).logits
+    assert logits.shape == (1, len(prompt), len(tokenizer))
+    assert tokenizer.eos_token_id == model.generation_config.eos_token_id
+
+
+@pytest.mark.parametrize("text", ["m1 buys $150.", "déjà vu – 市場 🚀", "\x00\n\t", ""])
+def test_the_tokenizer_takes_any_text_and_gives_it_back(embedded: Path, text: str) -> None:
+    _, tokenizer = load_policy(embedded)
+    assert tokenizer.decode(tokenizer.encode(text)) == text
+
+
+def test_the_chat_template_marks_who_speaks(embedded: Path) -> None:
+    _, tokenizer = load_policy(embedded)
+    rendered = tokenizer.decode(
+        render_prompt(
+            tokenizer, [{"role": "system", "content": "S"}, {"role": "user", "content": "U"}]
+        )
+    )
+    assert rendered == (
+        "<|im_start|>system\nS<|im_end|>\n<|im_start|>user\nU<|im_end|>\n<|im_start|>assistant\n"
+    )
+
+
+def test_the_same_seed_makes_the_same_model(embedded: Path, tmp_path: Path) -> None:
+    again = make_embedded_model(QUICK, tmp_path)
+    weights = [(path / "model.safetensors").read_bytes() for path in (embedded, again)]
+    assert weights[0] == weights[1]
+    assert (embedded / "tokenizer.json").read_bytes() == (again / "tokenizer.json").read_bytes()
+
+
+def test_a_made_model_is_not_made_again(embedded: Path) -> None:
+    before = (embedded / "model.safetensors").stat().st_mtime_ns
+    assert make_embedded_model(QUICK, embedded.parent) == embedded
+    assert (embedded / "model.safetensors").stat().st_mtime_ns == before
+
+
+def test_base_model_takes_the_place_of_the_embedded_one(embedded: Path) -> None:
+    assert resolve_base(load_settings(base_model=str(embedded))) == embedded
+    assert resolve_base(load_settings(base_model="Qwen/Qwen2.5-0.5B")) == "Qwen/Qwen2.5-0.5B"
+
+
+def test_a_model_that_does_not_load_is_named(tmp_path: Path) -> None:
+    with pytest.raises(ModelError, match=str(tmp_path)):
+        load_policy(tmp_path)
