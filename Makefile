@@ -6,9 +6,6 @@ BIN := $(VENV)/bin
 STAMP := $(VENV)/.installed
 WINDOWS ?= 10
 
-# Spinning OpenMP threads starve each other on a busy machine.
-export OMP_WAIT_POLICY = PASSIVE
-
 .PHONY: setup demo test check bench clean
 
 setup: $(STAMP)

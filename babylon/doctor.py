@@ -9,7 +9,6 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from importlib import metadata
 from pathlib import Path
-from urllib.parse import urlsplit
 
 from babylon.errors import BabylonError
 from babylon.settings import Settings
@@ -49,7 +48,7 @@ async def examine(settings: Settings) -> list[Check]:
         _disk(settings),
         await _database(settings),
         _base_model(settings),
-        _port("gateway", urlsplit(settings.endpoint).port or 80),
+        _port("gateway", settings.endpoint_port),
         _port("prefect server", settings.prefect_port),
         *_keys(),
     ]

@@ -24,6 +24,12 @@ from flows.console import stage_progress
 from flows.continuous import continuous
 from flows.train_window import train_window
 
+STOPPED = (KeyboardInterrupt, TerminationSignal)
+
+
+class InterruptedRunError(BabylonError):
+    """A signal ended the run; what it had not finished can be started again."""
+
 
 def main(argv: list[str]) -> int:
     """Run the request and return the exit code."""
@@ -34,6 +40,8 @@ def main(argv: list[str]) -> int:
         return run(request)
     except BabylonError as error:
         return fail(error, json=request.json)
+    except STOPPED:
+        return fail(InterruptedRunError("stopped by a signal; run it again"), json=request.json)
 
 
 def run(request: Request) -> int:
@@ -44,7 +52,7 @@ def _train(request: TrainRequest) -> int:
     results: list[WindowResult] = []
     with stage_progress():
         if request.mode == "continuous":
-            with suppress(KeyboardInterrupt, TerminationSignal):  # the way it is meant to end
+            with suppress(*STOPPED):  # the way it is meant to end
                 asyncio.run(_collect(request, results))
         elif request.mode == "backfill":
             results += asyncio.run(backfill(request.hours, request.overrides))

@@ -3,7 +3,6 @@
 from collections.abc import Iterator
 from contextlib import contextmanager
 
-from prefect.runtime import flow_run
 from rich.progress import BarColumn, Progress, TaskID, TextColumn, TimeElapsedColumn
 
 from babylon.cli.output import stderr
@@ -33,11 +32,12 @@ def stage_progress() -> Iterator[None]:
     with Progress(*columns, console=stderr, disable=not stderr.is_terminal) as progress:
         bars: dict[str, TaskID] = {}
 
-        def hear(stage: str) -> None:
-            window = flow_run.name or "window"
+        def hear(window: str, stage: str, done: int, total: int) -> None:
             if window not in bars:
                 bars[window] = progress.add_task(window, total=len(STAGES), stage="")
-            progress.update(bars[window], completed=STAGES.index(stage), stage=stage)
+            share = done / total if total else 0
+            text = f"{stage} {done}/{total}" if total else stage
+            progress.update(bars[window], completed=STAGES.index(stage) + share, stage=text)
 
         token = listener.set(hear)
         try:

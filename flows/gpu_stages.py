@@ -76,6 +76,7 @@ async def on_gpu(
     run = await arun_deployment(
         DEPLOYMENT,
         parameters=parameters,
+        poll_interval=2,
         idempotency_key=f"{claim.window_id}/{claim.epoch}/{flow_run.run_count or 1}",
     )
     assert run.state is not None  # arun_deployment waits for a final state

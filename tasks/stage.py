@@ -12,6 +12,7 @@ import asyncpg
 from prefect import Task, task
 from prefect.cache_policies import NO_CACHE
 from prefect.client.schemas.objects import State, TaskRun
+from prefect.runtime import flow_run
 from prefect.tasks import exponential_backoff
 
 from babylon.errors import DatabaseError
@@ -19,8 +20,9 @@ from babylon.errors import DatabaseError
 P = ParamSpec("P")
 R = TypeVar("R")
 
-listener: ContextVar[Callable[[str], None] | None] = ContextVar("listener", default=None)
-"""Called with the name of each stage that starts; the command line draws its progress from it."""
+Listener = Callable[[str, str, int, int], None]
+listener: ContextVar[Listener | None] = ContextVar("listener", default=None)
+"""Hears (flow run, stage, done, total) of each stage as it starts and goes on; draws progress."""
 
 
 def stage(
@@ -50,6 +52,10 @@ def _connection_broke(_task: Task[Any, Any], _run: TaskRun, state: State[Any]) -
     return is_connection_error(state.data)
 
 
-def _announce(task: Task[Any, Any], _run: TaskRun, _state: State[Any]) -> None:
+def announce(stage: str, done: int = 0, total: int = 0) -> None:
     if (hear := listener.get()) is not None:
-        hear(task.name)
+        hear(flow_run.name or "", stage, done, total)
+
+
+def _announce(task: Task[Any, Any], _run: TaskRun, _state: State[Any]) -> None:
+    announce(task.name)

@@ -1,14 +1,32 @@
 """Train: one GRPO update of the champion, committed as a new policy version."""
 
+import asyncio
+import threading
+
 from babylon.settings import Settings
 from babylon.store import open_store
 from babylon.train import train_window
 from babylon.types import Scored, Trained
-from tasks.stage import stage
+from tasks.stage import announce, stage
 
 
 @stage("train")
 async def train(settings: Settings, scored: Scored) -> Trained:
-    """From here on the window's trajectories are consumed, whatever becomes of the policy."""
+    """From the commit on the window's trajectories are consumed, whatever becomes of the policy.
+
+    The update computes in a thread, which nobody can interrupt: cancelled, it ends itself at the
+    next step.
+    """
+    cancelled = threading.Event()
+
+    def step(done: int, total: int) -> None:
+        if cancelled.is_set():
+            raise InterruptedError(f"training was cancelled at step {done} of {total}")
+        announce("train", done, total)
+
     async with open_store(settings) as store:
-        return await train_window(store, settings, scored)
+        try:
+            return await train_window(store, settings, scored, progress=step)
+        except asyncio.CancelledError:
+            cancelled.set()
+            raise

@@ -5,6 +5,7 @@ import sys
 from typing import Any
 
 import msgspec
+from rich.box import SIMPLE_HEAD
 from rich.console import Console
 from rich.logging import RichHandler
 from rich.table import Table
@@ -21,13 +22,16 @@ def print_json(value: Any) -> None:
 
 def print_table(title: str, columns: list[str], rows: list[list[Any]]) -> None:
     """A table a person can read; numbers to the right, None as a dash."""
-    table = Table(title=title, title_justify="left", header_style="bold")
+    table = Table(title=title, title_justify="left", header_style="bold", box=SIMPLE_HEAD)
     for index, column in enumerate(columns):
-        numeric = any(isinstance(row[index], int | float) for row in rows)
+        numeric = any(isinstance(row[index], int | float | tuple) for row in rows)
         table.add_column(column, justify="right" if numeric else "left", no_wrap=index == 0)
     for row in rows:
         table.add_row(*[_cell(value) for value in row])
-    Console(highlight=False).print(table)
+    console = Console(highlight=False)
+    if not console.is_terminal:  # a file or a pipe has no width to respect
+        console.width = 160
+    console.print(table)
 
 
 def fail(error: BabylonError, *, json: bool) -> int:
@@ -48,10 +52,12 @@ def show_logs() -> None:
 
 
 def _cell(value: Any) -> str:
+    if isinstance(value, tuple):
+        return " → ".join(_cell(part) for part in value)
     if value is None:
         return "–"
     if isinstance(value, bool):
         return "yes" if value else "no"
     if isinstance(value, float):
-        return f"{value:,.4g}" if abs(value) < 1000 else f"{value:,.0f}"
+        return f"{value:,.3g}" if abs(value) < 1000 else f"{value:,.0f}"
     return str(value)

@@ -9,18 +9,17 @@ from babylon.settings import Settings
 from babylon.types import WindowResult
 from babylon.windows import DONE, WindowState
 
-COLUMNS = {
-    "agents": "agents",
-    "trajectories": "trajectories",
-    "pnl_before": "P&L before",
-    "pnl_after": "P&L after",
-    "win_rate_after": "win rate",
-    "avg_reward": "score",
-    "training_loss": "loss",
-    "kl_before": "KL before",
-    "kl_after": "KL after",
-    "deployment_success": "deployed",
+COLUMNS: dict[str, tuple[str, ...]] = {
+    "agents": ("agents",),
+    "plays": ("trajectories",),
+    "P&L": ("pnl_before", "pnl_after"),
+    "win rate": ("win_rate_before", "win_rate_after"),
+    "score": ("avg_reward",),
+    "loss": ("training_loss",),
+    "KL": ("kl_before", "kl_after"),
+    "deployed": ("deployment_success",),
 }
+"""Heading → metrics; two of them are before and after the update."""
 
 
 def training_report(mode: str, results: Sequence[WindowResult]) -> dict[str, Any]:
@@ -39,8 +38,11 @@ def training_report(mode: str, results: Sequence[WindowResult]) -> dict[str, Any
 
 def window_table(results: Sequence[WindowResult]) -> tuple[list[str], list[list[Any]]]:
     """Column names and one row a window."""
-    rows = [[r.window_id, r.status, *[r.metrics.get(name) for name in COLUMNS]] for r in results]
-    return ["window", "status", *COLUMNS.values()], rows
+    rows = [
+        [r.window_id, r.status, *[_value(r.metrics, names) for names in COLUMNS.values()]]
+        for r in results
+    ]
+    return ["window", "state", *COLUMNS], rows
 
 
 def print_training(results: Sequence[WindowResult], settings: Settings) -> None:
@@ -54,3 +56,8 @@ def print_training(results: Sequence[WindowResult], settings: Settings) -> None:
     print("  babylon model list           every policy and its verdict")
     print("  babylon deploy status        the route in force")
     print(f"  {settings.datasets}    the published windows")
+
+
+def _value(metrics: dict[str, Any], names: tuple[str, ...]) -> Any:
+    values = tuple(metrics.get(name) for name in names)
+    return None if values.count(None) == len(values) else values if len(values) > 1 else values[0]

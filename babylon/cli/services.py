@@ -5,6 +5,7 @@ from dataclasses import asdict
 from typing import TYPE_CHECKING
 
 import typer
+from rich.progress import BarColumn, Progress, SpinnerColumn, TextColumn, TimeElapsedColumn
 
 from babylon.cli.options import Json
 from babylon.cli.output import print_json, print_table, stderr
@@ -21,8 +22,14 @@ def up(json: Json = False) -> None:
     """Start everything and return when it answers; what runs already stays."""
     from babylon.up import up
 
-    with stderr.status("starting database, Prefect, workers, engine and gateway"):
-        statuses = asyncio.run(up(load_settings()))
+    columns = (SpinnerColumn(), TextColumn("{task.description}"), BarColumn(), TimeElapsedColumn())
+    with Progress(*columns, console=stderr, disable=not stderr.is_terminal) as progress:
+        bar = progress.add_task("database, model, Prefect, workers, engine, gateway", total=None)
+
+        def making_model(done: int, total: int) -> None:
+            progress.update(bar, completed=done, total=total if done < total else None)
+
+        statuses = asyncio.run(up(load_settings(), making_model))
     _show(statuses, json)
 
 

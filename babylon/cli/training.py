@@ -120,8 +120,14 @@ def _become_flow(request: Request) -> NoReturn:
     """Replace this process; the flows beside this very package are the ones that run."""
     root = str(Path(babylon.__file__).parents[1])
     path = os.pathsep.join(filter(None, [root, os.environ.get("PYTHONPATH")]))
+    # What goes wrong is told in one line at the end: tracebacks and bars of others would bury it.
+    quiet = {
+        "PREFECT_LOGGING_HANDLERS_CONSOLE_LEVEL": "CRITICAL",
+        "PYTHONWARNINGS": "ignore::FutureWarning",
+        "TQDM_DISABLE": "1",
+    }
     os.execve(
         sys.executable,
         [sys.executable, "-P", "-m", "flows", encode(request)],
-        os.environ | {"PYTHONPATH": path},
+        quiet | dict(os.environ) | {"PYTHONPATH": path},
     )

@@ -13,10 +13,12 @@ from babylon.errors import BabylonError, ServingError
 from babylon.settings import Settings
 from babylon.store import database_status, open_store
 from babylon.store.connection import database_url
+from babylon.train import Progress, ensure_champion
 from babylon.up.bootstrap import bootstrap
 from babylon.up.processes import Processes
 from babylon.up.services import ROOT, SERVER, Service, environment, services
 
+START_S = 180.0
 _POLL_S = 0.5
 _TIMEOUT = aiohttp.ClientTimeout(total=5)
 
@@ -33,10 +35,11 @@ class ServiceStatus:
     detail: str = ""
 
 
-async def up(settings: Settings) -> list[ServiceStatus]:
+async def up(settings: Settings, progress: Progress | None = None) -> list[ServiceStatus]:
     """Migrate the database, start what is not running, and return when all of it answers.
 
-    When something fails, what this call started is stopped again.
+    The first time the base model is made or found too (``progress``). When something fails, what
+    this call started is stopped again.
 
     Raises:
         ServingError: a port is taken, a service died or did not get well in time.
@@ -47,7 +50,8 @@ async def up(settings: Settings) -> list[ServiceStatus]:
         missing = [s for s in services(settings) if processes.running(s.name) is None]
         for service in missing:
             _require_free_ports(service)
-        async with open_store(settings, migrate=True):
+        async with open_store(settings, migrate=True) as store:
+            await ensure_champion(store, settings, progress=progress)
             try:
                 await _start(settings, processes, missing)
             except BaseException:  # a signal too: nothing half-started is left
@@ -102,11 +106,11 @@ async def _start(settings: Settings, processes: Processes, missing: list[Service
 async def _until_healthy(
     http: aiohttp.ClientSession, processes: Processes, service: Service
 ) -> None:
-    deadline = time.monotonic() + service.start_timeout_s
+    deadline = time.monotonic() + START_S
     while not await _is_healthy(http, service):
         died = processes.running(service.name) is None
         if died or time.monotonic() > deadline:
-            what = "died" if died else f"did not answer within {service.start_timeout_s:.0f} s"
+            what = "died" if died else f"did not answer within {START_S:.0f} s"
             raise ServingError(
                 f"{service.name} {what}; the end of {processes.log(service.name)}:\n"
                 f"{processes.log_tail(service.name)}"

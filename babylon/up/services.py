@@ -5,7 +5,6 @@ import sys
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
 from pathlib import Path
-from urllib.parse import urlsplit
 
 import aiohttp
 
@@ -26,7 +25,6 @@ class Service:
     argv: tuple[str, ...]
     ports: dict[int, str]
     healthy: Callable[[aiohttp.ClientSession], Awaitable[bool]]
-    start_timeout_s: float = 180.0
 
     @property
     def port(self) -> int | None:
@@ -59,11 +57,10 @@ def services(settings: Settings) -> list[Service]:
             name="serving",
             argv=(sys.executable, "-P", "-m", "babylon", "serve"),
             ports={
-                urlsplit(settings.endpoint).port or 80: "LOCAL_ENDPOINT",
+                settings.endpoint_port: "LOCAL_ENDPOINT",
                 settings.engine_port: "ENGINE_PORT",
             },
             healthy=_answers(f"{settings.endpoint.rstrip('/')}/health"),
-            start_timeout_s=600.0,  # the first start makes the embedded model
         ),
     ]
 
@@ -74,10 +71,11 @@ def prefect(*arguments: str) -> tuple[str, ...]:
 
 
 def environment(settings: Settings) -> dict[str, str]:
-    """What every service inherits: our settings' home, Prefect's API, this checkout's packages."""
+    """What every service inherits: our settings, Prefect's API, this checkout's packages."""
     path = os.pathsep.join(filter(None, [str(ROOT), os.environ.get("PYTHONPATH")]))
-    return served_environment(settings.home, settings.prefect_port, os.environ) | {
-        "BABYLON_HOME": str(settings.home),
+    return {
+        **served_environment(settings.home, settings.prefect_port, os.environ),
+        **settings.environment(),
         "PYTHONPATH": path,
     }
 

@@ -17,6 +17,7 @@ from babylon.artifacts import read_artifact
 from babylon.settings import Settings
 from babylon.store import Store
 from babylon.store.policies import commit_policy, ensure_base
+from babylon.train import Progress
 from babylon.types import Scored, Trained, Verdict
 from tests.integration.game import insert_real_window
 
@@ -50,8 +51,11 @@ class Workshop:
     validation_error: BaseException | None = None
     trained: list[str] = field(default_factory=list)
 
-    async def train(self, store: Store, settings: Settings, scored: Scored) -> Trained:
+    async def train(
+        self, store: Store, settings: Settings, scored: Scored, *, progress: Progress
+    ) -> Trained:
         self.trained.append(scored.claim.window_id)
+        progress(1, 2)
         if self.training_error:
             raise self.training_error
         batch_id = f"{scored.claim.window_id}/{scored.claim.epoch}"

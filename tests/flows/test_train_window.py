@@ -1,5 +1,8 @@
 """The whole chain on the real window, and every way in which it can end."""
 
+import asyncio
+import threading
+import time
 from datetime import UTC, datetime
 
 import pytest
@@ -10,6 +13,7 @@ from babylon.settings import Settings
 from babylon.store import Store
 from babylon.store.policies import champion, list_policies
 from babylon.store.windows import get_window, list_windows
+from babylon.train import Progress
 from babylon.windows import WindowState, window_at
 from flows.train_window import train_window
 from tests.flows.conftest import Workshop
@@ -97,6 +101,37 @@ async def test_a_run_that_died_after_training_goes_on_at_validation(
     assert result.metrics.keys() >= METRICS and result.metrics["training_loss"] == 0.5
     assert workshop.trained == [WINDOW]
     assert len(await list_policies(store)) == 2
+
+
+async def test_a_cancelled_run_stops_computing_and_leaves_the_window_to_the_next(
+    played: Settings, store: Store, workshop: Workshop, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    started, ended = threading.Event(), threading.Event()
+
+    def compute(progress: Progress) -> None:
+        try:
+            for step in range(3000):
+                progress(step, 3000)
+                started.set()
+                time.sleep(0.01)
+        finally:
+            ended.set()
+
+    async def endless(*_: object, progress: Progress) -> None:
+        await asyncio.to_thread(compute, progress)
+
+    monkeypatch.setattr("tasks.train.train_window", endless)
+    run = asyncio.create_task(train_window(WINDOW))
+    await asyncio.to_thread(started.wait, 20)
+    run.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await run
+    assert await asyncio.to_thread(ended.wait, 5)
+    row = await get_window(store, WINDOW)
+    assert row is not None and row.state == WindowState.FAILED
+
+    monkeypatch.setattr("tasks.train.train_window", workshop.train)
+    assert (await train_window(WINDOW)).status == WindowState.DEPLOYED
 
 
 async def test_the_unfinished_hour_is_refused_and_leaves_no_trace(

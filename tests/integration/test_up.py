@@ -1,0 +1,112 @@
+"""``babylon up`` for real: server, two workers, engine and gateway, one run of a deployment."""
+
+import json
+import os
+import socket
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import psutil
+import pytest
+
+from tests.tiny_policy import tiny_model, tiny_tokenizer
+
+ROOT = Path(__file__).parents[2]
+WINDOW = "2025-11-14T09:00"
+SERVICES = {"database", "prefect-server", "worker-cpu", "worker-gpu", "serving"}
+
+
+def free_port() -> int:
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        return int(probe.getsockname()[1])
+
+
+class System:
+    """One home, its ports, and the command line that runs it."""
+
+    def __init__(self, home: Path, base_model: Path) -> None:
+        self.prefect_port, self.gateway_port = free_port(), free_port()
+        self.environment = os.environ | {
+            "BABYLON_HOME": str(home),
+            "BASE_MODEL": str(base_model),
+            "PREFECT_SERVER_API_PORT": str(self.prefect_port),
+            "LOCAL_ENDPOINT": f"http://127.0.0.1:{self.gateway_port}",
+            "ENGINE_PORT": str(free_port()),
+        }
+        for name in ("DATABASE_URL", "PREFECT_API_URL"):
+            self.environment.pop(name, None)
+
+    def run(self, *arguments: str) -> tuple[int, dict[str, Any]]:
+        finished = subprocess.run(
+            [sys.executable, "-m", "babylon", *arguments, "--json"],
+            cwd=ROOT,
+            env=self.environment,
+            stdout=subprocess.PIPE,
+            text=True,
+            timeout=300,
+        )
+        return finished.returncode, json.loads(finished.stdout)
+
+    def prefect(self, *arguments: str) -> str:
+        api = {"PREFECT_API_URL": f"http://127.0.0.1:{self.prefect_port}/api"}
+        finished = subprocess.run(
+            [sys.executable, "-m", "prefect", *arguments],
+            env=self.environment | api,
+            capture_output=True,
+            text=True,
+            timeout=120,
+        )
+        return finished.stdout + finished.stderr
+
+
+@pytest.fixture
+def system(reachable_home: Path, tmp_path: Path) -> Iterator[System]:
+    base = tmp_path / "base"
+    tiny_model(seed=0, max_positions=8192).save_pretrained(base)
+    tiny_tokenizer().save_pretrained(base)
+    system = System(reachable_home, base)
+    yield system
+    system.run("down")
+
+
+def test_up_serves_runs_a_deployment_and_goes_down_without_a_trace(system: System) -> None:
+    code, started = system.run("up")
+    services = {service["name"]: service for service in started["services"]}
+    assert (code, set(services)) == (0, SERVICES)
+    assert all(service["healthy"] for service in services.values())
+    assert system.run("up") == (0, started)  # again: nothing is started twice
+
+    files = [str(path) for path in sorted((ROOT / "tests/data/babylon").glob("*.jsonl"))]
+    assert system.run("db", "import", *files)[0] == 0
+    overrides = json.dumps({"iterations": 1, "arena_scenarios": 32})
+    output = system.prefect(
+        "deployment",
+        "run",
+        "train-window/hourly-training",
+        *("--param", f"window_id={WINDOW}", "--param", f"overrides={overrides}", "--watch"),
+    )
+    assert "finished successfully" in output, output
+    (window,) = system.run("windows", "list")[1]["windows"]
+    assert window["state"] in ("deployed", "rejected")
+
+    code, stopped = system.run("down")
+    assert (code, set(stopped["stopped"])) == (0, SERVICES - {"database"})
+    assert not any(psutil.pid_exists(s["pid"]) for s in services.values() if s["pid"])
+    assert system.run("status")[0] == 1
+
+
+def test_a_busy_port_is_named_and_nothing_is_left_running(system: System) -> None:
+    with socket.socket() as squatter:
+        squatter.bind(("127.0.0.1", system.gateway_port))
+        squatter.listen()
+        started = time.monotonic()
+        code, report = system.run("up")
+    assert code == 1 and time.monotonic() - started < 60
+    assert f"port {system.gateway_port}" in report["error"]
+    assert "LOCAL_ENDPOINT" in report["error"]
+    assert not any(service["running"] for service in system.run("status")[1]["services"])
