@@ -14,6 +14,7 @@ IN_MEMORY = "sqlite+aiosqlite:///:memory:"
 def inline_environment(home: Path) -> dict[str, str]:
     """Defaults for a flow that runs in this process; variables that are already set win."""
     return _quiet(home) | {
+        "PREFECT_LOGGING_LEVEL": "CRITICAL",  # who called the flow reports its errors, once
         "PREFECT_SERVER_DATABASE_CONNECTION_URL": IN_MEMORY,
         "PREFECT_SERVER_EPHEMERAL_ENABLED": "true",
         "PREFECT_SERVER_EPHEMERAL_STARTUP_TIMEOUT_SECONDS": "180",

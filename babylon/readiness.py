@@ -98,7 +98,8 @@ class _Tally:
             yield f"the window is not over: it ends at {self.window.end:%Y-%m-%dT%H:%M} UTC"
         if WindowState.CLAIMED not in TRANSITIONS[self.state]:
             yield f"already trained: the window is {self.state}"
-        elif self.leased_until is not None and self.leased_until > now:
+            return
+        if self.leased_until is not None and self.leased_until > now:
             yield f"{self.owner} is training it now"
         if len(self.agents) < min_agents:
             yield f"{len(self.agents)} eligible agents, minimum is {min_agents}"
