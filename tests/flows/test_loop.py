@@ -1,0 +1,178 @@
+"""The loop for real: a fleet plays through gateway and engine, and the flow trains what it played.
+
+Nothing is replaced. The base model has imitated scripted agents for a quarter of its usual time.
+"""
+
+from collections.abc import AsyncIterator
+from datetime import UTC, datetime
+from pathlib import Path
+
+import openai
+import polars as pl
+import pytest
+import torch
+from aiohttp.test_utils import unused_port
+
+from babylon.checkpoints.base import EmbeddedModelRecipe, make_embedded_model
+from babylon.checkpoints.load import load_policy
+from babylon.checkpoints.update import scored_trajectories
+from babylon.market.fleet import FleetPlan, fleet_start
+from babylon.market.spawn import run_fleet
+from babylon.serving import serving
+from babylon.settings import Settings
+from babylon.store import Store
+from babylon.store.policies import champion, ensure_base, list_policies
+from babylon.store.routes import live_gateways
+from babylon.trajectories import training_rows
+from babylon.types import Artifact, WindowResult
+from babylon.windows import WindowState, window_at
+from flows.train_window import train_window
+
+SECRETS = ("trueProbabilities", "actualOutcomes", "predictionCorrect", "actualOutcome")
+AGENTS, TICKS = 12, 6
+
+
+@pytest.fixture(scope="module")
+def base(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return make_embedded_model(EmbeddedModelRecipe(steps=110), tmp_path_factory.mktemp("models"))
+
+
+@pytest.fixture
+async def live(
+    settings: Settings, store: Store, base: Path, monkeypatch: pytest.MonkeyPatch
+) -> AsyncIterator[Settings]:
+    """Serving runs, and the environment names this test's database, home and ports."""
+    await ensure_base(store, uri=str(base), base_model="embedded")
+    assert settings.database_url is not None
+    variables = {
+        "DATABASE_URL": settings.database_url.get_secret_value(),
+        "BABYLON_HOME": str(settings.home),
+        "LOCAL_ENDPOINT": f"http://localhost:{unused_port()}",
+        "ENGINE_PORT": str(unused_port()),
+        "TUNING": "full",
+        "LEARNING_RATE": "3e-4",
+        "ITERATIONS": "1",
+        "ARENA_SCENARIOS": "32",
+        "ARENA_MARGIN_USD": "1000",
+    }
+    for name, value in variables.items():
+        monkeypatch.setenv(name, value)
+    live = Settings()
+    async with serving(live):
+        yield live
+
+
+async def test_an_hour_of_play_becomes_the_policy_that_serves(
+    live: Settings, store: Store, base: Path
+) -> None:
+    window = window_at(fleet_start(datetime.now(UTC), TICKS, 60))
+    plan = FleetPlan(
+        start=window.start, duration_min=TICKS, agents=AGENTS, agents_per_scenario=6, seed=1
+    )
+    fleet = await run_fleet(store, live, plan, "llm")
+    assert (fleet.trajectories, fleet.scenarios, fleet.windows) == (AGENTS, 2, (window.id,))
+
+    result = await train_window(window.id)
+
+    assert result.status == WindowState.DEPLOYED, result.reason
+    assert result.metrics["trajectories"] == AGENTS
+    assert result.metrics["calls"] == AGENTS * TICKS
+    await the_update_is_on_policy(result)
+    await the_new_policy_serves(live, store)
+    await no_ground_truth_is_in_a_training_token(result, base)
+    await every_trajectory_is_consumed_and_a_second_run_changes_nothing(store, result)
+    published = pl.read_parquet(next(live.datasets.rglob("*.parquet")))
+    assert published.height == AGENTS
+    assert not any(secret in str(published.rows()) for secret in SECRETS)
+
+
+async def the_update_is_on_policy(result: WindowResult) -> None:
+    """Engine and trainer agree on every token: the recorded logprobs are the policy's own."""
+    metrics = {name: float(value) for name, value in result.metrics.items() if _number(value)}
+    assert metrics["calls_without_logprobs"] == 0
+    assert metrics["logprob_mismatch"] < 1e-4 and metrics["kl_before"] < 1e-6
+    assert metrics["ess"] > 0.999
+    assert metrics["kl_after"] > 0
+
+
+async def the_new_policy_serves(live: Settings, store: Store) -> None:
+    policy, route_version = await champion(store)
+    assert policy.policy_version == 1
+    assert [gateway.route_version for gateway in await live_gateways(store)] == [route_version]
+    async with openai.AsyncOpenAI(base_url=f"{live.endpoint}/v1", api_key="none") as client:
+        answer = await client.chat.completions.with_raw_response.create(
+            model="babylon", messages=[{"role": "user", "content": "hello"}], max_tokens=2
+        )
+    assert answer.headers["x-model-version"] == "1"
+
+
+async def no_ground_truth_is_in_a_training_token(result: WindowResult, base: Path) -> None:
+    """The trained tokens, as text: what was sent and what was answered, and nothing else."""
+    artifact = Artifact(
+        uri=str(result.metrics["artifact_uri"]),
+        sha256=str(result.metrics["artifact_sha256"]),
+        rows=AGENTS,
+        window_id=result.window_id,
+    )
+    assert "predictionCorrect" in str(pl.read_parquet(artifact.uri.removeprefix("file://")).rows())
+    rows = training_rows(artifact)
+    _, tokenizer = load_policy(base)
+    trajectories, excluded = scored_trajectories(tokenizer, rows, context=8192)
+    assert (excluded.greedy, excluded.too_long, excluded.empty) == (0, 0, 0)
+    logged = [call for row in rows for call in row.calls]
+    trained = [call for trajectory in trajectories for call in trajectory.calls]
+    for call, tokens in zip(logged, trained, strict=True):
+        prompt, completion = tokenizer.decode(tokens.prompt), tokenizer.decode(tokens.completion)
+        sent = "".join(f"<|im_start|>{m.role}\n{m.content}<|im_end|>\n" for m in call.messages)
+        assert prompt == f"{sent}<|im_start|>assistant\n"
+        assert completion.removesuffix("<|im_end|>") == call.response
+        assert not any(secret in prompt + completion for secret in SECRETS)
+
+
+async def every_trajectory_is_consumed_and_a_second_run_changes_nothing(
+    store: Store, result: WindowResult
+) -> None:
+    assert await store.pool.fetchval("SELECT count(*) FROM babylon.trained") == AGENTS
+    used = 'SELECT count(*) FROM trajectories WHERE "usedInTraining"'
+    assert await store.pool.fetchval(used) == AGENTS
+    before = await everything(store)
+    again = await train_window(result.window_id)
+    assert again.changed is False and "nothing was changed" in again.reason
+    assert await everything(store) == before
+    assert len(await list_policies(store)) == 2
+
+
+async def everything(store: Store) -> list[object]:
+    tables = ("windows", "policies", "routes", "trained", "scores", "rejections", "calls")
+    return [await store.pool.fetch(f"SELECT * FROM babylon.{table} ORDER BY 1") for table in tables]
+
+
+def _number(value: object) -> bool:
+    return isinstance(value, int | float)
+
+
+async def test_a_window_without_logprobs_is_trained_with_an_adapter_and_says_so(
+    live: Settings, store: Store, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Scripted agents answer without the gateway: their calls are text, and counted as such."""
+    monkeypatch.setenv("TUNING", "lora")
+    window = window_at(fleet_start(datetime.now(UTC), TICKS, 60))
+    plan = FleetPlan(start=window.start, duration_min=TICKS, agents=8, seed=2)
+    await run_fleet(store, live, plan, "scripted")
+
+    result = await train_window(window.id)
+
+    assert result.status == WindowState.DEPLOYED, result.reason
+    assert result.metrics["calls_without_logprobs"] == result.metrics["calls"] == 8 * TICKS
+    policy, _ = await champion(store)
+    assert policy.kind == "lora" and (Path(policy.uri) / "adapter_config.json").exists()
+    adapted, _ = load_policy(policy.uri)
+    plain, _ = load_policy(live_base(policy.uri))
+    ids = torch.arange(3, 40)[None]
+    assert not torch.equal(adapted(input_ids=ids).logits, plain(input_ids=ids).logits)
+
+
+def live_base(adapter: str) -> str:
+    from peft import PeftConfig
+
+    return str(PeftConfig.from_pretrained(adapter).base_model_name_or_path)
