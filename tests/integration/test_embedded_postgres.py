@@ -45,6 +45,7 @@ def home(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
     home = closed / "home"
     yield home
     assert _postmaster(EmbeddedPostgres(home)) is None
+    assert not [child for child in psutil.Process().children() if child.status() == "zombie"]
     shutil.rmtree(home)
 
 
