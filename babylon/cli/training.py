@@ -6,6 +6,7 @@ process by ``python -m flows`` with one JSON request (``babylon.requests``).
 
 import os
 import sys
+from datetime import UTC, datetime
 from enum import StrEnum
 from pathlib import Path
 from typing import Annotated, Any, NoReturn
@@ -16,6 +17,7 @@ import babylon
 from babylon.cli.options import Json, MinActions, MinAgents, WindowMinutes
 from babylon.requests import DemoRequest, Request, TrainRequest, encode
 from babylon.settings import load_settings
+from babylon.windows import closed_window
 
 app = typer.Typer()
 
@@ -88,6 +90,8 @@ def train(
         reward_threshold=reward_threshold,
         scorer=scorer,
     )
+    if window:  # the flow refuses it too, but only after Prefect has started
+        closed_window(window, datetime.now(UTC), load_settings(**overrides).minutes)
     _become_flow(
         TrainRequest(
             mode=mode.value,

@@ -191,19 +191,22 @@ class EmbeddedPostgres:
         pid, _, _ = self._status()
         if pid and _runs_in(pid, self.data):
             os.kill(pid, signal.SIGINT)
+            self._child = pid  # also where another user in this process started it
         if not _wait(self._is_gone, STOP_S):
             raise DatabaseError(
                 f"the embedded Postgres (process {pid}) did not stop within {STOP_S:.0f} s;"
                 f" see {self.log}"
             )
-        if self._child is not None:
-            with suppress(ChildProcessError):
-                os.waitpid(self._child, 0)
-            self._child = None
 
     def _is_gone(self) -> bool:
         with _open_lock(self.directory / "server") as server:
-            return _try_lock(server)
+            if not _try_lock(server):
+                return False
+        if self._child is not None:
+            with suppress(ChildProcessError):  # another process started it
+                os.waitpid(self._child, 0)
+            self._child = None
+        return True
 
     def _accepts(self) -> bool:
         _, port, ready = self._status()

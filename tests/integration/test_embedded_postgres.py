@@ -4,6 +4,7 @@ import asyncio
 import os
 import pwd
 import re
+import shutil
 import signal
 import socket
 import subprocess
@@ -39,9 +40,13 @@ with running_postgres(Path(sys.argv[1])) as server:
 @pytest.fixture(scope="module")
 def home(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
     """One cluster for the module, in a directory closed to others; each test leaves it stopped."""
-    home = tmp_path_factory.mktemp("home")
+    closed = tmp_path_factory.mktemp("closed")
+    closed.chmod(0o700)
+    home = closed / "home"
     yield home
     assert _postmaster(EmbeddedPostgres(home)) is None
+    assert not [child for child in psutil.Process().children() if child.status() == "zombie"]
+    shutil.rmtree(home)
 
 
 def _postmaster(server: EmbeddedPostgres) -> psutil.Process | None:
@@ -193,17 +198,15 @@ def test_an_unusable_cluster_is_reported_with_the_servers_own_words(home: Path) 
 
 
 @as_root
-async def test_roots_closed_directories_are_passed_with_one_capability(tmp_path: Path) -> None:
-    closed = tmp_path / "closed"
-    closed.mkdir(mode=0o700)
-    async with open_store(load_settings(home=closed / "home")) as store:
+async def test_roots_closed_directories_are_passed_with_one_capability(home: Path) -> None:
+    async with open_store(load_settings(home=home)) as store:
         assert await store.pool.fetchval("SELECT count(*) FROM babylon.windows") == 0
-        postmaster = _postmaster(EmbeddedPostgres(closed / "home"))
+        postmaster = _postmaster(EmbeddedPostgres(home))
         assert postmaster is not None
         for process in (postmaster, *postmaster.children()):
             assert set(process.uids()) == {pwd.getpwnam("nobody").pw_uid}
             assert _capabilities(process) in ({CAP_DAC_READ_SEARCH}, {CAP_DAC_OVERRIDE})
-    assert closed.stat().st_mode & 0o777 == 0o700
+    assert home.parent.stat().st_mode & 0o777 == 0o700
 
 
 @as_root

@@ -5,11 +5,13 @@ import os
 import subprocess
 import sys
 import time
+from datetime import UTC, datetime
 from pathlib import Path
 
 import pytest
 
 from babylon.cli import main
+from babylon.windows import window_at
 
 ROOT = Path(__file__).parents[2]
 COMMANDS = [
@@ -80,11 +82,26 @@ def test_a_bad_setting_is_one_clear_line_and_with_json_an_object(
     assert report["kind"] == "ConfigError" and "1.5" in report["error"]
 
 
-def test_a_window_that_does_not_parse_is_refused(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+@pytest.mark.parametrize(
+    ("window", "kind"),
+    [
+        ("yesterday", "WindowError"),
+        ("2025-11-14T09:17", "WindowError"),
+        (window_at(datetime.now(UTC)).next().id, "WindowNotReadyError"),
+    ],
+)
+def test_a_window_that_cannot_be_trained_is_refused_at_once(
+    window: str, kind: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
+    assert exit_code("train", "--window", window, "--json") == 1
+    captured = capsys.readouterr()
+    assert window in captured.err
+    assert json.loads(captured.out)["kind"] == kind
+
+
+def test_train_without_a_database_is_one_clear_line(tmp_path: Path) -> None:
     finished = subprocess.run(
-        [sys.executable, "-m", "babylon", "train", "--window", "yesterday", "--json"],
+        [sys.executable, "-m", "babylon", "train", "--json"],
         cwd=ROOT,
         env=os.environ
         | {"BABYLON_HOME": str(tmp_path), "DATABASE_URL": "postgresql://x@127.0.0.1:1/x"},
@@ -93,7 +110,9 @@ def test_a_window_that_does_not_parse_is_refused(
         timeout=120,
     )
     assert finished.returncode == 1
-    assert json.loads(finished.stdout)["kind"] in ("WindowError", "DatabaseError")
+    assert finished.stderr.startswith("error: ") and finished.stderr.count("\n") == 1
+    report = json.loads(finished.stdout)
+    assert report["kind"] == "DatabaseError" and "127.0.0.1:1" in report["error"]
 
 
 def test_help_is_quick_because_nothing_heavy_is_imported() -> None:
