@@ -65,11 +65,11 @@ class System:
 
 
 @pytest.fixture
-def system(reachable_home: Path, tmp_path: Path) -> Iterator[System]:
+def system(tmp_path: Path) -> Iterator[System]:
     base = tmp_path / "base"
     tiny_model(seed=0, max_positions=8192).save_pretrained(base)
     tiny_tokenizer().save_pretrained(base)
-    system = System(reachable_home, base)
+    system = System(tmp_path / "home", base)
     yield system
     system.run("down")
 
