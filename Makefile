@@ -4,7 +4,7 @@ PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
 STAMP := $(VENV)/.installed
-WINDOWS ?= 10
+WINDOWS ?= 12
 
 .PHONY: setup demo test check bench clean
 
