@@ -27,7 +27,7 @@ check: $(STAMP)
 	$(BIN)/mypy
 
 bench: $(STAMP)
-	$(BIN)/python -m benchmarks
+	$(BIN)/python -m benchmarks.demo
 
 clean:
 	rm -rf $(VENV) .babylon .pytest_cache .mypy_cache .ruff_cache .hypothesis build dist *.egg-info

@@ -104,7 +104,7 @@ class Workshop:
 def workshop(monkeypatch: pytest.MonkeyPatch) -> Workshop:
     workshop = Workshop()
     monkeypatch.setattr("tasks.train.train_window", workshop.train)
-    monkeypatch.setattr("babylon.validation.validate_checkpoint", workshop.validate)
+    monkeypatch.setattr("babylon.gate.validate_checkpoint", workshop.validate)
     return workshop
 
 
