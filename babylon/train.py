@@ -34,7 +34,7 @@ async def train_window(
 
     claim = scored.claim
     parent = await ensure_champion(store, settings)
-    rows = training_rows(scored.artifact)
+    rows = await asyncio.to_thread(training_rows, scored.artifact)
     target = checkpoint_directory(settings, claim)
     config = TrainerConfig(
         iterations=settings.iterations,

@@ -7,8 +7,8 @@ from typing import cast
 from babylon.checkpoints.load import load_policy
 from babylon.checkpoints.tokenizer import render_prompt
 from babylon.engine.generate import Request, Sampling, generate
+from babylon.market.orders import MAX_REPLY_TOKENS
 
-MAX_REPLY_TOKENS = 128
 BATCH = 256
 Chat = list[dict[str, str]]
 
