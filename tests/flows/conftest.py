@@ -28,8 +28,6 @@ from tests.integration.game import insert_real_window
 
 # before Prefect is imported
 os.environ["PREFECT_HOME"] = tempfile.mkdtemp(prefix="babylon-prefect-")
-    prefix="babylon-prefect-"
-)  # before Prefect is imported
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
