@@ -4,7 +4,7 @@ PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
 STAMP := $(VENV)/.installed
-WINDOWS ?= 10
+WINDOWS ?= 12
 
 .PHONY: setup demo test check bench clean
 
@@ -27,7 +27,7 @@ check: $(STAMP)
 	$(BIN)/mypy
 
 bench: $(STAMP)
-	$(BIN)/python -m benchmarks
+	$(BIN)/python -m benchmarks.demo
 
 clean:
 	rm -rf $(VENV) .babylon .pytest_cache .mypy_cache .ruff_cache .hypothesis build dist *.egg-info

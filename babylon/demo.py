@@ -14,6 +14,7 @@ from pathlib import Path
 from statistics import fmean
 from typing import Any
 
+from babylon.gate import play_checkpoint, unseen_scenarios
 from babylon.market.arena import ArenaResult, play, scripted
 from babylon.market.fleet import FleetPlan, FleetResult
 from babylon.market.scripted import oracle
@@ -24,7 +25,6 @@ from babylon.settings import Settings
 from babylon.store import Store, open_store
 from babylon.store.policies import champion, ensure_base, get_policy
 from babylon.types import WindowResult
-from babylon.validation import play_checkpoint, unseen_scenarios
 from babylon.windows import Window, last_complete_window
 
 AGENTS = 64  # eight scenarios of eight agents an hour

@@ -1,6 +1,6 @@
 """Validate checkpoint: challenger and champion play the same unseen scenarios."""
 
-from babylon import validation
+from babylon import gate
 from babylon.settings import Settings
 from babylon.store import open_store
 from babylon.types import Trained, Verdict
@@ -11,4 +11,4 @@ from tasks.stage import stage
 async def validate_checkpoint(settings: Settings, trained: Trained) -> Verdict:
     """The verdict is stored with the policy, promoted or not."""
     async with open_store(settings) as store:
-        return await validation.validate_checkpoint(store, settings, trained)
+        return await gate.validate_checkpoint(store, settings, trained)

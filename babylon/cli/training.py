@@ -105,7 +105,7 @@ def train(
 
 @app.command()
 def demo(
-    windows: Annotated[int, typer.Option(min=1, metavar="N", help="Hours of play.")] = 10,
+    windows: Annotated[int, typer.Option(min=1, metavar="N", help="Hours of play.")] = 12,
     seed: Annotated[int | None, typer.Option(help="Seed of market, model and training.")] = None,
     json: Json = False,
 ) -> None:

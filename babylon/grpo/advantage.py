@@ -1,8 +1,7 @@
 """Group-relative advantages with a leave-one-out baseline (RLOO, arXiv 2402.14740, eq. 8).
 
 ``A_i = s_i - mean of the others = n / (n - 1) * (s_i - mean)``. Unlike GRPO (arXiv 2402.03300)
-there is no division by the group's standard deviation, which would blow up near-ties; with
-``normalise`` all advantages are divided by their standard deviation over the whole batch.
+there is no division by the group's standard deviation, which would blow up near-ties.
 """
 
 from collections import defaultdict
@@ -14,9 +13,7 @@ from babylon.grpo.batch import ScoredTrajectory, WeightedCall
 MIN_GROUP_STD = 1e-3
 
 
-def advantages(
-    trajectories: Sequence[ScoredTrajectory], *, normalise: bool = True
-) -> dict[str, float]:
+def advantages(trajectories: Sequence[ScoredTrajectory]) -> dict[str, float]:
     """Trajectory id → advantage. Groups of one and groups without differing scores are left out."""
     groups: dict[str, list[ScoredTrajectory]] = defaultdict(list)
     for trajectory in trajectories:
@@ -28,9 +25,6 @@ def advantages(
             continue
         mean, factor = fmean(scores), len(members) / (len(members) - 1)
         result |= {m.trajectory_id: factor * (m.score - mean) for m in members}
-    if normalise and result:
-        scale = pstdev(result.values())
-        result = {key: value / scale for key, value in result.items()}
     return result
 
 

@@ -141,7 +141,7 @@ async def play_fleet(
     pnl: list[float] = []
     calls = 0
     for number, (start, ticks) in enumerate(rounds):
-        tables = _deal(plan, start, ticks, number)
+        tables = deal(plan, start, ticks, number)
         for scenario, _ in tables:
             _observe(tracker, scenario, start)
         players = [
@@ -200,9 +200,10 @@ def _shards(plan: FleetPlan) -> list[range]:
     return [range(low, high) for low, high in pairwise(bounds)]
 
 
-def _deal(
+def deal(
     plan: FleetPlan, start: datetime, ticks: int, number: int
 ) -> list[tuple[Scenario, list[str]]]:
+    """The scenarios of a round with the agents that play each."""
     window = window_at(start, plan.window_minutes)
     tables = []
     for shard, members in enumerate(_shards(plan)):

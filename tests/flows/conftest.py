@@ -21,8 +21,8 @@ import pytest
 from babylon.artifacts import read_artifact
 from babylon.settings import Settings
 from babylon.store import Store
-from babylon.store.policies import commit_policy, ensure_base
-from babylon.train import Progress
+from babylon.store.policies import champion, commit_policy, ensure_base
+from babylon.train import Progress, batch_of
 from babylon.types import Scored, Trained, Verdict
 from tests.integration.game import insert_real_window
 
@@ -62,7 +62,7 @@ class Workshop:
         progress(1, 2)
         if self.training_error:
             raise self.training_error
-        batch_id = f"{scored.claim.window_id}/{scored.claim.epoch}"
+        batch_id = batch_of(scored.claim.window_id)
         metrics = {"training_loss": 0.5, "kl_before": 0.0, "kl_after": 0.01}
         version = await commit_policy(
             store,
@@ -90,6 +90,7 @@ class Workshop:
         return Verdict(
             claim=trained.claim,
             policy_version=trained.policy_version,
+            route_version=(await champion(store))[1],
             promote=self.promote,
             reason="not worse" if self.promote else "worse",
             scenarios=8,
@@ -108,7 +109,7 @@ class Workshop:
 def workshop(monkeypatch: pytest.MonkeyPatch) -> Workshop:
     workshop = Workshop()
     monkeypatch.setattr("tasks.train.train_window", workshop.train)
-    monkeypatch.setattr("babylon.validation.validate_checkpoint", workshop.validate)
+    monkeypatch.setattr("babylon.gate.validate_checkpoint", workshop.validate)
     return workshop
 
 

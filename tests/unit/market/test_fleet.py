@@ -1,0 +1,59 @@
+from datetime import UTC, datetime, timedelta
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from babylon.market.fleet import FleetPlan, deal, fleet_start, plan_rounds
+from babylon.windows import window_at
+
+NOON = datetime(2026, 11, 21, 12, 0, tzinfo=UTC)
+
+
+def plan(**changes: object) -> FleetPlan:
+    return FleetPlan(**{"start": NOON, "duration_min": 10, "agents": 5, **changes})  # type: ignore[arg-type]
+
+
+def test_ten_minutes_are_one_round_and_an_hour_is_six() -> None:
+    assert plan_rounds(plan()) == [(NOON, 10)]
+    assert [ticks for _, ticks in plan_rounds(plan(duration_min=60))] == [10] * 6
+
+
+@given(st.integers(0, 24 * 60), st.integers(1, 300), st.sampled_from([15, 30, 60, 120]))
+def test_rounds_cover_the_duration_and_never_cross_a_window(
+    offset_min: int, duration_min: int, window_minutes: int
+) -> None:
+    start = NOON + timedelta(minutes=offset_min)
+    rounds = plan_rounds(
+        plan(start=start, duration_min=duration_min, window_minutes=window_minutes)
+    )
+    assert sum(ticks for _, ticks in rounds) == duration_min
+    for moment, ticks in rounds:
+        last = moment + timedelta(minutes=ticks) - timedelta(microseconds=1)
+        assert window_at(moment, window_minutes) == window_at(last, window_minutes)
+
+
+@pytest.mark.parametrize(("duration_min", "hours"), [(10, 1), (60, 1), (61, 2), (180, 3)])
+def test_a_fast_fleet_plays_in_windows_that_are_over(duration_min: int, hours: int) -> None:
+    now = NOON + timedelta(minutes=25)
+    start = fleet_start(now, duration_min, 60)
+    assert start == NOON - timedelta(hours=hours)
+    assert start + timedelta(minutes=duration_min) <= NOON
+
+
+@pytest.mark.parametrize(("agents", "tables"), [(1, [1]), (5, [5]), (12, [6, 6]), (64, [8] * 8)])
+def test_agents_are_dealt_into_scenarios_evenly(agents: int, tables: list[int]) -> None:
+    dealt = deal(plan(agents=agents), NOON, 10, number=0)
+    assert sorted(len(members) for _, members in dealt) == tables
+    assert len({agent for _, members in dealt for agent in members}) == agents
+    assert len({scenario.scenario_id for scenario, _ in dealt}) == len(tables)
+    assert all(len(scenario.scenario_id) <= 100 for scenario, _ in dealt)
+
+
+def test_another_seed_or_hour_is_another_world() -> None:
+    worlds = {
+        deal(plan(seed=seed), moment, 10, number=0)[0][0].questions
+        for seed in (1, 2)
+        for moment in (NOON, NOON + timedelta(hours=1))
+    }
+    assert len(worlds) == 4
