@@ -1,4 +1,8 @@
-"""One Prefect server for all flow tests, and the real window of the game to train on.
+"""Flows as they run inline, and the real window of the game to train on.
+
+The Prefect server of all flow tests is the one that an inline flow starts by itself, with its
+database in memory: Prefect's own test harness keeps it in an SQLite file, and a test waits a
+minute whenever that is locked.
 
 Collecting, checking, thinning, scoring, claims and states are the real ones on a real Postgres.
 Only the update and the arena are replaced, because they take minutes; what replaces them commits a
@@ -6,12 +10,13 @@ real policy, so everything after it is real again.
 """
 
 import gc
+import os
+import tempfile
 from collections.abc import AsyncIterator, Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 
 import pytest
-from prefect.testing.utilities import prefect_test_harness
 
 from babylon.artifacts import read_artifact
 from babylon.settings import Settings
@@ -21,23 +26,22 @@ from babylon.train import Progress, batch_of
 from babylon.types import Scored, Trained, Verdict
 from tests.integration.game import insert_real_window
 
+# before Prefect is imported
+os.environ["PREFECT_HOME"] = tempfile.mkdtemp(prefix="babylon-prefect-")
+
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Prefect leaves a socket of each event loop to the garbage collector, so flow tests run last
+    and forgive that, and ``collect_sockets`` makes sure that no later test has to."""
     here = Path(__file__).parent
+    items.sort(key=lambda item: here in item.path.parents)
     for item in items:
         if here in item.path.parents:
             item.add_marker(pytest.mark.filterwarnings("ignore::ResourceWarning"))
 
 
-@pytest.fixture(scope="session", autouse=True)
-def prefect_server() -> Iterator[None]:
-    with prefect_test_harness(server_startup_timeout=180):
-        yield
-
-
 @pytest.fixture(autouse=True)
 def collect_sockets() -> Iterator[None]:
-    """Prefect keeps sockets of event loops that are gone; they end here, not in a later test."""
     yield
     gc.collect()
 
