@@ -65,8 +65,8 @@ async def train_window(
                     scored, candidate.trained, candidate.verdict, deployed, minutes
                 )
                 reason = candidate.verdict.reason
-                await set_state(store, claim, state, reason=reason, metrics=metrics)
                 await publish(settings, scored)
+                await set_state(store, claim, state, reason=reason, metrics=metrics)
                 return WindowResult(
                     window_id=window.id, status=state, reason=reason, metrics=metrics
                 )

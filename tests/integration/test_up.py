@@ -31,15 +31,15 @@ class System:
 
     def __init__(self, home: Path, base_model: Path) -> None:
         self.prefect_port, self.gateway_port = free_port(), free_port()
-        self.environment = os.environ | {
+        inherited = {k: v for k, v in os.environ.items() if not k.startswith("PREFECT_")}
+        self.environment = inherited | {
             "BABYLON_HOME": str(home),
             "BASE_MODEL": str(base_model),
             "PREFECT_SERVER_API_PORT": str(self.prefect_port),
             "LOCAL_ENDPOINT": f"http://127.0.0.1:{self.gateway_port}",
             "ENGINE_PORT": str(free_port()),
         }
-        for name in ("DATABASE_URL", "PREFECT_API_URL"):
-            self.environment.pop(name, None)
+        self.environment.pop("DATABASE_URL", None)
 
     def run(self, *arguments: str) -> tuple[int, dict[str, Any]]:
         finished = subprocess.run(
