@@ -4,6 +4,7 @@ import os
 import socket
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager, suppress
+from uuid import uuid4
 
 import asyncpg
 
@@ -17,6 +18,7 @@ from babylon.train import trained_from
 from babylon.types import Claim, Scored, Trained
 from babylon.windows import Window, WindowState
 
+_PROCESS = uuid4().hex[:8]  # containers may share host name and process ids
 UNREACHABLE = (DatabaseError, OSError, asyncpg.PostgresError, asyncpg.InterfaceError)
 
 
@@ -31,7 +33,7 @@ async def claimed(store: Store, settings: Settings, window: Window) -> AsyncIter
         AlreadyTrainedError: the window is done.
         FencedError: another worker took the window over; its state is that worker's.
     """
-    owner = f"{socket.gethostname()}:{os.getpid()}"
+    owner = f"{socket.gethostname()}:{os.getpid()}:{_PROCESS}"
     claim = await claim_window(store, window, owner=owner, lease_s=settings.lease_s)
     try:
         async with hold_lease(store, claim, settings.lease_s):

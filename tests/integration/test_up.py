@@ -83,16 +83,16 @@ def test_up_serves_runs_a_deployment_and_goes_down_without_a_trace(system: Syste
 
     files = [str(path) for path in sorted((ROOT / "tests/data/babylon").glob("*.jsonl"))]
     assert system.run("db", "import", *files)[0] == 0
-    overrides = json.dumps({"iterations": 1, "arena_scenarios": 32})
+    overrides = json.dumps({"iterations": 1, "arena_scenarios": 32, "lookback_hours": 876_000})
     output = system.prefect(
         "deployment",
         "run",
-        "train-window/hourly-training",
-        *("--param", f"window_id={WINDOW}", "--param", f"overrides={overrides}", "--watch"),
+        "backfill/hourly-training",
+        *("--param", f"overrides={overrides}", "--watch"),
     )
     assert "finished successfully" in output, output
     (window,) = system.run("windows", "list")[1]["windows"]
-    assert window["state"] in ("deployed", "rejected")
+    assert (window["window_id"], window["state"] in ("deployed", "rejected")) == (WINDOW, True)
 
     code, stopped = system.run("down")
     assert (code, set(stopped["stopped"])) == (0, SERVICES - {"database"})
