@@ -19,7 +19,7 @@ demo: $(STAMP)
 	$(BIN)/babylon demo --windows $(WINDOWS)
 
 test: $(STAMP)
-	$(BIN)/python -m pytest
+	$(BIN)/python -m pytest --numprocesses 2
 
 check: $(STAMP)
 	$(BIN)/ruff check

@@ -23,7 +23,10 @@ from tests.integration.game import insert_real_window
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Prefect leaves a socket of each event loop to the garbage collector, so flow tests run last
+    and forgive that, and ``collect_sockets`` makes sure that no later test has to."""
     here = Path(__file__).parent
+    items.sort(key=lambda item: here in item.path.parents)
     for item in items:
         if here in item.path.parents:
             item.add_marker(pytest.mark.filterwarnings("ignore::ResourceWarning"))
@@ -37,7 +40,6 @@ def prefect_server() -> Iterator[None]:
 
 @pytest.fixture(autouse=True)
 def collect_sockets() -> Iterator[None]:
-    """Prefect keeps sockets of event loops that are gone; they end here, not in a later test."""
     yield
     gc.collect()
 
