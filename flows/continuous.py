@@ -5,6 +5,7 @@ is a ``train-window`` run of its own. Under ``babylon up`` a schedule does the s
 """
 
 import asyncio
+import logging
 from collections.abc import AsyncIterator
 from datetime import UTC, datetime, timedelta
 from typing import Any
@@ -14,6 +15,8 @@ from babylon.types import WindowResult
 from babylon.windows import Window, window_at
 from flows.attempt import attempt
 
+log = logging.getLogger("babylon.flows")
+
 
 async def continuous(
     settings: Settings, overrides: dict[str, Any] | None = None
@@ -22,7 +25,12 @@ async def continuous(
     current = window_at(datetime.now(UTC), settings.minutes)
     while True:
         batch = next_batch(current, settings.frequency)
-        await sleep_until(due(batch, settings.grace_s))
+        moment = due(batch, settings.grace_s)
+        names = ", ".join(window.id for window in batch)
+        log.info(
+            "waiting for window %s, to be trained at %s UTC", names, f"{moment:%Y-%m-%d %H:%M}"
+        )
+        await sleep_until(moment)
         for window in batch:
             yield await attempt(window.id, overrides)
         current = batch[-1].next()
