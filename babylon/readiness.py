@@ -32,7 +32,9 @@ class WindowReport:
     """One window: what waits there untrained, and what is ``missing`` before it can be trained.
 
     ``agents`` are the eligible ones; ``eligible`` of ``trajectories`` passed every check, the
-    others are counted in ``rejected`` by reason. Somebody works on a ``leased`` one now.
+    others are counted in ``rejected`` by reason. ``trained`` trajectories are used up: they count
+    nowhere else. ``reason`` is what the last run of the window said. Somebody works on a
+    ``leased`` one now.
     """
 
     window_id: str
@@ -45,6 +47,8 @@ class WindowReport:
     eligible: int
     rejected: dict[str, int]
     missing: tuple[str, ...]
+    trained: int
+    reason: str | None
 
     @property
     def ready(self) -> bool:
@@ -60,6 +64,8 @@ class _Tally:
         self.state = row.state if row else WindowState.OPEN
         self.owner = row.owner if row else None
         self.leased = row is not None and row.leased
+        self.reason = row.reason if row else None
+        self.trained = int(row.metrics.get("trained_trajectories", 0)) if row else 0
         self.agents: set[str] = set()
         self.eligible = 0
         self.rejected: Counter[str] = Counter()
@@ -93,6 +99,8 @@ class _Tally:
             eligible=self.eligible,
             rejected=dict(self.rejected.most_common()),
             missing=tuple(self._missing(min_agents, now)),
+            trained=self.trained,
+            reason=self.reason,
         )
 
     def _missing(self, min_agents: int, now: datetime) -> Iterator[str]:

@@ -14,6 +14,7 @@ from pydantic_settings import BaseSettings, SettingsConfigDict
 
 from babylon.errors import ConfigError
 
+MAX_HOURS = 100 * 366 * 24  # a century: what lies further back is a typing error
 _LOOPBACK = ("localhost", "127.0.0.1")
 
 
@@ -25,6 +26,7 @@ class Settings(BaseSettings):
 
     model_config = SettingsConfigDict(
         frozen=True,
+        allow_inf_nan=False,
         extra="ignore",
         populate_by_name=True,  # and so also BABYLON_<FIELD>: without a prefix it were HOME, SEED
         env_prefix="BABYLON_",
@@ -43,7 +45,7 @@ class Settings(BaseSettings):
     reward_threshold: float | None = Field(None, validation_alias="REWARD_THRESHOLD")
     target_trajectories: int = Field(1000, ge=2, validation_alias="TARGET_TRAJECTORIES")
     max_dropout: float = Field(0.3, ge=0, lt=1, validation_alias="MAX_DROPOUT")
-    lookback_hours: int = Field(168, ge=1, validation_alias="LOOKBACK_HOURS")
+    lookback_hours: int = Field(168, ge=1, le=MAX_HOURS, validation_alias="LOOKBACK_HOURS")
     frequency: int = Field(1, ge=1, validation_alias="TRAINING_FREQUENCY_WINDOWS")
     grace_s: float = Field(60.0, ge=0, validation_alias="WINDOW_GRACE_SECONDS")
     lease_s: float = Field(60.0, gt=0, validation_alias="LEASE_SECONDS")

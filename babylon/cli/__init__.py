@@ -23,9 +23,10 @@ from babylon.cli import (
     training,
     windows,
 )
-from babylon.cli.output import fail, show_logs
+from babylon.cli.output import fail, print_json, show_logs
 from babylon.errors import BabylonError
 
+WRONG_USAGE = 2
 app = typer.Typer(
     name="babylon",
     help="Continuous reinforcement learning for fleets of live LLM agents.",
@@ -50,7 +51,18 @@ def main(argv: Sequence[str] | None = None) -> None:
     """The console script; leaves by ``SystemExit``."""
     arguments = list(sys.argv[1:] if argv is None else argv)
     show_logs()
+    json = "--json" in arguments
     try:
         app(arguments)
     except BabylonError as error:
-        sys.exit(fail(error, json="--json" in arguments))
+        sys.exit(fail(error, json=json))
+    except SystemExit as left:
+        if json and left.code == WRONG_USAGE:  # Typer told a person, on stderr
+            print_json({"error": _usage_message(left), "kind": "UsageError"})
+        raise
+
+
+def _usage_message(left: SystemExit) -> str:
+    """Typer leaves while it handles the error that says what was wrong."""
+    message = getattr(left.__context__, "format_message", None)
+    return message() if message else "wrong usage: see --help"

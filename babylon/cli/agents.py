@@ -12,6 +12,7 @@ from babylon.cli.options import Json
 from babylon.cli.output import print_json, stderr
 from babylon.settings import load_settings
 
+WEEK_MIN = 7 * 24 * 60
 app = typer.Typer(help="Agents that play the simulated game.", no_args_is_help=True)
 
 
@@ -29,7 +30,8 @@ def _group() -> None:
 def spawn(
     agents: Annotated[int, typer.Option(min=1, metavar="N", help="How many.")] = 5,
     duration: Annotated[
-        int, typer.Option(min=1, metavar="MINUTES", help="Game minutes, a decision each.")
+        int,
+        typer.Option(min=1, max=WEEK_MIN, metavar="MINUTES", help="Game minutes, a decision each."),
     ] = 10,
     policy: Annotated[Policy, typer.Option(help="Scripted, or through the gateway.")] = Policy.LLM,
     live: Annotated[

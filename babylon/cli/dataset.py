@@ -39,7 +39,8 @@ def build(
         rows = [[one.window_id, one.rows, one.uri] for one in published]
         print_table("Dataset", ["window", "rows", "file"], rows)
     if not published:
-        typer.echo("no window was trained yet: nothing was written", err=True)
+        when = f"of {day:%Y-%m-%d} was trained" if day else "was trained yet"
+        typer.echo(f"no window {when}: nothing was written", err=True)
         raise typer.Exit(1)
 
 

@@ -1,7 +1,7 @@
 """``babylon model``: the base model and every policy trained from it."""
 
 import asyncio
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Iterator
 from dataclasses import asdict
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -123,5 +123,17 @@ def show_values(values: dict[str, Any], json: bool) -> None:
     if json:
         print_json(values)
     else:
-        for name, value in values.items():
-            print(f"{name:16} {value}")
+        lines = list(flat(values))
+        width = max(len(name) for name, _ in lines)
+        for name, value in lines:
+            print(f"{name:{width}}  {value}")
+
+
+def flat(values: dict[str, Any], prefix: str = "") -> Iterator[tuple[str, Any]]:
+    """One line a value: ``metrics.ess``, ``gateways.0.url``."""
+    for name, value in values.items():
+        inner = dict(enumerate(value)) if isinstance(value, list | tuple) else value
+        if isinstance(inner, dict) and inner:
+            yield from flat({str(key): one for key, one in inner.items()}, f"{prefix}{name}.")
+        else:
+            yield f"{prefix}{name}", "–" if value is None or value in ([], (), {}) else value

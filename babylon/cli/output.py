@@ -6,9 +6,10 @@ from typing import Any
 
 import msgspec
 from rich.box import SIMPLE_HEAD
-from rich.console import Console
+from rich.console import Console, JustifyMethod
 from rich.logging import RichHandler
 from rich.table import Table
+from rich.text import Text
 
 from babylon.errors import BabylonError
 
@@ -21,11 +22,23 @@ def print_json(value: Any) -> None:
 
 
 def print_table(title: str, columns: list[str], rows: list[list[Any]]) -> None:
-    """A table a person can read; numbers to the right, None as a dash."""
-    table = Table(title=title, title_justify="left", header_style="bold", box=SIMPLE_HEAD)
+    """A table a person can read; numbers (and ready ``Text``) to the right, None as a dash.
+
+    Where the terminal is narrow, texts wrap; the first column and numbers never do.
+    """
+    table = Table(
+        title=title,
+        title_justify="left",
+        header_style="bold",
+        box=SIMPLE_HEAD,
+        padding=(0, 1, 0, 0),
+        show_edge=False,
+    )
     for index, column in enumerate(columns):
-        numeric = any(isinstance(row[index], int | float | tuple) for row in rows)
-        table.add_column(column, justify="right" if numeric else "left", no_wrap=index == 0)
+        numeric = any(isinstance(row[index], int | float | Text) for row in rows)
+        whole = numeric or index == 0
+        justify: JustifyMethod = "right" if numeric else "left"
+        table.add_column(column, justify=justify, no_wrap=whole, overflow="fold")
     for row in rows:
         table.add_row(*[_cell(value) for value in row])
     console = Console(highlight=False)
@@ -51,9 +64,9 @@ def show_logs() -> None:
     logger.propagate = False
 
 
-def _cell(value: Any) -> str:
-    if isinstance(value, tuple):
-        return " → ".join(_cell(part) for part in value)
+def _cell(value: Any) -> str | Text:
+    if isinstance(value, Text):
+        return value
     if value is None:
         return "–"
     if isinstance(value, bool):

@@ -4,22 +4,25 @@ from collections.abc import Sequence
 from dataclasses import asdict
 from typing import Any
 
+from rich.text import Text
+
 from babylon.cli.output import print_table
 from babylon.settings import Settings
 from babylon.types import WindowResult
 from babylon.windows import DONE, WindowState
 
-COLUMNS: dict[str, tuple[str, ...]] = {
-    "agents": ("agents",),
-    "plays": ("trajectories",),
-    "P&L": ("pnl_before", "pnl_after"),
-    "win rate": ("win_rate_before", "win_rate_after"),
-    "score": ("avg_reward",),
-    "loss": ("training_loss",),
-    "KL": ("kl_before", "kl_after"),
-    "deployed": ("deployment_success",),
+COLUMNS: dict[str, tuple[str, str, tuple[str, ...]]] = {
+    "plays": ("{:d}", "", ("trajectories",)),
+    "P&L": ("{:.1f}", "", ("pnl_before", "pnl_after")),
+    "win %": ("{:.0%}", "%", ("win_rate_before", "win_rate_after")),
+    "score": ("{:.2f}", "", ("avg_reward",)),
+    "loss": ("{:.2f}", "", ("training_loss",)),
+    "KL": ("{:.1g}", "", ("kl_before", "kl_after")),
 }
-"""Heading → metrics; two of them are before and after the update."""
+"""Heading → format, unit that the heading names, metrics (two: before and after the update).
+
+With window and state it fits 80 columns.
+"""
 
 
 def training_report(mode: str, results: Sequence[WindowResult]) -> dict[str, Any]:
@@ -39,7 +42,7 @@ def training_report(mode: str, results: Sequence[WindowResult]) -> dict[str, Any
 def window_table(results: Sequence[WindowResult]) -> tuple[list[str], list[list[Any]]]:
     """Column names and one row a window."""
     rows = [
-        [r.window_id, r.status, *[_value(r.metrics, names) for names in COLUMNS.values()]]
+        [r.window_id, r.status, *[_figure(r.metrics, *column) for column in COLUMNS.values()]]
         for r in results
     ]
     return ["window", "state", *COLUMNS], rows
@@ -58,6 +61,10 @@ def print_training(results: Sequence[WindowResult], settings: Settings) -> None:
     print(f"  {settings.datasets}    the published windows")
 
 
-def _value(metrics: dict[str, Any], names: tuple[str, ...]) -> Any:
-    values = tuple(metrics.get(name) for name in names)
-    return None if values.count(None) == len(values) else values if len(values) > 1 else values[0]
+def _figure(metrics: dict[str, Any], form: str, unit: str, names: tuple[str, ...]) -> Text | None:
+    """``14→21``: the values of a column; the unit stands in its heading."""
+    values = [metrics.get(name) for name in names]
+    if all(value is None for value in values):
+        return None
+    parts = ["–" if value is None else form.format(value).removesuffix(unit) for value in values]
+    return Text("→".join(parts))

@@ -16,8 +16,8 @@ import typer
 import babylon
 from babylon.cli.options import Json, MinActions, MinAgents, WindowMinutes
 from babylon.requests import DemoRequest, Request, TrainRequest, encode
-from babylon.settings import load_settings
-from babylon.windows import closed_window
+from babylon.settings import MAX_HOURS, load_settings
+from babylon.windows import check_minutes, closed_window
 
 app = typer.Typer()
 
@@ -49,7 +49,8 @@ def train(
         int | None, typer.Option(metavar="N", help="Continuous: train every N windows.")
     ] = None,
     backfill_hours: Annotated[
-        int | None, typer.Option(min=1, metavar="H", help="Backfill: the last H hours.")
+        int | None,
+        typer.Option(min=1, max=MAX_HOURS, metavar="H", help="Backfill: the last H hours."),
     ] = None,
     min_agents: MinAgents = None,
     min_actions: MinActions = None,
@@ -63,7 +64,8 @@ def train(
         float | None, typer.Option(metavar="F", help="Largest share that thinning may take.")
     ] = None,
     lookback_hours: Annotated[
-        int | None, typer.Option(min=1, metavar="H", help="How old a window may be.")
+        int | None,
+        typer.Option(min=1, max=MAX_HOURS, metavar="H", help="How old a window may be."),
     ] = None,
     reward_threshold: Annotated[
         float | None, typer.Option(metavar="R", help="Reject trajectories that earned less.")
@@ -93,8 +95,14 @@ def train(
         reward_threshold=reward_threshold,
         scorer=scorer,
     )
-    if window:  # the flow refuses it too, but only after Prefect has started
-        closed_window(window, datetime.now(UTC), load_settings(**overrides).minutes)
+    from babylon.rewards.registry import load_scorer
+
+    # The flow refuses these too, but only after Prefect has started.
+    settings = load_settings(**overrides)
+    check_minutes(settings.minutes)
+    if window is not None:
+        closed_window(window, datetime.now(UTC), settings.minutes)
+    load_scorer(settings.scorer)
     _become_flow(
         TrainRequest(
             mode=mode.value,

@@ -8,14 +8,16 @@ import typer
 
 from babylon.cli.options import Json, MinActions, MinAgents, WindowMinutes
 from babylon.cli.output import print_json, print_table
-from babylon.settings import Settings, load_settings
+from babylon.settings import MAX_HOURS, Settings, load_settings
+from babylon.windows import DONE
 
 if TYPE_CHECKING:
     from babylon.readiness import WindowReport
 
 app = typer.Typer(help="Recorded windows and whether they can be trained.", no_args_is_help=True)
 Lookback = Annotated[
-    int | None, typer.Option(min=1, metavar="H", help="Only the last H hours; default: all.")
+    int | None,
+    typer.Option(min=1, max=MAX_HOURS, metavar="H", help="Only the last H hours; default: all."),
 ]
 
 
@@ -63,7 +65,9 @@ def check(
 
 def _conclusion(ready: list[str], settings: Settings, hours: int | None) -> str:
     if ready:
-        return f"READY FOR TRAINING: {len(ready)} windows, newest {ready[-1]}"
+        return f"READY FOR TRAINING: {', '.join(ready[-3:])}" + (
+            f" and {len(ready) - 3} older" if len(ready) > 3 else ""
+        )
     where = "recorded" if hours is None else f"of the last {hours} h"
     return f"NOT READY: no window {where} is complete with {settings.min_agents} eligible agents"
 
@@ -81,17 +85,29 @@ def _record(report: "WindowReport") -> dict[str, object]:
 
 
 def _print(reports: "list[WindowReport]") -> None:
-    columns = ["window", "state", "agents", "trajectories", "eligible", "rejected", "missing"]
+    columns = ["window", "state", "agents", "eligible", "trained", "rejected"]
     rows = [
         [
             report.window_id,
             report.state,
             len(report.agents),
-            report.trajectories,
             report.eligible,
+            report.trained,
             ", ".join(f"{n} {reason}" for reason, n in report.rejected.items()),
-            "; ".join(report.missing),
         ]
         for report in reports
     ]
+    if not reports:
+        print("no window: `babylon agents spawn` lets agents play, `babylon db import` reads rows")
+        return
     print_table("Windows", columns, rows)
+    for report in reports:
+        if notes := _notes(report):
+            print(f"{report.window_id}: {notes}")
+
+
+def _notes(report: "WindowReport") -> str:
+    """What a window that is not done lacks, or else how the last attempt ended."""
+    if report.state in DONE:
+        return ""
+    return "; ".join(report.missing) or report.reason or ""

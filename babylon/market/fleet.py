@@ -158,8 +158,12 @@ async def play_fleet(
             for scenario, agents in tables
             for agent in agents
         ]
-        async with asyncio.TaskGroup() as group:
-            tasks = [group.create_task(player) for player in players]
+        try:
+            async with asyncio.TaskGroup() as group:
+                tasks = [group.create_task(player) for player in players]
+        except ExceptionGroup as failed:  # when the endpoint is down, all say the same
+            first = failed.exceptions[0]
+            raise first from first.__cause__
         pnl += [task.result() for task in tasks]
         calls += ticks * len(tasks)
         if progress is not None:

@@ -18,7 +18,7 @@ def load_scorer(name: str) -> Scorer:
     if name in SCORERS:
         return SCORERS[name]
     module_name, colon, attribute = name.partition(":")
-    if not (colon and module_name and attribute):
+    if not (colon and module_name and attribute) or module_name.startswith("."):
         raise ConfigError(
             f"scorer {name!r} is unknown: choose {', '.join(SCORERS)}"
             " or a function of your own, package.module:function"
@@ -29,6 +29,10 @@ def load_scorer(name: str) -> Scorer:
         raise ConfigError(
             f"scorer {name!r}: module {module_name!r} does not import ({error}):"
             " install it or put its folder on PYTHONPATH"
+        ) from error
+    except Exception as error:  # other people's code: a syntax error, or whatever it raises
+        raise ConfigError(
+            f"scorer {name!r}: module {module_name!r} does not import ({error!r}): correct it"
         ) from error
     scorer = getattr(module, attribute, None)
     if not callable(scorer):

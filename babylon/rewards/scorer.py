@@ -45,7 +45,7 @@ async def score(name: str, scorer: Scorer, trajectories: Sequence[Trajectory]) -
             returned = await returned
     except BabylonError:
         raise
-    except Exception as error:  # a scorer is other people's code: whatever it raises is its failure
+    except (Exception, SystemExit) as error:  # other people's code: whatever it raises is a failure
         raise ScoringError(
             f"scorer {name} raised {error!r} on {_which(trajectories)}: nothing was scored"
         ) from error
