@@ -9,13 +9,12 @@ from collections.abc import AsyncIterator, Iterator
 from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
 
-from babylon.collect import require_game_tables
 from babylon.errors import WindowError
 from babylon.game_rows import COLUMNS, UNTRAINED, GameRow
 from babylon.quality.checks import check_row
 from babylon.quality.reasons import Reason
 from babylon.settings import Settings
-from babylon.store import Store
+from babylon.store import Store, require_game_tables
 from babylon.store.rejections import Rejection
 from babylon.store.windows import WindowRow, list_windows
 from babylon.windows import TRANSITIONS, Window, WindowState, parse_window_id, window_at

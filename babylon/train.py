@@ -43,7 +43,7 @@ async def train_window(
     if committed := await policy_of_batch(store, batch_of(claim.window_id)):
         return trained_from(claim, committed)  # the answer to an earlier commit got lost
     parent = await ensure_champion(store, settings)
-    rows = training_rows(scored.artifact)
+    rows = await asyncio.to_thread(training_rows, scored.artifact)
     target = checkpoint_directory(settings, claim)
     config = TrainerConfig(
         iterations=settings.iterations,

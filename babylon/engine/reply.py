@@ -8,8 +8,8 @@ import torch
 from babylon.engine.generate import Request, Sampling, generate
 from babylon.engine.policies import load
 from babylon.market.arena import Chat
+from babylon.market.orders import MAX_REPLY_TOKENS
 
-MAX_REPLY_TOKENS = 128
 BATCH = 256
 
 

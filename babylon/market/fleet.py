@@ -18,7 +18,7 @@ import openai
 from babylon.errors import ServingError
 from babylon.market.amm import Pool, Side
 from babylon.market.game import Game, Outcome
-from babylon.market.orders import Decision, parse_decision, render_decision
+from babylon.market.orders import MAX_REPLY_TOKENS, Decision, parse_decision, render_decision
 from babylon.market.prompts import render_observation
 from babylon.market.scenario import Rules, Scenario, make_scenario
 from babylon.market.transcripts import draw_agent
@@ -27,7 +27,6 @@ from babylon.windows import window_at
 
 TICK = timedelta(minutes=1)
 MAX_TICKS = 10
-MAX_REPLY_TOKENS = 128
 TEMPERATURE = 1.0
 Progress = Callable[[int, int], None]
 

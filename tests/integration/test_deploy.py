@@ -20,7 +20,7 @@ from babylon.windows import parse_window_id
 @pytest.fixture
 async def claim(store: Store) -> Claim:
     """Policies 0 (serving), 1 and 2, and the claim that trained the last."""
-    await ensure_base(store, uri="base", base_model="tiny")
+    await ensure_base(store, uri="/nowhere/base", base_model="tiny")
     for version, hour in ((1, "09"), (2, "10")):
         window = parse_window_id(f"2025-11-14T{hour}:00")
         claim = await claim_window(store, window, owner="worker", lease_s=0.0)
@@ -29,7 +29,7 @@ async def claim(store: Store) -> Claim:
             claim,
             parent_version=0,
             kind="lora",
-            uri=f"v{version}",
+            uri=f"/nowhere/v{version}",
             base_model="tiny",
             batch_id=f"window-{window.id}",
             trajectory_ids=[f"t{version}"],
@@ -113,7 +113,7 @@ async def validated_before(store: Store, claim: Claim) -> Trained:
         batch_id=f"window-{claim.window_id}",
         policy_version=2,
         parent_version=0,
-        checkpoint_uri="v2",
+        checkpoint_uri="/nowhere/v2",
         metrics={},
     )
 
@@ -143,5 +143,5 @@ async def test_what_was_rolled_back_is_not_deployed_again(
 async def test_a_new_champion_has_to_be_met(store: Store, settings: Settings, claim: Claim) -> None:
     trained = await validated_before(store, claim)
     await promote(store, 1, author="operator", reason="by hand")
-    with pytest.raises(ModelError, match="no policy loads from v1"):
+    with pytest.raises(ModelError, match="no policy loads from /nowhere/v1"):
         await validate_checkpoint(store, settings, trained)
