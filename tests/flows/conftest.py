@@ -10,14 +10,13 @@ real policy, so everything after it is real again.
 """
 
 import gc
-import os
-import tempfile
 from collections.abc import AsyncIterator, Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 
 import pytest
 
+import flows  # noqa: F401  sets Prefect's defaults before a test module imports Prefect
 from babylon.artifacts import read_artifact
 from babylon.settings import Settings
 from babylon.store import Store
@@ -25,9 +24,6 @@ from babylon.store.policies import champion, commit_policy, ensure_base
 from babylon.train import Progress, batch_of
 from babylon.types import Scored, Trained, Verdict
 from tests.integration.game import insert_real_window
-
-# before Prefect is imported
-os.environ["PREFECT_HOME"] = tempfile.mkdtemp(prefix="babylon-prefect-")
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
