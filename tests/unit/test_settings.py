@@ -25,7 +25,7 @@ def test_a_deployment_strategy_that_does_not_exist_is_named(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setenv("DEPLOYMENT_STRATEGY", "canary")
-    with pytest.raises(ConfigError, match="DEPLOYMENT_STRATEGY='canary'.*'replace'"):
+    with pytest.raises(ConfigError, match=r"DEPLOYMENT_STRATEGY='canary'.*'replace'"):
         load_settings()
 
 
