@@ -50,8 +50,12 @@ async def test_without_a_worker_the_run_ends_in_an_error_that_names_pool_and_rem
 
 
 async def test_a_cancelled_parent_cancels_the_run_on_the_pool(
-    played: Settings, workshop: Workshop, idle_pool: None
+    played: Settings, store: Store, workshop: Workshop, idle_pool: None
 ) -> None:
+    # another epoch than the other test's, because the key of a run on the pool carries it
+    await store.pool.execute(
+        "INSERT INTO babylon.windows (window_id, minutes, epoch) VALUES ($1, 60, 7)", WINDOW
+    )
     before = {run.id for run in await children()}
     parent = asyncio.create_task(train_window(WINDOW, placement="deployed"))
     async with asyncio.timeout(60):
