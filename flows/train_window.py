@@ -34,7 +34,7 @@ async def train_window(
     blocks: Sequence[str] = (),
     placement: Placement = "inline",
 ) -> WindowResult:
-    """Train one closed window; without a ``window_id`` the newest one that waits.
+    """Train one closed window; without a ``window_id`` a half-finished one, else the newest waiting.
 
     A window that cannot teach anything ends ``skipped``; one that an earlier run finished is left
     alone; one whose run died after training goes on at validation.
