@@ -34,7 +34,7 @@ async def train_window(
     blocks: Sequence[str] = (),
     placement: Placement = "inline",
 ) -> WindowResult:
-    """Train one closed window; without a ``window_id`` a half-finished one, else the newest waiting.
+    """Train one closed window: ``window_id``, else a half-finished one, else the newest that waits.
 
     A window that cannot teach anything ends ``skipped``; one that an earlier run finished is left
     alone; one whose run died after training goes on at validation.
