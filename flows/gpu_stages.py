@@ -88,7 +88,7 @@ async def on_gpu(
         DEPLOYMENT,
         parameters=parameters,
         timeout=0,  # at once: who waits must know the run, to cancel it
-        idempotency_key=f"{claim.window_id}/{claim.epoch}/{flow_run.run_count or 1}",
+        idempotency_key=f"{flow_run.id}/{claim.window_id}/{claim.epoch}/{flow_run.run_count or 1}",
     )
     settings = await settings_with(overrides, blocks)
     run = await _finished(run, settings.gpu_timeout_s)
