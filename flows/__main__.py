@@ -13,7 +13,7 @@ from datetime import UTC, datetime
 
 from prefect.exceptions import TerminationSignal
 
-from babylon.cli.output import fail, print_json, show_logs
+from babylon.cli.output import fail, print_json, show_logs, storage_error
 from babylon.cli.report import print_training, training_report
 from babylon.errors import BabylonError
 from babylon.requests import DemoRequest, Request, TrainRequest, decode
@@ -40,6 +40,8 @@ def main(argv: list[str]) -> int:
         return run(request)
     except BabylonError as error:
         return fail(error, json=request.json)
+    except OSError as error:
+        return fail(storage_error(error), json=request.json)
     except STOPPED:
         return fail(InterruptedRunError("stopped by a signal; run it again"), json=request.json)
 

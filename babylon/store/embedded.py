@@ -92,6 +92,11 @@ class EmbeddedPostgres:
                 f" the owner of {self.home}, set BABYLON_HOME to a directory of yours,"
                 " or set DATABASE_URL"
             ) from error
+        except OSError as error:
+            raise DatabaseError(
+                f"cannot write {error.filename or self.directory} ({error.strerror}): free the"
+                " disk, or set BABYLON_HOME to a directory that can be written"
+            ) from error
 
     def release(self) -> bool:
         """Leave; the last one stops the server. Returns whether it was stopped."""
