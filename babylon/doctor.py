@@ -48,8 +48,9 @@ async def examine(settings: Settings) -> list[Check]:
         _disk(settings),
         await _database(settings),
         _base_model(settings),
-        _port("gateway", settings.endpoint_port),
-        _port("prefect server", settings.prefect_port),
+        _port("gateway", settings.endpoint_port, "LOCAL_ENDPOINT"),
+        _port("engine", settings.engine_port, "ENGINE_PORT"),
+        _port("prefect server", settings.prefect_port, "PREFECT_SERVER_API_PORT"),
         *_keys(),
     ]
 
@@ -94,7 +95,7 @@ async def _torch() -> list[Check]:
 def _disk(settings: Settings) -> Check:
     existing = next(path for path in (settings.home, *settings.home.parents) if path.exists())
     free_gb = shutil.disk_usage(existing).free / 1e9
-    writable = os.access(existing, os.W_OK)
+    writable = existing.is_dir() and os.access(existing, os.W_OK)
     detail = f"{free_gb:.0f} GB free in {settings.home}"
     if not writable:
         detail = f"{existing} is not writable: set BABYLON_HOME to a directory that is"
@@ -131,13 +132,12 @@ def _base_model(settings: Settings) -> Check:
     )
 
 
-def _port(name: str, port: int) -> Check:
+def _port(name: str, port: int, variable: str) -> Check:
     with socket.socket() as probe:
         probe.settimeout(1)
         taken = probe.connect_ex(("127.0.0.1", port)) == 0
-    detail = (
-        f"{port} is in use (`babylon status` says whether by us)" if taken else f"{port} is free"
-    )
+    by_whom = f"in use: by us as `babylon status` shows, else choose another {variable}"
+    detail = f"{port} is {by_whom if taken else 'free'}"
     return Check(name=f"port of {name}", ok=True, required=False, detail=detail)
 
 

@@ -13,6 +13,10 @@ class ConfigError(BabylonError):
     """A setting, option or environment variable has a value that cannot be used."""
 
 
+class StorageError(BabylonError):
+    """The disk is full, or a place cannot be written."""
+
+
 class DatabaseError(BabylonError):
     """The database is down, not migrated, or lacks what a query needs."""
 

@@ -13,7 +13,7 @@ from datetime import UTC, datetime
 
 from prefect.exceptions import TerminationSignal
 
-from babylon.cli.output import fail, print_json, show_logs
+from babylon.cli.output import fail, print_json, show_logs, storage_error
 from babylon.cli.report import print_training, training_report
 from babylon.errors import BabylonError, DatabaseError
 from babylon.lifecycle import UNREACHABLE
@@ -42,8 +42,10 @@ def main(argv: list[str]) -> int:
     except BabylonError as error:
         return fail(error, json=request.json)
     except UNREACHABLE as error:
-        if getattr(error, "filename", None):  # a file's error, not a connection's
-            raise
+        if (
+            isinstance(error, OSError) and error.filename is not None
+        ):  # a file's, not a connection's
+            return fail(storage_error(error), json=request.json)
         return fail(_database_error(error), json=request.json)
     except STOPPED:
         return fail(InterruptedRunError("stopped by a signal; run it again"), json=request.json)

@@ -17,7 +17,9 @@ from tempfile import mkdtemp
 import torch
 from transformers import PreTrainedTokenizerFast, Qwen3Config, Qwen3ForCausalLM
 
+from babylon.checkpoints.load import load_policy
 from babylon.checkpoints.tokenizer import render_prompt, train_tokenizer
+from babylon.errors import ModelError
 from babylon.market.transcripts import scripted_chats
 from babylon.settings import Settings
 
@@ -47,13 +49,30 @@ class EmbeddedModelRecipe:
 
 
 def resolve_base(settings: Settings, progress: Progress | None = None) -> Path | str:
-    """``BASE_MODEL`` (local path or hub id) when set, else the embedded one, made when missing."""
+    """``BASE_MODEL`` (local path or hub id) when set, else the embedded one, made when missing.
+
+    Raises:
+        ModelError: ``BASE_MODEL`` does not load, or it has no chat template.
+    """
     if settings.base_model:
         local = Path(settings.base_model).expanduser()
-        return local.resolve() if local.exists() else settings.base_model
+        base = local.resolve() if local.exists() else settings.base_model
+        _check_base(base, settings.base_model)
+        return base
     return make_embedded_model(
         EmbeddedModelRecipe(seed=settings.seed), settings.models, progress=progress
     )
+
+
+def _check_base(base: Path | str, name: str) -> None:
+    """Before anything refers to a base model it is loaded once, as engine and trainer will."""
+    remedy = "BASE_MODEL names a directory that save_pretrained wrote, or a Hugging Face model id"
+    try:
+        _, tokenizer = load_policy(base)
+    except ModelError as error:
+        raise ModelError(f"BASE_MODEL={name!r}: {error}: {remedy}") from error
+    if not tokenizer.chat_template:
+        raise ModelError(f"BASE_MODEL={name!r} has no chat template: use an instruct model")
 
 
 def make_embedded_model(

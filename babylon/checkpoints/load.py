@@ -13,6 +13,8 @@ from transformers import (
 
 from babylon.errors import ModelError
 
+_REASON = 300  # characters: some of these errors fill a screen
+
 
 def is_adapter(path: str | Path) -> bool:
     """Whether a directory holds a LoRA adapter rather than a full model."""
@@ -35,7 +37,8 @@ def load_policy(path: str | Path) -> tuple[PreTrainedModel, PreTrainedTokenizerB
         else:
             model = AutoModelForCausalLM.from_pretrained(str(path), dtype=torch.float32)
         tokenizer = AutoTokenizer.from_pretrained(str(path))
-    except (OSError, ValueError, KeyError, RuntimeError) as error:
-        raise ModelError(f"no policy loads from {path}: {error}") from error
+    except Exception as error:  # four libraries read these files, and raise what they like
+        reason = " ".join(str(error).split())[:_REASON].rstrip(".") or type(error).__name__
+        raise ModelError(f"no policy loads from {path}: {reason}") from error
     device = "cuda" if torch.cuda.is_available() else "cpu"
     return model.to(device).eval(), tokenizer  # type: ignore[arg-type]

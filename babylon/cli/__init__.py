@@ -23,7 +23,7 @@ from babylon.cli import (
     training,
     windows,
 )
-from babylon.cli.output import fail, print_json, show_logs
+from babylon.cli.output import fail, print_json, show_logs, storage_error
 from babylon.errors import BabylonError
 
 WRONG_USAGE = 2
@@ -56,6 +56,8 @@ def main(argv: Sequence[str] | None = None) -> None:
         app(arguments)
     except BabylonError as error:
         sys.exit(fail(error, json=json))
+    except OSError as error:
+        sys.exit(fail(storage_error(error), json=json))
     except SystemExit as left:
         if json and left.code == WRONG_USAGE:  # Typer told a person, on stderr
             print_json({"error": _usage_message(left), "kind": "UsageError"})

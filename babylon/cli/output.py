@@ -1,5 +1,6 @@
 """How every command speaks: results on stdout, everything else on stderr."""
 
+import errno
 import logging
 import sys
 from typing import Any
@@ -11,8 +12,17 @@ from rich.logging import RichHandler
 from rich.table import Table
 from rich.text import Text
 
-from babylon.errors import BabylonError
+from babylon.errors import BabylonError, StorageError
 
+_STORAGE = {
+    errno.EACCES,
+    errno.EPERM,
+    errno.EROFS,
+    errno.ENOSPC,
+    errno.EDQUOT,
+    errno.EEXIST,  # a file where a directory must be
+    errno.ENOTDIR,
+}
 stderr = Console(stderr=True, highlight=False)
 
 
@@ -53,6 +63,20 @@ def fail(error: BabylonError, *, json: bool) -> int:
     if json:
         print_json({"error": str(error), "kind": type(error).__name__})
     return 1
+
+
+def storage_error(error: OSError) -> StorageError:
+    """A full disk or a closed place as one line.
+
+    Raises:
+        OSError: the same again, when it is about something else: then it is a bug.
+    """
+    if error.errno not in _STORAGE:
+        raise error
+    return StorageError(
+        f"cannot write {error.filename or 'to the disk'} ({error.strerror}):"
+        " free the disk, or set BABYLON_HOME to a directory of yours that can be written"
+    )
 
 
 def show_logs() -> None:

@@ -133,6 +133,7 @@ def _given(**options: Any) -> dict[str, Any]:
 
 def _become_flow(request: Request) -> NoReturn:
     """Replace this process; the flows beside this very package are the ones that run."""
+    load_settings(**request.overrides).home.mkdir(parents=True, exist_ok=True)
     root = str(Path(babylon.__file__).parents[1])
     path = os.pathsep.join(filter(None, [root, os.environ.get("PYTHONPATH")]))
     # What goes wrong is told in one line at the end: tracebacks and bars of others would bury it.

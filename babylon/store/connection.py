@@ -25,6 +25,13 @@ if TYPE_CHECKING:
 GAME_TABLES = ("trajectories", "llm_call_logs", "market_outcomes")
 MAX_CONNECTIONS = 10
 CLOSE_S = 10.0
+_OPERATOR = (
+    ConnectionRefusedError,
+    asyncpg.PostgresConnectionError,
+    asyncpg.InsufficientResourcesError,
+    asyncpg.OperatorInterventionError,
+    asyncpg.ReadOnlySQLTransactionError,
+)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -158,7 +165,8 @@ async def _open_pool(settings: Settings) -> AsyncIterator[tuple["Pool", dict[str
                 **arguments, min_size=1, max_size=MAX_CONNECTIONS, init=_prepare
             )
         try:
-            yield pool, arguments
+            with _refusals(url):
+                yield pool, arguments
         finally:
             await _close(pool)
 
@@ -177,6 +185,23 @@ def _explained(url: str) -> Iterator[None]:
         raise DatabaseError(
             f"the database at {place(url)} refuses the connection ({one_line(error)}):"
             " correct DATABASE_URL"
+        ) from error
+
+
+@contextmanager
+def _refusals(url: str) -> Iterator[None]:
+    """What only the database's operator can repair, as one line; other errors are bugs."""
+    try:
+        yield
+    except asyncpg.InsufficientPrivilegeError as error:
+        raise DatabaseError(
+            f"the account lacks a right in the database at {place(url)} ({one_line(error)}):"
+            " GRANT it, or use another account in DATABASE_URL"
+        ) from error
+    except _OPERATOR as error:
+        raise DatabaseError(
+            f"the database at {place(url)} gave up ({one_line(error)}): see its log, then run"
+            " this again"
         ) from error
 
 

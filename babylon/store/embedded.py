@@ -19,6 +19,7 @@ permissions of directories stay as they are.
 import fcntl
 import os
 import pwd
+import re
 import secrets
 import shutil
 import signal
@@ -40,7 +41,9 @@ USER = "babylon"
 START_S, STOP_S = 120.0, 60.0
 START_ATTEMPTS = 3
 _POLL_S = 0.02
-_LOG_TAIL = 2000  # characters of the server's log that an error quotes
+_LOG_TAIL = 2000  # characters of a failed program's output that is looked at
+_FATAL = re.compile(r".*\b(FATAL|PANIC): +")
+_DETAIL = re.compile(r".*\b(DETAIL|HINT): +")
 _SETTINGS = {
     "listen_addresses": "127.0.0.1",
     "unix_socket_directories": "",
@@ -92,6 +95,11 @@ class EmbeddedPostgres:
                 f" the owner of {self.home}, set BABYLON_HOME to a directory of yours,"
                 " or set DATABASE_URL"
             ) from error
+        except OSError as error:
+            raise DatabaseError(
+                f"cannot write {error.filename or self.directory} ({error.strerror}): free the"
+                " disk, or set BABYLON_HOME to a directory that can be written"
+            ) from error
 
     def release(self) -> bool:
         """Leave; the last one stops the server. Returns whether it was stopped."""
@@ -124,8 +132,8 @@ class EmbeddedPostgres:
             if _wait(lambda: self._accepts() or self._is_gone(), START_S) and self._accepts():
                 return
         raise DatabaseError(
-            f"the embedded Postgres in {self.data} does not start; free the disk or the port, or"
-            f" set DATABASE_URL. The end of {self.log}:\n{self._log_tail()}"
+            f"the embedded Postgres in {self.data} does not start ({self._last_failure()}): free"
+            f" the disk or the port, or set DATABASE_URL; see {self.log}"
         )
 
     def _start(self, server: IO[Any]) -> None:
@@ -228,8 +236,13 @@ class EmbeddedPostgres:
             return 0, 0, False
         return int(lines[0]), int(lines[3]), lines[7].strip() == "ready"
 
-    def _log_tail(self) -> str:
-        return self.log.read_text(errors="replace")[-_LOG_TAIL:] if self.log.exists() else ""
+    def _last_failure(self) -> str:
+        """What the server's log says last about why."""
+        log = self.log.read_text(errors="replace") if self.log.exists() else ""
+        lines = log[-_LOG_TAIL:].splitlines() or ["no log"]
+        fatal = [number for number, line in enumerate(lines) if _FATAL.match(line)] or [-1]
+        told = [line for line in lines[fatal[-1] :] if _FATAL.match(line) or _DETAIL.match(line)]
+        return " ".join(_DETAIL.sub("", _FATAL.sub("", line)) for line in told or lines[-1:])
 
 
 @contextmanager

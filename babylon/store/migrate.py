@@ -68,8 +68,9 @@ async def migrate(arguments: dict[str, Any], revision: str = "head") -> None:
         if cause.sqlstate != asyncpg.InsufficientPrivilegeError.sqlstate:
             raise
         raise DatabaseError(
-            f"the database account may not create schema babylon ({cause}):"
-            " GRANT CREATE ON DATABASE ... to it, then run `babylon db migrate`"
+            f"the database account may not create schema babylon ({cause.__cause__ or cause}):"
+            " GRANT CREATE ON DATABASE ... to it (in an empty database ON SCHEMA public too),"
+            " then run `babylon db migrate`"
         ) from error
     finally:
         await engine.dispose()
