@@ -13,7 +13,7 @@ from datetime import UTC, datetime
 
 from prefect.exceptions import TerminationSignal
 
-from babylon.cli.output import fail, print_json, show_logs, storage_error
+from babylon.cli.output import fail, is_storage, print_json, show_logs, storage_error
 from babylon.cli.report import print_training, training_report
 from babylon.errors import BabylonError, DatabaseError
 from babylon.lifecycle import UNREACHABLE
@@ -42,9 +42,7 @@ def main(argv: list[str]) -> int:
     except BabylonError as error:
         return fail(error, json=request.json)
     except UNREACHABLE as error:
-        if (
-            isinstance(error, OSError) and error.filename is not None
-        ):  # a file's, not a connection's
+        if isinstance(error, OSError) and (error.filename or is_storage(error)):
             return fail(storage_error(error), json=request.json)
         return fail(_database_error(error), json=request.json)
     except STOPPED:
