@@ -1,10 +1,21 @@
 from datetime import UTC, datetime, timedelta
+from unittest.mock import AsyncMock
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from babylon.market.fleet import FleetPlan, deal, fleet_start, plan_rounds
+from babylon.errors import ServingError
+from babylon.market.fleet import (
+    FleetPlan,
+    Reply,
+    Turn,
+    deal,
+    fleet_start,
+    plan_rounds,
+    play_fleet,
+)
+from babylon.recorder import MarketOutcomesTracker, TrajectoryRecorder
 from babylon.windows import window_at
 
 NOON = datetime(2026, 11, 21, 12, 0, tzinfo=UTC)
@@ -57,3 +68,13 @@ def test_another_seed_or_hour_is_another_world() -> None:
         for moment in (NOON, NOON + timedelta(hours=1))
     }
     assert len(worlds) == 4
+
+
+async def test_an_endpoint_that_is_down_is_one_error_and_records_nothing() -> None:
+    async def no_answer(_turn: Turn) -> Reply:
+        raise ServingError("nobody answers")
+
+    store = AsyncMock()
+    with pytest.raises(ServingError, match="nobody answers"):
+        await play_fleet(plan(), no_answer, TrajectoryRecorder(store), MarketOutcomesTracker(store))
+    assert not store.pool.mock_calls
