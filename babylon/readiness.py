@@ -137,7 +137,9 @@ async def window_reports(
     known = {row.window_id: row for row in await list_windows(store)}
     tallies = {window_id: _Tally(window_id, row, settings) for window_id, row in known.items()}
     async for row in _untrained(store, oldest.start if oldest else None):
-        window_id = row.window_id or window_at(row.start, settings.minutes).id
+        window_id = row.window_id
+        if window_id is None:  # as in collect: an empty id is an id, and no window's
+            window_id = window_at(row.start, settings.minutes).id
         if window_id not in tallies:
             tallies[window_id] = _Tally(window_id, None, settings)
         tallies[window_id].add(row, settings)

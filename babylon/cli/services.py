@@ -30,6 +30,10 @@ def up(json: Json = False) -> None:
             progress.update(bar, completed=done, total=total if done < total else None)
 
         statuses = asyncio.run(up(load_settings(), making_model))
+    if not json:
+        settings = load_settings()
+        print(f"agents call {settings.endpoint}/v1")
+        print(f"Prefect shows every run at http://127.0.0.1:{settings.prefect_port}")
     _show(statuses, json)
 
 

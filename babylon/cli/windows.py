@@ -93,7 +93,7 @@ def _print(reports: "list[WindowReport]") -> None:
             len(report.agents),
             report.eligible,
             report.trained,
-            ", ".join(f"{n} {reason}" for reason, n in report.rejected.items()),
+            "\n".join(f"{n} {reason}" for reason, n in report.rejected.items()),
         ]
         for report in reports
     ]

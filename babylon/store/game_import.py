@@ -124,5 +124,6 @@ async def _insert(
             line.row,
         )
     except asyncpg.PostgresError as error:
-        raise ImportFileError(f"{line.place}: {one_line(error)}") from error
+        reason, _, _ = one_line(error).partition(" DETAIL: Failing row")  # the line says where
+        raise ImportFileError(f"{line.place}: {reason}") from error
     return affected(status)

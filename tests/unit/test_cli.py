@@ -11,7 +11,10 @@ from pathlib import Path
 import pytest
 
 from babylon.cli import main
-from babylon.windows import window_at
+from babylon.cli.output import print_table
+from babylon.cli.report import window_table
+from babylon.types import WindowResult
+from babylon.windows import WindowState, window_at
 
 ROOT = Path(__file__).parents[2]
 COMMANDS = [
@@ -70,6 +73,60 @@ def test_wrong_usage_exits_2(arguments: list[str], capsys: pytest.CaptureFixture
     assert exit_code(*arguments) == 2
     captured = capsys.readouterr()
     assert captured.out == "" and captured.err
+
+
+def test_wrong_usage_is_an_object_too(capsys: pytest.CaptureFixture[str]) -> None:
+    assert exit_code("windows", "list", "--min-agents", "1", "--json") == 2
+    captured = capsys.readouterr()
+    assert "--min-agents" in json.loads(captured.out)["error"] and captured.err
+
+
+@pytest.mark.parametrize("scorer", ["unknown", "no_module:f", "..above:f", "broken:f"])
+def test_a_scorer_that_cannot_be_used_is_refused_before_prefect_starts(
+    scorer: str,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    (tmp_path / "broken.py").write_text("def f(:")
+    monkeypatch.syspath_prepend(tmp_path)
+    assert exit_code("train", "--scorer", scorer, "--json") == 1
+    captured = capsys.readouterr()
+    assert captured.err.startswith(f"error: scorer '{scorer}'") and captured.err.count("\n") == 1
+    assert json.loads(captured.out)["kind"] == "ConfigError"
+
+
+def test_a_home_that_is_a_file_is_one_clear_line(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / "home").touch()
+    monkeypatch.setenv("BABYLON_HOME", str(tmp_path / "home"))
+    monkeypatch.delenv("DATABASE_URL", raising=False)
+    for command in (["train"], ["up"], ["db", "status"]):
+        assert exit_code(*command) == 1
+        captured = capsys.readouterr()
+        assert captured.err.count("\n") == 1 and "BABYLON_HOME" in captured.err
+
+
+def test_the_training_table_fits_80_columns(capsys: pytest.CaptureFixture[str]) -> None:
+    metrics = {
+        "trajectories": 1000,
+        "pnl_before": -1234.5,
+        "pnl_after": 1234.5,
+        "win_rate_before": 0.08,
+        "win_rate_after": 1.0,
+        "avg_reward": 0.61,
+        "training_loss": -0.284,
+        "kl_before": 0.0,
+        "kl_after": 6.3e-7,
+    }
+    result = WindowResult(
+        window_id="2026-11-21T06:00", status=WindowState.DEPLOYED, reason="", metrics=metrics
+    )
+    print_table("Training", *window_table([result]))
+    lines = capsys.readouterr().out.splitlines()
+    assert "-1234.5→1234.5" in lines[-1] and "8→100" in lines[-1] and "0→6e-07" in lines[-1]
+    assert max(len(line.rstrip()) for line in lines) <= 80
 
 
 def test_a_bad_setting_is_one_clear_line_and_with_json_an_object(

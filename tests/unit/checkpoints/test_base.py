@@ -57,9 +57,23 @@ def test_a_made_model_is_not_made_again(embedded: Path) -> None:
     assert (embedded / "model.safetensors").stat().st_mtime_ns == before
 
 
-def test_base_model_takes_the_place_of_the_embedded_one(embedded: Path) -> None:
+def test_base_model_takes_the_place_of_the_embedded_one(
+    embedded: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     assert resolve_base(load_settings(base_model=str(embedded))) == embedded
+    monkeypatch.setattr("babylon.checkpoints.base.load_policy", lambda _: load_policy(embedded))
     assert resolve_base(load_settings(base_model="Qwen/Qwen2.5-0.5B")) == "Qwen/Qwen2.5-0.5B"
+
+
+@pytest.mark.parametrize("content", [None, "{}", "no json"])
+def test_a_base_model_that_does_not_load_is_refused_in_one_line(
+    tmp_path: Path, content: str | None
+) -> None:
+    if content is not None:
+        (tmp_path / "config.json").write_text(content)
+    with pytest.raises(ModelError, match=f"BASE_MODEL='{tmp_path}'") as refused:
+        resolve_base(load_settings(base_model=str(tmp_path)))
+    assert "\n" not in str(refused.value) and "save_pretrained" in str(refused.value)
 
 
 def test_a_model_that_does_not_load_is_named(tmp_path: Path) -> None:

@@ -1,19 +1,24 @@
 from datetime import UTC, datetime, timedelta
+from unittest.mock import AsyncMock
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from babylon.errors import ServingError
 from babylon.market.fleet import (
     FleetPlan,
+    Reply,
     Turn,
     call_seed,
     deal,
     fleet_start,
     plan_rounds,
+    play_fleet,
     scripted_answers,
 )
 from babylon.market.game import Game
+from babylon.recorder import MarketOutcomesTracker, TrajectoryRecorder
 from babylon.windows import window_at
 
 NOON = datetime(2026, 11, 21, 12, 0, tzinfo=UTC)
@@ -86,3 +91,13 @@ async def test_a_seed_repeats_the_play_whatever_the_trajectory_is_called() -> No
 def test_every_call_has_a_seed_of_its_own() -> None:
     turns = [turn(agent_id=agent, step=step) for agent in ("a", "b") for step in (0, 1)]
     assert len({call_seed(seed, one) for seed in (1, 2) for one in turns}) == 8
+
+
+async def test_an_endpoint_that_is_down_is_one_error_and_records_nothing() -> None:
+    async def no_answer(_turn: Turn) -> Reply:
+        raise ServingError("nobody answers")
+
+    store = AsyncMock()
+    with pytest.raises(ServingError, match="nobody answers"):
+        await play_fleet(plan(), no_answer, TrajectoryRecorder(store), MarketOutcomesTracker(store))
+    assert not store.pool.mock_calls
