@@ -5,6 +5,7 @@ VENV := .venv
 BIN := $(VENV)/bin
 STAMP := $(VENV)/.installed
 WINDOWS ?= 12
+SEED ?= 1
 
 .PHONY: setup demo test check bench clean
 
@@ -16,10 +17,10 @@ $(STAMP): pyproject.toml constraints.txt
 	touch $@
 
 demo: $(STAMP)
-	$(BIN)/babylon demo --windows $(WINDOWS)
+	$(BIN)/babylon demo --windows $(WINDOWS) --seed $(SEED)
 
 test: $(STAMP)
-	$(BIN)/python -m pytest --numprocesses 2
+	$(BIN)/python -m pytest --numprocesses 2 --dist loadfile
 
 check: $(STAMP)
 	$(BIN)/ruff check

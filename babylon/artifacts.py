@@ -6,8 +6,10 @@ its file with itself. Reading verifies the hash first. Frames are streamed, so a
 fit in memory.
 """
 
+import asyncio
 import hashlib
 import os
+import threading
 import uuid
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
@@ -32,6 +34,7 @@ class ArtifactWriter:
 
     After the block ``writer.artifact`` is the manifest of
     ``directory/<window>-<stage>-<digest>.parquet``. When the block raises, nothing is left behind.
+    With ``async with`` the file is closed and hashed in a thread; ``write`` may run in one, too.
     """
 
     artifact: Artifact
@@ -44,14 +47,16 @@ class ArtifactWriter:
         self._stem = "-".join(filter(None, (window_id.replace(":", "-"), stage)))
         self._columns = schema.names()
         self._rows = 0
+        self._lock = threading.Lock()  # a cancelled caller leaves while its write still runs
         self._path = directory / f".{self._stem}-{uuid.uuid4().hex}.tmp"
         arrow = pl.DataFrame(schema=schema).to_arrow(compat_level=_OLDEST).schema
         self._parquet = pq.ParquetWriter(self._path, arrow, compression="zstd", compression_level=3)
 
     def write(self, frame: pl.DataFrame) -> None:
         """Append one row group; the frame has the schema's columns, in any order."""
-        self._parquet.write_table(frame.select(self._columns).to_arrow(compat_level=_OLDEST))
-        self._rows += frame.height
+        with self._lock:
+            self._parquet.write_table(frame.select(self._columns).to_arrow(compat_level=_OLDEST))
+            self._rows += frame.height
 
     def __enter__(self) -> "ArtifactWriter":
         return self
@@ -63,11 +68,23 @@ class ArtifactWriter:
         tb: TracebackType | None,
     ) -> None:
         try:
-            self._parquet.close()
+            with self._lock:
+                self._parquet.close()
             if error is None:
                 self.artifact = self._publish()
         finally:
             self._path.unlink(missing_ok=True)
+
+    async def __aenter__(self) -> "ArtifactWriter":
+        return self
+
+    async def __aexit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        tb: TracebackType | None,
+    ) -> None:
+        await asyncio.to_thread(self.__exit__, kind, error, tb)
 
     def _publish(self) -> Artifact:
         with self._path.open("rb") as written:

@@ -5,16 +5,16 @@ here. Call logs and the gateway's calls are joined by equality of trajectory ids
 token arrays is built by the server, so that millions of token ids never become Python objects.
 """
 
+import asyncio
 from collections.abc import AsyncIterator
 from typing import TYPE_CHECKING
 
 import polars as pl
 
 from babylon.artifacts import ArtifactWriter
-from babylon.errors import DatabaseError
 from babylon.game_rows import COLUMNS, GAME_SCHEMA, UNTRAINED
 from babylon.settings import Settings
-from babylon.store import Store
+from babylon.store import Store, require_game_tables
 from babylon.types import Claim, Collected
 from babylon.windows import Window
 
@@ -55,7 +55,9 @@ _GATEWAY_CALLS = """
         'policy_version', c.policy_version,
         'prompt_token_ids', CASE WHEN usable THEN c.prompt_token_ids END,
         'completion_token_ids', CASE WHEN usable THEN c.completion_token_ids END,
-        'logprobs', CASE WHEN usable THEN c.logprobs END
+        'logprobs', CASE WHEN usable THEN c.logprobs END,
+        'untrainable', CASE WHEN NOT usable
+            THEN coalesce(c.untrainable_reason, 'a logprob is not finite') END
     ) ORDER BY c.started_at, c.call_id COLLATE "C")::text AS list_json
     FROM babylon.calls c,
         LATERAL (SELECT c.trainable AND NOT c.logprobs && '{NaN,Infinity,-Infinity}' AS usable) u
@@ -84,21 +86,12 @@ async def collect_window(
 ) -> Collected:
     """Every row of the window that was never trained, in one consistent snapshot."""
     require_game_tables(store)
-    with ArtifactWriter(
+    async with ArtifactWriter(
         settings.artifacts, GAME_SCHEMA, stage="collected", window_id=window.id
     ) as writer:
         async for frame in _frames(store, window):
-            writer.write(frame)
+            await asyncio.to_thread(writer.write, frame)
     return Collected(claim=claim, artifact=writer.artifact)
-
-
-def require_game_tables(store: Store) -> None:
-    """Without the game's tables there is nothing to collect."""
-    if not store.has_game_tables:
-        raise DatabaseError(
-            "the database has no game tables (trajectories, llm_call_logs, market_outcomes):"
-            " point DATABASE_URL at the game's database, or unset it for the embedded one"
-        )
 
 
 async def _frames(store: Store, window: Window) -> AsyncIterator[pl.DataFrame]:

@@ -32,7 +32,7 @@ PLAY_MIN = 6  # game minutes an hour, one decision each
 FINAL_SCENARIOS = 512
 RECIPE: dict[str, Any] = {
     "tuning": "full",
-    "learning_rate": 3e-4,
+    "learning_rate": 5e-4,
     "iterations": 2,
     "batch_size": 16,
     "accumulation": 1,

@@ -1,28 +1,34 @@
 """The gate: challenger and champion play the same unseen scenarios; only not-worse passes."""
 
 import asyncio
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from statistics import fmean
+
+import msgspec
 
 from babylon.market.arena import ArenaResult, play, replies
 from babylon.market.scenario import Scenario, make_scenario
 from babylon.settings import Settings
 from babylon.store.connection import Store
-from babylon.store.policies import champion, get_policy, set_verdict
+from babylon.store.policies import Policy, champion, get_policy, set_verdict
+from babylon.store.routes import list_routes
 from babylon.types import Trained, Verdict
 
 
 async def validate_checkpoint(store: Store, settings: Settings, trained: Trained) -> Verdict:
     """Play the window's own scenario suite, which no training saw, and decide.
 
-    Both policies meet the same worlds (common random numbers), so the differences are paired.
+    Both policies meet the same worlds (common random numbers), so the differences are paired. A
+    verdict that an earlier run of the window left stands while the route it is about is in force.
 
     Raises:
         ModelError: a checkpoint does not load.
     """
     from babylon.checkpoints.verdict import decide, paired_difference
 
-    before_policy, _ = await champion(store)
+    before_policy, route_version = await champion(store)
+    if earlier := await _earlier_verdict(store, trained, before_policy, route_version):
+        return earlier
     if (
         before_policy.policy_version == trained.policy_version
     ):  # deployed, then crashed: say it again
@@ -39,6 +45,7 @@ async def validate_checkpoint(store: Store, settings: Settings, trained: Trained
     verdict = Verdict(
         claim=trained.claim,
         policy_version=trained.policy_version,
+        route_version=route_version,
         promote=promote,
         reason=reason,
         scenarios=len(suite),
@@ -53,6 +60,23 @@ async def validate_checkpoint(store: Store, settings: Settings, trained: Trained
     )
     await set_verdict(store, trained.claim, trained.policy_version, asdict(verdict))
     return verdict
+
+
+async def _earlier_verdict(
+    store: Store, trained: Trained, serving: Policy, route_version: int
+) -> Verdict | None:
+    """What a run that died left behind, if it still holds."""
+    stored = (await get_policy(store, trained.policy_version)).verdict
+    if stored is None:
+        return None
+    verdict = replace(msgspec.convert(stored, Verdict), claim=trained.claim)
+    if serving.policy_version == trained.policy_version or verdict.route_version == route_version:
+        return verdict
+    routes = await list_routes(store, limit=10_000)
+    if any(route.policy_version == trained.policy_version for route in routes):
+        taken_back = f"was in force, and taken back by {routes[0].author}: {routes[0].reason}"
+        return replace(verdict, promote=False, reason=taken_back)
+    return None
 
 
 def unseen_scenarios(purpose: str, name: str, count: int) -> list[Scenario]:

@@ -4,6 +4,7 @@ import os
 import socket
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager, suppress
+from uuid import uuid4
 
 import asyncpg
 
@@ -13,9 +14,11 @@ from babylon.settings import Settings
 from babylon.store import Store
 from babylon.store.policies import policy_of_batch
 from babylon.store.windows import claim_window, get_window, hold_lease, set_state
+from babylon.train import trained_from
 from babylon.types import Claim, Scored, Trained
 from babylon.windows import Window, WindowState
 
+_PROCESS = uuid4().hex[:8]  # containers may share host name and process ids
 UNREACHABLE = (DatabaseError, OSError, asyncpg.PostgresError, asyncpg.InterfaceError)
 
 
@@ -30,7 +33,7 @@ async def claimed(store: Store, settings: Settings, window: Window) -> AsyncIter
         AlreadyTrainedError: the window is done.
         FencedError: another worker took the window over; its state is that worker's.
     """
-    owner = f"{socket.gethostname()}:{os.getpid()}"
+    owner = f"{socket.gethostname()}:{os.getpid()}:{_PROCESS}"
     claim = await claim_window(store, window, owner=owner, lease_s=settings.lease_s)
     try:
         async with hold_lease(store, claim, settings.lease_s):
@@ -51,19 +54,11 @@ async def committed(store: Store, claim: Claim) -> tuple[Scored, Trained] | None
     if row is None or row.state != WindowState.TRAINED or row.batch_id is None:
         return None
     policy = await policy_of_batch(store, row.batch_id)
-    if policy is None or policy.parent_version is None:
+    if policy is None:
         raise DatabaseError(
             f"window {claim.window_id} is trained but batch {row.batch_id!r} has no policy"
         )
-    trained = Trained(
-        claim=claim,
-        batch_id=row.batch_id,
-        policy_version=policy.policy_version,
-        parent_version=policy.parent_version,
-        checkpoint_uri=policy.uri,
-        metrics={name: x for name, x in row.metrics.items() if isinstance(x, int | float)},
-    )
-    return scored_from(claim, row.metrics), trained
+    return scored_from(claim, row.metrics), trained_from(claim, policy)
 
 
 async def _end(store: Store, claim: Claim, state: WindowState, reason: str) -> None:

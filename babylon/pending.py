@@ -1,10 +1,8 @@
 """Which windows wait to be trained."""
 
-from contextlib import suppress
 from datetime import datetime
 
-from babylon.errors import WindowError
-from babylon.readiness import window_reports
+from babylon.readiness import WindowReport, window_reports
 from babylon.settings import Settings
 from babylon.store import Store
 from babylon.windows import Window, WindowState, last_complete_window, parse_window_id
@@ -15,20 +13,37 @@ async def pending_windows(
 ) -> list[Window]:
     """Closed windows that are ready, or that a run left half-finished, oldest first.
 
-    ``hours`` back from now, by default the settings' lookback. A window that was skipped is taken
-    up again only by naming it; one of another length than the settings' is not ours to train.
+    ``hours`` back from now, by default the settings' lookback. A window that somebody works on is
+    left alone, one that was skipped is taken up again only by naming it, and one of another length
+    than the settings' is not ours to train.
     """
-    lookback = hours or settings.lookback_hours
-    windows = []
-    for report in await window_reports(store, settings, lookback_hours=lookback, now=now):
-        unfinished = report.ready and report.state != WindowState.SKIPPED
-        if unfinished or report.state == WindowState.TRAINED:
-            with suppress(WindowError):
-                windows.append(parse_window_id(report.window_id, settings.minutes))
-    return windows
+    return [window for window, _ in await _waiting(store, settings, now, hours)]
 
 
 async def window_to_train(store: Store, settings: Settings, now: datetime) -> Window:
-    """When nobody names one: the newest that waits, else the last to close, which will say why."""
-    waiting = await pending_windows(store, settings, now)
-    return waiting[-1] if waiting else last_complete_window(now, settings.minutes)
+    """When nobody names one: the oldest that is half-finished, else the newest that waits, else
+    the last to close, which will say why.
+    """
+    waiting = await _waiting(store, settings, now, None)
+    half_finished = [window for window, state in waiting if state == WindowState.TRAINED]
+    if half_finished:
+        return half_finished[0]
+    return waiting[-1][0] if waiting else last_complete_window(now, settings.minutes)
+
+
+async def _waiting(
+    store: Store, settings: Settings, now: datetime, hours: float | None
+) -> list[tuple[Window, WindowState]]:
+    lookback = hours or settings.lookback_hours
+    reports = await window_reports(store, settings, lookback_hours=lookback, now=now)
+    return [
+        (parse_window_id(report.window_id, report.minutes), report.state)
+        for report in reports
+        if report.minutes == settings.minutes and _waits(report)
+    ]
+
+
+def _waits(report: WindowReport) -> bool:
+    if report.state == WindowState.TRAINED:
+        return not report.leased
+    return report.ready and report.state != WindowState.SKIPPED

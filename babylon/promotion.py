@@ -6,22 +6,34 @@ from babylon.errors import ModelError, ServingError
 from babylon.store import Store
 from babylon.store.policies import Policy, champion, get_policy
 from babylon.store.routes import commit_route, list_routes, wait_for_acks
+from babylon.types import Claim
 
 log = logging.getLogger(__name__)
 ACK_TIMEOUT_S = 60.0
 
 
 async def promote(
-    store: Store, policy_version: int, *, author: str, reason: str
+    store: Store,
+    policy_version: int,
+    *,
+    author: str,
+    reason: str,
+    expected_route_version: int | None = None,
+    claim: Claim | None = None,
 ) -> tuple[int, tuple[str, ...]]:
     """Route every agent to a policy; returns the route version and the gateways that serve it.
 
     A gateway loads a policy before it takes a route. If one cannot, the route before is put in
-    force again.
+    force again. A policy that is in force already is only waited for.
+
+    Args:
+        expected_route_version: the route under which the decision was made, if not just now.
+        claim: of the window whose worker asks.
 
     Raises:
         ModelError: there is no such policy.
         RouteConflictError: somebody else changed the route meanwhile.
+        FencedError: the claim is stale; nothing was changed.
         ServingError: a gateway did not follow; it names which.
     """
     policy = await get_policy(store, policy_version)
@@ -33,7 +45,8 @@ async def promote(
         policy_version=policy_version,
         author=author,
         reason=reason,
-        expected_route_version=route_version,
+        expected_route_version=expected_route_version or route_version,
+        claim=claim,
     )
     try:
         return version, await wait_for_acks(store, version, ACK_TIMEOUT_S)
@@ -43,16 +56,22 @@ async def promote(
 
 
 async def previous_champion(store: Store) -> Policy:
-    """The policy that served before the present one.
+    """The policy to roll back to: the one that the present one replaced.
+
+    A route back to an earlier policy undoes those in between, so that neither a second rollback
+    nor one after a failed deployment leads to what was given up.
 
     Raises:
         ModelError: there was no other.
     """
-    routes = await list_routes(store)
-    others = [r for r in routes if r.policy_version != routes[0].policy_version]
-    if not others:
+    served: list[int] = []
+    for route in reversed(await list_routes(store, limit=10_000)):
+        if route.policy_version in served:
+            del served[served.index(route.policy_version) :]
+        served.append(route.policy_version)
+    if len(served) < 2:
         raise ModelError("no other policy served before: nothing to roll back to")
-    return await get_policy(store, others[0].policy_version)
+    return await get_policy(store, served[-2])
 
 
 async def _restore(store: Store, policy: Policy, route_version: int, reason: str) -> None:

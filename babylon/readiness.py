@@ -9,13 +9,12 @@ from collections.abc import AsyncIterator, Iterator
 from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
 
-from babylon.collect import require_game_tables
 from babylon.errors import WindowError
 from babylon.game_rows import COLUMNS, UNTRAINED, GameRow
 from babylon.quality.checks import check_row
 from babylon.quality.reasons import Reason
 from babylon.settings import Settings
-from babylon.store import Store
+from babylon.store import Store, require_game_tables
 from babylon.store.rejections import Rejection
 from babylon.store.windows import WindowRow, list_windows
 from babylon.windows import TRANSITIONS, Window, WindowState, parse_window_id, window_at
@@ -34,12 +33,15 @@ class WindowReport:
 
     ``agents`` are the eligible ones; ``eligible`` of ``trajectories`` passed every check, the
     others are counted in ``rejected`` by reason. ``trained`` trajectories are used up: they count
-    nowhere else. ``reason`` is what the last run of the window said.
+    nowhere else. ``reason`` is what the last run of the window said. Somebody works on a
+    ``leased`` one now.
     """
 
     window_id: str
+    minutes: int
     state: WindowState
     complete: bool
+    leased: bool
     trajectories: int
     agents: tuple[str, ...]
     eligible: int
@@ -58,18 +60,19 @@ class _Tally:
 
     def __init__(self, window_id: str, row: WindowRow | None, settings: Settings) -> None:
         self.window_id = window_id
+        self.minutes = row.minutes if row else settings.minutes
         self.state = row.state if row else WindowState.OPEN
         self.owner = row.owner if row else None
+        self.leased = row is not None and row.leased
         self.reason = row.reason if row else None
         self.trained = int(row.metrics.get("trained_trajectories", 0)) if row else 0
-        self.leased_until = row.lease_until if row else None
         self.agents: set[str] = set()
         self.eligible = 0
         self.rejected: Counter[str] = Counter()
         self.window: Window | None = None
         self.problem = ""
         try:
-            self.window = parse_window_id(window_id, row.minutes if row else settings.minutes)
+            self.window = parse_window_id(window_id, self.minutes)
         except WindowError as error:
             self.problem = str(error)
 
@@ -87,8 +90,10 @@ class _Tally:
     def report(self, min_agents: int, now: datetime) -> WindowReport:
         return WindowReport(
             window_id=self.window_id,
+            minutes=self.minutes,
             state=self.state,
             complete=self.window is not None and self.window.is_complete(now),
+            leased=self.leased,
             trajectories=self.eligible + self.rejected.total(),
             agents=tuple(sorted(self.agents)),
             eligible=self.eligible,
@@ -103,11 +108,14 @@ class _Tally:
             yield self.problem
         elif not self.window.is_complete(now):
             yield f"the window is not over: it ends at {self.window.end:%Y-%m-%dT%H:%M} UTC"
+        if self.leased:
+            yield f"{self.owner} is training it now"
+        if self.state == WindowState.TRAINED:
+            yield f"trained, waits for validation: run train --window {self.window_id}"
+            return
         if WindowState.CLAIMED not in TRANSITIONS[self.state]:
             yield f"already trained: the window is {self.state}"
             return
-        if self.leased_until is not None and self.leased_until > now:
-            yield f"{self.owner} is training it now"
         if len(self.agents) < min_agents:
             yield f"{len(self.agents)} eligible agents, minimum is {min_agents}"
 

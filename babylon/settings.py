@@ -49,6 +49,7 @@ class Settings(BaseSettings):
     frequency: int = Field(1, ge=1, validation_alias="TRAINING_FREQUENCY_WINDOWS")
     grace_s: float = Field(60.0, ge=0, validation_alias="WINDOW_GRACE_SECONDS")
     lease_s: float = Field(60.0, gt=0, validation_alias="LEASE_SECONDS")
+    gpu_timeout_s: float = Field(3 * 3600.0, gt=0, validation_alias="GPU_TIMEOUT_SECONDS")
 
     # scoring and training
     scorer: str = Field("heuristic", validation_alias="SCORER")
@@ -70,6 +71,7 @@ class Settings(BaseSettings):
     endpoint: str = Field("http://localhost:8000", validation_alias="LOCAL_ENDPOINT")
     engine_port: int = Field(8001, ge=1, le=65535, validation_alias="ENGINE_PORT")
     prefect_port: int = Field(4200, ge=1, le=65535, validation_alias="PREFECT_SERVER_API_PORT")
+    # the only strategy there is; nothing reads it, another value is refused where settings load
     deployment_strategy: Literal["replace"] = Field(
         "replace", validation_alias="DEPLOYMENT_STRATEGY"
     )

@@ -8,7 +8,14 @@ from pathlib import Path
 from babylon.errors import ConfigError
 from babylon.settings import Settings
 from babylon.store.connection import Store
-from babylon.store.policies import Policy, champion, commit_policy, ensure_base, list_policies
+from babylon.store.policies import (
+    Policy,
+    champion,
+    commit_policy,
+    ensure_base,
+    list_policies,
+    policy_of_batch,
+)
 from babylon.trajectories import training_rows
 from babylon.types import Claim, Scored, Trained
 
@@ -33,8 +40,10 @@ async def train_window(
     from babylon.grpo.trainer import TrainerConfig
 
     claim = scored.claim
+    if committed := await policy_of_batch(store, batch_of(claim.window_id)):
+        return trained_from(claim, committed)  # the answer to an earlier commit got lost
     parent = await ensure_champion(store, settings)
-    rows = training_rows(scored.artifact)
+    rows = await asyncio.to_thread(training_rows, scored.artifact)
     target = checkpoint_directory(settings, claim)
     config = TrainerConfig(
         iterations=settings.iterations,
@@ -78,6 +87,19 @@ async def train_window(
         parent_version=parent.policy_version,
         checkpoint_uri=str(target),
         metrics=metrics,
+    )
+
+
+def trained_from(claim: Claim, policy: Policy) -> Trained:
+    """The manifest of a policy that was committed before, under the present claim."""
+    assert policy.batch_id is not None and policy.parent_version is not None  # not the base model
+    return Trained(
+        claim=claim,
+        batch_id=policy.batch_id,
+        policy_version=policy.policy_version,
+        parent_version=policy.parent_version,
+        checkpoint_uri=policy.uri,
+        metrics=policy.metrics,
     )
 
 

@@ -27,7 +27,8 @@ class Call(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     """One LLM request inside a step.
 
     ``logprobs`` ``[T]``: natural log, of the distribution that was sampled from (after
-    temperature), one for each of the T completion tokens.
+    temperature), one for each of the T completion tokens. ``untrainable``: why the gateway found
+    that the reply was not sampled from the policy alone, so that it must not be trained on.
     """
 
     step: int
@@ -39,6 +40,7 @@ class Call(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     prompt_token_ids: tuple[int, ...] | None = None
     completion_token_ids: tuple[int, ...] | None = None
     logprobs: tuple[float, ...] | None = None
+    untrainable: str | None = None
 
     @property
     def retokenized(self) -> bool:

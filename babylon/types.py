@@ -91,6 +91,7 @@ class Verdict:
 
     claim: Claim
     policy_version: int
+    route_version: int  # the route that was in force: the verdict is about its champion
     promote: bool
     reason: str
     scenarios: int

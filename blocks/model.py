@@ -22,17 +22,13 @@ class BabylonModel(Block):
     _documentation_url = HttpUrl("https://docs.prefect.io/v3/concepts/blocks")
     _description = "A base model and the way it is tuned."
 
-    base_model: str | None = Field(
-        default=None, description="Hugging Face id or local path; empty for the embedded model."
-    )
-    model_name: str = Field(default="babylon", description="Name that agents ask for.")
-    tuning: Literal["lora", "full"] = Field(
-        default="lora", description="Train a LoRA adapter, or all weights."
+    base_model: str | None = Field(default=None, description="Hugging Face id or local path.")
+    model_name: str | None = Field(default=None, description="Name that agents ask for.")
+    tuning: Literal["lora", "full"] | None = Field(
+        default=None, description="Train a LoRA adapter, or all weights."
     )
 
     def overrides(self) -> dict[str, Any]:
-        return {
-            "base_model": self.base_model,
-            "model_name": self.model_name,
-            "tuning": self.tuning,
-        }
+        """What the block gives; a field that is empty leaves what the environment says."""
+        fields = ("base_model", "model_name", "tuning")
+        return {name: value for name in fields if (value := getattr(self, name)) is not None}

@@ -13,9 +13,9 @@ from babylon.up.processes import Processes
 from babylon.up.services import SERVER
 
 _home = Path(os.path.abspath(os.environ.get("BABYLON_HOME") or ".babylon"))
-_home.mkdir(parents=True, exist_ok=True)
 _defaults = inline_environment(_home)
 if (_server := Processes(home=_home).running(SERVER)) and _server.port:
     _defaults["PREFECT_API_URL"] = api_url(_server.port)
 for _name, _value in _defaults.items():
     os.environ.setdefault(_name, _value)
+Path(os.environ["PREFECT_HOME"]).mkdir(parents=True, exist_ok=True)

@@ -13,9 +13,10 @@ from datetime import UTC, datetime
 
 from prefect.exceptions import TerminationSignal
 
-from babylon.cli.output import fail, print_json, show_logs, storage_error
+from babylon.cli.output import fail, is_storage, print_json, show_logs, storage_error
 from babylon.cli.report import print_training, training_report
-from babylon.errors import BabylonError
+from babylon.errors import BabylonError, DatabaseError
+from babylon.lifecycle import UNREACHABLE
 from babylon.requests import DemoRequest, Request, TrainRequest, decode
 from babylon.settings import load_settings
 from babylon.types import WindowResult
@@ -40,10 +41,19 @@ def main(argv: list[str]) -> int:
         return run(request)
     except BabylonError as error:
         return fail(error, json=request.json)
-    except OSError as error:
-        return fail(storage_error(error), json=request.json)
+    except UNREACHABLE as error:
+        if isinstance(error, OSError) and (error.filename or is_storage(error)):
+            return fail(storage_error(error), json=request.json)
+        return fail(_database_error(error), json=request.json)
     except STOPPED:
         return fail(InterruptedRunError("stopped by a signal; run it again"), json=request.json)
+
+
+def _database_error(error: Exception) -> DatabaseError:
+    return DatabaseError(
+        f"the connection to the database failed with {type(error).__name__}: {error};"
+        " check it with `babylon db status` and run this again"
+    )
 
 
 def run(request: Request) -> int:

@@ -8,9 +8,13 @@ import asyncio
 import logging
 from collections.abc import AsyncIterator
 from datetime import UTC, datetime, timedelta
+from itertools import count
 from typing import Any
 
+from babylon.lifecycle import UNREACHABLE
+from babylon.pending import pending_windows
 from babylon.settings import Settings
+from babylon.store import open_store
 from babylon.types import WindowResult
 from babylon.windows import Window, window_at
 from flows.attempt import attempt
@@ -21,32 +25,41 @@ log = logging.getLogger("babylon.flows")
 async def continuous(
     settings: Settings, overrides: dict[str, Any] | None = None
 ) -> AsyncIterator[WindowResult]:
-    """Yield the result of each window, ``settings.frequency`` windows at a time, oldest first."""
-    current = window_at(datetime.now(UTC), settings.minutes)
-    while True:
-        batch = next_batch(current, settings.frequency)
-        moment = due(batch, settings.grace_s)
-        names = ", ".join(window.id for window in batch)
-        log.info(
-            "waiting for window %s, to be trained at %s UTC", names, f"{moment:%Y-%m-%d %H:%M}"
-        )
-        await sleep_until(moment)
-        for window in batch:
+    """Yield the result of each window that waits, oldest first: now, and whenever another
+    ``settings.frequency`` windows have closed. A window that fails is tried again the next time.
+
+    Raises:
+        DatabaseError, OSError: the database is away at the start; later that is only logged.
+    """
+    for look in count():
+        settled = datetime.now(UTC) - timedelta(seconds=settings.grace_s)
+        try:
+            waiting = await _waiting(settings, settled)
+        except UNREACHABLE as error:
+            if look == 0:
+                raise
+            log.error("the database is away, no window was trained: %s", error)
+            waiting = []
+        for window in waiting:
             yield await attempt(window.id, overrides)
-        current = batch[-1].next()
+        moment = next_look(settings, settled)
+        if look == 0:  # soon again: a run that died just before this one still holds its lease
+            moment = min(moment, datetime.now(UTC) + timedelta(seconds=settings.lease_s))
+        log.info("next look at %s UTC", f"{moment:%Y-%m-%dT%H:%M:%S}")
+        await sleep_until(moment)
 
 
-def next_batch(first: Window, frequency: int) -> list[Window]:
-    """The windows that are trained together, one after the other."""
-    batch = [first]
-    while len(batch) < frequency:
-        batch.append(batch[-1].next())
-    return batch
+async def _waiting(settings: Settings, settled: datetime) -> list[Window]:
+    async with open_store(settings) as store:
+        return await pending_windows(store, settings, settled)
 
 
-def due(batch: list[Window], grace_s: float) -> datetime:
-    """When the last one has closed and late rows have had ``grace_s`` to arrive."""
-    return batch[-1].end + timedelta(seconds=grace_s)
+def next_look(settings: Settings, settled: datetime) -> datetime:
+    """When ``frequency`` windows, from the one that holds ``settled`` on, have closed and late rows
+    have had ``grace_s`` to arrive. Rows up to ``settled`` are there already."""
+    first = window_at(settled, settings.minutes)
+    span = timedelta(minutes=settings.minutes * settings.frequency)
+    return first.start + span + timedelta(seconds=settings.grace_s)
 
 
 async def sleep_until(moment: datetime) -> None:

@@ -34,7 +34,7 @@ async def train_window(
     blocks: Sequence[str] = (),
     placement: Placement = "inline",
 ) -> WindowResult:
-    """Train one closed window; without a ``window_id`` the newest one that waits.
+    """Train one closed window: ``window_id``, else a half-finished one, else the newest that waits.
 
     A window that cannot teach anything ends ``skipped``; one that an earlier run finished is left
     alone; one whose run died after training goes on at validation.
@@ -65,8 +65,8 @@ async def train_window(
                     scored, candidate.trained, candidate.verdict, deployed, minutes
                 )
                 reason = candidate.verdict.reason
-                await set_state(store, claim, state, reason=reason, metrics=metrics)
                 await publish(settings, scored)
+                await set_state(store, claim, state, reason=reason, metrics=metrics)
                 return WindowResult(
                     window_id=window.id, status=state, reason=reason, metrics=metrics
                 )

@@ -11,4 +11,4 @@ from tasks.stage import stage
 async def deploy(settings: Settings, verdict: Verdict) -> Deployed:
     """Returns when every live gateway serves the new route."""
     async with open_store(settings) as store:
-        return await deploy_checkpoint(store, settings, verdict)
+        return await deploy_checkpoint(store, verdict)

@@ -1,5 +1,7 @@
 """Publish: the window's trajectories and scores as one Parquet file of the local dataset."""
 
+import asyncio
+
 from babylon.dataset.export import publish_window
 from babylon.settings import Settings
 from babylon.types import Published, Scored
@@ -9,4 +11,4 @@ from tasks.stage import stage
 @stage("publish")
 async def publish(settings: Settings, scored: Scored) -> Published:
     """Publishing a window again writes the same file."""
-    return publish_window(settings, scored)
+    return await asyncio.to_thread(publish_window, settings, scored)

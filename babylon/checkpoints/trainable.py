@@ -79,10 +79,22 @@ def save_checkpoint(trainable: Trainable, target: Path) -> Path:
     trainable.model.save_pretrained(temporary)
     trainable.tokenizer.save_pretrained(temporary)
     torch.save(trainable.optimizer.state_dict(), temporary / _OPTIMIZER_FILE)
+    for path in (*temporary.iterdir(), temporary):
+        _sync(path)
     if target.exists():  # left by a run that crashed before it could commit
         shutil.rmtree(target)
     os.rename(temporary, target)
+    _sync(target.parent)
     return target
+
+
+def _sync(path: Path) -> None:
+    """To the disk: a committed policy survives a power cut."""
+    descriptor = os.open(path, os.O_RDONLY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)
 
 
 def _carry_over(optimizer: torch.optim.Optimizer, parent: Path, learning_rate: float) -> None:

@@ -28,6 +28,7 @@ class Excluded:
     greedy: int  # sampled at temperature 0: a point mass has no likelihood ratio
     too_long: int  # beyond the model's context
     empty: int
+    untrainable: int  # the gateway recorded why: bent distribution, interrupted, …
 
 
 def update_checkpoint(
@@ -70,7 +71,7 @@ def scored_trajectories(
     tokenizer: PreTrainedTokenizerBase, rows: Sequence[TrainingRow], context: int
 ) -> tuple[list[ScoredTrajectory], Excluded]:
     """Exact tokens where they were logged, else the logged text tokenised by the chat template."""
-    counts = {"greedy": 0, "too_long": 0, "empty": 0}
+    counts = {"greedy": 0, "too_long": 0, "empty": 0, "untrainable": 0}
     trajectories = []
     for row in rows:
         calls = []
@@ -96,6 +97,8 @@ def _tokens(tokenizer: PreTrainedTokenizerBase, call: Call, context: int) -> Cal
     """The call's tokens, or the name of the reason why it cannot be trained."""
     if call.temperature <= 0:
         return "greedy"
+    if call.untrainable is not None:
+        return "untrainable"
     if call.prompt_token_ids is not None and call.completion_token_ids is not None:
         prompt, completion = call.prompt_token_ids, call.completion_token_ids
     else:

@@ -65,13 +65,18 @@ def fail(error: BabylonError, *, json: bool) -> int:
     return 1
 
 
+def is_storage(error: OSError) -> bool:
+    """Is the disk full or closed to us?"""
+    return error.errno in _STORAGE
+
+
 def storage_error(error: OSError) -> StorageError:
     """A full disk or a closed place as one line.
 
     Raises:
         OSError: the same again, when it is about something else: then it is a bug.
     """
-    if error.errno not in _STORAGE:
+    if not is_storage(error):
         raise error
     return StorageError(
         f"cannot write {error.filename or 'to the disk'} ({error.strerror}):"

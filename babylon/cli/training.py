@@ -39,7 +39,10 @@ def train(
     ),
     window: Annotated[
         str | None,
-        typer.Option(metavar="ID", help="YYYY-MM-DDTHH:MM in UTC; default: the newest that waits."),
+        typer.Option(
+            metavar="ID",
+            help="YYYY-MM-DDTHH:MM in UTC; default: one half-finished, else the newest that waits.",
+        ),
     ] = None,
     window_minutes: WindowMinutes = None,
     frequency: Annotated[
@@ -52,7 +55,7 @@ def train(
     min_agents: MinAgents = None,
     min_actions: MinActions = None,
     iterations: Annotated[
-        int | None, typer.Option(min=1, metavar="N", help="Optimiser updates a window.")
+        int | None, typer.Option(min=1, metavar="N", help="Passes over the window.")
     ] = None,
     target_trajectories: Annotated[
         int | None, typer.Option(min=2, metavar="N", help="Thin larger windows to about N.")

@@ -95,7 +95,7 @@ class Policies:
                     " another name",
                 )
             if not known:
-                known = await asyncio.to_thread(_load, name, path, version, self._device)
+                known = await asyncio.to_thread(load, name, path, version, self._device)
                 self._loaded[name] = known
             return known
 
@@ -104,7 +104,12 @@ class Policies:
         del self._loaded[name]
 
 
-def _load(name: str, path: str, version: int, device: str) -> Policy:
+def load(name: str, path: str, version: int, device: str) -> Policy:
+    """Load a checkpoint directory and try it out.
+
+    Raises:
+        ModelError: the checkpoint does not load, or cannot answer.
+    """
     model, tokenizer = load_policy(path)
     if not tokenizer.chat_template:
         raise ModelError(f"{path} has no chat template: save its tokenizer with one")

@@ -2,43 +2,42 @@
 
 from collections.abc import Callable, Sequence
 from hashlib import blake2b
-from typing import cast
 
-from babylon.checkpoints.load import load_policy
-from babylon.checkpoints.tokenizer import render_prompt
+import torch
+
 from babylon.engine.generate import Request, Sampling, generate
+from babylon.engine.policies import load
+from babylon.market.arena import Chat
+from babylon.market.orders import MAX_REPLY_TOKENS
 
-MAX_REPLY_TOKENS = 128
 BATCH = 256
-Chat = list[dict[str, str]]
 
 
 def reply_policy(path: str, *, seed: int = 0) -> Callable[[Sequence[Chat]], Sequence[str]]:
-    """Load a checkpoint → a function from chats to replies, sampled at temperature 1.
+    """Load a checkpoint as the engine does → a function from chats to replies, at temperature 1.
 
     Each reply is seeded by ``seed`` and its chat, so that results are reproducible and do not
     depend on how chats are batched.
+
+    Raises:
+        ModelError: the checkpoint does not load, or cannot answer.
     """
-    model, tokenizer = load_policy(path)
+    policy = load("arena", path, 0, "cuda" if torch.cuda.is_available() else "cpu")
 
     def answer(chats: Sequence[Chat]) -> list[str]:
-        requests = [
-            Request(
-                render_prompt(tokenizer, chat),
-                Sampling(max_tokens=MAX_REPLY_TOKENS, seed=_seed(seed, chat)),
-            )
-            for chat in chats
-        ]
         completions = generate(
-            model,
-            requests,
-            eos_token_ids={tokenizer.eos_token_id},
-            pad_token_id=tokenizer.pad_token_id,
+            policy.model,
+            [
+                Request(
+                    policy.prompt(list(chat)),
+                    Sampling(max_tokens=MAX_REPLY_TOKENS, seed=_seed(seed, chat)),
+                )
+                for chat in chats
+            ],
+            eos_token_ids=policy.eos_token_ids,
+            pad_token_id=policy.pad_token_id,
         )
-        return [
-            cast(str, tokenizer.decode(completion.token_ids, skip_special_tokens=True))
-            for completion in completions
-        ]
+        return [policy.decode(completion.token_ids) for completion in completions]
 
     def replies(chats: Sequence[Chat]) -> list[str]:
         return [

@@ -12,8 +12,9 @@ def completion_logprobs(model: Any, batch: CallBatch) -> tuple[Tensor, Tensor]:
     """Log-probability and entropy ``[C, T]`` of each completion token, at its logged temperature.
 
     Any causal LM of transformers, or a peft model around one. The head runs only at positions
-    that predict a completion token of some call; the vocabulary is normalised in fp32. Padding
-    lies on the right, where causal attention cannot see it, so no attention mask is needed.
+    that predict a completion token of some call. Everything is fp32, on CUDA too: rounding logits
+    to bf16 would move logprobs by more than a small update does. Padding lies on the right, where
+    causal attention cannot see it, so no attention mask is needed.
     """
     steps = torch.arange(batch.targets.shape[1], device=batch.targets.device)
     positions = batch.starts[:, None] + steps  # [C, T]

@@ -17,6 +17,8 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+_MAX_LOG_RATIO = 20.0  # far beyond the clamp of k3, and short of overflow
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LossConfig:
@@ -32,7 +34,7 @@ class LossConfig:
         0.05  # mean log(mu / pi_theta) above which a call with A < 0 is cut
     )
     impossible_ratio: float = 1e-4
-    kl_penalty: float = 0.0  # weight of k3(theta || reference)
+    kl_penalty: float = 0.0  # weight of ratio * k3(theta || reference)
     kl_clamp: float = 10.0
 
 
@@ -46,8 +48,10 @@ class LossTerms:
     masked_band: int
     masked_negative: int
     masked_impossible: int
+    masked: int  # by any of the three
     kl_sum: float  # k3(p || theta), nats, over all tokens
-    importance_sum: float
+    known: int  # tokens whose mu is known
+    importance_sum: float  # of pi_p / mu before truncation, over the known tokens
     importance_square_sum: float
     entropy_sum: float
 
@@ -75,9 +79,11 @@ def decoupled_ppo_loss(
         entropy: ``[C, T]`` of theta, for the record.
         reference: ``[C, T]``; needed when ``config.kl_penalty`` is set.
     """
+    theta = torch.where(mask, theta, proximal)  # what padding predicts must not overflow
     a = advantage[:, None]
     ratio = torch.exp(theta - proximal)
-    importance = torch.where(has_mu, torch.exp(proximal - mu), 1.0).clamp(max=config.max_importance)
+    raw = torch.where(has_mu, torch.exp(proximal - mu), 1.0)
+    importance = raw.clamp(max=config.max_importance)
     surrogate = torch.minimum(ratio * a, ratio.clamp(config.clip_low, config.clip_high) * a)
     surrogate = torch.where(a < 0, torch.maximum(surrogate, config.dual_clip * a), surrogate)
     masks = _masks(theta.detach(), proximal, mu, has_mu, mask, advantage, config)
@@ -86,7 +92,8 @@ def decoupled_ppo_loss(
     if config.kl_penalty:
         if reference is None:
             raise ValueError("kl_penalty is set but no reference log-probabilities were passed")
-        per_token = per_token + config.kl_penalty * mask * _k3(theta, reference, config.kl_clamp)
+        anchor = ratio * _k3(theta, torch.where(mask, reference, theta), config.kl_clamp)
+        per_token = per_token + config.kl_penalty * mask * anchor
     clipped = ((a > 0) & (ratio > config.clip_high)) | ((a < 0) & (ratio < config.clip_low))
     return LossTerms(
         loss=(per_token.sum(-1) * weight).sum(),
@@ -95,9 +102,11 @@ def decoupled_ppo_loss(
         masked_band=int(masks.band.sum()),
         masked_negative=int((masks.negative[:, None] & mask).sum()),
         masked_impossible=int((masks.impossible[:, None] & mask).sum()),
+        masked=int((mask & ~kept).sum()),
         kl_sum=float((_k3(proximal, theta.detach(), config.kl_clamp) * mask).sum()),
-        importance_sum=float((importance * mask).sum()),
-        importance_square_sum=float((importance.square() * mask).sum()),
+        known=int((has_mu & mask).sum()),
+        importance_sum=float((raw * (has_mu & mask)).sum()),
+        importance_square_sum=float((raw.square() * (has_mu & mask)).sum()),
         entropy_sum=0.0 if entropy is None else float((entropy.detach() * mask).sum()),
     )
 
@@ -130,5 +139,5 @@ def _masks(
 
 def _k3(sampled: Tensor, other: Tensor, clamp: float) -> Tensor:
     """Schulman's k3 estimate of KL(sampled || other) at each token, >= 0."""
-    delta = other - sampled
+    delta = (other - sampled).clamp(-_MAX_LOG_RATIO, _MAX_LOG_RATIO)
     return (torch.exp(delta) - delta - 1.0).clamp(max=clamp)

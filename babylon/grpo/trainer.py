@@ -9,7 +9,7 @@ the window started (k3 or clip fraction).
 import logging
 import math
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import AbstractContextManager, nullcontext
+from contextlib import AbstractContextManager
 from dataclasses import dataclass, field, replace
 from random import Random
 from typing import Any
@@ -57,9 +57,12 @@ class TrainReport:
     kl_before: float  # k3(mu || p): how stale the window was
     kl_after: float  # k3(p || theta): how far the update went
     logprob_mismatch: float  # mean |log p - log mu|, nats
-    ess: float  # effective sample size of the importance weights, share of tokens
+    ess: float  # of pi_p / mu over the tokens whose mu is known, as a share; 1 when none is
     clip_fraction: float
-    masked_fraction: float
+    masked_fraction: float  # by any of the three reasons below, which may overlap
+    masked_band: float
+    masked_negative: float
+    masked_impossible: float
     entropy: float
     grad_norm: float
     stopped_early: bool
@@ -146,7 +149,7 @@ def _train_step(
     count = len({call.trajectory for prepared in step for call in prepared.calls})
     terms = []
     for prepared in step:
-        theta, entropy = _forward(model, prepared.batch)
+        theta, entropy = completion_logprobs(model, prepared.batch)
         term = _loss(prepared, theta, entropy, count, config.loss)
         if not torch.isfinite(term.loss):
             raise FloatingPointError(f"loss is {term.loss.item()}: lower the learning rate")
@@ -178,16 +181,6 @@ def _loss(
         entropy=entropy,
         reference=prepared.reference,
     )
-
-
-def _forward(model: Any, batch: CallBatch) -> tuple[Tensor, Tensor]:
-    """fp32 weights everywhere; on CUDA the matrix products run in bf16."""
-    device = batch.input_ids.device
-    autocast = (
-        torch.autocast("cuda", dtype=torch.bfloat16) if device.type == "cuda" else nullcontext()
-    )
-    with autocast:
-        return completion_logprobs(model, batch)
 
 
 @dataclass(frozen=True, slots=True)
@@ -229,15 +222,20 @@ class _Window:
         return cls(calls, proximal, anchored, config, device)
 
     def steps(self, random: Random) -> Iterator[list[_Prepared]]:
-        """One iteration: train steps of whole trajectories in random order, as micro-batches."""
+        """One iteration: train steps of whole trajectories in random order, as micro-batches.
+
+        Steps are of equal size, give or take one: a short last one would let few trajectories
+        move the policy as far as many.
+        """
         order = sorted({call.trajectory for call in self.calls})
         random.shuffle(order)
-        size = self.config.trajectories_per_step
+        count = math.ceil(len(order) / self.config.trajectories_per_step)
         by_trajectory: dict[int, list[int]] = {}
         for position, call in enumerate(self.calls):
             by_trajectory.setdefault(call.trajectory, []).append(position)
-        for start in range(0, len(order), size):
-            chosen = [p for t in order[start : start + size] for p in by_trajectory[t]]
+        for step in range(count):
+            part = order[len(order) * step // count : len(order) * (step + 1) // count]
+            chosen = [p for t in part for p in by_trajectory[t]]
             yield [self._prepare(part) for part in _micro_batches(self.calls, chosen, self.config)]
 
     def _prepare(self, positions: Sequence[int]) -> _Prepared:
@@ -276,7 +274,7 @@ def _frozen_logprobs(
     with torch.no_grad():
         for positions in _micro_batches(calls, range(len(calls)), config):
             batch = make_batch([calls[position] for position in positions], device)
-            logprobs, _ = _forward(model, batch)
+            logprobs, _ = completion_logprobs(model, batch)
             for row, position in enumerate(positions):
                 result[position] = logprobs[row, : len(calls[position].tokens.completion)].clone()
     return result
@@ -339,9 +337,15 @@ class _Updates:
     def clip_fraction(self) -> float:
         return self._share("clipped")
 
+    def _effective_sample_size(self) -> float:
+        """``(sum w)^2 / (n sum w^2)`` of the untruncated weights."""
+        known = sum(term.known for term in self.last)
+        square = sum(term.importance_square_sum for term in self.last)
+        total = sum(term.importance_sum for term in self.last)
+        return min(1.0, total**2 / (known * square)) if known and square else 1.0
+
     def report(self, window: _Window, **counted: Any) -> TrainReport:
         kl_before, mismatch = window.staleness()
-        importance, square = self._share("importance_sum"), self._share("importance_square_sum")
         steps = len(self.grad_norms)
         return TrainReport(
             training_loss=sum(self.losses) / max(1, steps),
@@ -351,11 +355,12 @@ class _Updates:
             calls_without_logprobs=sum(c.tokens.logprobs is None for c in window.calls),
             kl_before=kl_before,
             logprob_mismatch=mismatch,
-            ess=min(1.0, importance**2 / square) if square else 0.0,
+            ess=self._effective_sample_size(),
             clip_fraction=self.clip_fraction,
-            masked_fraction=self._share("masked_band")
-            + self._share("masked_negative")
-            + self._share("masked_impossible"),
+            masked_fraction=self._share("masked"),
+            masked_band=self._share("masked_band"),
+            masked_negative=self._share("masked_negative"),
+            masked_impossible=self._share("masked_impossible"),
             entropy=self._share("entropy_sum"),
             grad_norm=sum(self.grad_norms) / max(1, steps),
             **counted,

@@ -10,6 +10,7 @@ import time
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
+from hashlib import blake2b
 from itertools import pairwise
 from random import Random
 
@@ -18,7 +19,7 @@ import openai
 from babylon.errors import ServingError
 from babylon.market.amm import Pool, Side
 from babylon.market.game import Game, Outcome
-from babylon.market.orders import Decision, parse_decision, render_decision
+from babylon.market.orders import MAX_REPLY_TOKENS, Decision, parse_decision, render_decision
 from babylon.market.prompts import render_observation
 from babylon.market.scenario import Rules, Scenario, make_scenario
 from babylon.market.transcripts import draw_agent
@@ -27,7 +28,6 @@ from babylon.windows import window_at
 
 TICK = timedelta(minutes=1)
 MAX_TICKS = 10
-MAX_REPLY_TOKENS = 128
 TEMPERATURE = 1.0
 Progress = Callable[[int, int], None]
 
@@ -80,8 +80,9 @@ class Turn:
 Answer = Callable[[Turn], Awaitable[Reply]]
 
 
-def llm_answers(client: openai.AsyncOpenAI, model: str) -> Answer:
-    """Ask an OpenAI-compatible endpoint; identity travels in headers."""
+def llm_answers(client: openai.AsyncOpenAI, model: str, seed: int) -> Answer:
+    """Ask an OpenAI-compatible endpoint; identity travels in headers. Each call is seeded, so that
+    an engine that honours seeds repeats the play."""
 
     async def answer(turn: Turn) -> Reply:
         started = time.monotonic()
@@ -91,6 +92,7 @@ def llm_answers(client: openai.AsyncOpenAI, model: str) -> Answer:
                 messages=turn.messages,  # type: ignore[arg-type]
                 temperature=TEMPERATURE,
                 max_tokens=MAX_REPLY_TOKENS,
+                seed=call_seed(seed, turn),
                 extra_headers={
                     "x-babylon-agent": turn.agent_id,
                     "x-babylon-trajectory": turn.trajectory_id,
@@ -113,13 +115,20 @@ def llm_answers(client: openai.AsyncOpenAI, model: str) -> Answer:
     return answer
 
 
+def call_seed(seed: int, turn: Turn) -> int:
+    """The seed of one call: another for each scenario, agent and step."""
+    identity = repr((seed, turn.game.scenario.scenario_id, turn.agent_id, turn.step))
+    return int.from_bytes(blake2b(identity.encode(), digest_size=6).digest())
+
+
 def scripted_answers(seed: int) -> Answer:
-    """Scripted agents of mixed skill, one script a trajectory, answering in the LLM's format."""
+    """Scripted agents of mixed skill, one script a scenario, answering in the LLM's format."""
 
     async def answer(turn: Turn) -> Reply:
-        name, agent = draw_agent(Random(f"{seed}:{turn.agent_id}:{turn.trajectory_id}"))
-        random = Random(f"{seed}:{turn.trajectory_id}:{turn.step}")
-        return Reply(render_decision(agent(turn.game, random)), model=f"scripted-{name}")
+        who = f"{seed}:{turn.game.scenario.scenario_id}:{turn.agent_id}"
+        name, agent = draw_agent(Random(who))
+        decision = agent(turn.game, Random(call_seed(seed, turn)))
+        return Reply(render_decision(decision), model=f"scripted-{name}")
 
     return answer
 

@@ -12,6 +12,8 @@ from typing import Literal
 
 import msgspec
 
+MAX_REPLY_TOKENS = 128  # more than any decision needs; the same in play and in the arena
+
 
 class OrderKind(StrEnum):
     BUY_YES = "buy_yes"

@@ -72,7 +72,7 @@ async def run_fleet(
         return await play_fleet(plan, answer, recorder, tracker, progress=progress)
 
     if policy == "scripted":
-        return await play(scripted_answers(settings.seed))
+        return await play(scripted_answers(plan.seed))
     limits = httpx.Limits(
         max_connections=MAX_CONNECTIONS, max_keepalive_connections=MAX_CONNECTIONS
     )
@@ -82,4 +82,4 @@ async def run_fleet(
         max_retries=2,
         http_client=openai.DefaultAsyncHttpxClient(limits=limits),
     ) as client:
-        return await play(llm_answers(client, settings.model_name))
+        return await play(llm_answers(client, settings.model_name, plan.seed))

@@ -3,6 +3,7 @@
 The step says which calls there were and what came back; the game's call log has the messages that
 were really sent; the gateway has the tokens. The three are joined by equality and in order, and a
 call whose gateway record does not say exactly the same stays text-only (``Call.retokenized``).
+Empty messages say nothing: agents without a system prompt are logged with an empty one.
 """
 
 from collections import defaultdict
@@ -24,7 +25,7 @@ class LoggedCall(msgspec.Struct, frozen=True):
 
 
 class GatewayCall(msgspec.Struct, frozen=True):
-    """A row of ``babylon.calls``; without tokens when the gateway marked it untrainable."""
+    """A row of ``babylon.calls``; ``untrainable`` says why, and then there are no tokens."""
 
     step_number: int
     messages: str
@@ -35,6 +36,7 @@ class GatewayCall(msgspec.Struct, frozen=True):
     prompt_token_ids: tuple[int, ...] | None = None
     completion_token_ids: tuple[int, ...] | None = None
     logprobs: tuple[float, ...] | None = None
+    untrainable: str | None = None
 
     @property
     def has_tokens(self) -> bool:
@@ -57,7 +59,7 @@ def policy_calls(
     logged: Sequence[LoggedCall],
     gateway: Sequence[GatewayCall],
 ) -> tuple[Call, ...]:
-    """All trainable calls in playing order; ``gateway`` is ordered by time."""
+    """The policy's calls in playing order; ``gateway`` is ordered by time."""
     logs = {call.call_id: call for call in logged}
     waiting: defaultdict[int, list[GatewayCall]] = defaultdict(list)
     for record in gateway:
@@ -89,11 +91,14 @@ def _text_call(step: int, call: LlmCall, log: LoggedCall | None) -> Call:
 
 
 def _with_tokens(call: Call, waiting: list[GatewayCall]) -> Call:
-    """The call with the tokens of the first record that says the same; earlier ones are skipped."""
+    """The call with the tokens of the first record that says the same, or why they must not be
+    trained on; earlier records are skipped."""
     for position, record in enumerate(waiting):
         if record.response == call.response and _messages(record.messages) == call.messages:
             del waiting[: position + 1]
-            return _joined(call, record) if record.has_tokens else call
+            if record.untrainable is None and record.has_tokens:
+                return _joined(call, record)
+            return msgspec.structs.replace(call, untrainable=record.untrainable)
     return call
 
 
@@ -111,6 +116,7 @@ def _joined(call: Call, record: GatewayCall) -> Call:
 
 def _messages(text: str) -> tuple[Message, ...] | None:
     try:
-        return msgspec.json.decode(text, type=tuple[Message, ...])
+        messages = msgspec.json.decode(text, type=tuple[Message, ...])
     except (msgspec.DecodeError, RecursionError):
         return None
+    return tuple(message for message in messages if message.content)

@@ -13,8 +13,8 @@ from typing import Literal
 from babylon.errors import RecorderError, WindowNotReadyError
 from babylon.recorder.records import game_time
 from babylon.recorder.rows import Row
-from babylon.recorder.trajectory import moment_in_utc, require_game_tables, utc_now
-from babylon.store import Store
+from babylon.recorder.trajectory import moment_in_utc, utc_now
+from babylon.store import Store, require_game_tables
 from babylon.windows import parse_window_id, window_at
 
 NEUTRAL_PERCENT = 1.0  # smaller moves are neither bullish nor bearish

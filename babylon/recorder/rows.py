@@ -76,10 +76,8 @@ def trajectory_row(
 
 def call_row(played: Played, step: int, i: int, call: LlmCall, at: datetime) -> Row:
     call_id = f"{played.trajectory_id}-call-{step}-{i}"
-    messages = call.messages or (
-        {"role": "system", "content": call.system_prompt},
-        {"role": "user", "content": call.user_prompt},
-    )
+    prompts = (("system", call.system_prompt), ("user", call.user_prompt))
+    messages = call.messages or [{"role": role, "content": text} for role, text in prompts if text]
     tokens = (call.prompt_tokens, call.completion_tokens)
     return {
         "id": call_id,

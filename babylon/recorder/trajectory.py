@@ -14,7 +14,7 @@ import asyncpg
 from babylon.errors import DatabaseError, RecorderError, WindowError
 from babylon.recorder.records import Action, LlmCall, ProviderAccess, encode_step
 from babylon.recorder.rows import Played, Row, call_row, insert_rows, trajectory_row
-from babylon.store import Store
+from babylon.store import Store, require_game_tables
 from babylon.windows import Window, window_at
 
 _MAX_SCENARIO_ID = 100  # what the game's column holds
@@ -178,16 +178,3 @@ def moment_in_utc(at: datetime | None, clock: Callable[[], datetime]) -> datetim
     if moment.tzinfo is None:
         raise RecorderError(f"time {moment.isoformat()} has no time zone: pass tzinfo=UTC")
     return moment.astimezone(UTC)
-
-
-def require_game_tables(store: Store) -> None:
-    """Nothing can be recorded without them.
-
-    Raises:
-        DatabaseError: the database has no game tables.
-    """
-    if not store.has_game_tables:
-        raise DatabaseError(
-            "the database has no tables trajectories, llm_call_logs and market_outcomes: point"
-            " DATABASE_URL at the game's database, or unset it for the embedded one"
-        )

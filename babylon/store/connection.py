@@ -95,6 +95,19 @@ async def database_status(settings: Settings) -> DatabaseStatus:
         )
 
 
+def require_game_tables(store: Store) -> None:
+    """Without the game's tables there is nothing to record and nothing to collect.
+
+    Raises:
+        DatabaseError: they are not there.
+    """
+    if not store.has_game_tables:
+        raise DatabaseError(
+            f"the database has no game tables ({', '.join(GAME_TABLES)}): point DATABASE_URL at"
+            " the game's database, or unset it for the embedded one"
+        )
+
+
 @asynccontextmanager
 async def guarded(store: Store, claim: Claim) -> AsyncIterator["Connection"]:
     """A transaction that exists only while the claim holds: writers of one window take turns.

@@ -27,13 +27,3 @@ async def replace_rejections(store: Store, claim: Claim, rows: Iterable[Rejectio
             " VALUES ($1, $2, $3, $4)",
             [(claim.window_id, row.trajectory_id, row.reason, row.detail) for row in rows],
         )
-
-
-async def rejection_counts(store: Store, window_id: str) -> dict[str, int]:
-    """Rejected trajectories by reason, the most frequent first."""
-    rows = await store.pool.fetch(
-        "SELECT reason, count(*) FROM babylon.rejections WHERE window_id = $1"
-        " GROUP BY reason ORDER BY count(*) DESC, reason",
-        window_id,
-    )
-    return {row["reason"]: row["count"] for row in rows}

@@ -6,13 +6,20 @@ which version they serve; a deployment is over when every live gateway serves th
 
 import asyncio
 import time
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from datetime import datetime, timedelta
+from typing import TYPE_CHECKING
 
 import asyncpg
 
 from babylon.errors import ModelError, RouteConflictError, ServingError
-from babylon.store.connection import Store
+from babylon.store.connection import Store, guarded
+from babylon.types import Claim
+
+if TYPE_CHECKING:
+    from babylon.store.connection import Connection
 
 CHANNEL = "babylon_routes"
 LIVE_S = 10.0  # a gateway that has not announced itself for so long is gone
@@ -61,7 +68,13 @@ async def list_routes(store: Store, limit: int = 100) -> list[Route]:
 
 
 async def commit_route(
-    store: Store, *, policy_version: int, author: str, reason: str, expected_route_version: int
+    store: Store,
+    *,
+    policy_version: int,
+    author: str,
+    reason: str,
+    expected_route_version: int,
+    claim: Claim | None = None,
 ) -> int:
     """Put a policy in force, if the route is still the one that the caller decided upon.
 
@@ -71,8 +84,9 @@ async def commit_route(
     Raises:
         RouteConflictError: somebody else changed the route meanwhile.
         ModelError: no policy has that version.
+        FencedError: the claim of the window that asks is stale.
     """
-    async with store.pool.acquire() as connection, connection.transaction():
+    async with _transaction(store, claim) as connection:
         await connection.execute("LOCK TABLE babylon.routes IN SHARE ROW EXCLUSIVE MODE")
         current = await connection.fetchval("SELECT max(route_version) FROM babylon.routes") or 0
         if current != expected_route_version:
@@ -98,6 +112,17 @@ async def commit_route(
             await connection.execute(_RETIRE_AND_DEPLOY, f"babylon-v{policy_version}")
         await connection.execute("SELECT pg_notify($1, $2)", CHANNEL, str(version))
         return version
+
+
+@asynccontextmanager
+async def _transaction(store: Store, claim: Claim | None) -> AsyncIterator["Connection"]:
+    """A transaction; one that a window's worker asks for holds only while its claim does."""
+    if claim is not None:
+        async with guarded(store, claim) as connection:
+            yield connection
+    else:
+        async with store.pool.acquire() as connection, connection.transaction():
+            yield connection
 
 
 _RETIRE_AND_DEPLOY = """

@@ -21,7 +21,8 @@ from babylon.types import Claim
 from babylon.windows import DONE, TRANSITIONS, Window, WindowState
 
 _COLUMNS = (
-    "window_id, minutes, state, epoch, owner, lease_until, batch_id, reason, metrics, updated_at"
+    "window_id, minutes, state, epoch, owner, lease_until,"
+    " coalesce(lease_until > now(), false) AS leased, batch_id, reason, metrics, updated_at"
 )
 # States in which a worker still has something to do, and so keeps its lease.
 _ACTIVE = frozenset({WindowState.CLAIMED, WindowState.TRAINED})
@@ -29,7 +30,7 @@ _ACTIVE = frozenset({WindowState.CLAIMED, WindowState.TRAINED})
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class WindowRow:
-    """A window as stored."""
+    """A window as stored; ``leased`` while somebody holds it, by the database's clock."""
 
     window_id: str
     minutes: int
@@ -37,6 +38,7 @@ class WindowRow:
     epoch: int
     owner: str | None
     lease_until: datetime | None
+    leased: bool
     batch_id: str | None
     reason: str | None
     metrics: dict[str, Any]

@@ -1,4 +1,8 @@
-"""One Prefect server for all flow tests, and the real window of the game to train on.
+"""Flows as they run inline, and the real window of the game to train on.
+
+The Prefect server of all flow tests is the one that an inline flow starts by itself, with its
+database in memory: Prefect's own test harness keeps it in an SQLite file, and a test waits a
+minute whenever that is locked.
 
 Collecting, checking, thinning, scoring, claims and states are the real ones on a real Postgres.
 Only the update and the arena are replaced, because they take minutes; what replaces them commits a
@@ -11,13 +15,13 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 import pytest
-from prefect.testing.utilities import prefect_test_harness
 
+import flows  # noqa: F401  sets Prefect's defaults before a test module imports Prefect
 from babylon.artifacts import read_artifact
 from babylon.settings import Settings
 from babylon.store import Store
-from babylon.store.policies import commit_policy, ensure_base
-from babylon.train import Progress
+from babylon.store.policies import champion, commit_policy, ensure_base
+from babylon.train import Progress, batch_of
 from babylon.types import Scored, Trained, Verdict
 from tests.integration.game import insert_real_window
 
@@ -30,12 +34,6 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     for item in items:
         if here in item.path.parents:
             item.add_marker(pytest.mark.filterwarnings("ignore::ResourceWarning"))
-
-
-@pytest.fixture(scope="session", autouse=True)
-def prefect_server() -> Iterator[None]:
-    with prefect_test_harness(server_startup_timeout=180):
-        yield
 
 
 @pytest.fixture(autouse=True)
@@ -60,7 +58,7 @@ class Workshop:
         progress(1, 2)
         if self.training_error:
             raise self.training_error
-        batch_id = f"{scored.claim.window_id}/{scored.claim.epoch}"
+        batch_id = batch_of(scored.claim.window_id)
         metrics = {"training_loss": 0.5, "kl_before": 0.0, "kl_after": 0.01}
         version = await commit_policy(
             store,
@@ -88,6 +86,7 @@ class Workshop:
         return Verdict(
             claim=trained.claim,
             policy_version=trained.policy_version,
+            route_version=(await champion(store))[1],
             promote=self.promote,
             reason="not worse" if self.promote else "worse",
             scenarios=8,

@@ -41,6 +41,17 @@ async def test_saved_blocks_override_the_environment_and_options_override_both()
     assert settings.model_name == "alpha"
 
 
+async def test_what_a_block_leaves_open_stays_as_the_environment_says(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setenv("TUNING", "full")
+    monkeypatch.setenv("MODEL_NAME", "alpha")
+    await BabylonModel(base_model="Qwen/Qwen3-0.6B").save("base-only", overwrite=True)
+    settings = await settings_with(blocks=["babylon-model/base-only"])
+    assert (settings.base_model, settings.tuning) == ("Qwen/Qwen3-0.6B", "full")
+    assert settings.model_name == "alpha"
+
+
 @pytest.mark.parametrize("name", ["babylon-database/none", "live", "slack/live"])
 async def test_a_block_that_is_not_there_is_named(name: str) -> None:
     with pytest.raises(ConfigError, match=name):

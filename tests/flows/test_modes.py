@@ -2,12 +2,14 @@
 
 from datetime import UTC, date, datetime, timedelta
 
-from babylon.errors import TrainingError
-from babylon.settings import Settings
+import pytest
+
+from babylon.errors import DatabaseError, TrainingError
+from babylon.settings import Settings, load_settings
 from babylon.store import Store
-from babylon.windows import Window, WindowState, window_at
+from babylon.windows import WindowState, window_at
 from flows.backfill import backfill
-from flows.continuous import due, next_batch, sleep_until
+from flows.continuous import continuous, next_look, sleep_until
 from flows.publish_dataset import publish_dataset
 from tests.flows.conftest import Workshop
 
@@ -56,9 +58,38 @@ async def test_daily_publish_writes_the_day_again_and_only_that_day(
 
 
 def test_continuous_waits_for_the_close_of_the_last_of_n_windows_and_the_grace() -> None:
-    batch = next_batch(Window(START, 15), frequency=3)
-    assert [window.id[-5:] for window in batch] == ["09:00", "09:15", "09:30"]
-    assert due(batch, grace_s=90) == START + timedelta(minutes=46, seconds=30)
+    settings = load_settings(window_minutes=15, frequency=3, grace_s=90)
+    settled = START + timedelta(minutes=7)
+    assert next_look(settings, settled) == START + timedelta(minutes=46, seconds=30)
+
+
+async def test_continuous_catches_up_once_a_look_and_sleeps_over_what_fails(
+    played: Settings, workshop: Workshop, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A window that fails is tried once, then again at the next look, then waits no more."""
+    looks: list[datetime] = []
+
+    async def nap(moment: datetime) -> None:
+        looks.append(moment)
+        workshop.training_error = None
+        if len(looks) == 3:
+            raise TrainingError("enough")
+
+    monkeypatch.setattr("flows.continuous.sleep_until", nap)
+    workshop.training_error = TrainingError("loss is nan")
+    settings = load_settings(**CENTURY)
+    results = []
+    with pytest.raises(TrainingError, match="enough"):
+        async for result in continuous(settings, CENTURY):
+            results.append((result.window_id, result.status))
+    assert results == [(WINDOW, WindowState.FAILED), (WINDOW, WindowState.DEPLOYED)]
+    assert looks[0] <= datetime.now(UTC) + timedelta(seconds=settings.lease_s)
+
+
+async def test_continuous_ends_at_once_without_a_database(monkeypatch: pytest.MonkeyPatch) -> None:
+    settings = load_settings(database_url="postgresql://nobody@127.0.0.1:1/none")
+    with pytest.raises(DatabaseError):
+        await anext(continuous(settings))
 
 
 async def test_sleeping_ends_at_the_moment() -> None:

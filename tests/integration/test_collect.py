@@ -1,13 +1,14 @@
 """Collect, validate, dropout, score and publish on a real Postgres."""
 
 import json
+import threading
 from collections.abc import Sequence
 from datetime import UTC, datetime
 from itertools import count
 
 import pytest
 
-from babylon.artifacts import read_artifact
+from babylon.artifacts import ArtifactWriter, read_artifact
 from babylon.collect import collect_window
 from babylon.dataset.export import COLUMNS, publish_window
 from babylon.dropout import thin_window
@@ -17,6 +18,8 @@ from babylon.score import score_window
 from babylon.store.calls import RecordedCall, insert_calls
 from babylon.trajectories import Trajectory, read_trajectories, training_rows
 from babylon.types import Artifact
+from tasks.dropout import dropout
+from tasks.publish import publish
 from tests.integration.game import (
     WINDOW,
     claim,
@@ -95,6 +98,27 @@ async def test_collecting_again_gives_the_same_artifact(store, settings):
     assert len(list(settings.artifacts.iterdir())) == 1
 
 
+async def test_the_event_loop_runs_no_parquet(store, settings, monkeypatch):
+    threads = []
+    for name in ("write", "_publish"):
+        original = getattr(ArtifactWriter, name)
+
+        def noted(*arguments, original=original):
+            threads.append(threading.current_thread())
+            return original(*arguments)
+
+        monkeypatch.setattr(ArtifactWriter, name, noted)
+    await insert_real_window(store)
+    collected = await collect_window(store, settings, await claim(store), WINDOW)
+    validated = await validate_window(store, settings, collected)
+    crowded = settings.model_copy(update={"target_trajectories": 4, "max_dropout": 0.5})
+    thinned = await dropout.fn(crowded, validated)
+    scored = await score_window(store, settings, thinned)
+    await publish.fn(settings, scored)
+    assert len(threads) == 10
+    assert threading.main_thread() not in threads
+
+
 async def test_only_untrained_training_rows_of_the_window_are_collected(store, settings):
     inside, outside = "2025-11-14T09:59:59.999", "2025-11-14T10:00:00"
     await insert_trajectories(
@@ -160,6 +184,8 @@ async def test_the_gateways_tokens_join_their_calls_and_only_trainable_finite_on
     assert [call.retokenized for call in calls[:5]] == [False, True, True, True, True]
     assert (calls[0].completion_token_ids, calls[0].logprobs) == ((3,), (-0.5,))
     assert (calls[0].policy_version, calls[1].policy_version) == (2, None)
+    reasons = [None, "top_p", "a logprob is not finite", None, None]
+    assert [call.untrainable for call in calls[:5]] == reasons
     others = [t for t in trajectories.values() if t.trajectory_id != one[0]["trajectoryId"]]
     assert all(call.retokenized for trajectory in others for call in trajectory.calls)
 

@@ -58,6 +58,17 @@ async def test_a_window_in_work_or_done_is_not_ready_and_trained_rows_do_not_cou
     assert done.missing[0] == "already trained: the window is deployed"
 
 
+async def test_a_half_finished_window_says_how_to_go_on(store, settings):
+    await insert_real_window(store)
+    await set_state(store, await claim(store), WindowState.TRAINED)
+    (held,) = (await reports(store, settings)).values()
+    assert held.leased and held.missing[0] == "test is training it now"
+    await store.pool.execute("UPDATE babylon.windows SET lease_until = now()")
+    (report,) = (await reports(store, settings)).values()
+    assert not report.leased and not report.ready
+    assert report.missing == ("trained, waits for validation: run train --window 2025-11-14T09:00",)
+
+
 async def test_rows_find_their_window_and_those_without_one_are_shown(store, settings):
     await insert_trajectories(
         store,

@@ -202,7 +202,7 @@ async def test_without_game_tables_the_recorder_says_so(
     settings = load_settings(database_url=blank_database_url, home=tmp_path)
     async with open_store(settings, migrate=True) as store:
         for kind in (TrajectoryRecorder, MarketOutcomesTracker):
-            with pytest.raises(DatabaseError, match="no tables trajectories"):
+            with pytest.raises(DatabaseError, match=r"no game tables .trajectories"):
                 kind(store)
 
 

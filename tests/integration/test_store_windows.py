@@ -8,7 +8,7 @@ import pytest
 
 from babylon.errors import AlreadyTrainedError, FencedError, WindowError
 from babylon.store import Store
-from babylon.store.rejections import Rejection, rejection_counts, replace_rejections
+from babylon.store.rejections import Rejection, replace_rejections
 from babylon.store.scores import Score, replace_scores
 from babylon.store.windows import (
     claim_window,
@@ -154,7 +154,9 @@ async def test_rejections_of_an_earlier_attempt_are_replaced(store: Store) -> No
     ]
     await replace_rejections(store, claim, rows)
     await replace_rejections(store, claim, rows)
-    assert await rejection_counts(store, WINDOW.id) == {"no_llm_call": 2, "malformed_json": 1}
+    stored = await store.pool.fetch("SELECT trajectory_id, reason FROM babylon.rejections")
+    assert {tuple(row) for row in stored} == {(row.trajectory_id, row.reason) for row in rows}
+    assert len(stored) == len(rows)
 
 
 async def test_unknown_window_is_none(store: Store) -> None:

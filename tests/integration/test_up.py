@@ -31,15 +31,15 @@ class System:
 
     def __init__(self, home: Path, base_model: Path) -> None:
         self.prefect_port, self.gateway_port = free_port(), free_port()
-        self.environment = os.environ | {
+        inherited = {k: v for k, v in os.environ.items() if not k.startswith("PREFECT_")}
+        self.environment = inherited | {
             "BABYLON_HOME": str(home),
             "BASE_MODEL": str(base_model),
             "PREFECT_SERVER_API_PORT": str(self.prefect_port),
             "LOCAL_ENDPOINT": f"http://127.0.0.1:{self.gateway_port}",
             "ENGINE_PORT": str(free_port()),
         }
-        for name in ("DATABASE_URL", "PREFECT_API_URL"):
-            self.environment.pop(name, None)
+        self.environment.pop("DATABASE_URL", None)
 
     def run(self, *arguments: str) -> tuple[int, dict[str, Any]]:
         finished = subprocess.run(
@@ -83,16 +83,16 @@ def test_up_serves_runs_a_deployment_and_goes_down_without_a_trace(system: Syste
 
     files = [str(path) for path in sorted((ROOT / "tests/data/babylon").glob("*.jsonl"))]
     assert system.run("db", "import", *files)[0] == 0
-    overrides = json.dumps({"iterations": 1, "arena_scenarios": 32})
+    overrides = json.dumps({"iterations": 1, "arena_scenarios": 32, "lookback_hours": 876_000})
     output = system.prefect(
         "deployment",
         "run",
-        "train-window/hourly-training",
-        *("--param", f"window_id={WINDOW}", "--param", f"overrides={overrides}", "--watch"),
+        "backfill/hourly-training",
+        *("--param", f"overrides={overrides}", "--watch"),
     )
     assert "finished successfully" in output, output
     (window,) = system.run("windows", "list")[1]["windows"]
-    assert window["state"] in ("deployed", "rejected")
+    assert (window["window_id"], window["state"] in ("deployed", "rejected")) == (WINDOW, True)
 
     code, stopped = system.run("down")
     assert (code, set(stopped["stopped"])) == (0, SERVICES - {"database"})

@@ -1,3 +1,4 @@
+import asyncio
 from dataclasses import replace
 from pathlib import Path
 from urllib.request import url2pathname
@@ -61,6 +62,20 @@ def test_a_failed_writer_leaves_nothing_behind(tmp_path):
     ):
         writer.write(FRAME)
         raise RuntimeError
+    assert list(tmp_path.iterdir()) == []
+
+
+async def test_a_cancelled_writer_lets_the_running_write_finish_and_leaves_nothing(tmp_path):
+    async def endless():
+        async with ArtifactWriter(tmp_path, FRAME.schema, window_id=WINDOW) as writer:
+            while True:
+                await asyncio.to_thread(writer.write, FRAME)
+
+    task = asyncio.create_task(endless())
+    await asyncio.sleep(0.05)
+    task.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await task
     assert list(tmp_path.iterdir()) == []
 
 

@@ -21,6 +21,14 @@ def test_another_process_reads_the_same_settings(
     assert load_settings() == given
 
 
+def test_a_deployment_strategy_that_does_not_exist_is_named(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setenv("DEPLOYMENT_STRATEGY", "canary")
+    with pytest.raises(ConfigError, match=r"DEPLOYMENT_STRATEGY='canary'.*'replace'"):
+        load_settings()
+
+
 @pytest.mark.parametrize(
     ("endpoint", "port"), [("http://localhost:8000", 8000), ("http://127.0.0.1", 80)]
 )

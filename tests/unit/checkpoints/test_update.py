@@ -154,6 +154,7 @@ def test_text_alone_is_tokenised_with_template_and_end_and_without_logprobs() ->
         ({"temperature": 0.0}, 512, "greedy"),
         ({}, 10, "too_long"),
         ({"prompt_token_ids": (1,), "completion_token_ids": (), "logprobs": ()}, 512, "empty"),
+        ({"untrainable": "top_p 0.9"}, 512, "untrainable"),
     ],
 )
 def test_a_call_that_cannot_be_trained_is_left_out_and_counted(
@@ -161,4 +162,4 @@ def test_a_call_that_cannot_be_trained_is_left_out_and_counted(
 ) -> None:
     calls, excluded = tokens(changes, context)
     assert not calls
-    assert excluded == {"greedy": 0, "too_long": 0, "empty": 0} | {reason: 1}
+    assert excluded == {"greedy": 0, "too_long": 0, "empty": 0, "untrainable": 0} | {reason: 1}

@@ -21,11 +21,13 @@ def test_pairing_removes_what_the_scenarios_have_in_common() -> None:
         (5.0, 0.0, True, "rules out"),
         (-49.0, 0.0, True, "rules out"),
         (-51.0, 0.0, False, "does not rule out"),
-        (5.0, 0.06, False, "malformed replies rose from 0.0% to 6.0%"),
+        (-21.0, 0.0, False, "worse than the champion"),
+        (5.0, 0.03, False, "malformed replies rose from 0.0% to 3.0%"),
     ],
 )
-def test_a_challenger_passes_when_a_real_loss_is_ruled_out(
+def test_a_challenger_passes_when_it_is_not_worse_and_a_real_loss_is_ruled_out(
     low: float, malformed: float, promoted: bool, reason: str
 ) -> None:
-    verdict, why = decide(Interval(low + 20, low, low + 40), 0.0, malformed, margin_usd=50)
+    mean = -1.0 if low == -21.0 else max(low + 20, 1.0)
+    verdict, why = decide(Interval(mean, low, low + 40), 0.0, malformed, margin_usd=50)
     assert verdict is promoted and reason in why

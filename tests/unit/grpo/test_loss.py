@@ -132,3 +132,34 @@ def test_the_kl_penalty_pulls_towards_the_reference() -> None:
 def test_a_kl_penalty_without_reference_is_an_error() -> None:
     with pytest.raises(ValueError, match="reference"):
         loss_of([[0.5]], [[0.5]], [[0.5]], [1.0], config=LossConfig(kl_penalty=0.1))
+
+
+def test_what_padding_predicts_cannot_overflow() -> None:
+    """A model may find the padding token as unlikely as exp(-95); its log-ratio is no number."""
+    theta = torch.tensor([[-0.7, -95.0]], requires_grad=True)
+    zeros = torch.zeros(1, 2)
+    mask = torch.tensor([[True, False]])
+    terms = decoupled_ppo_loss(
+        theta,
+        torch.tensor([[-0.7, 0.0]]),
+        zeros,
+        torch.zeros_like(mask),
+        mask,
+        torch.tensor([1.0]),
+        torch.tensor([1.0]),
+        LossConfig(kl_penalty=0.1),
+        reference=torch.tensor([[-0.8, 0.0]]),
+    )
+    terms.loss.backward()
+    assert theta.grad is not None and theta.grad.isfinite().all() and theta.grad[0, 1] == 0
+
+
+def test_a_token_masked_for_several_reasons_counts_once() -> None:
+    terms, _ = loss_of([[1e-6, 0.5]], [[1e-6, 0.5]], [[0.5, 0.5]], [-1.0])
+    assert terms.masked_band and terms.masked_negative and terms.masked_impossible
+    assert terms.masked == terms.tokens == 2
+
+
+def test_the_effective_sample_size_sees_weights_before_truncation() -> None:
+    terms, _ = loss_of([[0.9, 0.1]], [[0.9, 0.1]], [[0.1, 0.1]], [1.0])
+    assert (terms.importance_sum, terms.importance_square_sum) == pytest.approx((10, 82))

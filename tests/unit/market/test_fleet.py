@@ -10,11 +10,14 @@ from babylon.market.fleet import (
     FleetPlan,
     Reply,
     Turn,
+    call_seed,
     deal,
     fleet_start,
     plan_rounds,
     play_fleet,
+    scripted_answers,
 )
+from babylon.market.game import Game
 from babylon.recorder import MarketOutcomesTracker, TrajectoryRecorder
 from babylon.windows import window_at
 
@@ -68,6 +71,26 @@ def test_another_seed_or_hour_is_another_world() -> None:
         for moment in (NOON, NOON + timedelta(hours=1))
     }
     assert len(worlds) == 4
+
+
+def turn(trajectory_id: str = "t", agent_id: str = "agent-0", step: int = 0) -> Turn:
+    ((scenario, _),) = deal(plan(), NOON, 10, number=0)
+    return Turn(agent_id, trajectory_id, step, [], Game(scenario))
+
+
+async def test_a_seed_repeats_the_play_whatever_the_trajectory_is_called() -> None:
+    agents = [f"agent-{number}" for number in range(20)]
+    plays = [
+        [await scripted_answers(seed)(turn(trajectory_id, agent)) for agent in agents]
+        for seed, trajectory_id in ((1, "a"), (1, "b"), (2, "a"))
+    ]
+    assert plays[0] == plays[1] != plays[2]
+    assert call_seed(1, turn("a")) == call_seed(1, turn("b"))
+
+
+def test_every_call_has_a_seed_of_its_own() -> None:
+    turns = [turn(agent_id=agent, step=step) for agent in ("a", "b") for step in (0, 1)]
+    assert len({call_seed(seed, one) for seed in (1, 2) for one in turns}) == 8
 
 
 async def test_an_endpoint_that_is_down_is_one_error_and_records_nothing() -> None:

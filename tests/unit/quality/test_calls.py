@@ -62,6 +62,36 @@ def test_a_record_that_does_not_say_the_same_or_has_no_tokens_leaves_the_call_te
     assert (one.temperature, one.top_p) == (0.7, 1.0)
 
 
+@pytest.mark.parametrize(
+    "tokens", [{}, {"prompt_token_ids": None, "completion_token_ids": None, "logprobs": None}]
+)
+def test_what_the_gateway_marked_untrainable_is_marked_so_and_has_no_tokens(tokens):
+    records = [recorded(untrainable="top_p 0.95", **tokens), recorded(number=1)]
+    marked, fine = policy_calls("t1", played(step(0), step(1)), [], records)
+    assert (marked.untrainable, marked.retokenized) == ("top_p 0.95", True)
+    assert (fine.untrainable, fine.retokenized) == (None, False)
+
+
+def test_an_untrainable_record_of_another_answer_does_not_mark_the_call():
+    records = [recorded(response="HOL", untrainable="the client left"), recorded()]
+    (one,) = policy_calls("t1", played(step(0)), [], records)
+    assert (one.untrainable, one.retokenized) == (None, False)
+
+
+@pytest.mark.parametrize("sent", [PROMPT[1:], (Message(role="system", content=""), PROMPT[1])])
+@pytest.mark.parametrize("logged", [PROMPT[1:], (Message(role="system", content=""), PROMPT[1])])
+def test_an_empty_system_prompt_is_none_for_game_and_gateway(sent, logged):
+    log = LoggedCall(
+        call_id="t1-call-0-0",
+        response="HOLD",
+        messages_json=compact([msgspec.to_builtins(message) for message in logged]),
+    )
+    steps = played(step(0, llmCalls=[call(systemPrompt="")]))
+    (one,) = policy_calls("t1", steps, [log], [recorded(messages=sent)])
+    assert not one.retokenized
+    assert one.messages == PROMPT[1:]
+
+
 def test_calls_of_a_step_are_joined_in_order_and_each_record_once():
     twice = played(step(0, llmCalls=[call(), call(response="BUY"), call()]), step(1))
     records = [

@@ -9,6 +9,8 @@ import pytest
 from babylon.errors import RecorderError
 from babylon.recorder import Action, LlmCall, ProviderAccess
 from babylon.recorder.records import encode_step, game_time
+from babylon.recorder.rows import Played, call_row
+from babylon.windows import window_at
 
 AT = datetime(2025, 11, 14, 9, 2, 0, 20_000, tzinfo=UTC)
 STATE = {"agentBalance": 1000, "agentPnL": 0, "openPositions": 1}
@@ -68,6 +70,21 @@ def test_a_step_has_the_keys_of_the_game_and_drops_absent_ones() -> None:
 def test_what_only_the_call_log_holds_is_not_in_the_step() -> None:
     call = _call(top_p=0.9, prompt_tokens=7, messages=({"role": "user", "content": "hi"},))
     assert not {"topP", "promptTokens", "messages"} & _step(calls=[call])["llmCalls"][0].keys()
+
+
+@pytest.mark.parametrize(
+    ("changes", "roles"),
+    [
+        ({}, ["system", "user"]),
+        ({"system_prompt": ""}, ["user"]),
+        ({"messages": ({"role": "user", "content": ""},)}, ["user"]),
+    ],
+)
+def test_the_logged_messages_are_those_that_were_sent(
+    changes: dict[str, Any], roles: list[str]
+) -> None:
+    row = call_row(Played("t1", "a", "s", window_at(AT), AT, AT), 0, 0, _call(**changes), AT)
+    assert [message["role"] for message in json.loads(row["messagesJson"])] == roles
 
 
 def test_extra_keys_of_the_state_are_kept() -> None:

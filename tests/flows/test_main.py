@@ -1,0 +1,46 @@
+"""``python -m flows``: what an operator sees when the database goes away."""
+
+import json
+import signal
+from collections.abc import Iterator
+
+import asyncpg
+import pytest
+
+from babylon.requests import TrainRequest, encode
+from flows.__main__ import main
+
+REQUEST = TrainRequest(mode="single", window_id=None, hours=None, overrides={}, json=True)
+
+
+@pytest.fixture(autouse=True)
+def sigterm() -> Iterator[None]:
+    before = signal.getsignal(signal.SIGTERM)
+    yield
+    signal.signal(signal.SIGTERM, before)
+
+
+def raise_error(monkeypatch: pytest.MonkeyPatch, error: Exception) -> None:
+    def run(_: object) -> int:
+        raise error
+
+    monkeypatch.setattr("flows.__main__.run", run)
+
+
+@pytest.mark.parametrize(
+    "error", [ConnectionResetError("reset"), asyncpg.InterfaceError("connection is closed")]
+)
+def test_a_lost_connection_is_one_line_and_one_json_object(
+    error: Exception, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    raise_error(monkeypatch, error)
+    assert main(["flows", encode(REQUEST)]) == 1
+    out, err = capsys.readouterr()
+    assert json.loads(out)["kind"] == "DatabaseError"
+    assert err.count("\n") == 1 and str(error) in err and "babylon db status" in err
+
+
+def test_an_error_of_a_file_is_not_blamed_on_the_database(monkeypatch: pytest.MonkeyPatch) -> None:
+    raise_error(monkeypatch, FileNotFoundError(2, "No such file", "config.json"))
+    with pytest.raises(FileNotFoundError):
+        main(["flows", encode(REQUEST)])

@@ -1,0 +1,69 @@
+"""GPU stages on a work pool that nobody serves: an error with a remedy, and nothing left behind."""
+
+import asyncio
+
+import pytest
+from prefect.client.orchestration import get_client
+from prefect.client.schemas.actions import WorkPoolCreate
+from prefect.client.schemas.objects import FlowRun
+from prefect.exceptions import ObjectAlreadyExists
+
+from babylon.errors import TrainingError
+from babylon.settings import Settings
+from babylon.store import Store
+from babylon.store.windows import get_window
+from babylon.windows import WindowState
+from flows.gpu_stages import gpu_stages
+from flows.train_window import train_window
+from tests.flows.conftest import Workshop
+
+WINDOW = "2025-11-14T09:00"
+
+
+@pytest.fixture
+async def idle_pool() -> None:
+    """The deployment and its pool, without a worker."""
+    async with get_client() as client:
+        try:
+            await client.create_work_pool(WorkPoolCreate(name="gpu", type="process"))
+        except ObjectAlreadyExists:
+            return
+        flow_id = await client.create_flow(gpu_stages)
+        await client.create_deployment(flow_id, "gpu-stages", work_pool_name="gpu")
+
+
+async def children() -> list[FlowRun]:
+    async with get_client() as client:
+        runs = await client.read_flow_runs()
+    return [run for run in runs if run.work_pool_name == "gpu"]
+
+
+async def test_without_a_worker_the_run_ends_in_an_error_that_names_pool_and_remedy(
+    played: Settings, store: Store, workshop: Workshop, idle_pool: None
+) -> None:
+    with pytest.raises(TrainingError, match=r"work pool 'gpu' was .* GPU_TIMEOUT_SECONDS"):
+        await train_window(WINDOW, {"gpu_timeout_s": 0.5}, placement="deployed")
+    row = await get_window(store, WINDOW)
+    assert row is not None and row.state == WindowState.FAILED
+    assert {run.state_name for run in await children()} == {"Cancelled"}
+    assert workshop.trained == []
+
+
+async def test_a_cancelled_parent_cancels_the_run_on_the_pool(
+    played: Settings, store: Store, workshop: Workshop, idle_pool: None
+) -> None:
+    # another epoch than the other test's, because the key of a run on the pool carries it
+    await store.pool.execute(
+        "INSERT INTO babylon.windows (window_id, minutes, epoch) VALUES ($1, 60, 7)", WINDOW
+    )
+    before = {run.id for run in await children()}
+    parent = asyncio.create_task(train_window(WINDOW, placement="deployed"))
+    async with asyncio.timeout(60):
+        while not (new := {run.id for run in await children()} - before):
+            assert not parent.done(), parent.exception()
+            await asyncio.sleep(0.2)
+        await asyncio.sleep(0.5)
+        parent.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await parent
+    assert [run.state_name for run in await children() if run.id in new] == ["Cancelled"]
