@@ -13,6 +13,8 @@ from babylon.prefect_env import api_url
 from babylon.settings import Settings
 from babylon.up.services import ROOT, environment, prefect
 
+_BUSY_S = (1, 2, 4, 8)  # waits while Prefect's SQLite is locked, which it answers with 503
+
 # A worker that died leaves its runs Running or Pending, and the hourly deployment's limit of one
 # would then refuse every later run. Three missed heartbeats (180 s each), ten minutes of waiting.
 _DONE = ["Completed", "Failed", "Cancelled", "Crashed"]
@@ -85,9 +87,12 @@ async def _deploy_all(settings: Settings) -> None:
 
 
 async def _call(http: aiohttp.ClientSession, method: str, url: str, body: Any | None = None) -> Any:
-    async with http.request(method, url, json=body) as response:
-        if response.status >= 400:
-            raise ServingError(
-                f"Prefect refused {method} {url}: {response.status} {await response.text()}"
-            )
-        return await response.json() if response.status != 204 else None
+    for wait_s in (*_BUSY_S, None):
+        async with http.request(method, url, json=body) as response:
+            if response.status < 400:
+                return await response.json() if response.status != 204 else None
+            if response.status != 503 or wait_s is None:
+                raise ServingError(
+                    f"Prefect refused {method} {url}: {response.status} {await response.text()}"
+                )
+        await asyncio.sleep(wait_s)
