@@ -6,7 +6,7 @@ from typing import Literal
 import httpx
 import openai
 
-from babylon.errors import ConfigError
+from babylon.errors import ConfigError, DatabaseError
 from babylon.market.fleet import (
     Answer,
     FleetPlan,
@@ -60,7 +60,16 @@ async def run_fleet(
     *,
     progress: Progress | None = None,
 ) -> FleetResult:
-    """Play a plan through the endpoint of ``settings`` (``llm``) or without it (``scripted``)."""
+    """Play a plan through the endpoint of ``settings`` (``llm``) or without it (``scripted``).
+
+    Raises:
+        DatabaseError: the game's tables are somebody else's: simulated play has no place there.
+    """
+    if store.has_game_tables and not store.game_tables_ours:
+        raise DatabaseError(
+            "the database belongs to a live game, into which simulated play is not written:"
+            " unset DATABASE_URL to play on the embedded one"
+        )
     if plan.agents < 1 or plan.duration_min < 1:
         raise ConfigError(
             f"{plan.agents} agents for {plan.duration_min} minutes: both must be at least 1"

@@ -59,7 +59,7 @@ class System:
             env=self.environment | api,
             capture_output=True,
             text=True,
-            timeout=120,
+            timeout=300,  # on a loaded machine; the whole takes about 80 s otherwise
         )
         return finished.stdout + finished.stderr
 
