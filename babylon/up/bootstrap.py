@@ -1,4 +1,4 @@
-"""What a Prefect server needs once its workers are there: deployments, one limit, two automations.
+"""What a Prefect server needs around its workers: pools, deployments, two automations.
 
 All of it is repeatable: what exists is kept, so changes that an operator made in the UI stay.
 """
@@ -11,7 +11,7 @@ import aiohttp
 from babylon.errors import ServingError
 from babylon.prefect_env import api_url
 from babylon.settings import Settings
-from babylon.up.services import ROOT, environment, prefect
+from babylon.up.services import POOLS, ROOT, environment, prefect
 
 _BUSY_S = (1, 2, 4, 8)  # waits while Prefect's SQLite is locked, which it answers with 503
 
@@ -24,21 +24,27 @@ STALE_RUNS = {
 }
 
 
+async def create_pools(settings: Settings, http: aiohttp.ClientSession) -> None:
+    """Before the workers start, which would else create them at the same moment and collide.
+
+    Raises:
+        ServingError: Prefect refused; quotes what it said.
+    """
+    api = api_url(settings.prefect_port)
+    existing = await _call(http, "POST", f"{api}/work_pools/filter", {})
+    for name in POOLS.keys() - {pool["name"] for pool in existing}:
+        pool = {"name": name, "type": "process", "concurrency_limit": POOLS[name]}
+        await _call(http, "POST", f"{api}/work_pools/", pool)
+
+
 async def bootstrap(settings: Settings, http: aiohttp.ClientSession) -> None:
     """
     Raises:
         ServingError: Prefect refused; quotes what it said.
     """
     api = api_url(settings.prefect_port)
-    await _one_gpu_stage_at_a_time(http, api)
     await _crash_stale_runs(http, api)
     await _deploy_all(settings)
-
-
-async def _one_gpu_stage_at_a_time(http: aiohttp.ClientSession, api: str) -> None:
-    pool = await _call(http, "GET", f"{api}/work_pools/gpu")
-    if pool["concurrency_limit"] is None:
-        await _call(http, "PATCH", f"{api}/work_pools/gpu", {"concurrency_limit": 1})
 
 
 async def _crash_stale_runs(http: aiohttp.ClientSession, api: str) -> None:
@@ -76,7 +82,7 @@ async def _deploy_all(settings: Settings) -> None:
     child = await asyncio.create_subprocess_exec(
         *prefect("--no-prompt", "deploy", "--all"),
         cwd=ROOT,
-        env=environment(settings),
+        env=environment(settings) | {"PWD": str(ROOT)},  # prefect.yaml names it
         stdin=asyncio.subprocess.DEVNULL,
         stdout=asyncio.subprocess.PIPE,
         stderr=asyncio.subprocess.STDOUT,

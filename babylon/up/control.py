@@ -14,9 +14,9 @@ from babylon.settings import Settings
 from babylon.store import database_status, open_store
 from babylon.store.connection import database_url
 from babylon.train import Progress, ensure_champion
-from babylon.up.bootstrap import bootstrap
+from babylon.up.bootstrap import bootstrap, create_pools
 from babylon.up.processes import Processes
-from babylon.up.services import ROOT, SERVER, Service, environment, services
+from babylon.up.services import ROOT, Service, environment, services
 
 START_S = 180.0
 _POLL_S = 0.5
@@ -87,18 +87,27 @@ async def status(settings: Settings) -> list[ServiceStatus]:
 
 async def _start(settings: Settings, processes: Processes, missing: list[Service]) -> None:
     inherited = environment(settings)
+
+    def launch(service: Service) -> None:
+        processes.start(
+            service.name,
+            service.argv,
+            environment=inherited,
+            port=service.port,
+            directory=ROOT,
+        )
+
+    server, *others = services(settings)
+    names = {service.name for service in missing}
     async with aiohttp.ClientSession(timeout=_TIMEOUT) as http:
-        for service in missing:
-            processes.start(
-                service.name,
-                service.argv,
-                environment=inherited,
-                port=service.port,
-                directory=ROOT,
-            )
-            if service.name == SERVER:  # its workers would only wait for it
-                await _until_healthy(http, processes, service)
-        for service in missing:
+        if server.name in names:
+            launch(server)
+        await _until_healthy(http, processes, server)
+        await create_pools(settings, http)
+        others = [service for service in others if service.name in names]
+        for service in others:
+            launch(service)
+        for service in others:
             await _until_healthy(http, processes, service)
         await bootstrap(settings, http)
 

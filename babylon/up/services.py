@@ -13,7 +13,7 @@ from babylon.prefect_env import api_url, served_environment
 from babylon.settings import Settings
 
 ROOT = Path(babylon.__file__).parents[1]
-POOLS = ("cpu", "gpu")
+POOLS: dict[str, int | None] = {"cpu": None, "gpu": 1}  # how many runs at a time
 SERVER = "prefect-server"
 
 
@@ -38,16 +38,17 @@ def services(settings: Settings) -> list[Service]:
     return [
         Service(
             name=SERVER,
-            argv=prefect("server", "start", "--host", "127.0.0.1", "--port", str(port)),
+            argv=prefect(
+                *("server", "start", "--host", "127.0.0.1", "--port", str(port)),
+                module="flows.prefect_server",  # Prefect's, with an SQLite that does not fail
+            ),
             ports={port: "PREFECT_SERVER_API_PORT"},
             healthy=_answers(f"{api}/health"),
         ),
         *[
             Service(
                 name=f"worker-{pool}",
-                argv=prefect(
-                    "worker", "start", "--pool", pool, "--type", "process", "--name", pool
-                ),
+                argv=prefect("worker", "start", "--pool", pool, "--name", pool),
                 ports={},
                 healthy=_worker_online(api, pool),
             )
@@ -65,9 +66,9 @@ def services(settings: Settings) -> list[Service]:
     ]
 
 
-def prefect(*arguments: str) -> tuple[str, ...]:
+def prefect(*arguments: str, module: str = "prefect") -> tuple[str, ...]:
     """The ``prefect`` command of this very environment."""
-    return (sys.executable, "-P", "-m", "prefect", *arguments)
+    return (sys.executable, "-P", "-m", module, *arguments)
 
 
 def environment(settings: Settings) -> dict[str, str]:

@@ -2,10 +2,12 @@
 
 import json
 import os
+import re
 import socket
 import subprocess
 import sys
 import time
+import urllib.request
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -17,6 +19,8 @@ from tests.tiny_policy import tiny_model, tiny_tokenizer
 
 ROOT = Path(__file__).parents[2]
 WINDOW = "2025-11-14T09:00"
+RUN_S = 420  # about 25 s on an idle machine
+FINAL_STATES = {"COMPLETED", "FAILED", "CRASHED", "CANCELLED"}
 SERVICES = {"database", "prefect-server", "worker-cpu", "worker-gpu", "serving"}
 
 
@@ -30,6 +34,7 @@ class System:
     """One home, its ports, and the command line that runs it."""
 
     def __init__(self, home: Path, base_model: Path) -> None:
+        self.home = home
         self.prefect_port, self.gateway_port = free_port(), free_port()
         inherited = {k: v for k, v in os.environ.items() if not k.startswith("PREFECT_")}
         self.environment = inherited | {
@@ -52,16 +57,46 @@ class System:
         )
         return finished.returncode, json.loads(finished.stdout)
 
-    def prefect(self, *arguments: str) -> str:
-        api = {"PREFECT_API_URL": f"http://127.0.0.1:{self.prefect_port}/api"}
+    def run_deployment(self, name: str, overrides: dict[str, Any]) -> str:
+        """Start it as a person would, and wait for its end; returns the name of its last state."""
+        api = f"http://127.0.0.1:{self.prefect_port}/api"
+        parameter = f"overrides={json.dumps(overrides)}"
         finished = subprocess.run(
-            [sys.executable, "-m", "prefect", *arguments],
-            env=self.environment | api,
+            [sys.executable, "-m", "prefect", "deployment", "run", name, "--param", parameter],
+            env=self.environment | {"PREFECT_API_URL": api},
             capture_output=True,
             text=True,
-            timeout=300,  # on a loaded machine; the whole takes about 80 s otherwise
+            timeout=60,
         )
-        return finished.stdout + finished.stderr
+        assert finished.returncode == 0, finished.stdout + finished.stderr
+        run = re.search(r"UUID: (\S+)", finished.stdout)
+        assert run, finished.stdout
+        # Not `--watch`: it follows an event stream, and waits for ever when that falls silent.
+        deadline = time.monotonic() + RUN_S
+        while (state := _state(f"{api}/flow_runs/{run[1]}"))["type"] not in FINAL_STATES:
+            if time.monotonic() > deadline:
+                pytest.fail(f"{name} is still {state} after {RUN_S} s\n{self.evidence()}")
+            time.sleep(1)
+        assert state["type"] == "COMPLETED", f"{state}\n{self.evidence()}"
+        return str(state["name"])
+
+    def evidence(self) -> str:
+        """What a person would look at when a run does not end well."""
+        processes = [
+            f"{p.pid} {p.info['status']} {' '.join(p.info['cmdline'] or [])[:200]}"
+            for p in psutil.process_iter(["status", "cmdline"])
+        ]
+        logs = [
+            f"== {path.name}\n{path.read_text(errors='replace')[-4000:]}"
+            for path in sorted((self.home / "logs").glob("*.log"))
+        ]
+        return "\n".join([*processes, *logs])
+
+
+def _state(url: str) -> dict[str, Any]:
+    with urllib.request.urlopen(url, timeout=60) as response:
+        state: dict[str, Any] = json.load(response)["state"]
+    return state
 
 
 @pytest.fixture
@@ -83,14 +118,8 @@ def test_up_serves_runs_a_deployment_and_goes_down_without_a_trace(system: Syste
 
     files = [str(path) for path in sorted((ROOT / "tests/data/babylon").glob("*.jsonl"))]
     assert system.run("db", "import", *files)[0] == 0
-    overrides = json.dumps({"iterations": 1, "arena_scenarios": 32, "lookback_hours": 876_000})
-    output = system.prefect(
-        "deployment",
-        "run",
-        "backfill/hourly-training",
-        *("--param", f"overrides={overrides}", "--watch"),
-    )
-    assert "finished successfully" in output, output
+    overrides = {"iterations": 1, "arena_scenarios": 32, "lookback_hours": 876_000}
+    assert system.run_deployment("backfill/hourly-training", overrides) == "Completed"
     (window,) = system.run("windows", "list")[1]["windows"]
     assert (window["window_id"], window["state"] in ("deployed", "rejected")) == (WINDOW, True)
 
