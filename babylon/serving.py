@@ -7,7 +7,6 @@ the record of what was answered. Either is started again without the other.
 import asyncio
 import logging
 import signal
-import socket
 import sys
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
@@ -16,6 +15,7 @@ from dataclasses import dataclass
 import aiohttp
 
 from babylon.errors import ServingError
+from babylon.ports import require_free_port
 from babylon.settings import Settings
 from babylon.supervise import Service, Supervised, supervised
 
@@ -58,8 +58,8 @@ async def serving(settings: Settings) -> AsyncIterator[Serving]:
     Raises:
         ServingError: a port is busy, or a process does not start.
     """
-    _check_port(settings.engine_port, "engine", "ENGINE_PORT")
-    _check_port(settings.endpoint_port, "gateway", "LOCAL_ENDPOINT")
+    require_free_port(settings.engine_port, user="the engine", variable="ENGINE_PORT")
+    require_free_port(settings.endpoint_port, user="the gateway", variable="LOCAL_ENDPOINT")
     async with (
         supervised(_engine(settings)) as engine,
         supervised(_gateway(settings)) as gateway,
@@ -84,18 +84,6 @@ def _gateway(settings: Settings) -> Service:
         environment=settings.environment(),
         log=settings.logs / "gateway.log",
     )
-
-
-def _check_port(port: int, name: str, variable: str) -> None:
-    with socket.socket() as probe:
-        probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-        try:
-            probe.bind(("127.0.0.1", port))
-        except OSError as error:
-            raise ServingError(
-                f"port {port} is not free for the {name} ({error.strerror}):"
-                f" stop what listens there (`babylon down`?), or set {variable}"
-            ) from error
 
 
 async def _wait_until_ready(

@@ -13,7 +13,7 @@ from babylon.prefect_env import api_url
 from babylon.settings import Settings
 from babylon.up.services import POOLS, ROOT, environment, prefect
 
-_BUSY_S = (1, 2, 4, 8)  # waits while Prefect's SQLite is locked, which it answers with 503
+_TIMEOUT = aiohttp.ClientTimeout(total=60)  # a busy Prefect lets writers wait
 
 # A worker that died leaves its runs Running or Pending, and the hourly deployment's limit of one
 # would then refuse every later run. Three missed heartbeats (180 s each), ten minutes of waiting.
@@ -92,13 +92,16 @@ async def _deploy_all(settings: Settings) -> None:
         raise ServingError(f"`prefect deploy --all` failed:\n{output.decode()[-2000:]}")
 
 
-async def _call(http: aiohttp.ClientSession, method: str, url: str, body: Any | None = None) -> Any:
-    for wait_s in (*_BUSY_S, None):
-        async with http.request(method, url, json=body) as response:
-            if response.status < 400:
-                return await response.json() if response.status != 204 else None
-            if response.status != 503 or wait_s is None:
+async def _call(http: aiohttp.ClientSession, method: str, url: str, body: Any) -> Any:
+    try:
+        async with http.request(method, url, json=body, timeout=_TIMEOUT) as response:
+            if response.status >= 400:
                 raise ServingError(
                     f"Prefect refused {method} {url}: {response.status} {await response.text()}"
                 )
-        await asyncio.sleep(wait_s)
+            return await response.json()
+    except (aiohttp.ClientError, TimeoutError) as error:
+        raise ServingError(
+            f"Prefect does not answer {method} {url} ({error or type(error).__name__}):"
+            " `babylon down`, then `babylon up` starts it again"
+        ) from error

@@ -1,22 +1,21 @@
 """Start, stop and look at the services of one home."""
 
 import asyncio
-import socket
 import time
 from contextlib import suppress
 from dataclasses import dataclass
 
 import aiohttp
-import psutil
 
 from babylon.errors import BabylonError, ServingError
+from babylon.ports import require_free_port
 from babylon.settings import Settings
 from babylon.store import database_status, open_store
 from babylon.store.connection import database_url
 from babylon.train import Progress, ensure_champion
 from babylon.up.bootstrap import bootstrap, create_pools
 from babylon.up.processes import Processes
-from babylon.up.services import ROOT, Service, environment, services
+from babylon.up.services import ROOT, SERVER, Service, environment, services
 
 START_S = 180.0
 _POLL_S = 0.5
@@ -49,7 +48,8 @@ async def up(settings: Settings, progress: Progress | None = None) -> list[Servi
     with processes.exclusive():
         missing = [s for s in services(settings) if processes.running(s.name) is None]
         for service in missing:
-            _require_free_ports(service)
+            for port, variable in service.ports.items():
+                require_free_port(port, user=service.name, variable=variable)
         async with open_store(settings, migrate=True) as store:
             await ensure_champion(store, settings, progress=progress)
             try:
@@ -87,28 +87,23 @@ async def status(settings: Settings) -> list[ServiceStatus]:
 
 async def _start(settings: Settings, processes: Processes, missing: list[Service]) -> None:
     inherited = environment(settings)
-
-    def launch(service: Service) -> None:
-        processes.start(
-            service.name,
-            service.argv,
-            environment=inherited,
-            port=service.port,
-            directory=ROOT,
-        )
-
-    server, *others = services(settings)
-    names = {service.name for service in missing}
     async with aiohttp.ClientSession(timeout=_TIMEOUT) as http:
-        if server.name in names:
-            launch(server)
-        await _until_healthy(http, processes, server)
+
+        async def start(group: list[Service]) -> None:
+            for service in group:
+                processes.start(
+                    service.name,
+                    service.argv,
+                    environment=inherited,
+                    port=service.port,
+                    directory=ROOT,
+                )
+            for service in group:
+                await _until_healthy(http, processes, service)
+
+        await start([service for service in missing if service.name == SERVER])
         await create_pools(settings, http)
-        others = [service for service in others if service.name in names]
-        for service in others:
-            launch(service)
-        for service in others:
-            await _until_healthy(http, processes, service)
+        await start([service for service in missing if service.name != SERVER])
         await bootstrap(settings, http)
 
 
@@ -161,25 +156,3 @@ async def _database(settings: Settings, serving: bool) -> ServiceStatus:
         healthy=found.revision == found.head,
         detail=found.place,
     )
-
-
-def _require_free_ports(service: Service) -> None:
-    for port, variable in service.ports.items():
-        with socket.socket() as probe:
-            probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-            try:
-                probe.bind(("127.0.0.1", port))
-            except OSError as error:
-                raise ServingError(
-                    f"port {port} for {service.name} is taken{_holder(port)}: stop that program,"
-                    f" or choose another port with {variable}"
-                ) from error
-
-
-def _holder(port: int) -> str:
-    """`` by process 123 (name)`` where the system lets us know."""
-    with suppress(psutil.AccessDenied):
-        for connection in psutil.net_connections("tcp"):
-            if connection.laddr and connection.laddr.port == port and connection.pid:
-                return f" by process {connection.pid} ({psutil.Process(connection.pid).name()})"
-    return ""
