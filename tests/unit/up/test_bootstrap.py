@@ -1,6 +1,6 @@
-"""A Prefect server whose database is locked for a moment does not end ``babylon up``."""
+"""A Prefect server that refuses or is silent ends ``babylon up`` with a line that says so."""
 
-from collections.abc import Awaitable, Callable
+import socket
 
 import aiohttp
 import pytest
@@ -8,40 +8,51 @@ from aiohttp import web
 from aiohttp.test_utils import TestServer
 
 from babylon.errors import ServingError
-from babylon.up import bootstrap
+from babylon.settings import Settings
+from babylon.up.bootstrap import create_pools
 
-Answer = Callable[[web.Request], Awaitable[web.Response]]
+
+class Prefect:
+    """The two routes of a Prefect server that pools need."""
+
+    def __init__(self, *existing: str, refuses: bool = False) -> None:
+        self.pools = list(existing)
+        self.refuses = refuses
+
+    async def filter(self, _request: web.Request) -> web.Response:
+        return web.json_response([{"name": name} for name in self.pools])
+
+    async def create(self, request: web.Request) -> web.Response:
+        if self.refuses:
+            return web.Response(status=422, text="no such type")
+        self.pools.append((await request.json())["name"])
+        return web.json_response({}, status=201)
 
 
-async def ask(answer: Answer) -> object:
+async def create_pools_of(prefect: Prefect) -> None:
     application = web.Application()
-    application.router.add_get("/", answer)
-    async with TestServer(application) as server, aiohttp.ClientSession() as http:
-        return await bootstrap._call(http, "GET", str(server.make_url("/")))
+    application.router.add_post("/api/work_pools/filter", prefect.filter)
+    application.router.add_post("/api/work_pools/", prefect.create)
+    async with TestServer(application, host="127.0.0.1") as server, aiohttp.ClientSession() as http:
+        await create_pools(Settings(prefect_port=server.port), http)
 
 
-@pytest.fixture(autouse=True)
-def hurry(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(bootstrap, "_BUSY_S", (0, 0))
+@pytest.mark.parametrize("existing", [(), ("cpu",), ("cpu", "gpu", "somebody's")])
+async def test_only_missing_pools_are_created(existing: tuple[str, ...]) -> None:
+    prefect = Prefect(*existing)
+    await create_pools_of(prefect)
+    assert sorted(prefect.pools) == sorted({*existing, "cpu", "gpu"})
 
 
-async def test_busy_is_asked_again() -> None:
-    answers = [web.Response(status=503), web.Response(status=503), web.json_response({"a": 1})]
-
-    async def answer(_request: web.Request) -> web.Response:
-        return answers.pop(0)
-
-    assert await ask(answer) == {"a": 1}
+async def test_a_refusal_is_quoted() -> None:
+    with pytest.raises(ServingError, match="work_pools/: 422 no such type"):
+        await create_pools_of(Prefect(refuses=True))
 
 
-@pytest.mark.parametrize(("status", "asked"), [(503, 3), (422, 1)])
-async def test_a_refusal_is_an_error(status: int, asked: int) -> None:
-    requests = []
-
-    async def answer(request: web.Request) -> web.Response:
-        requests.append(request)
-        return web.Response(status=status, text="no")
-
-    with pytest.raises(ServingError, match=f"{status} no"):
-        await ask(answer)
-    assert len(requests) == asked
+async def test_silence_names_the_address_and_the_remedy() -> None:
+    with socket.socket() as unused:
+        unused.bind(("127.0.0.1", 0))
+        port = unused.getsockname()[1]
+        async with aiohttp.ClientSession() as http:
+            with pytest.raises(ServingError, match=f"{port}/api.*babylon down"):
+                await create_pools(Settings(prefect_port=port), http)
