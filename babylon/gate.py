@@ -8,10 +8,11 @@ import msgspec
 
 from babylon.market.arena import ArenaResult, play, replies
 from babylon.market.scenario import Scenario, make_scenario
+from babylon.promotion import RESTORER
 from babylon.settings import Settings
 from babylon.store.connection import Store
-from babylon.store.policies import Policy, champion, get_policy, set_verdict
-from babylon.store.routes import list_routes
+from babylon.store.policies import Policy, champion, descends, get_policy, set_verdict
+from babylon.store.routes import Route, list_routes
 from babylon.types import Trained, Verdict
 
 
@@ -70,12 +71,24 @@ async def _earlier_verdict(
     if stored is None:
         return None
     verdict = replace(msgspec.convert(stored, Verdict), claim=trained.claim)
-    if serving.policy_version == trained.policy_version or verdict.route_version == route_version:
+    serves = serving.policy_version == trained.policy_version
+    if serves or await descends(store, serving.policy_version, trained.policy_version):
         return verdict
-    routes = await list_routes(store, limit=10_000)
-    if any(route.policy_version == trained.policy_version for route in routes):
-        taken_back = f"was in force, and taken back by {routes[0].author}: {routes[0].reason}"
-        return replace(verdict, promote=False, reason=taken_back)
+    if verdict.route_version == route_version:
+        return verdict
+    if (route := await _taken_back(store, trained.policy_version)) and route.author != RESTORER:
+        reason = f"was in force, and taken back by {route.author}: {route.reason}"
+        return replace(verdict, promote=False, reason=reason)
+    return None
+
+
+async def _taken_back(store: Store, policy_version: int) -> Route | None:
+    """The route that last ended the policy's turn, if it ever had one."""
+    after: Route | None = None
+    for route in await list_routes(store, limit=10_000):  # newest first
+        if route.policy_version == policy_version:
+            return after
+        after = route
     return None
 
 

@@ -13,7 +13,7 @@ from babylon.metrics import scored_from
 from babylon.settings import Settings
 from babylon.store import Store
 from babylon.store.policies import policy_of_batch
-from babylon.store.windows import claim_window, get_window, hold_lease, set_state
+from babylon.store.windows import claim_window, get_window, hold_lease, release, set_state
 from babylon.train import trained_from
 from babylon.types import Claim, Scored, Trained
 from babylon.windows import Window, WindowState
@@ -27,7 +27,8 @@ async def claimed(store: Store, settings: Settings, window: Window) -> AsyncIter
     """Claim a window and keep its lease while the body runs.
 
     A body that raises leaves the window skipped (``WindowNotReadyError``) or failed, with the
-    reason. A window whose checkpoint is committed stays ``trained``: the next run goes on there.
+    reason. A window whose checkpoint is committed stays ``trained``, with the reason and free for
+    the next run, which goes on there.
 
     Raises:
         AlreadyTrainedError: the window is done.
@@ -65,3 +66,5 @@ async def _end(store: Store, claim: Claim, state: WindowState, reason: str) -> N
     row = await get_window(store, claim.window_id)
     if row is not None and row.state == WindowState.CLAIMED:
         await set_state(store, claim, state, reason=reason)
+    elif row is not None and row.state == WindowState.TRAINED:
+        await release(store, claim, reason)

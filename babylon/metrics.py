@@ -43,12 +43,9 @@ def window_metrics(
     scored: Scored, trained: Trained, verdict: Verdict, deployed: Deployed, minutes: float
 ) -> Metrics:
     """What DESIGN.md asks of a window: play, update, and P&L before and after."""
-    update = dict(trained.metrics)
     return {
         **scored_metrics(scored),
-        **update,
-        "training_loss": update.get("training_loss"),
-        "kl_divergence": update.get("kl_after"),
+        **trained.metrics,
         "policy_version": trained.policy_version,
         "parent_version": trained.parent_version,
         "pnl_before": verdict.pnl_before,

@@ -1,6 +1,6 @@
 """Which windows wait to be trained."""
 
-from datetime import datetime
+from datetime import datetime, timedelta
 
 from babylon.readiness import WindowReport, window_reports
 from babylon.settings import Settings
@@ -11,7 +11,7 @@ from babylon.windows import Window, WindowState, last_complete_window, parse_win
 async def pending_windows(
     store: Store, settings: Settings, now: datetime, hours: float | None = None
 ) -> list[Window]:
-    """Closed windows that are ready, or that a run left half-finished, oldest first.
+    """Windows that are over and ready, or that a run left half-finished, oldest first.
 
     ``hours`` back from now, by default the settings' lookback. A window that somebody works on is
     left alone, one that was skipped is taken up again only by naming it, and one of another length
@@ -28,7 +28,9 @@ async def window_to_train(store: Store, settings: Settings, now: datetime) -> Wi
     half_finished = [window for window, state in waiting if state == WindowState.TRAINED]
     if half_finished:
         return half_finished[0]
-    return waiting[-1][0] if waiting else last_complete_window(now, settings.minutes)
+    if waiting:
+        return waiting[-1][0]
+    return last_complete_window(now - timedelta(seconds=settings.grace_s), settings.minutes)
 
 
 async def _waiting(

@@ -9,7 +9,8 @@ from babylon.store.routes import commit_route, list_routes, wait_for_acks
 from babylon.types import Claim
 
 log = logging.getLogger(__name__)
-ACK_TIMEOUT_S = 60.0
+ACK_TIMEOUT_S = 630.0  # a gateway gives its engine 600 s to load a policy
+RESTORER = "babylon"  # author of the routes that take back what gateways did not serve
 
 
 async def promote(
@@ -23,8 +24,9 @@ async def promote(
 ) -> tuple[int, tuple[str, ...]]:
     """Route every agent to a policy; returns the route version and the gateways that serve it.
 
-    A gateway loads a policy before it takes a route. If one cannot, the route before is put in
-    force again. A policy that is in force already is only waited for.
+    A gateway loads a policy before it takes a route. If one cannot, the policy before is put in
+    force again, also when the worker of a window asks a second time because it died while it
+    waited. A policy that is in force already is only waited for.
 
     Args:
         expected_route_version: the route under which the decision was made, if not just now.
@@ -39,19 +41,23 @@ async def promote(
     policy = await get_policy(store, policy_version)
     before, route_version = await champion(store)
     if policy.policy_version == before.policy_version:
-        return route_version, await wait_for_acks(store, route_version, ACK_TIMEOUT_S)
-    version = await commit_route(
-        store,
-        policy_version=policy_version,
-        author=author,
-        reason=reason,
-        expected_route_version=expected_route_version or route_version,
-        claim=claim,
-    )
+        version = route_version
+        fallback = None if claim is None else await previous_champion(store)
+    else:
+        fallback = before
+        version = await commit_route(
+            store,
+            policy_version=policy_version,
+            author=author,
+            reason=reason,
+            expected_route_version=expected_route_version or route_version,
+            claim=claim,
+        )
     try:
         return version, await wait_for_acks(store, version, ACK_TIMEOUT_S)
     except ServingError as error:
-        await _restore(store, before, version, str(error))
+        if fallback is not None:
+            await _restore(store, fallback, version, str(error))
         raise
 
 
@@ -79,7 +85,7 @@ async def _restore(store: Store, policy: Policy, route_version: int, reason: str
     await commit_route(
         store,
         policy_version=policy.policy_version,
-        author="babylon",
+        author=RESTORER,
         reason=f"route {route_version} was not acknowledged",
         expected_route_version=route_version,
     )

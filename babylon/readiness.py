@@ -87,7 +87,7 @@ class _Tally:
             self.agents.add(row.agent_id)
             self.eligible += 1
 
-    def report(self, min_agents: int, now: datetime) -> WindowReport:
+    def report(self, min_agents: int, now: datetime, grace_s: float) -> WindowReport:
         return WindowReport(
             window_id=self.window_id,
             minutes=self.minutes,
@@ -98,16 +98,18 @@ class _Tally:
             agents=tuple(sorted(self.agents)),
             eligible=self.eligible,
             rejected=dict(self.rejected.most_common()),
-            missing=tuple(self._missing(min_agents, now)),
+            missing=tuple(self._missing(min_agents, now, grace_s)),
             trained=self.trained,
             reason=self.reason,
         )
 
-    def _missing(self, min_agents: int, now: datetime) -> Iterator[str]:
+    def _missing(self, min_agents: int, now: datetime, grace_s: float) -> Iterator[str]:
         if self.window is None:
             yield self.problem
         elif not self.window.is_complete(now):
             yield f"the window is not over: it ends at {self.window.end:%Y-%m-%dT%H:%M} UTC"
+        elif now < (settled := self.window.settled_at(grace_s)):
+            yield f"rows may still arrive, until {settled:%Y-%m-%dT%H:%M:%S} UTC"
         if self.leased:
             yield f"{self.owner} is training it now"
         if self.state == WindowState.TRAINED:
@@ -128,7 +130,8 @@ async def window_reports(
     min_agents: int | None = None,
     now: datetime | None = None,
 ) -> list[WindowReport]:
-    """All windows with untrained rows or a state, oldest first; with a lookback the newest ones."""
+    """All windows with untrained rows or a state, oldest first; with a lookback the newest ones
+    and those that are half-finished."""
     require_game_tables(store)
     now = now or datetime.now(UTC)
     oldest = None
@@ -144,9 +147,11 @@ async def window_reports(
             tallies[window_id] = _Tally(window_id, None, settings)
         tallies[window_id].add(row, settings)
     return [
-        tallies[window_id].report(min_agents or settings.min_agents, now)
+        tallies[window_id].report(min_agents or settings.min_agents, now, settings.grace_s)
         for window_id in sorted(tallies)
-        if oldest is None or window_id >= oldest.id
+        if oldest is None
+        or window_id >= oldest.id
+        or tallies[window_id].state == WindowState.TRAINED  # has to be finished, however old
     ]
 
 

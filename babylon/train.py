@@ -27,7 +27,8 @@ async def train_window(
 ) -> Trained:
     """Train the champion on a window, save the checkpoint, commit it as the next policy version.
 
-    The commit also consumes the trajectories: afterwards none of them can be trained again.
+    The commit also consumes the trajectories that moved the policy: none of them can be trained
+    again. Those without a differing score or a trainable call stay unused, and their rows say so.
 
     Raises:
         WindowNotReadyError: no group of the window has differing scores.
@@ -53,7 +54,7 @@ async def train_window(
         seed=settings.seed,
         loss=LossConfig(kl_penalty=settings.kl_penalty),
     )
-    report, excluded = await asyncio.to_thread(
+    update = await asyncio.to_thread(
         update_checkpoint,
         parent.uri,
         rows,
@@ -63,9 +64,9 @@ async def train_window(
         progress=progress,
     )
     metrics = {
-        **asdict(report),
-        **{f"calls_{reason}": count for reason, count in asdict(excluded).items()},
-        "kl_divergence": report.kl_after,
+        **asdict(update.report),
+        **{f"calls_{reason}": count for reason, count in asdict(update.excluded).items()},
+        "kl_divergence": update.report.kl_after,
         "avg_reward": scored.avg_reward,
     }
     batch_id = batch_of(claim.window_id)
@@ -77,7 +78,7 @@ async def train_window(
         uri=str(target),
         base_model=parent.base_model,
         batch_id=batch_id,
-        trajectory_ids=[row.trajectory_id for row in rows],
+        trajectory_ids=update.trajectory_ids,
         metrics=metrics,
     )
     return Trained(

@@ -67,6 +67,10 @@ class Window:
     def is_complete(self, now: datetime) -> bool:
         return self.end <= now
 
+    def settled_at(self, grace_s: float) -> datetime:
+        """From when on no more rows of the window are expected."""
+        return self.end + timedelta(seconds=grace_s)
+
     def contains(self, moment: datetime) -> bool:
         return self.start <= moment < self.end
 
@@ -122,16 +126,22 @@ def last_complete_window(now: datetime, minutes: int = 60) -> Window:
     return window_at(now, minutes).previous()
 
 
-def closed_window(text: str, now: datetime, minutes: int = 60) -> Window:
-    """The window of that id, which must be over.
+def settled_window(text: str, now: datetime, minutes: int, grace_s: float) -> Window:
+    """The window of that id, which must be over, its last rows written.
 
     Raises:
-        WindowNotReadyError: the window is still being played; says when it ends.
+        WindowNotReadyError: rows of the window may still arrive; says until when.
     """
     window = parse_window_id(text, minutes)
     if not window.is_complete(now):
         raise WindowNotReadyError(
             f"window {window.id} is unfinished: it ends at {window.end:%Y-%m-%dT%H:%M} UTC,"
             f" now is {now:%Y-%m-%dT%H:%M:%S}; train it after that"
+        )
+    if now < (settled := window.settled_at(grace_s)):
+        raise WindowNotReadyError(
+            f"window {window.id} has just closed: rows may arrive until"
+            f" {settled:%Y-%m-%dT%H:%M:%S} UTC (WINDOW_GRACE_SECONDS), now is"
+            f" {now:%Y-%m-%dT%H:%M:%S}; train it after that"
         )
     return window

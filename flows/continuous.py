@@ -34,7 +34,7 @@ async def continuous(
     for look in count():
         settled = datetime.now(UTC) - timedelta(seconds=settings.grace_s)
         try:
-            waiting = await _waiting(settings, settled)
+            waiting = await _waiting(settings)
         except UNREACHABLE as error:
             if look == 0:
                 raise
@@ -49,9 +49,9 @@ async def continuous(
         await sleep_until(moment)
 
 
-async def _waiting(settings: Settings, settled: datetime) -> list[Window]:
+async def _waiting(settings: Settings) -> list[Window]:
     async with open_store(settings) as store:
-        return await pending_windows(store, settings, settled)
+        return await pending_windows(store, settings, datetime.now(UTC))
 
 
 def next_look(settings: Settings, settled: datetime) -> datetime:

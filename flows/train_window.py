@@ -16,7 +16,7 @@ from babylon.settings import Settings
 from babylon.store import Store, open_store
 from babylon.store.windows import get_window, set_state
 from babylon.types import Claim, Scored, WindowResult
-from babylon.windows import Window, WindowState, closed_window
+from babylon.windows import Window, WindowState, settled_window
 from blocks.load import settings_with
 from flows.gpu_stages import Placement, on_gpu
 from tasks.collect import collect
@@ -80,7 +80,7 @@ async def _choose(store: Store, settings: Settings, window_id: str | None) -> Wi
     now = datetime.now(UTC)
     if window_id is None:
         return await window_to_train(store, settings, now)
-    return closed_window(window_id, now, settings.minutes)
+    return settled_window(window_id, now, settings.minutes, settings.grace_s)
 
 
 async def _scored(store: Store, settings: Settings, claim: Claim, window: Window) -> Scored:

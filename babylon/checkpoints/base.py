@@ -5,6 +5,7 @@ has imitated scripted agents of mixed skill for a fixed number of steps. It is s
 ``save_pretrained``, so transformers and vLLM load it like any other causal LM.
 """
 
+import hashlib
 import itertools
 import logging
 import os
@@ -31,7 +32,7 @@ Progress = Callable[[int, int], None]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class EmbeddedModelRecipe:
-    """Everything that decides the embedded model; part of its cache key."""
+    """Everything that decides the embedded model; its name tells any two recipes apart."""
 
     seed: int = 0
     vocab_size: int = 1024
@@ -45,7 +46,8 @@ class EmbeddedModelRecipe:
 
     @property
     def name(self) -> str:
-        return f"embedded-{self.hidden_size}x{self.layers}-seed{self.seed}"
+        digest = hashlib.sha256(repr(self).encode()).hexdigest()[:6]
+        return f"embedded-{self.hidden_size}x{self.layers}-seed{self.seed}-{digest}"
 
 
 def resolve_base(settings: Settings, progress: Progress | None = None) -> Path | str:

@@ -10,6 +10,7 @@ from transformers import PreTrainedTokenizerBase
 from babylon.checkpoints.tokenizer import render_prompt
 from babylon.checkpoints.trainable import Tuning, load_trainable, save_checkpoint
 from babylon.errors import TrainingError, WindowNotReadyError
+from babylon.grpo.advantage import advantages
 from babylon.grpo.batch import CallTokens, ScoredTrajectory
 from babylon.grpo.trainer import (
     NothingToTrainError,
@@ -28,7 +29,16 @@ class Excluded:
     greedy: int  # sampled at temperature 0: a point mass has no likelihood ratio
     too_long: int  # beyond the model's context
     empty: int
-    untrainable: int  # the gateway recorded why: bent distribution, interrupted, …
+    untrainable: int  # bent distribution (top-p, penalties) or interrupted
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Update:
+    """What became of a window: ``trajectory_ids`` are those that moved the policy."""
+
+    report: TrainReport
+    excluded: Excluded
+    trajectory_ids: tuple[str, ...]
 
 
 def update_checkpoint(
@@ -39,7 +49,7 @@ def update_checkpoint(
     tuning: Tuning,
     config: TrainerConfig,
     progress: Progress | None = None,
-) -> tuple[TrainReport, Excluded]:
+) -> Update:
     """Train the parent policy on a window and save the result. Blocking, minutes on a GPU.
 
     Raises:
@@ -64,7 +74,7 @@ def update_checkpoint(
     except FloatingPointError as error:
         raise TrainingError(str(error)) from error
     save_checkpoint(trainable, target)
-    return report, excluded
+    return Update(report=report, excluded=excluded, trajectory_ids=tuple(advantages(trajectories)))
 
 
 def scored_trajectories(
@@ -97,7 +107,7 @@ def _tokens(tokenizer: PreTrainedTokenizerBase, call: Call, context: int) -> Cal
     """The call's tokens, or the name of the reason why it cannot be trained."""
     if call.temperature <= 0:
         return "greedy"
-    if call.untrainable is not None:
+    if call.untrainable is not None or call.top_p < 1:
         return "untrainable"
     if call.prompt_token_ids is not None and call.completion_token_ids is not None:
         prompt, completion = call.prompt_token_ids, call.completion_token_ids

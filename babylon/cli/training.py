@@ -17,7 +17,7 @@ import babylon
 from babylon.cli.options import Json, MinActions, MinAgents, WindowMinutes
 from babylon.requests import DemoRequest, Request, TrainRequest, encode
 from babylon.settings import MAX_HOURS, load_settings
-from babylon.windows import check_minutes, closed_window
+from babylon.windows import check_minutes, settled_window
 
 app = typer.Typer()
 
@@ -101,7 +101,7 @@ def train(
     settings = load_settings(**overrides)
     check_minutes(settings.minutes)
     if window is not None:
-        closed_window(window, datetime.now(UTC), settings.minutes)
+        settled_window(window, datetime.now(UTC), settings.minutes, settings.grace_s)
     load_scorer(settings.scorer)
     _become_flow(
         TrainRequest(

@@ -29,13 +29,15 @@ RETRY_S = 0.25  # while something is wrong
 class Follower:
     """Keeps a ``RouteTable`` at the newest route while ``run`` runs.
 
-    ``problem`` is what stands in the way of the newest route, although an older one is served.
+    ``problem`` is what stands in the way of the newest route, although an older one is served;
+    it is announced too, so that whoever waits for this gateway knows.
     """
 
     def __init__(
         self, store: Store, engine: Engine, table: RouteTable, *, alias: str, gateway: str, url: str
     ) -> None:
         self.problem: str | None = None
+        self._refused: int | None = None
         self.no_policy = False
         self._store, self._engine, self._table = store, engine, table
         self._alias, self._gateway, self._url = alias, gateway, url
@@ -83,7 +85,8 @@ class Follower:
             self.no_policy = True
             self._report(str(error))
         except ServingError as error:
-            self._engine_failed(error)
+            self._engine_failed(error, route_version)
+            await self._announce()
 
     async def _serve(self, policy: Policy, route_version: int, held: set[str]) -> None:
         """Have the engine hold what the route needs, then swap. ``held``: what it holds."""
@@ -94,7 +97,7 @@ class Follower:
         if route != self._table.route:
             self._table.route = await self._hold(route, held)
             log.info("route %d: %s serves", route_version, route.current.name)
-        self.problem = None
+        self.problem = self._refused = None
         self._available()
 
     def _next_route(self, policy: Policy, route_version: int) -> Route:
@@ -144,14 +147,21 @@ class Follower:
     async def _announce(self) -> None:
         async with self._announcing:  # one after the other: an older route never comes last
             if route := self._table.route:
-                await announce_gateway(self._store, self._gateway, self._url, route.route_version)
+                await announce_gateway(
+                    self._store,
+                    self._gateway,
+                    self._url,
+                    route.route_version,
+                    refused=self._refused,
+                    problem=self.problem,
+                )
 
-    def _engine_failed(self, error: ServingError) -> None:
+    def _engine_failed(self, error: ServingError, route_version: int) -> None:
         """An engine that is down stops serving; one that refuses the new policy keeps the old."""
         if isinstance(error, EngineDownError) or self._table.route is None:
             self._report(str(error))
-        elif self.problem != str(error):
-            self.problem = str(error)
+        elif (self.problem, self._refused) != (str(error), route_version):
+            self.problem, self._refused = str(error), route_version
             log.error("the newest route is not served: %s", error)
 
     @asynccontextmanager

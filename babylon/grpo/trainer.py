@@ -47,7 +47,7 @@ class TrainReport:
     """What an update did. Fractions are of trained tokens unless they say calls or groups."""
 
     training_loss: float  # mean over train steps
-    train_steps: int
+    train_steps: int  # that moved the model: one whose tokens are all masked does not
     iterations: int
     trained_trajectories: int
     groups_without_signal: int
@@ -69,7 +69,7 @@ class TrainReport:
 
 
 class NothingToTrainError(ValueError):
-    """No group of the window has differing scores, or too many calls lack logprobs."""
+    """No group has differing scores, too many calls lack logprobs, or every token is masked."""
 
 
 def train_on_window(
@@ -110,6 +110,11 @@ def train_on_window(
         updates.finish_iteration(terms)
         if updates.kl > config.stop_kl or updates.clip_fraction > config.stop_clip_fraction:
             break
+    if not updates.grad_norms:
+        raise NothingToTrainError(
+            f"every one of the {window.tokens} tokens is masked: the logged logprobs are not those"
+            " of the policy that is trained; compare their versions and tokenizers"
+        )
     return updates.report(
         window,
         kl_after=window.kl_to(model),
@@ -155,6 +160,9 @@ def _train_step(
             raise FloatingPointError(f"loss is {term.loss.item()}: lower the learning rate")
         term.loss.backward()  # type: ignore[no-untyped-call]
         terms.append(replace(term, loss=term.loss.detach()))
+    if all(term.masked == term.tokens for term in terms):
+        optimizer.zero_grad(set_to_none=True)  # Adam would move the model by its old moments
+        return terms
     parameters = [p for group in optimizer.param_groups for p in group["params"]]
     norm = torch.nn.utils.clip_grad_norm_(parameters, config.grad_clip)
     if not torch.isfinite(norm):
@@ -220,6 +228,10 @@ class _Window:
             with reference:
                 anchored = _frozen_logprobs(model, calls, config, device)
         return cls(calls, proximal, anchored, config, device)
+
+    @property
+    def tokens(self) -> int:
+        return sum(len(call.tokens.completion) for call in self.calls)
 
     def steps(self, random: Random) -> Iterator[list[_Prepared]]:
         """One iteration: train steps of whole trajectories in random order, as micro-batches.
@@ -351,7 +363,7 @@ class _Updates:
             training_loss=sum(self.losses) / max(1, steps),
             train_steps=steps,
             calls=len(window.calls),
-            tokens=sum(len(call.tokens.completion) for call in window.calls),
+            tokens=window.tokens,
             calls_without_logprobs=sum(c.tokens.logprobs is None for c in window.calls),
             kl_before=kl_before,
             logprob_mismatch=mismatch,

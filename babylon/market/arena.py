@@ -23,7 +23,6 @@ class ArenaResult:
     pnl: tuple[float, ...]
     win_rate: tuple[float, ...]
     malformed: tuple[float, ...]  # share of a scenario's decisions
-    hold: tuple[float, ...]
 
     @property
     def mean_pnl(self) -> float:
@@ -55,19 +54,16 @@ def play(decide: Decide, scenarios: Sequence[Scenario]) -> ArenaResult:
     """Play each scenario once, from the first tick to settlement."""
     games = [Game(scenario) for scenario in scenarios]
     malformed = [0] * len(games)
-    held = [0] * len(games)
     while live := [index for index, game in enumerate(games) if not game.over]:
         decisions = decide([games[index] for index in live])
         for index, decision in zip(live, decisions, strict=True):
             if isinstance(decision, Hold):
                 malformed[index] += decision.error is not None
-                held[index] += decision.error is None
             games[index].act(decision)
     return ArenaResult(
         pnl=tuple(game.settle() for game in games),
         win_rate=tuple(_win_rate(game) for game in games),
         malformed=tuple(m / g.scenario.rules.ticks for m, g in zip(malformed, games, strict=True)),
-        hold=tuple(h / g.scenario.rules.ticks for h, g in zip(held, games, strict=True)),
     )
 
 

@@ -2,9 +2,10 @@
 
 A scorer is a plain or ``async`` callable. It gets every trajectory of one window at once, in a
 fixed order, and returns one finite score each, in that order: higher is better. Only differences
-inside a group (window, scenario) matter to the trainer, so the scale is free; 0 to 1 is usual.
-Money is in US dollars (``pnl_usd``), rates are shares from 0 to 1. A scorer that cannot judge
-raises: a failure is never a low score.
+inside a group (window, scenario) matter to the trainer. Use a scale of about 0 to 1: a group whose
+scores have a standard deviation below a thousandth counts as equal and teaches nothing. Money is
+in US dollars (``pnl_usd``), rates are shares from 0 to 1. A scorer that cannot judge raises: a
+failure is never a low score.
 
     def profit(trajectories: Sequence[Trajectory]) -> list[float]:
         return [trajectory.pnl_usd for trajectory in trajectories]

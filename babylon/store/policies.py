@@ -90,6 +90,20 @@ async def list_policies(store: Store) -> list[Policy]:
     return [Policy(**row) for row in rows]
 
 
+async def descends(store: Store, version: int, ancestor: int) -> bool:
+    """Was ``version`` trained, over any number of windows, from ``ancestor``?"""
+    return bool(
+        await store.pool.fetchval(
+            "WITH RECURSIVE line AS (SELECT parent_version FROM babylon.policies"
+            " WHERE policy_version = $1 UNION SELECT p.parent_version FROM babylon.policies p"
+            " JOIN line ON p.policy_version = line.parent_version)"
+            " SELECT true FROM line WHERE parent_version = $2 LIMIT 1",
+            version,
+            ancestor,
+        )
+    )
+
+
 async def policy_of_batch(store: Store, batch_id: str) -> Policy | None:
     """What a batch was trained into, for a worker that resumes after a crash."""
     row = await store.pool.fetchrow("SELECT * FROM babylon.policies WHERE batch_id = $1", batch_id)

@@ -39,11 +39,13 @@ class Route:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Gateway:
-    """A running gateway and the route it serves."""
+    """A running gateway and the route it serves; ``problem`` is why it cannot serve ``refused``."""
 
     gateway_id: str
     url: str
     route_version: int
+    refused: int | None
+    problem: str | None
     seen_at: datetime
 
 
@@ -134,15 +136,27 @@ WHERE "modelId" = $1 OR status = 'deployed'
 """
 
 
-async def announce_gateway(store: Store, gateway_id: str, url: str, route_version: int) -> None:
-    """A gateway's sign of life, every few seconds and after each swap."""
+async def announce_gateway(
+    store: Store,
+    gateway_id: str,
+    url: str,
+    route_version: int,
+    *,
+    refused: int | None = None,
+    problem: str | None = None,
+) -> None:
+    """A gateway's sign of life, every few seconds and after each swap: the route that it serves,
+    and a newer one that it cannot serve."""
     await store.pool.execute(
-        "INSERT INTO babylon.gateways (gateway_id, url, route_version) VALUES ($1, $2, $3)"
-        " ON CONFLICT (gateway_id) DO UPDATE"
-        " SET url = excluded.url, route_version = excluded.route_version, seen_at = now()",
+        "INSERT INTO babylon.gateways (gateway_id, url, route_version, refused, problem)"
+        " VALUES ($1, $2, $3, $4, $5) ON CONFLICT (gateway_id) DO UPDATE SET url = excluded.url,"
+        " route_version = excluded.route_version, refused = excluded.refused,"
+        " problem = excluded.problem, seen_at = now()",
         gateway_id,
         url,
         route_version,
+        refused,
+        problem,
     )
 
 
@@ -164,7 +178,8 @@ async def wait_for_acks(store: Store, route_version: int, timeout_s: float) -> t
     """Wait until every live gateway serves this route or a newer one; returns their ids.
 
     Raises:
-        ServingError: names the gateways that still serve an older route.
+        ServingError: names a gateway that cannot serve it, at once, and why; or after the timeout
+            those that still serve an older route.
     """
     deadline = time.monotonic() + timeout_s
     while True:
@@ -172,6 +187,12 @@ async def wait_for_acks(store: Store, route_version: int, timeout_s: float) -> t
         late = [gateway for gateway in gateways if gateway.route_version < route_version]
         if not late:
             return tuple(gateway.gateway_id for gateway in gateways)
+        for gateway in late:
+            if gateway.refused is not None and gateway.refused >= route_version:
+                raise ServingError(
+                    f"{gateway.gateway_id} at {gateway.url} cannot serve route {route_version}:"
+                    f" {gateway.problem}"
+                )
         if time.monotonic() > deadline:
             names = ", ".join(f"{g.gateway_id} at {g.url} (route {g.route_version})" for g in late)
             raise ServingError(

@@ -136,6 +136,21 @@ async def set_state(
         )
 
 
+async def release(store: Store, claim: Claim, reason: str) -> None:
+    """Give the lease back without another state; ``reason`` says why the work stopped.
+
+    Raises:
+        FencedError: the claim is stale.
+    """
+    async with guarded(store, claim) as connection:
+        await connection.execute(
+            "UPDATE babylon.windows SET lease_until = NULL, reason = $2, updated_at = now()"
+            " WHERE window_id = $1",
+            claim.window_id,
+            reason,
+        )
+
+
 async def change_state(connection: Any, claim: Claim, state: WindowState) -> None:
     """The transition alone, inside the caller's guarded transaction."""
     current = await connection.fetchval(

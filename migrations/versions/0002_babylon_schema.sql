@@ -64,11 +64,14 @@ CREATE TABLE babylon.routes (
     created_at      timestamptz NOT NULL DEFAULT now()
 );
 
--- Live gateways and the route each serves; a row older than a few seconds is a dead gateway's.
+-- Live gateways and the route each serves, and the one that it cannot serve and why;
+-- a row older than a few seconds is a dead gateway's.
 CREATE TABLE babylon.gateways (
     gateway_id     text PRIMARY KEY,
     url            text NOT NULL,
     route_version  bigint NOT NULL,
+    refused        bigint,
+    problem        text,
     seen_at        timestamptz NOT NULL DEFAULT now()
 );
 

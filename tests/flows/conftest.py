@@ -59,7 +59,7 @@ class Workshop:
         if self.training_error:
             raise self.training_error
         batch_id = batch_of(scored.claim.window_id)
-        metrics = {"training_loss": 0.5, "kl_before": 0.0, "kl_after": 0.01}
+        metrics = {"training_loss": 0.5, "kl_before": 0.0, "kl_after": 0.01, "kl_divergence": 0.01}
         version = await commit_policy(
             store,
             scored.claim,

@@ -48,6 +48,14 @@ async def test_a_window_that_fails_is_a_result_and_the_next_is_tried(
     assert {(r.status, r.reason) for r in results} == {(WindowState.FAILED, "loss is nan")}
 
 
+async def test_a_deployed_run_with_a_failed_window_is_red(
+    played: Settings, workshop: Workshop
+) -> None:
+    message = f"1 of 1 windows failed: {WINDOW}: scorer 'none' is unknown"
+    with pytest.raises(TrainingError, match=message):
+        await backfill(overrides={**CENTURY, "scorer": "none"}, placement="deployed")
+
+
 async def test_daily_publish_writes_the_day_again_and_only_that_day(
     played: Settings, workshop: Workshop
 ) -> None:

@@ -94,6 +94,7 @@ async def test_a_run_that_died_after_training_goes_on_at_validation(
         await train_window(WINDOW)
     row = await get_window(store, WINDOW)
     assert row is not None and row.state == WindowState.TRAINED
+    assert (row.reason, row.leased) == ("power cut", False)
 
     workshop.validation_error = None
     result = await train_window(WINDOW)

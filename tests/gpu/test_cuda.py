@@ -23,8 +23,8 @@ pytestmark = [
 def test_an_update_on_cuda_moves_the_policy_and_it_answers(tmp_path: Path, tuning: Tuning) -> None:
     parent = save_tiny_policy(tmp_path / "parent", seed=0)
     config = TrainerConfig(iterations=2, learning_rate=1e-3, stop_kl=10.0, stop_clip_fraction=1.0)
-    report, _ = update_checkpoint(parent, rows(), tmp_path / "v1", tuning=tuning, config=config)
-    assert report.kl_after > 0
+    update = update_checkpoint(parent, rows(), tmp_path / "v1", tuning=tuning, config=config)
+    assert update.report.kl_after > 0
     model, _ = load_policy(tmp_path / "v1")
     assert next(model.parameters()).is_cuda and next(model.parameters()).dtype == torch.float32
     [reply] = reply_policy(str(tmp_path / "v1"))([[{"role": "user", "content": "m1 0.50"}]])

@@ -16,6 +16,22 @@ from babylon.store.windows import claim_window
 from babylon.types import Claim, Trained, Verdict
 from babylon.windows import parse_window_id
 
+LATER = "2025-11-14T11:00"
+
+
+async def commit(store: Store, claim: Claim, *, parent_version: int, name: str) -> int:
+    return await commit_policy(
+        store,
+        claim,
+        parent_version=parent_version,
+        kind="lora",
+        uri=f"/nowhere/{name}",
+        base_model="tiny",
+        batch_id=f"window-{claim.window_id}",
+        trajectory_ids=[name],
+        metrics={},
+    )
+
 
 @pytest.fixture
 async def claim(store: Store) -> Claim:
@@ -24,17 +40,7 @@ async def claim(store: Store) -> Claim:
     for version, hour in ((1, "09"), (2, "10")):
         window = parse_window_id(f"2025-11-14T{hour}:00")
         claim = await claim_window(store, window, owner="worker", lease_s=0.0)
-        await commit_policy(
-            store,
-            claim,
-            parent_version=0,
-            kind="lora",
-            uri=f"/nowhere/v{version}",
-            base_model="tiny",
-            batch_id=f"window-{window.id}",
-            trajectory_ids=[f"t{version}"],
-            metrics={},
-        )
+        await commit(store, claim, parent_version=0, name=f"v{version}")
     return claim
 
 
@@ -85,15 +91,38 @@ async def test_a_verdict_about_an_earlier_champion_is_void(store: Store, claim: 
 
 
 async def test_a_policy_that_a_gateway_cannot_serve_is_taken_back(
-    store: Store, claim: Claim, monkeypatch: pytest.MonkeyPatch
+    store: Store, claim: Claim
 ) -> None:
-    monkeypatch.setattr("babylon.promotion.ACK_TIMEOUT_S", 0.2)
-    await announce_gateway(store, "stuck", "http://localhost:1", 1)
-    with pytest.raises(ServingError, match="stuck"):
+    await announce_gateway(store, "g1", "http://one", 1, refused=2, problem="no such file")
+    with pytest.raises(ServingError, match="g1 at http://one cannot serve route 2: no such file"):
         await deploy_checkpoint(store, verdict(claim))
     assert await serving(store) == 0
     with pytest.raises(ModelError, match="nothing to roll back to"):
         await previous_champion(store)
+
+
+async def test_a_deployment_whose_worker_died_while_it_waited_is_taken_back_too(
+    store: Store, claim: Claim
+) -> None:
+    await deploy_checkpoint(store, verdict(claim))
+    await announce_gateway(store, "g1", "http://one", 1, refused=2, problem="no such file")
+    with pytest.raises(ServingError, match="no such file"):
+        await deploy_checkpoint(store, verdict(claim))
+    assert await serving(store) == 0
+
+
+async def test_what_a_descendant_replaced_was_deployed_and_stays_replaced(
+    store: Store, settings: Settings, claim: Claim
+) -> None:
+    trained = await validated_before(store, claim)
+    await deploy_checkpoint(store, verdict(claim))
+    later = await claim_window(store, parse_window_id(LATER), owner="worker", lease_s=0.0)
+    child = await commit(store, later, parent_version=2, name="child")
+    await promote(store, child, author="worker", reason="better still")
+    again = await validate_checkpoint(store, settings, trained)
+    assert again == replace(verdict(claim), claim=trained.claim)
+    assert (await deploy_checkpoint(store, again)).deployed
+    assert await serving(store) == child
 
 
 async def test_rolling_back_twice_goes_back_twice(store: Store, claim: Claim) -> None:
@@ -138,6 +167,17 @@ async def test_what_was_rolled_back_is_not_deployed_again(
     again = await validate_checkpoint(store, settings, trained)
     assert not again.promote
     assert again.reason == "was in force, and taken back by operator: it lost money"
+
+
+async def test_what_no_gateway_served_is_validated_again(
+    store: Store, settings: Settings, claim: Claim
+) -> None:
+    trained = await validated_before(store, claim)
+    await announce_gateway(store, "g1", "http://one", 1, refused=2, problem="no such file")
+    with pytest.raises(ServingError):
+        await deploy_checkpoint(store, verdict(claim))
+    with pytest.raises(ModelError, match="no policy loads from /nowhere/base"):
+        await validate_checkpoint(store, settings, trained)
 
 
 async def test_a_new_champion_has_to_be_met(store: Store, settings: Settings, claim: Claim) -> None:

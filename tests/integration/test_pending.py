@@ -1,6 +1,6 @@
 """Which windows a schedule takes up, on a real Postgres."""
 
-from datetime import UTC, datetime
+from datetime import UTC, datetime, timedelta
 
 from babylon.pending import pending_windows, window_to_train
 from babylon.store.windows import claim_window, set_state
@@ -65,3 +65,19 @@ async def test_a_half_finished_window_of_another_length_is_left_alone(store, set
 
 async def test_with_nothing_to_do_the_last_window_to_close_says_why(store, settings):
     assert (await window_to_train(store, settings, NOW)).id == "2025-11-14T11:00"
+
+
+async def test_a_window_waits_until_its_last_rows_had_time_to_arrive(store, settings):
+    await insert_real_window(store)
+    closed = datetime(2025, 11, 14, 10, tzinfo=UTC)
+    early = closed + timedelta(seconds=settings.grace_s - 1)
+    assert await pending_windows(store, settings, early) == []
+    assert (await window_to_train(store, settings, early)).id == EIGHT
+    settled = closed + timedelta(seconds=settings.grace_s)
+    assert [w.id for w in await pending_windows(store, settings, settled)] == [NINE]
+
+
+async def test_a_half_finished_window_is_finished_however_old_it_is(store, settings):
+    await half_finish(store, "2025-01-01T00:00")
+    await end_leases(store)
+    assert await pending(store, settings) == ["2025-01-01T00:00"]

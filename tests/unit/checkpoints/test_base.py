@@ -1,3 +1,4 @@
+import dataclasses
 from pathlib import Path
 
 import pytest
@@ -55,6 +56,12 @@ def test_a_made_model_is_not_made_again(embedded: Path) -> None:
     before = (embedded / "model.safetensors").stat().st_mtime_ns
     assert make_embedded_model(QUICK, embedded.parent) == embedded
     assert (embedded / "model.safetensors").stat().st_mtime_ns == before
+
+
+def test_another_recipe_is_another_model() -> None:
+    fields = [field.name for field in dataclasses.fields(QUICK)]
+    others = [dataclasses.replace(QUICK, **{name: 7}) for name in fields]
+    assert len({QUICK.name, *(other.name for other in others)}) == 1 + len(fields)
 
 
 def test_base_model_takes_the_place_of_the_embedded_one(

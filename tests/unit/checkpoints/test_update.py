@@ -4,6 +4,7 @@ from pathlib import Path
 
 import pytest
 import torch
+from msgspec.structs import replace
 from transformers import PreTrainedTokenizerBase
 
 from babylon.checkpoints.load import load_policy
@@ -40,8 +41,7 @@ def parent(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def update(
     parent: Path, target: Path, tuning: Tuning, config: TrainerConfig = CONFIG
 ) -> TrainReport:
-    report, _ = update_checkpoint(parent, rows(), target, tuning=tuning, config=config)
-    return report
+    return update_checkpoint(parent, rows(), target, tuning=tuning, config=config).report
 
 
 def logits(path: Path) -> torch.Tensor:
@@ -59,6 +59,18 @@ def test_an_update_is_saved_so_that_it_loads_and_differs(
     assert report.calls_without_logprobs == report.calls == 2
     assert report.kl_after > 0
     assert not torch.equal(logits(tmp_path / "v1"), logits(parent))
+
+
+def test_only_what_moved_the_policy_counts_as_trained(parent: Path, tmp_path: Path) -> None:
+    tied = [
+        replace(row, trajectory_id=f"tied-{row.agent_id}", scenario_id="tied", score=1.0)
+        for row in rows()
+    ]
+    greedy = replace(rows()[0], trajectory_id="greedy", calls=(call("buy", temperature=0.0),))
+    window = [*rows(), *tied, greedy]
+    made = update_checkpoint(parent, window, tmp_path / "v1", tuning="full", config=CONFIG)
+    assert made.trajectory_ids == ("buy", "hold")
+    assert made.report.trained_trajectories == 2
 
 
 def test_an_adapter_leaves_its_base_alone_and_chains(parent: Path, tmp_path: Path) -> None:

@@ -1,5 +1,6 @@
 """The update against a naive reference, and what must not change it."""
 
+from dataclasses import replace
 from random import Random
 from typing import Any
 
@@ -203,3 +204,22 @@ def test_stale_data_is_seen_as_stale() -> None:
     assert fresh.logprob_mismatch < 0.02 < stale.logprob_mismatch
     assert stale.ess < fresh.ess
     assert stale.kl_before > fresh.kl_before
+
+
+def impossible(trajectories: list[ScoredTrajectory]) -> list[ScoredTrajectory]:
+    """The same calls as if another model had sampled them: all of their tokens are masked."""
+    return [
+        replace(t, calls=[replace(c, logprobs=[9.0] * len(c.completion)) for c in t.calls])
+        for t in trajectories
+    ]
+
+
+def test_a_window_whose_every_token_is_masked_leaves_the_model_alone() -> None:
+    model = tiny_model(0)
+    optimizer = torch.optim.AdamW(model.parameters(), lr=1e-2)
+    config = TrainerConfig(iterations=1, stop_kl=10.0)
+    train_on_window(model, optimizer, window(), config)  # Adam has moments, and would go on
+    before = [p.clone() for p in model.parameters()]
+    with pytest.raises(NothingToTrainError, match="is masked"):
+        train_on_window(model, optimizer, impossible(window()), config)
+    assert all(torch.equal(p, q) for p, q in zip(before, model.parameters(), strict=True))
