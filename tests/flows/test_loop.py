@@ -64,7 +64,7 @@ async def live(
 async def test_an_hour_of_play_becomes_the_policy_that_serves(
     live: Settings, store: Store, base: Path
 ) -> None:
-    window = window_at(fleet_start(datetime.now(UTC), TICKS, 60))
+    window = window_at(fleet_start(datetime.now(UTC), TICKS, 60)).previous()
     plan = FleetPlan(
         start=window.start, duration_min=TICKS, agents=AGENTS, agents_per_scenario=6, seed=1
     )
@@ -156,7 +156,7 @@ async def test_a_window_without_logprobs_is_trained_with_an_adapter_and_says_so(
     """Scripted agents answer without the gateway: their calls are text, and counted as such."""
     monkeypatch.setenv("TUNING", "lora")
     monkeypatch.setenv("LEARNING_RATE", "1e-6")
-    window = window_at(fleet_start(datetime.now(UTC), TICKS, 60))
+    window = window_at(fleet_start(datetime.now(UTC), TICKS, 60)).previous()
     plan = FleetPlan(start=window.start, duration_min=TICKS, agents=8, seed=2)
     await run_fleet(store, live, plan, "scripted")
 

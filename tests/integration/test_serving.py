@@ -260,7 +260,7 @@ async def test_a_policy_that_does_not_load_leaves_the_old_one_serving(
     await stack.store.pool.execute(
         "UPDATE babylon.policies SET uri = $1 WHERE policy_version = 1", str(tmp_path)
     )
-    with pytest.raises(ServingError, match="cannot serve route 2: .*no policy loads"):
+    with pytest.raises(ServingError, match=r"cannot serve route 2: .*no policy loads"):
         await stack.route_to(1)
     assert (await stack.chat()).headers["x-model-version"] == "0"
     async with (
