@@ -78,7 +78,8 @@ class Settings(BaseSettings):
 
     @property
     def minutes(self) -> int:
-        """Length of a window; ``WINDOW_DURATION_HOURS`` (the original's name) wins when set."""
+        """Length of a window; in the environment ``WINDOW_DURATION_HOURS`` (the original's name)
+        wins over ``WINDOW_MINUTES``."""
         return self.window_minutes if self.window_hours is None else round(self.window_hours * 60)
 
     @property
@@ -144,13 +145,16 @@ class Settings(BaseSettings):
 
 def load_settings(**overrides: Any) -> Settings:
     """Settings from the environment, then ``overrides``; a ``None`` among them counts too:
-    ``database_url=None`` is the embedded database whatever the environment says.
+    ``database_url=None`` is the embedded database whatever the environment says. Window minutes
+    that are given here win over ``WINDOW_DURATION_HOURS`` too.
 
     Raises:
         ConfigError: names each bad variable, its value and what is allowed.
     """
     if unknown := sorted(set(overrides) - set(Settings.model_fields)):
         raise ConfigError(f"unknown setting {', '.join(unknown)}: see babylon/settings.py")
+    if "window_minutes" in overrides:
+        overrides = {"window_hours": None, **overrides}
     try:
         settings = Settings(**overrides)
     except ValidationError as error:
