@@ -1,6 +1,8 @@
 """What a Prefect server needs around its workers: pools, block types, deployments, two automations.
 
-All of it is repeatable: what exists is kept, so changes that an operator made in the UI stay.
+All of it is repeatable. Pools and automations that exist are kept as they are. Deployments and
+their schedules are made again from prefect.yaml, which is their truth: a change in the UI lasts
+until the next ``babylon up``.
 """
 
 import asyncio
