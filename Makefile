@@ -31,4 +31,4 @@ bench: $(STAMP)
 	$(BIN)/python -m benchmarks.demo
 
 clean:
-	rm -rf $(VENV) .babylon .pytest_cache .mypy_cache .ruff_cache .hypothesis build dist *.egg-info
+	rm -rf $(VENV) .pytest_cache .mypy_cache .ruff_cache .hypothesis build dist *.egg-info

@@ -75,10 +75,19 @@ class DemoReport:
 
 
 def demo_overrides(settings: Settings, now: datetime) -> dict[str, Any]:
-    """Settings of a demo: a fresh home of its own below the given one, and the demo's recipe."""
+    """Settings of a demo: a fresh home of its own below the given one, and the demo's recipe.
+
+    The database is the embedded one of that home, whatever the environment says: a toy model has
+    no place among the policies of a live game.
+    """
     name = f"{now:%Y%m%dT%H%M%S}-seed{settings.seed}"
-    home = settings.home / "demo" / name
-    return {**RECIPE, "home": home, "seed": settings.seed, "lookback_hours": 24 * 365}
+    return {
+        **RECIPE,
+        "home": settings.home / "demo" / name,
+        "database_url": None,
+        "seed": settings.seed,
+        "lookback_hours": 24 * 365,
+    }
 
 
 async def run_demo(

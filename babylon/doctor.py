@@ -1,25 +1,23 @@
-"""What this machine has and lacks, checked for real: a version is imported, a database opened."""
+"""What this machine has and lacks, checked for real: torch is imported, the database is opened, a
+port is bound. Nothing is downloaded, so a model of the hub is said to be unchecked."""
 
 import asyncio
 import os
 import shutil
-import socket
 import sys
 from collections.abc import Iterator
 from dataclasses import dataclass
 from importlib import metadata
 from pathlib import Path
 
-from babylon.errors import BabylonError
+from babylon.errors import BabylonError, ServingError
+from babylon.ports import holder, require_free_port
 from babylon.settings import Settings
 from babylon.store import open_store
+from babylon.up.processes import Processes
 
-PACKAGES = ("prefect", "asyncpg", "polars", "torch", "transformers", "peft", "openpipe-art")
-KEYS = {
-    "OPENAI_API_KEY": "a judge at OpenAI",
-    "WANDB_API_KEY": "metrics in Weights & Biases",
-    "HF_TOKEN": "publishing to the Hugging Face hub",
-}
+PACKAGES = ("prefect", "asyncpg", "polars", "torch", "transformers", "peft")
+KEYS = {"HF_TOKEN": "a BASE_MODEL that is private or gated on the Hugging Face hub"}
 MIN_FREE_GB = 2.0
 _TORCH = """
 import torch
@@ -31,10 +29,13 @@ print(torch.__version__, *names, sep="|")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Check:
-    """One finding. ``required``: the system does not work without it."""
+    """One finding; ``ok`` is ``None`` for what was not checked.
+
+    ``required``: the system does not work without it.
+    """
 
     name: str
-    ok: bool
+    ok: bool | None
     required: bool
     detail: str
 
@@ -47,10 +48,12 @@ async def examine(settings: Settings) -> list[Check]:
         *await _torch(),
         _disk(settings),
         await _database(settings),
-        _base_model(settings),
-        _port("gateway", settings.endpoint_port, "LOCAL_ENDPOINT"),
-        _port("engine", settings.engine_port, "ENGINE_PORT"),
-        _port("prefect server", settings.prefect_port, "PREFECT_SERVER_API_PORT"),
+        check_base_model(settings),
+        check_port(settings.home, "gateway", settings.endpoint_port, "LOCAL_ENDPOINT"),
+        check_port(settings.home, "engine", settings.engine_port, "ENGINE_PORT"),
+        check_port(
+            settings.home, "prefect server", settings.prefect_port, "PREFECT_SERVER_API_PORT"
+        ),
         *_keys(),
     ]
 
@@ -116,7 +119,8 @@ async def _database(settings: Settings) -> Check:
     return Check(name="database", ok=store.has_game_tables, required=True, detail=detail)
 
 
-def _base_model(settings: Settings) -> Check:
+def check_base_model(settings: Settings) -> Check:
+    """A local model is looked at; a hub id is not, because that takes a download."""
     name = settings.base_model
     if name is None:
         made = settings.models.exists() and any(settings.models.glob("embedded-*/config.json"))
@@ -127,18 +131,22 @@ def _base_model(settings: Settings) -> Check:
         ok = (path / "config.json").exists()
         detail = str(path) + ("" if ok else ": no config.json in it, BASE_MODEL names a model")
         return Check(name="base model", ok=ok, required=True, detail=detail)
-    return Check(
-        name="base model", ok=True, required=True, detail=f"{name}, loaded from the hub on use"
-    )
+    detail = f"{name}, not checked here: loaded from the hub when first used"
+    return Check(name="base model", ok=None, required=True, detail=detail)
 
 
-def _port(name: str, port: int, variable: str) -> Check:
-    with socket.socket() as probe:
-        probe.settimeout(1)
-        taken = probe.connect_ex(("127.0.0.1", port)) == 0
-    by_whom = f"in use: by us as `babylon status` shows, else choose another {variable}"
-    detail = f"{port} is {by_whom if taken else 'free'}"
-    return Check(name=f"port of {name}", ok=True, required=False, detail=detail)
+def check_port(home: Path, user: str, port: int, variable: str) -> Check:
+    """Free, or taken by what ``babylon up`` of this home has started."""
+    name = f"port of {user}"
+    try:
+        require_free_port(port, user=f"the {user}", variable=variable)
+    except ServingError as error:
+        pid = holder(port)
+        if pid is None or not Processes(home=home).started(pid):
+            return Check(name=name, ok=False, required=True, detail=str(error))
+        detail = f"{port} is in use by process {pid} of this home's `babylon up`"
+        return Check(name=name, ok=True, required=True, detail=detail)
+    return Check(name=name, ok=True, required=True, detail=f"{port} is free")
 
 
 def _keys() -> Iterator[Check]:

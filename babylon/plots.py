@@ -39,7 +39,7 @@ def plot_windows(
     axes.set_xticks(list(at), labels, fontsize=8)
     axes.set_xlabel("window (UTC)")
     axes.set_ylabel("mean P&L of a scenario, $")
-    axes.set_title("Hour by hour, the fleet's own play makes it better")
+    axes.set_title("P&L of the fleet and of each challenger, hour by hour")
     axes.legend(loc="lower right", fontsize=8)
     path = directory / "pnl_by_window.png"
     figure.savefig(path, dpi=120)

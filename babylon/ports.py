@@ -20,15 +20,23 @@ def require_free_port(port: int, *, user: str, variable: str) -> None:
             probe.bind(("127.0.0.1", port))
         except OSError as error:
             raise ServingError(
-                f"port {port} for {user} is taken{_holder(port)}: stop that program"
+                f"port {port} for {user} is taken{_by_whom(port)}: stop that program"
                 f" (`babylon down`?), or choose another port with {variable}"
             ) from error
 
 
-def _holder(port: int) -> str:
-    """`` by process 123 (name)`` where the system lets us know."""
+def holder(port: int) -> int | None:
+    """The process that has the port, where the system lets us know."""
     with suppress(psutil.AccessDenied):
         for connection in psutil.net_connections("tcp"):
             if connection.laddr and connection.laddr.port == port and connection.pid:
-                return f" by process {connection.pid} ({psutil.Process(connection.pid).name()})"
+                return int(connection.pid)
+    return None
+
+
+def _by_whom(port: int) -> str:
+    """`` by process 123 (name)`` where one may know."""
+    pid = holder(port)
+    with suppress(psutil.Error):  # it may be gone by now
+        return f" by process {pid} ({psutil.Process(pid).name()})" if pid else ""
     return ""

@@ -78,7 +78,8 @@ class Settings(BaseSettings):
 
     @property
     def minutes(self) -> int:
-        """Length of a window; ``WINDOW_DURATION_HOURS`` (the original's name) wins when set."""
+        """Length of a window; in the environment ``WINDOW_DURATION_HOURS`` (the original's name)
+        wins over ``WINDOW_MINUTES``."""
         return self.window_minutes if self.window_hours is None else round(self.window_hours * 60)
 
     @property
@@ -101,13 +102,17 @@ class Settings(BaseSettings):
         return port
 
     def environment(self) -> dict[str, str]:
-        """The environment variables from which another process reads the same settings."""
+        """The environment variables from which another process reads the same settings.
+
+        ``None`` is an empty variable, under both names: one that is exported must not stand in.
+        """
         environment = {}
         for name, field in type(self).model_fields.items():
             value = getattr(self, name)
-            if value is not None:
-                plain = value.get_secret_value() if isinstance(value, SecretStr) else value
-                environment[str(field.validation_alias)] = str(plain)
+            plain = value.get_secret_value() if isinstance(value, SecretStr) else value
+            if plain is None:
+                environment[f"BABYLON_{name.upper()}"] = ""
+            environment[str(field.validation_alias)] = "" if plain is None else str(plain)
         return environment
 
     @property
@@ -139,16 +144,19 @@ class Settings(BaseSettings):
 
 
 def load_settings(**overrides: Any) -> Settings:
-    """Settings from the environment, then ``overrides`` (``None`` means: not given).
+    """Settings from the environment, then ``overrides``; a ``None`` among them counts too:
+    ``database_url=None`` is the embedded database whatever the environment says. Window minutes
+    that are given here win over ``WINDOW_DURATION_HOURS`` too.
 
     Raises:
         ConfigError: names each bad variable, its value and what is allowed.
     """
     if unknown := sorted(set(overrides) - set(Settings.model_fields)):
         raise ConfigError(f"unknown setting {', '.join(unknown)}: see babylon/settings.py")
-    given = {name: value for name, value in overrides.items() if value is not None}
+    if "window_minutes" in overrides:
+        overrides = {"window_hours": None, **overrides}
     try:
-        settings = Settings(**given)
+        settings = Settings(**overrides)
     except ValidationError as error:
         problems = "; ".join(
             f"{'.'.join(map(str, problem['loc']))}={problem['input']!r}: {problem['msg']}"

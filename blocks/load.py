@@ -37,6 +37,8 @@ async def _load(name: str) -> BabylonDatabase | BabylonModel:
     try:
         block: Block = await KINDS[kind].aload(document)
     except ValueError as error:
-        raise ConfigError(f"block {name!r} does not exist: create it in the UI first") from error
+        raise ConfigError(
+            f"block {name!r} does not exist: create it in Prefect's UI first"
+        ) from error
     assert isinstance(block, BabylonDatabase | BabylonModel)
     return block

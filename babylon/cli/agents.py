@@ -8,7 +8,7 @@ from typing import Annotated
 import typer
 from rich.progress import Progress
 
-from babylon.cli.options import Json
+from babylon.cli.options import Json, given
 from babylon.cli.output import print_json, stderr
 from babylon.settings import load_settings
 
@@ -47,7 +47,7 @@ def spawn(
         bar = progress.add_task("rounds", total=None)
         result = asyncio.run(
             spawn_agents(
-                load_settings(seed=seed),
+                load_settings(**given(seed=seed)),
                 agents=agents,
                 duration_min=duration,
                 policy=policy.value,

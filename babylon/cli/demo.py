@@ -52,6 +52,7 @@ def print_demo(report: DemoReport) -> None:
     )
     print("\nWhere to look next:")
     print(f"  {report.plot}")
-    print(f"  BABYLON_HOME={report.home} babylon model list     every policy and its verdict")
-    print(f"  BABYLON_HOME={report.home} babylon windows list   every window and its state")
+    environment = f"DATABASE_URL= BABYLON_HOME={report.home}"
+    print(f"  {environment} babylon model list     every policy and its verdict")
+    print(f"  {environment} babylon windows list   every window and its state")
     print(f"  {report.home}/datasets     the published windows")

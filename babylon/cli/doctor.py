@@ -2,12 +2,16 @@
 
 import asyncio
 from dataclasses import asdict
+from typing import TYPE_CHECKING
 
 import typer
 
 from babylon.cli.options import Json
 from babylon.cli.output import print_json, print_table
 from babylon.settings import load_settings
+
+if TYPE_CHECKING:
+    from babylon.doctor import Check
 
 app = typer.Typer()
 
@@ -18,13 +22,16 @@ def doctor(json: Json = False) -> None:
     from babylon.doctor import examine
 
     checks = asyncio.run(examine(load_settings()))
-    well = all(check.ok or not check.required for check in checks)
+    well = not any(check.ok is False and check.required for check in checks)
     if json:
         print_json({"ok": well, "checks": [asdict(check) for check in checks]})
     else:
-        rows = [
-            [c.name, "ok" if c.ok else "MISSING" if c.required else "optional", c.detail]
-            for c in checks
-        ]
+        rows = [[check.name, _word(check), check.detail] for check in checks]
         print_table("Doctor", ["check", "", "detail"], rows)
     raise typer.Exit(0 if well else 1)
+
+
+def _word(check: "Check") -> str:
+    if check.ok is None:
+        return "unchecked"
+    return "ok" if check.ok else "PROBLEM" if check.required else "optional"

@@ -1,6 +1,6 @@
 """Options that several commands share."""
 
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
 
@@ -12,3 +12,8 @@ MinActions = Annotated[
     int | None, typer.Option(min=1, help="Actions that a trajectory needs.", metavar="N")
 ]
 WindowMinutes = Annotated[int | None, typer.Option(help="Length of a window.", metavar="M")]
+
+
+def given(**options: Any) -> dict[str, Any]:
+    """The options that were given, as overrides of the settings."""
+    return {name: value for name, value in options.items() if value is not None}

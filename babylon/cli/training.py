@@ -14,7 +14,7 @@ from typing import Annotated, Any, NoReturn
 import typer
 
 import babylon
-from babylon.cli.options import Json, MinActions, MinAgents, WindowMinutes
+from babylon.cli.options import Json, MinActions, MinAgents, WindowMinutes, given
 from babylon.requests import DemoRequest, Request, TrainRequest, encode
 from babylon.settings import MAX_HOURS, load_settings
 from babylon.windows import check_minutes, settled_window
@@ -83,7 +83,7 @@ def train(
         raise typer.BadParameter(f"--backfill-hours is for --mode backfill, not {mode}")
     if frequency and mode is not Mode.CONTINUOUS:
         raise typer.BadParameter(f"--frequency is for --mode continuous, not {mode}")
-    overrides = _given(
+    overrides = _checked(
         window_minutes=window_minutes,
         frequency=frequency,
         min_agents=min_agents,
@@ -121,12 +121,12 @@ def demo(
     json: Json = False,
 ) -> None:
     """A fleet plays simulated hours; each is trained, validated and deployed."""
-    _become_flow(DemoRequest(windows=windows, overrides=_given(seed=seed), json=json))
+    _become_flow(DemoRequest(windows=windows, overrides=_checked(seed=seed), json=json))
 
 
-def _given(**options: Any) -> dict[str, Any]:
+def _checked(**options: Any) -> dict[str, Any]:
     """The options that were given, checked before any heavy import."""
-    overrides = {name: value for name, value in options.items() if value is not None}
+    overrides = given(**options)
     load_settings(**overrides)
     return overrides
 

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from babylon.cli.options import Json, MinActions, MinAgents, WindowMinutes
+from babylon.cli.options import Json, MinActions, MinAgents, WindowMinutes, given
 from babylon.cli.output import print_json, print_table
 from babylon.settings import MAX_HOURS, Settings, load_settings
 from babylon.windows import DONE
@@ -30,9 +30,8 @@ def list_(
     json: Json = False,
 ) -> None:
     """Every window: its state, eligible agents, and why trajectories were rejected."""
-    settings = load_settings(
-        min_agents=min_agents, min_actions=min_actions, window_minutes=window_minutes
-    )
+    options = given(min_agents=min_agents, min_actions=min_actions, window_minutes=window_minutes)
+    settings = load_settings(**options)
     reports = asyncio.run(_reports(settings, lookback_hours))
     if json:
         print_json({"windows": [_record(report) for report in reports]})
@@ -49,9 +48,8 @@ def check(
     json: Json = False,
 ) -> None:
     """Say READY FOR TRAINING, or what is missing; exit code 1 when no window is ready."""
-    settings = load_settings(
-        min_agents=min_agents, min_actions=min_actions, window_minutes=window_minutes
-    )
+    options = given(min_agents=min_agents, min_actions=min_actions, window_minutes=window_minutes)
+    settings = load_settings(**options)
     reports = asyncio.run(_reports(settings, lookback_hours))
     ready = [report.window_id for report in reports if report.ready]
     if json:

@@ -13,6 +13,7 @@ from typing import Any
 import msgspec
 
 from babylon.gateway.routes import Route, Target
+from babylon.storable import storable, storable_json
 from babylon.store.calls import RecordedCall
 from babylon.wire import ChatRequest, RequestError, constraints
 
@@ -143,8 +144,8 @@ class Exchange:
             policy_version=self.target.policy_version,
             route_version=self.route.route_version,
             model=self.target.name,
-            messages=msgspec.json.encode(self.chat.messages).decode(),
-            response=self.text.replace("\0", "\ufffd"),  # Postgres stores no NUL in text
+            messages=storable_json(msgspec.json.encode(self.chat.messages).decode()),
+            response=storable(self.text),
             prompt_token_ids=self.prompt_token_ids,
             completion_token_ids=self.token_ids,
             logprobs=[math.nan if score is None else score for score in self.logprobs],

@@ -141,12 +141,14 @@ async def play_fleet(
     *,
     progress: Progress | None = None,
 ) -> FleetResult:
-    """Play all rounds, record every trajectory, and write outcomes of the windows that are over.
+    """Play all rounds, record every trajectory, and write each window's outcomes when it is over:
+    training may collect it while later ones are played.
 
     Raises:
         ServingError: the endpoint does not answer.
     """
     rounds = plan_rounds(plan)
+    windows = [window_at(start, plan.window_minutes) for start, _ in rounds]
     pnl: list[float] = []
     calls = 0
     for number, (start, ticks) in enumerate(rounds):
@@ -168,13 +170,12 @@ async def play_fleet(
         calls += ticks * len(tasks)
         if progress is not None:
             progress(number + 1, len(rounds))
-    windows = sorted({window_at(start, plan.window_minutes).id for start, _ in rounds})
-    if plan.live:
-        await _sleep_until(window_at(rounds[-1][0], plan.window_minutes).end)
-    for window_id in windows:
-        await tracker.write(window_id)
+        if windows[number] not in windows[number + 1 :]:
+            if plan.live:
+                await _sleep_until(windows[number].end)
+            await tracker.write(windows[number].id)
     return FleetResult(
-        windows=tuple(windows),
+        windows=tuple(dict.fromkeys(window.id for window in windows)),
         scenarios=len(rounds) * len(_shards(plan)),
         trajectories=len(pnl),
         calls=calls,
@@ -359,4 +360,5 @@ def _observe(tracker: MarketOutcomesTracker, scenario: Scenario, start: datetime
 
 
 async def _sleep_until(moment: datetime) -> None:
-    await asyncio.sleep(max(0.0, (moment - datetime.now(UTC)).total_seconds()))
+    while (seconds := (moment - datetime.now(UTC)).total_seconds()) > 0:  # it may wake early
+        await asyncio.sleep(seconds)

@@ -8,6 +8,7 @@ from typing import Any, Literal
 import msgspec
 
 from babylon.errors import RecorderError
+from babylon.storable import storable_json
 
 _REQUIRED_STATE = ("agentBalance", "agentPnL", "openPositions")
 # Known of a call, and stored in its log row, but not a key of ``stepsJson``.
@@ -95,19 +96,17 @@ def encode_step(
 
 
 def to_json(value: Any, what: str) -> str:
-    """Compact JSON as JavaScript writes it.
+    """Compact JSON as JavaScript writes it, NUL characters replaced.
 
     Raises:
-        RecorderError: NaN, infinity, a NUL character, half a surrogate pair, or a foreign type.
+        RecorderError: NaN, infinity, half a surrogate pair, or a foreign type.
     """
     try:
         text = json.dumps(value, allow_nan=False, ensure_ascii=False, separators=(",", ":"))
         text.encode()
     except (ValueError, TypeError) as error:
         raise RecorderError(f"{what} cannot be stored as JSON: {error}") from error
-    if "\\u0000" in text:
-        raise RecorderError(f"{what} holds a NUL character, which Postgres cannot store: remove it")
-    return text
+    return storable_json(text)
 
 
 def milliseconds(at: datetime) -> int:

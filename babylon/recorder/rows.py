@@ -8,6 +8,7 @@ from datetime import datetime
 from typing import Any
 
 from babylon.recorder.records import LlmCall, game_time, milliseconds, to_json
+from babylon.storable import storable
 from babylon.windows import Window
 
 Row = dict[str, Any]
@@ -107,11 +108,13 @@ def call_row(played: Played, step: int, i: int, call: LlmCall, at: datetime) -> 
 
 
 async def insert_rows(connection: Any, table: str, rows: Sequence[Row]) -> None:
-    """Rows with equal keys into the columns of those names."""
+    """Rows with equal keys into the columns of those names; NUL characters are replaced."""
     if not rows:
         return
     columns = ", ".join(f'"{name}"' for name in rows[0])
     places = ", ".join(f"${i + 1}" for i in range(len(rows[0])))
-    await connection.executemany(
-        f'INSERT INTO "{table}" ({columns}) VALUES ({places})', [tuple(r.values()) for r in rows]
-    )
+    values = [
+        tuple(storable(value) if isinstance(value, str) else value for value in row.values())
+        for row in rows
+    ]
+    await connection.executemany(f'INSERT INTO "{table}" ({columns}) VALUES ({places})', values)

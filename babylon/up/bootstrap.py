@@ -1,6 +1,8 @@
-"""What a Prefect server needs around its workers: pools, deployments, two automations.
+"""What a Prefect server needs around its workers: pools, block types, deployments, two automations.
 
-All of it is repeatable: what exists is kept, so changes that an operator made in the UI stay.
+All of it is repeatable. Pools and automations that exist are kept as they are. Deployments and
+their schedules are made again from prefect.yaml, which is their truth: a change in the UI lasts
+until the next ``babylon up``.
 """
 
 import asyncio
@@ -44,7 +46,8 @@ async def bootstrap(settings: Settings, http: aiohttp.ClientSession) -> None:
     """
     api = api_url(settings.prefect_port)
     await _crash_stale_runs(http, api)
-    await _deploy_all(settings)
+    await _prefect(settings, "block", "register", "--module", "blocks.load")
+    await _prefect(settings, "deploy", "--all")
 
 
 async def _crash_stale_runs(http: aiohttp.ClientSession, api: str) -> None:
@@ -73,14 +76,15 @@ def _automation(name: str, after: str, expected: list[str], within_s: int) -> di
     }
 
 
-async def _deploy_all(settings: Settings) -> None:
+async def _prefect(settings: Settings, *arguments: str) -> None:
+    """Prefect's own command line, in the checkout that has ``prefect.yaml`` and ``blocks``."""
     if not (ROOT / "prefect.yaml").exists():
         raise ServingError(
             f"no prefect.yaml in {ROOT}: `babylon up` runs from a checkout; install it with"
             " `pip install -e .`"
         )
     child = await asyncio.create_subprocess_exec(
-        *prefect("--no-prompt", "deploy", "--all"),
+        *prefect("--no-prompt", *arguments),
         cwd=ROOT,
         env=environment(settings) | {"PWD": str(ROOT)},  # prefect.yaml names it
         stdin=asyncio.subprocess.DEVNULL,
@@ -89,7 +93,7 @@ async def _deploy_all(settings: Settings) -> None:
     )
     output, _ = await child.communicate()
     if child.returncode:
-        raise ServingError(f"`prefect deploy --all` failed:\n{output.decode()[-2000:]}")
+        raise ServingError(f"`prefect {' '.join(arguments)}` failed:\n{output.decode()[-2000:]}")
 
 
 async def _call(http: aiohttp.ClientSession, method: str, url: str, body: Any) -> Any:

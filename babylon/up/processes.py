@@ -61,6 +61,14 @@ class Processes:
             return None
         return record
 
+    def started(self, pid: int) -> bool:
+        """Is it one of the recorded processes, or a descendant of one?"""
+        family = {pid}
+        with suppress(psutil.NoSuchProcess):
+            family |= {parent.pid for parent in psutil.Process(pid).parents()}
+        records = [self.running(path.stem) for path in self.directory.glob("*.json")]
+        return any(record.pid in family for record in records if record)
+
     def start(
         self,
         name: str,

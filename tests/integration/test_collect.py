@@ -13,11 +13,15 @@ from babylon.collect import collect_window
 from babylon.dataset.export import COLUMNS, publish_window
 from babylon.dropout import thin_window
 from babylon.errors import ScoringError, WindowNotReadyError
+from babylon.gateway.exchange import Exchange, Identity
+from babylon.gateway.routes import Route, Target
 from babylon.quality.validate import validate_window
+from babylon.recorder import Action, LlmCall, TrajectoryRecorder
 from babylon.score import score_window
 from babylon.store.calls import RecordedCall, insert_calls
 from babylon.trajectories import Trajectory, read_trajectories, training_rows
 from babylon.types import Artifact
+from babylon.wire import parse_chat
 from tasks.dropout import dropout
 from tasks.publish import publish
 from tests.integration.game import (
@@ -188,6 +192,55 @@ async def test_the_gateways_tokens_join_their_calls_and_only_trainable_finite_on
     assert [call.untrainable for call in calls[:5]] == reasons
     others = [t for t in trajectories.values() if t.trajectory_id != one[0]["trajectoryId"]]
     assert all(call.retokenized for trajectory in others for call in trajectory.calls)
+
+
+async def test_a_sampled_nul_is_recorded_by_both_and_joined(store, settings):
+    messages = [{"role": "user", "content": "you said a\0, not \\u0000"}]
+    fields = {"model": "babylon", "messages": messages}
+    target = Target("babylon-v2", 2, "/checkpoints/2")
+    recorder = TrajectoryRecorder(store)
+    for agent in ("a", "b"):
+        trajectory = recorder.start(agent, at=WINDOW.start)
+        exchange = Exchange(
+            call_id=agent,
+            identity=Identity(agent_id=agent, trajectory_id=trajectory, step=0),
+            chat=parse_chat(fields),
+            fields=fields,
+            route=Route(1, "babylon", target),
+            target=target,
+            text="HOLD\0",
+            prompt_token_ids=[1],
+            token_ids=[7, 0],
+            logprobs=[-0.5, -9.0],
+            completion_tokens=2,
+        )
+        await insert_calls(store, [exchange.record()])
+        recorder.step(
+            trajectory,
+            environment_state={"agentBalance": 1000, "agentPnL": 0, "openPositions": 0},
+            llm_calls=[
+                LlmCall(
+                    model="babylon",
+                    system_prompt="",
+                    user_prompt=messages[0]["content"],
+                    response="HOLD\0",
+                    reasoning="\0",
+                    temperature=1.0,
+                    max_tokens=2,
+                    purpose="action",
+                )
+            ],
+            action=Action(action_type="HOLD", success=True, parameters={}),
+            reward=0.0,
+            at=WINDOW.start,
+        )
+        await recorder.finish(trajectory, at=WINDOW.start)
+    two_agents = settings.model_copy(update={"min_agents": 2, "min_actions": 1})
+    validated = await validated_window(store, two_agents)
+    for trajectory in read_trajectories(validated.artifact):
+        (call,) = trajectory.calls
+        assert (call.response, call.completion_token_ids) == ("HOLD\ufffd", (7, 0))
+        assert call.messages[0].content == "you said a\ufffd, not \\u0000"
 
 
 async def test_ground_truth_reaches_neither_training_rows_nor_the_dataset(store, settings):

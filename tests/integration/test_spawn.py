@@ -1,13 +1,15 @@
 from dataclasses import replace
-from datetime import UTC, datetime
+from datetime import UTC, datetime, timedelta
 
 import pytest
 
 from babylon.errors import DatabaseError
-from babylon.market.fleet import FleetPlan
+from babylon.market.fleet import FleetPlan, Reply, Turn, play_fleet, scripted_answers
 from babylon.market.spawn import run_fleet
+from babylon.recorder import MarketOutcomesTracker, TrajectoryRecorder
 from babylon.settings import Settings
 from babylon.store import Store
+from babylon.windows import window_at
 
 PLAN = FleetPlan(start=datetime(2025, 11, 14, 9, tzinfo=UTC), duration_min=6, agents=4)
 COUNT = "SELECT count(*) FROM trajectories"
@@ -21,6 +23,29 @@ async def test_a_scripted_fleet_leaves_trajectories_calls_and_outcomes(
     assert await store.pool.fetchval(COUNT) == 4
     assert await store.pool.fetchval("SELECT count(*) FROM llm_call_logs") == 24
     assert await store.pool.fetchval("SELECT count(*) FROM market_outcomes") == 3
+
+
+@pytest.mark.parametrize("live", [False, True])
+async def test_outcomes_of_a_window_are_there_before_the_next_is_played(
+    live: bool, store: Store
+) -> None:
+    nine, ten = PLAN.start, PLAN.start + timedelta(hours=1)
+    plan = replace(PLAN, start=ten - timedelta(minutes=12), duration_min=14, live=live)
+    scripted = scripted_answers(plan.seed)
+    there: dict[str, set[str]] = {}
+
+    async def answer(turn: Turn) -> Reply:
+        rows = await store.pool.fetch('SELECT DISTINCT "windowId" FROM market_outcomes')
+        window_id = recorder.window(turn.trajectory_id).id
+        there.setdefault(window_id, set()).update(row["windowId"] for row in rows)
+        return await scripted(turn)
+
+    recorder, tracker = TrajectoryRecorder(store), MarketOutcomesTracker(store)
+    result = await play_fleet(plan, answer, recorder, tracker)
+    first, second = window_at(nine).id, window_at(ten).id
+    assert result.windows == (first, second)
+    assert there == {first: set(), second: {first}}
+    assert await store.pool.fetchval('SELECT count(DISTINCT "windowId") FROM market_outcomes') == 2
 
 
 async def test_simulated_play_is_not_written_into_a_live_game(

@@ -80,6 +80,16 @@ class System:
         assert state["type"] == "COMPLETED", f"{state}\n{self.evidence()}"
         return str(state["name"])
 
+    def block_types(self) -> set[str]:
+        """Slugs of the kinds of block that a person can create in Prefect's UI."""
+        request = urllib.request.Request(
+            f"http://127.0.0.1:{self.prefect_port}/api/block_types/filter",
+            data=b"{}",
+            headers={"Content-Type": "application/json"},
+        )
+        with urllib.request.urlopen(request, timeout=60) as response:
+            return {block_type["slug"] for block_type in json.load(response)}
+
     def evidence(self) -> str:
         """What a person would look at when a run does not end well."""
         processes = [
@@ -115,6 +125,7 @@ def test_up_serves_runs_a_deployment_and_goes_down_without_a_trace(system: Syste
     assert (code, set(services)) == (0, SERVICES)
     assert all(service["healthy"] for service in services.values())
     assert system.run("up") == (0, started)  # again: nothing is started twice
+    assert system.block_types() >= {"babylon-database", "babylon-model"}
 
     files = [str(path) for path in sorted((ROOT / "tests/data/babylon").glob("*.jsonl"))]
     assert system.run("db", "import", *files)[0] == 0

@@ -29,6 +29,18 @@ def test_a_deployment_strategy_that_does_not_exist_is_named(
         load_settings()
 
 
+def test_given_minutes_win_over_hours_of_the_environment_in_child_processes_too(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setenv("WINDOW_DURATION_HOURS", "2")
+    assert load_settings().minutes == 120
+    given = load_settings(window_minutes=30)
+    assert given.minutes == 30
+    for name, value in given.environment().items():
+        monkeypatch.setenv(name, value)
+    assert load_settings().minutes == 30
+
+
 @pytest.mark.parametrize(
     ("endpoint", "port"), [("http://localhost:8000", 8000), ("http://127.0.0.1", 80)]
 )

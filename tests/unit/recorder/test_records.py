@@ -97,7 +97,6 @@ def test_extra_keys_of_the_state_are_kept() -> None:
         ({"state": {"agentPnL": 0}}, "lacks agentBalance, openPositions: it has agentPnL"),
         ({"reward": float("nan")}, "step 3 cannot be stored as JSON: Out of range float"),
         ({"state": {**STATE, "agentPnL": float("inf")}}, "Out of range float"),
-        ({"calls": [_call(response="a\0b")]}, "NUL character"),
         ({"calls": [_call(response="\ud800")]}, "surrogates not allowed"),
         ({"state": {**STATE, "object": object()}}, "not JSON serializable"),
     ],
@@ -105,6 +104,14 @@ def test_extra_keys_of_the_state_are_kept() -> None:
 def test_what_cannot_be_stored_is_refused_by_name(changes: dict[str, Any], message: str) -> None:
     with pytest.raises(RecorderError, match=message):
         _step(**changes)
+
+
+def test_a_nul_is_replaced_and_the_text_of_its_escape_is_not() -> None:
+    texts = ["a\0\0b", "\\u0000", "\\\0", "\\\\u0000"]
+    steps = [_step(calls=[_call(response=text)]) for text in texts]
+    assert [step["llmCalls"][0]["response"] for step in steps] == [
+        text.replace("\0", "\ufffd") for text in texts
+    ]
 
 
 @pytest.mark.parametrize(

@@ -1,0 +1,68 @@
+"""What ``babylon doctor`` says about ports, the base model and packages is so."""
+
+import os
+import re
+import socket
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+from babylon.doctor import PACKAGES, check_base_model, check_port
+from babylon.settings import load_settings
+from babylon.up.processes import Processes
+
+ROOT = Path(__file__).parents[2]
+# A child listens, as the engine does under the recorded process of `babylon serve`.
+LISTEN = """
+import socket, subprocess, sys
+code = "import socket, sys; s = socket.create_server(('127.0.0.1', int(sys.argv[1]))); s.accept()"
+subprocess.run([sys.executable, "-c", code, sys.argv[1]])
+"""
+
+
+@pytest.fixture
+def port() -> int:
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        return int(probe.getsockname()[1])
+
+
+def test_a_port_is_fine_when_free_and_not_when_a_stranger_has_it(port: int, tmp_path: Path) -> None:
+    free = check_port(tmp_path, "gateway", port, "LOCAL_ENDPOINT")
+    assert (free.ok, free.detail) == (True, f"{port} is free")
+    with socket.create_server(("127.0.0.1", port)):
+        taken = check_port(tmp_path, "gateway", port, "LOCAL_ENDPOINT")
+    assert not taken.ok
+    assert f"by process {os.getpid()}" in taken.detail and "LOCAL_ENDPOINT" in taken.detail
+
+
+def test_a_port_of_this_homes_own_services_is_fine(port: int, tmp_path: Path) -> None:
+    processes = Processes(home=tmp_path)
+    processes.start("serving", [sys.executable, "-c", LISTEN, str(port)], environment=os.environ)
+    try:
+        deadline = time.monotonic() + 30
+        while "free" in (check := check_port(tmp_path, "engine", port, "ENGINE_PORT")).detail:
+            assert time.monotonic() < deadline
+            time.sleep(0.1)
+        assert check.ok, check.detail
+        assert not check_port(tmp_path / "other", "engine", port, "ENGINE_PORT").ok
+    finally:
+        processes.stop("serving")
+
+
+def test_a_model_of_the_hub_is_not_checked_and_a_local_one_is(tmp_path: Path) -> None:
+    unknown = check_base_model(load_settings(base_model="nobody/has-this"))
+    assert unknown.ok is None and "nobody/has-this, not checked here" in unknown.detail
+    local = load_settings(base_model=str(tmp_path))
+    assert check_base_model(local).ok is False
+    (tmp_path / "config.json").touch()
+    assert check_base_model(local).ok is True
+
+
+@pytest.mark.parametrize("package", PACKAGES)
+def test_a_required_package_is_one_that_the_code_imports(package: str) -> None:
+    sources = [path for top in ("babylon", "flows", "tasks") for path in (ROOT / top).rglob("*.py")]
+    imported = re.compile(rf"^\s*(import|from) {package}\b", re.MULTILINE)
+    assert any(imported.search(path.read_text()) for path in sources)
