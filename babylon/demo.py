@@ -87,6 +87,7 @@ def demo_overrides(settings: Settings, now: datetime) -> dict[str, Any]:
         "database_url": None,
         "seed": settings.seed,
         "lookback_hours": 24 * 365,
+        "grace_s": 0,  # its hours are played to the end before they are trained
     }
 
 

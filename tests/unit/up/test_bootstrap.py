@@ -9,6 +9,7 @@ from aiohttp.test_utils import TestServer
 
 from babylon.errors import ServingError
 from babylon.settings import Settings
+from babylon.up import bootstrap
 from babylon.up.bootstrap import create_pools
 
 
@@ -49,10 +50,16 @@ async def test_a_refusal_is_quoted() -> None:
         await create_pools_of(Prefect(refuses=True))
 
 
-async def test_silence_names_the_address_and_the_remedy() -> None:
-    with socket.socket() as unused:
-        unused.bind(("127.0.0.1", 0))
-        port = unused.getsockname()[1]
+@pytest.mark.parametrize("listens", [False, True])
+async def test_silence_names_the_address_and_the_remedy(
+    listens: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(bootstrap, "_TIMEOUT", aiohttp.ClientTimeout(total=0.2))
+    with socket.socket() as nobody:
+        nobody.bind(("127.0.0.1", 0))
+        if listens:  # and never answers
+            nobody.listen()
+        port = nobody.getsockname()[1]
         async with aiohttp.ClientSession() as http:
             with pytest.raises(ServingError, match=f"{port}/api.*babylon down"):
                 await create_pools(Settings(prefect_port=port), http)
