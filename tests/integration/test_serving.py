@@ -2,6 +2,7 @@
 
 import asyncio
 import json
+import socket
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
@@ -15,7 +16,7 @@ import openai
 import pytest
 import torch
 import uvicorn
-from aiohttp.test_utils import TestServer, unused_port
+from aiohttp.test_utils import TestServer
 from openai import AsyncOpenAI
 from pydantic import SecretStr
 
@@ -78,9 +79,11 @@ class Stack:
 @asynccontextmanager
 async def running_stack(store: Store) -> AsyncIterator[Stack]:
     """Gateway and engine over a database."""
-    async with TestServer(make_app(), host="127.0.0.1") as engine:
-        url = f"http://127.0.0.1:{unused_port()}"
+    with socket.socket() as listener:
+        listener.bind(("127.0.0.1", 0))
+        url = f"http://127.0.0.1:{listener.getsockname()[1]}"
         async with (
+            TestServer(make_app(), host="127.0.0.1") as engine,
             open_gateway(
                 store,
                 engine_url=str(engine.make_url("")).rstrip("/"),
@@ -88,7 +91,7 @@ async def running_stack(store: Store) -> AsyncIterator[Stack]:
                 gateway_id="test",
                 url=url,
             ) as gateway,
-            on_uvicorn(gateway, url),
+            on_uvicorn(gateway, listener),
             AsyncOpenAI(base_url=f"{url}/v1", api_key="none", max_retries=0) as client,
         ):
             yield Stack(url, store, engine, client)
@@ -114,12 +117,10 @@ async def stack(store: Store, checkpoints: list[Path]) -> AsyncIterator[Stack]:
 
 
 @asynccontextmanager
-async def on_uvicorn(app: Any, url: str) -> AsyncIterator[None]:
-    config = uvicorn.Config(
-        app, port=int(url.rsplit(":", 1)[1]), lifespan="off", ws="none", log_config=None
-    )
+async def on_uvicorn(app: Any, listener: socket.socket) -> AsyncIterator[None]:
+    config = uvicorn.Config(app, lifespan="off", ws="none", log_config=None)
     server = uvicorn.Server(config)
-    serving = asyncio.create_task(server.serve())
+    serving = asyncio.create_task(server.serve(sockets=[listener]))
     while not server.started:
         await asyncio.sleep(0.01)
     yield
