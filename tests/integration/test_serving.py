@@ -27,7 +27,7 @@ from babylon.store import Store, open_store
 from babylon.store.policies import ensure_base
 from babylon.store.routes import commit_route, current_route, live_gateways, wait_for_acks
 from tests.door import Door
-from tests.tiny_policy import save_tiny_policy, tiny_model, tiny_tokenizer
+from tests.tiny_policy import plain_logprobs, save_tiny_policy, tiny_model, tiny_tokenizer
 
 HELLO = [{"role": "user", "content": "hello"}]
 TOKENIZER = tiny_tokenizer()
@@ -137,15 +137,6 @@ async def until_healthy(url: str, timeout_s: float = 20) -> None:
             await asyncio.sleep(0.02)
 
 
-def recomputed(version: int, row: asyncpg.Record) -> torch.Tensor:
-    """Logprobs ``[T]`` of a recorded answer under one policy, by a plain forward pass."""
-    prompt, tokens = row["prompt_token_ids"], row["completion_token_ids"]
-    with torch.inference_mode():
-        logits = tiny_model(version)(input_ids=torch.tensor([prompt + tokens])).logits[0]
-    logprobs = torch.log_softmax(logits[len(prompt) - 1 : -1] / row["temperature"], dim=-1)
-    return logprobs.gather(-1, torch.tensor(tokens)[:, None]).squeeze(-1)
-
-
 def assert_exact(row: asyncpg.Record) -> None:
     """Tokens, text and logprobs of a recorded call agree with the policy that it names."""
     text = TOKENIZER.decode(row["completion_token_ids"], skip_special_tokens=True)
@@ -153,8 +144,14 @@ def assert_exact(row: asyncpg.Record) -> None:
     assert row["prompt_token_ids"] == TOKENIZER.apply_chat_template(
         json.loads(row["messages"]), add_generation_prompt=True, return_dict=False
     )
-    expected = recomputed(row["policy_version"], row)
-    torch.testing.assert_close(torch.tensor(row["logprobs"]), expected, atol=1e-4, rtol=0)
+    expected = plain_logprobs(
+        tiny_model(row["policy_version"]),
+        row["prompt_token_ids"],
+        row["completion_token_ids"],
+        temperature=row["temperature"],
+    )
+    recorded = torch.tensor(row["logprobs"], dtype=torch.float64)
+    torch.testing.assert_close(recorded, expected, atol=1e-4, rtol=0)
 
 
 async def test_answered_call_is_recorded_exactly(stack: Stack) -> None:
