@@ -1,11 +1,13 @@
 """Shared fixtures: one embedded Postgres for the whole run, one fresh database for each test."""
 
 import asyncio
+import json
 import os
 import shutil
 import tempfile
 from collections.abc import AsyncIterator, Iterator
 from pathlib import Path
+from typing import Any
 from uuid import uuid4
 
 import asyncpg
@@ -19,6 +21,11 @@ from babylon.store.migrate import migrate
 
 TEMPLATE = "migrated"
 REAL_ROWS = Path(__file__).parent / "data" / "babylon"
+
+
+def real_rows(name: str) -> list[dict[str, Any]]:
+    """The real rows of one file: users, trajectories, llm_call_logs or market_outcomes."""
+    return [json.loads(line) for line in (REAL_ROWS / f"{name}.jsonl").read_text().splitlines()]
 
 
 @pytest.fixture(scope="session")

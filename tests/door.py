@@ -3,14 +3,14 @@
 import asyncio
 import contextlib
 
-from aiohttp.test_utils import unused_port
+from tests.ports import free_port
 
 
 class Door:
     """A TCP relay to a local port, which can be shut and opened again."""
 
     def __init__(self, target: int) -> None:
-        self.port = unused_port()
+        self.port = free_port()
         self._target = target
         self._writers: list[asyncio.StreamWriter] = []
 

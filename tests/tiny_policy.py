@@ -4,12 +4,13 @@ Bytes are tokens, so one character of a reply may span several of them. Differen
 policies that answer differently.
 """
 
+from collections.abc import Sequence
 from pathlib import Path
 
 import torch
 from tokenizers import Tokenizer, decoders, pre_tokenizers
 from tokenizers.models import BPE
-from transformers import PreTrainedTokenizerFast, Qwen3Config, Qwen3ForCausalLM
+from transformers import PreTrainedModel, PreTrainedTokenizerFast, Qwen3Config, Qwen3ForCausalLM
 
 _TEMPLATE = (
     "{% for message in messages %}<|im_start|>{{ message.role }}\n{{ message.content }}<|im_end|>\n"
@@ -52,6 +53,20 @@ def tiny_model(seed: int, *, max_positions: int = 512) -> Qwen3ForCausalLM:
         initializer_range=0.2,
     )
     return Qwen3ForCausalLM(config).eval()
+
+
+def plain_logprobs(
+    model: PreTrainedModel,
+    prompt: Sequence[int],
+    completion: Sequence[int],
+    *,
+    temperature: float = 1.0,
+) -> torch.Tensor:
+    """Logprobs ``[T]`` of a completion by one plain forward pass over the whole sequence."""
+    with torch.inference_mode():
+        logits = model(input_ids=torch.tensor([[*prompt, *completion]])).logits[0].double()
+    logprobs = torch.log_softmax(logits[len(prompt) - 1 : -1] / temperature, dim=-1)
+    return logprobs.gather(-1, torch.tensor(completion)[:, None]).squeeze(-1)
 
 
 def save_tiny_policy(directory: Path, seed: int) -> Path:

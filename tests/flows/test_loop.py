@@ -11,7 +11,6 @@ import openai
 import polars as pl
 import pytest
 import torch
-from aiohttp.test_utils import unused_port
 
 from babylon.checkpoints.base import EmbeddedModelRecipe, make_embedded_model
 from babylon.checkpoints.load import load_policy
@@ -27,6 +26,7 @@ from babylon.trajectories import training_rows
 from babylon.types import Artifact, WindowResult
 from babylon.windows import WindowState, window_at
 from flows.train_window import train_window
+from tests.ports import free_port
 
 SECRETS = ("trueProbabilities", "actualOutcomes", "predictionCorrect", "actualOutcome")
 AGENTS, TICKS = 12, 6
@@ -47,8 +47,8 @@ async def live(
     variables = {
         "DATABASE_URL": settings.database_url.get_secret_value(),
         "BABYLON_HOME": str(settings.home),
-        "LOCAL_ENDPOINT": f"http://localhost:{unused_port()}",
-        "ENGINE_PORT": str(unused_port()),
+        "LOCAL_ENDPOINT": f"http://localhost:{free_port()}",
+        "ENGINE_PORT": str(free_port()),
         "TUNING": "full",
         "LEARNING_RATE": "1e-7",  # a step so small that the gate sees no difference: not worse
         "ITERATIONS": "1",

@@ -1,22 +1,15 @@
 """Puts rows into the game's tables, as the game's own writer would."""
 
-import json
-from pathlib import Path
 from typing import Any
 
 from babylon.store import Store
 from babylon.store.windows import claim_window
 from babylon.types import Claim
 from babylon.windows import parse_window_id
+from tests.conftest import real_rows
 
-REAL = Path(__file__).parents[1] / "data" / "babylon"
 WINDOW = parse_window_id("2025-11-14T09:00")
 TABLES = {"users": "User"}
-
-
-def real_rows(name: str) -> list[dict[str, Any]]:
-    """The real rows of one file: users, trajectories, llm_call_logs or market_outcomes."""
-    return [json.loads(line) for line in (REAL / f"{name}.jsonl").read_text().splitlines()]
 
 
 async def insert(store: Store, name: str, rows: list[dict[str, Any]]) -> None:

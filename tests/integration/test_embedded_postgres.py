@@ -85,16 +85,20 @@ def _query(url: str, sql: str) -> Any:
     return asyncio.run(run())
 
 
-def _user(home: Path) -> "tuple[subprocess.Popen[str], str]":
+def _user(home: Path) -> "subprocess.Popen[str]":
     """Another process that uses the server until its standard input closes."""
-    process = subprocess.Popen(
+    return subprocess.Popen(
         [sys.executable, "-c", USER_PROCESS, str(home)],
         stdin=subprocess.PIPE,
         stdout=subprocess.PIPE,
         text=True,
     )
+
+
+def _url(process: "subprocess.Popen[str]") -> str:
+    """What it uses, once it does."""
     assert process.stdout is not None
-    return process, process.stdout.readline().strip()
+    return process.stdout.readline().strip()
 
 
 def _end(process: "subprocess.Popen[str]") -> None:
@@ -127,16 +131,19 @@ def test_the_last_user_stops_the_server(home: Path) -> None:
     assert second.release() is False
 
 
-def test_processes_that_start_at_once_share_one_server(home: Path) -> None:
-    users = [_user(home) for _ in range(4)]
-    assert len({url for _, url in users}) == 1
-    for process, _ in users:
+def test_processes_that_start_at_once_share_one_new_server(tmp_path: Path) -> None:
+    users = [_user(tmp_path) for _ in range(4)]
+    urls = {_url(process) for process in users}
+    assert len(urls) == 1
+    assert _query(urls.pop(), "SELECT 1") == 1
+    for process in users:
         _end(process)
-    assert _postmaster(EmbeddedPostgres(home)) is None
+    assert _postmaster(EmbeddedPostgres(tmp_path)) is None
 
 
 def test_a_killed_starter_leaves_a_server_that_the_next_user_joins_and_stops(home: Path) -> None:
-    process, url = _user(home)
+    process = _user(home)
+    url = _url(process)
     process.kill()
     process.communicate()
     started = _postmaster(EmbeddedPostgres(home))
@@ -178,7 +185,8 @@ def test_a_taken_port_is_replaced(home: Path) -> None:
 
 
 def test_a_user_that_was_asleep_while_others_came_and_went_is_not_cut_off(home: Path) -> None:
-    process, url = _user(home)
+    process = _user(home)
+    url = _url(process)
     process.send_signal(signal.SIGSTOP)
     with running_postgres(home):
         pass
@@ -189,12 +197,15 @@ def test_a_user_that_was_asleep_while_others_came_and_went_is_not_cut_off(home: 
 
 def test_an_unusable_cluster_is_reported_with_the_servers_own_words(home: Path) -> None:
     version = EmbeddedPostgres(home).data / "PG_VERSION"
+    sound = version.read_text()
     version.write_text("7\n")
     started = time.monotonic()
-    with pytest.raises(DatabaseError, match=r"does not start[\s\S]*initialized by PostgreSQL"):
-        EmbeddedPostgres(home).acquire()
-    assert time.monotonic() - started < 20
-    version.write_text("18\n")
+    try:
+        with pytest.raises(DatabaseError, match=r"does not start[\s\S]*initialized by PostgreSQL"):
+            EmbeddedPostgres(home).acquire()
+        assert time.monotonic() - started < 20
+    finally:
+        version.write_text(sound)
 
 
 @as_root

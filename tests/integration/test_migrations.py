@@ -1,6 +1,7 @@
 """Migrations from a blank database, from each version, and on somebody else's database."""
 
 import asyncio
+import subprocess
 import sys
 from pathlib import Path
 from typing import Any
@@ -33,6 +34,20 @@ EVERYTHING = """
     JOIN pg_namespace n ON n.oid = t.relnamespace
     WHERE n.nspname !~ '^pg_' AND n.nspname NOT IN ('information_schema', 'babylon')
     ORDER BY 1, 2, 3, 4
+"""
+TWO_MIGRATIONS = """
+import asyncio, sys
+import alembic.command, sqlalchemy.dialects.postgresql.asyncpg, sqlalchemy.ext.asyncio
+from babylon.store.address import connect_arguments
+from babylon.store.migrate import migrate
+
+async def main():
+    arguments = connect_arguments(sys.argv[1])
+    print("ready", flush=True)
+    sys.stdin.readline()
+    await asyncio.gather(migrate(arguments), migrate(arguments))
+
+asyncio.run(main())
 """
 
 
@@ -71,18 +86,20 @@ async def test_from_each_version_to_the_newest_with_the_same_result(
 
 
 async def test_concurrent_migrations_queue(blank_database_url: str) -> None:
-    arguments = connect_arguments(blank_database_url)
-    script = (
-        "import asyncio, sys; from babylon.store.address import connect_arguments;"
-        "from babylon.store.migrate import migrate;"
-        "asyncio.run(migrate(connect_arguments(sys.argv[1])))"
-    )
-    others = [
-        await asyncio.create_subprocess_exec(sys.executable, "-c", script, blank_database_url)
+    """Two processes with two migrations each; all four begin at once."""
+    processes = [
+        await asyncio.create_subprocess_exec(
+            *(sys.executable, "-c", TWO_MIGRATIONS, blank_database_url),
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+        )
         for _ in range(2)
     ]
-    await asyncio.gather(*(migrate(arguments) for _ in range(2)))
-    assert [await other.wait() for other in others] == [0, 0]
+    for process in processes:
+        assert process.stdout is not None
+        assert await process.stdout.readline() == b"ready\n"
+    await asyncio.gather(*(process.communicate(b"go\n") for process in processes))
+    assert [process.returncode for process in processes] == [0, 0]
     assert await _revision(blank_database_url) == HEAD
 
 

@@ -2,6 +2,7 @@
 
 import asyncio
 import json
+import socket
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
@@ -15,7 +16,7 @@ import openai
 import pytest
 import torch
 import uvicorn
-from aiohttp.test_utils import TestServer, unused_port
+from aiohttp.test_utils import TestServer
 from openai import AsyncOpenAI
 from pydantic import SecretStr
 
@@ -27,7 +28,7 @@ from babylon.store import Store, open_store
 from babylon.store.policies import ensure_base
 from babylon.store.routes import commit_route, current_route, live_gateways, wait_for_acks
 from tests.door import Door
-from tests.tiny_policy import save_tiny_policy, tiny_model, tiny_tokenizer
+from tests.tiny_policy import plain_logprobs, save_tiny_policy, tiny_model, tiny_tokenizer
 
 HELLO = [{"role": "user", "content": "hello"}]
 TOKENIZER = tiny_tokenizer()
@@ -79,9 +80,11 @@ class Stack:
 @asynccontextmanager
 async def running_stack(store: Store) -> AsyncIterator[Stack]:
     """Gateway and engine over a database."""
-    async with TestServer(make_app(), host="127.0.0.1") as engine:
-        url = f"http://127.0.0.1:{unused_port()}"
+    with socket.socket() as listener:
+        listener.bind(("127.0.0.1", 0))
+        url = f"http://127.0.0.1:{listener.getsockname()[1]}"
         async with (
+            TestServer(make_app(), host="127.0.0.1") as engine,
             open_gateway(
                 store,
                 engine_url=str(engine.make_url("")).rstrip("/"),
@@ -89,7 +92,7 @@ async def running_stack(store: Store) -> AsyncIterator[Stack]:
                 gateway_id="test",
                 url=url,
             ) as gateway,
-            on_uvicorn(gateway, url),
+            on_uvicorn(gateway, listener),
             AsyncOpenAI(base_url=f"{url}/v1", api_key="none", max_retries=0) as client,
         ):
             yield Stack(url, store, engine, client)
@@ -115,12 +118,10 @@ async def stack(store: Store, checkpoints: list[Path]) -> AsyncIterator[Stack]:
 
 
 @asynccontextmanager
-async def on_uvicorn(app: Any, url: str) -> AsyncIterator[None]:
-    config = uvicorn.Config(
-        app, port=int(url.rsplit(":", 1)[1]), lifespan="off", ws="none", log_config=None
-    )
+async def on_uvicorn(app: Any, listener: socket.socket) -> AsyncIterator[None]:
+    config = uvicorn.Config(app, lifespan="off", ws="none", log_config=None)
     server = uvicorn.Server(config)
-    serving = asyncio.create_task(server.serve())
+    serving = asyncio.create_task(server.serve(sockets=[listener]))
     while not server.started:
         await asyncio.sleep(0.01)
     yield
@@ -137,15 +138,6 @@ async def until_healthy(url: str, timeout_s: float = 20) -> None:
             await asyncio.sleep(0.02)
 
 
-def recomputed(version: int, row: asyncpg.Record) -> torch.Tensor:
-    """Logprobs ``[T]`` of a recorded answer under one policy, by a plain forward pass."""
-    prompt, tokens = row["prompt_token_ids"], row["completion_token_ids"]
-    with torch.inference_mode():
-        logits = tiny_model(version)(input_ids=torch.tensor([prompt + tokens])).logits[0]
-    logprobs = torch.log_softmax(logits[len(prompt) - 1 : -1] / row["temperature"], dim=-1)
-    return logprobs.gather(-1, torch.tensor(tokens)[:, None]).squeeze(-1)
-
-
 def assert_exact(row: asyncpg.Record) -> None:
     """Tokens, text and logprobs of a recorded call agree with the policy that it names."""
     text = TOKENIZER.decode(row["completion_token_ids"], skip_special_tokens=True)
@@ -153,8 +145,14 @@ def assert_exact(row: asyncpg.Record) -> None:
     assert row["prompt_token_ids"] == TOKENIZER.apply_chat_template(
         json.loads(row["messages"]), add_generation_prompt=True, return_dict=False
     )
-    expected = recomputed(row["policy_version"], row)
-    torch.testing.assert_close(torch.tensor(row["logprobs"]), expected, atol=1e-4, rtol=0)
+    expected = plain_logprobs(
+        tiny_model(row["policy_version"]),
+        row["prompt_token_ids"],
+        row["completion_token_ids"],
+        temperature=row["temperature"],
+    )
+    recorded = torch.tensor(row["logprobs"], dtype=torch.float64)
+    torch.testing.assert_close(recorded, expected, atol=1e-4, rtol=0)
 
 
 async def test_answered_call_is_recorded_exactly(stack: Stack) -> None:

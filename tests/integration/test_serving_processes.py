@@ -10,7 +10,6 @@ import httpx
 import openai
 import psutil
 import pytest
-from aiohttp.test_utils import unused_port
 from openai import AsyncOpenAI
 
 from babylon.errors import ServingError
@@ -19,12 +18,13 @@ from babylon.settings import Settings
 from babylon.store import Store
 from babylon.store.policies import ensure_base
 from babylon.store.routes import live_gateways
+from tests.ports import free_port
 from tests.tiny_policy import save_tiny_policy
 
 
 @pytest.fixture
 def settings(settings: Settings) -> Settings:
-    ports = {"endpoint": f"http://localhost:{unused_port()}", "engine_port": unused_port()}
+    ports = {"endpoint": f"http://localhost:{free_port()}", "engine_port": free_port()}
     return settings.model_copy(update=ports)
 
 

@@ -1,4 +1,5 @@
 import asyncio
+import threading
 from dataclasses import replace
 from pathlib import Path
 from urllib.request import url2pathname
@@ -66,14 +67,24 @@ def test_a_failed_writer_leaves_nothing_behind(tmp_path):
 
 
 async def test_a_cancelled_writer_lets_the_running_write_finish_and_leaves_nothing(tmp_path):
-    async def endless():
-        async with ArtifactWriter(tmp_path, FRAME.schema, window_id=WINDOW) as writer:
-            while True:
-                await asyncio.to_thread(writer.write, FRAME)
+    begun, go_on = threading.Event(), threading.Event()
 
-    task = asyncio.create_task(endless())
-    await asyncio.sleep(0.05)
+    class SlowFrame(pl.DataFrame):
+        def select(self, *columns):
+            begun.set()
+            go_on.wait(30)
+            return super().select(*columns)
+
+    async def cancelled_while_writing():
+        async with ArtifactWriter(tmp_path, FRAME.schema, window_id=WINDOW) as writer:
+            await asyncio.to_thread(writer.write, SlowFrame(FRAME))
+
+    task = asyncio.create_task(cancelled_while_writing())
+    await asyncio.to_thread(begun.wait, 30)
     task.cancel()
+    leaving, _ = await asyncio.wait([task], timeout=0.2)
+    go_on.set()
+    assert not leaving
     with pytest.raises(asyncio.CancelledError):
         await task
     assert list(tmp_path.iterdir()) == []

@@ -7,6 +7,8 @@ from pathlib import Path
 
 import pytest
 
+from tests.imported import imported_with
+
 ROOT = Path(__file__).parents[2]
 OURS = ("babylon", "flows", "tasks", "blocks", "migrations")
 MODELS = {"torch", "transformers", "peft"}
@@ -95,26 +97,7 @@ def test_openpipe_art_is_imported_by_one_module_only() -> None:
 
 @pytest.mark.parametrize("package", ["babylon.recorder", "babylon.cli", "babylon.store"])
 def test_what_agents_and_operators_import_never_pulls_in_torch(package: str) -> None:
-    top_level = {name: _module_level(name) for name in FILES}
-    reached = _modules(package)
-    while more := {t for n in reached & FILES.keys() for t in top_level[n]} - reached:
-        reached |= more
-    assert not [name for name in reached if _within(name, MODELS)]
-
-
-def _module_level(name: str) -> set[str]:
-    """What importing the module imports at once: not what its functions import when called."""
-    tree = ast.parse(FILES[name].read_text())
-    statements = [node for node in tree.body if isinstance(node, ast.Import | ast.ImportFrom)]
-    dotted = [n.module or "" for n in statements if isinstance(n, ast.ImportFrom)]
-    dotted += [alias.name for n in statements if isinstance(n, ast.Import) for alias in n.names]
-    members = {
-        f"{n.module}.{alias.name}"
-        for n in statements
-        if isinstance(n, ast.ImportFrom)
-        for alias in n.names
-    }
-    return set(dotted) | (members & FILES.keys())
+    assert not MODELS & imported_with(*_modules(package))
 
 
 def test_no_module_imports_itself_through_others() -> None:

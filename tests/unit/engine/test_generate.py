@@ -6,7 +6,7 @@ import torch
 from transformers import PreTrainedModel
 
 from babylon.engine.generate import Completion, Request, Sampling, generate
-from tests.tiny_policy import tiny_model
+from tests.tiny_policy import plain_logprobs, tiny_model
 
 EOS, PAD = 258, 256
 PROMPTS = ([1, 2, 3, 4, 5], [1, 2, 3, 9], [1, 2, 3, 4, 5, 6, 7, 8], [1, 2, 3, 7, 7, 7])
@@ -30,12 +30,11 @@ def sample(
 
 
 def recomputed(model: PreTrainedModel, request: Request, completion: Completion) -> torch.Tensor:
-    """Logprobs ``[T]`` of a completion by one plain forward pass over the whole sequence."""
-    ids = torch.tensor([[*request.prompt_token_ids, *completion.token_ids]])
-    with torch.inference_mode():
-        logits = model(input_ids=ids).logits[0, len(request.prompt_token_ids) - 1 : -1].double()
-    logprobs = torch.log_softmax(logits / (request.sampling.temperature or 1.0), dim=-1)
-    return logprobs.gather(-1, torch.tensor(completion.token_ids)[:, None]).squeeze(-1)
+    """A greedy request's logprobs are those of temperature 1."""
+    temperature = request.sampling.temperature or 1.0
+    return plain_logprobs(
+        model, request.prompt_token_ids, completion.token_ids, temperature=temperature
+    )
 
 
 @pytest.mark.parametrize("temperature", [0.0, 0.6, 1.0, 1.7])

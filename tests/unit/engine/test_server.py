@@ -2,6 +2,7 @@ import asyncio
 import io
 import json
 from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Any
 
@@ -11,8 +12,9 @@ from aiohttp.test_utils import TestClient, TestServer
 from peft import LoraConfig, get_peft_model
 from transformers import AutoModelForCausalLM
 
-from babylon.engine.server import POLICIES, make_app
-from tests.tiny_policy import save_tiny_policy, tiny_tokenizer
+from babylon.engine.scheduler import Job, Scheduler
+from babylon.engine.server import POLICIES, SCHEDULER, make_app
+from tests.tiny_policy import plain_logprobs, save_tiny_policy, tiny_tokenizer
 
 HELLO = [{"role": "user", "content": "hello"}]
 
@@ -47,6 +49,25 @@ async def events(engine: TestClient[Any, Any], **fields: Any) -> list[dict[str, 
     lines = [line[6:] for line in (await response.text()).split("\n\n") if line]
     assert lines.pop() == "[DONE]"
     return [json.loads(line) for line in lines]
+
+
+def scheduler_of(engine: TestClient[Any, Any]) -> Scheduler:
+    assert engine.app is not None
+    return engine.app[SCHEDULER]
+
+
+@asynccontextmanager
+async def long_answer(engine: TestClient[Any, Any]) -> AsyncIterator[Job]:
+    """A streamed answer whose sampling has begun; its client leaves after the block."""
+    no_end_of_sequence = 106  # with this seed
+    response = await engine.post(
+        "/v1/chat/completions", json=chat(stream=True, max_tokens=480, seed=no_end_of_sequence)
+    )
+    for _ in ("the role", "the first token"):
+        await response.content.readuntil(b"\n\n")
+    (job,) = scheduler_of(engine)._running
+    yield job
+    response.close()
 
 
 async def test_answer_has_text_token_ids_logprobs_and_usage(
@@ -116,20 +137,26 @@ async def test_requests_that_come_together_share_a_batch_and_keep_their_answers(
     engine: TestClient[Any, Any],
 ) -> None:
     alone = [await post(engine, seed=seed, return_token_ids=True) for seed in range(6)]
-    together = await asyncio.gather(
-        *(post(engine, seed=seed, return_token_ids=True) for seed in range(6))
-    )
+    scheduler = scheduler_of(engine)
+    async with long_answer(engine):
+        posts = [
+            asyncio.create_task(post(engine, seed=seed, return_token_ids=True)) for seed in range(6)
+        ]
+        async with asyncio.timeout(30):
+            while len(scheduler._waiting) < 6:
+                await asyncio.sleep(0)
+    together = await asyncio.gather(*posts)
+    assert len(scheduler._running) == 6  # the last batch, while nothing new comes
     tokens = [[a["choices"][0]["token_ids"] for a in answers] for answers in (alone, together)]
     assert tokens[0] == tokens[1]
 
 
 async def test_client_that_leaves_frees_the_worker(engine: TestClient[Any, Any]) -> None:
-    response = await engine.post(
-        "/v1/chat/completions", json=chat(stream=True, max_tokens=480, seed=1)
-    )
-    await response.content.readany()
-    response.close()
-    await asyncio.wait_for(post(engine, max_tokens=1), timeout=5)
+    async with long_answer(engine) as job:
+        pass
+    await post(engine, max_tokens=1)  # answered after the long one has ended
+    assert job.completion.finish_reason == "abort"
+    assert 0 < len(job.completion.token_ids) < 480
 
 
 @pytest.mark.parametrize(
@@ -212,12 +239,11 @@ async def test_adapter_answers_as_its_base_with_the_adapter_applied(
 
     answer = await post(engine, model="p-v2", logprobs=True, return_token_ids=True)
     choice, prompt = answer["choices"][0], answer["prompt_token_ids"]
-    with torch.inference_mode():
-        logits = adapted(input_ids=torch.tensor([prompt + choice["token_ids"]])).logits
-    tokens = torch.tensor(choice["token_ids"])[:, None]
-    expected = logits[0, len(prompt) - 1 : -1].log_softmax(-1).gather(-1, tokens).squeeze(-1)
-    logprobs = torch.tensor([token["logprob"] for token in choice["logprobs"]["content"]])
-    torch.testing.assert_close(logprobs, expected, atol=1e-4, rtol=0)
+    expected = plain_logprobs(adapted, prompt, choice["token_ids"])
+    logprobs = [token["logprob"] for token in choice["logprobs"]["content"]]
+    torch.testing.assert_close(
+        torch.tensor(logprobs, dtype=torch.float64), expected, atol=1e-4, rtol=0
+    )
     assert (
         choice["token_ids"]
         != (await post(engine, return_token_ids=True))["choices"][0]["token_ids"]

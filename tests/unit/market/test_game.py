@@ -7,8 +7,8 @@ from hypothesis import strategies as st
 
 from babylon.market.amm import Side
 from babylon.market.arena import play, scripted
-from babylon.market.game import Game
-from babylon.market.orders import Hold, Order, OrderKind, parse_decision, render_decision
+from babylon.market.game import Game, Holding
+from babylon.market.orders import Decision, Hold, Order, OrderKind, parse_decision, render_decision
 from babylon.market.prompts import render_observation
 from babylon.market.scenario import NoiseOrder, Question, Rules, Scenario, make_scenario
 from babylon.market.scripted import SCRIPTED_AGENTS
@@ -53,11 +53,23 @@ def test_a_sale_realises_its_profit() -> None:
     game = Game(quiet_scenario())
     bought = game.act(Order("m1", OrderKind.BUY_YES, 100))
     sold = game.act(Order("m1", OrderKind.SELL, bought.shares / 2))
-    half = game.pools["m1"]
+    held = game.holdings["m1", Side.YES]
     assert sold.success and sold.realised_pnl is not None
+    assert held.shares == pytest.approx(bought.shares / 2)
+    assert held.cost == pytest.approx(50)
     assert sold.dollars == pytest.approx(game.balance - 900)
     assert sold.realised_pnl == pytest.approx(sold.dollars - 50)
-    assert half.probability > 0.5
+    assert game.pools["m1"].probability > 0.5
+
+
+def test_a_sale_of_more_than_is_held_sells_what_is_held() -> None:
+    game = Game(quiet_scenario(Side.YES))
+    bought = game.act(Order("m1", OrderKind.BUY_YES, 100))
+    sold = game.act(Order("m1", OrderKind.SELL, 10 * bought.shares))
+    assert sold.shares == bought.shares
+    assert sold.dollars == pytest.approx(100)
+    assert not game.holdings
+    assert game.settle() == pytest.approx(0)
 
 
 @pytest.mark.parametrize(
@@ -85,27 +97,44 @@ def test_more_than_the_balance_is_refused() -> None:
     assert "above the balance" in (game.act(Order("m1", OrderKind.BUY_YES, 150)).error or "")
 
 
-@given(st.integers(0, 10**6), st.sampled_from(sorted(SCRIPTED_AGENTS)))
-def test_money_is_conserved(seed: int, name: str) -> None:
-    """Dollars paid in by the agent and the background equal reserves' growth plus shares minted."""
-    scenario = make_scenario(seed, Rules(fee=0.0))
+def seller(game: Game, random: Random) -> Decision:
+    """Buys at random, and as often sells some of what it holds, or all."""
+    if not game.holdings or random.random() < 0.5:
+        return SCRIPTED_AGENTS["random"](game, random)
+    (market, _), holding = random.choice([*game.holdings.items()])
+    return Order(market, OrderKind.SELL, holding.shares * random.choice([0.1, 0.5, 1.0, 2.0]))
+
+
+AGENTS = {**SCRIPTED_AGENTS, "seller": seller}
+
+
+@given(st.integers(0, 10**6), st.sampled_from(sorted(AGENTS)), st.booleans())
+def test_money_is_conserved(seed: int, name: str, alone: bool) -> None:
+    """Every dollar paid in mints a share of both sides, and somebody has it: pool, agent, others.
+
+    Without background orders pool and agent have all of them.
+    """
+    scenario = make_scenario(seed, Rules(fee=0.0, noise_order=0.0 if alone else 60.0))
     game, random = Game(scenario), Random(seed)
-    paid_in = dict.fromkeys(game.pools, 0.0)
-    minted = {market: {Side.YES: 500.0, Side.NO: 500.0} for market in game.pools}
+    minted = dict.fromkeys(game.pools, 500.0)
     for order in scenario.noise:
-        paid_in[order.market_id] += order.dollars
+        minted[order.market_id] += order.dollars
+    spent = realised = 0.0
     while not game.over:
-        outcome = game.act(SCRIPTED_AGENTS[name](game, random))
+        outcome = game.act(AGENTS[name](game, random))
         if outcome.success and outcome.market_id:
-            paid_in[outcome.market_id] += outcome.dollars
-    background = {market: {Side.YES: 0.0, Side.NO: 0.0} for market in game.pools}
+            paid = outcome.dollars if outcome.realised_pnl is None else -outcome.dollars
+            minted[outcome.market_id] += paid
+            spent += paid
+            realised += outcome.realised_pnl or 0.0
     for market, pool in game.pools.items():
         for side, reserve in ((Side.YES, pool.yes), (Side.NO, pool.no)):
-            held = game.holdings.get((market, side))
-            minted_side = minted[market][side] + paid_in[market]
-            background[market][side] = minted_side - reserve - (held.shares if held else 0.0)
-            assert background[market][side] >= -1e-6  # nobody holds shares that were never minted
-    assert game.balance == pytest.approx(1000 - sum(h.cost for h in game.holdings.values()))
+            held = game.holdings.get((market, side), Holding())
+            background = minted[market] - reserve - held.shares
+            assert background == pytest.approx(0, abs=1e-6) if alone else background >= -1e-6
+    assert game.balance == pytest.approx(1000 - spent)
+    cost = sum(holding.cost for holding in game.holdings.values())
+    assert cost == pytest.approx(spent + realised, abs=1e-6)
 
 
 def test_a_seed_is_a_world() -> None:

@@ -3,14 +3,13 @@
 import json
 from dataclasses import replace
 from datetime import UTC, datetime
-from pathlib import Path
 from typing import Any
 
 from babylon.game_rows import GameRow
 from babylon.settings import Settings
 from babylon.windows import parse_window_id
+from tests import conftest
 
-REAL = Path(__file__).parents[2] / "data" / "babylon"
 WINDOW = parse_window_id("2025-11-14T09:00")
 SETTINGS = Settings(min_actions=5)
 
@@ -73,11 +72,7 @@ def compact(value: Any) -> str:
 
 def real_rows() -> list[GameRow]:
     """The fifteen real rows of window 2025-11-14T09:00."""
-    return [_real_row(json.loads(line)) for line in _lines("trajectories")]
-
-
-def _lines(name: str) -> list[str]:
-    return (REAL / f"{name}.jsonl").read_text().splitlines()
+    return [_real_row(values) for values in conftest.real_rows("trajectories")]
 
 
 def _real_row(values: dict[str, Any]) -> GameRow:
