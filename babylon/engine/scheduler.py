@@ -1,6 +1,6 @@
 """Micro-batching: one worker thread that samples for all who wait on the same policy.
 
-The worker takes the oldest job, every other waiting job of that policy up to ``max_batch``, and
+The worker takes the oldest job, every other waiting job of that policy up to ``MAX_BATCH``, and
 samples them in one batch. Jobs that come meanwhile form the next batch.
 """
 
@@ -17,6 +17,8 @@ from babylon.wire import RequestError
 
 log = logging.getLogger(__name__)
 
+MAX_BATCH = 64  # requests that are sampled together
+MAX_WAITING = 1024  # beyond this many, requests are turned away
 _GATHER_S = 0.003  # an idle worker waits this long for requests that come together
 
 
@@ -57,8 +59,7 @@ class Job:
 class Scheduler:
     """The queue and its worker. Jobs are submitted and awaited on the event loop."""
 
-    def __init__(self, *, max_batch: int = 64, max_waiting: int = 1024) -> None:
-        self._max_batch, self._max_waiting = max_batch, max_waiting
+    def __init__(self) -> None:
         self._loop = asyncio.get_running_loop()
         self._waiting: list[Job] = []
         self._running: Sequence[Job] = ()
@@ -75,8 +76,8 @@ class Scheduler:
         """
         job = Job(policy=policy, request=request, every_step=every_step)
         with self._changed:
-            if len(self._waiting) >= self._max_waiting:
-                raise RequestError(503, f"{self._max_waiting} requests are waiting: try again")
+            if len(self._waiting) >= MAX_WAITING:
+                raise RequestError(503, f"{MAX_WAITING} requests are waiting: try again")
             self._waiting.append(job)
             self._changed.notify()
         return job
@@ -115,7 +116,7 @@ class Scheduler:
         with self._changed:
             waiting = [job for job in self._waiting if not job.cancelled]
             chosen = [job for job in waiting if job.policy is waiting[0].policy]
-            batch = [] if self._closed else chosen[: self._max_batch]
+            batch = [] if self._closed else chosen[:MAX_BATCH]
             taken = set(map(id, batch))
             self._waiting = [job for job in waiting if id(job) not in taken]
             self._running = batch

@@ -45,13 +45,13 @@ class PolicySource(Struct, frozen=True):
     version: int
 
 
-def make_app(*, max_batch: int = 64) -> web.Application:
+def make_app() -> web.Application:
     """The engine's HTTP application; ``client_max_size`` leaves room for what a gateway adds."""
     app = web.Application(middlewares=[_openai_errors], client_max_size=MAX_BODY_BYTES + 4096)
 
     async def run_scheduler(app: web.Application) -> AsyncIterator[None]:
         app[POLICIES] = Policies()
-        app[SCHEDULER] = Scheduler(max_batch=max_batch)
+        app[SCHEDULER] = Scheduler()
         yield
         await app[SCHEDULER].close()
 
@@ -163,12 +163,11 @@ def _json(body: object) -> web.Response:
 def main() -> None:
     parser = argparse.ArgumentParser(prog="babylon.engine", description=__doc__.splitlines()[0])
     parser.add_argument("--port", type=int, required=True)
-    parser.add_argument("--max-batch", type=int, default=64)
     options = parser.parse_args()
     logging.basicConfig(level=logging.INFO, format="%(asctime)s %(levelname)s %(name)s %(message)s")
     disable_progress_bar()  # type: ignore[no-untyped-call]
     web.run_app(
-        make_app(max_batch=options.max_batch),
+        make_app(),
         host="127.0.0.1",
         port=options.port,
         handler_cancellation=True,

@@ -15,6 +15,7 @@ from typing import Any
 import psutil
 import pytest
 
+from tests.ports import free_port
 from tests.tiny_policy import tiny_model, tiny_tokenizer
 
 ROOT = Path(__file__).parents[2]
@@ -22,12 +23,6 @@ WINDOW = "2025-11-14T09:00"
 RUN_S = 420  # about 25 s on an idle machine
 FINAL_STATES = {"COMPLETED", "FAILED", "CRASHED", "CANCELLED"}
 SERVICES = {"database", "prefect-server", "worker-cpu", "worker-gpu", "serving"}
-
-
-def free_port() -> int:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return int(probe.getsockname()[1])
 
 
 class System:

@@ -26,7 +26,7 @@ def policy_path(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture
 async def engine(policy_path: Path) -> AsyncIterator[TestClient[Any, Any]]:
-    async with TestClient(TestServer(make_app(max_batch=8))) as client:
+    async with TestClient(TestServer(make_app())) as client:
         response = await client.put("/policies/p-v1", json={"path": str(policy_path), "version": 1})
         assert response.status == 200, await response.text()
         yield client
