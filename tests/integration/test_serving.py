@@ -416,7 +416,7 @@ async def test_header_that_cannot_be_stored_is_refused(stack: Stack) -> None:
 async def test_text_that_postgres_cannot_store_does_not_fail_the_call(stack: Stack) -> None:
     await stack.chat(messages=[{"role": "user", "content": "a\0b"}])
     (row,) = await stack.rows()
-    assert json.loads(row["messages"])[0]["content"] == "a\0b"
+    assert json.loads(row["messages"])[0]["content"] == "a\ufffdb"
 
 
 async def test_gateway_announces_itself_and_leaves(stack: Stack) -> None:
