@@ -9,7 +9,7 @@ import asyncio
 import time
 from collections.abc import Awaitable, Callable
 from dataclasses import asdict, dataclass
-from datetime import UTC, datetime, timedelta
+from datetime import UTC, datetime
 from pathlib import Path
 from statistics import fmean
 from typing import Any
@@ -25,11 +25,12 @@ from babylon.settings import Settings
 from babylon.store import Store, open_store
 from babylon.store.policies import champion, ensure_base, get_policy
 from babylon.types import WindowResult
-from babylon.windows import Window, last_complete_window
+from babylon.windows import Window
 
 AGENTS = 64  # eight scenarios of eight agents an hour
 PLAY_MIN = 6  # game minutes an hour, one decision each
 FINAL_SCENARIOS = 512
+FIRST_HOUR = datetime(2026, 1, 1, tzinfo=UTC)  # always the same, so that a seed repeats its demo
 RECIPE: dict[str, Any] = {
     "tuning": "full",
     "learning_rate": 5e-4,
@@ -86,7 +87,6 @@ def demo_overrides(settings: Settings, now: datetime) -> dict[str, Any]:
         "home": settings.home / "demo" / name,
         "database_url": None,
         "seed": settings.seed,
-        "lookback_hours": 24 * 365,
         "grace_s": 0,  # its hours are played to the end before they are trained
     }
 
@@ -94,7 +94,7 @@ def demo_overrides(settings: Settings, now: datetime) -> dict[str, Any]:
 async def run_demo(
     settings: Settings, models: Path, *, windows: int, train: Train, say: Say, step: Step
 ) -> DemoReport:
-    """Play and train ``windows`` hours that end with the last complete one.
+    """Play and train ``windows`` hours from ``FIRST_HOUR`` on.
 
     Args:
         settings: made from ``demo_overrides``.
@@ -144,14 +144,17 @@ async def _register_base(store: Store, settings: Settings, models: Path, step: S
 async def _hours(
     store: Store, settings: Settings, count: int, train: Train, say: Say, step: Step
 ) -> tuple[list[WindowResult], list[FleetResult]]:
-    window = last_complete_window(datetime.now(UTC))
-    window = Window(window.start - timedelta(hours=count - 1))
+    window = Window(FIRST_HOUR)
     results: list[WindowResult] = []
     played: list[FleetResult] = []
     for number in range(count):
         step("hours of play, trained", number, count)
         plan = FleetPlan(
-            start=window.start, duration_min=PLAY_MIN, agents=AGENTS, seed=settings.seed
+            start=window.start,
+            duration_min=PLAY_MIN,
+            agents=AGENTS,
+            seed=settings.seed,
+            fleet_id=f"demo-{number}",
         )
         played.append(await run_fleet(store, settings, plan, "llm"))
         result = await train(window.id)

@@ -8,11 +8,12 @@ Time is simulated (a past window is played as fast as it goes) or real (one tick
 import asyncio
 import time
 from collections.abc import Awaitable, Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from datetime import UTC, datetime, timedelta
 from hashlib import blake2b
 from itertools import pairwise
 from random import Random
+from uuid import uuid4
 
 import openai
 
@@ -34,7 +35,11 @@ Progress = Callable[[int, int], None]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class FleetPlan:
-    """Who plays when. ``duration_min`` in game minutes, one decision a minute and agent."""
+    """Who plays when. ``duration_min`` in game minutes, one decision a minute and agent.
+
+    Trajectory ids begin with ``fleet_id``, so that fleets of one hour and seed stand side by side;
+    with a given one the same plan makes the same rows again.
+    """
 
     start: datetime
     duration_min: int
@@ -43,6 +48,7 @@ class FleetPlan:
     seed: int = 0
     live: bool = False  # wait for the real clock
     window_minutes: int = 60
+    fleet_id: str = field(default_factory=lambda: uuid4().hex[:12])
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -156,7 +162,7 @@ async def play_fleet(
         for scenario, _ in tables:
             _observe(tracker, scenario, start)
         players = [
-            _play(plan, scenario, agent, start, answer, recorder)
+            _play(plan, number, scenario, agent, start, answer, recorder)
             for scenario, agents in tables
             for agent in agents
         ]
@@ -229,6 +235,7 @@ def deal(
 
 async def _play(
     plan: FleetPlan,
+    number: int,
     scenario: Scenario,
     agent_id: str,
     start: datetime,
@@ -237,7 +244,8 @@ async def _play(
 ) -> float:
     """One trajectory. It is recorded once its questions are resolved; returns the P&L."""
     game = Game(scenario)
-    trajectory_id = recorder.start(agent_id, scenario.scenario_id, at=start)
+    trajectory_id = f"{plan.fleet_id}-r{number}-{agent_id}"
+    recorder.start(agent_id, scenario.scenario_id, trajectory_id=trajectory_id, at=start)
     turns = []
     while not game.over:
         moment = start + game.tick * TICK

@@ -15,7 +15,7 @@ import torch
 from babylon.checkpoints.base import EmbeddedModelRecipe, make_embedded_model
 from babylon.checkpoints.load import load_policy
 from babylon.checkpoints.update import scored_trajectories
-from babylon.market.fleet import FleetPlan, fleet_start
+from babylon.market.fleet import FleetPlan
 from babylon.market.spawn import run_fleet
 from babylon.serving import serving
 from babylon.settings import Settings
@@ -30,6 +30,7 @@ from tests.ports import free_port
 
 SECRETS = ("trueProbabilities", "actualOutcomes", "predictionCorrect", "actualOutcome")
 AGENTS, TICKS = 12, 6
+HOUR = window_at(datetime(2026, 1, 1, 9, tzinfo=UTC))
 
 
 @pytest.fixture(scope="module")
@@ -64,25 +65,34 @@ async def live(
 async def test_an_hour_of_play_becomes_the_policy_that_serves(
     live: Settings, store: Store, base: Path
 ) -> None:
-    window = window_at(fleet_start(datetime.now(UTC), TICKS, 60)).previous()
     plan = FleetPlan(
-        start=window.start, duration_min=TICKS, agents=AGENTS, agents_per_scenario=6, seed=1
+        start=HOUR.start, duration_min=TICKS, agents=AGENTS, agents_per_scenario=6, seed=1
     )
     fleet = await run_fleet(store, live, plan, "llm")
-    assert (fleet.trajectories, fleet.scenarios, fleet.windows) == (AGENTS, 2, (window.id,))
+    assert (fleet.trajectories, fleet.scenarios, fleet.windows) == (AGENTS, 2, (HOUR.id,))
+    silent = await trajectories_with_an_empty_answer(store)
+    assert len(silent) < AGENTS / 2, "the base model has not learned to answer"
 
-    result = await train_window(window.id)
+    result = await train_window(HOUR.id)
 
     assert result.status == WindowState.DEPLOYED, result.reason
-    assert result.metrics["trajectories"] == AGENTS
-    assert result.metrics["calls"] == AGENTS * TICKS
+    rejected = await store.pool.fetch("SELECT trajectory_id, reason FROM babylon.rejections")
+    assert {tuple(row) for row in rejected} == {(name, "no_response") for name in silent}
+    heard = AGENTS - len(silent)
+    assert (result.metrics["trajectories"], result.metrics["calls"]) == (heard, heard * TICKS)
     await the_update_is_on_policy(result)
     await the_new_policy_serves(live, store)
     await no_ground_truth_is_in_a_training_token(result, base)
-    await every_trajectory_is_consumed_and_a_second_run_changes_nothing(store, result)
+    await every_trajectory_is_consumed_and_a_second_run_changes_nothing(store, result, heard)
     published = pl.read_parquet(next(live.datasets.rglob("*.parquet")))
-    assert published.height == AGENTS
+    assert published.height == heard
     assert not any(secret in str(published.rows()) for secret in SECRETS)
+
+
+async def trajectories_with_an_empty_answer(store: Store) -> set[str]:
+    """What a policy samples may be nothing at all, and such play is rejected."""
+    blank = "SELECT DISTINCT \"trajectoryId\" FROM llm_call_logs WHERE response ~ '^\\s*$'"
+    return {row["trajectoryId"] for row in await store.pool.fetch(blank)}
 
 
 async def the_update_is_on_policy(result: WindowResult) -> None:
@@ -110,7 +120,7 @@ async def no_ground_truth_is_in_a_training_token(result: WindowResult, base: Pat
     artifact = Artifact(
         uri=str(result.metrics["artifact_uri"]),
         sha256=str(result.metrics["artifact_sha256"]),
-        rows=AGENTS,
+        rows=int(result.metrics["trajectories"] or 0),
         window_id=result.window_id,
     )
     assert "predictionCorrect" in str(pl.read_parquet(artifact.uri.removeprefix("file://")).rows())
@@ -129,11 +139,11 @@ async def no_ground_truth_is_in_a_training_token(result: WindowResult, base: Pat
 
 
 async def every_trajectory_is_consumed_and_a_second_run_changes_nothing(
-    store: Store, result: WindowResult
+    store: Store, result: WindowResult, heard: int
 ) -> None:
-    assert await store.pool.fetchval("SELECT count(*) FROM babylon.trained") == AGENTS
+    assert await store.pool.fetchval("SELECT count(*) FROM babylon.trained") == heard
     used = 'SELECT count(*) FROM trajectories WHERE "usedInTraining"'
-    assert await store.pool.fetchval(used) == AGENTS
+    assert await store.pool.fetchval(used) == heard
     before = await everything(store)
     again = await train_window(result.window_id)
     assert again.changed is False and "nothing was changed" in again.reason
@@ -156,11 +166,10 @@ async def test_a_window_without_logprobs_is_trained_with_an_adapter_and_says_so(
     """Scripted agents answer without the gateway: their calls are text, and counted as such."""
     monkeypatch.setenv("TUNING", "lora")
     monkeypatch.setenv("LEARNING_RATE", "1e-6")
-    window = window_at(fleet_start(datetime.now(UTC), TICKS, 60)).previous()
-    plan = FleetPlan(start=window.start, duration_min=TICKS, agents=8, seed=2)
+    plan = FleetPlan(start=HOUR.start, duration_min=TICKS, agents=8, seed=2)
     await run_fleet(store, live, plan, "scripted")
 
-    result = await train_window(window.id)
+    result = await train_window(HOUR.id)
 
     assert result.status == WindowState.DEPLOYED, result.reason
     assert result.metrics["calls_without_logprobs"] == result.metrics["calls"] == 8 * TICKS
