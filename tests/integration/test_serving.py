@@ -243,7 +243,7 @@ async def test_models_lists_the_alias_and_the_versions(stack: Stack) -> None:
 async def test_old_versions_are_unloaded_and_the_previous_one_stays_warm(stack: Stack) -> None:
     for version in (1, 2):
         await stack.route_to(version)
-    async with aiohttp.ClientSession() as session, asyncio.timeout(5):
+    async with aiohttp.ClientSession() as session, asyncio.timeout(20):
         while True:
             async with session.get(stack.engine.make_url("/v1/models")) as response:
                 held = {model["id"] for model in (await response.json())["data"]}
@@ -323,7 +323,7 @@ async def test_client_that_leaves_is_recorded_as_not_trainable(stack: Stack) -> 
     await anext(stream)
     await anext(stream)
     await stream.close()
-    async with asyncio.timeout(5):
+    async with asyncio.timeout(20):
         while not (rows := await stack.rows()):
             await asyncio.sleep(0.02)
     (row,) = rows

@@ -1,7 +1,6 @@
 """Claims, leases, fencing and states of windows, on a real Postgres."""
 
 import asyncio
-import time
 from datetime import UTC, datetime
 
 import pytest
@@ -58,32 +57,30 @@ async def test_an_owner_may_claim_again_what_it_holds(store: Store) -> None:
 
 
 async def test_hold_lease_renews_beyond_the_lease(store: Store) -> None:
-    claim = await claim_window(store, WINDOW, owner="worker", lease_s=0.3)
-    async with hold_lease(store, claim, 0.3):
-        await asyncio.sleep(0.6)
+    claim = await claim_window(store, WINDOW, owner="worker", lease_s=1.5)
+    async with hold_lease(store, claim, 1.5):
+        await asyncio.sleep(2)
         with pytest.raises(WindowError, match="leased by worker"):
             await claim_window(store, WINDOW, owner="thief", lease_s=60)
 
 
 async def test_a_lost_lease_cancels_the_body_at_once(store: Store) -> None:
-    claim = await claim_window(store, WINDOW, owner="worker", lease_s=0.3)
-    started = time.monotonic()
+    claim = await claim_window(store, WINDOW, owner="worker", lease_s=1.5)
     with pytest.raises(FencedError, match="taken over"):
-        async with hold_lease(store, claim, 0.3):
+        async with asyncio.timeout(60), hold_lease(store, claim, 1.5):
             await store.pool.execute("UPDATE babylon.windows SET epoch = epoch + 1")
-            await asyncio.sleep(30)
-    assert time.monotonic() - started < 5
+            await asyncio.sleep(3600)
     current = asyncio.current_task()
     assert current is not None and current.cancelling() == 0
 
 
 async def test_a_lease_survives_an_outage_that_is_shorter_than_itself(store: Store) -> None:
-    claim = await claim_window(store, WINDOW, owner="worker", lease_s=1.5)
-    async with hold_lease(store, claim, 1.5):
+    claim = await claim_window(store, WINDOW, owner="worker", lease_s=3)
+    async with hold_lease(store, claim, 3):
         await store.pool.execute("ALTER TABLE babylon.windows RENAME TO away")
-        await asyncio.sleep(0.7)
+        await asyncio.sleep(1.2)
         await store.pool.execute("ALTER TABLE babylon.away RENAME TO windows")
-        await asyncio.sleep(0.7)
+        await asyncio.sleep(2)
         await set_state(store, claim, WindowState.SKIPPED)
 
 
