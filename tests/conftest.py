@@ -11,6 +11,7 @@ from typing import Any
 from uuid import uuid4
 
 import asyncpg
+import hypothesis
 import pytest
 
 from babylon.settings import Settings, load_settings
@@ -18,6 +19,11 @@ from babylon.store import Store, open_store
 from babylon.store.address import connect_arguments
 from babylon.store.embedded import EmbeddedPostgres
 from babylon.store.migrate import migrate
+
+# The same examples in every run: a red suite means that a change broke something.
+# `--hypothesis-profile default --hypothesis-seed N` looks for new ones.
+hypothesis.settings.register_profile("repeatable", derandomize=True, deadline=None)
+hypothesis.settings.load_profile("repeatable")
 
 TEMPLATE = "migrated"
 REAL_ROWS = Path(__file__).parent / "data" / "babylon"

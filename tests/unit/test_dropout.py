@@ -37,7 +37,7 @@ def drop(everyone, target, max_dropout=0.3, min_agents=3, key="2025-11-14T09:00/
     st.integers(2, 6),
     st.randoms(),
 )
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=150)
 def test_dropout_keeps_its_promises(sizes, scenarios, target, max_dropout, min_agents, random):
     everyone = candidates(*sizes, scenarios=scenarios)
     dropped = drop(everyone, target, max_dropout, min_agents)

@@ -52,13 +52,13 @@ def rows_with_one_value_changed(draw):
 
 
 @given(rows_with_one_value_changed())
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=150)
 def test_a_row_with_one_value_changed_never_crashes(game_row):
     check(game_row)
 
 
 @given(st.data())
-@settings(max_examples=100, deadline=None)
+@settings(max_examples=100)
 def test_a_row_with_broken_text_never_crashes(data):
     game_row, _ = data.draw(st.sampled_from(sources()))
     text = game_row.steps_json
@@ -71,7 +71,7 @@ def test_a_row_with_broken_text_never_crashes(data):
 
 
 @given(st.text(max_size=60))
-@settings(max_examples=100, deadline=None)
+@settings(max_examples=100)
 def test_any_text_in_any_json_column_never_crashes(text):
     game_row, _ = sources()[0]
     for column in ("steps_json", "metrics_json", "metadata_json", "reward_components_json"):
@@ -79,7 +79,7 @@ def test_any_text_in_any_json_column_never_crashes(text):
 
 
 @given(st.recursive(st.none() | st.booleans() | st.integers() | st.floats() | st.text(), st.lists))
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=60)
 def test_sound_json_is_accepted_in_every_spelling(value):
     document = {"finalPnL": 1.5, "extra": value}
     for options in ({}, {"indent": 1}, {"separators": (",", ":"), "ensure_ascii": False}):
