@@ -4,13 +4,13 @@ A plain loop and not a flow, because a run that lasts for months tells nobody an
 is a ``train-window`` run of its own. Under ``babylon up`` a schedule does the same work.
 """
 
-import asyncio
 import logging
 from collections.abc import AsyncIterator
 from datetime import UTC, datetime, timedelta
 from itertools import count
 from typing import Any
 
+from babylon.clock import sleep_until
 from babylon.lifecycle import UNREACHABLE
 from babylon.pending import pending_windows
 from babylon.settings import Settings
@@ -60,9 +60,3 @@ def next_look(settings: Settings, settled: datetime) -> datetime:
     first = window_at(settled, settings.minutes)
     span = timedelta(minutes=settings.minutes * settings.frequency)
     return first.start + span + timedelta(seconds=settings.grace_s)
-
-
-async def sleep_until(moment: datetime) -> None:
-    """In naps of a minute, so that a clock that was set or a machine that slept is noticed."""
-    while (seconds := (moment - datetime.now(UTC)).total_seconds()) > 0:
-        await asyncio.sleep(min(seconds, 60))

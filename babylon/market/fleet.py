@@ -17,6 +17,7 @@ from uuid import uuid4
 
 import openai
 
+from babylon.clock import sleep_until
 from babylon.errors import ServingError
 from babylon.market.amm import Pool, Side
 from babylon.market.game import Game, Outcome
@@ -178,7 +179,7 @@ async def play_fleet(
             progress(number + 1, len(rounds))
         if windows[number] not in windows[number + 1 :]:
             if plan.live:
-                await _sleep_until(windows[number].end)
+                await sleep_until(windows[number].end)
             await tracker.write(windows[number].id)
     return FleetResult(
         windows=tuple(dict.fromkeys(window.id for window in windows)),
@@ -250,7 +251,7 @@ async def _play(
     while not game.over:
         moment = start + game.tick * TICK
         if plan.live:
-            await _sleep_until(moment)
+            await sleep_until(moment)
         messages = render_observation(game, agent_id)
         state = _environment_state(game)
         reply = await answer(Turn(agent_id, trajectory_id, game.tick, messages, game))
@@ -365,8 +366,3 @@ def _observe(tracker: MarketOutcomesTracker, scenario: Scenario, start: datetime
     for question in scenario.questions:
         end = start + scenario.rules.ticks * TICK - timedelta(seconds=1)
         tracker.resolve(ids[question.market_id], question.outcome.value, at=end)
-
-
-async def _sleep_until(moment: datetime) -> None:
-    while (seconds := (moment - datetime.now(UTC)).total_seconds()) > 0:  # it may wake early
-        await asyncio.sleep(seconds)

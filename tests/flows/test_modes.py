@@ -7,9 +7,9 @@ import pytest
 from babylon.errors import DatabaseError, TrainingError
 from babylon.settings import Settings, load_settings
 from babylon.store import Store
-from babylon.windows import WindowState, window_at
+from babylon.windows import WindowState
 from flows.backfill import backfill
-from flows.continuous import continuous, next_look, sleep_until
+from flows.continuous import continuous, next_look
 from flows.publish_dataset import publish_dataset
 from tests.flows.conftest import Workshop
 
@@ -98,10 +98,3 @@ async def test_continuous_ends_at_once_without_a_database(monkeypatch: pytest.Mo
     settings = load_settings(database_url="postgresql://nobody@127.0.0.1:1/none")
     with pytest.raises(DatabaseError):
         await anext(continuous(settings))
-
-
-async def test_sleeping_ends_at_the_moment() -> None:
-    moment = datetime.now(UTC) + timedelta(seconds=0.2)
-    await sleep_until(moment)
-    assert datetime.now(UTC) >= moment
-    await sleep_until(window_at(moment).start)  # past: at once
