@@ -1,6 +1,7 @@
 """The game's ``trajectories`` rows as one of ours: which columns are read, and which rows count.
 
-Column names of the game are camelCase and therefore quoted. Its times are UTC without a zone.
+Column names of the game are camelCase and therefore quoted. Its times are UTC without a zone;
+Postgres knows infinity and years that no calendar here has, and such times are read as NULL.
 """
 
 from dataclasses import dataclass
@@ -8,13 +9,21 @@ from datetime import datetime
 
 import polars as pl
 
-COLUMNS = """
+from babylon.windows import FIRST_YEAR, LAST_YEAR
+
+
+def _in_calendar(column: str) -> str:
+    bounds = f"'{FIRST_YEAR}-01-01' AND '{LAST_YEAR}-12-31'"
+    return f"CASE WHEN {column} BETWEEN {bounds} THEN {column} AT TIME ZONE 'UTC' END"
+
+
+COLUMNS = f"""
     t."trajectoryId" AS trajectory_id,
     t."agentId" AS agent_id,
     t."windowId" AS window_id,
     t."scenarioId" AS scenario_id,
-    t."startTime" AT TIME ZONE 'UTC' AS start,
-    t."endTime" AT TIME ZONE 'UTC' AS "end",
+    {_in_calendar('t."startTime"')} AS start,
+    {_in_calendar('t."endTime"')} AS "end",
     t."totalReward" AS total_reward,
     t."finalPnL" AS final_pnl_usd,
     t."stepsJson" AS steps_json,
@@ -43,8 +52,8 @@ class GameRow:
     agent_id: str
     window_id: str | None
     scenario_id: str | None
-    start: datetime
-    end: datetime
+    start: datetime | None
+    end: datetime | None
     total_reward: float
     final_pnl_usd: float | None
     steps_json: str

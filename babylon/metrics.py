@@ -14,6 +14,7 @@ Metrics = dict[str, float | int | str | bool | None]
 def scored_metrics(scored: Scored) -> Metrics:
     return {
         "window_id": scored.claim.window_id,
+        "eligible": scored.eligible,
         "agents": scored.agents,
         "trajectories": scored.artifact.rows,
         "avg_reward": scored.avg_reward,
@@ -33,6 +34,7 @@ def scored_from(claim: Claim, metrics: Mapping[str, Any]) -> Scored:
             rows=metrics["trajectories"],
             window_id=claim.window_id,
         ),
+        eligible=metrics["eligible"],
         agents=metrics["agents"],
         scorer=metrics["scorer"],
         avg_reward=metrics["avg_reward"],

@@ -14,8 +14,7 @@ async def pending_windows(
     """Windows that are over and ready, or that a run left half-finished, oldest first.
 
     ``hours`` back from now, by default the settings' lookback. A window that somebody works on is
-    left alone, one that was skipped is taken up again only by naming it, and one of another length
-    than the settings' is not ours to train.
+    left alone, and one of another length than the settings' is not ours to train.
     """
     return [window for window, _ in await _waiting(store, settings, now, hours)]
 
@@ -48,4 +47,4 @@ async def _waiting(
 def _waits(report: WindowReport) -> bool:
     if report.state == WindowState.TRAINED:
         return not report.leased
-    return report.ready and report.state != WindowState.SKIPPED
+    return report.ready

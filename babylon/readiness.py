@@ -66,6 +66,7 @@ class _Tally:
         self.leased = row is not None and row.leased
         self.reason = row.reason if row else None
         self.trained = int(row.metrics.get("trained_trajectories", 0)) if row else 0
+        self.seen = row.metrics.get("eligible") if row else None
         self.agents: set[str] = set()
         self.eligible = 0
         self.rejected: Counter[str] = Counter()
@@ -120,6 +121,8 @@ class _Tally:
             return
         if len(self.agents) < min_agents:
             yield f"{len(self.agents)} eligible agents, minimum is {min_agents}"
+        elif self.state == WindowState.SKIPPED and self.eligible == self.seen:
+            yield f"{self.reason}; nothing was played since (train --window tries it again)"
 
 
 async def window_reports(
@@ -142,7 +145,8 @@ async def window_reports(
     async for row in _untrained(store, oldest.start if oldest else None):
         window_id = row.window_id
         if window_id is None:  # as in collect: an empty id is an id, and no window's
-            window_id = window_at(row.start, settings.minutes).id
+            start = row.start
+            window_id = window_at(start, settings.minutes).id if start else "no date"
         if window_id not in tallies:
             tallies[window_id] = _Tally(window_id, None, settings)
         tallies[window_id].add(row, settings)

@@ -53,6 +53,7 @@ async def score_window(store: Store, settings: Settings, thinned: Thinned) -> Sc
     return Scored(
         claim=thinned.claim,
         artifact=artifact,
+        eligible=thinned.artifact.rows + thinned.dropped,
         agents=thinned.agents,
         scorer=settings.scorer,
         avg_reward=fmean(values.values()),

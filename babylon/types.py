@@ -61,10 +61,11 @@ class Thinned:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Scored:
-    """``score``: the same trajectories with one score each."""
+    """``score``: the same trajectories with one score each, of ``eligible`` before dropout."""
 
     claim: Claim
     artifact: Artifact
+    eligible: int
     agents: int
     scorer: str
     avg_reward: float

@@ -14,6 +14,7 @@ from babylon.errors import ConfigError, WindowError, WindowNotReadyError
 _ID_FORMAT = "%Y-%m-%dT%H:%M"
 _ID_PATTERN = re.compile(r"\d{4}-\d{2}-\d{2}T\d{2}:\d{2}")
 MIN_MINUTES, MAX_MINUTES = 15, 24 * 60
+FIRST_YEAR, LAST_YEAR = 1970, 9998  # so that a window's neighbours are dates, too
 
 
 class WindowState(StrEnum):
@@ -104,6 +105,8 @@ def parse_window_id(text: str, minutes: int = 60) -> Window:
         start = datetime.strptime(text, _ID_FORMAT).replace(tzinfo=UTC)
     except ValueError as error:
         raise WindowError(f"window id {text!r} is not a date and time: {error}") from error
+    if not FIRST_YEAR <= start.year <= LAST_YEAR:
+        raise WindowError(f"window id {text!r} is not between {FIRST_YEAR} and {LAST_YEAR}")
     window = window_at(start, minutes)
     if window.start != start:
         raise WindowError(

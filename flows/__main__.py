@@ -71,8 +71,8 @@ def _train(request: TrainRequest) -> int:
         else:
             results.append(asyncio.run(train_window(request.window_id, request.overrides)))
     settings = load_settings(**request.overrides)
-    report = training_report(request.mode, results)
-    print_json(report) if request.json else print_training(results, settings)
+    report = training_report(request.mode, results, request.hours or settings.lookback_hours)
+    print_json(report) if request.json else print_training(report, results, settings)
     return 0 if report["ok"] else 1
 
 

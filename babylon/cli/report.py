@@ -25,18 +25,28 @@ With window and state it fits 80 columns.
 """
 
 
-def training_report(mode: str, results: Sequence[WindowResult]) -> dict[str, Any]:
-    """``ok`` when no window failed and at least one was trained by this run.
+def training_report(mode: str, results: Sequence[WindowResult], hours: float) -> dict[str, Any]:
+    """``ok`` when no window failed and at least one was trained by this run. When none of the last
+    ``hours`` could be, ``hint`` says where others may wait.
 
     Continuous training ends when it is told to, so there no window at all is fine too.
     """
     failed = [r for r in results if r.status == WindowState.FAILED]
     trained = [r for r in results if r.changed and r.status in DONE]
+    ok = not failed and (bool(trained) or mode == "continuous")
     return {
-        "ok": not failed and (bool(trained) or mode == "continuous"),
+        "ok": ok,
         "mode": mode,
+        **({} if ok or failed else {"hint": _where_others_wait(hours)}),
         "windows": [asdict(result) for result in results],
     }
+
+
+def _where_others_wait(hours: float) -> str:
+    return (
+        f"no window of the last {hours:g} h could be trained: `babylon windows check` shows older"
+        " ones, too, and `babylon train --window` takes any that is ready"
+    )
 
 
 def window_table(results: Sequence[WindowResult]) -> tuple[list[str], list[list[Any]]]:
@@ -48,13 +58,17 @@ def window_table(results: Sequence[WindowResult]) -> tuple[list[str], list[list[
     return ["window", "state", *COLUMNS], rows
 
 
-def print_training(results: Sequence[WindowResult], settings: Settings) -> None:
-    if not results:
-        print("no window waits to be trained: `babylon windows list` shows them all")
-        return
-    print_table("Training, window by window", *window_table(results))
+def print_training(
+    report: dict[str, Any], results: Sequence[WindowResult], settings: Settings
+) -> None:
+    """The table, each window's reason, and where to look next."""
+    if results:
+        print_table("Training, window by window", *window_table(results))
     for result in results:
         print(f"{result.window_id}: {result.reason}")
+    if "hint" in report:
+        print(report["hint"])
+        return
     print("\nWhere to look next:")
     print("  babylon model list           every policy and its verdict")
     print("  babylon deploy status        the route in force")

@@ -9,7 +9,7 @@ import typer
 from babylon.cli.options import Json, MinActions, MinAgents, WindowMinutes, given
 from babylon.cli.output import print_json, print_table
 from babylon.settings import MAX_HOURS, Settings, load_settings
-from babylon.windows import DONE
+from babylon.windows import DONE, WindowState
 
 if TYPE_CHECKING:
     from babylon.readiness import WindowReport
@@ -105,7 +105,9 @@ def _print(reports: "list[WindowReport]") -> None:
 
 
 def _notes(report: "WindowReport") -> str:
-    """What a window that is not done lacks, or else how the last attempt ended."""
+    """What a window that is done leaves unused; what another lacks, or how it failed."""
     if report.state in DONE:
-        return ""
-    return "; ".join(report.missing) or report.reason or ""
+        left = f"{report.eligible} eligible trajectories stay untrained"
+        return f"{left}: late, thinned out, or without a lesson" if report.eligible else ""
+    failure = report.reason if report.state == WindowState.FAILED else None
+    return "; ".join(report.missing) or failure or ""

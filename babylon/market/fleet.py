@@ -7,7 +7,7 @@ Time is simulated (a past window is played as fast as it goes) or real (one tick
 
 import asyncio
 import time
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Collection
 from dataclasses import dataclass, field
 from datetime import UTC, datetime, timedelta
 from hashlib import blake2b
@@ -206,11 +206,16 @@ def plan_rounds(plan: FleetPlan) -> list[tuple[datetime, int]]:
     return rounds
 
 
-def fleet_start(now: datetime, duration_min: int, minutes: int) -> datetime:
-    """Where a fast fleet plays: in the newest windows that are over, ``duration_min`` of them."""
+def fleet_start(
+    now: datetime, duration_min: int, minutes: int, taken: Collection[str] = ()
+) -> datetime:
+    """Where a fast fleet plays: in the newest windows in a row that are over, ``duration_min`` of
+    them, and none of which is ``taken``: what is played into a trained window is never trained."""
     window = window_at(now, minutes)
-    for _ in range(-(-duration_min // minutes)):
+    free = 0
+    while free * minutes < duration_min:
         window = window.previous()
+        free = 0 if window.id in taken else free + 1
     return window.start
 
 

@@ -20,9 +20,12 @@ from babylon.market.fleet import (
 from babylon.recorder import MarketOutcomesTracker, TrajectoryRecorder
 from babylon.settings import Settings
 from babylon.store import Store, open_store
+from babylon.store.windows import list_windows
+from babylon.windows import DONE, WindowState
 
 PolicyName = Literal["scripted", "llm"]
 MAX_CONNECTIONS = 128
+BEGUN = DONE | {WindowState.TRAINED}
 
 
 async def spawn_agents(
@@ -36,19 +39,21 @@ async def spawn_agents(
 ) -> FleetResult:
     """Let ``agents`` play ``duration_min`` game minutes.
 
-    Fast play is dated into the newest windows that are over, so they can be trained at once;
-    ``live`` play takes place now, a decision a minute.
+    Fast play is dated into the newest windows that are over and that no training has begun on,
+    so they can be trained at once; ``live`` play takes place now, a decision a minute.
     """
     now = datetime.now(UTC)
-    plan = FleetPlan(
-        start=now if live else fleet_start(now, duration_min, settings.minutes),
-        duration_min=duration_min,
-        agents=agents,
-        seed=settings.seed,
-        live=live,
-        window_minutes=settings.minutes,
-    )
     async with open_store(settings) as store:
+        rows = await list_windows(store)
+        taken = {row.window_id for row in rows if row.leased or row.state in BEGUN}
+        plan = FleetPlan(
+            start=now if live else fleet_start(now, duration_min, settings.minutes, taken),
+            duration_min=duration_min,
+            agents=agents,
+            seed=settings.seed,
+            live=live,
+            window_minutes=settings.minutes,
+        )
         return await run_fleet(store, settings, plan, policy, progress=progress)
 
 

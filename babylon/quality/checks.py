@@ -16,7 +16,7 @@ from babylon.quality.reasons import Reason, RejectedError
 from babylon.settings import Settings
 from babylon.store.rejections import Rejection
 from babylon.trajectories import Trajectory
-from babylon.windows import Window
+from babylon.windows import FIRST_YEAR, LAST_YEAR, Window
 
 
 class Accepted(msgspec.Struct, frozen=True):
@@ -35,6 +35,12 @@ def check_row(row: GameRow, window: Window, settings: Settings) -> Accepted | Re
 
 
 def _accept(row: GameRow, window: Window, settings: Settings) -> Accepted:
+    if row.start is None or row.end is None:
+        raise RejectedError(
+            Reason.OTHER_WINDOW,
+            f"{'startTime' if row.start is None else 'endTime'} is infinite or not between"
+            f" {FIRST_YEAR} and {LAST_YEAR}, window is {window.id}",
+        )
     if not window.contains(row.start):
         raise RejectedError(
             Reason.OTHER_WINDOW, f"started {row.start:%Y-%m-%dT%H:%M:%S}, window is {window.id}"

@@ -3,12 +3,16 @@
 import json
 import signal
 from collections.abc import Iterator
+from typing import Literal
 
 import asyncpg
+import msgspec
 import pytest
 
 from babylon.requests import TrainRequest, encode
+from babylon.settings import Settings
 from flows.__main__ import main
+from tests.flows.conftest import Workshop
 
 REQUEST = TrainRequest(mode="single", window_id=None, hours=None, overrides={}, json=True)
 
@@ -44,3 +48,21 @@ def test_an_error_of_a_file_is_not_blamed_on_the_database(monkeypatch: pytest.Mo
     raise_error(monkeypatch, FileNotFoundError(2, "No such file", "config.json"))
     with pytest.raises(FileNotFoundError):
         main(["flows", encode(REQUEST)])
+
+
+@pytest.mark.parametrize("mode", ["single", "backfill"])
+def test_when_nothing_waits_it_says_where_others_may(
+    mode: Literal["single", "backfill"],
+    played: Settings,
+    workshop: Workshop,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    request = TrainRequest(mode=mode, overrides={"lookback_hours": 24})
+    assert main(["flows", encode(request)]) == 1
+    assert "no window of the last 24 h" in capsys.readouterr().out
+    assert main(["flows", encode(msgspec.structs.replace(request, json=True))]) == 1
+    report = json.loads(capsys.readouterr().out)
+    assert not report["ok"] and "`babylon windows check`" in report["hint"]
+    everything = msgspec.structs.replace(request, overrides={"lookback_hours": 876_000}, json=True)
+    assert main(["flows", encode(everything)]) == 0
+    assert "hint" not in json.loads(capsys.readouterr().out)

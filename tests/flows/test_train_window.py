@@ -9,16 +9,22 @@ import pytest
 from prefect.client.orchestration import get_client
 
 from babylon.errors import TrainingError, WindowNotReadyError
+from babylon.readiness import window_reports
 from babylon.settings import Settings
 from babylon.store import Store
 from babylon.store.policies import champion, list_policies
 from babylon.store.windows import get_window, list_windows
 from babylon.train import Progress
 from babylon.windows import WindowState, window_at
+from flows.backfill import backfill
 from flows.train_window import train_window
+from tests.conftest import real_rows
 from tests.flows.conftest import Workshop
+from tests.integration.game import insert
 
 WINDOW = "2025-11-14T09:00"
+HOURS = 876_000
+LATE = {"id": "late", "trajectoryId": "late"}
 METRICS = {
     "window_id",
     "agents",
@@ -72,6 +78,24 @@ async def test_a_window_with_too_few_agents_is_skipped_and_says_why(
     row = await get_window(store, WINDOW)
     assert row is not None and (row.state, row.reason) == (WindowState.SKIPPED, result.reason)
     assert workshop.trained == []
+    assert (await backfill(hours=HOURS))[0].status == WindowState.DEPLOYED  # 3 are enough for it
+
+
+async def test_a_window_that_taught_nothing_waits_for_more_play(
+    played: Settings, store: Store, workshop: Workshop
+) -> None:
+    workshop.training_error = WindowNotReadyError("all scores are equal")
+    (skipped,) = await backfill(hours=HOURS)
+    assert (skipped.status, skipped.reason) == (WindowState.SKIPPED, "all scores are equal")
+    workshop.training_error = None
+    assert await backfill(hours=HOURS) == []
+    (report,) = await window_reports(store, played)
+    assert report.missing == (
+        "all scores are equal; nothing was played since (train --window tries it again)",
+    )
+    await insert(store, "trajectories", [{**real_rows("trajectories")[0], **LATE}])
+    (trained,) = await backfill(hours=HOURS)
+    assert (trained.status, trained.metrics["trajectories"]) == (WindowState.DEPLOYED, 6)
 
 
 async def test_a_failed_window_keeps_its_reason_and_can_be_tried_again(

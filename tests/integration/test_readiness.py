@@ -85,6 +85,22 @@ async def test_rows_find_their_window_and_those_without_one_are_shown(store, set
     assert "'lunch' is not YYYY-MM-DDTHH:MM" in found["lunch"].missing[0]
 
 
+@pytest.mark.parametrize("moment", ["infinity", "-infinity", "9999-12-31T23:30", "0044-03-15 BC"])
+@pytest.mark.parametrize("window_id", [None, "2025-11-14T09:00", "9999-12-31T23:00"])
+async def test_a_date_that_no_calendar_has_is_rejected_and_harms_no_other_row(
+    moment, window_id, store, settings
+):
+    beyond = {"trajectoryId": "beyond", "windowId": window_id, "startTime": moment}
+    endless = {"trajectoryId": "endless", "endTime": moment}
+    await insert_trajectories(store, {"trajectoryId": "sound"}, beyond, endless)
+    found = await reports(store, settings, lookback_hours=1000)
+    report = found["2025-11-14T09:00"]
+    assert report.eligible == 1
+    assert sum(r.rejected.get("other_window", 0) for r in found.values()) == (
+        1 if moment.startswith(("-", "0")) else 2  # what is long ago is not looked at
+    )
+
+
 async def test_a_lookback_shows_the_newest_windows_only(store, settings):
     await insert_trajectories(
         store,

@@ -5,11 +5,12 @@ import pytest
 
 from babylon.errors import DatabaseError
 from babylon.market.fleet import FleetPlan, Reply, Turn, play_fleet, scripted_answers
-from babylon.market.spawn import run_fleet
+from babylon.market.spawn import run_fleet, spawn_agents
 from babylon.recorder import MarketOutcomesTracker, TrajectoryRecorder
 from babylon.settings import Settings
 from babylon.store import Store
-from babylon.windows import window_at
+from babylon.store.windows import claim_window, set_state
+from babylon.windows import WindowState, window_at
 
 PLAN = FleetPlan(start=datetime(2025, 11, 14, 9, tzinfo=UTC), duration_min=6, agents=4)
 COUNT = "SELECT count(*) FROM trajectories"
@@ -54,3 +55,17 @@ async def test_simulated_play_is_not_written_into_a_live_game(
     with pytest.raises(DatabaseError, match="unset DATABASE_URL"):
         await run_fleet(replace(store, game_tables_ours=False), settings, PLAN, "scripted")
     assert await store.pool.fetchval(COUNT) == 0
+
+
+async def test_play_never_goes_into_a_window_that_was_trained(
+    store: Store, settings: Settings
+) -> None:
+    played = [await spawn_agents(settings, agents=3, duration_min=5, policy="scripted")]
+    trained = window_at(datetime.fromisoformat(played[0].windows[0]).replace(tzinfo=UTC))
+    claim = await claim_window(store, trained, owner="test", lease_s=60)
+    played.append(await spawn_agents(settings, agents=3, duration_min=5, policy="scripted"))
+    await set_state(store, claim, WindowState.TRAINED)
+    await store.pool.execute("UPDATE babylon.windows SET lease_until = NULL")
+    played.append(await spawn_agents(settings, agents=3, duration_min=5, policy="scripted"))
+    assert not {window for fleet in played[1:] for window in fleet.windows} & {trained.id}
+    assert await store.pool.fetchval(COUNT) == 9

@@ -1,11 +1,11 @@
-"""From when on a window may be trained."""
+"""Window ids, and from when on a window may be trained."""
 
 from datetime import UTC, datetime, timedelta
 
 import pytest
 
-from babylon.errors import WindowNotReadyError
-from babylon.windows import settled_window
+from babylon.errors import WindowError, WindowNotReadyError
+from babylon.windows import parse_window_id, settled_window
 
 CLOSES = datetime(2025, 11, 14, 10, tzinfo=UTC)
 
@@ -23,3 +23,9 @@ def test_a_window_whose_rows_may_still_arrive_is_refused(after_s: int, said: str
 def test_a_settled_window_is_taken() -> None:
     now = CLOSES + timedelta(seconds=60)
     assert settled_window("2025-11-14T09:00", now, 60, grace_s=60).end == CLOSES
+
+
+@pytest.mark.parametrize("text", ["9999-12-31T23:00", "0001-01-01T00:00"])
+def test_a_window_at_the_end_of_the_calendar_is_refused(text: str) -> None:
+    with pytest.raises(WindowError, match="is not between 1970 and 9998"):
+        parse_window_id(text)

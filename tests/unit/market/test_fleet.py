@@ -55,6 +55,14 @@ def test_a_fast_fleet_plays_in_windows_that_are_over(duration_min: int, hours: i
     assert start + timedelta(minutes=duration_min) <= NOON
 
 
+@pytest.mark.parametrize(("taken", "hours"), [((1,), 3), ((2,), 4), ((1, 2, 4), 6), ((3,), 2)])
+def test_a_fast_fleet_keeps_out_of_windows_that_are_taken(
+    taken: tuple[int, ...], hours: int
+) -> None:
+    ids = {window_at(NOON - timedelta(hours=ago)).id for ago in taken}
+    assert fleet_start(NOON, 120, 60, ids) == NOON - timedelta(hours=hours)
+
+
 @pytest.mark.parametrize(("agents", "tables"), [(1, [1]), (5, [5]), (12, [6, 6]), (64, [8] * 8)])
 def test_agents_are_dealt_into_scenarios_evenly(agents: int, tables: list[int]) -> None:
     dealt = deal(plan(agents=agents), NOON, 10, number=0)

@@ -30,6 +30,8 @@ BAD_ROWS = {
         Reason.OTHER_WINDOW,
         "08:59:59",
     ),
+    "no start": (row(start=None), Reason.OTHER_WINDOW, "startTime is infinite"),
+    "no end": (row(end=None), Reason.OTHER_WINDOW, "endTime is infinite"),
     "cut off": (row(compact(steps())[:-9]), Reason.MALFORMED_JSON, "stepsJson: "),
     "empty text": (row(""), Reason.MALFORMED_JSON, "stepsJson: "),
     "an object for a list": (row("{}"), Reason.MALFORMED_JSON, "stepsJson: Expected `array`"),
