@@ -35,8 +35,10 @@ def healthy() -> Iterator[int]:
     """The port of a server that answers as Prefect's does."""
     with HTTPServer(("127.0.0.1", 0), Health) as server:
         Thread(target=server.serve_forever).start()
-        yield server.server_port
-        server.shutdown()
+        try:
+            yield server.server_port
+        finally:
+            server.shutdown()
 
 
 def api_with(home: Path, port: int, **given: str) -> str:

@@ -69,7 +69,9 @@ def test_a_value_that_every_run_would_fail_on_is_refused_at_once(
     monkeypatch: pytest.MonkeyPatch, variable: str, value: str, remedy: str
 ) -> None:
     monkeypatch.setenv(variable, value)
-    with pytest.raises(ConfigError, match=f"^bad setting: {variable}='{value}': .*{remedy}"):
+    with pytest.raises(
+        ConfigError, match=f"^bad setting: {variable}='{value}': (?!Value).*{remedy}"
+    ):
         load_settings()
 
 
