@@ -145,17 +145,21 @@ def iter_artifact(
             yield _frame(batch)
 
 
-def _path(artifact: Artifact) -> Path:
-    """Where the artifact lies on this machine."""
-    parts = urlsplit(artifact.uri)
+def local_path(uri: str) -> Path:
+    """Where an artifact lies on this machine.
+
+    Raises:
+        ArtifactError: it lies elsewhere.
+    """
+    parts = urlsplit(uri)
     if parts.scheme != "file":
-        raise ArtifactError(f"artifact {artifact.uri}: only file:// URIs can be read")
+        raise ArtifactError(f"artifact {uri}: only file:// URIs can be read")
     return Path(url2pathname(parts.path))
 
 
 @contextmanager
 def _verified(artifact: Artifact) -> Iterator[pq.ParquetFile]:
-    path, remedy = _path(artifact), f"run window {artifact.window_id} again"
+    path, remedy = local_path(artifact.uri), f"run window {artifact.window_id} again"
     if artifact.schema_version != SCHEMA_VERSION:
         raise ArtifactError(
             f"artifact {path} has schema version {artifact.schema_version}, this program reads"

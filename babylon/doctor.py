@@ -10,7 +10,10 @@ from dataclasses import dataclass
 from importlib import metadata
 from pathlib import Path
 
-from babylon.errors import BabylonError, ServingError
+from safetensors import SafetensorError, safe_open
+
+from babylon.base_model import local_directory
+from babylon.errors import BabylonError, ModelError, ServingError
 from babylon.ports import holder, require_free_port
 from babylon.settings import Settings
 from babylon.store import open_store
@@ -126,13 +129,28 @@ def check_base_model(settings: Settings) -> Check:
         made = settings.models.exists() and any(settings.models.glob("embedded-*/config.json"))
         detail = "embedded" + ("" if made else ", made on first use (`babylon model init`)")
         return Check(name="base model", ok=True, required=True, detail=detail)
-    path = Path(name).expanduser()
-    if path.exists():
-        ok = (path / "config.json").exists()
-        detail = str(path) + ("" if ok else ": no config.json in it, BASE_MODEL names a model")
-        return Check(name="base model", ok=ok, required=True, detail=detail)
-    detail = f"{name}, not checked here: loaded from the hub when first used"
-    return Check(name="base model", ok=None, required=True, detail=detail)
+    try:
+        path = local_directory(name)
+    except ModelError as error:
+        return Check(name="base model", ok=False, required=True, detail=str(error))
+    if path is None:
+        detail = f"{name}, not checked here: loaded from the hub when first used"
+        return Check(name="base model", ok=None, required=True, detail=detail)
+    problem = _model_problem(path)
+    return Check(name="base model", ok=problem is None, required=True, detail=problem or str(path))
+
+
+def _model_problem(directory: Path) -> str | None:
+    """Why no model loads from there, as far as the headers of its files tell."""
+    if not (directory / "config.json").exists():
+        return f"{directory}: no config.json in it, BASE_MODEL names a model"
+    for path in sorted(directory.glob("*.safetensors")):
+        try:
+            with safe_open(path, framework="numpy"):
+                pass
+        except (SafetensorError, OSError) as error:
+            return f"{path} is damaged ({error}): copy or download the model of BASE_MODEL again"
+    return None
 
 
 def check_port(home: Path, user: str, port: int, variable: str) -> Check:

@@ -9,10 +9,11 @@ from pathlib import Path
 from typing import Any, Literal
 from urllib.parse import urlsplit
 
-from pydantic import Field, SecretStr, ValidationError
+from pydantic import Field, SecretStr, ValidationError, field_validator
 from pydantic_settings import BaseSettings, SettingsConfigDict
 
 from babylon.errors import ConfigError
+from babylon.windows import MAX_MINUTES, MIN_MINUTES, check_minutes
 
 MAX_HOURS = 100 * 366 * 24  # a century: what lies further back is a typing error
 _LOOPBACK = ("localhost", "127.0.0.1")
@@ -39,7 +40,9 @@ class Settings(BaseSettings):
 
     # windows and data quality
     window_minutes: int = Field(60, validation_alias="WINDOW_MINUTES")
-    window_hours: float | None = Field(None, validation_alias="WINDOW_DURATION_HOURS")
+    window_hours: float | None = Field(
+        None, ge=MIN_MINUTES / 60, le=MAX_MINUTES / 60, validation_alias="WINDOW_DURATION_HOURS"
+    )
     min_agents: int = Field(3, ge=2, validation_alias="MIN_AGENTS_PER_WINDOW")
     min_actions: int = Field(5, ge=1, validation_alias="MIN_ACTIONS_PER_TRAJECTORY")
     reward_threshold: float | None = Field(None, validation_alias="REWARD_THRESHOLD")
@@ -76,11 +79,34 @@ class Settings(BaseSettings):
         "replace", validation_alias="DEPLOYMENT_STRATEGY"
     )
 
+    @field_validator("window_minutes")
+    @classmethod
+    def _minutes_tile_a_day(cls, minutes: int) -> int:
+        _refuse_minutes(minutes)
+        return minutes
+
+    @field_validator("window_hours")
+    @classmethod
+    def _hours_tile_a_day(cls, hours: float | None) -> float | None:
+        if hours is not None:
+            _refuse_minutes(_in_minutes(hours))
+        return hours
+
+    @field_validator("endpoint")
+    @classmethod
+    def _endpoint_has_no_path(cls, endpoint: str) -> str:
+        url = urlsplit(endpoint)
+        if url.scheme == "http" and url.path.strip("/"):
+            address = f"{url.scheme}://{url.netloc}"
+            raise ValueError(f"the gateway's address has no path: set LOCAL_ENDPOINT={address}")
+        return endpoint
+
     @property
     def minutes(self) -> int:
         """Length of a window; in the environment ``WINDOW_DURATION_HOURS`` (the original's name)
         wins over ``WINDOW_MINUTES``."""
-        return self.window_minutes if self.window_hours is None else round(self.window_hours * 60)
+        hours = self.window_hours
+        return self.window_minutes if hours is None else _in_minutes(hours)
 
     @property
     def endpoint_port(self) -> int:
@@ -159,8 +185,21 @@ def load_settings(**overrides: Any) -> Settings:
         settings = Settings(**overrides)
     except ValidationError as error:
         problems = "; ".join(
-            f"{'.'.join(map(str, problem['loc']))}={problem['input']!r}: {problem['msg']}"
+            f"{'.'.join(map(str, problem['loc']))}={problem['input']!r}:"
+            f" {problem['msg'].removeprefix('Value error, ')}"
             for problem in error.errors()
         )
         raise ConfigError(f"bad setting: {problems}") from error
     return settings.model_copy(update={"home": Path(os.path.abspath(settings.home))})
+
+
+def _in_minutes(hours: float) -> int:
+    return round(hours * 60)
+
+
+def _refuse_minutes(minutes: int) -> None:
+    """As a ``ValueError``, to which pydantic adds the variable."""
+    try:
+        check_minutes(minutes)
+    except ConfigError as error:
+        raise ValueError(str(error)) from error

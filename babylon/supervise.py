@@ -11,6 +11,8 @@ from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 
+from babylon.home import make_directory
+
 logger = logging.getLogger(__name__)
 
 _SUPERVISOR = "BABYLON_SUPERVISOR"  # pid, in the environment of a supervised process
@@ -77,7 +79,7 @@ class Supervised:
 
     def _start(self) -> "subprocess.Popen[bytes]":
         """In a session of its own, so that Ctrl-C reaches the supervisor alone."""
-        self.service.log.parent.mkdir(parents=True, exist_ok=True)
+        make_directory(self.service.log.parent)
         with self.service.log.open("ab") as log:
             return subprocess.Popen(
                 self.service.command,

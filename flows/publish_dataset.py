@@ -5,6 +5,7 @@ from datetime import UTC, date, datetime, timedelta
 from typing import Any
 
 from prefect import flow
+from prefect.runtime import flow_run
 
 from babylon.dataset.build import windows_of
 from babylon.store import open_store
@@ -13,7 +14,14 @@ from blocks.load import settings_with
 from tasks.publish import publish
 
 
-@flow(name="publish-dataset", flow_run_name="{day}")
+def yesterday() -> date:
+    return (datetime.now(UTC) - timedelta(days=1)).date()
+
+
+@flow(
+    name="publish-dataset",
+    flow_run_name=lambda: str(flow_run.parameters["day"] or yesterday()),
+)
 async def publish_dataset(
     day: date | None = None,
     overrides: dict[str, Any] | None = None,
@@ -24,7 +32,6 @@ async def publish_dataset(
     A window that its own run published before gets the same file again.
     """
     settings = await settings_with(overrides, blocks)
-    day = day or (datetime.now(UTC) - timedelta(days=1)).date()
     async with open_store(settings) as store:
-        scored = await windows_of(store, day)
+        scored = await windows_of(store, day or yesterday())
     return [await publish(settings, one) for one in scored]

@@ -18,6 +18,7 @@ from tempfile import mkdtemp
 import torch
 from transformers import PreTrainedTokenizerFast, Qwen3Config, Qwen3ForCausalLM
 
+from babylon.base_model import local_directory
 from babylon.checkpoints.load import load_policy
 from babylon.checkpoints.tokenizer import render_prompt, train_tokenizer
 from babylon.errors import ModelError
@@ -57,8 +58,8 @@ def resolve_base(settings: Settings, progress: Progress | None = None) -> Path |
         ModelError: ``BASE_MODEL`` does not load, or it has no chat template.
     """
     if settings.base_model:
-        local = Path(settings.base_model).expanduser()
-        base = local.resolve() if local.exists() else settings.base_model
+        local = local_directory(settings.base_model)
+        base = local.resolve() if local else settings.base_model
         _check_base(base, settings.base_model)
         return base
     return make_embedded_model(

@@ -1,14 +1,17 @@
 """The command line: ``babylon COMMAND [--json]``, one module a group of commands.
 
 Results go to stdout, as one JSON object with ``--json``; logs and progress go to stderr. The exit
-code is 0 only when the command did what it was asked: 1 otherwise, 2 for wrong usage. A
-``BabylonError`` is one line; anything else is a bug and shows its traceback.
+code is 0 only when the command did what it was asked: 1 otherwise, 2 for wrong usage, 130 when
+Ctrl-C or SIGTERM ended it. A ``BabylonError`` is one line; anything else is a bug and shows its
+traceback.
 
 Modules here import at the top only what is quick to import, so that ``--help`` is.
 """
 
+import signal
 import sys
 from collections.abc import Sequence
+from types import FrameType
 
 import typer
 
@@ -51,6 +54,7 @@ def main(argv: Sequence[str] | None = None) -> None:
     """The console script; leaves by ``SystemExit``."""
     arguments = list(sys.argv[1:] if argv is None else argv)
     show_logs()
+    signal.signal(signal.SIGTERM, _like_ctrl_c)
     json = "--json" in arguments
     try:
         app(arguments)
@@ -62,6 +66,15 @@ def main(argv: Sequence[str] | None = None) -> None:
         if json and left.code == WRONG_USAGE:  # Typer told a person, on stderr
             print_json({"error": _usage_message(left), "kind": "UsageError"})
         raise
+
+
+def _like_ctrl_c(number: int, frame: FrameType | None) -> None:
+    """SIGTERM tidies up as Ctrl-C does: by its handler, which asyncio replaces while it runs.
+
+    Where there is none, because a script started us in the background, it interrupts all the same.
+    """
+    handler = signal.getsignal(signal.SIGINT)
+    (handler if callable(handler) else signal.default_int_handler)(number, frame)
 
 
 def _usage_message(left: SystemExit) -> str:

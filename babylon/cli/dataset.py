@@ -36,7 +36,9 @@ def build(
     if json:
         print_json({"published": [asdict(one) for one in published]})
     else:
-        rows = [[one.window_id, one.rows, one.uri] for one in published]
+        from babylon.artifacts import local_path
+
+        rows = [[one.window_id, one.rows, str(local_path(one.uri))] for one in published]
         print_table("Dataset", ["window", "rows", "file"], rows)
     if not published:
         when = f"of {day:%Y-%m-%d} was trained" if day else "was trained yet"

@@ -1,7 +1,10 @@
 """What a person sees of ``babylon demo``: progress while it runs, then a table and the verdict."""
 
+import shlex
+import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
+from pathlib import Path
 
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 
@@ -52,7 +55,15 @@ def print_demo(report: DemoReport) -> None:
     )
     print("\nWhere to look next:")
     print(f"  {report.plot}")
-    environment = f"DATABASE_URL= BABYLON_HOME={report.home}"
-    print(f"  {environment} babylon model list     every policy and its verdict")
-    print(f"  {environment} babylon windows list   every window and its state")
+    command = f"DATABASE_URL= BABYLON_HOME={shlex.quote(report.home)} {_this_command()}"
+    print(f"  {command} model list     every policy and its verdict")
+    print(f"  {command} windows list   every window and its state")
     print(f"  {report.home}/datasets     the published windows")
+
+
+def _this_command() -> str:
+    """How a shell calls the ``babylon`` beside this Python: after ``make demo`` none is on PATH."""
+    command = Path(sys.executable).with_name("babylon")
+    here = Path.cwd()
+    near = command.relative_to(here) if command.is_relative_to(here) else command
+    return shlex.quote(str(near))

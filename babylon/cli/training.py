@@ -15,6 +15,7 @@ import typer
 
 import babylon
 from babylon.cli.options import Json, MinActions, MinAgents, WindowMinutes, given
+from babylon.home import make_directory
 from babylon.requests import DemoRequest, Request, TrainRequest, encode
 from babylon.settings import MAX_HOURS, load_settings
 from babylon.windows import check_minutes, settled_window
@@ -133,7 +134,8 @@ def _checked(**options: Any) -> dict[str, Any]:
 
 def _become_flow(request: Request) -> NoReturn:
     """Replace this process; the flows beside this very package are the ones that run."""
-    load_settings(**request.overrides).home.mkdir(parents=True, exist_ok=True)
+    # Prefect's directory too: Prefect itself makes it where nobody tells an error in one line.
+    make_directory(load_settings(**request.overrides).home / "prefect")
     root = str(Path(babylon.__file__).parents[1])
     path = os.pathsep.join(filter(None, [root, os.environ.get("PYTHONPATH")]))
     # What goes wrong is told in one line at the end: tracebacks and bars of others would bury it.

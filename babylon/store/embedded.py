@@ -43,6 +43,7 @@ START_ATTEMPTS = 3
 _POLL_S = 0.02
 _LOG_TAIL = 2000  # characters of a failed program's output that is looked at
 _FATAL = re.compile(r".*\b(FATAL|PANIC): +")
+_ERROR = re.compile(r".*?\b(FATAL|PANIC|ERROR|error): +")  # initdb writes it small
 _DETAIL = re.compile(r".*\b(DETAIL|HINT): +")
 _SETTINGS = {
     "listen_addresses": "127.0.0.1",
@@ -173,9 +174,10 @@ class EmbeddedPostgres:
         command = [binaries / "initdb", "-D", unfinished, "-U", USER, f"--pwfile={password}"]
         command += ["--auth=scram-sha-256", "--encoding=UTF8", "--no-instructions"]
         command += ["--locale-provider=builtin", "--locale=C.UTF-8"]
-        _run(launch(command))
-        single_user = [binaries / "postgres", "--single", "-D", unfinished, "postgres"]
-        _run(launch(single_user), "CREATE DATABASE babylon")
+        _make(self.data, launch(command))
+        single_user = [binaries / "postgres", "--single", "-c", "exit_on_error=on"]
+        single_user += ["-D", unfinished, "postgres"]
+        _make(self.data, launch(single_user), "CREATE DATABASE babylon")
         unfinished.rename(self.data)
 
     def _choose_port(self) -> int:
@@ -345,11 +347,17 @@ def _as_account(account: pwd.struct_passwd, capability: str, command: list[Any])
     return {"args": command, **options}
 
 
-def _run(arguments: dict[str, Any], text: str = "") -> None:
+def _make(data: Path, arguments: dict[str, Any], text: str = "") -> None:
+    """Run a program that makes the cluster; of its transcript the first error says why not."""
     done = subprocess.run(**arguments, input=text, capture_output=True, text=True)
     if done.returncode:
-        command = " ".join(map(str, arguments["args"]))
-        raise DatabaseError(f"{command} failed:\n{(done.stdout + done.stderr)[-_LOG_TAIL:]}")
+        lines = (done.stdout + done.stderr).splitlines()
+        errors = [line for line in lines if _ERROR.match(line)]
+        reason = (errors or lines[-1:] or [f"exit code {done.returncode}"])[0]
+        raise DatabaseError(
+            f"cannot make the embedded Postgres in {data} ({_ERROR.sub('', reason)}): free the"
+            " disk, set BABYLON_HOME to a directory with room, or set DATABASE_URL"
+        )
 
 
 def _runs_in(pid: int, data: Path) -> bool:

@@ -19,6 +19,7 @@ from babylon.types import Claim
 from babylon.windows import WindowState
 
 Kind = Literal["base", "full", "lora"]
+_NO_POLICY = "no policy is registered yet: run `babylon model init`"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -64,7 +65,7 @@ async def champion(store: Store) -> tuple[Policy, int]:
         " USING (policy_version) ORDER BY route_version DESC LIMIT 1"
     )
     if row is None:
-        raise ModelError("no policy is registered yet: run `babylon model init`")
+        raise ModelError(_NO_POLICY)
     fields = dict(row)
     route_version = fields.pop("route_version")
     return Policy(**fields), route_version
@@ -80,6 +81,8 @@ async def get_policy(store: Store, version: int) -> Policy:
         "SELECT * FROM babylon.policies WHERE policy_version = $1", version
     )
     if row is None:
+        if not await store.pool.fetchval("SELECT EXISTS (SELECT FROM babylon.policies)"):
+            raise ModelError(_NO_POLICY)
         raise ModelError(f"there is no policy version {version}: see `babylon model list`")
     return Policy(**row)
 

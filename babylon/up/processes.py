@@ -11,6 +11,7 @@ import msgspec
 import psutil
 
 from babylon.errors import ServingError
+from babylon.home import make_directory
 
 GRACE_S = 20.0
 
@@ -40,7 +41,7 @@ class Processes:
     @contextmanager
     def exclusive(self) -> Iterator[None]:
         """One ``up`` or ``down`` of a home at a time; the kernel frees a dead one's lock."""
-        self.directory.mkdir(parents=True, exist_ok=True)
+        make_directory(self.directory)
         with (self.directory / "lock").open("w") as lock:
             try:
                 fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)

@@ -22,7 +22,7 @@ from babylon.errors import DatabaseError
 from babylon.settings import load_settings
 from babylon.store import open_store
 from babylon.store.connection import database_url
-from babylon.store.embedded import EmbeddedPostgres, running_postgres
+from babylon.store.embedded import EmbeddedPostgres, _make, running_postgres
 
 CAP_DAC_OVERRIDE, CAP_DAC_READ_SEARCH = 1, 2  # their numbers in capabilities(7)
 as_root = pytest.mark.skipif(os.geteuid() != 0, reason="only root becomes another user")
@@ -34,6 +34,20 @@ from babylon.store.embedded import running_postgres
 with running_postgres(Path(sys.argv[1])) as server:
     print(server.url(), flush=True)
     sys.stdin.read()
+"""
+
+# What initdb said on a full disk.
+FULL_DISK = """\
+The default text search configuration will be set to "english".
+
+creating configuration files ... ok
+running bootstrap script ... 2026-11-21 12:46:43.230 UTC [25419] FATAL:  could not extend file \
+"base/1/2691": wrote only 4096 of 8192 bytes at block 10
+2026-11-21 12:46:43.230 UTC [25419] HINT:  Check free disk space.
+2026-11-21 12:46:43.230 UTC [25419] PANIC:  cannot abort transaction 1, it was already committed
+Aborted
+child process exited with exit code 134
+initdb: removing contents of data directory "/home/postgres/data.unfinished"
 """
 
 
@@ -206,6 +220,30 @@ def test_an_unusable_cluster_is_reported_with_the_servers_own_words(home: Path) 
         assert time.monotonic() - started < 20
     finally:
         version.write_text(sound)
+
+
+def test_a_cluster_that_cannot_be_made_is_told_in_one_line(tmp_path: Path) -> None:
+    (tmp_path / "transcript").write_text(FULL_DISK)
+    arguments = {"args": ["/bin/sh", "-c", "cat transcript; exit 1"], "cwd": tmp_path}
+    reason = 'could not extend file "base/1/2691": wrote only 4096 of 8192 bytes at block 10'
+    with pytest.raises(DatabaseError) as told:
+        _make(Path("/home/postgres/data"), arguments)
+    assert str(told.value).startswith(
+        f"cannot make the embedded Postgres in /home/postgres/data ({reason}): free the disk,"
+    )
+
+
+def test_a_statement_that_fails_leaves_no_half_made_cluster(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def broken(data: Path, arguments: dict[str, Any], text: str = "") -> None:
+        _make(data, arguments, text and "SELECT 1/0")
+
+    monkeypatch.setattr("babylon.store.embedded._make", broken)
+    server = EmbeddedPostgres(tmp_path)
+    with pytest.raises(DatabaseError, match=r"\(division by zero\)"):
+        server.acquire()
+    assert not server.data.exists()
 
 
 @as_root

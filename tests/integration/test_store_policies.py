@@ -93,6 +93,8 @@ async def test_base_policy_is_made_once_and_routed(store: Store) -> None:
         await champion(store)
     with pytest.raises(ServingError, match="babylon model init"):
         await current_route(store)
+    with pytest.raises(ModelError, match="babylon model init"):
+        await get_policy(store, 0)
     await asyncio.gather(*(ensure_base(store, uri="file:///m", base_model="tiny") for _ in "ab"))
     await ensure_base(store, uri="file:///other", base_model="other")
     policy, route_version = await champion(store)
@@ -100,6 +102,8 @@ async def test_base_policy_is_made_once_and_routed(store: Store) -> None:
         0, "base", "file:///m", 1,
     )  # fmt: skip
     assert len(await list_policies(store)) == 1
+    with pytest.raises(ModelError, match="version 7: see `babylon model list`"):
+        await get_policy(store, 7)
 
 
 async def test_a_policy_its_trajectories_and_the_window_commit_together(store: Store) -> None:

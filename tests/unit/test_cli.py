@@ -2,19 +2,24 @@
 
 import json
 import os
+import signal
 import subprocess
 import sys
 import time
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
 from babylon.cli import main
+from babylon.cli.demo import print_demo
 from babylon.cli.output import print_table
 from babylon.cli.report import window_table
-from babylon.types import WindowResult
+from babylon.demo import DemoReport, Final
+from babylon.types import Published, WindowResult
 from babylon.windows import WindowState
 from tests.imported import imported_with
+from tests.ports import free_port
 
 ROOT = Path(__file__).parents[2]
 COMMANDS = [
@@ -39,6 +44,31 @@ COMMANDS = [
     ["db", "status"],
     ["db", "import"],
 ]
+
+# A command that works until it is stopped, and awaits something when it is.
+ENDLESS = """
+import asyncio
+import babylon.cli
+
+@babylon.cli.app.command()
+def endless():
+    async def work():
+        try:
+            print("works", flush=True)
+            await asyncio.sleep(600)
+        finally:
+            await asyncio.to_thread(print, "tidied up")
+    asyncio.run(work())
+
+babylon.cli.main(["endless"])
+"""
+
+
+@pytest.fixture(autouse=True)
+def sigterm() -> Iterator[None]:
+    before = signal.getsignal(signal.SIGTERM)
+    yield
+    signal.signal(signal.SIGTERM, before)
 
 
 def exit_code(*arguments: str) -> int:
@@ -106,6 +136,32 @@ def test_a_home_that_is_a_file_is_one_clear_line(
         assert exit_code(*command) == 1
         captured = capsys.readouterr()
         assert captured.err.count("\n") == 1 and "BABYLON_HOME" in captured.err
+
+
+@pytest.mark.parametrize("command", ["train", "demo", "up", "down", "serve"])
+def test_a_home_where_no_directory_can_be_made_is_one_clear_line(
+    command: str,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    monkeypatch.setenv("BABYLON_HOME", "/proc/no-such-process")
+    for name in ("LOCAL_ENDPOINT", "ENGINE_PORT"):
+        port = free_port()
+        monkeypatch.setenv(name, str(port) if "PORT" in name else f"http://localhost:{port}")
+    assert exit_code(command) == 1
+    captured = capsys.readouterr()
+    assert captured.err.startswith("error: cannot make the directory /proc/no-such-process/")
+    assert captured.err.count("\n") == 1 and "BABYLON_HOME" in captured.err
+
+
+def test_prefects_directory_that_cannot_be_made_is_told_before_prefect_starts(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / "prefect").touch()
+    monkeypatch.setenv("BABYLON_HOME", str(tmp_path))
+    assert exit_code("train") == 1
+    assert f"cannot make the directory {tmp_path}/prefect" in capsys.readouterr().err
 
 
 def test_the_training_table_fits_80_columns(capsys: pytest.CaptureFixture[str]) -> None:
@@ -177,3 +233,78 @@ def test_help_is_quick_because_nothing_heavy_is_imported() -> None:
     imported = imported_with("babylon.cli")
     assert not imported & {"torch", "transformers", "prefect", "polars", "asyncpg"}
     assert time.monotonic() - started < 5  # 0.3 s on an idle core
+
+
+@pytest.mark.parametrize("started", ["", "signal.signal(signal.SIGINT, signal.SIG_IGN);"])
+def test_sigterm_tidies_up_like_ctrl_c_also_in_the_background_of_a_script(started: str) -> None:
+    process = subprocess.Popen(
+        [sys.executable, "-c", f"import signal; {started} {ENDLESS}"],
+        cwd=ROOT,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+    )
+    with process:
+        assert process.stdout is not None and process.stderr is not None
+        assert process.stdout.readline() == "works\n"
+        process.send_signal(signal.SIGTERM)
+        assert process.stdout.read() == "tidied up\n"
+        assert process.stderr.read() == ""
+    assert process.returncode == 130
+
+
+@pytest.mark.parametrize(
+    ("prefix", "command"),
+    [("project/.venv", ".venv/bin/babylon"), ("else where", "'{}/else where/bin/babylon'")],
+)
+def test_what_the_demo_prints_to_run_next_can_be_pasted(
+    prefix: str,
+    command: str,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    (tmp_path / "project").mkdir()
+    monkeypatch.chdir(tmp_path / "project")
+    monkeypatch.setattr("sys.executable", str(tmp_path / prefix / "bin" / "python"))
+    print_demo(
+        DemoReport(
+            ok=True,
+            seed=1,
+            home="/my home",
+            windows=(),
+            fleet_pnl=(),
+            final=Final(
+                scenarios=1,
+                pnl_base=0.0,
+                pnl_final=1.0,
+                pnl_oracle=2.0,
+                difference=1.0,
+                difference_low=0.5,
+                difference_high=1.5,
+                gap_closed=0.5,
+                win_rate_base=0.1,
+                win_rate_final=0.9,
+            ),
+            policy_version=1,
+            plot="plot.png",
+            duration_s=60.0,
+        )
+    )
+    environment = "DATABASE_URL= BABYLON_HOME='/my home'"
+    assert f"{environment} {command.format(tmp_path)} model list" in capsys.readouterr().out
+
+
+def test_dataset_build_prints_paths_and_hands_on_uris(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    uri = "file:///my%20home/month%3D2025-11/x.parquet"
+
+    async def build(*_: object) -> list[Published]:
+        return [Published(window_id="2025-11-14T09:00", uri=uri, sha256="", rows=5)]
+
+    monkeypatch.setattr("babylon.cli.dataset._build", build)
+    assert exit_code("dataset", "build") == 0
+    assert "/my home/month=2025-11/x.parquet" in capsys.readouterr().out
+    assert exit_code("dataset", "build", "--json") == 0
+    assert json.loads(capsys.readouterr().out)["published"][0]["uri"] == uri

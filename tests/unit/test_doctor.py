@@ -7,7 +7,9 @@ import sys
 import time
 from pathlib import Path
 
+import numpy as np
 import pytest
+from safetensors.numpy import save_file
 
 from babylon.doctor import PACKAGES, check_base_model, check_port
 from babylon.settings import load_settings
@@ -59,6 +61,28 @@ def test_a_model_of_the_hub_is_not_checked_and_a_local_one_is(tmp_path: Path) ->
     assert check_base_model(local).ok is False
     (tmp_path / "config.json").touch()
     assert check_base_model(local).ok is True
+
+
+def test_weights_that_do_not_open_are_named(tmp_path: Path) -> None:
+    (tmp_path / "config.json").touch()
+    weights = tmp_path / "model.safetensors"
+    save_file({"weight": np.zeros(64)}, weights)
+    settings = load_settings(base_model=str(tmp_path))
+    assert check_base_model(settings).ok is True
+    for damaged in (weights.read_bytes()[:-1], b"\xa7" * 4096, b""):  # cut off, noise, empty
+        weights.write_bytes(damaged)
+        check = check_base_model(settings)
+        assert check.ok is False
+        assert str(weights) in check.detail and "BASE_MODEL again" in check.detail
+
+
+@pytest.mark.parametrize(
+    "name", ["/nope", "./nope", "../nope", "~/nope", "~nobody-here/x", "a/b/c"]
+)
+def test_a_path_where_nothing_is_is_no_model_of_the_hub(name: str) -> None:
+    check = check_base_model(load_settings(base_model=name))
+    assert check.ok is False
+    assert f"BASE_MODEL={name!r}: no such directory: /" in check.detail
 
 
 @pytest.mark.parametrize("package", PACKAGES)

@@ -54,3 +54,26 @@ def test_endpoint_port(endpoint: str, port: int) -> None:
 def test_endpoint_beyond_loopback_is_refused_with_its_value(endpoint: str) -> None:
     with pytest.raises(ConfigError, match=endpoint):
         _ = load_settings(endpoint=endpoint).endpoint_port
+
+
+@pytest.mark.parametrize(
+    ("variable", "value", "remedy"),
+    [
+        ("WINDOW_MINUTES", "7", "15, 30, 60"),
+        ("WINDOW_DURATION_HOURS", "1e300", "less than or equal to 24"),
+        ("WINDOW_DURATION_HOURS", "0.32", "15, 30, 60"),
+        ("LOCAL_ENDPOINT", "http://localhost:8000/v1", "LOCAL_ENDPOINT=http://localhost:8000$"),
+    ],
+)
+def test_a_value_that_every_run_would_fail_on_is_refused_at_once(
+    monkeypatch: pytest.MonkeyPatch, variable: str, value: str, remedy: str
+) -> None:
+    monkeypatch.setenv(variable, value)
+    with pytest.raises(
+        ConfigError, match=f"^bad setting: {variable}='{value}': (?!Value).*{remedy}"
+    ):
+        load_settings()
+
+
+def test_an_endpoint_may_end_with_a_slash() -> None:
+    assert load_settings(endpoint="http://localhost:8000/").endpoint_port == 8000

@@ -83,6 +83,11 @@ def test_a_base_model_that_does_not_load_is_refused_in_one_line(
     assert "\n" not in str(refused.value) and "save_pretrained" in str(refused.value)
 
 
+def test_a_base_model_that_is_a_path_to_nowhere_is_not_looked_for_on_the_hub() -> None:
+    with pytest.raises(ModelError, match=r"^BASE_MODEL=.*: no such directory: /nope: "):
+        resolve_base(load_settings(base_model="/nope"))
+
+
 def test_a_model_that_does_not_load_is_named(tmp_path: Path) -> None:
     with pytest.raises(ModelError, match=str(tmp_path)):
         load_policy(tmp_path)
