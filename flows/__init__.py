@@ -14,7 +14,7 @@ from babylon.prefect_env import api_url, inline_environment
 from babylon.up.processes import Processes
 from babylon.up.services import SERVER
 
-_HEALTH_S = 1.0
+_HEALTH_S = 5.0
 
 
 def _answers(api: str) -> bool:

@@ -18,7 +18,7 @@ from babylon.cli.options import Json, MinActions, MinAgents, WindowMinutes, give
 from babylon.home import make_directory
 from babylon.requests import DemoRequest, Request, TrainRequest, encode
 from babylon.settings import MAX_HOURS, load_settings
-from babylon.windows import check_minutes, settled_window
+from babylon.windows import settled_window
 
 app = typer.Typer()
 
@@ -100,7 +100,6 @@ def train(
 
     # The flow refuses these too, but only after Prefect has started.
     settings = load_settings(**overrides)
-    check_minutes(settings.minutes)
     if window is not None:
         settled_window(window, datetime.now(UTC), settings.minutes, settings.grace_s)
     load_scorer(settings.scorer)
