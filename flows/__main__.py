@@ -71,7 +71,8 @@ def _train(request: TrainRequest) -> int:
         else:
             results.append(asyncio.run(train_window(request.window_id, request.overrides)))
     settings = load_settings(**request.overrides)
-    report = training_report(request.mode, results, request.hours or settings.lookback_hours)
+    searched = None if request.window_id else request.hours or settings.lookback_hours
+    report = training_report(request.mode, results, searched)
     print_json(report) if request.json else print_training(report, results, settings)
     return 0 if report["ok"] else 1
 

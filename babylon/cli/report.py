@@ -25,9 +25,11 @@ With window and state it fits 80 columns.
 """
 
 
-def training_report(mode: str, results: Sequence[WindowResult], hours: float) -> dict[str, Any]:
-    """``ok`` when no window failed and at least one was trained by this run. When none of the last
-    ``hours`` could be, ``hint`` says where others may wait.
+def training_report(
+    mode: str, results: Sequence[WindowResult], hours: float | None
+) -> dict[str, Any]:
+    """``ok`` when no window failed and at least one was trained by this run. When windows of the
+    last ``hours`` were looked for and none could be, ``hint`` says where others may wait.
 
     Continuous training ends when it is told to, so there no window at all is fine too.
     """
@@ -37,7 +39,7 @@ def training_report(mode: str, results: Sequence[WindowResult], hours: float) ->
     return {
         "ok": ok,
         "mode": mode,
-        **({} if ok or failed else {"hint": _where_others_wait(hours)}),
+        **({} if ok or failed or hours is None else {"hint": _where_others_wait(hours)}),
         "windows": [asdict(result) for result in results],
     }
 

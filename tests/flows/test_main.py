@@ -66,3 +66,6 @@ def test_when_nothing_waits_it_says_where_others_may(
     everything = msgspec.structs.replace(request, overrides={"lookback_hours": 876_000}, json=True)
     assert main(["flows", encode(everything)]) == 0
     assert "hint" not in json.loads(capsys.readouterr().out)
+    again = TrainRequest(window_id="2025-11-14T09:00", json=True)
+    assert main(["flows", encode(again)]) == 1
+    assert "hint" not in json.loads(capsys.readouterr().out)  # nothing was looked for
