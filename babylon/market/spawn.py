@@ -21,11 +21,10 @@ from babylon.recorder import MarketOutcomesTracker, TrajectoryRecorder
 from babylon.settings import Settings
 from babylon.store import Store, open_store
 from babylon.store.windows import list_windows
-from babylon.windows import DONE, WindowState
+from babylon.windows import TRANSITIONS, WindowState
 
 PolicyName = Literal["scripted", "llm"]
 MAX_CONNECTIONS = 128
-BEGUN = DONE | {WindowState.TRAINED}
 
 
 async def spawn_agents(
@@ -45,7 +44,11 @@ async def spawn_agents(
     now = datetime.now(UTC)
     async with open_store(settings) as store:
         rows = await list_windows(store)
-        taken = {row.window_id for row in rows if row.leased or row.state in BEGUN}
+        taken = {
+            row.window_id
+            for row in rows
+            if row.leased or WindowState.CLAIMED not in TRANSITIONS[row.state]
+        }
         plan = FleetPlan(
             start=now if live else fleet_start(now, duration_min, settings.minutes, taken),
             duration_min=duration_min,
