@@ -8,8 +8,8 @@ import argparse
 import asyncio
 import contextlib
 import logging
-from collections.abc import AsyncIterator, Awaitable, Callable
-from typing import Annotated
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
+from typing import Annotated, Any
 
 import msgspec
 from aiohttp import web
@@ -33,6 +33,7 @@ from babylon.wire import (
 
 POLICIES = web.AppKey("policies", Policies)
 SCHEDULER = web.AppKey("scheduler", Scheduler)
+DEFAULTS: web.AppKey[Mapping[str, Any]] = web.AppKey("defaults", Mapping)
 _EVENT_STREAM = {"Content-Type": "text/event-stream", "Cache-Control": "no-cache"}
 
 Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
@@ -45,9 +46,13 @@ class PolicySource(Struct, frozen=True):
     version: int
 
 
-def make_app() -> web.Application:
-    """The engine's HTTP application; ``client_max_size`` leaves room for what a gateway adds."""
+def make_app(defaults: Mapping[str, Any] | None = None) -> web.Application:
+    """The engine's HTTP application; ``client_max_size`` leaves room for what a gateway adds.
+
+    ``defaults`` are fields of every chat request that does not set them itself.
+    """
     app = web.Application(middlewares=[_openai_errors], client_max_size=MAX_BODY_BYTES + 4096)
+    app[DEFAULTS] = defaults or {}
 
     async def run_scheduler(app: web.Application) -> AsyncIterator[None]:
         app[POLICIES] = Policies()
@@ -110,7 +115,7 @@ async def _unload(request: web.Request) -> web.Response:
 
 
 async def _chat(request: web.Request) -> web.StreamResponse:
-    fields = decode_object(await request.read())
+    fields = {**request.app[DEFAULTS], **decode_object(await request.read())}
     chat = parse_chat(fields)
     if unsupported := constraints(fields):
         raise RequestError(400, f"this engine does not support {', '.join(unsupported)}: leave out")

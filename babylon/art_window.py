@@ -1,0 +1,182 @@
+"""A window's rows as ART's trainers may have them: exact calls of groups with signal, no secrets.
+
+ART's loss is for tokens sampled at temperature 1 whose logprobs are known; other calls are left
+out and counted. What goes to somebody else's machine is scrubbed first: in a prompt a secret is
+replaced, while a reply is made of the very tokens that are trained and cannot be changed, so a
+call whose reply holds one is left out. Then everything is looked through once more.
+"""
+
+import os
+from collections import Counter
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import dataclass
+
+import msgspec
+
+from babylon.checkpoints.update import Excluded
+from babylon.errors import TrainingError, WindowNotReadyError
+from babylon.grpo.advantage import advantages
+from babylon.grpo.batch import ScoredTrajectory
+from babylon.redaction import find_secrets, redact
+from babylon.settings import Settings
+from babylon.trajectories import Call, Message, TrainingRow
+
+_SECRET_NAMES = ("KEY", "TOKEN", "SECRET", "PASSWORD")  # how names of such variables end
+_MIN_SECRET = 8  # characters: shorter values ("postgres") are words
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ArtWindow:
+    """Rows that can be sent, and what was left out of them and why."""
+
+    rows: tuple[TrainingRow, ...]
+    excluded: Excluded
+    calls: int
+    tokens: int
+    calls_without_logprobs: int
+    calls_with_secrets: int
+    calls_redacted: int
+    groups_without_signal: int
+
+    @property
+    def trajectory_ids(self) -> tuple[str, ...]:
+        return tuple(row.trajectory_id for row in self.rows)
+
+    def counts(self) -> dict[str, float]:
+        """What the window held, by the names that our own trainer's report has."""
+        return {
+            "trained_trajectories": len(self.rows),
+            "groups_without_signal": self.groups_without_signal,
+            "calls": self.calls,
+            "tokens": self.tokens,
+            "calls_without_logprobs": self.calls_without_logprobs,
+            "calls_with_secrets": self.calls_with_secrets,
+            "calls_redacted": self.calls_redacted,
+        }
+
+
+def art_window(
+    rows: Sequence[TrainingRow],
+    *,
+    context: int | None,
+    max_missing_logprobs: float,
+    secrets: Collection[str] = (),
+) -> ArtWindow:
+    """Choose and scrub; ``context`` is the longest call in tokens, ``secrets`` are known ones.
+
+    Raises:
+        WindowNotReadyError: no group with differing scores is left, or too few calls have logprobs.
+        TrainingError: a secret would have left the house.
+    """
+    kept, reasons = _trainable(rows, context, secrets)
+    seen = sum(len(row.calls) for row in rows)
+    missing = reasons["no_logprobs"]
+    if seen and missing / seen > max_missing_logprobs:
+        raise WindowNotReadyError(
+            f"{missing} of {seen} calls have no logged tokens and logprobs, allowed are"
+            f" {max_missing_logprobs:.0%}: play through the gateway, or raise MAX_MISSING_LOGPROBS"
+        )
+    moved = advantages(
+        [
+            ScoredTrajectory(
+                trajectory_id=row.trajectory_id, group=row.scenario_id, score=row.score, calls=()
+            )
+            for row in kept
+        ]
+    )
+    chosen = [row for row in kept if row.trajectory_id in moved]
+    groups = {row.scenario_id for row in rows}
+    if not chosen:
+        raise WindowNotReadyError(
+            f"none of the {len(groups)} groups ({len(rows)} trajectories) has two members with"
+            f" differing scores and a trainable call (left out: {dict(reasons)}): let more agents"
+            " play a scenario, through the gateway"
+        )
+    clean = [_scrubbed(row, secrets) for row in chosen]
+    _check_clean(clean, secrets)
+    calls = [call for row in clean for call in row.calls]
+    before = [call for row in chosen for call in row.calls]
+    return ArtWindow(
+        rows=tuple(clean),
+        excluded=Excluded(
+            greedy=reasons["greedy"],
+            too_long=reasons["too_long"],
+            empty=reasons["empty"],
+            untrainable=reasons["untrainable"] + missing + reasons["secret"],
+        ),
+        calls=len(calls),
+        tokens=sum(len(call.completion_token_ids or ()) for call in calls),
+        calls_without_logprobs=missing,
+        calls_with_secrets=reasons["secret"],
+        calls_redacted=sum(a.messages != b.messages for a, b in zip(before, calls, strict=True)),
+        groups_without_signal=len(groups) - len({row.scenario_id for row in chosen}),
+    )
+
+
+def known_secrets(settings: Settings, environment: Mapping[str, str] = os.environ) -> set[str]:
+    """Values of this process's own credentials, whatever their form."""
+    values = {
+        value for name, value in environment.items() if name.upper().endswith(_SECRET_NAMES)
+    }
+    if settings.database_url is not None:
+        values.add(settings.database_url.get_secret_value())
+    return {value for value in values if len(value) >= _MIN_SECRET}
+
+
+def _trainable(
+    rows: Sequence[TrainingRow], context: int | None, secrets: Collection[str]
+) -> tuple[list[TrainingRow], Counter[str]]:
+    reasons: Counter[str] = Counter()
+    kept = []
+    for row in rows:
+        calls = []
+        for call in row.calls:
+            if reason := _obstacle(call, context, secrets):
+                reasons[reason] += 1
+            else:
+                calls.append(call)
+        if calls:
+            kept.append(msgspec.structs.replace(row, calls=tuple(calls)))
+    return kept, reasons
+
+
+def _obstacle(call: Call, context: int | None, secrets: Collection[str]) -> str | None:
+    """Why the call cannot be sent, if it cannot."""
+    if call.temperature <= 0:
+        return "greedy"
+    if call.untrainable is not None or call.top_p < 1 or call.temperature != 1:
+        return "untrainable"
+    prompt, completion = call.prompt_token_ids, call.completion_token_ids
+    if prompt is None or completion is None or call.logprobs is None:
+        return "no_logprobs"
+    if not completion:
+        return "empty"
+    if context is not None and len(prompt) + len(completion) > context:
+        return "too_long"
+    return "secret" if find_secrets(call.response, secrets) else None
+
+
+def _scrubbed(row: TrainingRow, secrets: Collection[str]) -> TrainingRow:
+    calls = (
+        msgspec.structs.replace(
+            call,
+            messages=tuple(
+                Message(role=message.role, content=redact(message.content, secrets))
+                for message in call.messages
+            ),
+        )
+        for call in row.calls
+    )
+    return msgspec.structs.replace(row, calls=tuple(calls))
+
+
+def _check_clean(rows: Sequence[TrainingRow], secrets: Collection[str]) -> None:
+    for row in rows:
+        for call in row.calls:
+            for text in (call.response, *(message.content for message in call.messages)):
+                if kinds := find_secrets(text, secrets):
+                    raise TrainingError(
+                        f"step {call.step} of trajectory {row.trajectory_id} still holds a secret"
+                        f" ({', '.join(kinds)}) after redaction: nothing was sent; leave the"
+                        " trajectory out, or train with TRAINER=torch"
+                    )

@@ -1,0 +1,60 @@
+"""Secrets and addresses in text that leaves the house: found by their form, and replaced.
+
+A form that only secrets have (a provider's key prefix, a private key's banner, a password in a
+URL) is certain; a long run of mixed letters and digits is taken for one, because a needless
+replacement costs a token and a missed one a key. Whoever sends text replaces first and then checks
+with ``find_secrets`` what is about to leave: if anything is still found, nothing is sent.
+"""
+
+import re
+from collections.abc import Iterable
+
+_FORMS: tuple[tuple[str, re.Pattern[str]], ...] = tuple(
+    (name, re.compile(pattern, flags))
+    for name, pattern, flags in (
+        (
+            "private-key",
+            r"-----BEGIN [A-Z ]*PRIVATE KEY-----.*?(?:-----END [A-Z ]*PRIVATE KEY-----|\Z)",
+            re.DOTALL,
+        ),
+        ("password", r"(?<=://)[^\s/:@]+:[^\s/@]+(?=@)", 0),
+        (
+            "password",
+            r"\b(?:password|passwd|pwd|api[_-]?key|access[_-]?token|auth[_-]?token|client[_-]?secret"
+            r"|secret[_-]?key)\b[\"']?\s*[:=]\s*[\"']?(?!\[REDACTED)[^\s\"',;]{6,}",
+            re.IGNORECASE,
+        ),
+        ("token", r"\bbearer\s+(?!\[REDACTED)[\w.~+/-]{16,}=*", re.IGNORECASE),
+        ("token", r"\beyJ[\w-]{8,}\.[\w-]{8,}\.[\w-]*", 0),
+        (
+            "key",
+            r"\b(?:(?:sk|pk|rk)[-_][\w-]{16,}|hf_\w{16,}|gh[pousr]_\w{20,}|github_pat_\w{20,}"
+            r"|xox[abeprs]-[\w-]{10,}|(?:AKIA|ASIA)[0-9A-Z]{16}\b|AIza[\w-]{30,}|wandb_v\d_\w{16,})",
+            0,
+        ),
+        ("email", r"[\w.+-]+@[A-Za-z0-9-]+(?:\.[A-Za-z0-9-]+)*\.[A-Za-z]{2,}", 0),
+        ("key", r"\b(?:0x)?[0-9a-fA-F]{64}\b|(?<![0-9a-fA-Fx])[0-9a-fA-F]{40}\b", 0),
+        (
+            "key",
+            r"(?<![A-Za-z0-9+])(?=[A-Za-z0-9+]*[0-9])(?=[A-Za-z0-9+]*[a-z])(?=[A-Za-z0-9+]*[A-Z])"
+            r"[A-Za-z0-9+]{32,}={0,2}",
+            0,
+        ),
+    )
+)
+
+
+def redact(text: str, known: Iterable[str] = ()) -> str:
+    """The text with ``[REDACTED:kind]`` for each secret; ``known`` are secrets of any form."""
+    for secret in known:
+        text = text.replace(secret, "[REDACTED:key]")
+    for name, form in _FORMS:
+        text = form.sub(f"[REDACTED:{name}]", text)
+    return text
+
+
+def find_secrets(text: str, known: Iterable[str] = ()) -> tuple[str, ...]:
+    """Kinds of the secrets in a text, never the secrets themselves."""
+    kinds = ["key" for secret in known if secret in text]
+    kinds += [name for name, form in _FORMS if form.search(text)]
+    return tuple(dict.fromkeys(kinds))
