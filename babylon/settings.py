@@ -55,6 +55,9 @@ class Settings(BaseSettings):
     gpu_timeout_s: float = Field(3 * 3600.0, gt=0, validation_alias="GPU_TIMEOUT_SECONDS")
 
     # scoring and training
+    trainer: Literal["torch", "serverless", "art-local"] = Field(
+        "torch", validation_alias="TRAINER"
+    )
     scorer: str = Field("heuristic", validation_alias="SCORER")
     base_model: str | None = Field(None, validation_alias="BASE_MODEL")
     model_name: str = Field("babylon", validation_alias="MODEL_NAME")
@@ -148,6 +151,10 @@ class Settings(BaseSettings):
     @property
     def checkpoints(self) -> Path:
         return self.home / "checkpoints"
+
+    @property
+    def progress(self) -> Path:
+        return self.home / "progress"
 
     @property
     def models(self) -> Path:

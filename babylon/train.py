@@ -1,9 +1,9 @@
 """The train stage: a scored window becomes a committed policy."""
 
 import asyncio
-from collections.abc import Callable
 from dataclasses import asdict
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from babylon.errors import ConfigError
 from babylon.settings import Settings
@@ -18,8 +18,21 @@ from babylon.store.policies import (
 )
 from babylon.trajectories import training_rows
 from babylon.types import Claim, Scored, Trained
+from babylon.updater import Progress, TrainInput, Updater
 
-Progress = Callable[[int, int], None]
+if TYPE_CHECKING:
+    from babylon.grpo.trainer import TrainerConfig
+
+
+def updater(name: str) -> Updater:
+    """Who computes the update, by the name that ``TRAINER`` has; only that one is imported."""
+    match name:
+        case "torch":
+            from babylon.torch_updater import update_torch
+
+            return update_torch
+        case _:
+            raise ConfigError(f"TRAINER={name!r}: no such trainer; there is torch")
 
 
 async def train_window(
@@ -35,33 +48,26 @@ async def train_window(
         TrainingError: the update diverged.
         AlreadyTrainedError, FencedError: somebody else trained the window; nothing was changed.
     """
-    # torch takes seconds to import, and of the stages only two need it
-    from babylon.checkpoints.update import update_checkpoint
-    from babylon.grpo.loss import LossConfig
-    from babylon.grpo.trainer import TrainerConfig
-
     claim = scored.claim
     if committed := await policy_of_batch(store, batch_of(claim.window_id)):
         return trained_from(claim, committed)  # the answer to an earlier commit got lost
     parent = await ensure_champion(store, settings)
     rows = await asyncio.to_thread(training_rows, scored.artifact)
     target = checkpoint_directory(settings, claim)
-    config = TrainerConfig(
-        iterations=settings.iterations,
-        trajectories_per_step=settings.batch_size * settings.accumulation,
-        learning_rate=settings.effective_learning_rate,
-        max_missing_logprobs=settings.max_missing_logprobs,
-        seed=settings.seed,
-        loss=LossConfig(kl_penalty=settings.kl_penalty),
-    )
-    update = await asyncio.to_thread(
-        update_checkpoint,
-        parent.uri,
-        rows,
-        target,
-        tuning=settings.tuning,
-        config=config,
-        progress=progress,
+    update = await updater(settings.trainer)(
+        TrainInput(
+            store=store,
+            settings=settings,
+            claim=claim,
+            parent=parent,
+            rows=rows,
+            target=target,
+            progress_directory=progress_directory(settings, claim),
+            config=trainer_config(settings),
+            staleness={},
+            behaviours={},
+            progress=progress,
+        )
     )
     metrics = {
         **asdict(update.report),
@@ -91,6 +97,21 @@ async def train_window(
     )
 
 
+def trainer_config(settings: Settings) -> "TrainerConfig":
+    """The settings that say how a window is trained."""
+    from babylon.grpo.loss import LossConfig
+    from babylon.grpo.trainer import TrainerConfig  # torch takes seconds to import
+
+    return TrainerConfig(
+        iterations=settings.iterations,
+        trajectories_per_step=settings.batch_size * settings.accumulation,
+        learning_rate=settings.effective_learning_rate,
+        max_missing_logprobs=settings.max_missing_logprobs,
+        seed=settings.seed,
+        loss=LossConfig(kl_penalty=settings.kl_penalty),
+    )
+
+
 def trained_from(claim: Claim, policy: Policy) -> Trained:
     """The manifest of a policy that was committed before, under the present claim."""
     assert policy.batch_id is not None and policy.parent_version is not None  # not the base model
@@ -112,6 +133,11 @@ def batch_of(window_id: str) -> str:
 def checkpoint_directory(settings: Settings, claim: Claim) -> Path:
     """One directory a claim: a fenced worker cannot overwrite what its successor writes."""
     return settings.checkpoints / f"{claim.window_id.replace(':', '')}-e{claim.epoch}"
+
+
+def progress_directory(settings: Settings, claim: Claim) -> Path:
+    """Where an update keeps what it needs to go on after a crash; one directory a claim, too."""
+    return settings.progress / checkpoint_directory(settings, claim).name
 
 
 async def ensure_champion(

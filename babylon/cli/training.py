@@ -31,6 +31,8 @@ class Mode(StrEnum):
 
 class Trainer(StrEnum):
     TORCH = "torch"
+    SERVERLESS = "serverless"
+    ART_LOCAL = "art-local"
 
 
 @app.command()
@@ -74,7 +76,9 @@ def train(
     scorer: Annotated[
         str | None, typer.Option(metavar="NAME", help="heuristic, or package.module:function.")
     ] = None,
-    trainer: Annotated[Trainer, typer.Option(help="Who computes the update.")] = Trainer.TORCH,
+    trainer: Annotated[
+        Trainer | None, typer.Option(help="Who computes the update; default: torch.")
+    ] = None,
     json: Json = False,
 ) -> None:
     """Train on recorded play: one window, every window as it closes, or a backlog."""
@@ -95,6 +99,7 @@ def train(
         lookback_hours=lookback_hours,
         reward_threshold=reward_threshold,
         scorer=scorer,
+        trainer=trainer and trainer.value,
     )
     from babylon.rewards.registry import load_scorer
 

@@ -88,7 +88,7 @@ def test_every_command_offers_json(command: list[str], capsys: pytest.CaptureFix
     "arguments",
     [
         ["train", "--mode", "sometimes"],
-        ["train", "--trainer", "serverless"],
+        ["train", "--trainer", "verl"],
         ["train", "--mode", "backfill", "--window", "2025-11-14T09:00"],
         ["train", "--backfill-hours", "3"],
         ["train", "--frequency", "3"],

@@ -1,0 +1,24 @@
+"""``TRAINER=torch``: our own trainer, in a thread of this process."""
+
+import asyncio
+from typing import TYPE_CHECKING
+
+from babylon.updater import TrainInput
+
+if TYPE_CHECKING:
+    from babylon.checkpoints.update import Update
+
+
+async def update_torch(work: TrainInput) -> "Update":
+    """One GRPO update of the parent's checkpoint."""
+    from babylon.checkpoints.update import update_checkpoint
+
+    return await asyncio.to_thread(
+        update_checkpoint,
+        work.parent.uri,
+        work.rows,
+        work.target,
+        tuning=work.settings.tuning,
+        config=work.config,
+        progress=work.progress,
+    )
