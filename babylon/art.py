@@ -1,4 +1,4 @@
-"""openpipe-art: the only module that imports ``art``, which takes 8 s and must not be on a hot path.
+"""openpipe-art. Only this module imports ``art``: that takes 8 s and belongs on no hot path.
 
 ART 0.5.18 patches transformers with a function of an older signature, after which every forward
 pass raises a TypeError; the original is put back here, whoever imported ``art`` first.
@@ -13,16 +13,18 @@ from typing import Any
 os.environ.setdefault("LITELLM_LOCAL_MODEL_COST_MAP", "True")  # or litellm fetches one at import
 
 import art
+import wandb
 from art.serverless.client import TrainingJob
 from art.transformers import patches
 from openai.types.chat.chat_completion import Choice
 
+from babylon.art_metrics import GRADIENT_STEPS
+from babylon.errors import TrainingError
 from babylon.trajectories import Call, TrainingRow
 
 patches.masking_utils._preprocess_mask_arguments = patches._preprocess_mask_arguments
 
 TrainResult = art.TrainResult
-GRADIENT_STEPS = "data/step_num_gradient_steps"  # ART's name for how many there will be
 
 
 class Model(art.TrainableModel):  # type: ignore[misc]
@@ -33,36 +35,42 @@ class Model(art.TrainableModel):  # type: ignore[misc]
 
 
 class Serverless(art.ServerlessBackend):  # type: ignore[misc]
-    """W&B's training service; a job is made known before anybody waits for it.
+    """W&B's training service, where a job is made known before anybody waits for it.
 
-    Args:
-        job_id: a job that was submitted before: ``train`` waits for it and submits nothing.
-        submitted: awaited with the id of a new job, before the first look at its events.
-        progress: gradient steps done, and how many there will be.
+    ``progress`` hears of gradient steps: how many are done, and how many there will be.
     """
 
     def __init__(
-        self,
-        *,
-        api_key: str,
-        base_url: str | None,
-        job_id: str | None,
-        submitted: Callable[[str], Awaitable[None]],
-        progress: Callable[[int, int], None] | None,
+        self, *, api_key: str, base_url: str | None, progress: Callable[[int, int], None] | None
     ) -> None:
         super().__init__(api_key=api_key, base_url=base_url)
         self._progress = progress
+
+    async def train_job(
+        self,
+        model: Any,
+        groups: Sequence[Any],
+        *,
+        job_id: str | None,
+        submitted: Callable[[str], Awaitable[None]],
+        **options: Any,
+    ) -> Any:
+        """ART's ``train``; with a ``job_id`` it waits for that job and submits nothing.
+
+        ``submitted`` is awaited with the id of a new job before the first look at its events.
+        """
         jobs = self._client.training_jobs
-        submit = jobs.create
+        submit = type(jobs).create
 
         async def submit_once(**fields: Any) -> Any:
             if job_id is not None:
                 return TrainingJob(id=job_id)
-            job = await submit(**fields)
+            job = await submit(jobs, **fields)
             await submitted(job.id)
             return job
 
         jobs.create = submit_once
+        return await self.train(model, groups, **options)
 
     async def checkpoints(self, model: Any) -> dict[int, dict[str, float]]:
         """Step → metrics of every checkpoint that the service keeps of a model."""
@@ -70,11 +78,19 @@ class Serverless(art.ServerlessBackend):  # type: ignore[misc]
         return {checkpoint.step: checkpoint.metrics async for checkpoint in listed}
 
     async def pull(self, model: Any, step: int, directory: Path) -> None:
-        """Download a checkpoint's adapter from W&B's artifacts, in a thread."""
-        await asyncio.to_thread(
-            asyncio.run,
-            self._experimental_pull_model_checkpoint(model, step=step, local_path=str(directory)),
-        )
+        """Download a checkpoint's adapter from W&B's artifacts, in a thread.
+
+        Raises:
+            TrainingError: W&B does not give it.
+        """
+        pull = self._experimental_pull_model_checkpoint
+        try:
+            await asyncio.to_thread(asyncio.run, pull(model, step=step, local_path=str(directory)))
+        except (wandb.Error, ValueError, OSError) as error:
+            raise TrainingError(
+                f"W&B does not give checkpoint {step} of model {model.name} ({error}): run the"
+                " window again, its job has ended and is kept"
+            ) from error
 
     async def _train_model(self, *arguments: Any) -> AsyncIterator[dict[str, float]]:
         done = 0

@@ -16,34 +16,25 @@ import shutil
 from collections.abc import AsyncIterator, Iterable, Iterator
 from contextlib import asynccontextmanager
 from contextvars import ContextVar
-from dataclasses import asdict, replace
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from babylon.art import GRADIENT_STEPS, TrainResult
+from babylon.art import TrainResult
 from babylon.art_chats import calls_of
+from babylon.art_metrics import GRADIENT_STEPS, TRAINABLE_GROUPS, to_art
 from babylon.base_model import local_directory
 from babylon.checkpoints.sft import Imitated, fine_tune
 from babylon.checkpoints.trainable import Tuning
 from babylon.checkpoints.update import update_checkpoint
 from babylon.engine.embedded import EmbeddedEngine
 from babylon.errors import ConfigError, WindowNotReadyError
-from babylon.grpo.trainer import TrainerConfig, TrainReport
+from babylon.grpo.trainer import TrainerConfig
 from babylon.trajectories import TrainingRow
 
 logger = logging.getLogger(__name__)
 SFT_BATCH = 2  # ART's default, trajectories
 _pinned: ContextVar[dict[str, int] | None] = ContextVar("babylon_pinned_steps", default=None)
-# ART's names for what our report also knows; the rest goes under "loss/"
-_METRICS = {
-    "training_loss": "loss/train",
-    "entropy": "loss/entropy",
-    "kl_after": "loss/kl_div",
-    "grad_norm": "loss/grad_norm",
-    "tokens": "data/step_trainer_tokens",
-    "train_steps": GRADIENT_STEPS,
-    "trained_trajectories": "data/step_num_trajectories",
-}
 
 
 class Backend:
@@ -139,9 +130,9 @@ class Backend:
                 )
             except WindowNotReadyError as error:
                 logger.warning("%s stays at step %d: %s", model.name, step, error)
-                return TrainResult(step=step, metrics={"data/step_num_groups_trainable": 0.0})
+                return TrainResult(step=step, metrics={TRAINABLE_GROUPS: 0.0})
             await self._serve(model, step + 1)
-        return TrainResult(step=step + 1, metrics=_art_metrics(update.report))
+        return TrainResult(step=step + 1, metrics=to_art(update.report))
 
     async def _train_sft(
         self,
@@ -238,14 +229,6 @@ class Backend:
 
     def _directory(self, model: Any) -> Path:
         return self._path / str(model.project) / "models" / str(model.name)
-
-
-def _art_metrics(report: TrainReport) -> dict[str, float]:
-    return {
-        _METRICS.get(name, f"loss/{name}"): float(value)
-        for name, value in asdict(report).items()
-        if isinstance(value, (int, float))
-    }
 
 
 def _sft_metrics(steps: list[Imitated], trajectories: int) -> Iterator[dict[str, float]]:

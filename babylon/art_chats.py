@@ -38,9 +38,7 @@ def calls_of(trajectory: Any, prompt: Prompt, *, every_reply: bool) -> Iterator[
             messages.append(item if reply is None else {"role": "assistant", "content": reply})
 
 
-def _call(
-    step: int, messages: list[dict[str, Any]], reply: str, item: Any, prompt: Prompt
-) -> Call:
+def _call(step: int, messages: list[dict[str, Any]], reply: str, item: Any, prompt: Prompt) -> Call:
     exact = _exact_tokens(item) if isinstance(item, Choice) else None
     token_ids, logprobs = exact if exact else (None, None)
     return Call(

@@ -60,9 +60,11 @@ def art_window(
     *,
     context: int | None,
     max_missing_logprobs: float,
-    secrets: Collection[str] = (),
+    secrets: Collection[str] | None,
 ) -> ArtWindow:
-    """Choose and scrub; ``context`` is the longest call in tokens, ``secrets`` are known ones.
+    """Choose and scrub; ``context`` is the longest call in tokens.
+
+    ``secrets`` are those that are known by value; None: the rows stay on this machine as they are.
 
     Raises:
         WindowNotReadyError: no group with differing scores is left, or too few calls have logprobs.
@@ -92,8 +94,10 @@ def art_window(
             f" differing scores and a trainable call (left out: {dict(reasons)}): let more agents"
             " play a scenario, through the gateway"
         )
-    clean = [_scrubbed(row, secrets) for row in chosen]
-    _check_clean(clean, secrets)
+    clean = chosen
+    if secrets is not None:
+        clean = [_scrubbed(row, secrets) for row in chosen]
+        _check_clean(clean, secrets)
     calls = [call for row in clean for call in row.calls]
     before = [call for row in chosen for call in row.calls]
     return ArtWindow(
@@ -115,16 +119,14 @@ def art_window(
 
 def known_secrets(settings: Settings, environment: Mapping[str, str] = os.environ) -> set[str]:
     """Values of this process's own credentials, whatever their form."""
-    values = {
-        value for name, value in environment.items() if name.upper().endswith(_SECRET_NAMES)
-    }
+    values = {value for name, value in environment.items() if name.upper().endswith(_SECRET_NAMES)}
     if settings.database_url is not None:
         values.add(settings.database_url.get_secret_value())
     return {value for value in values if len(value) >= _MIN_SECRET}
 
 
 def _trainable(
-    rows: Sequence[TrainingRow], context: int | None, secrets: Collection[str]
+    rows: Sequence[TrainingRow], context: int | None, secrets: Collection[str] | None
 ) -> tuple[list[TrainingRow], Counter[str]]:
     reasons: Counter[str] = Counter()
     kept = []
@@ -140,7 +142,7 @@ def _trainable(
     return kept, reasons
 
 
-def _obstacle(call: Call, context: int | None, secrets: Collection[str]) -> str | None:
+def _obstacle(call: Call, context: int | None, secrets: Collection[str] | None) -> str | None:
     """Why the call cannot be sent, if it cannot."""
     if call.temperature <= 0:
         return "greedy"
@@ -153,7 +155,9 @@ def _obstacle(call: Call, context: int | None, secrets: Collection[str]) -> str 
         return "empty"
     if context is not None and len(prompt) + len(completion) > context:
         return "too_long"
-    return "secret" if find_secrets(call.response, secrets) else None
+    if secrets is not None and find_secrets(call.response, secrets):
+        return "secret"
+    return None
 
 
 def _scrubbed(row: TrainingRow, secrets: Collection[str]) -> TrainingRow:

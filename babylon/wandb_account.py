@@ -1,5 +1,7 @@
 """The account at W&B that trains for us, from the environment names that W&B itself uses."""
 
+from typing import Any
+
 from pydantic import Field, SecretStr
 from pydantic_settings import BaseSettings, SettingsConfigDict
 
@@ -23,6 +25,11 @@ class WandbAccount(BaseSettings):
     project: str = Field("babylon", validation_alias="WANDB_PROJECT")
     entity: str | None = Field(None, validation_alias="WANDB_ENTITY")
     training_url: str | None = Field(None, validation_alias="WANDB_TRAINING_URL")
+
+    @classmethod
+    def from_environment(cls) -> "WandbAccount":
+        given: dict[str, Any] = {}
+        return cls(**given)
 
     @property
     def key(self) -> str:

@@ -1,7 +1,5 @@
 """The engine inside this process: for a program that samples from a policy which it also trains."""
 
-from typing import Any
-
 from aiohttp import web
 
 from babylon.engine.policies import Policy
@@ -42,7 +40,6 @@ class EmbeddedEngine:
         """Forget a policy, if it is there."""
         if any(policy.name == name for policy in self._app[POLICIES]):
             self._app[POLICIES].unload(name)
-
 
     def policy(self, name: str) -> Policy:
         return self._app[POLICIES].get(name)

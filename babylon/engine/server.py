@@ -33,7 +33,7 @@ from babylon.wire import (
 
 POLICIES = web.AppKey("policies", Policies)
 SCHEDULER = web.AppKey("scheduler", Scheduler)
-DEFAULTS: web.AppKey[Mapping[str, Any]] = web.AppKey("defaults", Mapping)
+DEFAULTS: web.AppKey[dict[str, Any]] = web.AppKey("defaults", dict)
 _EVENT_STREAM = {"Content-Type": "text/event-stream", "Cache-Control": "no-cache"}
 
 Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
@@ -52,7 +52,7 @@ def make_app(defaults: Mapping[str, Any] | None = None) -> web.Application:
     ``defaults`` are fields of every chat request that does not set them itself.
     """
     app = web.Application(middlewares=[_openai_errors], client_max_size=MAX_BODY_BYTES + 4096)
-    app[DEFAULTS] = defaults or {}
+    app[DEFAULTS] = dict(defaults or {})
 
     async def run_scheduler(app: web.Application) -> AsyncIterator[None]:
         app[POLICIES] = Policies()
@@ -115,7 +115,7 @@ async def _unload(request: web.Request) -> web.Response:
 
 
 async def _chat(request: web.Request) -> web.StreamResponse:
-    fields = {**request.app[DEFAULTS], **decode_object(await request.read())}
+    fields = request.app[DEFAULTS] | decode_object(await request.read())
     chat = parse_chat(fields)
     if unsupported := constraints(fields):
         raise RequestError(400, f"this engine does not support {', '.join(unsupported)}: leave out")

@@ -1,34 +1,42 @@
 """Training jobs at a provider: who waits for which, and what came of it.
 
 A job's row is written before the job is submitted and gets the provider's id before anybody polls,
-so that a crash loses neither. Of one model at most one job is open (submitting or running), and
-every write is fenced by the claim of the window that the job trains.
+so that a crash loses neither. Of one model at most one job is open, and every write is fenced by
+the claim of the window that the job trains. While an open job is ``preparing`` nothing was
+submitted; ``submitting`` may or may not have reached the provider; ``running`` has an id.
 """
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from datetime import datetime, timedelta
 from typing import Any, Literal
 
 from babylon.errors import FencedError, TrainingError
-from babylon.store.connection import Store, affected, guarded
+from babylon.store.connection import Store, guarded
 from babylon.types import Claim
 
-Status = Literal["submitting", "running", "done", "failed", "expired"]
-OPEN = ("submitting", "running")
+Status = Literal["preparing", "submitting", "running", "done", "failed", "expired"]
+OPEN = ("preparing", "submitting", "running")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TrainingJob:
-    """A row of ``babylon.training_jobs``; ``left_s`` to its deadline, by the database's clock."""
+    """A row of ``babylon.training_jobs``; ``left_s`` to its deadline, by the database's clock.
 
-    batch_id: str
-    attempt: int
+    ``trajectory_ids``, ``counts`` and ``excluded`` tell what was sent, which need not be what a
+    later claim of the window would send.
+    """
+
     window_id: str
+    attempt: int
     epoch: int
     trainer: str
     model: str
     parent_version: int
     parent_step: int
+    trajectory_ids: list[str]
+    counts: dict[str, Any]
+    excluded: dict[str, int]
     job_id: str | None
     status: Status
     reason: str | None
@@ -39,16 +47,20 @@ class TrainingJob:
     deadline: datetime
     left_s: float
 
+    @property
+    def open(self) -> bool:
+        return self.status in OPEN
+
 
 _COLUMNS = "*, extract(epoch FROM deadline - clock_timestamp())::float8 AS left_s"
 
 
-async def newest_job(store: Store, batch_id: str) -> TrainingJob | None:
-    """The last attempt at a batch."""
+async def newest_job(store: Store, window_id: str) -> TrainingJob | None:
+    """The last attempt at a window."""
     row = await store.pool.fetchrow(
-        f"SELECT {_COLUMNS} FROM babylon.training_jobs WHERE batch_id = $1"
+        f"SELECT {_COLUMNS} FROM babylon.training_jobs WHERE window_id = $1"
         " ORDER BY attempt DESC LIMIT 1",
-        batch_id,
+        window_id,
     )
     return None if row is None else TrainingJob(**row)
 
@@ -62,18 +74,33 @@ async def is_known_model(store: Store, model: str) -> bool:
     )
 
 
+async def is_superseded(store: Store, job: TrainingJob) -> bool:
+    """Whether a later job started before the checkpoint that this one made, which is then gone."""
+    return bool(
+        await store.pool.fetchval(
+            "SELECT EXISTS (SELECT FROM babylon.training_jobs WHERE model = $1 AND created_at > $2"
+            " AND parent_step < $3)",
+            job.model,
+            job.created_at,
+            job.step,
+        )
+    )
+
+
 async def begin_job(
     store: Store,
     claim: Claim,
     *,
-    batch_id: str,
     trainer: str,
     model: str,
     parent_version: int,
     parent_step: int,
+    trajectory_ids: Sequence[str],
+    counts: dict[str, float],
+    excluded: dict[str, int],
     deadline_s: float,
 ) -> TrainingJob:
-    """Write down that a job is about to be submitted; ``deadline_s`` from now it is given up.
+    """Write down that a job is to be submitted; ``deadline_s`` from now it is given up.
 
     An open job of the model whose deadline is over, of whatever window, is closed as expired.
 
@@ -101,18 +128,20 @@ async def begin_job(
                 f" end, or wait until {other['deadline']:%Y-%m-%d %H:%M:%S} UTC"
             )
         row = await connection.fetchrow(
-            "INSERT INTO babylon.training_jobs (batch_id, attempt, window_id, epoch, trainer,"
-            " model, parent_version, parent_step, deadline)"
-            " SELECT $1, coalesce(max(attempt), 0) + 1, $2, $3, $4, $5, $6, $7,"
-            " clock_timestamp() + $8 FROM babylon.training_jobs WHERE batch_id = $1"
+            "INSERT INTO babylon.training_jobs (window_id, attempt, epoch, trainer, model,"
+            " parent_version, parent_step, trajectory_ids, counts, excluded, deadline)"
+            " SELECT $1, coalesce(max(attempt), 0) + 1, $2, $3, $4, $5, $6, $7, $8, $9,"
+            " clock_timestamp() + $10 FROM babylon.training_jobs WHERE window_id = $1"
             f" RETURNING {_COLUMNS}",
-            batch_id,
             claim.window_id,
             claim.epoch,
             trainer,
             model,
             parent_version,
             parent_step,
+            list(trajectory_ids),
+            counts,
+            excluded,
             timedelta(seconds=deadline_s),
         )
         assert row is not None
@@ -121,19 +150,24 @@ async def begin_job(
 
 async def take_job(store: Store, claim: Claim, job: TrainingJob) -> None:
     """The claim follows an open job that an earlier claim of the window began."""
-    await _change(store, claim, job, "epoch = $5", claim.epoch)
+    await _change(store, claim, job, "epoch = $4", claim.epoch)
+
+
+async def job_submitting(store: Store, claim: Claim, job: TrainingJob) -> None:
+    """The next thing that happens is the request to the provider."""
+    await _change(store, claim, job, "status = 'submitting'")
 
 
 async def job_submitted(store: Store, claim: Claim, job: TrainingJob, job_id: str) -> None:
     """Store the provider's id of a job, before anybody waits for it."""
-    await _change(store, claim, job, "status = 'running', job_id = $5", job_id)
+    await _change(store, claim, job, "status = 'running', job_id = $4", job_id)
 
 
 async def close_job(
     store: Store, claim: Claim, job: TrainingJob, status: Literal["failed", "expired"], reason: str
 ) -> None:
     """The job comes to nothing, and another one may be submitted."""
-    await _change(store, claim, job, "status = $5, reason = $6", status, reason)
+    await _change(store, claim, job, "status = $4, reason = $5", status, reason)
 
 
 async def finish_job(
@@ -144,13 +178,13 @@ async def finish_job(
     step: int,
     uri: str,
     metrics: dict[str, float],
-) -> None:
+) -> TrainingJob:
     """The job made checkpoint ``step``, which now lies at ``uri``."""
-    await _change(
+    return await _change(
         store,
         claim,
         job,
-        "status = 'done', step = $5, uri = $6, metrics = $7",
+        "status = 'done', step = $4, uri = $5, metrics = $6",
         step,
         uri,
         metrics,
@@ -159,19 +193,19 @@ async def finish_job(
 
 async def _change(
     store: Store, claim: Claim, job: TrainingJob, change: str, *values: object
-) -> None:
+) -> TrainingJob:
     async with guarded(store, claim) as connection:
-        status = await connection.execute(
-            f"UPDATE babylon.training_jobs SET {change} WHERE batch_id = $1 AND attempt = $2"
-            " AND window_id = $3 AND status = ANY($4)",
-            job.batch_id,
-            job.attempt,
+        row = await connection.fetchrow(
+            f"UPDATE babylon.training_jobs SET {change} WHERE window_id = $1 AND attempt = $2"
+            f" AND status = ANY($3) RETURNING {_COLUMNS}",
             claim.window_id,
+            job.attempt,
             OPEN,
             *values,
         )
-        if not affected(status):
+        if row is None:
             raise FencedError(
                 f"window {claim.window_id}: {job.trainer} job {job.job_id or job.attempt} was"
                 " closed by another worker; nothing was written"
             )
+        return TrainingJob(**row)

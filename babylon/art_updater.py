@@ -1,0 +1,122 @@
+"""``TRAINER=art-local``: a window through a backend of ART whose checkpoints lie on this disk."""
+
+import asyncio
+import shutil
+import sys
+from contextlib import redirect_stdout
+from importlib import import_module
+from importlib.util import find_spec
+from pathlib import Path
+from types import ModuleType
+from typing import TYPE_CHECKING, Any
+
+from babylon.art_metrics import from_art
+from babylon.art_window import art_window
+from babylon.checkpoints.adopt import adapter_base, adopt_adapter
+from babylon.errors import ConfigError, TrainingError, WindowNotReadyError
+from babylon.settings import Settings
+from babylon.updater import TrainInput
+
+if TYPE_CHECKING:
+    from babylon.checkpoints.update import Update
+
+NEEDED = ("unsloth", "unsloth_zoo", "trl", "bitsandbytes")  # what openpipe-art[backend] adds
+
+
+def require_lora(settings: Settings) -> None:
+    """ART's trainers train LoRA adapters, without a KL penalty of our kind.
+
+    Raises:
+        ConfigError: the settings ask for something else.
+    """
+    if settings.tuning != "lora":
+        raise ConfigError(
+            f"TRAINER={settings.trainer} trains LoRA adapters, TUNING is {settings.tuning!r}: set"
+            " TUNING=lora, or TRAINER=torch"
+        )
+    if settings.kl_penalty:
+        raise ConfigError(
+            f"KL_PENALTY={settings.kl_penalty:g} has no counterpart in TRAINER={settings.trainer}:"
+            " unset it, or set TRAINER=torch"
+        )
+
+
+def require_art_local(settings: Settings) -> None:
+    """Can ART train on this machine? Answered without importing anything.
+
+    Raises:
+        ConfigError: a setting that ART cannot follow, or a package is missing; it says which.
+    """
+    require_lora(settings)
+    if missing := [name for name in NEEDED if find_spec(name) is None]:
+        raise ConfigError(
+            f"TRAINER=art-local needs {', '.join(missing)}, which openpipe-art[backend] brings: run"
+            " the train stage in a worker environment of its own with `pip install"
+            " 'openpipe-art[backend]==0.5.18'` (it pins other versions of torch and transformers),"
+            " or set TRAINER=torch"
+        )
+
+
+async def update_art_local(work: TrainInput) -> "Update":
+    """One window on this machine's GPU, with ART's own trainer."""
+    require_art_local(work.settings)
+    art = await load_art()
+    root = work.settings.home / "art"
+    return await update_on_disk(work, art.local_backend(root), root, scale_rewards=False)
+
+
+async def update_on_disk(work: TrainInput, backend: Any, root: Path, **options: Any) -> "Update":
+    """Train the parent with a backend that keeps its checkpoints where ART's ``LocalBackend`` does.
+
+    The model is this claim's alone: its step 0 is the parent's adapter, its step 1 the result.
+
+    Raises:
+        WindowNotReadyError: nothing in the window can be trained.
+        TrainingError: the backend failed; ``work.target`` was not written.
+    """
+    from babylon.checkpoints.update import Update
+
+    art = await load_art()
+    window = await asyncio.to_thread(
+        art_window,
+        work.rows,
+        context=None,
+        max_missing_logprobs=work.settings.max_missing_logprobs,
+        secrets=None,
+    )
+    base = await asyncio.to_thread(adapter_base, work.parent.uri)
+    model = art.Model(name=work.target.name, project=work.settings.model_name, base_model=base)
+    directory = root / model.project / "models" / model.name
+    await asyncio.to_thread(_lay_out, directory, work.parent.uri, base)
+    try:
+        with redirect_stdout(sys.stderr):  # ART prints, and stdout is for results
+            await model.register(backend)
+            groups = art.trajectory_groups(window.rows)
+            rate = work.settings.effective_learning_rate
+            result = await backend.train(model, groups, learning_rate=rate, **options)
+    except RuntimeError as error:  # CUDA's, and that of a trainer process which died
+        raise TrainingError(f"{type(backend).__name__} failed: {error}") from error
+    finally:
+        await backend.close()
+    if not result.step:
+        raise WindowNotReadyError(f"{type(backend).__name__} found nothing to train in the window")
+    checkpoint = directory / "checkpoints" / f"{result.step:04d}"
+    await asyncio.to_thread(adopt_adapter, checkpoint, base, work.target)
+    await asyncio.to_thread(shutil.rmtree, directory)
+    return Update(
+        report={**from_art(result.metrics), **window.counts()},  # type: ignore[arg-type]
+        excluded=window.excluded,
+        trajectory_ids=window.trajectory_ids,
+    )
+
+
+async def load_art() -> ModuleType:
+    """``babylon.art``, imported in a thread: that takes 8 s, and a lease wants to be renewed."""
+    return await asyncio.to_thread(import_module, "babylon.art")
+
+
+def _lay_out(directory: Path, parent: str, base: str) -> None:
+    """Step 0 of a model is its parent's adapter; what a claim before left there goes away."""
+    shutil.rmtree(directory, ignore_errors=True)
+    if parent != base:
+        shutil.copytree(parent, directory / "checkpoints" / "0000")

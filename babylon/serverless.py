@@ -1,0 +1,114 @@
+"""``TRAINER=serverless``: a window is trained by W&B, through ART's client of its training API."""
+
+import asyncio
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import openai
+
+from babylon.art_metrics import from_art
+from babylon.art_updater import load_art, require_lora
+from babylon.art_window import ArtWindow, art_window, known_secrets
+from babylon.checkpoints.adopt import adapter_base, adopt_adapter
+from babylon.errors import ConfigError, TrainingError
+from babylon.serverless_job import Run, parents_job, reason_of
+from babylon.settings import Settings
+from babylon.store.training_jobs import TrainingJob, newest_job
+from babylon.updater import TrainInput
+from babylon.wandb_account import SERVERLESS_MODELS, WandbAccount
+
+if TYPE_CHECKING:
+    from babylon.checkpoints.update import Update
+
+
+def require_serverless(settings: Settings, account: WandbAccount, base_model: str | None) -> None:
+    """Can W&B train this model for us? Answered without asking it.
+
+    Raises:
+        ConfigError: no API key, a model that the service does not train, or a setting that it
+            cannot follow.
+    """
+    require_lora(settings)
+    _ = account.key
+    if base_model not in SERVERLESS_MODELS:
+        raise ConfigError(
+            f"TRAINER=serverless does not train {base_model or 'the embedded model'}, only"
+            f" {' and '.join(SERVERLESS_MODELS)}: set BASE_MODEL to one of them (in a home of its"
+            " own), or set TRAINER=torch"
+        )
+
+
+async def update_serverless(work: TrainInput) -> "Update":
+    """One window at W&B; ``work.target`` gets the adapter.
+
+    Raises:
+        ConfigError: the service cannot train this policy; nothing was sent.
+        WindowNotReadyError: nothing in the window can be trained; nothing was sent.
+        TrainingError: the job failed, is overdue, or the service cannot be reached.
+    """
+    from babylon.checkpoints.update import Excluded, Update
+
+    account = WandbAccount.from_environment()
+    require_serverless(work.settings, account, work.parent.base_model)
+    await parents_job(work)
+
+    async def choose() -> ArtWindow:
+        return await asyncio.to_thread(
+            art_window,
+            work.rows,
+            context=SERVERLESS_MODELS[work.parent.base_model],
+            max_missing_logprobs=work.settings.max_missing_logprobs,
+            secrets=known_secrets(work.settings) | {account.key},
+        )
+
+    job = await newest_job(work.store, work.claim.window_id)
+    if job is not None and _is_kept(job, work):
+        base = await asyncio.to_thread(adapter_base, work.parent.uri)
+        await asyncio.to_thread(adopt_adapter, Path(job.uri or ""), base, work.target)
+    else:
+        async with _provider(work, account) as (backend, model):
+            job = await Run(work, backend, model, choose).checkpoint()
+    return Update(
+        report={**from_art(job.metrics), **job.counts},  # type: ignore[arg-type]
+        excluded=Excluded(**job.excluded),
+        trajectory_ids=tuple(job.trajectory_ids),
+    )
+
+
+def _is_kept(job: TrainingJob, work: TrainInput) -> bool:
+    """Whether an earlier claim pulled the checkpoint, and only failed to commit it."""
+    return (
+        job.status == "done"
+        and job.parent_version == work.parent.policy_version
+        and job.uri is not None
+        and Path(job.uri).is_dir()
+    )
+
+
+@asynccontextmanager
+async def _provider(work: TrainInput, account: WandbAccount) -> AsyncIterator[tuple[Any, Any]]:
+    """(backend, registered model); its errors are told as ours."""
+    art = await load_art()
+    backend = art.Serverless(
+        api_key=account.key, base_url=account.training_url, progress=work.progress
+    )
+    model = art.Model(
+        name=work.settings.model_name,
+        project=account.project,
+        entity=account.entity,
+        base_model=work.parent.base_model,
+    )
+    try:
+        await model.register(backend)
+        yield backend, model
+    except (openai.AuthenticationError, openai.PermissionDeniedError) as error:
+        raise ConfigError(f"W&B refuses WANDB_API_KEY ({reason_of(error)})") from error
+    except openai.APIError as error:
+        raise TrainingError(
+            f"W&B's training API, window {work.claim.window_id}: {reason_of(error)}; the next run"
+            " of the window goes on where this one stopped"
+        ) from error
+    finally:
+        await backend.close()
