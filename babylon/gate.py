@@ -6,6 +6,7 @@ from statistics import fmean
 
 import msgspec
 
+from babylon.diagnostics import ruled_out
 from babylon.market.arena import ArenaResult, play, replies
 from babylon.market.scenario import Scenario, make_scenario
 from babylon.promotion import RESTORER
@@ -19,31 +20,47 @@ from babylon.types import Trained, Verdict
 async def validate_checkpoint(store: Store, settings: Settings, trained: Trained) -> Verdict:
     """Play the window's own scenario suite, which no training saw, and decide.
 
-    Both policies meet the same worlds (common random numbers), so the differences are paired. A
-    verdict that an earlier run of the window left stands while the route it is about is in force.
+    A verdict that an earlier run of the window left stands while the route it is about is in force.
+    An update that its own training rules out is rejected without a game.
 
     Raises:
         ModelError: a checkpoint does not load.
     """
+    serving, route_version = await champion(store)
+    if earlier := await _earlier_verdict(store, trained, serving, route_version):
+        return earlier
+    if reason := ruled_out(trained.metrics):
+        verdict = Verdict(
+            claim=trained.claim,
+            policy_version=trained.policy_version,
+            route_version=route_version,
+            promote=False,
+            reason=reason,
+        )
+    else:
+        verdict = await _played(store, settings, trained, serving, route_version)
+    await set_verdict(store, trained.claim, trained.policy_version, asdict(verdict))
+    return verdict
+
+
+async def _played(
+    store: Store, settings: Settings, trained: Trained, serving: Policy, route_version: int
+) -> Verdict:
+    """Both policies meet the same worlds (common random numbers), so the differences are paired."""
     from babylon.checkpoints.verdict import decide, paired_difference
 
-    before_policy, route_version = await champion(store)
-    if earlier := await _earlier_verdict(store, trained, before_policy, route_version):
-        return earlier
-    if (
-        before_policy.policy_version == trained.policy_version
-    ):  # deployed, then crashed: say it again
-        before_policy = await get_policy(store, trained.parent_version)
+    if serving.policy_version == trained.policy_version:  # deployed, then crashed: say it again
+        serving = await get_policy(store, trained.parent_version)
     suite = unseen_scenarios(
         "gate", f"{settings.seed}:{trained.batch_id}", settings.arena_scenarios
     )
-    before = await asyncio.to_thread(play_checkpoint, before_policy.uri, suite, settings.seed)
+    before = await asyncio.to_thread(play_checkpoint, serving.uri, suite, settings.seed)
     after = await asyncio.to_thread(play_checkpoint, trained.checkpoint_uri, suite, settings.seed)
     difference = paired_difference(before.pnl, after.pnl)
     promote, reason = decide(
         difference, fmean(before.malformed), fmean(after.malformed), settings.arena_margin_usd
     )
-    verdict = Verdict(
+    return Verdict(
         claim=trained.claim,
         policy_version=trained.policy_version,
         route_version=route_version,
@@ -59,8 +76,6 @@ async def validate_checkpoint(store: Store, settings: Settings, trained: Trained
         malformed_before=fmean(before.malformed),
         malformed_after=fmean(after.malformed),
     )
-    await set_verdict(store, trained.claim, trained.policy_version, asdict(verdict))
-    return verdict
 
 
 async def _earlier_verdict(

@@ -1,6 +1,7 @@
 """Change the champion: by hand, by the flow, or back to the one before."""
 
 import logging
+from collections.abc import Iterable
 
 from babylon.errors import ModelError, ServingError
 from babylon.store import Store
@@ -33,7 +34,7 @@ async def promote(
         claim: of the window whose worker asks.
 
     Raises:
-        ModelError: there is no such policy.
+        ModelError: there is no such policy, or its checkpoint was removed.
         RouteConflictError: somebody else changed the route meanwhile.
         FencedError: the claim is stale; nothing was changed.
         ServingError: a gateway did not follow; it names which.
@@ -64,20 +65,28 @@ async def promote(
 async def previous_champion(store: Store) -> Policy:
     """The policy to roll back to: the one that the present one replaced.
 
-    A route back to an earlier policy undoes those in between, so that neither a second rollback
-    nor one after a failed deployment leads to what was given up.
-
     Raises:
         ModelError: there was no other.
     """
-    served: list[int] = []
-    for route in reversed(await list_routes(store, limit=10_000)):
-        if route.policy_version in served:
-            del served[served.index(route.policy_version) :]
-        served.append(route.policy_version)
+    routes = reversed(await list_routes(store, limit=10_000))
+    served = champions([route.policy_version for route in routes])
     if len(served) < 2:
         raise ModelError("no other policy served before: nothing to roll back to")
     return await get_policy(store, served[-2])
+
+
+def champions(routed: Iterable[int]) -> list[int]:
+    """From the policy of every route, oldest first, the champions that replaced one another.
+
+    A route back to an earlier policy undoes those in between, so that neither a second rollback
+    nor one after a failed deployment leads to what was given up.
+    """
+    served: list[int] = []
+    for version in routed:
+        if version in served:
+            del served[served.index(version) :]
+        served.append(version)
+    return served
 
 
 async def _restore(store: Store, policy: Policy, route_version: int, reason: str) -> None:

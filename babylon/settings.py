@@ -6,16 +6,20 @@ Command-line options override by ``model_copy(update=...)``; nothing else reads 
 
 import os
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, Literal, Self
 from urllib.parse import urlsplit
 
-from pydantic import Field, SecretStr, ValidationError, field_validator
+from pydantic import Field, SecretStr, ValidationError, field_validator, model_validator
+from pydantic_core import ErrorDetails
 from pydantic_settings import BaseSettings, SettingsConfigDict
 
 from babylon.errors import ConfigError
 from babylon.windows import MAX_MINUTES, MIN_MINUTES, check_minutes
 
 MAX_HOURS = 100 * 366 * 24  # a century: what lies further back is a typing error
+Trainer = Literal["torch", "serverless", "art-local"]
+Loss = Literal["ppo_clip", "cispo", "gspo", "dapo", "dr_grpo", "reinforce_is"]
+LOSSES_WITH_NORMALISER = ("gspo", "dapo", "dr_grpo")
 _LOOPBACK = ("localhost", "127.0.0.1")
 
 
@@ -55,19 +59,42 @@ class Settings(BaseSettings):
     gpu_timeout_s: float = Field(3 * 3600.0, gt=0, validation_alias="GPU_TIMEOUT_SECONDS")
 
     # scoring and training
-    trainer: Literal["torch", "serverless", "art-local"] = Field(
-        "torch", validation_alias="TRAINER"
-    )
     scorer: str = Field("heuristic", validation_alias="SCORER")
+    trainer: Trainer = Field("torch", validation_alias="TRAINER")
     base_model: str | None = Field(None, validation_alias="BASE_MODEL")
     model_name: str = Field("babylon", validation_alias="MODEL_NAME")
     tuning: Literal["lora", "full"] = Field("lora", validation_alias="TUNING")
+    # which layers are tuned, also in a model that was pretrained on something else
+    transfer_layers: Literal["all", "attention", "ffn"] = Field(
+        "all", validation_alias="TRANSFER_LAYERS"
+    )
+    loss: Loss = Field("ppo_clip", validation_alias="LOSS")
+    advantage: Literal["leave_one_out", "group_std", "batch_std"] = Field(
+        "leave_one_out", validation_alias="ADVANTAGE"
+    )
+    # what has equal mass in a train step; a loss that is defined by its own refuses another
+    call_weight: Literal["trajectory", "token", "trajectory_tokens", "call", "constant"] = Field(
+        "trajectory", validation_alias="CALL_WEIGHT"
+    )
     learning_rate: float | None = Field(None, gt=0, validation_alias="LEARNING_RATE")
+    warmup_steps: int = Field(10, ge=0, validation_alias="WARMUP_STEPS")  # of an optimiser's life
     iterations: int = Field(10, ge=1, validation_alias="ITERATIONS")
     batch_size: int = Field(4, ge=1, validation_alias="BATCH_SIZE")
     accumulation: int = Field(2, ge=1, validation_alias="GRADIENT_ACCUMULATION_STEPS")
+    # tokens computed at once: decides memory, never the result; halved when memory is short
+    max_tokens: int = Field(8192, ge=1, validation_alias="MAX_TOKENS")
     kl_penalty: float = Field(0.0, ge=0, validation_alias="KL_PENALTY")
     max_missing_logprobs: float = Field(1.0, ge=0, le=1, validation_alias="MAX_MISSING_LOGPROBS")
+    # updates that a call's policy may lie behind; beyond two no importance weight corrects for it
+    max_staleness: int = Field(1, ge=0, le=2, validation_alias="MAX_STALENESS")
+    # so many to roll back to, as many of the newest and as many of the best: most are the same
+    keep_checkpoints: int = Field(3, ge=1, validation_alias="KEEP_CHECKPOINTS")
+
+    # Weights & Biases gets every window once a project is named; offline: files to sync by hand
+    wandb_project: str | None = Field(None, validation_alias="WANDB_PROJECT")
+    wandb_mode: Literal["offline", "online", "disabled"] = Field(
+        "offline", validation_alias="WANDB_MODE"
+    )
 
     # validation of a checkpoint: unseen scenarios, and the P&L loss that still counts as equal
     arena_scenarios: int = Field(256, ge=32, validation_alias="ARENA_SCENARIOS")
@@ -103,6 +130,15 @@ class Settings(BaseSettings):
             address = f"{url.scheme}://{url.netloc}"
             raise ValueError(f"the gateway's address has no path: set LOCAL_ENDPOINT={address}")
         return endpoint
+
+    @model_validator(mode="after")
+    def _the_loss_takes_the_call_weight(self) -> Self:
+        if self.loss in LOSSES_WITH_NORMALISER and self.call_weight != "trajectory":
+            raise ValueError(
+                f"CALL_WEIGHT={self.call_weight!r} with LOSS={self.loss!r}, which is defined with a"
+                " normaliser of its own: unset CALL_WEIGHT, or take LOSS=ppo_clip"
+            )
+        return self
 
     @property
     def minutes(self) -> int:
@@ -154,7 +190,7 @@ class Settings(BaseSettings):
 
     @property
     def progress(self) -> Path:
-        return self.home / "progress"
+        return self.checkpoints / "progress"
 
     @property
     def models(self) -> Path:
@@ -191,13 +227,16 @@ def load_settings(**overrides: Any) -> Settings:
     try:
         settings = Settings(**overrides)
     except ValidationError as error:
-        problems = "; ".join(
-            f"{'.'.join(map(str, problem['loc']))}={problem['input']!r}:"
-            f" {problem['msg'].removeprefix('Value error, ')}"
-            for problem in error.errors()
-        )
+        problems = "; ".join(map(_told, error.errors()))
         raise ConfigError(f"bad setting: {problems}") from error
     return settings.model_copy(update={"home": Path(os.path.abspath(settings.home))})
+
+
+def _told(problem: ErrorDetails) -> str:
+    """A problem of one variable starts with it; one of several names them itself."""
+    reason = problem["msg"].removeprefix("Value error, ")
+    name = ".".join(map(str, problem["loc"]))
+    return f"{name}={problem['input']!r}: {reason}" if name else reason
 
 
 def _in_minutes(hours: float) -> int:

@@ -1,19 +1,22 @@
 """The train stage: a scored window becomes a committed policy."""
 
 import asyncio
-from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from babylon.errors import ConfigError
+from babylon.lineage import staleness
+from babylon.metrics import update_metrics
 from babylon.settings import Settings
 from babylon.store.connection import Store
 from babylon.store.policies import (
     Policy,
     champion,
+    checkpoints_at_hand,
     commit_policy,
     ensure_base,
     list_policies,
+    parents,
     policy_of_batch,
 )
 from babylon.trajectories import training_rows
@@ -51,38 +54,17 @@ async def train_window(
     claim = scored.claim
     if committed := await policy_of_batch(store, batch_of(claim.window_id)):
         return trained_from(claim, committed)  # the answer to an earlier commit got lost
-    parent = await ensure_champion(store, settings)
-    rows = await asyncio.to_thread(training_rows, scored.artifact)
-    target = checkpoint_directory(settings, claim)
-    update = await updater(settings.trainer)(
-        TrainInput(
-            store=store,
-            settings=settings,
-            claim=claim,
-            parent=parent,
-            rows=rows,
-            target=target,
-            progress_directory=progress_directory(settings, claim),
-            config=trainer_config(settings),
-            staleness={},
-            behaviours={},
-            progress=progress,
-        )
-    )
-    metrics = {
-        **asdict(update.report),
-        **{f"calls_{reason}": count for reason, count in asdict(update.excluded).items()},
-        "kl_divergence": update.report.kl_after,
-        "avg_reward": scored.avg_reward,
-    }
+    work = await _work(store, settings, scored, progress)
+    update = await updater(settings.trainer)(work)
+    metrics = update_metrics(update, scored)
     batch_id = batch_of(claim.window_id)
     version = await commit_policy(
         store,
         claim,
-        parent_version=parent.policy_version,
-        kind=settings.tuning,
-        uri=str(target),
-        base_model=parent.base_model,
+        parent_version=work.parent.policy_version,
+        kind="lora" if (work.target / "adapter_config.json").exists() else "full",
+        uri=str(work.target),
+        base_model=work.parent.base_model,
         batch_id=batch_id,
         trajectory_ids=update.trajectory_ids,
         metrics=metrics,
@@ -91,9 +73,30 @@ async def train_window(
         claim=claim,
         batch_id=batch_id,
         policy_version=version,
-        parent_version=parent.policy_version,
-        checkpoint_uri=str(target),
+        parent_version=work.parent.policy_version,
+        checkpoint_uri=str(work.target),
         metrics=metrics,
+    )
+
+
+async def _work(
+    store: Store, settings: Settings, scored: Scored, progress: Progress | None
+) -> TrainInput:
+    parent = await ensure_champion(store, settings)
+    ages = staleness(await parents(store), parent.policy_version)
+    recent = [version for version, age in ages.items() if age <= settings.max_staleness]
+    return TrainInput(
+        store=store,
+        settings=settings,
+        claim=scored.claim,
+        parent=parent,
+        rows=await asyncio.to_thread(training_rows, scored.artifact),
+        target=checkpoint_directory(settings, scored.claim),
+        progress_directory=progress_directory(settings, scored.claim),
+        config=trainer_config(settings),
+        staleness=ages,
+        behaviours=await checkpoints_at_hand(store, recent),
+        progress=progress,
     )
 
 

@@ -9,6 +9,7 @@ parses them back when a stage runs as a deployment of its own.
 from dataclasses import dataclass, field
 
 SCHEMA_VERSION = 1
+Metrics = dict[str, float | int | str | bool | None]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -80,7 +81,7 @@ class Trained:
     policy_version: int
     parent_version: int
     checkpoint_uri: str
-    metrics: dict[str, float | int | bool]
+    metrics: Metrics
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -88,6 +89,7 @@ class Verdict:
     """``validate checkpoint``: may the challenger replace the champion, and why (not)?
 
     P&L in simulator dollars, a mean over ``scenarios`` unseen scenarios that both policies played.
+    A checkpoint whose training rules it out plays none, and nothing is measured.
     """
 
     claim: Claim
@@ -95,15 +97,15 @@ class Verdict:
     route_version: int  # the route that was in force: the verdict is about its champion
     promote: bool
     reason: str
-    scenarios: int
-    pnl_before: float
-    pnl_after: float
-    pnl_difference_low: float
-    pnl_difference_high: float
-    win_rate_before: float
-    win_rate_after: float
-    malformed_before: float
-    malformed_after: float
+    scenarios: int = 0
+    pnl_before: float | None = None
+    pnl_after: float | None = None
+    pnl_difference_low: float | None = None
+    pnl_difference_high: float | None = None
+    win_rate_before: float | None = None
+    win_rate_after: float | None = None
+    malformed_before: float | None = None
+    malformed_after: float | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -138,4 +140,4 @@ class WindowResult:
     status: str
     reason: str = ""
     changed: bool = True
-    metrics: dict[str, float | int | str | bool | None] = field(default_factory=dict)
+    metrics: Metrics = field(default_factory=dict)

@@ -23,7 +23,9 @@ from tasks.collect import collect
 from tasks.deploy import deploy
 from tasks.dropout import dropout
 from tasks.publish import publish
+from tasks.retire import retire
 from tasks.score import score
+from tasks.track import track
 from tasks.validate import validate
 
 
@@ -67,13 +69,13 @@ async def train_window(
                 reason = candidate.verdict.reason
                 await publish(settings, scored)
                 await set_state(store, claim, state, reason=reason, metrics=metrics)
-                return WindowResult(
-                    window_id=window.id, status=state, reason=reason, metrics=metrics
-                )
         except AlreadyTrainedError as error:
             return await _finished_before(store, window, str(error))
         except WindowNotReadyError as error:
             return WindowResult(window_id=window.id, status=WindowState.SKIPPED, reason=str(error))
+    await track(settings, metrics)
+    await retire(settings)
+    return WindowResult(window_id=window.id, status=state, reason=reason, metrics=metrics)
 
 
 async def _choose(store: Store, settings: Settings, window_id: str | None) -> Window:

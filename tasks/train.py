@@ -8,6 +8,7 @@ from babylon.store import open_store
 from babylon.train import train_window
 from babylon.types import Scored, Trained
 from tasks.stage import announce, stage
+from tasks.update_artifact import leave_update
 
 
 @stage("train")
@@ -15,7 +16,7 @@ async def train(settings: Settings, scored: Scored) -> Trained:
     """From the commit on the window's trajectories are consumed, whatever becomes of the policy.
 
     The update computes in a thread, which nobody can interrupt: cancelled, it ends itself at the
-    next step.
+    next step. How it went is left as a Prefect artifact.
     """
     cancelled = threading.Event()
 
@@ -26,7 +27,9 @@ async def train(settings: Settings, scored: Scored) -> Trained:
 
     async with open_store(settings) as store:
         try:
-            return await train_window(store, settings, scored, progress=step)
+            trained = await train_window(store, settings, scored, progress=step)
         except asyncio.CancelledError:
             cancelled.set()
             raise
+    await leave_update(trained)
+    return trained

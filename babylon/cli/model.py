@@ -10,6 +10,7 @@ from rich.progress import Progress
 
 from babylon.cli.options import Json
 from babylon.cli.output import print_json, print_table, stderr
+from babylon.diagnostics import figure, warnings
 from babylon.settings import Settings, load_settings
 
 if TYPE_CHECKING:
@@ -33,12 +34,12 @@ def init(json: Json = False) -> None:
 
 @app.command("list")
 def list_(json: Json = False) -> None:
-    """Every policy, the champion marked."""
+    """Every policy, the champion marked, and those whose checkpoints were removed."""
     policies = asyncio.run(with_store(_policies))
     if json:
         print_json({"policies": policies})
         return
-    columns = ["version", "champion", "parent", "kind", "window", "promoted", "reason"]
+    columns = ["version", "champion", "parent", "kind", "window", "removed", "promoted", "reason"]
     rows = [
         [
             p["policy_version"],
@@ -46,6 +47,7 @@ def list_(json: Json = False) -> None:
             p["parent_version"],
             p["kind"],
             p["window_id"],
+            p["removed_at"] and f"{p['removed_at']:%Y-%m-%d}",
             (p["verdict"] or {}).get("promote"),
             (p["verdict"] or {}).get("reason"),
         ]
@@ -56,14 +58,18 @@ def list_(json: Json = False) -> None:
 
 @app.command()
 def show(version: Version, json: Json = False) -> None:
-    """One policy: where its weights are, its metrics and its verdict."""
+    """One policy: where its weights are, its metrics and its verdict, and what is odd in them."""
 
     async def one(store: "Store") -> dict[str, Any]:
         from babylon.store.policies import get_policy
 
         return asdict(await get_policy(store, version))
 
-    show_values(asyncio.run(with_store(one)), json)
+    policy = asyncio.run(with_store(one))
+    show_values(policy, json)
+    if not json:
+        for warning in warnings(policy["metrics"]):
+            print(f"! {warning}")
 
 
 @app.command()
@@ -126,7 +132,7 @@ def show_values(values: dict[str, Any], json: bool) -> None:
         lines = list(flat(values))
         width = max(len(name) for name, _ in lines)
         for name, value in lines:
-            print(f"{name:{width}}  {value}")
+            print(f"{name:{width}}  {figure(value)}")
 
 
 def flat(values: dict[str, Any], prefix: str = "") -> Iterator[tuple[str, Any]]:
@@ -136,4 +142,4 @@ def flat(values: dict[str, Any], prefix: str = "") -> Iterator[tuple[str, Any]]:
         if isinstance(inner, dict) and inner:
             yield from flat({str(key): one for key, one in inner.items()}, f"{prefix}{name}.")
         else:
-            yield f"{prefix}{name}", "–" if value is None or value in ([], (), {}) else value
+            yield f"{prefix}{name}", None if value in ([], (), {}) else value

@@ -17,7 +17,7 @@ import babylon
 from babylon.cli.options import Json, MinActions, MinAgents, WindowMinutes, given
 from babylon.home import make_directory
 from babylon.requests import DemoRequest, Request, TrainRequest, encode
-from babylon.settings import MAX_HOURS, load_settings
+from babylon.settings import MAX_HOURS, Loss, Trainer, load_settings
 from babylon.windows import settled_window
 
 app = typer.Typer()
@@ -27,12 +27,6 @@ class Mode(StrEnum):
     SINGLE = "single"
     CONTINUOUS = "continuous"
     BACKFILL = "backfill"
-
-
-class Trainer(StrEnum):
-    TORCH = "torch"
-    SERVERLESS = "serverless"
-    ART_LOCAL = "art-local"
 
 
 @app.command()
@@ -77,8 +71,11 @@ def train(
         str | None, typer.Option(metavar="NAME", help="heuristic, or package.module:function.")
     ] = None,
     trainer: Annotated[
-        Trainer | None, typer.Option(help="Who computes the update; default: torch.")
+        Trainer | None, typer.Option(help="Who computes the update: torch by default.")
     ] = None,
+    loss: Annotated[Loss | None, typer.Option(help="What is minimised: ppo_clip by default.")] = (
+        None
+    ),
     json: Json = False,
 ) -> None:
     """Train on recorded play: one window, every window as it closes, or a backlog."""
@@ -99,7 +96,8 @@ def train(
         lookback_hours=lookback_hours,
         reward_threshold=reward_threshold,
         scorer=scorer,
-        trainer=trainer and trainer.value,
+        trainer=trainer,
+        loss=loss,
     )
     from babylon.rewards.registry import load_scorer
 

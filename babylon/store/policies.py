@@ -24,7 +24,8 @@ _NO_POLICY = "no policy is registered yet: run `babylon model init`"
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Policy:
-    """A row of ``babylon.policies``; ``uri`` is the directory that holds the weights."""
+    """A row of ``babylon.policies``; ``uri`` is the directory that holds the weights, until
+    ``removed_at``."""
 
     policy_version: int
     parent_version: int | None
@@ -36,6 +37,7 @@ class Policy:
     metrics: dict[str, Any]
     verdict: dict[str, Any] | None
     created_at: datetime
+    removed_at: datetime | None
 
 
 async def ensure_base(store: Store, *, uri: str, base_model: str) -> None:
@@ -91,6 +93,22 @@ async def list_policies(store: Store) -> list[Policy]:
     """Oldest first."""
     rows = await store.pool.fetch("SELECT * FROM babylon.policies ORDER BY policy_version")
     return [Policy(**row) for row in rows]
+
+
+async def parents(store: Store) -> dict[int, int | None]:
+    """Every version → the one that it was trained from."""
+    rows = await store.pool.fetch("SELECT policy_version, parent_version FROM babylon.policies")
+    return {row["policy_version"]: row["parent_version"] for row in rows}
+
+
+async def checkpoints_at_hand(store: Store, versions: Sequence[int]) -> dict[int, str]:
+    """Version → where its checkpoint lies, of those that were not removed."""
+    rows = await store.pool.fetch(
+        "SELECT policy_version, uri FROM babylon.policies"
+        " WHERE policy_version = ANY($1) AND removed_at IS NULL",
+        versions,
+    )
+    return {row["policy_version"]: row["uri"] for row in rows}
 
 
 async def descends(store: Store, version: int, ancestor: int) -> bool:

@@ -85,7 +85,7 @@ async def commit_route(
 
     Raises:
         RouteConflictError: somebody else changed the route meanwhile.
-        ModelError: no policy has that version.
+        ModelError: no policy has that version, or its checkpoint was removed.
         FencedError: the claim of the window that asks is stale.
     """
     async with _transaction(store, claim) as connection:
@@ -97,6 +97,7 @@ async def commit_route(
                 " see `babylon model list` and decide again"
             )
         version: int = current + 1
+        await _refuse_removed(connection, policy_version)
         try:
             await connection.execute(
                 "INSERT INTO babylon.routes (route_version, policy_version, author, reason)"
@@ -114,6 +115,18 @@ async def commit_route(
             await connection.execute(_RETIRE_AND_DEPLOY, f"babylon-v{policy_version}")
         await connection.execute("SELECT pg_notify($1, $2)", CHANNEL, str(version))
         return version
+
+
+async def _refuse_removed(connection: "Connection", policy_version: int) -> None:
+    """Under the lock on routes, which retention takes too: nothing is removed in between."""
+    removed = await connection.fetchval(
+        "SELECT removed_at FROM babylon.policies WHERE policy_version = $1", policy_version
+    )
+    if removed is not None:
+        raise ModelError(
+            f"the checkpoint of policy {policy_version} was removed at {removed:%Y-%m-%d %H:%M} UTC"
+            " (KEEP_CHECKPOINTS): `babylon model list` shows those that are there; promote one"
+        )
 
 
 @asynccontextmanager

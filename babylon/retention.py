@@ -1,0 +1,172 @@
+"""Which checkpoints stay on the disk, and the removal of the others.
+
+A policy's row stays for ever; its directory goes when nobody can need it any more. The row is
+marked first and the directory deleted after: a crash in between leaves a directory that the next
+window's sweep deletes, never a row that promises weights which are not there. Directories that no
+row refers to are swept once their claim cannot commit any more.
+"""
+
+import asyncio
+import json
+import logging
+import re
+import shutil
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from datetime import UTC, datetime, timedelta
+from pathlib import Path
+
+from babylon.lineage import staleness
+from babylon.promotion import champions
+from babylon.settings import Settings
+from babylon.store.connection import Store
+from babylon.store.retention import (
+    Held,
+    Holdings,
+    WorkedWindow,
+    checkpoints,
+    holding,
+    mark_removed,
+    worked_windows,
+)
+from babylon.windows import WindowState
+
+log = logging.getLogger(__name__)
+_CLAIM = re.compile(r"\.?(\d{4}-\d{2}-\d{2}T\d{2})(\d{2})-e(\d+)(-\w+)?")
+_RESUMABLE = (WindowState.CLAIMED, WindowState.FAILED)
+
+
+async def retire_checkpoints(store: Store, settings: Settings) -> tuple[int, ...]:
+    """Remove what nobody needs; returns the policy versions whose checkpoints went.
+
+    A directory that cannot be deleted is logged, and tried again after the next window.
+    """
+    async with holding(store) as (connection, holdings):
+        bases = await asyncio.to_thread(adapter_bases, holdings.policies)
+        keep = kept(
+            holdings, bases, number=settings.keep_checkpoints, max_staleness=settings.max_staleness
+        )
+        gone = tuple(
+            held.policy_version
+            for held in holdings.policies
+            if not held.removed
+            and held.policy_version not in keep
+            and is_ours(settings, directory_of(held.uri))
+        )
+        await mark_removed(connection, gone)
+    await sweep(store, settings)
+    return gone
+
+
+def kept(
+    holdings: Holdings, bases: Mapping[int, str], *, number: int, max_staleness: int
+) -> frozenset[int]:
+    """The policies whose checkpoints stay.
+
+    The serving one; ``number`` champions to roll back to, as many of the newest, and as many of
+    the best by the P&L of their verdict; base models; those of windows at work; behaviour policies
+    that calls may still name (served, and not too stale); and the bases of kept adapters.
+
+    Args:
+        bases: version of an adapter → the directory of the model that it adapts.
+    """
+    present = [held for held in holdings.policies if not held.removed]
+    parents = {held.policy_version: held.parent_version for held in holdings.policies}
+    reigns = champions(holdings.routed)
+    keep = {held.policy_version for held in present if held.kind == "base"}
+    keep |= set(reigns[-1 - number :]) | holdings.in_use
+    keep |= {held.policy_version for held in present[-number:]}
+    judged = [(held.pnl, held.policy_version) for held in present if held.pnl is not None]
+    keep |= {version for _, version in sorted(judged)[-number:]}
+    if reigns:
+        ages = staleness(parents, reigns[-1])
+        keep |= {v for v in holdings.routed if ages.get(v, max_staleness + 1) <= max_staleness}
+    needed = {bases[version] for version in keep if version in bases}
+    return frozenset(keep | {held.policy_version for held in present if held.uri in needed})
+
+
+def adapter_bases(policies: Iterable[Held]) -> dict[int, str]:
+    """Version of each adapter that is there → what it says that it adapts. Blocking."""
+    bases = {}
+    for held in policies:
+        config = directory_of(held.uri) / "adapter_config.json"
+        if not held.removed and config.exists():
+            bases[held.policy_version] = json.loads(config.read_text())["base_model_name_or_path"]
+    return bases
+
+
+def directory_of(uri: str) -> Path:
+    return Path(uri.removeprefix("file://"))
+
+
+def is_ours(settings: Settings, directory: Path) -> bool:
+    """Only what lies directly under this home's ``checkpoints`` is ever deleted."""
+    return not directory.is_symlink() and directory.parent == settings.checkpoints
+
+
+async def sweep(store: Store, settings: Settings) -> None:
+    """Delete directories of removed policies and of claims that can commit no more.
+
+    The directories are listed before Postgres is asked: a claim that made one is known by then.
+    """
+    found = await asyncio.to_thread(_listed, settings)
+    removed = {directory_of(uri): gone for uri, gone in (await checkpoints(store)).items()}
+    windows = await worked_windows(store)
+    oldest = datetime.now(UTC) - timedelta(hours=settings.lookback_hours)
+    for path in found:
+        if path in removed:
+            over = removed[path]
+        elif maker := _maker(path):
+            over = maker.is_over(windows, path.parent == settings.progress, oldest)
+        else:  # nothing that we made
+            over = False
+        if over:
+            await asyncio.to_thread(_delete, path)
+
+
+@dataclass(frozen=True, slots=True)
+class _Maker:
+    """The claim that a directory is named after."""
+
+    window_id: str
+    epoch: int
+
+    def is_over(
+        self, windows: Mapping[str, WorkedWindow], in_progress: bool, oldest: datetime
+    ) -> bool:
+        """A checkpoint is committed under the epoch that began it, or never. Progress is taken up
+        by the next claim, as long as windows of that age are trained at all."""
+        window = windows.get(self.window_id)
+        if window is None:  # of another database: not ours to judge
+            return False
+        if in_progress:
+            return window.state not in _RESUMABLE or window.updated_at < oldest
+        return self.epoch < window.epoch or window.state != WindowState.CLAIMED
+
+
+def _maker(path: Path) -> _Maker | None:
+    match = _CLAIM.fullmatch(path.name)
+    return _Maker(f"{match[1]}:{match[2]}", int(match[3])) if match else None
+
+
+def _listed(settings: Settings) -> list[Path]:
+    return [
+        path
+        for place in (settings.checkpoints, settings.progress)
+        if place.is_dir()
+        for path in place.iterdir()
+        if path.is_dir() and not path.is_symlink()
+    ]
+
+
+def _delete(directory: Path) -> None:
+    try:
+        shutil.rmtree(directory)
+        log.info("checkpoint %s is removed", directory)
+    except OSError as error:
+        log.error(
+            "%s cannot be deleted (%s): delete it by hand, or mend that; the next window tries"
+            " again",
+            directory,
+            error,
+        )
