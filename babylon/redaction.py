@@ -2,8 +2,9 @@
 
 A form that only secrets have (a provider's key prefix, a private key's banner, a password in a
 URL) is certain; a long run of mixed letters and digits is taken for one, because a needless
-replacement costs a token and a missed one a key. Whoever sends text replaces first and then checks
-with ``find_secrets`` what is about to leave: if anything is still found, nothing is sent.
+replacement costs a word and a missed one a key. Ids (UUIDs) and wallet addresses are public.
+Whoever sends text replaces first and then checks with ``find_secrets`` what is about to leave: if
+anything is still found, nothing is sent.
 """
 
 import re
@@ -36,7 +37,7 @@ _FORMS: tuple[tuple[str, re.Pattern[str]], ...] = tuple(
         ("key", r"\b(?:0x)?[0-9a-fA-F]{64}\b|(?<![0-9a-fA-Fx])[0-9a-fA-F]{40}\b", 0),
         (
             "key",
-            r"(?<![A-Za-z0-9+])(?=[A-Za-z0-9+]*[0-9])(?=[A-Za-z0-9+]*[a-z])(?=[A-Za-z0-9+]*[A-Z])"
+            r"(?<![A-Za-z0-9+])(?!0x[0-9a-fA-F]{40}\b)(?=[A-Za-z0-9+]*[0-9])(?=[A-Za-z0-9+]*[a-z])(?=[A-Za-z0-9+]*[A-Z])"
             r"[A-Za-z0-9+]{32,}={0,2}",
             0,
         ),

@@ -96,7 +96,7 @@ async def _provider(work: TrainInput, account: WandbAccount) -> AsyncIterator[tu
     )
     model = art.Model(
         name=work.settings.model_name,
-        project=account.project,
+        project=work.settings.wandb_project or work.settings.model_name,
         entity=account.entity,
         base_model=work.parent.base_model,
     )

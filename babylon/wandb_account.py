@@ -22,7 +22,6 @@ class WandbAccount(BaseSettings):
     )
 
     api_key: SecretStr | None = Field(None, validation_alias="WANDB_API_KEY")
-    project: str = Field("babylon", validation_alias="WANDB_PROJECT")
     entity: str | None = Field(None, validation_alias="WANDB_ENTITY")
     training_url: str | None = Field(None, validation_alias="WANDB_TRAINING_URL")
 

@@ -3,7 +3,7 @@
 from migrations import run_file
 
 revision = "0004"
-down_revision = "0002"
+down_revision = "0003"
 
 
 def upgrade() -> None:

@@ -1,15 +1,700 @@
-"""ART on our trainer, and our pipeline on ART's trainers: everything that imports ``art``."""
+"""ART on our trainer, and our train stage on ART's: the only tests that import ``art``.
 
+It is imported when the first of them runs: every worker of a run collects every file.
+"""
+
+import asyncio
+import json
+from collections.abc import AsyncIterator, Callable
+from contextlib import suppress
+from dataclasses import replace
+from datetime import UTC, datetime
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
-import art
+import msgspec
 import pytest
 import torch
-from aiohttp.test_utils import unused_port
+from peft import LoraConfig, get_peft_model
 
-from babylon.art_backend import Backend
+from babylon.art_updater import update_art_local, update_on_disk
 from babylon.checkpoints.load import load_policy
+from babylon.checkpoints.trainable import load_trainable
+from babylon.checkpoints.update import Update
+from babylon.errors import ConfigError, FencedError, TrainingError, WindowNotReadyError
 from babylon.grpo.trainer import TrainerConfig
-from tests.tiny_policy import plain_logprobs, save_tiny_policy, tiny_model
+from babylon.serverless import update_serverless
+from babylon.settings import Settings
+from babylon.store import Store
+from babylon.store.policies import commit_policy, ensure_base, get_policy
+from babylon.store.training_jobs import newest_job
+from babylon.store.windows import claim_window
+from babylon.trajectories import Call, Message, TrainingRow
+from babylon.updater import TrainInput
+from babylon.windows import Window
+from tests.serverless_double import KEY, Gate, ServerlessDouble, serverless_double
+from tests.tiny_policy import save_tiny_policy, tiny_model, tiny_tokenizer
+
+WINDOW = Window(datetime(2025, 11, 14, 9, tzinfo=UTC))
+SERVED = "OpenPipe/Qwen3-14B-Instruct"
+EAGER = TrainerConfig(iterations=2, stop_kl=10.0, stop_clip_fraction=1.0)
+
+
+@pytest.fixture(scope="module")
+def base(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return save_tiny_policy(tmp_path_factory.mktemp("base"), seed=1)
+
+
+def art() -> Any:
+    from babylon import art
+
+    return art.art
+
+
+def backend_in(path: Path, config: TrainerConfig = EAGER) -> Any:
+    from babylon.art_backend import Backend
+
+    return Backend(path, config=config)
+
+
+def logits(path: Path | str) -> torch.Tensor:
+    model, _ = load_policy(path)
+    with torch.no_grad():
+        result: torch.Tensor = model(input_ids=torch.arange(40)[None]).logits
+    return result
+
+
+# --- our trainer as an art().Backend ---
+
+
+def trainable(base: Path, name: str = "agent") -> Any:
+    return art().TrainableModel(name=name, project="demo", base_model=str(base))
+
+
+async def gather(model: Any, count: int = 4) -> Any:
+    """As a user of ART writes it: a group of chats of two turns, rewarded for the letter a."""
+    client = model.openai_client()
+
+    async def rollout(seed: int) -> Any:
+        chat: list[Any] = [{"role": "system", "content": "Say a."}]
+        for turn in ("now", "again"):
+            chat.append({"role": "user", "content": turn})
+            answer = await client.chat.completions.create(
+                model=model.get_inference_name(),
+                messages=art().Trajectory(messages_and_choices=chat).messages(),
+                max_tokens=8,
+                seed=seed,
+            )
+            chat.append(answer.choices[0])
+        replies = [item.message.content or "" for item in chat[2::2]]
+        return art().Trajectory(
+            messages_and_choices=chat, reward=seed + len("".join(replies)) / 100
+        )
+
+    return await art().TrajectoryGroup(rollout(seed) for seed in range(count))
+
+
+async def test_a_script_written_for_art_trains_serves_logs_and_goes_on_after_a_restart(
+    base: Path, tmp_path: Path
+) -> None:
+    model = trainable(base)
+    backend = backend_in(tmp_path)
+    await model.register(backend)
+    assert model.get_inference_name() == "agent@0"
+    names = []
+    for _ in range(2):
+        group = await gather(model)
+        result = await backend.train(model, [group], learning_rate=1e-3)
+        await model.log([group], metrics=result.metrics, step=result.step, split="train")
+        names.append(model.get_inference_name())
+        assert result.metrics["loss/calls_without_logprobs"] == 0
+        assert result.metrics["loss/logprob_mismatch"] < 1e-4  # what was sampled is what is trained
+        assert result.metrics["data/step_trainer_tokens"] == sum(
+            len(item.logprobs.content) for t in group for item in t.messages_and_choices[2::2]
+        )
+    assert names == ["agent@1", "agent@2"]
+    answers = [await say(model, name) for name in ("agent@0", *names)]
+    assert len(set(answers)) == 3
+    await close(model, backend)
+    assert len((tmp_path / "demo/models/agent/history.jsonl").read_text().splitlines()) == 2
+
+    again, backend = trainable(base), backend_in(tmp_path)
+    await again.register(backend)
+    assert (await again.get_step(), again.get_inference_name()) == (2, "agent@2")
+    assert await say(again, "agent@2") == answers[2]
+    assert (await backend.train(again, [await gather(again)], learning_rate=1e-3)).step == 3
+    await again.delete_checkpoints()
+    assert [path.name for path in (tmp_path / "demo/models/agent/checkpoints").iterdir()] == [
+        "0003"
+    ]
+    await close(again, backend)
+
+
+async def say(model: Any, name: str) -> tuple[float, ...]:
+    answer = await model.openai_client().chat.completions.create(
+        model=name, messages=[{"role": "user", "content": "a"}], max_tokens=5, temperature=0
+    )
+    return tuple(token.logprob for token in answer.choices[0].logprobs.content)
+
+
+async def close(model: Any, backend: Any) -> None:
+    await model.openai_client().close()
+    await backend.close()
+
+
+async def test_equal_rewards_leave_the_model_where_it_is(base: Path, tmp_path: Path) -> None:
+    model, backend = trainable(base), backend_in(tmp_path)
+    await model.register(backend)
+    group = await gather(model, 2)
+    for trajectory in group:
+        trajectory.reward = 1.0
+    result = await backend.train(model, [group])
+    assert (result.step, await model.get_step()) == (0, 0)
+    assert result.metrics == {"data/step_num_groups_trainable": 0.0}
+    await close(model, backend)
+
+
+async def test_choices_without_token_ids_are_trained_as_text(base: Path, tmp_path: Path) -> None:
+    from openai.types.chat.chat_completion import Choice
+
+    model, backend = trainable(base), backend_in(tmp_path)
+    await model.register(backend)
+    chats = [
+        [
+            {"role": "user", "content": [{"type": "text", "text": "say a"}]},
+            {"role": "assistant", "content": "an example, not sampled"},
+            {"role": "user", "content": "now you"},
+            Choice.model_validate(
+                {
+                    "index": 0,
+                    "finish_reason": "stop",
+                    "message": {"role": "assistant", "content": reply},
+                }
+            ),
+        ]
+        for reply in ("aaa", "b")
+    ]
+    group = art().TrajectoryGroup(
+        art().Trajectory(messages_and_choices=chat, reward=reward)
+        for reward, chat in enumerate(chats)
+    )
+    result = await backend.train(model, [group], learning_rate=1e-3)
+    assert result.metrics["loss/calls"] == result.metrics["loss/calls_without_logprobs"] == 2
+    assert result.metrics["data/step_trainer_tokens"] == len("aaa") + len("b") + 2  # and their ends
+    await backend.close()
+
+
+async def test_supervised_fine_tuning_makes_the_given_reply_likelier(
+    base: Path, tmp_path: Path
+) -> None:
+    model, backend = trainable(base), backend_in(tmp_path)
+    await model.register(backend)
+    chat = [{"role": "user", "content": "hello"}, {"role": "assistant", "content": "good day"}]
+    config = art().TrainSFTConfig(learning_rate=[3e-3] * 4, batch_size=1)
+    records = [
+        record
+        async for record in backend._train_sft(
+            model, [art().Trajectory(messages_and_choices=chat)] * 4, config, {}
+        )
+    ]
+    losses = [record["loss/train"] for record in records]
+    assert len(losses) == 4 and losses == sorted(losses, reverse=True)
+    assert (await model.get_step(), model.get_inference_name()) == (1, "agent@1")
+    await backend.close()
+
+
+async def test_a_leased_step_keeps_its_name_while_training_goes_on(
+    base: Path, tmp_path: Path
+) -> None:
+    model, backend = trainable(base), backend_in(tmp_path)
+    await model.register(backend)
+    group = await gather(model, 2)
+    async with backend.adapter_lease(model, 0):
+        await backend.train(model, [group], learning_rate=1e-3)
+        assert model.get_inference_name() == "agent@0"
+    assert model.get_inference_name() == "agent@1"
+    await close(model, backend)
+
+
+async def test_options_of_other_backends_are_refused(base: Path, tmp_path: Path) -> None:
+    model, backend = trainable(base), backend_in(tmp_path)
+    with pytest.raises(ConfigError, match=r"train\(ppo, scale_rewards=\.\.\.\)"):
+        await backend.train(model, [], ppo=True, scale_rewards=False)
+    with pytest.raises(ConfigError, match="server options"):
+        await model.register(backend, {"server_args": {"port": 1}})
+    await backend.close()
+
+
+def test_models_run_after_art_was_imported() -> None:
+    """ART's patch of transformers, as it is, breaks every forward pass."""
+    from babylon.art import patches
+
+    model = tiny_model(0)
+    with torch.no_grad():
+        assert model(input_ids=torch.arange(5)[None]).logits.shape == (1, 5, 259)
+    patches.patch_preprocess_mask_arguments()
+    try:
+        with pytest.raises(TypeError):
+            model(input_ids=torch.arange(5)[None])
+    finally:
+        patches.masking_utils._preprocess_mask_arguments = patches._preprocess_mask_arguments
+
+
+# --- a window through a backend of ART ---
+
+
+def row(name: str, score: float, *, prompt: str = "m1 0.50", reply: str = "buy") -> TrainingRow:
+    tokenizer = tiny_tokenizer()
+    completion = [*tokenizer.encode(reply), 258]
+    call = Call(
+        step=0,
+        messages=(Message(role="user", content=prompt),),
+        response=reply,
+        prompt_token_ids=(5, 6),
+        completion_token_ids=tuple(completion),
+        logprobs=tuple(-5.0 for _ in completion),
+    )
+    return TrainingRow(
+        trajectory_id=name, agent_id=name, scenario_id="s", score=score, calls=(call,)
+    )
+
+
+async def work_for(
+    store: Store,
+    settings: Settings,
+    base: Path,
+    window: Window = WINDOW,
+    *,
+    parent: int = 0,
+    lease_s: float = 0.01,
+    **changes: Any,
+) -> TrainInput:
+    await ensure_base(store, uri=str(base), base_model=SERVED)
+    claim = await claim_window(store, window, owner="worker", lease_s=lease_s)
+    return TrainInput(
+        **{
+            "store": store,
+            "settings": settings,
+            "claim": claim,
+            "parent": await get_policy(store, parent),
+            "rows": [row("a", 1.0), row("b", 0.0, reply="hold")],
+            "target": settings.checkpoints / f"w{window.start.hour}-e{claim.epoch}",
+            "progress_directory": settings.checkpoints / "progress",
+            "config": TrainerConfig(),
+            "staleness": {},
+            "behaviours": {},
+            "progress": None,
+            **changes,
+        }
+    )
+
+
+async def commit(work: TrainInput, update: Update) -> int:
+    return await commit_policy(
+        work.store,
+        work.claim,
+        parent_version=work.parent.policy_version,
+        kind="lora",
+        uri=str(work.target),
+        base_model=work.parent.base_model,
+        batch_id=f"window-{work.claim.window_id}",
+        trajectory_ids=update.trajectory_ids,
+        metrics=dict(update.report),  # type: ignore[call-overload]
+    )
+
+
+async def test_a_window_through_a_backend_on_disk_becomes_a_checkpoint_to_go_on_from(
+    store: Store, settings: Settings, base: Path, tmp_path: Path
+) -> None:
+    work = await work_for(store, settings, base)
+    tied = [msgspec.structs.replace(row(n, 1.0), scenario_id="tied") for n in ("c", "d")]
+    work = replace(
+        work,
+        rows=[*work.rows, *tied],
+        settings=settings.model_copy(update={"learning_rate": 1e-3}),
+    )
+    update = await update_on_disk(work, backend_in(tmp_path / "art"), tmp_path / "art")
+    report: Any = update.report
+    assert update.trajectory_ids == ("a", "b")
+    assert (report["calls"], report["trained_trajectories"], report["groups_without_signal"]) == (
+        2, 2, 1,
+    )  # fmt: skip
+    assert report["training_loss"] != 0 and report["kl_after"] > 0
+    first = logits(work.target)
+    assert not torch.equal(first, logits(base))
+    assert not list((tmp_path / "art").rglob("0001"))  # moved, not copied
+
+    await commit(work, update)
+    later = await work_for(store, work.settings, base, WINDOW.next(), parent=1)
+    await update_on_disk(later, backend_in(tmp_path / "art"), tmp_path / "art")
+    second = logits(later.target)
+    assert not torch.equal(second, first)
+    moved = [float((x - logits(base)).norm()) for x in (first, second)]
+    assert moved[1] > moved[0]  # it went on from the first hour, not from the base model
+
+
+async def test_art_local_without_its_packages_names_them(
+    store: Store, settings: Settings, base: Path
+) -> None:
+    work = await work_for(store, settings, base)
+    with pytest.raises(ConfigError, match=r"needs unsloth, .*pip install 'openpipe-art\[backend\]"):
+        await update_art_local(work)
+
+
+# --- a window at W&B ---
+
+
+@pytest.fixture
+async def service(monkeypatch: pytest.MonkeyPatch, base: Path) -> AsyncIterator[ServerlessDouble]:
+    """W&B's training API, and in place of its artifact store a function that writes an adapter."""
+
+    async def pull(self: Any, model: Any, *, step: int, local_path: str) -> None:
+        torch.manual_seed(step)
+        lora = LoraConfig(r=2, target_modules=["q_proj"], init_lora_weights=False)
+        get_peft_model(tiny_model(1), lora).save_pretrained(local_path)  # names no base model
+
+    from babylon.art import Serverless
+
+    async def briefly(seconds: float) -> None:
+        """ART looks once a second."""
+        await asyncio.sleep(seconds / 50)
+
+    monkeypatch.setattr(Serverless, "_experimental_pull_model_checkpoint", pull)
+    monkeypatch.setattr("art.serverless.backend.asyncio", SimpleNamespace(sleep=briefly))
+    monkeypatch.setattr("babylon.serverless_job.POLL_S", 0.01)
+    monkeypatch.setattr("babylon.serverless_job.LAST_LOOK_S", 2.0)
+    async with serverless_double() as double:
+        monkeypatch.setenv("WANDB_API_KEY", KEY)
+        monkeypatch.setenv("WANDB_TRAINING_URL", double.url)
+        yield double
+
+
+async def test_a_window_is_trained_at_wandb_and_the_next_hour_goes_on_from_it(
+    store: Store, settings: Settings, base: Path, service: ServerlessDouble
+) -> None:
+    seen: list[tuple[int, int]] = []
+    work = await work_for(
+        store, settings, base, progress=lambda done, total: seen.append((done, total))
+    )
+    update = await update_serverless(work)
+    report: Any = update.report
+    assert update.trajectory_ids == ("a", "b")
+    assert (report["training_loss"], report["grad_norm"], report["calls"]) == (0.5, 2.0, 2)
+    assert seen == [(1, 2), (2, 2)]
+    [sent] = service.jobs
+    [group] = sent.body["trajectory_groups"]
+    assert [t["reward"] for t in group["trajectories"]] == [1.0, 0.0]
+    prompt, choice = group["trajectories"][0]["messages_and_choices"]
+    assert prompt == {"role": "user", "content": "m1 0.50"}
+    assert choice["message"]["content"] == "buy"
+    tokens = [(t["token"], t["logprob"]) for t in choice["logprobs"]["content"]]
+    ids = work.rows[0].calls[0].completion_token_ids or ()
+    assert tokens == [(f"token_id:{i}", -5.0) for i in ids]
+    assert sent.body["experimental_config"]["learning_rate"] == settings.effective_learning_rate
+    assert sent.body["experimental_config"]["scale_rewards"] is False
+
+    assert not torch.equal(logits(work.target), logits(base))
+    assert load_trainable(work.target, "lora", 1e-5).tuning == "lora"  # torch may take over
+    await commit(work, update)
+    later = await work_for(store, settings, base, WINDOW.next(), parent=1)
+    await update_serverless(later)
+    job = await newest_job(store, WINDOW.next().id)
+    assert job is not None and (job.parent_step, job.step, job.status) == (1, 2, "done")
+
+
+async def crashed(work: TrainInput, gate: Gate) -> None:
+    """The worker dies when its request has arrived and before it has the answer."""
+    task = asyncio.create_task(update_serverless(work))
+    await asyncio.wait_for(gate.reached.wait(), 60)
+    task.cancel()
+    with suppress(asyncio.CancelledError):
+        await task
+    gate.opened.set()
+
+
+async def test_a_crash_while_waiting_ends_in_the_same_job(
+    store: Store, settings: Settings, base: Path, service: ServerlessDouble
+) -> None:
+    gate = service.gates["events"] = Gate()
+    await crashed(await work_for(store, settings, base), gate)
+    job = await newest_job(store, WINDOW.id)
+    assert job is not None and (job.status, job.job_id, job.epoch) == ("running", "job-1", 1)
+    await asyncio.sleep(0.02)  # the lease of the dead worker runs out
+    other = [row("c", 1.0), row("d", 0.0)]  # the judge scored anew, or dropout chose others
+    work = await work_for(store, settings, base, rows=other)
+    update = await update_serverless(work)
+    assert update.trajectory_ids == ("a", "b")  # those that the job trains
+    assert len(service.jobs) == 1
+    assert (work.target / "adapter_model.safetensors").exists()
+    job = await newest_job(store, WINDOW.id)
+    assert job is not None and (job.status, job.epoch, job.attempt) == ("done", 2, 1)
+
+
+async def test_a_crash_before_the_answer_ends_in_the_checkpoint_of_the_unknown_job(
+    store: Store, settings: Settings, base: Path, service: ServerlessDouble
+) -> None:
+    gate = service.gates["submit"] = Gate()
+    await crashed(await work_for(store, settings, base), gate)
+    job = await newest_job(store, WINDOW.id)
+    assert job is not None and (job.status, job.job_id) == ("submitting", None)
+    await asyncio.sleep(0.02)
+    resumed = asyncio.create_task(update_serverless(await work_for(store, settings, base)))
+    service.run(service.jobs[0])
+    assert (await resumed).trajectory_ids == ("a", "b")
+    assert len(service.jobs) == 1
+
+
+async def test_a_submission_that_never_arrived_is_given_up_at_its_deadline_and_made_anew(
+    store: Store, settings: Settings, base: Path, service: ServerlessDouble
+) -> None:
+    gate = service.gates["submit"] = Gate()
+    short = settings.model_copy(update={"gpu_timeout_s": 1.0})
+    await crashed(await work_for(store, short, base), gate)
+    service.jobs.clear()  # it never arrived
+    await asyncio.sleep(0.02)
+    with pytest.raises(TrainingError, match="did not end in time"):
+        await update_serverless(await work_for(store, short, base))
+    await asyncio.sleep(0.02)
+    await update_serverless(await work_for(store, settings, base))
+    assert len(service.jobs) == 1
+    job = await newest_job(store, WINDOW.id)
+    assert job is not None and (job.status, job.attempt) == ("done", 2)
+
+
+async def test_a_worker_that_lost_its_window_cannot_record_its_job(
+    store: Store, settings: Settings, base: Path, service: ServerlessDouble
+) -> None:
+    gate = service.gates["submit"] = Gate()
+    slow = asyncio.create_task(update_serverless(await work_for(store, settings, base)))
+    await gate.reached.wait()
+    await asyncio.sleep(0.02)
+    await claim_window(store, WINDOW, owner="other", lease_s=60)
+    gate.opened.set()
+    with pytest.raises(FencedError, match="epoch 2 took it over"):
+        await slow
+    job = await newest_job(store, WINDOW.id)
+    assert job is not None and job.status == "submitting"
+
+
+async def test_an_overdue_job_is_an_error_and_the_run_after_it_submits_another(
+    store: Store, settings: Settings, base: Path, service: ServerlessDouble
+) -> None:
+    service.ending = "hangs"
+    short = settings.model_copy(update={"gpu_timeout_s": 1.5})
+    with pytest.raises(TrainingError, match=r"did not end in time \(GPU_TIMEOUT_SECONDS=1.5\)"):
+        await update_serverless(await work_for(store, short, base))
+    await asyncio.sleep(0.02)
+    service.ending = "ends"
+    await update_serverless(await work_for(store, settings, base))
+    assert [job.id for job in service.jobs] == ["job-1", "job-2"]
+
+
+async def test_a_failed_job_says_why_and_may_be_tried_again(
+    store: Store, settings: Settings, base: Path, service: ServerlessDouble
+) -> None:
+    service.ending = "fails"
+    with pytest.raises(TrainingError, match="the GPUs are on fire"):
+        await update_serverless(await work_for(store, settings, base))
+    job = await newest_job(store, WINDOW.id)
+    assert job is not None and job.status == "failed" and "on fire" in (job.reason or "")
+    await asyncio.sleep(0.02)
+    service.ending = "ends"
+    await update_serverless(await work_for(store, settings, base))
+    assert len(service.jobs) == 2
+
+
+@pytest.mark.parametrize(("status", "left"), [(402, "failed"), (503, "submitting")])
+async def test_a_refused_submission_is_told_from_one_of_unknown_fate(
+    store: Store,
+    settings: Settings,
+    base: Path,
+    service: ServerlessDouble,
+    status: int,
+    left: str,
+) -> None:
+    service.refusal = status
+    with pytest.raises(TrainingError, match="no credit"):
+        await update_serverless(await work_for(store, settings, base))
+    job = await newest_job(store, WINDOW.id)
+    assert job is not None and job.status == left
+
+
+async def test_a_service_out_of_reach_or_a_wrong_key_is_one_line(
+    store: Store,
+    settings: Settings,
+    base: Path,
+    service: ServerlessDouble,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    work = await work_for(store, settings, base)
+    monkeypatch.setenv("WANDB_API_KEY", "another-key-altogether")
+    with pytest.raises(ConfigError, match=r"refuses WANDB_API_KEY .*unknown key") as caught:
+        await update_serverless(work)
+    assert "another-key" not in str(caught.value)
+    monkeypatch.setenv("WANDB_TRAINING_URL", "http://127.0.0.1:1/v1")
+    with pytest.raises(TrainingError, match="training API, window 2025-11-14T09:00: Connection"):
+        await update_serverless(work)
+    assert await newest_job(store, WINDOW.id) is None
+
+
+@pytest.mark.parametrize("status", [404, 409])
+async def test_a_job_that_cannot_be_looked_at_is_left_to_the_next_run(
+    store: Store, settings: Settings, base: Path, service: ServerlessDouble, status: int
+) -> None:
+    service.events_status = status
+    with pytest.raises(TrainingError, match=r"no events today.*goes on where this one stopped"):
+        await update_serverless(await work_for(store, settings, base))
+    job = await newest_job(store, WINDOW.id)
+    assert job is not None and job.status == "running"
+    await asyncio.sleep(0.02)
+    service.events_status = None
+    await update_serverless(await work_for(store, settings, base))
+    assert len(service.jobs) == 1
+
+
+async def test_an_artifact_that_does_not_come_is_fetched_by_the_next_run(
+    store: Store,
+    settings: Settings,
+    base: Path,
+    service: ServerlessDouble,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    async def refuse(self: Any, model: Any, *, step: int, local_path: str) -> None:
+        raise ValueError("artifact not found")
+
+    with monkeypatch.context() as patch:
+        patch.setattr("babylon.art.Serverless._experimental_pull_model_checkpoint", refuse)
+        with pytest.raises(TrainingError, match=r"checkpoint 1 of model babylon .artifact not"):
+            await update_serverless(await work_for(store, settings, base))
+    await asyncio.sleep(0.02)
+    await update_serverless(await work_for(store, settings, base))
+    assert len(service.jobs) == 1
+
+
+async def test_a_job_of_a_champion_that_was_rolled_back_is_waited_for_and_dropped(
+    store: Store, settings: Settings, base: Path, service: ServerlessDouble
+) -> None:
+    first = await work_for(store, settings, base)
+    await commit(first, await update_serverless(first))
+    gate = service.gates["events"] = Gate()
+    await crashed(await work_for(store, settings, base, WINDOW.next(), parent=1), gate)
+    await asyncio.sleep(0.02)
+    again = await work_for(store, settings, base, WINDOW.next(), parent=0)
+    await update_serverless(again)
+    assert len(service.jobs) == 3
+    assert service.deleted == [1, 2]  # so that the third starts from the base model
+    job = await newest_job(store, WINDOW.next().id)
+    assert job is not None and (job.attempt, job.parent_step, job.step) == (2, 0, 1)
+
+
+async def test_a_rejected_challenger_is_taken_back_before_the_next_job(
+    store: Store, settings: Settings, base: Path, service: ServerlessDouble
+) -> None:
+    work = await work_for(store, settings, base)
+    await commit(work, await update_serverless(work))  # version 1 is checkpoint 1, and lost
+    later = await work_for(store, settings, base, WINDOW.next(), parent=0)
+    await update_serverless(later)
+    assert service.deleted == [1]
+    last = await work_for(store, settings, base, WINDOW.next().next(), parent=1)
+    with pytest.raises(ConfigError, match="went on from an earlier one since"):
+        await update_serverless(last)  # checkpoint 1 is another policy's now
+    assert len(service.jobs) == 2
+
+
+async def test_an_update_that_was_not_committed_is_not_bought_twice(
+    store: Store, settings: Settings, base: Path, service: ServerlessDouble
+) -> None:
+    first = await work_for(store, settings, base)
+    await update_serverless(first)
+    await asyncio.sleep(0.02)
+    second = await work_for(store, settings, base)
+    update = await update_serverless(second)
+    assert update.trajectory_ids == ("a", "b") and len(service.jobs) == 1
+    assert torch.equal(logits(second.target), logits(first.target))
+
+
+async def test_one_model_is_trained_by_one_job_at_a_time(
+    store: Store, settings: Settings, base: Path, service: ServerlessDouble
+) -> None:
+    gate = service.gates["events"] = Gate()
+    first = asyncio.create_task(update_serverless(await work_for(store, settings, base)))
+    await gate.reached.wait()
+    with pytest.raises(TrainingError, match=r"still trains window 2025-11-14T09:00 \(job job-1\)"):
+        await update_serverless(await work_for(store, settings, base, WINDOW.next()))
+    gate.opened.set()
+    await first
+    assert len(service.jobs) == 1
+
+
+async def test_a_model_that_others_trained_is_not_touched(
+    store: Store, settings: Settings, base: Path, service: ServerlessDouble
+) -> None:
+    service.checkpoints["id-of-babylon"] = [0, 1, 2, 3, 4]
+    with pytest.raises(ConfigError, match="are not from here: set MODEL_NAME"):
+        await update_serverless(await work_for(store, settings, base))
+    assert service.deleted == [] and service.jobs == []
+
+
+async def test_secrets_stay_at_home(
+    store: Store, settings: Settings, base: Path, service: ServerlessDouble
+) -> None:
+    rows = [
+        row("a", 1.0, prompt=f"mail ann@example.org, key {KEY}"),
+        row("b", 0.0, reply="hold"),
+        row("c", 0.5, reply="my key is sk-abcdefghijklmnop0123"),
+    ]
+    update = await update_serverless(await work_for(store, settings, base, rows=rows))
+    assert update.trajectory_ids == ("a", "b")
+    report: Any = update.report
+    assert (report["calls_redacted"], report["calls_with_secrets"]) == (1, 1)
+    sent = json.dumps(service.jobs[0].body)
+    assert "mail [REDACTED:email], key [REDACTED:key]" in sent
+    assert not any(secret in sent for secret in ("ann@", KEY, "sk-abc"))
+
+
+Change = Callable[[TrainInput], TrainInput]
+
+
+def with_settings(**update: Any) -> Change:
+    return lambda work: replace(work, settings=work.settings.model_copy(update=update))
+
+
+REFUSED: list[tuple[Change, type[Exception], str]] = [
+    (
+        lambda w: replace(w, parent=replace(w.parent, base_model="tiny")),
+        ConfigError,
+        "does not train tiny, only OpenPipe/Qwen3-14B-Instruct and",
+    ),
+    (with_settings(tuning="full"), ConfigError, "trains LoRA adapters, TUNING is 'full'"),
+    (with_settings(kl_penalty=0.1), ConfigError, "KL_PENALTY=0.1 has no counterpart"),
+    (
+        lambda w: replace(w, parent=replace(w.parent, kind="lora", policy_version=3)),
+        ConfigError,
+        "policy 3 was not trained at W&B",
+    ),
+]
+
+
+@pytest.mark.parametrize(("change", "error", "message"), REFUSED)
+async def test_what_wandb_cannot_train_is_refused_before_anything_is_sent(
+    store: Store,
+    settings: Settings,
+    base: Path,
+    service: ServerlessDouble,
+    change: Change,
+    error: type[Exception],
+    message: str,
+) -> None:
+    with pytest.raises(error, match=message):
+        await update_serverless(change(await work_for(store, settings, base)))
+    assert service.models == {}
+
+
+async def test_a_window_without_signal_buys_nothing(
+    store: Store, settings: Settings, base: Path, service: ServerlessDouble
+) -> None:
+    rows = [row("a", 1.0), row("b", 1.0)]
+    with pytest.raises(WindowNotReadyError, match="differing scores"):
+        await update_serverless(await work_for(store, settings, base, rows=rows))
+    assert service.jobs == [] and await newest_job(store, WINDOW.id) is None
