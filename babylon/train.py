@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 from babylon.errors import ConfigError
 from babylon.lineage import staleness
 from babylon.metrics import update_metrics
+from babylon.progress import claim_name, take_up_progress
 from babylon.settings import Settings
 from babylon.store.connection import Store
 from babylon.store.policies import (
@@ -83,19 +84,22 @@ async def _work(
     store: Store, settings: Settings, scored: Scored, progress: Progress | None
 ) -> TrainInput:
     parent = await ensure_champion(store, settings)
+    rows = await asyncio.to_thread(training_rows, scored.artifact)
+    calls = [call for row in rows for call in row.calls if call.policy_version is not None]
     ages = staleness(await parents(store), parent.policy_version)
-    recent = [version for version, age in ages.items() if age <= settings.max_staleness]
+    unlogged = {call.policy_version for call in calls if call.logprobs is None}
     return TrainInput(
         store=store,
         settings=settings,
         claim=scored.claim,
         parent=parent,
-        rows=await asyncio.to_thread(training_rows, scored.artifact),
+        rows=rows,
         target=checkpoint_directory(settings, scored.claim),
-        progress_directory=progress_directory(settings, scored.claim),
+        progress_directory=await asyncio.to_thread(take_up_progress, settings, scored.claim),
         config=trainer_config(settings),
-        staleness=ages,
-        behaviours=await checkpoints_at_hand(store, recent),
+        # of the window's own policies only: the update is the same whatever else was trained since
+        staleness={v: ages[v] for v in {call.policy_version for call in calls} if v in ages},
+        behaviours=await checkpoints_at_hand(store, unlogged),
         progress=progress,
     )
 
@@ -135,12 +139,7 @@ def batch_of(window_id: str) -> str:
 
 def checkpoint_directory(settings: Settings, claim: Claim) -> Path:
     """One directory a claim: a fenced worker cannot overwrite what its successor writes."""
-    return settings.checkpoints / f"{claim.window_id.replace(':', '')}-e{claim.epoch}"
-
-
-def progress_directory(settings: Settings, claim: Claim) -> Path:
-    """Where an update keeps what it needs to go on after a crash; one directory a claim, too."""
-    return settings.progress / checkpoint_directory(settings, claim).name
+    return settings.checkpoints / claim_name(claim)
 
 
 async def ensure_champion(
