@@ -85,9 +85,10 @@ async def _work(
 ) -> TrainInput:
     parent = await ensure_champion(store, settings)
     rows = await asyncio.to_thread(training_rows, scored.artifact)
-    calls = [call for row in rows for call in row.calls if call.policy_version is not None]
-    ages = staleness(await parents(store), parent.policy_version)
+    calls = [call for row in rows for call in row.calls]
+    played = {call.policy_version for call in calls}
     unlogged = {call.policy_version for call in calls if call.logprobs is None}
+    ages = staleness(await parents(store), parent.policy_version)
     return TrainInput(
         store=store,
         settings=settings,
@@ -98,7 +99,7 @@ async def _work(
         progress_directory=await asyncio.to_thread(take_up_progress, settings, scored.claim),
         config=trainer_config(settings),
         # of the window's own policies only: the update is the same whatever else was trained since
-        staleness={v: ages[v] for v in {call.policy_version for call in calls} if v in ages},
+        staleness={version: age for version, age in ages.items() if version in played},
         behaviours=await checkpoints_at_hand(store, unlogged),
         progress=progress,
     )

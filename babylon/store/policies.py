@@ -101,8 +101,8 @@ async def parents(store: Store) -> dict[int, int | None]:
     return {row["policy_version"]: row["parent_version"] for row in rows}
 
 
-async def checkpoints_at_hand(store: Store, versions: Iterable[int]) -> dict[int, str]:
-    """Version → where its checkpoint lies, of those that were not removed."""
+async def checkpoints_at_hand(store: Store, versions: Iterable[int | None]) -> dict[int, str]:
+    """Version → where its checkpoint lies, of those that are ours and were not removed."""
     rows = await store.pool.fetch(
         "SELECT policy_version, uri FROM babylon.policies"
         " WHERE policy_version = ANY($1) AND removed_at IS NULL",
