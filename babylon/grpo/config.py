@@ -3,7 +3,8 @@
 from dataclasses import dataclass, field
 
 from babylon.grpo.advantage import Advantage, CallWeight
-from babylon.grpo.losses import LOSSES, LossBounds
+from babylon.grpo.losses import LOSSES
+from babylon.grpo.losses.shared import LossBounds
 
 MAX_STALENESS = 2  # versions, whatever is configured: beyond it no weight corrects for the age
 

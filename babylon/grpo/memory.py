@@ -2,9 +2,11 @@
 
 import logging
 from collections.abc import Callable
+from functools import partial
 from typing import Any, TypeVar
 
 import torch
+from torch.utils.checkpoint import checkpoint
 from transformers.modeling_layers import GradientCheckpointingLayer
 
 from babylon.grpo.forward import PolicyForward
@@ -90,10 +92,10 @@ def checkpoint_activations(model: Any, forward: PolicyForward) -> bool:
     the layers themselves are told to train, not what is inside them. Depth first each layer needs
     the keys and values of its prefix, which checkpointing would take away.
     """
-    layers = [m for m in model.modules() if isinstance(m, GradientCheckpointingLayer)]
-    if forward.path == "depth_first" or not layers or not model.supports_gradient_checkpointing:
+    layers: list[Any] = [m for m in model.modules() if isinstance(m, GradientCheckpointingLayer)]
+    if forward.path == "depth_first":
         return False
-    model.gradient_checkpointing_enable({"use_reentrant": False})
     for layer in layers:
-        layer.training = True
-    return True
+        layer._gradient_checkpointing_func = partial(checkpoint, use_reentrant=False)
+        layer.gradient_checkpointing = layer.training = True
+    return bool(layers)

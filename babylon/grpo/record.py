@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from babylon.grpo.forward import Values
-from babylon.grpo.losses import LossInputs, LossTerms
+from babylon.grpo.losses.shared import LossInputs, LossTerms
 from babylon.grpo.window import Window
 
 FLAGS = ("band", "negative", "impossible", "clipped_low", "clipped_high")
@@ -72,9 +72,7 @@ class Record:
 
     @classmethod
     def start(cls, proximal: Tensor, reference: Tensor | None, weights: list[Tensor]) -> "Record":
-        flags = torch.zeros(
-            len(FLAGS), *proximal.shape, dtype=torch.bool, device=proximal.device
-        )
+        flags = torch.zeros(len(FLAGS), *proximal.shape, dtype=torch.bool, device=proximal.device)
         return cls(
             proximal=proximal,
             reference=reference,
@@ -93,7 +91,7 @@ class Record:
     @classmethod
     def from_state(cls, state: dict[str, Any], device: torch.device) -> "Record":
         """The record that ``state`` was taken of."""
-        moved = {
+        moved: dict[str, Any] = {
             name: value.to(device) if isinstance(value, Tensor) else value
             for name, value in state.items()
         }

@@ -13,6 +13,7 @@ from typing import Any, Protocol
 import torch
 from torch import Tensor
 
+from babylon.grpo.config import TrainerConfig
 from babylon.grpo.diagnostics import clip_fraction, kl_of_iteration, make_report, weight_sample
 from babylon.grpo.forward import PolicyForward
 from babylon.grpo.memory import Portions
@@ -22,7 +23,8 @@ from babylon.grpo.step import train_step
 from babylon.grpo.tree import PrefixTree
 from babylon.grpo.window import NothingToTrainError, Window, refuse_missing_logprobs
 
-Progress = Callable[[int, int], None]
+__all__ = ["NothingToTrainError", "Progress", "TrainReport", "TrainerConfig", "train_on_window"]
+Progress = Callable[[int, int], None]  # train steps done, of at most so many
 
 
 class Journal(Protocol):
@@ -87,7 +89,7 @@ def train_on_window(
             record.training_s += time.monotonic() - started
             if progress is not None:
                 progress((record.iteration - 1) * total + record.step, config.iterations * total)
-            if journal is not None:
+            if journal is not None and not _done(record, window):
                 journal.save(record.state())
         stopped = _moved_far(window, logged, record)
         record.iteration, record.step = record.iteration + 1, 0
@@ -125,6 +127,10 @@ def _start(
 
 def _values(tree: PrefixTree) -> Callable[[PolicyForward], Tensor]:
     return lambda forward: forward.logprobs(tree).logprobs
+
+
+def _done(record: Record, window: Window) -> bool:
+    return (record.iteration, record.step) == (window.config.iterations, window.steps_an_iteration)
 
 
 def _moved_far(window: Window, logged: Logged, record: Record) -> bool:

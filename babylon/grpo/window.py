@@ -10,6 +10,7 @@ from collections import Counter, defaultdict
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
+from itertools import pairwise
 from random import Random
 from statistics import fmean
 
@@ -90,18 +91,15 @@ class Window:
             trajectories += members[group]
         count, total = self.steps_an_iteration, len(trajectories)
         cuts = [total * step // count for step in range(count + 1)]
-        return [
-            self._step(trajectories[first:last])
-            for first, last in zip(cuts, cuts[1:], strict=False)
-        ]
+        return [self._step(trajectories[first:last]) for first, last in pairwise(cuts)]
 
     def mass_of_trajectories(self) -> list[float]:
         """What share of the window's loss each trajectory is, before any mask; 1 is the mean."""
-        mass: Counter[int] = Counter()
+        mass: dict[int, float] = defaultdict(float)
         for call, share in zip(
             self.calls, call_masses(self.calls, self.config.normaliser), strict=True
         ):
-            mass[call.trajectory] += share  # type: ignore[assignment]  # a Counter of floats
+            mass[call.trajectory] += share
         return [mass[index] * len(mass) for index in sorted(mass)]
 
     @cached_property
