@@ -25,7 +25,7 @@ from babylon.types import Claim, Scored, Trained
 from babylon.updater import Progress, TrainInput, Updater
 
 if TYPE_CHECKING:
-    from babylon.grpo.trainer import TrainerConfig
+    from babylon.grpo.config import TrainerConfig
 
 
 def updater(name: str) -> Updater:
@@ -107,16 +107,21 @@ async def _work(
 
 def trainer_config(settings: Settings) -> "TrainerConfig":
     """The settings that say how a window is trained."""
-    from babylon.grpo.loss import LossConfig
-    from babylon.grpo.trainer import TrainerConfig  # torch takes seconds to import
+    from babylon.grpo.config import TrainerConfig  # torch takes seconds to import
 
     return TrainerConfig(
         iterations=settings.iterations,
         trajectories_per_step=settings.batch_size * settings.accumulation,
+        max_tokens=settings.max_tokens,
         learning_rate=settings.effective_learning_rate,
+        warmup_steps=settings.warmup_steps,
+        loss=settings.loss,
+        advantage=settings.advantage,
+        call_weight=settings.call_weight,
+        kl_penalty=settings.kl_penalty,
+        max_staleness=settings.max_staleness,
         max_missing_logprobs=settings.max_missing_logprobs,
         seed=settings.seed,
-        loss=LossConfig(kl_penalty=settings.kl_penalty),
     )
 
 
