@@ -97,10 +97,8 @@ def update_markdown(
 ) -> str:
     """The update as a page: warnings, key figures, then everything."""
     notes = [f"- ⚠ {warning}" for warning in warnings(metrics)]
-    key = [
-        (name, metrics[name], meaning) for name, meaning in KEY_FIGURES.items() if name in metrics
-    ]
-    rest = sorted(item for item in metrics.items() if item[0] not in KEY_FIGURES)
+    values = {name: figure(value) for name, value in in_order(metrics).items()}
+    key = {name: values.pop(name) for name in KEY_FIGURES if name in values}
     return "\n".join(
         [
             f"# Window {window_id}: policy {parent_version} became {policy_version}",
@@ -109,13 +107,19 @@ def update_markdown(
             "",
             "| figure | value | |",
             "| --- | ---: | --- |",
-            *(f"| {name} | {figure(value)} | {meaning} |" for name, value, meaning in key),
+            *(f"| {name} | {value} | {KEY_FIGURES[name]} |" for name, value in key.items()),
             "",
             "| metric | value |",
             "| --- | ---: |",
-            *(f"| {name} | {figure(value)} |" for name, value in rest),
+            *(f"| {name} | {value} |" for name, value in values.items()),
         ]
     )
+
+
+def in_order(metrics: Mapping[str, Any]) -> dict[str, Any]:
+    """Key figures first, then the others by name."""
+    names = [name for name in KEY_FIGURES if name in metrics]
+    return {name: metrics[name] for name in [*names, *sorted(set(metrics) - set(names))]}
 
 
 def figure(value: object) -> str:

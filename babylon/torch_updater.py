@@ -20,5 +20,9 @@ async def update_torch(work: TrainInput) -> "Update":
         work.target,
         tuning=work.settings.tuning,
         config=work.config,
+        transfer_layers=work.settings.transfer_layers,
+        staleness=work.staleness,
+        behaviours=work.behaviours,
+        progress_directory=work.progress_directory,
         progress=work.progress,
     )

@@ -31,21 +31,19 @@ def track_window(settings: Settings, metrics: Metrics) -> bool:
     """
     if settings.wandb_project is None or settings.wandb_mode == "disabled":
         return False
-    directory = settings.home / "wandb"
-    make_directory(directory)
+    make_directory(settings.home / "wandb")
     window = {
         "project": settings.wandb_project,
         "mode": settings.wandb_mode,
         "run": settings.model_name,
-        "directory": str(directory),
+        "home": str(settings.home),
         "metrics": metrics,
     }
     try:
         done = subprocess.run(
             [sys.executable, "-P", "-m", "babylon.tracking"],
             input=json.dumps(window),
-            env=_environment(directory),
-            cwd=directory,
+            env=_environment(settings.home / "wandb"),
             capture_output=True,
             text=True,
             timeout=TIMEOUT_S,
@@ -66,18 +64,16 @@ def track_window(settings: Settings, metrics: Metrics) -> bool:
 
 def _environment(directory: Path) -> dict[str, str]:
     """Ours, with everything that wandb writes below one directory, and no reports about itself."""
-    places = {
-        f"WANDB_{name}_DIR": str(directory / ".wandb") for name in ("CACHE", "CONFIG", "DATA")
-    }
+    cache = str(directory / "cache")
     return {
-        **places,
+        **{f"WANDB_{kind}_DIR": cache for kind in ("CACHE", "CONFIG", "DATA")},
         **os.environ,
         "WANDB_ERROR_REPORTING": "false",
         "PYTHONPATH": str(Path(babylon.__file__).parents[1]),
     }
 
 
-def log_window(*, project: str, mode: Any, run: str, directory: str, metrics: Metrics) -> None:
+def log_window(*, project: str, mode: Any, run: str, home: str, metrics: Metrics) -> None:
     """In the child: the run of that name goes on with one more step."""
     import wandb
 
@@ -88,6 +84,7 @@ def log_window(*, project: str, mode: Any, run: str, directory: str, metrics: Me
         disable_git=True,
         finish_timeout=_UPLOAD_S,
         finish_timeout_raises=True,
+        use_dot_wandb=False,
         x_disable_meta=True,
         x_disable_stats=True,
         x_disable_machine_info=True,
@@ -97,7 +94,7 @@ def log_window(*, project: str, mode: Any, run: str, directory: str, metrics: Me
         id=run,
         name=run,
         mode=mode,
-        dir=directory,
+        dir=home,
         resume="allow",
         settings=settings,
     ) as opened:

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 from babylon.errors import ConfigError
 from babylon.lineage import staleness
 from babylon.metrics import update_metrics
+from babylon.progress import claim_name, take_up_progress
 from babylon.settings import Settings
 from babylon.store.connection import Store
 from babylon.store.policies import (
@@ -24,7 +25,7 @@ from babylon.types import Claim, Scored, Trained
 from babylon.updater import Progress, TrainInput, Updater
 
 if TYPE_CHECKING:
-    from babylon.grpo.trainer import TrainerConfig
+    from babylon.grpo.config import TrainerConfig
 
 
 def updater(name: str) -> Updater:
@@ -83,35 +84,44 @@ async def _work(
     store: Store, settings: Settings, scored: Scored, progress: Progress | None
 ) -> TrainInput:
     parent = await ensure_champion(store, settings)
+    rows = await asyncio.to_thread(training_rows, scored.artifact)
+    calls = [call for row in rows for call in row.calls]
+    played = {call.policy_version for call in calls}
+    unlogged = {call.policy_version for call in calls if call.logprobs is None}
     ages = staleness(await parents(store), parent.policy_version)
-    recent = [version for version, age in ages.items() if age <= settings.max_staleness]
     return TrainInput(
         store=store,
         settings=settings,
         claim=scored.claim,
         parent=parent,
-        rows=await asyncio.to_thread(training_rows, scored.artifact),
+        rows=rows,
         target=checkpoint_directory(settings, scored.claim),
-        progress_directory=progress_directory(settings, scored.claim),
+        progress_directory=await asyncio.to_thread(take_up_progress, settings, scored.claim),
         config=trainer_config(settings),
-        staleness=ages,
-        behaviours=await checkpoints_at_hand(store, recent),
+        # of the window's own policies only: the update is the same whatever else was trained since
+        staleness={version: age for version, age in ages.items() if version in played},
+        behaviours=await checkpoints_at_hand(store, unlogged),
         progress=progress,
     )
 
 
 def trainer_config(settings: Settings) -> "TrainerConfig":
     """The settings that say how a window is trained."""
-    from babylon.grpo.loss import LossConfig
-    from babylon.grpo.trainer import TrainerConfig  # torch takes seconds to import
+    from babylon.grpo.config import TrainerConfig  # torch takes seconds to import
 
     return TrainerConfig(
         iterations=settings.iterations,
         trajectories_per_step=settings.batch_size * settings.accumulation,
+        max_tokens=settings.max_tokens,
         learning_rate=settings.effective_learning_rate,
+        warmup_steps=settings.warmup_steps,
+        loss=settings.loss,
+        advantage=settings.advantage,
+        call_weight=settings.call_weight,
+        kl_penalty=settings.kl_penalty,
+        max_staleness=settings.max_staleness,
         max_missing_logprobs=settings.max_missing_logprobs,
         seed=settings.seed,
-        loss=LossConfig(kl_penalty=settings.kl_penalty),
     )
 
 
@@ -135,12 +145,7 @@ def batch_of(window_id: str) -> str:
 
 def checkpoint_directory(settings: Settings, claim: Claim) -> Path:
     """One directory a claim: a fenced worker cannot overwrite what its successor writes."""
-    return settings.checkpoints / f"{claim.window_id.replace(':', '')}-e{claim.epoch}"
-
-
-def progress_directory(settings: Settings, claim: Claim) -> Path:
-    """Where an update keeps what it needs to go on after a crash; one directory a claim, too."""
-    return settings.progress / checkpoint_directory(settings, claim).name
+    return settings.checkpoints / claim_name(claim)
 
 
 async def ensure_champion(

@@ -13,7 +13,7 @@ from babylon.types import Claim
 
 if TYPE_CHECKING:
     from babylon.checkpoints.update import Update
-    from babylon.grpo.trainer import TrainerConfig
+    from babylon.grpo.config import TrainerConfig
 
 Progress = Callable[[int, int], None]  # train steps done, of at most so many
 

@@ -10,7 +10,7 @@ from rich.progress import Progress
 
 from babylon.cli.options import Json
 from babylon.cli.output import print_json, print_table, stderr
-from babylon.diagnostics import figure, warnings
+from babylon.diagnostics import figure, in_order, warnings
 from babylon.settings import Settings, load_settings
 
 if TYPE_CHECKING:
@@ -63,7 +63,8 @@ def show(version: Version, json: Json = False) -> None:
     async def one(store: "Store") -> dict[str, Any]:
         from babylon.store.policies import get_policy
 
-        return asdict(await get_policy(store, version))
+        policy = await get_policy(store, version)
+        return asdict(policy) | {"metrics": in_order(policy.metrics)}
 
     policy = asyncio.run(with_store(one))
     show_values(policy, json)

@@ -4,7 +4,7 @@ The commit of a policy is the one moment at which a window counts as trained: po
 trajectories and the window's state change together or not at all.
 """
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from datetime import datetime
 from typing import Any, Literal
@@ -101,12 +101,12 @@ async def parents(store: Store) -> dict[int, int | None]:
     return {row["policy_version"]: row["parent_version"] for row in rows}
 
 
-async def checkpoints_at_hand(store: Store, versions: Sequence[int]) -> dict[int, str]:
-    """Version → where its checkpoint lies, of those that were not removed."""
+async def checkpoints_at_hand(store: Store, versions: Iterable[int | None]) -> dict[int, str]:
+    """Version → where its checkpoint lies, of those that are ours and were not removed."""
     rows = await store.pool.fetch(
         "SELECT policy_version, uri FROM babylon.policies"
         " WHERE policy_version = ANY($1) AND removed_at IS NULL",
-        versions,
+        list(versions),
     )
     return {row["policy_version"]: row["uri"] for row in rows}
 

@@ -42,8 +42,11 @@ METRICS = {
 
 
 async def test_a_window_goes_all_the_way_and_a_second_run_changes_nothing(
-    played: Settings, store: Store, workshop: Workshop
+    played: Settings, store: Store, workshop: Workshop, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    monkeypatch.setenv("WANDB_PROJECT", "babylon-test")
+    orphan = played.checkpoints / "2025-11-14T0900-e0"  # of a claim before this one
+    orphan.mkdir(parents=True)
     result = await train_window(WINDOW)
     assert result.status == WindowState.DEPLOYED and result.changed
     assert result.metrics.keys() >= METRICS
@@ -52,6 +55,8 @@ async def test_a_window_goes_all_the_way_and_a_second_run_changes_nothing(
     row = await get_window(store, WINDOW)
     assert row is not None and row.metrics == result.metrics
     assert list(played.datasets.rglob("*.parquet"))
+    assert len(list(played.home.glob("wandb/offline-run-*/run-babylon.wandb"))) == 1
+    assert not orphan.exists()
 
     again = await train_window(WINDOW)
     assert (again.status, again.changed) == (WindowState.DEPLOYED, False)
@@ -168,7 +173,7 @@ async def test_the_unfinished_hour_is_refused_and_leaves_no_trace(
     assert await list_windows(store) == []
 
 
-async def test_rejections_are_left_as_a_prefect_artifact(
+async def test_rejections_and_the_update_are_left_as_prefect_artifacts(
     played: Settings, workshop: Workshop
 ) -> None:
     await train_window(WINDOW)
@@ -176,3 +181,6 @@ async def test_rejections_are_left_as_a_prefect_artifact(
         artifacts = await client.read_artifacts()
     tables = [a.description or "" for a in artifacts if a.key == "rejected-trajectories"]
     assert any(WINDOW in table for table in tables)
+    (page, *_) = [str(a.data) for a in artifacts if a.key == "update-2025-11-14t0900"]
+    assert page.startswith(f"# Window {WINDOW}: policy 0 became 1")
+    assert "| training_loss | 0.5 | mean over train steps |" in page

@@ -89,6 +89,7 @@ def test_every_command_offers_json(command: list[str], capsys: pytest.CaptureFix
     [
         ["train", "--mode", "sometimes"],
         ["train", "--trainer", "verl"],
+        ["train", "--loss", "dpo"],
         ["train", "--mode", "backfill", "--window", "2025-11-14T09:00"],
         ["train", "--backfill-hours", "3"],
         ["train", "--frequency", "3"],

@@ -3,7 +3,7 @@ from pathlib import Path
 import pytest
 
 from babylon.errors import ConfigError
-from babylon.settings import load_settings
+from babylon.settings import LOSSES_WITH_NORMALISER, load_settings
 
 
 def test_another_process_reads_the_same_settings(
@@ -62,6 +62,16 @@ def test_endpoint_beyond_loopback_is_refused_with_its_value(endpoint: str) -> No
         ("WINDOW_MINUTES", "7", "15, 30, 60"),
         ("WINDOW_DURATION_HOURS", "1e300", "less than or equal to 24"),
         ("WINDOW_DURATION_HOURS", "0.32", "15, 30, 60"),
+        ("TRAINER", "verl", "'torch', 'serverless' or 'art-local'"),
+        ("LOSS", "dpo", "'ppo_clip', 'cispo', .* or 'reinforce_is'"),
+        ("TRANSFER_LAYERS", "head", "'all', 'attention' or 'ffn'"),
+        ("ADVANTAGE", "z", "'leave_one_out', 'group_std' or 'batch_std'"),
+        ("CALL_WEIGHT", "x", "'trajectory', 'token',"),
+        ("MAX_STALENESS", "3", "less than or equal to 2"),
+        ("WARMUP_STEPS", "-1", "greater than or equal to 0"),
+        ("MAX_TOKENS", "0", "greater than or equal to 1"),
+        ("KEEP_CHECKPOINTS", "0", "greater than or equal to 1"),
+        ("WANDB_MODE", "shared", "'offline', 'online' or 'disabled'"),
         ("LOCAL_ENDPOINT", "http://localhost:8000/v1", "LOCAL_ENDPOINT=http://localhost:8000$"),
     ],
 )
@@ -77,3 +87,12 @@ def test_a_value_that_every_run_would_fail_on_is_refused_at_once(
 
 def test_an_endpoint_may_end_with_a_slash() -> None:
     assert load_settings(endpoint="http://localhost:8000/").endpoint_port == 8000
+
+
+@pytest.mark.parametrize("loss", LOSSES_WITH_NORMALISER)
+def test_a_loss_with_a_normaliser_of_its_own_refuses_another_call_weight(loss: str) -> None:
+    with pytest.raises(
+        ConfigError, match=f"^bad setting: CALL_WEIGHT='token' with LOSS='{loss}'.*LOSS=ppo_clip$"
+    ):
+        load_settings(loss=loss, call_weight="token")
+    load_settings(loss=loss)

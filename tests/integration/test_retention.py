@@ -1,0 +1,234 @@
+"""Removal of checkpoints on a real Postgres and a real disk."""
+
+import asyncio
+import json
+from datetime import UTC, datetime, timedelta
+from pathlib import Path
+
+import pytest
+
+from babylon.errors import ModelError
+from babylon.progress import progress_directory
+from babylon.promotion import previous_champion, promote
+from babylon.retention import retire_checkpoints
+from babylon.settings import Settings
+from babylon.store import Store
+from babylon.store.policies import commit_policy, ensure_base, get_policy, list_policies
+from babylon.store.windows import claim_window, set_state
+from babylon.train import checkpoint_directory
+from babylon.types import Claim
+from babylon.windows import Window, WindowState
+
+START = datetime(2025, 11, 14, 0, tzinfo=UTC)
+
+
+def window(hour: int) -> Window:
+    return Window(START + timedelta(hours=hour))
+
+
+def make(directory: Path) -> Path:
+    directory.mkdir(parents=True)
+    (directory / "model.safetensors").write_bytes(b"weights")
+    return directory
+
+
+async def train(
+    store: Store, settings: Settings, hour: int, parent: int, *, done: bool = True
+) -> Claim:
+    """A window whose checkpoint is committed, and rejected unless it is left ``trained``."""
+    claim = await claim_window(store, window(hour), owner="worker", lease_s=60)
+    await commit_policy(
+        store,
+        claim,
+        parent_version=parent,
+        kind="full",
+        uri=str(make(checkpoint_directory(settings, claim))),
+        base_model="tiny",
+        batch_id=f"window-{claim.window_id}",
+        trajectory_ids=[claim.window_id],
+        metrics={},
+    )
+    if done:
+        await set_state(store, claim, WindowState.REJECTED)
+    return claim
+
+
+@pytest.fixture
+async def lean(store: Store, settings: Settings, tmp_path: Path) -> Settings:
+    """Keeps one of each kind; the base model lies elsewhere."""
+    await ensure_base(store, uri=str(make(tmp_path / "base")), base_model="tiny")
+    return settings.model_copy(update={"keep_checkpoints": 1, "max_staleness": 0})
+
+
+def there(settings: Settings) -> list[str]:
+    return sorted(path.name for path in settings.checkpoints.iterdir())
+
+
+async def removed(store: Store) -> list[int]:
+    return [p.policy_version for p in await list_policies(store) if p.removed_at]
+
+
+async def test_what_nobody_needs_goes_and_its_row_says_so(store: Store, lean: Settings) -> None:
+    for hour in range(4):
+        await train(store, lean, hour, parent=hour)
+        await promote(store, hour + 1, author="test", reason="better")
+    assert await retire_checkpoints(store, lean) == (1, 2)
+    assert there(lean) == ["2025-11-14T0200-e1", "2025-11-14T0300-e1"]
+    assert await removed(store) == [1, 2]
+    assert (Path((await get_policy(store, 0)).uri) / "model.safetensors").exists()
+    assert await retire_checkpoints(store, lean) == ()
+
+
+async def test_a_removed_policy_can_neither_be_promoted_nor_rolled_back_to(
+    store: Store, lean: Settings
+) -> None:
+    for hour in range(4):
+        await train(store, lean, hour, parent=hour)
+        await promote(store, hour + 1, author="test", reason="better")
+    await retire_checkpoints(store, lean)
+    await promote(store, (await previous_champion(store)).policy_version, author="t", reason="back")
+    for version in (1, (await previous_champion(store)).policy_version):
+        with pytest.raises(ModelError, match=f"policy {version} was removed .*babylon model list"):
+            await promote(store, version, author="test", reason="back again")
+    assert (await get_policy(store, 3)).removed_at is None
+
+
+async def test_a_window_that_waits_for_its_verdict_keeps_its_policy_and_its_parent(
+    store: Store, lean: Settings
+) -> None:
+    for hour in range(3):
+        await train(store, lean, hour, parent=hour)
+    await train(store, lean, 3, parent=1, done=False)
+    await train(store, lean, 4, parent=0)
+    assert await retire_checkpoints(store, lean) == (2, 3)
+
+
+async def test_a_training_keeps_the_champion_that_it_began_with(
+    store: Store, lean: Settings
+) -> None:
+    await train(store, lean, 0, parent=0)
+    await promote(store, 1, author="test", reason="better")
+    await claim_window(store, window(9), owner="trainer", lease_s=60)
+    for hour in (1, 2, 3):
+        await train(store, lean, hour, parent=hour)
+        await promote(store, hour + 1, author="test", reason="better")
+    assert await retire_checkpoints(store, lean) == ()
+    await store.pool.execute("UPDATE babylon.windows SET lease_until = now() - interval '1 s'")
+    assert await retire_checkpoints(store, lean) == (1, 2)
+
+
+async def test_a_base_that_is_itself_a_checkpoint_outlives_its_number(
+    store: Store, lean: Settings
+) -> None:
+    for hour in range(3):
+        claim = await train(store, lean, hour, parent=hour)
+    adapter = {"base_model_name_or_path": (await get_policy(store, 1)).uri}
+    (checkpoint_directory(lean, claim) / "adapter_config.json").write_text(json.dumps(adapter))
+    assert await retire_checkpoints(store, lean) == (2,)
+
+
+async def test_a_crash_between_mark_and_deletion_is_made_good(store: Store, lean: Settings) -> None:
+    for hour in range(2):
+        await train(store, lean, hour, parent=hour)
+    await store.pool.execute(
+        "UPDATE babylon.policies SET removed_at = now() WHERE policy_version = 1"
+    )
+    await retire_checkpoints(store, lean)
+    assert there(lean) == ["2025-11-14T0100-e1"]
+
+
+async def test_a_directory_that_cannot_be_deleted_is_said_and_tried_again(
+    store: Store, lean: Settings, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for hour in range(2):
+        await train(store, lean, hour, parent=hour)
+
+    def refuse(path: Path) -> None:
+        raise PermissionError(13, "Permission denied", str(path))
+
+    with monkeypatch.context() as broken:
+        broken.setattr("shutil.rmtree", refuse)
+        assert await retire_checkpoints(store, lean) == (1,)
+    assert "2025-11-14T0000-e1 cannot be deleted" in caplog.text
+    assert there(lean) == ["2025-11-14T0000-e1", "2025-11-14T0100-e1"]
+    assert await retire_checkpoints(store, lean) == ()
+    assert there(lean) == ["2025-11-14T0100-e1"]
+
+
+async def test_directories_of_claims_that_cannot_commit_are_swept_and_no_others(
+    store: Store, lean: Settings
+) -> None:
+    fenced = await claim_window(store, window(0), owner="a", lease_s=0)
+    live = await claim_window(store, window(0), owner="b", lease_s=0)  # it may still commit
+    failed = await claim_window(store, window(1), owner="a", lease_s=60)
+    await set_state(store, failed, WindowState.FAILED)
+    for claim in (fenced, live, failed):
+        target = make(checkpoint_directory(lean, claim))
+        make(target.with_name(f".{target.name}-x1y2z3w4"))  # its temporary one
+    foreign = Claim(window_id="2020-01-01T00:00", epoch=3, owner="of another database")
+    for other in (checkpoint_directory(lean, foreign), lean.checkpoints / "mine", lean.models):
+        make(other)
+    (lean.checkpoints / "2025-11-14T0100-e7").symlink_to(lean.models)
+    await retire_checkpoints(store, lean)
+    assert there(lean) == [
+        ".2025-11-14T0000-e2-x1y2z3w4",
+        "2020-01-01T0000-e3",
+        "2025-11-14T0000-e2",
+        "2025-11-14T0100-e7",
+        "mine",
+    ]
+    assert (lean.models / "model.safetensors").exists()
+
+
+async def test_progress_stays_while_its_window_may_go_on_from_it(
+    store: Store, lean: Settings
+) -> None:
+    done = await train(store, lean, 0, parent=0)
+    claimed = await claim_window(store, window(1), owner="a", lease_s=0)
+    failed, old = [
+        await claim_window(store, window(hour), owner="a", lease_s=60) for hour in (2, 3)
+    ]
+    for claim in (failed, old):
+        await set_state(store, claim, WindowState.FAILED)
+    await store.pool.execute(
+        "UPDATE babylon.windows SET updated_at = now() - $2::interval WHERE window_id = $1",
+        old.window_id,
+        timedelta(hours=lean.lookback_hours + 1),
+    )
+    for claim in (done, claimed, failed, old):
+        make(progress_directory(lean, claim))
+    await retire_checkpoints(store, lean)
+    assert sorted(path.name for path in lean.progress.iterdir()) == [
+        "2025-11-14T0100-e1",
+        "2025-11-14T0200-e1",
+    ]
+
+
+async def test_nothing_outside_this_home_is_ever_removed(
+    store: Store, lean: Settings, tmp_path: Path
+) -> None:
+    for hour in range(3):
+        await train(store, lean, hour, parent=hour)
+    elsewhere = make(tmp_path / "elsewhere")
+    for version, uri in ((1, elsewhere), (2, lean.checkpoints / "deeper" / "one")):
+        await store.pool.execute(
+            "UPDATE babylon.policies SET uri = $2 WHERE policy_version = $1", version, str(uri)
+        )
+    make(lean.checkpoints / "deeper" / "one")
+    assert await retire_checkpoints(store, lean) == ()
+    assert elsewhere.exists() and (lean.checkpoints / "deeper" / "one").exists()
+
+
+async def test_promotion_and_removal_take_turns(store: Store, lean: Settings) -> None:
+    """Whichever is first, the other respects it: what serves is there."""
+    for hour in range(3):
+        await train(store, lean, hour, parent=hour)
+    results = await asyncio.gather(
+        retire_checkpoints(store, lean),
+        promote(store, 1, author="test", reason="by hand"),
+        return_exceptions=True,
+    )
+    if isinstance(results[1], BaseException):
+        assert "was removed" in str(results[1]) and results[0] == (1, 2)
+    else:
+        assert Path((await get_policy(store, 1)).uri).exists() and results[0] == (2,)

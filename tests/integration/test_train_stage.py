@@ -1,0 +1,314 @@
+"""The train stage with a real update of a tiny policy: what it is given, what it leaves, and how a
+dead worker's window is finished."""
+
+import asyncio
+import os
+import signal
+import subprocess
+import sys
+from collections.abc import Callable, Iterator
+from dataclasses import asdict, replace
+from pathlib import Path
+
+import msgspec
+import polars as pl
+import pytest
+from safetensors import safe_open
+
+from babylon.artifacts import write_artifact
+from babylon.checkpoints.load import load_policy
+from babylon.checkpoints.tokenizer import render_prompt
+from babylon.checkpoints.update import update_checkpoint
+from babylon.deploy import deploy_checkpoint
+from babylon.errors import WindowNotReadyError
+from babylon.gate import validate_checkpoint
+from babylon.grpo.report import TrainReport
+from babylon.progress import FILE, progress_directory, take_up_progress
+from babylon.promotion import promote
+from babylon.settings import Settings
+from babylon.store import Store
+from babylon.store.policies import champion, ensure_base, get_policy
+from babylon.store.windows import claim_window, get_window, set_state
+from babylon.train import train_window, trainer_config
+from babylon.trajectories import Call, Message, TrainingRow, training_rows
+from babylon.types import Claim, Scored
+from babylon.windows import WindowState, parse_window_id
+from tests.tiny_policy import plain_logprobs, save_tiny_policy
+
+MESSAGES = (Message(role="system", content="Trade."), Message(role="user", content="m1 0.50"))
+REPLIES = ("buy m1", "sell m1", "hold", "buy m2", "sell m2", "wait")
+Logged = Callable[[list[float]], list[float]]
+
+
+@pytest.fixture(scope="module")
+def base(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return save_tiny_policy(tmp_path_factory.mktemp("base"), seed=0)
+
+
+@pytest.fixture
+async def quick(store: Store, settings: Settings, base: Path) -> Settings:
+    await ensure_base(store, uri=str(base), base_model="tiny")
+    return settings.model_copy(
+        update={"iterations": 2, "batch_size": 2, "accumulation": 1, "learning_rate": 1e-4}
+    )
+
+
+def rows(base: Path, *, version: int, logged: Logged = lambda exact: exact) -> list[TrainingRow]:
+    """Six trajectories of one call each, in one group; ``logged`` bends the exact logprobs."""
+    model, tokenizer = load_policy(base)
+    prompt = render_prompt(tokenizer, [{"role": m.role, "content": m.content} for m in MESSAGES])
+    made = []
+    for score, reply in enumerate(REPLIES):
+        completion = [*tokenizer.encode(reply, add_special_tokens=False), tokenizer.eos_token_id]
+        exact = plain_logprobs(model, prompt, completion).tolist()
+        call = Call(
+            step=0,
+            messages=MESSAGES,
+            response=reply,
+            policy_version=version,
+            prompt_token_ids=tuple(prompt),
+            completion_token_ids=tuple(completion),
+            logprobs=tuple(logged(exact)),
+        )
+        made.append(
+            TrainingRow(
+                trajectory_id=f"{reply} of {version}",
+                agent_id=reply,
+                scenario_id="s",
+                score=float(score),
+                calls=(call,),
+            )
+        )
+    return made
+
+
+async def scored(store: Store, settings: Settings, hour: int, played: list[TrainingRow]) -> Scored:
+    window = parse_window_id(f"2025-11-14T{hour:02}:00")
+    claim = await claim_window(store, window, owner="first", lease_s=0)
+    frame = pl.DataFrame(
+        [
+            {
+                "trajectory_id": row.trajectory_id,
+                "agent_id": row.agent_id,
+                "scenario_id": row.scenario_id,
+                "score": row.score,
+                "calls_json": msgspec.json.encode(row.calls).decode(),
+            }
+            for row in played
+        ]
+    )
+    return Scored(
+        claim=claim,
+        artifact=write_artifact(frame, settings.artifacts, window_id=window.id, stage="scored"),
+        eligible=len(played),
+        agents=len(played),
+        scorer="heuristic",
+        avg_reward=2.5,
+    )
+
+
+async def test_the_whole_report_is_in_postgres_with_the_policy_and_with_the_window(
+    store: Store, quick: Settings, base: Path
+) -> None:
+    trained = await train_window(store, quick, await scored(store, quick, 9, rows(base, version=0)))
+    assert trained.metrics.keys() >= set(TrainReport.__slots__)
+    assert all(isinstance(value, int | float) for value in trained.metrics.values())
+    assert (await get_policy(store, 1)).metrics == trained.metrics
+    row = await get_window(store, trained.claim.window_id)
+    assert row is not None and row.metrics == trained.metrics
+
+
+async def test_calls_age_by_generations_and_too_old_ones_are_left_out(
+    store: Store, quick: Settings, base: Path
+) -> None:
+    """Policies 1 and 2 are siblings of which 2 serves: to it, 0 is one update old and 1 is two."""
+    for hour in (9, 10):
+        await train_window(
+            store, quick, await scored(store, quick, hour, rows(base, version=0)[hour - 9 :: 2])
+        )
+    await promote(store, 2, author="test", reason="better")
+    mixed = [row for version in (0, 1, 2) for row in rows(base, version=version)]
+    mixed = [msgspec.structs.replace(r, trajectory_id=f"late {r.trajectory_id}") for r in mixed]
+    window = await scored(store, quick, 11, mixed)
+
+    everything = quick.model_copy(update={"max_staleness": 2})
+    metrics = (await train_window(store, everything, window)).metrics
+    counts = ("staleness_0", "staleness_1", "staleness_2", "staleness_unknown", "calls_too_stale")
+    assert [metrics[name] for name in counts] == [6, 6, 6, 0, 0]
+
+    strict = quick.model_copy(update={"max_staleness": 0})
+    window = await scored(store, quick, 12, [r for r in mixed if not r.trajectory_id.endswith("2")])
+    with pytest.raises(
+        WindowNotReadyError, match=r"version 1 \(2 updates old, 6 calls\).*MAX_STALENESS"
+    ):
+        await train_window(store, strict, window)
+
+
+@pytest.mark.parametrize(
+    ("version", "logged", "reason"),
+    [
+        (0, lambda exact: [value - 0.2 for value in exact], "logprob mismatch 0.2 nat"),
+        (
+            7,  # of a policy that nobody knows: no mismatch is measured, but the weights are
+            lambda exact: [exact[0] - 4.0, *exact[1:]],
+            "effective sample size 0.18",
+        ),
+    ],
+    ids=["mismatch", "ess"],
+)
+async def test_an_update_whose_own_figures_rule_it_out_never_plays_and_never_serves(
+    store: Store, quick: Settings, base: Path, version: int, logged: Logged, reason: str
+) -> None:
+    window = await scored(store, quick, 9, rows(base, version=version, logged=logged))
+    trained = await train_window(store, quick, window)
+    verdict = await validate_checkpoint(store, quick, trained)
+    assert not verdict.promote and verdict.reason.startswith(reason)
+    assert (verdict.scenarios, verdict.pnl_after) == (0, None)
+    assert (await get_policy(store, 1)).verdict == asdict(verdict)
+    assert await validate_checkpoint(store, quick, trained) == verdict
+    assert not (await deploy_checkpoint(store, verdict)).deployed
+    assert (await champion(store))[0].policy_version == 0
+
+
+async def test_only_the_chosen_layers_are_tuned(store: Store, quick: Settings, base: Path) -> None:
+    window = await scored(store, quick, 9, rows(base, version=0))
+    attention = quick.model_copy(update={"transfer_layers": "attention"})
+    trained = await train_window(store, attention, window)
+    with safe_open(Path(trained.checkpoint_uri) / "adapter_model.safetensors", "np") as adapter:
+        names = list(adapter.keys())
+    assert names and all(".self_attn." in name for name in names)
+    assert (await get_policy(store, 1)).kind == "lora"
+
+
+WORKER = """
+import asyncio, sys, time
+import msgspec
+from babylon.settings import load_settings
+from babylon.store import open_store
+from babylon.train import train_window
+from babylon.types import Scored
+
+def progress(done, total):
+    if done == 4:
+        print(f"{done} of {total}", flush=True)
+        time.sleep(600)
+
+async def main():
+    settings = load_settings()
+    async with open_store(settings) as store:
+        scored = msgspec.json.decode(sys.argv[1], type=Scored)
+        await train_window(store, settings, scored, progress=progress)
+
+asyncio.run(main())
+"""
+
+
+@pytest.fixture
+def worker() -> Iterator[Callable[..., subprocess.Popen[bytes]]]:
+    started: list[subprocess.Popen[bytes]] = []
+
+    def start(settings: Settings, window: Scored) -> subprocess.Popen[bytes]:
+        process = subprocess.Popen(
+            [sys.executable, "-c", WORKER, msgspec.json.encode(window).decode()],
+            env=os.environ | settings.environment(),
+            stdout=subprocess.PIPE,
+        )
+        started.append(process)
+        return process
+
+    yield start
+    for process in started:
+        process.kill()
+        process.communicate()
+
+
+async def test_a_killed_workers_update_is_finished_by_the_next_bit_for_bit(
+    store: Store,
+    quick: Settings,
+    base: Path,
+    tmp_path: Path,
+    worker: Callable[..., subprocess.Popen[bytes]],
+) -> None:
+    settings = quick.model_copy(update={"iterations": 3})
+    window = await scored(store, settings, 9, rows(base, version=0))
+    process = worker(settings, window)
+    assert process.stdout is not None
+    assert await asyncio.to_thread(process.stdout.readline) == b"4 of 9\n"
+    process.send_signal(signal.SIGKILL)
+    await asyncio.to_thread(process.wait)
+    assert (progress_directory(settings, window.claim) / FILE).exists()
+
+    steps: list[int] = []
+    after = await claim_window(
+        store, parse_window_id(window.claim.window_id), owner="second", lease_s=60
+    )
+    trained = await train_window(
+        store, settings, replace(window, claim=after), progress=lambda done, _: steps.append(done)
+    )
+
+    assert steps[0] > 1 and steps[-1] == 9
+    update_checkpoint(
+        base,
+        training_rows(window.artifact),
+        tmp_path / "uninterrupted",
+        tuning=settings.tuning,
+        config=trainer_config(settings),
+        staleness={0: 0},
+    )
+    weights = [
+        (directory / "adapter_model.safetensors").read_bytes()
+        for directory in (Path(trained.checkpoint_uri), tmp_path / "uninterrupted")
+    ]
+    assert weights[0] == weights[1]
+    assert not list(settings.progress.rglob(FILE))
+
+
+async def test_a_fenced_workers_late_progress_touches_nobody_elses(
+    store: Store, quick: Settings
+) -> None:
+    window = parse_window_id("2025-11-14T09:00")
+    first, second, third = [
+        await claim_window(store, window, owner=owner, lease_s=0) for owner in "abc"
+    ]
+    for claim, content in ((first, b"old"), (second, b"newer")):
+        save_progress(quick, claim, content)
+    other = Claim(window_id="2025-11-14T10:00", epoch=1, owner="a")
+    save_progress(quick, other, b"another window's")
+
+    own = take_up_progress(quick, third)
+    assert (own / FILE).read_bytes() == b"newer"
+    save_progress(quick, second, b"written after it was fenced")
+    assert (own / FILE).read_bytes() == b"newer"
+    assert take_up_progress(quick, third) == own and (own / FILE).read_bytes() == b"newer"
+    assert (progress_directory(quick, other) / FILE).read_bytes() == b"another window's"
+
+
+def save_progress(settings: Settings, claim: Claim, content: bytes) -> None:
+    """As the trainer does: another file takes the place of the one before."""
+    directory = progress_directory(settings, claim)
+    directory.mkdir(parents=True, exist_ok=True)
+    (directory / "temporary").write_bytes(content)
+    os.replace(directory / "temporary", directory / FILE)
+
+
+async def test_a_failed_window_goes_on_where_it_failed(
+    store: Store, quick: Settings, base: Path
+) -> None:
+    """Cancelled by its operator, say: the window is failed, and trained again an hour later."""
+    window = await scored(store, quick, 9, rows(base, version=0))
+
+    def stop(done: int, total: int) -> None:
+        if done == 3:
+            raise InterruptedError("stopped")
+
+    with pytest.raises(InterruptedError):
+        await train_window(store, quick, window, progress=stop)
+    await set_state(store, window.claim, WindowState.FAILED)
+    after = await claim_window(
+        store, parse_window_id(window.claim.window_id), owner="second", lease_s=60
+    )
+    steps: list[int] = []
+    await train_window(
+        store, quick, replace(window, claim=after), progress=lambda done, _: steps.append(done)
+    )
+    assert steps[0] > 1 and steps[-1] == 6
