@@ -29,7 +29,7 @@ from babylon.checkpoints.trainable import Tuning
 from babylon.checkpoints.update import update_checkpoint
 from babylon.engine.embedded import EmbeddedEngine
 from babylon.errors import ConfigError, WindowNotReadyError
-from babylon.grpo.trainer import TrainerConfig
+from babylon.grpo.config import TrainerConfig
 from babylon.trajectories import TrainingRow
 
 logger = logging.getLogger(__name__)

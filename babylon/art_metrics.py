@@ -5,7 +5,7 @@ from dataclasses import asdict
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from babylon.grpo.trainer import TrainReport
+    from babylon.grpo.report import TrainReport
 
 GRADIENT_STEPS = "data/step_num_gradient_steps"  # how many there are, told with each of them
 TRAINABLE_GROUPS = "data/step_num_groups_trainable"

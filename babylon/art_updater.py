@@ -5,56 +5,19 @@ import shutil
 import sys
 from contextlib import redirect_stdout
 from importlib import import_module
-from importlib.util import find_spec
 from pathlib import Path
 from types import ModuleType
 from typing import TYPE_CHECKING, Any
 
 from babylon.art_metrics import from_art
-from babylon.art_window import art_window
+from babylon.art_window import art_window, limits_of
 from babylon.checkpoints.adopt import adapter_base, adopt_adapter
-from babylon.errors import ConfigError, TrainingError, WindowNotReadyError
-from babylon.settings import Settings
+from babylon.errors import TrainingError, WindowNotReadyError
+from babylon.trainer_check import require_art_local
 from babylon.updater import TrainInput
 
 if TYPE_CHECKING:
     from babylon.checkpoints.update import Update
-
-NEEDED = ("unsloth", "unsloth_zoo", "trl", "bitsandbytes")  # what openpipe-art[backend] adds
-
-
-def require_lora(settings: Settings) -> None:
-    """ART's trainers train LoRA adapters, without a KL penalty of our kind.
-
-    Raises:
-        ConfigError: the settings ask for something else.
-    """
-    if settings.tuning != "lora":
-        raise ConfigError(
-            f"TRAINER={settings.trainer} trains LoRA adapters, TUNING is {settings.tuning!r}: set"
-            " TUNING=lora, or TRAINER=torch"
-        )
-    if settings.kl_penalty:
-        raise ConfigError(
-            f"KL_PENALTY={settings.kl_penalty:g} has no counterpart in TRAINER={settings.trainer}:"
-            " unset it, or set TRAINER=torch"
-        )
-
-
-def require_art_local(settings: Settings) -> None:
-    """Can ART train on this machine? Answered without importing anything.
-
-    Raises:
-        ConfigError: a setting that ART cannot follow, or a package is missing; it says which.
-    """
-    require_lora(settings)
-    if missing := [name for name in NEEDED if find_spec(name) is None]:
-        raise ConfigError(
-            f"TRAINER=art-local needs {', '.join(missing)}, which openpipe-art[backend] brings: run"
-            " the train stage in a worker environment of its own with `pip install"
-            " 'openpipe-art[backend]==0.5.18'` (it pins other versions of torch and transformers),"
-            " or set TRAINER=torch"
-        )
 
 
 async def update_art_local(work: TrainInput) -> "Update":
@@ -77,13 +40,8 @@ async def update_on_disk(work: TrainInput, backend: Any, root: Path, **options: 
     from babylon.checkpoints.update import Update
 
     art = await load_art()
-    window = await asyncio.to_thread(
-        art_window,
-        work.rows,
-        context=None,
-        max_missing_logprobs=work.settings.max_missing_logprobs,
-        secrets=None,
-    )
+    limits = limits_of(work, context=None, secrets=None)
+    window = await asyncio.to_thread(art_window, work.rows, limits)
     base = await asyncio.to_thread(adapter_base, work.parent.uri)
     model = art.Model(name=work.target.name, project=work.settings.model_name, base_model=base)
     directory = root / model.project / "models" / model.name

@@ -13,16 +13,31 @@ from dataclasses import dataclass
 
 import msgspec
 
-from babylon.checkpoints.update import Excluded
+from babylon.checkpoints.update import TRUNCATING, Excluded
 from babylon.errors import TrainingError, WindowNotReadyError
 from babylon.grpo.advantage import advantages
 from babylon.grpo.batch import ScoredTrajectory
 from babylon.redaction import find_secrets, redact
 from babylon.settings import Settings
 from babylon.trajectories import Call, Message, TrainingRow
+from babylon.updater import TrainInput
 
 _SECRET_NAMES = ("KEY", "TOKEN", "SECRET", "PASSWORD")  # how names of such variables end
 _MIN_SECRET = 8  # characters: shorter values ("postgres") are words
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Limits:
+    """What may be sent.
+
+    ``context``: the longest call in tokens. ``stale``: policy versions that are too old.
+    ``secrets``: those that are known by value; None: the rows stay on this machine as they are.
+    """
+
+    context: int | None
+    max_missing_logprobs: float
+    stale: Collection[int]
+    secrets: Collection[str] | None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -33,7 +48,8 @@ class ArtWindow:
     excluded: Excluded
     calls: int
     tokens: int
-    calls_without_logprobs: int
+    calls_unlogged: int  # left out: their tokens or logprobs are unknown
+    calls_too_stale: int
     calls_with_secrets: int
     calls_redacted: int
     groups_without_signal: int
@@ -49,44 +65,23 @@ class ArtWindow:
             "groups_without_signal": self.groups_without_signal,
             "calls": self.calls,
             "tokens": self.tokens,
-            "calls_without_logprobs": self.calls_without_logprobs,
+            "calls_unlogged": self.calls_unlogged,
+            "calls_too_stale": self.calls_too_stale,
             "calls_with_secrets": self.calls_with_secrets,
             "calls_redacted": self.calls_redacted,
         }
 
 
-def art_window(
-    rows: Sequence[TrainingRow],
-    *,
-    context: int | None,
-    max_missing_logprobs: float,
-    secrets: Collection[str] | None,
-) -> ArtWindow:
-    """Choose and scrub; ``context`` is the longest call in tokens.
-
-    ``secrets`` are those that are known by value; None: the rows stay on this machine as they are.
+def art_window(rows: Sequence[TrainingRow], limits: Limits) -> ArtWindow:
+    """Choose and scrub.
 
     Raises:
         WindowNotReadyError: no group with differing scores is left, or too few calls have logprobs.
         TrainingError: a secret would have left the house.
     """
-    kept, reasons = _trainable(rows, context, secrets)
-    seen = sum(len(row.calls) for row in rows)
-    missing = reasons["no_logprobs"]
-    if seen and missing / seen > max_missing_logprobs:
-        raise WindowNotReadyError(
-            f"{missing} of {seen} calls have no logged tokens and logprobs, allowed are"
-            f" {max_missing_logprobs:.0%}: play through the gateway, or raise MAX_MISSING_LOGPROBS"
-        )
-    moved = advantages(
-        [
-            ScoredTrajectory(
-                trajectory_id=row.trajectory_id, group=row.scenario_id, score=row.score, calls=()
-            )
-            for row in kept
-        ]
-    )
-    chosen = [row for row in kept if row.trajectory_id in moved]
+    kept, reasons = _trainable(rows, limits)
+    _check_logged(rows, reasons["unlogged"], limits.max_missing_logprobs)
+    chosen = _with_signal(kept)
     groups = {row.scenario_id for row in rows}
     if not chosen:
         raise WindowNotReadyError(
@@ -94,26 +89,33 @@ def art_window(
             f" differing scores and a trainable call (left out: {dict(reasons)}): let more agents"
             " play a scenario, through the gateway"
         )
-    clean = chosen
-    if secrets is not None:
-        clean = [_scrubbed(row, secrets) for row in chosen]
-        _check_clean(clean, secrets)
-    calls = [call for row in clean for call in row.calls]
+    sent = chosen
+    if limits.secrets is not None:
+        sent = [_scrubbed(row, limits.secrets) for row in chosen]
+        _check_clean(sent, limits.secrets)
     before = [call for row in chosen for call in row.calls]
+    calls = [call for row in sent for call in row.calls]
     return ArtWindow(
-        rows=tuple(clean),
-        excluded=Excluded(
-            greedy=reasons["greedy"],
-            too_long=reasons["too_long"],
-            empty=reasons["empty"],
-            untrainable=reasons["untrainable"] + missing + reasons["secret"],
-        ),
+        rows=tuple(sent),
+        excluded=_excluded(reasons),
         calls=len(calls),
         tokens=sum(len(call.completion_token_ids or ()) for call in calls),
-        calls_without_logprobs=missing,
+        calls_unlogged=reasons["unlogged"],
+        calls_too_stale=reasons["stale"],
         calls_with_secrets=reasons["secret"],
         calls_redacted=sum(a.messages != b.messages for a, b in zip(before, calls, strict=True)),
         groups_without_signal=len(groups) - len({row.scenario_id for row in chosen}),
+    )
+
+
+def limits_of(work: TrainInput, *, context: int | None, secrets: Collection[str] | None) -> Limits:
+    """The settings' limits, and those of who trains."""
+    allowed = work.settings.max_staleness
+    return Limits(
+        context=context,
+        max_missing_logprobs=work.settings.max_missing_logprobs,
+        stale={version for version, age in work.staleness.items() if age > allowed},
+        secrets=secrets,
     )
 
 
@@ -125,15 +127,46 @@ def known_secrets(settings: Settings, environment: Mapping[str, str] = os.enviro
     return {value for value in values if len(value) >= _MIN_SECRET}
 
 
+def _check_logged(rows: Sequence[TrainingRow], missing: int, allowed: float) -> None:
+    calls = sum(len(row.calls) for row in rows)
+    if calls and missing / calls > allowed:
+        raise WindowNotReadyError(
+            f"{missing} of {calls} calls have no logged tokens and logprobs, allowed are"
+            f" {allowed:.0%}: play through the gateway, or raise MAX_MISSING_LOGPROBS"
+        )
+
+
+def _with_signal(rows: Sequence[TrainingRow]) -> list[TrainingRow]:
+    moved = advantages(
+        [
+            ScoredTrajectory(
+                trajectory_id=row.trajectory_id, group=row.scenario_id, score=row.score, calls=()
+            )
+            for row in rows
+        ]
+    )
+    return [row for row in rows if row.trajectory_id in moved]
+
+
+def _excluded(reasons: Counter[str]) -> Excluded:
+    return Excluded(
+        greedy=reasons["greedy"],
+        truncated=reasons["truncated"],
+        too_long=reasons["too_long"],
+        empty=reasons["empty"],
+        untrainable=reasons["untrainable"] + reasons["unlogged"] + reasons["secret"],
+    )
+
+
 def _trainable(
-    rows: Sequence[TrainingRow], context: int | None, secrets: Collection[str] | None
+    rows: Sequence[TrainingRow], limits: Limits
 ) -> tuple[list[TrainingRow], Counter[str]]:
     reasons: Counter[str] = Counter()
     kept = []
     for row in rows:
         calls = []
         for call in row.calls:
-            if reason := _obstacle(call, context, secrets):
+            if reason := _obstacle(call, limits):
                 reasons[reason] += 1
             else:
                 calls.append(call)
@@ -142,20 +175,24 @@ def _trainable(
     return kept, reasons
 
 
-def _obstacle(call: Call, context: int | None, secrets: Collection[str] | None) -> str | None:
+def _obstacle(call: Call, limits: Limits) -> str | None:
     """Why the call cannot be sent, if it cannot."""
     if call.temperature <= 0:
         return "greedy"
-    if call.untrainable is not None or call.top_p < 1 or call.temperature != 1:
+    if call.top_p < 1 or any(cut in (call.untrainable or "") for cut in TRUNCATING):
+        return "truncated"
+    if call.untrainable is not None or call.temperature != 1:
         return "untrainable"
+    if call.policy_version in limits.stale:
+        return "stale"
     prompt, completion = call.prompt_token_ids, call.completion_token_ids
     if prompt is None or completion is None or call.logprobs is None:
-        return "no_logprobs"
+        return "unlogged"
     if not completion:
         return "empty"
-    if context is not None and len(prompt) + len(completion) > context:
+    if limits.context is not None and len(prompt) + len(completion) > limits.context:
         return "too_long"
-    if secrets is not None and find_secrets(call.response, secrets):
+    if limits.secrets is not None and find_secrets(call.response, limits.secrets):
         return "secret"
     return None
 

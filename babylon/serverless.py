@@ -9,35 +9,18 @@ from typing import TYPE_CHECKING, Any
 import openai
 
 from babylon.art_metrics import from_art
-from babylon.art_updater import load_art, require_lora
-from babylon.art_window import ArtWindow, art_window, known_secrets
+from babylon.art_updater import load_art
+from babylon.art_window import ArtWindow, art_window, known_secrets, limits_of
 from babylon.checkpoints.adopt import adapter_base, adopt_adapter
 from babylon.errors import ConfigError, TrainingError
 from babylon.serverless_job import Run, parents_job, reason_of
-from babylon.settings import Settings
 from babylon.store.training_jobs import TrainingJob, newest_job
+from babylon.trainer_check import require_serverless
 from babylon.updater import TrainInput
 from babylon.wandb_account import SERVERLESS_MODELS, WandbAccount
 
 if TYPE_CHECKING:
     from babylon.checkpoints.update import Update
-
-
-def require_serverless(settings: Settings, account: WandbAccount, base_model: str | None) -> None:
-    """Can W&B train this model for us? Answered without asking it.
-
-    Raises:
-        ConfigError: no API key, a model that the service does not train, or a setting that it
-            cannot follow.
-    """
-    require_lora(settings)
-    _ = account.key
-    if base_model not in SERVERLESS_MODELS:
-        raise ConfigError(
-            f"TRAINER=serverless does not train {base_model or 'the embedded model'}, only"
-            f" {' and '.join(SERVERLESS_MODELS)}: set BASE_MODEL to one of them (in a home of its"
-            " own), or set TRAINER=torch"
-        )
 
 
 async def update_serverless(work: TrainInput) -> "Update":
@@ -50,18 +33,16 @@ async def update_serverless(work: TrainInput) -> "Update":
     """
     from babylon.checkpoints.update import Excluded, Update
 
-    account = WandbAccount.from_environment()
-    require_serverless(work.settings, account, work.parent.base_model)
+    account = require_serverless(work.settings, work.parent.base_model)
     await parents_job(work)
 
     async def choose() -> ArtWindow:
-        return await asyncio.to_thread(
-            art_window,
-            work.rows,
+        limits = limits_of(
+            work,
             context=SERVERLESS_MODELS[work.parent.base_model],
-            max_missing_logprobs=work.settings.max_missing_logprobs,
             secrets=known_secrets(work.settings) | {account.key},
         )
+        return await asyncio.to_thread(art_window, work.rows, limits)
 
     job = await newest_job(work.store, work.claim.window_id)
     if job is not None and _is_kept(job, work):

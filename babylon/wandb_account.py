@@ -5,8 +5,6 @@ from typing import Any
 from pydantic import Field, SecretStr
 from pydantic_settings import BaseSettings, SettingsConfigDict
 
-from babylon.errors import ConfigError
-
 # docs.wandb.ai/training/serverless-rl/available-models → context in tokens
 SERVERLESS_MODELS = {
     "OpenPipe/Qwen3-14B-Instruct": 32_768,
@@ -32,14 +30,6 @@ class WandbAccount(BaseSettings):
 
     @property
     def key(self) -> str:
-        """The API key.
-
-        Raises:
-            ConfigError: there is none.
-        """
-        if self.api_key is None:
-            raise ConfigError(
-                "TRAINER=serverless needs an account at W&B: set WANDB_API_KEY"
-                " (https://wandb.ai/settings), or use TRAINER=torch"
-            )
+        """Whoever asks has made sure that there is one."""
+        assert self.api_key is not None
         return self.api_key.get_secret_value()

@@ -8,6 +8,7 @@ from pathlib import Path
 from peft import PeftConfig
 from transformers import AutoTokenizer
 
+from babylon.checkpoints.durable import sync
 from babylon.checkpoints.load import is_adapter
 from babylon.errors import TrainingError
 
@@ -43,17 +44,8 @@ def adopt_adapter(source: Path, base: str, target: Path) -> Path:
     (temporary / _CONFIG).write_text(json.dumps({**config, "base_model_name_or_path": base}))
     AutoTokenizer.from_pretrained(base).save_pretrained(temporary)
     for path in (*temporary.iterdir(), temporary):
-        _sync(path)
+        sync(path)
     shutil.rmtree(target, ignore_errors=True)  # left by a claim that crashed before its commit
     os.rename(temporary, target)
-    _sync(target.parent)
+    sync(target.parent)
     return target
-
-
-def _sync(path: Path) -> None:
-    """To the disk: a committed policy survives a power cut."""
-    descriptor = os.open(path, os.O_RDONLY)
-    try:
-        os.fsync(descriptor)
-    finally:
-        os.close(descriptor)

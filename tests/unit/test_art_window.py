@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from babylon import art_window as module
-from babylon.art_window import ArtWindow, art_window, known_secrets
+from babylon.art_window import ArtWindow, Limits, art_window, known_secrets
 from babylon.errors import TrainingError, WindowNotReadyError
 from babylon.settings import load_settings
 from babylon.trajectories import Call, Message, TrainingRow
@@ -41,11 +41,9 @@ def row(name: str, score: float, *calls: dict[str, Any], group: str = "s") -> Tr
     )
 
 
-def chosen(*rows: TrainingRow, missing: float = 1.0, **options: Any) -> ArtWindow:
-    return art_window(
-        rows,
-        **{"context": 100, "max_missing_logprobs": missing, "secrets": (), **options},
-    )
+def chosen(*rows: TrainingRow, **limits: Any) -> ArtWindow:
+    allowed = {"context": 100, "max_missing_logprobs": 1.0, "stale": {3}, "secrets": (), **limits}
+    return art_window(rows, Limits(**allowed))
 
 
 @pytest.mark.parametrize(
@@ -53,7 +51,8 @@ def chosen(*rows: TrainingRow, missing: float = 1.0, **options: Any) -> ArtWindo
     [
         ({"temperature": 0.0}, {"greedy": 1}),
         ({"temperature": 0.7}, {"untrainable": 1}),  # ART's loss is that of temperature 1
-        ({"top_p": 0.9}, {"untrainable": 1}),
+        ({"top_p": 0.9}, {"truncated": 1}),
+        ({"untrainable": "top_k"}, {"truncated": 1}),
         ({"untrainable": "penalties"}, {"untrainable": 1}),
         ({"logprobs": None}, {"untrainable": 1}),
         ({"completion_token_ids": (), "logprobs": ()}, {"empty": 1}),
@@ -71,6 +70,12 @@ def test_a_call_that_cannot_be_sent_is_left_out_and_counted(
     assert {name: number for name, number in counted.items() if number} == count
 
 
+def test_calls_of_policies_that_are_too_old_are_left_out_and_counted() -> None:
+    stale = {"policy_version": 3}
+    window = chosen(row("a", 1.0, {}, stale), row("b", 0.0, {"policy_version": 4}, stale))
+    assert (window.calls, window.calls_too_stale) == (2, 2)
+
+
 def test_only_groups_with_differing_scores_are_sent() -> None:
     window = chosen(
         row("a", 1.0), row("b", 0.0), row("c", 1.0, group="tied"), row("d", 1.0, group="tied")
@@ -83,9 +88,9 @@ def test_only_groups_with_differing_scores_are_sent() -> None:
 
 def test_too_many_calls_without_logprobs_are_refused() -> None:
     rows = (row("a", 1.0, {}, {"logprobs": None}), row("b", 0.0, {}, {}))
-    assert chosen(*rows, missing=0.25).calls_without_logprobs == 1
+    assert chosen(*rows, max_missing_logprobs=0.25).calls_unlogged == 1
     with pytest.raises(WindowNotReadyError, match=r"1 of 4 calls .*allowed are 20%"):
-        chosen(*rows, missing=0.2)
+        chosen(*rows, max_missing_logprobs=0.2)
 
 
 def test_what_stays_on_this_machine_is_not_changed() -> None:
