@@ -1,10 +1,10 @@
 """Out of memory: the same gradients from smaller portions, and a clear end when none fits."""
 
 import logging
+import pathlib
 import resource
 import subprocess
 import sys
-from pathlib import Path
 from random import Random
 from typing import Any
 
@@ -14,14 +14,14 @@ from transformers import Qwen3Config, Qwen3ForCausalLM
 
 from babylon.grpo.batch import CallTokens, ScoredTrajectory
 from babylon.grpo.config import TrainerConfig
-from babylon.grpo.forward import PolicyForward
+from babylon.grpo.forward import Path, PolicyForward
 from babylon.grpo.memory import OutOfMemoryError, Portions, checkpoint_activations
 from babylon.grpo.trainer import train_on_window
 from babylon.grpo.window import compile_window
 from tests.tiny_policy import tiny_model
 from tests.unit.grpo.windows import Probe, relative_error, trained_gradient, update, window
 
-ROOT = Path(__file__).parents[3]
+ROOT = pathlib.Path(__file__).parents[3]
 MIB = 2**20
 
 
@@ -33,7 +33,7 @@ def with_memory_for(tokens: int) -> Any:
         if (count := given["input_ids"].numel()) > tokens:
             raise torch.OutOfMemoryError(f"CUDA out of memory. Tried {count} tokens")
 
-    model.register_forward_pre_hook(refuse, with_kwargs=True)
+    model.model.register_forward_pre_hook(refuse, with_kwargs=True)
     return model
 
 
@@ -66,7 +66,7 @@ def test_gradients_of_an_attempt_that_did_not_fit_are_forgotten() -> None:
         if passes == 2:
             raise RuntimeError("DefaultCPUAllocator: can't allocate memory: you tried to allocate")
 
-    model.register_forward_pre_hook(refuse_the_second)
+    model.model.register_forward_pre_hook(refuse_the_second)
     assert relative_error(trained_gradient(model, trajectories, max_tokens=200), whole) < 1e-5
     assert passes > 4
 
@@ -84,28 +84,29 @@ def test_another_error_is_not_taken_for_a_lack_of_memory() -> None:
         Portions(tiny_model(0), 1000).run(broken)
 
 
-def test_recomputing_activations_changes_no_gradient_and_switches_no_dropout_on() -> None:
-    trajectories = window()
-    plain = trained_gradient(tiny_model(0), trajectories)
-    model = tiny_model(0)
-    model.config.attention_dropout = 0.5
-    for layer in model.model.layers:
-        layer.self_attn.attention_dropout = 0.5
-    passes = 0
+@pytest.mark.parametrize("path", ["plain", "depth_first"])
+def test_recomputing_activations_changes_no_gradient_and_switches_no_dropout_on(path: Path) -> None:
+    """In several portions, so that gradients pass from one to the keys of another."""
+    tree = compile_window(window(agents=8), TrainerConfig()).tree
+    gradients, passes = [], []
+    for recompute in (False, True):
+        model = tiny_model(0)
+        for layer in model.model.layers:
+            layer.self_attn.attention_dropout = 0.5
+        count = [0]
 
-    def count(*_: Any) -> None:
-        nonlocal passes
-        passes += 1
+        def counted(*_: Any, count: list[int] = count) -> None:
+            count[0] += 1
 
-    model.model.layers[0].mlp.register_forward_pre_hook(count)
-    assert checkpoint_activations(model, PolicyForward(model, path="plain"))
-    config = TrainerConfig(iterations=1, trajectories_per_step=100, grad_clip=1e9)
-    probe = Probe(model)
-    made = compile_window(trajectories, config)
-    PolicyForward(model, path="plain").logprobs(made.tree)
-    assert passes == 1
-    train_on_window(model, probe, made)
-    assert relative_error(probe.gradients[-1], plain) < 1e-5
+        model.model.layers[0].mlp.register_forward_pre_hook(counted)
+        if recompute:
+            assert checkpoint_activations(model)
+        forward = PolicyForward(model, max_tokens=100, path=path)
+        forward.accumulate(tree, lambda _, values: values.logprobs.square().sum())
+        gradients.append(torch.cat([p.grad.flatten() for p in model.parameters()]))  # type: ignore[union-attr]
+        passes.append(count[0])
+    assert relative_error(gradients[1], gradients[0]) < 1e-5
+    assert passes[0] < passes[1] <= 2 * passes[0]
 
 
 def test_a_real_lack_of_memory_is_survived_up_to_a_clear_failure() -> None:
@@ -148,13 +149,13 @@ def wide_window() -> list[ScoredTrajectory]:
                 )
             ],
         )
-        for agent in range(16)
+        for agent in range(8)
     ]
 
 
 def limit(megabytes: int) -> None:
     """So much more address space than is in use."""
-    pages = int(Path("/proc/self/statm").read_text().split()[0])
+    pages = int(pathlib.Path("/proc/self/statm").read_text().split()[0])
     soft = pages * resource.getpagesize() + megabytes * MIB
     resource.setrlimit(resource.RLIMIT_AS, (soft, resource.RLIM_INFINITY))
 
@@ -163,10 +164,10 @@ def main() -> None:
     torch.set_num_threads(1)
     logging.basicConfig()
     whole = trained_gradient(wide_model(), wide_window(), max_tokens=400)
-    limit(600)
+    limit(300)
     model = wide_model()
     probe = Probe(model)
-    config = TrainerConfig(iterations=1, trajectories_per_step=100, grad_clip=1e9, max_tokens=3200)
+    config = TrainerConfig(iterations=1, trajectories_per_step=100, grad_clip=1e9, max_tokens=1600)
     report = train_on_window(model, probe, compile_window(wide_window(), config))
     assert report.oom_halvings > 0, report
     assert relative_error(probe.gradients[-1], whole) < 1e-5
