@@ -162,7 +162,9 @@ def _listed(settings: Settings) -> list[Path]:
 def _delete(directory: Path) -> None:
     try:
         shutil.rmtree(directory)
-        log.info("checkpoint %s is removed", directory)
+        log.info("%s is deleted", directory)
+    except FileNotFoundError:  # another window's sweep was quicker, and goes on
+        return
     except OSError as error:
         log.error(
             "%s cannot be deleted (%s): delete it by hand, or mend that; the next window tries"

@@ -17,6 +17,8 @@ STAGES = (
     "validate checkpoint",
     "deploy",
     "publish",
+    "track",
+    "retire",
 )
 
 

@@ -57,7 +57,7 @@ def tune_only(model: Any, layers: TransferLayers) -> None:
 
 
 def _refuse(model: Any, layers: TransferLayers) -> set[str]:
-    kind = getattr(model.config, "model_type", type(model).__name__)
     raise ModelError(
-        f"TRANSFER_LAYERS={layers}, but a {kind} model has no layers called so: set it to all"
+        f"TRANSFER_LAYERS={layers}, but the model ({model.config.model_type}) has no modules that"
+        " are called so: set it to all"
     )

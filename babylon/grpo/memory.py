@@ -75,7 +75,7 @@ class Portions:
         self.halvings += 1
         self.forward = PolicyForward(self._model, max_tokens=self.forward.max_tokens // 2)
         if self.halvings == CHECKPOINT_AFTER:
-            self.checkpointing = checkpoint_activations(self._model, self.forward)
+            self.checkpointing = checkpoint_activations(self._model)
 
 
 def is_out_of_memory(error: BaseException) -> bool:
@@ -85,16 +85,13 @@ def is_out_of_memory(error: BaseException) -> bool:
     return any(phrase in str(error) for phrase in _CPU_ALLOCATOR)
 
 
-def checkpoint_activations(model: Any, forward: PolicyForward) -> bool:
-    """Keep only the layers' inputs, where model and path allow it; says whether they do.
+def checkpoint_activations(model: Any) -> bool:
+    """Keep only the layers' inputs and compute the rest again; says whether the model can.
 
     transformers checkpoints layers in training mode alone, which would switch on dropout: so only
-    the layers themselves are told to train, not what is inside them. Depth first each layer needs
-    the keys and values of its prefix, which checkpointing would take away.
+    the layers themselves are told to train, not what is inside them.
     """
     layers: list[Any] = [m for m in model.modules() if isinstance(m, GradientCheckpointingLayer)]
-    if forward.path == "depth_first":
-        return False
     for layer in layers:
         layer._gradient_checkpointing_func = partial(checkpoint, use_reentrant=False)
         layer.gradient_checkpointing = layer.training = True

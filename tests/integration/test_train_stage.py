@@ -19,12 +19,14 @@ from babylon.artifacts import write_artifact
 from babylon.checkpoints.load import load_policy
 from babylon.checkpoints.tokenizer import render_prompt
 from babylon.checkpoints.update import update_checkpoint
+from babylon.cli import model
 from babylon.deploy import deploy_checkpoint
 from babylon.errors import WindowNotReadyError
 from babylon.gate import validate_checkpoint
 from babylon.grpo.report import TrainReport
 from babylon.progress import FILE, progress_directory, take_up_progress
 from babylon.promotion import promote
+from babylon.retention import retire_checkpoints
 from babylon.settings import Settings
 from babylon.store import Store
 from babylon.store.policies import champion, ensure_base, get_policy
@@ -178,6 +180,52 @@ async def test_only_the_chosen_layers_are_tuned(store: Store, quick: Settings, b
         names = list(adapter.keys())
     assert names and all(".self_attn." in name for name in names)
     assert (await get_policy(store, 1)).kind == "lora"
+
+
+async def test_a_checkpoint_that_an_adapter_was_trained_on_is_kept_with_it(
+    store: Store, quick: Settings, base: Path
+) -> None:
+    """Policy 1 is a whole model, 2 an adapter on it, 3 and 4 go on with that adapter."""
+    for version, tuning in enumerate(("full", "lora", "lora", "lora"), start=1):
+        played = rows(base, version=version - 1)
+        settings = quick.model_copy(update={"tuning": tuning, "iterations": 1})
+        await train_window(store, settings, await scored(store, settings, version, played))
+        await promote(store, version, author="test", reason="better")
+    await store.pool.execute("UPDATE babylon.windows SET state = 'deployed'")
+    lean = quick.model_copy(update={"keep_checkpoints": 1, "max_staleness": 0})
+    assert await retire_checkpoints(store, lean) == (2,)
+    load_policy((await get_policy(store, 4)).uri)
+
+
+async def test_policies_are_listed_and_shown_for_people(
+    store: Store,
+    quick: Settings,
+    base: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    window = await scored(store, quick, 9, rows(base, version=7))
+    await train_window(store, quick, window)
+    await store.pool.execute("UPDATE babylon.policies SET removed_at = '2026-01-02' WHERE 1 = 1")
+    for name, value in quick.environment().items():
+        monkeypatch.setenv(name, value)
+
+    await asyncio.to_thread(model.list_)
+    (line,) = [one for one in capsys.readouterr().out.splitlines() if window.claim.window_id in one]
+    assert "2026-01-02" in line
+
+    await store.pool.execute(
+        "UPDATE babylon.policies SET metrics = metrics || $1", {"oom_halvings": 2, "ess": 0.123456}
+    )
+    await asyncio.to_thread(model.show, 1)
+    lines = capsys.readouterr().out.splitlines()
+    named = [one.split()[0] for one in lines if one.startswith("metrics.")]
+    assert named[:2] == ["metrics.avg_reward", "metrics.training_loss"]
+    assert [one.split()[1] for one in lines if one.startswith("metrics.ess")] == ["0.1235"]
+    assert [one[:20] for one in lines if one.startswith("! ")] == [
+        "! Not to be promoted",
+        "! Memory ran out 2 t",
+    ]
 
 
 WORKER = """

@@ -93,7 +93,7 @@ def test_a_single_full_window_step_needs_no_pass_of_its_own_for_p() -> None:
             nonlocal count
             count += 1
 
-        model.register_forward_pre_hook(counted)
+        model.model.register_forward_pre_hook(counted)
         report = update(
             model, trajectories, iterations=2, trajectories_per_step=per_step, stop_kl=9.0
         )
