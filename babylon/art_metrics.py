@@ -1,7 +1,7 @@
 """What an update told, under ART's names and under ours."""
 
 from collections.abc import Mapping
-from dataclasses import asdict
+from dataclasses import asdict, dataclass
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
@@ -18,7 +18,27 @@ _ART_NAMES = {
     "tokens": "data/step_trainer_tokens",
     "trained_trajectories": "data/step_num_trajectories",
 }
-_OUR_NAMES = {theirs: ours for ours, theirs in _ART_NAMES.items()}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ArtReport:
+    """What is known of an update that another trainer made: some of what our own reports, under
+    the same names. None: it did not tell."""
+
+    training_loss: float | None
+    entropy: float | None
+    kl_after: float | None
+    grad_norm: float | None
+    train_steps: float | None
+
+    trained_trajectories: int
+    groups_without_signal: int
+    calls: int
+    tokens: int
+    calls_unlogged: int  # left out: their tokens or logprobs are unknown
+    calls_too_stale: int  # left out
+    calls_with_secrets: int  # left out
+    calls_redacted: int  # a secret in the prompt was replaced
 
 
 def to_art(report: "TrainReport") -> dict[str, float]:
@@ -30,6 +50,7 @@ def to_art(report: "TrainReport") -> dict[str, float]:
     }
 
 
-def from_art(metrics: Mapping[str, float]) -> dict[str, float]:
-    """Another trainer's metrics; what we have no name for goes under ``art/``."""
-    return {_OUR_NAMES.get(name, f"art/{name}"): float(value) for name, value in metrics.items()}
+def from_art(metrics: Mapping[str, float], counts: Mapping[str, int]) -> ArtReport:
+    """A trainer's metrics, and what we counted ourselves when we sent the window."""
+    told = ("training_loss", "entropy", "kl_after", "grad_norm", "train_steps")
+    return ArtReport(**{name: metrics.get(_ART_NAMES[name]) for name in told}, **counts)  # type: ignore[arg-type]

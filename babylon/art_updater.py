@@ -39,9 +39,9 @@ async def update_on_disk(work: TrainInput, backend: Any, root: Path, **options: 
     """
     from babylon.checkpoints.update import Update
 
-    art = await load_art()
     limits = limits_of(work, context=None, secrets=None)
     window = await asyncio.to_thread(art_window, work.rows, limits)
+    art = await load_art()
     base = await asyncio.to_thread(adapter_base, work.parent.uri)
     model = art.Model(name=work.target.name, project=work.settings.model_name, base_model=base)
     directory = root / model.project / "models" / model.name
@@ -52,17 +52,17 @@ async def update_on_disk(work: TrainInput, backend: Any, root: Path, **options: 
             groups = art.trajectory_groups(window.rows)
             rate = work.settings.effective_learning_rate
             result = await backend.train(model, groups, learning_rate=rate, **options)
+        if not result.step:
+            raise WindowNotReadyError(f"{type(backend).__name__} found nothing to train")
+        checkpoint = directory / "checkpoints" / f"{result.step:04d}"
+        await asyncio.to_thread(adopt_adapter, checkpoint, base, work.target)
     except RuntimeError as error:  # CUDA's, and that of a trainer process which died
         raise TrainingError(f"{type(backend).__name__} failed: {error}") from error
     finally:
         await backend.close()
-    if not result.step:
-        raise WindowNotReadyError(f"{type(backend).__name__} found nothing to train in the window")
-    checkpoint = directory / "checkpoints" / f"{result.step:04d}"
-    await asyncio.to_thread(adopt_adapter, checkpoint, base, work.target)
-    await asyncio.to_thread(shutil.rmtree, directory)
+        await asyncio.to_thread(shutil.rmtree, directory, ignore_errors=True)
     return Update(
-        report={**from_art(result.metrics), **window.counts()},  # type: ignore[arg-type]
+        report=from_art(result.metrics, window.counts()),  # type: ignore[arg-type]
         excluded=window.excluded,
         trajectory_ids=window.trajectory_ids,
     )

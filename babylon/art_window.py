@@ -13,7 +13,7 @@ from dataclasses import dataclass
 
 import msgspec
 
-from babylon.checkpoints.update import TRUNCATING, Excluded
+from babylon.checkpoints.update import Excluded
 from babylon.errors import TrainingError, WindowNotReadyError
 from babylon.grpo.advantage import advantages
 from babylon.grpo.batch import ScoredTrajectory
@@ -23,6 +23,7 @@ from babylon.trajectories import Call, Message, TrainingRow
 from babylon.updater import TrainInput
 
 _SECRET_NAMES = ("KEY", "TOKEN", "SECRET", "PASSWORD")  # how names of such variables end
+_TRUNCATING = ("top_p", "top_k", "min_p")  # as the gateway names them
 _MIN_SECRET = 8  # characters: shorter values ("postgres") are words
 
 
@@ -48,7 +49,7 @@ class ArtWindow:
     excluded: Excluded
     calls: int
     tokens: int
-    calls_unlogged: int  # left out: their tokens or logprobs are unknown
+    calls_unlogged: int
     calls_too_stale: int
     calls_with_secrets: int
     calls_redacted: int
@@ -58,8 +59,8 @@ class ArtWindow:
     def trajectory_ids(self) -> tuple[str, ...]:
         return tuple(row.trajectory_id for row in self.rows)
 
-    def counts(self) -> dict[str, float]:
-        """What the window held, by the names that our own trainer's report has."""
+    def counts(self) -> dict[str, int]:
+        """What an ``ArtReport`` tells beside the trainer's own figures."""
         return {
             "trained_trajectories": len(self.rows),
             "groups_without_signal": self.groups_without_signal,
@@ -179,7 +180,7 @@ def _obstacle(call: Call, limits: Limits) -> str | None:
     """Why the call cannot be sent, if it cannot."""
     if call.temperature <= 0:
         return "greedy"
-    if call.top_p < 1 or any(cut in (call.untrainable or "") for cut in TRUNCATING):
+    if call.top_p < 1 or any(cut in (call.untrainable or "") for cut in _TRUNCATING):
         return "truncated"
     if call.untrainable is not None or call.temperature != 1:
         return "untrainable"

@@ -3,7 +3,6 @@
 import asyncio
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import openai
@@ -11,10 +10,8 @@ import openai
 from babylon.art_metrics import from_art
 from babylon.art_updater import load_art
 from babylon.art_window import ArtWindow, art_window, known_secrets, limits_of
-from babylon.checkpoints.adopt import adapter_base, adopt_adapter
 from babylon.errors import ConfigError, TrainingError
 from babylon.serverless_job import Run, parents_job, reason_of
-from babylon.store.training_jobs import TrainingJob, newest_job
 from babylon.trainer_check import require_serverless
 from babylon.updater import TrainInput
 from babylon.wandb_account import SERVERLESS_MODELS, WandbAccount
@@ -44,27 +41,12 @@ async def update_serverless(work: TrainInput) -> "Update":
         )
         return await asyncio.to_thread(art_window, work.rows, limits)
 
-    job = await newest_job(work.store, work.claim.window_id)
-    if job is not None and _is_kept(job, work):
-        base = await asyncio.to_thread(adapter_base, work.parent.uri)
-        await asyncio.to_thread(adopt_adapter, Path(job.uri or ""), base, work.target)
-    else:
-        async with _provider(work, account) as (backend, model):
-            job = await Run(work, backend, model, choose).checkpoint()
+    async with _provider(work, account) as (backend, model):
+        job = await Run(work, backend, model, choose).checkpoint()
     return Update(
-        report={**from_art(job.metrics), **job.counts},  # type: ignore[arg-type]
+        report=from_art(job.metrics, job.counts),  # type: ignore[arg-type]
         excluded=Excluded(**job.excluded),
         trajectory_ids=tuple(job.trajectory_ids),
-    )
-
-
-def _is_kept(job: TrainingJob, work: TrainInput) -> bool:
-    """Whether an earlier claim pulled the checkpoint, and only failed to commit it."""
-    return (
-        job.status == "done"
-        and job.parent_version == work.parent.policy_version
-        and job.uri is not None
-        and Path(job.uri).is_dir()
     )
 
 

@@ -56,7 +56,20 @@ class Run:
             await jobs.take_job(self._store, self._claim, job)
             if done := await self._resume(job):
                 return done
+        elif job is not None and await self._is_there(job):
+            await self._fetch(job.step or 0)
+            return job
         return await self._begin()
+
+    async def _is_there(self, job: TrainingJob) -> bool:
+        """Whether an earlier claim's job is done, and only its checkpoint was not committed."""
+        return (
+            job.status == "done"
+            and job.model == self._model.id
+            and job.parent_version == self._work.parent.policy_version
+            and not await jobs.is_superseded(self._store, job)
+            and job.step in await self._backend.checkpoints(self._model)
+        )
 
     async def _resume(self, job: TrainingJob) -> TrainingJob | None:
         """Wait for an earlier claim's job; None when it is of no use and closed."""
@@ -183,15 +196,17 @@ class Run:
             )
             await self._close(job, "failed", reason)
             raise TrainingError(f"W&B, window {job.window_id}: {reason}; run the window again")
+        await self._fetch(newer[0])
+        return await jobs.finish_job(self._store, self._claim, job, step=newer[0], metrics=metrics)
+
+    async def _fetch(self, step: int) -> None:
+        """Download a checkpoint and make it ours, at ``work.target``."""
         base = await asyncio.to_thread(adapter_base, self._work.parent.uri)
         target = self._work.target
         target.parent.mkdir(parents=True, exist_ok=True)
         with TemporaryDirectory(dir=target.parent, prefix=f".{target.name}-") as pulled:
-            await self._backend.pull(self._model, newer[0], Path(pulled))
+            await self._backend.pull(self._model, step, Path(pulled))
             await asyncio.to_thread(adopt_adapter, Path(pulled), base, target)
-        return await jobs.finish_job(
-            self._store, self._claim, job, step=newer[0], uri=str(target), metrics=metrics
-        )
 
     async def _overdue(self, job: TrainingJob) -> TrainingError:
         await self._close(job, "expired", "overdue")

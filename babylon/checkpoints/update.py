@@ -24,7 +24,7 @@ from babylon.grpo.trainer import Progress, train_on_window
 from babylon.grpo.window import NothingToTrainError, Window, compile_window
 from babylon.trajectories import Call, TrainingRow
 
-TRUNCATING = ("top_p", "top_k", "min_p")  # as the gateway names them
+_TRUNCATING = ("top_p", "top_k", "min_p")  # as the gateway names them
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -171,7 +171,7 @@ def _tokens(tokenizer: PreTrainedTokenizerBase, call: Call, context: int) -> Cal
     """The call's tokens, or the name of the reason why it cannot be trained."""
     if call.temperature <= 0:
         return "greedy"
-    if call.top_p < 1 or any(cut in (call.untrainable or "") for cut in TRUNCATING):
+    if call.top_p < 1 or any(cut in (call.untrainable or "") for cut in _TRUNCATING):
         return "truncated"
     if call.untrainable is not None:
         return "untrainable"

@@ -35,13 +35,12 @@ class TrainingJob:
     parent_version: int
     parent_step: int
     trajectory_ids: list[str]
-    counts: dict[str, Any]
+    counts: dict[str, int]
     excluded: dict[str, int]
     job_id: str | None
     status: Status
     reason: str | None
     step: int | None
-    uri: str | None
     metrics: dict[str, Any]
     created_at: datetime
     deadline: datetime
@@ -96,7 +95,7 @@ async def begin_job(
     parent_version: int,
     parent_step: int,
     trajectory_ids: Sequence[str],
-    counts: dict[str, float],
+    counts: dict[str, int],
     excluded: dict[str, int],
     deadline_s: float,
 ) -> TrainingJob:
@@ -176,19 +175,11 @@ async def finish_job(
     job: TrainingJob,
     *,
     step: int,
-    uri: str,
     metrics: dict[str, float],
 ) -> TrainingJob:
-    """The job made checkpoint ``step``, which now lies at ``uri``."""
-    return await _change(
-        store,
-        claim,
-        job,
-        "status = 'done', step = $4, uri = $5, metrics = $6",
-        step,
-        uri,
-        metrics,
-    )
+    """The job made checkpoint ``step``."""
+    change = "status = 'done', step = $4, metrics = $5"
+    return await _change(store, claim, job, change, step, metrics)
 
 
 async def _change(

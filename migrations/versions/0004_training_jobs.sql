@@ -17,7 +17,6 @@ CREATE TABLE babylon.training_jobs (
                            ('preparing','submitting','running','done','failed','expired')),
     reason          text,
     step            integer,                    -- the checkpoint that the job made
-    uri             text,                       -- where we keep it
     metrics         jsonb NOT NULL DEFAULT '{}',
     created_at      timestamptz NOT NULL DEFAULT now(),
     deadline        timestamptz NOT NULL,

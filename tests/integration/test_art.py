@@ -5,10 +5,12 @@ It is imported when the first of them runs: every worker of a run collects every
 
 import asyncio
 import json
+import shutil
 from collections.abc import AsyncIterator, Callable
 from contextlib import suppress
-from dataclasses import replace
+from dataclasses import asdict, replace
 from datetime import UTC, datetime
+from functools import partial
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -300,7 +302,7 @@ async def commit(work: TrainInput, update: Update) -> int:
         base_model=work.parent.base_model,
         batch_id=f"window-{work.claim.window_id}",
         trajectory_ids=update.trajectory_ids,
-        metrics=dict(update.report),  # type: ignore[call-overload]
+        metrics=asdict(update.report),
     )
 
 
@@ -317,10 +319,10 @@ async def test_a_window_through_a_backend_on_disk_becomes_a_checkpoint_to_go_on_
     update = await update_on_disk(work, backend_in(tmp_path / "art"), tmp_path / "art")
     report: Any = update.report
     assert update.trajectory_ids == ("a", "b")
-    assert (report["calls"], report["trained_trajectories"], report["groups_without_signal"]) == (
+    assert (report.calls, report.trained_trajectories, report.groups_without_signal) == (
         2, 2, 1,
     )  # fmt: skip
-    assert report["training_loss"] != 0 and report["kl_after"] > 0
+    assert report.training_loss != 0 and report.kl_after > 0
     first = logits(work.target)
     assert not torch.equal(first, logits(base))
     assert not list((tmp_path / "art").rglob("0001"))  # moved, not copied
@@ -345,22 +347,33 @@ async def test_art_local_without_its_packages_names_them(
 # --- a window at W&B ---
 
 
-@pytest.fixture
-async def service(monkeypatch: pytest.MonkeyPatch, base: Path) -> AsyncIterator[ServerlessDouble]:
-    """W&B's training API, and in place of its artifact store a function that writes an adapter."""
+class ArtifactStore:
+    """In place of W&B's: each step of a model is a random adapter, which names no base model."""
 
-    async def pull(self: Any, model: Any, *, step: int, local_path: str) -> None:
+    def __init__(self, *, api_key: str) -> None:
+        assert api_key == KEY
+
+    def artifact(self, name: str, *, type: str) -> Any:
+        model, step = name.split(":step")
+        assert (model, type) == ("team/babylon/babylon", "lora")
+        return SimpleNamespace(download=partial(self._download, int(step)))
+
+    @staticmethod
+    def _download(step: int, *, root: str, skip_cache: bool) -> None:
         torch.manual_seed(step)
         lora = LoraConfig(r=2, target_modules=["q_proj"], init_lora_weights=False)
-        get_peft_model(tiny_model(1), lora).save_pretrained(local_path)  # names no base model
+        get_peft_model(tiny_model(1), lora).save_pretrained(root)
 
-    from babylon.art import Serverless
+
+@pytest.fixture
+async def service(monkeypatch: pytest.MonkeyPatch, base: Path) -> AsyncIterator[ServerlessDouble]:
+    """W&B's training API and artifact store."""
 
     async def briefly(seconds: float) -> None:
         """ART looks once a second."""
         await asyncio.sleep(seconds / 50)
 
-    monkeypatch.setattr(Serverless, "_experimental_pull_model_checkpoint", pull)
+    monkeypatch.setattr("wandb.Api", ArtifactStore)
     monkeypatch.setattr("art.serverless.backend.asyncio", SimpleNamespace(sleep=briefly))
     monkeypatch.setattr("babylon.serverless_job.POLL_S", 0.01)
     monkeypatch.setattr("babylon.serverless_job.LAST_LOOK_S", 2.0)
@@ -380,7 +393,7 @@ async def test_a_window_is_trained_at_wandb_and_the_next_hour_goes_on_from_it(
     update = await update_serverless(work)
     report: Any = update.report
     assert update.trajectory_ids == ("a", "b")
-    assert (report["training_loss"], report["grad_norm"], report["calls"]) == (0.5, 2.0, 2)
+    assert (report.training_loss, report.grad_norm, report.calls) == (0.5, 2.0, 2)
     assert seen == [(1, 2), (2, 2)]
     [sent] = service.jobs
     [group] = sent.body["trajectory_groups"]
@@ -559,11 +572,11 @@ async def test_an_artifact_that_does_not_come_is_fetched_by_the_next_run(
     service: ServerlessDouble,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    async def refuse(self: Any, model: Any, *, step: int, local_path: str) -> None:
+    def refuse(step: int, **options: Any) -> None:
         raise ValueError("artifact not found")
 
     with monkeypatch.context() as patch:
-        patch.setattr("babylon.art.Serverless._experimental_pull_model_checkpoint", refuse)
+        patch.setattr(ArtifactStore, "_download", staticmethod(refuse))
         with pytest.raises(TrainingError, match=r"checkpoint 1 of model babylon .artifact not"):
             await update_serverless(await work_for(store, settings, base))
     await asyncio.sleep(0.02)
@@ -606,11 +619,13 @@ async def test_an_update_that_was_not_committed_is_not_bought_twice(
 ) -> None:
     first = await work_for(store, settings, base)
     await update_serverless(first)
+    made = logits(first.target)
+    shutil.rmtree(first.target)  # claims that can commit no more are swept
     await asyncio.sleep(0.02)
     second = await work_for(store, settings, base)
     update = await update_serverless(second)
     assert update.trajectory_ids == ("a", "b") and len(service.jobs) == 1
-    assert torch.equal(logits(second.target), logits(first.target))
+    assert torch.equal(logits(second.target), made)
 
 
 async def test_one_model_is_trained_by_one_job_at_a_time(
@@ -646,7 +661,7 @@ async def test_secrets_stay_at_home(
     update = await update_serverless(await work_for(store, settings, base, rows=rows))
     assert update.trajectory_ids == ("a", "b")
     report: Any = update.report
-    assert (report["calls_redacted"], report["calls_with_secrets"]) == (1, 1)
+    assert (report.calls_redacted, report.calls_with_secrets) == (1, 1)
     sent = json.dumps(service.jobs[0].body)
     assert "mail [REDACTED:email], key [REDACTED:key]" in sent
     assert not any(secret in sent for secret in ("ann@", KEY, "sk-abc"))

@@ -61,10 +61,8 @@ async def test_a_job_goes_from_its_row_to_its_checkpoint(store: Store) -> None:
     await job_submitted(store, claim, job, "j1")
     running = await newest_job(store, WINDOW.id)
     assert running is not None and (running.status, running.job_id) == ("running", "j1")
-    done = await finish_job(store, claim, job, step=1, uri="/x", metrics={"loss/train": 0.5})
-    assert (done.status, done.step, done.uri, done.metrics) == (
-        "done", 1, "/x", {"loss/train": 0.5},
-    )  # fmt: skip
+    done = await finish_job(store, claim, job, step=1, metrics={"loss/train": 0.5})
+    assert (done.status, done.step, done.metrics) == ("done", 1, {"loss/train": 0.5})
     assert not done.open and await is_known_model(store, "m")
 
 
@@ -103,16 +101,16 @@ async def test_a_job_past_its_deadline_makes_way_and_cannot_be_finished(store: S
     expired = await newest_job(store, WINDOW.id)
     assert expired is not None and (expired.status, expired.left_s < 0) == ("expired", True)
     with pytest.raises(FencedError, match="was closed by another worker"):
-        await finish_job(store, first, job, step=1, uri="/x", metrics={})
+        await finish_job(store, first, job, step=1, metrics={})
 
 
 async def test_a_checkpoint_is_superseded_by_a_later_job_from_before_it(store: Store) -> None:
     first, second, third = [
         await claimed(store, window) for window in (WINDOW, WINDOW.next(), WINDOW.next().next())
     ]
-    one = await finish_job(store, first, await begun(store, first), step=1, uri="/1", metrics={})
+    one = await finish_job(store, first, await begun(store, first), step=1, metrics={})
     two = await begun(store, second, parent_step=1)
-    two = await finish_job(store, second, two, step=2, uri="/2", metrics={})
+    two = await finish_job(store, second, two, step=2, metrics={})
     assert not await is_superseded(store, one) and not await is_superseded(store, two)
     await begun(store, third, parent_step=1)  # the second was rejected
     assert not await is_superseded(store, one)
