@@ -116,6 +116,11 @@ def _with_adapter(
     base, tokenizer = load_policy(config.base_model_name_or_path if chained else parent)
     targets = adapter_targets(base, layers)
     if chained:
+        if isinstance(config.target_modules, str):
+            raise ModelError(
+                f"{parent}: the adapter names its layers by a pattern, {config.target_modules!r}:"
+                " set TUNING=full, which merges it"
+            )
         config.target_modules = sorted({*config.target_modules, *targets})
         config.inference_mode = False
     else:

@@ -100,13 +100,21 @@ def update_checkpoint(
             progress=progress,
         )
     except NothingToTrainError as error:
+        _forget(journal)
         raise WindowNotReadyError(str(error)) from error
-    except (FloatingPointError, OutOfMemoryError) as error:
+    except FloatingPointError as error:
+        _forget(journal)
+        raise TrainingError(str(error)) from error
+    except OutOfMemoryError as error:  # where there is more memory, the update can go on
         raise TrainingError(str(error)) from error
     save_checkpoint(trainable, target)
+    _forget(journal)
+    return Update(report=report, excluded=excluded, trajectory_ids=tuple(window.trajectory_ids))
+
+
+def _forget(journal: ProgressDirectory | None) -> None:
     if journal is not None:
         journal.remove()
-    return Update(report=report, excluded=excluded, trajectory_ids=tuple(window.trajectory_ids))
 
 
 def with_behaviours(window: Window, behaviours: Mapping[int, str]) -> Window:

@@ -13,10 +13,9 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from babylon.grpo.memory import Portions
 from babylon.grpo.record import FLAGS, Logged, Record
 from babylon.grpo.report import TrainReport
-from babylon.grpo.window import Window
+from babylon.grpo.run import Run
 
 SAMPLE = 65_536  # values of each tensor that stand for all of them
 
@@ -87,15 +86,9 @@ def update_norm(model: Any, before: list[Tensor]) -> float:
     return float((change / weights) ** 0.5) if weights else 0.0
 
 
-def make_report(
-    window: Window,
-    logged: Logged,
-    record: Record,
-    model: Any,
-    after: Tensor,
-    portions: Portions,
-) -> TrainReport:
+def make_report(run: Run, after: Tensor) -> TrainReport:
     """The report of an update whose result gives the window's tokens the logprobs ``after``."""
+    window, logged, record, portions = run.window, run.logged, run.record, run.portions
     p, mask, known = record.proximal, logged.mask, logged.known
     importance = torch.exp((p - logged.mu)[known].double())
     w, r = Spread.of(importance), Spread.of(torch.exp((record.theta - p)[mask].double()))
@@ -154,7 +147,7 @@ def make_report(
         masked_impossible=shares["impossible"],
         entropy=float(record.entropy[mask].double().mean()),
         grad_norm=fmean(record.grad_norms),
-        update_norm=update_norm(model, record.weights_before),
+        update_norm=update_norm(run.model, record.weights_before),
         learning_rate=record.learning_rate,
         flat_tokens=sharing.flat_tokens,
         unique_tokens=sharing.unique_tokens,

@@ -1,6 +1,7 @@
 """One train step: the gradient of whole trajectories in portions that fit, then one update."""
 
-from typing import Any
+import time
+from collections.abc import Sequence
 
 import torch
 from torch import Tensor
@@ -8,71 +9,64 @@ from torch import Tensor
 from babylon.grpo.config import TrainerConfig
 from babylon.grpo.forward import PolicyForward, Values
 from babylon.grpo.losses import loss_terms
-from babylon.grpo.memory import Portions
-from babylon.grpo.record import Logged, Record
+from babylon.grpo.record import Record
+from babylon.grpo.run import Run
 from babylon.grpo.window import TrainStep
 
 TAKEN = "train_steps"  # key of an optimiser's groups: kept in its state, so warm-up happens once
 
 
-def train_step(
-    model: Any,
-    optimizer: torch.optim.Optimizer,
-    step: TrainStep,
-    config: TrainerConfig,
-    portions: Portions,
-    logged: Logged,
-    record: Record,
-    *,
-    find_proximal: bool,
-) -> None:
-    """Update ``model`` by one step, unless all of its tokens are masked.
-
-    Args:
-        find_proximal: p is what the model says now, before it moves: no pass of its own is needed.
+def train_step(run: Run, step: TrainStep) -> None:
+    """Update the model by one step, unless all of its tokens are masked.
 
     Raises:
         FloatingPointError: loss or gradient is not finite; the model must be discarded.
         OutOfMemoryError: not even the smallest portion fits.
     """
-    device = record.theta.device
-    rows_of = torch.tensor(step.calls, device=device)
-    weights = torch.tensor(step.weights, device=device)
-
-    def attempt(forward: PolicyForward) -> Tensor:
-        optimizer.zero_grad(set_to_none=True)  # of an attempt that did not fit
-        total = torch.zeros((), device=device)
-
-        def loss(calls: Any, values: Values) -> Tensor:
-            chosen = torch.as_tensor(calls, device=device)
-            rows = rows_of[chosen]
-            if find_proximal:
-                record.proximal[rows, : values.logprobs.shape[1]] = values.logprobs.detach()
-            inputs = record.inputs(logged, rows, values)
-            terms = loss_terms(config.loss, inputs, config.bounds, config.kl_penalty)
-            record.note(rows, values, terms)
-            share = (terms.loss.sum(-1) * weights[chosen]).sum()
-            total.add_(share.detach())
-            return share
-
-        forward.accumulate(step.tree, loss)
-        return total
-
-    total = portions.run(attempt)
-    record.forwarded_tokens += step.tree.sharing.unique_tokens
-    record.trained_tokens += step.tree.sharing.trained_tokens
+    started, record = time.monotonic(), run.record
+    rows = torch.tensor(step.calls, device=record.theta.device)
+    total = run.portions.run(lambda forward: _accumulate(run, step, rows, forward))
     if not torch.isfinite(total):
         raise FloatingPointError(f"loss is {total.item()}: lower the learning rate")
-    if _all_masked(rows_of, logged, record):
-        optimizer.zero_grad(set_to_none=True)  # Adam would move the model by its old moments
-        return
-    record.grad_norms.append(_update(optimizer, config, record))
-    record.losses.append(float(total))
+    if _all_masked(rows, run):
+        run.optimizer.zero_grad(set_to_none=True)  # Adam would move the model by its old moments
+    else:
+        record.grad_norms.append(_update(run.optimizer, run.window.config, record))
+        record.losses.append(float(total))
+    record.step += 1
+    record.halvings = run.portions.halvings
+    record.forwarded_tokens += step.tree.sharing.unique_tokens
+    record.trained_tokens += step.tree.sharing.trained_tokens
+    record.training_s += time.monotonic() - started
 
 
-def _all_masked(rows: Tensor, logged: Logged, record: Record) -> bool:
-    dropped = record.flags[:3, rows].any(0)
-    return not bool((logged.mask[rows] & ~dropped).any())
+def _accumulate(run: Run, step: TrainStep, rows: Tensor, forward: PolicyForward) -> Tensor:
+    """The step's gradient, portion by portion; returns its loss."""
+    run.optimizer.zero_grad(set_to_none=True)  # of an attempt that did not fit
+    config, record = run.window.config, run.record
+    p_is_free = record.iteration == run.window.steps_an_iteration == 1
+    weights = torch.tensor(step.weights, device=rows.device)
+    total = torch.zeros((), device=rows.device)
+
+    def loss(calls: Sequence[int], values: Values) -> Tensor:
+        chosen = torch.tensor(calls, device=rows.device)
+        if p_is_free:  # the model has not moved yet: it still is p
+            width = values.logprobs.shape[1]
+            record.proximal[rows[chosen], :width] = values.logprobs.detach()
+        inputs = record.inputs(run.logged, rows[chosen], values)
+        terms = loss_terms(config.loss, inputs, config.bounds, config.kl_penalty)
+        record.note(rows[chosen], values, terms)
+        share = (terms.loss.sum(-1) * weights[chosen]).sum()
+        total.add_(share.detach())
+        return share
+
+    forward.accumulate(step.tree, loss)
+    return total
+
+
+def _all_masked(rows: Tensor, run: Run) -> bool:
+    dropped = run.record.flags[:3, rows].any(0)
+    return not bool((run.logged.mask[rows] & ~dropped).any())
 
 
 def _update(optimizer: torch.optim.Optimizer, config: TrainerConfig, record: Record) -> float:

@@ -5,7 +5,6 @@ the denominator is the step's, never the portion's. Remaining iterations are dro
 policy has moved far enough from where the window started (k3 or clip fraction).
 """
 
-import time
 from collections.abc import Callable
 from contextlib import AbstractContextManager
 from typing import Any, Protocol
@@ -19,6 +18,7 @@ from babylon.grpo.forward import PolicyForward
 from babylon.grpo.memory import Portions
 from babylon.grpo.record import Logged, Record
 from babylon.grpo.report import TrainReport
+from babylon.grpo.run import Run
 from babylon.grpo.step import train_step
 from babylon.grpo.tree import PrefixTree
 from babylon.grpo.window import NothingToTrainError, Window, refuse_missing_logprobs
@@ -60,47 +60,52 @@ def train_on_window(
     """
     refuse_missing_logprobs(window)
     model.eval()  # no dropout layers: ratios must start at one
-    config = window.config
-    device = next(model.parameters()).device
-    logged = Logged.of(window, device)
-    portions = Portions(model, config.max_tokens)
-    state = None if journal is None else journal.restore()
-    if state is None:
-        record = _start(model, window, portions, logged, reference)
-    else:
-        record = Record.from_state(state, device)
-        portions.restore(record.halvings)
-    total, stopped = window.steps_an_iteration, False
-    while record.iteration <= config.iterations and not stopped:
+    run = _begin(model, optimizer, window, reference, journal)
+    record, stopped = run.record, False
+    iterations, steps = window.config.iterations, window.steps_an_iteration
+    while record.iteration <= iterations and not stopped:
         for step in window.steps(record.iteration)[record.step :]:
-            started = time.monotonic()
-            train_step(
-                model,
-                optimizer,
-                step,
-                config,
-                portions,
-                logged,
-                record,
-                find_proximal=record.iteration == total == 1,
-            )
-            record.step += 1
-            record.halvings = portions.halvings
-            record.training_s += time.monotonic() - started
+            train_step(run, step)
+            done = (record.iteration - 1) * steps + record.step
             if progress is not None:
-                progress((record.iteration - 1) * total + record.step, config.iterations * total)
-            if journal is not None and not _done(record, window):
+                progress(done, iterations * steps)
+            if journal is not None and done < iterations * steps:
                 journal.save(record.state())
-        stopped = _moved_far(window, logged, record)
+        stopped = _moved_far(run)
         record.iteration, record.step = record.iteration + 1, 0
     if not record.grad_norms:
         raise NothingToTrainError(
             f"every one of the {window.tokens} tokens is masked: the logged logprobs are not those"
             " of the policy that is trained; compare their versions and tokenizers"
         )
-    after = portions.run(_values(window.tree))
-    record.halvings = portions.halvings
-    return make_report(window, logged, record, model, after, portions)
+    return make_report(run, after=run.portions.run(_values(window.tree)))
+
+
+def _begin(
+    model: Any,
+    optimizer: torch.optim.Optimizer,
+    window: Window,
+    reference: AbstractContextManager[object] | None,
+    journal: Journal | None,
+) -> Run:
+    """From where the journal left off, or from the start."""
+    device = next(model.parameters()).device
+    logged = Logged.of(window, device)
+    portions = Portions(model, window.config.max_tokens)
+    state = None if journal is None else journal.restore()
+    if state is None:
+        record = _start(model, window, portions, logged, reference)
+    else:
+        record = Record.from_state(state, device)
+        portions.restore(record.halvings)
+    return Run(
+        model=model,
+        optimizer=optimizer,
+        window=window,
+        portions=portions,
+        logged=logged,
+        record=record,
+    )
 
 
 def _start(
@@ -129,13 +134,9 @@ def _values(tree: PrefixTree) -> Callable[[PolicyForward], Tensor]:
     return lambda forward: forward.logprobs(tree).logprobs
 
 
-def _done(record: Record, window: Window) -> bool:
-    return (record.iteration, record.step) == (window.config.iterations, window.steps_an_iteration)
-
-
-def _moved_far(window: Window, logged: Logged, record: Record) -> bool:
-    config = window.config
+def _moved_far(run: Run) -> bool:
+    config = run.window.config
     return (
-        kl_of_iteration(logged, record) > config.stop_kl
-        or clip_fraction(logged, record) > config.stop_clip_fraction
+        kl_of_iteration(run.logged, run.record) > config.stop_kl
+        or clip_fraction(run.logged, run.record) > config.stop_clip_fraction
     )

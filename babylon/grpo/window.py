@@ -110,7 +110,9 @@ class Window:
         return result
 
     def _step(self, trajectories: Sequence[int]) -> TrainStep:
-        positions = [position for t in trajectories for position in self._calls_of[t]]
+        """The whole window is a step whose tree exists already; of a part it is cut out."""
+        positions = sorted(position for t in trajectories for position in self._calls_of[t])
+        whole = len(positions) == len(self.calls)
         weights = call_weights(
             [self.calls[position] for position in positions],
             self.config.normaliser,
@@ -119,7 +121,7 @@ class Window:
         )
         return TrainStep(
             calls=positions,
-            tree=self.tree.only(positions),
+            tree=self.tree if whole else self.tree.only(positions),
             weights=weights,
             trajectories=len(trajectories),
         )

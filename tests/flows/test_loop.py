@@ -52,6 +52,7 @@ async def live(
         "ENGINE_PORT": str(free_port()),
         "TUNING": "full",
         "LEARNING_RATE": "1e-8",  # so small that both policies answer alike: the gate lets it pass
+        "WARMUP_STEPS": "0",
         "ITERATIONS": "1",
         "ARENA_SCENARIOS": "32",
     }

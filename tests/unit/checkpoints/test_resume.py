@@ -1,10 +1,9 @@
 """Killed in the middle of an update and started again, it ends as if nothing had happened."""
 
-import os
 import signal
 import subprocess
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import asdict, replace
 from pathlib import Path
 
@@ -56,12 +55,14 @@ def rows() -> list[TrainingRow]:
     ]
 
 
-def config(kl_penalty: float, per_step: int) -> TrainerConfig:
-    return replace(CONFIG, kl_penalty=kl_penalty, trajectories_per_step=per_step)
-
-
-def run(parent: Path, target: Path, tuning: Tuning, given: TrainerConfig = CONFIG) -> Update:
-    """An update with its progress beside the target; says on stdout how far it is."""
+def run(
+    parent: Path,
+    target: Path,
+    tuning: Tuning,
+    given: TrainerConfig = CONFIG,
+    progress: Callable[[int, int], None] | None = None,
+) -> Update:
+    """An update with its progress beside the target."""
     return update_checkpoint(
         parent,
         rows(),
@@ -70,13 +71,31 @@ def run(parent: Path, target: Path, tuning: Tuning, given: TrainerConfig = CONFI
         config=given,
         staleness={1: 0},
         progress_directory=target.with_suffix(".progress"),
-        progress=lambda done, _: print(done, flush=True),
+        progress=progress,
     )
 
 
-def killed_after(steps: int, parent: Path, target: Path, tuning: Tuning, *options: str) -> None:
+class Interrupted(Exception):
+    """Stands for whatever may end a process between two train steps."""
+
+
+def interrupted_after(
+    steps: int, parent: Path, target: Path, tuning: Tuning, given: TrainerConfig
+) -> None:
+    """The same update, which an exception ends after so many steps, before that one is saved."""
+
+    def stop(done: int, _: int) -> None:
+        if done == steps:
+            raise Interrupted
+
+    with pytest.MonkeyPatch.context() as patch, pytest.raises(Interrupted):
+        patch.setattr(journal, "PATIENCE", 0)
+        run(parent, target, tuning, given, stop)
+
+
+def killed_after(steps: int, parent: Path, target: Path, tuning: Tuning, _: TrainerConfig) -> None:
     """The same update in a process of its own, which SIGKILL ends once so many steps are done."""
-    command = [sys.executable, "-m", __name__, str(parent), str(target), tuning, *options]
+    command = [sys.executable, "-m", __name__, str(parent), str(target), tuning]
     process = subprocess.Popen(command, cwd=ROOT, stdout=subprocess.PIPE, text=True)
     assert process.stdout is not None
     with process.stdout:
@@ -107,31 +126,30 @@ def one_thread() -> Iterator[None]:
 
 @pytest.mark.usefixtures("one_thread")
 @pytest.mark.parametrize(
-    ("tuning", "kl_penalty", "per_step", "kill_after"),
+    ("end", "tuning", "options", "after"),
     [
-        ("full", 0.0, 2, STEPS_AN_ITERATION + 2),  # within the second iteration
-        ("lora", 0.1, 2, STEPS_AN_ITERATION + 2),  # with a reference policy
-        ("full", 0.0, 6, 2),  # one step an iteration: p is the first iteration's forward pass
+        (killed_after, "full", {}, STEPS_AN_ITERATION + 2),  # within the second iteration
+        (interrupted_after, "lora", {"kl_penalty": 0.1}, STEPS_AN_ITERATION + 2),
+        # one step an iteration: p is the first iteration's forward pass
+        (interrupted_after, "full", {"trajectories_per_step": 6}, 3),
     ],
 )
-def test_killed_and_resumed_equals_uninterrupted_bit_for_bit(
+def test_ended_and_resumed_equals_uninterrupted_bit_for_bit(
     parent: Path,
     tmp_path: Path,
+    end: Callable[[int, Path, Path, Tuning, TrainerConfig], None],
     tuning: Tuning,
-    kl_penalty: float,
-    per_step: int,
-    kill_after: int,
-    capsys: pytest.CaptureFixture[str],
+    options: dict[str, float],
+    after: int,
 ) -> None:
-    given = config(kl_penalty, per_step)
+    given = replace(CONFIG, **options)  # type: ignore[arg-type]
     whole = run(parent, tmp_path / "whole", tuning, given)
-    target = tmp_path / "killed"
-    killed_after(kill_after, parent, target, tuning, str(kl_penalty), str(per_step))
+    target = tmp_path / "ended"
+    end(after, parent, target, tuning, given)
     assert target.with_suffix(".progress").exists() and not target.exists()
-    capsys.readouterr()
-    resumed = run(parent, target, tuning, given)
-    first_step = int(capsys.readouterr().out.split()[0])
-    assert first_step in (kill_after, kill_after + 1)  # the kill may come before the last save
+    steps: list[int] = []
+    resumed = run(parent, target, tuning, given, lambda done, _: steps.append(done))
+    assert steps[0] in (after, after + 1)  # the last step may have been saved, or not yet
     assert compared(resumed) == compared(whole)
     assert resumed.report.training_s > 0
     name = "adapter_model.safetensors" if tuning == "lora" else "model.safetensors"
@@ -151,8 +169,8 @@ def test_the_progress_of_another_update_is_ignored(
 ) -> None:
     other = replace(CONFIG, learning_rate=2e-3)
     alone = run(parent, tmp_path / "alone", "full", other)
-    target = tmp_path / "killed"
-    killed_after(4, parent, target, "full", "0.0", "2")
+    target = tmp_path / "ended"
+    interrupted_after(4, parent, target, "full", CONFIG)
     with caplog.at_level("INFO"):
         afterwards = run(parent, target, "full", other)
     assert "is of another update: it is ignored" in caplog.text
@@ -186,14 +204,12 @@ def test_progress_is_saved_no_more_often_than_it_is_worth(
 
 
 def main() -> None:
-    parent, target, tuning, kl_penalty, per_step = sys.argv[1:]
+    parent, target, tuning = sys.argv[1:]
     torch.set_num_threads(1)
     journal.PATIENCE = 0  # save after every step, for the kill to fall between two saves
-    assert tuning in ("full", "lora")
-    given = config(float(kl_penalty), int(per_step))
-    run(Path(parent), Path(target), tuning, given)  # type: ignore[arg-type]
+    assert tuning == "full"
+    run(Path(parent), Path(target), tuning, progress=lambda done, _: print(done, flush=True))
 
 
 if __name__ == "__main__":
-    assert os.getcwd() == str(ROOT)
     main()

@@ -156,7 +156,14 @@ def test_a_diverging_update_writes_nothing(parent: Path, tmp_path: Path) -> None
         grad_clip=1e30,
     )
     with pytest.raises(TrainingError, match="lower the learning rate"):
-        update(parent, tmp_path / "v1", "full", wild)
+        update_checkpoint(
+            parent,
+            rows(),
+            tmp_path / "v1",
+            tuning="full",
+            config=wild,
+            progress_directory=tmp_path / "progress",
+        )
     assert not list(tmp_path.iterdir())
 
 
