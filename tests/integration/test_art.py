@@ -16,14 +16,18 @@ from types import SimpleNamespace
 from typing import Any
 
 import msgspec
+import polars as pl
 import pytest
 import torch
 from peft import LoraConfig, get_peft_model
 
 from babylon.art_updater import update_art_local, update_on_disk
+from babylon.artifacts import write_artifact
 from babylon.checkpoints.load import load_policy
 from babylon.checkpoints.trainable import load_trainable
 from babylon.checkpoints.update import Update
+from babylon.diagnostics import ruled_out
+from babylon.engine.policies import Policies
 from babylon.errors import ConfigError, FencedError, TrainingError, WindowNotReadyError
 from babylon.grpo.config import TrainerConfig
 from babylon.serverless import update_serverless
@@ -32,7 +36,9 @@ from babylon.store import Store
 from babylon.store.policies import commit_policy, ensure_base, get_policy
 from babylon.store.training_jobs import newest_job
 from babylon.store.windows import claim_window
+from babylon.train import train_window
 from babylon.trajectories import Call, Message, TrainingRow
+from babylon.types import Scored
 from babylon.updater import TrainInput
 from babylon.windows import Window
 from tests.serverless_double import KEY, Gate, ServerlessDouble, serverless_double
@@ -374,6 +380,7 @@ async def service(monkeypatch: pytest.MonkeyPatch, base: Path) -> AsyncIterator[
         await asyncio.sleep(seconds / 50)
 
     monkeypatch.setattr("wandb.Api", ArtifactStore)
+    art()
     monkeypatch.setattr("art.serverless.backend.asyncio", SimpleNamespace(sleep=briefly))
     monkeypatch.setattr("babylon.serverless_job.POLL_S", 0.01)
     monkeypatch.setattr("babylon.serverless_job.LAST_LOOK_S", 2.0)
@@ -414,6 +421,40 @@ async def test_a_window_is_trained_at_wandb_and_the_next_hour_goes_on_from_it(
     await update_serverless(later)
     job = await newest_job(store, WINDOW.next().id)
     assert job is not None and (job.parent_step, job.step, job.status) == (1, 2, "done")
+
+
+async def test_the_train_stage_commits_what_wandb_trained(
+    store: Store,
+    settings: Settings,
+    base: Path,
+    service: ServerlessDouble,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr("babylon.train.updater", lambda name: update_serverless)
+    work = await work_for(store, settings, base, lease_s=60)
+    names = ("trajectory_id", "agent_id", "scenario_id", "score")
+    frame = pl.DataFrame(
+        [
+            {name: getattr(row, name) for name in names}
+            | {"calls_json": msgspec.json.encode(row.calls).decode()}
+            for row in work.rows
+        ]
+    )
+    scored = Scored(
+        claim=work.claim,
+        artifact=write_artifact(frame, settings.artifacts, window_id=WINDOW.id, stage="scored"),
+        eligible=2,
+        agents=2,
+        scorer="heuristic",
+        avg_reward=0.5,
+    )
+    trained = await train_window(store, settings, scored)
+    policy = await get_policy(store, trained.policy_version)
+    assert (policy.kind, policy.parent_version) == ("lora", 0)
+    assert policy.metrics["training_loss"] == 0.5 and policy.metrics["calls_unlogged"] == 0
+    assert ruled_out(policy.metrics) is None
+    served = await Policies().load("v1", policy.uri, 1)
+    assert served.prompt([{"role": "user", "content": "hello"}])
 
 
 async def crashed(work: TrainInput, gate: Gate) -> None:
