@@ -47,9 +47,9 @@ async def update_on_disk(work: TrainInput, backend: Any, root: Path, **options: 
     directory = root / model.project / "models" / model.name
     await asyncio.to_thread(_lay_out, directory, work.parent.uri, base)
     try:
+        groups = await asyncio.to_thread(art.trajectory_groups, window.rows)
         with redirect_stdout(sys.stderr):  # ART prints, and stdout is for results
             await model.register(backend)
-            groups = art.trajectory_groups(window.rows)
             rate = work.settings.effective_learning_rate
             result = await backend.train(model, groups, learning_rate=rate, **options)
         if not result.step:

@@ -9,10 +9,16 @@ import itertools
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
+from functools import partial
+from types import SimpleNamespace
 from typing import Any, Literal
 
+import torch
 from aiohttp import web
 from aiohttp.test_utils import TestServer
+from peft import LoraConfig, get_peft_model
+
+from tests.tiny_policy import tiny_model
 
 KEY = "a-key-of-the-double"
 PAGE = 3  # small, so that paging is needed
@@ -143,6 +149,24 @@ async def serverless_double() -> AsyncIterator[ServerlessDouble]:
     async with TestServer(app) as server:
         double.url = str(server.make_url("/v1"))
         yield double
+
+
+class ArtifactStore:
+    """In place of W&B's: each step of a model is a random adapter, which names no base model."""
+
+    def __init__(self, *, api_key: str) -> None:
+        assert api_key == KEY
+
+    def artifact(self, name: str, *, type: str) -> Any:
+        model, step = name.split(":step")
+        assert (model, type) == ("team/babylon/babylon", "lora")
+        return SimpleNamespace(download=partial(self._download, int(step)))
+
+    @staticmethod
+    def _download(step: int, *, root: str, skip_cache: bool) -> None:
+        torch.manual_seed(step)
+        lora = LoraConfig(r=2, target_modules=["q_proj"], init_lora_weights=False)
+        get_peft_model(tiny_model(1), lora).save_pretrained(root)
 
 
 class Gate:

@@ -43,6 +43,7 @@ class TrainingJob:
     step: int | None
     metrics: dict[str, Any]
     created_at: datetime
+    submitted_at: datetime | None
     deadline: datetime
     left_s: float
 
@@ -65,10 +66,12 @@ async def newest_job(store: Store, window_id: str) -> TrainingJob | None:
 
 
 async def is_known_model(store: Store, model: str) -> bool:
-    """Whether this database ever had a job of that model."""
+    """Whether this database ever submitted a job for that model."""
     return bool(
         await store.pool.fetchval(
-            "SELECT EXISTS (SELECT FROM babylon.training_jobs WHERE model = $1)", model
+            "SELECT EXISTS (SELECT FROM babylon.training_jobs WHERE model = $1"
+            " AND submitted_at IS NOT NULL)",
+            model,
         )
     )
 
@@ -77,10 +80,10 @@ async def is_superseded(store: Store, job: TrainingJob) -> bool:
     """Whether a later job started before the checkpoint that this one made, which is then gone."""
     return bool(
         await store.pool.fetchval(
-            "SELECT EXISTS (SELECT FROM babylon.training_jobs WHERE model = $1 AND created_at > $2"
-            " AND parent_step < $3)",
+            "SELECT EXISTS (SELECT FROM babylon.training_jobs WHERE model = $1"
+            " AND submitted_at > $2 AND parent_step < $3)",
             job.model,
-            job.created_at,
+            job.submitted_at,
             job.step,
         )
     )
@@ -154,7 +157,7 @@ async def take_job(store: Store, claim: Claim, job: TrainingJob) -> None:
 
 async def job_submitting(store: Store, claim: Claim, job: TrainingJob) -> None:
     """The next thing that happens is the request to the provider."""
-    await _change(store, claim, job, "status = 'submitting'")
+    await _change(store, claim, job, "status = 'submitting', submitted_at = clock_timestamp()")
 
 
 async def job_submitted(store: Store, claim: Claim, job: TrainingJob, job_id: str) -> None:

@@ -19,6 +19,7 @@ CREATE TABLE babylon.training_jobs (
     step            integer,                    -- the checkpoint that the job made
     metrics         jsonb NOT NULL DEFAULT '{}',
     created_at      timestamptz NOT NULL DEFAULT now(),
+    submitted_at    timestamptz,                -- NULL: certainly never
     deadline        timestamptz NOT NULL,
     PRIMARY KEY (window_id, attempt)
 );

@@ -49,21 +49,28 @@ async def begun(store: Store, claim: Claim, **changes: Any) -> TrainingJob:
     )
 
 
+async def trained(store: Store, claim: Claim, *, parent_step: int, step: int) -> TrainingJob:
+    job = await begun(store, claim, parent_step=parent_step)
+    await job_submitting(store, claim, job)
+    return await finish_job(store, claim, job, step=step, metrics={})
+
+
 async def test_a_job_goes_from_its_row_to_its_checkpoint(store: Store) -> None:
     claim = await claimed(store)
-    assert not await is_known_model(store, "m")
     job = await begun(store, claim)
     assert (job.status, job.attempt, job.job_id, job.trajectory_ids) == (
         "preparing", 1, None, ["a", "b"],
     )  # fmt: skip
     assert 0 < job.left_s <= 60 and job.open
+    assert not await is_known_model(store, "m")  # nothing was submitted
     await job_submitting(store, claim, job)
+    assert await is_known_model(store, "m")
     await job_submitted(store, claim, job, "j1")
     running = await newest_job(store, WINDOW.id)
     assert running is not None and (running.status, running.job_id) == ("running", "j1")
     done = await finish_job(store, claim, job, step=1, metrics={"loss/train": 0.5})
     assert (done.status, done.step, done.metrics) == ("done", 1, {"loss/train": 0.5})
-    assert not done.open and await is_known_model(store, "m")
+    assert not done.open
 
 
 async def test_a_claim_that_was_taken_over_writes_nothing(store: Store) -> None:
@@ -108,10 +115,11 @@ async def test_a_checkpoint_is_superseded_by_a_later_job_from_before_it(store: S
     first, second, third = [
         await claimed(store, window) for window in (WINDOW, WINDOW.next(), WINDOW.next().next())
     ]
-    one = await finish_job(store, first, await begun(store, first), step=1, metrics={})
-    two = await begun(store, second, parent_step=1)
-    two = await finish_job(store, second, two, step=2, metrics={})
+    one = await trained(store, first, parent_step=0, step=1)
+    two = await trained(store, second, parent_step=1, step=2)
     assert not await is_superseded(store, one) and not await is_superseded(store, two)
-    await begun(store, third, parent_step=1)  # the second was rejected
+    other = await begun(store, third, parent_step=1)  # the second was rejected
+    assert not await is_superseded(store, two)
+    await job_submitting(store, third, other)
     assert not await is_superseded(store, one)
     assert await is_superseded(store, two)
