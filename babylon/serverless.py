@@ -24,8 +24,9 @@ async def update_serverless(work: TrainInput) -> "Update":
     """One window at W&B; ``work.target`` gets the adapter.
 
     Raises:
-        ConfigError: the service cannot train this policy; nothing was sent.
-        WindowNotReadyError: nothing in the window can be trained; nothing was sent.
+        ConfigError: the service cannot train this policy with these settings, as far as that is
+            known here; nothing was sent. Or it refuses the key, or the model is not ours.
+        WindowNotReadyError: nothing in the window can be trained; no job was submitted.
         TrainingError: the job failed, is overdue, or the service cannot be reached.
     """
     from babylon.checkpoints.update import Excluded, Update
