@@ -146,6 +146,21 @@ async def test_calls_age_by_generations_and_too_old_ones_are_left_out(
         await train_window(store, strict, window)
 
 
+@pytest.mark.parametrize("removed", [False, True])
+async def test_unlogged_calls_are_recomputed_while_their_policy_is_at_hand(
+    store: Store, quick: Settings, base: Path, removed: bool
+) -> None:
+    if removed:
+        await store.pool.execute("UPDATE babylon.policies SET removed_at = now()")
+    played = rows(base, version=0)
+    silent = msgspec.structs.replace(played[0].calls[0], logprobs=None)
+    played[0] = msgspec.structs.replace(played[0], calls=(silent,))
+    metrics = (await train_window(store, quick, await scored(store, quick, 9, played))).metrics
+    assert (metrics["calls_recomputed"], metrics["calls_without_logprobs"]) == (
+        (0, 1) if removed else (1, 0)
+    )
+
+
 @pytest.mark.parametrize(
     ("version", "logged", "reason"),
     [
@@ -342,8 +357,10 @@ def save_progress(settings: Settings, claim: Claim, content: bytes) -> None:
 async def test_a_failed_window_goes_on_where_it_failed(
     store: Store, quick: Settings, base: Path
 ) -> None:
-    """Cancelled by its operator, say: the window is failed, and trained again an hour later."""
-    window = await scored(store, quick, 9, rows(base, version=0))
+    """Cancelled by its operator, say: the window is failed, and trained again an hour later, when
+    another one has become a policy that does not serve."""
+    window_rows = rows(base, version=0)
+    window = await scored(store, quick, 9, window_rows)
 
     def stop(done: int, total: int) -> None:
         if done == 3:
@@ -352,6 +369,8 @@ async def test_a_failed_window_goes_on_where_it_failed(
     with pytest.raises(InterruptedError):
         await train_window(store, quick, window, progress=stop)
     await set_state(store, window.claim, WindowState.FAILED)
+    other = [msgspec.structs.replace(r, trajectory_id=f"x{r.agent_id}") for r in window_rows]
+    await train_window(store, quick, await scored(store, quick, 10, other))
     after = await claim_window(
         store, parse_window_id(window.claim.window_id), owner="second", lease_s=60
     )
