@@ -42,7 +42,7 @@ def test_a_step_that_does_not_fit_gives_the_same_gradient_in_smaller_portions(
 ) -> None:
     trajectories = window(agents=8)
     whole = trained_gradient(tiny_model(0), trajectories)
-    probe = Probe(model := with_memory_for(150))
+    probe = Probe(model := with_memory_for(100))
     config = TrainerConfig(iterations=1, trajectories_per_step=100, grad_clip=1e9, max_tokens=400)
     report = train_on_window(model, probe, compile_window(trajectories, config))
     assert relative_error(probe.gradients[-1], whole) < 1e-5
