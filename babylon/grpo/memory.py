@@ -73,8 +73,9 @@ class Portions:
 
     def _shrink(self) -> None:
         self.halvings += 1
-        self.forward = PolicyForward(self._model, max_tokens=self.forward.max_tokens // 2)
-        if self.halvings == CHECKPOINT_AFTER:
+        bound, path = self.forward.max_tokens // 2, self.forward.path
+        self.forward = PolicyForward(self._model, max_tokens=bound, path=path)
+        if self.halvings >= CHECKPOINT_AFTER:  # anew: the line above put all layers in eval mode
             self.checkpointing = checkpoint_activations(self._model)
 
 
