@@ -73,8 +73,9 @@ class Portions:
 
     def _shrink(self) -> None:
         self.halvings += 1
-        self.forward = PolicyForward(self._model, max_tokens=self.forward.max_tokens // 2)
-        if self.halvings == CHECKPOINT_AFTER:
+        bound, path = self.forward.max_tokens // 2, self.forward.path
+        self.forward = PolicyForward(self._model, max_tokens=bound, path=path)
+        if self.halvings >= CHECKPOINT_AFTER:  # anew: the line above put all layers in eval mode
             self.checkpointing = checkpoint_activations(self._model)
 
 
@@ -89,10 +90,11 @@ def checkpoint_activations(model: Any) -> bool:
     """Keep only the layers' inputs and compute the rest again; says whether the model can.
 
     transformers checkpoints layers in training mode alone, which would switch on dropout: so only
-    the layers themselves are told to train, not what is inside them.
+    the layers themselves are told to train, not what is inside them. The last layer is left alone:
+    the backward pass begins with it, so its activations would be there again at once.
     """
     layers: list[Any] = [m for m in model.modules() if isinstance(m, GradientCheckpointingLayer)]
-    for layer in layers:
+    for layer in layers[:-1]:
         layer._gradient_checkpointing_func = partial(checkpoint, use_reentrant=False)
         layer.gradient_checkpointing = layer.training = True
-    return bool(layers)
+    return len(layers) > 1

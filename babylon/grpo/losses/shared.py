@@ -3,7 +3,8 @@
 mu sampled the tokens (logged), p is the checkpoint at window start, theta is being trained. The
 behaviour policy is decoupled from the proximal one (AReaL, arXiv 2505.24298, eq. 5): the ratio
 ``r = pi_theta / pi_p`` is clipped, and ``w = min(pi_p / mu, 2)``, without gradient, corrects for
-where the tokens came from (truncated importance sampling, arXiv 2510.18927).
+where the tokens came from (truncated importance sampling: Ionides 2008, J. Comput. Graph. Stat. 17,
+doi 10.1198/106186008X320456).
 """
 
 from dataclasses import dataclass

@@ -1,5 +1,6 @@
 """Which tensors move, for every choice of layers and tuning."""
 
+import json
 from pathlib import Path
 
 import pytest
@@ -104,3 +105,13 @@ def test_a_model_without_such_layers_is_refused() -> None:
     for refuse in (adapter_targets, tune_only):
         with pytest.raises(ModelError, match=r"TRANSFER_LAYERS=ffn, but the model \(opt\)"):
             refuse(model, "ffn")
+
+
+def test_an_adapter_whose_layers_are_a_pattern_is_refused(parent: Path, tmp_path: Path) -> None:
+    """Nothing here writes one; an adapter from elsewhere may."""
+    adapter = tune(parent, tmp_path / "v1", "lora", "all")
+    path = adapter / "adapter_config.json"
+    path.write_text(json.dumps(json.loads(path.read_text()) | {"target_modules": ".*proj"}))
+    with pytest.raises(ModelError, match="TUNING=full, which merges it"):
+        load_trainable(adapter, "lora", 1e-3)
+    assert load_trainable(adapter, "full", 1e-3).tuned
