@@ -1,6 +1,7 @@
 """Out of memory: the same gradients from smaller portions, and a clear end when none fits."""
 
 import logging
+import os
 import pathlib
 import resource
 import subprocess
@@ -110,9 +111,18 @@ def test_recomputing_activations_changes_no_gradient_and_switches_no_dropout_on(
 
 
 def test_a_real_lack_of_memory_is_survived_up_to_a_clear_failure() -> None:
-    """In a process of its own, whose address space is limited once the model is loaded."""
+    """In a process of its own, whose address space is limited once the model is loaded.
+
+    Blocks of a megabyte and more go back to the system when they are freed, so that what fits does
+    not depend on what lies around.
+    """
     done = subprocess.run(
-        [sys.executable, "-m", __name__], cwd=ROOT, capture_output=True, text=True, timeout=300
+        [sys.executable, "-m", __name__],
+        cwd=ROOT,
+        env=os.environ | {"MALLOC_MMAP_THRESHOLD_": str(MIB), "MALLOC_ARENA_MAX": "1"},
+        capture_output=True,
+        text=True,
+        timeout=300,
     )
     assert done.returncode == 0, done.stderr[-2000:]
     assert "the step is repeated with" in done.stderr
