@@ -18,8 +18,8 @@ from art.serverless.client import TrainingJob
 from art.transformers import patches
 from openai.types.chat.chat_completion import Choice
 
-from babylon.art_metrics import GRADIENT_STEPS
 from babylon.errors import TrainingError
+from babylon.trainers.art_metrics import GRADIENT_STEPS
 from babylon.trajectories import Call, TrainingRow
 
 patches.masking_utils._preprocess_mask_arguments = patches._preprocess_mask_arguments

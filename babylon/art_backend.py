@@ -21,8 +21,6 @@ from pathlib import Path
 from typing import Any
 
 from babylon.art import TrainResult
-from babylon.art_chats import calls_of
-from babylon.art_metrics import GRADIENT_STEPS, TRAINABLE_GROUPS, to_art
 from babylon.base_model import local_directory
 from babylon.checkpoints.sft import Imitated, fine_tune
 from babylon.checkpoints.trainable import Tuning
@@ -30,6 +28,8 @@ from babylon.checkpoints.update import update_checkpoint
 from babylon.engine.embedded import EmbeddedEngine
 from babylon.errors import ConfigError, WindowNotReadyError
 from babylon.grpo.config import TrainerConfig
+from babylon.trainers.art_chats import calls_of
+from babylon.trainers.art_metrics import GRADIENT_STEPS, TRAINABLE_GROUPS, to_art
 from babylon.trajectories import TrainingRow
 
 logger = logging.getLogger(__name__)

@@ -20,23 +20,13 @@ from babylon.store.policies import (
     parents,
     policy_of_batch,
 )
+from babylon.trainers.registry import updater
+from babylon.trainers.updater import Progress, TrainInput
 from babylon.trajectories import training_rows
 from babylon.types import Claim, Scored, Trained
-from babylon.updater import Progress, TrainInput, Updater
 
 if TYPE_CHECKING:
     from babylon.grpo.config import TrainerConfig
-
-
-def updater(name: str) -> Updater:
-    """Who computes the update, by the name that ``TRAINER`` has; only that one is imported."""
-    match name:
-        case "torch":
-            from babylon.torch_updater import update_torch
-
-            return update_torch
-        case _:
-            raise ConfigError(f"TRAINER={name!r}: no such trainer; there is torch")
 
 
 async def train_window(

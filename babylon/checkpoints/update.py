@@ -22,6 +22,7 @@ from babylon.grpo.memory import OutOfMemoryError, Portions
 from babylon.grpo.report import TrainReport
 from babylon.grpo.trainer import Progress, train_on_window
 from babylon.grpo.window import NothingToTrainError, Window, compile_window
+from babylon.trainers.art_metrics import ArtReport
 from babylon.trajectories import Call, TrainingRow
 
 _TRUNCATING = ("top_p", "top_k", "min_p")  # as the gateway names them
@@ -42,7 +43,7 @@ class Excluded:
 class Update:
     """What became of a window: ``trajectory_ids`` are those that moved the policy."""
 
-    report: TrainReport
+    report: TrainReport | ArtReport
     excluded: Excluded
     trajectory_ids: tuple[str, ...]
 

@@ -13,10 +13,10 @@ from babylon.settings import Settings
 from babylon.store import database_status, open_store
 from babylon.store.connection import database_url
 from babylon.train import ensure_champion
+from babylon.trainers.updater import Progress
 from babylon.up.bootstrap import bootstrap, create_pools
 from babylon.up.processes import Processes
 from babylon.up.services import ROOT, SERVER, Service, environment, services
-from babylon.updater import Progress
 
 START_S = 180.0
 _POLL_S = 0.5

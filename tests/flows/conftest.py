@@ -22,8 +22,8 @@ from babylon.settings import Settings
 from babylon.store import Store
 from babylon.store.policies import champion, commit_policy, ensure_base
 from babylon.train import batch_of
+from babylon.trainers.updater import Progress
 from babylon.types import Scored, Trained, Verdict
-from babylon.updater import Progress
 from tests.integration.game import insert_real_window
 
 

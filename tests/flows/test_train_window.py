@@ -14,7 +14,7 @@ from babylon.settings import Settings
 from babylon.store import Store
 from babylon.store.policies import champion, list_policies
 from babylon.store.windows import get_window, list_windows
-from babylon.updater import Progress
+from babylon.trainers.updater import Progress
 from babylon.windows import WindowState, window_at
 from flows.backfill import backfill
 from flows.train_window import train_window

@@ -19,7 +19,6 @@ import polars as pl
 import pytest
 import torch
 
-from babylon.art_updater import update_art_local, update_on_disk
 from babylon.artifacts import write_artifact
 from babylon.checkpoints.load import load_policy
 from babylon.checkpoints.trainable import load_trainable
@@ -28,16 +27,17 @@ from babylon.diagnostics import ruled_out
 from babylon.engine.policies import Policies
 from babylon.errors import ConfigError, FencedError, TrainingError, WindowNotReadyError
 from babylon.grpo.config import TrainerConfig
-from babylon.serverless import update_serverless
 from babylon.settings import Settings
 from babylon.store import Store
 from babylon.store.policies import commit_policy, ensure_base, get_policy
 from babylon.store.training_jobs import newest_job
 from babylon.store.windows import claim_window
 from babylon.train import train_window
+from babylon.trainers.art_local import update_art_local, update_on_disk
+from babylon.trainers.serverless import update_serverless
+from babylon.trainers.updater import TrainInput
 from babylon.trajectories import Call, Message, TrainingRow
 from babylon.types import Scored
-from babylon.updater import TrainInput
 from babylon.windows import Window
 from tests.serverless_double import KEY, ArtifactStore, Gate, ServerlessDouble, serverless_double
 from tests.tiny_policy import save_tiny_policy, tiny_model, tiny_tokenizer
@@ -362,8 +362,8 @@ async def service(monkeypatch: pytest.MonkeyPatch, base: Path) -> AsyncIterator[
     monkeypatch.setattr("wandb.Api", ArtifactStore)
     art()
     monkeypatch.setattr("art.serverless.backend.asyncio", SimpleNamespace(sleep=briefly))
-    monkeypatch.setattr("babylon.serverless_job.POLL_S", 0.01)
-    monkeypatch.setattr("babylon.serverless_job.LAST_LOOK_S", 0.5)
+    monkeypatch.setattr("babylon.trainers.serverless_job.POLL_S", 0.01)
+    monkeypatch.setattr("babylon.trainers.serverless_job.LAST_LOOK_S", 0.5)
     async with serverless_double() as double:
         monkeypatch.setenv("WANDB_API_KEY", KEY)
         monkeypatch.setenv("WANDB_TRAINING_URL", double.url)
@@ -408,9 +408,7 @@ async def test_the_train_stage_commits_what_wandb_trained(
     settings: Settings,
     base: Path,
     service: ServerlessDouble,
-    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr("babylon.train.updater", lambda name: update_serverless)
     work = await work_for(store, settings, base, lease_s=60)
     names = ("trajectory_id", "agent_id", "scenario_id", "score")
     frame = pl.DataFrame(
@@ -428,7 +426,8 @@ async def test_the_train_stage_commits_what_wandb_trained(
         scorer="heuristic",
         avg_reward=0.5,
     )
-    trained = await train_window(store, settings, scored)
+    chosen = settings.model_copy(update={"trainer": "serverless"})
+    trained = await train_window(store, chosen, scored)
     policy = await get_policy(store, trained.policy_version)
     assert (policy.kind, policy.parent_version) == ("lora", 0)
     assert policy.metrics["training_loss"] == 0.5 and policy.metrics["calls_unlogged"] == 0

@@ -6,7 +6,7 @@ import pytest
 
 from babylon.errors import ConfigError
 from babylon.settings import load_settings
-from babylon.trainer_check import require_trainer
+from babylon.trainers.requirements import require_trainer
 from tests.imported import imported_with
 
 
@@ -45,4 +45,4 @@ def test_what_can_work_is_let_through(
 
 
 def test_asking_costs_no_heavy_import() -> None:
-    assert not imported_with("babylon.trainer_check") & {"torch", "art", "wandb", "openai"}
+    assert not imported_with("babylon.trainers.requirements") & {"torch", "art", "wandb", "openai"}

@@ -7,9 +7,9 @@ from typing import Any
 import pytest
 
 from babylon import art_window as module
-from babylon.art_window import ArtWindow, Limits, art_window, known_secrets
 from babylon.errors import TrainingError, WindowNotReadyError
 from babylon.settings import load_settings
+from babylon.trainers.art_window import ArtWindow, Limits, art_window, known_secrets
 from babylon.trajectories import Call, Message, TrainingRow
 
 ROOT = Path(__file__).parents[2]
@@ -145,5 +145,9 @@ def test_art_is_imported_by_nothing_that_runs_before_a_window_is_sent() -> None:
             name = ".".join(path.relative_to(ROOT).with_suffix("").parts)
             if name not in ("babylon.art", "babylon.art_backend"):
                 _imported_at_once(name.removesuffix(".__init__"), early)
-    assert {"babylon.serverless", "babylon.art_updater", "flows.train_window"} <= early
+    assert {
+        "babylon.trainers.serverless",
+        "babylon.trainers.art_local",
+        "flows.train_window",
+    } <= early
     assert not early & {"babylon.art", "babylon.art_backend"}

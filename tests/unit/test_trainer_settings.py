@@ -11,8 +11,9 @@ from babylon.grpo.config import MAX_STALENESS, TrainerConfig
 from babylon.grpo.losses import LOSSES
 from babylon.requests import TrainRequest, decode
 from babylon.settings import LOSSES_WITH_NORMALISER, Loss, Settings, load_settings
-from babylon.torch_updater import update_torch
-from babylon.train import trainer_config, updater
+from babylon.train import trainer_config
+from babylon.trainers.registry import updater
+from babylon.trainers.torch_trainer import update_torch
 
 
 def test_the_defaults_are_the_trainers_own() -> None:
@@ -74,6 +75,7 @@ def test_the_command_line_hands_on_who_trains_and_by_which_loss(
 
     monkeypatch.setenv("BABYLON_HOME", str(tmp_path))
     monkeypatch.setattr(babylon.cli.training.os, "execve", become)
+    monkeypatch.setenv("WANDB_API_KEY", "k" * 40)
     with pytest.raises(SystemExit):
-        main(["train", "--trainer", "art-local", "--loss", "gspo"])
-    assert handed[0].overrides == {"trainer": "art-local", "loss": "gspo"}
+        main(["train", "--trainer", "serverless", "--loss", "gspo"])
+    assert handed[0].overrides == {"trainer": "serverless", "loss": "gspo"}

@@ -139,9 +139,7 @@ def _attend_backward(
     return d_scores @ _per_head(key, query), d_key, d_value
 
 
-def _scores(
-    query: Tensor, key: Tensor, scale: float, mask: Tensor | None, causal: bool
-) -> Tensor:
+def _scores(query: Tensor, key: Tensor, scale: float, mask: Tensor | None, causal: bool) -> Tensor:
     scores = (query @ _per_head(key, query).transpose(-1, -2)).to(_wide(query)) * scale
     if causal:
         future = torch.ones(scores.shape[-2:], dtype=torch.bool, device=scores.device).triu(1)

@@ -23,13 +23,13 @@ from typing import Any, Literal
 import httpx
 import openai
 
-from babylon.art_updater import load_art
-from babylon.art_window import ArtWindow
 from babylon.checkpoints.adopt import adapter_base, adopt_adapter
 from babylon.errors import ConfigError, TrainingError
 from babylon.store import training_jobs as jobs
 from babylon.store.training_jobs import TrainingJob
-from babylon.updater import TrainInput
+from babylon.trainers.art_local import load_art
+from babylon.trainers.art_window import ArtWindow
+from babylon.trainers.updater import TrainInput
 
 TRAINER = "serverless"
 LAST_LOOK_S = 20.0  # a job whose deadline went by unwatched is looked at once more

@@ -4,7 +4,7 @@ from importlib.util import find_spec
 
 from babylon.errors import ConfigError
 from babylon.settings import Settings
-from babylon.wandb_account import SERVERLESS_MODELS, WandbAccount
+from babylon.trainers.wandb_account import SERVERLESS_MODELS, WandbAccount
 
 NEEDED = ("unsloth", "unsloth_zoo", "trl", "bitsandbytes")  # what openpipe-art[backend] adds
 

@@ -9,12 +9,12 @@ from pathlib import Path
 from types import ModuleType
 from typing import TYPE_CHECKING, Any
 
-from babylon.art_metrics import from_art
-from babylon.art_window import art_window, limits_of
 from babylon.checkpoints.adopt import adapter_base, adopt_adapter
 from babylon.errors import TrainingError, WindowNotReadyError
-from babylon.trainer_check import require_art_local
-from babylon.updater import TrainInput
+from babylon.trainers.art_metrics import from_art
+from babylon.trainers.art_window import art_window, limits_of
+from babylon.trainers.requirements import require_art_local
+from babylon.trainers.updater import TrainInput
 
 if TYPE_CHECKING:
     from babylon.checkpoints.update import Update
@@ -62,7 +62,7 @@ async def update_on_disk(work: TrainInput, backend: Any, root: Path, **options: 
         await backend.close()
         await asyncio.to_thread(shutil.rmtree, directory, ignore_errors=True)
     return Update(
-        report=from_art(result.metrics, window.counts()),  # type: ignore[arg-type]
+        report=from_art(result.metrics, window.counts()),
         excluded=window.excluded,
         trajectory_ids=window.trajectory_ids,
     )

@@ -3,7 +3,7 @@
 import asyncio
 from typing import TYPE_CHECKING
 
-from babylon.updater import TrainInput
+from babylon.trainers.updater import TrainInput
 
 if TYPE_CHECKING:
     from babylon.checkpoints.update import Update

@@ -7,14 +7,14 @@ from typing import TYPE_CHECKING, Any
 
 import openai
 
-from babylon.art_metrics import from_art
-from babylon.art_updater import load_art
-from babylon.art_window import ArtWindow, art_window, known_secrets, limits_of
 from babylon.errors import ConfigError, TrainingError
-from babylon.serverless_job import Run, parents_job, reason_of
-from babylon.trainer_check import require_serverless
-from babylon.updater import TrainInput
-from babylon.wandb_account import SERVERLESS_MODELS, WandbAccount
+from babylon.trainers.art_local import load_art
+from babylon.trainers.art_metrics import from_art
+from babylon.trainers.art_window import ArtWindow, art_window, known_secrets, limits_of
+from babylon.trainers.requirements import require_serverless
+from babylon.trainers.serverless_job import Run, parents_job, reason_of
+from babylon.trainers.updater import TrainInput
+from babylon.trainers.wandb_account import SERVERLESS_MODELS, WandbAccount
 
 if TYPE_CHECKING:
     from babylon.checkpoints.update import Update
@@ -45,7 +45,7 @@ async def update_serverless(work: TrainInput) -> "Update":
     async with _provider(work, account) as (backend, model):
         job = await Run(work, backend, model, choose).checkpoint()
     return Update(
-        report=from_art(job.metrics, job.counts),  # type: ignore[arg-type]
+        report=from_art(job.metrics, job.counts),
         excluded=Excluded(**job.excluded),
         trajectory_ids=tuple(job.trajectory_ids),
     )

@@ -19,8 +19,8 @@ from babylon.grpo.advantage import advantages
 from babylon.grpo.batch import ScoredTrajectory
 from babylon.redaction import find_secrets, redact
 from babylon.settings import Settings
+from babylon.trainers.updater import TrainInput
 from babylon.trajectories import Call, Message, TrainingRow
-from babylon.updater import TrainInput
 
 _SECRET_NAMES = ("KEY", "TOKEN", "SECRET", "PASSWORD")  # how names of such variables end
 _TRUNCATING = ("top_p", "top_k", "min_p")  # as the gateway names them

@@ -1,0 +1,1 @@
+"""Who computes an update: one trainer a file, behind one signature, chosen by ``TRAINER``."""
