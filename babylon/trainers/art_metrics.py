@@ -41,7 +41,7 @@ class ArtReport:
     calls_redacted: int  # a secret in the prompt was replaced
 
 
-def to_art(report: "TrainReport") -> dict[str, float]:
+def to_art(report: "TrainReport | ArtReport") -> dict[str, float]:
     """Our trainer's report, its numbers only; what ART has no name for goes under ``loss/``."""
     return {
         _ART_NAMES.get(name, f"loss/{name}"): float(value)

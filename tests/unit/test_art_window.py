@@ -6,9 +6,9 @@ from typing import Any
 
 import pytest
 
-from babylon import art_window as module
 from babylon.errors import TrainingError, WindowNotReadyError
 from babylon.settings import load_settings
+from babylon.trainers import art_window as module
 from babylon.trainers.art_window import ArtWindow, Limits, art_window, known_secrets
 from babylon.trajectories import Call, Message, TrainingRow
 
