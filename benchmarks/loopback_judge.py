@@ -79,7 +79,7 @@ class Mind:
     first_bias: float = 0.0
     verbosity_bias: float = 0.0
     curve: float = 0.0
-    decimals: int = 4
+    decimals: int = 6
     faults: Mapping[str, float] = field(default_factory=dict)
     stubborn: bool = False
     context_tokens: int = 128_000
@@ -235,7 +235,7 @@ class LoopbackJudge:
         self._port = port
         application = web.Application(client_max_size=256 * 2**20)
         application.router.add_post("/v1/chat/completions", self._complete)
-        self._runner = web.AppRunner(application, shutdown_timeout=0.1)
+        self._runner = web.AppRunner(application, access_log=None, shutdown_timeout=0.1)
         self.base_url = ""
 
     @property
