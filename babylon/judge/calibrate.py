@@ -1,0 +1,192 @@
+"""Scores of many requests → one score a trajectory, each with an interval.
+
+A judge that scores lists is noisy, favours places in the list, and has no fixed scale: the same
+trajectory gets another number in other company. Score s of trajectory i at place p of request r:
+
+    s = mean + a_r + c_r * theta_i + b(p) + noise,    noise ~ N(0, sigma2)
+
+with theta_i ~ N(0, v_theta) the trajectory's worth, a_r ~ N(0, v_a) how generous the request was,
+c_r ~ N(1, v_c) how far it spread its scores, and b(p) the bias for a place, piecewise linear over
+the list. This is ridge regression on comparisons within requests (the Plackett-Luce of scores
+rather than ranks), except that no ridge is chosen: all variances are estimated by EM (Henderson's
+mixed model equations). The reliability of the judge, v_theta / (v_theta + sigma2) (as in
+arXiv 2601.21817), so decides how far scores shrink together and how wide intervals are; of a
+judge that never contradicts itself sigma2 goes to its floor, and intervals close.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+import numpy.typing as npt
+
+Floats = npt.NDArray[np.float64]
+
+KNOTS = 4  # of the bias for a place
+Z = 0.674  # half width of an interval in standard errors: it holds the truth every other time
+_ROUNDS = 60
+_FLOOR = 1e-6  # of a variance: scores are told apart down to a thousandth
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Observation:
+    """One score: of ``item`` in ``request`` at ``place`` (0 first, 1 last; 0.5 alone)."""
+
+    request: int
+    item: int
+    place: float
+    score: float
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Estimate:
+    """Scores ``[N]`` in [0, 1], the ends of their intervals ``[N]``, and the judge's reliability.
+
+    ``reliability`` is the share of a single score's variance that the trajectory's worth explains.
+    """
+
+    scores: Floats
+    low: Floats
+    high: Floats
+    reliability: float
+
+
+def calibrate(observations: Sequence[Observation], items: int, *, together: bool) -> Estimate:
+    """Fit the model. ``together``: requests showed several trajectories; alone there is neither
+    company nor place, and the model is a mean with noise.
+    """
+    fit = _Fit(observations, items, together)
+    for _ in range(_ROUNDS):
+        fit.step()
+    return _within_unit(fit.mean_score + fit.worth, Z * fit.errors, fit.reliability)
+
+
+def _within_unit(scores: Floats, half: Floats, reliability: float) -> Estimate:
+    """Into [0, 1] without changing the order: squeezed where noise carried one beyond."""
+    floor, top = min(0.0, float(scores.min())), max(1.0, float(scores.max()))
+    scores, half = (scores - floor) / (top - floor), half / (top - floor)
+    return Estimate(
+        scores=scores,
+        low=np.clip(scores - half, 0.0, 1.0),
+        high=np.clip(scores + half, 0.0, 1.0),
+        reliability=reliability,
+    )
+
+
+class _Fit:
+    """The state of EM: posterior mean and covariance of (theta, a, b), variances, and c."""
+
+    def __init__(self, observations: Sequence[Observation], items: int, together: bool) -> None:
+        self._items, self._together = items, together
+        self._request = np.array([o.request for o in observations])
+        self._item = np.array([o.item for o in observations])
+        scores = np.array([o.score for o in observations])
+        self.mean_score = float(scores.mean())
+        self._y = scores - self.mean_score
+        self._requests = int(self._request.max()) + 1
+        spread = max(float(self._y.var()), _FLOOR)
+        self._blocks = [slice(0, items)]
+        self._variances = [spread]
+        fixed = []
+        if together:
+            at = items + self._requests
+            self._blocks += [slice(items, at), slice(at, at + KNOTS)]
+            self._variances += [spread / 8, spread / 4]
+            fixed = [
+                np.eye(self._requests)[self._request],
+                _hats(np.array([o.place for o in observations])),
+            ]
+        self._fixed = np.hstack(fixed) if fixed else np.zeros((len(scores), 0))
+        self._noise, self._c_variance = spread / 4, 0.05
+        self._c = np.ones(self._requests)
+        self._mean = np.zeros(items + self._fixed.shape[1])
+        self._covariance = np.zeros((len(self._mean), len(self._mean)))
+
+    @property
+    def worth(self) -> Floats:
+        return self._mean[: self._items]
+
+    @property
+    def reliability(self) -> float:
+        return self._variances[0] / (self._variances[0] + self._noise)
+
+    @property
+    def errors(self) -> Floats:
+        return centred_errors(self._covariance[: self._items, : self._items])
+
+    def step(self) -> None:
+        """One round: posterior given the variances, then the variances and c given it."""
+        design = self._design()
+        prior = np.concatenate(
+            [
+                np.full(block.stop - block.start, 1 / variance)
+                for block, variance in zip(self._blocks, self._variances, strict=True)
+            ]
+        )
+        self._covariance = np.linalg.inv(design.T @ design / self._noise + np.diag(prior))
+        self._mean = self._covariance @ design.T @ self._y / self._noise
+        squares = self._mean**2 + np.diag(self._covariance)
+        self._variances = [max(float(squares[block].mean()), _FLOOR) for block in self._blocks]
+        residual = self._y - design @ self._mean
+        doubt = float(np.einsum("ij,jk,ik->", design, self._covariance, design))
+        self._noise = max((float(residual @ residual) + doubt) / len(residual), _FLOOR)
+        if self._together and self._requests > 1:
+            self._spread_of_requests(squares)
+
+    def _design(self) -> Floats:
+        theta = np.zeros((len(self._y), self._items))
+        theta[np.arange(len(self._y)), self._item] = self._c[self._request]
+        return np.hstack([theta, self._fixed])
+
+    def _spread_of_requests(self, squares: Floats) -> None:
+        """How far each request spread its scores, relative to the mean request."""
+        explained = self._y - self._fixed @ self._mean[self._items :]
+        worth = self._mean[self._item]
+        along = np.bincount(self._request, worth * explained) / self._noise
+        weight = np.bincount(self._request, squares[self._item]) / self._noise
+        precision = weight + 1 / self._c_variance
+        c = (along + 1 / self._c_variance) / precision
+        self._c_variance = max(float(((c - 1) ** 2 + 1 / precision).mean()), _FLOOR)
+        self._c = np.clip(c / c.mean(), 0.1, 10.0)
+
+
+def centred_errors(covariance: Floats) -> Floats:
+    """Standard errors ``[N]`` of each worth against the mean worth: where all of them lie together
+    is no uncertainty of their order."""
+    centred = np.diag(covariance) - 2 * covariance.mean(axis=0) + covariance.mean()
+    result: Floats = np.sqrt(np.maximum(centred, 0.0))
+    return result
+
+
+def tie(estimate: Estimate) -> Floats:
+    """Scores ``[N]`` in which trajectories that the judge could not tell apart have the same.
+
+    From the best down, all whose interval overlaps that of the best one left form a tie, and get
+    its mean. An interval overlaps its leader's, not merely a neighbour's, so chains do not grow.
+    """
+    order = np.argsort(-estimate.scores, kind="stable")
+    tied = estimate.scores.copy()
+    while len(order):
+        together = estimate.high[order] >= estimate.low[order[0]]
+        together[0] = True
+        count = len(order) if together.all() else int(np.argmin(together))
+        tied[order[:count]] = tied[order[:count]].mean()
+        order = order[count:]
+    return tied
+
+
+def unstable(estimate: Estimate) -> list[int]:
+    """Trajectories whose interval overlaps that of a neighbour in the order, best first."""
+    order = [int(item) for item in np.argsort(-estimate.scores, kind="stable")]
+    overlapping = [
+        estimate.high[lower] >= estimate.low[upper]
+        for upper, lower in zip(order, order[1:], strict=False)
+    ]
+    above, below = [False, *overlapping], [*overlapping, False]
+    return [item for item, a, b in zip(order, above, below, strict=True) if a or b]
+
+
+def _hats(place: Floats) -> Floats:
+    """Piecewise linear basis ``[observations, KNOTS]`` over [0, 1]."""
+    knots = np.linspace(0.0, 1.0, KNOTS)
+    return np.maximum(0.0, 1.0 - np.abs(place[:, None] - knots) * (KNOTS - 1))
