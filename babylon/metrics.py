@@ -8,6 +8,7 @@ from typing import Any
 
 from babylon.types import Artifact, Claim, Deployed, Scored, Trained, Verdict
 
+SCORER_METRIC = "judge_"  # before the names of what a scorer tells of itself
 Metrics = dict[str, float | int | str | bool | None]
 
 
@@ -19,6 +20,7 @@ def scored_metrics(scored: Scored) -> Metrics:
         "trajectories": scored.artifact.rows,
         "avg_reward": scored.avg_reward,
         "scorer": scored.scorer,
+        **{f"{SCORER_METRIC}{name}": value for name, value in scored.metrics.items()},
         "artifact_uri": scored.artifact.uri,
         "artifact_sha256": scored.artifact.sha256,
     }
@@ -38,6 +40,11 @@ def scored_from(claim: Claim, metrics: Mapping[str, Any]) -> Scored:
         agents=metrics["agents"],
         scorer=metrics["scorer"],
         avg_reward=metrics["avg_reward"],
+        metrics={
+            name.removeprefix(SCORER_METRIC): value
+            for name, value in metrics.items()
+            if name.startswith(SCORER_METRIC)
+        },
     )
 
 

@@ -16,6 +16,7 @@ judge that never contradicts itself sigma2 goes to its floor, and intervals clos
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from itertools import pairwise
 
 import numpy as np
 import numpy.typing as npt
@@ -100,7 +101,7 @@ class _Fit:
         self._noise, self._c_variance = spread / 4, 0.05
         self._c = np.ones(self._requests)
         self._mean = np.zeros(items + self._fixed.shape[1])
-        self._covariance = np.zeros((len(self._mean), len(self._mean)))
+        self._covariance: Floats = np.zeros((len(self._mean), len(self._mean)))
 
     @property
     def worth(self) -> Floats:
@@ -178,10 +179,7 @@ def tie(estimate: Estimate) -> Floats:
 def unstable(estimate: Estimate) -> list[int]:
     """Trajectories whose interval overlaps that of a neighbour in the order, best first."""
     order = [int(item) for item in np.argsort(-estimate.scores, kind="stable")]
-    overlapping = [
-        estimate.high[lower] >= estimate.low[upper]
-        for upper, lower in zip(order, order[1:], strict=False)
-    ]
+    overlapping = [estimate.high[lower] >= estimate.low[upper] for upper, lower in pairwise(order)]
     above, below = [False, *overlapping], [*overlapping, False]
     return [item for item, a, b in zip(order, above, below, strict=True) if a or b]
 

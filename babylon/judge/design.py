@@ -8,6 +8,7 @@ unstable, in new company; who was listed early before is listed late now.
 """
 
 from collections.abc import Mapping, Sequence
+from itertools import pairwise
 from math import ceil
 from random import Random
 from statistics import fmean
@@ -24,10 +25,7 @@ def ring(items: int, size: int, random: Random) -> list[Block]:
         return [tuple(order)]
     count = ceil(items / (size - 1))
     cuts = [round(block * items / count) for block in range(count + 1)]
-    blocks = [
-        [order[i % items] for i in range(start, end + 1)]
-        for start, end in zip(cuts, cuts[1:], strict=False)
-    ]
+    blocks = [[order[i % items] for i in range(start, end + 1)] for start, end in pairwise(cuts)]
     return [tuple(random.sample(block, len(block))) for block in blocks]
 
 
@@ -42,7 +40,7 @@ def again(
     cuts = [round(block * len(mixed) / count) for block in range(count + 1)]
     return [
         tuple(sorted(mixed[start:end], key=lambda item: -fmean(places[item])))
-        for start, end in zip(cuts, cuts[1:], strict=False)
+        for start, end in pairwise(cuts)
     ]
 
 
@@ -51,7 +49,7 @@ def uncompared(
 ) -> list[Block]:
     """Pairs of neighbours in the order, of which one is among ``items``, not yet compared: never,
     else in one listing only. ``compared`` holds (first, second) as listed."""
-    neighbours = [pair for pair in zip(order, order[1:], strict=False) if items.intersection(pair)]
+    neighbours = [pair for pair in pairwise(order) if items.intersection(pair)]
     never = [p for p in neighbours if p not in compared and p[::-1] not in compared]
     if never:
         return [pair if number % 2 else pair[::-1] for number, pair in enumerate(never)]

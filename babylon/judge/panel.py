@@ -64,14 +64,14 @@ class Panel:
         """An upper estimate for the blocks that were not bought before."""
         total = Spent()
         for block in blocks:
-            prompt = sheet.prompt(block)
+            prompt = sheet.prompt(block, repeat)
             if await self._cache.find(self._key(prompt, repeat)) is None:
                 one = self._estimate(prompt)
                 total = Spent(tokens=total.tokens + one.tokens, usd=total.usd + one.usd)
         return total
 
     async def _block(self, sheet: Sheet, block: Block, repeat: int) -> list[Verdict]:
-        prompt = sheet.prompt(block)
+        prompt = sheet.prompt(block, repeat)
         halves = _split(block)
         known = await self._cache.find(self._key(prompt, repeat))
         if known is not None and known.problem is None:

@@ -73,6 +73,11 @@ class Prompt:
         """Of everything that the judge is sent."""
         return hashlib.sha256(msgspec.json.encode((PROMPT_VERSION, self.messages))).hexdigest()
 
+    @property
+    def data(self) -> str:
+        """Ground truth and trajectories: the user's message."""
+        return self.messages[-1]["content"]
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Shown:
@@ -92,7 +97,7 @@ def build_prompt(
     shown: Sequence[Shown],
     seed: str,
 ) -> Prompt:
-    """``truth``, ``common`` and the texts are escaped already; ``shown`` is in the prompt's order."""
+    """All texts are escaped already; ``shown`` is in the prompt's order."""
     labels = _labels(seed, len(shown))
     blocks = [_system(method, rubric)]
     truths = [truth] if truth else []

@@ -44,9 +44,9 @@ class GroundTruth:
 class JudgeConfig:
     """How to judge.
 
-    ``passes``: how often a trajectory is shown at most, in the mean of its group. ``context_tokens``
-    is the judge's context, of which a prompt takes at most 60 %. ``repeats`` is off where the
-    budget allows one pass only.
+    ``passes``: how often a trajectory is shown at most, in the mean of its group.
+    ``context_tokens`` is the judge's context, of which a prompt takes at most 60 %. ``repeats`` is
+    off where the budget allows one pass only.
     """
 
     method: Method

@@ -33,8 +33,9 @@ class Sheet:
     common: str
     block_size: int
 
-    def prompt(self, block: Block) -> Prompt:
-        """The prompt for a block; labels are drawn anew for each."""
+    def prompt(self, block: Block, repeat: int = 0) -> Prompt:
+        """The prompt for a block; labels are drawn anew for each, and for each repetition: a judge
+        that answers the same prompt alike would only repeat itself."""
         shown = [self.shown[item] for item in block]
         ids = ",".join(trajectory.trajectory_id for trajectory in shown)
         return build_prompt(
@@ -43,8 +44,12 @@ class Sheet:
             truth=self.truth,
             common=self.common,
             shown=shown,
-            seed=f"{self.config.seed}:{self.window_id}:{self.scenario_id}:{ids}",
+            seed=f"{self.config.seed}:{self.window_id}:{self.scenario_id}:{ids}:{repeat}",
         )
+
+    def seen(self, item: int) -> str:
+        """What the judge is shown of one trajectory, ground truth included."""
+        return self.prompt((item,)).data
 
 
 def prepare(group: Sequence[JudgedTrajectory], truth: GroundTruth, config: JudgeConfig) -> Sheet:

@@ -122,7 +122,7 @@ class Sitting:
                 low=float(estimate.low[item]),
                 high=float(estimate.high[item]),
                 reasons=tuple(reason for reason in reasons[item] if reason),
-                seen=shown.text,
+                seen=self.sheet.seen(item),
             )
             for item, shown in enumerate(self.sheet.shown)
         ]

@@ -4,10 +4,20 @@ The table is the cache (a usable reply is found again by its key and never bough
 account (tokens and USD of windows and days, unusable replies included) and the record of why.
 """
 
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from datetime import datetime
+from datetime import UTC, datetime
+from typing import TYPE_CHECKING
+
+import msgspec
 
 from babylon.store.connection import Store
+from babylon.store.scores import Score
+
+if TYPE_CHECKING:
+    from babylon.store.connection import Connection
+
+Metrics = Mapping[str, float | int | str]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -36,10 +46,11 @@ class Purchase:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Spent:
-    """Tokens of prompts and replies, and US dollars."""
+    """Tokens of prompts and replies, US dollars, and the requests that were paid for."""
 
     tokens: int = 0
     usd: float = 0.0
+    requests: int = 0
 
 
 class StoredJudgments:
@@ -95,10 +106,64 @@ async def spent_since(store: Store, moment: datetime) -> Spent:
     return await _sum(store, "created_at >= $1", moment)
 
 
+async def tell_game(
+    connection: "Connection", scenarios: Mapping[str, str], rows: Sequence[Score], metrics: Metrics
+) -> None:
+    """The judge's scores in the game's own tables, where those are ours.
+
+    ``scenarios``: trajectory id → scenario, the game's group. ``rank`` is that within the group,
+    1 the best; equal scores have equal ranks.
+    """
+    now = datetime.now(UTC)
+    for row in rows:
+        reasoning = " ".join(row.reasons)
+        group = [
+            r.score for r in rows if scenarios[r.trajectory_id] == scenarios[row.trajectory_id]
+        ]
+        await connection.execute(
+            'UPDATE trajectories SET "aiJudgeReward" = $2, "aiJudgeReasoning" = $3,'
+            ' "judgedAt" = $4, "updatedAt" = $4 WHERE "trajectoryId" = $1',
+            row.trajectory_id,
+            row.score,
+            reasoning,
+            now.replace(tzinfo=None),
+        )
+        await connection.execute(
+            _TELL,
+            row.trajectory_id,
+            str(metrics.get("model", row.scorer)),
+            str(metrics.get("rubric", row.scorer)),
+            row.score,
+            1 + sum(score > row.score for score in group),
+            scenarios[row.trajectory_id],
+            reasoning,
+            msgspec.json.encode({name: metrics[name] for name in sorted(metrics)}).decode(),
+            now.replace(tzinfo=None),
+        )
+
+
+_TELL = """
+INSERT INTO reward_judgments (id, "trajectoryId", "judgeModel", "judgeVersion", "overallScore",
+    rank, "normalizedScore", "groupId", reasoning, "criteriaJson", "judgedAt")
+VALUES ('babylon-' || $1, $1, $2, $3, $4, $5, $4, $6, $7, $8, $9)
+ON CONFLICT ("trajectoryId") DO UPDATE SET
+    "judgeModel" = excluded."judgeModel",
+    "judgeVersion" = excluded."judgeVersion",
+    "overallScore" = excluded."overallScore",
+    rank = excluded.rank,
+    "normalizedScore" = excluded."normalizedScore",
+    "groupId" = excluded."groupId",
+    reasoning = excluded.reasoning,
+    "criteriaJson" = excluded."criteriaJson",
+    "judgedAt" = excluded."judgedAt"
+"""
+
+
 async def _sum(store: Store, condition: str, value: str | datetime) -> Spent:
     row = await store.pool.fetchrow(
         "SELECT coalesce(sum(prompt_tokens + completion_tokens), 0)::bigint AS tokens,"
-        f" coalesce(sum(usd), 0) AS usd FROM babylon.judgments WHERE {condition}",
+        " coalesce(sum(usd), 0) AS usd, count(*) FILTER (WHERE prompt_tokens > 0) AS requests"
+        f" FROM babylon.judgments WHERE {condition}",
         value,
     )
     assert row is not None  # an aggregate has a row
