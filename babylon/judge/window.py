@@ -132,15 +132,18 @@ class Sitting:
         if self.items < 2:
             return []
         if number == 0:
-            return self._probe()
-        doubtful = unstable(self.estimate())
+            return self._probe() if self.sheet.config.passes > 1 else []
+        room = int(self._most) - sum(len(verdict.block) for verdict in self.verdicts)
+        estimate = self.estimate()
         if self.sheet.config.method == "preference":
-            blocks = self._neighbours(doubtful)
-        elif self.sheet.config.method == "regression":
-            blocks = [(item,) for item in sorted(doubtful)]
-        else:
-            blocks = again(doubtful, self.sheet.block_size, self._places(), self._random(number))
-        return blocks if self._shown + sum(map(len, blocks)) <= self._most else []
+            return self._neighbours(estimate)[: max(room, 0) // 2]
+        width = estimate.high - estimate.low
+        doubtful = sorted(unstable(estimate), key=lambda item: -width[item])[: max(room, 0)]
+        if self.sheet.config.method == "regression":
+            return [(item,) for item in doubtful]
+        if len(doubtful) < 2:
+            return []
+        return again(doubtful, self.sheet.block_size, self._places(), self._random(number))
 
     def _probe(self) -> list[Block]:
         """The first block again, reversed; of single ones and pairs as many as a block has."""
@@ -148,20 +151,16 @@ class Sitting:
         few = first[: max(1, 6 // self.sheet.block_size)]
         return [block[::-1] for block in few]
 
-    def _neighbours(self, doubtful: Sequence[int]) -> list[Block]:
+    def _neighbours(self, estimate: Estimate) -> list[Block]:
+        """First neighbours that were never compared, then those too close, the other way round."""
         compared = {(v.block[0], v.block[1]) for v in self.verdicts}
-        estimate = self.estimate()
         order = sorted(range(self.items), key=lambda item: -estimate.scores[item])
         never = [
             pair
             for pair in uncompared(order, compared, set(range(self.items)))
             if pair[::-1] not in compared
         ]
-        return never or uncompared(order, compared, set(doubtful))
-
-    @property
-    def _shown(self) -> int:
-        return sum(len(verdict.block) for verdict in self.verdicts)
+        return never or uncompared(order, compared, set(unstable(estimate)))
 
     @property
     def _most(self) -> float:
