@@ -26,7 +26,7 @@ Floats = npt.NDArray[np.float64]
 KNOTS = 4  # of the bias for a place
 Z = 0.674  # half width of an interval in standard errors: it holds the truth every other time
 _ROUNDS = 60
-_FLOOR = 1e-6  # of a variance: scores are told apart down to a thousandth
+_FLOOR = 1e-9  # of a variance: scores are told apart down to a thousandth
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -91,14 +91,14 @@ class _Fit:
         fixed = []
         if together:
             at = items + self._requests
-            self._blocks += [slice(items, at), slice(at, at + KNOTS)]
-            self._variances += [spread / 8, spread / 4]
+            self._blocks += [slice(items, at), slice(at, at + 1), slice(at + 1, at + 3)]
+            self._variances += [spread / 50, spread / 10, spread / 100]
             fixed = [
                 np.eye(self._requests)[self._request],
-                _hats(np.array([o.place for o in observations])),
+                _biases(np.array([o.place for o in observations])),
             ]
         self._fixed = np.hstack(fixed) if fixed else np.zeros((len(scores), 0))
-        self._noise, self._c_variance = spread / 4, 0.05
+        self._noise, self._c_variance = spread / 4, 0.01
         self._c = np.ones(self._requests)
         self._mean = np.zeros(items + self._fixed.shape[1])
         self._covariance: Floats = np.zeros((len(self._mean), len(self._mean)))
@@ -129,7 +129,7 @@ class _Fit:
         squares = self._mean**2 + np.diag(self._covariance)
         self._variances = [max(float(squares[block].mean()), _FLOOR) for block in self._blocks]
         residual = self._y - design @ self._mean
-        doubt = float(np.einsum("ij,jk,ik->", design, self._covariance, design))
+        doubt = float(((design @ self._covariance) * design).sum())
         self._noise = max((float(residual @ residual) + doubt) / len(residual), _FLOOR)
         if self._together and self._requests > 1:
             self._spread_of_requests(squares)
@@ -162,13 +162,17 @@ def centred_errors(covariance: Floats) -> Floats:
 def tie(estimate: Estimate) -> Floats:
     """Scores ``[N]`` in which trajectories that the judge could not tell apart have the same.
 
-    From the best down, all whose interval overlaps that of the best one left form a tie, and get
-    its mean. An interval overlaps its leader's, not merely a neighbour's, so chains do not grow.
+    From the best down, the best one left ties with all that lie inside its interval and it inside
+    theirs, and they get their mean. Each is held against the leader, not merely against a
+    neighbour, so chains do not grow.
     """
     order = np.argsort(-estimate.scores, kind="stable")
     tied = estimate.scores.copy()
     while len(order):
-        together = estimate.high[order] >= estimate.low[order[0]]
+        best = estimate.scores[order[0]]
+        together = (estimate.high[order] >= best) & (
+            estimate.scores[order] >= estimate.low[order[0]]
+        )
         together[0] = True
         count = len(order) if together.all() else int(np.argmin(together))
         tied[order[:count]] = tied[order[:count]].mean()
@@ -184,7 +188,6 @@ def unstable(estimate: Estimate) -> list[int]:
     return [item for item, a, b in zip(order, above, below, strict=True) if a or b]
 
 
-def _hats(place: Floats) -> Floats:
-    """Piecewise linear basis ``[observations, KNOTS]`` over [0, 1]."""
-    knots = np.linspace(0.0, 1.0, KNOTS)
-    return np.maximum(0.0, 1.0 - np.abs(place[:, None] - knots) * (KNOTS - 1))
+def _biases(place: Floats) -> Floats:
+    """Columns ``[observations, 3]``: along the list from first to last, first of it, last of it."""
+    return np.stack([0.5 - place, place == 0.0, place == 1.0], axis=1).astype(float)

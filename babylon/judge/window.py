@@ -131,22 +131,25 @@ class Sitting:
         """The blocks to ask now; none when all is stable or the passes are used up."""
         if self.items < 2:
             return []
+        left = int(self._most) - self._shown
+        if self.sheet.config.method == "ruler":
+            items = self._doubtful()[:left] if number else range(self.items)
+            if len(items) < 2:
+                return []
+            return again(items, self.sheet.block_size, self._places(), self._random(number))
         if number == 0:
-            return self._probe()
-        doubtful = unstable(self.estimate())
-        if self.sheet.config.method == "preference":
-            blocks = self._neighbours(doubtful)
-        elif self.sheet.config.method == "regression":
-            blocks = [(item,) for item in sorted(doubtful)]
+            blocks = [block[::-1] for block in self.first_pass()[: 6 // self.sheet.block_size]]
+        elif self.sheet.config.method == "preference":
+            blocks = self._neighbours(unstable(self.estimate()))
         else:
-            blocks = again(doubtful, self.sheet.block_size, self._places(), self._random(number))
-        return blocks if self._shown + sum(map(len, blocks)) <= self._most else []
+            blocks = [(item,) for item in self._doubtful()]
+        return blocks[: left // self.sheet.block_size]
 
-    def _probe(self) -> list[Block]:
-        """The first block again, reversed; of single ones and pairs as many as a block has."""
-        first = self.first_pass()
-        few = first[: max(1, 6 // self.sheet.block_size)]
-        return [block[::-1] for block in few]
+    def _doubtful(self) -> list[int]:
+        """What is unstable, the widest interval first."""
+        estimate = self.estimate()
+        width = estimate.high - estimate.low
+        return sorted(unstable(estimate), key=lambda item: -width[item])
 
     def _neighbours(self, doubtful: Sequence[int]) -> list[Block]:
         compared = {(v.block[0], v.block[1]) for v in self.verdicts}
