@@ -65,7 +65,7 @@ class Settings(BaseSettings):
     judge_temperature: float | None = Field(None, ge=0, le=2, validation_alias="JUDGE_TEMPERATURE")
     judge_rubric: str = Field("trading-v1", validation_alias="JUDGE_RUBRIC")
     judge_context_tokens: int = Field(128_000, ge=1000, validation_alias="JUDGE_CONTEXT_TOKENS")
-    judge_passes: float = Field(3.0, ge=1, le=20, validation_alias="JUDGE_PASSES")
+    judge_passes: float = Field(2.5, ge=1, le=20, validation_alias="JUDGE_PASSES")
     judge_concurrency: int = Field(8, ge=1, le=256, validation_alias="JUDGE_CONCURRENCY")
     judge_timeout_s: float = Field(1800.0, gt=0, validation_alias="JUDGE_TIMEOUT_SECONDS")
 

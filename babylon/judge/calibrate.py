@@ -3,15 +3,16 @@
 A judge that scores lists is noisy, favours places in the list, and has no fixed scale: the same
 trajectory gets another number in other company. Score s of trajectory i at place p of request r:
 
-    s = mean + a_r + c_r * theta_i + b(p) + noise,    noise ~ N(0, sigma2)
+    s = mean + theta_i + a_r + b(p) + noise,    noise ~ N(0, sigma2)
 
 with theta_i ~ N(0, v_theta) the trajectory's worth, a_r ~ N(0, v_a) how generous the request was,
-c_r ~ N(1, v_c) how far it spread its scores, and b(p) the bias for a place, piecewise linear over
-the list. This is ridge regression on comparisons within requests (the Plackett-Luce of scores
-rather than ranks), except that no ridge is chosen: all variances are estimated by EM (Henderson's
-mixed model equations). The reliability of the judge, v_theta / (v_theta + sigma2) (as in
-arXiv 2601.21817), so decides how far scores shrink together and how wide intervals are; of a
-judge that never contradicts itself sigma2 goes to its floor, and intervals close.
+and b(p) the bias for a place, piecewise linear over the list. It is the ridge Plackett-Luce of
+scores rather than ranks: comparisons within requests, tied together by what requests share. No
+ridge is chosen, because the variances follow from the data (Henderson's mixed model equations,
+with MacKay's fixed point for the variances, Neural Computation 4, 1992). So the reliability of
+the judge, v_theta / (v_theta + sigma2) (arXiv 2601.21817 for judges that compare pairs), decides
+how far scores shrink together and how wide intervals are; of a judge that never contradicts
+itself sigma2 goes to its floor, and intervals close.
 """
 
 from collections.abc import Sequence
@@ -23,10 +24,10 @@ import numpy.typing as npt
 
 Floats = npt.NDArray[np.float64]
 
-KNOTS = 4  # of the bias for a place
 Z = 0.674  # half width of an interval in standard errors: it holds the truth every other time
 _ROUNDS = 60
-_FLOOR = 1e-9  # of a variance: scores are told apart down to a thousandth
+_FLOOR = 1e-13  # of a variance: beyond what judges write and doubles hold
+_LEAST_FREEDOM = 0.5  # degrees of freedom that the noise is taken to have at least
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -75,7 +76,7 @@ def _within_unit(scores: Floats, half: Floats, reliability: float) -> Estimate:
 
 
 class _Fit:
-    """The state of EM: posterior mean and covariance of (theta, a, b), variances, and c."""
+    """Where the iteration is: posterior mean and covariance of (theta, a, b), and variances."""
 
     def __init__(self, observations: Sequence[Observation], items: int, together: bool) -> None:
         self._items, self._together = items, together
@@ -88,19 +89,18 @@ class _Fit:
         spread = max(float(self._y.var()), _FLOOR)
         self._blocks = [slice(0, items)]
         self._variances = [spread]
-        fixed = []
+        columns = [np.eye(items)[self._item]]
         if together:
             at = items + self._requests
             self._blocks += [slice(items, at), slice(at, at + 1), slice(at + 1, at + 3)]
             self._variances += [spread / 50, spread / 10, spread / 100]
-            fixed = [
+            columns += [
                 np.eye(self._requests)[self._request],
                 _biases(np.array([o.place for o in observations])),
             ]
-        self._fixed = np.hstack(fixed) if fixed else np.zeros((len(scores), 0))
-        self._noise, self._c_variance = spread / 4, 0.01
-        self._c = np.ones(self._requests)
-        self._mean = np.zeros(items + self._fixed.shape[1])
+        self._design = np.hstack(columns)
+        self._noise = spread / 4
+        self._mean = np.zeros(self._design.shape[1])
         self._covariance: Floats = np.zeros((len(self._mean), len(self._mean)))
 
     @property
@@ -116,39 +116,25 @@ class _Fit:
         return centred_errors(self._covariance[: self._items, : self._items])
 
     def step(self) -> None:
-        """One round: posterior given the variances, then the variances and c given it."""
-        design = self._design()
+        """One round: posterior given the variances, then the variances given it."""
         prior = np.concatenate(
             [
                 np.full(block.stop - block.start, 1 / variance)
                 for block, variance in zip(self._blocks, self._variances, strict=True)
             ]
         )
-        self._covariance = np.linalg.inv(design.T @ design / self._noise + np.diag(prior))
-        self._mean = self._covariance @ design.T @ self._y / self._noise
-        squares = self._mean**2 + np.diag(self._covariance)
-        self._variances = [max(float(squares[block].mean()), _FLOOR) for block in self._blocks]
-        residual = self._y - design @ self._mean
-        doubt = float(((design @ self._covariance) * design).sum())
-        self._noise = max((float(residual @ residual) + doubt) / len(residual), _FLOOR)
-        if self._together and self._requests > 1:
-            self._spread_of_requests(squares)
-
-    def _design(self) -> Floats:
-        theta = np.zeros((len(self._y), self._items))
-        theta[np.arange(len(self._y)), self._item] = self._c[self._request]
-        return np.hstack([theta, self._fixed])
-
-    def _spread_of_requests(self, squares: Floats) -> None:
-        """How far each request spread its scores, relative to the mean request."""
-        explained = self._y - self._fixed @ self._mean[self._items :]
-        worth = self._mean[self._item]
-        along = np.bincount(self._request, worth * explained) / self._noise
-        weight = np.bincount(self._request, squares[self._item]) / self._noise
-        precision = weight + 1 / self._c_variance
-        c = (along + 1 / self._c_variance) / precision
-        self._c_variance = max(float(((c - 1) ** 2 + 1 / precision).mean()), _FLOOR)
-        self._c = np.clip(c / c.mean(), 0.1, 10.0)
+        self._covariance = np.linalg.inv(self._design.T @ self._design / self._noise + np.diag(prior))
+        self._mean = self._covariance @ self._design.T @ self._y / self._noise
+        doubt = np.diag(self._covariance)
+        used = []
+        for number, (block, variance) in enumerate(zip(self._blocks, self._variances, strict=True)):
+            size = block.stop - block.start
+            used.append(float(np.clip(size - doubt[block].sum() / variance, 1e-3, size)))
+            squares = float((self._mean[block] ** 2).sum())
+            self._variances[number] = max(squares / used[-1], _FLOOR)
+        residual = self._y - self._design @ self._mean
+        left = max(len(residual) - sum(used), _LEAST_FREEDOM)
+        self._noise = max(float(residual @ residual) / left, _FLOOR)
 
 
 def centred_errors(covariance: Floats) -> Floats:

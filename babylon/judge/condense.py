@@ -1,9 +1,10 @@
 """A trajectory as text for the judge: everything that fits, then by rule what matters most.
 
-One line a step: what was new to the agent (lines of its prompt and of its providers that it had
-not seen before), its words (of a reply that is a JSON order, the reasoning in it), the action with
-its parameters, and the result. Numbers have two decimals, small ones three figures.
-Lines that all trajectories of a group were shown are told once, beside the group (``common``).
+One line a step, ``[3] seen | "words" | action -> result``: what was new to the agent (lines of its
+prompt and of its providers that it had not seen before), its words (of a reply that is a JSON
+order, the reasoning in it), the action with its parameters, and the result. Numbers have two
+decimals, small ones three figures. Lines that all trajectories of a group saw first at the same
+step are told once, beside the group (``common_lines``).
 
 Where the text is longer than the limit, details go in this order, each time for all steps alike:
 
@@ -20,6 +21,7 @@ import json
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from itertools import groupby
 from typing import Any
 
 from babylon.judge.records import JudgedTrajectory
@@ -43,31 +45,41 @@ class StepText:
 
     def line(self, limit: int) -> str:
         saw = shorten(" / ".join(self.saw), 2 * limit)
-        parts = [f"[{self.number}]"]
-        parts += [f"saw: {saw}"] if saw else []
-        parts += [f"said: {shorten(self.said, limit)}"] if self.said else []
-        parts += [f"did: {shorten(self.did, limit)}"]
-        parts += [f"result: {shorten(self.result, limit)}"] if self.result else []
-        return " | ".join(escape(part) for part in parts)
+        parts = [saw] if saw else []
+        parts += [f'"{shorten(self.said, limit)}"'] if self.said else []
+        parts += [shorten(self.did, limit)]
+        parts += [f"-> {shorten(self.result, limit)}"] if self.result else []
+        return escape(f"[{self.number}] {' | '.join(parts)}")
 
 
-def shown_lines(judged: JudgedTrajectory) -> list[str]:
+Line = tuple[int, str]
+"""A line that an agent was shown, and the number of the step in which it first was."""
+
+
+def shown_lines(judged: JudgedTrajectory) -> list[Line]:
     """Every line that the agent was shown, in order, once each."""
-    lines: dict[str, None] = {}
-    for step in judged.steps:
-        lines.update(dict.fromkeys(_shown(step)))
-    return list(lines)
+    lines: dict[str, int] = {}
+    for index, step in enumerate(judged.steps):
+        for line in _shown(step):
+            lines.setdefault(line, _number(step, index))
+    return [(number, line) for line, number in lines.items()]
 
 
-def common_lines(group: Sequence[JudgedTrajectory]) -> list[str]:
-    """Lines that every trajectory of a group was shown, in the first one's order."""
+def common_lines(group: Sequence[JudgedTrajectory]) -> list[Line]:
+    """Lines that every trajectory of a group was shown first at the same step, in order."""
     if len(group) < 2:
         return []
     others = [set(shown_lines(judged)) for judged in group[1:]]
     return [line for line in shown_lines(group[0]) if all(line in seen for seen in others)]
 
 
-def condense(judged: JudgedTrajectory, common: Iterable[str], limit: int) -> str:
+def render_common(lines: Sequence[Line]) -> list[str]:
+    """One line of text a step."""
+    steps = groupby(lines, key=lambda line: line[0])
+    return [escape(f"[{number}] {' / '.join(line for _, line in own)}") for number, own in steps]
+
+
+def condense(judged: JudgedTrajectory, common: Iterable[Line], limit: int) -> str:
     """The trajectory in at most ``limit`` tokens (our count); the summary always stands."""
     summary = summarise(judged)
     steps = _step_texts(judged, frozenset(common))
@@ -128,8 +140,8 @@ def _gap(steps: Sequence[StepText]) -> list[str]:
     return [f"[{len(steps)} steps left out: {what}]"]
 
 
-def _step_texts(judged: JudgedTrajectory, common: frozenset[str]) -> list[StepText]:
-    seen = set(common)
+def _step_texts(judged: JudgedTrajectory, common: frozenset[Line]) -> list[StepText]:
+    seen = {line for _, line in common}
     texts = []
     for index, step in enumerate(judged.steps):
         new = [line for line in _shown(step) if line not in seen]
@@ -147,7 +159,7 @@ def _step_text(step: Mapping[str, Any], index: int, saw: tuple[str, ...]) -> Ste
     result = " ".join(filter(None, [failed, _compact(action.get("result")), _right(action)]))
     gain = _gain(action.get("result"))
     return StepText(
-        number=int(step.get("stepNumber", index)),
+        number=_number(step, index),
         saw=saw,
         said="" if said in (name, parameters) else said,
         did=f"{name} {parameters}".strip(),
@@ -155,6 +167,11 @@ def _step_text(step: Mapping[str, Any], index: int, saw: tuple[str, ...]) -> Ste
         action=name,
         weight=(float(name == "HOLD" or bool(failed)), -abs(gain)),
     )
+
+
+def _number(step: Mapping[str, Any], index: int) -> int:
+    number = step.get("stepNumber")
+    return number if isinstance(number, int) else index
 
 
 def _said(step: Mapping[str, Any], action: Mapping[str, Any]) -> list[str]:
@@ -214,9 +231,14 @@ def _gain(result: object) -> float:
 
 
 def _compact(value: object) -> str:
-    """JSON without spaces, numbers to four figures; nothing for nothing."""
+    """``key=value`` of an object, else JSON without spaces; nothing for nothing."""
     if value in (None, {}, [], ""):
         return ""
+    if isinstance(value, dict):
+        pairs = [f"{key}={_compact(item) or '-'}" for key, item in value.items()]
+        return " ".join(pairs)
+    if isinstance(value, str):
+        return value
     return json.dumps(_rounded(value), ensure_ascii=False, separators=(",", ":"))
 
 

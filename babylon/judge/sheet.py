@@ -8,10 +8,10 @@ to another, and the trajectories of a block share the rest evenly.
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from babylon.judge.condense import common_lines, condense
+from babylon.judge.condense import common_lines, condense, render_common
 from babylon.judge.prompt import Prompt, Shown, build_prompt
 from babylon.judge.records import BLOCK_SIZES, GroundTruth, JudgeConfig, JudgedTrajectory
-from babylon.judge.text import count_tokens, escape
+from babylon.judge.text import count_tokens
 from babylon.judge.truth import fit_lines, knowledge_lines, truth_lines
 
 Block = tuple[int, ...]
@@ -60,8 +60,8 @@ def prepare(group: Sequence[JudgedTrajectory], truth: GroundTruth, config: Judge
     everybodys = [line for line in known[0] if all(line in lines for lines in known[1:])]
     words = sorted({word for judged in group for word in _markets(judged)})
     outcomes = fit_lines([*truth_lines(truth), *everybodys], quarter, words)
-    shared = fit_lines([escape(line) for line in common], quarter)
-    if "[" in shared[-20:] and shared.endswith("left out]"):  # then each trajectory tells its own
+    shared = "\n".join(render_common(common))
+    if count_tokens(shared) > quarter:  # then each trajectory tells its own, as far as it fits
         shared, common = "", []
     own = ["; ".join(line for line in lines if line not in everybodys) for lines in known]
     first = group[0].trajectory

@@ -1,7 +1,8 @@
 """Agents' text inside a prompt: escaped, cut visibly, and counted.
 
 Whatever agents and markets wrote is data. ``escape`` leaves it no ``<`` to close a block or open a
-chat-template token with, and no line break to start a line of its own with. Nothing is cut
+chat-template token with (``‹`` stands for it, which costs less than an entity), and no line break
+to start a line of its own with. Nothing is cut
 silently: ``shorten`` says how many characters are missing.
 """
 
@@ -13,8 +14,8 @@ _PIECES = re.compile(r"[A-Za-z]+|[0-9]|[^\x00-\x7f]|[^\sA-Za-z0-9]|\s+")
 
 
 def escape(text: str) -> str:
-    """One line without markup; entities read back as what the agent wrote."""
-    return one_line(text).replace("&", "&amp;").replace("<", "&lt;").replace(">", "&gt;")
+    """One line in which no tag begins."""
+    return one_line(text).replace("<", "‹")
 
 
 def one_line(text: str) -> str:
