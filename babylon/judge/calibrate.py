@@ -123,7 +123,9 @@ class _Fit:
                 for block, variance in zip(self._blocks, self._variances, strict=True)
             ]
         )
-        self._covariance = np.linalg.inv(self._design.T @ self._design / self._noise + np.diag(prior))
+        self._covariance = np.linalg.inv(
+            self._design.T @ self._design / self._noise + np.diag(prior)
+        )
         self._mean = self._covariance @ self._design.T @ self._y / self._noise
         doubt = np.diag(self._covariance)
         used = []

@@ -52,7 +52,7 @@ class JudgeConfig:
     method: Method
     rubric: Rubric
     context_tokens: int = 128_000
-    passes: float = 2.4
+    passes: float = 2.5
     seed: int = 0
     repeats: bool = True
 
