@@ -32,9 +32,7 @@ def ring(items: int, size: int, random: Random) -> list[Block]:
 def again(
     items: Sequence[int], size: int, places: Mapping[int, Sequence[float]], random: Random
 ) -> list[Block]:
-    """Items, none or at least two, in mixed blocks; the latest listed so far come first."""
-    if not items:
-        return []
+    """Two or more items in mixed blocks; those listed late so far come first."""
     mixed = random.sample(list(items), len(items))
     count = ceil(len(mixed) / size)
     cuts = [round(block * len(mixed) / count) for block in range(count + 1)]

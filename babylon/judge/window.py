@@ -131,40 +131,36 @@ class Sitting:
         """The blocks to ask now; none when all is stable or the passes are used up."""
         if self.items < 2:
             return []
-        left = int(self._most) - self._shown
-        if self.sheet.config.method == "ruler":
-            items = self._doubtful()[:left] if number else range(self.items)
-            if len(items) < 2:
-                return []
-            return again(items, self.sheet.block_size, self._places(), self._random(number))
         if number == 0:
-            blocks = [block[::-1] for block in self.first_pass()[: 6 // self.sheet.block_size]]
-        elif self.sheet.config.method == "preference":
-            blocks = self._neighbours(unstable(self.estimate()))
-        else:
-            blocks = [(item,) for item in self._doubtful()]
-        return blocks[: left // self.sheet.block_size]
-
-    def _doubtful(self) -> list[int]:
-        """What is unstable, the widest interval first."""
+            return self._probe() if self.sheet.config.passes > 1 else []
+        room = int(self._most) - sum(len(verdict.block) for verdict in self.verdicts)
         estimate = self.estimate()
+        if self.sheet.config.method == "preference":
+            return self._neighbours(estimate)[: max(room, 0) // 2]
         width = estimate.high - estimate.low
-        return sorted(unstable(estimate), key=lambda item: -width[item])
+        doubtful = sorted(unstable(estimate), key=lambda item: -width[item])[: max(room, 0)]
+        if self.sheet.config.method == "regression":
+            return [(item,) for item in doubtful]
+        if len(doubtful) < 2:
+            return []
+        return again(doubtful, self.sheet.block_size, self._places(), self._random(number))
 
-    def _neighbours(self, doubtful: Sequence[int]) -> list[Block]:
+    def _probe(self) -> list[Block]:
+        """The first block again, reversed; of single ones and pairs as many as a block has."""
+        first = self.first_pass()
+        few = first[: max(1, 6 // self.sheet.block_size)]
+        return [block[::-1] for block in few]
+
+    def _neighbours(self, estimate: Estimate) -> list[Block]:
+        """First neighbours that were never compared, then those too close, the other way round."""
         compared = {(v.block[0], v.block[1]) for v in self.verdicts}
-        estimate = self.estimate()
         order = sorted(range(self.items), key=lambda item: -estimate.scores[item])
         never = [
             pair
             for pair in uncompared(order, compared, set(range(self.items)))
             if pair[::-1] not in compared
         ]
-        return never or uncompared(order, compared, set(doubtful))
-
-    @property
-    def _shown(self) -> int:
-        return sum(len(verdict.block) for verdict in self.verdicts)
+        return never or uncompared(order, compared, set(unstable(estimate)))
 
     @property
     def _most(self) -> float:
