@@ -29,7 +29,7 @@ from babylon.judge.client import JudgeClient
 from babylon.judge.records import JudgeConfig, Method
 from babylon.judge.rubrics import load_rubric
 from babylon.judge.window import judge_window
-from babylon.rewards.art_ruler import art_ruler
+from babylon.rewards.art_ruler import scores_by_art
 from babylon.rewards.heuristic import heuristic
 from benchmarks.judge_windows import KnownWindow, known_window
 from benchmarks.loopback_judge import LoopbackJudge, Mind
@@ -124,7 +124,7 @@ async def _heuristic(window: KnownWindow, base_url: str) -> Scores:
 
 async def _art_ruler(window: KnownWindow, base_url: str) -> Scores:
     """ART's RULER with our rubric: its own is about reaching a goal sooner."""
-    scores = await art_ruler(
+    scores = await scores_by_art(
         [judged.trajectory for judged in window.judged],
         model=MODEL,
         base_url=base_url,
@@ -204,9 +204,7 @@ async def measure(
         for size, count in windows.items():
             arts: list[Result] = []
             for scorer in scorers:
-                results = [
-                    await judge_once(scorer, condition, size, seed) for seed in range(count)
-                ]
+                results = [await judge_once(scorer, condition, size, seed) for seed in range(count)]
                 arts = results if scorer == "art-ruler" else arts
                 rows.append(summarise(results, arts))
                 print(as_line(rows[-1]), file=sys.stderr, flush=True)

@@ -8,16 +8,41 @@ tells what came of it. Ground truth has no place there.
 """
 
 import asyncio
-from collections.abc import Iterator, Sequence
+from collections.abc import Awaitable, Callable, Iterator, Sequence
 from itertools import groupby
 
-from babylon.rewards.scorer import Score
+from babylon.errors import ConfigError
+from babylon.judge.rubrics import load_rubric
+from babylon.rewards.scorer import Score, ScoringContext
 from babylon.trajectories import Trajectory
 
 Chat = list[dict[str, str]]
 
 
-async def art_ruler(
+async def art_ruler(trajectories: Sequence[Trajectory], context: ScoringContext) -> list[Score]:
+    """The scorer: asks the judge of the settings by their rubric; one score a trajectory.
+
+    Raises:
+        ConfigError: no ``JUDGE_MODEL`` is named.
+        Exception: as ``scores_by_art``.
+    """
+    settings = context.settings
+    if settings.judge_model is None:
+        raise ConfigError(
+            "art-ruler: JUDGE_MODEL is not set: name a model of the server at JUDGE_BASE_URL"
+            f" ({settings.judge_base_url}); a checkpoint at JUDGE_MODEL_PATH is not asked by ART"
+        )
+    key = settings.openai_api_key
+    return await scores_by_art(
+        trajectories,
+        model=settings.judge_model,
+        base_url=settings.judge_base_url,
+        api_key=key.get_secret_value() if key else "none",
+        rubric=load_rubric(settings.judge_rubric).text,
+    )
+
+
+async def scores_by_art(
     trajectories: Sequence[Trajectory], *, model: str, base_url: str, api_key: str, rubric: str
 ) -> list[Score]:
     """One score a trajectory, in order, as ART's ``ruler_score_group`` gives it.
@@ -74,7 +99,7 @@ def _result(trajectory: Trajectory) -> str:
     )
 
 
-def _load():  # type: ignore[no-untyped-def]
+def _load() -> Callable[..., Awaitable[list[float]]]:
     """Importing ART takes seconds, and only those who chose it pay for it."""
     from babylon.art import ruler_rewards
 
