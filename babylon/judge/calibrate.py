@@ -151,16 +151,14 @@ def centred_errors(covariance: Floats) -> Floats:
 def tie(estimate: Estimate) -> Floats:
     """Scores ``[N]`` in which trajectories that the judge could not tell apart have the same.
 
-    From the best down, the best one left ties with all that lie inside its interval and it inside
-    theirs, and they get their mean. Each is held against the leader, not merely against a
-    neighbour, so chains do not grow.
+    From the best down, all whose interval overlaps that of the best one left form a tie, and get
+    its mean. Each is held against the leader, not merely against a neighbour, so chains do not
+    grow.
     """
     order = np.argsort(-estimate.scores, kind="stable")
     tied = estimate.scores.copy()
     while len(order):
-        best = estimate.scores[order[0]]
-        inside = estimate.scores[order] >= estimate.low[order[0]]
-        together = inside & (estimate.high[order] >= best)
+        together = estimate.high[order] >= estimate.low[order[0]]
         together[0] = True
         count = len(order) if together.all() else int(np.argmin(together))
         tied[order[:count]] = tied[order[:count]].mean()
