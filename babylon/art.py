@@ -14,6 +14,7 @@ os.environ.setdefault("LITELLM_LOCAL_MODEL_COST_MAP", "True")  # or litellm fetc
 
 import art
 import wandb
+from art.rewards import ruler_score_group
 from art.serverless.client import TrainingJob
 from art.transformers import patches
 from openai.types.chat.chat_completion import Choice
@@ -148,3 +149,20 @@ def _history(call: Call) -> list[Any]:
     )
     messages = [{"role": message.role, "content": message.content} for message in call.messages]
     return [*messages, choice]
+
+
+async def ruler_rewards(
+    chats: Sequence[list[dict[str, str]]], *, model: str, base_url: str, api_key: str, rubric: str
+) -> list[float]:
+    """ART's own RULER on one group: a reward for each chat, as the judge gave them."""
+    group = art.TrajectoryGroup(
+        [art.Trajectory(messages_and_choices=chat, reward=0.0) for chat in chats]
+    )
+    scored = await ruler_score_group(
+        group,
+        f"openai/{model}",
+        extra_litellm_params={"api_base": base_url, "api_key": api_key},
+        rubric=rubric,
+        swallow_exceptions=False,
+    )
+    return [float(trajectory.reward) for trajectory in scored.trajectories]

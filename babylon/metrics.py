@@ -13,6 +13,8 @@ from babylon.types import Artifact, Claim, Deployed, Metrics, Scored, Trained, V
 if TYPE_CHECKING:
     from babylon.checkpoints.update import Update
 
+SCORER_METRIC = "judge_"  # before the names of what a scorer tells of itself
+
 
 def update_metrics(update: "Update", scored: Scored) -> Metrics:
     """The update's report and the calls that were left out of it, by reason.
@@ -39,6 +41,7 @@ def scored_metrics(scored: Scored) -> Metrics:
         "trajectories": scored.artifact.rows,
         "avg_reward": scored.avg_reward,
         "scorer": scored.scorer,
+        **{f"{SCORER_METRIC}{name}": value for name, value in scored.metrics.items()},
         "artifact_uri": scored.artifact.uri,
         "artifact_sha256": scored.artifact.sha256,
     }
@@ -58,6 +61,11 @@ def scored_from(claim: Claim, metrics: Mapping[str, Any]) -> Scored:
         agents=metrics["agents"],
         scorer=metrics["scorer"],
         avg_reward=metrics["avg_reward"],
+        metrics={
+            name.removeprefix(SCORER_METRIC): value
+            for name, value in metrics.items()
+            if name.startswith(SCORER_METRIC)
+        },
     )
 
 

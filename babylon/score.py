@@ -6,11 +6,14 @@ from statistics import fmean
 import polars as pl
 
 from babylon.artifacts import rewrite_artifact
+from babylon.errors import ConfigError
 from babylon.rewards.registry import load_scorer
-from babylon.rewards.scorer import score
+from babylon.rewards.scorer import ScoringContext, score
 from babylon.settings import Settings
 from babylon.store import Store
 from babylon.store import scores as stored
+from babylon.store.connection import guarded
+from babylon.store.judgments import tell_game
 from babylon.trajectories import read_trajectories
 from babylon.types import Scored, Thinned
 
@@ -19,12 +22,24 @@ async def score_window(store: Store, settings: Settings, thinned: Thinned) -> Sc
     """Score the window's trajectories with ``settings.scorer``.
 
     Raises:
-        ConfigError: there is no such scorer.
+        ConfigError: there is no such scorer, or it lacks a setting.
         ScoringError: the scorer failed; nothing was stored.
+        BudgetSpentError: the judge's budget is spent; the window waits for a later run.
     """
+    if settings.judge_write_back and not store.game_tables_ours:
+        raise ConfigError(
+            "JUDGE_WRITE_BACK is on, but the game's tables are somebody else's and are never"
+            " written: unset it; babylon.scores and babylon.judgments hold the same"
+        )
     scorer = load_scorer(settings.scorer)
     trajectories = await asyncio.to_thread(read_trajectories, thinned.artifact)
-    scores = await score(settings.scorer, scorer, trajectories)
+    context = ScoringContext(
+        window_id=thinned.claim.window_id,
+        settings=settings,
+        store=store,
+        artifact=thinned.artifact,
+    )
+    scores = await score(settings.scorer, scorer, trajectories, context)
     values = {
         trajectory.trajectory_id: given.value
         for trajectory, given in zip(trajectories, scores, strict=True)
@@ -37,19 +52,24 @@ async def score_window(store: Store, settings: Settings, thinned: Thinned) -> Sc
         lambda frame: frame.with_columns(score=column),
         stage="scored",
     )
-    await stored.replace_scores(
-        store,
-        thinned.claim,
-        [
-            stored.Score(
-                trajectory_id=trajectory.trajectory_id,
-                scorer=settings.scorer,
-                score=given.value,
-                components=given.components,
-            )
-            for trajectory, given in zip(trajectories, scores, strict=True)
-        ],
-    )
+    rows = [
+        stored.Score(
+            trajectory_id=trajectory.trajectory_id,
+            scorer=settings.scorer,
+            score=given.value,
+            components=given.components,
+            low=given.low,
+            high=given.high,
+            reasons=given.reasons,
+            seen=given.seen,
+        )
+        for trajectory, given in zip(trajectories, scores, strict=True)
+    ]
+    await stored.replace_scores(store, thinned.claim, rows)
+    if settings.judge_write_back:
+        scenarios = {t.trajectory_id: t.scenario_id for t in trajectories}
+        async with guarded(store, thinned.claim) as connection:
+            await tell_game(connection, scenarios, rows, context.metrics)
     return Scored(
         claim=thinned.claim,
         artifact=artifact,
@@ -57,4 +77,5 @@ async def score_window(store: Store, settings: Settings, thinned: Thinned) -> Sc
         agents=thinned.agents,
         scorer=settings.scorer,
         avg_reward=fmean(values.values()),
+        metrics=context.metrics,
     )

@@ -58,8 +58,39 @@ class Settings(BaseSettings):
     lease_s: float = Field(60.0, gt=0, validation_alias="LEASE_SECONDS")
     gpu_timeout_s: float = Field(3 * 3600.0, gt=0, validation_alias="GPU_TIMEOUT_SECONDS")
 
-    # scoring and training
+    # scoring
     scorer: str = Field("heuristic", validation_alias="SCORER")
+
+    # the judge: a model behind an OpenAI-compatible server, or a checkpoint directory
+    judge_model: str | None = Field(None, validation_alias="JUDGE_MODEL")
+    judge_base_url: str = Field("https://api.openai.com/v1", validation_alias="JUDGE_BASE_URL")
+    openai_api_key: SecretStr | None = Field(None, validation_alias="OPENAI_API_KEY")
+    judge_model_path: Path | None = Field(None, validation_alias="JUDGE_MODEL_PATH")
+    judge_temperature: float | None = Field(None, ge=0, le=2, validation_alias="JUDGE_TEMPERATURE")
+    judge_rubric: str = Field("trading-v1", validation_alias="JUDGE_RUBRIC")
+    judge_context_tokens: int = Field(128_000, ge=1000, validation_alias="JUDGE_CONTEXT_TOKENS")
+    judge_passes: float = Field(2.5, ge=1, le=20, validation_alias="JUDGE_PASSES")
+    judge_concurrency: int = Field(8, ge=1, le=256, validation_alias="JUDGE_CONCURRENCY")
+    judge_timeout_s: float = Field(1800.0, gt=0, validation_alias="JUDGE_TIMEOUT_SECONDS")
+
+    # what judging may cost (None: any amount), and what a budget that runs out leads to
+    judge_window_tokens: int | None = Field(None, ge=0, validation_alias="JUDGE_WINDOW_TOKENS")
+    judge_day_tokens: int | None = Field(None, ge=0, validation_alias="JUDGE_DAY_TOKENS")
+    judge_window_usd: float | None = Field(None, ge=0, validation_alias="JUDGE_WINDOW_USD")
+    judge_day_usd: float | None = Field(None, ge=0, validation_alias="JUDGE_DAY_USD")
+    judge_prompt_usd: float = Field(0.0, ge=0, validation_alias="JUDGE_PROMPT_USD_PER_MTOK")
+    judge_completion_usd: float = Field(0.0, ge=0, validation_alias="JUDGE_COMPLETION_USD_PER_MTOK")
+    judge_cheaper_model: str | None = Field(None, validation_alias="JUDGE_CHEAPER_MODEL")
+    judge_cheaper_prompt_usd: float = Field(
+        0.0, ge=0, validation_alias="JUDGE_CHEAPER_PROMPT_USD_PER_MTOK"
+    )
+    judge_cheaper_completion_usd: float = Field(
+        0.0, ge=0, validation_alias="JUDGE_CHEAPER_COMPLETION_USD_PER_MTOK"
+    )
+    judge_heuristic: bool = Field(True, validation_alias="JUDGE_HEURISTIC_FALLBACK")
+    judge_write_back: bool = Field(False, validation_alias="JUDGE_WRITE_BACK")
+
+    # training
     trainer: Trainer = Field("torch", validation_alias="TRAINER")
     base_model: str | None = Field(None, validation_alias="BASE_MODEL")
     model_name: str = Field("babylon", validation_alias="MODEL_NAME")

@@ -62,7 +62,10 @@ class Thinned:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Scored:
-    """``score``: the same trajectories with one score each, of ``eligible`` before dropout."""
+    """``score``: the same trajectories with one score each, of ``eligible`` before dropout.
+
+    ``metrics``: what the scorer tells of itself; a judge its tokens, cost, requests and level.
+    """
 
     claim: Claim
     artifact: Artifact
@@ -70,6 +73,7 @@ class Scored:
     agents: int
     scorer: str
     avg_reward: float
+    metrics: dict[str, float | int | str] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -21,6 +21,7 @@ from babylon.cli import (
     dataset,
     deploy,
     doctor,
+    judge,
     model,
     services,
     training,
@@ -41,6 +42,7 @@ for module in (training, services, doctor):
     app.add_typer(module.app)
 for name, module in {
     "windows": windows,
+    "judge": judge,
     "model": model,
     "deploy": deploy,
     "dataset": dataset,

@@ -3,10 +3,16 @@
 import importlib
 
 from babylon.errors import ConfigError
-from babylon.rewards.heuristic import heuristic
 from babylon.rewards.scorer import Scorer
 
-SCORERS: dict[str, Scorer] = {"heuristic": heuristic}
+SCORERS = {
+    "heuristic": "babylon.rewards.heuristic:heuristic",
+    "ruler": "babylon.judge.scorers:ruler",
+    "preference": "babylon.judge.scorers:preference",
+    "regression": "babylon.judge.scorers:regression",
+    "art-ruler": "babylon.rewards.art_ruler:art_ruler",
+}
+"""Name → where it is; imported only when it is chosen."""
 
 
 def load_scorer(name: str) -> Scorer:
@@ -15,9 +21,7 @@ def load_scorer(name: str) -> Scorer:
     Raises:
         ConfigError: there is none; the message lists what there is or says what does not import.
     """
-    if name in SCORERS:
-        return SCORERS[name]
-    module_name, colon, attribute = name.partition(":")
+    module_name, colon, attribute = SCORERS.get(name, name).partition(":")
     if not (colon and module_name and attribute) or module_name.startswith("."):
         raise ConfigError(
             f"scorer {name!r} is unknown: choose {', '.join(SCORERS)}"

@@ -9,39 +9,73 @@ failure is never a low score.
 
     def profit(trajectories: Sequence[Trajectory]) -> list[float]:
         return [trajectory.pnl_usd for trajectory in trajectories]
+
+A scorer with a parameter named ``context`` gets a ``ScoringContext`` by that name: settings, the
+database, and the window's artifact, from which ``babylon.judge.evidence`` reads the recorded steps
+and the ground truth.
 """
 
 import asyncio
 import inspect
 import math
 from collections.abc import Awaitable, Callable, Sequence
-from dataclasses import dataclass, field
-from typing import Any, TypeAlias
+from dataclasses import dataclass, field, replace
+from typing import TYPE_CHECKING, Any, TypeAlias
 
 from babylon.errors import BabylonError, ScoringError
+from babylon.settings import Settings
 from babylon.trajectories import Trajectory
+from babylon.types import Artifact
+
+if TYPE_CHECKING:
+    from babylon.store import Store
 
 
 @dataclass(frozen=True, slots=True)
 class Score:
-    """A score and, where the scorer tells, the parts that it was made of."""
+    """A score and, where the scorer tells, the parts that it was made of, the ends of an interval,
+    reasons, and the text that it was judged by."""
 
     value: float
     components: dict[str, float] = field(default_factory=dict)
+    low: float | None = None
+    high: float | None = None
+    reasons: tuple[str, ...] = ()
+    seen: str | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ScoringContext:
+    """What a scorer may need beside the trajectories.
+
+    ``metrics`` is the scorer's to fill; the window's metrics show each as ``judge_<name>``.
+    """
+
+    window_id: str
+    settings: Settings
+    store: "Store"
+    artifact: Artifact
+    metrics: dict[str, float | int | str] = field(default_factory=dict)
 
 
 Scores: TypeAlias = Sequence[float] | Sequence[Score]
-Scorer: TypeAlias = Callable[[Sequence[Trajectory]], Scores | Awaitable[Scores]]
+Scorer: TypeAlias = Callable[..., Scores | Awaitable[Scores]]
 
 
-async def score(name: str, scorer: Scorer, trajectories: Sequence[Trajectory]) -> list[Score]:
+async def score(
+    name: str,
+    scorer: Scorer,
+    trajectories: Sequence[Trajectory],
+    context: ScoringContext | None = None,
+) -> list[Score]:
     """Run a scorer, plain ones in a thread, and check what it returns.
 
     Raises:
         ScoringError: it raised, or did not return one finite number a trajectory.
     """
     try:
-        returned: Any = await asyncio.to_thread(scorer, trajectories)
+        more = {"context": context} if _wants_context(scorer) else {}
+        returned: Any = await asyncio.to_thread(scorer, trajectories, **more)
         if inspect.isawaitable(returned):
             returned = await returned
     except BabylonError:
@@ -73,7 +107,14 @@ def _checked(name: str, value: Any, trajectory: Trajectory) -> Score:
             f"scorer {name} returned {given.value!r} for trajectory {trajectory.trajectory_id}:"
             " scores must be finite numbers"
         )
-    return Score(number, given.components)
+    return replace(given, value=number)
+
+
+def _wants_context(scorer: Scorer) -> bool:
+    try:
+        return "context" in inspect.signature(scorer).parameters
+    except ValueError:  # some built-in callables have none to show
+        return False
 
 
 def _which(trajectories: Sequence[Trajectory]) -> str:

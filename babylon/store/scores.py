@@ -3,18 +3,52 @@
 from collections.abc import Iterable
 from dataclasses import dataclass, field
 
-from babylon.store.connection import Store, guarded
+from babylon.store.connection import Store, guarded, require_game_tables
 from babylon.types import Claim
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Score:
-    """What a scorer said, and the parts it was made of."""
+    """What a scorer said, and the parts it was made of; of a judge the ends of the interval, its
+    reasons, and the text that it saw."""
 
     trajectory_id: str
     scorer: str
     score: float
     components: dict[str, float] = field(default_factory=dict)
+    low: float | None = None
+    high: float | None = None
+    reasons: tuple[str, ...] = ()
+    seen: str | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Scored:
+    """A score with whose it is, as it is stored; the scenario is the window where none is named."""
+
+    agent_id: str
+    scenario_id: str
+    trajectory_id: str
+    scorer: str
+    score: float
+    low: float | None
+    high: float | None
+    components: dict[str, float]
+    reasons: list[str]
+    seen: str | None
+
+
+async def list_scores(store: Store, window_id: str) -> list[Scored]:
+    """The window's scores by scenario, the best first; none when it was not scored."""
+    require_game_tables(store)
+    rows = await store.pool.fetch(
+        'SELECT t."agentId" AS agent_id, coalesce(t."scenarioId", s.window_id) AS scenario_id,'
+        " s.trajectory_id, s.scorer, s.score, s.low, s.high, s.components, s.reasons, s.seen"
+        ' FROM babylon.scores s JOIN trajectories t ON t."trajectoryId" = s.trajectory_id'
+        " WHERE s.window_id = $1 ORDER BY scenario_id, s.score DESC, s.trajectory_id",
+        window_id,
+    )
+    return [Scored(**row) for row in rows]
 
 
 async def replace_scores(store: Store, claim: Claim, rows: Iterable[Score]) -> None:
@@ -22,10 +56,20 @@ async def replace_scores(store: Store, claim: Claim, rows: Iterable[Score]) -> N
     async with guarded(store, claim) as connection:
         await connection.execute("DELETE FROM babylon.scores WHERE window_id = $1", claim.window_id)
         await connection.executemany(
-            "INSERT INTO babylon.scores (window_id, trajectory_id, scorer, score, components)"
-            " VALUES ($1, $2, $3, $4, $5)",
+            "INSERT INTO babylon.scores (window_id, trajectory_id, scorer, score, components, low,"
+            " high, reasons, seen) VALUES ($1, $2, $3, $4, $5, $6, $7, $8, $9)",
             [
-                (claim.window_id, row.trajectory_id, row.scorer, row.score, row.components)
+                (
+                    claim.window_id,
+                    row.trajectory_id,
+                    row.scorer,
+                    row.score,
+                    row.components,
+                    row.low,
+                    row.high,
+                    list(row.reasons),
+                    row.seen,
+                )
                 for row in rows
             ],
         )

@@ -32,6 +32,7 @@ COMMANDS = [
     ["agents", "spawn"],
     ["windows", "list"],
     ["windows", "check"],
+    ["judge", "explain"],
     ["model", "init"],
     ["model", "list"],
     ["model", "show"],

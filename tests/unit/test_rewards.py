@@ -6,8 +6,10 @@ import pytest
 from babylon.errors import ConfigError, ScoringError
 from babylon.rewards.heuristic import heuristic
 from babylon.rewards.registry import SCORERS, load_scorer
-from babylon.rewards.scorer import Score, score
+from babylon.rewards.scorer import Score, ScoringContext, score
+from babylon.settings import load_settings
 from babylon.trajectories import Trajectory
+from babylon.types import Artifact
 
 THEN = datetime(2025, 11, 14, 9, tzinfo=UTC)
 
@@ -93,9 +95,9 @@ def test_a_function_of_ones_own_is_found_by_module_and_name(tmp_path, monkeypatc
     sys.modules.pop("my_rewards")
 
 
-@pytest.mark.parametrize("name", ["ruler", "", "module:", ":function"])
+@pytest.mark.parametrize("name", ["rulers", "", "module:", ":function"])
 def test_an_unknown_scorer_is_refused_with_the_list_of_those_there_are(name):
-    with pytest.raises(ConfigError, match=rf"scorer '{name}' is unknown: choose heuristic or"):
+    with pytest.raises(ConfigError, match=rf"scorer '{name}' is unknown: choose heu.* or"):
         load_scorer(name)
 
 
@@ -105,4 +107,19 @@ def test_a_module_that_does_not_import_is_named():
 
 
 def test_the_built_in_scorers():
-    assert sorted(SCORERS) == ["heuristic"]
+    assert {"heuristic", "ruler", "preference", "regression", "art-ruler"} == set(SCORERS)
+    for name in SCORERS:
+        assert callable(load_scorer(name))
+
+
+async def test_a_scorer_that_asks_for_its_context_gets_it_and_its_metrics_are_kept(tmp_path):
+    def spread(trajectories, context):
+        context.metrics["seed"] = context.settings.seed
+        return [t.pnl_usd for t in trajectories]
+
+    artifact = Artifact(uri="file:///x", sha256="0", rows=3, window_id="2025-11-14T09:00")
+    context = ScoringContext(
+        window_id=artifact.window_id, settings=load_settings(seed=7), store=None, artifact=artifact
+    )
+    assert [s.value for s in await score("spread", spread, THREE, context)] == [10.0, 20.0, 30.0]
+    assert context.metrics == {"seed": 7}

@@ -1,0 +1,170 @@
+"""Judgments: every reply that a judge was paid for, kept from the moment it came.
+
+The table is the cache (a usable reply is found again by its key and never bought twice), the
+account (tokens and USD of windows and days, unusable replies included) and the record of why.
+"""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from typing import TYPE_CHECKING
+
+import msgspec
+
+from babylon.store.connection import Store
+from babylon.store.scores import Score
+
+if TYPE_CHECKING:
+    from babylon.store.connection import Connection
+
+Metrics = Mapping[str, float | int | str]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Purchase:
+    """One reply. ``trajectory_ids``, ``scores`` and ``explanations`` are in the order shown: the
+    permutation. ``problem`` says why a reply could not be used; then there are no scores.
+
+    ``key`` is a hash of judge, temperature, repetition and ``prompt_hash``, which covers prompt
+    version, rubric, ground truth, trajectories and permutation.
+    """
+
+    key: str
+    scenario_id: str
+    judge: str
+    method: str
+    rubric: str
+    prompt_hash: str
+    trajectory_ids: tuple[str, ...]
+    scores: tuple[float, ...] = ()
+    explanations: tuple[str, ...] = ()
+    problem: str | None = None
+    prompt_tokens: int = 0
+    completion_tokens: int = 0
+    usd: float = 0.0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Spent:
+    """Tokens of prompts and replies, US dollars, and the requests that were paid for."""
+
+    tokens: int = 0
+    usd: float = 0.0
+    requests: int = 0
+
+
+class StoredJudgments:
+    """The judgments of one window in Postgres."""
+
+    def __init__(self, store: Store, window_id: str) -> None:
+        self._store, self._window_id = store, window_id
+
+    async def find(self, key: str) -> Purchase | None:
+        """The usable reply to a prompt; else one that could not be used; else None."""
+        row = await self._store.pool.fetchrow(
+            "SELECT key, scenario_id, judge, method, rubric, prompt_hash, trajectory_ids, scores,"
+            " explanations, problem, prompt_tokens, completion_tokens, usd"
+            " FROM babylon.judgments WHERE key = $1 ORDER BY problem IS NOT NULL LIMIT 1",
+            key,
+        )
+        if row is None:
+            return None
+        lists = {name: tuple(row[name]) for name in ("trajectory_ids", "scores", "explanations")}
+        return Purchase(**{**row, **lists})
+
+    async def keep(self, purchase: Purchase) -> None:
+        """Write a reply down; of two usable ones to the same prompt the first stays the answer."""
+        await self._store.pool.execute(
+            "INSERT INTO babylon.judgments (window_id, key, scenario_id, judge, method, rubric,"
+            " prompt_hash, trajectory_ids, scores, explanations, problem, prompt_tokens,"
+            " completion_tokens, usd)"
+            " VALUES ($1, $2, $3, $4, $5, $6, $7, $8, $9, $10, $11, $12, $13, $14)",
+            self._window_id,
+            purchase.key,
+            purchase.scenario_id,
+            purchase.judge,
+            purchase.method,
+            purchase.rubric,
+            purchase.prompt_hash,
+            list(purchase.trajectory_ids),
+            list(purchase.scores),
+            list(purchase.explanations),
+            purchase.problem,
+            purchase.prompt_tokens,
+            purchase.completion_tokens,
+            purchase.usd,
+        )
+
+
+async def spent_on_window(store: Store, window_id: str) -> Spent:
+    """All that the window's judgments ever cost."""
+    return await _sum(store, "window_id = $1", window_id)
+
+
+async def spent_since(store: Store, moment: datetime) -> Spent:
+    """All that judgments of any window cost since then."""
+    return await _sum(store, "created_at >= $1", moment)
+
+
+async def tell_game(
+    connection: "Connection", scenarios: Mapping[str, str], rows: Sequence[Score], metrics: Metrics
+) -> None:
+    """The judge's scores in the game's own tables, where those are ours.
+
+    ``scenarios``: trajectory id → scenario, the game's group. ``rank`` is that within the group,
+    1 the best; equal scores have equal ranks.
+    """
+    now = datetime.now(UTC)
+    for row in rows:
+        reasoning = " ".join(row.reasons)
+        group = [
+            r.score for r in rows if scenarios[r.trajectory_id] == scenarios[row.trajectory_id]
+        ]
+        await connection.execute(
+            'UPDATE trajectories SET "aiJudgeReward" = $2, "aiJudgeReasoning" = $3,'
+            ' "judgedAt" = $4, "updatedAt" = $4 WHERE "trajectoryId" = $1',
+            row.trajectory_id,
+            row.score,
+            reasoning,
+            now.replace(tzinfo=None),
+        )
+        await connection.execute(
+            _TELL,
+            row.trajectory_id,
+            str(metrics.get("model", row.scorer)),
+            str(metrics.get("rubric", row.scorer)),
+            row.score,
+            1 + sum(score > row.score for score in group),
+            scenarios[row.trajectory_id],
+            reasoning,
+            msgspec.json.encode({name: metrics[name] for name in sorted(metrics)}).decode(),
+            now.replace(tzinfo=None),
+        )
+
+
+_TELL = """
+INSERT INTO reward_judgments (id, "trajectoryId", "judgeModel", "judgeVersion", "overallScore",
+    rank, "normalizedScore", "groupId", reasoning, "criteriaJson", "judgedAt")
+VALUES ('babylon-' || $1, $1, $2, $3, $4, $5, $4, $6, $7, $8, $9)
+ON CONFLICT ("trajectoryId") DO UPDATE SET
+    "judgeModel" = excluded."judgeModel",
+    "judgeVersion" = excluded."judgeVersion",
+    "overallScore" = excluded."overallScore",
+    rank = excluded.rank,
+    "normalizedScore" = excluded."normalizedScore",
+    "groupId" = excluded."groupId",
+    reasoning = excluded.reasoning,
+    "criteriaJson" = excluded."criteriaJson",
+    "judgedAt" = excluded."judgedAt"
+"""
+
+
+async def _sum(store: Store, condition: str, value: str | datetime) -> Spent:
+    row = await store.pool.fetchrow(
+        "SELECT coalesce(sum(prompt_tokens + completion_tokens), 0)::bigint AS tokens,"
+        " coalesce(sum(usd), 0) AS usd, count(*) FILTER (WHERE prompt_tokens > 0) AS requests"
+        f" FROM babylon.judgments WHERE {condition}",
+        value,
+    )
+    assert row is not None  # an aggregate has a row
+    return Spent(**row)

@@ -1,0 +1,362 @@
+"""A judge whose mind is known: an OpenAI-compatible server that scores by a planted signal.
+
+    async with LoopbackJudge(Mind(noise=0.2)) as judge:
+        ...  # point an OpenAI client at judge.base_url; judge.requests, judge.prompt_tokens, ...
+
+It reads a prompt as a judge would: blocks ``<trajectory id="...">...</trajectory>``, and in each
+the quality that ``Mind.quality`` finds in the visible text. It answers in the JSON schema that the
+request asks for: an array of scored ids (listwise), the name of the better one (pairwise) or one
+number (pointwise). It is gullible on purpose: what stands outside the blocks it takes for its own
+instructions, so text that breaks out of its block is obeyed.
+
+Every judgment of a block is ``x + noise * z + position + verbosity``, where ``x`` places the
+quality on ``scale`` (0 to 1) and z is standard normal; the score is ``0.25 + judgment / 2``, cut to
+[0, 1], so that a misjudged extreme is seldom cut. The random stream is seeded by ``seed`` and the
+prompt: the same prompt is answered alike, another order of the same blocks anew.
+
+A token is four characters, begun ones counted, of all messages and of the response schema (prompt)
+or of the answer (completion): crude, and the same for everyone.
+"""
+
+import argparse
+import asyncio
+import html
+import json
+import re
+from collections import Counter
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from hashlib import blake2b
+from random import Random
+from types import TracebackType
+from typing import Any, Self
+
+from aiohttp import web
+
+BLOCK = re.compile(
+    r'<trajectory\b[^>]*?\bid="([^"]+)"[^>]*>(.*?)</trajectory\s*>', re.DOTALL | re.IGNORECASE
+)
+ORDER = re.compile(
+    r"give trajectory (?:\"?(?P<id>[\w-]+)\"?) a score of (?P<score>\d+(?:\.\d+)?)", re.IGNORECASE
+)
+PNL = re.compile(r"P&L[^\d+\n-]{0,24}(?P<sign>[+-]?)\$?(?P<number>[+-]?[\d,]*\.?\d+)")
+CHOICE_NAMES = {"better", "preferred", "winner", "choice"}
+FAULTS = (
+    *("rate_limit", "server_error", "slow"),  # instead of, or before, an answer
+    *("malformed", "fenced", "missing_id", "duplicate_id", "unknown_id"),
+    *("out_of_range", "nan", "rank_order"),
+)
+
+
+def last_pnl(block: str) -> float:
+    """The last number in US dollars that follows "P&L".
+
+    Raises:
+        ValueError: there is none.
+    """
+    found = list(PNL.finditer(block))
+    if not found:
+        raise ValueError(f"no P&L in block {block[:200]!r}")
+    return float(found[-1]["sign"] + found[-1]["number"].replace(",", ""))
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Mind:
+    """How the judge judges. All sizes are shares of the width of ``scale``.
+
+    ``position_bias``: what the first block of a prompt gains over the last, falling linearly;
+    below zero the last gains. ``first_bias``: what the first block alone gains. ``verbosity_bias``:
+    what a block of twice the prompt's mean length gains. ``curve``: 0 scores by ``scale`` alone, 1
+    stretches each prompt's scores over the whole range. ``faults``: the rate of each of ``FAULTS``,
+    drawn anew when a prompt is sent again. ``stubborn``: drawn once a prompt, so retries fail too.
+    """
+
+    quality: Callable[[str], float] = last_pnl
+    scale: tuple[float, float] = (-1000.0, 1000.0)
+    seed: int = 0
+    noise: float = 0.0
+    position_bias: float = 0.0
+    first_bias: float = 0.0
+    verbosity_bias: float = 0.0
+    curve: float = 0.0
+    decimals: int = 6
+    faults: Mapping[str, float] = field(default_factory=dict)
+    stubborn: bool = False
+    context_tokens: int = 128_000
+    delay_s: float = 0.0
+    slow_s: float = 30.0
+    retry_after_s: float = 1.0
+
+    def __post_init__(self) -> None:
+        if unknown := set(self.faults) - set(FAULTS):
+            raise ValueError(f"faults {sorted(unknown)} are unknown: choose among {FAULTS}")
+
+
+def count_tokens(text: str) -> int:
+    """Four characters a token, the last one begun."""
+    return -(-len(text) // 4)
+
+
+def read_blocks(prompt: str) -> dict[str, str]:
+    """Id → text of each block as the judge reads it, entities resolved; the first of an id."""
+    blocks: dict[str, str] = {}
+    for name, text in BLOCK.findall(prompt):
+        blocks.setdefault(html.unescape(name), html.unescape(text))
+    return blocks
+
+
+def read_orders(prompt: str) -> dict[str, float]:
+    """Id → score that the text outside the blocks demands; ``above`` means the block before."""
+    orders: dict[str, float] = {}
+    above, start = "", 0
+    for block in [*BLOCK.finditer(prompt), None]:
+        outside = prompt[start : block.start() if block else len(prompt)]
+        for order in ORDER.finditer(outside):
+            name = above if order["id"].lower() == "above" else order["id"]
+            orders[name] = float(order["score"])
+        if block:
+            above, start = html.unescape(block[1]), block.end()
+    return orders
+
+
+def judge_blocks(mind: Mind, prompt: str) -> dict[str, float]:
+    """Id → score in [0, 1], in the order of the prompt.
+
+    Raises:
+        ValueError: there is no block, or no quality in one.
+    """
+    blocks = read_blocks(prompt)
+    if not blocks:
+        raise ValueError("the prompt holds no <trajectory id=...> block")
+    random = Random(f"{mind.seed}:{_digest(prompt)}")
+    low, high = mind.scale
+    mean_length = sum(map(len, blocks.values())) / len(blocks)
+    judged = {}
+    for place, (name, text) in enumerate(blocks.items()):
+        ahead = 1 - place / (len(blocks) - 1) if len(blocks) > 1 else 0.5
+        judged[name] = (
+            (mind.quality(text) - low) / (high - low)
+            + mind.noise * random.gauss()
+            + mind.position_bias * (ahead - 0.5)
+            + mind.first_bias * (place == 0)
+            + mind.verbosity_bias * (len(text) / mean_length - 1)
+        )
+    if mind.curve and len(blocks) > 1:
+        floor, width = min(judged.values()), max(judged.values()) - min(judged.values())
+        for name, value in judged.items():
+            stretched = (value - floor) / width if width else 0.5
+            judged[name] = (1 - mind.curve) * value + mind.curve * stretched
+    scores = {name: min(1.0, max(0.0, 0.25 + value / 2)) for name, value in judged.items()}
+    obeyed = {name: score for name, score in read_orders(prompt).items() if name in scores}
+    return {name: round(score, mind.decimals) for name, score in (scores | obeyed).items()}
+
+
+def answer_in_schema(schema: Mapping[str, Any], scores: Mapping[str, float]) -> dict[str, Any]:
+    """The scores in the form that a JSON schema asks for (any names, as told in the module)."""
+    definitions = schema.get("$defs", {})
+
+    def resolve(part: Mapping[str, Any]) -> Mapping[str, Any]:
+        reference = part.get("$ref")
+        return definitions[reference.rsplit("/", 1)[1]] if reference else part
+
+    answer: dict[str, Any] = {}
+    ranked = sorted(scores, key=lambda name: -scores[name])
+    for name, part in resolve(schema).get("properties", {}).items():
+        part = resolve(part)
+        if part.get("type") == "array":
+            entry = resolve(part["items"])["properties"]
+            answer[name] = [_entry(entry, block, score) for block, score in scores.items()]
+        elif name in CHOICE_NAMES or "enum" in part:
+            answer[name] = _choice(part.get("enum", ranked), list(scores), ranked[0])
+        elif part.get("type") == "number":
+            answer[name] = scores[ranked[0]] if len(scores) == 1 else _margin(scores)
+        else:
+            answer[name] = _reason(ranked[0], scores[ranked[0]])
+    return answer
+
+
+def _entry(properties: Mapping[str, Any], block: str, score: float) -> dict[str, Any]:
+    return {
+        name: block
+        if name == "id" or name.endswith("_id")
+        else score
+        if part.get("type") == "number"
+        else _reason(block, score)
+        for name, part in properties.items()
+    }
+
+
+def _choice(names: list[str], order: list[str], best: str) -> str:
+    return best if best in names else names[order.index(best)]
+
+
+def _margin(scores: Mapping[str, float]) -> float:
+    return max(scores.values()) - min(scores.values())
+
+
+def _reason(block: str, score: float) -> str:
+    return f"Trajectory {block}: its result, timing and risk are worth {score:.2f}."
+
+
+def spoil(fault: str, answer: dict[str, Any]) -> str:
+    """The text of an answer with one fault; faults that need a list leave other answers whole."""
+    entries = next((value for value in answer.values() if isinstance(value, list)), None)
+    if fault == "malformed":
+        return json.dumps(answer)[:-7]
+    if fault == "fenced":
+        return f"Here is my judgment:\n```json\n{json.dumps(answer)}\n```"
+    target = answer if entries is None else entries[-1]
+    number = next((name for name, value in target.items() if isinstance(value, float)), None)
+    if number and fault in ("out_of_range", "nan"):
+        target[number] = 7.5 if fault == "out_of_range" else float("nan")
+    elif entries is not None:
+        name = next(key for key, value in target.items() if key == "id" or key.endswith("_id"))
+        match fault:
+            case "missing_id":
+                entries.pop()
+            case "duplicate_id":
+                target[name] = entries[0][name]
+            case "unknown_id":
+                target[name] = "nobody"
+            case "rank_order":
+                entries.sort(key=lambda entry: -entry[number])
+    return json.dumps(answer)
+
+
+class LoopbackJudge:
+    """The server, on a free port of 127.0.0.1, with counts of what it was asked and answered."""
+
+    def __init__(self, mind: Mind | None = None, *, port: int = 0) -> None:
+        self.mind = mind or Mind()
+        self.requests = self.prompt_tokens = self.completion_tokens = 0
+        self.faults: Counter[str] = Counter()
+        self.prompts: list[str] = []
+        self._seen: Counter[str] = Counter()
+        self._port = port
+        application = web.Application(client_max_size=256 * 2**20)
+        application.router.add_post("/v1/chat/completions", self._complete)
+        self._runner = web.AppRunner(application, access_log=None, shutdown_timeout=0.1)
+        self.base_url = ""
+
+    @property
+    def tokens(self) -> int:
+        return self.prompt_tokens + self.completion_tokens
+
+    async def __aenter__(self) -> Self:
+        await self._runner.setup()
+        await web.TCPSite(self._runner, "127.0.0.1", self._port).start()
+        self.base_url = f"http://127.0.0.1:{self._runner.addresses[0][1]}/v1"
+        return self
+
+    async def __aexit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        await self._runner.cleanup()
+
+    async def _complete(self, request: web.Request) -> web.Response:
+        body = await request.json()
+        prompt = "\n".join(_text(message["content"]) for message in body["messages"])
+        schema = ((body.get("response_format") or {}).get("json_schema") or {}).get("schema")
+        self.requests += 1
+        self.prompts.append(prompt)
+        await asyncio.sleep(self.mind.delay_s)
+        asked = count_tokens(prompt) + count_tokens(json.dumps(schema) if schema else "")
+        if asked > self.mind.context_tokens:
+            return _refuse(400, "context_length_exceeded", f"{asked} tokens are too many")
+        fault = self._draw_fault(prompt)
+        if fault == "rate_limit":
+            after = {"Retry-After": f"{self.mind.retry_after_s:g}"}
+            return _refuse(429, "rate_limit_exceeded", "too many requests", after)
+        if fault == "server_error":
+            return _refuse(500, "server_error", "the judge is unwell")
+        if fault == "slow":
+            await asyncio.sleep(self.mind.slow_s)
+        try:
+            scores = judge_blocks(self.mind, prompt)
+        except ValueError as error:
+            return _refuse(400, "invalid_prompt", str(error))
+        text = spoil(fault, answer_in_schema(schema or LISTWISE, scores))
+        self.prompt_tokens += asked
+        self.completion_tokens += count_tokens(text)
+        return web.json_response(_completion(body["model"], text, asked))
+
+    def _draw_fault(self, prompt: str) -> str:
+        key = _digest(prompt)
+        attempt = 0 if self.mind.stubborn else self._seen[key]
+        self._seen[key] += 1
+        left = Random(f"{self.mind.seed}:fault:{key}:{attempt}").random()
+        for fault, rate in self.mind.faults.items():
+            if left < rate:
+                self.faults[fault] += 1
+                return fault
+            left -= rate
+        return ""
+
+
+LISTWISE = {
+    "properties": {
+        "scores": {
+            "type": "array",
+            "items": {"properties": {"id": {}, "explanation": {}, "score": {"type": "number"}}},
+        }
+    }
+}
+
+
+def _text(content: Any) -> str:
+    if isinstance(content, str):
+        return content
+    return "".join(part.get("text", "") for part in content or [])
+
+
+def _digest(prompt: str) -> str:
+    return blake2b(prompt.encode(errors="surrogatepass")).hexdigest()
+
+
+def _refuse(
+    status: int, code: str, message: str, headers: Mapping[str, str] | None = None
+) -> web.Response:
+    error = {"message": message, "type": code, "param": None, "code": code}
+    return web.json_response({"error": error}, status=status, headers=headers)
+
+
+def _completion(model: str, text: str, prompt_tokens: int) -> dict[str, Any]:
+    message = {"role": "assistant", "content": text}
+    written = count_tokens(text)
+    return {
+        "id": "chatcmpl-loopback",
+        "object": "chat.completion",
+        "created": 0,
+        "model": model,
+        "choices": [{"index": 0, "message": message, "finish_reason": "stop"}],
+        "usage": {
+            "prompt_tokens": prompt_tokens,
+            "completion_tokens": written,
+            "total_tokens": prompt_tokens + written,
+        },
+    }
+
+
+async def serve(mind: Mind, port: int) -> None:
+    """Serve until cancelled."""
+    async with LoopbackJudge(mind, port=port) as judge:
+        print(judge.base_url, flush=True)
+        await asyncio.Event().wait()
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--port", type=int, default=0)
+    parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--noise", type=float, default=0.0)
+    parser.add_argument("--position-bias", type=float, default=0.0)
+    options = parser.parse_args()
+    mind = Mind(seed=options.seed, noise=options.noise, position_bias=options.position_bias)
+    asyncio.run(serve(mind, options.port))
+
+
+if __name__ == "__main__":
+    main()
