@@ -31,7 +31,8 @@ class PolicyForward:
     """A policy under training, seen as a function from calls to log-probabilities.
 
     The model is put in ``eval()`` mode: with dropout, ratios between passes would not start at
-    one. Gradient checkpointing that was enabled on it is used all the same.
+    one. Gradient checkpointing (not the reentrant kind) that was enabled on it is used all the
+    same.
 
     Args:
         model: a causal LM of transformers, or a peft model around one.

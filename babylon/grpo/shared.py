@@ -6,7 +6,7 @@ portion itself is run again with the gradient that they left for those (module
 the log-probabilities of its earlier tokens get their gradient when their own portion is run.
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -149,7 +149,9 @@ class _Window:
             rows=tensor(rows),
             rows_layout=portion.layout.select(rows),
             kernel=self.model.kernel,
-            ancestors=[(self.memories[a.portion], slice(a.start, a.end)) for a in portion.ancestors],
+            ancestors=[
+                (self.memories[a.portion], slice(a.start, a.end)) for a in portion.ancestors
+            ],
             capture=capture,
             inject=inject,
         )

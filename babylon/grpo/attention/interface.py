@@ -133,11 +133,11 @@ def tree_attention(backbone: Any) -> Iterator[None]:
     """Let ``backbone`` attend through :class:`Run` in this block.
 
     It returns hidden states of the run's rows only. Layers whose gradient checkpointing is on
-    use it although the model is in ``eval()`` mode.
+    use it although the model is in ``eval()`` mode, but for the last: what it keeps is little.
     """
     config = backbone.config
     before = config._attn_implementation
-    layers = [layer for layer in backbone.layers if getattr(layer, "gradient_checkpointing", False)]
+    layers = [x for x in backbone.layers[:-1] if getattr(x, "gradient_checkpointing", False)]
     hook = backbone.layers[-1].register_forward_pre_hook(_keep_rows, with_kwargs=True)
     try:
         config._attn_implementation = NAME

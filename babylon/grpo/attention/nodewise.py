@@ -20,8 +20,7 @@ def nodewise_attention(
     query: Tensor, key: Tensor, value: Tensor, layout: Layout, scale: float
 ) -> Tensor:
     """Attend ``[1, H, Q, d]`` to ``[1, G, K, d]``, H a multiple of G; returns ``[1, H, Q, d]``."""
-    result: Tensor = _Nodewise.apply(query, key, value, layout, scale)
-    return result
+    return _Nodewise.apply(query, key, value, layout, scale)  # type: ignore[no-any-return, no-untyped-call]
 
 
 class _Nodewise(torch.autograd.Function):
@@ -51,7 +50,7 @@ class _Nodewise(torch.autograd.Function):
         return out
 
     @staticmethod
-    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:  # type: ignore[override]
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
         query, key, value, out, lse = ctx.saved_tensors
         layout, scale = ctx.layout, ctx.scale
         d_query = torch.empty_like(query)
@@ -139,9 +138,7 @@ def _attend_backward(
     return d_scores @ _per_head(key, query), d_key, d_value
 
 
-def _scores(
-    query: Tensor, key: Tensor, scale: float, mask: Tensor | None, causal: bool
-) -> Tensor:
+def _scores(query: Tensor, key: Tensor, scale: float, mask: Tensor | None, causal: bool) -> Tensor:
     scores = (query @ _per_head(key, query).transpose(-1, -2)).to(_wide(query)) * scale
     if causal:
         future = torch.ones(scores.shape[-2:], dtype=torch.bool, device=scores.device).triu(1)
