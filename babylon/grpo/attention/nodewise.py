@@ -29,8 +29,9 @@ class _Nodewise(torch.autograd.Function):
         ctx: Any, query: Tensor, key: Tensor, value: Tensor, layout: Layout, scale: float
     ) -> Tensor:
         _, heads, queries, _ = query.shape
-        out = query.new_empty(1, queries, heads, value.shape[-1]).transpose(1, 2)
-        lse = query.new_empty(1, queries, heads, dtype=_wide(query)).transpose(1, 2)
+        wide = _wide(query)  # pieces are merged and their gradients added up in fp32 at least
+        out = query.new_empty(1, queries, heads, value.shape[-1], dtype=wide).transpose(1, 2)
+        lse = query.new_empty(1, queries, heads, dtype=wide).transpose(1, 2)
         for piece in layout.local:
             q, k = slice(piece.first, piece.last), slice(piece.start, piece.end)
             qs = _split(query[:, :, q], piece.count)
@@ -43,8 +44,9 @@ class _Nodewise(torch.autograd.Function):
             o, total = _attend(query[:, :, q], key[:, :, k], value[:, :, k], scale)
             merged = lse[:, :, q]
             share = torch.sigmoid(total - merged)[..., None]
-            out[:, :, q].lerp_(o, share.to(o.dtype))
+            out[:, :, q].lerp_(o.to(wide), share)
             merged.copy_(torch.logaddexp(merged, total))
+        out = out.to(query.dtype)
         ctx.save_for_backward(query, key, value, out, lse)
         ctx.layout, ctx.scale = layout, scale
         return out
@@ -53,8 +55,9 @@ class _Nodewise(torch.autograd.Function):
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
         query, key, value, out, lse = ctx.saved_tensors
         layout, scale = ctx.layout, ctx.scale
-        d_query = torch.empty_like(query)
-        d_key, d_value = torch.zeros_like(key), torch.zeros_like(value)
+        wide = _wide(query)
+        d_query = torch.empty_like(query, dtype=wide)
+        d_key, d_value = (torch.zeros_like(t, dtype=wide) for t in (key, value))
         for piece in layout.local:
             q, k = slice(piece.first, piece.last), slice(piece.start, piece.end)
             g, qs, o = (_split(t[:, :, q], piece.count) for t in (grad, query, out))
@@ -70,7 +73,7 @@ class _Nodewise(torch.autograd.Function):
             grads = _attend_backward(g, qs, key[:, :, k], value[:, :, k], o, total, scale)
             for result, part, at in zip((d_query, d_key, d_value), grads, (q, k, k), strict=True):
                 result[:, :, at] += part
-        return d_query, d_key, d_value, None, None
+        return d_query.to(query.dtype), d_key.to(key.dtype), d_value.to(value.dtype), None, None
 
 
 def _wide(tensor: Tensor) -> torch.dtype:

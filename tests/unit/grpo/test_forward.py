@@ -314,3 +314,15 @@ def test_a_standard_model_takes_the_depth_first_path_on_cpu_in_silence(
     model.train()
     assert PolicyForward(model).path == "depth_first"
     assert not caplog.records and not model.training
+
+
+def test_bf16_activations_keep_the_gradient_close() -> None:
+    model, calls = model_of(), shared_window()
+    tree, loss = compile_tree(calls), DecoupledLoss(model, calls)
+    own = PolicyForward(model).logprobs(tree).logprobs
+    loss.mu = loss.proximal = [row[:7] for row in own]  # ratios near one: nothing is clipped
+    exact = accumulated(model, tree, loss, "depth_first", 10_000)
+    with torch.autocast("cpu", torch.bfloat16):
+        for path, bound in LARGE:
+            rough = accumulated(model, tree, loss, path, bound)
+            assert float(torch.cosine_similarity(rough, exact, dim=0)) > 0.98, (path, bound)
