@@ -100,13 +100,21 @@ class PolicyForward:
 
     def _why_not_equal(self) -> str | None:
         """What no configuration tells: logits scaled after the head, attention sinks and such."""
+        model = causal_lm(self.model)
+        weight = next(model.parameters())
+        ids = torch.tensor([[1, 2, 1]], device=weight.device)
+        with torch.no_grad():
+            logits = model(input_ids=ids, use_cache=False).logits
+            hidden = model.base_model(input_ids=ids, use_cache=False).last_hidden_state
+            raw = model.get_output_embeddings()(hidden)
+        if not torch.allclose(raw, logits, rtol=1e-2, atol=1e-2 * float(logits.abs().max())):
+            return "its logits are not what its head gives, but changed after it"
         calls = [CallTokens(prompt=[1, 2], completion=[c, 1, 2], logprobs=None) for c in (1, 2)]
         tree = compile_tree(calls)
         with torch.no_grad():
             padded, _ = plain_values(self.model, calls)
         shared = self._shared("depth_first").logprobs(tree).logprobs
         gap = float((padded - shared).abs().max())
-        weight = next(self.model.parameters())
         coarse = weight.is_cuda or weight.dtype in (torch.bfloat16, torch.float16)
         if gap < (_COARSE_PROBE_NATS if coarse else _PROBE_NATS):
             return None

@@ -14,6 +14,8 @@ from torch.nn.attention.flex_attention import flex_attention
 from transformers import (
     GPT2Config,
     GPT2LMHeadModel,
+    GptOssConfig,
+    GptOssForCausalLM,
     GraniteConfig,
     GraniteForCausalLM,
     MistralConfig,
@@ -280,16 +282,23 @@ def small(config: Any, **options: Any) -> Any:
 
 def not_standard() -> list[tuple[Any, str]]:
     sizes = {"intermediate_size": 48, "num_key_value_heads": 2}
+    sinks: dict[str, Any] = {
+        "head_dim": 8,
+        "num_local_experts": 2,
+        "num_experts_per_tok": 1,
+        "layer_types": ["full_attention"] * 2,
+    }
     scaled = {"rope_type": "dynamic", "factor": 2.0, "rope_theta": 1e4}
     return [
         (MistralForCausalLM(small(MistralConfig, sliding_window=4, **sizes)), "slid"),
         (model_of("llama", rope_parameters=scaled), "dynamic rotary embedding"),
-        (GraniteForCausalLM(small(GraniteConfig, logits_scaling=8.0, **sizes)), "a probe differ"),
+        (GraniteForCausalLM(small(GraniteConfig, logits_scaling=8.0, **sizes)), "changed after it"),
+        (GptOssForCausalLM(small(GptOssConfig, **sinks, **sizes)), "a probe differ"),
         (GPT2LMHeadModel(small(GPT2Config)), "elsewhere than in .layers"),
     ]
 
 
-@pytest.mark.parametrize("number", range(4))
+@pytest.mark.parametrize("number", range(5))
 def test_a_model_that_is_not_standard_is_padded_and_the_log_says_why(
     number: int, caplog: pytest.LogCaptureFixture
 ) -> None:
