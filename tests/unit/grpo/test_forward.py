@@ -24,6 +24,12 @@ from transformers import (
 
 from babylon.grpo.attention.nodewise import nodewise_attention
 from babylon.grpo.attention.packed import block_mask, packed_attention
+from babylon.grpo.attention.pieces import (
+    attend,
+    attend_backward,
+    explicit_attend,
+    explicit_attend_backward,
+)
 from babylon.grpo.batch import CallTokens
 from babylon.grpo.forward import Path, PolicyForward, Values
 from babylon.grpo.portions import cut
@@ -335,3 +341,18 @@ def test_bf16_activations_keep_the_gradient_close() -> None:
         for path, bound in LARGE:
             rough = accumulated(model, tree, loss, path, bound)
             assert float(torch.cosine_similarity(rough, exact, dim=0)) > 0.98, (path, bound)
+
+
+@pytest.mark.parametrize("kind", ["dense", "causal", "masked"])
+def test_explicit_pieces_equal_the_fused_ones(kind: str) -> None:
+    torch.manual_seed(0)
+    query, grad = torch.randn(2, 3, 4, 20, 16)
+    key, value = torch.randn(2, 3, 2, 20, 16)
+    mask = torch.zeros(20, 20).masked_fill(torch.rand(20, 20) < 0.5, -torch.inf).fill_diagonal_(0)
+    options = 0.3, mask if kind == "masked" else None, kind == "causal"
+    out, lse = attend(query, key, value, *options)
+    explicit = explicit_attend(query, key, value, *options)
+    inputs = grad, query, key, value, out, lse, *options
+    fused = (out, lse, *attend_backward(*inputs))
+    for one, other in zip(fused, (*explicit, *explicit_attend_backward(*inputs)), strict=True):
+        torch.testing.assert_close(one, other, atol=1e-5, rtol=1e-5)
