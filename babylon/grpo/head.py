@@ -40,20 +40,23 @@ def token_values(
     """
     rows = max(_MIN_ROWS, _CHUNK_ELEMENTS // vocabulary)
 
-    def chunk(hidden: Tensor, temperature: Tensor, row: Tensor, target: Tensor) -> Any:
-        return _Statistics.apply(head(hidden), temperature, row, target)
+    def chunk(
+        hidden: Tensor, temperature: Tensor, row: Tensor, target: Tensor
+    ) -> tuple[Tensor, Tensor]:
+        result: tuple[Tensor, Tensor] = _Statistics.apply(  # type: ignore[no-untyped-call]
+            head(hidden), temperature, row, target
+        )
+        return result
 
     if len(hidden) <= rows:
-        logprobs, entropy = chunk(hidden, temperature, row, target)
-        return logprobs, entropy
+        return chunk(hidden, temperature, row, target)
     bounds = torch.arange(0, len(hidden) + rows, rows, device=row.device)
     edges = torch.searchsorted(row, bounds).tolist()
     parts = []
     for start, first, last in zip(bounds.tolist(), edges, edges[1:], strict=False):
         at = slice(start, start + rows)
         inputs = hidden[at], temperature[at], row[first:last] - start, target[first:last]
-        recompute = {"use_reentrant": False, "preserve_rng_state": False}
-        parts.append(checkpoint(chunk, *inputs, **recompute))
+        parts.append(checkpoint(chunk, *inputs, use_reentrant=False, preserve_rng_state=False))
     logprobs, entropy = (torch.cat(column) for column in zip(*parts, strict=True))
     return logprobs, entropy
 
@@ -80,7 +83,7 @@ class _Statistics(torch.autograd.Function):
         return logprobs, entropy
 
     @staticmethod
-    def backward(ctx: Any, grad: Tensor, _: Tensor) -> tuple[Tensor | None, ...]:  # type: ignore[override]
+    def backward(ctx: Any, grad: Tensor, _: Tensor) -> tuple[Tensor | None, ...]:
         weights, total, temperature, row, target = ctx.saved_tensors
         mass = torch.zeros_like(total).index_add_(0, row, grad)
         temperature = temperature.to(total.dtype)

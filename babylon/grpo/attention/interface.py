@@ -29,8 +29,12 @@ class Memory:
 
     def add(self, layer: int, part: int, at: slice, grad: Tensor) -> None:
         if layer not in self.grads:
-            key, value = self.pairs[layer]
-            self.grads[layer] = torch.zeros_like(key), torch.zeros_like(value)
+            key, value = self.pairs[layer]  # many descendants add up: in fp32 at least
+            wide = torch.promote_types(key.dtype, torch.float32)
+            self.grads[layer] = (
+                torch.zeros_like(key, dtype=wide),
+                torch.zeros_like(value, dtype=wide),
+            )
         self.grads[layer][part][:, :, at] += grad
 
 
@@ -71,7 +75,7 @@ class Run:
         """The portion's keys (part 0) or values (1) with those of its ancestors behind them."""
         if self.inject is not None and own.requires_grad and layer in self.inject.grads:
             extra = self.inject.grads[layer][part]
-            own.register_hook(lambda grad: grad + extra)  # type: ignore[no-untyped-call]
+            own.register_hook(lambda grad: grad + extra.to(grad.dtype))  # type: ignore[no-untyped-call]
         pieces = [own]
         for memory, at in self.ancestors:
             piece = memory.pairs[layer][part][:, :, at]
@@ -120,12 +124,11 @@ def _keep_rows(layer: Any, args: Any, kwargs: dict[str, Any]) -> tuple[Any, dict
     finally:
         run.stop_at_keys = False
     cos, sin = kwargs["position_embeddings"]
-    rest = {
-        "position_embeddings": (cos[:, run.rows], sin[:, run.rows]),
-        "position_ids": kwargs["position_ids"][:, run.rows],
-    }
-    hidden, *others = args
-    return (hidden[:, run.rows], *others), {**kwargs, **rest}
+    kept = {"position_embeddings": (cos[:, run.rows], sin[:, run.rows])}
+    for name in ("hidden_states", "position_ids"):  # the former may be positional
+        if kwargs.get(name) is not None:
+            kept[name] = kwargs[name][:, run.rows]
+    return tuple(hidden[:, run.rows] for hidden in args), {**kwargs, **kept}
 
 
 @contextmanager
@@ -133,11 +136,11 @@ def tree_attention(backbone: Any) -> Iterator[None]:
     """Let ``backbone`` attend through :class:`Run` in this block.
 
     It returns hidden states of the run's rows only. Layers whose gradient checkpointing is on
-    use it although the model is in ``eval()`` mode.
+    use it although the model is in ``eval()`` mode, but for the last: what it keeps is little.
     """
     config = backbone.config
     before = config._attn_implementation
-    layers = [layer for layer in backbone.layers if getattr(layer, "gradient_checkpointing", False)]
+    layers = [x for x in backbone.layers[:-1] if getattr(x, "gradient_checkpointing", False)]
     hook = backbone.layers[-1].register_forward_pre_hook(_keep_rows, with_kwargs=True)
     try:
         config._attn_implementation = NAME

@@ -84,7 +84,7 @@ def _blocks(
 
 
 def _listed(blocks: NDArray[np.bool_], device: torch.device) -> tuple[Tensor, Tensor]:
-    """How many blocks each row has ``[1, 1, R]``, and their columns, those first ``[1, 1, R, C]``."""
+    """How many blocks a row has ``[1, 1, R]``, and all columns, theirs first ``[1, 1, R, C]``."""
     columns = np.argsort(~blocks, axis=1, kind="stable")
     tensors = (torch.from_numpy(t).to(device, torch.int32) for t in (blocks.sum(axis=1), columns))
     number, index = tensors

@@ -1,0 +1,55 @@
+"""Both tree paths on CUDA against the formula, one call at a time."""
+
+from typing import Any
+
+import pytest
+import torch
+
+from babylon.grpo.forward import Path, PolicyForward
+from babylon.grpo.tree import compile_tree
+from tests.unit.grpo.test_forward import shared_window
+from tests.unit.grpo.trees import (
+    DecoupledLoss,
+    assert_same_gradient,
+    gradient,
+    model_of,
+    naive_gradients,
+)
+
+pytestmark = [
+    pytest.mark.gpu,
+    pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device"),
+]
+
+
+@pytest.mark.parametrize("lora", [False, True])
+@pytest.mark.parametrize(
+    ("path", "bound"), [("packed", 10_000), ("packed", 300), ("depth_first", 300), ("plain", 2000)]
+)
+def test_every_path_gives_the_gradient_of_the_formula(path: Path, bound: int, lora: bool) -> None:
+    calls = shared_window()
+    reference_model = model_of(lora=lora, head_dim=64)
+    loss = DecoupledLoss(reference_model, calls)
+    reference = torch.stack(naive_gradients(reference_model, calls, loss)).sum(0)
+    model = reference_model.cuda()
+    loss.proximal = [p.cuda() for p in loss.proximal]
+    loss.mu = [mu.cuda() for mu in loss.mu]
+    PolicyForward(model, max_tokens=bound, path=path).accumulate(compile_tree(calls), loss)
+    assert_same_gradient(gradient(model).cpu(), reference)
+
+
+def test_cuda_takes_the_packed_path() -> None:
+    assert PolicyForward(model_of(head_dim=64).cuda()).path == "packed"
+
+
+@pytest.mark.parametrize("path", ["packed", "depth_first"])
+def test_bf16_products_stay_near_fp32(path: Path) -> None:
+    calls, model = shared_window(), model_of(head_dim=64).cuda()
+    tree = compile_tree(calls)
+
+    def logprobs(path: Path) -> Any:
+        return PolicyForward(model, max_tokens=300, path=path).logprobs(tree).logprobs
+
+    exact = logprobs("plain")
+    with torch.autocast("cuda", torch.bfloat16):
+        torch.testing.assert_close(logprobs(path), exact, atol=0.3, rtol=0.0)
