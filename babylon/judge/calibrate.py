@@ -6,13 +6,14 @@ trajectory gets another number in other company. Score s of trajectory i at plac
     s = mean + theta_i + a_r + b(p) + noise,    noise ~ N(0, sigma2)
 
 with theta_i ~ N(0, v_theta) the trajectory's worth, a_r ~ N(0, v_a) how generous the request was,
-and b(p) the bias for a place, piecewise linear over the list. It is the ridge Plackett-Luce of
-scores rather than ranks: comparisons within requests, tied together by what requests share. No
-ridge is chosen, because the variances follow from the data (Henderson's mixed model equations,
-with MacKay's fixed point for the variances, Neural Computation 4, 1992). So the reliability of
-the judge, v_theta / (v_theta + sigma2) (arXiv 2601.21817 for judges that compare pairs), decides
-how far scores shrink together and how wide intervals are; of a judge that never contradicts
-itself sigma2 goes to its floor, and intervals close.
+and b(p) the bias for a place: a slope along the list, and with a variance of their own the first
+place and the last, or the ends against the middle would be as uncertain as first against last.
+It is the ridge Plackett-Luce of scores rather than ranks: comparisons within requests, tied
+together by what requests share. No ridge is chosen, because the variances follow from the data
+(Henderson's mixed model equations, with MacKay's fixed point for the variances, Neural Computation
+4, 1992). So the reliability of the judge, v_theta / (v_theta + sigma2) (arXiv 2601.21817 for judges
+that compare pairs), decides how far scores shrink together and how wide intervals are; of a judge
+that never contradicts itself sigma2 goes to its floor, and intervals close.
 """
 
 from collections.abc import Sequence
@@ -24,7 +25,6 @@ import numpy.typing as npt
 
 Floats = npt.NDArray[np.float64]
 
-KNOTS = 4  # of the bias for a place
 Z = 0.674  # half width of an interval in standard errors: it holds the truth every other time
 _ROUNDS = 60
 _FLOOR = 1e-13  # of a variance: beyond what judges write and doubles hold
@@ -93,11 +93,11 @@ class _Fit:
         columns = [np.eye(items)[self._item]]
         if together:
             at = items + self._requests
-            self._blocks += [slice(items, at), slice(at, at + KNOTS)]
-            self._variances += [spread / 8, spread / 4]
+            self._blocks += [slice(items, at), slice(at, at + 1), slice(at + 1, at + 3)]
+            self._variances += [spread / 50, spread / 10, spread / 100]
             columns += [
                 np.eye(self._requests)[self._request],
-                _hats(np.array([o.place for o in observations])),
+                _biases(np.array([o.place for o in observations])),
             ]
         self._design = np.hstack(columns)
         self._noise = spread / 4
@@ -173,7 +173,6 @@ def unstable(estimate: Estimate) -> list[int]:
     return [item for item, a, b in zip(order, above, below, strict=True) if a or b]
 
 
-def _hats(place: Floats) -> Floats:
-    """Piecewise linear basis ``[observations, KNOTS]`` over [0, 1]."""
-    knots = np.linspace(0.0, 1.0, KNOTS)
-    return np.maximum(0.0, 1.0 - np.abs(place[:, None] - knots) * (KNOTS - 1))
+def _biases(place: Floats) -> Floats:
+    """Columns ``[observations, 3]``: along the list from first to last, first of it, last of it."""
+    return np.stack([0.5 - place, place == 0.0, place == 1.0], axis=1).astype(float)
