@@ -72,7 +72,11 @@ def train(
         float | None, typer.Option(metavar="R", help="Reject trajectories that earned less.")
     ] = None,
     scorer: Annotated[
-        str | None, typer.Option(metavar="NAME", help="heuristic, or package.module:function.")
+        str | None,
+        typer.Option(
+            metavar="NAME",
+            help="heuristic, ruler, preference, regression, art-ruler or package.module:function.",
+        ),
     ] = None,
     trainer: Annotated[Trainer, typer.Option(help="Who computes the update.")] = Trainer.TORCH,
     json: Json = False,

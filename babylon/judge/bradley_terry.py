@@ -30,7 +30,7 @@ def fit_preferences(wins: Sequence[tuple[int, int, bool]], items: int) -> Estima
         chance = _sigmoid(design @ theta)
         weight = chance * (1 - chance)
         precision = (design * weight[:, None]).T @ design + np.diag(prior)
-        covariance: Floats = np.linalg.inv(precision)
+        covariance = np.asarray(np.linalg.inv(precision), dtype=np.float64)
         step = covariance @ (design.T @ (outcome - chance) - prior * theta)
         theta = theta + np.clip(step, -2.0, 2.0)
         squares = theta[:items] ** 2 + np.diag(covariance)[:items]

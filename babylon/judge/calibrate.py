@@ -152,7 +152,8 @@ def tie(estimate: Estimate) -> Floats:
     """Scores ``[N]`` in which trajectories that the judge could not tell apart have the same.
 
     From the best down, all whose interval overlaps that of the best one left form a tie, and get
-    its mean. An interval overlaps its leader's, not merely a neighbour's, so chains do not grow.
+    its mean. Each is held against the leader, not merely against a neighbour, so chains do not
+    grow.
     """
     order = np.argsort(-estimate.scores, kind="stable")
     tied = estimate.scores.copy()

@@ -7,8 +7,9 @@ up. What failed is remembered like what succeeded, so that a repeated run does n
 
 import asyncio
 import hashlib
-from collections.abc import Sequence
+from collections.abc import Coroutine, Sequence
 from dataclasses import dataclass, replace
+from typing import Any, TypeVar
 
 from babylon.errors import ScoringError
 from babylon.judge.budget import Budget
@@ -17,9 +18,10 @@ from babylon.judge.client import Answer, JudgeClient, PromptTooLongError
 from babylon.judge.parse import Reply, UnusableReplyError, parse_reply
 from babylon.judge.prompt import SCHEMAS, Prompt, repair_messages
 from babylon.judge.sheet import Block, Sheet
-from babylon.judge.text import count_tokens
+from babylon.judge.text import count_tokens, one_line
 from babylon.store.judgments import Purchase, Spent
 
+T = TypeVar("T")
 _ANSWER_TOKENS = 50  # expected for each trajectory, and once more
 
 
@@ -50,15 +52,8 @@ class Panel:
             ScoringError: a block could not be judged.
             BudgetSpentError: the budget does not allow the next request.
         """
-        results = await asyncio.gather(
-            *[self._block(sheet, block, repeat) for block in blocks], return_exceptions=True
-        )
-        verdicts: list[Verdict] = []
-        for result in results:
-            if isinstance(result, BaseException):
-                raise result
-            verdicts += result
-        return verdicts
+        verdicts = await together([self._block(sheet, block, repeat) for block in blocks])
+        return [verdict for of_block in verdicts for verdict in of_block]
 
     async def cost(self, sheet: Sheet, blocks: Sequence[Block], *, repeat: int = 0) -> Spent:
         """An upper estimate for the blocks that were not bought before."""
@@ -144,7 +139,7 @@ class Panel:
             draft,
             scores=outcome.scores if isinstance(outcome, Reply) else (),
             explanations=outcome.explanations if isinstance(outcome, Reply) else (),
-            problem=None if usable else str(outcome),
+            problem=None if usable else one_line(str(outcome)),
             prompt_tokens=answer.prompt_tokens,
             completion_tokens=answer.completion_tokens,
             usd=self._client.price.of(answer.prompt_tokens, answer.completion_tokens).usd,
@@ -159,6 +154,17 @@ class Panel:
     def _key(self, prompt: Prompt, repeat: int) -> str:
         parts = (self._client.name, str(self._client.temperature), prompt.hash, str(repeat))
         return hashlib.sha256("\n".join(parts).encode()).hexdigest()
+
+
+async def together(work: Sequence[Coroutine[Any, Any, T]]) -> list[T]:
+    """All at once; each runs to its end before the first error is raised, for it may be buying."""
+    results = await asyncio.gather(*work, return_exceptions=True)
+    done: list[T] = []
+    for result in results:
+        if isinstance(result, BaseException):
+            raise result
+        done.append(result)
+    return done
 
 
 def _split(block: Block) -> list[Block]:

@@ -152,6 +152,11 @@ def repair_messages(prompt: Prompt, reply: str, problem: str) -> list[dict[str, 
     )
     return [
         *prompt.messages,
-        {"role": "assistant", "content": reply or "(nothing)"},
+        {"role": "assistant", "content": _sendable(reply)},
         {"role": "user", "content": ask},
     ]
+
+
+def _sendable(reply: str) -> str:
+    """Some servers refuse an empty message, and half a character pair has no UTF-8."""
+    return reply.encode(errors="replace").decode() or "(nothing)"

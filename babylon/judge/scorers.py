@@ -75,7 +75,14 @@ async def _down_the_ladder(
             judgments = await _judge(method, context, cheaper=True)
         except BudgetSpentError as spent:
             return await _by_heuristic(trajectories, context, spent)
-    await _report(context, judgments.level, judgments.reliability)
+    cheaper = judgments.level == Level.CHEAPER
+    name = settings.judge_cheaper_model if cheaper else settings.judge_model
+    await _report(
+        context,
+        judgments.level,
+        model=str(name or settings.judge_model_path),
+        reliability=judgments.reliability,
+    )
     log.info(
         "window %s judged (%s): %d requests, %d tokens, $%.4f bought now",
         context.window_id,
@@ -168,11 +175,11 @@ async def _by_heuristic(
         groups.setdefault(trajectory.scenario_id, set()).add(score.value)
     if not context.settings.judge_heuristic or all(len(values) < 2 for values in groups.values()):
         raise spent
-    await _report(context, Level.HEURISTIC, 0.0)
+    await _report(context, Level.HEURISTIC, model="heuristic", reliability=0.0)
     return [replace(score, reasons=(f"scored by the heuristic: {spent}",)) for score in scores]
 
 
-async def _report(context: ScoringContext, level: Level, reliability: float) -> None:
+async def _report(context: ScoringContext, level: Level, *, model: str, reliability: float) -> None:
     """What judging the window cost in all, earlier runs included."""
     spent = await spent_on_window(context.store, context.window_id)
     context.metrics.update(
@@ -182,7 +189,7 @@ async def _report(context: ScoringContext, level: Level, reliability: float) -> 
         tokens=spent.tokens,
         usd=spent.usd,
         rubric=load_rubric(context.settings.judge_rubric).version,
-        model=context.settings.judge_model or str(context.settings.judge_model_path),
+        model=model,
     )
 
 

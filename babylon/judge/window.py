@@ -7,12 +7,12 @@ from random import Random
 from statistics import fmean
 
 from babylon.judge.bradley_terry import fit_preferences
-from babylon.judge.budget import Budget
+from babylon.judge.budget import Budget, BudgetSpentError
 from babylon.judge.cache import JudgmentCache
 from babylon.judge.calibrate import Estimate, Observation, calibrate, tie, unstable
 from babylon.judge.client import JudgeClient
 from babylon.judge.design import again, ring, uncompared
-from babylon.judge.panel import Panel, Verdict
+from babylon.judge.panel import Panel, Verdict, together
 from babylon.judge.records import (
     GroundTruth,
     JudgeConfig,
@@ -50,12 +50,10 @@ async def judge_window(
         groups[one.trajectory.scenario_id].append(one)
     sittings = [Sitting(prepare(group, truth, config)) for group in groups.values()]
     await _require_one_pass(panel, budget, sittings)
-    for sitting in sittings:
-        await sitting.take(panel, sitting.first_pass())
+    await together([sitting.take(panel, sitting.first_pass()) for sitting in sittings])
     cut_short = False
     if config.repeats:
-        for sitting in sittings:
-            cut_short |= await sitting.repeat(panel, budget)
+        cut_short = any(await together([sitting.repeat(panel, budget) for sitting in sittings]))
     scores = {score.trajectory_id: score for sitting in sittings for score in sitting.scores()}
     return Judgments(
         scores=tuple(scores[one.trajectory.trajectory_id] for one in judged),
@@ -102,7 +100,10 @@ class Sitting:
             number += 1
             if not budget.fits(await panel.cost(self.sheet, blocks, repeat=number)):
                 return True
-            await self.take(panel, blocks, repeat=number)
+            try:
+                await self.take(panel, blocks, repeat=number)
+            except BudgetSpentError:  # repairs cost more than was estimated; one pass is complete
+                return True
         return False
 
     def estimate(self) -> Estimate:

@@ -10,6 +10,7 @@ SCORERS = {
     "ruler": "babylon.judge.scorers:ruler",
     "preference": "babylon.judge.scorers:preference",
     "regression": "babylon.judge.scorers:regression",
+    "art-ruler": "babylon.rewards.art_ruler:art_ruler",
 }
 """Name → where it is; imported only when it is chosen."""
 

@@ -107,7 +107,7 @@ def test_a_module_that_does_not_import_is_named():
 
 
 def test_the_built_in_scorers():
-    assert {"heuristic", "ruler", "preference", "regression"} <= set(SCORERS)
+    assert {"heuristic", "ruler", "preference", "regression", "art-ruler"} == set(SCORERS)
     for name in SCORERS:
         assert callable(load_scorer(name))
 

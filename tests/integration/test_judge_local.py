@@ -1,0 +1,91 @@
+"""A checkpoint as judge: the project's engine serves a tiny model that answers, or babbles."""
+
+from contextlib import AsyncExitStack
+
+import pytest
+import torch
+
+from babylon.errors import ConfigError, ScoringError
+from babylon.judge.cache import MemoryJudgments
+from babylon.judge.records import GroundTruth, JudgeConfig
+from babylon.judge.rubrics import Rubric
+from babylon.judge.scorers import check_settings, open_judge
+from babylon.judge.sheet import prepare
+from babylon.judge.window import judge_window
+from babylon.settings import load_settings
+from tests.judged import judged, step
+from tests.tiny_policy import tiny_model, tiny_tokenizer
+
+CONTEXT = 2048
+RUBRIC = Rubric(name="tiny", text="Profit.")
+CONFIG = JudgeConfig(method="regression", rubric=RUBRIC, context_tokens=CONTEXT, passes=1)
+GROUP = [judged("good", 90.0, [step(0, said="b")]), judged("bad", -90.0, [step(0, said="s")])]
+ANSWERS = ['{"score":0.9}', '{"score":0.1}']
+
+
+def settings_for(path, tmp_path):
+    return load_settings(home=tmp_path, judge_model_path=path)
+
+
+async def judged_by(path, tmp_path):
+    settings = settings_for(path, tmp_path)
+    check_settings(settings)
+    async with AsyncExitStack() as stack:
+        client, config = await open_judge(stack, settings, CONFIG, cheaper=False)
+        assert (client.temperature, config.context_tokens) == (0.7, CONTEXT)
+        assert client.name.startswith(f"{path.name}@")
+        return await judge_window(client, GROUP, GroundTruth(), config, cache=MemoryJudgments())
+
+
+def taught(directory):
+    """A model overfitted to the two prompts of ``GROUP`` and their answers."""
+    tokenizer, model = tiny_tokenizer(), tiny_model(0, max_positions=CONTEXT)
+    sheet = prepare(GROUP, GroundTruth(), CONFIG)
+    chats = [
+        [*sheet.prompt((item,)).messages, {"role": "assistant", "content": answer}]
+        for item, answer in enumerate(ANSWERS)
+    ]
+    ids = torch.tensor([tokenizer.apply_chat_template(chat, return_dict=False) for chat in chats])
+    with torch.no_grad():
+        for weight in model.parameters():
+            weight.mul_(0.2 if weight.dim() > 1 else 1.0)
+    optimiser = torch.optim.AdamW(model.parameters(), lr=5e-3, weight_decay=0.0)
+    learnt = len(ANSWERS[0]) + 1  # and the end of the answer; after it comes a line break
+    for _ in range(150):
+        logits = model(input_ids=ids, logits_to_keep=learnt + 2).logits[:, :-2]
+        wanted = ids[:, -learnt - 1 : -1]
+        loss = torch.nn.functional.cross_entropy(logits.flatten(0, 1), wanted.flatten())
+        if loss < 0.005:
+            break
+        loss.backward()
+        torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
+        optimiser.step()
+        optimiser.zero_grad()
+    model.save_pretrained(directory)
+    tokenizer.save_pretrained(directory)
+    return directory
+
+
+async def test_a_checkpoint_that_can_answer_judges(tmp_path):
+    judgments = await judged_by(taught(tmp_path / "judge"), tmp_path)
+    assert [round(one.score, 1) for one in judgments.scores] == [0.9, 0.1]
+    assert judgments.requests == 2 and judgments.tokens > 0 and judgments.usd == 0
+
+
+async def test_a_checkpoint_that_babbles_fails_the_stage_and_scores_nothing(tmp_path):
+    path = tmp_path / "babbler"
+    tiny_model(1, max_positions=CONTEXT).save_pretrained(path)
+    tiny_tokenizer().save_pretrained(path)
+    with pytest.raises(ScoringError, match=r"judge babbler@\w+ gave no usable judgment of t-"):
+        await judged_by(path, tmp_path)
+
+
+async def test_a_path_without_a_model_is_named(tmp_path):
+    with pytest.raises(ConfigError, match=r"JUDGE_MODEL_PATH=.*nowhere.* holds no model"):
+        await judged_by(tmp_path / "nowhere", tmp_path)
+
+
+def test_one_judge_at_a_time(tmp_path):
+    both = load_settings(home=tmp_path, judge_model="m", judge_model_path=tmp_path)
+    with pytest.raises(ConfigError, match="set one of them"):
+        check_settings(both)
