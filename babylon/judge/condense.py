@@ -44,12 +44,16 @@ class StepText:
     weight: tuple[float, ...]
 
     def line(self, limit: int) -> str:
+        """``|`` parts the parts, so none in them stays one: an agent's words cannot pose as a
+        result."""
         saw = shorten(" / ".join(self.saw), 2 * limit)
+        said = shorten(self.said, limit).replace('"', "'")
         parts = [saw] if saw else []
-        parts += [f'"{shorten(self.said, limit)}"'] if self.said else []
+        parts += [f'"{said}"'] if said else []
         parts += [shorten(self.did, limit)]
         parts += [f"-> {shorten(self.result, limit)}"] if self.result else []
-        return escape(f"[{self.number}] {' | '.join(parts)}")
+        told = " | ".join(part.replace("|", "¦") for part in parts)
+        return escape(f"[{self.number}] {told}")
 
 
 Line = tuple[int, str]
