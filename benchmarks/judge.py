@@ -51,6 +51,8 @@ CONDITIONS: dict[str, Mind] = {
     "noise + position + curve": Mind(noise=0.2, position_bias=0.5, curve=1.0),
     "noise + faults": Mind(noise=0.2, faults=FAULTS, retry_after_s=0.1),
 }
+COMPARED = ("art-ruler", "ruler")  # always; the other scorers only where it is affordable
+ALL_COMPARED, ALL_UP_TO = ("zero noise", "noise + position"), 24
 Scores = Sequence[float]
 Scorer = Callable[[KnownWindow, str], Awaitable[Scores]]
 
@@ -196,14 +198,16 @@ def summarise(results: Sequence[Result], arts: Sequence[Result]) -> Row:
 
 
 async def measure(
-    scorers: Sequence[str], conditions: Sequence[str], windows: Mapping[int, int]
+    scorers: Sequence[str] | None, conditions: Sequence[str], windows: Mapping[int, int]
 ) -> list[Row]:
-    """All rows, told as Markdown on stderr while they come."""
+    """All rows, told as Markdown on stderr while they come; ``scorers`` None takes all of them
+    under two conditions, and those two that are ``COMPARED`` everywhere."""
     rows = []
     for condition in conditions:
         for size, count in windows.items():
             arts: list[Result] = []
-            for scorer in scorers:
+            everyone = condition in ALL_COMPARED and size <= ALL_UP_TO
+            for scorer in scorers or (SCORERS if everyone else COMPARED):
                 results = [await judge_once(scorer, condition, size, seed) for seed in range(count)]
                 arts = results if scorer == "art-ruler" else arts
                 rows.append(summarise(results, arts))
@@ -247,7 +251,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--sizes", type=int, nargs="+", choices=WINDOWS, default=[*WINDOWS])
     parser.add_argument("--conditions", nargs="+", choices=CONDITIONS, default=[*CONDITIONS])
-    parser.add_argument("--scorers", nargs="+", choices=SCORERS, default=[*SCORERS])
+    parser.add_argument("--scorers", nargs="+", choices=SCORERS)
     parser.add_argument("--times", type=int, default=1, help="this many times the windows")
     parser.add_argument("--json", action="store_true")
     options = parser.parse_args()

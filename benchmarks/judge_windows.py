@@ -68,7 +68,7 @@ def _play(scenario: Scenario, agent: int, skill: float, random: Random) -> Judge
     turns = []
     while not game.over:
         messages = render_observation(game, name)
-        state = {
+        state: dict[str, object] = {
             "agentBalance": game.balance,
             "agentPnL": game.pnl,
             "openPositions": len(game.holdings),

@@ -95,7 +95,7 @@ async def test_a_judge_that_answers_in_order_of_rank_swaps_the_scores_as_art_doe
 async def test_an_answer_that_art_cannot_read_fails_the_stage():
     async with LoopbackJudge(Mind(faults={"fenced": 1.0})) as judge:
         with pytest.raises(
-            ScoringError, match="(?s)scorer art-ruler raised .*Invalid JSON.* on 2 traj"
+            ScoringError, match=r"(?s)scorer art-ruler raised .*Invalid JSON.* on 2 traj"
         ):
             await scored(judge, [trajectory(1, -500.0), trajectory(2, 500.0)])
 
