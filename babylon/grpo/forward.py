@@ -4,28 +4,20 @@ Three paths give the same numbers. ``packed`` and ``depth_first`` forward every 
 once; ``plain`` pads calls into batches, for models whose attention is not standard.
 """
 
-from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterator
 from typing import Any, Literal
 
 import torch
-from torch import Tensor
 
+from babylon.grpo.attention.nodewise import nodewise_attention
 from babylon.grpo.plain import plain_values
+from babylon.grpo.shared import SharedForward
 from babylon.grpo.tree import PrefixTree
+from babylon.grpo.values import Loss, Values
+
+__all__ = ["Loss", "Path", "PolicyForward", "Values"]
 
 Path = Literal["packed", "depth_first", "plain"]
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Values:
-    """Of C calls with up to T completion tokens, 0 beyond a call's own length."""
-
-    logprobs: Tensor  # [C, T] fp32, at each call's logged temperature
-    entropy: Tensor  # [C, T] fp32, nats, without gradient
-
-
-Loss = Callable[[Sequence[int], Values], Tensor]
 
 
 class PolicyForward:
@@ -43,9 +35,19 @@ class PolicyForward:
         self.model = model
         self.max_tokens = max_tokens
         self.path: Path = path or "plain"
+        causal_lm = model.get_base_model() if hasattr(model, "get_base_model") else model
+        self._shared = SharedForward(
+            backbone=causal_lm.base_model,
+            head=causal_lm.get_output_embeddings(),
+            vocabulary=causal_lm.config.vocab_size,
+            kernel=nodewise_attention,
+            max_tokens=max_tokens,
+        )
 
     def logprobs(self, tree: PrefixTree) -> Values:
         """Values of all calls, without gradient."""
+        if self.path != "plain":
+            return self._shared.logprobs(tree)
         longest = max(len(call.completion) for call in tree.calls)
         device = next(self.model.parameters()).device
         logprobs, entropy = torch.zeros(2, len(tree.calls), longest, device=device)
@@ -63,6 +65,9 @@ class PolicyForward:
         that together are all of them; it returns a scalar, and the scalars add up. What it divides
         by must therefore not depend on the calls it is given.
         """
+        if self.path != "plain":
+            self._shared.accumulate(tree, loss)
+            return
         for calls, values in self._plain(tree):
             loss(calls, values).backward()  # type: ignore[no-untyped-call]
 

@@ -1,0 +1,100 @@
+"""Our attention inside any model of transformers that calls attention through its registry.
+
+The model is called as ever, with ``tree_attention`` as its attention and a :class:`Run` that says
+which tokens see which; transformers hands both down to every layer.
+"""
+
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+from torch import Tensor
+from transformers import AttentionInterface
+
+from babylon.grpo.attention.layout import Layout
+
+NAME = "prefix_tree"
+Kernel = Callable[[Tensor, Tensor, Tensor, Layout, float], Tensor]
+Pair = tuple[Tensor, Tensor]  # keys and values, [1, G, n, d]
+
+
+@dataclass(slots=True)
+class Memory:
+    """Keys and values of a portion by layer, and the gradient that descendants add to them."""
+
+    pairs: dict[int, Pair] = field(default_factory=dict)
+    grads: dict[int, Pair] = field(default_factory=dict)
+
+    def add(self, layer: int, part: int, at: slice, grad: Tensor) -> None:
+        if layer not in self.grads:
+            key, value = self.pairs[layer]
+            self.grads[layer] = torch.zeros_like(key), torch.zeros_like(value)
+        self.grads[layer][part][:, :, at] += grad
+
+
+@dataclass(slots=True, kw_only=True)
+class Run:
+    """One pass of a model over a portion."""
+
+    layout: Layout
+    kernel: Kernel
+    ancestors: list[tuple[Memory, slice]]
+    capture: Memory | None = None  # filled with the portion's own keys and values
+    inject: Memory | None = None  # whose gradients come on top of the portion's own
+
+    def attend(self, layer: int, query: Tensor, key: Tensor, value: Tensor, scale: float) -> Tensor:
+        if self.capture is not None:
+            self.capture.pairs[layer] = key.detach(), value.detach()
+        key, value = self._extend(layer, 0, key), self._extend(layer, 1, value)
+        return self.kernel(query, key, value, self.layout, scale)
+
+    def _extend(self, layer: int, part: int, own: Tensor) -> Tensor:
+        """The portion's keys (part 0) or values (1) with those of its ancestors behind them."""
+        if self.inject is not None and own.requires_grad and layer in self.inject.grads:
+            extra = self.inject.grads[layer][part]
+            own.register_hook(lambda grad: grad + extra)
+        pieces = [own]
+        for memory, at in self.ancestors:
+            piece = memory.pairs[layer][part][:, :, at]
+            if own.requires_grad:
+                piece = piece.detach().requires_grad_()
+                piece.register_hook(_adder(memory, layer, part, at))
+            pieces.append(piece)
+        return torch.cat(pieces, dim=2) if len(pieces) > 1 else own
+
+
+def _adder(memory: Memory, layer: int, part: int, at: slice) -> Callable[[Tensor], None]:
+    return lambda grad: memory.add(layer, part, at, grad)
+
+
+def _tree_attention(
+    module: Any,
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    attention_mask: Tensor | None,
+    *,
+    run: Run,
+    scaling: float | None = None,
+    **_: Any,
+) -> tuple[Tensor, None]:
+    scale = query.shape[-1] ** -0.5 if scaling is None else scaling
+    out = run.attend(module.layer_idx, query, key, value, scale)
+    return out.transpose(1, 2), None
+
+
+AttentionInterface.register(NAME, _tree_attention)
+
+
+@contextmanager
+def tree_attention(backbone: Any) -> Iterator[None]:
+    """Let ``backbone`` attend through :class:`Run` in this block."""
+    config = backbone.config
+    before = config._attn_implementation
+    config._attn_implementation = NAME
+    try:
+        yield
+    finally:
+        config._attn_implementation = before

@@ -1,0 +1,89 @@
+"""The language-model head at trained positions only, a chunk of the vocabulary matrix at a time.
+
+Only rows that predict a trained token reach the head, each (position, temperature) once however
+many calls read it. Statistics over the vocabulary are fp32. Logits of more rows than one chunk
+are computed again for the backward pass, so ``[M, V]`` never exists for all M.
+"""
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.utils.checkpoint import checkpoint
+
+_CHUNK_ELEMENTS = 2**22  # of logits: 16 MiB of fp32 stay near the cores
+_MIN_ROWS = 256  # with fewer, reading the weights costs more than the products
+
+Head = Callable[[Tensor], Tensor]
+
+
+def token_values(
+    head: Head,
+    vocabulary: int,
+    hidden: Tensor,
+    temperature: Tensor,
+    row: Tensor,
+    target: Tensor,
+) -> tuple[Tensor, Tensor]:
+    """Log-probability of M targets and entropy of the distributions they are drawn from.
+
+    Args:
+        head: maps ``[R, h]`` to logits ``[R, V]``: any module, with its own parameters.
+        hidden: ``[R, h]``, the rows that predict something.
+        temperature: ``[R]``, what each row's logits are divided by.
+        row: ``[M]`` ascending, which row predicts the token.
+        target: ``[M]``, the token.
+
+    Returns:
+        Log-probabilities ``[M]`` with gradient and entropies ``[M]`` without, fp32, in nats.
+    """
+    rows = max(_MIN_ROWS, _CHUNK_ELEMENTS // vocabulary)
+
+    def chunk(hidden: Tensor, temperature: Tensor, row: Tensor, target: Tensor) -> Any:
+        return _Statistics.apply(head(hidden), temperature, row, target)
+
+    if len(hidden) <= rows:
+        logprobs, entropy = chunk(hidden, temperature, row, target)
+        return logprobs, entropy
+    bounds = torch.arange(0, len(hidden) + rows, rows, device=row.device)
+    edges = torch.searchsorted(row, bounds).tolist()
+    parts = []
+    for start, first, last in zip(bounds.tolist(), edges, edges[1:], strict=False):
+        at = slice(start, start + rows)
+        inputs = hidden[at], temperature[at], row[first:last] - start, target[first:last]
+        recompute = {"use_reentrant": False, "preserve_rng_state": False}
+        parts.append(checkpoint(chunk, *inputs, **recompute))
+    logprobs, entropy = (torch.cat(column) for column in zip(*parts, strict=True))
+    return logprobs, entropy
+
+
+class _Statistics(torch.autograd.Function):
+    """``log_softmax(logits / temperature)[row, target]`` and entropy, in few passes over memory."""
+
+    @staticmethod
+    def forward(
+        ctx: Any, logits: Tensor, temperature: Tensor, row: Tensor, target: Tensor
+    ) -> tuple[Tensor, Tensor]:
+        scaled = logits.to(torch.promote_types(logits.dtype, torch.float32))
+        scaled = scaled / temperature.to(scaled.dtype)[:, None]
+        highest = scaled.amax(-1)
+        weights = (scaled - highest[:, None]).exp_()
+        total = weights.sum(-1)
+        normaliser = highest + total.log()
+        logprobs = scaled[row, target] - normaliser[row]
+        mean = torch.bmm(weights[:, None, :], scaled[:, :, None])[:, 0, 0] / total
+        entropy = (normaliser - mean)[row]
+        ctx.save_for_backward(weights, total, temperature, row, target)
+        ctx.dtype = logits.dtype
+        ctx.mark_non_differentiable(entropy)
+        return logprobs, entropy
+
+    @staticmethod
+    def backward(ctx: Any, grad: Tensor, _: Tensor) -> tuple[Tensor | None, ...]:  # type: ignore[override]
+        weights, total, temperature, row, target = ctx.saved_tensors
+        mass = torch.zeros_like(total).index_add_(0, row, grad)
+        temperature = temperature.to(total.dtype)
+        d_logits = weights * (-mass / (total * temperature))[:, None]
+        d_logits.index_put_((row, target), grad / temperature[row], accumulate=True)
+        return d_logits.to(ctx.dtype), None, None, None
