@@ -1,15 +1,16 @@
-"""The logged windows that everybody trains on: token ids, loss mask, mu and advantages, from a seed.
+"""The logged windows that everybody trains on: token ids, loss mask, mu, advantages, from a seed.
 
-The calls of 10 agents over some ticks, all in one optimiser step. A prompt is made of segments: the
-system prompt (shared by all calls), the market (shared by the agents of a tick), the agent's private
-state. The cases differ in what is shared and how long it is:
+The calls of 10 agents over some ticks, all in one optimiser step. A prompt is made of segments:
+the system prompt (shared by all calls), the market (shared by the agents of a tick), the agent's
+private state. The cases differ in what is shared and how long it is:
 
 - ``high``: 12 ticks; system 256, market 640, private 96, response 40 tokens.
-- ``low``: 6 ticks, all half as long, and the private state stands before the market, so that only the
-  system prompt is a shared prefix: what a careless prompt order costs.
+- ``low``: 6 ticks, all half as long, and the private state stands before the market, so that only
+  the system prompt is a shared prefix: what a careless prompt order costs.
 - ``zero``: as ``low``, and no token is shared.
-- ``skew``: 12 ticks, shared as in ``high``; system 64, market 32 to 1,024 by tick, private 16 to 256,
-  response 4 to 160, all log-uniform: the longest call has over ten times the tokens of the shortest.
+- ``skew``: 12 ticks, shared as in ``high``; system 64, market 32 to 1,024 by tick, private 16 to
+  256, response 4 to 160, all log-uniform: the longest call is over ten times the shortest.
+- ``long``, for GPUs: 12 ticks; system 1,024, market 2,560, private 512, response 160 tokens.
 """
 
 from collections.abc import Sequence
@@ -22,7 +23,15 @@ from numpy.typing import NDArray
 
 AGENTS = 10
 CASES = {"high": 12, "low": 6, "zero": 6, "skew": 12}  # name → ticks
+LONG = {"long": 12}
+_TICKS = CASES | LONG
 PADDING = 0  # drawn for no token, so that a peer may tell padding by its id
+_EQUAL = {  # system, market, private, response
+    "high": (256, 640, 96, 40),
+    "low": (128, 320, 48, 20),
+    "zero": (128, 320, 48, 20),
+    "long": (1024, 2560, 512, 160),
+}
 _MU_NOISE = 0.01  # nats
 
 Ints = NDArray[np.int64]
@@ -68,7 +77,7 @@ class Window:
 
 def make_window(name: str, *, vocab: int, seed: int) -> Window:
     """The same name, vocabulary and seed give the same window."""
-    random = np.random.default_rng([seed, list(CASES).index(name)])
+    random = np.random.default_rng([seed, list(_TICKS).index(name)])
     shared: dict[tuple[object, ...], Ints] = {}
 
     def segment(length: int, *key: object) -> Ints:
@@ -79,7 +88,7 @@ def make_window(name: str, *, vocab: int, seed: int) -> Window:
     lengths = _lengths(name, random)
     scores = random.normal(size=AGENTS)
     calls = []
-    for tick in range(CASES[name]):
+    for tick in range(_TICKS[name]):
         for agent in range(AGENTS):
             alone = (tick, agent) if name == "zero" else ()
             system = segment(lengths.system, "system", *alone)
@@ -108,7 +117,7 @@ class _Lengths:
 
 
 def _lengths(name: str, random: np.random.Generator) -> _Lengths:
-    ticks = CASES[name]
+    ticks = _TICKS[name]
     if name == "skew":
         calls = ticks * AGENTS
         return _Lengths(
@@ -117,12 +126,12 @@ def _lengths(name: str, random: np.random.Generator) -> _Lengths:
             private=_log_uniform(16, 256, calls, random).reshape(ticks, AGENTS),
             response=_log_uniform(4, 160, calls, random).reshape(ticks, AGENTS),
         )
-    scale = 1 if name == "high" else 2
+    system, market, private, response = _EQUAL[name]
     return _Lengths(
-        system=256 // scale,
-        market=np.full(ticks, 640 // scale),
-        private=np.full((ticks, AGENTS), 96 // scale),
-        response=np.full((ticks, AGENTS), 40 // scale),
+        system=system,
+        market=np.full(ticks, market),
+        private=np.full((ticks, AGENTS), private),
+        response=np.full((ticks, AGENTS), response),
     )
 
 

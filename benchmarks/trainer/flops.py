@@ -67,7 +67,9 @@ def flop(shape: ModelShape, work: Work, tuning: Tuning) -> float:
     return float(dense * work.tokens + head * work.scored + attention * work.pairs)
 
 
-def matmul_rate(size: int = 1536, *, device: str = "cpu", dtype: torch.dtype = torch.float32) -> float:
+def matmul_rate(
+    size: int = 1536, *, device: str = "cpu", dtype: torch.dtype = torch.float32
+) -> float:
     """FLOP/s of one square matrix product, on the threads that training uses."""
     left, right = (torch.randn(size, size, device=device, dtype=dtype) for _ in range(2))
     torch.mm(left, right)

@@ -115,7 +115,9 @@ class TrlSession(LocalSession):
         calls = task.window.calls
         self.steps = len(calls) // task.micro_batch
         if self.steps * task.micro_batch != len(calls):
-            raise ValueError(f"micro-batches of {task.micro_batch} do not divide {len(calls)} calls")
+            raise ValueError(
+                f"micro-batches of {task.micro_batch} do not divide {len(calls)} calls"
+            )
         self.trainer = _make_trainer(self, task, variant, self.steps)
         ordered = by_length(calls) if "buckets" in variant else calls
         size = task.micro_batch if "buckets" in variant else len(calls)
