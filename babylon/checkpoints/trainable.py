@@ -1,10 +1,12 @@
-"""A policy made trainable: all weights in fp32, or a LoRA adapter on frozen ones; and saving it.
+"""A policy made trainable: weights in fp32, or a LoRA adapter on frozen ones; and saving it.
 
-Adapters chain: LoRA on a LoRA checkpoint goes on with that adapter, on anything else it starts a
-new one. The optimiser's state lies beside the weights and is carried from window to window while
-the kind of tuning stays the same.
+The master weights are fp32 whatever the parent was saved in: bf16 would round an update of 1e-6
+away. Adapters chain: LoRA on a LoRA checkpoint goes on with that adapter, on anything else it
+starts a new one. The optimiser's state lies beside the weights and is carried from window to
+window while it belongs to the same parameters, by name.
 """
 
+import logging
 import os
 import shutil
 from contextlib import AbstractContextManager
@@ -14,12 +16,21 @@ from tempfile import mkdtemp
 from typing import Any, Literal
 
 import torch
-from peft import LoraConfig, PeftConfig, PeftModel, get_peft_model
-from transformers import PreTrainedTokenizerBase
+from peft import (
+    LoraConfig,
+    PeftConfig,
+    get_peft_model,
+    load_peft_weights,
+    set_peft_model_state_dict,
+)
+from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
+from babylon.checkpoints.durable import sync
+from babylon.checkpoints.layers import TransferLayers, adapter_targets, tune_only
 from babylon.checkpoints.load import is_adapter, load_policy
 from babylon.errors import ModelError
 
+logger = logging.getLogger(__name__)
 Tuning = Literal["full", "lora"]
 LORA_RANK, LORA_ALPHA = 16, 32
 ADAM_BETAS = (0.9, 0.95)
@@ -35,6 +46,11 @@ class Trainable:
     optimizer: torch.optim.Optimizer
     tuning: Tuning
 
+    @property
+    def tuned(self) -> dict[str, torch.nn.Parameter]:
+        """What is tuned, by name, in the optimiser's order."""
+        return {name: p for name, p in self.model.named_parameters() if p.requires_grad}
+
     def reference(self) -> AbstractContextManager[object]:
         """The frozen anchor of a KL penalty: the model without its adapter.
 
@@ -47,29 +63,30 @@ class Trainable:
         return context
 
 
-def load_trainable(parent: Path | str, tuning: Tuning, learning_rate: float) -> Trainable:
+def load_trainable(
+    parent: Path | str,
+    tuning: Tuning,
+    learning_rate: float,
+    transfer_layers: TransferLayers = "all",
+) -> Trainable:
     """The parent policy, ready for more training.
 
     Raises:
-        ModelError: nothing loads from ``parent``.
+        ModelError: nothing loads from ``parent``, or it has no layers of the kind to tune.
     """
-    if tuning == "lora" and is_adapter(parent):
-        base = PeftConfig.from_pretrained(str(parent)).base_model_name_or_path
-        model, tokenizer = load_policy(base)
-        model = PeftModel.from_pretrained(model, str(parent), is_trainable=True)
+    if tuning == "lora":
+        model, tokenizer = _with_adapter(parent, transfer_layers)
     else:
         model, tokenizer = load_policy(parent)
-        if tuning == "lora":
-            lora = LoraConfig(r=LORA_RANK, lora_alpha=LORA_ALPHA, target_modules="all-linear")
-            with torch.random.fork_rng():
-                torch.manual_seed(0)
-                model = get_peft_model(model, lora)
-        else:
-            model.requires_grad_(True)  # merging an adapter froze what it was merged into
+        model.requires_grad_(True)  # merging an adapter froze what it was merged into
+    tune_only(model, transfer_layers)
     parameters = [p for p in model.parameters() if p.requires_grad]
-    optimizer = torch.optim.AdamW(parameters, lr=learning_rate, betas=ADAM_BETAS, weight_decay=0.0)
-    _carry_over(optimizer, Path(parent), learning_rate)
-    return Trainable(model=model, tokenizer=tokenizer, optimizer=optimizer, tuning=tuning)
+    optimizer = torch.optim.AdamW(
+        parameters, lr=learning_rate, betas=ADAM_BETAS, weight_decay=0.0, fused=True
+    )
+    trainable = Trainable(model=model, tokenizer=tokenizer, optimizer=optimizer, tuning=tuning)
+    _carry_over(trainable, Path(parent))
+    return trainable
 
 
 def save_checkpoint(trainable: Trainable, target: Path) -> Path:
@@ -78,37 +95,62 @@ def save_checkpoint(trainable: Trainable, target: Path) -> Path:
     temporary = Path(mkdtemp(dir=target.parent, prefix=f".{target.name}-"))
     trainable.model.save_pretrained(temporary)
     trainable.tokenizer.save_pretrained(temporary)
-    torch.save(trainable.optimizer.state_dict(), temporary / _OPTIMIZER_FILE)
+    state = {"names": list(trainable.tuned), "state": trainable.optimizer.state_dict()}
+    torch.save(state, temporary / _OPTIMIZER_FILE)
     for path in (*temporary.iterdir(), temporary):
-        _sync(path)
+        sync(path)
     if target.exists():  # left by a run that crashed before it could commit
         shutil.rmtree(target)
     os.rename(temporary, target)
-    _sync(target.parent)
+    sync(target.parent)
     return target
 
 
-def _sync(path: Path) -> None:
-    """To the disk: a committed policy survives a power cut."""
-    descriptor = os.open(path, os.O_RDONLY)
-    try:
-        os.fsync(descriptor)
-    finally:
-        os.close(descriptor)
+def _with_adapter(
+    parent: Path | str, layers: TransferLayers
+) -> tuple[Any, PreTrainedTokenizerBase]:
+    """The parent's adapter, on more layers if need be, or a new one; new layers change nothing."""
+    chained = is_adapter(parent)
+    config: Any = PeftConfig.from_pretrained(str(parent)) if chained else None
+    base: PreTrainedModel
+    base, tokenizer = load_policy(config.base_model_name_or_path if chained else parent)
+    targets = adapter_targets(base, layers)
+    if chained:
+        if isinstance(config.target_modules, str):
+            raise ModelError(
+                f"{parent}: the adapter names its layers by a pattern, {config.target_modules!r}:"
+                " set TUNING=full, which merges it"
+            )
+        config.target_modules = sorted({*config.target_modules, *targets})
+        config.inference_mode = False
+    else:
+        config = LoraConfig(r=LORA_RANK, lora_alpha=LORA_ALPHA, target_modules=sorted(targets))
+    with torch.random.fork_rng():
+        torch.manual_seed(0)
+        model = get_peft_model(base, config)
+    if chained:
+        set_peft_model_state_dict(model, load_peft_weights(str(parent)))
+    return model, tokenizer
 
 
-def _carry_over(optimizer: torch.optim.Optimizer, parent: Path, learning_rate: float) -> None:
-    """Take the parent's moments when they belong to parameters of the same shapes."""
+def _carry_over(trainable: Trainable, parent: Path) -> None:
+    """Take the parent's moments when they belong to the same parameters."""
     path = parent / _OPTIMIZER_FILE
     if not path.exists():
         return
-    state = torch.load(path, map_location="cpu", weights_only=True)
-    parameters = [p for group in optimizer.param_groups for p in group["params"]]
-    moments = [state["state"].get(index, {}).get("exp_avg") for index in range(len(parameters))]
-    if len(state["state"]) == len(parameters) and all(
-        moment is not None and moment.shape == parameter.shape
-        for moment, parameter in zip(moments, parameters, strict=True)
-    ):
-        optimizer.load_state_dict(state)
-        for group in optimizer.param_groups:
-            group["lr"] = learning_rate
+    saved = torch.load(path, map_location="cpu", weights_only=True)
+    tuned = trainable.tuned
+    if saved.get("names") != list(tuned) or not _fits(saved["state"]["state"], tuned):
+        logger.info("%s is of other parameters: the optimiser starts anew", path)
+        return
+    rates = [group["lr"] for group in trainable.optimizer.param_groups]
+    trainable.optimizer.load_state_dict(saved["state"])
+    for group, rate in zip(trainable.optimizer.param_groups, rates, strict=True):
+        group["lr"] = rate
+
+
+def _fits(state: dict[int, Any], tuned: dict[str, torch.nn.Parameter]) -> bool:
+    return len(state) == len(tuned) and all(
+        state[index]["exp_avg"].shape == parameter.shape
+        for index, parameter in enumerate(tuned.values())
+    )

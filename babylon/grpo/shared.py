@@ -20,6 +20,8 @@ from babylon.grpo.portions import Portion, cut
 from babylon.grpo.tree import PrefixTree
 from babylon.grpo.values import Loss, Values
 
+Chosen = np.ndarray[Any, np.dtype[np.bool_]]
+
 
 @dataclass(frozen=True, slots=True)
 class SharedForward:
@@ -50,7 +52,7 @@ class _Window:
     model: SharedForward
     portions: Sequence[Portion]
     roots: Sequence[int]
-    lengths: Tensor  # [C], on CPU
+    lengths: Sequence[int]  # [C]
     temperature: np.ndarray[Any, np.dtype[np.float64]]  # [C]
     logprobs: Tensor  # [C, T], of the terms read so far
     entropy: Tensor  # [C, T]
@@ -61,8 +63,8 @@ class _Window:
     def cut(cls, model: SharedForward, tree: PrefixTree) -> "_Window":
         portions, roots = cut(tree, model.max_tokens)
         weight = next(model.backbone.parameters())
-        lengths = torch.tensor([len(call.completion) for call in tree.calls])
-        shape = (len(tree.calls), int(lengths.max()))
+        lengths = [len(call.completion) for call in tree.calls]
+        shape = len(lengths), max(lengths)
         dtype = torch.promote_types(weight.dtype, torch.float32)
         table = [torch.zeros(shape, dtype=dtype, device=weight.device) for _ in range(3)]
         return cls(
@@ -79,8 +81,7 @@ class _Window:
     def read(self, number: int) -> None:
         """Fill in the values of a portion and its descendants, without gradient."""
         portion = self.portions[number]
-        hidden = self._forward(number, capture=bool(portion.children))
-        self._store(portion, hidden, np.ones(len(portion.terms.row), dtype=bool))
+        self._store(number, np.ones(len(portion.terms.row), bool))
         for child in portion.children:
             self.read(child)
         self.memories.pop(number, None)
@@ -90,81 +91,81 @@ class _Window:
         portion = self.portions[number]
         if portion.children:
             with torch.no_grad():
-                hidden = self._forward(number, capture=True)
-                self._store(portion, hidden, ~portion.terms.final)
-            del hidden
+                self._store(number, ~portion.terms.final)
             for child in portion.children:
                 self.train(child, loss)
-        hidden = self._forward(number, inject=self.memories.get(number))
-        self._backward(portion, hidden, loss)
+        self._backward(number, loss)
         self.memories.pop(number, None)
 
-    def _forward(
-        self, number: int, *, capture: bool = False, inject: Memory | None = None
-    ) -> Tensor:
-        """Hidden states ``[N, h]`` after the final norm."""
+    def _store(self, number: int, chosen: Chosen) -> None:
         portion = self.portions[number]
-        if capture:
-            self.memories[number] = Memory()
-        run = Run(
-            layout=portion.layout,
-            kernel=self.model.kernel,
-            ancestors=[(self.memories[a.portion], slice(a.start, a.end)) for a in portion.ancestors],
-            capture=self.memories[number] if capture else None,
-            inject=inject,
+        memory = self.memories[number] = Memory()
+        place, logprobs, entropy = self._forward(
+            portion, chosen, capture=memory if portion.children else None
         )
-        device = self.logprobs.device
-        output = self.model.backbone(
-            input_ids=torch.from_numpy(portion.tokens).to(device)[None],
-            position_ids=torch.from_numpy(portion.positions).to(device)[None],
-            use_cache=False,
-            run=run,
-        )
-        hidden: Tensor = output.last_hidden_state[0]
-        return hidden
+        self.logprobs[place], self.entropy[place] = logprobs, entropy
 
-    def _store(self, portion: Portion, hidden: Tensor, chosen: np.ndarray[Any, Any]) -> None:
-        if chosen.any():
-            place, logprobs, entropy = self._values(portion, hidden, chosen)
-            self.logprobs[place], self.entropy[place] = logprobs, entropy
-
-    def _backward(self, portion: Portion, hidden: Tensor, loss: Loss) -> None:
-        terms = portion.terms
-        if not len(terms.row):  # no loss of its own: only what the descendants left
-            hidden.backward(torch.zeros_like(hidden))  # type: ignore[no-untyped-call]
-            return
-        place, logprobs, entropy = self._values(portion, hidden, np.ones(len(terms.row), bool))
+    def _backward(self, number: int, loss: Loss) -> None:
+        portion = self.portions[number]
+        terms, inject = portion.terms, self.memories.get(number)
+        place, logprobs, entropy = self._forward(portion, np.ones_like(terms.final), inject=inject)
+        self.entropy[place] = entropy
         total = (logprobs * self.grads[place]).sum()  # of calls that ended in a descendant
-        calls = torch.from_numpy(np.unique(terms.call[terms.final])).to(hidden.device)
+        calls = np.unique(terms.call[terms.final]).tolist()
         known = self.logprobs[calls].requires_grad_()
-        if len(calls):
-            self.entropy[place] = entropy
-            ours = torch.isin(place[0], calls)
-            rows = torch.searchsorted(calls, place[0][ours])
+        if calls:
+            ours = torch.isin(place[0], torch.tensor(calls, device=place[0].device))
+            rows = torch.searchsorted(torch.tensor(calls, device=place[0].device), place[0][ours])
             values = known.index_put((rows, place[1][ours]), logprobs[ours])
-            width = int(self.lengths[calls.cpu()].max())
+            width = max(self.lengths[call] for call in calls)
             taken = Values(logprobs=values[:, :width], entropy=self.entropy[calls, :width])
-            total = total + loss(calls.tolist(), taken)
+            total = total + loss(calls, taken)
         total.backward()  # type: ignore[no-untyped-call]
         if known.grad is not None:
             self.grads[calls] = known.grad
 
-    def _values(
-        self, portion: Portion, hidden: Tensor, chosen: np.ndarray[Any, Any]
+    def _forward(
+        self,
+        portion: Portion,
+        chosen: Chosen,
+        *,
+        capture: Memory | None = None,
+        inject: Memory | None = None,
     ) -> tuple[tuple[Tensor, Tensor], Tensor, Tensor]:
-        """(call, step) ``[M]`` each, log-probability and entropy ``[M]`` of the chosen terms."""
-        terms, device = portion.terms, hidden.device
-        pairs = np.stack([terms.row[chosen], self.temperature[terms.call[chosen]]])
+        """(call, step), log-probability and entropy, ``[M]`` each, of the chosen terms."""
+        terms, device = portion.terms, self.logprobs.device
+        rows = np.unique(terms.row[chosen]) if chosen.any() else np.zeros(1, dtype=np.int64)
+        pairs = np.stack(
+            [np.searchsorted(rows, terms.row[chosen]), self.temperature[terms.call[chosen]]]
+        )
         unique, index = np.unique(pairs, axis=1, return_inverse=True)
         order = np.argsort(index, kind="stable")  # the head wants its rows ascending
-        call, step, target = (t[chosen][order] for t in (terms.call, terms.step, terms.target))
+
+        def tensor(values: Any) -> Tensor:
+            return torch.from_numpy(values).to(device)
+
+        run = Run(
+            layout=portion.layout,
+            rows=tensor(rows),
+            rows_layout=portion.layout.select(rows),
+            kernel=self.model.kernel,
+            ancestors=[(self.memories[a.portion], slice(a.start, a.end)) for a in portion.ancestors],
+            capture=capture,
+            inject=inject,
+        )
+        output = self.model.backbone(
+            input_ids=tensor(portion.tokens)[None],
+            position_ids=tensor(portion.positions)[None],
+            use_cache=False,
+            run=run,
+        )
         logprobs, entropy = token_values(
             self.model.head,
             self.model.vocabulary,
-            hidden[torch.from_numpy(unique[0].astype(np.int64)).to(device)],
-            torch.from_numpy(unique[1]).to(device),
-            torch.from_numpy(index[order]).to(device),
-            torch.from_numpy(target).to(device),
+            output.last_hidden_state[0, tensor(unique[0].astype(np.int64))],
+            tensor(unique[1]),
+            tensor(index[order]),
+            tensor(terms.target[chosen][order]),
         )
-        place = torch.from_numpy(call).to(device), torch.from_numpy(step).to(device)
+        place = tensor(terms.call[chosen][order]), tensor(terms.step[chosen][order])
         return place, logprobs, entropy

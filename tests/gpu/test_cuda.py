@@ -1,5 +1,6 @@
-"""Training on CUDA: bf16 matrix products, fp32 weights. Skipped where there is no GPU."""
+"""Training on CUDA: whole updates, and a real lack of memory. Skipped where there is no GPU."""
 
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -9,9 +10,13 @@ from babylon.checkpoints.load import load_policy
 from babylon.checkpoints.trainable import Tuning
 from babylon.checkpoints.update import update_checkpoint
 from babylon.engine.reply import reply_policy
-from babylon.grpo.trainer import TrainerConfig
+from babylon.grpo.config import TrainerConfig
+from babylon.grpo.trainer import train_on_window
+from babylon.grpo.window import compile_window
 from tests.tiny_policy import save_tiny_policy
-from tests.unit.checkpoints.test_update import rows
+from tests.unit.checkpoints.test_update import CONFIG, rows
+from tests.unit.grpo.test_memory import wide_model, wide_window
+from tests.unit.grpo.windows import Probe, relative_error, trained_gradient
 
 pytestmark = [
     pytest.mark.gpu,
@@ -22,10 +27,33 @@ pytestmark = [
 @pytest.mark.parametrize("tuning", ["full", "lora"])
 def test_an_update_on_cuda_moves_the_policy_and_it_answers(tmp_path: Path, tuning: Tuning) -> None:
     parent = save_tiny_policy(tmp_path / "parent", seed=0)
-    config = TrainerConfig(iterations=2, learning_rate=1e-3, stop_kl=10.0, stop_clip_fraction=1.0)
-    update = update_checkpoint(parent, rows(), tmp_path / "v1", tuning=tuning, config=config)
+    update = update_checkpoint(parent, rows(), tmp_path / "v1", tuning=tuning, config=CONFIG)
     assert update.report.kl_after > 0
     model, _ = load_policy(tmp_path / "v1")
     assert next(model.parameters()).is_cuda and next(model.parameters()).dtype == torch.float32
     [reply] = reply_policy(str(tmp_path / "v1"))([[{"role": "user", "content": "m1 0.50"}]])
     assert isinstance(reply, str)
+
+
+@pytest.fixture
+def memory_for_half_a_step() -> Iterator[torch.Tensor]:
+    """Lets this process have half of what one full-window step takes; gives its gradient."""
+    torch.cuda.empty_cache()
+    torch.cuda.reset_peak_memory_stats()
+    whole = trained_gradient(wide_model().cuda(), wide_window())
+    peak = torch.cuda.max_memory_reserved()
+    torch.cuda.empty_cache()
+    torch.cuda.set_per_process_memory_fraction(0.5 * peak / torch.cuda.mem_get_info()[1])
+    yield whole
+    torch.cuda.set_per_process_memory_fraction(1.0)
+
+
+def test_a_step_beyond_the_gpus_memory_is_repeated_in_smaller_portions(
+    memory_for_half_a_step: torch.Tensor,
+) -> None:
+    model = wide_model().cuda()
+    probe = Probe(model)
+    config = TrainerConfig(iterations=1, trajectories_per_step=100, grad_clip=1e9)
+    report = train_on_window(model, probe, compile_window(wide_window(), config))
+    assert report.oom_halvings > 0
+    assert relative_error(probe.gradients[-1], memory_for_half_a_step) < 1e-2  # bf16 products

@@ -34,20 +34,37 @@ class Memory:
         self.grads[layer][part][:, :, at] += grad
 
 
+class _KeysReady(Exception):
+    """Ends the part of the last layer that every token takes; its keys and values are held."""
+
+
 @dataclass(slots=True, kw_only=True)
 class Run:
-    """One pass of a model over a portion."""
+    """One pass of a model over a portion.
+
+    In the last layer only ``rows`` go beyond their keys and values: nobody reads the others.
+    """
 
     layout: Layout
+    rows: Tensor  # [R] ascending
+    rows_layout: Layout
     kernel: Kernel
     ancestors: list[tuple[Memory, slice]]
     capture: Memory | None = None  # filled with the portion's own keys and values
     inject: Memory | None = None  # whose gradients come on top of the portion's own
+    stop_at_keys: bool = False
+    held: Pair | None = None
 
     def attend(self, layer: int, query: Tensor, key: Tensor, value: Tensor, scale: float) -> Tensor:
+        if self.held is not None:
+            (key, value), self.held = self.held, None
+            return self.kernel(query, key, value, self.rows_layout, scale)
         if self.capture is not None:
             self.capture.pairs[layer] = key.detach(), value.detach()
         key, value = self._extend(layer, 0, key), self._extend(layer, 1, value)
+        if self.stop_at_keys:
+            self.held = key, value
+            raise _KeysReady
         return self.kernel(query, key, value, self.layout, scale)
 
     def _extend(self, layer: int, part: int, own: Tensor) -> Tensor:
@@ -88,13 +105,38 @@ def _tree_attention(
 AttentionInterface.register(NAME, _tree_attention)
 
 
+def _keep_rows(layer: Any, args: Any, kwargs: dict[str, Any]) -> tuple[Any, dict[str, Any]]:
+    """Before the last layer: let all tokens make their keys and values, then go on with the rows.
+
+    The layer's own forward runs up to its attention, so nothing is assumed of what it does there.
+    """
+    run: Run = kwargs["run"]
+    run.stop_at_keys = True
+    try:
+        layer.forward(*args, **kwargs)
+    except _KeysReady:
+        pass
+    finally:
+        run.stop_at_keys = False
+    cos, sin = kwargs["position_embeddings"]
+    rest = {
+        "position_embeddings": (cos[:, run.rows], sin[:, run.rows]),
+        "position_ids": kwargs["position_ids"][:, run.rows],
+    }
+    hidden, *others = args
+    return (hidden[:, run.rows], *others), {**kwargs, **rest}
+
+
 @contextmanager
 def tree_attention(backbone: Any) -> Iterator[None]:
-    """Let ``backbone`` attend through :class:`Run` in this block."""
+    """Let ``backbone`` attend through :class:`Run` in this block, and return hidden states of its
+    rows only."""
     config = backbone.config
     before = config._attn_implementation
     config._attn_implementation = NAME
+    hook = backbone.layers[-1].register_forward_pre_hook(_keep_rows, with_kwargs=True)
     try:
         yield
     finally:
+        hook.remove()
         config._attn_implementation = before

@@ -6,12 +6,13 @@ ancestors that an earlier portion forwarded. ``[Q]``, ``[K]`` count queries and 
 """
 
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 from numpy.typing import NDArray
 
 _BLOCK = 128  # tokens below which segments are cheaper to attend under one mask than one by one
+_CAUSAL = 384  # tokens above which two causal halves and a dense rest are faster than one piece
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,15 +40,17 @@ class External:
 
 @dataclass(frozen=True, slots=True)
 class Local:
-    """Queries ``[start, end)`` attend to themselves: causally in ``count`` equal runs, or by mask.
+    """Queries ``[first, last)`` attend to keys ``[start, end)``, in ``count`` equal runs of both.
 
-    ``mask`` ``[end - start, end - start]`` is 0 where a query sees a key and -inf elsewhere.
+    Causally, or where ``mask`` (queries of a run, keys of a run) is 0 and not -inf.
     """
 
+    first: int
+    last: int
     start: int
     end: int
-    count: int
-    mask: NDArray[np.float32] | None
+    count: int = 1
+    mask: NDArray[np.float32] | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -70,6 +73,21 @@ class Layout:
     local: Sequence[Local]
     dense: Sequence[Dense]
 
+    def select(self, rows: NDArray[np.int64]) -> "Layout":
+        """The same keys seen by some of the queries only, given in ascending order."""
+        dense = []
+        for piece in self.dense:
+            first, last = np.searchsorted(rows, [piece.first, piece.last]).tolist()
+            if first < last:
+                dense.append(replace(piece, first=first, last=last))
+        return Layout(
+            first=np.searchsorted(rows, self.first),
+            last=np.searchsorted(rows, self.last),
+            queries=len(rows),
+            local=[part for piece in self.local for part in _select(piece, rows)],
+            dense=dense,
+        )
+
 
 def lay_out(spans: Sequence[Span], externals: Sequence[External]) -> Layout:
     """The layout of contiguous spans, depth first, and of the ancestors' keys behind them."""
@@ -81,15 +99,58 @@ def lay_out(spans: Sequence[Span], externals: Sequence[External]) -> Layout:
     for external in externals:
         first[external.start : external.end] = external.first
         last[external.start : external.end] = external.last
-    local, dense = [], [Dense(e.first, e.last, e.start, e.end) for e in externals]
+    local: list[Local] = []
+    dense = [Dense(e.first, e.last, e.start, e.end) for e in externals]
     for block in _blocks(_runs(spans)):
-        start, end = block[0][0].start, block[-1][-1].end
-        single = len(block) == 1  # one segment, or leaves of equal length
-        mask = None if single else _mask(last[start:end] - start)
-        local.append(Local(start, end, len(block[0]) if single else 1, mask))
         members = [span for run in block for span in run]
+        start, end = members[0].start, members[-1].end
+        if len(block) > 1:
+            local.append(Local(start, end, start, end, mask=_mask(last[start:end] - start)))
+        elif members[0].end - members[0].start <= _CAUSAL:
+            local.append(Local(start, end, start, end, count=len(members)))
+        else:
+            for span in members:
+                _halve(span.start, span.end, local, dense)
         dense += [Dense(end, s.last, s.start, s.end) for s in members if s.last > end]
     return Layout(first=first, last=last, queries=queries, local=local, dense=dense)
+
+
+def _halve(start: int, end: int, local: list[Local], dense: list[Dense]) -> None:
+    """Causal attention within ``[start, end)``: what is dense in it need not be masked."""
+    if end - start <= _CAUSAL:
+        local.append(Local(start, end, start, end))
+        return
+    middle = (start + end) // 2
+    _halve(start, middle, local, dense)
+    _halve(middle, end, local, dense)
+    dense.append(Dense(middle, end, start, middle))
+
+
+def _select(piece: Local, rows: NDArray[np.int64]) -> Iterator[Local]:
+    length = (piece.end - piece.start) // piece.count
+    starts = piece.first + length * np.arange(piece.count + 1)
+    edges = np.searchsorted(rows, starts).tolist()
+    inside = [rows[a:b] - at for a, b, at in zip(edges, edges[1:], starts, strict=False)]
+    if all(np.array_equal(inside[0], run) for run in inside):
+        if len(inside[0]):
+            mask = _rows_mask(piece.mask, inside[0], length)
+            yield replace(piece, first=edges[0], last=edges[-1], mask=mask)
+        return
+    for number, run in enumerate(inside):
+        if len(run):
+            start = piece.start + number * length
+            mask = _rows_mask(piece.mask, run, length)
+            yield Local(edges[number], edges[number + 1], start, start + length, mask=mask)
+
+
+def _rows_mask(
+    mask: NDArray[np.float32] | None, rows: NDArray[np.int64], length: int
+) -> NDArray[np.float32] | None:
+    if mask is not None:
+        return mask[rows]
+    if len(rows) == length:
+        return None
+    return np.where(np.arange(length) <= rows[:, None], 0.0, -np.inf).astype(np.float32)
 
 
 def _runs(spans: Sequence[Span]) -> Iterator[list[Span]]:

@@ -33,11 +33,12 @@ class _Nodewise(torch.autograd.Function):
         out = query.new_empty(1, queries, heads, value.shape[-1]).transpose(1, 2)
         lse = query.new_empty(1, queries, heads, dtype=_wide(query)).transpose(1, 2)
         for piece in layout.local:
-            run = slice(piece.start, piece.end)
-            parts = (_split(t[:, :, run], piece.count) for t in (query, key, value))
+            q, k = slice(piece.first, piece.last), slice(piece.start, piece.end)
+            at = ((query, q), (key, k), (value, k))
+            parts = (_split(t[:, :, s], piece.count) for t, s in at)
             o, total = _attend(*parts, scale, _mask(piece, query), causal=piece.mask is None)
-            _split(out[:, :, run], piece.count).copy_(o)
-            _split(lse[:, :, run, None], piece.count).copy_(total[..., None])
+            _split(out[:, :, q], piece.count).copy_(o)
+            _split(lse[:, :, q, None], piece.count).copy_(total[..., None])
         for dense in layout.dense:
             q, k = slice(dense.first, dense.last), slice(dense.start, dense.end)
             o, total = _attend(query[:, :, q], key[:, :, k], value[:, :, k], scale)
@@ -53,19 +54,17 @@ class _Nodewise(torch.autograd.Function):
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:  # type: ignore[override]
         query, key, value, out, lse = ctx.saved_tensors
         layout, scale = ctx.layout, ctx.scale
-        d_query, d_key, d_value = (torch.empty_like(t) for t in (query, key, value))
-        for rest in (d_key, d_value):
-            rest[:, :, layout.queries :].zero_()
+        d_query = torch.empty_like(query)
+        d_key, d_value = torch.zeros_like(key), torch.zeros_like(value)
         for piece in layout.local:
-            run = slice(piece.start, piece.end)
-            tensors = (grad, query, key, value, out, lse[..., None])
-            parts = [_split(t[:, :, run], piece.count) for t in tensors]
+            q, k = slice(piece.first, piece.last), slice(piece.start, piece.end)
+            at = ((grad, q), (query, q), (key, k), (value, k), (out, q), (lse[..., None], q))
+            parts = [_split(t[:, :, s], piece.count) for t, s in at]
             parts[-1] = parts[-1][..., 0]
-            grads = _attend_backward(
-                *parts, scale, _mask(piece, query), causal=piece.mask is None
-            )
-            for total, part in zip((d_query, d_key, d_value), grads, strict=True):
-                _split(total[:, :, run], piece.count).copy_(part)
+            grads = _attend_backward(*parts, scale, _mask(piece, query), causal=piece.mask is None)
+            totals = ((d_query, q), (d_key, k), (d_value, k))
+            for (total, s), part in zip(totals, grads, strict=True):
+                _split(total[:, :, s], piece.count).copy_(part)
         for dense in layout.dense:
             q, k = slice(dense.first, dense.last), slice(dense.start, dense.end)
             parts = [grad[:, :, q], query[:, :, q], key[:, :, k], value[:, :, k]]

@@ -1,7 +1,6 @@
 """The update against a naive reference, and what must not change it."""
 
 from dataclasses import replace
-from random import Random
 from typing import Any
 
 import pytest
@@ -9,96 +8,22 @@ import torch
 from peft import LoraConfig, get_peft_model
 from transformers import Qwen3ForCausalLM
 
-from babylon.grpo.advantage import advantages, weigh_calls
-from babylon.grpo.batch import CallTokens, ScoredTrajectory, make_batch
-from babylon.grpo.logprobs import completion_logprobs
-from babylon.grpo.trainer import NothingToTrainError, TrainerConfig, TrainReport, train_on_window
+from babylon.grpo.advantage import advantages
+from babylon.grpo.batch import ScoredTrajectory
+from babylon.grpo.config import TrainerConfig
+from babylon.grpo.losses import LOSSES
+from babylon.grpo.trainer import NothingToTrainError, train_on_window
+from babylon.grpo.window import compile_window
 from tests.tiny_policy import tiny_model
-
-
-def window(seed: int = 0, *, known: bool = True, agents: int = 4) -> list[ScoredTrajectory]:
-    """Two scenarios, a few calls of random lengths, mu near the model's own probabilities."""
-    random = Random(seed)
-    own = tiny_model(0)
-
-    def call() -> CallTokens:
-        prompt = [random.randrange(2, 50) for _ in range(random.randint(3, 12))]
-        completion = [random.randrange(2, 50) for _ in range(random.randint(1, 6))]
-        temperature = random.choice([0.7, 1.0])
-        tokens = CallTokens(
-            prompt=prompt, completion=completion, logprobs=None, temperature=temperature
-        )
-        if not known:
-            return tokens
-        exact = naive_logprobs(own, tokens).detach()
-        logprobs = [float(value) + random.uniform(-0.01, 0.01) for value in exact]
-        return CallTokens(
-            prompt=prompt, completion=completion, logprobs=logprobs, temperature=temperature
-        )
-
-    return [
-        ScoredTrajectory(
-            trajectory_id=f"{group}-{agent}",
-            group=group,
-            score=random.random(),
-            calls=[call() for _ in range(random.randint(1, 4))],
-        )
-        for group in ("one", "two")
-        for agent in range(agents)
-    ]
-
-
-def naive_logprobs(model: Any, tokens: CallTokens) -> torch.Tensor:
-    """One call at a time through the whole head: ``[T]``."""
-    ids = torch.tensor([[*tokens.prompt, *tokens.completion]])
-    logits = model(input_ids=ids).logits[0].float() / tokens.temperature
-    logprobs = torch.log_softmax(logits, -1)
-    start = len(tokens.prompt) - 1
-    return torch.stack([logprobs[start + t, y] for t, y in enumerate(tokens.completion)])
-
-
-def naive_gradient(model: Any, trajectories: list[ScoredTrajectory]) -> list[torch.Tensor]:
-    """The formula of the default loss, straight: one full-window step from p, so r = 1."""
-    advantage = advantages(trajectories)
-    count = len(advantage)
-    mean_length = sum(len(c.completion) for t in trajectories for c in t.calls) / sum(
-        len(t.calls) for t in trajectories
-    )
-    loss = torch.zeros(())
-    for t in trajectories:
-        for call in t.calls:
-            theta = naive_logprobs(model, call)
-            ratio = torch.exp(theta - theta.detach())
-            mu = theta.detach() if call.logprobs is None else torch.tensor(call.logprobs)
-            w = torch.exp(theta.detach() - mu).clamp(max=2)
-            weight = 1 / (count * len(t.calls) * mean_length)
-            loss = loss - weight * (w * ratio * advantage[t.trajectory_id]).sum()
-    parameters = [p for p in model.parameters() if p.requires_grad]
-    return list(torch.autograd.grad(loss, parameters))
-
-
-class Probe(torch.optim.Optimizer):
-    """Keeps the gradient it is given and changes nothing."""
-
-    def __init__(self, model: Any) -> None:
-        super().__init__([p for p in model.parameters() if p.requires_grad], {})
-        self.gradient: list[torch.Tensor] = []
-
-    def step(self, closure: Any = None) -> None:
-        self.gradient = [p.grad.clone() for p in self.param_groups[0]["params"]]
-
-
-def trained_gradient(
-    model: Any, trajectories: list[ScoredTrajectory], **options: Any
-) -> torch.Tensor:
-    config = TrainerConfig(iterations=1, trajectories_per_step=100, grad_clip=1e9, **options)
-    probe = Probe(model)
-    train_on_window(model, probe, trajectories, config)
-    return torch.cat([g.flatten() for g in probe.gradient])
-
-
-def relative_error(ours: torch.Tensor, reference: torch.Tensor) -> float:
-    return float((ours - reference).norm() / reference.norm())
+from tests.unit.grpo.windows import (
+    naive_gradient,
+    naive_logprobs,
+    relative_error,
+    trained_gradient,
+    update,
+    weights,
+    window,
+)
 
 
 def lora(model: Qwen3ForCausalLM) -> Any:
@@ -114,39 +39,67 @@ def lora(model: Qwen3ForCausalLM) -> Any:
 @pytest.mark.parametrize("seed", range(3))
 def test_the_gradient_is_that_of_the_formula(seed: int, known: bool) -> None:
     trajectories = window(seed, known=known)
-    reference = torch.cat([g.flatten() for g in naive_gradient(tiny_model(0), trajectories)])
-    ours = trained_gradient(tiny_model(0), trajectories)
-    assert relative_error(ours, reference) < 1e-5
+    reference = naive_gradient(tiny_model(0), trajectories)
+    assert relative_error(trained_gradient(tiny_model(0), trajectories), reference) < 1e-5
 
 
 def test_the_gradient_of_an_adapter_is_that_of_the_formula() -> None:
     trajectories = window(known=False)
     adapted = lora(tiny_model(0))
-    reference = torch.cat([g.flatten() for g in naive_gradient(adapted, trajectories)])
+    reference = naive_gradient(adapted, trajectories)
     assert relative_error(trained_gradient(adapted, trajectories), reference) < 1e-5
 
 
-def test_neither_micro_batches_nor_order_change_the_gradient() -> None:
+@pytest.mark.parametrize("loss", LOSSES)
+def test_neither_portions_nor_order_change_the_gradient(loss: str) -> None:
     trajectories = window()
-    whole = trained_gradient(tiny_model(0), trajectories)
-    split = trained_gradient(tiny_model(0), trajectories, micro_batch_tokens=20)
-    shuffled = trained_gradient(tiny_model(0), trajectories[::-1])
+    whole = trained_gradient(tiny_model(0), trajectories, loss=loss)
+    split = trained_gradient(tiny_model(0), trajectories, loss=loss, max_tokens=20)
+    backwards = [replace(t, calls=t.calls[::-1]) for t in trajectories[::-1]]
+    shuffled = trained_gradient(tiny_model(0), backwards, loss=loss)
     assert relative_error(split, whole) < 1e-5
     assert relative_error(shuffled, whole) < 1e-5
 
 
-def test_logprobs_equal_a_forward_of_each_call_alone() -> None:
-    trajectories, model = window(), tiny_model(0)
-    calls = weigh_calls(trajectories, advantages(trajectories))
-    batched, _ = completion_logprobs(model, make_batch(calls))
-    for row, call in zip(batched, calls, strict=True):
-        alone = naive_logprobs(model, call.tokens)
-        torch.testing.assert_close(row[: len(alone)], alone, atol=1e-5, rtol=1e-5)
+def test_neither_portions_nor_order_of_calls_change_a_whole_update() -> None:
+    """Several iterations of several train steps, with a long call that pads the others."""
+    options = {"iterations": 3, "trajectories_per_step": 4, "stop_kl": 9.0}
+    trajectories = window()
+    longest = max(trajectories[0].calls, key=lambda call: len(call.prompt))
+    stretched = replace(longest, prompt=[*longest.prompt, *range(2, 40)], logprobs=None)
+    trajectories[0] = replace(trajectories[0], calls=[*trajectories[0].calls, stretched])
+    turned = [replace(t, calls=t.calls[::-1]) for t in trajectories]
+    results = []
+    for given, max_tokens in ((trajectories, 8192), (trajectories, 30), (turned, 8192)):
+        model = tiny_model(0)
+        report = update(model, given, max_tokens=max_tokens, **options)
+        results.append((weights(model), report))
+    (whole, expected), *others = results
+    start = weights(tiny_model(0))
+    for moved, report in others:
+        assert relative_error(moved - start, whole - start) < 1e-3  # Adam divides by tiny moments
+        assert report.training_loss == pytest.approx(expected.training_loss, abs=1e-5)
+        assert report.kl_after == pytest.approx(expected.kl_after, rel=1e-3)
 
 
-def update(model: Any, trajectories: list[ScoredTrajectory], **options: Any) -> TrainReport:
-    optimizer = torch.optim.AdamW(model.parameters(), lr=1e-4)
-    return train_on_window(model, optimizer, trajectories, TrainerConfig(**options))
+def test_a_single_full_window_step_needs_no_pass_of_its_own_for_p() -> None:
+    """The first iteration's forward pass is p's: the same update as with p computed before."""
+    forwards = []
+    for per_step in (100, 4):
+        model, trajectories = tiny_model(0), window()
+        count = 0
+
+        def counted(*_: object) -> None:
+            nonlocal count
+            count += 1
+
+        model.model.register_forward_pre_hook(counted)
+        report = update(
+            model, trajectories, iterations=2, trajectories_per_step=per_step, stop_kl=9.0
+        )
+        assert report.kl_before > 0 and report.kl_after > 0 and report.ratio_max > 1
+        forwards.append(count)
+    assert forwards == [3, 6]  # one a step, one for the report; and p's own in the second case
 
 
 def test_an_update_makes_good_trajectories_likelier() -> None:
@@ -170,18 +123,24 @@ def test_an_update_makes_good_trajectories_likelier() -> None:
 def test_the_remaining_iterations_are_dropped_once_the_policy_moved_far() -> None:
     report = update(tiny_model(0), window(), iterations=50, stop_kl=1e-4)
     assert report.stopped_early and report.iterations < 50
+    clipped = update(
+        tiny_model(0),
+        window(),
+        iterations=50,
+        stop_kl=9.0,
+        stop_clip_fraction=1e-3,
+        learning_rate=1e-3,
+    )
+    assert clipped.stopped_early and clipped.clip_fraction > 1e-3
 
 
 def test_a_window_that_teaches_nothing_leaves_the_model_alone() -> None:
     model = tiny_model(0)
-    before = [p.clone() for p in model.parameters()]
-    tied = [
-        ScoredTrajectory(trajectory_id=t.trajectory_id, group=t.group, score=0.5, calls=t.calls)
-        for t in window()
-    ]
+    before = weights(model)
+    tied = [replace(t, score=0.5) for t in window()]
     with pytest.raises(NothingToTrainError, match="differing scores"):
         update(model, tied)
-    assert all(torch.equal(p, q) for p, q in zip(before, model.parameters(), strict=True))
+    assert torch.equal(weights(model), before)
 
 
 def test_too_many_calls_without_logprobs_are_refused() -> None:
@@ -189,21 +148,57 @@ def test_too_many_calls_without_logprobs_are_refused() -> None:
         update(tiny_model(0), window(known=False), max_missing_logprobs=0.5)
 
 
-def test_the_same_seed_gives_the_same_weights() -> None:
-    models = tiny_model(0), tiny_model(0)
-    for model in models:
-        update(model, window(), iterations=2, trajectories_per_step=3, stop_kl=1.0)
-    first, second = (list(model.parameters()) for model in models)
-    assert all(torch.equal(p, q) for p, q in zip(first, second, strict=True))
+def test_the_same_seed_gives_the_same_weights_and_another_one_does_not() -> None:
+    results = []
+    for seed in (0, 0, 1):
+        model = tiny_model(0)
+        update(model, window(), iterations=2, trajectories_per_step=3, stop_kl=1.0, seed=seed)
+        results.append(weights(model))
+    assert torch.equal(results[0], results[1]) and not torch.equal(results[0], results[2])
 
 
-def test_stale_data_is_seen_as_stale() -> None:
-    trajectories = window()
-    fresh = update(tiny_model(0), trajectories, iterations=1)
-    stale = update(tiny_model(5), trajectories, iterations=1)
-    assert fresh.logprob_mismatch < 0.02 < stale.logprob_mismatch
-    assert stale.ess < fresh.ess
-    assert stale.kl_before > fresh.kl_before
+@pytest.mark.parametrize(
+    ("option", "value"),
+    [
+        ("advantage", "group_std"),
+        ("advantage", "batch_std"),
+        ("call_weight", "token"),
+        ("call_weight", "trajectory_tokens"),
+        *(("loss", name) for name in LOSSES if name != "ppo_clip"),
+    ],
+)
+def test_every_option_of_the_loss_changes_the_update(option: str, value: str) -> None:
+    """In the second iteration ratios have left one, some of them beyond the clip."""
+    start = weights(tiny_model(0))
+    moved = []
+    for chosen in ({}, {option: value}):
+        model = tiny_model(0)
+        free = {"stop_kl": 99.0, "stop_clip_fraction": 1.0}
+        update(model, window(), iterations=3, learning_rate=1e-3, **free, **chosen)
+        moved.append(weights(model) - start)
+    assert relative_error(moved[1], moved[0]) > 0.01
+
+
+def test_warm_up_makes_the_first_steps_of_an_optimisers_life_shorter() -> None:
+    moved = {}
+    for warmup in (0, 9):
+        model = tiny_model(0)
+        report = update(model, window(), iterations=1, warmup_steps=warmup)
+        moved[warmup] = float((weights(model) - weights(tiny_model(0))).norm())
+        assert report.learning_rate == pytest.approx(1e-4 / (warmup + 1))
+    assert moved[9] == pytest.approx(moved[0] / 10, rel=1e-2)
+
+
+def test_an_optimiser_warms_up_once() -> None:
+    model = tiny_model(0)
+    optimizer = torch.optim.AdamW(model.parameters(), lr=1.0)
+    config = TrainerConfig(iterations=4, warmup_steps=3, learning_rate=1e-5, stop_kl=9.0)
+    first = train_on_window(model, optimizer, compile_window(window(), config))
+    assert first.train_steps == 4 and first.learning_rate == pytest.approx(1e-5)
+    carried = torch.optim.AdamW(model.parameters(), lr=1.0)
+    carried.load_state_dict(optimizer.state_dict())
+    once = replace(config, iterations=1)
+    assert train_on_window(model, carried, compile_window(window(1), once)).learning_rate == 1e-5
 
 
 def impossible(trajectories: list[ScoredTrajectory]) -> list[ScoredTrajectory]:
@@ -218,8 +213,8 @@ def test_a_window_whose_every_token_is_masked_leaves_the_model_alone() -> None:
     model = tiny_model(0)
     optimizer = torch.optim.AdamW(model.parameters(), lr=1e-2)
     config = TrainerConfig(iterations=1, stop_kl=10.0)
-    train_on_window(model, optimizer, window(), config)  # Adam has moments, and would go on
-    before = [p.clone() for p in model.parameters()]
+    train_on_window(model, optimizer, compile_window(window(), config))  # Adam has moments now
+    before = weights(model)
     with pytest.raises(NothingToTrainError, match="is masked"):
-        train_on_window(model, optimizer, impossible(window()), config)
-    assert all(torch.equal(p, q) for p, q in zip(before, model.parameters(), strict=True))
+        train_on_window(model, optimizer, compile_window(impossible(window()), config))
+    assert torch.equal(weights(model), before)

@@ -1,0 +1,50 @@
+"""The losses by name: pure functions from named tensors to the loss of every token.
+
+A step's loss is ``sum_calls weight_c * sum_tokens loss``: it adds up over any split of the step
+into portions, because the weights are the step's. Some losses are defined by their normaliser and
+bring it along; the others take ``call_weight``.
+"""
+
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+
+import torch
+
+from babylon.grpo.advantage import CallWeight
+from babylon.grpo.losses.cispo import cispo
+from babylon.grpo.losses.dapo import dapo
+from babylon.grpo.losses.dr_grpo import dr_grpo
+from babylon.grpo.losses.gspo import gspo
+from babylon.grpo.losses.ppo_clip import ppo_clip
+from babylon.grpo.losses.reinforce_is import reinforce_is
+from babylon.grpo.losses.shared import LossBounds, LossInputs, LossTerms, kl_anchor
+
+
+@dataclass(frozen=True, slots=True)
+class Loss:
+    """A loss and, where its definition includes one, its normaliser."""
+
+    terms: Callable[[LossInputs, LossBounds], LossTerms]
+    call_weight: CallWeight | None = None
+
+
+LOSSES: dict[str, Loss] = {
+    "ppo_clip": Loss(ppo_clip),
+    "cispo": Loss(cispo),
+    "gspo": Loss(gspo, "call"),
+    "dapo": Loss(dapo, "token"),
+    "dr_grpo": Loss(dr_grpo, "constant"),
+    "reinforce_is": Loss(reinforce_is),
+}
+
+
+def loss_terms(
+    name: str, inputs: LossInputs, bounds: LossBounds, kl_penalty: float = 0.0
+) -> LossTerms:
+    """The named loss of every token, with ``kl_penalty * r * k3(theta || reference)`` added."""
+    # what a model predicts beyond a call's end is no number to compute with
+    inputs = replace(inputs, theta=torch.where(inputs.mask, inputs.theta, inputs.proximal))
+    terms = LOSSES[name].terms(inputs, bounds)
+    if not kl_penalty:
+        return terms
+    return replace(terms, loss=terms.loss + kl_penalty * kl_anchor(inputs, bounds))

@@ -1,0 +1,152 @@
+"""What every loss is made of: three policies' logprobs, importance weights, masks, and bounds.
+
+mu sampled the tokens (logged), p is the checkpoint at window start, theta is being trained. The
+behaviour policy is decoupled from the proximal one (AReaL, arXiv 2505.24298, eq. 5): the ratio
+``r = pi_theta / pi_p`` is clipped, and ``w = min(pi_p / mu, 2)``, without gradient, corrects for
+where the tokens came from (truncated importance sampling, arXiv 2510.18927).
+"""
+
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+_MAX_LOG_RATIO = 20.0  # far beyond the clamp of k3, and short of overflow
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LossBounds:
+    """Where ratios are clipped, truncated and masked; the defaults are the published ones."""
+
+    clip_low: float = 0.8
+    clip_high: float = 1.28  # DAPO, arXiv 2503.14476, section 3.1
+    dual_clip: float = 3.0  # arXiv 1912.09729, eq. 5
+    max_importance: float = 2.0
+    band_low: float = 0.5
+    band_high: float = 5.0
+    negative_call_drift: float = 0.05  # nats a token
+    impossible_ratio: float = 1e-4
+    kl_clamp: float = 10.0
+    cispo_max: float = 5.0
+    gspo_low: float = 1 - 3e-4  # GSPO, arXiv 2507.18071, section 5.1
+    gspo_high: float = 1 + 4e-4
+    dr_grpo_length: int = 256  # tokens: Dr. GRPO's constant normaliser, the budget of one reply
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LossInputs:
+    """C calls of up to T tokens, padded on the right with logprobs of zero.
+
+    theta, proximal, mu: log-probabilities ``[C, T]`` at the logged temperature; only theta carries
+    a gradient. known: ``[C, T]`` bool, where mu is known. mask: ``[C, T]`` bool, the completion
+    tokens. advantage: ``[C]``. reference: ``[C, T]``, needed by a KL penalty.
+    """
+
+    theta: Tensor
+    proximal: Tensor
+    mu: Tensor
+    known: Tensor
+    mask: Tensor
+    advantage: Tensor
+    reference: Tensor | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Masks:
+    """Why a token is left out, each ``[C, T]`` bool. Tokens whose mu is unknown never are."""
+
+    band: Tensor  # pi_theta / mu lies outside the band
+    negative: Tensor  # a bad call that theta has already moved away from
+    impossible: Tensor  # p finds one of the call's tokens impossible: not what mu was sampled from
+
+    @property
+    def dropped(self) -> Tensor:
+        return self.band | self.negative | self.impossible
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LossTerms:
+    """Loss of every token ``[C, T]`` before its call's weight, and what was done to it."""
+
+    loss: Tensor  # differentiable in theta; 0 where masked
+    masks: Masks
+    clipped_low: Tensor  # [C, T] bool
+    clipped_high: Tensor  # [C, T] bool
+
+
+def ratio(inputs: LossInputs) -> Tensor:
+    """``r = pi_theta / pi_p`` ``[C, T]``, differentiable."""
+    return torch.exp(inputs.theta - inputs.proximal)
+
+
+def raw_importance(inputs: LossInputs) -> Tensor:
+    """``pi_p / mu`` ``[C, T]`` before truncation; 1 where mu is unknown."""
+    return torch.where(inputs.known, torch.exp(inputs.proximal - inputs.mu), 1.0)
+
+
+def importance(inputs: LossInputs, bounds: LossBounds) -> Tensor:
+    """``w = sg[min(pi_p / mu, 2)]`` ``[C, T]``."""
+    return raw_importance(inputs).clamp(max=bounds.max_importance)
+
+
+def behaviour_ratio(inputs: LossInputs) -> Tensor:
+    """``sg[pi_theta / mu]`` ``[C, T]``; against p where mu is unknown."""
+    sampled = torch.where(inputs.known, inputs.mu, inputs.proximal)
+    return torch.exp(inputs.theta.detach() - sampled)
+
+
+def token_masks(inputs: LossInputs, bounds: LossBounds) -> Masks:
+    """Tokens outside the band, and the calls that are left out as a whole."""
+    moved = behaviour_ratio(inputs)
+    outside = (moved < bounds.band_low) | (moved > bounds.band_high)
+    return call_masks(inputs, bounds, band=inputs.known & inputs.mask & outside)
+
+
+def call_masks(inputs: LossInputs, bounds: LossBounds, *, band: Tensor | None = None) -> Masks:
+    """The calls that are left out as a whole; ``band`` is by default empty."""
+    known = inputs.known & inputs.mask
+    drift = torch.where(known, inputs.mu - inputs.theta.detach(), 0.0).sum(-1)
+    moved_away = drift / known.sum(-1).clamp(min=1) > bounds.negative_call_drift
+    gone = known & (torch.exp(inputs.proximal - inputs.mu) < bounds.impossible_ratio)
+    return Masks(
+        band=torch.zeros_like(inputs.mask) if band is None else band,
+        negative=inputs.mask & ((inputs.advantage < 0) & moved_away)[:, None],
+        impossible=inputs.mask & gone.any(-1, keepdim=True),
+    )
+
+
+def finish(
+    inputs: LossInputs, objective: Tensor, masks: Masks, *, low: Tensor, high: Tensor
+) -> LossTerms:
+    """Turn what is to be maximised into the loss of the tokens that are kept."""
+    kept = inputs.mask & ~masks.dropped
+    return LossTerms(
+        loss=torch.where(kept, -objective, 0.0),
+        masks=masks,
+        clipped_low=low & inputs.mask,
+        clipped_high=high & inputs.mask,
+    )
+
+
+def clipped_sides(
+    value: Tensor, advantage: Tensor, low: float, high: float
+) -> tuple[Tensor, Tensor]:
+    """Where a clipped ratio stops the gradient: below for a bad call, above for a good one."""
+    return (advantage < 0) & (value < low), (advantage > 0) & (value > high)
+
+
+def kl_anchor(inputs: LossInputs, bounds: LossBounds) -> Tensor:
+    """``r * k3(theta || reference)`` ``[C, T]``, 0 beyond the mask.
+
+    The ratio makes the gradient that of the KL divergence itself (arXiv 2512.02556, eq. 7).
+    """
+    if inputs.reference is None:
+        raise ValueError("a KL penalty needs the logprobs of a reference policy, got none")
+    anchor = ratio(inputs) * k3(inputs.theta, inputs.reference, bounds.kl_clamp)
+    return torch.where(inputs.mask, anchor, 0.0)
+
+
+def k3(sampled: Tensor, other: Tensor, clamp: float) -> Tensor:
+    """Schulman's k3 estimate of KL(sampled || other) at each token, >= 0."""
+    delta = (other - sampled).clamp(-_MAX_LOG_RATIO, _MAX_LOG_RATIO)
+    return (torch.exp(delta) - delta - 1.0).clamp(max=clamp)

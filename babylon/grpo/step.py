@@ -1,0 +1,88 @@
+"""One train step: the gradient of whole trajectories in portions that fit, then one update."""
+
+import time
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor
+
+from babylon.grpo.config import TrainerConfig
+from babylon.grpo.forward import PolicyForward, Values
+from babylon.grpo.losses import loss_terms
+from babylon.grpo.record import Record
+from babylon.grpo.run import Run
+from babylon.grpo.window import TrainStep
+
+TAKEN = "train_steps"  # key of an optimiser's groups: kept in its state, so warm-up happens once
+
+
+def train_step(run: Run, step: TrainStep) -> None:
+    """Update the model by one step, unless all of its tokens are masked.
+
+    Raises:
+        FloatingPointError: loss or gradient is not finite; the model must be discarded.
+        OutOfMemoryError: not even the smallest portion fits.
+    """
+    started, record = time.monotonic(), run.record
+    rows = torch.tensor(step.calls, device=record.theta.device)
+    total = run.portions.run(lambda forward: _accumulate(run, step, rows, forward))
+    if not torch.isfinite(total):
+        raise FloatingPointError(f"loss is {total.item()}: lower the learning rate")
+    if _all_masked(rows, run):
+        run.optimizer.zero_grad(set_to_none=True)  # Adam would move the model by its old moments
+    else:
+        record.grad_norms.append(_update(run.optimizer, run.window.config, record))
+        record.losses.append(float(total))
+    record.step += 1
+    record.halvings = run.portions.halvings
+    record.forwarded_tokens += step.tree.sharing.unique_tokens
+    record.trained_tokens += step.tree.sharing.trained_tokens
+    record.training_s += time.monotonic() - started
+
+
+def _accumulate(run: Run, step: TrainStep, rows: Tensor, forward: PolicyForward) -> Tensor:
+    """The step's gradient, portion by portion; returns its loss."""
+    run.optimizer.zero_grad(set_to_none=True)  # of an attempt that did not fit
+    config, record = run.window.config, run.record
+    p_is_free = record.iteration == run.window.steps_an_iteration == 1
+    weights = torch.tensor(step.weights, device=rows.device)
+    total = torch.zeros((), device=rows.device)
+
+    def loss(calls: Sequence[int], values: Values) -> Tensor:
+        chosen = torch.tensor(calls, device=rows.device)
+        if p_is_free:  # the model has not moved yet: it still is p
+            width = values.logprobs.shape[1]
+            record.proximal[rows[chosen], :width] = values.logprobs.detach()
+        inputs = record.inputs(run.logged, rows[chosen], values)
+        terms = loss_terms(config.loss, inputs, config.bounds, config.kl_penalty)
+        record.note(rows[chosen], values, terms)
+        share = (terms.loss.sum(-1) * weights[chosen]).sum()
+        total.add_(share.detach())
+        return share
+
+    forward.accumulate(step.tree, loss)
+    return total
+
+
+def _all_masked(rows: Tensor, run: Run) -> bool:
+    dropped = run.record.flags[:3, rows].any(0)
+    return not bool((run.logged.mask[rows] & ~dropped).any())
+
+
+def _update(optimizer: torch.optim.Optimizer, config: TrainerConfig, record: Record) -> float:
+    parameters = [p for group in optimizer.param_groups for p in group["params"]]
+    norm = torch.nn.utils.clip_grad_norm_(parameters, config.grad_clip)
+    if not torch.isfinite(norm):
+        raise FloatingPointError(f"gradient norm is {norm.item()}: lower the learning rate")
+    for group in optimizer.param_groups:
+        group[TAKEN] = group.get(TAKEN, 0) + 1
+        group["lr"] = warm_rate(config, group[TAKEN])
+        record.learning_rate = group["lr"]
+    optimizer.step()
+    optimizer.zero_grad(set_to_none=True)
+    return float(norm)
+
+
+def warm_rate(config: TrainerConfig, number: int) -> float:
+    """Learning rate of an optimiser's step ``number``, from 1: a line up, then a constant."""
+    return config.learning_rate * min(1.0, number / (config.warmup_steps + 1))
