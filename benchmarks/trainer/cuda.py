@@ -83,8 +83,8 @@ def run_cuda(json_file: str | None) -> int:
         results.append(result)
         print(line(result, peak, aim), flush=True)
     if json_file:
-        report = {"device": name, "peak": peak, "matmul": measured}
-        report["models"] = [asdict(result) for result in results]  # type: ignore[assignment]
+        models = [asdict(result) for result in results]
+        report = {"device": name, "peak": peak, "matmul": measured, "models": models}
         Path(json_file).write_text(json.dumps(report, indent=1) + "\n")
     return 0
 

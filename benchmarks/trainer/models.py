@@ -1,4 +1,4 @@
-"""The policies: random weights from a seed, the same in every process, and what of them is trained."""
+"""The policies: random weights from a seed, the same in every process, and what is trained."""
 
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -109,18 +109,19 @@ def build_model(
 ) -> PreTrainedModel:
     """Random weights, frozen nowhere, no dropout in the config, PyTorch's own attention."""
     torch.manual_seed(seed)
-    family = Qwen2ForCausalLM if isinstance(config, Qwen2Config) else Qwen3ForCausalLM
+    family: Any = Qwen2ForCausalLM if isinstance(config, Qwen2Config) else Qwen3ForCausalLM
     config._attn_implementation = "sdpa"
     previous = torch.get_default_dtype()
     torch.set_default_dtype(dtype)
     try:
         with torch.device(device):
-            model: PreTrainedModel = family(config)
+            model = family(config)
     finally:
         torch.set_default_dtype(previous)
     with torch.no_grad():
         model.get_output_embeddings().weight.mul_(_HEAD_SCALE)
-    return model
+    causal_lm: PreTrainedModel = model
+    return causal_lm
 
 
 def lora_config() -> LoraConfig:

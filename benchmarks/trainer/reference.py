@@ -1,7 +1,7 @@
 """The gradient that all must agree on: one call at a time, straight from the formula.
 
-At ratio 1 every objective here has the gradient of ``-1/M sum A log pi``, with M trained tokens: the
-importance weight and all masks of ours are then 1, and clipping has no effect.
+At ratio 1 every objective here has the gradient of ``-1/M sum A log pi``, with M trained tokens:
+the importance weight and all masks of ours are then 1, and clipping has no effect.
 """
 
 from collections.abc import Mapping

@@ -66,8 +66,8 @@ class Process:
 class Measured:
     """One contender on one case.
 
-    ``estimates`` are the seconds of forward, loss and backward of the whole window, one a repetition;
-    ``cpu_estimates`` are the same in processor time, which other programs disturb less.
+    ``estimates`` are the seconds of forward, loss and backward of the whole window, one a
+    repetition; ``cpu_estimates`` the same in processor time, which other programs disturb less.
     """
 
     contender: str
@@ -89,7 +89,7 @@ class Measured:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CaseResult:
-    """All contenders on one model and window; ``matmul_rate`` is the median over the repetitions."""
+    """All contenders on one model and window; ``matmul_rate`` is the median repetition's."""
 
     model: str
     window: Window

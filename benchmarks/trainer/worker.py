@@ -1,7 +1,7 @@
 """One contender in a process of its own: JSON lines in, JSON lines out.
 
-``prepare`` a window, ``tune`` the micro-batch, write the ``gradient`` of a smaller window, time one
-``part``, ``finish``. The process lives through all cases, since a peer takes half a minute to import.
+``prepare`` a window, ``tune`` the micro-batch, write the ``gradient`` of a smaller window, time
+one ``part``, ``finish``. The process lives through all cases: peers take long to import.
 """
 
 import json

@@ -1,4 +1,4 @@
-"""The trainer's benchmark without its peers: cases, FLOP formula, gradients, arithmetic, GPU path."""
+"""The trainer's benchmark without its peers: cases, FLOP count, gradients, arithmetic, GPU path."""
 
 from pathlib import Path
 

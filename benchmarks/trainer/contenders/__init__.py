@@ -41,8 +41,10 @@ class Session(Protocol):
 
     model: torch.nn.Module
     optimizer: torch.optim.Optimizer
-    shares: Sequence[float]
     work: Work
+
+    @property
+    def shares(self) -> Sequence[float]: ...
 
     def accumulate(self, part: int) -> None:
         """Forward, loss and backward of a part; gradients add up."""

@@ -7,7 +7,8 @@ from torch import Tensor
 
 from babylon.grpo.batch import CallTokens
 from babylon.grpo.forward import PolicyForward, Values
-from babylon.grpo.loss import LossConfig, decoupled_ppo_loss
+from babylon.grpo.losses import loss_terms
+from babylon.grpo.losses.shared import LossBounds, LossInputs
 from babylon.grpo.tree import compile_tree
 from benchmarks.trainer.cases import Window
 from benchmarks.trainer.contenders import Session, Task
@@ -50,17 +51,16 @@ class WindowLoss:
         rows, width = torch.as_tensor(calls, device=theta.device), theta.shape[1]
         mask = self.mask[rows, :width]
         mu = self.mu[rows, :width] if self.logged else theta.detach()
-        return decoupled_ppo_loss(
-            theta,
-            mu,
-            mu,
-            mask & self.logged,
-            mask,
-            self.advantage[rows],
-            self.weight[rows],
-            LossConfig(),
-            entropy=values.entropy,
-        ).loss
+        inputs = LossInputs(
+            theta=theta,
+            proximal=mu,
+            mu=mu,
+            known=mask & self.logged,
+            mask=mask,
+            advantage=self.advantage[rows],
+        )
+        tokens = loss_terms("ppo_clip", inputs, LossBounds()).loss
+        return (tokens.sum(-1) * self.weight[rows]).sum()
 
 
 def call_tokens(window: Window) -> list[CallTokens]:

@@ -2,13 +2,17 @@
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Any, TypeVar
 
 import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor
 
 from benchmarks.trainer.cases import PADDING, Call
 from benchmarks.trainer.flops import Work
+
+T = TypeVar("T")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -36,7 +40,7 @@ def left_padded(calls: Sequence[Call]) -> Padded:
     )
 
 
-def _pad(rows: Sequence[np.ndarray], *, left: bool = False) -> Tensor:  # type: ignore[type-arg]
+def _pad(rows: Sequence[NDArray[Any]], *, left: bool = False) -> Tensor:
     width = max(len(row) for row in rows)
     padded = np.full((len(rows), width), PADDING, dtype=rows[0].dtype)
     for target, row in zip(padded, rows, strict=True):
@@ -53,9 +57,9 @@ def by_length(calls: Sequence[Call]) -> list[Call]:
     return sorted(calls, key=len, reverse=True)
 
 
-def chunks(calls: Sequence[Call], size: int) -> list[Sequence[Call]]:
-    """Portions of ``size`` calls; the last may be smaller."""
-    return [calls[start : start + size] for start in range(0, len(calls), size)]
+def chunks(items: Sequence[T], size: int) -> list[Sequence[T]]:
+    """Portions of ``size``; the last may be smaller."""
+    return [items[start : start + size] for start in range(0, len(items), size)]
 
 
 def token_chunks(calls: Sequence[Call], size: int) -> list[Sequence[Call]]:

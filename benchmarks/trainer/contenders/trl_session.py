@@ -1,12 +1,12 @@
 """TRL's GRPOTrainer on logged calls, in four variants.
 
-As it comes, the whole window is padded to its longest prompt and its longest completion, is shuffled,
-and on CPU the fused head scores every position. ``buckets``: micro-batches of calls of similar length,
-each padded to its own longest. ``head``: the head sees completion positions only, as in TRL's versions
-before the fused head. One optimiser step is the whole window: its calls are the generation that
-``steps_per_generation`` micro-batches share. Gradient checkpointing, on by default, is off: it saves
-memory that is not short here and costs a third of the speed. ``dapo``, the default loss, is the
-token mean over the window.
+As it comes, the whole window is padded to its longest prompt and its longest completion, is
+shuffled, and on CPU the fused head scores every position. ``buckets``: micro-batches of calls of
+similar length, each padded to its own longest. ``head``: the head sees completion positions only,
+as in TRL's versions before the fused head. One optimiser step is the whole window: its calls are
+the generation that ``steps_per_generation`` micro-batches share. Gradient checkpointing, on by
+default, is off: it saves memory that is not short here and costs a third of the speed. ``dapo``,
+the default loss, is the token mean over the window.
 """
 
 from collections.abc import Sequence
@@ -33,6 +33,7 @@ class LoggedTrainer(GRPOTrainer):  # type: ignore[misc]
     """GRPOTrainer whose generations are the window's calls."""
 
     window: Window
+    _buffered_inputs: Any
 
     def _generate_and_score_completions(self, inputs: Any) -> dict[str, Tensor]:
         return self.batch(self.window.calls)
@@ -184,10 +185,11 @@ def _no_reward(completions: Sequence[object], **_: object) -> list[float]:
     return [0.0] * len(completions)
 
 
-def _tokenizer() -> PreTrainedTokenizerFast:
+def _tokenizer() -> Any:
     """The trainer wants one; no text is ever tokenised."""
     words = Tokenizer(WordLevel({"<pad>": 0, "<eos>": 1}, unk_token="<pad>"))
-    return PreTrainedTokenizerFast(tokenizer_object=words, pad_token="<pad>", eos_token="<eos>")
+    tokenizer: Any = PreTrainedTokenizerFast
+    return tokenizer(tokenizer_object=words, pad_token="<pad>", eos_token="<eos>")
 
 
 def open_session(task: Task, variant: str) -> Session:
