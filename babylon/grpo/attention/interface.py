@@ -71,13 +71,13 @@ class Run:
         """The portion's keys (part 0) or values (1) with those of its ancestors behind them."""
         if self.inject is not None and own.requires_grad and layer in self.inject.grads:
             extra = self.inject.grads[layer][part]
-            own.register_hook(lambda grad: grad + extra)
+            own.register_hook(lambda grad: grad + extra)  # type: ignore[no-untyped-call]
         pieces = [own]
         for memory, at in self.ancestors:
             piece = memory.pairs[layer][part][:, :, at]
             if own.requires_grad:
                 piece = piece.detach().requires_grad_()
-                piece.register_hook(_adder(memory, layer, part, at))
+                piece.register_hook(_adder(memory, layer, part, at))  # type: ignore[no-untyped-call]
             pieces.append(piece)
         return torch.cat(pieces, dim=2) if len(pieces) > 1 else own
 
@@ -98,7 +98,8 @@ def _tree_attention(
     **_: Any,
 ) -> tuple[Tensor, None]:
     scale = query.shape[-1] ** -0.5 if scaling is None else scaling
-    out = run.attend(module.layer_idx, query, key, value, scale)
+    dtype = value.dtype  # under autocast, norms and rotations leave queries and keys in fp32
+    out = run.attend(module.layer_idx, query.to(dtype), key.to(dtype), value, scale)
     return out.transpose(1, 2), None
 
 
@@ -129,14 +130,22 @@ def _keep_rows(layer: Any, args: Any, kwargs: dict[str, Any]) -> tuple[Any, dict
 
 @contextmanager
 def tree_attention(backbone: Any) -> Iterator[None]:
-    """Let ``backbone`` attend through :class:`Run` in this block, and return hidden states of its
-    rows only."""
+    """Let ``backbone`` attend through :class:`Run` in this block.
+
+    It returns hidden states of the run's rows only. Layers whose gradient checkpointing is on
+    use it although the model is in ``eval()`` mode.
+    """
     config = backbone.config
     before = config._attn_implementation
-    config._attn_implementation = NAME
+    layers = [layer for layer in backbone.layers if getattr(layer, "gradient_checkpointing", False)]
     hook = backbone.layers[-1].register_forward_pre_hook(_keep_rows, with_kwargs=True)
     try:
+        config._attn_implementation = NAME
+        for layer in layers:
+            layer.training = True  # of this module alone: nothing inside it drops anything
         yield
     finally:
         hook.remove()
         config._attn_implementation = before
+        for layer in layers:
+            layer.training = False

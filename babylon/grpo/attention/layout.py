@@ -63,7 +63,7 @@ class Dense:
     end: int
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class Layout:
     """The visibility of a portion, as intervals and as pieces that cover each visible pair once."""
 

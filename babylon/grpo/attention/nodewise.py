@@ -34,9 +34,9 @@ class _Nodewise(torch.autograd.Function):
         lse = query.new_empty(1, queries, heads, dtype=_wide(query)).transpose(1, 2)
         for piece in layout.local:
             q, k = slice(piece.first, piece.last), slice(piece.start, piece.end)
-            at = ((query, q), (key, k), (value, k))
-            parts = (_split(t[:, :, s], piece.count) for t, s in at)
-            o, total = _attend(*parts, scale, _mask(piece, query), causal=piece.mask is None)
+            qs = _split(query[:, :, q], piece.count)
+            ks, vs = (_split(t[:, :, k], piece.count) for t in (key, value))
+            o, total = _attend(qs, ks, vs, scale, _mask(piece, query), piece.mask is None)
             _split(out[:, :, q], piece.count).copy_(o)
             _split(lse[:, :, q, None], piece.count).copy_(total[..., None])
         for dense in layout.dense:
@@ -58,19 +58,19 @@ class _Nodewise(torch.autograd.Function):
         d_key, d_value = torch.zeros_like(key), torch.zeros_like(value)
         for piece in layout.local:
             q, k = slice(piece.first, piece.last), slice(piece.start, piece.end)
-            at = ((grad, q), (query, q), (key, k), (value, k), (out, q), (lse[..., None], q))
-            parts = [_split(t[:, :, s], piece.count) for t, s in at]
-            parts[-1] = parts[-1][..., 0]
-            grads = _attend_backward(*parts, scale, _mask(piece, query), causal=piece.mask is None)
-            totals = ((d_query, q), (d_key, k), (d_value, k))
-            for (total, s), part in zip(totals, grads, strict=True):
-                _split(total[:, :, s], piece.count).copy_(part)
+            g, qs, o = (_split(t[:, :, q], piece.count) for t in (grad, query, out))
+            ks, vs = (_split(t[:, :, k], piece.count) for t in (key, value))
+            total = _split(lse[:, :, q, None], piece.count)[..., 0]
+            mask = _mask(piece, query)
+            grads = _attend_backward(g, qs, ks, vs, o, total, scale, mask, piece.mask is None)
+            for result, part, at in zip((d_query, d_key, d_value), grads, (q, k, k), strict=True):
+                _split(result[:, :, at], piece.count).copy_(part)
         for dense in layout.dense:
             q, k = slice(dense.first, dense.last), slice(dense.start, dense.end)
-            parts = [grad[:, :, q], query[:, :, q], key[:, :, k], value[:, :, k]]
-            grads = _attend_backward(*parts, out[:, :, q], lse[:, :, q], scale)
-            for total, part, at in zip((d_query, d_key, d_value), grads, (q, k, k), strict=True):
-                total[:, :, at] += part
+            g, qs, o, total = (t[:, :, q] for t in (grad, query, out, lse))
+            grads = _attend_backward(g, qs, key[:, :, k], value[:, :, k], o, total, scale)
+            for result, part, at in zip((d_query, d_key, d_value), grads, (q, k, k), strict=True):
+                result[:, :, at] += part
         return d_query, d_key, d_value, None, None
 
 
@@ -80,7 +80,10 @@ def _wide(tensor: Tensor) -> torch.dtype:
 
 def _split(tensor: Tensor, count: int) -> Tensor:
     """``[1, H, count * n, d]`` as ``[count, H, n, d]``, without a copy."""
-    return tensor if count == 1 else tensor[0].unflatten(1, (count, -1)).transpose(0, 1)
+    if count == 1:
+        return tensor
+    _, heads, _, width = tensor.shape
+    return tensor.view(heads, count, -1, width).transpose(0, 1)
 
 
 def _mask(piece: Local, like: Tensor) -> Tensor | None:
@@ -131,9 +134,8 @@ def _attend_backward(
     d_weights = (grad @ _per_head(value, query).transpose(-1, -2)).to(weights.dtype)
     delta = (grad * out).sum(-1, dtype=weights.dtype, keepdim=True)
     d_scores = (weights * (d_weights - delta) * scale).to(query.dtype)
-    groups = (key.shape[1], query.shape[1] // key.shape[1])
-    d_key = (d_scores.transpose(-1, -2) @ query).unflatten(1, groups).sum(2)
-    d_value = (weights.to(grad.dtype).transpose(-1, -2) @ grad).unflatten(1, groups).sum(2)
+    d_key = _per_group(d_scores.transpose(-1, -2) @ query, key)
+    d_value = _per_group(weights.to(grad.dtype).transpose(-1, -2) @ grad, value)
     return d_scores @ _per_head(key, query), d_key, d_value
 
 
@@ -149,3 +151,8 @@ def _scores(
 
 def _per_head(tensor: Tensor, query: Tensor) -> Tensor:
     return tensor.repeat_interleave(query.shape[1] // tensor.shape[1], dim=1)
+
+
+def _per_group(grad: Tensor, like: Tensor) -> Tensor:
+    batch, groups, keys, width = like.shape
+    return grad.view(batch, groups, -1, keys, width).sum(2)
