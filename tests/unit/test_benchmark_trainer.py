@@ -184,6 +184,7 @@ def record(name: str, estimates: list[float]) -> Measured:
         work=work,
         agreement=None,
         estimates=estimates,
+        cpu_estimates=estimates,
         step_seconds=[0.5, 0.5, 9.0],
     )
 
@@ -199,7 +200,7 @@ def test_the_report_is_the_arithmetic_of_its_measurements() -> None:
     own = flop(shape_of(qwen3(128, 4)), theirs.work, "full")
     assert values["use_own"] == pytest.approx(own / 8e12)
     assert values["use_flat"] > values["use_unique"]
-    assert "| TRL | 2 | 8.00 | 4.00x |" in case_table(result)
+    assert "| TRL | 2 | 8.00 | 4.00x | 7.50 |" in case_table(result)
 
 
 def test_the_gpu_measurement_runs_on_a_small_model() -> None:
