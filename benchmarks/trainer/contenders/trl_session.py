@@ -24,7 +24,7 @@ from trl.trainer.utils import entropy_from_logits, selective_log_softmax
 from benchmarks.trainer.cases import Call, Window
 from benchmarks.trainer.contenders import Session, Task
 from benchmarks.trainer.contenders.local import LocalSession, policy
-from benchmarks.trainer.contenders.padded import by_length, chunks, left_padded
+from benchmarks.trainer.contenders.padded import by_length, chunks, deal, left_padded
 from benchmarks.trainer.flops import NOTHING, Work, flop, rows_work
 from benchmarks.trainer.models import shape_of
 
@@ -130,15 +130,13 @@ class TrlSession(LocalSession):
         self.work: Work = sum(works, NOTHING)
         shape = shape_of(task.config)
         costs = [flop(shape, work, task.tuning) for work in works]
-        count = min(task.parts, self.steps)
-        bounds = [part * self.steps // count for part in range(count + 1)]
-        self.spans = [range(bounds[part], bounds[part + 1]) for part in range(count)]
-        self.shares = [sum(costs[step] for step in span) / sum(costs) for span in self.spans]
+        self.parts = deal(works, task.parts)
+        self.shares = [sum(costs[step] for step in part) / sum(costs) for part in self.parts]
 
     def accumulate(self, part: int) -> None:
         trainer = self.trainer
-        for step in self.spans[part]:
-            trainer._step = step
+        for step in self.parts[part]:
+            trainer._step = self.steps + step  # at 0 it would generate, that is shuffle, anew
             trainer.training_step(trainer.model, trainer.window.calls, None)
 
 
