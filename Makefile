@@ -1,13 +1,15 @@
-# make demo | test | check | bench | clean: each does its own set-up in .venv.
+# make demo | test | check | bench | bench-trainer | clean: each does its own set-up in .venv;
+# bench-trainer, with the peers it measures against, in .venv-bench.
 
 PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
 STAMP := $(VENV)/.installed
+PEERS := .venv-bench
 WINDOWS ?= 12
 SEED ?= 1
 
-.PHONY: setup demo test check bench clean
+.PHONY: setup demo test check bench bench-trainer clean
 
 setup: $(STAMP)
 
@@ -30,5 +32,13 @@ check: $(STAMP)
 bench: $(STAMP)
 	$(BIN)/python -m benchmarks.demo
 
+$(PEERS)/.installed: pyproject.toml constraints.txt
+	$(PYTHON) -m venv $(PEERS)
+	$(PEERS)/bin/pip install --quiet --disable-pip-version-check --constraint constraints.txt --editable '.[bench]'
+	touch $@
+
+bench-trainer: $(PEERS)/.installed
+	$(PEERS)/bin/python -m benchmarks.trainer
+
 clean:
-	rm -rf $(VENV) .pytest_cache .mypy_cache .ruff_cache .hypothesis build dist *.egg-info
+	rm -rf $(VENV) $(PEERS) .pytest_cache .mypy_cache .ruff_cache .hypothesis build dist *.egg-info

@@ -1,0 +1,154 @@
+"""One contender in a process of its own: JSON lines in, JSON lines out.
+
+``prepare`` a window, ``tune`` the micro-batch, write the ``gradient`` of a smaller window, time
+one ``part``, ``finish``. The process lives through all cases: peers take long to import.
+"""
+
+import json
+import os
+import sys
+import time
+from collections.abc import Sequence
+from dataclasses import asdict, replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+
+from benchmarks.trainer import memory
+from benchmarks.trainer.cases import Window, load_window
+from benchmarks.trainer.contenders import CONTENDERS, PARTS, Contender, Session, Task
+from benchmarks.trainer.flops import Work, flop
+from benchmarks.trainer.models import GRAD_CLIP, MODELS, Tuning, shape_of
+from benchmarks.trainer.reference import gradients_of
+
+GRADIENT_MICRO_BATCH = 2
+NO_CLIP = 1e9
+_SWEEP_GAIN = 0.97  # a larger micro-batch must be this much quicker, or the sweep ends
+_LONG_S = 2.0  # beyond which one timing is enough to choose a size
+
+
+class Worker:
+    """State between commands; each public method is one."""
+
+    def __init__(self, contender: Contender, tuning: Tuning, seed: int) -> None:
+        self.contender = contender
+        self.tuning = contender.tuning or tuning
+        self.seed = seed
+        self.session: Session | None = None
+        self.baseline: int | None = None
+
+    def prepare(self, model: str, window: str) -> dict[str, Any]:
+        self.window = load_window(Path(window))
+        self.config = MODELS[model]
+        memory.release()
+        self.baseline = memory.resident_bytes()
+        return {"tuning": self.tuning}
+
+    def tune(self, micro_batches: Sequence[int]) -> dict[str, Any]:
+        """Tries sizes in rising order until none is quicker; seconds are of the whole window.
+
+        A size is timed on that many calls and scaled by what it makes the window cost.
+        """
+        tried: dict[int, float] = {}
+        for size in micro_batches:
+            before = min(tried.values(), default=float("inf"))
+            tried[size] = self._predicted_seconds(size)
+            if tried[size] > _SWEEP_GAIN * before:
+                break
+        return {"micro_batch": min(tried, key=tried.__getitem__), "tried": tried}
+
+    def _predicted_seconds(self, size: int) -> float:
+        sample = replace(self.window, calls=_spread(self.window.calls, size * (1 + size % 2)))
+        session = self._open(sample, size, parts=1)
+        seconds = float("inf")
+        for _ in range(2):
+            started = time.perf_counter()
+            session.accumulate(0)
+            seconds = min(seconds, time.perf_counter() - started)
+            if seconds > _LONG_S:
+                break
+        return seconds * self._flop(self._open(self.window, size).work) / self._flop(session.work)
+
+    def _flop(self, work: Work) -> float:
+        return flop(shape_of(self.config), work, self.tuning)
+
+    def gradient(self, file: str, ticks: int) -> dict[str, Any]:
+        """The gradient of the window's first ticks, all ratios 1, by canonical name as npz."""
+        window = self.window.head(ticks).on_policy()
+        session = self._open(window, GRADIENT_MICRO_BATCH, parts=1, grad_clip=NO_CLIP)
+        gradients: dict[str, Any] = {}
+        session.optimizer.register_step_pre_hook(  # AgileRL steps by itself, and zeroes then
+            lambda *_: gradients.update(gradients_of(session.model))
+        )
+        session.accumulate(0)
+        np.savez(file, **(gradients or gradients_of(session.model)))
+        return {}
+
+    def warm(self, micro_batch: int) -> dict[str, Any]:
+        """Open the measured session and run a part and a step outside the clock."""
+        memory.release()
+        memory.reset_peak()
+        self.session = self._open(self.window, micro_batch)
+        self.session.accumulate(0)
+        self.session.update()
+        return {"work": asdict(self.session.work), "shares": list(self.session.shares)}
+
+    def part(self, part: int) -> dict[str, Any]:
+        assert self.session is not None, "part before warm"
+        index = part % len(self.session.shares)
+        processor, started = time.process_time(), time.perf_counter()
+        self.session.accumulate(index)
+        accumulated = time.perf_counter()
+        processor = time.process_time() - processor
+        self.session.update()
+        return {
+            "seconds": accumulated - started,
+            "cpu_seconds": processor,
+            "step_seconds": time.perf_counter() - accumulated,
+            "share": self.session.shares[index],
+        }
+
+    def finish(self) -> dict[str, Any]:
+        peak = memory.peak_bytes()
+        self.session = None
+        known = peak is not None and self.baseline is not None
+        memory.release()
+        return {"peak_bytes": peak - self.baseline if known else None}  # type: ignore[operator]
+
+    def _open(
+        self, window: Window, micro_batch: int, *, parts: int = PARTS, grad_clip: float = GRAD_CLIP
+    ) -> Session:
+        task = Task(
+            config=self.config,
+            window=window,
+            tuning=self.tuning,
+            seed=self.seed,
+            micro_batch=micro_batch,
+            grad_clip=grad_clip,
+            parts=parts,
+        )
+        return self.contender.open(task)
+
+
+def _spread(calls: Sequence[Any], count: int) -> list[Any]:
+    """Calls from all over the window."""
+    return [calls[index * len(calls) // count] for index in range(count)]
+
+
+def main() -> None:
+    """``python -m benchmarks.trainer.worker INDEX TUNING SEED THREADS``, started by ``rounds``."""
+    answers = os.fdopen(os.dup(1), "w")
+    os.dup2(2, 1)  # what libraries print must not be taken for an answer
+    index, tuning, seed, threads = sys.argv[1:]
+    torch.set_num_threads(int(threads))
+    worker = Worker(CONTENDERS[int(index)], "lora" if tuning == "lora" else "full", int(seed))
+    for line in sys.stdin:
+        command = json.loads(line)
+        answer = getattr(worker, command.pop("do"))(**command)
+        print(json.dumps(answer), file=answers, flush=True)
+
+
+if __name__ == "__main__":
+    main()
