@@ -1,6 +1,7 @@
 """One window's update on disk: parent checkpoint + scored calls → new checkpoint + report."""
 
 import gc
+import sys
 from collections import defaultdict
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -212,4 +213,5 @@ def _retokenize(
 
 
 def _context(trainable: Any) -> int:
-    return int(trainable.model.config.max_position_embeddings)
+    """Tokens that the model was made for; there are models without such a bound."""
+    return int(getattr(trainable.model.config, "max_position_embeddings", sys.maxsize))

@@ -61,12 +61,17 @@ def clip_fraction(logged: Logged, record: Record) -> float:
     return _share(record.flags[3] | record.flags[4], logged.mask)
 
 
-def effective_sample_size(importance: Tensor) -> float:
-    """``(sum w)^2 / (n sum w^2)``, 1 without weights."""
-    if not len(importance):
+def effective_sample_size(log_weights: Tensor) -> float:
+    """``(sum w)^2 / (n sum w^2)``, 1 without weights.
+
+    By logarithms: some servers log -9999 for a token that was cut off, whose w overflows, and a
+    share that is no number would compare like a sound one.
+    """
+    if not len(log_weights):
         return 1.0
-    w = importance.double()
-    return min(1.0, float(w.sum() ** 2 / (len(w) * w.square().sum())))
+    logs = log_weights.double()
+    share = torch.exp(2 * logs.logsumexp(0) - (2 * logs).logsumexp(0)) / len(logs)
+    return float(share.clamp(max=1.0))  # rounding; nan stays nan
 
 
 def weight_sample(model: Any) -> list[Tensor]:
@@ -90,8 +95,8 @@ def make_report(run: Run, after: Tensor) -> TrainReport:
     """The report of an update whose result gives the window's tokens the logprobs ``after``."""
     window, logged, record, portions = run.window, run.logged, run.record, run.portions
     p, mask, known = record.proximal, logged.mask, logged.known
-    importance = torch.exp((p - logged.mu)[known].double())
-    w, r = Spread.of(importance), Spread.of(torch.exp((record.theta - p)[mask].double()))
+    log_w = (p - logged.mu)[known].double()
+    w, r = Spread.of(log_w.exp()), Spread.of(torch.exp((record.theta - p)[mask].double()))
     k1_before, k3_before = divergence(logged.mu, p, known)
     k1_after, k3_after = divergence(p, after, mask)
     k1_behaviour, k3_behaviour = divergence(logged.mu, after, known)
@@ -123,7 +128,7 @@ def make_report(run: Run, after: Tensor) -> TrainReport:
         logprob_mismatch=float(gaps.mean()) if len(gaps) else 0.0,
         kl_before=k3_before,
         k1_before=k1_before,
-        ess=effective_sample_size(importance),
+        ess=effective_sample_size(log_w),
         importance_mean=w.mean,
         importance_p1=w.p1,
         importance_p99=w.p99,

@@ -113,7 +113,13 @@ class PolicyForward:
         tree = compile_tree(calls)
         with torch.no_grad():
             padded, _ = plain_values(self.model, calls)
-        shared = self._shared("depth_first").logprobs(tree).logprobs
+        try:
+            shared = self._shared("depth_first").logprobs(tree).logprobs
+        except torch.OutOfMemoryError:
+            raise
+        except (TypeError, ValueError, AttributeError, RuntimeError) as error:
+            # foreign code: some layers keep to themselves what they should pass on, some want more
+            return f"its layers do not attend as they are told ({error})"
         gap = float((padded - shared).abs().max())
         coarse = weight.is_cuda or weight.dtype in (torch.bfloat16, torch.float16)
         if gap < (_COARSE_PROBE_NATS if coarse else _PROBE_NATS):

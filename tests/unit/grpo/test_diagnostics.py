@@ -29,8 +29,19 @@ def test_divergences_are_schulmans_estimates() -> None:
 
 
 def test_the_effective_sample_size_of_equal_weights_is_one() -> None:
-    assert effective_sample_size(torch.full((7,), 1.7)) == pytest.approx(1.0)
-    assert effective_sample_size(torch.tensor([9.0, 1.0])) == pytest.approx(100 / (2 * 82))
+    assert effective_sample_size(torch.full((7,), 1.7).log()) == pytest.approx(1.0)
+    assert effective_sample_size(torch.tensor([9.0, 1.0]).log()) == pytest.approx(100 / (2 * 82))
+
+
+def test_a_weight_beyond_all_numbers_takes_the_whole_effective_sample() -> None:
+    """A server that logs -9999 must not pass for one whose weights are all the same."""
+    assert effective_sample_size(torch.tensor([0.0, 0.0, 0.0, 9998.0])) == pytest.approx(0.25)
+    assert math.isnan(effective_sample_size(torch.tensor([0.0, math.inf])))
+    trajectories = window()
+    call = trajectories[0].calls[0]
+    cut = replace(call, logprobs=[-9999.0] * len(call.completion))
+    trajectories[0] = replace(trajectories[0], calls=[cut, *trajectories[0].calls[1:]])
+    assert update(tiny_model(0), trajectories, iterations=1).ess < 0.3
 
 
 def test_the_update_norm_is_relative_to_the_weights() -> None:
