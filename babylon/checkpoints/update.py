@@ -22,7 +22,9 @@ from babylon.grpo.config import TrainerConfig
 from babylon.grpo.memory import OutOfMemoryError, Portions
 from babylon.grpo.report import TrainReport
 from babylon.grpo.trainer import Progress, train_on_window
+from babylon.grpo.tree import Decode
 from babylon.grpo.window import NothingToTrainError, Window, compile_window
+from babylon.redaction import redact
 from babylon.trainers.art_metrics import ArtReport
 from babylon.trajectories import Call, TrainingRow
 
@@ -77,7 +79,6 @@ def update_checkpoint(
     trainable = load_trainable(parent, tuning, config.learning_rate, transfer_layers)
     trajectories, excluded = scored_trajectories(trainable.tokenizer, rows, _context(trainable))
     reference = trainable.reference() if config.kl_penalty else None
-    decode: Any = trainable.tokenizer.decode
     journal = None
     if progress_directory is not None:
         decides = {
@@ -91,7 +92,9 @@ def update_checkpoint(
         digest = update_digest(rows, decides)
         journal = ProgressDirectory(progress_directory, digest, trainable)
     try:
-        window = compile_window(trajectories, config, staleness=staleness, decode=decode)
+        window = compile_window(
+            trajectories, config, staleness=staleness, decode=_quoting(trainable.tokenizer)
+        )
         window = with_behaviours(window, behaviours or {})
         report = train_on_window(
             trainable.model,
@@ -112,6 +115,11 @@ def update_checkpoint(
     save_checkpoint(trainable, target)
     _forget(journal)
     return Update(report=report, excluded=excluded, trajectory_ids=tuple(window.trajectory_ids))
+
+
+def _quoting(tokenizer: PreTrainedTokenizerBase) -> Decode:
+    """Token ids → text that may be shown: the advice on prompt order quotes it."""
+    return lambda ids: redact(str(tokenizer.decode(list(ids))))
 
 
 def _forget(journal: ProgressDirectory | None) -> None:

@@ -157,6 +157,7 @@ def make_report(run: Run, after: Tensor) -> TrainReport:
         flat_tokens=sharing.flat_tokens,
         unique_tokens=sharing.unique_tokens,
         lost_tokens=sharing.lost_tokens,
+        sharing_advice=sharing.advice,
         packing_ratio=sharing.flat_tokens / max(1, sharing.unique_tokens),
         training_s=record.training_s,
         unique_tokens_per_s=record.forwarded_tokens / max(record.training_s, 1e-9),

@@ -35,8 +35,8 @@ def train_step(run: Run, step: TrainStep) -> None:
         record.losses.append(float(total))
     record.step += 1
     record.halvings = run.portions.halvings
-    record.forwarded_tokens += step.tree.sharing.unique_tokens
-    record.trained_tokens += step.tree.sharing.trained_tokens
+    record.forwarded_tokens += step.tree.unique_tokens
+    record.trained_tokens += sum(len(call.completion) for call in step.tree.calls)
     record.training_s += time.monotonic() - started
 
 
