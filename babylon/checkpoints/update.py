@@ -19,7 +19,7 @@ from babylon.checkpoints.trainable import Tuning, load_trainable, save_checkpoin
 from babylon.errors import TrainingError, WindowNotReadyError
 from babylon.grpo.batch import CallTokens, ScoredTrajectory
 from babylon.grpo.config import TrainerConfig
-from babylon.grpo.memory import OutOfMemoryError, Portions
+from babylon.grpo.memory import FittingForward, OutOfMemoryError
 from babylon.grpo.report import TrainReport
 from babylon.grpo.trainer import Progress, train_on_window
 from babylon.grpo.tree import Decode
@@ -151,8 +151,8 @@ def _logprobs_under(
 ) -> dict[int, list[float]]:
     model, _ = load_policy(checkpoint)
     tree = window.tree.only(positions)
-    portions = Portions(model, window.config.max_tokens)
-    values = portions.run(lambda forward: forward.logprobs(tree)).logprobs.tolist()
+    fitting = FittingForward(model, window.config.max_tokens)
+    values = fitting.run(lambda forward: forward.logprobs(tree)).logprobs.tolist()
     return {
         position: row[: len(window.calls[position].tokens.completion)]
         for position, row in zip(positions, values, strict=True)

@@ -15,7 +15,7 @@ from torch import Tensor
 
 from babylon.grpo.record import FLAGS, Logged, Record
 from babylon.grpo.report import TrainReport
-from babylon.grpo.run import Run
+from babylon.grpo.step import TrainState
 
 SAMPLE = 65_536  # values of each tensor that stand for all of them
 
@@ -91,9 +91,9 @@ def update_norm(model: Any, before: list[Tensor]) -> float:
     return float((change / weights) ** 0.5) if weights else 0.0
 
 
-def make_report(run: Run, after: Tensor) -> TrainReport:
+def make_report(state: TrainState, after: Tensor) -> TrainReport:
     """The report of an update whose result gives the window's tokens the logprobs ``after``."""
-    window, logged, record, portions = run.window, run.logged, run.record, run.portions
+    window, logged, record, fitting = state.window, state.logged, state.record, state.fitting
     p, mask, known = record.proximal, logged.mask, logged.known
     log_w = (p - logged.mu)[known].double()
     w, r = Spread.of(log_w.exp()), Spread.of(torch.exp((record.theta - p)[mask].double()))
@@ -152,7 +152,7 @@ def make_report(run: Run, after: Tensor) -> TrainReport:
         masked_impossible=shares["impossible"],
         entropy=float(record.entropy[mask].double().mean()),
         grad_norm=fmean(record.grad_norms),
-        update_norm=update_norm(run.model, record.weights_before),
+        update_norm=update_norm(state.model, record.weights_before),
         learning_rate=record.learning_rate,
         flat_tokens=sharing.flat_tokens,
         unique_tokens=sharing.unique_tokens,
@@ -162,9 +162,9 @@ def make_report(run: Run, after: Tensor) -> TrainReport:
         training_s=record.training_s,
         unique_tokens_per_s=record.forwarded_tokens / max(record.training_s, 1e-9),
         trained_tokens_per_s=record.trained_tokens / max(record.training_s, 1e-9),
-        oom_halvings=portions.halvings,
-        max_tokens=portions.forward.max_tokens,
-        activation_checkpointing=portions.checkpointing,
+        oom_halvings=fitting.halvings,
+        max_tokens=fitting.forward.max_tokens,
+        activation_checkpointing=fitting.checkpointing,
     )
 
 

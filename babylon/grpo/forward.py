@@ -15,9 +15,9 @@ from babylon.grpo.attention.nodewise import nodewise_attention
 from babylon.grpo.attention.packed import packed_attention
 from babylon.grpo.batch import CallTokens
 from babylon.grpo.plain import plain_values
-from babylon.grpo.shared import SharedForward
 from babylon.grpo.standard import causal_lm, why_not_standard
 from babylon.grpo.tree import PrefixTree, compile_tree
+from babylon.grpo.tree_forward import TreeForward
 from babylon.grpo.values import Loss, Values
 
 __all__ = ["Loss", "Path", "PolicyForward", "Values"]
@@ -88,9 +88,9 @@ class PolicyForward:
     def _preferred(self) -> Path:
         return "packed" if next(self.model.parameters()).is_cuda else "depth_first"
 
-    def _shared(self, path: Path) -> SharedForward:
+    def _shared(self, path: Path) -> TreeForward:
         model = causal_lm(self.model)
-        return SharedForward(
+        return TreeForward(
             backbone=model.base_model,
             head=model.get_output_embeddings(),
             vocabulary=model.config.vocab_size,
