@@ -25,7 +25,7 @@ class OutOfMemoryError(MemoryError):
 class FittingForward:
     """The forward passes of one update, and how small their portions had to become."""
 
-    def __init__(self, model: Any, max_tokens: int) -> None:
+    def __init__(self, model: Any, max_tokens: int | None) -> None:
         self._model = model
         self.halvings = 0
         self.checkpointing = False
