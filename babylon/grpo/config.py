@@ -30,7 +30,7 @@ class TrainerConfig:
     bounds: LossBounds = field(default_factory=LossBounds)
     advantage: Advantage = "leave_one_out"
     call_weight: CallWeight = "trajectory"
-    kl_penalty: float = 0.0  # weight of ratio * k3(theta || reference)
+    kl_penalty: float = 0.0  # weight of w * r * k3(theta || reference)
     stop_kl: float = 0.03  # nats a token, k3(p || theta)
     stop_clip_fraction: float = 0.3
     max_staleness: int = 1  # versions behind the parent that a call's policy may lie

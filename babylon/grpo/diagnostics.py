@@ -57,7 +57,7 @@ def kl_of_iteration(logged: Logged, record: Record) -> float:
 
 
 def clip_fraction(logged: Logged, record: Record) -> float:
-    """Share of tokens whose gradient the clip took away, in the last iteration."""
+    """Share of tokens whose ratio the loss clipped or capped, in the last iteration."""
     return _share(record.flags[3] | record.flags[4], logged.mask)
 
 

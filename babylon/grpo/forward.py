@@ -18,7 +18,7 @@ from babylon.grpo.plain import plain_values
 from babylon.grpo.standard import causal_lm, why_not_standard
 from babylon.grpo.tree import PrefixTree, compile_tree
 from babylon.grpo.tree_forward import TreeForward
-from babylon.grpo.values import Loss, Values
+from babylon.grpo.values import Loss, Values, backward
 
 __all__ = ["Loss", "Path", "PolicyForward", "Values"]
 
@@ -88,7 +88,7 @@ class PolicyForward:
             self._shared(self.path).accumulate(tree, loss)
             return
         for calls, values in self._batches(tree):
-            loss(calls, values).backward()  # type: ignore[no-untyped-call]
+            backward(loss(calls, values))
 
     def _preferred(self) -> Path:
         return "packed" if next(self.model.parameters()).is_cuda else "depth_first"

@@ -43,9 +43,12 @@ def token_values(
     def chunk(
         hidden: Tensor, temperature: Tensor, row: Tensor, target: Tensor
     ) -> tuple[Tensor, Tensor]:
-        result: tuple[Tensor, Tensor] = _Statistics.apply(  # type: ignore[no-untyped-call]
-            head(hidden), temperature, row, target
-        )
+        # never in less than the weights' own precision: a logit rounded to bf16 is off by more than
+        # a small update moves it
+        with torch.autocast(hidden.device.type, enabled=False):
+            result: tuple[Tensor, Tensor] = _Statistics.apply(  # type: ignore[no-untyped-call]
+                head(hidden), temperature, row, target
+            )
         return result
 
     if len(hidden) <= rows:

@@ -2,6 +2,7 @@
 
 import logging
 from collections.abc import Callable
+from contextlib import AbstractContextManager, nullcontext
 from functools import partial
 from typing import Any, TypeVar
 
@@ -39,7 +40,8 @@ class FittingForward:
         """
         while True:
             try:
-                return attempt(self.forward)
+                with mixed_precision(next(self._model.parameters()).device):
+                    return attempt(self.forward)
             except (RuntimeError, MemoryError) as error:
                 if not is_out_of_memory(error):
                     raise
@@ -77,6 +79,17 @@ class FittingForward:
         self.forward = PolicyForward(self._model, max_tokens=bound, path=path)
         if self.halvings >= CHECKPOINT_AFTER:  # anew: the line above put all layers in eval mode
             self.checkpointing = checkpoint_activations(self._model)
+
+
+def mixed_precision(device: torch.device) -> AbstractContextManager[object]:
+    """On CUDA, matrix products in bf16 on fp32 master weights (the head's excepted); else nothing.
+
+    Weights are cast anew by every pass, which costs next to nothing: one that a pass without
+    gradient had left in the cache would have no gradient in the next.
+    """
+    if device.type != "cuda":
+        return nullcontext()
+    return torch.autocast("cuda", torch.bfloat16, cache_enabled=False)
 
 
 def is_out_of_memory(error: BaseException) -> bool:

@@ -12,10 +12,9 @@ from babylon.grpo.batch import CallTokens
 def plain_values(model: Any, calls: Sequence[CallTokens]) -> tuple[Tensor, Tensor]:
     """Log-probability and entropy ``[C, T]`` of each completion token, 0 beyond a call's own.
 
-    The head runs only at positions that predict a completion token of some call. Logits are taken
-    to fp32, on CUDA too: rounding them to bf16 would move log-probabilities by more than a small
-    update does. Padding lies on the right, where causal attention cannot see it, so no attention
-    mask is needed.
+    The head runs only at positions that predict a completion token of some call, in the precision
+    of the model's other products; the softmax is fp32. Padding lies on the right, where causal
+    attention cannot see it, so no attention mask is needed.
     """
     device = next(model.parameters()).device
     inputs = [torch.tensor([*call.prompt, *call.completion]) for call in calls]

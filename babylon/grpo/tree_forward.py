@@ -18,7 +18,7 @@ from babylon.grpo.attention.interface import Kernel, Memory, Run, tree_attention
 from babylon.grpo.head import token_values
 from babylon.grpo.portions import Portion, cut
 from babylon.grpo.tree import PrefixTree
-from babylon.grpo.values import Loss, Values
+from babylon.grpo.values import Loss, Values, backward
 
 Chosen = np.ndarray[Any, np.dtype[np.bool_]]
 
@@ -120,7 +120,7 @@ class _TreePass:
             width = max(self.lengths[call] for call in calls)
             taken = Values(logprobs=values[:, :width], entropy=self.entropy[calls, :width])
             total = total + loss(calls, taken)
-        total.backward()  # type: ignore[no-untyped-call]
+        backward(total)
         if known.grad is not None:
             self.grads[calls] = known.grad
 

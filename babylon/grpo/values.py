@@ -1,8 +1,9 @@
-"""What a forward pass gives, and the loss that is taken of it."""
+"""What a forward pass gives, the loss that is taken of it, and the way back."""
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
+import torch
 from torch import Tensor
 
 
@@ -15,3 +16,9 @@ class Values:
 
 
 Loss = Callable[[Sequence[int], Values], Tensor]
+
+
+def backward(loss: Tensor) -> None:
+    """Back-propagate in the types of the forward pass, which autocast would change once more."""
+    with torch.autocast(loss.device.type, enabled=False):
+        loss.backward()  # type: ignore[no-untyped-call]

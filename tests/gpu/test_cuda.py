@@ -11,6 +11,7 @@ from babylon.checkpoints.trainable import Tuning
 from babylon.checkpoints.update import update_checkpoint
 from babylon.engine.reply import reply_policy
 from babylon.grpo.config import TrainerConfig
+from babylon.grpo.memory import mixed_precision
 from babylon.grpo.trainer import train_on_window
 from babylon.grpo.window import compile_window
 from tests.tiny_policy import save_tiny_policy
@@ -33,6 +34,15 @@ def test_an_update_on_cuda_moves_the_policy_and_it_answers(tmp_path: Path, tunin
     assert next(model.parameters()).is_cuda and next(model.parameters()).dtype == torch.float32
     [reply] = reply_policy(str(tmp_path / "v1"))([[{"role": "user", "content": "m1 0.50"}]])
     assert isinstance(reply, str)
+
+
+def test_products_are_bf16_on_fp32_weights_and_every_weight_gets_its_gradient() -> None:
+    """Also after a pass without gradient; on CPU they stay fp32."""
+    assert not isinstance(mixed_precision(torch.device("cpu")), torch.autocast)
+    trajectories, model = wide_window(), wide_model().cuda()
+    mixed = trained_gradient(model, trajectories, max_tokens=300)
+    exact = trained_gradient(wide_model(), trajectories).cuda()
+    assert 1e-6 < relative_error(mixed, exact) < 5e-2
 
 
 @pytest.fixture

@@ -41,7 +41,7 @@ LOSSES: dict[str, Loss] = {
 def loss_terms(
     name: str, inputs: LossInputs, bounds: LossBounds, kl_penalty: float = 0.0
 ) -> LossTerms:
-    """The named loss of every token, with ``kl_penalty * r * k3(theta || reference)`` added."""
+    """The named loss of every token, with ``kl_penalty * w * r * k3(theta || reference)`` added."""
     # what a model predicts beyond a call's end is no number to compute with
     inputs = replace(inputs, theta=torch.where(inputs.mask, inputs.theta, inputs.proximal))
     terms = LOSSES[name].terms(inputs, bounds)

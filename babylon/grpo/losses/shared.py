@@ -141,13 +141,15 @@ def clipped_sides(
 
 
 def kl_anchor(inputs: LossInputs, bounds: LossBounds) -> Tensor:
-    """``r * k3(theta || reference)`` ``[C, T]``, 0 beyond the mask.
+    """``w * r * k3(theta || reference)`` ``[C, T]``, 0 beyond the mask.
 
-    The ratio makes the gradient that of the KL divergence itself (arXiv 2512.02556, eq. 7).
+    The ratio to the policy that sampled, here ``w * r``, makes the gradient that of the KL
+    divergence itself (arXiv 2512.02556, eq. 7).
     """
     if inputs.reference is None:
         raise ValueError("a KL penalty needs the logprobs of a reference policy, got none")
-    anchor = ratio(inputs) * k3(inputs.theta, inputs.reference, bounds.kl_clamp)
+    weight = importance(inputs, bounds) * ratio(inputs)
+    anchor = weight * k3(inputs.theta, inputs.reference, bounds.kl_clamp)
     return torch.where(inputs.mask, anchor, 0.0)
 
 

@@ -104,3 +104,15 @@ def test_half_precision_logits_are_reduced_in_fp32() -> None:
     torch.testing.assert_close(ours, expected)
     ours.sum().backward()  # type: ignore[no-untyped-call]
     assert hidden.grad is not None and hidden.grad.dtype == torch.bfloat16
+
+
+def test_logits_are_not_rounded_under_autocast() -> None:
+    hidden, *others = inputs()
+    head = heads()["bias"]
+    exact = token_values(head, VOCABULARY, hidden, *others)
+    slopes = gradients(exact, hidden, head)
+    with torch.autocast("cpu", torch.bfloat16):
+        values = token_values(head, VOCABULARY, hidden, *others)
+    mixed = gradients(values, hidden, head)
+    for one, other in zip((*exact, *slopes), (*values, *mixed), strict=True):
+        torch.testing.assert_close(one, other, atol=1e-6, rtol=1e-6)

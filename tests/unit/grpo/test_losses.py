@@ -7,7 +7,7 @@ import pytest
 import torch
 
 from babylon.grpo.losses import LOSSES, loss_terms
-from babylon.grpo.losses.shared import LossBounds, LossInputs, LossTerms
+from babylon.grpo.losses.shared import LossBounds, LossInputs, LossTerms, kl_anchor
 
 WIDE = LossBounds(gspo_low=0.1, gspo_high=10.0)  # nothing in these cases leaves GSPO's clip
 
@@ -172,6 +172,22 @@ def test_the_kl_penalty_pulls_towards_the_reference(name: str) -> None:
     k3 = 0.5 - math.log(0.5) - 1  # ratio reference / theta = 0.5
     assert terms.loss.item() == pytest.approx(k3, rel=1e-5)
     assert gradient[0][0] > 0  # descending lowers theta, towards 0.25
+
+
+def test_a_kl_penalty_has_in_expectation_the_gradient_of_the_divergence() -> None:
+    """Two tokens, each sampled as often as mu says; the divergence is computed over both."""
+    mu, p, reference = torch.tensor([0.6, 0.4]), torch.tensor([0.5, 0.5]), torch.tensor([0.2, 0.8])
+    logit = torch.tensor([0.3, 0.0], requires_grad=True)
+    theta = torch.log_softmax(logit, -1)
+    [expected] = torch.autograd.grad((theta.exp() * (theta - reference.log())).sum(), logit)
+    theta = torch.log_softmax(logit, -1)
+    given = replace(
+        inputs([[0.5], [0.5]], p[:, None].tolist(), mu[:, None].tolist(), [0.0, 0.0]),
+        theta=theta[:, None],
+        reference=reference.log()[:, None],
+    )
+    [gradient] = torch.autograd.grad((mu * kl_anchor(given, LossBounds())[:, 0]).sum(), logit)
+    torch.testing.assert_close(gradient, expected)
 
 
 def test_a_kl_penalty_is_clamped() -> None:

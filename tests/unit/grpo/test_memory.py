@@ -16,7 +16,11 @@ from transformers import Qwen3Config, Qwen3ForCausalLM
 from babylon.grpo.batch import CallTokens, ScoredTrajectory
 from babylon.grpo.config import TrainerConfig
 from babylon.grpo.forward import Path, PolicyForward
-from babylon.grpo.memory import FittingForward, OutOfMemoryError, checkpoint_activations
+from babylon.grpo.memory import (
+    FittingForward,
+    OutOfMemoryError,
+    checkpoint_activations,
+)
 from babylon.grpo.trainer import train_on_window
 from babylon.grpo.window import compile_window
 from tests.tiny_policy import tiny_model
