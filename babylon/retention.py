@@ -107,11 +107,12 @@ def is_ours(settings: Settings, directory: Path) -> bool:
 async def sweep(store: Store, settings: Settings) -> None:
     """Delete directories of removed policies and of claims that can commit no more.
 
-    The directories are listed before Postgres is asked: a claim that made one is known by then.
+    The order matters: directories are listed first, so the claim that made one is known; and
+    windows are read before policies, so the policy of a window that is seen as trained is known.
     """
     found = await asyncio.to_thread(_listed, settings)
-    removed = {directory_of(uri): gone for uri, gone in (await checkpoints(store)).items()}
     windows = await worked_windows(store)
+    removed = {directory_of(uri): gone for uri, gone in (await checkpoints(store)).items()}
     oldest = datetime.now(UTC) - timedelta(hours=settings.lookback_hours)
     for path in found:
         if path in removed:

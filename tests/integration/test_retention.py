@@ -7,10 +7,11 @@ from pathlib import Path
 
 import pytest
 
+from babylon import retention
 from babylon.errors import ModelError
 from babylon.progress import progress_directory
 from babylon.promotion import previous_champion, promote
-from babylon.retention import retire_checkpoints
+from babylon.retention import retire_checkpoints, sweep
 from babylon.settings import Settings
 from babylon.store import Store
 from babylon.store.policies import commit_policy, ensure_base, get_policy, list_policies
@@ -37,20 +38,25 @@ async def train(
 ) -> Claim:
     """A window whose checkpoint is committed, and rejected unless it is left ``trained``."""
     claim = await claim_window(store, window(hour), owner="worker", lease_s=60)
+    make(checkpoint_directory(settings, claim))
+    await commit(store, settings, claim, parent)
+    if done:
+        await set_state(store, claim, WindowState.REJECTED)
+    return claim
+
+
+async def commit(store: Store, settings: Settings, claim: Claim, parent: int) -> None:
     await commit_policy(
         store,
         claim,
         parent_version=parent,
         kind="full",
-        uri=str(make(checkpoint_directory(settings, claim))),
+        uri=str(checkpoint_directory(settings, claim)),
         base_model="tiny",
         batch_id=f"window-{claim.window_id}",
         trajectory_ids=[claim.window_id],
         metrics={},
     )
-    if done:
-        await set_state(store, claim, WindowState.REJECTED)
-    return claim
 
 
 @pytest.fixture
@@ -178,6 +184,24 @@ async def test_directories_of_claims_that_cannot_commit_are_swept_and_no_others(
         "mine",
     ]
     assert (lean.models / "model.safetensors").exists()
+
+
+@pytest.mark.parametrize("query", ["worked_windows", "checkpoints"])
+async def test_a_checkpoint_that_is_committed_during_the_sweep_stays(
+    store: Store, lean: Settings, monkeypatch: pytest.MonkeyPatch, query: str
+) -> None:
+    claim = await claim_window(store, window(0), owner="worker", lease_s=60)
+    make(checkpoint_directory(lean, claim))
+    read = getattr(retention, query)
+
+    async def commit_after(store: Store) -> object:
+        answer = await read(store)
+        await commit(store, lean, claim, parent=0)
+        return answer
+
+    monkeypatch.setattr(retention, query, commit_after)
+    await sweep(store, lean)
+    assert there(lean) == ["2025-11-14T0000-e1"]
 
 
 async def test_progress_stays_while_its_window_may_go_on_from_it(
