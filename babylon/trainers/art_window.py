@@ -10,6 +10,7 @@ import os
 from collections import Counter
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
+from urllib.parse import unquote, urlsplit
 
 import msgspec
 
@@ -124,7 +125,8 @@ def known_secrets(settings: Settings, environment: Mapping[str, str] = os.enviro
     """Values of this process's own credentials, whatever their form."""
     values = {value for name, value in environment.items() if name.upper().endswith(_SECRET_NAMES)}
     if settings.database_url is not None:
-        values.add(settings.database_url.get_secret_value())
+        url = settings.database_url.get_secret_value()
+        values |= {url, unquote(urlsplit(url).password or "")}
     return {value for value in values if len(value) >= _MIN_SECRET}
 
 

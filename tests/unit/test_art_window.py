@@ -118,6 +118,8 @@ def test_own_credentials_are_known_by_value() -> None:
         "plain-words-as-a-key",
         "postgresql://u:p@localhost/game",
     }
+    long = load_settings(database_url="postgresql://u:long%2Fpassword@localhost/game")
+    assert "long/password" in known_secrets(long, {})
 
 
 def _imported_at_once(name: str, seen: set[str]) -> set[str]:
