@@ -1,5 +1,6 @@
 """One window from recorded play to a served policy: the whole loop on one screen."""
 
+import logging
 import time
 from collections.abc import Sequence
 from datetime import UTC, datetime
@@ -27,6 +28,8 @@ from tasks.retire import retire
 from tasks.score import score
 from tasks.track import track
 from tasks.validate import validate
+
+log = logging.getLogger("babylon.flows")
 
 
 @flow(name="train-window", flow_run_name=lambda: flow_run.parameters["window_id"] or "newest")
@@ -73,8 +76,12 @@ async def train_window(
             return await _finished_before(store, window, str(error))
         except WindowNotReadyError as error:
             return WindowResult(window_id=window.id, status=WindowState.SKIPPED, reason=str(error))
-    await track(settings, metrics)
-    await retire(settings)
+    for after in (
+        await track(settings, metrics, return_state=True),
+        await retire(settings, return_state=True),
+    ):
+        if not after.is_completed():  # the window is finished all the same
+            log.error("after window %s, which stays %s: %s", window.id, state, after.message)
     return WindowResult(window_id=window.id, status=state, reason=reason, metrics=metrics)
 
 
