@@ -109,14 +109,18 @@ async def sweep(store: Store, settings: Settings) -> None:
 
     The order matters: directories are listed first, so the claim that made one is known; and
     windows are read before policies, so the policy of a window that is seen as trained is known.
+    A checkpoint is also known by its name alone: its row may reach this home by another path.
     """
     found = await asyncio.to_thread(_listed, settings)
     windows = await worked_windows(store)
     removed = {directory_of(uri): gone for uri, gone in (await checkpoints(store)).items()}
+    held = {path.name for path, gone in removed.items() if not gone}
     oldest = datetime.now(UTC) - timedelta(hours=settings.lookback_hours)
     for path in found:
         if path in removed:
             over = removed[path]
+        elif path.parent == settings.checkpoints and path.name in held:
+            over = False
         elif maker := _maker(path):
             over = maker.is_over(windows, path.parent == settings.progress, oldest)
         else:  # nothing that we made

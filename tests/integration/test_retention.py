@@ -186,6 +186,15 @@ async def test_directories_of_claims_that_cannot_commit_are_swept_and_no_others(
     assert (lean.models / "model.safetensors").exists()
 
 
+async def test_a_home_that_is_reached_by_another_path_keeps_its_checkpoints(
+    store: Store, lean: Settings, tmp_path: Path
+) -> None:
+    await train(store, lean, 0, parent=0)
+    (tmp_path / "link").symlink_to(lean.home)
+    await retire_checkpoints(store, lean.model_copy(update={"home": tmp_path / "link"}))
+    assert there(lean) == ["2025-11-14T0000-e1"]
+
+
 @pytest.mark.parametrize("query", ["worked_windows", "checkpoints"])
 async def test_a_checkpoint_that_is_committed_during_the_sweep_stays(
     store: Store, lean: Settings, monkeypatch: pytest.MonkeyPatch, query: str
