@@ -16,6 +16,7 @@ from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 
+from babylon.errors import ModelError
 from babylon.lineage import staleness
 from babylon.promotion import champions
 from babylon.settings import Settings
@@ -86,12 +87,23 @@ def kept(
 
 
 def adapter_bases(policies: Iterable[Held]) -> dict[int, str]:
-    """Version of each adapter that is there → what it says that it adapts. Blocking."""
+    """Version of each adapter that is there → what it says that it adapts. Blocking.
+
+    Raises:
+        ModelError: an adapter does not say it, so nothing can be known not to be its base.
+    """
     bases = {}
     for held in policies:
         config = directory_of(held.uri) / "adapter_config.json"
-        if not held.removed and config.exists():
+        if held.removed or not config.exists():
+            continue
+        try:
             bases[held.policy_version] = json.loads(config.read_text())["base_model_name_or_path"]
+        except (ValueError, KeyError) as error:
+            raise ModelError(
+                f"no checkpoint was removed: {config} of policy {held.policy_version} does not name"
+                f" its base model ({error!r}): restore the file, or delete that directory"
+            ) from error
     return bases
 
 

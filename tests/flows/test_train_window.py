@@ -84,7 +84,7 @@ async def test_a_finished_window_stays_finished_when_what_comes_after_it_fails(
     row = await get_window(store, WINDOW)
     assert row is not None and row.state == WindowState.DEPLOYED
     tracked, retired = [m for m in caplog.messages if m.startswith(f"after window {WINDOW}")]
-    assert "cannot make the directory" in tracked and "JSONDecodeError" in retired
+    assert "cannot make the directory" in tracked and "does not name its base model" in retired
 
 
 async def test_a_challenger_that_is_worse_is_kept_but_does_not_serve(

@@ -133,6 +133,19 @@ async def test_a_base_that_is_itself_a_checkpoint_outlives_its_number(
     assert await retire_checkpoints(store, lean) == (2,)
 
 
+async def test_an_adapter_that_does_not_name_its_base_keeps_everything_and_is_named(
+    store: Store, lean: Settings
+) -> None:
+    for hour in range(3):
+        claim = await train(store, lean, hour, parent=hour)
+    config = checkpoint_directory(lean, claim) / "adapter_config.json"
+    for broken in ("{ cut off", "{}"):
+        config.write_text(broken)
+        with pytest.raises(ModelError, match=r"no checkpoint .*e1/adapter_config.json"):
+            await retire_checkpoints(store, lean)
+    assert await removed(store) == [] and len(there(lean)) == 3
+
+
 async def test_a_crash_between_mark_and_deletion_is_made_good(store: Store, lean: Settings) -> None:
     for hour in range(2):
         await train(store, lean, hour, parent=hour)
