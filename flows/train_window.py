@@ -76,13 +76,16 @@ async def train_window(
             return await _finished_before(store, window, str(error))
         except WindowNotReadyError as error:
             return WindowResult(window_id=window.id, status=WindowState.SKIPPED, reason=str(error))
-    for after in (
-        await track(settings, metrics, return_state=True),
-        await retire(settings, return_state=True),
-    ):
-        if not after.is_completed():  # the window is finished all the same
-            log.error("after window %s, which stays %s: %s", window.id, state, after.message)
+    await _afterwards(window, track, settings, metrics)
+    await _afterwards(window, retire, settings)
     return WindowResult(window_id=window.id, status=state, reason=reason, metrics=metrics)
+
+
+async def _afterwards(window: Window, task: Any, *arguments: object) -> None:
+    """A failure is the task's own, and logged: the window is finished and stays so."""
+    ended = await task(*arguments, return_state=True)
+    if not ended.is_completed():
+        log.error("window %s is finished; %s after it: %s", window.id, task.name, ended.message)
 
 
 async def _choose(store: Store, settings: Settings, window_id: str | None) -> Window:
