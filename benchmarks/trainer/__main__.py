@@ -123,10 +123,12 @@ def _measure(
 
 def measures(contender: Contender, model: str, case: str, everything: bool) -> bool:
     """LoRA on the small model only. Unless a model or case was asked for, what decides least is
-    left out too: LoRA but for high sharing, and TRL as it comes on the larger model."""
+    left out too: LoRA but for high sharing, TRL as it comes on the larger model, and under skew
+    the better head without the buckets."""
     if contender.tuning == "lora":
         return model == "small" and (everything or case == "high")
-    return everything or model == "small" or contender.name != "TRL"
+    left_out = {("larger", "high"): "TRL", ("small", "skew"): "TRL, completion head"}
+    return everything or contender.name != left_out.get((model, case))
 
 
 def _say(line: str) -> None:

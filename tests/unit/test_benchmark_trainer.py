@@ -224,7 +224,8 @@ def test_our_micro_batch_is_in_tokens_and_bounds_what_is_forwarded_at_once() -> 
     ("case", "model", "everything", "left_out"),
     [
         ("high", "small", False, set()),
-        ("skew", "small", False, {"babylon, LoRA", "AgileRL, LoRA"}),
+        ("low", "small", False, {"babylon, LoRA", "AgileRL, LoRA"}),
+        ("skew", "small", False, {"babylon, LoRA", "AgileRL, LoRA", "TRL, completion head"}),
         ("skew", "small", True, set()),
         ("high", "larger", False, {"babylon, LoRA", "AgileRL, LoRA", "TRL"}),
         ("high", "larger", True, {"babylon, LoRA", "AgileRL, LoRA"}),
@@ -233,8 +234,7 @@ def test_our_micro_batch_is_in_tokens_and_bounds_what_is_forwarded_at_once() -> 
 def test_the_default_run_leaves_out_only_what_it_says(
     case: str, model: str, everything: bool, left_out: set[str]
 ) -> None:
-    measured = {c.name for c in CONTENDERS if measures(c, model, case, everything)}
-    assert {c.name for c in CONTENDERS} - measured == left_out
+    assert {c.name for c in CONTENDERS if not measures(c, model, case, everything)} == left_out
 
 
 def record(name: str, estimates: list[float]) -> Measured:
