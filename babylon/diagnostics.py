@@ -86,9 +86,10 @@ def warnings(metrics: Mapping[str, Any]) -> Iterator[str]:
         )
     lost = values.get("lost_tokens", 0) / max(1, values.get("unique_tokens", 1))
     if lost > MUCH_LOST:
+        where = f": {advice}" if (advice := values.get("sharing_advice")) else ""
         yield (
             f"{lost:.0%} of the forwarded tokens are copies that prompts would share if what is"
-            " common to agents came before what is private."
+            f" common to agents came before what is private{where}."
         )
 
 
@@ -97,7 +98,7 @@ def update_markdown(
 ) -> str:
     """The update as a page: warnings, key figures, then everything."""
     notes = [f"- ⚠ {warning}" for warning in warnings(metrics)]
-    values = {name: figure(value) for name, value in in_order(metrics).items()}
+    values = {name: figure(value).replace("|", "\\|") for name, value in in_order(metrics).items()}
     key = {name: values.pop(name) for name in KEY_FIGURES if name in values}
     return "\n".join(
         [

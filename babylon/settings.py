@@ -113,7 +113,7 @@ class Settings(BaseSettings):
     batch_size: int = Field(4, ge=1, validation_alias="BATCH_SIZE")
     accumulation: int = Field(2, ge=1, validation_alias="GRADIENT_ACCUMULATION_STEPS")
     # tokens computed at once: decides memory, never the result; halved when memory is short
-    max_tokens: int = Field(4096, ge=1, validation_alias="MAX_TOKENS")
+    max_tokens: int | None = Field(None, ge=1, validation_alias="MAX_TOKENS")
     kl_penalty: float = Field(0.0, ge=0, validation_alias="KL_PENALTY")
     max_missing_logprobs: float = Field(1.0, ge=0, le=1, validation_alias="MAX_MISSING_LOGPROBS")
     # updates that a call's policy may lie behind; beyond two no importance weight corrects for it

@@ -17,6 +17,7 @@ import shutil
 import time
 from collections.abc import Mapping, Sequence
 from pathlib import Path
+from pickle import UnpicklingError
 from typing import Any
 
 import msgspec
@@ -52,8 +53,13 @@ class ProgressDirectory:
         path = self._directory / _FILE
         if not path.exists():
             return None
-        saved: dict[str, Any] = torch.load(path, map_location="cpu", weights_only=True)
-        if saved["digest"] != self._digest:
+        try:
+            saved: dict[str, Any] = torch.load(path, map_location="cpu", weights_only=True)
+        except (RuntimeError, EOFError, UnpicklingError) as error:
+            # only a shortcut: an update that could never be tried again would be worse
+            logger.warning("%s cannot be read, the update starts anew: %s", path, error)
+            return None
+        if saved.get("digest") != self._digest:
             logger.info("%s is of another update: it is ignored", path)
             return None
         with torch.no_grad():
@@ -82,9 +88,13 @@ class ProgressDirectory:
             "optimizer": self._trainable.optimizer.state_dict(),
             "record": state,
         }
-        torch.save(saved, temporary)
-        sync(temporary)
-        os.replace(temporary, self._directory / _FILE)
+        try:
+            torch.save(saved, temporary)
+            sync(temporary)
+            os.replace(temporary, self._directory / _FILE)
+        except BaseException:  # a full disk, most likely: half a file must not keep it full
+            temporary.unlink(missing_ok=True)
+            raise
         sync(self._directory)
         self._ended = time.monotonic()
         self._took = self._ended - started

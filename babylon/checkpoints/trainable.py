@@ -9,7 +9,8 @@ window while it belongs to the same parameters, by name.
 import logging
 import os
 import shutil
-from contextlib import AbstractContextManager
+from collections.abc import Iterator
+from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from tempfile import mkdtemp
@@ -59,8 +60,16 @@ class Trainable:
         """
         if self.tuning == "full":
             raise ModelError("KL_PENALTY needs a frozen reference: set TUNING=lora, or unset it")
-        context: AbstractContextManager[object] = self.model.disable_adapter()
-        return context
+        return self._without_adapter()
+
+    @contextmanager
+    def _without_adapter(self) -> Iterator[None]:
+        """peft lets every adapter weight be tuned afterwards, also those that are frozen."""
+        tuned = self.tuned
+        with self.model.disable_adapter():
+            yield
+        for name, parameter in self.model.named_parameters():
+            parameter.requires_grad_(name in tuned)
 
 
 def load_trainable(
@@ -93,12 +102,16 @@ def save_checkpoint(trainable: Trainable, target: Path) -> Path:
     """Write weights, tokenizer and optimiser; the directory appears complete or not at all."""
     target.parent.mkdir(parents=True, exist_ok=True)
     temporary = Path(mkdtemp(dir=target.parent, prefix=f".{target.name}-"))
-    trainable.model.save_pretrained(temporary)
-    trainable.tokenizer.save_pretrained(temporary)
-    state = {"names": list(trainable.tuned), "state": trainable.optimizer.state_dict()}
-    torch.save(state, temporary / _OPTIMIZER_FILE)
-    for path in (*temporary.iterdir(), temporary):
-        sync(path)
+    try:
+        trainable.model.save_pretrained(temporary)
+        trainable.tokenizer.save_pretrained(temporary)
+        state = {"names": list(trainable.tuned), "state": trainable.optimizer.state_dict()}
+        torch.save(state, temporary / _OPTIMIZER_FILE)
+        for path in (*temporary.iterdir(), temporary):
+            sync(path)
+    except BaseException:  # a full disk, most likely: half a checkpoint must not keep it full
+        shutil.rmtree(temporary)
+        raise
     if target.exists():  # left by a run that crashed before it could commit
         shutil.rmtree(target)
     os.rename(temporary, target)

@@ -1,6 +1,7 @@
 """One window's update on disk: parent checkpoint + scored calls → new checkpoint + report."""
 
 import gc
+import sys
 from collections import defaultdict
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -18,10 +19,12 @@ from babylon.checkpoints.trainable import Tuning, load_trainable, save_checkpoin
 from babylon.errors import TrainingError, WindowNotReadyError
 from babylon.grpo.batch import CallTokens, ScoredTrajectory
 from babylon.grpo.config import TrainerConfig
-from babylon.grpo.memory import OutOfMemoryError, Portions
+from babylon.grpo.memory import FittingForward, OutOfMemoryError
 from babylon.grpo.report import TrainReport
 from babylon.grpo.trainer import Progress, train_on_window
+from babylon.grpo.tree import Decode
 from babylon.grpo.window import NothingToTrainError, Window, compile_window
+from babylon.redaction import redact
 from babylon.trainers.art_metrics import ArtReport
 from babylon.trajectories import Call, TrainingRow
 
@@ -76,7 +79,6 @@ def update_checkpoint(
     trainable = load_trainable(parent, tuning, config.learning_rate, transfer_layers)
     trajectories, excluded = scored_trajectories(trainable.tokenizer, rows, _context(trainable))
     reference = trainable.reference() if config.kl_penalty else None
-    decode: Any = trainable.tokenizer.decode
     journal = None
     if progress_directory is not None:
         decides = {
@@ -90,7 +92,9 @@ def update_checkpoint(
         digest = update_digest(rows, decides)
         journal = ProgressDirectory(progress_directory, digest, trainable)
     try:
-        window = compile_window(trajectories, config, staleness=staleness, decode=decode)
+        window = compile_window(
+            trajectories, config, staleness=staleness, decode=_quoting(trainable.tokenizer)
+        )
         window = with_behaviours(window, behaviours or {})
         report = train_on_window(
             trainable.model,
@@ -111,6 +115,11 @@ def update_checkpoint(
     save_checkpoint(trainable, target)
     _forget(journal)
     return Update(report=report, excluded=excluded, trajectory_ids=tuple(window.trajectory_ids))
+
+
+def _quoting(tokenizer: PreTrainedTokenizerBase) -> Decode:
+    """Token ids → text that may be shown: the advice on prompt order quotes it."""
+    return lambda ids: redact(str(tokenizer.decode(list(ids))))
 
 
 def _forget(journal: ProgressDirectory | None) -> None:
@@ -142,8 +151,8 @@ def _logprobs_under(
 ) -> dict[int, list[float]]:
     model, _ = load_policy(checkpoint)
     tree = window.tree.only(positions)
-    portions = Portions(model, window.config.max_tokens)
-    values = portions.run(lambda forward: forward.logprobs(tree)).logprobs.tolist()
+    fitting = FittingForward(model, window.config.max_tokens)
+    values = fitting.run(lambda forward: forward.logprobs(tree)).logprobs.tolist()
     return {
         position: row[: len(window.calls[position].tokens.completion)]
         for position, row in zip(positions, values, strict=True)
@@ -212,4 +221,5 @@ def _retokenize(
 
 
 def _context(trainable: Any) -> int:
-    return int(trainable.model.config.max_position_embeddings)
+    """Tokens that the model was made for; there are models without such a bound."""
+    return int(getattr(trainable.model.config, "max_position_embeddings", sys.maxsize))

@@ -22,7 +22,7 @@ class TrainerConfig:
 
     iterations: int = 10
     trajectories_per_step: int = 8
-    max_tokens: int = 4096  # input tokens whose activations are alive at once
+    max_tokens: int | None = None  # alive at once in a pass; None: PORTION_TOKENS of the device
     learning_rate: float = 1e-5
     warmup_steps: int = 10  # of an optimiser's life, not of every window
     grad_clip: float = 1.0
@@ -47,7 +47,7 @@ class TrainerConfig:
                 " a normaliser of its own: leave call_weight alone, or take ppo_clip"
             )
         for name in ("iterations", "trajectories_per_step", "max_tokens"):
-            if (value := getattr(self, name)) < 1:
+            if (value := getattr(self, name)) is not None and value < 1:
                 raise ValueError(f"{name} is {value}: it must be at least 1")
         for name in ("warmup_steps", "max_staleness", "kl_penalty"):
             if (value := getattr(self, name)) < 0:

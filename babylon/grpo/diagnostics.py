@@ -15,7 +15,7 @@ from torch import Tensor
 
 from babylon.grpo.record import FLAGS, Logged, Record
 from babylon.grpo.report import TrainReport
-from babylon.grpo.run import Run
+from babylon.grpo.step import TrainState
 
 SAMPLE = 65_536  # values of each tensor that stand for all of them
 
@@ -61,12 +61,17 @@ def clip_fraction(logged: Logged, record: Record) -> float:
     return _share(record.flags[3] | record.flags[4], logged.mask)
 
 
-def effective_sample_size(importance: Tensor) -> float:
-    """``(sum w)^2 / (n sum w^2)``, 1 without weights."""
-    if not len(importance):
+def effective_sample_size(log_weights: Tensor) -> float:
+    """``(sum w)^2 / (n sum w^2)``, 1 without weights.
+
+    By logarithms: some servers log -9999 for a token that was cut off, whose w overflows, and a
+    share that is no number would compare like a sound one.
+    """
+    if not len(log_weights):
         return 1.0
-    w = importance.double()
-    return min(1.0, float(w.sum() ** 2 / (len(w) * w.square().sum())))
+    logs = log_weights.double()
+    share = torch.exp(2 * logs.logsumexp(0) - (2 * logs).logsumexp(0)) / len(logs)
+    return float(share.clamp(max=1.0))  # rounding; nan stays nan
 
 
 def weight_sample(model: Any) -> list[Tensor]:
@@ -86,12 +91,12 @@ def update_norm(model: Any, before: list[Tensor]) -> float:
     return float((change / weights) ** 0.5) if weights else 0.0
 
 
-def make_report(run: Run, after: Tensor) -> TrainReport:
+def make_report(state: TrainState, after: Tensor) -> TrainReport:
     """The report of an update whose result gives the window's tokens the logprobs ``after``."""
-    window, logged, record, portions = run.window, run.logged, run.record, run.portions
+    window, logged, record, fitting = state.window, state.logged, state.record, state.fitting
     p, mask, known = record.proximal, logged.mask, logged.known
-    importance = torch.exp((p - logged.mu)[known].double())
-    w, r = Spread.of(importance), Spread.of(torch.exp((record.theta - p)[mask].double()))
+    log_w = (p - logged.mu)[known].double()
+    w, r = Spread.of(log_w.exp()), Spread.of(torch.exp((record.theta - p)[mask].double()))
     k1_before, k3_before = divergence(logged.mu, p, known)
     k1_after, k3_after = divergence(p, after, mask)
     k1_behaviour, k3_behaviour = divergence(logged.mu, after, known)
@@ -123,7 +128,7 @@ def make_report(run: Run, after: Tensor) -> TrainReport:
         logprob_mismatch=float(gaps.mean()) if len(gaps) else 0.0,
         kl_before=k3_before,
         k1_before=k1_before,
-        ess=effective_sample_size(importance),
+        ess=effective_sample_size(log_w),
         importance_mean=w.mean,
         importance_p1=w.p1,
         importance_p99=w.p99,
@@ -147,18 +152,19 @@ def make_report(run: Run, after: Tensor) -> TrainReport:
         masked_impossible=shares["impossible"],
         entropy=float(record.entropy[mask].double().mean()),
         grad_norm=fmean(record.grad_norms),
-        update_norm=update_norm(run.model, record.weights_before),
+        update_norm=update_norm(state.model, record.weights_before),
         learning_rate=record.learning_rate,
         flat_tokens=sharing.flat_tokens,
         unique_tokens=sharing.unique_tokens,
         lost_tokens=sharing.lost_tokens,
+        sharing_advice=sharing.advice,
         packing_ratio=sharing.flat_tokens / max(1, sharing.unique_tokens),
         training_s=record.training_s,
         unique_tokens_per_s=record.forwarded_tokens / max(record.training_s, 1e-9),
         trained_tokens_per_s=record.trained_tokens / max(record.training_s, 1e-9),
-        oom_halvings=portions.halvings,
-        max_tokens=portions.forward.max_tokens,
-        activation_checkpointing=portions.checkpointing,
+        oom_halvings=fitting.halvings,
+        max_tokens=fitting.forward.max_tokens,
+        activation_checkpointing=fitting.checkpointing,
     )
 
 

@@ -15,15 +15,17 @@ from babylon.grpo.attention.nodewise import nodewise_attention
 from babylon.grpo.attention.packed import packed_attention
 from babylon.grpo.batch import CallTokens
 from babylon.grpo.plain import plain_values
-from babylon.grpo.shared import SharedForward
 from babylon.grpo.standard import causal_lm, why_not_standard
 from babylon.grpo.tree import PrefixTree, compile_tree
+from babylon.grpo.tree_forward import TreeForward
 from babylon.grpo.values import Loss, Values
 
 __all__ = ["Loss", "Path", "PolicyForward", "Values"]
 
 Path = Literal["packed", "depth_first", "plain"]
 logger = logging.getLogger(__name__)
+# on a CPU the fastest measured (docs/benchmarks.md): what a layer works on stays near the cores
+PORTION_TOKENS = {"cpu": 2048, "cuda": 16_384}
 _PROBE_NATS = 0.01  # two fp32 passes agree to about 1e-5
 _COARSE_PROBE_NATS = 0.5  # matrix products may be bf16 on CUDA, logits then move by 0.1 and more
 
@@ -37,19 +39,22 @@ class PolicyForward:
 
     Args:
         model: a causal LM of transformers, or a peft model around one.
-        max_tokens: input tokens whose activations are alive at once. A few thousand are fastest
-            on CPU; text above several portions is forwarded twice, so more may pay for very long
-            calls. When memory runs out, the error comes through unchanged; nothing but ``.grad``
-            is kept, so clear that and make another with fewer.
+        max_tokens: input tokens whose activations are alive at once; None takes
+            ``PORTION_TOKENS`` of the device. Text above several portions is forwarded twice, so
+            more may pay for very long calls. When memory runs out, the error comes through
+            unchanged; nothing but ``.grad`` is kept, so clear that and make another with fewer.
         path: None takes ``packed`` on CUDA and ``depth_first`` elsewhere, or ``plain`` with a
             warning that says why.
     """
 
-    def __init__(self, model: Any, *, max_tokens: int = 4096, path: Path | None = None) -> None:
-        if max_tokens < 1:
+    def __init__(
+        self, model: Any, *, max_tokens: int | None = None, path: Path | None = None
+    ) -> None:
+        if max_tokens is not None and max_tokens < 1:
             raise ValueError(f"max_tokens is {max_tokens}: allow at least one")
         self.model = model.eval()
-        self.max_tokens = max_tokens
+        device = next(model.parameters()).device.type
+        self.max_tokens = max_tokens or PORTION_TOKENS.get(device, PORTION_TOKENS["cuda"])
         self.path: Path = path or "plain"
         if path is None:
             reason = why_not_standard(model) or self._why_not_equal()
@@ -88,9 +93,9 @@ class PolicyForward:
     def _preferred(self) -> Path:
         return "packed" if next(self.model.parameters()).is_cuda else "depth_first"
 
-    def _shared(self, path: Path) -> SharedForward:
+    def _shared(self, path: Path) -> TreeForward:
         model = causal_lm(self.model)
-        return SharedForward(
+        return TreeForward(
             backbone=model.base_model,
             head=model.get_output_embeddings(),
             vocabulary=model.config.vocab_size,
@@ -113,7 +118,13 @@ class PolicyForward:
         tree = compile_tree(calls)
         with torch.no_grad():
             padded, _ = plain_values(self.model, calls)
-        shared = self._shared("depth_first").logprobs(tree).logprobs
+        try:
+            shared = self._shared("depth_first").logprobs(tree).logprobs
+        except torch.OutOfMemoryError:
+            raise
+        except (TypeError, ValueError, AttributeError, RuntimeError) as error:
+            # foreign code: some layers keep to themselves what they should pass on, some want more
+            return f"its layers do not attend as they are told ({error})"
         gap = float((padded - shared).abs().max())
         coarse = weight.is_cuda or weight.dtype in (torch.bfloat16, torch.float16)
         if gap < (_COARSE_PROBE_NATS if coarse else _PROBE_NATS):

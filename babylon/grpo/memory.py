@@ -22,10 +22,10 @@ class OutOfMemoryError(MemoryError):
     """Not even the smallest portion fits."""
 
 
-class Portions:
+class FittingForward:
     """The forward passes of one update, and how small their portions had to become."""
 
-    def __init__(self, model: Any, max_tokens: int) -> None:
+    def __init__(self, model: Any, max_tokens: int | None) -> None:
         self._model = model
         self.halvings = 0
         self.checkpointing = False

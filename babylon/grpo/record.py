@@ -91,11 +91,13 @@ class Record:
     @classmethod
     def from_state(cls, state: dict[str, Any], device: torch.device) -> "Record":
         """The record that ``state`` was taken of."""
-        moved: dict[str, Any] = {
-            name: value.to(device) if isinstance(value, Tensor) else value
-            for name, value in state.items()
-        }
-        return cls(**moved)
+
+        def moved(value: Any) -> Any:
+            if isinstance(value, list):
+                return [moved(item) for item in value]
+            return value.to(device) if isinstance(value, Tensor) else value
+
+        return cls(**{name: moved(value) for name, value in state.items()})
 
     def inputs(self, logged: Logged, rows: Tensor, values: Values) -> LossInputs:
         """The loss's view of some calls, no wider than their longest completion."""

@@ -1,4 +1,4 @@
-"""What an update did, as flat numbers: they go to Postgres, to W&B and into the flow's artifact."""
+"""What an update did, in flat numbers and a sentence: for Postgres, W&B and the flow's artifact."""
 
 from dataclasses import dataclass
 
@@ -69,6 +69,7 @@ class TrainReport:
     flat_tokens: int  # of the window, were every call forwarded alone
     unique_tokens: int
     lost_tokens: int  # that a better order of the prompts' segments would share
+    sharing_advice: str | None  # where the prompts part too early; None when nothing is lost
     packing_ratio: float  # flat / unique
     training_s: float  # train steps alone
     unique_tokens_per_s: float

@@ -2,6 +2,8 @@
 
 import time
 from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -9,42 +11,57 @@ from torch import Tensor
 from babylon.grpo.config import TrainerConfig
 from babylon.grpo.forward import PolicyForward, Values
 from babylon.grpo.losses import loss_terms
-from babylon.grpo.record import Record
-from babylon.grpo.run import Run
-from babylon.grpo.window import TrainStep
+from babylon.grpo.memory import FittingForward, OutOfMemoryError, is_out_of_memory
+from babylon.grpo.record import Logged, Record
+from babylon.grpo.window import TrainStep, Window
 
 TAKEN = "train_steps"  # key of an optimiser's groups: kept in its state, so warm-up happens once
 
 
-def train_step(run: Run, step: TrainStep) -> None:
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TrainState:
+    """An update under way: everything that a train step needs, and the report.
+
+    Only model, optimiser, fitting and record change, and those in place.
+    """
+
+    model: Any
+    optimizer: torch.optim.Optimizer
+    window: Window
+    fitting: FittingForward
+    logged: Logged
+    record: Record
+
+
+def train_step(state: TrainState, step: TrainStep) -> None:
     """Update the model by one step, unless all of its tokens are masked.
 
     Raises:
         FloatingPointError: loss or gradient is not finite; the model must be discarded.
-        OutOfMemoryError: not even the smallest portion fits.
+        OutOfMemoryError: not even the smallest portion fits, or the optimiser does not.
     """
-    started, record = time.monotonic(), run.record
+    started, record = time.monotonic(), state.record
     rows = torch.tensor(step.calls, device=record.theta.device)
-    total = run.portions.run(lambda forward: _accumulate(run, step, rows, forward))
+    total = state.fitting.run(lambda forward: _accumulate(state, step, rows, forward))
     if not torch.isfinite(total):
         raise FloatingPointError(f"loss is {total.item()}: lower the learning rate")
-    if _all_masked(rows, run):
-        run.optimizer.zero_grad(set_to_none=True)  # Adam would move the model by its old moments
+    if _all_masked(rows, state):
+        state.optimizer.zero_grad(set_to_none=True)  # Adam would move the model by its old moments
     else:
-        record.grad_norms.append(_update(run.optimizer, run.window.config, record))
+        record.grad_norms.append(_update(state.optimizer, state.window.config, record))
         record.losses.append(float(total))
     record.step += 1
-    record.halvings = run.portions.halvings
-    record.forwarded_tokens += step.tree.sharing.unique_tokens
-    record.trained_tokens += step.tree.sharing.trained_tokens
+    record.halvings = state.fitting.halvings
+    record.forwarded_tokens += step.tree.unique_tokens
+    record.trained_tokens += sum(len(call.completion) for call in step.tree.calls)
     record.training_s += time.monotonic() - started
 
 
-def _accumulate(run: Run, step: TrainStep, rows: Tensor, forward: PolicyForward) -> Tensor:
+def _accumulate(state: TrainState, step: TrainStep, rows: Tensor, forward: PolicyForward) -> Tensor:
     """The step's gradient, portion by portion; returns its loss."""
-    run.optimizer.zero_grad(set_to_none=True)  # of an attempt that did not fit
-    config, record = run.window.config, run.record
-    p_is_free = record.iteration == run.window.steps_an_iteration == 1
+    state.optimizer.zero_grad(set_to_none=True)  # of an attempt that did not fit
+    config, record = state.window.config, state.record
+    p_is_free = record.iteration == state.window.steps_an_iteration == 1
     weights = torch.tensor(step.weights, device=rows.device)
     total = torch.zeros((), device=rows.device)
 
@@ -53,7 +70,7 @@ def _accumulate(run: Run, step: TrainStep, rows: Tensor, forward: PolicyForward)
         if p_is_free:  # the model has not moved yet: it still is p
             width = values.logprobs.shape[1]
             record.proximal[rows[chosen], :width] = values.logprobs.detach()
-        inputs = record.inputs(run.logged, rows[chosen], values)
+        inputs = record.inputs(state.logged, rows[chosen], values)
         terms = loss_terms(config.loss, inputs, config.bounds, config.kl_penalty)
         record.note(rows[chosen], values, terms)
         share = (terms.loss.sum(-1) * weights[chosen]).sum()
@@ -64,9 +81,9 @@ def _accumulate(run: Run, step: TrainStep, rows: Tensor, forward: PolicyForward)
     return total
 
 
-def _all_masked(rows: Tensor, run: Run) -> bool:
-    dropped = run.record.flags[:3, rows].any(0)
-    return not bool((run.logged.mask[rows] & ~dropped).any())
+def _all_masked(rows: Tensor, state: TrainState) -> bool:
+    dropped = state.record.flags[:3, rows].any(0)
+    return not bool((state.logged.mask[rows] & ~dropped).any())
 
 
 def _update(optimizer: torch.optim.Optimizer, config: TrainerConfig, record: Record) -> float:
@@ -78,7 +95,15 @@ def _update(optimizer: torch.optim.Optimizer, config: TrainerConfig, record: Rec
         group[TAKEN] = group.get(TAKEN, 0) + 1
         group["lr"] = warm_rate(config, group[TAKEN])
         record.learning_rate = group["lr"]
-    optimizer.step()
+    try:
+        optimizer.step()
+    except (RuntimeError, MemoryError) as error:  # half a step cannot be taken again
+        if not is_out_of_memory(error):
+            raise
+        raise OutOfMemoryError(
+            "out of memory in the optimiser, whose moments take twice the memory of what is tuned"
+            f" ({error}): train with TUNING=lora, a smaller BASE_MODEL, or more memory"
+        ) from error
     optimizer.zero_grad(set_to_none=True)
     return float(norm)
 

@@ -15,11 +15,10 @@ from torch import Tensor
 from babylon.grpo.config import TrainerConfig
 from babylon.grpo.diagnostics import clip_fraction, kl_of_iteration, make_report, weight_sample
 from babylon.grpo.forward import PolicyForward
-from babylon.grpo.memory import Portions
+from babylon.grpo.memory import FittingForward
 from babylon.grpo.record import Logged, Record
 from babylon.grpo.report import TrainReport
-from babylon.grpo.run import Run
-from babylon.grpo.step import train_step
+from babylon.grpo.step import TrainState, train_step
 from babylon.grpo.tree import PrefixTree
 from babylon.grpo.window import NothingToTrainError, Window, refuse_missing_logprobs
 
@@ -59,26 +58,25 @@ def train_on_window(
         OutOfMemoryError: not even the smallest portion fits; the model must be discarded.
     """
     refuse_missing_logprobs(window)
-    model.eval()  # no dropout layers: ratios must start at one
-    run = _begin(model, optimizer, window, reference, journal)
-    record, stopped = run.record, False
+    state = _begin(model, optimizer, window, reference, journal)
+    record, stopped = state.record, False
     iterations, steps = window.config.iterations, window.steps_an_iteration
     while record.iteration <= iterations and not stopped:
         for step in window.steps(record.iteration)[record.step :]:
-            train_step(run, step)
+            train_step(state, step)
             done = (record.iteration - 1) * steps + record.step
             if progress is not None:
                 progress(done, iterations * steps)
             if journal is not None and done < iterations * steps:
                 journal.save(record.state())
-        stopped = _moved_far(run)
+        stopped = _moved_far(state)
         record.iteration, record.step = record.iteration + 1, 0
     if not record.grad_norms:
         raise NothingToTrainError(
             f"every one of the {window.tokens} tokens is masked: the logged logprobs are not those"
             " of the policy that is trained; compare their versions and tokenizers"
         )
-    return make_report(run, after=run.portions.run(_values(window.tree)))
+    return make_report(state, after=state.fitting.run(_values(window.tree)))
 
 
 def _begin(
@@ -87,22 +85,22 @@ def _begin(
     window: Window,
     reference: AbstractContextManager[object] | None,
     journal: Journal | None,
-) -> Run:
+) -> TrainState:
     """From where the journal left off, or from the start."""
     device = next(model.parameters()).device
     logged = Logged.of(window, device)
-    portions = Portions(model, window.config.max_tokens)
-    state = None if journal is None else journal.restore()
-    if state is None:
-        record = _start(model, window, portions, logged, reference)
+    fitting = FittingForward(model, window.config.max_tokens)
+    saved = None if journal is None else journal.restore()
+    if saved is None:
+        record = _start(model, window, fitting, logged, reference)
     else:
-        record = Record.from_state(state, device)
-        portions.restore(record.halvings)
-    return Run(
+        record = Record.from_state(saved, device)
+        fitting.restore(record.halvings)
+    return TrainState(
         model=model,
         optimizer=optimizer,
         window=window,
-        portions=portions,
+        fitting=fitting,
         logged=logged,
         record=record,
     )
@@ -111,7 +109,7 @@ def _begin(
 def _start(
     model: Any,
     window: Window,
-    portions: Portions,
+    fitting: FittingForward,
     logged: Logged,
     reference: AbstractContextManager[object] | None,
 ) -> Record:
@@ -124,9 +122,9 @@ def _start(
         if reference is None:
             raise ValueError("a KL penalty needs a reference policy")
         with reference:
-            anchored = portions.run(_values(window.tree))
+            anchored = fitting.run(_values(window.tree))
     free = window.steps_an_iteration == 1
-    proximal = torch.zeros_like(logged.mu) if free else portions.run(_values(window.tree))
+    proximal = torch.zeros_like(logged.mu) if free else fitting.run(_values(window.tree))
     return Record.start(proximal, anchored, weight_sample(model))
 
 
@@ -134,9 +132,9 @@ def _values(tree: PrefixTree) -> Callable[[PolicyForward], Tensor]:
     return lambda forward: forward.logprobs(tree).logprobs
 
 
-def _moved_far(run: Run) -> bool:
-    config = run.window.config
+def _moved_far(state: TrainState) -> bool:
+    config = state.window.config
     return (
-        kl_of_iteration(run.logged, run.record) > config.stop_kl
-        or clip_fraction(run.logged, run.record) > config.stop_clip_fraction
+        kl_of_iteration(state.logged, state.record) > config.stop_kl
+        or clip_fraction(state.logged, state.record) > config.stop_clip_fraction
     )

@@ -78,6 +78,11 @@ class PrefixTree:
         """Per call: the node that holds its last input token."""
         return self._structure[1]
 
+    @property
+    def unique_tokens(self) -> int:
+        """How many tokens are forwarded."""
+        return sum(len(node.tokens) for node in self.nodes)
+
     @cached_property
     def sharing(self) -> Sharing:
         """What the order of the prompts shares, and what it loses."""

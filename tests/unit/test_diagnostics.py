@@ -62,6 +62,14 @@ def test_what_deserves_a_look_is_said_and_nothing_else(off: dict[str, float], sa
     assert warning.startswith(said)
 
 
+def test_the_advice_on_prompt_order_is_part_of_the_warning() -> None:
+    lossy = SOUND | {"lost_tokens": 400, "sharing_advice": "from token 7 a segment differs"}
+    (warning,) = warnings(lossy)
+    assert warning.endswith("before what is private: from token 7 a segment differs.")
+    page = update_markdown("w", 8, 5, {"sharing_advice": "('a | b' in one call)"})
+    assert "| sharing_advice | ('a \\| b' in one call) |" in page
+
+
 def test_the_page_has_warnings_key_figures_and_everything_else_once() -> None:
     page = update_markdown("2025-11-14T09:00", 8, 5, SOUND | {"ess": 0.2})
     assert page.startswith(

@@ -1,6 +1,7 @@
 """The import rules of the house, held over the syntax tree: lazy imports count like any other."""
 
 import ast
+import sys
 from collections.abc import Iterator
 from graphlib import CycleError, TopologicalSorter
 from pathlib import Path
@@ -98,6 +99,33 @@ def test_openpipe_art_is_imported_by_one_module_only() -> None:
 @pytest.mark.parametrize("package", ["babylon.recorder", "babylon.cli", "babylon.store"])
 def test_what_agents_and_operators_import_never_pulls_in_torch(package: str) -> None:
     assert not MODELS & imported_with(*_modules(package))
+
+
+def test_the_trainer_needs_nothing_but_torch_and_its_kin() -> None:
+    """It runs on a bare GPU image. ``babylon`` itself is only the package's version."""
+    allowed = {*sys.stdlib_module_names, "torch", "transformers", "peft", "numpy", "safetensors"}
+    foreign = [
+        f"{name} imports {target}"
+        for name in sorted(_modules("babylon.grpo"))
+        for target in sorted(GRAPH[name])
+        if target.partition(".")[0] not in allowed and not _within(target, {"babylon.grpo"})
+    ]
+    assert foreign == []
+
+
+def test_the_trainer_imports_where_nothing_else_is_installed() -> None:
+    """What torch and its kin import themselves is theirs to bring."""
+    modules = _modules("babylon.grpo")
+    others = {"asyncpg", "msgspec", "polars", "prefect", "pydantic", "aiohttp", "wandb", "art"}
+    kin = imported_with(
+        "peft", "torch._dynamo", "torch.nn.attention.flex_attention", "transformers"
+    )
+    added = {name.partition(".")[0] for name in imported_with(*modules) - kin}
+    assert not added & others
+    assert {name for name in imported_with(*modules) if name.startswith("babylon.")} <= {
+        *modules,
+        "babylon.grpo",
+    }
 
 
 def test_no_module_imports_itself_through_others() -> None:

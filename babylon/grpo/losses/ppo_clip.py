@@ -22,5 +22,5 @@ def ppo_clip(inputs: LossInputs, bounds: LossBounds) -> LossTerms:
         shared.importance(inputs, bounds) * surrogate,
         shared.token_masks(inputs, bounds),
         low=low,
-        high=high,
+        high=high | ((a < 0) & (r > bounds.dual_clip)),
     )

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-_MAX_LOG_RATIO = 20.0  # far beyond the clamp of k3, and short of overflow
+_MAX_LOG_RATIO = 20.0  # far beyond every clip and clamp, and short of overflow
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -76,8 +76,12 @@ class LossTerms:
 
 
 def ratio(inputs: LossInputs) -> Tensor:
-    """``r = pi_theta / pi_p`` ``[C, T]``, differentiable."""
-    return torch.exp(inputs.theta - inputs.proximal)
+    """``r = pi_theta / pi_p`` ``[C, T]``, differentiable where it is a number of use.
+
+    A token that p found all but impossible could overflow it, and infinity times the zero of a mask
+    is no number.
+    """
+    return torch.exp((inputs.theta - inputs.proximal).clamp(max=_MAX_LOG_RATIO))
 
 
 def raw_importance(inputs: LossInputs) -> Tensor:

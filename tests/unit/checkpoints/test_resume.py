@@ -1,5 +1,6 @@
 """Killed in the middle of an update and started again, it ends as if nothing had happened."""
 
+import errno
 import signal
 import subprocess
 import sys
@@ -11,8 +12,9 @@ import pytest
 import torch
 
 from babylon.checkpoints import progress as journal
-from babylon.checkpoints.trainable import Tuning, load_trainable
+from babylon.checkpoints.trainable import Tuning, load_trainable, save_checkpoint
 from babylon.checkpoints.update import Update, update_checkpoint
+from babylon.grpo.record import Record
 from babylon.grpo.report import TIMINGS
 from babylon.grpo.trainer import TrainerConfig
 from babylon.trajectories import TrainingRow
@@ -175,6 +177,46 @@ def test_the_progress_of_another_update_is_ignored(
         afterwards = run(parent, target, "full", other)
     assert "is of another update: it is ignored" in caplog.text
     assert compared(afterwards) == compared(alone)
+
+
+@pytest.mark.parametrize("damage", ["cut short", "empty", "no archive"])
+def test_a_damaged_progress_is_said_and_the_update_starts_anew(
+    parent: Path, tmp_path: Path, damage: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    directory = journal.ProgressDirectory(tmp_path, "d", load_trainable(parent, "lora", 1e-3))
+    directory.save({"iteration": 1, "step": 1})
+    path = tmp_path / "progress.pt"
+    whole = path.read_bytes()
+    damaged = {"cut short": whole[: len(whole) // 2], "empty": b"", "no archive": b"No checkpoint"}
+    path.write_bytes(damaged[damage])
+    assert directory.restore() is None
+    assert "cannot be read, the update starts anew" in caplog.text
+
+
+def test_a_full_disk_keeps_no_half_a_file(
+    parent: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Neither of the progress nor of the checkpoint; the error comes through."""
+    trainable = load_trainable(parent, "lora", 1e-3)
+
+    def full(_: object, path: Path) -> None:
+        path.write_bytes(b"half")
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    monkeypatch.setattr(torch, "save", full)
+    with pytest.raises(OSError, match="No space left"):
+        journal.ProgressDirectory(tmp_path, "d", trainable).save({})
+    with pytest.raises(OSError, match="No space left"):
+        save_checkpoint(trainable, tmp_path / "v1")
+    assert not list(tmp_path.iterdir())
+
+
+def test_a_record_moves_to_the_device_as_a_whole() -> None:
+    """What was saved is read to the CPU; the update may go on elsewhere."""
+    record = Record.start(torch.zeros(2, 3), torch.ones(2, 3), [torch.ones(4)])
+    moved = Record.from_state(record.state(), torch.device("meta")).state()
+    tensors = [v for v in moved.values() if isinstance(v, torch.Tensor)] + moved["weights_before"]
+    assert len(tensors) == 6 and {tensor.device.type for tensor in tensors} == {"meta"}
 
 
 def test_everything_that_decides_an_update_is_in_its_digest() -> None:

@@ -29,8 +29,19 @@ def test_divergences_are_schulmans_estimates() -> None:
 
 
 def test_the_effective_sample_size_of_equal_weights_is_one() -> None:
-    assert effective_sample_size(torch.full((7,), 1.7)) == pytest.approx(1.0)
-    assert effective_sample_size(torch.tensor([9.0, 1.0])) == pytest.approx(100 / (2 * 82))
+    assert effective_sample_size(torch.full((7,), 1.7).log()) == pytest.approx(1.0)
+    assert effective_sample_size(torch.tensor([9.0, 1.0]).log()) == pytest.approx(100 / (2 * 82))
+
+
+def test_a_weight_beyond_all_numbers_takes_the_whole_effective_sample() -> None:
+    """A server that logs -9999 must not pass for one whose weights are all the same."""
+    assert effective_sample_size(torch.tensor([0.0, 0.0, 0.0, 9998.0])) == pytest.approx(0.25)
+    assert math.isnan(effective_sample_size(torch.tensor([0.0, math.inf])))
+    trajectories = window()
+    call = trajectories[0].calls[0]
+    cut = replace(call, logprobs=[-9999.0] * len(call.completion))
+    trajectories[0] = replace(trajectories[0], calls=[cut, *trajectories[0].calls[1:]])
+    assert update(tiny_model(0), trajectories, iterations=1).ess < 0.3
 
 
 def test_the_update_norm_is_relative_to_the_weights() -> None:
@@ -43,8 +54,9 @@ def test_the_update_norm_is_relative_to_the_weights() -> None:
     assert update_norm(model, before) == pytest.approx(0.01, rel=1e-4)
 
 
-def test_a_report_is_flat_numbers() -> None:
+def test_a_report_is_flat_numbers_and_one_sentence() -> None:
     report = asdict(update(tiny_model(0), window(), iterations=2, stop_kl=9.0))
+    assert report.pop("sharing_advice") is None
     assert {type(value) for value in report.values()} <= {int, float, bool}
     assert all(math.isfinite(value) for value in report.values())
 
@@ -111,6 +123,18 @@ def test_shared_prompts_are_counted_once() -> None:
     assert report.unique_tokens < report.flat_tokens
     assert report.packing_ratio == report.flat_tokens / report.unique_tokens
     assert report.unique_tokens_per_s > 0 and report.trained_tokens_per_s > 0
+
+
+def test_the_order_of_prompts_that_loses_sharing_reaches_the_report() -> None:
+    """Private text first, and 40 tokens that all agents have after it."""
+    market = list(range(2, 42))
+    trajectories = [
+        replace(t, calls=[replace(c, prompt=[43 + n, *market, 3], logprobs=None) for c in t.calls])
+        for n, t in enumerate(window(groups=1))
+    ]
+    report = update(tiny_model(0), trajectories, iterations=1)
+    assert report.lost_tokens >= 3 * 39 and report.sharing_advice is not None
+    assert "from token 0 a segment of 1 tokens differs between calls" in report.sharing_advice
 
 
 def test_loss_mass_shows_which_weighting_favours_the_talkative() -> None:

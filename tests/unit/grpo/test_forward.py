@@ -20,6 +20,8 @@ from transformers import (
     GraniteForCausalLM,
     MistralConfig,
     MistralForCausalLM,
+    NemotronConfig,
+    NemotronForCausalLM,
 )
 
 from babylon.grpo.attention.nodewise import nodewise_attention
@@ -301,10 +303,11 @@ def not_standard() -> list[tuple[Any, str]]:
         (GraniteForCausalLM(small(GraniteConfig, logits_scaling=8.0, **sizes)), "changed after it"),
         (GptOssForCausalLM(small(GptOssConfig, **sinks, **sizes)), "a probe differ"),
         (GPT2LMHeadModel(small(GPT2Config)), "elsewhere than in .layers"),
+        (NemotronForCausalLM(small(NemotronConfig, **sizes)), "do not attend as they are told"),
     ]
 
 
-@pytest.mark.parametrize("number", range(5))
+@pytest.mark.parametrize("number", range(6))
 def test_a_model_that_is_not_standard_is_padded_and_the_log_says_why(
     number: int, caplog: pytest.LogCaptureFixture
 ) -> None:

@@ -155,6 +155,17 @@ def test_what_padding_predicts_cannot_overflow(name: str) -> None:
 
 
 @pytest.mark.parametrize("name", LOSSES)
+def test_a_token_that_p_found_impossible_cannot_overflow(name: str) -> None:
+    """Its ratio of e^119 is beyond fp32; the call is left out, and its gradient is zero."""
+    given = replace(
+        inputs([[0.5, 0.5]], [[0.5, 0.5]], [[0.5, 0.5]], [-1.0]),
+        proximal=torch.tensor([[-120.0, -0.7]]),
+    )
+    _, gradient = loss_of(name, given)
+    assert gradient == [[0.0, 0.0]]
+
+
+@pytest.mark.parametrize("name", LOSSES)
 def test_the_kl_penalty_pulls_towards_the_reference(name: str) -> None:
     given = inputs([[0.5]], [[0.5]], [[0.5]], [0.0], reference=[[0.25]])
     terms, gradient = loss_of(name, given, kl_penalty=1.0)
@@ -195,7 +206,8 @@ def test_a_falling_bad_token_is_clipped_at_the_lower_bound_alone(
 
 def test_a_bad_token_that_rose_far_stops_at_the_dual_clip_but_not_under_dapo() -> None:
     risen = inputs([[0.93]], [[0.3]], [[0.93]], [-1.0])  # r = 3.1
-    assert loss_of("ppo_clip", risen)[1] == [[0.0]]
+    terms, gradient = loss_of("ppo_clip", risen)
+    assert gradient == [[0.0]] and terms.clipped_high.item()
     w = 0.3 / 0.93
     assert loss_of("dapo", risen)[1][0][0] == pytest.approx(w * 3.1)
 

@@ -16,7 +16,7 @@ from transformers import Qwen3Config, Qwen3ForCausalLM
 from babylon.grpo.batch import CallTokens, ScoredTrajectory
 from babylon.grpo.config import TrainerConfig
 from babylon.grpo.forward import Path, PolicyForward
-from babylon.grpo.memory import OutOfMemoryError, Portions, checkpoint_activations
+from babylon.grpo.memory import FittingForward, OutOfMemoryError, checkpoint_activations
 from babylon.grpo.trainer import train_on_window
 from babylon.grpo.window import compile_window
 from tests.tiny_policy import tiny_model
@@ -77,12 +77,23 @@ def test_the_failure_names_the_smallest_portion_and_the_remedy() -> None:
         update(with_memory_for(PROBE), window(), max_tokens=400)
 
 
+def test_an_optimiser_that_does_not_fit_says_so() -> None:
+    class Large(torch.optim.SGD):
+        def step(self, closure: Any = None) -> None:
+            raise torch.OutOfMemoryError("CUDA out of memory. Tried the moments")
+
+    model = tiny_model(0)
+    config = TrainerConfig(iterations=1)
+    with pytest.raises(OutOfMemoryError, match=r"in the optimiser.*Tried the moments.*TUNING=lora"):
+        train_on_window(model, Large(model.parameters()), compile_window(window(), config))
+
+
 def test_another_error_is_not_taken_for_a_lack_of_memory() -> None:
     def broken(_: PolicyForward) -> None:
         raise RuntimeError("shapes do not match")
 
     with pytest.raises(RuntimeError, match="shapes do not match"):
-        Portions(tiny_model(0), 1000).run(broken)
+        FittingForward(tiny_model(0), 1000).run(broken)
 
 
 @pytest.mark.parametrize("path", ["plain", "depth_first"])

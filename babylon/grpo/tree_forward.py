@@ -24,7 +24,7 @@ Chosen = np.ndarray[Any, np.dtype[np.bool_]]
 
 
 @dataclass(frozen=True, slots=True)
-class SharedForward:
+class TreeForward:
     """A model without its head, its head, and how it attends."""
 
     backbone: Any
@@ -35,21 +35,21 @@ class SharedForward:
 
     def logprobs(self, tree: PrefixTree) -> Values:
         with torch.no_grad(), tree_attention(self.backbone):
-            window = _Window.cut(self, tree)
+            window = _TreePass.cut(self, tree)
             for root in window.roots:
                 window.read(root)
         return Values(logprobs=window.logprobs, entropy=window.entropy)
 
     def accumulate(self, tree: PrefixTree, loss: Loss) -> None:
         with tree_attention(self.backbone):
-            window = _Window.cut(self, tree)
+            window = _TreePass.cut(self, tree)
             for root in window.roots:
                 window.train(root, loss)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class _Window:
-    model: SharedForward
+class _TreePass:
+    model: TreeForward
     portions: Sequence[Portion]
     roots: Sequence[int]
     lengths: Sequence[int]  # [C]
@@ -60,7 +60,7 @@ class _Window:
     memories: dict[int, Memory] = field(default_factory=dict)
 
     @classmethod
-    def cut(cls, model: SharedForward, tree: PrefixTree) -> "_Window":
+    def cut(cls, model: TreeForward, tree: PrefixTree) -> "_TreePass":
         portions, roots = cut(tree, model.max_tokens)
         weight = next(model.backbone.parameters())
         lengths = [len(call.completion) for call in tree.calls]
