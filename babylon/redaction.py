@@ -18,11 +18,12 @@ _FORMS: tuple[tuple[str, re.Pattern[str]], ...] = tuple(
             r"-----BEGIN [A-Z ]*PRIVATE KEY-----.*?(?:-----END [A-Z ]*PRIVATE KEY-----|\Z)",
             re.DOTALL,
         ),
-        ("password", r"(?<=://)[^\s/:@]+:[^\s/@]+(?=@)", 0),
+        ("password", r"(?<=://)(?!\[REDACTED)[^\s/:@]*:[^\s/@]+(?=@)", 0),
         (
             "password",
-            r"\b(?:password|passwd|pwd|api[_-]?key|access[_-]?token|auth[_-]?token|client[_-]?secret"
-            r"|secret[_-]?key)\b[\"']?\s*[:=]\s*[\"']?(?!\[REDACTED)[^\s\"',;]{6,}",
+            r"(?<![A-Za-z0-9])(?:password|passwd|pwd|passphrase|api[_-]?key|private[_-]?key"
+            r"|access[_-]?token|auth[_-]?token|client[_-]?secret|secret[_-]?(?:access[_-]?)?key)"
+            r"\b[\\\"']*\s*[:=]\s*[\\\"']*+(?!\[REDACTED)[^\s\\\"',;]{6,}",
             re.IGNORECASE,
         ),
         ("token", r"\bbearer\s+(?!\[REDACTED)[\w.~+/-]{16,}=*", re.IGNORECASE),
@@ -33,7 +34,7 @@ _FORMS: tuple[tuple[str, re.Pattern[str]], ...] = tuple(
             r"|xox[abeprs]-[\w-]{10,}|(?:AKIA|ASIA)[0-9A-Z]{16}\b|AIza[\w-]{30,}|wandb_v\d_\w{16,})",
             0,
         ),
-        ("email", r"[\w.+-]+@[A-Za-z0-9-]+(?:\.[A-Za-z0-9-]+)*\.[A-Za-z]{2,}", 0),
+        ("email", r"(?<![\w.+-])[\w.+-]+@[A-Za-z0-9-]+(?:\.[A-Za-z0-9-]+)*\.[A-Za-z]{2,}", 0),
         ("key", r"\b(?:0x)?[0-9a-fA-F]{64}\b|(?<![0-9a-fA-Fx])[0-9a-fA-F]{40}\b", 0),
         (
             "key",
@@ -47,7 +48,7 @@ _FORMS: tuple[tuple[str, re.Pattern[str]], ...] = tuple(
 
 def redact(text: str, known: Iterable[str] = ()) -> str:
     """The text with ``[REDACTED:kind]`` for each secret; ``known`` are secrets of any form."""
-    for secret in known:
+    for secret in sorted(known, key=len, reverse=True):  # one may be a part of another
         text = text.replace(secret, "[REDACTED:key]")
     for name, form in _FORMS:
         text = form.sub(f"[REDACTED:{name}]", text)

@@ -16,6 +16,7 @@ from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 
+from babylon.errors import ModelError
 from babylon.lineage import staleness
 from babylon.promotion import champions
 from babylon.settings import Settings
@@ -86,12 +87,23 @@ def kept(
 
 
 def adapter_bases(policies: Iterable[Held]) -> dict[int, str]:
-    """Version of each adapter that is there → what it says that it adapts. Blocking."""
+    """Version of each adapter that is there → what it says that it adapts. Blocking.
+
+    Raises:
+        ModelError: an adapter does not say it, so nothing can be known not to be its base.
+    """
     bases = {}
     for held in policies:
         config = directory_of(held.uri) / "adapter_config.json"
-        if not held.removed and config.exists():
+        if held.removed or not config.exists():
+            continue
+        try:
             bases[held.policy_version] = json.loads(config.read_text())["base_model_name_or_path"]
+        except (ValueError, KeyError) as error:
+            raise ModelError(
+                f"no checkpoint was removed: {config} of policy {held.policy_version} does not name"
+                f" its base model ({error!r}): restore the file, or delete that directory"
+            ) from error
     return bases
 
 
@@ -107,15 +119,20 @@ def is_ours(settings: Settings, directory: Path) -> bool:
 async def sweep(store: Store, settings: Settings) -> None:
     """Delete directories of removed policies and of claims that can commit no more.
 
-    The directories are listed before Postgres is asked: a claim that made one is known by then.
+    The order matters: directories are listed first, so the claim that made one is known; and
+    windows are read before policies, so the policy of a window that is seen as trained is known.
+    A checkpoint is also known by its name alone: its row may reach this home by another path.
     """
     found = await asyncio.to_thread(_listed, settings)
-    removed = {directory_of(uri): gone for uri, gone in (await checkpoints(store)).items()}
     windows = await worked_windows(store)
+    removed = {directory_of(uri): gone for uri, gone in (await checkpoints(store)).items()}
+    held = {path.name for path, gone in removed.items() if not gone}
     oldest = datetime.now(UTC) - timedelta(hours=settings.lookback_hours)
     for path in found:
         if path in removed:
             over = removed[path]
+        elif path.parent == settings.checkpoints and path.name in held:
+            over = False
         elif maker := _maker(path):
             over = maker.is_over(windows, path.parent == settings.progress, oldest)
         else:  # nothing that we made

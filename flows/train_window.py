@@ -1,5 +1,6 @@
 """One window from recorded play to a served policy: the whole loop on one screen."""
 
+import logging
 import time
 from collections.abc import Sequence
 from datetime import UTC, datetime
@@ -27,6 +28,8 @@ from tasks.retire import retire
 from tasks.score import score
 from tasks.track import track
 from tasks.validate import validate
+
+log = logging.getLogger("babylon.flows")
 
 
 @flow(name="train-window", flow_run_name=lambda: flow_run.parameters["window_id"] or "newest")
@@ -73,9 +76,16 @@ async def train_window(
             return await _finished_before(store, window, str(error))
         except WindowNotReadyError as error:
             return WindowResult(window_id=window.id, status=WindowState.SKIPPED, reason=str(error))
-    await track(settings, metrics)
-    await retire(settings)
+    await _afterwards(window, track, settings, metrics)
+    await _afterwards(window, retire, settings)
     return WindowResult(window_id=window.id, status=state, reason=reason, metrics=metrics)
+
+
+async def _afterwards(window: Window, task: Any, *arguments: object) -> None:
+    """A failure is the task's own, and logged: the window is finished and stays so."""
+    ended = await task(*arguments, return_state=True)
+    if not ended.is_completed():
+        log.error("window %s is finished; %s after it: %s", window.id, task.name, ended.message)
 
 
 async def _choose(store: Store, settings: Settings, window_id: str | None) -> Window:

@@ -3,6 +3,7 @@
 import json
 import os
 import shutil
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
 from peft import PeftConfig
@@ -20,6 +21,12 @@ def adapter_base(policy: Path | str) -> str:
     if not is_adapter(policy):
         return str(policy)
     return str(PeftConfig.from_pretrained(str(policy)).base_model_name_or_path)
+
+
+def decoder(policy: Path | str) -> Callable[[Sequence[int]], str]:
+    """Token ids → all that a policy's tokenizer makes of them."""
+    tokenizer = AutoTokenizer.from_pretrained(str(policy))
+    return lambda token_ids: str(tokenizer.decode(list(token_ids)))
 
 
 def adopt_adapter(source: Path, base: str, target: Path) -> Path:

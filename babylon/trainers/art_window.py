@@ -8,8 +8,9 @@ call whose reply holds one is left out. Then everything is looked through once m
 
 import os
 from collections import Counter
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
+from urllib.parse import unquote, urlsplit
 
 import msgspec
 
@@ -33,12 +34,14 @@ class Limits:
 
     ``context``: the longest call in tokens. ``stale``: policy versions that are too old.
     ``secrets``: those that are known by value; None: the rows stay on this machine as they are.
+    ``decode``: token ids → text; a reply's tokens may say more than its text (reasoning, tools).
     """
 
     context: int | None
     max_missing_logprobs: float
     stale: Collection[int]
     secrets: Collection[str] | None
+    decode: Callable[[Sequence[int]], str] | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -109,7 +112,13 @@ def art_window(rows: Sequence[TrainingRow], limits: Limits) -> ArtWindow:
     )
 
 
-def limits_of(work: TrainInput, *, context: int | None, secrets: Collection[str] | None) -> Limits:
+def limits_of(
+    work: TrainInput,
+    *,
+    context: int | None,
+    secrets: Collection[str] | None,
+    decode: Callable[[Sequence[int]], str] | None = None,
+) -> Limits:
     """The settings' limits, and those of who trains."""
     allowed = work.settings.max_staleness
     return Limits(
@@ -117,6 +126,7 @@ def limits_of(work: TrainInput, *, context: int | None, secrets: Collection[str]
         max_missing_logprobs=work.settings.max_missing_logprobs,
         stale={version for version, age in work.staleness.items() if age > allowed},
         secrets=secrets,
+        decode=decode,
     )
 
 
@@ -124,7 +134,8 @@ def known_secrets(settings: Settings, environment: Mapping[str, str] = os.enviro
     """Values of this process's own credentials, whatever their form."""
     values = {value for name, value in environment.items() if name.upper().endswith(_SECRET_NAMES)}
     if settings.database_url is not None:
-        values.add(settings.database_url.get_secret_value())
+        url = settings.database_url.get_secret_value()
+        values |= {url, unquote(urlsplit(url).password or "")}
     return {value for value in values if len(value) >= _MIN_SECRET}
 
 
@@ -193,8 +204,10 @@ def _obstacle(call: Call, limits: Limits) -> str | None:
         return "empty"
     if limits.context is not None and len(prompt) + len(completion) > limits.context:
         return "too_long"
-    if limits.secrets is not None and find_secrets(call.response, limits.secrets):
-        return "secret"
+    if limits.secrets is not None:
+        said = call.response if limits.decode is None else limits.decode(completion)
+        if find_secrets(call.response, limits.secrets) or find_secrets(said, limits.secrets):
+            return "secret"
     return None
 
 

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 import openai
 
+from babylon.checkpoints.adopt import decoder
 from babylon.errors import ConfigError, TrainingError
 from babylon.trainers.art_local import load_art
 from babylon.trainers.art_metrics import from_art
@@ -39,6 +40,7 @@ async def update_serverless(work: TrainInput) -> "Update":
             work,
             context=SERVERLESS_MODELS[work.parent.base_model],
             secrets=known_secrets(work.settings) | {account.key},
+            decode=await asyncio.to_thread(decoder, work.parent.uri),
         )
         return await asyncio.to_thread(art_window, work.rows, limits)
 

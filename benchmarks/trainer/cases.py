@@ -66,9 +66,9 @@ class Window:
     def longest(self) -> int:
         return max(len(call) for call in self.calls)
 
-    def head(self, ticks: int) -> "Window":
-        """The first ticks with all their agents, whose advantages therefore still add up to 0."""
-        return replace(self, calls=self.calls[: ticks * AGENTS])
+    def head(self, calls: int) -> "Window":
+        """The first calls, tick by tick; advantages add up to 0 over every ``AGENTS`` of them."""
+        return replace(self, calls=self.calls[:calls])
 
     def on_policy(self) -> "Window":
         """Without mu: whoever trains takes its own logprobs, and all ratios are 1."""

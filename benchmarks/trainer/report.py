@@ -81,9 +81,9 @@ def _row(result: CaseResult, record: Measured) -> str:
     peak = "" if record.peak_bytes is None else f"{record.peak_bytes / 2**20:.0f}"
     agreed = record.agreement
     gradient = f"{agreed.cosine - 1:.0e} | {agreed.relative_error:.0e}" if agreed else " | "
-    ours_row = record.contender.startswith("babylon")
+    unit = " tokens" if record.contender.startswith("babylon") else ""
     return (
-        f"| {record.contender} | {'' if ours_row else record.micro_batch}"
+        f"| {record.contender} | {record.micro_batch}{unit}"
         f" | {record.seconds:.2f} | {'' if ratio is None else f'{ratio:.2f}x'}"
         f" | {statistics.median(record.cpu_estimates):.2f}"
         f" | {values['trained_tokens_per_s']:.0f} | {values['unique_tokens_per_s']:.0f} | {peak}"

@@ -19,7 +19,6 @@ from benchmarks.trainer.flops import Work, matmul_rate
 from benchmarks.trainer.models import MODELS, Tuning
 from benchmarks.trainer.reference import Agreement, Gradients, agreement, reference_gradient
 
-MICRO_BATCHES = (1, 2, 3, 6)
 Say = Callable[[str], None]
 
 
@@ -103,12 +102,12 @@ def measure_case(
     case: str,
     *,
     repeats: int,
-    ticks: int,
+    gradient_calls: int,
     seed: int,
     directory: Path,
     say: Say,
 ) -> CaseResult:
-    """Tune, check gradients (over the window's first ``ticks``), warm up, and time in turn."""
+    """Check gradients (over the window's first calls), tune, warm up, and time in turn."""
     window = make_window(case, vocab=int(MODELS[model].vocab_size), seed=seed)
     file = directory / f"{model}-{case}.npz"
     save_window(window, file)
@@ -119,14 +118,12 @@ def measure_case(
         say(f"{model}/{case}: preparing {process.contender.name}")
         tuning: Tuning = process.ask("prepare", model=model, window=str(file))["tuning"]
         if tuning not in references:
-            references[tuning] = _reference(model, window.head(ticks), tuning, seed)
+            references[tuning] = _reference(model, window.head(gradient_calls), tuning, seed)
         gradient = directory / "gradient.npz"
-        process.ask("gradient", file=str(gradient), ticks=ticks)
+        process.ask("gradient", file=str(gradient), calls=gradient_calls)
         with np.load(gradient) as arrays:
             agreed = agreement(references[tuning], dict(arrays))
-        chosen: dict[str, Any] = {"micro_batch": 1, "tried": {}}
-        if process.contender.tunable:
-            chosen = process.ask("tune", micro_batches=MICRO_BATCHES)
+        chosen = process.ask("tune")
         opened = process.ask("warm", micro_batch=chosen["micro_batch"])
         measured.append(
             Measured(

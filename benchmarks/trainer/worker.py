@@ -1,7 +1,7 @@
 """One contender in a process of its own: JSON lines in, JSON lines out.
 
-``prepare`` a window, ``tune`` the micro-batch, write the ``gradient`` of a smaller window, time
-one ``part``, ``finish``. The process lives through all cases: peers take long to import.
+``prepare`` a window, write the ``gradient`` of its first calls, ``tune`` the micro-batch, ``warm``
+up, time one ``part``, ``finish``. The process lives through all cases: peers take long to import.
 """
 
 import json
@@ -17,14 +17,14 @@ import numpy as np
 import torch
 
 from benchmarks.trainer import memory
-from benchmarks.trainer.cases import Window, load_window
+from benchmarks.trainer.cases import AGENTS, Window, load_window
 from benchmarks.trainer.contenders import CONTENDERS, PARTS, Contender, Session, Task
 from benchmarks.trainer.flops import Work, flop
 from benchmarks.trainer.models import GRAD_CLIP, MODELS, Tuning, shape_of
 from benchmarks.trainer.reference import gradients_of
 
-GRADIENT_MICRO_BATCH = 2
 NO_CLIP = 1e9
+SWEEP_CALLS = 2 * AGENTS  # two ticks: those who share prompts are timed on calls that do
 _SWEEP_GAIN = 0.97  # a larger micro-batch must be this much quicker, or the sweep ends
 _LONG_S = 2.0  # beyond which one timing is enough to choose a size
 
@@ -46,13 +46,13 @@ class Worker:
         self.baseline = memory.resident_bytes()
         return {"tuning": self.tuning}
 
-    def tune(self, micro_batches: Sequence[int]) -> dict[str, Any]:
+    def tune(self) -> dict[str, Any]:
         """Tries sizes in rising order until none is quicker; seconds are of the whole window.
 
-        A size is timed on that many calls and scaled by what it makes the window cost.
+        A size is timed on a few calls and scaled by what it makes the window cost.
         """
         tried: dict[int, float] = {}
-        for size in micro_batches:
+        for size in self.contender.sizes:
             before = min(tried.values(), default=float("inf"))
             tried[size] = self._predicted_seconds(size)
             if tried[size] > _SWEEP_GAIN * before:
@@ -60,8 +60,7 @@ class Worker:
         return {"micro_batch": min(tried, key=tried.__getitem__), "tried": tried}
 
     def _predicted_seconds(self, size: int) -> float:
-        sample = replace(self.window, calls=_spread(self.window.calls, size * (1 + size % 2)))
-        session = self._open(sample, size, parts=1)
+        session = self._open(self._sample(size), size, parts=1)
         seconds = float("inf")
         for _ in range(2):
             started = time.perf_counter()
@@ -71,13 +70,19 @@ class Worker:
                 break
         return seconds * self._flop(self._open(self.window, size).work) / self._flop(session.work)
 
+    def _sample(self, size: int) -> Window:
+        if self.contender.in_tokens:
+            return self.window.head(SWEEP_CALLS)
+        calls = _spread(self.window.calls, size * (1 + size % 2))  # even: TRL wants pairs
+        return replace(self.window, calls=calls)
+
     def _flop(self, work: Work) -> float:
         return flop(shape_of(self.config), work, self.tuning)
 
-    def gradient(self, file: str, ticks: int) -> dict[str, Any]:
-        """The gradient of the window's first ticks, all ratios 1, by canonical name as npz."""
-        window = self.window.head(ticks).on_policy()
-        session = self._open(window, GRADIENT_MICRO_BATCH, parts=1, grad_clip=NO_CLIP)
+    def gradient(self, file: str, calls: int) -> dict[str, Any]:
+        """The gradient of the window's first calls, all ratios 1, by canonical name as npz."""
+        window = self.window.head(calls).on_policy()
+        session = self._open(window, self.contender.sizes[1], parts=1, grad_clip=NO_CLIP)
         gradients: dict[str, Any] = {}
         session.optimizer.register_step_pre_hook(  # AgileRL steps by itself, and zeroes then
             lambda *_: gradients.update(gradients_of(session.model))
@@ -87,12 +92,16 @@ class Worker:
         return {}
 
     def warm(self, micro_batch: int) -> dict[str, Any]:
-        """Open the measured session and run a part and a step outside the clock."""
+        """Open the measured session and run a part and a step outside the clock.
+
+        Ours has but one part, the whole window, for which the sweep before has warmed up enough.
+        """
         memory.release()
         memory.reset_peak()
         self.session = self._open(self.window, micro_batch)
-        self.session.accumulate(0)
-        self.session.update()
+        if len(self.session.shares) > 1:
+            self.session.accumulate(0)
+            self.session.update()
         return {"work": asdict(self.session.work), "shares": list(self.session.shares)}
 
     def part(self, part: int) -> dict[str, Any]:

@@ -4,6 +4,7 @@ import asyncio
 import threading
 import time
 from datetime import UTC, datetime, timedelta
+from pathlib import Path
 
 import pytest
 from prefect.client.orchestration import get_client
@@ -63,6 +64,29 @@ async def test_a_window_goes_all_the_way_and_a_second_run_changes_nothing(
     assert "nothing was changed" in again.reason
     assert workshop.trained == [WINDOW]
     assert await get_window(store, WINDOW) == row
+
+
+async def test_a_finished_window_stays_finished_when_what_comes_after_it_fails(
+    played: Settings,
+    store: Store,
+    workshop: Workshop,
+    monkeypatch: pytest.MonkeyPatch,
+    tmp_path: Path,
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    monkeypatch.setenv("WANDB_PROJECT", "babylon-test")
+    played.home.mkdir()
+    (played.home / "wandb").write_text("a file where a directory belongs")
+    (tmp_path / "adapter_config.json").write_text("{ cut off")
+    await store.pool.execute("UPDATE babylon.policies SET uri = $1", str(tmp_path))
+    result = await train_window(WINDOW)
+    assert (result.status, result.changed) == (WindowState.DEPLOYED, True)
+    row = await get_window(store, WINDOW)
+    assert row is not None and row.state == WindowState.DEPLOYED
+    tracked, retired = [
+        m for m in caplog.messages if m.startswith(f"window {WINDOW} is finished; ")
+    ]
+    assert "cannot make the directory" in tracked and "does not name its base model" in retired
 
 
 async def test_a_challenger_that_is_worse_is_kept_but_does_not_serve(

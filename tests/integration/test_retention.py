@@ -7,10 +7,11 @@ from pathlib import Path
 
 import pytest
 
+from babylon import retention
 from babylon.errors import ModelError
 from babylon.progress import progress_directory
 from babylon.promotion import previous_champion, promote
-from babylon.retention import retire_checkpoints
+from babylon.retention import retire_checkpoints, sweep
 from babylon.settings import Settings
 from babylon.store import Store
 from babylon.store.policies import commit_policy, ensure_base, get_policy, list_policies
@@ -37,20 +38,25 @@ async def train(
 ) -> Claim:
     """A window whose checkpoint is committed, and rejected unless it is left ``trained``."""
     claim = await claim_window(store, window(hour), owner="worker", lease_s=60)
+    make(checkpoint_directory(settings, claim))
+    await commit(store, settings, claim, parent)
+    if done:
+        await set_state(store, claim, WindowState.REJECTED)
+    return claim
+
+
+async def commit(store: Store, settings: Settings, claim: Claim, parent: int) -> None:
     await commit_policy(
         store,
         claim,
         parent_version=parent,
         kind="full",
-        uri=str(make(checkpoint_directory(settings, claim))),
+        uri=str(checkpoint_directory(settings, claim)),
         base_model="tiny",
         batch_id=f"window-{claim.window_id}",
         trajectory_ids=[claim.window_id],
         metrics={},
     )
-    if done:
-        await set_state(store, claim, WindowState.REJECTED)
-    return claim
 
 
 @pytest.fixture
@@ -127,6 +133,19 @@ async def test_a_base_that_is_itself_a_checkpoint_outlives_its_number(
     assert await retire_checkpoints(store, lean) == (2,)
 
 
+async def test_an_adapter_that_does_not_name_its_base_keeps_everything_and_is_named(
+    store: Store, lean: Settings
+) -> None:
+    for hour in range(3):
+        claim = await train(store, lean, hour, parent=hour)
+    config = checkpoint_directory(lean, claim) / "adapter_config.json"
+    for broken in ("{ cut off", "{}"):
+        config.write_text(broken)
+        with pytest.raises(ModelError, match=r"no checkpoint .*e1/adapter_config.json"):
+            await retire_checkpoints(store, lean)
+    assert await removed(store) == [] and len(there(lean)) == 3
+
+
 async def test_a_crash_between_mark_and_deletion_is_made_good(store: Store, lean: Settings) -> None:
     for hour in range(2):
         await train(store, lean, hour, parent=hour)
@@ -178,6 +197,33 @@ async def test_directories_of_claims_that_cannot_commit_are_swept_and_no_others(
         "mine",
     ]
     assert (lean.models / "model.safetensors").exists()
+
+
+async def test_a_home_that_is_reached_by_another_path_keeps_its_checkpoints(
+    store: Store, lean: Settings, tmp_path: Path
+) -> None:
+    await train(store, lean, 0, parent=0)
+    (tmp_path / "link").symlink_to(lean.home)
+    await retire_checkpoints(store, lean.model_copy(update={"home": tmp_path / "link"}))
+    assert there(lean) == ["2025-11-14T0000-e1"]
+
+
+@pytest.mark.parametrize("query", ["worked_windows", "checkpoints"])
+async def test_a_checkpoint_that_is_committed_during_the_sweep_stays(
+    store: Store, lean: Settings, monkeypatch: pytest.MonkeyPatch, query: str
+) -> None:
+    claim = await claim_window(store, window(0), owner="worker", lease_s=60)
+    make(checkpoint_directory(lean, claim))
+    read = getattr(retention, query)
+
+    async def commit_after(store: Store) -> object:
+        answer = await read(store)
+        await commit(store, lean, claim, parent=0)
+        return answer
+
+    monkeypatch.setattr(retention, query, commit_after)
+    await sweep(store, lean)
+    assert there(lean) == ["2025-11-14T0000-e1"]
 
 
 async def test_progress_stays_while_its_window_may_go_on_from_it(

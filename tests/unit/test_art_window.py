@@ -98,6 +98,16 @@ def test_what_stays_on_this_machine_is_not_changed() -> None:
     assert chosen(*rows, secrets=None).rows == rows
 
 
+def test_a_secret_that_only_the_tokens_of_a_reply_hold_stays_at_home() -> None:
+    told = {4: "sk-abcdefghijkl", 5: "mnop1234", 6: "BUY"}
+    rows = (
+        row("a", 1.0, {}, {"completion_token_ids": (6, 6)}),
+        row("b", 0.0, {"completion_token_ids": (6, 6)}),
+    )
+    window = chosen(*rows, decode=lambda ids: "".join(told[i] for i in ids))
+    assert window.calls_with_secrets == 1 and window.calls == 2
+
+
 def test_a_secret_that_redaction_misses_keeps_everything_at_home(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
@@ -118,6 +128,8 @@ def test_own_credentials_are_known_by_value() -> None:
         "plain-words-as-a-key",
         "postgresql://u:p@localhost/game",
     }
+    long = load_settings(database_url="postgresql://u:long%2Fpassword@localhost/game")
+    assert "long/password" in known_secrets(long, {})
 
 
 def _imported_at_once(name: str, seen: set[str]) -> set[str]:

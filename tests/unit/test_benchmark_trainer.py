@@ -1,5 +1,6 @@
 """The trainer's benchmark without its peers: cases, FLOP count, gradients, arithmetic, GPU path."""
 
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -8,6 +9,7 @@ import torch
 from transformers import Qwen2Config
 
 from babylon.grpo.tree import compile_tree
+from benchmarks.trainer.__main__ import measures
 from benchmarks.trainer.cases import AGENTS, CASES, Window, load_window, make_window, save_window
 from benchmarks.trainer.contenders import CONTENDERS, Session, Task
 from benchmarks.trainer.contenders.babylon_session import call_tokens, window_work
@@ -15,10 +17,11 @@ from benchmarks.trainer.contenders.local import policy
 from benchmarks.trainer.contenders.padded import deal, left_padded, right_padded, token_chunks
 from benchmarks.trainer.cuda import line, measure
 from benchmarks.trainer.flops import Work, flop, rows_work, tree_work
-from benchmarks.trainer.models import ModelShape, Tuning, qwen3, shape_of
+from benchmarks.trainer.models import MODELS, ModelShape, Tuning, qwen3, shape_of
 from benchmarks.trainer.reference import agreement, gradients_of, reference_gradient
 from benchmarks.trainer.report import case_table, figures
 from benchmarks.trainer.rounds import CaseResult, Measured
+from benchmarks.trainer.worker import Worker
 
 TINY = qwen3(16, 2, vocab=64)
 SHAPE = ModelShape(
@@ -28,7 +31,7 @@ SHAPE = ModelShape(
 
 def short_window(name: str = "high", tokens: int = 24, vocab: int = 64) -> Window:
     """The first tick of a case, every segment cut down, so that a test takes no time."""
-    calls = make_window(name, vocab=vocab, seed=1).head(1).calls
+    calls = make_window(name, vocab=vocab, seed=1).head(AGENTS).calls
     scale = max(map(len, calls)) / tokens
     keep = [max(1, round(len(call.completion) / scale)) for call in calls]
     short = [
@@ -50,7 +53,7 @@ def open_tiny(name: str, window: Window, tuning: Tuning, parts: int = 2) -> Sess
         window=window,
         tuning=tuning,
         seed=3,
-        micro_batch=2,
+        micro_batch=32 if contender.in_tokens else 2,
         grad_clip=1.0,
         parts=parts,
     )
@@ -66,7 +69,7 @@ def test_a_seed_repeats_a_window_and_every_agent_has_one_advantage(name: str) ->
     assert len(once.calls) == CASES[name] * AGENTS
     for agent in range(AGENTS):
         assert len({call.advantage for call in once.calls[agent::AGENTS]}) == 1
-    assert sum(call.advantage for call in once.head(1).calls) == pytest.approx(0, abs=1e-9)
+    assert sum(call.advantage for call in once.head(AGENTS).calls) == pytest.approx(0, abs=1e-9)
 
 
 def test_the_cases_share_what_they_say() -> None:
@@ -175,6 +178,65 @@ def test_the_shares_of_a_session_add_up_and_a_step_moves_the_weights() -> None:
     assert all(parameter.grad is None for parameter in session.model.parameters())
 
 
+@pytest.mark.parametrize("name", ["babylon", "naive, length-bucketed"])
+def test_a_worker_goes_from_sweep_to_memory(
+    name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setitem(MODELS, "small", TINY)
+    save_window(short_window("skew"), tmp_path / "w.npz")
+    contender = next(c for c in CONTENDERS if c.name == name)
+    sizes = (16, 32) if contender.in_tokens else (1, 2)
+    worker = Worker(replace(contender, sizes=sizes), "full", seed=3)
+    assert worker.prepare("small", str(tmp_path / "w.npz")) == {"tuning": "full"}
+    worker.gradient(str(tmp_path / "g.npz"), calls=4)
+    assert np.load(tmp_path / "g.npz").files
+    tuned = worker.tune()
+    assert tuple(tuned["tried"]) == sizes[: len(tuned["tried"])]
+    assert tuned["micro_batch"] == min(tuned["tried"], key=tuned["tried"].__getitem__)
+    shares = worker.warm(tuned["micro_batch"])["shares"]
+    parts = [worker.part(number) for number in range(len(shares))]
+    assert [part["share"] for part in parts] == shares and sum(shares) == pytest.approx(1)
+    assert worker.finish().keys() == {"peak_bytes"} and worker.session is None
+
+
+def test_our_micro_batch_is_in_tokens_and_bounds_what_is_forwarded_at_once() -> None:
+    window = short_window("zero")
+    for micro_batch in (16, 64):
+        task = Task(
+            config=TINY,
+            window=window,
+            tuning="full",
+            seed=3,
+            micro_batch=micro_batch,
+            grad_clip=1.0,
+        )
+        session = CONTENDERS[0].open(task)
+        rows: list[int] = []
+        layer = next(m for n, m in session.model.named_modules() if n.endswith("layers.0.mlp"))
+        layer.register_forward_pre_hook(
+            lambda _, given, rows=rows: rows.append(given[0].shape[:-1].numel())
+        )
+        session.accumulate(0)
+        assert micro_batch / 4 < max(rows) <= micro_batch
+
+
+@pytest.mark.parametrize(
+    ("case", "model", "everything", "left_out"),
+    [
+        ("high", "small", False, set()),
+        ("low", "small", False, {"babylon, LoRA", "AgileRL, LoRA"}),
+        ("skew", "small", False, {"babylon, LoRA", "AgileRL, LoRA", "TRL, completion head"}),
+        ("skew", "small", True, set()),
+        ("high", "larger", False, {"babylon, LoRA", "AgileRL, LoRA", "TRL"}),
+        ("high", "larger", True, {"babylon, LoRA", "AgileRL, LoRA"}),
+    ],
+)
+def test_the_default_run_leaves_out_only_what_it_says(
+    case: str, model: str, everything: bool, left_out: set[str]
+) -> None:
+    assert {c.name for c in CONTENDERS if not measures(c, model, case, everything)} == left_out
+
+
 def record(name: str, estimates: list[float]) -> Measured:
     work = Work(tokens=2000, scored=100, pairs=10)
     return Measured(
@@ -201,6 +263,7 @@ def test_the_report_is_the_arithmetic_of_its_measurements() -> None:
     assert values["use_own"] == pytest.approx(own / 8e12)
     assert values["use_flat"] > values["use_unique"]
     assert "| TRL | 2 | 8.00 | 4.00x | 7.50 |" in case_table(result)
+    assert "| babylon | 2 tokens | 2.00 | 1.00x | 1.50 |" in case_table(result)
 
 
 def test_the_gpu_measurement_runs_on_a_small_model() -> None:

@@ -17,6 +17,9 @@ SECRETS = {
     "Bearer abcdefghijklmnop.123": "token",
     "password=hunter22": "password",
     'api_key: "0123abcd"': "password",
+    "OPENAI_API_KEY=0123abcd": "password",
+    "export AWS_SECRET_ACCESS_KEY=wJalrXUtnFEMI/K7MDENG/bPxRfiCYEXAMPLE": "password",
+    r"{\"db_password\": \"hunter22\"}": "password",
     "ann.o'hara+news@mail.example.org": "email",
     "-----BEGIN RSA PRIVATE KEY-----\nMIIE\n-----END RSA PRIVATE KEY-----": "private-key",
     "-----BEGIN PRIVATE KEY-----\nMIIE cut off": "private-key",
@@ -42,10 +45,11 @@ def test_a_secret_is_found_named_and_gone(secret: str, kind: str) -> None:
     assert secret not in clean
 
 
-def test_a_password_in_a_url_goes_and_the_rest_of_the_url_stays() -> None:
-    assert redact("postgres://bob:s3cret@db.example.org/x") == (
-        "postgres://[REDACTED:password]@db.example.org/x"
-    )
+@pytest.mark.parametrize("user", ["bob", ""])
+def test_a_password_in_a_url_goes_and_the_rest_of_the_url_stays(user: str) -> None:
+    clean = redact(f"postgres://{user}:s3cret@db.example.org/x")
+    assert clean == "postgres://[REDACTED:password]@db.example.org/x"
+    assert find_secrets(clean) == () and redact(clean) == clean
 
 
 @pytest.mark.parametrize("text", HARMLESS)
@@ -56,3 +60,9 @@ def test_what_markets_are_made_of_is_left_alone(text: str) -> None:
 def test_a_known_secret_goes_whatever_its_form() -> None:
     assert redact("the word is swordfish", {"swordfish"}) == "the word is [REDACTED:key]"
     assert find_secrets("the word is swordfish", {"swordfish"}) == ("key",)
+
+
+def test_of_a_known_secret_that_holds_another_nothing_is_left() -> None:
+    known = ["swordfish", "swordfish-and-a-tail"]
+    for order in (known, known[::-1]):
+        assert redact("it is swordfish-and-a-tail", order) == "it is [REDACTED:key]"

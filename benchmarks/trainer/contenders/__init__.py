@@ -17,11 +17,13 @@ from benchmarks.trainer.flops import Work
 from benchmarks.trainer.models import Tuning
 
 PARTS = 10  # of a padded window, of which a repetition times one
+CALLS = (1, 2, 3, 6)  # micro-batches to choose from
+TOKENS = (1024, 2048, 4096)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Task:
-    """What to train: ``micro_batch`` calls are forwarded at once by those who pad."""
+    """What to train: ``micro_batch`` calls are forwarded at once, in our trainer so many tokens."""
 
     config: PreTrainedConfig
     window: Window
@@ -64,14 +66,18 @@ Peer = Literal["babylon", "naive", "trl", "agilerl"]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Contender:
-    """One row of the table. ``tuning`` overrides the run's where a trainer knows only one."""
+    """One row of the table. ``tuning`` overrides the run's where a trainer knows only one.
+
+    ``sizes`` are the micro-batches that are tried, in calls or in tokens (``in_tokens``).
+    """
 
     name: str
     peer: Peer
     variant: str = ""
     tuning: Tuning | None = None
     buckets: bool = False  # differs from its sibling only where calls differ in length
-    tunable: bool = True  # has a micro-batch to choose
+    sizes: Sequence[int] = CALLS
+    in_tokens: bool = False
 
     def open(self, task: Task) -> Session:
         module = importlib.import_module(f"benchmarks.trainer.contenders.{self.peer}_session")
@@ -83,7 +89,7 @@ class Contender:
 
 
 CONTENDERS = (
-    Contender(name="babylon", peer="babylon", tunable=False),
+    Contender(name="babylon", peer="babylon", sizes=TOKENS, in_tokens=True),
     Contender(name="naive, length-bucketed", peer="naive"),
     Contender(name="TRL", peer="trl"),
     Contender(name="TRL, length-bucketed", peer="trl", variant="buckets", buckets=True),
@@ -94,6 +100,6 @@ CONTENDERS = (
         variant="head buckets",
         buckets=True,
     ),
-    Contender(name="babylon, LoRA", peer="babylon", tuning="lora", tunable=False),
+    Contender(name="babylon, LoRA", peer="babylon", tuning="lora", sizes=TOKENS, in_tokens=True),
     Contender(name="AgileRL, LoRA", peer="agilerl", tuning="lora"),
 )

@@ -5,8 +5,8 @@ shuffled, and on CPU the fused head scores every position. ``buckets``: micro-ba
 similar length, each padded to its own longest. ``head``: the head sees completion positions only,
 as in TRL's versions before the fused head. One optimiser step is the whole window: its calls are
 the generation that ``steps_per_generation`` micro-batches share. Gradient checkpointing, on by
-default, is off: it saves memory that is not short here and costs a third of the speed. ``dapo``,
-the default loss, is the token mean over the window.
+default, is off: it runs the forward pass a second time to save memory, which is not short here.
+``dapo``, the default loss, is the token mean over the window.
 """
 
 from collections.abc import Sequence
@@ -97,7 +97,7 @@ class HeadTrainer(CompletionHead, LoggedTrainer):
 
 
 class BucketedHeadTrainer(CompletionHead, BucketedTrainer):
-    """TRL's best on CPU."""
+    """Both."""
 
 
 TRAINERS: dict[str, type[LoggedTrainer]] = {
