@@ -57,7 +57,22 @@ async def test_without_noise_pairs_find_the_order_too(count):
     group, worths = ladder(count)
     async with bench() as (_, client):
         judgments = await judge_all(client, group, "preference")
-    assert kendall(worths, values(judgments)) > 0.98
+    assert kendall(worths, values(judgments)) == 1
+
+
+async def test_of_pairs_too_a_bias_for_the_first_is_taken_out():
+    group, worths = ladder(12)
+    async with bench(noise=0.1, position_bias=0.5) as (_, client):
+        judgments = await judge_all(client, group, "preference")
+    assert kendall(worths, values(judgments)) > 0.8
+
+
+async def test_a_group_that_fits_into_one_list_is_repeated_whole():
+    group, _ = ladder(4)
+    async with bench(noise=0.4) as (judge, client):
+        judgments = await judge_all(client, group)
+    assert judgments.requests == 3
+    assert all(prompt.count("<trajectory id=") == 4 for prompt in judge.prompts)
 
 
 async def test_position_bias_is_recognised_and_taken_out():
