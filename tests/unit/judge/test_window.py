@@ -197,6 +197,29 @@ async def test_a_server_that_refuses_is_named_with_the_remedy():
             await judge_all(lost, ladder(4)[0])
 
 
+@pytest.mark.parametrize("lacking", ["response_format", "max_completion_tokens"])
+async def test_a_server_of_an_older_api_is_asked_without_what_it_does_not_know(lacking, caplog):
+    group, worths = ladder(8)
+    async with bench(lacks=frozenset([lacking])) as (judge, client):
+        judgments = await judge_all(client, group)
+    assert kendall(worths, values(judgments)) == 1
+    assert judgments.requests == 3 == judge.requests
+    assert ("does not take a JSON schema" in caplog.text) == (lacking == "response_format")
+
+
+async def test_a_field_that_cannot_be_left_out_fails_with_what_the_server_said():
+    async with bench(lacks=frozenset(["messages"])) as (_, client):
+        with pytest.raises(ScoringError, match=r"loopback at .*400.*Unsupported.*'messages'"):
+            await judge_all(client, ladder(4)[0])
+
+
+async def test_a_wrong_key_is_named_and_not_tried_again():
+    async with bench(key="right") as (judge, client):
+        with pytest.raises(ScoringError, match=r"401.*Incorrect API key.*or the key"):
+            await judge_all(client, ladder(4)[0])
+    assert judge.requests == 0
+
+
 @pytest.mark.parametrize(
     "words",
     [
