@@ -59,7 +59,7 @@ def telling(
     pairs = [
         pair
         for pair in permutations(order, 2)
-        if pair not in asked and (unstable.intersection(pair) or frozenset(pair) in strangers)
+        if pair not in asked and (not unstable.isdisjoint(pair) or frozenset(pair) in strangers)
     ]
     chosen: list[Block] = []
     busy: set[int] = set()
