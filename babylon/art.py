@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 os.environ.setdefault("LITELLM_LOCAL_MODEL_COST_MAP", "True")  # or litellm fetches one at import
+os.environ.setdefault("PYTHON_DOTENV_DISABLED", "1")  # or both load any .env above site-packages
 
 import art
 import wandb

@@ -69,6 +69,7 @@ class Mind:
     what a block of twice the prompt's mean length gains. ``curve``: 0 scores by ``scale`` alone, 1
     stretches each prompt's scores over the whole range. ``faults``: the rate of each of ``FAULTS``,
     drawn anew when a prompt is sent again. ``stubborn``: drawn once a prompt, so retries fail too.
+    ``lacks``: request fields that it refuses, as older servers do. ``key``: no other gets in.
     """
 
     quality: Callable[[str], float] = last_pnl
@@ -82,6 +83,8 @@ class Mind:
     decimals: int = 6
     faults: Mapping[str, float] = field(default_factory=dict)
     stubborn: bool = False
+    lacks: frozenset[str] = frozenset()
+    key: str = ""
     context_tokens: int = 128_000
     delay_s: float = 0.0
     slow_s: float = 30.0
@@ -258,6 +261,10 @@ class LoopbackJudge:
 
     async def _complete(self, request: web.Request) -> web.Response:
         body = await request.json()
+        if self.mind.key and request.headers.get("Authorization") != f"Bearer {self.mind.key}":
+            return _refuse(401, "invalid_api_key", "Incorrect API key provided")
+        if lacking := sorted(self.mind.lacks.intersection(body)):
+            return _refuse(400, "unsupported_parameter", f"Unsupported parameter: '{lacking[0]}'")
         prompt = "\n".join(_text(message["content"]) for message in body["messages"])
         schema = ((body.get("response_format") or {}).get("json_schema") or {}).get("schema")
         self.requests += 1
@@ -353,9 +360,13 @@ def main() -> None:
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--noise", type=float, default=0.0)
     parser.add_argument("--position-bias", type=float, default=0.0)
-    options = parser.parse_args()
-    mind = Mind(seed=options.seed, noise=options.noise, position_bias=options.position_bias)
-    asyncio.run(serve(mind, options.port))
+    parser.add_argument("--delay-s", type=float, default=0.0)
+    parser.add_argument("--key", default="", help="answer to this API key alone")
+    parser.add_argument("--lacks", nargs="*", default=(), help="fields to refuse: response_format")
+    options = vars(parser.parse_args())
+    port = options.pop("port")
+    mind = Mind(**options | {"lacks": frozenset(options["lacks"])})
+    asyncio.run(serve(mind, port))
 
 
 if __name__ == "__main__":

@@ -13,6 +13,7 @@ from babylon.errors import AlreadyTrainedError, WindowNotReadyError
 from babylon.lifecycle import claimed, committed
 from babylon.metrics import scored_metrics, window_metrics
 from babylon.pending import window_to_train
+from babylon.rewards.registry import require_scorer
 from babylon.settings import Settings
 from babylon.store import Store, open_store
 from babylon.store.windows import get_window, set_state
@@ -54,6 +55,7 @@ async def train_window(
         BabylonError: A stage failed; the window's row keeps the reason.
     """
     settings = await settings_with(overrides, blocks)
+    require_scorer(settings)
     async with open_store(settings) as store:
         window = await _choose(store, settings, window_id)
         try:

@@ -54,7 +54,7 @@ def explain(
             }
         )
         return
-    told = ", ".join(f"{name} {value}" for name, value in metrics.items())
+    told = ", ".join(f"{name} {_plain(metrics[name])}" for name in sorted(metrics))
     print(f"window {window}, scorer {scores[0].scorer}" + (f": {told}" if told else ""))
     for name, group in groups:
         if members := [score for score in group if score in shown]:
@@ -97,7 +97,7 @@ def _print_group(name: str, group: "Sequence[Scored]", members: "Sequence[Scored
     rows = [[score.agent_id, score.score, _interval(score), _because(score)] for score in members]
     print_table(f"Scenario {name}", ["agent", "score", "interval", "because"], rows)
     if len(group) > 1 and group[0].score > group[-1].score:
-        print(f"best {group[0].agent_id}, worst {group[-1].agent_id}")
+        print(f"best {_equals(group, group[0])}, worst {_equals(group, group[-1])}")
     else:
         print("no differences")
 
@@ -108,6 +108,15 @@ def _print_details(score: "Scored") -> None:
         print(f"  - {reason}")
     if score.seen:
         print("\nThe judge saw:\n" + score.seen)
+
+
+def _equals(group: "Sequence[Scored]", one: "Scored") -> str:
+    """Everybody with that one's score: the judge could not tell them apart."""
+    return " = ".join(score.agent_id for score in group if score.score == one.score)
+
+
+def _plain(value: object) -> str:
+    return f"{value:.3g}" if isinstance(value, float) else str(value)
 
 
 def _interval(score: "Scored") -> str:

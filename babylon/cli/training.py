@@ -103,14 +103,14 @@ def train(
         trainer=trainer,
         loss=loss,
     )
-    from babylon.rewards.registry import load_scorer
+    from babylon.rewards.registry import require_scorer
     from babylon.trainers.requirements import require_trainer
 
     # The flow refuses these too, but only after Prefect has started.
     settings = load_settings(**overrides)
     if window is not None:
         settled_window(window, datetime.now(UTC), settings.minutes, settings.grace_s)
-    load_scorer(settings.scorer)
+    require_scorer(settings)
     require_trainer(settings)
     _become_flow(
         TrainRequest(

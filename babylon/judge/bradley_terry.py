@@ -2,27 +2,67 @@
 
 P(i preferred to j, i shown first) = sigmoid(theta_i - theta_j + first), with
 theta ~ N(0, v): ridge, its strength v estimated by EM. ``first`` is what being shown first is
-worth. Standard errors are those of the quasi-likelihood (McCullagh and Nelder 1989, ch. 9): the
-curvature times the dispersion that the residuals show. A judge that never contradicts itself
-leaves residuals near zero, and intervals close; one that guesses has dispersion one.
+worth, and free. Standard errors are those of the quasi-likelihood (McCullagh and Nelder 1989,
+ch. 9): the curvature times the dispersion that the residuals show. A judge that never contradicts
+itself leaves residuals near zero, and intervals close; one that guesses has dispersion one.
 """
 
 from collections.abc import Sequence
+from dataclasses import dataclass
 
 import numpy as np
 
 from babylon.judge.calibrate import Estimate, Floats, Z, centred_errors
 
-_ROUNDS = 40
-_FIRST_VARIANCE = 1.0
-_VARIANCES = (0.05, 100.0)
+Win = tuple[int, int, bool]
+"""Winner, loser, and whether the winner was shown first."""
+
+_ROUNDS = 60
+_FIRST_VARIANCE = 1000.0
+_VARIANCES = (0.05, 1000.0)
 _DISPERSION = 1e-4  # the least
 
 
-def fit_preferences(wins: Sequence[tuple[int, int, bool]], items: int) -> Estimate:
-    """``wins``: (winner, loser, the winner was shown first). A score is the probability of being
-    preferred to a random other trajectory, whichever is shown first.
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Fit:
+    """``worth`` ``[N]``, what being ``first`` is worth, covariance ``[N + 1, N + 1]`` of both."""
+
+    worth: Floats
+    first: float
+    covariance: Floats
+    dispersion: float
+
+
+def fit_preferences(wins: Sequence[Win], items: int) -> Estimate:
+    """A score is the probability of being preferred to a random other trajectory, whichever is
+    shown first."""
+    fit = _fit(wins, items)
+    errors = centred_errors(fit.covariance[:items, :items]) * np.sqrt(fit.dispersion)
+    return Estimate(
+        scores=_against_others(fit.worth, fit.worth),
+        low=_against_others(fit.worth - Z * errors, fit.worth),
+        high=_against_others(fit.worth + Z * errors, fit.worth),
+        reliability=max(0.0, 1 - min(1.0, fit.dispersion)),
+    )
+
+
+def information(wins: Sequence[Win], items: int) -> Floats:
+    """What asking about i and j, i shown first, would tell: ``[N, N]``.
+
+    It is the variance of the answer times that of its log odds (D-optimal design): an answer known
+    beforehand tells nothing, be it for the trajectories or for what being first is worth.
     """
+    fit = _fit(wins, items)
+    own = fit.covariance[:items, :items]
+    pair = np.diag(own)[:, None] + np.diag(own)[None, :] - 2 * own
+    side = fit.covariance[:items, items]
+    odds = fit.covariance[items, items] + pair + 2 * (side[:, None] - side[None, :])
+    chance = _sigmoid(fit.worth[:, None] - fit.worth[None, :] + fit.first)
+    result: Floats = chance * (1 - chance) * odds
+    return result
+
+
+def _fit(wins: Sequence[Win], items: int) -> _Fit:
     design, outcome = _design(wins, items)
     theta, variance = np.zeros(items + 1), 1.0
     for _ in range(_ROUNDS):
@@ -36,18 +76,15 @@ def fit_preferences(wins: Sequence[tuple[int, int, bool]], items: int) -> Estima
         squares = theta[:items] ** 2 + np.diag(covariance)[:items]
         variance = float(np.clip(squares.mean(), *_VARIANCES))
     chance = _sigmoid(design @ theta)
-    dispersion = _dispersion(design, outcome, chance, covariance)
-    errors = centred_errors(covariance[:items, :items]) * np.sqrt(dispersion)
-    worth = theta[:items]
-    return Estimate(
-        scores=_against_others(worth, worth),
-        low=_against_others(worth - Z * errors, worth),
-        high=_against_others(worth + Z * errors, worth),
-        reliability=max(0.0, 1 - min(1.0, dispersion)),
+    return _Fit(
+        worth=theta[:items],
+        first=float(theta[items]),
+        covariance=covariance,
+        dispersion=_dispersion(design, outcome, chance, covariance),
     )
 
 
-def _design(wins: Sequence[tuple[int, int, bool]], items: int) -> tuple[Floats, Floats]:
+def _design(wins: Sequence[Win], items: int) -> tuple[Floats, Floats]:
     """One row a comparison, +1 for the one shown first and -1 for the other."""
     design, outcome = np.zeros((len(wins), items + 1)), np.zeros(len(wins))
     for row, (winner, loser, winner_first) in enumerate(wins):

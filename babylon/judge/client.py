@@ -1,11 +1,14 @@
 """A judge behind an OpenAI-compatible server.
 
 The SDK retries rate limits, server errors and lost connections with jitter, and honours
-``Retry-After``. Structured output is asked for where the server knows it.
+``Retry-After``. Structured output is asked for where the server knows it, and the newer name of
+the limit of an answer.
 """
 
 import asyncio
-from collections.abc import Sequence
+import logging
+import re
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from types import TracebackType
 from typing import Any, Self
@@ -17,7 +20,10 @@ from babylon.judge.prompt import Schema
 from babylon.judge.text import count_tokens
 from babylon.store.judgments import Spent
 
+log = logging.getLogger(__name__)
+
 RETRIES = 6
+_ABOUT_FORM = re.compile(r"response.?format|json.?schema|structured|guided|grammar", re.IGNORECASE)
 
 
 class PromptTooLongError(Exception):
@@ -66,7 +72,7 @@ class JudgeClient:
     ) -> None:
         self.model, self.name = model, name or model
         self.price, self.temperature = price or Price(), temperature
-        self._url, self._structured = base_url, True
+        self._url, self._structured, self._length = base_url, True, "max_completion_tokens"
         self._turn = asyncio.Semaphore(concurrency)
         self._client = openai.AsyncOpenAI(
             base_url=base_url, api_key=api_key, max_retries=RETRIES, timeout=timeout_s
@@ -99,8 +105,9 @@ class JudgeClient:
             if isinstance(error, openai.BadRequestError) and _is_length(error):
                 raise PromptTooLongError(str(error)) from error
             raise ScoringError(
-                f"judge {self.name} at {self._url}: {error}; nothing that it judged before is lost:"
-                " correct JUDGE_MODEL, JUDGE_BASE_URL or the key, or run the window again later"
+                f"judge {self.name} at {self._url}: {str(error).rstrip('.')}; nothing that it"
+                " judged before is lost: correct JUDGE_MODEL, JUDGE_BASE_URL or the key, or run"
+                " the window again later"
             ) from error
         text = (reply.choices[0].message.content or "") if reply.choices else ""
         usage = reply.usage
@@ -116,25 +123,41 @@ class JudgeClient:
     async def _complete(
         self, messages: Sequence[dict[str, str]], schema: Schema, max_tokens: int
     ) -> Any:
-        options: dict[str, Any] = {"max_completion_tokens": max_tokens}
+        create: Any = self._client.chat.completions.create
+        while True:
+            options = self._options(schema, max_tokens)
+            try:
+                return await create(model=self.model, messages=messages, **options)
+            except (openai.BadRequestError, openai.UnprocessableEntityError) as error:
+                if not self._can_do_without(str(error), options):
+                    raise
+
+    def _options(self, schema: Schema, max_tokens: int) -> dict[str, Any]:
+        options: dict[str, Any] = {self._length: max_tokens}
         if self.temperature is not None:
             options["temperature"] = self.temperature
-        create: Any = self._client.chat.completions.create
-        if not self._structured:
-            return await create(model=self.model, messages=messages, **options)
-        form = {"name": "judgment", "strict": True, "schema": schema}
-        try:
-            return await create(
-                model=self.model,
-                messages=messages,
-                response_format={"type": "json_schema", "json_schema": form},
-                **options,
-            )
-        except openai.BadRequestError as error:
-            if "response_format" not in str(error):
-                raise
+        if self._structured:
+            form = {"name": "judgment", "strict": True, "schema": schema}
+            options["response_format"] = {"type": "json_schema", "json_schema": form}
+        return options
+
+    def _can_do_without(self, refusal: str, asked: Mapping[str, Any]) -> bool:
+        """Whether the refused request may be sent again without what the server does not know.
+
+        The prompt asks for the same JSON in words, and every reply is checked.
+        """
+        if "response_format" in asked and _ABOUT_FORM.search(refusal):
+            if self._structured:
+                log.warning(
+                    "judge %s at %s does not take a JSON schema: its form is asked for in words",
+                    *(self.name, self._url),
+                )
             self._structured = False
-            return await create(model=self.model, messages=messages, **options)
+            return True
+        if "max_completion_tokens" in asked and "max_completion_tokens" in refusal:
+            self._length = "max_tokens"
+            return True
+        return False
 
 
 def _is_length(error: openai.BadRequestError) -> bool:

@@ -4,15 +4,17 @@ Everything follows from a seed, so that a run repeated asks the same prompts. In
 blocks form a ring, each sharing one trajectory with the next: the anchor that puts both on one
 scale, and closing the ring shows how well that works. The first block is asked once more in
 reversed order, because nothing else tells how reliable the judge is. Later passes take what is
-unstable, in new company; who was listed early before is listed late now.
+unstable, in new company; who was listed early before is listed late now. Of pairs those are asked
+whose answer is least known, which under a bias for the first are not the neighbours.
 """
 
-from collections.abc import Mapping, Sequence
-from itertools import pairwise
+from collections.abc import Mapping, Sequence, Set
+from itertools import pairwise, permutations
 from math import ceil
 from random import Random
 from statistics import fmean
 
+from babylon.judge.calibrate import Floats
 from babylon.judge.sheet import Block
 
 
@@ -26,6 +28,8 @@ def ring(items: int, size: int, random: Random) -> list[Block]:
     count = ceil(items / (size - 1))
     cuts = [round(block * items / count) for block in range(count + 1)]
     blocks = [[order[i % items] for i in range(start, end + 1)] for start, end in pairwise(cuts)]
+    if size == 2:  # each is first once and second once, so no bias for a place favours anybody
+        return [tuple(block) for block in blocks]
     return [tuple(random.sample(block, len(block))) for block in blocks]
 
 
@@ -42,17 +46,25 @@ def again(
     ]
 
 
-def uncompared(
-    order: Sequence[int], compared: set[tuple[int, int]], items: set[int]
+def telling(
+    order: Sequence[int], asked: Set[Block], unstable: Set[int], tells: Floats
 ) -> list[Block]:
-    """Pairs of neighbours in the order, of which one is among ``items``, not yet compared: never,
-    else in one listing only. ``compared`` holds (first, second) as listed."""
-    neighbours = [pair for pair in pairwise(order) if items.intersection(pair)]
-    never = [p for p in neighbours if p not in compared and p[::-1] not in compared]
-    if never:
-        return [pair if number % 2 else pair[::-1] for number, pair in enumerate(never)]
-    return [
-        pair if pair not in compared else pair[::-1]
-        for pair in neighbours
-        if pair not in compared or pair[::-1] not in compared
+    """Pairs not asked in that order yet, those first whose answers tell most, each item in one.
+
+    ``tells[i, j]`` is for i listed first. Pairs without an ``unstable`` item have nothing left to
+    tell, but for neighbours in the ``order`` that never met.
+    """
+    met = {frozenset(pair) for pair in asked}
+    strangers = {frozenset(pair) for pair in pairwise(order)} - met
+    pairs = [
+        pair
+        for pair in permutations(order, 2)
+        if pair not in asked and (not unstable.isdisjoint(pair) or frozenset(pair) in strangers)
     ]
+    chosen: list[Block] = []
+    busy: set[int] = set()
+    for pair in sorted(pairs, key=lambda pair: -tells[pair]):
+        if not busy.intersection(pair):
+            busy.update(pair)
+            chosen.append(pair)
+    return chosen

@@ -12,13 +12,12 @@ from pathlib import Path
 import aiohttp
 import msgspec
 
-from babylon.errors import ConfigError, ServingError
+from babylon.errors import ServingError
 from babylon.settings import Settings
 from babylon.supervise import Service, supervised
 
 MODEL = "judge"
 TEMPERATURE = 0.7
-_CONFIGS = ("config.json", "adapter_config.json")
 _READY_S, _POLL_S = 180.0, 0.1
 _LOAD = aiohttp.ClientTimeout(total=600)
 
@@ -37,14 +36,8 @@ async def local_judge(settings: Settings, path: Path) -> AsyncIterator[LocalJudg
     """Serve a checkpoint directory on a free port while the block runs.
 
     Raises:
-        ConfigError: no checkpoint is there.
         ServingError: the engine does not start, or the checkpoint does not load.
     """
-    if not any((path / name).exists() for name in _CONFIGS):
-        raise ConfigError(
-            f"JUDGE_MODEL_PATH={str(path)!r} holds no model ({' or '.join(_CONFIGS)}): name the"
-            " directory of a checkpoint"
-        )
     port = _free_port()
     service = Service(
         name="judge",

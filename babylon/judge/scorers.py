@@ -12,12 +12,13 @@ from contextlib import AsyncExitStack
 from dataclasses import replace
 from datetime import UTC, datetime
 
-from babylon.errors import ConfigError, ScoringError
+from babylon.errors import ScoringError
 from babylon.judge.budget import Budget, BudgetSpentError, Limits
 from babylon.judge.client import JudgeClient, Price
 from babylon.judge.evidence import read_evidence
 from babylon.judge.local import MODEL, TEMPERATURE, local_judge
 from babylon.judge.records import JudgeConfig, Judgments, Level, Method
+from babylon.judge.requirements import require_judge
 from babylon.judge.rubrics import load_rubric
 from babylon.judge.window import judge_window
 from babylon.rewards.heuristic import heuristic
@@ -27,8 +28,6 @@ from babylon.store.judgments import StoredJudgments, spent_on_window, spent_sinc
 from babylon.trajectories import Trajectory
 
 log = logging.getLogger(__name__)
-
-_OPENAI = "api.openai.com"
 
 
 async def ruler(trajectories: Sequence[Trajectory], context: ScoringContext) -> list[Score]:
@@ -50,7 +49,7 @@ async def _score(
     method: Method, trajectories: Sequence[Trajectory], context: ScoringContext
 ) -> list[Score]:
     settings = context.settings
-    check_settings(settings)
+    require_judge(settings)
     try:
         async with asyncio.timeout(settings.judge_timeout_s):
             return await _down_the_ladder(method, trajectories, context)
@@ -191,33 +190,3 @@ async def _report(context: ScoringContext, level: Level, *, model: str, reliabil
         rubric=load_rubric(context.settings.judge_rubric).version,
         model=model,
     )
-
-
-def check_settings(settings: Settings) -> None:
-    """Before anything is bought.
-
-    Raises:
-        ConfigError: no judge is named, or two are; a key or a price is missing.
-    """
-    if (settings.judge_model is None) == (settings.judge_model_path is None):
-        raise ConfigError(
-            f"judge: JUDGE_MODEL={settings.judge_model!r} and JUDGE_MODEL_PATH="
-            f"{settings.judge_model_path!r}: set one of them, a model of the server at"
-            " JUDGE_BASE_URL or a checkpoint directory (or use --scorer heuristic)"
-        )
-    if (
-        settings.judge_model
-        and _OPENAI in settings.judge_base_url
-        and settings.openai_api_key is None
-    ):
-        raise ConfigError(
-            f"judge: {settings.judge_base_url} asks for a key: set OPENAI_API_KEY, or"
-            " JUDGE_BASE_URL to another OpenAI-compatible server"
-        )
-    limits = (settings.judge_window_usd, settings.judge_day_usd)
-    priced = settings.judge_prompt_usd or settings.judge_completion_usd
-    if settings.judge_model and any(limit is not None for limit in limits) and not priced:
-        raise ConfigError(
-            "judge: a limit in US dollars needs prices: set JUDGE_PROMPT_USD_PER_MTOK and"
-            " JUDGE_COMPLETION_USD_PER_MTOK, or limit tokens instead"
-        )

@@ -80,10 +80,12 @@ def prepare(group: Sequence[JudgedTrajectory], truth: GroundTruth, config: Judge
         shown=tuple(
             Shown(
                 trajectory_id=judged.trajectory.trajectory_id,
-                text=condense(judged, common, max(limit - count_tokens(truth_), 0)),
+                text=text
+                if (room := max(limit - count_tokens(truth_), 0)) >= count_tokens(text)
+                else condense(judged, common, room),
                 own_truth=truth_,
             )
-            for judged, truth_ in zip(group, own, strict=True)
+            for judged, text, truth_ in zip(group, whole, own, strict=True)
         ),
         truth=outcomes,
         common=shared,

@@ -7,6 +7,7 @@ silently: ``shorten`` says how many characters are missing.
 """
 
 import re
+from functools import lru_cache
 from math import ceil
 
 _CONTROL = re.compile(r"[\x00-\x1f\x7f-\x9f\u2028\u2029\u200b-\u200f\u202a-\u202e\u2066-\u2069]+")
@@ -32,6 +33,7 @@ def shorten(text: str, limit: int) -> str:
     return f"{text[:head]} [{left_out} characters left out] {text[len(text) - tail :]}"
 
 
+@lru_cache(maxsize=256)  # texts are counted alone, in their block and in every prompt
 def count_tokens(text: str) -> int:
     """An upper estimate without a tokenizer: four ASCII letters a token, each digit, mark and run
     of spaces one, each other character as many as it has UTF-8 bytes. Byte-pair vocabularies of

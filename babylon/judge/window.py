@@ -3,15 +3,18 @@
 from collections import defaultdict
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
+from math import log2
 from random import Random
 from statistics import fmean
 
-from babylon.judge.bradley_terry import fit_preferences
+import numpy as np
+
+from babylon.judge.bradley_terry import Win, fit_preferences, information
 from babylon.judge.budget import Budget, BudgetSpentError
 from babylon.judge.cache import JudgmentCache
 from babylon.judge.calibrate import Estimate, Observation, calibrate, tie, unstable
 from babylon.judge.client import JudgeClient
-from babylon.judge.design import again, ring, uncompared
+from babylon.judge.design import again, ring, telling
 from babylon.judge.panel import Panel, Verdict, together
 from babylon.judge.records import (
     GroundTruth,
@@ -24,8 +27,6 @@ from babylon.judge.records import (
 )
 from babylon.judge.sheet import Block, Sheet, prepare
 from babylon.store.judgments import Spent
-
-_PAIRS_A_PASS = 6  # a pair tells one bit where a list of six tells ten
 
 
 async def judge_window(
@@ -79,6 +80,7 @@ class Sitting:
 
     sheet: Sheet
     verdicts: list[Verdict] = field(default_factory=list)
+    _fitted: tuple[int, Estimate] | None = None
 
     @property
     def items(self) -> int:
@@ -107,7 +109,11 @@ class Sitting:
         return False
 
     def estimate(self) -> Estimate:
-        return _ESTIMATORS[self.sheet.config.method](self.verdicts, self.items)
+        """What all verdicts so far come to; computed once for them."""
+        if self._fitted is None or self._fitted[0] != len(self.verdicts):
+            estimate = _ESTIMATORS[self.sheet.config.method](self.verdicts, self.items)
+            self._fitted = (len(self.verdicts), estimate)
+        return self._fitted[1]
 
     def scores(self) -> list[JudgedScore]:
         estimate = self.estimate()
@@ -130,44 +136,39 @@ class Sitting:
 
     def _next(self, number: int) -> list[Block]:
         """The blocks to ask now; none when all is stable or the passes are used up."""
-        if self.items < 2:
-            return []
-        if number == 0:
-            return self._probe() if self.sheet.config.passes > 1 else []
         room = int(self._most) - sum(len(verdict.block) for verdict in self.verdicts)
-        estimate = self.estimate()
-        if self.sheet.config.method == "preference":
-            return self._neighbours(estimate)[: max(room, 0) // 2]
-        width = estimate.high - estimate.low
-        doubtful = sorted(unstable(estimate), key=lambda item: -width[item])[: max(room, 0)]
-        if self.sheet.config.method == "regression":
-            return [(item,) for item in doubtful]
-        if len(doubtful) < 2:
+        size = self.sheet.block_size
+        if self.items < 2 or room < 1:
             return []
-        return again(doubtful, self.sheet.block_size, self._places(), self._random(number))
+        pairs = self.sheet.config.method == "preference"
+        if number == 0 and not pairs:
+            return self._probe()
+        estimate = self.estimate()
+        doubtful, width = unstable(estimate), estimate.high - estimate.low
+        if pairs:
+            order = [int(item) for item in np.argsort(-estimate.scores, kind="stable")]
+            asked = {verdict.block for verdict in self.verdicts}
+            tells = information(_wins(self.verdicts), self.items)
+            return telling(order, asked, set(doubtful), tells)[: room // 2]
+        widest = sorted(doubtful, key=lambda item: -width[item])[:room]
+        if size == 1:
+            return [(item,) for item in widest]
+        if self.items <= size and doubtful:  # one list holds everybody, and parts of it tell less
+            widest = list(range(self.items))
+        if len(widest) < 2:
+            return []
+        return again(widest, size, self._places(), self._random(number))
 
     def _probe(self) -> list[Block]:
-        """The first block again, reversed; of single ones and pairs as many as a block has."""
-        first = self.first_pass()
-        few = first[: max(1, 6 // self.sheet.block_size)]
+        """The first block again, reversed; of single ones as many as a block has."""
+        few = self.first_pass()[: max(1, 6 // self.sheet.block_size)]
         return [block[::-1] for block in few]
-
-    def _neighbours(self, estimate: Estimate) -> list[Block]:
-        """First neighbours that were never compared, then those too close, the other way round."""
-        compared = {(v.block[0], v.block[1]) for v in self.verdicts}
-        order = sorted(range(self.items), key=lambda item: -estimate.scores[item])
-        never = [
-            pair
-            for pair in uncompared(order, compared, set(range(self.items)))
-            if pair[::-1] not in compared
-        ]
-        return never or uncompared(order, compared, set(unstable(estimate)))
 
     @property
     def _most(self) -> float:
-        passes = self.sheet.config.passes
-        pairs = self.sheet.config.method == "preference"
-        return passes * (_PAIRS_A_PASS if pairs else 1) * self.items
+        """Appearances. A pair tells one bit: to sort takes log2 N of them for each trajectory."""
+        pairs = 1 + log2(self.items) if self.sheet.config.method == "preference" else 1
+        return self.sheet.config.passes * pairs * self.items
 
     def _places(self) -> dict[int, list[float]]:
         places: dict[int, list[float]] = defaultdict(list)
@@ -202,12 +203,16 @@ def _alone(verdicts: Sequence[Verdict], items: int) -> Estimate:
 
 
 def _from_wins(verdicts: Sequence[Verdict], items: int) -> Estimate:
+    return fit_preferences(_wins(verdicts), items)
+
+
+def _wins(verdicts: Sequence[Verdict]) -> list[Win]:
     wins = []
     for verdict in verdicts:
         first, second = verdict.block
         first_won = verdict.scores[0] > verdict.scores[1]
         wins.append((first, second, True) if first_won else (second, first, False))
-    return fit_preferences(wins, items)
+    return wins
 
 
 _ESTIMATORS: dict[Method, Callable[[Sequence[Verdict], int], Estimate]] = {

@@ -11,7 +11,7 @@ import asyncio
 from collections.abc import Awaitable, Callable, Iterator, Sequence
 from itertools import groupby
 
-from babylon.errors import ConfigError
+from babylon.judge.requirements import require_art_judge
 from babylon.judge.rubrics import load_rubric
 from babylon.rewards.scorer import Score, ScoringContext
 from babylon.trajectories import Trajectory
@@ -23,19 +23,15 @@ async def art_ruler(trajectories: Sequence[Trajectory], context: ScoringContext)
     """The scorer: asks the judge of the settings by their rubric; one score a trajectory.
 
     Raises:
-        ConfigError: no ``JUDGE_MODEL`` is named.
+        ConfigError: no ``JUDGE_MODEL`` is named; a rubric or key is missing.
         Exception: as ``scores_by_art``.
     """
     settings = context.settings
-    if settings.judge_model is None:
-        raise ConfigError(
-            "art-ruler: JUDGE_MODEL is not set: name a model of the server at JUDGE_BASE_URL"
-            f" ({settings.judge_base_url}); a checkpoint at JUDGE_MODEL_PATH is not asked by ART"
-        )
+    require_art_judge(settings)
     key = settings.openai_api_key
     return await scores_by_art(
         trajectories,
-        model=settings.judge_model,
+        model=settings.judge_model or "",
         base_url=settings.judge_base_url,
         api_key=key.get_secret_value() if key else "none",
         rubric=load_rubric(settings.judge_rubric).text,

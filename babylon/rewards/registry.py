@@ -3,7 +3,9 @@
 import importlib
 
 from babylon.errors import ConfigError
+from babylon.judge.requirements import require_art_judge, require_judge
 from babylon.rewards.scorer import Scorer
+from babylon.settings import Settings
 
 SCORERS = {
     "heuristic": "babylon.rewards.heuristic:heuristic",
@@ -13,6 +15,8 @@ SCORERS = {
     "art-ruler": "babylon.rewards.art_ruler:art_ruler",
 }
 """Name → where it is; imported only when it is chosen."""
+
+ASKING_A_JUDGE = ("ruler", "preference", "regression")
 
 
 def load_scorer(name: str) -> Scorer:
@@ -45,3 +49,16 @@ def load_scorer(name: str) -> Scorer:
         )
     found: Scorer = scorer
     return found
+
+
+def require_scorer(settings: Settings) -> None:
+    """Can the chosen scorer work? Asked before a window is claimed.
+
+    Raises:
+        ConfigError: there is no such scorer, or a setting that it needs is missing; it says which.
+    """
+    load_scorer(settings.scorer)
+    if settings.scorer in ASKING_A_JUDGE:
+        require_judge(settings)
+    elif settings.scorer == "art-ruler":
+        require_art_judge(settings)

@@ -8,8 +8,9 @@ import torch
 from babylon.errors import ConfigError, ScoringError
 from babylon.judge.cache import MemoryJudgments
 from babylon.judge.records import GroundTruth, JudgeConfig
+from babylon.judge.requirements import require_judge
 from babylon.judge.rubrics import Rubric
-from babylon.judge.scorers import check_settings, open_judge
+from babylon.judge.scorers import open_judge
 from babylon.judge.sheet import prepare
 from babylon.judge.window import judge_window
 from babylon.settings import load_settings
@@ -29,7 +30,7 @@ def settings_for(path, tmp_path):
 
 async def judged_by(path, tmp_path):
     settings = settings_for(path, tmp_path)
-    check_settings(settings)
+    require_judge(settings)
     async with AsyncExitStack() as stack:
         client, config = await open_judge(stack, settings, CONFIG, cheaper=False)
         assert (client.temperature, config.context_tokens) == (0.7, CONTEXT)
@@ -87,5 +88,5 @@ async def test_a_path_without_a_model_is_named(tmp_path):
 
 def test_one_judge_at_a_time(tmp_path):
     both = load_settings(home=tmp_path, judge_model="m", judge_model_path=tmp_path)
-    with pytest.raises(ConfigError, match="set one of them"):
-        check_settings(both)
+    with pytest.raises(ConfigError, match="name two judges: unset one"):
+        require_judge(both)

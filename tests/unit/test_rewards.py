@@ -5,7 +5,7 @@ import pytest
 
 from babylon.errors import ConfigError, ScoringError
 from babylon.rewards.heuristic import heuristic
-from babylon.rewards.registry import SCORERS, load_scorer
+from babylon.rewards.registry import SCORERS, load_scorer, require_scorer
 from babylon.rewards.scorer import Score, ScoringContext, score
 from babylon.settings import load_settings
 from babylon.trajectories import Trajectory
@@ -123,3 +123,20 @@ async def test_a_scorer_that_asks_for_its_context_gets_it_and_its_metrics_are_ke
     )
     assert [s.value for s in await score("spread", spread, THREE, context)] == [10.0, 20.0, 30.0]
     assert context.metrics == {"seed": 7}
+
+
+@pytest.mark.parametrize(
+    ("chosen", "message"),
+    [
+        ({"scorer": "ruler"}, "scorer 'ruler' asks a judge, and none is named: set JUDGE_MODEL"),
+        ({"scorer": "regression", "judge_model": "m"}, "set OPENAI_API_KEY"),
+        ({"scorer": "preference", "judge_model_path": "/nowhere"}, "holds no model"),
+        ({"scorer": "ruler", "judge_model": "m", "judge_rubric": "none"}, "choose trading-v1"),
+        ({"scorer": "art-ruler", "judge_model_path": "/nowhere"}, "JUDGE_MODEL is not set"),
+        ({"scorer": "heuristics"}, "is unknown"),
+    ],
+)
+def test_a_scorer_that_cannot_work_is_refused_beforehand(chosen, message):
+    with pytest.raises(ConfigError, match=message):
+        require_scorer(load_settings(**chosen))
+    require_scorer(load_settings(scorer="ruler", judge_model="m", judge_base_url="http://x/v1"))

@@ -1,5 +1,8 @@
 """ART's own RULER as a scorer, against a judge on loopback."""
 
+import importlib
+import os
+import sys
 from datetime import UTC, datetime
 
 import pytest
@@ -104,3 +107,20 @@ async def test_without_a_judge_it_says_what_to_set():
     context = ScoringContext(window_id="w", settings=Settings(), store=None, artifact=None)
     with pytest.raises(ConfigError, match="JUDGE_MODEL is not set"):
         await score("art-ruler", art_ruler, [trajectory(1, 0.0)], context)
+
+
+def test_importing_art_takes_nothing_from_a_stray_env_file(tmp_path, monkeypatch):
+    from babylon.art import art, patches
+
+    attribute = "_preprocess_mask_arguments"  # which importing ART replaces
+    monkeypatch.setattr(patches.masking_utils, attribute, getattr(patches.masking_utils, attribute))
+    (tmp_path / ".env").write_text("STRAY_SETTING=1\n")
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(sys, "frozen", True, raising=False)  # then dotenv looks from here upwards
+    importlib.reload(art)
+    assert "STRAY_SETTING" not in os.environ
+    monkeypatch.delenv("PYTHON_DOTENV_DISABLED")
+    monkeypatch.setenv("STRAY_SETTING", "of ours")  # so that it is taken away again
+    monkeypatch.delenv("STRAY_SETTING")
+    importlib.reload(art)
+    assert os.environ["STRAY_SETTING"] == "1"  # what it would have done

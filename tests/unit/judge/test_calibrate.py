@@ -3,9 +3,9 @@ from random import Random
 import numpy as np
 import pytest
 
-from babylon.judge.bradley_terry import fit_preferences
+from babylon.judge.bradley_terry import fit_preferences, information
 from babylon.judge.calibrate import Estimate, Observation, calibrate, tie, unstable
-from babylon.judge.design import again, ring, uncompared
+from babylon.judge.design import again, ring, telling
 
 
 def observe(blocks, score):
@@ -122,8 +122,28 @@ def test_later_blocks_are_mixed_and_list_the_late_ones_first():
         assert list(block) == sorted(block, reverse=True)
 
 
-def test_neighbours_are_compared_once_and_then_the_other_way_round():
-    assert uncompared([2, 0, 1], {(2, 0)}, {0, 1, 2}) == [(1, 0)]
-    both = uncompared([2, 0, 1], {(2, 0), (1, 0)}, {0, 1, 2})
-    assert both == [(0, 2), (0, 1)]
-    assert uncompared([2, 0, 1], {(2, 0), (0, 2), (0, 1), (1, 0)}, {0, 1, 2}) == []
+def test_pairs_have_everybody_first_once_and_second_once():
+    blocks = ring(7, 2, Random(0))
+    assert sorted(first for first, _ in blocks) == sorted(second for _, second in blocks)
+
+
+def test_of_pairs_the_most_telling_are_asked_each_trajectory_in_one():
+    tells = np.zeros((4, 4))
+    tells[0, 1], tells[1, 2], tells[3, 2], tells[2, 3] = 3.0, 2.0, 1.0, 0.5
+    assert telling([0, 1, 2, 3], set(), {0, 1, 2, 3}, tells) == [(0, 1), (3, 2)]
+    assert telling([0, 1, 2, 3], {(0, 1)}, {0, 1, 2, 3}, tells)[0] == (1, 2)
+
+
+def test_of_stable_pairs_only_neighbours_that_never_met_are_asked():
+    tells = np.ones((3, 3))
+    assert telling([2, 0, 1], {(2, 0), (0, 1)}, set(), tells) == []
+    assert {*telling([2, 0, 1], {(2, 0)}, set(), tells)[0]} == {0, 1}
+
+
+def test_under_a_bias_for_the_first_the_answer_about_equals_tells_least():
+    """The first always wins but against who is far better: 0 < 1 < 2 < 3, two apart."""
+    wins = [(i, j, True) for i in range(4) for j in range(4) if i != j and i - j > -2]
+    wins += [(j, i, False) for i in range(4) for j in range(4) if j - i > 2]
+    tells = information(wins, 4)
+    assert tells[0, 2] > tells[0, 1] > tells[1, 0]
+    assert information([(1, 0, i % 2 == 0) for i in range(4)], 3)[2, 0] > 0  # never met

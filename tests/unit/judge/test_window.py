@@ -57,7 +57,22 @@ async def test_without_noise_pairs_find_the_order_too(count):
     group, worths = ladder(count)
     async with bench() as (_, client):
         judgments = await judge_all(client, group, "preference")
-    assert kendall(worths, values(judgments)) > 0.98
+    assert kendall(worths, values(judgments)) == 1
+
+
+async def test_of_pairs_too_a_bias_for_the_first_is_taken_out():
+    group, worths = ladder(12)
+    async with bench(noise=0.1, position_bias=0.5) as (_, client):
+        judgments = await judge_all(client, group, "preference")
+    assert kendall(worths, values(judgments)) > 0.8
+
+
+async def test_a_group_that_fits_into_one_list_is_repeated_whole():
+    group, _ = ladder(4)
+    async with bench(noise=0.4) as (judge, client):
+        judgments = await judge_all(client, group)
+    assert judgments.requests == 3
+    assert all(prompt.count("<trajectory id=") == 4 for prompt in judge.prompts)
 
 
 async def test_position_bias_is_recognised_and_taken_out():
@@ -180,6 +195,29 @@ async def test_a_server_that_refuses_is_named_with_the_remedy():
     async with bench() as (judge, _), JudgeClient(model="m", base_url=judge.base_url + "x") as lost:
         with pytest.raises(ScoringError, match=r"judge m at .*v1x: .*404.*JUDGE_BASE_URL"):
             await judge_all(lost, ladder(4)[0])
+
+
+@pytest.mark.parametrize("lacking", ["response_format", "max_completion_tokens"])
+async def test_a_server_of_an_older_api_is_asked_without_what_it_does_not_know(lacking, caplog):
+    group, worths = ladder(8)
+    async with bench(lacks=frozenset([lacking])) as (judge, client):
+        judgments = await judge_all(client, group)
+    assert kendall(worths, values(judgments)) == 1
+    assert judgments.requests == 3 == judge.requests
+    assert ("does not take a JSON schema" in caplog.text) == (lacking == "response_format")
+
+
+async def test_a_field_that_cannot_be_left_out_fails_with_what_the_server_said():
+    async with bench(lacks=frozenset(["messages"])) as (_, client):
+        with pytest.raises(ScoringError, match=r"loopback at .*400.*Unsupported.*'messages'"):
+            await judge_all(client, ladder(4)[0])
+
+
+async def test_a_wrong_key_is_named_and_not_tried_again():
+    async with bench(key="right") as (judge, client):
+        with pytest.raises(ScoringError, match=r"401.*Incorrect API key.*or the key"):
+            await judge_all(client, ladder(4)[0])
+    assert judge.requests == 0
 
 
 @pytest.mark.parametrize(
