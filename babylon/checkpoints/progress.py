@@ -22,7 +22,7 @@ from typing import Any
 import msgspec
 import torch
 
-from babylon.checkpoints.durable import sync
+from babylon.checkpoints.durable import save_tensors, sync, written
 from babylon.checkpoints.trainable import Trainable
 from babylon.trajectories import TrainingRow
 
@@ -82,8 +82,9 @@ class ProgressDirectory:
             "optimizer": self._trainable.optimizer.state_dict(),
             "record": state,
         }
-        torch.save(saved, temporary)
-        sync(temporary)
+        with written(temporary):
+            save_tensors(saved, temporary)
+            sync(temporary)
         os.replace(temporary, self._directory / _FILE)
         sync(self._directory)
         self._ended = time.monotonic()
