@@ -67,6 +67,11 @@ def warnings(metrics: Mapping[str, Any]) -> Iterator[str]:
             f"{unknown} of {values['calls']} calls have no logged logprobs and count with weight"
             " one: play through the gateway."
         )
+    elif values.get("staleness_0") == 0:
+        yield (
+            "No call is of the parent itself, so logprob_mismatch was not measured: train sooner to"
+            " compare engine and trainer."
+        )
     if values.get("masked_impossible"):
         yield (
             f"{values['masked_impossible']:.1%} of the tokens are in calls that the parent finds"

@@ -171,6 +171,15 @@ class Settings(BaseSettings):
             )
         return self
 
+    @model_validator(mode="after")
+    def _a_kl_penalty_has_a_reference(self) -> Self:
+        if self.kl_penalty and self.tuning == "full":
+            raise ValueError(
+                f"KL_PENALTY={self.kl_penalty:g} with TUNING='full', which keeps no copy of the"
+                " weights it starts from: set TUNING=lora, or unset KL_PENALTY"
+            )
+        return self
+
     @property
     def minutes(self) -> int:
         """Length of a window; in the environment ``WINDOW_DURATION_HOURS`` (the original's name)

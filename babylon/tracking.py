@@ -9,6 +9,7 @@ sent by ``wandb sync``, and touches no network.
 import json
 import logging
 import os
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -91,7 +92,7 @@ def log_window(*, project: str, mode: Any, run: str, home: str, metrics: Metrics
     )
     with wandb.init(
         project=project,
-        id=run,
+        id=re.sub("[:;,#?/']", "-", run),  # what W&B refuses there: a model may be called org/name
         name=run,
         mode=mode,
         dir=home,

@@ -1,7 +1,14 @@
-"""Writing to disk so that a power cut leaves the whole or nothing."""
+"""Writing to disk so that a power cut leaves the whole or nothing, and a full disk says so."""
 
 import os
+import re
+import shutil
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
+
+import torch
+from safetensors import SafetensorError
 
 
 def sync(path: Path) -> None:
@@ -11,3 +18,41 @@ def sync(path: Path) -> None:
         os.fsync(descriptor)
     finally:
         os.close(descriptor)
+
+
+@contextmanager
+def written(path: Path) -> Iterator[None]:
+    """The body writes this file or directory; what it leaves when it fails is removed again: part
+    of a checkpoint would keep a full disk full.
+
+    Raises:
+        OSError: as the system said it, where torch and safetensors tell of their own internals.
+    """
+    try:
+        yield
+    except BaseException as error:
+        shutil.rmtree(path) if path.is_dir() else path.unlink(missing_ok=True)
+        nameless = isinstance(error, OSError) and error.filename is None
+        known = isinstance(error, RuntimeError | SafetensorError) or nameless
+        if known and (number := _errno(error)):
+            raise OSError(number, os.strerror(number), str(path)) from error
+        raise
+
+
+def save_tensors(state: object, path: Path) -> None:
+    """``torch.save``, through a file of Python's: torch's own forgets why it could not write."""
+    with open(path, "wb") as file:
+        torch.save(state, file)
+
+
+def _errno(error: BaseException) -> int | None:
+    cause: BaseException | None = error
+    while cause is not None:
+        if isinstance(cause, OSError):
+            return cause.errno
+        if isinstance(cause, SafetensorError) and (
+            match := re.search(r"os error (\d+)", str(cause))
+        ):
+            return int(match[1])
+        cause = cause.__context__
+    return None

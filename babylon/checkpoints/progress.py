@@ -23,7 +23,7 @@ from typing import Any
 import msgspec
 import torch
 
-from babylon.checkpoints.durable import sync
+from babylon.checkpoints.durable import save_tensors, sync, written
 from babylon.checkpoints.trainable import Trainable
 from babylon.trajectories import TrainingRow
 
@@ -88,13 +88,10 @@ class ProgressDirectory:
             "optimizer": self._trainable.optimizer.state_dict(),
             "record": state,
         }
-        try:
-            torch.save(saved, temporary)
+        with written(temporary):
+            save_tensors(saved, temporary)
             sync(temporary)
-            os.replace(temporary, self._directory / _FILE)
-        except BaseException:  # a full disk, most likely: half a file must not keep it full
-            temporary.unlink(missing_ok=True)
-            raise
+        os.replace(temporary, self._directory / _FILE)
         sync(self._directory)
         self._ended = time.monotonic()
         self._took = self._ended - started

@@ -26,7 +26,7 @@ from peft import (
 )
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
-from babylon.checkpoints.durable import sync
+from babylon.checkpoints.durable import save_tensors, sync, written
 from babylon.checkpoints.layers import TransferLayers, adapter_targets, tune_only
 from babylon.checkpoints.load import is_adapter, load_policy
 from babylon.errors import ModelError
@@ -102,16 +102,13 @@ def save_checkpoint(trainable: Trainable, target: Path) -> Path:
     """Write weights, tokenizer and optimiser; the directory appears complete or not at all."""
     target.parent.mkdir(parents=True, exist_ok=True)
     temporary = Path(mkdtemp(dir=target.parent, prefix=f".{target.name}-"))
-    try:
+    with written(temporary):
         trainable.model.save_pretrained(temporary)
         trainable.tokenizer.save_pretrained(temporary)
         state = {"names": list(trainable.tuned), "state": trainable.optimizer.state_dict()}
-        torch.save(state, temporary / _OPTIMIZER_FILE)
+        save_tensors(state, temporary / _OPTIMIZER_FILE)
         for path in (*temporary.iterdir(), temporary):
             sync(path)
-    except BaseException:  # a full disk, most likely: half a checkpoint must not keep it full
-        shutil.rmtree(temporary)
-        raise
     if target.exists():  # left by a run that crashed before it could commit
         shutil.rmtree(target)
     os.rename(temporary, target)

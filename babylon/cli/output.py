@@ -85,8 +85,14 @@ def storage_error(error: OSError) -> StorageError:
 
 
 def show_logs() -> None:
-    """Our own log lines on stderr, between the progress bars."""
-    handler = RichHandler(console=stderr, show_path=False, show_level=False, markup=False)
+    """Our own log lines on stderr: between the progress bars, or one a line in a file or pipe,
+    where a path that was folded could be neither searched for nor copied."""
+    handler: logging.Handler
+    if stderr.is_terminal:
+        handler = RichHandler(console=stderr, show_path=False, show_level=False, markup=False)
+    else:
+        handler = logging.StreamHandler()
+        handler.setFormatter(logging.Formatter("%(asctime)s %(message)s", "%Y-%m-%dT%H:%M:%S"))
     logger = logging.getLogger("babylon")
     logger.handlers[:] = [handler]
     logger.setLevel(logging.INFO)

@@ -46,8 +46,8 @@ def training_report(
 
 def _where_others_wait(hours: float) -> str:
     return (
-        f"no window of the last {hours:g} h could be trained: `babylon windows check` shows older"
-        " ones, too, and `babylon train --window` takes any that is ready"
+        f"no window of the last {hours:g} h could be trained: `babylon windows check` says what"
+        " each lacks, older ones too, and `babylon train --window ID` tries one again"
     )
 
 

@@ -67,7 +67,7 @@ def _conclusion(ready: list[str], settings: Settings, hours: int | None) -> str:
             f" and {len(ready) - 3} older" if len(ready) > 3 else ""
         )
     where = "recorded" if hours is None else f"of the last {hours} h"
-    return f"NOT READY: no window {where} is complete with {settings.min_agents} eligible agents"
+    return f"NOT READY: no window {where} waits with {settings.min_agents} eligible agents"
 
 
 async def _reports(settings: Settings, hours: int | None) -> "list[WindowReport]":

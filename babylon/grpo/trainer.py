@@ -15,6 +15,7 @@ from torch import Tensor
 from babylon.grpo.config import TrainerConfig
 from babylon.grpo.diagnostics import clip_fraction, kl_of_iteration, make_report, weight_sample
 from babylon.grpo.forward import PolicyForward
+from babylon.grpo.losses import LOSSES
 from babylon.grpo.memory import FittingForward
 from babylon.grpo.record import Logged, Record
 from babylon.grpo.report import TrainReport
@@ -134,7 +135,7 @@ def _values(tree: PrefixTree) -> Callable[[PolicyForward], Tensor]:
 
 def _moved_far(state: TrainState) -> bool:
     config = state.window.config
-    return (
-        kl_of_iteration(state.logged, state.record) > config.stop_kl
-        or clip_fraction(state.logged, state.record) > config.stop_clip_fraction
-    )
+    if kl_of_iteration(state.logged, state.record) > config.stop_kl:
+        return True
+    clipped = clip_fraction(state.logged, state.record)
+    return LOSSES[config.loss].clip_is_far and clipped > config.stop_clip_fraction

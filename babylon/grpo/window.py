@@ -215,10 +215,12 @@ def _why_nothing(
         for version, count in sorted(too_stale.items())
     )
     if not fresh and stale:
+        youngest = min(ages[version] for version in too_stale)
+        # beyond the most that is allowed a higher value changes nothing: it is no advice
+        higher = f", or set MAX_STALENESS={youngest}" if youngest <= MAX_STALENESS else ""
         return (
-            f"every call is of a policy more than {allowed} updates old: {stale}; train windows"
-            " sooner after they were played, or raise MAX_STALENESS (at most"
-            f" {MAX_STALENESS})"
+            f"every call is of a policy further behind than MAX_STALENESS={allowed} allows:"
+            f" {stale}; train windows sooner after they were played{higher}"
         )
     left_out = f"; left out as too old: {stale}" if stale else ""
     return (

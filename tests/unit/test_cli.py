@@ -1,7 +1,9 @@
 """The command line as a script meets it: exit codes, one JSON object, one clear line."""
 
 import json
+import logging
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -13,7 +15,7 @@ import pytest
 
 from babylon.cli import main
 from babylon.cli.demo import print_demo
-from babylon.cli.output import print_table
+from babylon.cli.output import print_table, show_logs
 from babylon.cli.report import window_table
 from babylon.demo import DemoReport, Final
 from babylon.types import Published, WindowResult
@@ -310,3 +312,15 @@ def test_dataset_build_prints_paths_and_hands_on_uris(
     assert "/my home/month=2025-11/x.parquet" in capsys.readouterr().out
     assert exit_code("dataset", "build", "--json") == 0
     assert json.loads(capsys.readouterr().out)["published"][0]["uri"] == uri
+
+
+def test_a_log_line_in_a_file_is_one_line_however_long(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for name, kept in {"handlers": [], "propagate": True, "level": logging.NOTSET}.items():
+        monkeypatch.setattr(logging.getLogger("babylon"), name, kept)  # undone after the test
+    show_logs()
+    path = "/srv/" + "/".join(["directory"] * 30)
+    logging.getLogger("babylon.test").info("%s is deleted", path)
+    (line,) = capsys.readouterr().err.splitlines()
+    assert re.fullmatch(r"\d{4}-\d\d-\d\dT\d\d:\d\d:\d\d " + re.escape(f"{path} is deleted"), line)

@@ -50,6 +50,11 @@ def test_what_rules_an_update_out_names_the_figure_and_the_remedy(
     [
         ({"calls_too_stale": 7}, "7 calls were left out as too stale"),
         ({"calls_without_logprobs": 5}, "5 of 96 calls have no logged logprobs"),
+        (
+            {"staleness_0": 0},
+            "No call is of the parent itself, so logprob_mismatch was not measured",
+        ),
+        ({"calls_without_logprobs": 96, "staleness_0": 0}, "96 of 96 calls have no logged"),
         ({"masked_impossible": 0.02}, "2.0% of the tokens are in calls that the parent finds"),
         ({"masked_fraction": 0.21}, "21.0% of the tokens were masked"),
         ({"stopped_early": True}, "Stopped early, after iteration 2"),

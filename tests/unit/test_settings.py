@@ -85,6 +85,12 @@ def test_a_value_that_every_run_would_fail_on_is_refused_at_once(
         load_settings()
 
 
+def test_a_kl_penalty_under_full_fine_tuning_is_refused_before_any_window_is_claimed() -> None:
+    with pytest.raises(ConfigError, match=r"^bad setting: KL_PENALTY=0.1 with TUNING='full'.*lora"):
+        load_settings(kl_penalty=0.1, tuning="full")
+    load_settings(kl_penalty=0.1, tuning="lora")
+
+
 def test_an_endpoint_may_end_with_a_slash() -> None:
     assert load_settings(endpoint="http://localhost:8000/").endpoint_port == 8000
 

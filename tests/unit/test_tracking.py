@@ -100,3 +100,10 @@ def test_online_without_a_key_fails_at_once(
     monkeypatch.setenv("WANDB_BASE_URL", "http://127.0.0.1:9")
     assert not track_window(settings.model_copy(update={"wandb_mode": "online"}), WINDOW)
     assert "No API key configured" in caplog.text
+
+
+def test_a_model_that_is_called_as_on_a_hub_has_a_run_too(settings: Settings) -> None:
+    named = settings.model_copy(update={"model_name": "org/model:1"})
+    assert track_window(named, WINDOW)
+    (file,) = settings.home.glob("wandb/offline-run-*/run-*.wandb")
+    assert file.name == "run-org-model-1.wandb"

@@ -22,16 +22,20 @@ from babylon.grpo.losses.shared import LossBounds, LossInputs, LossTerms, kl_anc
 
 @dataclass(frozen=True, slots=True)
 class Loss:
-    """A loss and, where its definition includes one, its normaliser."""
+    """A loss and, where its definition includes one, its normaliser.
+
+    ``clip_is_far``: a clipped token is one that has moved far, so that many of them end an update.
+    """
 
     terms: Callable[[LossInputs, LossBounds], LossTerms]
     call_weight: CallWeight | None = None
+    clip_is_far: bool = True
 
 
 LOSSES: dict[str, Loss] = {
     "ppo_clip": Loss(ppo_clip),
     "cispo": Loss(cispo),
-    "gspo": Loss(gspo, "call"),
+    "gspo": Loss(gspo, "call", clip_is_far=False),  # clips at 3e-4, which every step reaches
     "dapo": Loss(dapo, "token"),
     "dr_grpo": Loss(dr_grpo, "constant"),
     "reinforce_is": Loss(reinforce_is),

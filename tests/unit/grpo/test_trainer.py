@@ -134,6 +134,12 @@ def test_the_remaining_iterations_are_dropped_once_the_policy_moved_far() -> Non
     assert clipped.stopped_early and clipped.clip_fraction > 1e-3
 
 
+def test_gspo_is_not_stopped_by_a_clip_that_every_step_reaches() -> None:
+    report = update(tiny_model(0), window(), loss="gspo", iterations=3, stop_kl=9.0)
+    assert report.clip_fraction > TrainerConfig().stop_clip_fraction
+    assert report.iterations == 3 and not report.stopped_early
+
+
 def test_a_window_that_teaches_nothing_leaves_the_model_alone() -> None:
     model = tiny_model(0)
     before = weights(model)

@@ -82,13 +82,20 @@ def test_two_versions_are_the_most_whatever_is_configured() -> None:
     assert [call.tokens.policy_version for call in made.calls] == [5, 5]
 
 
-def test_a_window_of_old_policies_alone_names_them_and_the_remedy() -> None:
+@pytest.mark.parametrize(
+    ("youngest", "remedy"),
+    [(2, "after they were played, or set MAX_STALENESS=2"), (3, "after they were played")],
+)
+def test_a_window_of_old_policies_alone_names_them_and_a_remedy_that_helps(
+    youngest: int, remedy: str
+) -> None:
     old = [trajectory("a", "g", 0.0, 3, 4), trajectory("b", "g", 1.0, 3)]
     with pytest.raises(NothingToTrainError) as failure:
-        compile_window(old, TrainerConfig(), staleness={3: 4, 4: 3})
+        compile_window(old, TrainerConfig(), staleness={3: 4, 4: youngest})
     message = str(failure.value)
-    assert "version 3 (4 updates old, 2 calls), version 4 (3 updates old, 1 calls)" in message
-    assert "MAX_STALENESS" in message
+    assert "further behind than MAX_STALENESS=1 allows" in message
+    assert f"version 3 (4 updates old, 2 calls), version 4 ({youngest} updates old" in message
+    assert message.endswith(remedy)
 
 
 def test_a_trajectory_of_stale_calls_alone_is_no_baseline_for_others() -> None:
