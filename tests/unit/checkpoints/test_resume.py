@@ -199,8 +199,8 @@ def test_a_full_disk_keeps_no_half_a_file(
     """Neither of the progress nor of the checkpoint; the error comes through."""
     trainable = load_trainable(parent, "lora", 1e-3)
 
-    def full(_: object, path: Path) -> None:
-        path.write_bytes(b"half")
+    def full(_: object, file: BinaryIO) -> None:
+        file.write(b"half")
         raise OSError(errno.ENOSPC, "No space left on device")
 
     monkeypatch.setattr(torch, "save", full)
