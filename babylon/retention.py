@@ -179,7 +179,7 @@ def _listed(settings: Settings) -> list[Path]:
 def _delete(directory: Path) -> None:
     try:
         shutil.rmtree(directory)
-        log.info("%s is deleted", directory)
+        log.debug("%s is deleted", directory)
     except FileNotFoundError:  # another window's sweep was quicker, and goes on
         return
     except OSError as error:

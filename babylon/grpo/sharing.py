@@ -22,6 +22,7 @@ _DOUBLINGS = 5
 _RUN = 2**_DOUBLINGS
 _MULTIPLIER = 0x9E3779B97F4A7C15  # odd, its bits are those of the golden ratio
 _QUOTED_TOKENS = 24
+_WORTH_SAYING = 0.02  # of the unique tokens: less is boilerplate that no order would win back
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -32,7 +33,7 @@ class Sharing:
     unique_tokens: int  # that the tree forwards
     trained_tokens: int  # loss terms: completion tokens of all calls
     lost_tokens: int  # of the unique ones: copies that shared-first prompts would not have
-    advice: str | None  # how to win them back, None when nothing is lost
+    advice: str | None  # how to win them back, None when next to nothing is lost
 
 
 def find_sharing(
@@ -50,7 +51,11 @@ def find_sharing(
         unique_tokens=unique,
         trained_tokens=sum(len(c.completion) for c in calls),
         lost_tokens=int(lost.sum()),
-        advice=_advice(nodes, prompts, lost, flat, decode) if lost.any() else None,
+        advice=(
+            _advice(nodes, prompts, lost, flat, decode)
+            if lost.sum() > _WORTH_SAYING * unique
+            else None
+        ),
     )
 
 
@@ -108,10 +113,12 @@ def _advice(
     unique = sum(len(node.tokens) for node in nodes)
     segment = parts[here[0]][: min(lengths[0], _QUOTED_TOKENS)].tolist()
     quoted = f" ({decode(segment)!r} in one call)" if decode is not None and segment else ""
+    parting = (
+        f"a segment of {length} tokens{quoted} differs between calls" if length else "calls part"
+    )
     return (
         f"{int(lost.sum())} of {unique} unique tokens repeat text of other calls: from token"
-        f" {start} a segment of {length} tokens{quoted} differs between calls, and {len(here)}"
-        f" branches have text after it that others have too. With shared text first, {flat}"
-        f" tokens would shrink {flat / (unique - int(lost.sum())):.1f} times, now"
-        f" {flat / unique:.1f} times"
+        f" {start} {parting}, and {len(here)} branches have text after it that others have too."
+        f" With shared text first, {flat} tokens would shrink"
+        f" {flat / (unique - int(lost.sum())):.1f} times, now {flat / unique:.1f} times"
     )
