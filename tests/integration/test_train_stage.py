@@ -240,6 +240,7 @@ async def test_policies_are_listed_and_shown_for_people(
     assert [one.split()[1] for one in lines if one.startswith("metrics.ess")] == ["0.1235"]
     assert [one[:20] for one in lines if one.startswith("! ")] == [
         "! Not to be promoted",
+        "! No call is of the ",
         "! Memory ran out 2 t",
     ]
 

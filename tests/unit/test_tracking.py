@@ -81,12 +81,12 @@ def test_without_a_project_or_disabled_nothing_is_written(
 def test_a_failure_is_one_clear_line_and_no_exception(
     settings: Settings, caplog: pytest.LogCaptureFixture
 ) -> None:
-    bad = settings.model_copy(update={"model_name": "no/run/id"})
+    bad = settings.model_copy(update={"wandb_project": "no/project"})
     with caplog.at_level(logging.ERROR):
         assert not track_window(bad, WINDOW)
     (line,) = caplog.messages
     assert "W&B did not take window 2025-11-14T09:00" in line and "in Postgres" in line
-    assert "Run ID cannot contain" in line and "WANDB_MODE=offline" in line
+    assert "nvalid project name" in line and "WANDB_MODE=offline" in line
 
 
 def test_online_without_a_key_fails_at_once(
