@@ -25,7 +25,6 @@ from benchmarks.trainer.reference import gradients_of
 
 NO_CLIP = 1e9
 SWEEP_CALLS = 2 * AGENTS  # two ticks: those who share prompts are timed on calls that do
-_SWEEP_GAIN = 0.97  # a larger micro-batch must be this much quicker, or the sweep ends
 _LONG_S = 2.0  # beyond which one timing is enough to choose a size
 
 
@@ -47,16 +46,11 @@ class Worker:
         return {"tuning": self.tuning}
 
     def tune(self) -> dict[str, Any]:
-        """Tries sizes in rising order until none is quicker; seconds are of the whole window.
+        """Tries every size; seconds are of the whole window.
 
         A size is timed on a few calls and scaled by what it makes the window cost.
         """
-        tried: dict[int, float] = {}
-        for size in self.contender.sizes:
-            before = min(tried.values(), default=float("inf"))
-            tried[size] = self._predicted_seconds(size)
-            if tried[size] > _SWEEP_GAIN * before:
-                break
+        tried = {size: self._predicted_seconds(size) for size in self.contender.sizes}
         return {"micro_batch": min(tried, key=tried.__getitem__), "tried": tried}
 
     def _predicted_seconds(self, size: int) -> float:

@@ -12,13 +12,14 @@ from typing import Literal, Protocol
 import torch
 from transformers import PreTrainedConfig
 
+from babylon.grpo.forward import PORTION_TOKENS
 from benchmarks.trainer.cases import Window
 from benchmarks.trainer.flops import Work
 from benchmarks.trainer.models import Tuning
 
 PARTS = 10  # of a padded window, of which a repetition times one
 CALLS = (1, 2, 3, 6)  # micro-batches to choose from
-TOKENS = (1024, 2048, 4096)
+TOKENS = (1024, PORTION_TOKENS["cpu"])
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -101,5 +102,6 @@ CONTENDERS = (
         buckets=True,
     ),
     Contender(name="babylon, LoRA", peer="babylon", tuning="lora", sizes=TOKENS, in_tokens=True),
-    Contender(name="AgileRL, LoRA", peer="agilerl", tuning="lora"),
+    Contender(name="AgileRL, LoRA", peer="agilerl", variant="checkpointing", tuning="lora"),
+    Contender(name="AgileRL, LoRA, no checkpointing", peer="agilerl", tuning="lora"),
 )

@@ -4,7 +4,7 @@ It trains LoRA adapters only. Its LLM extra pins an older transformers and wants
 liger-kernel and openenv, none of which a CPU run touches; the flag that looks for them is raised,
 so that it runs on the same torch, transformers and peft as everybody. A window is handed over in
 parts, padded like the whole; the optimiser steps after the last. Rewards are the advantages, whose
-mean is 0. Gradient checkpointing, on by default, is off, as for TRL.
+mean is 0. Variant ``checkpointing`` is AgileRL as it comes: activations are computed twice.
 """
 
 from collections.abc import Sequence
@@ -33,7 +33,7 @@ from benchmarks.trainer.models import (  # noqa: E402
 class AgileSession:
     """Its optimiser's step is held back until ``update``; clipping and zeroing stay its own."""
 
-    def __init__(self, task: Task) -> None:
+    def __init__(self, task: Task, *, checkpointing: bool) -> None:
         calls = task.window.calls
         self.longest = task.window.longest
         self.portions = chunks(calls, len(calls) // task.parts)
@@ -52,7 +52,7 @@ class AgileSession:
             max_grad_norm=task.grad_clip,
             temperature=1.0,
             max_model_len=self.longest,
-            gradient_checkpointing=False,
+            gradient_checkpointing=checkpointing,
             use_liger_loss=False,
             use_separate_reference_adapter=False,
             device="cpu",
@@ -87,5 +87,5 @@ class AgileSession:
 
 
 def open_session(task: Task, variant: str) -> Session:
-    session: Any = AgileSession(task)
+    session: Any = AgileSession(task, checkpointing=variant == "checkpointing")
     return session  # type: ignore[no-any-return]
