@@ -220,15 +220,18 @@ def test_our_micro_batch_is_in_tokens_and_bounds_what_is_forwarded_at_once() -> 
         assert micro_batch / 4 < max(rows) <= micro_batch
 
 
+LORA = {"babylon, LoRA", "AgileRL, LoRA", "AgileRL, LoRA, no checkpointing"}
+
+
 @pytest.mark.parametrize(
     ("case", "model", "everything", "left_out"),
     [
         ("high", "small", False, set()),
-        ("low", "small", False, {"babylon, LoRA", "AgileRL, LoRA"}),
-        ("skew", "small", False, {"babylon, LoRA", "AgileRL, LoRA", "TRL, completion head"}),
+        ("low", "small", False, LORA),
+        ("skew", "small", False, LORA | {"TRL, completion head"}),
         ("skew", "small", True, set()),
-        ("high", "larger", False, {"babylon, LoRA", "AgileRL, LoRA", "TRL"}),
-        ("high", "larger", True, {"babylon, LoRA", "AgileRL, LoRA"}),
+        ("high", "larger", False, LORA | {"TRL"}),
+        ("high", "larger", True, LORA),
     ],
 )
 def test_the_default_run_leaves_out_only_what_it_says(
