@@ -64,6 +64,7 @@ Name = Literal[
     # validate checkpoint, deploy, and what follows the window
     "verdict.before",
     "verdict.after",
+    "proposal.opened",
     "route.before",
     "route.inserted",
     "route.after",

@@ -1,16 +1,14 @@
-"""Routes: an append-only list whose newest row is in force, and the gateways that follow it.
+"""Routes: an append-only list whose newest row is in force.
 
-Gateways listen on the channel ``babylon_routes`` (the payload is the route version) and announce
-which version they serve; a deployment is over when every live gateway serves the new one.
+Gateways listen on the channel ``babylon_routes`` and announce which version they serve
+(``babylon.store.gateways``); a change is over when every live gateway serves the new one.
 """
 
-import asyncio
-import time
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
-from datetime import datetime, timedelta
-from typing import TYPE_CHECKING
+from datetime import datetime
+from typing import TYPE_CHECKING, Literal
 
 import asyncpg
 
@@ -23,35 +21,44 @@ if TYPE_CHECKING:
     from babylon.store.connection import Connection
 
 CHANNEL = "babylon_routes"
-LIVE_S = 10.0  # a gateway that has not announced itself for so long is gone
-_POLL_S = 0.05
+Mode = Literal["replace", "ab", "canary"]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Split:
+    """The second arm of a route: ``share`` (0 to 1, neither of them) of the agents are answered by
+    the challenger. ``salt`` names the experiment and decides which agents those are."""
+
+    mode: Mode
+    challenger_version: int
+    share: float
+    salt: str
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Route:
-    """Which policy serves."""
+    """Who serves: the champion, ``policy_version``, and in an experiment also a challenger."""
 
     route_version: int
     policy_version: int
     author: str
     reason: str
     created_at: datetime
+    mode: Mode = "replace"
+    challenger_version: int | None = None
+    share: float | None = None
+    salt: str | None = None
 
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Gateway:
-    """A running gateway and the route it serves; ``problem`` is why it cannot serve ``refused``.
-
-    Every call that it answered before ``recorded_until`` is in ``babylon.calls``.
-    """
-
-    gateway_id: str
-    url: str
-    route_version: int
-    refused: int | None
-    problem: str | None
-    seen_at: datetime
-    recorded_until: datetime | None
+    @property
+    def split(self) -> Split | None:
+        if self.challenger_version is None or self.share is None or self.salt is None:
+            return None
+        return Split(
+            mode=self.mode,
+            challenger_version=self.challenger_version,
+            share=self.share,
+            salt=self.salt,
+        )
 
 
 async def current_route(store: Store) -> Route:
@@ -81,9 +88,11 @@ async def commit_route(
     author: str,
     reason: str,
     expected_route_version: int,
+    split: Split | None = None,
     claim: Claim | None = None,
 ) -> int:
-    """Put a policy in force, if the route is still the one that the caller decided upon.
+    """Put a policy in force, if the route is still the one that the caller decided upon; with
+    ``split`` beside a challenger.
 
     Returns:
         The new route version.
@@ -103,20 +112,23 @@ async def commit_route(
                 " see `babylon model list` and decide again"
             )
         version: int = current + 1
-        await _refuse_removed(connection, policy_version)
+        for arm in (policy_version, split and split.challenger_version):
+            await refuse_removed(connection, arm)
         try:
             await connection.execute(
-                "INSERT INTO babylon.routes (route_version, policy_version, author, reason)"
-                " VALUES ($1, $2, $3, $4)",
+                "INSERT INTO babylon.routes (route_version, policy_version, author, reason, mode,"
+                " challenger_version, share, salt) VALUES ($1, $2, $3, $4, $5, $6, $7, $8)",
                 version,
                 policy_version,
                 author,
                 reason,
+                split.mode if split else "replace",
+                split and split.challenger_version,
+                split and split.share,
+                split and split.salt,
             )
         except asyncpg.ForeignKeyViolationError as error:
-            raise ModelError(
-                f"there is no policy version {policy_version}: see `babylon model list`"
-            ) from error
+            raise ModelError(f"{error.detail} See `babylon model list`") from error
         if store.game_tables_ours:
             await connection.execute(_RETIRE_AND_DEPLOY, f"babylon-v{policy_version}")
         await connection.execute("SELECT pg_notify($1, $2)", CHANNEL, str(version))
@@ -125,7 +137,7 @@ async def commit_route(
     return version
 
 
-async def _refuse_removed(connection: "Connection", policy_version: int) -> None:
+async def refuse_removed(connection: "Connection", policy_version: int | None) -> None:
     """Under the lock on routes, which retention takes too: nothing is removed in between."""
     removed = await connection.fetchval(
         "SELECT removed_at FROM babylon.policies WHERE policy_version = $1", policy_version
@@ -155,75 +167,3 @@ UPDATE trained_models SET "updatedAt" = now(),
     "archivedAt" = CASE WHEN "modelId" = $1 THEN NULL ELSE now() END
 WHERE "modelId" = $1 OR status = 'deployed'
 """
-
-
-async def announce_gateway(
-    store: Store,
-    gateway_id: str,
-    url: str,
-    route_version: int,
-    *,
-    refused: int | None = None,
-    problem: str | None = None,
-    recorded_until: datetime | None = None,
-) -> None:
-    """A gateway's sign of life, every few seconds and after each swap: the route that it serves,
-    and a newer one that it cannot serve."""
-    await store.pool.execute(
-        "INSERT INTO babylon.gateways"
-        " (gateway_id, url, route_version, refused, problem, recorded_until)"
-        " VALUES ($1, $2, $3, $4, $5, $6)"
-        " ON CONFLICT (gateway_id) DO UPDATE SET url = excluded.url,"
-        " route_version = excluded.route_version, refused = excluded.refused,"
-        " problem = excluded.problem, recorded_until = excluded.recorded_until,"
-        " seen_at = now()",
-        gateway_id,
-        url,
-        route_version,
-        refused,
-        problem,
-        recorded_until,
-    )
-
-
-async def remove_gateway(store: Store, gateway_id: str) -> None:
-    """A gateway that stops says so, so that nobody waits for it."""
-    await store.pool.execute("DELETE FROM babylon.gateways WHERE gateway_id = $1", gateway_id)
-
-
-async def live_gateways(store: Store, within_s: float = LIVE_S) -> list[Gateway]:
-    """Gateways that gave a sign of life within so many seconds, by the database's clock."""
-    rows = await store.pool.fetch(
-        "SELECT * FROM babylon.gateways WHERE seen_at > now() - $1::interval ORDER BY gateway_id",
-        timedelta(seconds=within_s),
-    )
-    return [Gateway(**row) for row in rows]
-
-
-async def wait_for_acks(store: Store, route_version: int, timeout_s: float) -> tuple[str, ...]:
-    """Wait until every live gateway serves this route or a newer one; returns their ids.
-
-    Raises:
-        ServingError: names a gateway that cannot serve it, at once, and why; or after the timeout
-            those that still serve an older route.
-    """
-    deadline = time.monotonic() + timeout_s
-    while True:
-        gateways = await live_gateways(store)
-        late = [gateway for gateway in gateways if gateway.route_version < route_version]
-        if not late:
-            failpoint("route.acknowledged")
-            return tuple(gateway.gateway_id for gateway in gateways)
-        for gateway in late:
-            if gateway.refused is not None and gateway.refused >= route_version:
-                raise ServingError(
-                    f"{gateway.gateway_id} at {gateway.url} cannot serve route {route_version}:"
-                    f" {gateway.problem}"
-                )
-        if time.monotonic() > deadline:
-            names = ", ".join(f"{g.gateway_id} at {g.url} (route {g.route_version})" for g in late)
-            raise ServingError(
-                f"not every gateway serves route {route_version} after {timeout_s:.0f} s: {names};"
-                " look at their logs or restart them"
-            )
-        await asyncio.sleep(_POLL_S)

@@ -1,0 +1,148 @@
+"""Gateways that run: what each serves, holds and cannot load, told by itself every few seconds."""
+
+import asyncio
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from datetime import datetime, timedelta
+
+from babylon.errors import ServingError
+from babylon.failpoints import failpoint
+from babylon.store.connection import Store
+
+LIVE_S = 10.0  # a gateway that has not announced itself for so long is gone
+_POLL_S = 0.02
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Gateway:
+    """A running gateway.
+
+    ``loaded``: policy versions that its engine holds; ``refusals``: versions that it cannot load,
+    and why; ``in_flight``: version → calls that it is answering now. Every call that it answered
+    before ``recorded_until`` is in ``babylon.calls``.
+    """
+
+    gateway_id: str
+    url: str
+    route_version: int
+    loaded: Sequence[int] = ()
+    refusals: dict[str, str] = field(default_factory=dict)
+    in_flight: dict[str, int] = field(default_factory=dict)
+    problem: str | None = None
+    seen_at: datetime | None = None
+    recorded_until: datetime | None = None
+
+    def refusal(self, policy_version: int | None) -> str | None:
+        return self.refusals.get(str(policy_version))
+
+    def __str__(self) -> str:
+        return f"{self.gateway_id} at {self.url}"
+
+
+async def announce_gateway(store: Store, gateway: Gateway) -> None:
+    """A gateway's sign of life; ``seen_at`` is the database's clock."""
+    await store.pool.execute(
+        "INSERT INTO babylon.gateways (gateway_id, url, route_version, loaded, refusals,"
+        " in_flight, problem, recorded_until) VALUES ($1, $2, $3, $4, $5, $6, $7, $8)"
+        " ON CONFLICT (gateway_id) DO UPDATE SET url = excluded.url,"
+        " route_version = excluded.route_version, loaded = excluded.loaded,"
+        " refusals = excluded.refusals, in_flight = excluded.in_flight,"
+        " problem = excluded.problem, recorded_until = excluded.recorded_until, seen_at = now()",
+        gateway.gateway_id,
+        gateway.url,
+        gateway.route_version,
+        list(gateway.loaded),
+        gateway.refusals,
+        gateway.in_flight,
+        gateway.problem,
+        gateway.recorded_until,
+    )
+
+
+async def remove_gateway(store: Store, gateway_id: str) -> None:
+    """A gateway that stops says so, so that nobody waits for it."""
+    await store.pool.execute("DELETE FROM babylon.gateways WHERE gateway_id = $1", gateway_id)
+
+
+async def live_gateways(store: Store, within_s: float = LIVE_S) -> list[Gateway]:
+    """Gateways that gave a sign of life within so many seconds, by the database's clock."""
+    rows = await store.pool.fetch(
+        "SELECT * FROM babylon.gateways WHERE seen_at > now() - $1::interval ORDER BY gateway_id",
+        timedelta(seconds=within_s),
+    )
+    return [Gateway(**row) for row in rows]
+
+
+async def wait_until_loaded(
+    store: Store, policy_version: int, timeout_s: float
+) -> tuple[Gateway, ...]:
+    """Wait until the engine of every live gateway holds a policy.
+
+    Raises:
+        ServingError: one cannot load it, and why; or those that have not after the timeout.
+    """
+    return await _wait_for_all(
+        store,
+        lambda gateway: policy_version in gateway.loaded,
+        lambda gateway: gateway.refusal(policy_version),
+        f"hold policy {policy_version}",
+        timeout_s,
+    )
+
+
+async def wait_for_acks(
+    store: Store, route_version: int, policy_version: int, timeout_s: float
+) -> tuple[str, ...]:
+    """Wait until every live gateway serves this route or a newer one; returns their ids.
+
+    Raises:
+        ServingError: names a gateway that cannot load the route's policy, at once, and why; or
+            after the timeout those that still serve an older route.
+    """
+    gateways = await _wait_for_all(
+        store,
+        lambda gateway: gateway.route_version >= route_version,
+        lambda gateway: gateway.refusal(policy_version),
+        f"serve route {route_version}",
+        timeout_s,
+    )
+    failpoint("route.acknowledged")
+    return tuple(gateway.gateway_id for gateway in gateways)
+
+
+async def wait_until_drained(store: Store, policy_version: int, timeout_s: float) -> int:
+    """Wait until no live gateway answers a call with a policy; returns how many calls still are
+    after the timeout."""
+    deadline = time.monotonic() + timeout_s
+    while True:
+        gateways = await live_gateways(store)
+        left = sum(gateway.in_flight.get(str(policy_version), 0) for gateway in gateways)
+        if not left or time.monotonic() > deadline:
+            return left
+        await asyncio.sleep(_POLL_S)
+
+
+async def _wait_for_all(
+    store: Store,
+    done: Callable[[Gateway], bool],
+    refusal: Callable[[Gateway], str | None],
+    what: str,
+    timeout_s: float,
+) -> tuple[Gateway, ...]:
+    deadline = time.monotonic() + timeout_s
+    while True:
+        gateways = await live_gateways(store)
+        late = [gateway for gateway in gateways if not done(gateway)]
+        if not late:
+            return tuple(gateways)
+        for gateway in late:
+            if reason := refusal(gateway):
+                raise ServingError(f"{gateway} cannot {what}: {reason}")
+        if time.monotonic() > deadline:
+            names = ", ".join(f"{gateway} (route {gateway.route_version})" for gateway in late)
+            raise ServingError(
+                f"not every gateway could {what} within {timeout_s:.0f} s: {names};"
+                " look at their logs or restart them"
+            )
+        await asyncio.sleep(_POLL_S)

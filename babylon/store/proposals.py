@@ -1,0 +1,103 @@
+"""Proposals: the first phase of a change of route. Every gateway loads the policy; nobody is
+served by it under the alias until a route names it.
+
+A proposal lives as long as its author renews it, so that one whose author died is over by itself.
+"""
+
+import asyncio
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from dataclasses import dataclass
+from datetime import datetime, timedelta
+
+import asyncpg
+
+from babylon.errors import ModelError
+from babylon.failpoints import failpoint
+from babylon.store.connection import Store
+from babylon.store.routes import CHANNEL, refuse_removed
+
+RENEW_S = 10.0
+_LASTS = timedelta(seconds=6 * RENEW_S)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Proposal:
+    """A row of ``babylon.proposals``; ``outcome`` is ``None`` while it is open."""
+
+    proposal_id: int
+    policy_version: int
+    author: str
+    created_at: datetime
+    open_until: datetime
+    outcome: str | None
+
+
+async def open_proposals(store: Store) -> list[Proposal]:
+    """Those whose author still wants them, oldest first."""
+    rows = await store.pool.fetch(
+        "SELECT * FROM babylon.proposals WHERE outcome IS NULL AND open_until > now()"
+        " ORDER BY proposal_id"
+    )
+    return [Proposal(**row) for row in rows]
+
+
+@asynccontextmanager
+async def proposed(store: Store, policy_version: int, author: str) -> AsyncIterator[int]:
+    """A proposal, open and renewed while the block runs; its id. An error in the block is its
+    outcome.
+
+    Raises:
+        ModelError: there is no such policy, or its checkpoint was removed.
+    """
+    proposal_id = await _open(store, policy_version, author)
+    failpoint("proposal.opened")
+    renewing = asyncio.create_task(_renew(store, proposal_id))
+    outcome = "given up"
+    try:
+        yield proposal_id
+        outcome = "committed"
+    except Exception as error:
+        outcome = str(error) or type(error).__name__
+        raise
+    finally:
+        renewing.cancel()
+        await asyncio.gather(renewing, return_exceptions=True)
+        await _close(store, proposal_id, outcome)
+
+
+async def _open(store: Store, policy_version: int, author: str) -> int:
+    async with store.pool.acquire() as connection, connection.transaction():
+        await connection.execute("LOCK TABLE babylon.routes IN SHARE ROW EXCLUSIVE MODE")
+        await refuse_removed(connection, policy_version)
+        try:
+            proposal_id: int = await connection.fetchval(
+                "INSERT INTO babylon.proposals (policy_version, author, open_until)"
+                " VALUES ($1, $2, now() + $3::interval) RETURNING proposal_id",
+                policy_version,
+                author,
+                _LASTS,
+            )
+        except asyncpg.ForeignKeyViolationError as error:
+            raise ModelError(
+                f"there is no policy version {policy_version}: see `babylon model list`"
+            ) from error
+        await connection.execute("SELECT pg_notify($1, 'proposal')", CHANNEL)
+    return proposal_id
+
+
+async def _renew(store: Store, proposal_id: int) -> None:
+    while True:
+        await asyncio.sleep(RENEW_S)
+        await store.pool.execute(
+            "UPDATE babylon.proposals SET open_until = now() + $2::interval"
+            " WHERE proposal_id = $1 AND outcome IS NULL",
+            proposal_id,
+            _LASTS,
+        )
+
+
+async def _close(store: Store, proposal_id: int, outcome: str) -> None:
+    await store.pool.execute(
+        "UPDATE babylon.proposals SET outcome = $2 WHERE proposal_id = $1", proposal_id, outcome
+    )
