@@ -12,6 +12,7 @@ from typing import Literal
 SCHEMA_VERSION = 1
 Metrics = dict[str, float | int | str | bool | None]
 Ruling = Literal["promote", "reject", "insufficient"]
+Arm = Literal["champion", "challenger"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
