@@ -42,11 +42,6 @@ def champions(routed: Iterable[int]) -> list[int]:
     return served
 
 
-def serves(route: Route, policy_version: int) -> bool:
-    """In either arm?"""
-    return policy_version in (route.policy_version, route.challenger_version)
-
-
 def same_champion_since(routes: Sequence[Route], route_version: int) -> bool:
     """Has no other policy been champion since that route? ``routes``: newest first."""
     since = {route.policy_version for route in routes if route.route_version >= route_version}
@@ -58,7 +53,7 @@ def taken_back(routes: Sequence[Route], policy_version: int) -> Route | None:
     never had one, or still has it. ``routes``: newest first."""
     after: Route | None = None
     for route in routes:
-        if serves(route, policy_version):
+        if policy_version in route.versions:
             return after
         after = route
     return None

@@ -3,11 +3,11 @@
 from dataclasses import asdict, replace
 
 import pytest
+from babylon.promotion import previous_champion, promote
 
 from babylon.arena.gate import validate_checkpoint
 from babylon.deploy import deploy_checkpoint
 from babylon.errors import FencedError, ModelError, RouteConflictError, ServingError
-from babylon.promotion import previous_champion, promote
 from babylon.settings import Settings
 from babylon.store import Store
 from babylon.store.gateways import Gateway, announce_gateway
