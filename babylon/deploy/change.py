@@ -79,6 +79,15 @@ class Wanted:
         return {self.policy_version, *challenger}
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Prepared:
+    """The first phase, in the words of ``Change``."""
+
+    checks: dict[str, Any] | None = None
+    prepare_s: float = 0.0
+    check_s: float = 0.0
+
+
 async def change_route(
     store: Store, settings: Settings, before: Route, wanted: Wanted, order: Order
 ) -> Change:
@@ -92,18 +101,8 @@ async def change_route(
         ServingError: a gateway cannot load the policy, and nothing was changed; or it did not
             follow, and the route before is in force again.
     """
-    started = time.monotonic()
-    loaded = passed = started
-    checked: Checked | None = None
-    async with _proposal(
-        store, wanted, order
-    ):  # until a route names the policy, this keeps it loaded
-        if wanted.new is not None:
-            gateways = await wait_until_loaded(store, wanted.new, LOAD_S)
-            loaded = passed = time.monotonic()
-            if gateways and wanted.check and not order.force:
-                checked = await _checked(store, settings, before, wanted.new, gateways)
-                passed = time.monotonic()
+    async with _proposal(store, wanted, order):  # keeps the policy loaded until a route does
+        prepared = await _prepare(store, settings, before, wanted, order)
         reason = order.reason + FORCED * order.force
         version = await _commit(store, before, wanted, order, reason)
     committed = time.monotonic()
@@ -117,9 +116,7 @@ async def change_route(
         **({} if wanted.split is None else asdict(wanted.split)),
         reason=reason,
         acknowledged_by=acknowledged_by,
-        checks=None if checked is None else checked.as_json(),
-        prepare_s=loaded - started,
-        check_s=passed - loaded,
+        **asdict(prepared),
         commit_s=served - committed,
         drain_s=time.monotonic() - served,
         unfinished=unfinished,
@@ -164,6 +161,22 @@ def _proposal(store: Store, wanted: Wanted, order: Order) -> AbstractAsyncContex
     if wanted.new is None:
         return nullcontext()
     return proposed(store, wanted.new, order.author)
+
+
+async def _prepare(
+    store: Store, settings: Settings, before: Route, wanted: Wanted, order: Order
+) -> _Prepared:
+    if wanted.new is None:
+        return _Prepared()
+    started = time.monotonic()
+    gateways = await wait_until_loaded(store, wanted.new, LOAD_S)
+    loaded = time.monotonic()
+    if not gateways or not wanted.check or order.force:
+        return _Prepared(prepare_s=loaded - started)
+    checked = await _checked(store, settings, before, wanted.new, gateways)
+    return _Prepared(
+        checks=checked.as_json(), prepare_s=loaded - started, check_s=time.monotonic() - loaded
+    )
 
 
 async def _checked(
