@@ -1,4 +1,4 @@
-"""What the files of a checkpoint say, without loading it: their digest, and an adapter's base."""
+"""What the files of a checkpoint say, without loading it: digest, precision, an adapter's base."""
 
 import hashlib
 import json
@@ -48,3 +48,12 @@ def adapter_base(uri: str) -> str | None:
     if not isinstance(base, str) or not base:
         raise ModelError(f"{path} names no base model: {base!r}")
     return base
+
+
+def is_fp32(uri: str) -> bool:
+    """Whether a full model's weights were saved in fp32; of the hub's models nobody knows."""
+    try:
+        config = json.loads((local_path(uri) / "config.json").read_text())
+    except (OSError, ValueError):
+        return False
+    return "float32" in (config.get("dtype"), config.get("torch_dtype"))

@@ -63,7 +63,9 @@ class Trial:
             rows = FittingForward(self._policy.model, self._max_tokens).run(attempt)
         except OutOfMemoryError as error:
             raise ModelError(str(error)) from error
-        return [x for row, call in zip(rows, calls, strict=True) for x in row[: len(call.completion)]]
+        return [
+            x for row, call in zip(rows, calls, strict=True) for x in row[: len(call.completion)]
+        ]
 
     def _batch(self, asks: Sequence[Ask]) -> list[Answer]:
         requests = [
@@ -89,4 +91,3 @@ class Trial:
             )
             for request, completion in zip(requests, completions, strict=True)
         ]
-

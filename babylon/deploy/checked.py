@@ -42,11 +42,11 @@ class Checked:
 
     @property
     def reason(self) -> str:
-        """The first failure with its numbers and the remedy; of none, that all passed."""
+        """The first failure with its numbers and the remedy, or that there is none."""
         for check in self.checks:
             if not check.passed:
-                return f"policy {self.policy_version} fails the check {check.name!r}: {check.reason}"
-        return f"policy {self.policy_version} passes {len(self.checks)} checks"
+                return f"{check.name}: {check.reason}"
+        return f"all {len(self.checks)} checks passed"
 
     def as_json(self) -> dict[str, Any]:
         """Everything, with only what JSON has words for."""

@@ -21,7 +21,9 @@ def _digest(policy: Policy) -> Check:
     failure = _changed(policy, found)
     if failure is None and found is None and policy.kind != "base":
         failure = f"{policy.uri} is no directory here: restore it, or deploy another policy"
-    told = "as it was committed" if policy.digest else "no digest was recorded when it was committed"
+    told = (
+        "as it was committed" if policy.digest else "no digest was recorded when it was committed"
+    )
     return Check.of("digest", failure, told, recorded=policy.digest, found=found)
 
 

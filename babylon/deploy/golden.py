@@ -15,11 +15,13 @@ from babylon.deploy.forms import Form, form_of
 from babylon.market.orders import MAX_REPLY_TOKENS
 from babylon.market.scenario import PRESETS
 from babylon.market.transcripts import scripted_chats
+from babylon.probes import Ask
 from babylon.settings import Settings
 from babylon.store import Store
 from babylon.wire import constraints
 
 PROMPTS = 8
+SAMPLES = 8  # replies to each; of 64 replies seven malformed ones are too many for bad luck
 MOST_REPLY_TOKENS = 256
 MOST_PROMPT_TOKENS = 2048  # the trainer computes each prompt three times
 _RECENT = 256  # calls that are looked at
@@ -54,6 +56,16 @@ async def golden_prompts(store: Store, settings: Settings, champion: int) -> lis
     ours = not recorded or any(prompt.form == "order" for prompt in recorded)
     made = _simulated(settings, PROMPTS - len(recorded), "order" if ours else None)
     return [*recorded, *made]
+
+
+def questions(golden: Sequence[GoldenPrompt], gateways: int) -> list[tuple[int, Ask]]:
+    """Every prompt with several seeds, and which prompt it is; dealt out in turn, they are of all
+    prompts for each gateway."""
+    return [
+        (number, Ask(messages=prompt.messages, max_tokens=prompt.max_tokens, seed=seed))
+        for number, prompt in enumerate(golden)
+        for seed in range(max(SAMPLES, gateways))
+    ]
 
 
 def _recorded(rows: Sequence[dict[str, Any]]) -> list[GoldenPrompt]:

@@ -25,7 +25,9 @@ class Faulty:
     """Instead of an answer: what came was none, or contradicts itself."""
 
     problem: str
-    refused: bool = False  # the request itself, by whoever was asked
+
+    def __str__(self) -> str:
+        return self.problem
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -39,41 +41,53 @@ class Probe:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Questions:
-    """What is asked: asks with the golden prompt that each is of, of two versions of a model."""
+class Asked:
+    """Whom the questions are for: two versions of one model. ``key`` opens the gateways."""
 
-    asks: Sequence[tuple[int, Ask]]
     model: str
     policy_version: int
     champion_version: int
     key: str = field(repr=False)
 
 
-async def probe(gateways: Sequence[Gateway], questions: Questions) -> list[Probe]:
-    """Every question to every gateway."""
-    headers = {"Authorization": f"Bearer {questions.key}"}
+Question = tuple[int, Ask]  # the golden prompt that it is of
+
+
+async def probe(
+    gateways: Sequence[Gateway], questions: Sequence[Question], asked: Asked
+) -> list[Probe]:
+    """The questions in turn to the gateways, each of them once."""
+    headers = {"Authorization": f"Bearer {asked.key}"}
     timeout = aiohttp.ClientTimeout(total=TIMEOUT_S)
     async with aiohttp.ClientSession(headers=headers, timeout=timeout) as session:
-        found = await asyncio.gather(*(_probe_one(session, one, questions) for one in gateways))
+        found = await asyncio.gather(
+            *(
+                _probe_one(session, gateway, questions[number :: len(gateways)], asked)
+                for number, gateway in enumerate(gateways)
+            )
+        )
     return [probe for probes in found for probe in probes]
 
 
 async def _probe_one(
-    session: aiohttp.ClientSession, gateway: Gateway, questions: Questions
+    session: aiohttp.ClientSession,
+    gateway: Gateway,
+    questions: Sequence[Question],
+    asked: Asked,
 ) -> list[Probe]:
     room = asyncio.Semaphore(AT_ONCE)
 
-    async def ask(version: int, ask: Ask) -> Answer | Faulty:
+    async def answer(version: int, ask: Ask) -> Answer | Faulty:
         async with room:
-            return await _ask(session, gateway, questions.model, version, ask)
+            return await _ask(session, gateway, asked.model, version, ask)
 
-    async def both(prompt: int, question: Ask) -> Probe:
+    async def both(prompt: int, ask: Ask) -> Probe:
         policy, champion = await asyncio.gather(
-            ask(questions.policy_version, question), ask(questions.champion_version, question)
+            answer(asked.policy_version, ask), answer(asked.champion_version, ask)
         )
         return Probe(prompt=prompt, gateway=str(gateway), policy=policy, champion=champion)
 
-    return await asyncio.gather(*(both(prompt, question) for prompt, question in questions.asks))
+    return await asyncio.gather(*(both(prompt, ask) for prompt, ask in questions))
 
 
 async def _ask(
@@ -100,7 +114,7 @@ async def _ask(
                     return _answer(await response.json(), name, version, served)
                 problem = f"{response.status} {(await response.text())[:200]}"
                 if response.status not in _BUSY:
-                    return Faulty(problem=problem, refused=response.status == 400)
+                    return Faulty(problem=problem)
         except (aiohttp.ClientError, TimeoutError) as error:
             problem = str(error) or type(error).__name__
     return Faulty(problem=problem)
