@@ -32,9 +32,12 @@ async def decide(store: Store, settings: Settings, route: Route, claim: Claim) -
     Raises:
         BabylonError: as ``change_route`` raises it.
     """
+    if route.split is None:
+        return None
     from babylon.experiment.review import review  # polars: only while an experiment runs
 
-    if route.split is None or (found := await review(store, settings)) is None:
+    found = await review(store, settings)
+    if found is None:  # it ended just now
         return None
     order = Order(
         author=claim.owner,
