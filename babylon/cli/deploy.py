@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from babylon.cli.experiment import analyse
 from babylon.cli.model import Version, route_to, show_values, with_store
 from babylon.cli.options import Json
 
@@ -13,6 +14,7 @@ if TYPE_CHECKING:
     from babylon.store import Store
 
 app = typer.Typer(help="The route that agents' calls take.", no_args_is_help=True)
+app.command()(analyse)
 
 
 @app.command()

@@ -44,7 +44,7 @@ def difference(cells: Cells, *, shares: bool = False) -> Comparison | None:
     weights = _stage_weights(cells)
     if not weights.any():
         return None
-    cells = _only(cells, weights > 0)
+    cells = _only(cells, weights)
     groups, size = cells.groups, np.bincount(cells.groups)
     sign = np.where(cells.challenger, 1.0, -1.0)
     influence = sign * weights[cells.stage] / size[groups]
@@ -91,8 +91,8 @@ def _stage_weights(cells: Cells) -> Floats:
     return weights / weights.sum() if weights.any() else weights
 
 
-def _only(cells: Cells, stages: Floats) -> Cells:
-    kept = stages[cells.stage].astype(bool)
+def _only(cells: Cells, weights: Floats) -> Cells:
+    kept = weights[cells.stage] > 0
     return Cells(
         unit=cells.unit[kept],
         stage=cells.stage[kept],
@@ -109,7 +109,8 @@ def _history(cells: Cells) -> Floats:
     known = ~np.isnan(cells.before)
     if not known.any():
         return np.zeros(len(cells.before))
-    return np.where(known, cells.before - cells.before[known].mean(), 0.0)
+    history: Floats = np.where(known, cells.before - cells.before[known].mean(), 0.0)
+    return history
 
 
 def _theta(cells: Cells, before: Floats, weights: Floats) -> float:

@@ -4,13 +4,16 @@ Each is compared like P&L, agent by agent, with a sequence of its own. It is bro
 interval lies beyond the bound, and doubtful when only its middle does: that forbids to promote.
 """
 
-from dataclasses import dataclass
+import math
+from dataclasses import dataclass, replace
 
 import numpy as np
 
 from babylon.experiment.cells import Cells
 from babylon.experiment.difference import difference
 from babylon.experiment.records import Guardrail, State
+
+_LARGEST = 700.0  # whose exponential is still a number
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,9 +40,9 @@ def guard(measure: Measure, cells: Cells) -> Guardrail:
     found = difference(cells, shares=not measure.latency)
     if found is None:
         return Guardrail(name=measure.name, state="unknown", bound=measure.bound)
-    figures = (found.champion, found.challenger, found.difference, found.low, found.high)
+    figures = [found.champion, found.challenger, found.difference, found.low, found.high]
     if measure.latency:  # means of logarithms: geometric means, and their ratio
-        figures = tuple(float(np.exp(min(value, 700.0))) for value in figures)
+        figures = [math.exp(min(value, _LARGEST)) for value in figures]
     champion, challenger, change, low, high = figures
     return Guardrail(
         name=measure.name,
@@ -58,12 +61,4 @@ def _state(low: float, change: float, bound: float) -> State:
 
 
 def _logarithms(cells: Cells) -> Cells:
-    return Cells(
-        unit=cells.unit,
-        stage=cells.stage,
-        challenger=cells.challenger,
-        outcome=np.log(np.maximum(cells.outcome, 1.0)),
-        plays=cells.plays,
-        spread=np.zeros_like(cells.spread),
-        before=cells.before,
-    )
+    return replace(cells, outcome=np.log(np.maximum(cells.outcome, 1.0)))

@@ -164,8 +164,10 @@ def _crossed(agents: Sequence[AgentCalls]) -> int:
 def _guardrails(
     agents: Sequence[AgentCalls], exposures: Sequence[Exposure], played: Sequence[Result]
 ) -> tuple[Guardrail, ...]:
+    calls = np.array([one.calls for one in agents], float)
+
     def of_calls(measure: Measure, values: list[float]) -> Guardrail:
-        return guard(measure, make_cells(exposures, np.array(values)))
+        return guard(measure, make_cells(exposures, np.array(values, float), plays=calls))
 
     def of_plays(measure: Measure, values: list[tuple[str, int, float]]) -> Guardrail:
         return guard(measure, cells_of(exposures, values, {}))

@@ -236,7 +236,8 @@ ORDER BY p.trajectory_id COLLATE "C"
 """
 
 _BEFORE = f"""
-SELECT t."trajectoryId" AS trajectory_id, t."agentId" AS unit, 0 AS stage, false AS mixed, {_COLUMNS}
+SELECT t."trajectoryId" AS trajectory_id, t."agentId" AS unit, 0 AS stage, false AS mixed,
+    {_COLUMNS}
 FROM trajectories t
 WHERE t."agentId" = ANY($1::text[]) AND t."startTime" >= $2::timestamptz AT TIME ZONE 'UTC'
     AND t."createdAt" < $3::timestamptz AT TIME ZONE 'UTC' AND NOT t."isEvaluation"
