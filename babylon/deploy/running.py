@@ -26,8 +26,11 @@ class Decided:
 
 
 async def decide(store: Store, settings: Settings, route: Route, claim: Claim) -> Decided | None:
-    """Promote the challenger, roll it back, or let the experiment go on; a canary that later
-    windows ramp takes its next step then. ``None`` when none runs.
+    """Promote the challenger; end the experiment with the champion alone, for harm or for want of a
+    decision in time; or let it go on: a canary that windows ramp takes its next step then.
+
+    Returns:
+        ``None`` when no experiment runs.
 
     Raises:
         BabylonError: as ``change_route`` raises it.
@@ -48,7 +51,7 @@ async def decide(store: Store, settings: Settings, route: Route, claim: Claim) -
     change = None
     if found.decision == "promote":
         change = await replace_champion(store, settings, route.split.challenger_version, order)
-    elif found.decision == "rollback":
+    elif found.decision in ("rollback", "keep"):
         change = await roll_back(store, settings, order)
     elif share := _next_share(settings, route, claim):
         change = await run_experiment(store, settings, "canary", None, share, order)
