@@ -1,27 +1,24 @@
 """What a window's run does about the experiment that is on: its analysis decides."""
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
 
 from babylon.deploy.change import Order
 from babylon.deploy.experiments import next_canary_share, run_experiment
 from babylon.deploy.replace import replace_champion
 from babylon.deploy.rollback import roll_back
+from babylon.experiment import Review, review
 from babylon.settings import Settings
 from babylon.store.connection import Store
 from babylon.store.routes import Route
 from babylon.types import Change, Claim
 from babylon.windows import parse_window_id
 
-if TYPE_CHECKING:
-    from babylon.experiment.review import Review
-
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Decided:
     """The analysis of an experiment, and the change of the route that it led to, if any."""
 
-    review: "Review"
+    review: Review
     change: Change | None = None
 
 
@@ -37,8 +34,6 @@ async def decide(store: Store, settings: Settings, route: Route, claim: Claim) -
     """
     if route.split is None:
         return None
-    from babylon.experiment.review import review  # polars: only while an experiment runs
-
     found = await review(store, settings)
     if found is None:  # it ended just now
         return None
