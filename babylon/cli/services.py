@@ -25,7 +25,9 @@ def up(json: Json = False) -> None:
 
     columns = (SpinnerColumn(), TextColumn("{task.description}"), BarColumn(), TimeElapsedColumn())
     with Progress(*columns, console=stderr, disable=not stderr.is_terminal) as progress:
-        bar = progress.add_task("database, model, Prefect, workers, engine, gateway", total=None)
+        bar = progress.add_task(
+            "database, model, Prefect, workers, engine, gateway, admin API", total=None
+        )
 
         def making_model(done: int, total: int) -> None:
             progress.update(bar, completed=done, total=total if done < total else None)
@@ -61,7 +63,7 @@ def status(json: Json = False) -> None:
 
 @app.command()
 def serve() -> None:
-    """Run engine and gateway in the foreground."""
+    """Run engine, gateway and admin API in the foreground."""
     from babylon.serving import serve
 
     asyncio.run(serve(load_settings()))
