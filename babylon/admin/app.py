@@ -96,10 +96,10 @@ class Admin:
             body = await read_body(scope, receive)
             log.info("%s asks for %s: %.500r", caller, path, body)
             return _encode(await make(body, caller))
-        known = ", ".join(
-            [*(f"GET {p}" for p in self._reads), *(f"POST {p}" for p in self._changes)]
+        reads, changes = ", ".join(self._reads), ", ".join(self._changes)
+        raise RequestError(
+            404, f"there is no {method:.20} {path!r:.200}: GET {reads} or POST {changes}"
         )
-        raise RequestError(404, f"there is no {method:.20} {path!r:.200}: there is {known}")
 
     async def _caller(self, scope: Scope, *scopes: str) -> str:
         """The author of a change. Keys are read anew: one that was revoked is out at once.
