@@ -34,7 +34,7 @@ class Trial:
     def answers(self, asks: Sequence[Ask]) -> list[Answer]:
         """
         Raises:
-            ModelError: the policy's logits are not finite.
+            ModelError: the policy's logits are not finite, or a prompt does not fit.
         """
         return [
             answer
@@ -68,13 +68,7 @@ class Trial:
         ]
 
     def _batch(self, asks: Sequence[Ask]) -> list[Answer]:
-        requests = [
-            Request(
-                self._policy.prompt(list(ask.messages)),
-                Sampling(max_tokens=ask.max_tokens, seed=ask.seed),
-            )
-            for ask in asks
-        ]
+        requests = [self._request(ask) for ask in asks]
         completions = generate(
             self._policy.model,
             requests,
@@ -91,3 +85,13 @@ class Trial:
             )
             for request, completion in zip(requests, completions, strict=True)
         ]
+
+    def _request(self, ask: Ask) -> Request:
+        """As the engine makes it, but shortened where that would refuse what does not fit."""
+        prompt = self._policy.prompt(list(ask.messages))
+        room = self._policy.context - len(prompt)
+        if room < 1:
+            raise ModelError(
+                f"a prompt of {len(prompt)} tokens does not fit into its {self._policy.context}"
+            )
+        return Request(prompt, Sampling(max_tokens=min(ask.max_tokens, room), seed=ask.seed))
