@@ -4,6 +4,8 @@ The command line turns a ``BabylonError`` into one line on stderr and a non-zero
 everything else propagates with its traceback, because it is a bug.
 """
 
+from typing import Any
+
 
 class BabylonError(Exception):
     """Base of every error that an operator can act on."""
@@ -53,6 +55,14 @@ class ModelError(BabylonError):
     """A model, tokenizer or checkpoint does not load or does not fit its base."""
 
 
+class CheckpointRefusedError(ModelError):
+    """A checkpoint did not pass the ``checks`` before deployment; nothing was changed."""
+
+    def __init__(self, message: str, checks: dict[str, Any]) -> None:
+        super().__init__(message)
+        self.checks = checks
+
+
 class TrainingError(BabylonError):
     """The update cannot be computed from this batch (nothing to train, non-finite loss)."""
 
@@ -63,6 +73,10 @@ class ServingError(BabylonError):
 
 class RouteConflictError(ServingError):
     """The route changed since the caller read it; nothing was changed."""
+
+
+class ExperimentError(ServingError):
+    """The request does not go with the experiment that runs, or none does; nothing was changed."""
 
 
 class RecorderError(BabylonError):

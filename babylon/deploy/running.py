@@ -1,0 +1,64 @@
+"""What a window's run does about the experiment that is on: its analysis decides."""
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from babylon.deploy.change import Order
+from babylon.deploy.experiments import next_canary_share, run_experiment
+from babylon.deploy.replace import replace_champion
+from babylon.deploy.rollback import roll_back
+from babylon.settings import Settings
+from babylon.store.connection import Store
+from babylon.store.routes import Route
+from babylon.types import Change, Claim
+from babylon.windows import parse_window_id
+
+if TYPE_CHECKING:
+    from babylon.experiment.review import Review
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Decided:
+    """The analysis of an experiment, and the change of the route that it led to, if any."""
+
+    review: "Review"
+    change: Change | None = None
+
+
+async def decide(store: Store, settings: Settings, route: Route, claim: Claim) -> Decided | None:
+    """Promote the challenger, roll it back, or let the experiment go on; a canary that later
+    windows ramp takes its next step then. ``None`` when none runs.
+
+    Raises:
+        BabylonError: as ``change_route`` raises it.
+    """
+    if route.split is None:
+        return None
+    from babylon.experiment.review import review  # polars: only while an experiment runs
+
+    found = await review(store, settings)
+    if found is None:  # it ended just now
+        return None
+    order = Order(
+        author=claim.owner,
+        reason=f"{route.split.mode}: {found.reason}",
+        claim=claim,
+        route=route,
+    )
+    change = None
+    if found.decision == "promote":
+        change = await replace_champion(store, settings, route.split.challenger_version, order)
+    elif found.decision == "rollback":
+        change = await roll_back(store, settings, order)
+    elif share := _next_share(settings, route, claim):
+        change = await run_experiment(store, settings, "canary", None, share, order)
+    return Decided(review=found, change=change)
+
+
+def _next_share(settings: Settings, route: Route, claim: Claim) -> float | None:
+    """A step is over when a window has ended after it began: neither a backfill of old windows nor
+    a run that goes on after a crash takes one too many."""
+    if settings.deployment_strategy != "canary" or route.mode != "canary" or not route.share:
+        return None
+    ended = parse_window_id(claim.window_id, settings.minutes).end
+    return next_canary_share(route.share) if ended > route.created_at else None
