@@ -3,7 +3,7 @@
 from migrations import run_file
 
 revision = "0012"
-down_revision = "0010"
+down_revision = "0011"
 
 
 def upgrade() -> None:
