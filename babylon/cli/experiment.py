@@ -12,7 +12,7 @@ from babylon.errors import ServingError
 from babylon.settings import Settings, load_settings
 
 if TYPE_CHECKING:
-    from babylon.experiment import Review
+    from babylon.experiment.records import Review
 
 
 def analyse(
@@ -44,7 +44,7 @@ def analyse(
 
 
 async def _review(settings: Settings, experiment: str | None) -> "Review | None":
-    from babylon.experiment import review
+    from babylon.experiment.review import review
     from babylon.store import open_store
 
     async with open_store(settings) as store:

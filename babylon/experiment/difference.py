@@ -31,6 +31,7 @@ from babylon.experiment.records import Comparison
 
 TIGHTEST = 500  # plays, as of independent agents in an even split, at which the sequence is
 _ROUNDING = 1e-9
+_LARGEST = 700.0  # whose exponential is still a number
 
 
 def difference(cells: Cells, *, shares: bool = False) -> Comparison | None:
@@ -57,8 +58,10 @@ def difference(cells: Cells, *, shares: bool = False) -> Comparison | None:
     rounding = _ROUNDING * float(np.abs(adjusted).max())
     if variance <= rounding**2:  # all agents of an arm came to exactly the same
         middle, variance = middle if abs(middle) > rounding else 0.0, 0.0
-    information = _information(cells, variance)
-    half = math.sqrt(variance) * factor(information / TIGHTEST, freedom) if variance else 0.0
+    information = _information(cells, influence, variance)
+    half = 0.0
+    if variance:
+        half = math.sqrt(variance) * student(standard_errors(information / TIGHTEST), freedom)
     return Comparison(
         champion=-float(influence @ np.where(cells.challenger, 0, adjusted)),
         challenger=float(influence @ np.where(cells.challenger, adjusted, 0)),
@@ -72,12 +75,10 @@ def difference(cells: Cells, *, shares: bool = False) -> Comparison | None:
     )
 
 
-def factor(progress: float, freedom: float) -> float:
-    """Half of the interval in standard errors: Student's quantile where the sequence has a normal
-    one."""
-    normal = standard_errors(progress)
+def student(normal: float, freedom: float) -> float:
+    """Student's quantile of the same probability as a normal one."""
     wallace = normal * (8 * freedom + 3) / (8 * freedom + 1)
-    return math.sqrt(freedom * math.expm1(min(wallace**2 / freedom, 700.0)))
+    return math.sqrt(freedom * math.expm1(min(wallace**2 / freedom, _LARGEST)))
 
 
 def _stage_weights(cells: Cells) -> Floats:
@@ -150,12 +151,13 @@ def _variance(
     return float((np.bincount(cells.unit, inner) ** 2).sum() + more.sum()), freedom
 
 
-def _information(cells: Cells, variance: float) -> float:
-    """Plays of independent agents, half in each arm, whose difference has this variance."""
-    plays = float(cells.plays.sum())
-    between = cells.plays @ _within(cells.outcome, cells.groups) ** 2
-    of_one = float(cells.spread.sum() + between) / plays
-    return 4 * of_one / variance if variance else plays
+def _information(cells: Cells, influence: Floats, variance: float) -> float:
+    """Plays of independent agents, half in each arm, whose difference has this variance; at least
+    as many as there are agents, of whom those of an arm may have done alike by luck."""
+    agents = 4 / float((np.bincount(cells.unit, np.abs(influence)) ** 2).sum())
+    between = float(cells.plays @ _within(cells.outcome, cells.groups) ** 2)
+    of_one = (float(cells.spread.sum()) + between) / float(cells.plays.sum())
+    return max(agents, 4 * of_one / variance) if variance else agents
 
 
 def _count(cells: Cells, challenger: bool) -> int:
