@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from babylon.cli import model
+from babylon.cli.experiment import analyse
 from babylon.cli.model import Version, show_values, with_store
 from babylon.cli.options import Json
 from babylon.cli.output import print_json, print_table, stderr
@@ -36,6 +37,7 @@ Share = Annotated[
     float | None,
     typer.Option(metavar="FRACTION", help="Of the agents, for the challenger: 0.25 is a quarter."),
 ]
+app.command()(analyse)
 
 
 @app.command()
