@@ -150,6 +150,13 @@ class Settings(BaseSettings):
     max_concurrency: int = Field(256, ge=1, validation_alias="MAX_CONCURRENCY")
     max_queue: int = Field(1024, ge=0, validation_alias="MAX_QUEUE")
     prefect_port: int = Field(4200, ge=1, le=65535, validation_alias="PREFECT_SERVER_API_PORT")
+    # an experiment between two policies: finished play of so many agents, and an age, before it is
+    # decided by P&L; the age at which the champion stays for want of a decision; and how much less
+    # (USD a play) a challenger may surely earn without being rolled back for it
+    ab_min_agents: int = Field(40, ge=4, validation_alias="AB_MIN_AGENTS")
+    ab_min_hours: float = Field(3.0, ge=0, validation_alias="AB_MIN_HOURS")
+    ab_max_hours: float = Field(168.0, gt=0, le=MAX_HOURS, validation_alias="AB_MAX_HOURS")
+    ab_tolerated_loss_usd: float = Field(0.0, ge=0, validation_alias="AB_TOLERATED_LOSS_USD")
     # what becomes of a checkpoint that passed: it serves all agents, or is compared on live ones
     # with the champion: at half of them, or at 5 % that later windows make 25 % and 50 %
     deployment_strategy: DeploymentStrategy = Field(
@@ -186,6 +193,15 @@ class Settings(BaseSettings):
             raise ValueError(
                 f"CALL_WEIGHT={self.call_weight!r} with LOSS={self.loss!r}, which is defined with a"
                 " normaliser of its own: unset CALL_WEIGHT, or take LOSS=ppo_clip"
+            )
+        return self
+
+    @model_validator(mode="after")
+    def _an_experiment_can_be_decided_before_it_ends(self) -> Self:
+        if self.ab_min_hours >= self.ab_max_hours:
+            raise ValueError(
+                f"AB_MIN_HOURS={self.ab_min_hours:g} is not below"
+                f" AB_MAX_HOURS={self.ab_max_hours:g}: nothing could be promoted in between"
             )
         return self
 

@@ -70,10 +70,15 @@ def can_reach(differences: ArrayLike, tightest: float, budget: int) -> bool:
     return float(array.mean()) + deviations * float(array.std(ddof=1)) > 0
 
 
+def standard_errors(progress: float) -> float:
+    """Half of the sequence's interval, in standard errors of its centre, at ``progress`` t / t*."""
+    scaled = progress * (-2 * math.log(ALPHA) + math.log(1 - 2 * math.log(ALPHA)))  # t rho²
+    return math.sqrt(2 * (scaled + 1) / scaled * math.log(math.sqrt(scaled + 1) / ALPHA))
+
+
 def _width(t: int, tightest: float) -> float:
     """Half of the sequence's interval, in standard deviations of one value."""
-    rho2 = (-2 * math.log(ALPHA) + math.log(1 - 2 * math.log(ALPHA))) / tightest
-    return math.sqrt(2 * (t * rho2 + 1) / (t**2 * rho2) * math.log(math.sqrt(t * rho2 + 1) / ALPHA))
+    return standard_errors(t / tightest) / math.sqrt(t)
 
 
 def _around(values: NDArray[np.float64], width: float) -> Interval:

@@ -1,53 +1,55 @@
 """What a window's run does about the experiment that is on: its analysis decides."""
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
 
-from babylon.deploy.experiments import experiment, next_canary_share
-from babylon.deploy.replace import replace
-from babylon.deploy.rollback import rollback
+from babylon.deploy.change import Order
+from babylon.deploy.experiments import next_canary_share, run_experiment
+from babylon.deploy.replace import replace_champion
+from babylon.deploy.rollback import roll_back
+from babylon.experiment import Review, review
 from babylon.settings import Settings
 from babylon.store.connection import Store
 from babylon.store.routes import Route
 from babylon.types import Change, Claim
 from babylon.windows import parse_window_id
 
-if TYPE_CHECKING:
-    from babylon.experiment.review import Review
-
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Decided:
     """The analysis of an experiment, and the change of the route that it led to, if any."""
 
-    review: "Review"
+    review: Review
     change: Change | None = None
 
 
 async def decide(store: Store, settings: Settings, route: Route, claim: Claim) -> Decided | None:
-    """Promote the challenger, roll it back, or let the experiment go on; a canary that later
-    windows ramp takes its next step then. ``None`` when none runs.
+    """Promote the challenger; end the experiment with the champion alone, for harm or for want of a
+    decision in time; or let it go on: a canary that windows ramp takes its next step then.
+
+    Returns:
+        ``None`` when no experiment runs.
 
     Raises:
-        BabylonError: as ``replace`` and ``rollback`` raise it.
+        BabylonError: as ``change_route`` raises it.
     """
-    from babylon.experiment.review import review  # polars: only while an experiment runs
-
-    if route.split is None or (found := await review(store, settings)) is None:
+    if route.split is None:
         return None
-    about = {
-        "author": claim.owner,
-        "reason": f"{route.split.mode}: {found.reason}",
-        "claim": claim,
-        "route": route,
-    }
+    found = await review(store, settings)
+    if found is None:  # it ended just now
+        return None
+    order = Order(
+        author=claim.owner,
+        reason=f"{route.split.mode}: {found.reason}",
+        claim=claim,
+        route=route,
+    )
     change = None
     if found.decision == "promote":
-        change = await replace(store, settings, route.split.challenger_version, **about)
-    elif found.decision == "rollback":
-        change = await rollback(store, settings, **about)
+        change = await replace_champion(store, settings, route.split.challenger_version, order)
+    elif found.decision in ("rollback", "keep"):
+        change = await roll_back(store, settings, order)
     elif share := _next_share(settings, route, claim):
-        change = await experiment(store, settings, "canary", share=share, **about)
+        change = await run_experiment(store, settings, "canary", None, share, order)
     return Decided(review=found, change=change)
 
 

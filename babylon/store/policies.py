@@ -20,7 +20,7 @@ from babylon.types import Claim
 from babylon.windows import WindowState
 
 Kind = Literal["base", "full", "lora"]
-_NO_POLICY = "no policy is registered yet: run `babylon model init`"
+NO_POLICY = "no policy is registered yet: run `babylon model init`"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -76,7 +76,7 @@ async def champion(store: Store) -> tuple[Policy, int]:
         " USING (policy_version) ORDER BY route_version DESC LIMIT 1"
     )
     if row is None:
-        raise ModelError(_NO_POLICY)
+        raise ModelError(NO_POLICY)
     fields = dict(row)
     route_version = fields.pop("route_version")
     return Policy(**fields), route_version
@@ -94,7 +94,7 @@ async def get_policy(store: Store, version: int) -> Policy:
     )
     if row is None:
         if not await store.pool.fetchval("SELECT EXISTS (SELECT FROM babylon.policies)"):
-            raise ModelError(_NO_POLICY)
+            raise ModelError(NO_POLICY)
         raise ModelError(f"there is no policy version {version}: see `babylon model list`")
     return Policy(**row)
 
@@ -116,6 +116,15 @@ async def checkpoints_at_hand(store: Store, versions: Iterable[int | None]) -> d
     rows = await store.pool.fetch(
         "SELECT policy_version, uri FROM babylon.policies"
         " WHERE policy_version = ANY($1) AND removed_at IS NULL",
+        list(versions),
+    )
+    return {row["policy_version"]: row["uri"] for row in rows}
+
+
+async def checkpoint_uris(store: Store, versions: Iterable[int]) -> dict[int, str]:
+    """Version → where its checkpoint lies, or lay."""
+    rows = await store.pool.fetch(
+        "SELECT policy_version, uri FROM babylon.policies WHERE policy_version = ANY($1)",
         list(versions),
     )
     return {row["policy_version"]: row["uri"] for row in rows}

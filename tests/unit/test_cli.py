@@ -45,6 +45,9 @@ COMMANDS = [
     ["model", "promote"],
     ["model", "rollback"],
     ["deploy", "replace"],
+    ["deploy", "ab"],
+    ["deploy", "canary"],
+    ["deploy", "rollback"],
     ["deploy", "status"],
     ["keys", "create"],
     ["keys", "list"],
@@ -112,7 +115,8 @@ def test_every_command_offers_json(command: list[str], capsys: pytest.CaptureFix
         ["train", "--mode", "continuous", "--recipe", "again"],
         ["train", "--include-late"],
         ["train", "--min-agents", "1"],
-        ["deploy", "canary"],
+        ["deploy", "ab"],
+        ["deploy", "canary", "5", "--share", "much"],
         ["model", "show", "newest"],
         ["nonsense"],
     ],
@@ -165,7 +169,7 @@ def test_a_home_where_no_directory_can_be_made_is_one_clear_line(
     capsys: pytest.CaptureFixture[str],
 ) -> None:
     monkeypatch.setenv("BABYLON_HOME", "/proc/no-such-process")
-    for name in ("LOCAL_ENDPOINT", "ENGINE_PORT"):
+    for name in ("LOCAL_ENDPOINT", "ENGINE_PORT", "ADMIN_PORT"):
         port = free_port()
         monkeypatch.setenv(name, str(port) if "PORT" in name else f"http://localhost:{port}")
     assert exit_code(command) == 1

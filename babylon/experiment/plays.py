@@ -1,0 +1,126 @@
+"""Plays that count, and what each came to."""
+
+import math
+from collections import Counter, defaultdict
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from datetime import datetime
+from statistics import fmean
+from typing import TYPE_CHECKING
+
+import msgspec
+
+from babylon.quality.decode import Metrics, Step, decode
+from babylon.quality.outcomes import window_pnl_usd
+from babylon.quality.reasons import RejectedError
+from babylon.store.experiments import Play, steps_of
+
+if TYPE_CHECKING:
+    from babylon.store.connection import Connection
+
+START_BALANCE_USD = 1000.0
+HEAVY_LOSS = 0.1  # of the balance
+
+
+class Counts(msgspec.Struct, frozen=True, rename="camel"):
+    """What ``metricsJson`` counts."""
+
+    final_pnl: float | None = msgspec.field(name="finalPnL", default=None)
+    episode_length: int = 0
+    error_count: int | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Result:
+    """One play: USD, whether it lost heavily, and the share of its actions that failed."""
+
+    trajectory_id: str
+    unit: str
+    stage: int
+    pnl_usd: float
+    lost: float
+    failed: float | None
+
+
+def finished(plays: Iterable[Play], before: datetime) -> tuple[list[Play], Counter[str]]:
+    """Plays of windows that are over (all that started ``before``), of one arm and the experiment
+    alone; and how many others there are, by why they do not count."""
+    counting, excluded = [], Counter[str]()
+    for play in plays:
+        if play.mixed:
+            excluded["mixed arms, or partly outside of the experiment"] += 1
+        elif play.evaluation:
+            excluded["evaluation"] += 1
+        elif play.start is None:
+            excluded["not finished or never written"] += 1
+        elif play.start >= before:
+            excluded["window not over"] += 1
+        else:
+            counting.append(play)
+    return counting, excluded
+
+
+async def results(
+    connection: "Connection", plays: Sequence[Play]
+) -> tuple[list[Result], Counter[str]]:
+    """What the plays came to; and how many have no P&L. Steps are read whole only where the first
+    one's state does not stand at their beginning."""
+    counts = [_counts(play.metrics_json) for play in plays]
+    pnl: list[float | None] = []
+    for play, counted in zip(plays, counts, strict=True):
+        final = counted.final_pnl if play.final_pnl is None else play.final_pnl
+        known = final is not None and play.opening_pnl is not None
+        pnl.append(final - play.opening_pnl if known else None)  # type: ignore[operator]
+    deep = [play.trajectory_id for play, value in zip(plays, pnl, strict=True) if value is None]
+    steps = await steps_of(connection, deep) if deep else {}
+    found, excluded = [], Counter[str]()
+    for play, counted, value in zip(plays, counts, pnl, strict=True):
+        if value is None:
+            value = _from_steps(steps.get(play.trajectory_id, ""), play, counted)
+        if value is None or not math.isfinite(value):
+            excluded["no P&L"] += 1
+            continue
+        balance = max(play.opening_balance or 0.0, START_BALANCE_USD)
+        found.append(
+            Result(
+                trajectory_id=play.trajectory_id,
+                unit=play.unit,
+                stage=play.stage,
+                pnl_usd=value,
+                lost=float(value < -HEAVY_LOSS * balance),
+                failed=_failed(counted),
+            )
+        )
+    return found, excluded
+
+
+def means(results: Iterable[Result]) -> dict[str, float]:
+    """Mean P&L of each agent."""
+    of_unit = defaultdict(list)
+    for result in results:
+        of_unit[result.unit].append(result.pnl_usd)
+    return {unit: fmean(values) for unit, values in of_unit.items()}
+
+
+def _counts(text: str | None) -> Counts:
+    """What can be read of it; this column only adds to what the others say."""
+    try:
+        return msgspec.json.decode(text or "{}", type=Counts)
+    except (msgspec.DecodeError, RecursionError, UnicodeError):
+        return Counts()
+
+
+def _from_steps(text: str, play: Play, counts: Counts) -> float | None:
+    try:
+        steps = decode(text, tuple[Step, ...], "stepsJson")
+        if not steps:
+            return None
+        return window_pnl_usd(steps, Metrics(final_pnl=counts.final_pnl), play.final_pnl)
+    except RejectedError:  # such play is counted as having none
+        return None
+
+
+def _failed(counts: Counts) -> float | None:
+    if counts.error_count is None or counts.episode_length < 1:
+        return None
+    return min(max(counts.error_count / counts.episode_length, 0.0), 1.0)

@@ -1,0 +1,245 @@
+"""Experiments as the routes tell them, what their agents did, and the looks at them.
+
+Calls belong to an experiment by the route that they were answered under, plays (trajectories) by
+their calls. Of the game's tables only columns are read that every writer fills, and the beginning
+of ``stepsJson``: profit inside a play is its last known lifetime P&L minus that of the first step.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from datetime import datetime
+from typing import TYPE_CHECKING, Any
+
+from babylon.store.connection import Store
+from babylon.store.routes import Mode, Route
+
+if TYPE_CHECKING:
+    from babylon.store.connection import Connection
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Experiment:
+    """The routes of one salt. ``stages`` are the times of one share each, as route versions."""
+
+    salt: str
+    mode: Mode
+    champion_version: int
+    challenger_version: int
+    shares: tuple[float, ...]
+    stages: tuple[tuple[int, ...], ...]
+    began_at: datetime
+    ended_at: datetime | None
+
+    @property
+    def staged_routes(self) -> tuple[list[int], list[int]]:
+        """Route versions, and the stage of each."""
+        pairs = [(route, i) for i, stage in enumerate(self.stages) for route in stage]
+        return [route for route, _ in pairs], [stage for _, stage in pairs]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class AgentCalls:
+    """What one agent (or nameless key) called for in one stage; ``challenger``: its first arm
+    there, ``both``: it met the other one too. Latencies in milliseconds."""
+
+    unit: str
+    stage: int
+    challenger: bool
+    both: bool
+    calls: int
+    broken_off: int
+    cut: int
+    median_ms: float
+    p95_ms: float
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Play:
+    """A trajectory that called for the experiment; ``start`` is ``None`` when it was not written.
+
+    ``mixed``: some of its calls were answered by another arm, by a pinned version, or before or
+    after the experiment. ``opening_*`` are the first step's, ``None`` where they stand deeper.
+    """
+
+    trajectory_id: str
+    unit: str
+    stage: int
+    mixed: bool
+    start: datetime | None
+    evaluation: bool
+    final_pnl: float | None
+    opening_pnl: float | None
+    opening_balance: float | None
+    metrics_json: str | None
+
+
+async def find_experiment(store: Store, salt: str | None = None) -> Experiment | None:
+    """The experiment of that salt, or the one that runs now; ``None`` when there is none."""
+    if salt is None:
+        salt = await store.pool.fetchval(
+            "SELECT salt FROM babylon.routes ORDER BY route_version DESC LIMIT 1"
+        )
+    rows = await store.pool.fetch(
+        "SELECT * FROM babylon.routes WHERE salt = $1 ORDER BY route_version", salt
+    )
+    if not rows:
+        return None
+    routes = [Route(**row) for row in rows]
+    last = routes[-1]
+    split = last.split
+    assert split is not None and salt is not None  # it has a salt
+    shares, stages = _stages(routes)
+    return Experiment(
+        salt=salt,
+        mode=split.mode,
+        champion_version=last.policy_version,
+        challenger_version=split.challenger_version,
+        shares=shares,
+        stages=stages,
+        began_at=routes[0].created_at,
+        ended_at=await store.pool.fetchval(
+            "SELECT min(created_at) FROM babylon.routes WHERE route_version > $1",
+            last.route_version,
+        ),
+    )
+
+
+def _stages(routes: Sequence[Route]) -> tuple[tuple[float, ...], tuple[tuple[int, ...], ...]]:
+    shares: list[float] = []
+    stages: list[tuple[int, ...]] = []
+    for route in routes:
+        assert route.share is not None  # it has a salt
+        if shares and route.share == shares[-1]:
+            stages[-1] += (route.route_version,)
+        else:
+            shares.append(route.share)
+            stages.append((route.route_version,))
+    return tuple(shares), tuple(stages)
+
+
+async def agent_calls(connection: "Connection", experiment: Experiment) -> list[AgentCalls]:
+    """Every agent and stage with calls of either arm."""
+    rows = await connection.fetch(_AGENTS, *experiment.staged_routes)
+    return [AgentCalls(**row) for row in rows]
+
+
+async def pinned_calls(connection: "Connection", experiment: Experiment) -> int:
+    """Calls for a version by its name, which belong to no arm."""
+    count: int = await connection.fetchval(
+        "SELECT count(*) FROM babylon.calls WHERE route_version = ANY($1) AND arm = 'pinned'",
+        experiment.staged_routes[0],
+    )
+    return count
+
+
+async def plays(connection: "Connection", experiment: Experiment) -> list[Play]:
+    """Every trajectory that the calls name."""
+    rows = await connection.fetch(_PLAYS, *experiment.staged_routes)
+    return [Play(**row) for row in rows]
+
+
+async def plays_before(
+    connection: "Connection", experiment: Experiment, agents: Sequence[str], since: datetime
+) -> list[Play]:
+    """What the agents had played, and the game had written, when the experiment began. Simulated
+    play is dated as it likes; when a row was written is told by ``createdAt``."""
+    rows = await connection.fetch(_BEFORE, list(agents), since, experiment.began_at)
+    return [Play(**row) for row in rows]
+
+
+async def steps_of(connection: "Connection", trajectory_ids: Sequence[str]) -> dict[str, str]:
+    """``stepsJson`` by trajectory id."""
+    rows = await connection.fetch(
+        'SELECT "trajectoryId", "stepsJson" FROM trajectories'
+        ' WHERE "trajectoryId" = ANY($1::text[])',
+        list(trajectory_ids),
+    )
+    return {name: text for name, text in rows}
+
+
+async def scores_of(connection: "Connection", trajectory_ids: Sequence[str]) -> dict[str, float]:
+    """The score of each trajectory that was judged, by its first judgment."""
+    rows = await connection.fetch(
+        "SELECT DISTINCT ON (trajectory_id) trajectory_id, score FROM babylon.scores"
+        " WHERE trajectory_id = ANY($1::text[]) ORDER BY trajectory_id, window_id",
+        list(trajectory_ids),
+    )
+    return {name: score for name, score in rows}
+
+
+async def keep_review(
+    store: Store, salt: str, reviewed_at: datetime, decision: str, numbers: dict[str, Any]
+) -> None:
+    await store.pool.execute(
+        "INSERT INTO babylon.experiment_reviews (salt, reviewed_at, decision, numbers)"
+        " VALUES ($1, $2, $3, $4) ON CONFLICT DO NOTHING",
+        salt,
+        reviewed_at,
+        decision,
+        numbers,
+    )
+
+
+_STAGES = "unnest($1::bigint[], $2::int[]) AS s (route_version, stage)"
+
+_AGENTS = f"""
+SELECT coalesce(c.agent_id, c.key_id) AS unit, s.stage,
+    coalesce(min(c.started_at) FILTER (WHERE c.arm = 'challenger')
+        < min(c.started_at) FILTER (WHERE c.arm = 'champion'), bool_and(c.arm = 'challenger'))
+        AS challenger,
+    min(c.arm) <> max(c.arm) AS both,
+    count(*)::int AS calls,
+    (count(*) FILTER (WHERE c.finish_reason NOT IN ('stop', 'length', 'tool_calls')))::int
+        AS broken_off,
+    (count(*) FILTER (WHERE c.finish_reason = 'length'))::int AS cut,
+    percentile_cont(0.5) WITHIN GROUP (ORDER BY c.latency_ms) AS median_ms,
+    percentile_cont(0.95) WITHIN GROUP (ORDER BY c.latency_ms) AS p95_ms
+FROM babylon.calls c JOIN {_STAGES} USING (route_version)
+WHERE c.arm <> 'pinned' AND coalesce(c.agent_id, c.key_id) IS NOT NULL
+GROUP BY 1, 2 ORDER BY 2, 1
+"""
+
+_NUMBER = r"\s*:\s*(-?[0-9]+(?:\.[0-9]+)?(?:[eE][-+]?[0-9]+)?)"
+
+
+def _opening(key: str) -> str:
+    """A number of the first step's state, if that stands at the beginning and is flat."""
+    pattern = rf'^[^{{]*\{{[^{{]*"environmentState"\s*:\s*\{{[^{{}}]*"{key}"{_NUMBER}'
+    return f"""substring(left(t."stepsJson", 4096) FROM '{pattern}')::float8"""
+
+
+_COLUMNS = f"""
+    t."startTime" AT TIME ZONE 'UTC' AS start, coalesce(t."isEvaluation", false) AS evaluation,
+    t."finalPnL" AS final_pnl, {_opening("agentPnL")} AS opening_pnl,
+    {_opening("agentBalance")} AS opening_balance, t."metricsJson" AS metrics_json
+"""
+
+# Whoever names another's trajectory is not heard: as in collecting, such a call is not its own.
+_PLAYS = f"""
+SELECT p.trajectory_id, p.unit, p.stage, p.mixed, {_COLUMNS}
+FROM (
+    SELECT named.trajectory_id, min(coalesce(c.agent_id, c.key_id)) AS unit,
+        min(s.stage) AS stage, min(c.arm) <> max(c.arm) OR bool_or(s.stage IS NULL) AS mixed
+    FROM (
+        SELECT DISTINCT c.trajectory_id FROM babylon.calls c JOIN {_STAGES} USING (route_version)
+        WHERE c.trajectory_id IS NOT NULL AND c.arm <> 'pinned'
+    ) AS named
+    JOIN babylon.calls c USING (trajectory_id)
+    LEFT JOIN {_STAGES} USING (route_version)
+    LEFT JOIN trajectories t ON t."trajectoryId" = named.trajectory_id
+    WHERE t."agentId" IS NULL OR coalesce(c.agent_id, t."agentId") = t."agentId"
+    GROUP BY 1
+) AS p
+LEFT JOIN trajectories t ON t."trajectoryId" = p.trajectory_id
+WHERE p.unit IS NOT NULL AND p.stage IS NOT NULL
+ORDER BY p.trajectory_id COLLATE "C"
+"""
+
+_BEFORE = f"""
+SELECT t."trajectoryId" AS trajectory_id, t."agentId" AS unit, 0 AS stage, false AS mixed,
+    {_COLUMNS}
+FROM trajectories t
+WHERE t."agentId" = ANY($1::text[]) AND t."startTime" >= $2::timestamptz AT TIME ZONE 'UTC'
+    AND t."createdAt" < $3::timestamptz AT TIME ZONE 'UTC' AND NOT t."isEvaluation"
+ORDER BY t."trajectoryId" COLLATE "C"
+"""

@@ -1,0 +1,10 @@
+"""Looks at experiments, and the index that finds an experiment's calls."""
+
+from migrations import run_file
+
+revision = "0012"
+down_revision = "0011"
+
+
+def upgrade() -> None:
+    run_file("0012_experiments.sql")

@@ -1,0 +1,382 @@
+"""Experiments analysed from the rows that gateways and the game write."""
+
+import json
+import subprocess
+import sys
+from collections.abc import Iterator
+from dataclasses import asdict
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any
+
+import asyncpg
+import msgspec
+import pytest
+
+from babylon.experiment.records import Comparison, Review
+from babylon.experiment.report import review_markdown
+from babylon.experiment.review import review
+from babylon.settings import Settings, load_settings
+from babylon.store import Store, open_store
+from babylon.store.experiments import find_experiment
+from tests.integration.experiments import SALT, world
+from tests.integration.test_migrations import GAME
+
+AT_ONCE = {"ab_min_hours": 0.0}
+
+
+def at_once(settings: Settings) -> Settings:
+    return settings.model_copy(update=AT_ONCE)
+
+
+async def look(store: Store, settings: Settings, experiment: str | None = None) -> Review:
+    found = await review(store, at_once(settings), experiment)
+    assert found is not None
+    return found
+
+
+def pnl(found: Review) -> Comparison:
+    assert found.pnl is not None
+    return found.pnl
+
+
+def cli(settings: Settings, *arguments: str) -> subprocess.CompletedProcess[str]:
+    environment = settings.environment()
+    return subprocess.run(
+        [sys.executable, "-m", "babylon", "deploy", "analyse", *arguments],
+        capture_output=True,
+        text=True,
+        env=environment,
+        check=False,
+        cwd=Path(__file__).parents[2],
+    )
+
+
+async def test_a_challenger_that_earns_more_is_promoted_and_every_look_is_kept(
+    store: Store, settings: Settings
+) -> None:
+    fleet = await world(store)
+    await fleet.begin()
+    fleet.fleet(gain=200)
+    await fleet.write()
+    found = await look(store, settings)
+    assert (found.decision, found.experiment, found.mode) == ("promote", SALT, "ab")
+    assert (found.champion_version, found.challenger_version) == (0, 1)
+    assert (found.agents.champion, found.agents.challenger, found.plays) == (30, 30, 180)
+    assert pnl(found).low > 0 and pnl(found).difference == pytest.approx(200, abs=60)
+    assert {guard.name: guard.state for guard in found.guardrails} == {
+        "calls that broke off": "passes",
+        "replies cut at their length limit": "passes",
+        "failed actions": "passes",
+        "plays that lost over a tenth of the balance": "passes",
+        "latency, median": "passes",
+        "latency, 95th percentile": "passes",
+    }
+    kept = await store.pool.fetch("SELECT * FROM babylon.experiment_reviews")
+    assert [(row["salt"], row["decision"], row["reviewed_at"]) for row in kept] == [
+        (SALT, "promote", found.reviewed_at)
+    ]
+    assert msgspec.convert(kept[0]["numbers"], Review) == found
+    assert (await look(store, settings)).pnl == found.pnl
+    assert await store.pool.fetchval("SELECT count(*) FROM babylon.experiment_reviews") == 2
+
+
+async def test_the_command_tells_the_same_and_succeeds_whatever_it_says(
+    store: Store, settings: Settings
+) -> None:
+    fleet = await world(store)
+    nothing = cli(settings, "--json")
+    assert nothing.returncode == 1 and "no experiment runs" in json.loads(nothing.stdout)["error"]
+    await fleet.begin()
+    fleet.fleet(gain=200)
+    await fleet.write()
+    told = cli(settings, "--json")
+    assert told.returncode == 0, told.stderr
+    numbers = json.loads(told.stdout)
+    assert numbers["decision"] == "insufficient"
+    assert "AB_MIN_HOURS=3" in numbers["reason"]
+    assert numbers["pnl"] == asdict(pnl(await look(store, settings)))
+    await fleet.end(winner=1)
+    assert cli(settings).returncode == 1
+    past = cli(settings, "--experiment", SALT)
+    assert past.returncode == 0 and past.stdout.startswith(f"# Experiment {SALT}: not enough")
+    unknown = cli(settings, "--experiment", "no-such")
+    assert unknown.returncode == 1 and "no experiment 'no-such'" in unknown.stderr
+
+
+async def test_a_challenger_that_earns_less_is_rolled_back(
+    store: Store, settings: Settings
+) -> None:
+    fleet = await world(store)
+    await fleet.begin()
+    fleet.fleet(gain=-200)
+    await fleet.write()
+    assert (await look(store, settings)).decision == "rollback"
+
+
+async def test_history_that_was_written_before_makes_the_interval_narrower(
+    store: Store, settings: Settings
+) -> None:
+    fleet = await world(store)
+    for number in range(60):
+        for _ in range(3):
+            fleet.row(f"a{number}", f"old-{len(fleet.plays)}", 30.0 * number)
+    await fleet.write()
+    await store.pool.execute(
+        'UPDATE trajectories SET "createdAt" = "createdAt" - interval \'1 hour\''
+    )
+    await fleet.begin()
+    await store.pool.execute("UPDATE babylon.routes SET created_at = now()")
+    for number in range(60):
+        arm = "challenger" if number % 2 else "champion"
+        fleet.play(f"a{number}", arm, 30.0 * number + number % 7)
+    await fleet.write()
+    old = settings.model_copy(update={"lookback_hours": 100 * 366 * 24})
+    found = await look(store, old)
+    assert found.raw_pnl is not None
+    assert pnl(found).explained > 0.99
+    assert pnl(found).high - pnl(found).low < (found.raw_pnl.high - found.raw_pnl.low) / 10
+    beyond = await look(store, settings)  # 168 h: this history is of 2025
+    assert pnl(beyond).explained == 0
+
+
+async def test_play_that_does_not_belong_to_one_arm_alone_is_left_out_and_counted(
+    store: Store, settings: Settings
+) -> None:
+    fleet = await world(store)
+    fleet.route = 1
+    straddling = fleet.play("a0", "champion", 9e6)
+    await fleet.begin()
+    fleet.fleet(gain=0, agents=6, plays=1)
+    fleet.call("a0", "champion", trajectory_id=straddling)
+    mixed = fleet.play("a1", "champion", 9e6)
+    fleet.call("a1", "challenger", trajectory_id=mixed)
+    named = fleet.play("a2", "challenger", 9e6)
+    fleet.call("a2", "pinned", trajectory_id=named)
+    fleet.play("a3", "pinned", 9e6)
+    fleet.play("a4", "challenger", 9e6, isEvaluation=True)
+    fleet.call("a5", "champion", trajectory_id="still-playing")
+    now = datetime.now(UTC).replace(tzinfo=None)
+    fleet.play("a0", "challenger", 9e6, startTime=now.isoformat())
+    fleet.play("a1", "champion", 9e6, finalPnL="NaN")
+    await fleet.write()
+    found = await look(store, settings)
+    assert found.plays == 6
+    assert found.excluded == {
+        "mixed arms, or partly outside of the experiment": 3,
+        "evaluation": 1,
+        "not finished or never written": 1,
+        "window not over": 1,
+        "no P&L": 1,
+        "calls for a pinned version": 2,
+    }
+    assert abs(pnl(found).difference) < 1000
+    assert (found.decision, found.agents.champion, found.agents.challenger) == (
+        "insufficient",
+        3,
+        3,
+    )
+
+
+async def test_a_stranger_who_names_the_play_of_another_changes_nothing(
+    store: Store, settings: Settings
+) -> None:
+    fleet = await world(store)
+    await fleet.begin()
+    fleet.fleet(gain=0, agents=8, plays=1)
+    await fleet.write()
+    before = await look(store, settings)
+    for number in range(8):
+        for arm in ("champion", "challenger"):
+            fleet.call("stranger", arm, trajectory_id=f"a{number}-{number}")
+    await fleet.write()
+    after = await look(store, settings)
+    assert (after.pnl, after.plays, after.excluded) == (before.pnl, 8, before.excluded)
+
+
+async def test_profit_is_that_of_the_play_wherever_the_row_says_it(
+    store: Store, settings: Settings
+) -> None:
+    """Last known lifetime P&L less that of the first step, be it behind 5,000 characters."""
+    fleet = await world(store)
+    await fleet.begin()
+    deep = json.dumps(
+        [
+            {
+                "stepNumber": number,
+                "observation": {"environmentState": {"agentPnL": 1e9}, "text": "x" * 5000},
+                "environmentState": {"agentPnL": 10 + number, "open": {"nested": 1}},
+                "llmCalls": [],
+                "action": {"actionType": "HOLD", "success": True},
+            }
+            for number in range(3)
+        ]
+    )
+    for agent, arm in (("a", "champion"), ("b", "champion"), ("c", "challenger")):
+        fleet.play(agent, arm, 5)
+    fleet.play("d", "challenger", 0, stepsJson=deep, finalPnL=15.0)
+    fleet.play("e", "challenger", 0, finalPnL=None, metricsJson='{"finalPnL":75}')
+    fleet.play("f", "champion", 0, stepsJson=deep, finalPnL=None, metricsJson="{}")  # 12 - 10
+    fleet.play("g", "champion", 0, stepsJson="[", finalPnL=15.0, metricsJson="{")
+    await fleet.write()
+    found = pnl(await look(store, settings))
+    assert (found.champion, found.challenger) == pytest.approx((4, 5))
+
+
+async def test_a_ramp_counts_each_agent_in_the_arm_that_it_met_first_at_each_share(
+    store: Store, settings: Settings
+) -> None:
+    """All earn 10 more at the second share: more challengers then, and yet no difference."""
+    fleet = await world(store)
+    shares = (0.25, 0.5)
+    for stage, share in enumerate(shares):
+        await fleet.begin(share, mode="canary")
+        for number in range(48):
+            arm = "challenger" if number / 48 < share else "champion"
+            for luck in (-1.0, 1.0):
+                fleet.play(f"a{number}", arm, 10.0 * stage + luck * (number % 3))
+    await fleet.write()
+    found = await look(store, settings)
+    assert (found.mode, found.shares, found.crossed) == ("canary", shares, 12)
+    assert (found.agents.champion, found.agents.challenger) == (36, 12)
+    assert found.agents.expected == pytest.approx(12)
+    assert pnl(found).difference == pytest.approx(0, abs=1e-6)
+    assert pnl(found).challenger_agents == 24
+
+
+async def test_a_split_that_is_not_as_it_should_be_promotes_nobody(
+    store: Store, settings: Settings
+) -> None:
+    fleet = await world(store)
+    await fleet.begin()
+    fleet.fleet(gain=500, agents=80, every=8)
+    await fleet.write()
+    found = await look(store, settings)
+    assert pnl(found).low > 0
+    assert found.decision == "insufficient"
+    assert "sample ratio broken: 10 challengers of 80 agents, 40.0 expected" in found.reason
+
+
+async def test_agents_that_one_arm_loses_are_a_broken_ratio_too(
+    store: Store, settings: Settings
+) -> None:
+    """All call, but of the challenger's only those finish that earn."""
+    fleet = await world(store)
+    await fleet.begin()
+    fleet.fleet(gain=0, agents=120, plays=2)
+    fleet.plays = [
+        row
+        for row in fleet.plays
+        if int(row["agentId"][1:]) % 2 or int(row["agentId"][1:]) % 8 == 0
+    ]
+    await fleet.write()
+    found = await look(store, settings)
+    assert not found.agents.broken and found.measured_agents.broken
+    assert found.decision == "insufficient" and "15 challengers of 75" in found.reason
+
+
+@pytest.mark.parametrize(
+    ("name", "fault"),
+    [
+        ("calls that broke off", {"finish_reason": "interrupted"}),
+        ("replies cut at their length limit", {"finish_reason": "length"}),
+        ("latency, median", {"latency_ms": 900}),
+    ],
+)
+async def test_a_challenger_that_breaks_a_guardrail_is_rolled_back_however_it_earns(
+    store: Store, settings: Settings, name: str, fault: dict[str, Any]
+) -> None:
+    """Long before there is any finished play."""
+    fleet = await world(store)
+    await fleet.begin()
+    for number in range(40):
+        challenger = number % 2 == 0
+        for _ in range(3):
+            arm = "challenger" if challenger else "champion"
+            fleet.call(f"a{number}", arm, trajectory_id=None, **(fault if challenger else {}))
+    await fleet.write()
+    found = await look(store, settings)
+    states = {guard.name: guard.state for guard in found.guardrails}
+    assert states[name] == "broken"
+    assert found.decision == "rollback" and name in found.reason
+    assert found.pnl is None
+
+
+async def test_a_judged_score_is_told_and_decides_nothing(store: Store, settings: Settings) -> None:
+    fleet = await world(store)
+    await fleet.begin()
+    fleet.fleet(gain=0)
+    await fleet.write()
+    await store.pool.execute(
+        "INSERT INTO babylon.scores (window_id, trajectory_id, scorer, score)"
+        " SELECT 'w', \"trajectoryId\", 'judge', CASE WHEN substr(\"agentId\", 2)::int % 2 = 0"
+        " THEN 0.9 ELSE 0.1 END FROM trajectories"
+    )
+    found = await look(store, settings)
+    assert found.score is not None and found.score.difference == pytest.approx(0.8)
+    assert found.decision == "insufficient"
+
+
+async def test_a_new_salt_is_a_new_experiment(store: Store, settings: Settings) -> None:
+    fleet = await world(store)
+    assert await review(store, settings) is None
+    await fleet.begin(0.1, mode="canary")
+    await fleet.begin(0.1, mode="canary")
+    await fleet.begin(0.2, mode="canary")
+    await fleet.end(winner=0)
+    await fleet.begin(salt="another")
+    first, second = await find_experiment(store, SALT), await find_experiment(store)
+    assert first is not None and second is not None
+    assert (first.stages, first.shares) == (((2, 3), (4,)), (0.1, 0.2))
+    assert first.ended_at is not None and second.ended_at is None
+    assert (second.salt, second.stages) == ("another", ((6,),))
+
+
+async def test_a_games_own_tables_that_we_may_only_read_are_enough(
+    blank_database_url: str, tmp_path: Path
+) -> None:
+    connection = await asyncpg.connect(blank_database_url)
+    await connection.execute(GAME)
+    await connection.close()
+    settings = load_settings(database_url=blank_database_url, home=tmp_path)
+    async with open_store(settings, migrate=True) as store:
+        assert not store.game_tables_ours
+        fleet = await world(store)
+        await fleet.begin()
+        fleet.fleet(gain=200)
+        await fleet.write()
+        await store.pool.execute("CREATE ROLE reader LOGIN PASSWORD 'reader'")
+        try:
+            await store.pool.execute(
+                "GRANT USAGE ON SCHEMA babylon, public TO reader;"
+                "GRANT ALL ON ALL TABLES IN SCHEMA babylon TO reader;"
+                "GRANT SELECT ON ALL TABLES IN SCHEMA public TO reader"
+            )
+            url = "postgresql://reader:reader@" + blank_database_url.split("@")[1]
+            async with open_store(load_settings(database_url=url, home=tmp_path)) as reader:
+                assert (await look(reader, settings)).decision == "promote"
+        finally:
+            await store.pool.execute("DROP OWNED BY reader; DROP ROLE reader")
+
+
+async def test_the_page_has_tables_whose_rows_have_as_many_cells_as_their_heads(
+    store: Store, settings: Settings
+) -> None:
+    fleet = await world(store)
+    await fleet.begin()
+    fleet.fleet(gain=200, agents=44)
+    fleet.play("a1", "pinned", 0)
+    await fleet.write()
+    page = review_markdown(await look(store, settings))
+    assert page.startswith(f"# Experiment {SALT}: promote the challenger\n")
+    assert "| agents | 22 | 22 | 22.0 challengers expected, p = 1: as split |" in page
+    assert "Left out: calls for a pinned version 1." in page
+    assert "move each other's prices" in page
+    widths = [{row.count("|") for row in table} for table in _tables(page)]
+    assert widths == [{5}, {7}]
+
+
+def _tables(page: str) -> Iterator[list[str]]:
+    for block in page.split("\n\n"):
+        if block.startswith("|"):
+            yield block.splitlines()
