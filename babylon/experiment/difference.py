@@ -63,7 +63,7 @@ def difference(cells: Cells, *, shares: bool = False) -> Comparison | None:
     if variance:
         half = math.sqrt(variance) * student(standard_errors(information / TIGHTEST), freedom)
     return Comparison(
-        champion=-float(influence @ np.where(cells.challenger, 0, adjusted)),
+        champion=0.0 - float(influence @ np.where(cells.challenger, 0, adjusted)),
         challenger=float(influence @ np.where(cells.challenger, adjusted, 0)),
         champion_agents=_count(cells, False),
         challenger_agents=_count(cells, True),
