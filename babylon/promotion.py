@@ -5,8 +5,9 @@ from collections.abc import Iterable
 
 from babylon.errors import ModelError, ServingError
 from babylon.store import Store
+from babylon.store.gateways import wait_for_acks
 from babylon.store.policies import Policy, champion, get_policy
-from babylon.store.routes import commit_route, list_routes, wait_for_acks
+from babylon.store.routes import commit_route, list_routes
 from babylon.types import Claim
 
 log = logging.getLogger(__name__)
@@ -55,7 +56,7 @@ async def promote(
             claim=claim,
         )
     try:
-        return version, await wait_for_acks(store, version, ACK_TIMEOUT_S)
+        return version, await wait_for_acks(store, version, policy_version, ACK_TIMEOUT_S)
     except ServingError as error:
         if fallback is not None:
             await _restore(store, fallback, version, str(error))

@@ -34,7 +34,8 @@ def status(json: Json = False) -> None:
 
 
 async def _status(store: "Store") -> dict[str, Any]:
-    from babylon.store.routes import current_route, live_gateways
+    from babylon.store.gateways import live_gateways
+    from babylon.store.routes import current_route
 
     route = await current_route(store)
     gateways = await live_gateways(store)

@@ -20,8 +20,9 @@ from babylon.gateway.recording import CallRecorder
 from babylon.gateway.routes import Route, RouteTable, Target
 from babylon.gateway.shipping import DATABASE_FAILURES
 from babylon.store import Store
+from babylon.store.gateways import Gateway, announce_gateway, live_gateways, remove_gateway
 from babylon.store.policies import Policy, champion
-from babylon.store.routes import CHANNEL, announce_gateway, live_gateways, remove_gateway
+from babylon.store.routes import CHANNEL
 
 log = logging.getLogger(__name__)
 
@@ -49,7 +50,7 @@ class Follower:
         url: str,
     ) -> None:
         self.problem: str | None = None
-        self._refused: int | None = None
+        self._refusals: dict[str, str] = {}
         self.no_policy = False
         self._store, self._engine, self._table = store, engine, table
         self._keys, self._recorder = keys, recorder
@@ -115,7 +116,7 @@ class Follower:
             self.no_policy = True
             self._report(str(error))
         except ServingError as error:
-            self._engine_failed(error, route_version)
+            self._engine_failed(error, policy)
             await self._announce()
 
     async def _serve(self, policy: Policy, route_version: int, held: set[str]) -> None:
@@ -127,7 +128,7 @@ class Follower:
         if route != self._table.route:
             self._table.route = await self._hold(route, held)
             log.info("route %d: %s serves", route_version, route.current.name)
-        self.problem = self._refused = None
+        self.problem, self._refusals = None, {}
         self._available()
 
     def _next_route(self, policy: Policy, route_version: int) -> Route:
@@ -179,20 +180,23 @@ class Follower:
             if route := self._table.route:
                 await announce_gateway(
                     self._store,
-                    self._gateway,
-                    self._url,
-                    route.route_version,
-                    refused=self._refused,
-                    problem=self.problem,
-                    recorded_until=self._recorder.recorded_until,
+                    Gateway(
+                        gateway_id=self._gateway,
+                        url=self._url,
+                        route_version=route.route_version,
+                        refusals=self._refusals,
+                        problem=self.problem,
+                        recorded_until=self._recorder.recorded_until,
+                    ),
                 )
 
-    def _engine_failed(self, error: ServingError, route_version: int) -> None:
+    def _engine_failed(self, error: ServingError, policy: Policy) -> None:
         """An engine that is down stops serving; one that refuses the new policy keeps the old."""
         if isinstance(error, EngineDownError) or self._table.route is None:
             self._report(str(error))
-        elif (self.problem, self._refused) != (str(error), route_version):
-            self.problem, self._refused = str(error), route_version
+        elif self._refusals.get(str(policy.policy_version)) != str(error):
+            self.problem = str(error)
+            self._refusals = {str(policy.policy_version): self.problem}
             log.error("the newest route is not served: %s", error)
 
     @asynccontextmanager

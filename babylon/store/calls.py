@@ -12,7 +12,8 @@ import msgspec
 
 from babylon.errors import ServingError
 from babylon.store.connection import Store
-from babylon.store.routes import CHANNEL, live_gateways
+from babylon.store.gateways import live_gateways
+from babylon.store.routes import CHANNEL
 
 _POLL_S = 0.05
 
@@ -124,7 +125,7 @@ async def wait_until_recorded(
         if not late:
             return
         if time.monotonic() > deadline:
-            names = ", ".join(f"{g.gateway_id} at {g.url}" for g in late)
+            names = ", ".join(map(str, late))
             raise ServingError(
                 f"calls are not in the database after {timeout_s:.0f} s; they wait with {names}:"
                 " look at its log"

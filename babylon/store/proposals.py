@@ -10,12 +10,9 @@ from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from datetime import datetime, timedelta
 
-import asyncpg
-
-from babylon.errors import ModelError
 from babylon.failpoints import failpoint
 from babylon.store.connection import Store
-from babylon.store.routes import CHANNEL, refuse_removed
+from babylon.store.routes import CHANNEL, require_present
 
 RENEW_S = 10.0
 _LASTS = timedelta(seconds=6 * RENEW_S)
@@ -69,19 +66,14 @@ async def proposed(store: Store, policy_version: int, author: str) -> AsyncItera
 async def _open(store: Store, policy_version: int, author: str) -> int:
     async with store.pool.acquire() as connection, connection.transaction():
         await connection.execute("LOCK TABLE babylon.routes IN SHARE ROW EXCLUSIVE MODE")
-        await refuse_removed(connection, policy_version)
-        try:
-            proposal_id: int = await connection.fetchval(
-                "INSERT INTO babylon.proposals (policy_version, author, open_until)"
-                " VALUES ($1, $2, now() + $3::interval) RETURNING proposal_id",
-                policy_version,
-                author,
-                _LASTS,
-            )
-        except asyncpg.ForeignKeyViolationError as error:
-            raise ModelError(
-                f"there is no policy version {policy_version}: see `babylon model list`"
-            ) from error
+        await require_present(connection, policy_version)
+        proposal_id: int = await connection.fetchval(
+            "INSERT INTO babylon.proposals (policy_version, author, open_until)"
+            " VALUES ($1, $2, now() + $3::interval) RETURNING proposal_id",
+            policy_version,
+            author,
+            _LASTS,
+        )
         await connection.execute("SELECT pg_notify($1, 'proposal')", CHANNEL)
     return proposal_id
 

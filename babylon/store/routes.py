@@ -10,8 +10,6 @@ from dataclasses import dataclass
 from datetime import datetime
 from typing import TYPE_CHECKING, Literal
 
-import asyncpg
-
 from babylon.errors import ModelError, RouteConflictError, ServingError
 from babylon.failpoints import failpoint
 from babylon.store.connection import Store, guarded
@@ -112,23 +110,21 @@ async def commit_route(
                 " see `babylon model list` and decide again"
             )
         version: int = current + 1
-        for arm in (policy_version, split and split.challenger_version):
-            await refuse_removed(connection, arm)
-        try:
-            await connection.execute(
-                "INSERT INTO babylon.routes (route_version, policy_version, author, reason, mode,"
-                " challenger_version, share, salt) VALUES ($1, $2, $3, $4, $5, $6, $7, $8)",
-                version,
-                policy_version,
-                author,
-                reason,
-                split.mode if split else "replace",
-                split and split.challenger_version,
-                split and split.share,
-                split and split.salt,
-            )
-        except asyncpg.ForeignKeyViolationError as error:
-            raise ModelError(f"{error.detail} See `babylon model list`") from error
+        await require_present(connection, policy_version)
+        if split:
+            await require_present(connection, split.challenger_version)
+        await connection.execute(
+            "INSERT INTO babylon.routes (route_version, policy_version, author, reason, mode,"
+            " challenger_version, share, salt) VALUES ($1, $2, $3, $4, $5, $6, $7, $8)",
+            version,
+            policy_version,
+            author,
+            reason,
+            split.mode if split else "replace",
+            split and split.challenger_version,
+            split and split.share,
+            split and split.salt,
+        )
         if store.game_tables_ours:
             await connection.execute(_RETIRE_AND_DEPLOY, f"babylon-v{policy_version}")
         await connection.execute("SELECT pg_notify($1, $2)", CHANNEL, str(version))
@@ -137,12 +133,18 @@ async def commit_route(
     return version
 
 
-async def refuse_removed(connection: "Connection", policy_version: int | None) -> None:
-    """Under the lock on routes, which retention takes too: nothing is removed in between."""
-    removed = await connection.fetchval(
+async def require_present(connection: "Connection", policy_version: int) -> None:
+    """Under the lock on routes, which retention takes too: nothing is removed in between.
+
+    Raises:
+        ModelError: there is no such policy, or its checkpoint was removed.
+    """
+    row = await connection.fetchrow(
         "SELECT removed_at FROM babylon.policies WHERE policy_version = $1", policy_version
     )
-    if removed is not None:
+    if row is None:
+        raise ModelError(f"there is no policy version {policy_version}: see `babylon model list`")
+    if removed := row["removed_at"]:
         raise ModelError(
             f"the checkpoint of policy {policy_version} was removed at {removed:%Y-%m-%d %H:%M} UTC"
             " (KEEP_CHECKPOINTS): `babylon model list` shows those that are there; promote one"

@@ -23,8 +23,8 @@ from babylon.serving import serving
 from babylon.settings import Settings
 from babylon.store import Store
 from babylon.store.calls import wait_until_recorded
+from babylon.store.gateways import live_gateways
 from babylon.store.policies import champion, ensure_base, get_policy, list_policies
-from babylon.store.routes import live_gateways
 from babylon.trajectories import training_rows
 from babylon.types import Artifact, WindowResult
 from babylon.windows import WindowState, window_at

@@ -10,13 +10,16 @@ from babylon.errors import FencedError, ModelError, RouteConflictError, ServingE
 from babylon.promotion import previous_champion, promote
 from babylon.settings import Settings
 from babylon.store import Store
+from babylon.store.gateways import Gateway, announce_gateway
 from babylon.store.policies import champion, commit_policy, ensure_base, set_verdict
-from babylon.store.routes import announce_gateway
 from babylon.store.windows import claim_window
 from babylon.types import Claim, Trained, Verdict
 from babylon.windows import parse_window_id
 
 LATER = "2025-11-14T11:00"
+REFUSES_2 = Gateway(
+    gateway_id="g1", url="http://one", route_version=1, refusals={"2": "no such file"}
+)
 
 
 async def commit(store: Store, claim: Claim, *, parent_version: int, name: str) -> int:
@@ -93,7 +96,7 @@ async def test_a_verdict_about_an_earlier_champion_is_void(store: Store, claim: 
 async def test_a_policy_that_a_gateway_cannot_serve_is_taken_back(
     store: Store, claim: Claim
 ) -> None:
-    await announce_gateway(store, "g1", "http://one", 1, refused=2, problem="no such file")
+    await announce_gateway(store, REFUSES_2)
     with pytest.raises(ServingError, match="g1 at http://one cannot serve route 2: no such file"):
         await deploy_checkpoint(store, verdict(claim))
     assert await serving(store) == 0
@@ -105,7 +108,7 @@ async def test_a_deployment_whose_worker_died_while_it_waited_is_taken_back_too(
     store: Store, claim: Claim
 ) -> None:
     await deploy_checkpoint(store, verdict(claim))
-    await announce_gateway(store, "g1", "http://one", 1, refused=2, problem="no such file")
+    await announce_gateway(store, REFUSES_2)
     with pytest.raises(ServingError, match="no such file"):
         await deploy_checkpoint(store, verdict(claim))
     assert await serving(store) == 0
@@ -173,7 +176,7 @@ async def test_what_no_gateway_served_is_validated_again(
     store: Store, settings: Settings, claim: Claim
 ) -> None:
     trained = await validated_before(store, claim)
-    await announce_gateway(store, "g1", "http://one", 1, refused=2, problem="no such file")
+    await announce_gateway(store, REFUSES_2)
     with pytest.raises(ServingError):
         await deploy_checkpoint(store, verdict(claim))
     with pytest.raises(ModelError, match="no policy loads from /nowhere/base"):

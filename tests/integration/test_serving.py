@@ -28,8 +28,9 @@ from babylon.keys import local_key
 from babylon.settings import Settings
 from babylon.store import Store, open_store
 from babylon.store.calls import wait_until_recorded
+from babylon.store.gateways import live_gateways, wait_for_acks
 from babylon.store.policies import ensure_base
-from babylon.store.routes import commit_route, current_route, live_gateways, wait_for_acks
+from babylon.store.routes import commit_route, current_route
 from tests.door import Door
 from tests.tiny_policy import plain_logprobs, save_tiny_policy, tiny_model, tiny_tokenizer
 
@@ -77,7 +78,7 @@ class Stack:
             reason="test",
             expected_route_version=route.route_version,
         )
-        await wait_for_acks(self.store, version, timeout_s=20)
+        await wait_for_acks(self.store, version, policy_version, timeout_s=20)
         return version
 
 

@@ -23,8 +23,8 @@ from babylon.serving import serving
 from babylon.settings import Settings
 from babylon.store import Store
 from babylon.store.calls import wait_until_recorded
+from babylon.store.gateways import live_gateways
 from babylon.store.policies import ensure_base
-from babylon.store.routes import live_gateways
 from benchmarks.gateway.upstream import Upstream
 from tests.door import Door
 from tests.integration.test_serving import on_uvicorn, until_healthy

@@ -12,6 +12,13 @@ import pytest
 from babylon.errors import AlreadyTrainedError, ModelError, RouteConflictError, ServingError
 from babylon.store import Store
 from babylon.store.calls import RecordedCall, insert_calls
+from babylon.store.gateways import (
+    Gateway,
+    announce_gateway,
+    live_gateways,
+    remove_gateway,
+    wait_for_acks,
+)
 from babylon.store.policies import (
     champion,
     commit_policy,
@@ -21,16 +28,7 @@ from babylon.store.policies import (
     policy_of_batch,
     set_verdict,
 )
-from babylon.store.routes import (
-    CHANNEL,
-    announce_gateway,
-    commit_route,
-    current_route,
-    list_routes,
-    live_gateways,
-    remove_gateway,
-    wait_for_acks,
-)
+from babylon.store.routes import CHANNEL, commit_route, current_route, list_routes
 from babylon.store.scores import Score, replace_scores
 from babylon.store.windows import claim_window, get_window
 from babylon.types import Claim
@@ -39,6 +37,10 @@ from tests.unit.gateway.calls import call
 
 WINDOW = Window(datetime(2025, 11, 14, 9, tzinfo=UTC))
 CALL = call(1)
+
+
+def gateway(gateway_id: str, url: str, route_version: int) -> Gateway:
+    return Gateway(gateway_id=gateway_id, url=url, route_version=route_version)
 
 
 async def _commit(store: Store, claim: Claim, *, batch: str, trajectories: list[str]) -> int:
@@ -189,19 +191,19 @@ async def test_a_route_is_changed_by_compare_and_swap_and_announced(store: Store
 
 
 async def test_waiting_for_acks_names_who_lags_and_ignores_the_dead(store: Store) -> None:
-    assert await wait_for_acks(store, 5, 1) == ()
-    await announce_gateway(store, "g1", "http://one", 1)
-    await announce_gateway(store, "g2", "http://two", 2)
-    await announce_gateway(store, "dead", "http://gone", 1)
+    assert await wait_for_acks(store, 5, 0, 1) == ()
+    await announce_gateway(store, gateway("g1", "http://one", 1))
+    await announce_gateway(store, gateway("g2", "http://two", 2))
+    await announce_gateway(store, gateway("dead", "http://gone", 1))
     await store.pool.execute(
         "UPDATE babylon.gateways SET seen_at = now() - $1::interval WHERE gateway_id = 'dead'",
         timedelta(minutes=1),
     )
     assert [gateway.gateway_id for gateway in await live_gateways(store)] == ["g1", "g2"]
     with pytest.raises(ServingError, match=r"g1 at http://one \(route 1\)"):
-        await wait_for_acks(store, 2, 0.1)
-    waiting = asyncio.create_task(wait_for_acks(store, 2, 5))
-    await announce_gateway(store, "g1", "http://one", 2)
+        await wait_for_acks(store, 2, 0, 0.1)
+    waiting = asyncio.create_task(wait_for_acks(store, 2, 0, 5))
+    await announce_gateway(store, gateway("g1", "http://one", 2))
     assert await waiting == ("g1", "g2")
     await remove_gateway(store, "g1")
     assert [gateway.gateway_id for gateway in await live_gateways(store)] == ["g2"]
