@@ -15,7 +15,14 @@ from babylon.settings import Settings
 from babylon.store import Store
 from babylon.store.calls import wait_until_recorded
 from babylon.store.routes import current_route
-from tests.faults.streams import check_recorded, clients, more, replicas, save_policies, with_policies
+from tests.faults.streams import (
+    check_recorded,
+    clients,
+    more,
+    replicas,
+    save_policies,
+    with_policies,
+)
 from tests.ports import free_port
 
 ALL = os.environ.get("FAULTS") == "all"
