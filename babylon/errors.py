@@ -53,6 +53,10 @@ class ModelError(BabylonError):
     """A model, tokenizer or checkpoint does not load or does not fit its base."""
 
 
+class CheckpointRefusedError(ModelError):
+    """A checkpoint did not pass the checks before deployment; nothing was changed."""
+
+
 class TrainingError(BabylonError):
     """The update cannot be computed from this batch (nothing to train, non-finite loss)."""
 
@@ -63,6 +67,10 @@ class ServingError(BabylonError):
 
 class RouteConflictError(ServingError):
     """The route changed since the caller read it; nothing was changed."""
+
+
+class ExperimentError(ServingError):
+    """The request does not go with the experiment that runs, or none does; nothing was changed."""
 
 
 class RecorderError(BabylonError):

@@ -17,10 +17,10 @@ from datetime import UTC, datetime, timedelta
 from pathlib import Path
 
 from babylon.artifacts import remove_unfinished
+from babylon.deploy.history import champions
 from babylon.errors import ModelError
 from babylon.failpoints import failpoint
 from babylon.lineage import staleness
-from babylon.promotion import champions
 from babylon.settings import Settings
 from babylon.store.connection import Store
 from babylon.store.retention import (

@@ -19,6 +19,7 @@ from babylon.windows import MAX_MINUTES, MIN_MINUTES, RECIPE_PATTERN, check_minu
 MAX_HOURS = 100 * 366 * 24  # a century: what lies further back is a typing error
 Trainer = Literal["torch", "serverless", "art-local"]
 RecordingPolicy = Literal["lossless", "available"]
+DeploymentStrategy = Literal["replace", "ab", "canary"]
 Loss = Literal["ppo_clip", "cispo", "gspo", "dapo", "dr_grpo", "reinforce_is"]
 LOSSES_WITH_NORMALISER = ("gspo", "dapo", "dr_grpo")
 _LOOPBACK = ("localhost", "127.0.0.1")
@@ -145,10 +146,13 @@ class Settings(BaseSettings):
     max_concurrency: int = Field(256, ge=1, validation_alias="MAX_CONCURRENCY")
     max_queue: int = Field(1024, ge=0, validation_alias="MAX_QUEUE")
     prefect_port: int = Field(4200, ge=1, le=65535, validation_alias="PREFECT_SERVER_API_PORT")
-    # the only strategy there is; nothing reads it, another value is refused where settings load
-    deployment_strategy: Literal["replace"] = Field(
+    # what becomes of a checkpoint that passed: it serves all agents, or is compared on live ones
+    # with the champion: at half of them, or at 5 % that later windows make 25 % and 50 %
+    deployment_strategy: DeploymentStrategy = Field(
         "replace", validation_alias="DEPLOYMENT_STRATEGY"
     )
+    # the admin API: changes of the route over HTTP
+    admin_port: int = Field(8002, ge=1, le=65535, validation_alias="ADMIN_PORT")
 
     @field_validator("window_minutes")
     @classmethod

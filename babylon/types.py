@@ -7,11 +7,12 @@ parses them back when a stage runs as a deployment of its own.
 """
 
 from dataclasses import dataclass, field
-from typing import Literal
+from typing import Any, Literal
 
 SCHEMA_VERSION = 1
 Metrics = dict[str, float | int | str | bool | None]
 Ruling = Literal["promote", "reject", "insufficient"]
+Arm = Literal["champion", "challenger"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -163,14 +164,50 @@ class Verdict:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class Change:
+    """A change of the route that is over: who serves since, and how long each phase took.
+
+    ``challenger_version`` with ``share`` of the agents in an experiment, whose id is ``salt``.
+    ``checks``: what was checked before, by name; ``None`` where nothing was to be checked.
+    Seconds: until every gateway had loaded the policy, of its checks, from the commit until every
+    gateway served the route, and until nobody was answered by the policy that serves no more;
+    ``unfinished`` calls still were when that was not waited for any longer.
+    """
+
+    route_version: int
+    policy_version: int
+    mode: str = "replace"
+    challenger_version: int | None = None
+    share: float | None = None
+    salt: str | None = None
+    reason: str = ""
+    acknowledged_by: tuple[str, ...] = ()
+    checks: dict[str, Any] | None = None
+    prepare_s: float = 0.0
+    check_s: float = 0.0
+    commit_s: float = 0.0
+    drain_s: float = 0.0
+    unfinished: int = 0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Deployed:
-    """``deploy``: the route in force after this window."""
+    """``deploy``: what became of the checkpoint, and the route in force after this window.
+
+    A checkpoint that is ``deployed`` serves as champion or, in an experiment, as challenger
+    (``arm``); otherwise ``policy_version`` is the champion. ``changes`` of the route led there, in
+    this run; ``review`` is of the experiment that ran.
+    """
 
     claim: Claim
     policy_version: int
     deployed: bool
     route_version: int
+    reason: str = ""
+    arm: Arm | None = None
     acknowledged_by: tuple[str, ...] = ()
+    changes: tuple[Change, ...] = ()
+    review: dict[str, Any] | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -16,14 +16,13 @@ from babylon.arena.players import checkpoint_player
 from babylon.arena.report import write_report
 from babylon.arena.result import result_of, yardsticks
 from babylon.arena.suite import digest, unseen_scenarios
+from babylon.deploy.history import RESTORER, all_routes, same_champion_since, serves, taken_back
 from babylon.diagnostics import ruled_out
 from babylon.market.scenario import PRESETS, Scenario
 from babylon.progress import claim_name
-from babylon.promotion import RESTORER
 from babylon.settings import Settings
 from babylon.store.connection import Store
 from babylon.store.policies import Policy, champion, descends, get_policy, set_verdict
-from babylon.store.routes import Route, list_routes
 from babylon.types import Trained, Verdict
 
 
@@ -39,7 +38,7 @@ async def validate_checkpoint(
         ModelError: a checkpoint does not load.
     """
     serving, route_version = await champion(store)
-    if earlier := await _earlier_verdict(store, trained, serving, route_version):
+    if earlier := await _earlier_verdict(store, trained, serving):
         return earlier
     if reason := ruled_out(trained.metrics):
         verdict = Verdict(
@@ -134,30 +133,17 @@ def _reported(
     return verdict
 
 
-async def _earlier_verdict(
-    store: Store, trained: Trained, serving: Policy, route_version: int
-) -> Verdict | None:
-    """What a run that died left behind, if it still holds."""
+async def _earlier_verdict(store: Store, trained: Trained, serving: Policy) -> Verdict | None:
+    """What a run that died left behind, if it still holds: what was deployed by it serves, or else
+    the champion that it is about."""
     stored = (await get_policy(store, trained.policy_version)).verdict
     if stored is None:
         return None
     verdict = replace(msgspec.convert(stored, Verdict), claim=trained.claim)
-    serves = serving.policy_version == trained.policy_version
-    if serves or await descends(store, serving.policy_version, trained.policy_version):
+    routes, version = await all_routes(store), trained.policy_version
+    if serves(routes[0], version) or await descends(store, serving.policy_version, version):
         return verdict
-    if verdict.route_version == route_version:
-        return verdict
-    if (route := await _taken_back(store, trained.policy_version)) and route.author != RESTORER:
+    if (route := taken_back(routes, version)) and route.author != RESTORER:
         reason = f"was in force, and taken back by {route.author}: {route.reason}"
         return replace(verdict, promote=False, reason=reason)
-    return None
-
-
-async def _taken_back(store: Store, policy_version: int) -> Route | None:
-    """The route that last ended the policy's turn, if it ever had one."""
-    after: Route | None = None
-    for route in await list_routes(store, limit=10_000):  # newest first
-        if route.policy_version == policy_version:
-            return after
-        after = route
-    return None
+    return verdict if same_champion_since(routes, verdict.route_version) else None

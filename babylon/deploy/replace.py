@@ -1,0 +1,73 @@
+"""Replace: one policy answers every agent."""
+
+from babylon.deploy.change import ACK_S, DRAIN_S, FORCED, Wanted, change_route
+from babylon.errors import ExperimentError
+from babylon.settings import Settings
+from babylon.store.connection import Store
+from babylon.store.gateways import wait_for_acks
+from babylon.store.routes import Route, current_route
+from babylon.types import Change, Claim
+
+
+async def replace(
+    store: Store,
+    settings: Settings,
+    policy_version: int,
+    *,
+    author: str,
+    reason: str,
+    force: bool = False,
+    claim: Claim | None = None,
+    route: Route | None = None,
+    drain_s: float = DRAIN_S,
+) -> Change:
+    """Put a policy in force for every agent, without a dropped request.
+
+    The challenger of an experiment may be put in force so, which ends the experiment in its
+    favour; it passed the checks before it began to serve. A champion is only waited for.
+
+    Args:
+        force: without the checks, and the route's reason says so.
+        claim: of the window whose worker asks.
+        route: the one that the decision is about, if not that of just now.
+        drain_s: how long to wait for the calls that the policy before still answers.
+
+    Raises:
+        ExperimentError: an experiment runs, and this is not its challenger.
+        BabylonError: as ``change_route`` raises it.
+    """
+    route = route or await current_route(store)
+    new: int | None = policy_version
+    if route.split is not None:
+        _refuse_all_but_the_challenger(route, policy_version)
+        new = None
+    elif policy_version == route.policy_version:
+        return await _awaited(store, route)
+    wanted = Wanted(
+        policy_version=policy_version,
+        new=new,
+        check=not force,
+        author=author,
+        reason=reason + FORCED * force,
+        claim=claim,
+    )
+    return await change_route(store, settings, route, wanted, drain_s=drain_s)
+
+
+def _refuse_all_but_the_challenger(route: Route, policy_version: int) -> None:
+    if policy_version != route.challenger_version:
+        raise ExperimentError(
+            f"policy {route.challenger_version} is compared with policy {route.policy_version}"
+            f" on {route.share:.0%} of the agents: `babylon deploy rollback` ends that, or"
+            f" `babylon deploy replace {route.challenger_version}` in its favour"
+        )
+
+
+async def _awaited(store: Store, route: Route) -> Change:
+    acknowledged_by = await wait_for_acks(store, route.route_version, route.policy_version, ACK_S)
+    return Change(
+        route_version=route.route_version,
+        policy_version=route.policy_version,
+        reason=route.reason,
+        acknowledged_by=acknowledged_by,
+    )
