@@ -10,7 +10,7 @@ _LOUD = 6.0  # in units of the final hidden state, which is about 8: no other to
 
 
 def save_speaking_policy(directory: Path, letter: str) -> Path:
-    """The first hidden unit is the same after every token, and the head turns it into ``letter``."""
+    """The first hidden unit is the same after every token; the head makes ``letter`` of it."""
     model, tokenizer = tiny_model(0), tiny_tokenizer()
     with torch.no_grad():
         for layer in model.model.layers:

@@ -120,9 +120,7 @@ def _deployed(
     )
 
 
-def _not_deployed(
-    verdict: Verdict, route: Route, decided: Decided | None, reason: str
-) -> Deployed:
+def _not_deployed(verdict: Verdict, route: Route, decided: Decided | None, reason: str) -> Deployed:
     return Deployed(
         claim=verdict.claim,
         policy_version=route.policy_version,
