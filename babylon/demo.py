@@ -17,6 +17,7 @@ from babylon.arena.play import Plays, play, scripted
 from babylon.arena.players import checkpoint_player
 from babylon.arena.sequence import paired_difference
 from babylon.arena.suite import unseen_scenarios
+from babylon.checkpoint_files import checkpoint_digest
 from babylon.market.fleet import FleetResult
 from babylon.market.fleet_plan import FleetPlan
 from babylon.market.scripted import oracle
@@ -140,7 +141,12 @@ async def _register_base(store: Store, settings: Settings, models: Path, step: S
         step("base model", done, total)
 
     base = await asyncio.to_thread(resolve_base, cached, progress)
-    await ensure_base(store, uri=str(base), base_model=settings.base_model or Path(base).name)
+    await ensure_base(
+        store,
+        uri=str(base),
+        base_model=settings.base_model or Path(base).name,
+        digest=await asyncio.to_thread(checkpoint_digest, str(base)),
+    )
 
 
 async def _hours(

@@ -4,6 +4,8 @@ The command line turns a ``BabylonError`` into one line on stderr and a non-zero
 everything else propagates with its traceback, because it is a bug.
 """
 
+from typing import Any
+
 
 class BabylonError(Exception):
     """Base of every error that an operator can act on."""
@@ -54,7 +56,11 @@ class ModelError(BabylonError):
 
 
 class CheckpointRefusedError(ModelError):
-    """A checkpoint did not pass the checks before deployment; nothing was changed."""
+    """A checkpoint did not pass the ``checks`` before deployment; nothing was changed."""
+
+    def __init__(self, message: str, checks: dict[str, Any]) -> None:
+        super().__init__(message)
+        self.checks = checks
 
 
 class TrainingError(BabylonError):

@@ -116,6 +116,8 @@ def window_metrics(
         "ruling": verdict.ruling,
         "verdict": verdict.reason,
         "deployment_success": deployed.deployed,
+        "deployment": deployed.reason,
+        "arm": deployed.arm,
         "route_version": deployed.route_version,
         "duration_minutes": minutes,
     }

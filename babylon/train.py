@@ -4,6 +4,7 @@ import asyncio
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from babylon.checkpoint_files import checkpoint_digest
 from babylon.errors import ConfigError
 from babylon.lineage import staleness
 from babylon.metrics import update_metrics
@@ -59,6 +60,7 @@ async def train_window(
         batch_id=batch_id,
         trajectory_ids=update.trajectory_ids,
         metrics=metrics,
+        digest=await asyncio.to_thread(checkpoint_digest, str(work.target)),
     )
     return Trained(
         claim=claim,
@@ -150,7 +152,12 @@ async def ensure_champion(
         from babylon.checkpoints.base import resolve_base
 
         base = str(await asyncio.to_thread(resolve_base, settings, progress))
-        await ensure_base(store, uri=base, base_model=settings.base_model or Path(base).name)
+        await ensure_base(
+            store,
+            uri=base,
+            base_model=settings.base_model or Path(base).name,
+            digest=await asyncio.to_thread(checkpoint_digest, base),
+        )
     policy, _ = await champion(store)
     if settings.base_model and policy.base_model != settings.base_model:
         raise ConfigError(

@@ -195,8 +195,8 @@ class Deployed:
     """``deploy``: what became of the checkpoint, and the route in force after this window.
 
     A checkpoint that is ``deployed`` serves as champion or, in an experiment, as challenger
-    (``arm``); otherwise ``policy_version`` is the champion. ``changes`` of the route led there, in
-    this run; ``review`` is of the experiment that ran.
+    (``arm``); otherwise ``policy_version`` is the champion. What this run did: ``checks`` of the
+    checkpoint, passed or not; the ``review`` of the experiment that ran; ``changes`` of the route.
     """
 
     claim: Claim
@@ -206,8 +206,9 @@ class Deployed:
     reason: str = ""
     arm: Arm | None = None
     acknowledged_by: tuple[str, ...] = ()
-    changes: tuple[Change, ...] = ()
+    checks: dict[str, Any] | None = None
     review: dict[str, Any] | None = None
+    changes: tuple[Change, ...] = ()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

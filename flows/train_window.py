@@ -75,7 +75,7 @@ async def train_window(
                     ),
                     "late": await _late(store, window),
                 }
-                reason = candidate.verdict.reason
+                reason = deployed.reason
                 await publish(settings, scored)
                 await set_state(store, claim, state, reason=reason, metrics=metrics)
         except AlreadyTrainedError as error:

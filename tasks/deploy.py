@@ -1,14 +1,20 @@
-"""Deploy: make the challenger the champion if its verdict says so."""
+"""Deploy: the checkpoint goes out if its verdict says so, or an experiment is decided."""
 
-from babylon.deploy import deploy_checkpoint
+from babylon.deploy.page import deployed_markdown
+from babylon.deploy.stage import deploy_checkpoint
 from babylon.settings import Settings
 from babylon.store import open_store
 from babylon.types import Deployed, Verdict
+from tasks.page import leave_page
 from tasks.stage import stage
 
 
 @stage("deploy")
 async def deploy(settings: Settings, verdict: Verdict) -> Deployed:
-    """Returns when every live gateway serves the new route."""
+    """Returns when every live gateway serves the new route; leaves what was done as a page."""
     async with open_store(settings) as store:
-        return await deploy_checkpoint(store, verdict)
+        deployed = await deploy_checkpoint(store, settings, verdict)
+    page = deployed_markdown(deployed, verdict)
+    summary = f"policy {verdict.policy_version}: {deployed.arm or 'not deployed'}"
+    await leave_page("deploy", verdict.claim.window_id, page, summary)
+    return deployed

@@ -16,7 +16,7 @@ from babylon.arena.players import checkpoint_player
 from babylon.arena.report import write_report
 from babylon.arena.result import result_of, yardsticks
 from babylon.arena.suite import digest, unseen_scenarios
-from babylon.deploy.history import RESTORER, all_routes, same_champion_since, serves, taken_back
+from babylon.deploy.history import RESTORER, all_routes, same_champion_since, taken_back
 from babylon.diagnostics import ruled_out
 from babylon.market.scenario import PRESETS, Scenario
 from babylon.progress import claim_name
@@ -141,7 +141,7 @@ async def _earlier_verdict(store: Store, trained: Trained, serving: Policy) -> V
         return None
     verdict = replace(msgspec.convert(stored, Verdict), claim=trained.claim)
     routes, version = await all_routes(store), trained.policy_version
-    if serves(routes[0], version) or await descends(store, serving.policy_version, version):
+    if version in routes[0].versions or await descends(store, serving.policy_version, version):
         return verdict
     if (route := taken_back(routes, version)) and route.author != RESTORER:
         reason = f"was in force, and taken back by {route.author}: {route.reason}"

@@ -1,46 +1,191 @@
-"""``babylon deploy``: which policy answers the agents, and who serves it."""
+"""``babylon deploy``: which policy answers the agents, and who serves it.
+
+``babylon model promote | rollback`` are the same commands under the names that models have.
+"""
 
 import asyncio
+from collections.abc import Awaitable, Callable
 from dataclasses import asdict
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from babylon.cli.model import Version, route_to, show_values, with_store
+from babylon.cli import model
+from babylon.cli.model import Version, show_values, with_store
 from babylon.cli.options import Json
+from babylon.cli.output import print_json, print_table, stderr
+from babylon.settings import Settings, load_settings
 
 if TYPE_CHECKING:
+    from babylon.deploy.experiments import Experiment
+    from babylon.deploy.status import Status
     from babylon.store import Store
+    from babylon.types import Change
 
+    Changing = Callable[[Store, Settings], Awaitable[Change]]
+
+AUTHOR = "cli"
 app = typer.Typer(help="The route that agents' calls take.", no_args_is_help=True)
+Reason = Annotated[str, typer.Option(help="Kept in the route's history.")]
+Force = Annotated[bool, typer.Option("--force", help="Skip the checks; the history says so.")]
+Challenger = Annotated[
+    int | None,
+    typer.Argument(min=0, metavar="[VERSION]", help="The challenger; none to ramp its canary."),
+]
+Share = Annotated[
+    float | None,
+    typer.Option(metavar="FRACTION", help="Of the agents, for the challenger: 0.25 is a quarter."),
+]
 
 
 @app.command()
 def replace(
+    version: Version, reason: Reason = "by hand", force: Force = False, json: Json = False
+) -> None:
+    """Send every agent to one policy, without a dropped request; ends an experiment in favour of
+    its challenger."""
+
+    async def put_in_force(store: "Store", settings: Settings) -> "Change":
+        from babylon.deploy.change import Order
+        from babylon.deploy.replace import replace_champion
+
+        order = Order(author=AUTHOR, reason=reason, force=force)
+        return await replace_champion(store, settings, version, order)
+
+    _make(put_in_force, json)
+
+
+@app.command()
+def ab(
     version: Version,
-    reason: Annotated[str, typer.Option(help="Kept in the route's history.")] = "deploy replace",
+    share: Share = 0.5,
+    reason: Reason = "by hand",
+    force: Force = False,
     json: Json = False,
 ) -> None:
-    """Send every agent to one policy, without a dropped request."""
-    show_values(asyncio.run(with_store(lambda store: route_to(store, version, reason))), json)
+    """Compare a policy with the champion, on a share of the agents."""
+    _experiment("ab", version, share, reason, force, json)
+
+
+@app.command()
+def canary(
+    version: Challenger = None,
+    share: Share = None,
+    reason: Reason = "by hand",
+    force: Force = False,
+    json: Json = False,
+) -> None:
+    """Try a policy on few agents (5 % at first), and then on more: `canary --share 0.25`."""
+    _experiment("canary", version, share, reason, force, json)
+
+
+@app.command()
+def rollback(reason: Reason = "by hand", json: Json = False) -> None:
+    """End the experiment that runs; otherwise put the policy that served before in force again."""
+
+    async def take_back(store: "Store", settings: Settings) -> "Change":
+        from babylon.deploy.change import Order
+        from babylon.deploy.rollback import roll_back
+
+        return await roll_back(store, settings, Order(author=AUTHOR, reason=f"rollback {reason}"))
+
+    _make(take_back, json)
+
+
+model.app.command("promote")(replace)
+model.app.command("rollback")(rollback)
 
 
 @app.command()
 def status(json: Json = False) -> None:
     """The route in force and the gateways that serve it; exit code 1 while one lags behind."""
-    found = asyncio.run(with_store(_status))
-    show_values(found, json)
-    raise typer.Exit(0 if found["settled"] else 1)
+
+    async def found(store: "Store") -> "Status":
+        from babylon.deploy.status import deployment_status
+
+        return await deployment_status(store)
+
+    now = asyncio.run(with_store(found))
+    if json:
+        print_json({**asdict(now.route), **asdict(now)})
+    else:
+        _show_status(now)
+    raise typer.Exit(0 if now.settled else 1)
 
 
-async def _status(store: "Store") -> dict[str, Any]:
-    from babylon.store.gateways import live_gateways
-    from babylon.store.routes import current_route
+def _experiment(
+    mode: "Experiment",
+    version: int | None,
+    share: float | None,
+    reason: str,
+    force: bool,
+    json: bool,
+) -> None:
+    async def compare(store: "Store", settings: Settings) -> "Change":
+        from babylon.deploy.change import Order
+        from babylon.deploy.experiments import run_experiment
 
-    route = await current_route(store)
-    gateways = await live_gateways(store)
-    return {
-        **asdict(route),
-        "gateways": [asdict(gateway) for gateway in gateways],
-        "settled": all(g.route_version >= route.route_version for g in gateways),
-    }
+        order = Order(author=AUTHOR, reason=reason, force=force)
+        return await run_experiment(store, settings, mode, version, share, order)
+
+    _make(compare, json)
+
+
+def _make(changing: "Changing", json: bool) -> None:
+    settings = load_settings()
+
+    async def made(store: "Store") -> "Change":
+        with stderr.status("gateways load, check and take the route"):
+            return await changing(store, settings)
+
+    change = asyncio.run(with_store(made))
+    if json:
+        print_json(asdict(change))
+        return
+    from babylon.deploy.page import serving
+
+    checks = (change.checks or {}).get("checks", ())
+    show_values(
+        {
+            f"route {change.route_version}": serving(change),
+            "acknowledged by": ", ".join(change.acknowledged_by) or "no gateway runs",
+            "checks": f"{len(checks)} passed" if checks else "none were made",
+            "loading, s": change.prepare_s,
+            "checking, s": change.check_s,
+            "commit to acknowledgement, s": change.commit_s,
+            "draining, s": change.drain_s,
+            "calls still answered by what was replaced": change.unfinished,
+        },
+        json,
+    )
+
+
+def _show_status(now: "Status") -> None:
+    route, split = now.route, now.route.split
+    print(
+        f"route {route.route_version}, {route.mode}, since {route.created_at:%Y-%m-%d %H:%M} UTC"
+        f" by {route.author}: {route.reason}"
+    )
+    arms: list[list[object]] = [["champion", route.policy_version, "all agents"]]
+    if split:
+        print(f"experiment {split.salt}")
+        arms = [
+            ["champion", route.policy_version, f"{1 - split.share:.0%}"],
+            ["challenger", split.challenger_version, f"{split.share:.0%}"],
+        ]
+    print_table("Arms", ["arm", "policy", "share"], arms)
+    rows = [
+        [
+            gateway.gateway_id,
+            gateway.url,
+            gateway.route_version,
+            ", ".join(map(str, gateway.loaded)),
+            ", ".join(f"{calls} by {v}" for v, calls in gateway.in_flight.items() if calls) or None,
+            gateway.problem,
+        ]
+        for gateway in now.gateways
+    ]
+    print_table("Gateways", ["gateway", "url", "route", "holds", "answers", "problem"], rows)
+    if now.proposals:
+        asked = [[p.policy_version, p.author, f"{p.created_at:%H:%M:%S}"] for p in now.proposals]
+        print_table("Policies to load", ["policy", "for", "since, UTC"], asked)

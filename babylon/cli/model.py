@@ -73,34 +73,6 @@ def show(version: Version, json: Json = False) -> None:
             print(f"! {warning}")
 
 
-@app.command()
-def promote(version: Version, json: Json = False) -> None:
-    """Make a policy the champion; returns when every live gateway serves it."""
-    show_values(
-        asyncio.run(with_store(lambda store: route_to(store, version, "model promote"))), json
-    )
-
-
-@app.command()
-def rollback(json: Json = False) -> None:
-    """Make the policy that served before the champion again."""
-
-    async def back(store: "Store") -> dict[str, Any]:
-        from babylon.promotion import previous_champion
-
-        policy = await previous_champion(store)
-        return await route_to(store, policy.policy_version, "model rollback")
-
-    show_values(asyncio.run(with_store(back)), json)
-
-
-async def route_to(store: "Store", version: int, reason: str) -> dict[str, Any]:
-    from babylon.promotion import promote
-
-    route, gateways = await promote(store, version, author="cli", reason=reason)
-    return {"policy_version": version, "route_version": route, "acknowledged_by": gateways}
-
-
 async def _init(settings: Settings, progress: Callable[[int, int], None]) -> str:
     from babylon.store import open_store
     from babylon.store.policies import get_policy

@@ -10,10 +10,10 @@ proposal, which runs out by itself, or a route, which whoever resumes waits for.
 import asyncio
 import logging
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Coroutine, Sequence
 from contextlib import AbstractAsyncContextManager, nullcontext
 from dataclasses import asdict, dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from babylon.deploy.history import RESTORER
 from babylon.errors import CheckpointRefusedError, RouteConflictError, ServingError
@@ -26,13 +26,17 @@ from babylon.store.gateways import (
     wait_until_drained,
     wait_until_loaded,
 )
-from babylon.store.policies import get_policy
+from babylon.store.policies import Policy, get_policy
 from babylon.store.proposals import proposed
 from babylon.store.routes import Route, Split, commit_route
 from babylon.types import Change, Claim
 
 if TYPE_CHECKING:
-    from babylon.deploy.checks import Checked
+    from babylon.deploy.checked import Checked
+
+CheckPolicy = Callable[
+    [Store, Settings, Policy, Policy, Sequence[Gateway]], Coroutine[Any, Any, "Checked"]
+]
 
 log = logging.getLogger(__name__)
 LOAD_S = 630.0  # a gateway gives its engine 600 s to load a policy
@@ -42,20 +46,31 @@ FORCED = "; its checks were skipped by hand"  # at the end of a reason
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Wanted:
-    """What is to be in force, who wants it and why.
+class Order:
+    """Who asks for a change of the route, and why.
 
-    ``new``: the policy that gateways load first and that has to pass the checks, unless ``check``
-    is off; ``None`` when all that is wanted is loaded. ``claim``: of the window whose worker asks.
+    ``force``: without the checks, and the route's reason says so. ``claim``: of the window whose
+    worker asks. ``route``: the one that the decision is about, if not that of just now.
+    ``drain_s``: how long to wait for the calls that policies which serve no more still answer.
     """
+
+    author: str
+    reason: str
+    force: bool = False
+    claim: Claim | None = None
+    route: Route | None = None
+    drain_s: float = DRAIN_S
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Wanted:
+    """What is to be in force. ``new``: the policy that gateways load first and that has to pass
+    the checks, unless ``check`` is off; ``None`` when all that is wanted is loaded."""
 
     policy_version: int
     split: Split | None = None
     new: int | None = None
     check: bool = True
-    author: str
-    reason: str
-    claim: Claim | None = None
 
     @property
     def versions(self) -> set[int]:
@@ -64,13 +79,19 @@ class Wanted:
         return {self.policy_version, *challenger}
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Prepared:
+    """The first phase, in the words of ``Change``."""
+
+    checks: dict[str, Any] | None = None
+    prepare_s: float = 0.0
+    check_s: float = 0.0
+
+
 async def change_route(
-    store: Store, settings: Settings, before: Route, wanted: Wanted, *, drain_s: float = DRAIN_S
+    store: Store, settings: Settings, before: Route, wanted: Wanted, order: Order
 ) -> Change:
     """Put ``wanted`` in force in place of ``before``, and wait until every live gateway serves it.
-
-    Args:
-        drain_s: how long to wait for the calls that policies which serve no more still answer.
 
     Raises:
         ModelError: there is no such policy, or its checkpoint was removed.
@@ -80,31 +101,22 @@ async def change_route(
         ServingError: a gateway cannot load the policy, and nothing was changed; or it did not
             follow, and the route before is in force again.
     """
-    started = time.monotonic()
-    loaded = passed = started
-    checked: Checked | None = None
-    async with _proposal(store, wanted):  # until a route names the policy, this keeps it loaded
-        if wanted.new is not None:
-            gateways = await wait_until_loaded(store, wanted.new, LOAD_S)
-            loaded = passed = time.monotonic()
-            if gateways and wanted.check:
-                checked = await _checked(store, settings, before, wanted.new, gateways)
-                passed = time.monotonic()
-        version = await _commit(store, before, wanted)
+    async with _proposal(store, wanted, order):  # keeps the policy loaded until a route does
+        prepared = await _prepare(store, settings, before, wanted, order)
+        reason = order.reason + FORCED * order.force
+        version = await _commit(store, before, wanted, order, reason)
     committed = time.monotonic()
     challenged = wanted.policy_version if wanted.new is None else wanted.new
     acknowledged_by = await follow(store, version, challenged, before)
     served = time.monotonic()
-    unfinished = await _drained(store, before, wanted, drain_s)
+    unfinished = await _drained(store, before, wanted, order.drain_s)
     return Change(
         route_version=version,
         policy_version=wanted.policy_version,
         **({} if wanted.split is None else asdict(wanted.split)),
-        reason=wanted.reason,
+        reason=reason,
         acknowledged_by=acknowledged_by,
-        checks=None if checked is None else asdict(checked),
-        prepare_s=loaded - started,
-        check_s=passed - loaded,
+        **asdict(prepared),
         commit_s=served - committed,
         drain_s=time.monotonic() - served,
         unfinished=unfinished,
@@ -145,10 +157,26 @@ async def unless_loaded(store: Store, policy_version: int) -> int | None:
     return None if warm else policy_version
 
 
-def _proposal(store: Store, wanted: Wanted) -> AbstractAsyncContextManager[object]:
+def _proposal(store: Store, wanted: Wanted, order: Order) -> AbstractAsyncContextManager[object]:
     if wanted.new is None:
         return nullcontext()
-    return proposed(store, wanted.new, wanted.author)
+    return proposed(store, wanted.new, order.author)
+
+
+async def _prepare(
+    store: Store, settings: Settings, before: Route, wanted: Wanted, order: Order
+) -> _Prepared:
+    if wanted.new is None:
+        return _Prepared()
+    started = time.monotonic()
+    gateways = await wait_until_loaded(store, wanted.new, LOAD_S)
+    loaded = time.monotonic()
+    if not gateways or not wanted.check or order.force:
+        return _Prepared(prepare_s=loaded - started)
+    checked = await _checked(store, settings, before, wanted.new, gateways)
+    return _Prepared(
+        checks=checked.as_json(), prepare_s=loaded - started, check_s=time.monotonic() - loaded
+    )
 
 
 async def _checked(
@@ -159,28 +187,27 @@ async def _checked(
     checked = await check_policy(store, settings, policy, champion, gateways)
     if not checked.passed:
         raise CheckpointRefusedError(
-            f"policy {new} did not pass the checks before deployment: {checked.reason};"
-            f" policy {before.policy_version} keeps serving"
+            f"{checked.reason}; policy {before.policy_version} keeps serving", checked.as_json()
         )
     return checked
 
 
-def _check_policy():
+def _check_policy() -> CheckPolicy:
     """Imported here because it brings torch, for which a rollback must not wait."""
     from babylon.deploy.checks import check_policy
 
     return check_policy
 
 
-async def _commit(store: Store, before: Route, wanted: Wanted) -> int:
+async def _commit(store: Store, before: Route, wanted: Wanted, order: Order, reason: str) -> int:
     return await commit_route(
         store,
         policy_version=wanted.policy_version,
-        author=wanted.author,
-        reason=wanted.reason,
+        author=order.author,
+        reason=reason,
         expected_route_version=before.route_version,
         split=wanted.split,
-        claim=wanted.claim,
+        claim=order.claim,
     )
 
 
@@ -188,6 +215,6 @@ async def _drained(store: Store, before: Route, wanted: Wanted, drain_s: float) 
     """Wait for the calls of the policies that serve no more; returns how many are left."""
     deadline = time.monotonic() + drain_s
     left = 0
-    for version in {before.policy_version, before.challenger_version} - wanted.versions - {None}:
+    for version in before.versions - wanted.versions:
         left += await wait_until_drained(store, version, deadline - time.monotonic())
     return left

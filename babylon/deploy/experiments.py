@@ -8,31 +8,25 @@ import math
 import secrets
 from typing import Literal
 
-from babylon.deploy.change import DRAIN_S, FORCED, Wanted, change_route
+from babylon.deploy.change import Order, Wanted, change_route
 from babylon.errors import ConfigError, ExperimentError
 from babylon.settings import Settings
 from babylon.store.connection import Store
 from babylon.store.routes import Route, Split, current_route
-from babylon.types import Change, Claim
+from babylon.types import Change
 
 Experiment = Literal["ab", "canary"]
 AB_SHARE = 0.5
 CANARY_SHARES = (0.05, 0.25, 0.5)
 
 
-async def experiment(
+async def run_experiment(
     store: Store,
     settings: Settings,
     mode: Experiment,
-    policy_version: int | None = None,
-    *,
-    share: float | None = None,
-    author: str,
-    reason: str,
-    force: bool = False,
-    claim: Claim | None = None,
-    route: Route | None = None,
-    drain_s: float = DRAIN_S,
+    policy_version: int | None,
+    share: float | None,
+    order: Order,
 ) -> Change:
     """Begin an experiment with that policy as the challenger; or, while it is the challenger of
     one, change its share.
@@ -40,28 +34,19 @@ async def experiment(
     Args:
         policy_version: ``None`` for the challenger of the experiment that runs.
         share: of the agents, for the challenger; at the start 50 % (``ab``) or 5 % (``canary``).
-        force, claim, route, drain_s: see ``replace``.
 
     Raises:
         ConfigError: the share is not between 0 and 1.
         ExperimentError: another experiment runs; or none, and no policy is named.
         BabylonError: as ``change_route`` raises it.
     """
-    route = route or await current_route(store)
+    route = order.route or await current_route(store)
     if route.split is None:
-        new, split = policy_version, _begin(route, mode, policy_version, share)
+        split, new = _begin(route, mode, policy_version, share), policy_version
     else:
-        new, split = None, _adjust(route, route.split, mode, policy_version, share)
-    wanted = Wanted(
-        policy_version=route.policy_version,
-        split=split,
-        new=new,
-        check=not force,
-        author=author,
-        reason=reason + FORCED * force,
-        claim=claim,
-    )
-    return await change_route(store, settings, route, wanted, drain_s=drain_s)
+        split, new = _adjust(route, route.split, mode, policy_version, share), None
+    wanted = Wanted(policy_version=route.policy_version, split=split, new=new)
+    return await change_route(store, settings, route, wanted, order)
 
 
 def next_canary_share(share: float) -> float | None:

@@ -34,17 +34,12 @@ def champions(routed: Iterable[int]) -> list[int]:
     A route back to an earlier policy undoes those in between, so that neither a second rollback
     nor one after a failed deployment leads to what was given up. A challenger is in nobody's place.
     """
-    served: list[int] = []
+    served: dict[int, None] = {}
     for version in routed:
-        if version in served:
-            del served[served.index(version) :]
-        served.append(version)
-    return served
-
-
-def serves(route: Route, policy_version: int) -> bool:
-    """In either arm?"""
-    return policy_version in (route.policy_version, route.challenger_version)
+        while version in served:
+            served.popitem()
+        served[version] = None
+    return list(served)
 
 
 def same_champion_since(routes: Sequence[Route], route_version: int) -> bool:
@@ -58,7 +53,7 @@ def taken_back(routes: Sequence[Route], policy_version: int) -> Route | None:
     never had one, or still has it. ``routes``: newest first."""
     after: Route | None = None
     for route in routes:
-        if serves(route, policy_version):
+        if policy_version in route.versions:
             return after
         after = route
     return None

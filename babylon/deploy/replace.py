@@ -1,57 +1,36 @@
 """Replace: one policy answers every agent."""
 
-from babylon.deploy.change import ACK_S, DRAIN_S, FORCED, Wanted, change_route
+from babylon.deploy.change import ACK_S, Order, Wanted, change_route
 from babylon.errors import ExperimentError
 from babylon.settings import Settings
 from babylon.store.connection import Store
 from babylon.store.gateways import wait_for_acks
 from babylon.store.routes import Route, current_route
-from babylon.types import Change, Claim
+from babylon.types import Change
 
 
-async def replace(
-    store: Store,
-    settings: Settings,
-    policy_version: int,
-    *,
-    author: str,
-    reason: str,
-    force: bool = False,
-    claim: Claim | None = None,
-    route: Route | None = None,
-    drain_s: float = DRAIN_S,
+async def replace_champion(
+    store: Store, settings: Settings, policy_version: int, order: Order
 ) -> Change:
     """Put a policy in force for every agent, without a dropped request.
 
     The challenger of an experiment may be put in force so, which ends the experiment in its
     favour; it passed the checks before it began to serve. A champion is only waited for.
 
-    Args:
-        force: without the checks, and the route's reason says so.
-        claim: of the window whose worker asks.
-        route: the one that the decision is about, if not that of just now.
-        drain_s: how long to wait for the calls that the policy before still answers.
-
     Raises:
         ExperimentError: an experiment runs, and this is not its challenger.
         BabylonError: as ``change_route`` raises it.
     """
-    route = route or await current_route(store)
-    new: int | None = policy_version
+    route = order.route or await current_route(store)
     if route.split is not None:
         _refuse_all_but_the_challenger(route, policy_version)
-        new = None
-    elif policy_version == route.policy_version:
+        return await change_route(
+            store, settings, route, Wanted(policy_version=policy_version), order
+        )
+    if policy_version == route.policy_version:
         return await _awaited(store, route)
-    wanted = Wanted(
-        policy_version=policy_version,
-        new=new,
-        check=not force,
-        author=author,
-        reason=reason + FORCED * force,
-        claim=claim,
-    )
-    return await change_route(store, settings, route, wanted, drain_s=drain_s)
+    wanted = Wanted(policy_version=policy_version, new=policy_version)
+    return await change_route(store, settings, route, wanted, order)
 
 
 def _refuse_all_but_the_challenger(route: Route, policy_version: int) -> None:

@@ -3,9 +3,10 @@
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from babylon.deploy.experiments import experiment, next_canary_share
-from babylon.deploy.replace import replace
-from babylon.deploy.rollback import rollback
+from babylon.deploy.change import Order
+from babylon.deploy.experiments import next_canary_share, run_experiment
+from babylon.deploy.replace import replace_champion
+from babylon.deploy.rollback import roll_back
 from babylon.settings import Settings
 from babylon.store.connection import Store
 from babylon.store.routes import Route
@@ -29,25 +30,28 @@ async def decide(store: Store, settings: Settings, route: Route, claim: Claim) -
     windows ramp takes its next step then. ``None`` when none runs.
 
     Raises:
-        BabylonError: as ``replace`` and ``rollback`` raise it.
+        BabylonError: as ``change_route`` raises it.
     """
+    if route.split is None:
+        return None
     from babylon.experiment.review import review  # polars: only while an experiment runs
 
-    if route.split is None or (found := await review(store, settings)) is None:
+    found = await review(store, settings)
+    if found is None:  # it ended just now
         return None
-    about = {
-        "author": claim.owner,
-        "reason": f"{route.split.mode}: {found.reason}",
-        "claim": claim,
-        "route": route,
-    }
+    order = Order(
+        author=claim.owner,
+        reason=f"{route.split.mode}: {found.reason}",
+        claim=claim,
+        route=route,
+    )
     change = None
     if found.decision == "promote":
-        change = await replace(store, settings, route.split.challenger_version, **about)
+        change = await replace_champion(store, settings, route.split.challenger_version, order)
     elif found.decision == "rollback":
-        change = await rollback(store, settings, **about)
+        change = await roll_back(store, settings, order)
     elif share := _next_share(settings, route, claim):
-        change = await experiment(store, settings, "canary", share=share, **about)
+        change = await run_experiment(store, settings, "canary", None, share, order)
     return Decided(review=found, change=change)
 
 

@@ -9,10 +9,10 @@ from collections.abc import Sequence
 from dataclasses import asdict
 from typing import Any
 
-from babylon.deploy.change import follow
-from babylon.deploy.experiments import experiment
-from babylon.deploy.history import all_routes, same_champion_since, serves
-from babylon.deploy.replace import replace
+from babylon.deploy.change import Order, follow
+from babylon.deploy.experiments import run_experiment
+from babylon.deploy.history import all_routes, same_champion_since
+from babylon.deploy.replace import replace_champion
 from babylon.deploy.running import Decided, decide
 from babylon.errors import CheckpointRefusedError, RouteConflictError
 from babylon.settings import Settings
@@ -52,7 +52,7 @@ async def deploy_checkpoint(store: Store, settings: Settings, verdict: Verdict) 
     try:
         change = await _send_out(store, settings, verdict, routes[0])
     except CheckpointRefusedError as error:
-        return _not_deployed(verdict, routes[0], decided, str(error))
+        return _not_deployed(verdict, routes[0], decided, str(error), error.checks)
     return _deployed(verdict, change, change.acknowledged_by, decided, change)
 
 
@@ -61,7 +61,7 @@ async def _sent_out_before(
 ) -> Deployed | None:
     """What an earlier run of the window deployed, before it died; or a policy trained from it."""
     route, version = routes[0], verdict.policy_version
-    if serves(route, version):
+    if version in route.versions:
         acks = await follow(store, route.route_version, version, fallback=routes[1])
         return _deployed(verdict, route, acks)
     if await descends(store, route.policy_version, version):
@@ -88,14 +88,12 @@ def _kept_back(verdict: Verdict, decided: Decided | None, route: Route) -> str |
 
 async def _send_out(store: Store, settings: Settings, verdict: Verdict, route: Route) -> Change:
     strategy, version = settings.deployment_strategy, verdict.policy_version
-    owner, claim, reason = verdict.claim.owner, verdict.claim, verdict.reason
-    if strategy == "replace":
-        return await replace(
-            store, settings, version, author=owner, reason=reason, claim=claim, route=route
-        )
-    return await experiment(
-        store, settings, strategy, version, author=owner, reason=reason, claim=claim, route=route
+    order = Order(
+        author=verdict.claim.owner, reason=verdict.reason, claim=verdict.claim, route=route
     )
+    if strategy == "replace":
+        return await replace_champion(store, settings, version, order)
+    return await run_experiment(store, settings, strategy, version, None, order)
 
 
 def _deployed(
@@ -116,17 +114,25 @@ def _deployed(
         reason=share + verdict.reason,
         arm=arm,
         acknowledged_by=acknowledged_by,
+        checks=change.checks if change else None,
         **_about(decided, change),
     )
 
 
-def _not_deployed(verdict: Verdict, route: Route, decided: Decided | None, reason: str) -> Deployed:
+def _not_deployed(
+    verdict: Verdict,
+    route: Route,
+    decided: Decided | None,
+    reason: str,
+    checks: dict[str, Any] | None = None,
+) -> Deployed:
     return Deployed(
         claim=verdict.claim,
         policy_version=route.policy_version,
         deployed=False,
         route_version=route.route_version,
         reason=reason,
+        checks=checks,
         **_about(decided),
     )
 

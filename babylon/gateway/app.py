@@ -18,7 +18,9 @@ from babylon.gateway.dialects import DIALECTS
 from babylon.gateway.engine import Engine
 from babylon.gateway.follower import Follower
 from babylon.gateway.limits import Limits
+from babylon.gateway.loader import Loader
 from babylon.gateway.metrics import CONTENT_TYPE, Metrics
+from babylon.gateway.pins import Pins
 from babylon.gateway.recording import CallRecorder
 from babylon.gateway.routes import RouteTable
 from babylon.gateway.shipping import Shipper
@@ -74,11 +76,14 @@ class Gateway:
     async def _health(self, response: Response) -> None:
         table, follower = self._calls.table, self._calls.follower
         unavailable = "no policy" if follower.no_policy else "unavailable"
+        route, split = table.route, table.route.split if table.route else None
         body = {
             "status": unavailable if table.unavailable else "ok",
             "reason": table.unavailable or follower.problem or self._calls.recorder.problem,
-            "model": table.route.current.name if table.route else None,
-            "route_version": table.route.route_version if table.route else None,
+            "model": route.champion.name if route else None,
+            "challenger": split.challenger.name if split else None,
+            "share": split.share if split else None,
+            "route_version": route.route_version if route else None,
         }
         status = 503 if table.unavailable else 200
         await response.json(msgspec.json.encode(body), status=status)
@@ -117,15 +122,16 @@ async def open_gateway(
     """A gateway that follows the store's routes and records into it while the block runs."""
     shipper = Shipper(store, settings.recording)
     recorder = CallRecorder(shipper, settings.recording, settings.recording_policy, gateway_id)
-    keys, table = KeyRing(local_key(settings.home)), RouteTable()
+    keys, table, pins = KeyRing(local_key(settings.home)), RouteTable(), Pins(store)
     async with aiohttp.ClientSession(
         connector=aiohttp.TCPConnector(limit=0),
         cookie_jar=aiohttp.DummyCookieJar(),
         skip_auto_headers=("User-Agent", "Accept", "Accept-Encoding"),
     ) as session:
         engine = Engine(session, engine_url)
+        loader = Loader(store, engine, table, settings.model_name)
         follower = Follower(
-            *(store, engine, table, keys, recorder),
+            *(store, loader, table, keys, pins, recorder),
             alias=settings.model_name,
             gateway=gateway_id,
             url=url,
@@ -133,13 +139,15 @@ async def open_gateway(
         calls = Calls(
             engine=engine,
             table=table,
+            pins=pins,
             follower=follower,
             recorder=recorder,
             keys=keys,
             limits=Limits(settings.max_concurrency, settings.max_queue),
             metrics=Metrics(),
         )
-        work = (recorder.run(), shipper.run(), follower.run(), follower.give_signs_of_life())
+        records, routes = (recorder.run(), shipper.run()), (loader.run(), follower.run())
+        work = (*records, *routes, follower.give_signs_of_life())
         try:
             async with asyncio.TaskGroup() as group:  # should a loop ever die, so does the gateway
                 loops = [group.create_task(loop) for loop in work]

@@ -30,6 +30,7 @@ from babylon.gateway.exchange import Exchange, Identity
 from babylon.gateway.follower import Follower
 from babylon.gateway.limits import Limits
 from babylon.gateway.metrics import Metrics
+from babylon.gateway.pins import Pins
 from babylon.gateway.recording import CallRecorder
 from babylon.gateway.routes import RouteTable
 from babylon.gateway.stream import StreamCut, relay
@@ -45,6 +46,7 @@ class Calls:
 
     engine: Engine
     table: RouteTable
+    pins: Pins
     follower: Follower
     recorder: CallRecorder
     keys: KeyRing
@@ -66,7 +68,9 @@ class Calls:
             identity = Identity.of(scope["headers"], asked)
             identity = replace(identity, agent_id=principal.speaks_for(identity.agent_id))
             self._require_room()
-            with self.table.take(asked.model, identity.agent_id, identity.trajectory_id) as given:
+            key = identity.agent_id or principal.key_id
+            pin = await self.pins.pin(self.table, asked.model, key, identity.trajectory_id)
+            with self.table.take(asked.model, key, pin) as given:
                 exchange = Exchange(
                     call_id=secrets.token_hex(16),
                     identity=identity,

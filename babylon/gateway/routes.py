@@ -5,13 +5,17 @@ by exactly one policy version, and a version is unloaded only when nobody uses i
 """
 
 from collections import Counter
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, field
+from hashlib import blake2b
 
+from babylon.types import Arm
 from babylon.wire import RequestError
 
-CHAMPION, PINNED = "champion", "pinned"
+CHAMPION: Arm = "champion"
+CHALLENGER: Arm = "challenger"
+PINNED = "pinned"  # asked for by its version: part of no comparison
 
 
 @dataclass(frozen=True, slots=True)
@@ -24,27 +28,57 @@ class Target:
 
 
 @dataclass(frozen=True, slots=True)
+class Split:
+    """A challenger that answers ``share`` of the agents; ``salt``, the experiment's, says which."""
+
+    challenger: Target
+    share: float
+    salt: str
+
+    def arm(self, key: str) -> Arm:
+        """The same in every process; an agent that is the challenger's stays so when the share
+        grows."""
+        digest = blake2b((self.salt + key).encode(), digest_size=8).digest()
+        return CHALLENGER if int.from_bytes(digest) < self.share * 2**64 else CHAMPION
+
+
+@dataclass(frozen=True, slots=True)
 class Route:
-    """What serves. ``previous`` stays loaded, so that a rollback has nothing to load."""
+    """What serves. ``others`` are loaded too: the champion before, so that a rollback has nothing
+    to load, and what is proposed. They answer by their names."""
 
     route_version: int
     alias: str
-    current: Target
-    previous: Target | None = None
+    champion: Target
+    split: Split | None = None
+    others: tuple[Target, ...] = ()
+    targets: Mapping[str, Target] = field(init=False, compare=False)  # by what they are asked for
+
+    def __post_init__(self) -> None:
+        named = {target.name: target for target in (*self.arms, *self.others)}
+        object.__setattr__(self, "targets", {self.alias: self.champion} | named)
 
     @property
-    def targets(self) -> Mapping[str, Target]:
-        """Each model name that may be asked for."""
-        kept = [target for target in (self.current, self.previous) if target]
-        return {self.alias: self.current} | {target.name: target for target in kept}
+    def arms(self) -> tuple[Target, ...]:
+        return (self.champion, self.split.challenger) if self.split else (self.champion,)
 
-    def assign(self, model: str, agent_id: str | None, trajectory_id: str | None) -> "Assignment":
-        """Who answers a call: the one place where that is decided. The alias is the champion, for
-        every agent; a version that is asked for by name is ``pinned``, outside of any comparison.
+    def assign(self, model: str, key: str, pin: Arm | None = None) -> "Assignment":
+        """Who answers a call: the one place where that is decided.
+
+        Args:
+            key: whose call it is; under the alias the split goes by it alone,
+            pin: unless the call's trajectory began with this arm.
 
         Raises:
             RequestError: 404, there is no such model.
         """
+        if model != self.alias:
+            return Assignment(self, PINNED, self._named(model))
+        if self.split and (pin or self.split.arm(key)) == CHALLENGER:
+            return Assignment(self, CHALLENGER, self.split.challenger)
+        return Assignment(self, CHAMPION, self.champion)
+
+    def _named(self, model: str) -> Target:
         target = self.targets.get(model)
         if target is None:
             raise RequestError(
@@ -52,12 +86,7 @@ class Route:
                 f"the model {model!r} does not exist: there is {', '.join(self.targets)}",
                 code="model_not_found",
             )
-        return Assignment(self, CHAMPION if model == self.alias else PINNED, target)
-
-    def successor(self, route_version: int, target: Target) -> "Route":
-        if target == self.current:  # a route to the same policy: keep what is kept
-            return Route(route_version, self.alias, target, self.previous)
-        return Route(route_version, self.alias, target, self.current)
+        return target
 
 
 @dataclass(frozen=True, slots=True)
@@ -70,17 +99,17 @@ class Assignment:
 
 
 class RouteTable:
-    """The current route, who uses which policy, and why nothing can be served (if so)."""
+    """The current route, how many calls use which policy version, and why nothing can be served
+    (if so). ``idle`` is told of a version whose last call has ended."""
 
     def __init__(self) -> None:
         self.route: Route | None = None
         self.unavailable: str | None = "the gateway is starting"
-        self.in_flight: Counter[str] = Counter()
+        self.in_flight: Counter[int] = Counter()
+        self.idle: Callable[[int], None] = lambda version: None
 
     @contextmanager
-    def take(
-        self, model: str, agent_id: str | None = None, trajectory_id: str | None = None
-    ) -> Iterator[Assignment]:
+    def take(self, model: str, key: str, pin: Arm | None = None) -> Iterator[Assignment]:
         """The policy for one request, held until the block ends.
 
         Raises:
@@ -88,10 +117,13 @@ class RouteTable:
         """
         if self.unavailable or self.route is None:
             raise RequestError(503, self.unavailable or "no route", code="unavailable")
-        assignment = self.route.assign(model, agent_id, trajectory_id)
-        name = assignment.target.name
-        self.in_flight[name] += 1
+        assignment = self.route.assign(model, key, pin)
+        version = assignment.target.policy_version
+        self.in_flight[version] += 1
         try:
             yield assignment
         finally:
-            self.in_flight[name] -= 1
+            self.in_flight[version] -= 1
+            if not self.in_flight[version]:
+                del self.in_flight[version]
+                self.idle(version)

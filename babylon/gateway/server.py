@@ -3,7 +3,6 @@
 import asyncio
 import gc
 import logging
-import platform
 import signal
 import sys
 
@@ -11,7 +10,8 @@ import uvicorn
 import uvloop
 
 from babylon.errors import BabylonError
-from babylon.gateway.app import open_gateway
+from babylon.gateway.app import Gateway, open_gateway
+from babylon.gateway.identity import new_gateway_id, remove_dead
 from babylon.gateway.protocol import server_config
 from babylon.settings import Settings, load_settings
 from babylon.store import open_store
@@ -21,22 +21,26 @@ from babylon.supervise import exit_with_supervisor
 async def run(settings: Settings) -> None:
     """Serve until the process is told to stop."""
     port = settings.endpoint_port
-    async with (
-        open_store(settings) as store,
-        open_gateway(
+    gateway_id = new_gateway_id(port)
+    async with open_store(settings) as store:
+        await remove_dead(store, gateway_id)
+        async with open_gateway(
             store,
             settings,
             engine_url=f"http://127.0.0.1:{settings.engine_port}",
-            gateway_id=f"{platform.node()}:{port}",
+            gateway_id=gateway_id,
             url=settings.endpoint,
-        ) as gateway,
-    ):
-        gc.freeze()  # what is there now stays: no collection need look at it again
-        supervised = asyncio.create_task(exit_with_supervisor())
-        for number in (signal.SIGTERM, signal.SIGINT):  # uvicorn stops, then raises it again:
-            signal.signal(number, lambda *_: None)  # that must not end us before we tidied up
-        await uvicorn.Server(server_config(gateway, host="127.0.0.1", port=port)).serve()
-        supervised.cancel()
+        ) as gateway:
+            await _serve(gateway, port)
+
+
+async def _serve(gateway: Gateway, port: int) -> None:
+    gc.freeze()  # what is there now stays: no collection need look at it again
+    supervised = asyncio.create_task(exit_with_supervisor())
+    for number in (signal.SIGTERM, signal.SIGINT):  # uvicorn stops, then raises it again:
+        signal.signal(number, lambda *_: None)  # that must not end us before we tidied up
+    await uvicorn.Server(server_config(gateway, host="127.0.0.1", port=port)).serve()
+    supervised.cancel()
 
 
 def main() -> None:

@@ -15,6 +15,7 @@ from babylon.store.connection import Store
 from babylon.store.gateways import live_gateways
 from babylon.store.routes import CHANNEL
 
+ARE_CALLS_RECORDED = "recorded?"  # what gateways are asked on the channel
 _POLL_S = 0.05
 
 
@@ -115,7 +116,7 @@ async def wait_until_recorded(
     """
     moment, deadline = moment or datetime.now(UTC), time.monotonic() + timeout_s
     while True:
-        await store.pool.execute("SELECT pg_notify($1, 'recorded?')", CHANNEL)
+        await store.pool.execute("SELECT pg_notify($1, $2)", CHANNEL, ARE_CALLS_RECORDED)
         await asyncio.sleep(_POLL_S)
         late = [
             gateway

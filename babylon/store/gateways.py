@@ -18,9 +18,10 @@ _POLL_S = 0.02
 class Gateway:
     """A running gateway.
 
-    ``loaded``: policy versions that its engine holds; ``refusals``: versions that it cannot load,
-    and why; ``in_flight``: version → calls that it is answering now. Every call that it answered
-    before ``recorded_until`` is in ``babylon.calls``.
+    ``loaded``: policy versions that it can serve at once; ``refusals``: versions that it cannot
+    load, and why, when it knew of the proposals up to ``proposals_read``; ``in_flight``: version →
+    calls that it is answering now. Every call that it answered before ``recorded_until`` is in
+    ``babylon.calls``.
     """
 
     gateway_id: str
@@ -29,6 +30,7 @@ class Gateway:
     loaded: Sequence[int] = ()
     refusals: dict[str, str] = field(default_factory=dict)
     in_flight: dict[str, int] = field(default_factory=dict)
+    proposals_read: int | None = None
     problem: str | None = None
     seen_at: datetime | None = None
     recorded_until: datetime | None = None
@@ -44,10 +46,12 @@ async def announce_gateway(store: Store, gateway: Gateway) -> None:
     """A gateway's sign of life; ``seen_at`` is the database's clock."""
     await store.pool.execute(
         "INSERT INTO babylon.gateways (gateway_id, url, route_version, loaded, refusals,"
-        " in_flight, problem, recorded_until) VALUES ($1, $2, $3, $4, $5, $6, $7, $8)"
+        " in_flight, proposals_read, problem, recorded_until)"
+        " VALUES ($1, $2, $3, $4, $5, $6, $7, $8, $9)"
         " ON CONFLICT (gateway_id) DO UPDATE SET url = excluded.url,"
         " route_version = excluded.route_version, loaded = excluded.loaded,"
         " refusals = excluded.refusals, in_flight = excluded.in_flight,"
+        " proposals_read = excluded.proposals_read,"
         " problem = excluded.problem, recorded_until = excluded.recorded_until, seen_at = now()",
         gateway.gateway_id,
         gateway.url,
@@ -55,6 +59,7 @@ async def announce_gateway(store: Store, gateway: Gateway) -> None:
         list(gateway.loaded),
         gateway.refusals,
         gateway.in_flight,
+        gateway.proposals_read,
         gateway.problem,
         gateway.recorded_until,
     )
@@ -77,15 +82,26 @@ async def live_gateways(store: Store, within_s: float = LIVE_S) -> list[Gateway]
 async def wait_until_loaded(
     store: Store, policy_version: int, timeout_s: float
 ) -> tuple[Gateway, ...]:
-    """Wait until the engine of every live gateway holds a policy.
+    """Wait until every live gateway can serve a policy that is proposed.
+
+    What a gateway refused before it knew of the proposal is no answer to it: it tries again.
 
     Raises:
         ServingError: one cannot load it, and why; or those that have not after the timeout.
     """
+    proposal: int = await store.pool.fetchval(
+        "SELECT coalesce(max(proposal_id), 0) FROM babylon.proposals WHERE policy_version = $1",
+        policy_version,
+    )
+
+    def refusal(gateway: Gateway) -> str | None:
+        read = gateway.proposals_read
+        return None if read is not None and read < proposal else gateway.refusal(policy_version)
+
     return await _wait_for_all(
         store,
         lambda gateway: policy_version in gateway.loaded,
-        lambda gateway: gateway.refusal(policy_version),
+        refusal,
         f"hold policy {policy_version}",
         timeout_s,
     )

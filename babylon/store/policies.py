@@ -20,13 +20,14 @@ from babylon.types import Claim
 from babylon.windows import WindowState
 
 Kind = Literal["base", "full", "lora"]
-_NO_POLICY = "no policy is registered yet: run `babylon model init`"
+NO_POLICY = "no policy is registered yet: run `babylon model init`"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Policy:
     """A row of ``babylon.policies``; ``uri`` is the directory that holds the weights, until
-    ``removed_at``."""
+    ``removed_at``, ``digest`` what they were when they were committed, ``checks`` how the policy
+    stood the newest checks before a route was to name it (``babylon.deploy.checks``)."""
 
     policy_version: int
     parent_version: int | None
@@ -39,17 +40,22 @@ class Policy:
     verdict: dict[str, Any] | None
     created_at: datetime
     removed_at: datetime | None
+    digest: str | None = None
+    checks: dict[str, Any] | None = None
 
 
-async def ensure_base(store: Store, *, uri: str, base_model: str) -> None:
+async def ensure_base(
+    store: Store, *, uri: str, base_model: str, digest: str | None = None
+) -> None:
     """Make the base model policy 0 and serve it, unless there are policies already."""
     failpoint("base.before")
     async with store.pool.acquire() as connection, connection.transaction():
         await connection.execute(
-            "INSERT INTO babylon.policies (policy_version, kind, uri, base_model)"
-            " VALUES (0, 'base', $1, $2) ON CONFLICT DO NOTHING",
+            "INSERT INTO babylon.policies (policy_version, kind, uri, base_model, digest)"
+            " VALUES (0, 'base', $1, $2, $3) ON CONFLICT DO NOTHING",
             uri,
             base_model,
+            digest,
         )
         await connection.execute(
             "INSERT INTO babylon.routes (route_version, policy_version, author, reason)"
@@ -70,7 +76,7 @@ async def champion(store: Store) -> tuple[Policy, int]:
         " USING (policy_version) ORDER BY route_version DESC LIMIT 1"
     )
     if row is None:
-        raise ModelError(_NO_POLICY)
+        raise ModelError(NO_POLICY)
     fields = dict(row)
     route_version = fields.pop("route_version")
     return Policy(**fields), route_version
@@ -88,7 +94,7 @@ async def get_policy(store: Store, version: int) -> Policy:
     )
     if row is None:
         if not await store.pool.fetchval("SELECT EXISTS (SELECT FROM babylon.policies)"):
-            raise ModelError(_NO_POLICY)
+            raise ModelError(NO_POLICY)
         raise ModelError(f"there is no policy version {version}: see `babylon model list`")
     return Policy(**row)
 
@@ -110,6 +116,15 @@ async def checkpoints_at_hand(store: Store, versions: Iterable[int | None]) -> d
     rows = await store.pool.fetch(
         "SELECT policy_version, uri FROM babylon.policies"
         " WHERE policy_version = ANY($1) AND removed_at IS NULL",
+        list(versions),
+    )
+    return {row["policy_version"]: row["uri"] for row in rows}
+
+
+async def checkpoint_uris(store: Store, versions: Iterable[int]) -> dict[int, str]:
+    """Version → where its checkpoint lies, or lay."""
+    rows = await store.pool.fetch(
+        "SELECT policy_version, uri FROM babylon.policies WHERE policy_version = ANY($1)",
         list(versions),
     )
     return {row["policy_version"]: row["uri"] for row in rows}
@@ -160,8 +175,12 @@ async def commit_policy(
     batch_id: str,
     trajectory_ids: Sequence[str],
     metrics: dict[str, Any],
+    digest: str | None = None,
 ) -> int:
     """Register a checkpoint and consume its trajectories, in one transaction.
+
+    Args:
+        digest: of the checkpoint's files (``babylon.checkpoint_files``), for whoever serves them.
 
     Returns:
         The new policy version.
@@ -176,8 +195,8 @@ async def commit_policy(
         await connection.execute("LOCK TABLE babylon.policies IN SHARE ROW EXCLUSIVE MODE")
         version: int = await connection.fetchval(
             "INSERT INTO babylon.policies (policy_version, parent_version, kind, uri, base_model,"
-            " window_id, batch_id, metrics) SELECT max(policy_version) + 1, $1, $2, $3, $4, $5, $6,"
-            " $7 FROM babylon.policies RETURNING policy_version",
+            " window_id, batch_id, metrics, digest) SELECT max(policy_version) + 1, $1, $2, $3, $4,"
+            " $5, $6, $7, $8 FROM babylon.policies RETURNING policy_version",
             parent_version,
             kind,
             uri,
@@ -185,6 +204,7 @@ async def commit_policy(
             claim.window_id,
             batch_id,
             metrics,
+            digest,
         )
         await _consume(connection, claim, batch_id, trajectory_ids)
         if store.game_tables_ours:
@@ -214,6 +234,13 @@ async def set_verdict(
             verdict,
         )
     failpoint("verdict.after")
+
+
+async def set_checks(store: Store, policy_version: int, checks: dict[str, Any]) -> None:
+    """Store how a policy stood the checks before a route was to name it."""
+    await store.pool.execute(
+        "UPDATE babylon.policies SET checks = $2 WHERE policy_version = $1", policy_version, checks
+    )
 
 
 async def _check_untrained(connection: Any, claim: Claim) -> None:

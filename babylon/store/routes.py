@@ -48,6 +48,12 @@ class Route:
     salt: str | None = None
 
     @property
+    def versions(self) -> frozenset[int]:
+        """The policies that serve."""
+        versions = (self.policy_version, self.challenger_version)
+        return frozenset(version for version in versions if version is not None)
+
+    @property
     def split(self) -> Split | None:
         if self.challenger_version is None or self.share is None or self.salt is None:
             return None

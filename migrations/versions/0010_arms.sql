@@ -27,7 +27,8 @@ ALTER TABLE babylon.gateways
     DROP COLUMN refused,
     ADD COLUMN loaded     integer[] NOT NULL DEFAULT '{}',
     ADD COLUMN refusals   jsonb NOT NULL DEFAULT '{}',   -- policy version -> problem
-    ADD COLUMN in_flight  jsonb NOT NULL DEFAULT '{}';   -- policy version -> calls
+    ADD COLUMN in_flight  jsonb NOT NULL DEFAULT '{}',   -- policy version -> calls
+    ADD COLUMN proposals_read bigint;                    -- it knew this one and those before
 
 -- The arm that a trajectory began with, so that it ends with it whatever the share becomes.
 CREATE TABLE babylon.trajectory_arms (

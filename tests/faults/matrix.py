@@ -16,6 +16,7 @@ FLOW = (
     *("checkpoint.before", "checkpoint.written", "checkpoint.after"),
     *("progress.forget", "progress.forgotten"),
     *("policy.before", "policy.inserted", "policy.after", "verdict.before", "verdict.after"),
+    "proposal.opened",
     *("route.before", "route.inserted", "route.after", "route.acknowledged"),
     *("retire.before", "retire.marked", "retire.deleting", "retire.deleted"),
 )

@@ -15,10 +15,11 @@ import torch
 from babylon.checkpoints.base import EmbeddedModelRecipe, make_embedded_model
 from babylon.checkpoints.load import load_policy
 from babylon.checkpoints.update import scored_trajectories
+from babylon.deploy.change import Order
+from babylon.deploy.replace import replace_champion
 from babylon.keys import local_key
 from babylon.market.fleet_plan import FleetPlan
 from babylon.market.spawn import run_fleet
-from babylon.promotion import promote
 from babylon.serving import serving
 from babylon.settings import Settings
 from babylon.store import Store
@@ -86,7 +87,7 @@ async def test_an_hour_of_play_becomes_a_policy_that_can_serve(
     heard = AGENTS - len(silent)
     assert (result.metrics["trajectories"], result.metrics["calls"]) == (heard, heard * TICKS)
     await the_update_is_on_policy(result)
-    await promote(store, 1, author="operator", reason="by hand")
+    await replace_champion(store, live, 1, Order(author="operator", reason="by hand"))
     await the_new_policy_serves(live, store)
     await no_ground_truth_is_in_a_training_token(result, base)
     await every_trajectory_is_consumed_and_a_second_run_changes_nothing(store, result, heard)

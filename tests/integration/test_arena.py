@@ -25,7 +25,7 @@ from babylon.checkpoints.load import load_policy
 from babylon.checkpoints.sft import fine_tune
 from babylon.checkpoints.tokenizer import render_prompt
 from babylon.cli import arena
-from babylon.deploy import deploy_checkpoint
+from babylon.deploy.stage import deploy_checkpoint
 from babylon.errors import ArenaError, BabylonError
 from babylon.market.orders import Hold, Order, OrderKind, render_decision
 from babylon.market.scenario import PRESETS, Rules
@@ -141,7 +141,7 @@ async def test_a_spoilt_checkpoint_is_refused_and_the_champion_keeps_serving(
     trained = await challenge(store, await asyncio.to_thread(spoil, base, tmp_path / "spoilt"))
     verdict = await validate_checkpoint(store, quick, trained)
     assert verdict.ruling == "reject" and verdict.reason.startswith(reason), verdict.reason
-    assert not (await deploy_checkpoint(store, verdict)).deployed
+    assert not (await deploy_checkpoint(store, quick, verdict)).deployed
     assert (await champion(store))[0].policy_version == 0
 
     assert verdict.report is not None and verdict.suite_digest is not None
@@ -189,7 +189,7 @@ async def test_what_is_clearly_better_serves(
     assert verdict.pnl_difference_low > 0
     assert verdict.off_policy is not None and verdict.off_policy.problem is not None
     assert verdict.off_policy.problem.startswith("no held-out play")
-    assert (await deploy_checkpoint(store, verdict)).deployed
+    assert (await deploy_checkpoint(store, settings, verdict)).deployed
     assert (await champion(store))[0].policy_version == calm.policy_version
     assert "no held-out play" in verdict_markdown(verdict)
 

@@ -13,7 +13,7 @@ from babylon.arena.play import scripted
 from babylon.artifacts import local_path
 from babylon.dataset.build import build_tables, windows_of
 from babylon.dataset.performance import played_rows, publish_performance
-from babylon.deploy import deploy_checkpoint
+from babylon.deploy.stage import deploy_checkpoint
 from babylon.errors import ArenaError, ModelError, ReplayError
 from babylon.market.answers import Reply, Turn
 from babylon.market.fleet import play_fleet
@@ -360,7 +360,7 @@ async def test_performance_tells_play_and_gate(store: Store, heuristic: Settings
     ]  # fmt: skip
     assert table["parent_version"].to_list() == [None, 0]
 
-    await deploy_checkpoint(store, verdict)
+    await deploy_checkpoint(store, heuristic, verdict)
     await set_verdict(store, claim, version, asdict(replace(verdict, route_version=2)))
     again = await publish_performance(store, heuristic, scored)  # its parent was the champion
     assert pl.read_parquet(local_path(again.uri))["policy_version"].to_list() == [0, 1]

@@ -8,9 +8,12 @@ from pathlib import Path
 import pytest
 
 from babylon import retention
+from babylon.deploy.change import Order
+from babylon.deploy.history import previous_champion
+from babylon.deploy.replace import replace_champion
+from babylon.deploy.rollback import roll_back
 from babylon.errors import ModelError
 from babylon.progress import progress_directory
-from babylon.promotion import previous_champion, promote
 from babylon.retention import retire_checkpoints, sweep
 from babylon.settings import Settings
 from babylon.store import Store
@@ -77,7 +80,7 @@ async def removed(store: Store) -> list[int]:
 async def test_what_nobody_needs_goes_and_its_row_says_so(store: Store, lean: Settings) -> None:
     for hour in range(4):
         await train(store, lean, hour, parent=hour)
-        await promote(store, hour + 1, author="test", reason="better")
+        await replace_champion(store, lean, hour + 1, Order(author="test", reason="better"))
     assert await retire_checkpoints(store, lean) == (1, 2)
     assert there(lean) == ["2025-11-14T0200-e1", "2025-11-14T0300-e1"]
     assert await removed(store) == [1, 2]
@@ -90,12 +93,12 @@ async def test_a_removed_policy_can_neither_be_promoted_nor_rolled_back_to(
 ) -> None:
     for hour in range(4):
         await train(store, lean, hour, parent=hour)
-        await promote(store, hour + 1, author="test", reason="better")
+        await replace_champion(store, lean, hour + 1, Order(author="test", reason="better"))
     await retire_checkpoints(store, lean)
-    await promote(store, (await previous_champion(store)).policy_version, author="t", reason="back")
+    await roll_back(store, lean, Order(author="t", reason="back"))
     for version in (1, (await previous_champion(store)).policy_version):
         with pytest.raises(ModelError, match=f"policy {version} was removed .*babylon model list"):
-            await promote(store, version, author="test", reason="back again")
+            await replace_champion(store, lean, version, Order(author="test", reason="back again"))
     assert (await get_policy(store, 3)).removed_at is None
 
 
@@ -113,11 +116,11 @@ async def test_a_training_keeps_the_champion_that_it_began_with(
     store: Store, lean: Settings
 ) -> None:
     await train(store, lean, 0, parent=0)
-    await promote(store, 1, author="test", reason="better")
+    await replace_champion(store, lean, 1, Order(author="test", reason="better"))
     await claim_window(store, window(9), owner="trainer", lease_s=60)
     for hour in (1, 2, 3):
         await train(store, lean, hour, parent=hour)
-        await promote(store, hour + 1, author="test", reason="better")
+        await replace_champion(store, lean, hour + 1, Order(author="test", reason="better"))
     assert await retire_checkpoints(store, lean) == ()
     await store.pool.execute("UPDATE babylon.windows SET lease_until = now() - interval '1 s'")
     assert await retire_checkpoints(store, lean) == (1, 2)
@@ -288,7 +291,7 @@ async def test_promotion_and_removal_take_turns(store: Store, lean: Settings) ->
         await train(store, lean, hour, parent=hour)
     results = await asyncio.gather(
         retire_checkpoints(store, lean),
-        promote(store, 1, author="test", reason="by hand"),
+        replace_champion(store, lean, 1, Order(author="test", reason="by hand")),
         return_exceptions=True,
     )
     if isinstance(results[1], BaseException):

@@ -21,11 +21,12 @@ from babylon.checkpoints.load import load_policy
 from babylon.checkpoints.tokenizer import render_prompt
 from babylon.checkpoints.update import update_checkpoint
 from babylon.cli import model
-from babylon.deploy import deploy_checkpoint
+from babylon.deploy.change import Order
+from babylon.deploy.replace import replace_champion
+from babylon.deploy.stage import deploy_checkpoint
 from babylon.errors import WindowNotReadyError
 from babylon.grpo.report import TrainReport
 from babylon.progress import FILE, progress_directory, take_up_progress
-from babylon.promotion import promote
 from babylon.retention import retire_checkpoints
 from babylon.settings import Settings
 from babylon.store import Store
@@ -129,7 +130,7 @@ async def test_calls_age_by_generations_and_too_old_ones_are_left_out(
         await train_window(
             store, quick, await scored(store, quick, hour, rows(base, version=0)[hour - 9 :: 2])
         )
-    await promote(store, 2, author="test", reason="better")
+    await replace_champion(store, quick, 2, Order(author="test", reason="better"))
     mixed = [row for version in (0, 1, 2) for row in rows(base, version=version)]
     mixed = [msgspec.structs.replace(r, trajectory_id=f"late {r.trajectory_id}") for r in mixed]
     window = await scored(store, quick, 11, mixed)
@@ -184,7 +185,7 @@ async def test_an_update_whose_own_figures_rule_it_out_never_plays_and_never_ser
     assert (verdict.scenarios, verdict.pnl_after) == (0, None)
     assert (await get_policy(store, 1)).verdict == asdict(verdict)
     assert await validate_checkpoint(store, quick, trained) == verdict
-    assert not (await deploy_checkpoint(store, verdict)).deployed
+    assert not (await deploy_checkpoint(store, quick, verdict)).deployed
     assert (await champion(store))[0].policy_version == 0
 
 
@@ -206,7 +207,7 @@ async def test_a_checkpoint_that_an_adapter_was_trained_on_is_kept_with_it(
         played = rows(base, version=version - 1)
         settings = quick.model_copy(update={"tuning": tuning, "iterations": 1})
         await train_window(store, settings, await scored(store, settings, version, played))
-        await promote(store, version, author="test", reason="better")
+        await replace_champion(store, quick, version, Order(author="test", reason="better"))
     await store.pool.execute("UPDATE babylon.windows SET state = 'deployed'")
     lean = quick.model_copy(update={"keep_checkpoints": 1, "max_staleness": 0})
     assert await retire_checkpoints(store, lean) == (2,)

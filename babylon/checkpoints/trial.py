@@ -1,0 +1,93 @@
+"""A checkpoint tried in this process: what it answers, and how likely it makes what was answered.
+
+Logprobs are those of training's own forward pass (``babylon.grpo.forward``), but in fp32 also on a
+GPU: they are what an engine is measured by.
+"""
+
+from collections.abc import Sequence
+
+import torch
+
+from babylon.engine.generate import Request, Sampling, generate
+from babylon.engine.policies import load
+from babylon.errors import ModelError
+from babylon.grpo.batch import CallTokens
+from babylon.grpo.forward import PolicyForward
+from babylon.grpo.memory import FittingForward, OutOfMemoryError
+from babylon.grpo.tree import compile_tree
+from babylon.probes import Answer, Ask
+
+BATCH = 64
+
+
+class Trial:
+    """A loaded checkpoint; it is freed with this object. Blocking.
+
+    Raises:
+        ModelError: it does not load, or cannot answer.
+    """
+
+    def __init__(self, path: str, max_tokens: int | None) -> None:
+        self._policy = load("trial", path, 0, "cuda" if torch.cuda.is_available() else "cpu")
+        self._max_tokens = max_tokens
+
+    def answers(self, asks: Sequence[Ask]) -> list[Answer]:
+        """
+        Raises:
+            ModelError: the policy's logits are not finite.
+        """
+        return [
+            answer
+            for start in range(0, len(asks), BATCH)
+            for answer in self._batch(asks[start : start + BATCH])
+        ]
+
+    def logprobs(self, answers: Sequence[Answer]) -> list[float]:
+        """Of every token of every answer, one after the other.
+
+        Raises:
+            ModelError: the pass does not fit into memory.
+        """
+        calls = [
+            CallTokens(prompt=answer.prompt_token_ids, completion=answer.token_ids, logprobs=None)
+            for answer in answers
+        ]
+        tree = compile_tree(calls)
+
+        def attempt(forward: PolicyForward) -> list[list[float]]:
+            with torch.autocast("cuda", enabled=False):
+                rows: list[list[float]] = forward.logprobs(tree).logprobs.tolist()
+            return rows
+
+        try:
+            rows = FittingForward(self._policy.model, self._max_tokens).run(attempt)
+        except OutOfMemoryError as error:
+            raise ModelError(str(error)) from error
+        return [
+            x for row, call in zip(rows, calls, strict=True) for x in row[: len(call.completion)]
+        ]
+
+    def _batch(self, asks: Sequence[Ask]) -> list[Answer]:
+        requests = [
+            Request(
+                self._policy.prompt(list(ask.messages)),
+                Sampling(max_tokens=ask.max_tokens, seed=ask.seed),
+            )
+            for ask in asks
+        ]
+        completions = generate(
+            self._policy.model,
+            requests,
+            eos_token_ids=self._policy.eos_token_ids,
+            pad_token_id=self._policy.pad_token_id,
+        )
+        return [
+            Answer(
+                prompt_token_ids=request.prompt_token_ids,
+                token_ids=completion.token_ids,
+                logprobs=completion.logprobs,
+                text=self._policy.decode(completion.token_ids),
+                ended=completion.finish_reason == "stop",
+            )
+            for request, completion in zip(requests, completions, strict=True)
+        ]

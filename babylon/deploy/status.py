@@ -1,0 +1,37 @@
+"""The state of the deployment: who is to serve, who does, and what is being prepared."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from babylon.store.connection import Store
+from babylon.store.gateways import Gateway, live_gateways
+from babylon.store.proposals import Proposal, open_proposals
+from babylon.store.routes import Route, current_route
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Status:
+    """The route in force, every live gateway, and the policies that they are asked to load.
+
+    ``settled``: every gateway serves that route.
+    """
+
+    route: Route
+    gateways: Sequence[Gateway]
+    proposals: Sequence[Proposal]
+    settled: bool
+
+
+async def deployment_status(store: Store) -> Status:
+    """
+    Raises:
+        ServingError: no route was ever committed.
+    """
+    route = await current_route(store)
+    gateways = await live_gateways(store)
+    return Status(
+        route=route,
+        gateways=gateways,
+        proposals=await open_proposals(store),
+        settled=all(gateway.route_version >= route.route_version for gateway in gateways),
+    )

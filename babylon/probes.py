@@ -1,0 +1,26 @@
+"""A question to a policy, and its answer with the exact tokens."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Ask:
+    """A chat to answer at temperature 1."""
+
+    messages: Sequence[dict[str, Any]]
+    max_tokens: int
+    seed: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Answer:
+    """``logprobs`` ``[T]`` are those that the tokens were drawn with, NaN where one is missing;
+    ``ended``: the policy stopped by itself."""
+
+    prompt_token_ids: Sequence[int]
+    token_ids: Sequence[int]
+    logprobs: Sequence[float]
+    text: str
+    ended: bool

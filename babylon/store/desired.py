@@ -1,0 +1,72 @@
+"""What gateways are to serve and to hold, as the database says it at one moment."""
+
+from collections.abc import AsyncIterator, Mapping, Sequence
+from contextlib import asynccontextmanager
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from babylon.errors import ModelError
+from babylon.store.connection import Store
+from babylon.store.gateways import Gateway, live_gateways
+from babylon.store.policies import NO_POLICY
+from babylon.store.routes import Route
+
+if TYPE_CHECKING:
+    from babylon.store.connection import Connection, Pool
+
+_HALTED_S = 10.0  # a gateway that halts while nothing may change loses its lock after so long
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Desired:
+    """``route`` is in force; ``history``: the champion of every route, oldest first;
+    ``proposals``: policy version → the newest open proposal of it."""
+
+    route: Route
+    history: Sequence[int]
+    proposals: Mapping[int, int]
+
+
+async def desired(store: Store) -> Desired:
+    """
+    Raises:
+        ModelError: there is no policy yet.
+    """
+    return await _read(store.pool)
+
+
+@asynccontextmanager
+async def nothing_added(store: Store) -> AsyncIterator[tuple[Desired, list[Gateway]]]:
+    """No route and no proposal is added while the block runs; what there is, and who is there."""
+    async with store.pool.acquire() as connection, connection.transaction():
+        await connection.execute(
+            f"SET LOCAL idle_in_transaction_session_timeout = '{_HALTED_S:g}s'"
+        )
+        await connection.execute("LOCK TABLE babylon.routes IN SHARE ROW EXCLUSIVE MODE")
+        yield await _read(connection), await live_gateways(store)
+
+
+async def _read(database: "Pool | Connection") -> Desired:
+    row = await database.fetchrow(_DESIRED)
+    if row is None:
+        raise ModelError(NO_POLICY)
+    fields = dict(row)
+    history, versions, ids = (fields.pop(name) for name in ("history", "versions", "proposals"))
+    return Desired(
+        route=Route(**fields),
+        history=history,
+        proposals=dict(zip(versions or (), ids or (), strict=True)),
+    )
+
+
+# One statement, because agents are served by what was taken back until it is answered.
+_DESIRED = """
+SELECT route.*,
+       (SELECT array_agg(policy_version ORDER BY route_version) FROM babylon.routes) AS history,
+       opened.*
+FROM babylon.routes AS route,
+     (SELECT array_agg(policy_version ORDER BY proposal_id) AS versions,
+             array_agg(proposal_id ORDER BY proposal_id) AS proposals
+      FROM babylon.proposals WHERE outcome IS NULL AND open_until > now()) AS opened
+ORDER BY route_version DESC LIMIT 1
+"""
