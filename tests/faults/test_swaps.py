@@ -9,8 +9,9 @@ from pathlib import Path
 
 import pytest
 
-from babylon.deploy.replace import replace
-from babylon.deploy.rollback import rollback
+from babylon.deploy.change import Order
+from babylon.deploy.replace import replace_champion
+from babylon.deploy.rollback import roll_back
 from babylon.settings import Settings
 from babylon.store import Store
 from babylon.store.calls import wait_until_recorded
@@ -28,6 +29,8 @@ from tests.ports import free_port
 ALL = os.environ.get("FAULTS") == "all"
 SWAPS = int(os.environ.get("SWAPS", "1000" if ALL else "12"))
 POLICIES, CLIENTS = 6, 24
+SWAP = Order(author="test", reason="swap", force=True)
+BACK = Order(author="test", reason="back")
 
 
 @pytest.fixture(scope="module")
@@ -67,12 +70,12 @@ async def replaces(store: Store, settings: Settings) -> None:
     """To each policy in turn: every one has to be loaded, since only the one before stays warm."""
     for number in range(SWAPS):
         version = (number + 1) % POLICIES
-        await replace(store, settings, version, author="test", reason="swap", force=True)
+        await replace_champion(store, settings, version, SWAP)
 
 
 async def rollbacks(store: Store, settings: Settings) -> None:
     """There, and back again to what is still warm."""
     for _ in range(SWAPS // 2):
-        await replace(store, settings, 1, author="test", reason="swap", force=True)
-        await rollback(store, settings, author="test", reason="back")
+        await replace_champion(store, settings, 1, SWAP)
+        await roll_back(store, settings, BACK)
     assert (await current_route(store)).policy_version == 0
