@@ -114,6 +114,18 @@ class EmbeddedPostgres:
             self._stop()
             return True
 
+    def revive(self) -> bool:
+        """Start the server again if it died although it is in use; whether it had.
+
+        Raises:
+            DatabaseError: it will not start.
+        """
+        with self._gate():
+            if not self._is_gone():
+                return False
+            self._ensure_running()
+            return True
+
     def url(self, database: str = "babylon") -> str:
         """Where a database of the running server is reached, the password included."""
         password = (self.directory / "password").read_text()

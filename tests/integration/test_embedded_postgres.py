@@ -23,6 +23,7 @@ from babylon.settings import load_settings
 from babylon.store import open_store
 from babylon.store.connection import database_url
 from babylon.store.embedded import EmbeddedPostgres, _make, running_postgres
+from babylon.store.revival import kept_running
 
 CAP_DAC_OVERRIDE, CAP_DAC_READ_SEARCH = 1, 2  # their numbers in capabilities(7)
 as_root = pytest.mark.skipif(os.geteuid() != 0, reason="only root becomes another user")
@@ -174,6 +175,24 @@ def test_a_killed_postmaster_is_replaced_and_no_committed_row_is_lost(home: Path
         with running_postgres(home) as next_server:
             assert _query(next_server.url("postgres"), "SELECT n FROM survivors") == 7
         assert _postmaster(server) is not None  # the first user has not left yet
+
+
+async def test_a_server_that_dies_under_its_users_is_started_again_at_the_same_address(
+    home: Path,
+) -> None:
+    settings = load_settings(home=home, database_url=None)
+    async with kept_running(settings), asyncio.timeout(60):
+        server = EmbeddedPostgres(home)
+        url = server.url("postgres")
+        for _ in range(2):
+            await asyncio.to_thread(_kill_postmaster, server)
+            while _postmaster(server) is None or not server._accepts():
+                await asyncio.sleep(0.05)
+            assert server.url("postgres") == url
+        connection = await asyncpg.connect(url)
+        assert await connection.fetchval("SELECT 7") == 7
+        await connection.close()
+    assert _postmaster(server) is None
 
 
 def test_a_pid_file_that_names_a_stranger_is_no_obstacle(home: Path) -> None:

@@ -1,0 +1,81 @@
+"""The champion changes under load: two gateways, 24 streaming clients, not one bad answer.
+
+``SWAPS`` is how many changes are made; ``make faults`` makes a thousand.
+"""
+
+import os
+from collections import Counter
+from pathlib import Path
+
+import pytest
+
+from babylon.deploy.change import Order
+from babylon.deploy.replace import replace_champion
+from babylon.deploy.rollback import roll_back
+from babylon.settings import Settings
+from babylon.store import Store
+from babylon.store.calls import wait_until_recorded
+from babylon.store.routes import current_route
+from tests.faults.streams import (
+    check_recorded,
+    clients,
+    more,
+    replicas,
+    save_policies,
+    with_policies,
+)
+from tests.ports import free_port
+
+ALL = os.environ.get("FAULTS") == "all"
+SWAPS = int(os.environ.get("SWAPS", "1000" if ALL else "12"))
+POLICIES, CLIENTS = 6, 24
+SWAP = Order(author="test", reason="swap", force=True)
+BACK = Order(author="test", reason="back")
+
+
+@pytest.fixture(scope="module")
+def checkpoints(tmp_path_factory: pytest.TempPathFactory) -> list[Path]:
+    return save_policies(tmp_path_factory.mktemp("speaking"), POLICIES)
+
+
+@pytest.fixture
+def settings(settings: Settings) -> Settings:
+    return settings.model_copy(update={"engine_port": free_port()})
+
+
+@pytest.mark.parametrize("change", ["replace", "rollback"])
+async def test_no_answer_is_lost_mixed_or_attributed_to_another_policy_in_a_thousand_changes(
+    change: str, settings: Settings, store: Store, checkpoints: list[Path]
+) -> None:
+    await with_policies(store, checkpoints)
+    changes = {"replace": replaces, "rollback": rollbacks}[change]
+    async with (
+        replicas(settings, count=2) as serving,
+        clients(settings, serving.urls, CLIENTS) as seen,
+    ):
+        await more(seen, CLIENTS)
+        await changes(store, settings)
+        await more(seen, CLIENTS)
+    await wait_until_recorded(store)
+
+    assert not seen.errors and not seen.refusals
+    await check_recorded(store, seen.answers)
+    assert await store.pool.fetchval("SELECT count(*) FROM babylon.calls") == len(seen.answers)
+    assert (await current_route(store)).route_version > SWAPS
+    served = Counter(answer.version for answer in seen.answers)
+    assert len(served) == (POLICIES if change == "replace" else 2), served
+
+
+async def replaces(store: Store, settings: Settings) -> None:
+    """To each policy in turn: every one has to be loaded, since only the one before stays warm."""
+    for number in range(SWAPS):
+        version = (number + 1) % POLICIES
+        await replace_champion(store, settings, version, SWAP)
+
+
+async def rollbacks(store: Store, settings: Settings) -> None:
+    """There, and back again to what is still warm."""
+    for _ in range(SWAPS // 2):
+        await replace_champion(store, settings, 1, SWAP)
+        await roll_back(store, settings, BACK)
+    assert (await current_route(store)).policy_version == 0
