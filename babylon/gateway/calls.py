@@ -4,7 +4,6 @@ Everything that may refuse it comes before the engine is asked; after that the a
 or it is recorded as a part of one.
 """
 
-import asyncio
 import contextlib
 import secrets
 from dataclasses import dataclass, replace
@@ -66,7 +65,9 @@ class Calls:
             fields = decode_object(await read_body(scope, receive))
             asked = dialect.parse(fields)
             identity = Identity.of(scope["headers"], asked)
-            identity = replace(identity, agent_id=principal.speaks_for(identity.agent_id))
+            agent_id = principal.speaks_for(identity.agent_id)
+            if agent_id != identity.agent_id:
+                identity = replace(identity, agent_id=agent_id)
             self._require_room()
             key = identity.agent_id or principal.key_id
             pin = await self.pins.pin(self.table, asked.model, key, identity.trajectory_id)
@@ -99,7 +100,7 @@ class Calls:
         self, exchange: Exchange, receive: Receive, response: Response
     ) -> None:
         try:
-            await unless_client_leaves(receive, self._answer(exchange, response))
+            await unless_client_leaves(receive, self._answer(exchange, response), TOTAL_S)
         except ClientLeft:
             if not response.complete:  # a server says the same when the last byte is sent
                 await self._record_part(exchange, "the client left")
@@ -113,7 +114,7 @@ class Calls:
 
     async def _answer(self, exchange: Exchange, response: Response) -> None:
         """Ask the engine, pass its answer on, and record the call before the answer's end."""
-        async with asyncio.timeout(TOTAL_S), self.limits.of_version(exchange.target.name):
+        async with self.limits.of_version(exchange.target.name):
             headers = _attribution(exchange)
             try:
                 upstream = await self.engine.call(exchange.dialect.path, exchange.upstream_body())

@@ -3,7 +3,7 @@
 import asyncio
 from collections import Counter
 from collections.abc import AsyncIterator, Iterator
-from contextlib import asynccontextmanager, contextmanager
+from contextlib import AbstractAsyncContextManager, asynccontextmanager, contextmanager
 
 from babylon.gateway.auth import Principal
 from babylon.wire import RequestError
@@ -37,18 +37,20 @@ class Limits:
         finally:
             self._of_key[key_id] -= 1
 
-    @asynccontextmanager
-    async def of_version(self, name: str) -> AsyncIterator[None]:
+    def of_version(self, name: str) -> AbstractAsyncContextManager[None]:
         """Wait for a place at the policy ``name``, first come, first served.
 
         Raises:
             RequestError: 503, too many wait already, or it took too long.
         """
-        places = self._places.setdefault(name, asyncio.Semaphore(self._concurrency))
-        if places.locked():
-            await self._wait(places)
-        else:
-            await places.acquire()
+        places = self._places.get(name)
+        if places is None:
+            places = self._places[name] = asyncio.Semaphore(self._concurrency)
+        return self._queued(places) if places.locked() else places
+
+    @asynccontextmanager
+    async def _queued(self, places: asyncio.Semaphore) -> AsyncIterator[None]:
+        await self._wait(places)
         try:
             yield
         finally:

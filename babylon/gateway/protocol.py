@@ -40,14 +40,15 @@ class GuardedProtocol(HttpToolsProtocol):
     def data_received(self, data: bytes) -> None:
         self._head_bytes += len(data)
         super().data_received(data)
-        if self._in_head and self._head_bytes > MAX_HEAD_BYTES and not self.transport.is_closing():
-            self.transport.write(_TOO_LARGE)
-            self.transport.close()
+        if self._in_head and not self.transport.is_closing():
+            self._expect_head()
+            if self._head_bytes > MAX_HEAD_BYTES:
+                self.transport.write(_TOO_LARGE)
+                self.transport.close()
 
     def on_message_begin(self) -> None:
         super().on_message_begin()
         self._in_head, self._head_bytes = True, 0
-        self._expect_head()
 
     def on_headers_complete(self) -> None:
         self._in_head = False

@@ -36,6 +36,7 @@ async def run(settings: Settings) -> None:
 
 async def _serve(gateway: Gateway, port: int) -> None:
     gc.freeze()  # what is there now stays: no collection need look at it again
+    gc.set_threshold(10_000)  # calls leave hardly any cycles: 3 % of their cost was looking
     supervised = asyncio.create_task(exit_with_supervisor())
     for number in (signal.SIGTERM, signal.SIGINT):  # uvicorn stops, then raises it again:
         signal.signal(number, lambda *_: None)  # that must not end us before we tidied up

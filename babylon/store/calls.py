@@ -2,10 +2,12 @@
 
 import asyncio
 import time
-from collections.abc import AsyncIterator, Iterable, Sequence
+from collections.abc import AsyncIterator, Callable, Iterable, Sequence
 from dataclasses import astuple, dataclass, fields
 from datetime import UTC, datetime
 from operator import attrgetter
+from types import NoneType
+from typing import Any
 
 import asyncpg
 import msgspec
@@ -67,7 +69,6 @@ class RecordingGap:
 
 _NAMES = [field.name for field in fields(RecordedCall)]
 _row = attrgetter(*_NAMES)  # dataclasses.astuple would copy every list, number by number
-_ESCAPES = str.maketrans({"\\": r"\\", "\t": r"\t", "\n": r"\n", "\r": r"\r"})
 _INSERT = (
     f"INSERT INTO babylon.calls ({', '.join(_NAMES)})"
     f" VALUES ({', '.join(f'${i + 1}' for i in range(len(_NAMES)))}) ON CONFLICT DO NOTHING"
@@ -139,17 +140,27 @@ async def _lines(calls: Sequence[RecordedCall]) -> AsyncIterator[bytes]:
 
 
 def _line(call: RecordedCall) -> bytes:
-    return ("\t".join(map(_field, _row(call))) + "\n").encode()
+    return ("\t".join([_FORMATS[type(value)](value) for value in _row(call)]) + "\n").encode()
 
 
-def _field(value: object) -> str:
-    if isinstance(value, str):
-        return value.translate(_ESCAPES)
-    if value is None:
-        return "\\N"
-    if isinstance(value, list):
-        listed = msgspec.json.encode(value).decode()
-        if "null" in listed:  # not a number: which number is not, Python says
-            listed = str(value)
-        return "{" + listed[1:-1] + "}"
-    return value.isoformat() if isinstance(value, datetime) else repr(value)
+def _text(value: str) -> str:  # str.translate takes three times as long
+    value = value.replace("\\", r"\\").replace("\t", r"\t")
+    return value.replace("\n", r"\n").replace("\r", r"\r")
+
+
+def _array(value: list[float]) -> str:
+    listed = msgspec.json.encode(value).decode()
+    if "null" in listed:  # not a number: which number is not, Python says
+        listed = str(value)
+    return "{" + listed[1:-1] + "}"
+
+
+_FORMATS: dict[type, Callable[[Any], str]] = {
+    str: _text,
+    list: _array,
+    int: repr,
+    float: repr,
+    bool: repr,
+    NoneType: lambda _: r"\N",
+    datetime: datetime.isoformat,
+}

@@ -2,6 +2,7 @@
 
 import asyncio
 import os
+import shutil
 import subprocess
 import sys
 import time
@@ -18,12 +19,14 @@ from babylon.store.policies import ensure_base
 from benchmarks.gateway.load import Target
 
 START_S = 120.0
+OURS, LITELLM = "ours", "LiteLLM"
+_RECORDER = Path(__file__).with_name("litellm_recorder.py")
 _LITELLM = """
 model_list:
   - model_name: babylon
-    litellm_params: {{model: openai/babylon, api_base: "{upstream}/v1", api_key: none}}
+    litellm_params: {{model: openai/babylon, api_base: "{upstream}/v1", api_key: none{asked}}}
 general_settings: {{master_key: sk-benchmark}}
-litellm_settings: {{telemetry: false, drop_params: false}}
+litellm_settings: {{telemetry: false, drop_params: false{callbacks}}}
 """
 
 
@@ -51,22 +54,37 @@ async def ours(port: int, engine_port: int, directory: Path) -> AsyncIterator[tu
         with _process(command, directory / "gateway.log", settings.environment()) as pid:
             url = f"http://127.0.0.1:{port}"
             await until_ready(f"{url}/health", pid)
-            yield Target("ours", url, str(local_key(settings.home)), pid), store
+            yield Target(OURS, url, str(local_key(settings.home)), pid), store
 
 
 @asynccontextmanager
 async def litellm(
-    executable: Path, port: int, engine_port: int, directory: Path
+    executable: Path, port: int, engine_port: int, directory: Path, *, recording: bool
 ) -> AsyncIterator[Target]:
-    """One worker, a key to check, no database and no logging: the least that it can do."""
-    config = directory / "litellm.yaml"
-    config.write_text(_LITELLM.format(upstream=f"http://127.0.0.1:{engine_port}"))
-    command = [str(executable), f"--config={config}", f"--port={port}", "--host=127.0.0.1"]
+    """One worker and one key, no database. At the least it can do, or ``recording`` each call to
+    the disk, with the logprobs and tokens that the engine is asked for (``litellm_recorder``)."""
+    home = directory / ("litellm-recording" if recording else "litellm")
+    home.mkdir()
+    config = home / "litellm.yaml"
+    config.write_text(
+        _LITELLM.format(
+            upstream=f"http://127.0.0.1:{engine_port}",
+            asked=", logprobs: true, extra_body: {return_token_ids: true}" if recording else "",
+            callbacks=f", callbacks: {_RECORDER.stem}.recorder" if recording else "",
+        )
+    )
+    shutil.copy(_RECORDER, home)
+    command = [
+        str(executable.absolute()),
+        f"--config={config}",
+        f"--port={port}",
+        "--host=127.0.0.1",
+    ]
     silent = {"LITELLM_LOG": "ERROR", "LITELLM_LOCAL_MODEL_COST_MAP": "True"}
-    with _process(command, directory / "litellm.log", silent) as pid:
+    with _process(command, home / "log", silent, directory=home) as pid:
         url = f"http://127.0.0.1:{port}"
         await until_ready(f"{url}/health/liveliness", pid)
-        yield Target("LiteLLM", url, "sk-benchmark", pid)
+        yield Target(f"{LITELLM}, recording" if recording else LITELLM, url, "sk-benchmark", pid)
 
 
 async def until_ready(url: str, pid: int) -> None:
@@ -88,10 +106,13 @@ async def until_ready(url: str, pid: int) -> None:
 
 
 @contextmanager
-def _process(command: list[str], log: Path, environment: dict[str, str]) -> Iterator[int]:
+def _process(
+    command: list[str], log: Path, environment: dict[str, str], directory: Path | None = None
+) -> Iterator[int]:
     with log.open("wb") as output:
         child = subprocess.Popen(
             command,
+            cwd=directory,
             env={**os.environ, **environment},
             stdout=output,
             stderr=subprocess.STDOUT,
