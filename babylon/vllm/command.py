@@ -41,7 +41,7 @@ def vllm_service(settings: Settings, base: str, name: str, port: int) -> Service
     """
     assert settings.vllm_python is not None  # require_vllm came first
     command = [
-        *(sys.executable, "-P", "-m", "babylon.vllm.leash"),
+        *(sys.executable, "-m", "babylon.vllm.leash"),
         *(settings.vllm_python, "-m", "vllm.entrypoints.openai.api_server"),
         *("--model", base, "--served-model-name", name),
         *("--host", "127.0.0.1", "--port", str(port)),
