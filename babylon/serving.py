@@ -12,6 +12,7 @@ import sys
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
+from typing import Any
 
 import aiohttp
 
@@ -20,10 +21,11 @@ from babylon.keys import local_key_path
 from babylon.ports import require_free_port
 from babylon.settings import Settings
 from babylon.supervise import Service, Supervised, supervised
+from babylon.vllm.command import require_vllm
 
 logger = logging.getLogger(__name__)
 
-READY_S = 180.0
+READY_S = {"embedded": 180.0, "vllm": 1800.0}  # vLLM compiles, and reads many gigabytes
 _POLL_S = 0.1
 
 
@@ -60,6 +62,7 @@ async def serving(settings: Settings) -> AsyncIterator[Serving]:
     Without any policy the gateway is ready too: it waits for the first route.
 
     Raises:
+        ConfigError: the settings name no engine that could be started.
         ServingError: a port is busy, or a process does not start.
     """
     require_free_port(settings.engine_port, user="the engine", variable="ENGINE_PORT")
@@ -74,9 +77,20 @@ async def serving(settings: Settings) -> AsyncIterator[Serving]:
 
 
 def _engine(settings: Settings) -> Service:
+    """The torch engine, or the host of vLLM servers in its place.
+
+    Raises:
+        ConfigError: the settings name no vLLM.
+    """
+    if settings.engine == "vllm":
+        require_vllm(settings)
+        command, environment = ["babylon.vllm.host"], settings.environment()
+    else:
+        command, environment = ["babylon.engine.server", f"--port={settings.engine_port}"], {}
     return Service(
         name="engine",
-        command=[sys.executable, "-m", "babylon.engine.server", f"--port={settings.engine_port}"],
+        command=[sys.executable, "-m", *command],
+        environment=environment,
         log=settings.logs / "engine.log",
     )
 
@@ -103,7 +117,8 @@ async def _wait_until_ready(
     session: aiohttp.ClientSession, settings: Settings, processes: tuple[Supervised, ...]
 ) -> None:
     """Both answer, and the gateway serves its route or says that there is none yet."""
-    for _ in range(round(READY_S / _POLL_S)):
+    ready_s = READY_S[settings.engine]
+    for _ in range(round(ready_s / _POLL_S)):
         for process in processes:
             if failure := process.failure():
                 raise ServingError(failure)
@@ -113,15 +128,15 @@ async def _wait_until_ready(
             return
         await asyncio.sleep(_POLL_S)
     raise ServingError(
-        f"serving is not ready after {READY_S:.0f} s: engine {engine}, gateway {gateway};"
+        f"serving is not ready after {ready_s:.0f} s: engine {engine}, gateway {gateway};"
         f" see the logs in {settings.logs}"
     )
 
 
-async def _health(session: aiohttp.ClientSession, port: int) -> dict[str, str]:
+async def _health(session: aiohttp.ClientSession, port: int) -> dict[str, Any]:
     try:
         async with session.get(f"http://127.0.0.1:{port}/health") as response:
-            health: dict[str, str] = await response.json()
+            health: dict[str, Any] = await response.json()
             return health
     except aiohttp.ClientConnectionError:
         return {"status": "does not answer"}

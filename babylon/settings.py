@@ -17,6 +17,7 @@ from babylon.errors import ConfigError
 from babylon.windows import MAX_MINUTES, MIN_MINUTES, RECIPE_PATTERN, check_minutes
 
 MAX_HOURS = 100 * 366 * 24  # a century: what lies further back is a typing error
+Engine = Literal["embedded", "vllm"]
 Trainer = Literal["torch", "serverless", "art-local"]
 RecordingPolicy = Literal["lossless", "available"]
 DeploymentStrategy = Literal["replace", "ab", "canary"]
@@ -144,6 +145,13 @@ class Settings(BaseSettings):
     # serving
     endpoint: str = Field("http://localhost:8000", validation_alias="LOCAL_ENDPOINT")
     engine_port: int = Field(8001, ge=1, le=65535, validation_alias="ENGINE_PORT")
+    engine: Engine = Field("embedded", validation_alias="ENGINE")
+    # of vLLM: the python of its environment and what its servers get besides, or a running server
+    vllm_python: str | None = Field(None, validation_alias="VLLM_PYTHON")
+    vllm_args: str = Field("", validation_alias="VLLM_ARGS")
+    engine_url: str | None = Field(
+        None, pattern=r"^https?://[^/]+/?$", validation_alias="ENGINE_URL"
+    )
     # what a full disk does: withhold answers that cannot be recorded, or serve them unrecorded
     recording_policy: RecordingPolicy = Field("lossless", validation_alias="RECORDING")
     # calls of one policy version at a time, and calls that may wait for a place

@@ -15,7 +15,7 @@ from babylon.home import make_directory
 
 logger = logging.getLogger(__name__)
 
-_SUPERVISOR = "BABYLON_SUPERVISOR"  # pid, in the environment of a supervised process
+SUPERVISOR = "BABYLON_SUPERVISOR"  # pid, in the environment of a supervised process
 _POLL_S = 0.1
 _FIRST_PAUSE_S, _LONGEST_PAUSE_S = 0.5, 30.0
 _STABLE_S = 60.0  # a process that lived this long starts again without a long pause
@@ -83,7 +83,7 @@ class Supervised:
         with self.service.log.open("ab") as log:
             return subprocess.Popen(
                 self.service.command,
-                env={**os.environ, **self.service.environment, _SUPERVISOR: str(os.getpid())},
+                env={**os.environ, **self.service.environment, SUPERVISOR: str(os.getpid())},
                 stdin=subprocess.DEVNULL,
                 stdout=log,
                 stderr=subprocess.STDOUT,
@@ -106,7 +106,7 @@ async def supervised(service: Service) -> AsyncIterator[Supervised]:
 
 async def exit_with_supervisor() -> None:
     """In a supervised process: end it when its supervisor is gone, however that happened."""
-    supervisor = os.environ.get(_SUPERVISOR)
+    supervisor = os.environ.get(SUPERVISOR)
     while supervisor is not None:
         if os.getppid() != int(supervisor):
             os.kill(os.getpid(), signal.SIGTERM)

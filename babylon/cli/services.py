@@ -2,7 +2,7 @@
 
 import asyncio
 from dataclasses import asdict
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 from rich.progress import BarColumn, Progress, SpinnerColumn, TextColumn, TimeElapsedColumn
@@ -10,7 +10,7 @@ from rich.progress import BarColumn, Progress, SpinnerColumn, TextColumn, TimeEl
 from babylon.cli.options import Json
 from babylon.cli.output import print_json, print_table, stderr
 from babylon.keys import local_key_path
-from babylon.settings import load_settings
+from babylon.settings import Engine, load_settings
 
 if TYPE_CHECKING:
     from babylon.up import ServiceStatus
@@ -61,11 +61,15 @@ def status(json: Json = False) -> None:
 
 
 @app.command()
-def serve() -> None:
+def serve(
+    engine: Annotated[
+        Engine | None, typer.Option(help="What answers: the embedded engine, or vLLM servers.")
+    ] = None,
+) -> None:
     """Run engine, gateway and admin API in the foreground."""
     from babylon.serving import serve
 
-    asyncio.run(serve(load_settings()))
+    asyncio.run(serve(load_settings(**({"engine": engine} if engine else {}))))
 
 
 def _show(statuses: "list[ServiceStatus]", json: bool) -> None:

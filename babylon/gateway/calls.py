@@ -117,7 +117,9 @@ class Calls:
         async with self.limits.of_version(exchange.target.name):
             headers = _attribution(exchange)
             try:
-                upstream = await self.engine.call(exchange.dialect.path, exchange.upstream_body())
+                upstream = await self.engine.call(
+                    exchange.dialect.path, exchange.upstream_body(), exchange.target.name
+                )
             except EngineDownError as error:
                 self.follower.suspect(str(error))
                 raise RequestError(503, str(error), code="unavailable") from error

@@ -1,0 +1,101 @@
+"""The process that stands where the embedded engine would, and has vLLM servers do the work.
+
+It speaks ``babylon.control``; calls go to the servers directly, never through here.
+"""
+
+import asyncio
+import logging
+import sys
+from collections.abc import AsyncIterator
+
+import aiohttp
+import msgspec
+from aiohttp import web
+
+from babylon.control import PolicySource, json_response, openai_errors
+from babylon.errors import BabylonError, ModelError, ServingError
+from babylon.settings import Settings, load_settings
+from babylon.supervise import exit_with_supervisor
+from babylon.vllm.command import require_vllm
+from babylon.vllm.fleet import Fleet
+from babylon.wire import RequestError
+
+FLEET = web.AppKey("fleet", Fleet)
+
+
+def make_app(settings: Settings) -> web.Application:
+    """The host's HTTP application; its servers stop with it."""
+    app = web.Application(middlewares=[openai_errors])
+
+    async def run_fleet(app: web.Application) -> AsyncIterator[None]:
+        async with aiohttp.ClientSession() as http:
+            app[FLEET] = Fleet(http, settings)
+            yield
+            await app[FLEET].close()
+
+    async def watch_supervisor(app: web.Application) -> AsyncIterator[None]:
+        watch = asyncio.create_task(exit_with_supervisor())
+        yield
+        watch.cancel()
+
+    app.cleanup_ctx.extend([run_fleet, watch_supervisor])
+    app.add_routes(
+        [
+            web.get("/health", _health),
+            web.get("/v1/models", _models),
+            web.put("/policies/{name:.+}", _load),
+            web.delete("/policies/{name:.+}", _unload),
+        ]
+    )
+    return app
+
+
+async def _health(request: web.Request) -> web.Response:
+    servers = request.app[FLEET].describe()
+    status = "ok" if all(server["up"] for server in servers) else "starting"
+    names = request.app[FLEET].names
+    return json_response({"status": status, "policies": names, "servers": servers})
+
+
+async def _models(request: web.Request) -> web.Response:
+    return json_response({"object": "list", "data": await request.app[FLEET].ready()})
+
+
+async def _load(request: web.Request) -> web.Response:
+    name = request.match_info["name"]
+    try:
+        source = msgspec.json.decode(await request.read(), type=PolicySource)
+        return json_response(await request.app[FLEET].load(name, source.path, source.version))
+    except (msgspec.DecodeError, ModelError) as error:
+        raise RequestError(400, str(error)) from error
+    except RequestError as error:  # vLLM's own refusals have statuses of their own
+        raise RequestError(409 if error.status == 409 else 400, str(error)) from error
+    except ServingError as error:
+        raise RequestError(503, str(error), code="unavailable") from error
+
+
+async def _unload(request: web.Request) -> web.Response:
+    await request.app[FLEET].unload(request.match_info["name"])
+    return web.Response(status=204)
+
+
+def main() -> None:
+    logging.basicConfig(level=logging.INFO, format="%(asctime)s %(levelname)s %(name)s %(message)s")
+    try:
+        settings = load_settings()
+        require_vllm(settings)
+    except BabylonError as error:
+        sys.exit(f"vLLM host: {error}")
+    web.run_app(
+        make_app(settings),
+        host="127.0.0.1",
+        port=settings.engine_port,
+        handler_cancellation=True,
+        shutdown_timeout=1,
+        access_log=None,
+        print=None,
+    )
+
+
+if __name__ == "__main__":
+    main()
