@@ -1,86 +1,79 @@
-"""A completion on the wire: OpenAI's chat answer and chunks with vLLM's token ids."""
+"""An answer on the wire, in OpenAI's two dialects, with vLLM's token ids."""
 
 import time
 import uuid
+from abc import ABC, abstractmethod
 from collections.abc import AsyncIterator, Sequence
-from typing import Any
+from typing import Any, ClassVar
 
 import msgspec
 
-from babylon.engine.generate import Request, Sampling
 from babylon.engine.policies import Policy
+from babylon.engine.sampling import Request, Sampling
 from babylon.engine.scheduler import Job
 from babylon.engine.text import TextStream
-from babylon.wire import DONE, ChatRequest, RequestError, sse
+from babylon.wire import DONE, RequestError, SamplingRequest, sse
 
-DEFAULT_MAX_TOKENS = 1024  # a batch lasts as long as its longest answer, so there is a bound
+Ids, Scores = Sequence[int], Sequence[float]
 
 
-def request_for(policy: Policy, chat: ChatRequest) -> Request:
-    """Prompt tokens and sampling of a chat request.
+def request_for(policy: Policy, prompt: list[int], asked: SamplingRequest, usual: int) -> Request:
+    """Prompt tokens and sampling; at most ``usual`` new tokens where the client sets no limit.
 
     Raises:
-        RequestError: 400, it does not fit into the policy's context, or the messages are bad.
+        RequestError: 400, it does not fit into the policy's context.
     """
-    prompt = policy.prompt(chat.messages)
     room = policy.context - len(prompt)
-    if room < (chat.limit or 1):
-        asked = "" if chat.limit is None else f" and max_tokens={chat.limit}"
+    if room < (asked.limit or 1):
+        limit = "" if asked.limit is None else f" and max_tokens={asked.limit}"
         raise RequestError(
             400,
-            f"a prompt of {len(prompt)} tokens{asked} does not fit into the context of"
+            f"a prompt of {len(prompt)} tokens{limit} does not fit into the context of"
             f" {policy.context} tokens of {policy.name!r}: send less",
             code="context_length_exceeded",
         )
     sampling = Sampling(
-        max_tokens=chat.limit or min(room, DEFAULT_MAX_TOKENS),
-        temperature=1.0 if chat.temperature is None else chat.temperature,
-        top_p=1.0 if chat.top_p is None else chat.top_p,
-        seed=chat.seed,
+        max_tokens=asked.limit or min(room, usual),
+        temperature=1.0 if asked.temperature is None else asked.temperature,
+        top_p=1.0 if asked.top_p is None else asked.top_p,
+        seed=asked.seed,
     )
     return Request(prompt, sampling)
 
 
-class Answer:
+class Answer(ABC):
     """The pieces of one answer; usage and finish reason are known with the last of them."""
 
-    def __init__(self, policy: Policy, chat: ChatRequest, job: Job) -> None:
+    KIND: ClassVar[str]
+    CHUNK_KIND: ClassVar[str]
+    ID_PREFIX: ClassVar[str]
+
+    def __init__(self, policy: Policy, asked: SamplingRequest, job: Job) -> None:
         self._usage: dict[str, int] = {}
         self._finish_reason: str | None = None
-        self._policy, self._chat, self._job = policy, chat, job
-        self._prompt = list(job.request.prompt_token_ids)
-        self._text = TextStream(policy.decode, chat.stops)
+        self._policy, self._asked, self._job = policy, asked, job
+        self._text = TextStream(policy.decode, asked.stops)
         self._head = {
-            "id": f"chatcmpl-{uuid.uuid4().hex}",
+            "id": f"{self.ID_PREFIX}-{uuid.uuid4().hex}",
             "created": int(time.time()),
             "model": policy.name,
         }
 
+    @abstractmethod
     async def whole(self) -> bytes:
         """The answer as one JSON object."""
+
+    @abstractmethod
+    def events(self) -> AsyncIterator[bytes]:
+        """The answer as server-sent events."""
+
+    async def _all(self) -> tuple[str, list[int], list[float]]:
         text, token_ids, logprobs = "", list[int](), list[float]()
         async for piece, ids, scores in self._pieces():
             text += piece
             token_ids += ids
             logprobs += scores
-        choice = {
-            "index": 0,
-            "message": {"role": "assistant", "content": text},
-            **self._extras(token_ids, logprobs),
-            "finish_reason": self._finish_reason,
-        }
-        body = self._head | {"object": "chat.completion", "choices": [choice], "usage": self._usage}
-        return msgspec.json.encode(body | self._prompt_ids())
-
-    async def events(self) -> AsyncIterator[bytes]:
-        """The answer as server-sent events; the first one tells the role."""
-        role = {"role": "assistant", "content": ""}
-        yield self._event([self._delta(role, {"logprobs": None})], **self._prompt_ids())
-        async for text, ids, scores in self._pieces():
-            yield self._event([self._delta({"content": text}, self._extras(ids, scores))])
-        if self._chat.wants_usage:
-            yield self._event([], usage=self._usage)
-        yield DONE
+        return text, token_ids, logprobs
 
     async def _pieces(self) -> AsyncIterator[tuple[str, list[int], list[float]]]:
         """(text, token ids, logprobs) until the answer ends."""
@@ -96,37 +89,29 @@ class Answer:
 
     def _finish(self, completion: int) -> None:
         self._finish_reason = "stop" if self._text.stopped else self._job.completion.finish_reason
-        prompt = len(self._prompt)
+        prompt = len(self._job.row.prompt)
         self._usage = {
             "prompt_tokens": prompt,
             "completion_tokens": completion,
             "total_tokens": prompt + completion,
         }
 
-    def _prompt_ids(self) -> dict[str, list[int]]:
-        return {"prompt_token_ids": self._prompt} if self._chat.return_token_ids else {}
+    def _choice(self, content: dict[str, Any], token_ids: Ids | None = None) -> dict[str, Any]:
+        ids = {} if token_ids is None or not self._asked.return_token_ids else {"token_ids": token_ids}
+        return {"index": 0, **content, **ids, "finish_reason": self._finish_reason}
 
-    def _extras(self, token_ids: Sequence[int], logprobs: Sequence[float]) -> dict[str, Any]:
-        extras: dict[str, Any] = {"logprobs": None}
-        if self._chat.logprobs:
-            scored = zip(token_ids, logprobs, strict=True)
-            extras["logprobs"] = {"content": [self._token(token, score) for token, score in scored]}
-        if self._chat.return_token_ids:
-            extras["token_ids"] = token_ids
-        return extras
+    def _prompt_ids(self) -> dict[str, Ids]:
+        return {"prompt_token_ids": self._job.row.prompt} if self._asked.return_token_ids else {}
 
-    def _token(self, token_id: int, logprob: float) -> dict[str, Any]:
-        text = self._policy.token_text(token_id)
-        return {
-            "token": text,
-            "logprob": logprob,
-            "bytes": list(text.encode()),
-            "top_logprobs": [],
-        }
-
-    def _delta(self, delta: dict[str, str], extras: dict[str, Any]) -> dict[str, Any]:
-        return {"index": 0, "delta": delta, **extras, "finish_reason": self._finish_reason}
+    def _body(self, choice: dict[str, Any], **more: Any) -> bytes:
+        body = self._head | {"object": self.KIND, "choices": [choice], "usage": self._usage} | more
+        return msgspec.json.encode(body)
 
     def _event(self, choices: list[dict[str, Any]], **more: Any) -> bytes:
-        body = self._head | {"object": "chat.completion.chunk", "choices": choices} | more
+        body = self._head | {"object": self.CHUNK_KIND, "choices": choices} | more
         return sse(msgspec.json.encode(body))
+
+    def _end(self) -> bytes:
+        """Usage, if it was asked for, and the mark of the end."""
+        usage = self._event([], usage=self._usage) if self._asked.wants_usage else b""
+        return usage + DONE

@@ -1,71 +1,131 @@
-"""A key/value cache with room to grow.
+"""A key/value cache whose rows come, grow and leave.
 
 transformers' ``DynamicCache`` copies every key and value at every token, which is most of the
 time of a small model. Here a layer writes into a buffer that is larger than what it holds, so a
 step costs the new token alone; the attention reads a view.
 """
 
+from collections.abc import Sequence
 from typing import Any
 
 import torch
 from torch import Tensor
 from transformers import DynamicCache, PreTrainedConfig
-from transformers.cache_utils import DynamicLayer
+from transformers.cache_utils import DynamicLayer, DynamicSlidingWindowLayer
+
+from babylon.errors import ModelError
 
 _ROOM = 128  # tokens
+_SPARE = 8  # rows
 
 
 class RoomyLayer(DynamicLayer):  # type: ignore[no-untyped-call]  # its base registers classes
-    """``keys`` and ``values`` ``[B, heads, T, dim]`` are views of buffers with more room in T."""
+    """``keys`` and ``values`` ``[B, heads, T, dim]`` are views of a buffer with more room in B
+    and in T. All rows end in the last column; before a row's beginning, which its owner knows,
+    lies something finite that attention must mask."""
 
-    _key_buffer: Tensor
-    _value_buffer: Tensor
+    _buffer: Tensor  # [2, rows, heads, columns, dim], keys and values
+
+    def __init__(self) -> None:
+        super().__init__()  # type: ignore[no-untyped-call]
+        self._rows = self._width = self._end = 0
 
     def update(
         self, key_states: Tensor, value_states: Tensor, *args: Any, **kwargs: Any
     ) -> tuple[Tensor, Tensor]:
+        added = key_states.shape[-2]
+        self._make_room(self._rows, self._width, added)
+        columns = slice(self._end, self._end + added)
+        self._buffer[0, : self._rows, :, columns] = key_states
+        self._buffer[1, : self._rows, :, columns] = value_states
+        self._end += added
+        self._show(self._rows, self._width + added)
+        return self.keys, self.values
+
+    def add_rows(self, rows: Tensor) -> None:
+        """Put ``[2, B, heads, T, dim]`` below the rows that are here."""
         if not self.is_initialized:
-            self.lazy_initialization(key_states, value_states)
-            self._key_buffer = key_states[:, :, :0]
-            self._value_buffer = value_states[:, :, :0]
-        held = self.get_seq_length()
-        total = held + key_states.shape[-2]
-        if total > self._key_buffer.shape[-2]:
-            self._key_buffer = _grown(self._key_buffer, held, total + _ROOM)
-            self._value_buffer = _grown(self._value_buffer, held, total + _ROOM)
-        self._key_buffer[:, :, held:total] = key_states
-        self._value_buffer[:, :, held:total] = value_states
-        return self._view(total)
+            self.lazy_initialization(rows[0], rows[1])
+            self._buffer = rows[:, :0]
+        added, width = rows.shape[1], rows.shape[3]
+        total, widest = self._rows + added, max(width, self._width)
+        self._make_room(total, widest, 0)
+        self._buffer[:, self._rows : total, :, self._end - width : self._end] = rows
+        self._show(total, widest)
 
-    def batch_repeat_interleave(self, repeats: int) -> None:
-        held = self.get_seq_length()
-        self._key_buffer = self._key_buffer.repeat_interleave(repeats, dim=0)
-        self._value_buffer = self._value_buffer.repeat_interleave(repeats, dim=0)
-        self._view(held)
+    def drop_row(self, place: int) -> None:
+        """The last row takes its place."""
+        columns = slice(self._end - self._width, self._end)
+        self._buffer[:, place, :, columns] = self._buffer[:, self._rows - 1, :, columns]
+        self._show(self._rows - 1, self._width)
 
-    def batch_select_indices(self, indices: Tensor) -> None:
-        held = self.get_seq_length()
-        self._key_buffer = self._key_buffer[indices]
-        self._value_buffer = self._value_buffer[indices]
-        self._view(held)
+    def narrow(self, width: int) -> None:
+        """Let go of all but the last columns, and of the buffer when there is no row."""
+        if self._rows:
+            self._show(self._rows, min(width, self._width))
+        else:
+            self.reset()
 
-    def _view(self, length: int) -> tuple[Tensor, Tensor]:
-        keys, values = self._key_buffer[:, :, :length], self._value_buffer[:, :, :length]
-        self.keys, self.values = keys, values
-        return keys, values
+    def reset(self) -> None:
+        super().reset()
+        self._rows = self._width = self._end = 0
+        self._buffer = torch.empty(2, 0, 0, 0, 0)
+
+    def _show(self, rows: int, width: int) -> None:
+        self._rows, self._width = rows, width
+        self.keys, self.values = self._buffer[:, :rows, :, self._end - width : self._end]
+
+    def _make_room(self, rows: int, width: int, added: int) -> None:
+        """So that there are that many rows, and columns before the end and after it."""
+        _, capacity, heads, columns, dim = self._buffer.shape
+        if rows <= capacity and width <= self._end <= columns - added:
+            return
+        held = self._buffer[:, : self._rows, :, self._end - self._width : self._end]
+        capacity = capacity if rows <= capacity else rows + _SPARE
+        buffer = held.new_zeros(2, capacity, heads, width + added + _ROOM, dim)
+        buffer[:, : self._rows, :, width - self._width : width] = held
+        self._buffer, self._end = buffer, width
 
 
-def roomy_cache(config: PreTrainedConfig) -> DynamicCache:
-    """transformers' cache for this model, its full-attention layers with room to grow."""
-    cache = DynamicCache(config=config)
-    for index, layer in enumerate(cache.layers):
-        if type(layer) is DynamicLayer:
-            cache.layers[index] = RoomyLayer()  # type: ignore[no-untyped-call]
-    return cache
+class RoomyCache(DynamicCache):
+    """Of a whole model. Layers with a sliding window keep all tokens, too: the model's mask hides
+    what is out of the window.
+
+    Raises:
+        ModelError: the model keeps something else than keys and values.
+    """
+
+    layers: list[RoomyLayer]
+
+    def __init__(self, config: PreTrainedConfig) -> None:
+        super().__init__(config=config)
+        for layer in self.layers:
+            if type(layer) not in (DynamicLayer, DynamicSlidingWindowLayer):
+                kind = type(layer).__name__
+                raise ModelError(f"a model of type {config.model_type} has a {kind}: use another")
+        self.layers = [RoomyLayer() for _ in self.layers]
+
+    def add_rows(self, cache: DynamicCache, rows: Sequence[int], mask: Tensor) -> None:
+        """Take over rows of a cache, without the columns that their ``mask`` ``[B, T]`` hides."""
+        own = [mask[row].nonzero()[:, 0] for row in rows]
+        columns = torch.zeros(len(rows), max(map(len, own)), dtype=torch.long, device=mask.device)
+        for target, source in zip(columns, own, strict=True):
+            target[len(target) - len(source) :] = source
+        index = torch.tensor(rows, device=mask.device)[:, None]
+        for layer, read in zip(self.layers, cache.layers, strict=True):
+            both = torch.stack([read.keys, read.values]).transpose(2, 3)
+            layer.add_rows(both[:, index, columns].transpose(2, 3))
+
+    def drop_row(self, place: int) -> None:
+        """The last row takes its place."""
+        for layer in self.layers:
+            layer.drop_row(place)
+
+    def narrow(self, width: int) -> None:
+        """Let go of all but the last columns."""
+        for layer in self.layers:
+            layer.narrow(width)
 
 
-def _grown(buffer: Tensor, held: int, capacity: int) -> Tensor:
-    batch, heads, _, dim = buffer.shape
-    grown = torch.empty(batch, heads, capacity, dim, dtype=buffer.dtype, device=buffer.device)
-    grown[:, :, :held] = buffer[:, :, :held]
-    return grown
+def has_window(config: PreTrainedConfig) -> bool:
+    return any(DynamicCache(config=config).is_sliding)

@@ -14,7 +14,8 @@ import torch
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 from babylon.checkpoints.load import load_policy
-from babylon.engine.generate import Request, Sampling, generate
+from babylon.engine.generate import generate
+from babylon.engine.sampling import Request, Sampling
 from babylon.errors import ModelError
 from babylon.wire import RequestError
 
@@ -47,6 +48,15 @@ class Policy:
         except jinja2.TemplateError as error:
             raise RequestError(400, f"the chat template refuses the messages: {error}") from error
         return list(ids)
+
+    def encode(self, text: str) -> list[int]:
+        """Text → tokens, with those that the tokenizer puts before every text."""
+        return list(self.tokenizer.encode(text))
+
+    @property
+    def vocabulary(self) -> int:
+        """Token ids are below this."""
+        return self.model.get_input_embeddings().num_embeddings
 
     def decode(self, token_ids: list[int]) -> str:
         return cast(str, self.tokenizer.decode(token_ids, skip_special_tokens=True))

@@ -5,7 +5,8 @@ from collections.abc import Sequence
 import torch
 
 from babylon.arena.play import Chat, ReplyPolicy
-from babylon.engine.generate import Request, Sampling, generate
+from babylon.engine.generate import generate
+from babylon.engine.sampling import Request, Sampling
 from babylon.engine.policies import load
 from babylon.market.orders import MAX_REPLY_TOKENS
 

@@ -1,38 +1,45 @@
-"""Micro-batching: one worker thread that samples for all who wait on the same policy.
+"""Who is sampled when: one worker thread, a running batch for each policy, and a queue.
 
-The worker takes the oldest job, every other waiting job of that policy up to ``MAX_BATCH``, and
-samples them in one batch. Jobs that come meanwhile form the next batch.
+The policies with work take turns: those who wait for it join its batch, then the batch makes one
+step. So an answer waits neither for a longer one nor for another policy's.
 """
 
 import asyncio
 import logging
 import threading
 import time
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncIterator, Iterable, Sequence
 from dataclasses import dataclass, field
+from weakref import WeakKeyDictionary
 
-from babylon.engine.generate import Completion, Request, generate
+from babylon.engine.batch import Batch, Row
 from babylon.engine.policies import Policy
+from babylon.engine.sampling import Completion, Request
 from babylon.wire import RequestError
 
 log = logging.getLogger(__name__)
 
-MAX_BATCH = 64  # requests that are sampled together
+MAX_BATCH = 64  # requests of a policy that are sampled together
 MAX_WAITING = 1024  # beyond this many, requests are turned away
+_READ_TOKENS = 2048  # of prompts, padded, that are read in one turn: meanwhile all others wait
+_TELL_S = 0.02  # streams hear of new tokens this often, which costs as much as a small model's step
 _GATHER_S = 0.003  # an idle worker waits this long for requests that come together
 
 
 @dataclass(eq=False, kw_only=True)
 class Job:
-    """One request on its way. ``every_step``: the waiter wants each token, not only the last."""
+    """One request on its way. ``every_step``: the waiter wants tokens as they come."""
 
     policy: Policy
-    request: Request
+    row: Row
     every_step: bool
-    completion: Completion = field(default_factory=Completion)
     error: str | None = None
     cancelled: bool = False
     wake: asyncio.Event = field(default_factory=asyncio.Event)
+
+    @property
+    def completion(self) -> Completion:
+        return self.row.completion
 
     async def tokens(self) -> AsyncIterator[tuple[list[int], list[float], bool]]:
         """(new token ids, their logprobs, is this the end), until the completion is finished.
@@ -49,11 +56,39 @@ class Job:
             completion = self.completion
             if completion.finish_reason == "abort":
                 raise RequestError(503, "the engine is stopping: try again")
-            finished = completion.finish_reason != "running"
+            finished = not self.row.running
             count = len(completion.logprobs)
             if count > seen or finished:
                 yield completion.token_ids[seen:count], completion.logprobs[seen:count], finished
             seen = count
+
+
+class _Lane:
+    """The running batch of one policy. Only the worker touches it."""
+
+    def __init__(self, policy: Policy) -> None:
+        self._batch = Batch(
+            policy.model, eos_token_ids=policy.eos_token_ids, pad_token_id=policy.pad_token_id
+        )
+        self._told_at = 0.0
+        self.jobs: list[Job] = []
+
+    def turn(self, arrived: Sequence[Job]) -> list[Job]:
+        """Let the arrived join and make a step; returns whom to tell."""
+        for job in self.jobs:
+            if job.cancelled:
+                job.completion.finish_reason = "abort"
+        self.jobs += arrived
+        if arrived:
+            self._batch.join([job.row for job in arrived])
+        self._batch.step()
+        ended = [job for job in self.jobs if not job.row.running]
+        self.jobs = [job for job in self.jobs if job.row.running]
+        now = time.monotonic()
+        if now - self._told_at < _TELL_S:
+            return [*ended, *(job for job in arrived if job.every_step and job.row.running)]
+        self._told_at = now
+        return [*ended, *(job for job in self.jobs if job.every_step)]
 
 
 class Scheduler:
@@ -62,7 +97,8 @@ class Scheduler:
     def __init__(self) -> None:
         self._loop = asyncio.get_running_loop()
         self._waiting: list[Job] = []
-        self._running: Sequence[Job] = ()
+        self._running: list[Job] = []
+        self._lanes: WeakKeyDictionary[Policy, _Lane] = WeakKeyDictionary()
         self._changed = threading.Condition()
         self._closed = False
         self._worker = threading.Thread(target=self._work, name="sampler", daemon=True)
@@ -74,7 +110,7 @@ class Scheduler:
         Raises:
             RequestError: 503, too many are waiting.
         """
-        job = Job(policy=policy, request=request, every_step=every_step)
+        job = Job(policy=policy, row=Row(request), every_step=every_step)
         with self._changed:
             if len(self._waiting) >= MAX_WAITING:
                 raise RequestError(503, f"{MAX_WAITING} requests are waiting: try again")
@@ -86,68 +122,66 @@ class Scheduler:
         """End every job and the worker."""
         with self._changed:
             self._closed = True
-            for job in self._waiting:
-                job.completion.finish_reason = "abort"
-            for job in self._running:
-                job.cancelled = True
             self._changed.notify()
-        _wake(self._waiting)
         await asyncio.to_thread(self._worker.join)
+        for job in (*self._waiting, *self._running):
+            job.completion.finish_reason = "abort"
+            job.wake.set()
 
     def _work(self) -> None:
         while not self._closed:
-            batch = self._next_batch()
-            try:
-                _sample(batch, self._loop)
-            except Exception as error:  # the worker outlives any batch; its jobs get the error
-                log.exception("sampling %d requests failed", len(batch))
-                for job in batch:
-                    if job.completion.finish_reason == "running":
-                        job.error = f"sampling from {job.policy.name!r} failed: {error}"
-            self._loop.call_soon_threadsafe(_wake, batch)
+            self._round()
+            if not self._running:
+                self._rest()
 
-    def _next_batch(self) -> list[Job]:
-        """The jobs of the oldest waiting policy; none when all were cancelled, or when closed."""
+    def _rest(self) -> None:
         with self._changed:
             idle = not self._waiting
             self._changed.wait_for(lambda: self._waiting or self._closed)
         if idle:
             time.sleep(_GATHER_S)
+
+    def _round(self) -> None:
+        """A turn for each policy with work, the longest waiting first."""
         with self._changed:
-            waiting = [job for job in self._waiting if not job.cancelled]
-            chosen = [job for job in waiting if job.policy is waiting[0].policy]
-            batch = [] if self._closed else chosen[:MAX_BATCH]
-            taken = set(map(id, batch))
-            self._waiting = [job for job in waiting if id(job) not in taken]
-            self._running = batch
-            return batch
+            self._waiting = [job for job in self._waiting if not job.cancelled]
+            working = dict.fromkeys(job.policy for job in (*self._running, *self._waiting))
+        for policy in working:
+            self._turn(policy)
+        self._running = [job for lane in self._lanes.values() for job in lane.jobs]
+
+    def _turn(self, policy: Policy) -> None:
+        lane = self._lanes.get(policy)
+        arrived: list[Job] = []
+        try:
+            if lane is None:
+                lane = self._lanes[policy] = _Lane(policy)
+            arrived = self._take(policy, MAX_BATCH - len(lane.jobs))
+            told = lane.turn(arrived)
+        except Exception as error:  # the worker outlives any batch; its jobs get the error
+            told = list({*arrived, *(lane.jobs if lane else ())})
+            log.exception("sampling %d requests failed", len(told))
+            for job in told:
+                job.error = f"sampling from {policy.name!r} failed: {error}"
+            self._lanes.pop(policy, None)
+        if told:
+            self._loop.call_soon_threadsafe(_wake, told)
+
+    def _take(self, policy: Policy, room: int) -> list[Job]:
+        """Those of the policy who have waited longest, as many as can be read at once."""
+        with self._changed:
+            waiting = [job for job in self._waiting if job.policy is policy][:room]
+            longest, taken = 0, set[Job]()
+            for job in waiting:
+                longest = max(longest, len(job.row.prompt))
+                if taken and (len(taken) + 1) * longest > _READ_TOKENS:
+                    break
+                taken.add(job)
+            self._waiting = [job for job in self._waiting if job not in taken]
+            self._running += taken
+            return [job for job in waiting if job in taken]
 
 
-def _sample(batch: list[Job], loop: asyncio.AbstractEventLoop) -> None:
-    if not batch:
-        return
-
-    def on_step(running: Sequence[int], completions: Sequence[Completion]) -> list[int]:
-        awaited = []
-        for index in running:
-            job = batch[index]
-            job.completion = completions[index]
-            if job.every_step or job.completion.finish_reason != "running":
-                awaited.append(job)
-        if awaited:
-            loop.call_soon_threadsafe(_wake, awaited)
-        return [index for index in running if batch[index].cancelled]
-
-    policy = batch[0].policy
-    generate(
-        policy.model,
-        [job.request for job in batch],
-        eos_token_ids=policy.eos_token_ids,
-        pad_token_id=policy.pad_token_id,
-        on_step=on_step,
-    )
-
-
-def _wake(jobs: Sequence[Job]) -> None:
+def _wake(jobs: Iterable[Job]) -> None:
     for job in jobs:
         job.wake.set()

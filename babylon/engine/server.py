@@ -1,7 +1,8 @@
 """The engine process: policies over HTTP on loopback, in the wire fields of vLLM.
 
 ``PUT /policies/{name}`` loads a checkpoint under an immutable name, ``POST /v1/chat/completions``
-samples from it. There is no authentication: only the gateway talks to an engine.
+and ``POST /v1/completions`` sample from it. There is no authentication: only the gateway talks to
+an engine.
 """
 
 import argparse
@@ -16,25 +17,29 @@ from aiohttp import web
 from msgspec import Meta, Struct
 from transformers.utils.logging import disable_progress_bar
 
-from babylon.engine.answer import Answer, request_for
+from babylon.engine import chat, completion
+from babylon.engine.answer import Answer
+from babylon.engine.chat import ChatAnswer
+from babylon.engine.completion import CompletionAnswer
 from babylon.engine.policies import Policies, Policy
-from babylon.engine.scheduler import Scheduler
+from babylon.engine.sampling import Request
+from babylon.engine.scheduler import Job, Scheduler
 from babylon.errors import ModelError
 from babylon.supervise import exit_with_supervisor
 from babylon.wire import (
     MAX_BODY_BYTES,
     RequestError,
+    SamplingRequest,
     constraints,
     decode_object,
     error_body,
-    parse_chat,
     sse,
 )
 
 POLICIES = web.AppKey("policies", Policies)
 SCHEDULER = web.AppKey("scheduler", Scheduler)
 DEFAULTS: web.AppKey[dict[str, Any]] = web.AppKey("defaults", dict)
-_TOOLS = ("tools", "functions")
+_UNSUPPORTED = ("tools", "functions", "suffix")
 _EVENT_STREAM = {"Content-Type": "text/event-stream", "Cache-Control": "no-cache"}
 
 Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
@@ -50,7 +55,7 @@ class PolicySource(Struct, frozen=True):
 def make_app(defaults: Mapping[str, Any] | None = None) -> web.Application:
     """The engine's HTTP application; ``client_max_size`` leaves room for what a gateway adds.
 
-    ``defaults`` are fields of every chat request that does not set them itself.
+    ``defaults`` are fields of every chat that does not set them itself.
     """
     app = web.Application(middlewares=[_openai_errors], client_max_size=MAX_BODY_BYTES + 4096)
     app[DEFAULTS] = dict(defaults or {})
@@ -74,7 +79,7 @@ def make_app(defaults: Mapping[str, Any] | None = None) -> web.Application:
             web.put("/policies/{name:.+}", _load),
             web.delete("/policies/{name:.+}", _unload),
             web.post("/v1/chat/completions", _chat),
-            web.post("/v1/completions", _no_completions),
+            web.post("/v1/completions", _completion),
         ]
     )
     return app
@@ -118,26 +123,48 @@ async def _unload(request: web.Request) -> web.Response:
 
 async def _chat(request: web.Request) -> web.StreamResponse:
     fields = request.app[DEFAULTS] | decode_object(await request.read())
-    chat = parse_chat(fields)
-    if unsupported := constraints(fields) + [name for name in _TOOLS if fields.get(name)]:
+    asked = chat.parse(_checked(fields))
+    policy = request.app[POLICIES].get(asked.model)
+    async with _job(request, policy, chat.request_of(policy, asked), asked) as job:
+        return await _send(request, ChatAnswer(policy, asked, job), asked)
+
+
+async def _completion(request: web.Request) -> web.StreamResponse:
+    asked = completion.parse(_checked(decode_object(await request.read())))
+    policy = request.app[POLICIES].get(asked.model)
+    async with _job(request, policy, completion.request_of(policy, asked), asked) as job:
+        return await _send(request, CompletionAnswer(policy, asked, job), asked)
+
+
+def _checked(fields: dict[str, Any]) -> dict[str, Any]:
+    """
+    Raises:
+        RequestError: 400, a field asks for what this engine cannot do.
+    """
+    if unsupported := constraints(fields) + [name for name in _UNSUPPORTED if fields.get(name)]:
         raise RequestError(400, f"this engine does not support {', '.join(unsupported)}: leave out")
-    if chat.top_logprobs:
-        raise RequestError(400, f"top_logprobs={chat.top_logprobs}: this engine gives none")
-    policy = request.app[POLICIES].get(chat.model)
+    return fields
+
+
+@contextlib.asynccontextmanager
+async def _job(
+    request: web.Request, policy: Policy, sampled: Request, asked: SamplingRequest
+) -> AsyncIterator[Job]:
     job = request.app[SCHEDULER].submit(
-        policy, request_for(policy, chat), every_step=bool(chat.stream or chat.stops)
+        policy, sampled, every_step=bool(asked.stream or asked.stops)
     )
-    answer = Answer(policy, chat, job)
     try:
-        if chat.stream:
-            return await _stream(request, answer)
-        return web.Response(body=await answer.whole(), content_type="application/json")
+        yield job
     finally:  # answered, stopped early, or the client left: nobody waits for the rest
         job.cancelled = True
 
 
-async def _no_completions(request: web.Request) -> web.StreamResponse:
-    raise RequestError(400, "this engine answers chats: send POST /v1/chat/completions")
+async def _send(
+    request: web.Request, answer: Answer, asked: SamplingRequest
+) -> web.StreamResponse:
+    if asked.stream:
+        return await _stream(request, answer)
+    return web.Response(body=await answer.whole(), content_type="application/json")
 
 
 async def _stream(request: web.Request, answer: Answer) -> web.StreamResponse:

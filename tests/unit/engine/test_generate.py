@@ -5,7 +5,9 @@ import pytest
 import torch
 from transformers import PreTrainedModel
 
-from babylon.engine.generate import Completion, Request, Sampling, generate
+from babylon.engine.batch import Batch, Row
+from babylon.engine.generate import generate
+from babylon.engine.sampling import Completion, Request, Sampling
 from tests.tiny_policy import plain_logprobs, tiny_model
 
 EOS, PAD = 258, 256

@@ -1,0 +1,110 @@
+"""What is asked of the sampler, what it gives, and how a token is drawn.
+
+A logprob is of the distribution the token was really drawn from: temperature-scaled, and
+renormalised over the nucleus when ``top_p < 1`` (vLLM's ``processed_logprobs``). Greedy requests
+(temperature 0) draw from a point mass, whose logprobs say nothing: they report those of
+temperature 1, and the gateway marks such calls not trainable.
+
+Tokens are drawn by inverting the cumulative distribution at uniforms that each request draws
+ahead from its own generator. So the tokens of a seeded request depend neither on the requests
+it shares a batch with nor on the device.
+"""
+
+import os
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import Literal
+
+import torch
+from torch import Tensor
+
+FinishReason = Literal["running", "stop", "length", "abort"]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Sampling:
+    """How to draw. ``temperature`` 0 is greedy; without ``seed`` nothing is reproducible."""
+
+    max_tokens: int
+    temperature: float = 1.0
+    top_p: float = 1.0
+    seed: int | None = None
+
+    def __post_init__(self) -> None:
+        if self.max_tokens < 1 or not 0 < self.top_p <= 1:
+            raise ValueError(f"{self}: choose max_tokens >= 1 and 0 < top_p <= 1")
+        if self.temperature != 0 and not 0.01 <= self.temperature < 100:
+            raise ValueError(f"{self}: choose temperature 0 (greedy) or one from 0.01 to 100")
+
+    def uniforms(self) -> list[float]:
+        """One number in [0, 1) for each token that may be drawn."""
+        seed = int.from_bytes(os.urandom(7)) if self.seed is None else self.seed
+        generator = torch.Generator().manual_seed(seed)
+        drawn: list[float] = torch.empty(self.max_tokens, dtype=torch.float64).uniform_(
+            generator=generator
+        ).tolist()
+        return drawn
+
+
+@dataclass(frozen=True, slots=True)
+class Request:
+    prompt_token_ids: Sequence[int]
+    sampling: Sampling
+
+    def __post_init__(self) -> None:
+        if not self.prompt_token_ids:
+            raise ValueError("a request needs at least one prompt token")
+
+
+@dataclass(slots=True, eq=False)
+class Completion:
+    """``token_ids`` ``[T]`` end with the end-of-sequence token when the policy chose to stop.
+
+    ``finish_reason``: ``stop`` the policy ended, ``length`` it ran into ``max_tokens``,
+    ``abort`` whoever asked set it, and so ended it. It is set after the last token, so another
+    thread that reads it first sees the whole answer.
+    """
+
+    token_ids: list[int] = field(default_factory=list)
+    logprobs: list[float] = field(default_factory=list)
+    finish_reason: FinishReason = "running"
+
+
+class Draw:
+    """One draw a row, each with its own temperature and nucleus."""
+
+    def __init__(self, rows: Sequence[Sampling], device: torch.device) -> None:
+        self._device = device
+        self._temperature = _column([row.temperature or 1.0 for row in rows], 1.0, device)
+        self._top_p = _column([row.top_p for row in rows], 1.0, device)
+        self._greedy = _column([row.temperature == 0 for row in rows], False, device)
+
+    def __call__(self, logits: Tensor, uniforms: Sequence[float]) -> tuple[Tensor, Tensor]:
+        """Logits ``[B, V]`` → one token ``[B]`` a row and its logprob ``[B]``."""
+        scaled = logits.float() if self._temperature is None else logits.float() / self._temperature
+        logprobs = torch.log_softmax(scaled, dim=-1)
+        if self._top_p is not None:
+            logprobs = _nucleus(logprobs, self._top_p)
+        cumulative = logprobs.exp().cumsum(-1, dtype=torch.float64)
+        at = torch.tensor(uniforms, dtype=torch.float64, device=self._device)[:, None]
+        tokens = torch.searchsorted(cumulative, at * cumulative[:, -1:], right=True)
+        tokens = tokens.clamp_(max=logits.shape[-1] - 1)
+        if self._greedy is not None:
+            tokens = torch.where(self._greedy, logits.argmax(-1, keepdim=True), tokens)
+        return tokens[:, 0], logprobs.gather(-1, tokens)[:, 0]
+
+
+def _column(values: Sequence[float], usual: float, device: torch.device) -> Tensor | None:
+    """``[B, 1]``, or None when all are as usual and nothing need be done."""
+    return None if set(values) == {usual} else torch.tensor(values, device=device)[:, None]
+
+
+def _nucleus(logprobs: Tensor, top_p: Tensor) -> Tensor:
+    """Keep the smallest set of tokens whose probability reaches ``top_p`` ``[B, 1]``, and
+    renormalise."""
+    ordered, order = logprobs.sort(dim=-1, descending=True)
+    before = ordered.exp().cumsum(-1) - ordered.exp()
+    outside = (before >= top_p) & (top_p < 1)
+    outside[:, 0] = False
+    outside = torch.zeros_like(outside).scatter(-1, order, outside)
+    return torch.log_softmax(logprobs.masked_fill(outside, float("-inf")), dim=-1)
