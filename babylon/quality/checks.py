@@ -58,7 +58,7 @@ def _accept(row: GameRow, window: Window, settings: Settings) -> Accepted:
         raise RejectedError(
             Reason.OTHER_WINDOW, f"started {row.start:%Y-%m-%dT%H:%M:%S}, window is {window.id}"
         )
-    steps = decode(row.steps_json, tuple[Step, ...], "stepsJson", plain=row.steps_plain)
+    steps = decode(row.steps_json, tuple[Step, ...], "stepsJson")
     metrics = decode(row.metrics_json, Metrics, "metricsJson")
     metadata = decode(row.metadata_json, Metadata, "metadataJson")
     decode(row.reward_components_json, dict[str, Any], "rewardComponentsJson")

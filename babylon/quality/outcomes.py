@@ -47,13 +47,15 @@ def count_wins(steps: Sequence[Step], derived: Sequence[StepReward] = ()) -> tup
     """``(wins, trades)`` over the decided trades: by what the step itself says, else by what the
     window's outcomes say of it (``derived``)."""
     later = {reward.step_number: reward.correct for reward in derived}
-    verdicts = [won(step.action) for step in steps]
-    decided = [
-        verdict
-        for step, own in zip(steps, verdicts, strict=True)
-        if (verdict := later.get(step.step_number) if own is None else own) is not None
-    ]
-    return sum(decided), len(decided)
+    wins = trades = 0
+    for step in steps:
+        verdict = won(step.action)
+        if verdict is None:
+            verdict = later.get(step.step_number)
+        if verdict is not None:
+            wins += verdict
+            trades += 1
+    return wins, trades
 
 
 def count_actions(steps: Sequence[Step]) -> int:
