@@ -6,7 +6,6 @@ some 30 steps and 25 KB; here a trajectory has 81 and 65 KB of ``stepsJson``, an
 wanted a row of ``llm_call_logs`` for each step.
 """
 
-import json
 from collections.abc import Iterator
 from datetime import datetime, timedelta
 from functools import cache
@@ -14,6 +13,7 @@ from random import Random
 from typing import Any
 
 import asyncpg
+import orjson
 
 from babylon.windows import parse_window_id
 
@@ -186,4 +186,5 @@ def _game(moment: datetime) -> datetime:
 
 
 def _json(value: Any) -> str:
-    return json.dumps(value, separators=(",", ":"), ensure_ascii=False)
+    """Numbers as JavaScript writes them, too."""
+    return orjson.dumps(value).decode()
