@@ -29,9 +29,9 @@ from babylon.errors import ArtifactError
 from babylon.failpoints import failpoint
 from babylon.types import SCHEMA_VERSION, Artifact
 
-Columns = dict[str, Sequence[Any]]  # name → values, all equally many
+Columns = dict[str, Sequence[Any] | pa.Array]  # name → values, all equally many
 DIGEST_CHARS = 8
-_ROWS_AT_A_TIME = 50
+_ROWS_AT_A_TIME = 100
 _OLDEST = pl.CompatLevel.oldest()
 # Texts that differ in every row: a dictionary of them costs time and saves nothing.
 _LARGE = frozenset({"steps_json", "logs_json", "gateway_json", "calls_json", "game_json"})
@@ -72,16 +72,13 @@ class ArtifactWriter:
     def write(self, rows: pl.DataFrame | Columns) -> None:
         """Append one row group; it has the schema's columns, in any order."""
         with self._lock, _named(self._path):
+            if isinstance(rows, pl.DataFrame):
+                table = rows.select(self._schema.names).to_arrow(compat_level=_OLDEST)
+            else:
+                table = pa.Table.from_pydict(rows, schema=self._schema)
             self._catch_up()
-            self._behind = self._thread.submit(self._write, rows)
-
-    def _write(self, rows: pl.DataFrame | Columns) -> None:
-        if isinstance(rows, pl.DataFrame):
-            table = rows.select(self._schema.names).to_arrow(compat_level=_OLDEST)
-        else:
-            table = pa.Table.from_pydict(rows, schema=self._schema)
-        self._parquet.write_table(table)
-        self._rows += len(table)
+            self._behind = self._thread.submit(self._parquet.write_table, table)
+            self._rows += len(table)
 
     def _catch_up(self) -> None:
         behind, self._behind = self._behind, None
@@ -185,12 +182,19 @@ def iter_artifact(
     artifact: Artifact, columns: Sequence[str] | None = None
 ) -> Iterator[pl.DataFrame]:
     """The rows in their order, some at a time; the next ones are unpacked meanwhile."""
+    return map(_frame, iter_batches(artifact, columns))
+
+
+def iter_batches(
+    artifact: Artifact, columns: Sequence[str] | None = None
+) -> Iterator[pa.RecordBatch]:
+    """``iter_artifact`` as Arrow has it, for who writes a column on as it is."""
     with _verified(artifact) as file, ThreadPoolExecutor(1) as ahead:
         batches = file.iter_batches(batch_size=_ROWS_AT_A_TIME, columns=columns)
         following = ahead.submit(next, batches, None)
         while (batch := following.result()) is not None:
             following = ahead.submit(next, batches, None)
-            yield _frame(batch)
+            yield batch
 
 
 def remove_unfinished(directory: Path, older_than_s: float) -> None:

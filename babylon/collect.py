@@ -5,8 +5,7 @@ here. Call logs and the gateway's calls are joined by equality of trajectory ids
 token arrays is built by the server, so that millions of token ids never become Python objects.
 
 Unpacking large texts takes the server long. So two connections share one snapshot: while rows are
-written, calls are joined to the next ones, and the server unpacks those after them. Whether the
-steps are sound by their spelling alone is noted meanwhile, too, and spares validation the work.
+written, calls are joined to the next ones, and the server unpacks those after them.
 """
 
 import asyncio
@@ -22,7 +21,6 @@ from babylon.artifacts import ArtifactWriter, Columns
 from babylon.failpoints import failpoint
 from babylon.game_rows import COLUMNS, GAME_SCHEMA, UNTRAINED
 from babylon.quality.calls import LoggedCall
-from babylon.quality.decode import collector_at_rest, is_plain
 from babylon.settings import Settings
 from babylon.store import Store, require_game_tables
 from babylon.store.calls import wait_until_recorded
@@ -34,7 +32,7 @@ if TYPE_CHECKING:
 
 T = TypeVar("T")
 U = TypeVar("U")
-_ROWS_AT_A_TIME = 50
+_ROWS_AT_A_TIME = 100
 
 TRAJECTORIES = f"""
     SELECT {COLUMNS} FROM trajectories t
@@ -144,16 +142,9 @@ async def _joined(
 
 
 async def _write(writer: ArtifactWriter, columns: Columns) -> None:
-    if not columns:
-        return
-
-    def write() -> None:
-        with collector_at_rest():
-            plain = [is_plain(text) for text in columns["steps_json"]]
-        writer.write({**columns, "steps_plain": plain})
-
-    await asyncio.to_thread(write)
-    failpoint("collect.reading")
+    if columns:
+        await asyncio.to_thread(writer.write, columns)
+        failpoint("collect.reading")
 
 
 async def _logged(connection: "Connection", ids: Sequence[str]) -> dict[str, str]:

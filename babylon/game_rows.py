@@ -47,7 +47,6 @@ UNTRAINED = """
 class GameRow:
     """One trajectory as the game wrote it, with what was joined to it; nothing is judged yet.
 
-    ``steps_plain``: ``quality.decode.is_plain`` of the steps, where that is known.
     ``logs_json`` and ``gateway_json`` are lists of ``quality.calls.LoggedCall`` and
     ``GatewayCall``; ``outcomes_json`` are the window's market outcomes: ground truth.
     """
@@ -67,7 +66,6 @@ class GameRow:
     logs_json: str = "[]"
     gateway_json: str = "[]"
     outcomes_json: str = "[]"
-    steps_plain: bool | None = None
 
 
 GAME_SCHEMA = pl.Schema(
@@ -87,6 +85,5 @@ GAME_SCHEMA = pl.Schema(
         ("logs_json", pl.String),
         ("gateway_json", pl.String),
         ("outcomes_json", pl.String),
-        ("steps_plain", pl.Boolean),
     ]
 )

@@ -49,18 +49,14 @@ class GatewayCall(msgspec.Struct, frozen=True, gc=False):
         )
 
 
-def is_policy_call(call: LlmCall) -> bool:
-    """Evaluation calls are somebody else's answers."""
-    return call.purpose in POLICY_PURPOSES
-
-
 def policy_calls(
     trajectory_id: str,
     steps: Sequence[Step],
     logged: Sequence[LoggedCall],
     gateway: Sequence[GatewayCall],
 ) -> tuple[Call, ...]:
-    """The policy's calls in playing order; ``gateway`` is ordered by time."""
+    """The policy's calls in playing order; ``gateway`` is ordered by time. Evaluation calls are
+    somebody else's answers."""
     logs = {call.call_id: call for call in logged}
     waiting: defaultdict[int, list[GatewayCall]] = defaultdict(list)
     for record in gateway:
@@ -68,7 +64,7 @@ def policy_calls(
     calls = []
     for step in steps:
         for index, call in enumerate(step.llm_calls):
-            if is_policy_call(call):
+            if call.purpose in POLICY_PURPOSES:
                 log = None
                 if logs:
                     own_id = f"{trajectory_id}-call-{step.step_number}-{index}"

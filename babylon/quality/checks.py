@@ -5,15 +5,22 @@ An action is a step with an action, and HOLD is one: an agent that mostly waits 
 
 import math
 from functools import lru_cache
-from itertools import pairwise
 from typing import Any
 
 import msgspec
 
 from babylon.game_rows import GameRow
-from babylon.quality.calls import GatewayCall, LoggedCall, is_policy_call, policy_calls
+from babylon.quality.calls import GatewayCall, LoggedCall, policy_calls
 from babylon.quality.correctness import Outcomes, StepReward, step_rewards
-from babylon.quality.decode import PENDING, Metadata, Metrics, Step, decode
+from babylon.quality.decode import (
+    PENDING,
+    POLICY_PURPOSES,
+    LlmCall,
+    Metadata,
+    Metrics,
+    Step,
+    decode,
+)
 from babylon.quality.outcomes import count_actions, count_wins, window_pnl_usd
 from babylon.quality.reasons import Reason, RejectedError
 from babylon.settings import Settings
@@ -58,7 +65,7 @@ def _accept(row: GameRow, window: Window, settings: Settings) -> Accepted:
         raise RejectedError(
             Reason.OTHER_WINDOW, f"started {row.start:%Y-%m-%dT%H:%M:%S}, window is {window.id}"
         )
-    steps = decode(row.steps_json, tuple[Step, ...], "stepsJson", plain=row.steps_plain)
+    steps = decode(row.steps_json, tuple[Step, ...], "stepsJson")
     metrics = decode(row.metrics_json, Metrics, "metricsJson")
     metadata = decode(row.metadata_json, Metadata, "metadataJson")
     decode(row.reward_components_json, dict[str, Any], "rewardComponentsJson")
@@ -91,30 +98,26 @@ def _accept(row: GameRow, window: Window, settings: Settings) -> Accepted:
 
 
 def _check_play(steps: tuple[Step, ...], total_reward: float, settings: Settings) -> None:
-    for i, (before, step) in enumerate(pairwise(steps), start=1):
-        if step.step_number <= before.step_number:
+    numbers = [step.step_number for step in steps]
+    for i in range(1, len(numbers)):
+        if numbers[i] <= numbers[i - 1]:
             raise RejectedError(
                 Reason.STEP_ORDER,
-                f"stepsJson[{i}].stepNumber is {step.step_number} after {before.step_number}",
+                f"stepsJson[{i}].stepNumber is {numbers[i]} after {numbers[i - 1]}",
             )
-    for i, step in enumerate(steps):
-        if step.action.action_type == PENDING:
-            raise RejectedError(Reason.UNFINISHED_STEP, f"stepsJson[{i}].action is {PENDING}")
-    calls = [
-        (i, j, call)
-        for i, step in enumerate(steps)
-        for j, call in enumerate(step.llm_calls)
-        if is_policy_call(call)
-    ]
+    acts = [step.action.action_type for step in steps]
+    if PENDING in acts:
+        raise RejectedError(
+            Reason.UNFINISHED_STEP, f"stepsJson[{acts.index(PENDING)}].action is {PENDING}"
+        )
+    calls = [call for step in steps for call in step.llm_calls if call.purpose in POLICY_PURPOSES]
     if not calls:
         raise RejectedError(Reason.NO_LLM_CALL, f"{len(steps)} steps without an LLM call")
-    for i, j, call in calls:
+    for call in calls:
         if not (call.response or "").strip():
-            raise RejectedError(Reason.NO_RESPONSE, f"stepsJson[{i}].llmCalls[{j}].response")
+            raise RejectedError(Reason.NO_RESPONSE, f"{_place(call, steps)}.response")
         if not call.system_prompt and not call.user_prompt:
-            raise RejectedError(
-                Reason.MISSING_FIELD, f"stepsJson[{i}].llmCalls[{j}].userPrompt is empty"
-            )
+            raise RejectedError(Reason.MISSING_FIELD, f"{_place(call, steps)}.userPrompt is empty")
     if len(steps) < settings.min_actions:
         raise RejectedError(
             Reason.TOO_FEW_ACTIONS, f"{len(steps)} actions, minimum is {settings.min_actions}"
@@ -124,6 +127,15 @@ def _check_play(steps: tuple[Step, ...], total_reward: float, settings: Settings
         raise RejectedError(
             Reason.BELOW_REWARD_THRESHOLD, f"totalReward {total_reward:g} is below {threshold:g}"
         )
+
+
+def _place(wanted: LlmCall, steps: tuple[Step, ...]) -> str:
+    return next(
+        f"stepsJson[{i}].llmCalls[{j}]"
+        for i, step in enumerate(steps)
+        for j, call in enumerate(step.llm_calls)
+        if call is wanted
+    )
 
 
 @lru_cache(maxsize=4)  # the same text in every row of a window

@@ -5,17 +5,16 @@ Two writers fill these columns: the recorder, and an older one that adds keys (`
 
 JSON that parses is not yet sound: a duplicate key (one value silently wins), ``\\u0000`` (which
 Postgres cannot store) or an integer of more than 64 bits would pass. Text is *plain* when it
-re-encodes to itself: then it has none of these faults, and what training reads of it is decoded
-alone. Text that is not, or does not fit, is read slowly: strictly first, then for the reason.
+re-encodes to itself: then it has none of these faults. Text that is not is read strictly, and
+slowly.
 """
 
 import gc
 import json
 import math
 import re
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager, suppress
-from functools import cache
 from typing import Annotated, Any, NoReturn, TypeVar
 
 import msgspec
@@ -102,31 +101,28 @@ def collector_at_rest() -> Iterator[None]:
             gc.enable()
 
 
-def is_plain(text: str) -> bool:
-    """Whether the text is sound JSON by its spelling alone: compact, as JavaScript writes it."""
-    try:
+def plain(text: str) -> Any:
+    """The document that the text spells, where that is sound by its spelling alone: compact, as
+    JavaScript writes it. Otherwise ``msgspec.UNSET``."""
+    with suppress(orjson.JSONDecodeError, orjson.JSONEncodeError, UnicodeError):
         raw = text.encode()
-        return orjson.dumps(orjson.loads(raw)) == raw and not _NUL.search(raw)
-    except (orjson.JSONDecodeError, orjson.JSONEncodeError, UnicodeError):
-        return False
+        document = orjson.loads(raw)
+        if orjson.dumps(document) == raw and not _NUL.search(raw):
+            return document
+    return msgspec.UNSET
 
 
-def decode(text: str, kind: type[T], column: str, *, plain: bool | None = None) -> T:
-    """A game column as ``kind``; ``plain`` where that is known already.
+def decode(text: str, kind: type[T], column: str) -> T:
+    """A game column as ``kind``.
 
     Raises:
         RejectedError: malformed JSON, a missing field or a non-finite number; the detail says
             where, for example ``stepsJson[3].action``.
     """
-    if plain is None:
-        plain = is_plain(text)
-    if plain:
-        with suppress(msgspec.DecodeError, RecursionError):  # the slow way says what is wrong
-            decoded: T = _decoder(kind).decode(text)
-            return decoded
     try:
-        document = msgspec.json.decode(text.encode())
-        if not plain:
+        document = plain(text)
+        if document is msgspec.UNSET:
+            document = msgspec.json.decode(text.encode())
             _read_strictly(text)
         return msgspec.convert(document, kind)
     except msgspec.ValidationError as error:
@@ -143,7 +139,6 @@ def decode(text: str, kind: type[T], column: str, *, plain: bool | None = None) 
 
 
 _NUL = re.compile(rb"\\u0000")  # twice as fast as `in`
-_decoder: Callable[[Any], msgspec.json.Decoder[Any]] = cache(msgspec.json.Decoder)
 
 
 def _reject_shape(message: str, column: str) -> NoReturn:

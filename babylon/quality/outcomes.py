@@ -8,6 +8,7 @@ from babylon.quality.decode import Action, Metrics, Step
 from babylon.quality.reasons import Reason, RejectedError
 
 HOLD = "HOLD"
+_CLOSING = ("SELL", "CLOSE")
 
 
 def window_pnl_usd(steps: Sequence[Step], metrics: Metrics, final_pnl_usd: float | None) -> float:
@@ -36,8 +37,9 @@ def won(action: Action) -> bool | None:
         for verdict in (action.correctness.prediction_correct, action.correctness.perp_correct):
             if verdict is not None:
                 return verdict
-    closes = action.action_type.startswith(("SELL", "CLOSE"))
-    pnl = action.result.get("pnl") if closes and isinstance(action.result, dict) else None
+    if not action.action_type.startswith(_CLOSING) or not isinstance(action.result, dict):
+        return None
+    pnl = action.result.get("pnl")
     if isinstance(pnl, bool) or not isinstance(pnl, int | float):
         return None
     return pnl > 0
@@ -47,15 +49,18 @@ def count_wins(steps: Sequence[Step], derived: Sequence[StepReward] = ()) -> tup
     """``(wins, trades)`` over the decided trades: by what the step itself says, else by what the
     window's outcomes say of it (``derived``)."""
     later = {reward.step_number: reward.correct for reward in derived}
-    verdicts = [won(step.action) for step in steps]
-    decided = [
-        verdict
-        for step, own in zip(steps, verdicts, strict=True)
-        if (verdict := later.get(step.step_number) if own is None else own) is not None
-    ]
-    return sum(decided), len(decided)
+    wins = trades = 0
+    for step in steps:
+        verdict = won(step.action)
+        if verdict is None:
+            verdict = later.get(step.step_number)
+        if verdict is not None:
+            wins += verdict
+            trades += 1
+    return wins, trades
 
 
 def count_actions(steps: Sequence[Step]) -> int:
     """Successful steps that did something: HOLD is not counted."""
-    return sum(step.action.success and step.action.action_type != HOLD for step in steps)
+    actions = [step.action for step in steps]
+    return len([a for a in actions if a.success and a.action_type != HOLD])

@@ -10,9 +10,9 @@ from collections.abc import Iterable
 
 import msgspec
 
-from babylon.artifacts import ArtifactWriter, iter_artifact
+from babylon.artifacts import ArtifactWriter, Columns, iter_batches
 from babylon.errors import WindowNotReadyError
-from babylon.game_rows import GameRow
+from babylon.game_rows import GAME_SCHEMA, GameRow
 from babylon.quality.checks import Accepted, check_row
 from babylon.quality.decode import collector_at_rest
 from babylon.settings import Settings
@@ -51,18 +51,22 @@ def check_artifact(
     with ArtifactWriter(
         settings.artifacts, TRAJECTORY_SCHEMA, stage="validated", window_id=window.key
     ) as writer:
-        for frame in iter_artifact(raw):
+        for batch in iter_batches(raw, list(GAME_SCHEMA)):
+            sound = []
             accepted = []
             with collector_at_rest():
-                for values in frame.iter_rows(named=True):
-                    row = GameRow(**values)
+                for number, values in enumerate(zip(*batch.to_pydict().values(), strict=True)):
+                    row = GameRow(**dict(zip(GAME_SCHEMA, values, strict=True)))
                     verdict = check_row(row, window, settings)
                     if isinstance(verdict, Rejection):
                         rejections.append(verdict)
                     else:
                         agents.add(row.agent_id)
+                        sound.append(number)
                         accepted.append(_row(row, verdict))
-            writer.write({name: [row[name] for row in accepted] for name in TRAJECTORY_SCHEMA})
+            columns: Columns = {name: [row[name] for row in accepted] for name in TRAJECTORY_SCHEMA}
+            columns["game_json"] = batch.column("steps_json").take(sound)
+            writer.write(columns)
     return writer.artifact, agents, rejections
 
 
