@@ -20,6 +20,7 @@ from babylon.errors import ServingError
 from babylon.keys import local_key_path
 from babylon.ports import require_free_port
 from babylon.settings import Settings
+from babylon.store.revival import kept_running
 from babylon.supervise import Service, Supervised, supervised
 from babylon.vllm.command import require_vllm
 
@@ -49,7 +50,11 @@ async def serve(settings: Settings) -> None:
     for number in (signal.SIGINT, signal.SIGTERM):
         loop.add_signal_handler(number, stop.set)
     require_free_port(settings.admin_port, user="the admin API", variable="ADMIN_PORT")
-    async with serving(settings) as running, supervised(_admin(settings)):
+    async with (
+        kept_running(settings),
+        serving(settings) as running,
+        supervised(_admin(settings)),
+    ):
         key = local_key_path(settings.home)
         logger.info("agents call %s with the key in %s; logs: %s", running.url, key, settings.logs)
         await stop.wait()
