@@ -187,7 +187,8 @@ async def _checked(
     checked = await check_policy(store, settings, policy, champion, gateways)
     if not checked.passed:
         raise CheckpointRefusedError(
-            f"policy {new} is refused: {checked.reason}; policy {before.policy_version} keeps serving",
+            f"policy {new} is refused: {checked.reason}; policy {before.policy_version} keeps"
+            " serving",
             checked.as_json(),
         )
     return checked
