@@ -18,7 +18,7 @@ from babylon.experiment.report import review_markdown
 from babylon.experiment.review import review
 from babylon.settings import Settings, load_settings
 from babylon.store import Store, open_store
-from babylon.store.experiments import find_experiment
+from babylon.store.experiments import find_experiment, plays
 from tests.integration.experiments import SALT, world
 from tests.integration.test_migrations import GAME
 
@@ -138,6 +138,35 @@ async def test_history_that_was_written_before_makes_the_interval_narrower(
     assert pnl(found).high - pnl(found).low < (found.raw_pnl.high - found.raw_pnl.low) / 10
     beyond = await look(store, settings)  # 168 h: this history is of 2025
     assert pnl(beyond).explained == 0
+
+
+async def test_the_experiments_own_play_is_no_history_however_it_is_dated(
+    store: Store, settings: Settings
+) -> None:
+    fleet = await world(store)
+    await fleet.begin()
+    fleet.fleet(gain=0)
+    await fleet.write()
+    found = await look(store, settings.model_copy(update={"lookback_hours": 100 * 366 * 24}))
+    assert found.pnl is not None and found.pnl == found.raw_pnl
+
+
+async def test_play_through_a_change_of_the_share_belongs_to_the_stage_that_it_began_in(
+    store: Store, settings: Settings
+) -> None:
+    fleet = await world(store)
+    await fleet.begin(0.25, mode="canary")
+    long = fleet.play("a0", "champion", 5)
+    await fleet.begin(0.5, mode="canary")
+    fleet.call("a0", "champion", trajectory_id=long)
+    short = fleet.play("a1", "challenger", 5)
+    await fleet.write()
+    experiment = await find_experiment(store)
+    assert experiment is not None
+    async with store.pool.acquire() as connection:
+        found = {play.trajectory_id: play for play in await plays(connection, experiment)}
+    assert (found[long].stage, found[long].mixed) == (0, False)
+    assert found[short].stage == 1
 
 
 async def test_play_that_does_not_belong_to_one_arm_alone_is_left_out_and_counted(
