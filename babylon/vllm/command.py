@@ -10,6 +10,7 @@ from babylon.errors import ConfigError, ServingError
 from babylon.ports import require_free_port
 from babylon.settings import Settings
 from babylon.supervise import Service
+from babylon.vllm.build import vllm_build
 
 # Two arms, what drains, and what is being loaded; on the CPU's side also what to roll back to.
 _MAX_LORAS, _MAX_CPU_LORAS = 4, 8
@@ -19,17 +20,21 @@ _PORTS = 100  # above ENGINE_PORT
 _CAUSE = re.compile(r"^(?:\(.*?\) ERROR .*?\] )?((?:\w+\.)*\w*(?:Error|Exception): .+)$", re.M)
 
 
-def require_vllm(settings: Settings) -> None:
-    """
+def require_vllm(settings: Settings) -> str:
+    """The vLLM that the settings name: what is installed, or the address of a server.
+
     Raises:
-        ConfigError: the settings name no vLLM.
+        ConfigError: they name none, or it is not there.
     """
     extra_arguments(settings.vllm_args)
-    if settings.vllm_python is None and settings.engine_url is None:
+    if settings.engine_url:
+        return settings.engine_url
+    if settings.vllm_python is None:
         raise ConfigError(
             "ENGINE=vllm needs VLLM_PYTHON, the python of an environment with vLLM in it, or"
             " ENGINE_URL, a vLLM server that runs"
         )
+    return vllm_build(settings.vllm_python)
 
 
 def vllm_service(settings: Settings, base: str, name: str, port: int) -> Service:

@@ -1,8 +1,8 @@
 """Which vLLM server answers for which policy; servers come and go with the models they serve.
 
-Adapters share the server of their base. A full model that no server has gets one of its own, next
-to the others, and that server stops when nobody needs it and what it had begun is answered: new
-weights start beside the old ones (blue/green), so both must fit.
+A model and all adapters on it share a server, unless this vLLM would mix them up. A model that no
+server has gets one next to the others, and a server stops when nobody needs it and what it had
+begun is answered: new full weights start beside the old ones (blue/green), so both must fit.
 """
 
 import asyncio
@@ -23,15 +23,21 @@ from babylon.wire import RequestError
 
 log = logging.getLogger(__name__)
 
-_ANY = ""  # the key of a server that is not ours: it serves what it serves
+Key = tuple[str, bool]  # base model, and whether the server is for adapters on it alone
+_ANY: Key = ("", False)  # of a server that is not ours: it serves what it serves
 
 
 class Fleet:
-    """vLLM servers by the model they were started with; or one that runs at ``ENGINE_URL``."""
+    """vLLM servers by the model they were started with; or one that runs at ``ENGINE_URL``.
 
-    def __init__(self, http: aiohttp.ClientSession, settings: Settings) -> None:
-        self._http, self._settings = http, settings
-        self._servers: dict[str, Server] = {}
+    ``adapters_apart``: a model and adapters on it must not share a server.
+    """
+
+    def __init__(
+        self, http: aiohttp.ClientSession, settings: Settings, *, adapters_apart: bool
+    ) -> None:
+        self._http, self._settings, self._adapters_apart = http, settings, adapters_apart
+        self._servers: dict[Key, Server] = {}
         self._retiring: set[asyncio.Task[None]] = set()
         if settings.engine_url:
             url = settings.engine_url.rstrip("/")
@@ -53,8 +59,10 @@ class Fleet:
                 f"{name!r} is version {known.version} of {known.path}: load {path} under"
                 " another name",
             )
-        key = _ANY if self._settings.engine_url else policy.base
-        server = self._servers.get(key) or self._start(policy)
+        key = (policy.base, policy.is_adapter and self._adapters_apart)
+        if self._settings.engine_url:
+            key = _ANY
+        server = self._servers.get(key) or self._start(key, policy)
         try:
             await server.load(policy)
         except ModelError:
@@ -98,13 +106,13 @@ class Fleet:
         """Each server, and whether it answers."""
         return [
             {
-                "base": key or None,
+                "base": base or None,
                 "url": server.client.url,
                 "up": server.up,
                 "policies": list(server.policies),
                 "log": str(server.service.log) if server.service else None,
             }
-            for key, server in self._servers.items()
+            for (base, _), server in self._servers.items()
         ]
 
     async def close(self) -> None:
@@ -112,37 +120,37 @@ class Fleet:
             task.cancel()
         await asyncio.gather(*(server.stop() for server in self._servers.values()))
 
-    def _find(self, name: str) -> tuple[Policy | None, str]:
+    def _find(self, name: str) -> tuple[Policy | None, Key]:
         for key, server in self._servers.items():
             if known := server.policies.get(name):
                 return known, key
         return None, _ANY
 
-    def _start(self, policy: Policy) -> Server:
+    def _start(self, key: Key, policy: Policy) -> Server:
         taken = [urlsplit(server.client.url).port or 0 for server in self._servers.values()]
         port = free_port(self._settings, taken)
         name = policy.base if policy.is_adapter else policy.name
         service = vllm_service(self._settings, policy.base, name, port)
         log.info("starting the %s on port %d; log: %s", service.name, port, service.log)
         server = Server(VllmClient(self._http, f"http://127.0.0.1:{port}"), service)
-        self._servers[policy.base] = server
+        self._servers[key] = server
         return server
 
-    def _retire_if_idle(self, key: str, server: Server) -> None:
+    def _retire_if_idle(self, key: Key, server: Server) -> None:
         if server.idle and server.service:
             task = asyncio.create_task(self._retire(key, server))
             self._retiring.add(task)
             task.add_done_callback(self._retiring.discard)
 
-    async def _retire(self, key: str, server: Server) -> None:
+    async def _retire(self, key: Key, server: Server) -> None:
         await server.drained()
         if server.idle:  # still
             await self._stop(key, server)
 
-    async def _stop(self, key: str, server: Server) -> None:
+    async def _stop(self, key: Key, server: Server) -> None:
         if self._servers.get(key) is server:
             del self._servers[key]
-            log.info("stopping the vLLM server of %s at %s", key, server.client.url)
+            log.info("stopping the vLLM server of %s at %s", key[0], server.client.url)
             await server.stop()
 
 

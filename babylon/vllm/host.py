@@ -16,6 +16,7 @@ from babylon.control import PolicySource, json_response, openai_errors
 from babylon.errors import BabylonError, ModelError, ServingError
 from babylon.settings import Settings, load_settings
 from babylon.supervise import exit_with_supervisor
+from babylon.vllm.build import mixes_base_with_adapters
 from babylon.vllm.command import require_vllm
 from babylon.vllm.fleet import Fleet
 from babylon.wire import RequestError
@@ -24,12 +25,17 @@ FLEET = web.AppKey("fleet", Fleet)
 
 
 def make_app(settings: Settings) -> web.Application:
-    """The host's HTTP application; its servers stop with it."""
+    """The host's HTTP application; its servers stop with it.
+
+    Raises:
+        ConfigError: the settings name no vLLM.
+    """
+    adapters_apart = mixes_base_with_adapters(require_vllm(settings))
     app = web.Application(middlewares=[openai_errors])
 
     async def run_fleet(app: web.Application) -> AsyncIterator[None]:
         async with aiohttp.ClientSession() as http:
-            app[FLEET] = Fleet(http, settings)
+            app[FLEET] = Fleet(http, settings, adapters_apart=adapters_apart)
             yield
             await app[FLEET].close()
 
@@ -83,11 +89,11 @@ def main() -> None:
     logging.basicConfig(level=logging.INFO, format="%(asctime)s %(levelname)s %(name)s %(message)s")
     try:
         settings = load_settings()
-        require_vllm(settings)
+        app = make_app(settings)
     except BabylonError as error:
         sys.exit(f"vLLM host: {error}")
     web.run_app(
-        make_app(settings),
+        app,
         host="127.0.0.1",
         port=settings.engine_port,
         handler_cancellation=True,

@@ -2,7 +2,7 @@
 
 vLLM's workers outlive an API server that is killed, with the GPU's memory in their hands: the
 command gets a process group of its own, which is killed whenever the command or our supervisor is
-gone. vLLM has an environment of its own, so the variables that lead Python to ours are not passed on.
+gone.
 """
 
 import asyncio
@@ -11,10 +11,10 @@ import signal
 import sys
 from contextlib import suppress
 
-from babylon.supervise import SUPERVISOR, exit_with_supervisor
+from babylon.supervise import exit_with_supervisor
+from babylon.vllm.build import environment_of_others
 
 GRACE_S = 8.0  # to end by itself; whoever stops us waits a little longer
-_OURS = (SUPERVISOR, "PYTHONPATH", "PYTHONHOME")
 
 
 async def run(command: list[str]) -> int:
@@ -25,7 +25,7 @@ async def run(command: list[str]) -> int:
         loop.add_signal_handler(number, stop.set)
     child = await asyncio.create_subprocess_exec(
         *command,
-        env={name: value for name, value in os.environ.items() if name not in _OURS},
+        env=environment_of_others(),
         start_new_session=True,
     )
     supervised = asyncio.create_task(exit_with_supervisor())

@@ -16,7 +16,7 @@ from tests.contract.engines import (
     running_host,
 )
 
-_numbers = count(1)
+_numbers = count(2)
 
 
 @pytest.fixture(scope="session")
@@ -36,18 +36,19 @@ def engine_url(
     vllm_double: Path,
     checkpoints: Checkpoints,
 ) -> Iterator[str]:
-    """One engine for all tests: a name that was used once is never used again. It always has one
-    policy, so that the server of the base model stays."""
+    """One engine for all tests: a name that was used once is never used again. It always has a
+    model and an adapter, so that their servers stay."""
     settings = host_settings(tmp_path_factory.mktemp("home"), vllm_double)
     engine = running_embedded() if request.param == "embedded" else running_host(settings)
     with engine as url:
-        asyncio.run(_load_first(url, checkpoints.base))
+        asyncio.run(_load_first(url, checkpoints))
         yield url
 
 
-async def _load_first(url: str, path: Path) -> None:
+async def _load_first(url: str, checkpoints: Checkpoints) -> None:
     async for door in open_door(url):
-        await door.load("policy-v0", path)
+        await door.load("policy-v0", checkpoints.base)
+        await door.load("policy-v1", checkpoints.adapters[3])
 
 
 @pytest.fixture

@@ -21,12 +21,15 @@ ROOT = Path(__file__).parents[2]
 IN_FLIGHT: web.AppKey[list[object]] = web.AppKey("in_flight", list)
 
 
-def install(directory: Path) -> Path:
-    """A program that takes the arguments of a python with vLLM; returns its path."""
+def install(directory: Path, build: str = "vllm 0.32.0") -> Path:
+    """A program that takes the arguments of a python with this vLLM; returns its path."""
     program = directory / "python-with-vllm"
     python, root = shlex.quote(sys.executable), shlex.quote(str(ROOT))
     program.write_text(
-        f'#!/bin/sh\nPYTHONPATH={root} exec {python} -m tests.contract.double "$@"\n'
+        f"""#!/bin/sh
+        if [ "$1" = -c ]; then echo {shlex.quote(build)}; exit; fi
+        PYTHONPATH={root} exec {python} -m tests.contract.double "$@"
+        """
     )
     program.chmod(0o755)
     return program

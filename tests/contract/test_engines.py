@@ -37,6 +37,13 @@ def assert_aligned(answer: Answer) -> None:
     assert usage["total_tokens"] == prompt + counted
 
 
+def assert_text(answer: Answer) -> None:
+    """The tokens' text, but perhaps for a character that the answer's end cut through."""
+    decoded = TOKENIZER.decode(answer.token_ids, skip_special_tokens=True)
+    assert decoded.startswith(answer.text)
+    assert not decoded.removeprefix(answer.text).strip("\ufffd")
+
+
 # policies come and go
 
 
@@ -116,7 +123,7 @@ async def test_whole_answer_is_its_text_its_tokens_their_logprobs_and_usage(
 ) -> None:
     answer = await door.chat(base)
     assert_aligned(answer)
-    assert answer.text == TOKENIZER.decode(answer.token_ids, skip_special_tokens=True)
+    assert_text(answer)
     assert answer.prompt_token_ids == TOKENIZER.apply_chat_template(
         HELLO, add_generation_prompt=True, return_dict=False
     )
@@ -148,7 +155,7 @@ async def test_completion_of_a_text_or_of_its_tokens(
     for answer in answers:
         assert_aligned(answer)
         assert answer.prompt_token_ids == ids
-        assert answer.text == TOKENIZER.decode(answer.token_ids, skip_special_tokens=True)
+        assert_text(answer)
         assert distance(answer, checkpoints.base, temperature=0.6) < TOLERANCE
     assert answers[0].token_ids == answers[1].token_ids
 
