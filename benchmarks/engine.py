@@ -32,6 +32,8 @@ from peft import LoraConfig, get_peft_model
 from transformers import AutoConfig, AutoTokenizer, PreTrainedTokenizerBase, Qwen3ForCausalLM
 
 from babylon.checkpoints.base import EmbeddedModelRecipe, make_embedded_model
+from babylon.checkpoints.layers import adapter_targets
+from babylon.checkpoints.trainable import LORA_RANK
 from babylon.market.transcripts import scripted_chats
 from benchmarks.gateway.__main__ import cpu_s, free_ports, memory_mb
 from benchmarks.gateway.contenders import until_ready
@@ -233,8 +235,12 @@ async def short_beside_long(engine: Engine, chats: Sequence[Chat]) -> dict[str, 
 async def adapters_memory(engine: Engine, base: Path, directory: Path) -> dict[str, float]:
     """The engine's megabytes before and after adapters of one base, and when they are gone."""
     model = Qwen3ForCausalLM.from_pretrained(base)
-    adapted: Any = get_peft_model(model, LoraConfig(r=16, target_modules=["q_proj", "v_proj"]))
-    memory = {"before": memory_mb(engine.pid)}
+    targets = sorted(adapter_targets(model, "all"))
+    adapted: Any = get_peft_model(model, LoraConfig(r=LORA_RANK, target_modules=targets))
+    memory = {
+        "weights": sum(weight.nbytes for weight in model.parameters()) / 2**20,
+        "before": memory_mb(engine.pid),
+    }
     for number in range(ADAPTERS):
         path = directory / f"adapter-{number}"
         adapted.save_pretrained(path)
@@ -244,12 +250,7 @@ async def adapters_memory(engine: Engine, base: Path, directory: Path) -> dict[s
     for number in range(ADAPTERS):
         await engine.unload(f"adapter-{number}")
     memory["unloaded"] = memory_mb(engine.pid)
-    memory["weights"] = sum(p.nbytes for p in base_parameters(base)) / 2**20
     return memory
-
-
-def base_parameters(base: Path) -> list[torch.nn.Parameter]:
-    return list(Qwen3ForCausalLM.from_pretrained(base).parameters())
 
 
 HEADER = (

@@ -1,6 +1,15 @@
-"""Load what ``save_pretrained`` wrote: a full model, or a LoRA adapter merged into its base."""
+"""Load what ``save_pretrained`` wrote: a full model, or a LoRA adapter merged into its base.
 
+Frozen policies of one base share it. The adapter of a large base stays beside its weights, which
+are in memory once, for all of its policies; that of a small one is merged, which is faster, and
+only what it leaves alone is shared. The base is forgotten with the last of its policies.
+"""
+
+import copy
 from pathlib import Path
+from threading import Lock
+from typing import Any, cast
+from weakref import WeakKeyDictionary, WeakValueDictionary
 
 import torch
 from peft import PeftConfig, PeftModel
@@ -14,6 +23,10 @@ from transformers import (
 from babylon.errors import ModelError
 
 _REASON = 300  # characters: some of these errors fill a screen
+_LARGE = 64 * 2**20  # bytes
+_bases: WeakValueDictionary[tuple[str, int], PreTrainedModel] = WeakValueDictionary()
+_base_of: WeakKeyDictionary[PreTrainedModel, PreTrainedModel] = WeakKeyDictionary()
+_bases_lock = Lock()
 
 
 def is_adapter(path: str | Path) -> bool:
@@ -21,24 +34,66 @@ def is_adapter(path: str | Path) -> bool:
     return (Path(path) / "adapter_config.json").exists()
 
 
-def load_policy(path: str | Path) -> tuple[PreTrainedModel, PreTrainedTokenizerBase]:
+def load_policy(
+    path: str | Path, *, frozen: bool = False
+) -> tuple[PreTrainedModel, PreTrainedTokenizerBase]:
     """A policy in eval mode, in fp32, on the GPU when there is one, and its tokenizer.
 
-    ``path`` is a directory or a Hugging Face id.
+    ``path`` is a directory or a Hugging Face id. A ``frozen`` policy's weights may be another's
+    as well: they must not be changed.
 
     Raises:
         ModelError: nothing loads from there.
     """
     try:
         if is_adapter(path):
-            base = PeftConfig.from_pretrained(str(path)).base_model_name_or_path
-            model = AutoModelForCausalLM.from_pretrained(base, dtype=torch.float32)
-            model = PeftModel.from_pretrained(model, str(path)).merge_and_unload()
+            model = _merged(str(path), PeftConfig.from_pretrained(str(path)), frozen)
         else:
-            model = AutoModelForCausalLM.from_pretrained(str(path), dtype=torch.float32)
+            model = _shared_base(str(path)) if frozen else _full(str(path))
         tokenizer = AutoTokenizer.from_pretrained(str(path))
     except Exception as error:  # four libraries read these files, and raise what they like
         reason = " ".join(str(error).split())[:_REASON].rstrip(".") or type(error).__name__
         raise ModelError(f"no policy loads from {path}: {reason}") from error
+    return model, tokenizer
+
+
+def _full(path: str) -> PreTrainedModel:
+    model = AutoModelForCausalLM.from_pretrained(path, dtype=torch.float32)
     device = "cuda" if torch.cuda.is_available() else "cpu"
-    return model.to(device).eval(), tokenizer  # type: ignore[arg-type]
+    loaded: PreTrainedModel = model.to(device).eval()
+    return loaded
+
+
+def _merged(path: str, config: PeftConfig, frozen: bool) -> PreTrainedModel:
+    base = str(config.base_model_name_or_path)
+    in_place = getattr(config, "bias", "none") != "none"  # loading overwrites the base's biases
+    if not frozen or in_place:
+        model: PreTrainedModel = PeftModel.from_pretrained(_full(base), path).merge_and_unload()
+        return model.eval()
+    shared = _shared_base(base)
+    adapted: Any = PeftModel.from_pretrained(_with_weights_of(shared), path)
+    large = sum(weight.nbytes for weight in shared.parameters()) > _LARGE
+    # a safe merge is one into copies
+    policy = adapted.get_base_model() if large else adapted.merge_and_unload(safe_merge=True)
+    _base_of[policy] = shared
+    return cast(PreTrainedModel, policy.eval())
+
+
+def _with_weights_of(model: PreTrainedModel) -> PreTrainedModel:
+    """A copy whose parameters are its own, but not what they hold."""
+    memo: dict[int, Any] = {
+        id(weight): torch.nn.Parameter(weight.data, requires_grad=False)
+        for weight in model.parameters()
+    }
+    return copy.deepcopy(model, memo)
+
+
+def _shared_base(path: str) -> PreTrainedModel:
+    """One model for all who ask, unless its directory was written anew meanwhile."""
+    files = Path(path).iterdir() if Path(path).is_dir() else ()
+    key = path, max((file.stat().st_mtime_ns for file in files), default=0)
+    with _bases_lock:
+        base = _bases.get(key)
+        if base is None:
+            base = _bases[key] = _full(path).requires_grad_(False)
+        return base

@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 from transformers import PreTrainedModel
 
-from babylon.engine.cache import RoomyCache
+from babylon.engine.cache import RoomyCache, has_window
 from babylon.engine.prefixes import Tokens
 from babylon.engine.reading import Reader, forward
 from babylon.engine.sampling import Completion, Draw, Request
@@ -50,6 +50,7 @@ class Batch:
         if model.training:
             raise ValueError("the model is in training mode: call model.eval() before sampling")
         self._model, self._eos_token_ids = model, eos_token_ids
+        self._windowed = has_window(model.config)
         self._reader = Reader(model, pad_token_id)
         self._rows: list[Row] = []
         self._cache = RoomyCache(model.config)
@@ -92,10 +93,19 @@ class Batch:
         mask = None
         if min(lengths) < max(lengths):
             columns = torch.arange(max(lengths), device=device)
-            mask = (columns >= max(lengths) - 1 - positions).long()
+            mask = self._as_attention(columns >= max(lengths) - 1 - positions)
         logits = forward(self._model, last, positions, mask, self._cache)
         self._record(self._rows, self._draw, logits)
         self._settle()
+
+    def _as_attention(self, mask: Tensor) -> Tensor:
+        """``[B, T]`` as it is added to the scores of one query, so that neither the model nor its
+        layers need make it; a model with windows makes its own."""
+        if self._windowed:
+            return mask.long()
+        lowest = torch.finfo(self._model.dtype).min
+        added = torch.zeros(mask.shape, dtype=self._model.dtype, device=mask.device)
+        return added.masked_fill_(~mask, lowest)[:, None, None]
 
     def _drawing(self, rows: Sequence[Row]) -> Draw:
         return Draw([row.request.sampling for row in rows], self._model.device)

@@ -10,7 +10,6 @@ from dataclasses import dataclass, field
 from typing import Any, cast
 
 import jinja2
-import torch
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 from babylon.checkpoints.load import load_policy
@@ -71,8 +70,7 @@ class Policy:
 class Policies:
     """Name → loaded policy."""
 
-    def __init__(self, device: str | None = None) -> None:
-        self._device = device or ("cuda" if torch.cuda.is_available() else "cpu")
+    def __init__(self) -> None:
         self._loaded: dict[str, Policy] = {}
         self._lock = asyncio.Lock()
 
@@ -105,7 +103,7 @@ class Policies:
                     " another name",
                 )
             if not known:
-                known = await asyncio.to_thread(load, name, path, version, self._device)
+                known = await asyncio.to_thread(load, name, path, version)
                 self._loaded[name] = known
             return known
 
@@ -114,20 +112,20 @@ class Policies:
         del self._loaded[name]
 
 
-def load(name: str, path: str, version: int, device: str) -> Policy:
+def load(name: str, path: str, version: int) -> Policy:
     """Load a checkpoint directory and try it out.
 
     Raises:
         ModelError: the checkpoint does not load, or cannot answer.
     """
-    model, tokenizer = load_policy(path)
+    model, tokenizer = load_policy(path, frozen=True)
     if not tokenizer.chat_template:
         raise ModelError(f"{path} has no chat template: save its tokenizer with one")
     policy = Policy(
         name=name,
         version=version,
         path=path,
-        model=model.to(device).eval(),  # type: ignore[arg-type]
+        model=model,
         tokenizer=tokenizer,
         context=model.config.max_position_embeddings,
         eos_token_ids=_eos_token_ids(model, tokenizer),

@@ -2,12 +2,13 @@
 and the same market again and again, and need not wait until they are read again."""
 
 from collections import OrderedDict, deque
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 
 from torch import Tensor
 
 MAX_TOKENS = 4096  # of all prefixes together
 MIN_TOKENS = 32  # what is not worth a pass of its own
+_SHARERS = 4  # prompts that must have a beginning in common before it is worth a pass
 _RECENT = 64  # prompts
 
 Tokens = tuple[int, ...]
@@ -32,16 +33,17 @@ class Prefixes:
         self._kept.move_to_end(found)
         return self._kept[found], length
 
-    def shared(self, prompts: Sequence[Tokens]) -> Iterable[Tokens]:
-        """For each prompt the most it shares with another of these or of those before."""
+    def shared(self, prompts: Sequence[Tokens]) -> list[Tokens]:
+        """The longest beginnings of these prompts that enough others have, of these or recent."""
         ordered = sorted([*prompts, *self._recent])
         self._recent.extend(prompts)
-        common = dict.fromkeys(prompts, 0)
-        for one, other in zip(ordered, ordered[1:], strict=False):
-            length = _shared(one, other)
-            for prompt in {one, other} & common.keys():
-                common[prompt] = max(common[prompt], min(length, len(prompt) - 1))
-        return dict.fromkeys(prompt[:length] for prompt, length in common.items())
+        new, found = set(prompts), dict.fromkeys(prompts, 0)
+        for start in range(len(ordered) - _SHARERS + 1):  # the first and last share the least
+            group = ordered[start : start + _SHARERS]
+            length = _shared(group[0], group[-1])
+            for prompt in new.intersection(group):
+                found[prompt] = max(found[prompt], min(length, len(prompt) - 1))
+        return list(dict.fromkeys(prompt[:length] for prompt, length in found.items()))
 
     def keep(self, prefix: Tokens, piece: Piece) -> None:
         """It also serves every prompt that shares only a part of it."""

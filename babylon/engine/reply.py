@@ -2,8 +2,6 @@
 
 from collections.abc import Sequence
 
-import torch
-
 from babylon.arena.play import Chat, ReplyPolicy
 from babylon.engine.generate import generate
 from babylon.engine.sampling import Request, Sampling
@@ -22,7 +20,7 @@ def reply_policy(path: str) -> ReplyPolicy:
     Raises:
         ModelError: the checkpoint does not load, or cannot answer.
     """
-    policy = load("arena", path, 0, "cuda" if torch.cuda.is_available() else "cpu")
+    policy = load("arena", path, 0)
 
     def answer(chats: Sequence[Chat], seeds: Sequence[int]) -> list[str]:
         completions = generate(
