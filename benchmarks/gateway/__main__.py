@@ -115,9 +115,10 @@ async def run(proxy: Path | None, *, requests: int, turns: int) -> list[Row]:
         await until_ready(f"{engine.url}/v1/models", engine.pid)
         our_target, store = await stack.enter_async_context(ours(our_port, engine_port, directory))
         targets = [engine, our_target]
-        for port, recording in zip(their_ports if proxy else (), (False, True), strict=False):
-            started = litellm(proxy, port, engine_port, directory, recording=recording)
-            targets.append(await stack.enter_async_context(started))
+        if proxy:
+            for port, recording in zip(their_ports, (False, True), strict=True):
+                started = litellm(proxy, port, engine_port, directory, recording=recording)
+                targets.append(await stack.enter_async_context(started))
         rows = []
         for stream in (False, True):
             rows += await measure(engine, targets, stream=stream, requests=requests, turns=turns)

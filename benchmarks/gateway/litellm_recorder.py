@@ -9,12 +9,12 @@ import json
 import os
 from typing import Any
 
-from litellm.integrations.custom_logger import CustomLogger  # type: ignore[import-not-found]
+from litellm.integrations.custom_logger import CustomLogger
 
 FILE = "litellm.calls"
 
 
-class Recorder(CustomLogger):  # type: ignore[misc]
+class Recorder(CustomLogger):
     """Syncs in the event loop: a thread would cost LiteLLM more processor time than it saves."""
 
     def __init__(self) -> None:
