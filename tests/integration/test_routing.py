@@ -240,6 +240,23 @@ async def test_a_trajectory_keeps_its_arm_while_the_database_is_away_and_afterwa
                 assert headers["x-arm"] == "champion"
 
 
+async def test_a_call_does_not_wait_for_a_database_that_is_slow_to_say_the_arm(
+    replicas: Replicas,
+) -> None:
+    (agent,) = agents(1, 0.1, 0.9)
+    await replicas.share(0.9)
+    async with replicas.store.pool.acquire() as connection:
+        async with connection.transaction():
+            await connection.execute("LOCK TABLE babylon.trajectory_arms")
+            assert (await replicas.ask(agent, "slow"))["x-arm"] == "challenger"
+            await replicas.share(0.1)  # who is called back is not kept waiting either
+            assert (await replicas.ask(agent, "slow"))["x-arm"] == "challenger"
+        async with asyncio.timeout(WAIT_S):
+            while not await connection.fetchval("SELECT arm FROM babylon.trajectory_arms"):
+                await asyncio.sleep(0.02)
+    assert (await replicas.ask(agent, "slow", at=1))["x-arm"] == "challenger"
+
+
 async def test_a_proposed_policy_is_loaded_everywhere_before_anybody_is_routed_to_it(
     replicas: Replicas,
 ) -> None:
