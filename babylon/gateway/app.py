@@ -131,7 +131,7 @@ async def open_gateway(
         engine = Engine(session, engine_url)
         loader = Loader(store, engine, table, settings.model_name)
         follower = Follower(
-            *(store, loader, table, keys, pins, recorder),
+            *(store, loader, table, keys, recorder),
             alias=settings.model_name,
             gateway=gateway_id,
             url=url,
@@ -146,8 +146,9 @@ async def open_gateway(
             limits=Limits(settings.max_concurrency, settings.max_queue),
             metrics=Metrics(),
         )
-        records, routes = (recorder.run(), shipper.run()), (loader.run(), follower.run())
-        work = (*records, *routes, follower.give_signs_of_life())
+        records = (recorder.run(), shipper.run())
+        routes = (loader.run(), follower.run(), follower.give_signs_of_life(), pins.run())
+        work = (*records, *routes)
         try:
             async with asyncio.TaskGroup() as group:  # should a loop ever die, so does the gateway
                 loops = [group.create_task(loop) for loop in work]

@@ -15,7 +15,6 @@ from babylon.errors import ModelError
 from babylon.gateway.auth import KeyRing
 from babylon.gateway.desired import next_route, wanted
 from babylon.gateway.loader import POLL_S, RETRY_S, Loader, Wish
-from babylon.gateway.pins import Pins
 from babylon.gateway.recording import CallRecorder
 from babylon.gateway.routes import RouteTable, Target
 from babylon.gateway.shipping import DATABASE_FAILURES
@@ -38,7 +37,6 @@ class Follower:
         loader: Loader,
         table: RouteTable,
         keys: KeyRing,
-        pins: Pins,
         recorder: CallRecorder,
         *,
         alias: str,
@@ -47,7 +45,7 @@ class Follower:
     ) -> None:
         self.no_policy = False
         self._store, self._loader, self._table = store, loader, table
-        self._keys, self._pins, self._recorder = keys, pins, recorder
+        self._keys, self._recorder = keys, recorder
         self._alias, self._gateway, self._url = alias, gateway, url
         self._away: str | None = None
         self._desired: Desired | None = None
@@ -73,7 +71,6 @@ class Follower:
                     while listening():
                         await self._follow()
                         await self._keys.renew(self._store)
-                        await self._pins.save()
                         await self._pause()
             except DATABASE_FAILURES as error:
                 self._without_database(error)

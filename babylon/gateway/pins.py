@@ -6,6 +6,8 @@ route, so that nothing is awaited between the reading of the route and the count
 
 import asyncio
 import logging
+from contextlib import suppress
+from typing import NoReturn
 
 from babylon.gateway.routes import RouteTable, Split
 from babylon.gateway.shipping import DATABASE_FAILURES
@@ -16,6 +18,7 @@ from babylon.types import Arm
 log = logging.getLogger(__name__)
 
 PATIENCE_S = 0.25  # a call does not wait longer for the database
+RETRY_S = 0.25
 MOST = 100_000  # trajectories in memory, about 30 MB; the database remembers the others
 
 
@@ -41,15 +44,14 @@ class Pins:
             await self._decide(split, key, trajectory_id)
         return None
 
-    async def save(self) -> None:
-        """Tell the database what was decided while it was away."""
-        if unsaved := self._unsaved:
-            self._unsaved = {}
-            try:
-                await pin_arms(self._store, unsaved)
-            except DATABASE_FAILURES:
-                self._unsaved = unsaved | self._unsaved
-                raise
+    async def run(self) -> NoReturn:
+        """Tell the database what was decided without it."""
+        while True:
+            await asyncio.sleep(RETRY_S)
+            if unsaved := dict(self._unsaved):
+                with suppress(*DATABASE_FAILURES):  # the follower reports them
+                    await pin_arms(self._store, unsaved)
+                    self._unsaved = {k: v for k, v in self._unsaved.items() if k not in unsaved}
 
     async def _decide(self, split: Split, key: str, trajectory_id: str) -> None:
         trajectory, sticky = (split.salt, trajectory_id), split.arm(key)

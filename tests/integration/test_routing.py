@@ -240,6 +240,23 @@ async def test_a_trajectory_keeps_its_arm_while_the_database_is_away_and_afterwa
                 assert headers["x-arm"] == "champion"
 
 
+async def test_a_call_does_not_wait_for_a_database_that_is_slow_to_say_the_arm(
+    replicas: Replicas,
+) -> None:
+    (agent,) = agents(1, 0.1, 0.9)
+    await replicas.share(0.9)
+    async with replicas.store.pool.acquire() as connection:
+        async with connection.transaction():
+            await connection.execute("LOCK TABLE babylon.trajectory_arms")
+            assert (await replicas.ask(agent, "slow"))["x-arm"] == "challenger"
+            await replicas.share(0.1)  # who is called back is not kept waiting either
+            assert (await replicas.ask(agent, "slow"))["x-arm"] == "challenger"
+        async with asyncio.timeout(WAIT_S):
+            while not await connection.fetchval("SELECT arm FROM babylon.trajectory_arms"):
+                await asyncio.sleep(0.02)
+    assert (await replicas.ask(agent, "slow", at=1))["x-arm"] == "challenger"
+
+
 async def test_a_proposed_policy_is_loaded_everywhere_before_anybody_is_routed_to_it(
     replicas: Replicas,
 ) -> None:
@@ -288,12 +305,16 @@ async def test_a_rollback_loads_nothing_and_says_when_the_last_call_has_ended(
     assert len(replicas.loads) == loads
 
 
-async def test_the_way_back_is_loaded_again_after_it_was_taken(replicas: Replicas) -> None:
-    for version in (1, 2):
-        await replicas.propose_and_route_to(version)
-    await replicas.until_held("babylon-v1", "babylon-v2")
-    await replicas.route_to(1)
-    await replicas.until_held("babylon-v0", "babylon-v1")
+async def test_the_champion_before_stays_loaded_over_an_experiment_and_a_restart_of_the_gateway(
+    replicas: Replicas, settings: Settings
+) -> None:
+    await replicas.propose_and_route_to(2)
+    split = StoredSplit(mode="ab", challenger_version=1, share=0.5, salt="experiment")
+    await replicas.route_to(2, split)
+    await replicas.route_to(2)
+    await replicas.until_held("babylon-v0", "babylon-v2")
+    async with running(replicas.store, settings) as restarted:
+        await restarted.until_held("babylon-v0", "babylon-v2")
 
 
 async def test_an_engine_that_lost_its_policies_gets_both_arms_again(replicas: Replicas) -> None:
