@@ -6,7 +6,8 @@ from babylon.deploy.change import Order
 from babylon.deploy.experiments import next_canary_share, run_experiment
 from babylon.deploy.replace import replace_champion
 from babylon.deploy.rollback import roll_back
-from babylon.experiment import Review, review
+from babylon.experiment.records import Review
+from babylon.experiment.review import review
 from babylon.settings import Settings
 from babylon.store.connection import Store
 from babylon.store.routes import Route

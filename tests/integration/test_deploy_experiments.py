@@ -12,8 +12,8 @@ from babylon.deploy.replace import replace_champion
 from babylon.deploy.rollback import roll_back
 from babylon.deploy.stage import deploy_checkpoint
 from babylon.errors import ConfigError, ExperimentError
-from babylon.experiment import Review, review
-from babylon.experiment.records import Decision
+from babylon.experiment.records import Decision, Review
+from babylon.experiment.review import review
 from babylon.settings import Settings
 from babylon.store import Store
 from babylon.store.routes import current_route, list_routes
