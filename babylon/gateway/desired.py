@@ -2,7 +2,6 @@
 
 from collections.abc import Mapping
 
-from babylon.deploy.history import champions
 from babylon.gateway.routes import Route, Split, Target
 from babylon.store.desired import Desired
 
@@ -11,7 +10,7 @@ Occasion = str | None
 
 def wanted(desired: Desired) -> dict[int, Occasion]:
     """The policies to hold, the most urgent first: champion, challenger, what is proposed, and the
-    champion before.
+    champion before, so that a rollback has nothing to load.
 
     Returns:
         Policy version → the occasion for which it is tried once; ``None`` for what the route names,
@@ -23,8 +22,8 @@ def wanted(desired: Desired) -> dict[int, Occasion]:
         versions[route.split.challenger_version] = None
     for version, proposal_id in desired.proposals.items():
         versions.setdefault(version, f"proposal {proposal_id}")
-    for version in champions(desired.history)[-2:-1]:
-        versions.setdefault(version, f"route {route.route_version}")
+    if desired.previous is not None:
+        versions.setdefault(desired.previous, f"route {route.route_version}")
     return versions
 
 

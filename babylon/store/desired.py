@@ -1,6 +1,6 @@
 """What gateways are to serve and to hold, as the database says it at one moment."""
 
-from collections.abc import AsyncIterator, Mapping, Sequence
+from collections.abc import AsyncIterator, Mapping
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
@@ -19,11 +19,11 @@ _HALTED_S = 10.0  # a gateway that halts while nothing may change loses its lock
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Desired:
-    """``route`` is in force; ``history``: the champion of every route, oldest first;
-    ``proposals``: policy version → the newest open proposal of it."""
+    """``route`` is in force; ``previous`` was champion until the present one was; ``proposals``:
+    policy version → the newest open proposal of it."""
 
     route: Route
-    history: Sequence[int]
+    previous: int | None
     proposals: Mapping[int, int]
 
 
@@ -51,10 +51,10 @@ async def _read(database: "Pool | Connection") -> Desired:
     if row is None:
         raise ModelError(NO_POLICY)
     fields = dict(row)
-    history, versions, ids = (fields.pop(name) for name in ("history", "versions", "proposals"))
+    previous, versions, ids = (fields.pop(name) for name in ("previous", "versions", "proposals"))
     return Desired(
         route=Route(**fields),
-        history=history,
+        previous=previous,
         proposals=dict(zip(versions or (), ids or (), strict=True)),
     )
 
@@ -62,7 +62,9 @@ async def _read(database: "Pool | Connection") -> Desired:
 # One statement, because agents are served by what was taken back until it is answered.
 _DESIRED = """
 SELECT route.*,
-       (SELECT array_agg(policy_version ORDER BY route_version) FROM babylon.routes) AS history,
+       (SELECT policy_version FROM babylon.routes AS before
+        WHERE before.policy_version <> route.policy_version
+        ORDER BY route_version DESC LIMIT 1) AS previous,
        opened.*
 FROM babylon.routes AS route,
      (SELECT array_agg(policy_version ORDER BY proposal_id) AS versions,

@@ -288,12 +288,16 @@ async def test_a_rollback_loads_nothing_and_says_when_the_last_call_has_ended(
     assert len(replicas.loads) == loads
 
 
-async def test_the_way_back_is_loaded_again_after_it_was_taken(replicas: Replicas) -> None:
-    for version in (1, 2):
-        await replicas.propose_and_route_to(version)
-    await replicas.until_held("babylon-v1", "babylon-v2")
-    await replicas.route_to(1)
-    await replicas.until_held("babylon-v0", "babylon-v1")
+async def test_the_champion_before_stays_loaded_over_an_experiment_and_a_restart_of_the_gateway(
+    replicas: Replicas, settings: Settings
+) -> None:
+    await replicas.propose_and_route_to(2)
+    split = StoredSplit(mode="ab", challenger_version=1, share=0.5, salt="experiment")
+    await replicas.route_to(2, split)
+    await replicas.route_to(2)
+    await replicas.until_held("babylon-v0", "babylon-v2")
+    async with running(replicas.store, settings) as restarted:
+        await restarted.until_held("babylon-v0", "babylon-v2")
 
 
 async def test_an_engine_that_lost_its_policies_gets_both_arms_again(replicas: Replicas) -> None:

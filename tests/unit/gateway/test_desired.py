@@ -25,7 +25,8 @@ def desired(
         created_at=datetime(2025, 11, 14, tzinfo=UTC),
         **(compared if challenger is not None else {}),  # type: ignore[arg-type]
     )
-    return Desired(route=route, history=history, proposals=proposals or {})
+    previous = next((version for version in reversed(history) if version != history[-1]), None)
+    return Desired(route=route, previous=previous, proposals=proposals or {})
 
 
 @pytest.mark.parametrize(
@@ -33,7 +34,7 @@ def desired(
     [
         (desired(0), {0: None}),
         (desired(0, 1, 2), {2: None, 1: "route 3"}),
-        (desired(0, 1, 2, 1), {1: None, 0: "route 4"}),  # rolled back, and may be once more
+        (desired(0, 1, 2, 1), {1: None, 2: "route 4"}),
         (desired(0, 1, 1, challenger=2), {1: None, 2: None, 0: "route 3"}),
         (desired(0, 1, 1, 2), {2: None, 1: "route 4"}),  # the challenger was promoted
         (desired(0, proposals={3: 7, 2: 9}), {0: None, 3: "proposal 7", 2: "proposal 9"}),
