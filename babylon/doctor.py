@@ -54,6 +54,7 @@ async def examine(settings: Settings) -> list[Check]:
         check_base_model(settings),
         check_port(settings.home, "gateway", settings.endpoint_port, "LOCAL_ENDPOINT"),
         check_port(settings.home, "engine", settings.engine_port, "ENGINE_PORT"),
+        check_port(settings.home, "admin API", settings.admin_port, "ADMIN_PORT"),
         check_port(
             settings.home, "prefect server", settings.prefect_port, "PREFECT_SERVER_API_PORT"
         ),

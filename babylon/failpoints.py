@@ -65,6 +65,7 @@ Name = Literal[
     "verdict.before",
     "verdict.after",
     "proposal.opened",
+    "proposal.closed",
     "route.before",
     "route.inserted",
     "route.after",

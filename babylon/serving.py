@@ -1,4 +1,5 @@
-"""Serving: the engine and the gateway as two supervised processes on loopback.
+"""Serving: the engine and the gateway as two supervised processes on loopback, and under `babylon
+serve` the admin API as a third.
 
 The engine holds the weights and may die of them; the gateway holds the clients' connections and
 the record of what was answered. Either is started again without the other.
@@ -45,7 +46,8 @@ async def serve(settings: Settings) -> None:
     loop = asyncio.get_running_loop()
     for number in (signal.SIGINT, signal.SIGTERM):
         loop.add_signal_handler(number, stop.set)
-    async with serving(settings) as running:
+    require_free_port(settings.admin_port, user="the admin API", variable="ADMIN_PORT")
+    async with serving(settings) as running, supervised(_admin(settings)):
         key = local_key_path(settings.home)
         logger.info("agents call %s with the key in %s; logs: %s", running.url, key, settings.logs)
         await stop.wait()
@@ -85,6 +87,15 @@ def _gateway(settings: Settings) -> Service:
         command=[sys.executable, "-m", "babylon.gateway.server"],
         environment=settings.environment(),
         log=settings.logs / "gateway.log",
+    )
+
+
+def _admin(settings: Settings) -> Service:
+    return Service(
+        name="admin API",
+        command=[sys.executable, "-m", "babylon.admin"],
+        environment=settings.environment(),
+        log=settings.logs / "admin.log",
     )
 
 

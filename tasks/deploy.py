@@ -5,6 +5,7 @@ from babylon.deploy.stage import deploy_checkpoint
 from babylon.settings import Settings
 from babylon.store import open_store
 from babylon.types import Deployed, Verdict
+from tasks.experiment import leave_review
 from tasks.page import leave_page
 from tasks.stage import stage
 
@@ -16,5 +17,7 @@ async def deploy(settings: Settings, verdict: Verdict) -> Deployed:
         deployed = await deploy_checkpoint(store, settings, verdict)
     page = deployed_markdown(deployed, verdict)
     summary = f"policy {verdict.policy_version}: {deployed.arm or 'not deployed'}"
+    if deployed.review:
+        await leave_review(deployed.review)
     await leave_page("deploy", verdict.claim.window_id, page, summary)
     return deployed

@@ -31,16 +31,22 @@ class Trial:
         self._policy = load("trial", path, 0, "cuda" if torch.cuda.is_available() else "cpu")
         self._max_tokens = max_tokens
 
-    def answers(self, asks: Sequence[Ask]) -> list[Answer]:
-        """
+    def answers(self, asks: Sequence[Ask]) -> list[Answer | None]:
+        """One an ask; None where the prompt does not fit into the policy's context.
+
         Raises:
             ModelError: the policy's logits are not finite.
         """
-        return [
-            answer
-            for start in range(0, len(asks), BATCH)
-            for answer in self._batch(asks[start : start + BATCH])
-        ]
+        requests = [self._request(ask) for ask in asks]
+        fitting = [request for request in requests if request is not None]
+        answers = iter(
+            [
+                answer
+                for start in range(0, len(fitting), BATCH)
+                for answer in self._batch(fitting[start : start + BATCH])
+            ]
+        )
+        return [None if request is None else next(answers) for request in requests]
 
     def logprobs(self, answers: Sequence[Answer]) -> list[float]:
         """Of every token of every answer, one after the other.
@@ -67,14 +73,7 @@ class Trial:
             x for row, call in zip(rows, calls, strict=True) for x in row[: len(call.completion)]
         ]
 
-    def _batch(self, asks: Sequence[Ask]) -> list[Answer]:
-        requests = [
-            Request(
-                self._policy.prompt(list(ask.messages)),
-                Sampling(max_tokens=ask.max_tokens, seed=ask.seed),
-            )
-            for ask in asks
-        ]
+    def _batch(self, requests: Sequence[Request]) -> list[Answer]:
         completions = generate(
             self._policy.model,
             requests,
@@ -91,3 +90,11 @@ class Trial:
             )
             for request, completion in zip(requests, completions, strict=True)
         ]
+
+    def _request(self, ask: Ask) -> Request | None:
+        """As the engine makes it, but shortened where that would refuse what does not fit."""
+        prompt = self._policy.prompt(list(ask.messages))
+        room = self._policy.context - len(prompt)
+        if room < 1:
+            return None
+        return Request(prompt, Sampling(max_tokens=min(ask.max_tokens, room), seed=ask.seed))

@@ -25,7 +25,7 @@ def up(json: Json = False) -> None:
 
     columns = (SpinnerColumn(), TextColumn("{task.description}"), BarColumn(), TimeElapsedColumn())
     with Progress(*columns, console=stderr, disable=not stderr.is_terminal) as progress:
-        bar = progress.add_task("database, model, Prefect, workers, engine, gateway", total=None)
+        bar = progress.add_task("database, model, Prefect, workers, serving", total=None)
 
         def making_model(done: int, total: int) -> None:
             progress.update(bar, completed=done, total=total if done < total else None)
@@ -35,6 +35,7 @@ def up(json: Json = False) -> None:
         settings = load_settings()
         print(f"agents call {settings.endpoint}/v1 with the key in {local_key_path(settings.home)}")
         print(f"Prefect shows every run at http://127.0.0.1:{settings.prefect_port}")
+        print(f"the admin API answers at http://127.0.0.1:{settings.admin_port}/admin/status")
     _show(statuses, json)
 
 
@@ -61,7 +62,7 @@ def status(json: Json = False) -> None:
 
 @app.command()
 def serve() -> None:
-    """Run engine and gateway in the foreground."""
+    """Run engine, gateway and admin API in the foreground."""
     from babylon.serving import serve
 
     asyncio.run(serve(load_settings()))
@@ -71,6 +72,10 @@ def _show(statuses: "list[ServiceStatus]", json: bool) -> None:
     if json:
         print_json({"services": [asdict(one) for one in statuses]})
     else:
-        rows = [[s.name, s.running, s.healthy, s.pid, s.port, s.detail] for s in statuses]
-        print_table("Services", ["service", "running", "healthy", "pid", "port", "detail"], rows)
+        rows = [[s.name, s.running, s.healthy, s.pid, _listed(s.ports), s.detail] for s in statuses]
+        print_table("Services", ["service", "running", "healthy", "pid", "ports", "detail"], rows)
     raise typer.Exit(0 if all(one.healthy for one in statuses) else 1)
+
+
+def _listed(ports: tuple[int, ...]) -> str | None:
+    return " ".join(map(str, ports)) or None

@@ -187,7 +187,9 @@ async def _checked(
     checked = await check_policy(store, settings, policy, champion, gateways)
     if not checked.passed:
         raise CheckpointRefusedError(
-            f"{checked.reason}; policy {before.policy_version} keeps serving", checked.as_json()
+            f"policy {new} is refused: {checked.reason}; policy {before.policy_version} keeps"
+            " serving",
+            checked.as_json(),
         )
     return checked
 

@@ -18,7 +18,7 @@ class Check:
     figures: Figures = field(default_factory=dict)
 
     @classmethod
-    def of(cls, name: str, failure: str | None, found: str = "", **figures: Any) -> "Check":
+    def of(cls, name: str, failure: str | None, found: str = "", /, **figures: Any) -> "Check":
         """Passed unless there is a ``failure``; numbers that JSON has no word for become None."""
         plain = {
             key: None if isinstance(value, float) and not math.isfinite(value) else value

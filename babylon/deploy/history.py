@@ -34,12 +34,12 @@ def champions(routed: Iterable[int]) -> list[int]:
     A route back to an earlier policy undoes those in between, so that neither a second rollback
     nor one after a failed deployment leads to what was given up. A challenger is in nobody's place.
     """
-    served: list[int] = []
+    served: dict[int, None] = {}
     for version in routed:
-        if version in served:
-            del served[served.index(version) :]
-        served.append(version)
-    return served
+        while version in served:
+            served.popitem()
+        served[version] = None
+    return list(served)
 
 
 def same_champion_since(routes: Sequence[Route], route_version: int) -> bool:

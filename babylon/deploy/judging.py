@@ -23,8 +23,7 @@ def judge(seen: Seen, golden: Sequence[GoldenPrompt], max_kl: float) -> Iterator
     if any(True for _ in seen.of_gateways()):
         yield _served(seen)
         yield _agrees(seen)
-    if BASE in seen.others:
-        yield _learned(seen)
+    yield _learned(seen)
     yield _kl(seen, max_kl)
     yield _form(seen, golden)
 
@@ -82,6 +81,8 @@ def _agrees(seen: Seen) -> Check:
 
 
 def _learned(seen: Seen) -> Check:
+    if BASE in seen.absent:
+        return Check.of("learned", None, f"not measured: {seen.absent[BASE]}")
     gap = Gap.of(seen.own, seen.others[BASE])
     failure = None
     if gap.most == 0.0:

@@ -1,41 +1,40 @@
 """What a window's run does about the experiment that is on: its analysis decides."""
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
 
 from babylon.deploy.change import Order
 from babylon.deploy.experiments import next_canary_share, run_experiment
 from babylon.deploy.replace import replace_champion
 from babylon.deploy.rollback import roll_back
+from babylon.experiment.records import Review
+from babylon.experiment.review import review
 from babylon.settings import Settings
 from babylon.store.connection import Store
 from babylon.store.routes import Route
 from babylon.types import Change, Claim
 from babylon.windows import parse_window_id
 
-if TYPE_CHECKING:
-    from babylon.experiment.review import Review
-
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Decided:
     """The analysis of an experiment, and the change of the route that it led to, if any."""
 
-    review: "Review"
+    review: Review
     change: Change | None = None
 
 
 async def decide(store: Store, settings: Settings, route: Route, claim: Claim) -> Decided | None:
-    """Promote the challenger, roll it back, or let the experiment go on; a canary that later
-    windows ramp takes its next step then. ``None`` when none runs.
+    """Promote the challenger; end the experiment with the champion alone, for harm or for want of a
+    decision in time; or let it go on: a canary that windows ramp takes its next step then.
+
+    Returns:
+        ``None`` when no experiment runs.
 
     Raises:
         BabylonError: as ``change_route`` raises it.
     """
     if route.split is None:
         return None
-    from babylon.experiment.review import review  # polars: only while an experiment runs
-
     found = await review(store, settings)
     if found is None:  # it ended just now
         return None
@@ -48,7 +47,7 @@ async def decide(store: Store, settings: Settings, route: Route, claim: Claim) -
     change = None
     if found.decision == "promote":
         change = await replace_champion(store, settings, route.split.challenger_version, order)
-    elif found.decision == "rollback":
+    elif found.decision in ("rollback", "keep"):
         change = await roll_back(store, settings, order)
     elif share := _next_share(settings, route, claim):
         change = await run_experiment(store, settings, "canary", None, share, order)

@@ -68,11 +68,11 @@ def look(contenders: Contenders, asked: Sequence[Question], probes: Sequence[Pro
         ModelError: the policy does not load, or cannot answer.
     """
     asks = [] if probes else [ask for _, ask in asked]
-    replies = _probed(probes, "policy")
-    given = [reply.answer for reply in replies]
+    probed = _probed(probes, "policy")
+    given = [reply.answer for reply in probed]
     drawn, own = _try(contenders.policy, asks, given, contenders.max_tokens)
-    replies = replies or _own(asked, drawn)
-    given = given or drawn
+    replies = probed or _drawn(asked, drawn)
+    given = [reply.answer for reply in replies]
     known = {contenders.policy: (drawn, own)}
     absent = dict[str, str]()
     for name, uri in ((CHAMPION, contenders.champion), (BASE, contenders.base)):
@@ -86,7 +86,7 @@ def look(contenders: Contenders, asked: Sequence[Question], probes: Sequence[Pro
                 absent[name] = str(error)
     champions = _probed(probes, CHAMPION)
     if not probes and CHAMPION not in absent:
-        champions = _own(asked, known[contenders.champion][0])
+        champions = _drawn(asked, known[contenders.champion][0])
     places = {CHAMPION: contenders.champion, BASE: contenders.base or ""}
     return Seen(
         replies=replies,
@@ -99,20 +99,24 @@ def look(contenders: Contenders, asked: Sequence[Question], probes: Sequence[Pro
 
 
 def _try(
-    uri: str, asks: Sequence[Ask], answers: Sequence[Answer], max_tokens: int | None
-) -> tuple[list[Answer], list[float]]:
+    uri: str, asks: Sequence[Ask], given: Sequence[Answer], max_tokens: int | None
+) -> tuple[list[Answer | None], list[float]]:
     """What a checkpoint answers, and its logprobs of the given answers (else of its own)."""
     from babylon.checkpoints.trial import Trial  # torch takes seconds to import
 
     trial = Trial(str(local_path(uri)), max_tokens)
     drawn = trial.answers(asks)
-    return drawn, trial.logprobs(answers or drawn)
+    answers = given or [answer for answer in drawn if answer is not None]
+    if not answers:
+        raise ModelError(f"none of the prompts fits into the context of {uri}")
+    return drawn, trial.logprobs(answers)
 
 
-def _own(asked: Sequence[Question], answers: Sequence[Answer]) -> list[Reply]:
+def _drawn(asked: Sequence[Question], answers: Sequence[Answer | None]) -> list[Reply]:
     return [
         Reply(prompt=prompt, gateway=None, answer=answer)
         for (prompt, _), answer in zip(asked, answers, strict=True)
+        if answer is not None
     ]
 
 

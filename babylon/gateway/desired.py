@@ -2,8 +2,8 @@
 
 from collections.abc import Mapping
 
+from babylon.deploy.history import champions
 from babylon.gateway.routes import Route, Split, Target
-from babylon.promotion import champions
 from babylon.store.desired import Desired
 
 Occasion = str | None

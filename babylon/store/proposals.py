@@ -93,3 +93,4 @@ async def _close(store: Store, proposal_id: int, outcome: str) -> None:
     await store.pool.execute(
         "UPDATE babylon.proposals SET outcome = $2 WHERE proposal_id = $1", proposal_id, outcome
     )
+    failpoint("proposal.closed")

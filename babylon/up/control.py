@@ -31,7 +31,7 @@ class ServiceStatus:
     running: bool
     healthy: bool
     pid: int | None = None
-    port: int | None = None
+    ports: tuple[int, ...] = ()
     detail: str = ""
 
 
@@ -138,7 +138,7 @@ async def _status(
         running=record is not None,
         healthy=record is not None and await _is_healthy(http, service),
         pid=record.pid if record else None,
-        port=service.port,
+        ports=tuple(service.ports),
         detail=str(processes.log(service.name)),
     )
 

@@ -60,8 +60,12 @@ def services(settings: Settings) -> list[Service]:
             ports={
                 settings.endpoint_port: "LOCAL_ENDPOINT",
                 settings.engine_port: "ENGINE_PORT",
+                settings.admin_port: "ADMIN_PORT",
             },
-            healthy=_answers(f"{settings.endpoint.rstrip('/')}/health"),
+            healthy=_answers(
+                f"{settings.endpoint.rstrip('/')}/health",
+                f"http://127.0.0.1:{settings.admin_port}/health",
+            ),
         ),
     ]
 
@@ -81,10 +85,13 @@ def environment(settings: Settings) -> dict[str, str]:
     }
 
 
-def _answers(url: str) -> Callable[[aiohttp.ClientSession], Awaitable[bool]]:
+def _answers(*urls: str) -> Callable[[aiohttp.ClientSession], Awaitable[bool]]:
     async def healthy(http: aiohttp.ClientSession) -> bool:
-        async with http.get(url) as response:
-            return response.status == 200
+        for url in urls:
+            async with http.get(url) as response:
+                if response.status != 200:
+                    return False
+        return True
 
     return healthy
 

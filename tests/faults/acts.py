@@ -5,6 +5,10 @@ from collections.abc import Awaitable, Callable
 from datetime import timedelta
 
 from babylon.cli.output import fail
+from babylon.deploy.change import Order
+from babylon.deploy.experiments import run_experiment
+from babylon.deploy.replace import replace_champion
+from babylon.deploy.rollback import roll_back
 from babylon.errors import BabylonError
 from babylon.recorder import Action, LlmCall, MarketOutcomesTracker, TrajectoryRecorder
 from babylon.settings import load_settings
@@ -70,3 +74,18 @@ async def _outcomes(store: Store) -> None:
 
 async def _base(store: Store) -> None:
     await ensure_base(store, uri="/base", base_model="tiny")
+
+
+def deploy(mode: str) -> int:
+    """By hand: policy 2 serves everybody (``replace``), or is compared with the champion."""
+    order = Order(author="operator", reason="by hand", force=True, drain_s=0.0)
+
+    async def act(store: Store) -> None:
+        if mode == "replace":
+            await replace_champion(store, load_settings(), 2, order)
+        elif mode == "ab":
+            await run_experiment(store, load_settings(), "ab", 2, 0.5, order)
+        else:
+            await roll_back(store, load_settings(), order)
+
+    return _with_store(act)

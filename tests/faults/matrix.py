@@ -16,8 +16,8 @@ FLOW = (
     *("checkpoint.before", "checkpoint.written", "checkpoint.after"),
     *("progress.forget", "progress.forgotten"),
     *("policy.before", "policy.inserted", "policy.after", "verdict.before", "verdict.after"),
-    "proposal.opened",
-    *("route.before", "route.inserted", "route.after", "route.acknowledged"),
+    *("proposal.opened", "route.before", "route.inserted", "route.after"),
+    *("proposal.closed", "route.acknowledged"),
     *("retire.before", "retire.marked", "retire.deleting", "retire.deleted"),
 )
 QUICK = {
@@ -28,6 +28,7 @@ QUICK = {
     "policy.inserted",
     "policy.after",
     "route.after",
+    "route.after+ab",
     "state.before@3",
     "retire.marked",
 }
@@ -42,7 +43,13 @@ class Case:
 
     @property
     def name(self) -> str:
-        return ",".join(self.crashes)
+        return "+".join([",".join(self.crashes), *self.leads_elsewhere.values()])
+
+    @property
+    def leads_elsewhere(self) -> dict[str, str]:
+        """Settings under which an uninterrupted window ends otherwise."""
+        strategy = self.settings.get("deployment_strategy")
+        return {"deployment_strategy": strategy} if strategy else {}
 
 
 RECORDED = (
@@ -67,5 +74,9 @@ def cases() -> Iterator[Case]:
         yield Case((f"collect.before=raise,state.{moment}",))  # failed
         yield Case((f"verdict.before=raise,release.{moment}",))  # trained, and free again
         yield Case((f"tracking.{moment}",), {"wandb_project": "crashes"})
+    for moment in ("opened", "closed"):
+        yield Case((f"proposal.{moment}",), {"deployment_strategy": "canary"})
+    for moment in ("inserted", "after", "acknowledged"):
+        yield Case((f"route.{moment}",), {"deployment_strategy": "ab"})
     for moment in ("take_up", "taken_up"):
         yield Case(("progress.after", f"progress.{moment}"))

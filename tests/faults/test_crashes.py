@@ -18,29 +18,35 @@ ALL = list(cases())
 CHOSEN = [case for case in ALL if WHOLE or case.name in QUICK]
 
 
+Outcomes = dict[str, dict[str, Any]]
+
+
 @pytest.fixture(scope="package")
-def uninterrupted() -> dict[str, Any]:
-    """Filled by the first case that asks: outcome and number of judgments bought."""
+def uninterrupted() -> Outcomes:
+    """Filled by the first case that asks, by its settings that matter: outcome and number of
+    judgments bought."""
     return {}
 
 
-async def whole(world: World, known: dict[str, Any], home: Path) -> dict[str, Any]:
-    if not known:
-        async with world.place(home) as place:
+async def whole(world: World, known: Outcomes, case: Case, home: Path) -> dict[str, Any]:
+    changes = case.leads_elsewhere
+    if str(changes) not in known:
+        async with world.place(home, **changes) as place:
             code, said = await place.run()
             assert code == 0, said
             await place.next_windows_sweep()
-            known |= await place.outcome() | {"bought": place.judge.requests}
-        assert [row["state"] for row in known["window"]] == [WindowState.DEPLOYED]
-        assert len(known["trained"]) == 7 and known["bought"] > 1
-    return known
+            outcome = await place.outcome() | {"bought": place.judge.requests}
+        assert [row["state"] for row in outcome["window"]] == [WindowState.DEPLOYED]
+        assert len(outcome["trained"]) == 7 and outcome["bought"] > 1
+        known[str(changes)] = outcome
+    return known[str(changes)]
 
 
 @pytest.mark.parametrize("case", CHOSEN, ids=lambda case: case.name)
 async def test_a_killed_window_ends_as_if_nothing_had_happened(
-    case: Case, world: World, uninterrupted: dict[str, Any], tmp_path: Path
+    case: Case, world: World, uninterrupted: Outcomes, tmp_path: Path
 ) -> None:
-    expected = await whole(world, uninterrupted, tmp_path / "uninterrupted")
+    expected = await whole(world, uninterrupted, case, tmp_path / "uninterrupted")
     async with world.place(tmp_path / "home", **case.settings) as place:
         for failpoint in case.crashes:
             code, said = await place.run(failpoint)

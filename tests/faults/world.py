@@ -136,7 +136,8 @@ QUERIES = {
     "trained": "SELECT * FROM babylon.trained ORDER BY trajectory_id",
     "policies": "SELECT policy_version, parent_version, kind, uri, batch_id, metrics,"
     " verdict - 'claim' AS verdict, removed_at IS NULL FROM babylon.policies ORDER BY 1",
-    "routes": "SELECT route_version, policy_version, reason FROM babylon.routes ORDER BY 1",
+    "routes": "SELECT route_version, policy_version, reason, mode, challenger_version, share"
+    " FROM babylon.routes ORDER BY 1",
     "rejections": "SELECT * FROM babylon.rejections ORDER BY trajectory_id",
     "scores": "SELECT * FROM babylon.scores ORDER BY trajectory_id",
     "judgments": "SELECT key, scores, problem FROM babylon.judgments ORDER BY key",

@@ -38,6 +38,7 @@ class System:
             "PREFECT_SERVER_API_PORT": str(self.prefect_port),
             "LOCAL_ENDPOINT": f"http://127.0.0.1:{self.gateway_port}",
             "ENGINE_PORT": str(free_port()),
+            "ADMIN_PORT": str(free_port()),
         }
         self.environment.pop("DATABASE_URL", None)
 

@@ -169,7 +169,7 @@ def test_a_home_where_no_directory_can_be_made_is_one_clear_line(
     capsys: pytest.CaptureFixture[str],
 ) -> None:
     monkeypatch.setenv("BABYLON_HOME", "/proc/no-such-process")
-    for name in ("LOCAL_ENDPOINT", "ENGINE_PORT"):
+    for name in ("LOCAL_ENDPOINT", "ENGINE_PORT", "ADMIN_PORT"):
         port = free_port()
         monkeypatch.setenv(name, str(port) if "PORT" in name else f"http://localhost:{port}")
     assert exit_code(command) == 1

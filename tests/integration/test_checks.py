@@ -1,0 +1,426 @@
+"""The checks before a policy serves, each against a fault that was planted for it: real engine and
+gateway over HTTP, real checkpoints, a real Postgres."""
+
+import json
+import shutil
+from collections.abc import AsyncIterator, Sequence
+from dataclasses import replace
+from datetime import UTC, datetime, timedelta
+from pathlib import Path
+from typing import Any
+
+import aiohttp
+import pytest
+import torch
+from peft import LoraConfig, get_peft_model
+from transformers import AutoModelForCausalLM
+
+from babylon.checkpoint_files import checkpoint_digest
+from babylon.deploy.checked import Checked
+from babylon.deploy.checks import check_policy
+from babylon.deploy.golden import PROMPTS, SAMPLES, golden_prompts, questions
+from babylon.settings import Settings
+from babylon.store import Store
+from babylon.store.calls import RecordedCall, insert_calls, wait_until_recorded
+from babylon.store.gateways import Gateway, live_gateways
+from babylon.store.policies import ensure_base, get_policy
+from tests.integration.test_serving import Stack, running_stack, until_healthy
+from tests.tiny_policy import save_tiny_policy, tiny_model, tiny_tokenizer
+
+HOLD = '{"action":"hold"}'
+ASKED = [f"m{number} 0.5{number}" for number in range(PROMPTS)]
+
+
+def nudged(base: Path, target: Path, scale: float) -> Path:
+    """A full policy whose head moved by so much."""
+    model = AutoModelForCausalLM.from_pretrained(base, dtype=torch.float32)
+    torch.manual_seed(1)
+    with torch.no_grad():
+        model.lm_head.weight += scale * torch.randn_like(model.lm_head.weight)
+    model.save_pretrained(target)
+    tiny_tokenizer().save_pretrained(target)
+    return target
+
+
+def adapter(base: Path, target: Path, scale: float) -> Path:
+    """A LoRA policy; at scale 0 it is the base model itself, as before its first update."""
+    config = LoraConfig(r=4, target_modules=["q_proj", "v_proj"])
+    torch.manual_seed(2)
+    model = get_peft_model(AutoModelForCausalLM.from_pretrained(base, dtype=torch.float32), config)
+    with torch.no_grad():
+        for name, weight in model.named_parameters():
+            if "lora_B" in name:
+                weight += scale * torch.randn_like(weight)
+    model.save_pretrained(target)
+    tiny_tokenizer().save_pretrained(target)
+    return target
+
+
+def speaking(reply: str, target: Path) -> Path:
+    """A policy that has learnt to give one reply, byte by byte, and then to stop."""
+    tokenizer, model = tiny_tokenizer(), tiny_model(0).train()
+    optimizer = torch.optim.Adam(model.parameters(), lr=3e-3)
+    said = [*tokenizer.encode(reply), tokenizer.eos_token_id]
+    rows = [
+        [*tokenizer.apply_chat_template(
+            [{"role": "user", "content": text}], add_generation_prompt=True, return_dict=False
+        ), *said]
+        for text in ASKED
+    ]  # fmt: skip
+    ids = torch.tensor(rows)
+    labels = ids.clone()
+    labels[:, : -len(said)] = -100
+    for _ in range(60):
+        optimizer.zero_grad()
+        model(input_ids=ids, labels=labels).loss.backward()
+        optimizer.step()
+    model.eval().save_pretrained(target)
+    tokenizer.save_pretrained(target)
+    return target
+
+
+@pytest.fixture(scope="module")
+def base(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """What every policy of a home descends from."""
+    return save_tiny_policy(tmp_path_factory.mktemp("base") / "v0", seed=0)
+
+
+async def register(store: Store, version: int, path: Path, kind: str = "full") -> None:
+    """A policy as training commits it."""
+    await store.pool.execute(
+        "INSERT INTO babylon.policies (policy_version, parent_version, kind, uri, base_model,"
+        " digest) VALUES ($1, 0, $2, $3, 'tiny', $4)",
+        version,
+        kind,
+        str(path),
+        checkpoint_digest(str(path)),
+    )
+
+
+@pytest.fixture
+async def stack(store: Store, settings: Settings, base: Path) -> AsyncIterator[Stack]:
+    """Serves the base model, of which a few agents have asked something."""
+    await ensure_base(store, uri=str(base), base_model="tiny", digest=checkpoint_digest(str(base)))
+    async with running_stack(store, settings) as stack:
+        await until_healthy(stack.url)
+        await asked(stack)
+        yield stack
+
+
+async def asked(stack: Stack) -> None:
+    for number, text in enumerate(ASKED):
+        await stack.chat(
+            messages=[{"role": "user", "content": text}],
+            user=f"agent-{number}",
+            max_tokens=24,
+            seed=number,
+        )
+    await wait_until_recorded(stack.store)
+
+
+async def held(stack: Stack, version: int, path: Path) -> list[Gateway]:
+    """Register a policy that the engine holds, from ``path``, and the gateway answers for, while
+    the champion serves."""
+    engine = stack.engine.make_url(f"/policies/babylon-v{version}")
+    async with aiohttp.ClientSession() as session:
+        body = {"path": str(path), "version": version}
+        async with session.put(engine, json=body) as response:
+            assert response.status == 200, await response.text()
+    await stack.route_to(version)
+    await stack.route_to(0)
+    return await live_gateways(stack.store)
+
+
+async def check(
+    store: Store, settings: Settings, version: int, gateways: Sequence[Gateway] = ()
+) -> Checked:
+    policy, champion = await get_policy(store, version), await get_policy(store, 0)
+    checked = await check_policy(store, settings, policy, champion, gateways)
+    assert (await get_policy(store, version)).checks == json.loads(json.dumps(checked.as_json()))
+    return checked
+
+
+def failed(checked: Checked) -> list[str]:
+    return [check.name for check in checked.checks if not check.passed]
+
+
+async def test_an_honest_update_passes_and_its_probes_are_nobodys_play(
+    stack: Stack, settings: Settings, base: Path, tmp_path: Path
+) -> None:
+    path = nudged(base, tmp_path / "v1", 0.02)
+    await register(stack.store, 1, path)
+    gateways = await held(stack, 1, path)
+    before = len(await stack.rows())
+    checked = await check(stack.store, settings, 1, gateways)
+    assert checked.passed, checked.reason
+    assert [one.name for one in checked.checks] == [
+        "digest", "answers", "loads", "finite", "served", "agrees", "learned", "kl", "form",
+    ]  # fmt: skip
+    figures = {one.name: one.figures for one in checked.checks}
+    assert figures["answers"]["probes"] == len(ASKED) * SAMPLES
+    assert figures["agrees"]["most"] < 1e-4
+    assert 0 < figures["kl"]["kl"] < 0.1
+    rows = (await stack.rows())[before:]
+    assert len(rows) == 2 * len(ASKED) * SAMPLES
+    for row in rows:
+        assert (row["arm"], row["agent_id"], row["trajectory_id"]) == ("pinned", None, None)
+    golden = await golden_prompts(stack.store, settings, 0)
+    assert sorted(prompt.messages[0]["content"] for prompt in golden) == ASKED
+
+
+async def test_an_engine_that_serves_the_base_under_the_policys_name_is_caught(
+    stack: Stack, settings: Settings, base: Path, tmp_path: Path
+) -> None:
+    """Also when the update is so small that every tolerance would let it through."""
+    await register(stack.store, 1, adapter(base, tmp_path / "v1", 1e-4), "lora")
+    gateways = await held(stack, 1, base)
+    checked = await check(stack.store, settings, 1, gateways)
+    assert failed(checked) == ["served"]
+    assert "serves the champion under the policy's name" in checked.reason
+
+
+async def test_an_engine_that_serves_another_adapter_is_caught(
+    stack: Stack, settings: Settings, base: Path, tmp_path: Path
+) -> None:
+    path = adapter(base, tmp_path / "v1", 0.05)
+    await register(stack.store, 1, path, "lora")
+    gateways = await held(stack, 1, adapter(base, tmp_path / "other", 0.1))
+    checked = await check(stack.store, settings, 1, gateways)
+    assert "agrees" in failed(checked)
+    await register(stack.store, 2, path, "lora")
+    honest = await held(stack, 2, path)
+    assert (await check(stack.store, settings, 2, honest)).passed
+
+
+async def test_a_gateway_that_does_not_know_the_policy_refuses_it(
+    stack: Stack, settings: Settings, base: Path, tmp_path: Path
+) -> None:
+    await register(stack.store, 1, nudged(base, tmp_path / "v1", 0.02))
+    checked = await check(stack.store, settings, 1, await live_gateways(stack.store))
+    assert failed(checked) == ["answers"]
+    assert "404" in checked.reason
+
+
+@pytest.fixture
+async def home(store: Store, base: Path) -> Store:
+    """A base model that serves nobody yet, and short prompts that it answered."""
+    await ensure_base(store, uri=str(base), base_model="tiny", digest=checkpoint_digest(str(base)))
+    await insert_calls(store, [call(text, agent=f"agent-{text}") for text in ASKED])
+    return store
+
+
+def call(text: str, *, agent: str | None = "a", number: int = 0, **fields: Any) -> RecordedCall:
+    """A recorded call of the champion."""
+    made = RecordedCall(
+        call_id=f"{agent}-{text}-{number}",
+        agent_id=agent,
+        trajectory_id=None,
+        step_number=None,
+        policy_version=0,
+        route_version=1,
+        model="babylon-v0",
+        messages=json.dumps([{"role": "user", "content": text}]),
+        response=HOLD,
+        prompt_token_ids=[1, 2],
+        completion_token_ids=[3, 4],
+        logprobs=[-1.0, -1.0],
+        temperature=1.0,
+        top_p=1.0,
+        max_tokens=24,
+        seed=None,
+        finish_reason="stop",
+        trainable=True,
+        untrainable_reason=None,
+        started_at=datetime(2026, 1, 1, tzinfo=UTC) + timedelta(seconds=number),
+        latency_ms=1,
+    )
+    return replace(made, **fields)
+
+
+@pytest.mark.parametrize(("kind", "scale"), [("full", 0.02), ("full", 1e-6), ("lora", 1e-3)])
+async def test_an_honest_update_passes_without_any_gateway(
+    home: Store, settings: Settings, base: Path, tmp_path: Path, kind: str, scale: float
+) -> None:
+    path = (nudged if kind == "full" else adapter)(base, tmp_path / "v1", scale)
+    await register(home, 1, path, kind)
+    checked = await check(home, settings, 1)
+    assert checked.passed, checked.reason
+    assert {"answers", "served", "agrees"}.isdisjoint(one.name for one in checked.checks)
+
+
+async def test_the_base_model_itself_may_serve_again(
+    home: Store, settings: Settings, base: Path
+) -> None:
+    checked = await check(home, settings, 0)
+    assert checked.passed, checked.reason
+
+
+async def test_weights_that_are_no_numbers_are_refused(
+    home: Store, settings: Settings, base: Path, tmp_path: Path
+) -> None:
+    await register(home, 1, nudged(base, tmp_path / "v1", float("nan")))
+    checked = await check(home, settings, 1)
+    assert failed(checked) == ["loads"]
+    assert "nan" in checked.reason
+
+
+async def test_files_that_changed_since_the_commit_are_refused_unread(
+    home: Store, settings: Settings, base: Path, tmp_path: Path
+) -> None:
+    path = nudged(base, tmp_path / "v1", 0.02)
+    await register(home, 1, path)
+    weights = path / "model.safetensors"
+    content = weights.read_bytes()
+    weights.write_bytes(content[:-1] + bytes([content[-1] ^ 1]))
+    checked = await check(home, settings, 1)
+    assert [one.name for one in checked.checks] == failed(checked) == ["digest"]
+    assert "restore them" in checked.reason
+    shutil.rmtree(path)
+    assert "no such directory" in (await check(home, settings, 1)).reason
+
+
+async def test_what_nobody_took_the_digest_of_is_served_all_the_same(
+    home: Store, settings: Settings, base: Path, tmp_path: Path
+) -> None:
+    await register(home, 1, nudged(base, tmp_path / "v1", 0.02))
+    await home.pool.execute("UPDATE babylon.policies SET digest = NULL")
+    assert (await check(home, settings, 1)).passed
+
+
+async def test_an_adapter_of_another_base_or_of_none_is_refused(
+    home: Store, settings: Settings, base: Path, tmp_path: Path
+) -> None:
+    """The other base has the same shapes, so every engine would load the adapter."""
+    other = save_tiny_policy(tmp_path / "other", seed=3)
+    await register(home, 1, adapter(other, tmp_path / "v1", 0.02), "lora")
+    checked = await check(home, settings, 1)
+    assert failed(checked) == ["base"]
+    assert str(other) in checked.reason
+    assert str(base) in checked.reason
+    shutil.rmtree(other)
+    assert failed(await check(home, settings, 1)) == ["base"]
+
+
+async def test_a_base_that_changed_under_its_adapter_is_refused(
+    store: Store, settings: Settings, tmp_path: Path
+) -> None:
+    mine = save_tiny_policy(tmp_path / "v0", seed=0)
+    await ensure_base(store, uri=str(mine), base_model="tiny", digest=checkpoint_digest(str(mine)))
+    await register(store, 1, adapter(mine, tmp_path / "v1", 0.02), "lora")
+    save_tiny_policy(mine, seed=4)
+    checked = await check(store, settings, 1)
+    assert failed(checked) == ["base"]
+    assert "when policy 0 was committed" in checked.reason
+
+
+async def test_an_adapter_that_learned_nothing_is_refused(
+    home: Store, settings: Settings, base: Path, tmp_path: Path
+) -> None:
+    await register(home, 1, adapter(base, tmp_path / "v1", 0.0), "lora")
+    checked = await check(home, settings, 1)
+    assert failed(checked) == ["learned"]
+
+
+async def test_a_policy_that_went_far_from_the_champion_is_refused(
+    home: Store, settings: Settings, tmp_path: Path
+) -> None:
+    await register(home, 1, save_tiny_policy(tmp_path / "v1", seed=5))
+    checked = await check(home, settings, 1)
+    assert failed(checked) == ["kl"]
+    raised = settings.model_copy(update={"max_serving_kl": 50.0})
+    assert (await check(home, raised, 1)).passed
+
+
+async def test_a_policy_that_forgot_its_form_is_refused(
+    store: Store, settings: Settings, tmp_path: Path
+) -> None:
+    teller = speaking(HOLD, tmp_path / "v0")
+    await ensure_base(store, uri=str(teller), base_model="tiny")
+    await insert_calls(store, [call(text, agent=f"agent-{text}") for text in ASKED])
+    await register(store, 1, speaking(HOLD[:-1] + ",", tmp_path / "v1"))
+    checked = await check(store, settings.model_copy(update={"max_serving_kl": 50.0}), 1)
+    assert failed(checked) == ["form"]
+    assert "of the champion's 0 of" in checked.reason
+
+
+async def test_golden_prompts_are_of_many_agents_and_none_comes_twice(
+    store: Store, settings: Settings
+) -> None:
+    busy = [call(f"busy {n}", agent="busy", number=n) for n in range(1, 12)]
+    again = [call("busy 3", agent="echo", number=50), call("late", agent="echo", number=20)]
+    others = [
+        call("tools", number=60, parameters='{"tools":[{"type":"function"}]}'),
+        call("a schema", number=61, parameters='{"response_format":{"type":"json_object"}}'),
+        call("a probe", agent=None, number=62, arm="pinned"),
+        call("a completion", number=63, messages='{"prompt":"x"}'),
+        call("another policy's", number=64, policy_version=7),
+    ]
+    await insert_calls(store, [*busy, *again, *others])
+    golden = await golden_prompts(store, settings, 0)
+    texts = [prompt.messages[0]["content"] for prompt in golden]
+    newest = [f"busy {number}" for number in (11, 10, 9, 8, 7, 6)]
+    assert texts == ["busy 3", newest[0], "late", *newest[1:]]
+    assert golden == await golden_prompts(store, settings, 0)
+
+
+async def test_too_few_prompts_are_filled_up_with_the_simulators(
+    store: Store, settings: Settings
+) -> None:
+    """Which are held to the game's form only where the fleet plays the game."""
+    await ensure_base(store, uri="/base", base_model="tiny")
+    await insert_calls(store, [call("poem", response="Roses are red.")])
+    first, *others = await golden_prompts(store, settings, 0)
+    assert (first.form, first.max_tokens) == ("text", 24)
+    assert [prompt.form for prompt in others] == [None] * (PROMPTS - 1)
+    await insert_calls(store, [call("m1 0.50", agent="b")])
+    forms = [prompt.form for prompt in await golden_prompts(store, settings, 0)]
+    assert sorted(map(str, forms)) == ["order"] * (PROMPTS - 1) + ["text"]
+
+
+async def test_golden_prompts_of_a_new_home_are_the_simulators(
+    store: Store, settings: Settings
+) -> None:
+    golden = await golden_prompts(store, settings, 0)
+    assert len(golden) == PROMPTS
+    assert {prompt.form for prompt in golden} == {"order"}
+    assert golden == await golden_prompts(store, settings, 0)
+
+
+async def test_a_reply_is_held_to_a_form_where_it_has_room_to_end(
+    home: Store, settings: Settings
+) -> None:
+    """A reply that would not fit twice, under a limit of ours, may be cut: that says nothing."""
+    essay = {"max_tokens": 0, "completion_token_ids": [5] * 200, "logprobs": [-1.0] * 200}
+    note = {"max_tokens": 4000, "response": "[1]"}
+    await insert_calls(
+        home,
+        [call("essay", agent="b", number=1, **essay), call("note", agent="c", number=2, **note)],
+    )
+    golden = await golden_prompts(home, settings, 0)
+    forms = {prompt.messages[0]["content"]: (prompt.form, prompt.max_tokens) for prompt in golden}
+    assert forms["essay"] == (None, 256)
+    assert forms["note"] == ("json", 256)
+    assert ("order", 24) in forms.values()
+
+
+@pytest.mark.parametrize("gateways", [0, 1, 3, 11])
+async def test_every_gateway_is_asked_every_prompt(
+    home: Store, settings: Settings, gateways: int
+) -> None:
+    golden = await golden_prompts(home, settings, 0)
+    asked = questions(golden, gateways)
+    for number in range(gateways):
+        assert {prompt for prompt, _ in asked[number::gateways]} == set(range(PROMPTS))
+    assert len({(prompt, ask.seed) for prompt, ask in asked}) == len(asked)
+
+
+def test_the_digest_is_of_what_decides_and_of_nothing_else(base: Path, tmp_path: Path) -> None:
+    copy = tmp_path / "copy"
+    shutil.copytree(base, copy)
+    digest = checkpoint_digest(str(copy))
+    assert digest == checkpoint_digest(f"file://{base}")
+    (copy / "optimizer.pt").write_bytes(b"moments")
+    assert checkpoint_digest(str(copy)) == digest
+    (copy / "tokenizer_config.json").write_text("{}")
+    assert checkpoint_digest(str(copy)) != digest
+    assert checkpoint_digest("owner/model") is None

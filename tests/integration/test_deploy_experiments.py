@@ -1,0 +1,212 @@
+"""Experiments: how one begins, changes and ends, by hand and by the windows that are trained."""
+
+from collections.abc import Callable
+from dataclasses import replace
+
+import pytest
+
+from babylon.deploy import running
+from babylon.deploy.change import Order
+from babylon.deploy.experiments import Experiment, run_experiment
+from babylon.deploy.replace import replace_champion
+from babylon.deploy.rollback import roll_back
+from babylon.deploy.stage import deploy_checkpoint
+from babylon.errors import ConfigError, ExperimentError
+from babylon.experiment.records import Decision, Review
+from babylon.experiment.review import review
+from babylon.settings import Settings
+from babylon.store import Store
+from babylon.store.routes import current_route, list_routes
+from babylon.types import Claim
+from tests.deployments import serving, three_policies, verdict
+
+BY_HAND = Order(author="operator", reason="by hand")
+
+
+@pytest.fixture
+async def claim(store: Store) -> Claim:
+    return await three_policies(store)
+
+
+pytestmark = pytest.mark.usefixtures("claim")
+
+
+async def begin(store: Store, settings: Settings, mode: Experiment = "ab") -> None:
+    """Policy 1 becomes the challenger of policy 0."""
+    await run_experiment(store, settings, mode, 1, None, BY_HAND)
+
+
+async def test_an_experiment_keeps_its_salt_while_its_share_changes(
+    store: Store, settings: Settings
+) -> None:
+    made = [await run_experiment(store, settings, "canary", 1, None, BY_HAND)]
+    for share in (0.25, 0.1):
+        made.append(await run_experiment(store, settings, "canary", None, share, BY_HAND))
+    assert [(one.challenger_version, one.share) for one in made] == [(1, 0.05), (1, 0.25), (1, 0.1)]
+    assert len({one.salt for one in made}) == 1
+    await roll_back(store, settings, BY_HAND)
+    again = await run_experiment(store, settings, "canary", 1, 0.5, BY_HAND)
+    assert again.salt not in (None, made[0].salt)
+    assert await serving(store) == 0
+
+
+async def test_a_challenger_may_be_policy_0(store: Store, settings: Settings) -> None:
+    await replace_champion(store, settings, 1, BY_HAND)
+    await run_experiment(store, settings, "ab", 0, 0.5, BY_HAND)
+    made = await run_experiment(store, settings, "ab", 0, 0.6, BY_HAND)
+    assert (made.policy_version, made.challenger_version, made.share) == (1, 0, 0.6)
+
+
+@pytest.mark.parametrize(
+    ("mode", "version", "share", "message"),
+    [
+        ("ab", 2, 0.5, "ab of policy 1 against policy 0 runs: end it first, by `babylon deploy"),
+        ("canary", 1, 0.5, "ab of policy 1 against policy 0 runs"),
+        ("ab", 1, None, "ab of policy 1 runs at 50%: give the share"),
+    ],
+)
+async def test_only_the_share_of_a_running_experiment_changes(
+    store: Store,
+    settings: Settings,
+    mode: Experiment,
+    version: int,
+    share: float | None,
+    message: str,
+) -> None:
+    await begin(store, settings)
+    with pytest.raises(ExperimentError, match=message):
+        await run_experiment(store, settings, mode, version, share, BY_HAND)
+    assert len(await list_routes(store)) == 2
+
+
+@pytest.mark.parametrize(
+    ("version", "message"), [(0, "policy 0 is the champion"), (None, "no canary runs: name")]
+)
+async def test_an_experiment_needs_a_challenger(
+    store: Store, settings: Settings, version: int | None, message: str
+) -> None:
+    with pytest.raises(ExperimentError, match=message):
+        await run_experiment(store, settings, "canary", version, None, BY_HAND)
+
+
+@pytest.mark.parametrize("share", [0.0, 1.0, -0.1, 5.0, float("nan")])
+async def test_a_share_lies_between_none_and_all(
+    store: Store, settings: Settings, share: float
+) -> None:
+    with pytest.raises(ConfigError, match="give a fraction of the agents between 0 and 1"):
+        await run_experiment(store, settings, "ab", 1, share, BY_HAND)
+
+
+async def test_replace_ends_an_experiment_only_in_favour_of_its_challenger(
+    store: Store, settings: Settings
+) -> None:
+    await begin(store, settings)
+    for version in (0, 2):
+        with pytest.raises(ExperimentError, match=r"rollback` ends that, or .*deploy replace 1"):
+            await replace_champion(store, settings, version, BY_HAND)
+    won = await replace_champion(store, settings, 1, BY_HAND)
+    assert (won.policy_version, won.challenger_version, won.mode) == (1, None, "replace")
+    assert (await roll_back(store, settings, BY_HAND)).policy_version == 0
+
+
+@pytest.mark.parametrize(("strategy", "share"), [("ab", "50%"), ("canary", "5%")])
+async def test_a_checkpoint_that_passed_becomes_a_challenger_where_that_is_the_strategy(
+    store: Store, settings: Settings, claim: Claim, strategy: str, share: str
+) -> None:
+    settings = settings.model_copy(update={"deployment_strategy": strategy})
+    deployed = await deploy_checkpoint(store, settings, verdict(claim))
+    assert (deployed.deployed, deployed.arm, deployed.policy_version) == (True, "challenger", 2)
+    assert deployed.reason == f"challenger at {share}: test"
+    assert await serving(store) == 0
+    again = await deploy_checkpoint(store, settings, verdict(claim))  # after a crash
+    assert again == replace(deployed, changes=())
+    assert len(await list_routes(store)) == 2
+
+
+async def test_while_an_experiment_runs_no_other_checkpoint_goes_out(
+    store: Store, settings: Settings, claim: Claim
+) -> None:
+    await begin(store, settings)
+    kept = await deploy_checkpoint(store, settings, verdict(claim))
+    assert (kept.deployed, kept.arm, kept.policy_version, kept.route_version) == (False, None, 0, 2)
+    assert kept.reason.startswith("policy 1 is compared with policy 0 on 50% of the agents")
+    assert kept.review is not None and kept.review["decision"] == "insufficient"
+
+
+Deciding = Callable[[Decision], None]
+
+
+@pytest.fixture
+def deciding(monkeypatch: pytest.MonkeyPatch) -> Deciding:
+    """Have the analysis come to a decision, whatever there is to look at."""
+
+    def decide(decision: Decision) -> None:
+        async def decided(store: Store, settings: Settings) -> Review:
+            found = await review(store, settings)
+            assert found is not None
+            return replace(found, decision=decision, reason="by the numbers")
+
+        monkeypatch.setattr(running, "review", decided)
+
+    return decide
+
+
+async def test_a_challenger_that_won_is_put_in_force_and_voids_other_verdicts(
+    store: Store, settings: Settings, claim: Claim, deciding: Deciding
+) -> None:
+    await begin(store, settings)
+    deciding("promote")
+    kept = await deploy_checkpoint(store, settings, verdict(claim))
+    assert not kept.deployed and kept.policy_version == 1
+    assert kept.reason.startswith("policy 1 won its experiment and serves since")
+    route = await current_route(store)
+    assert (route.policy_version, route.split) == (1, None)
+    assert (route.author, route.reason) == ("worker", "ab: by the numbers")
+
+
+@pytest.mark.parametrize("decision", ["rollback", "keep"])
+async def test_an_experiment_that_the_champion_survives_lets_the_next_checkpoint_out(
+    store: Store, settings: Settings, claim: Claim, deciding: Deciding, decision: Decision
+) -> None:
+    await begin(store, settings)
+    deciding(decision)
+    deployed = await deploy_checkpoint(store, settings, verdict(claim))
+    assert (deployed.deployed, deployed.policy_version) == (True, 2)
+    assert [change.policy_version for change in deployed.changes] == [0, 2]
+
+
+async def test_an_experiment_is_decided_even_when_the_window_has_nothing_to_deploy(
+    store: Store, settings: Settings, claim: Claim, deciding: Deciding
+) -> None:
+    await begin(store, settings)
+    deciding("promote")
+    kept = await deploy_checkpoint(store, settings, verdict(claim, promote=False))
+    assert (kept.deployed, kept.reason, kept.policy_version) == (False, "test", 1)
+
+
+async def test_a_canary_takes_one_step_for_each_window_that_ended_after_the_last(
+    store: Store, settings: Settings, claim: Claim, deciding: Deciding
+) -> None:
+    deciding("insufficient")
+    settings = settings.model_copy(update={"deployment_strategy": "canary"})
+    await begin(store, settings, "canary")
+    later, earlier = "2025-11-14T10:30", "2025-11-14T11:00"  # the claim's window ends at 11:00
+
+    async def after_a_window(began: str) -> float | None:
+        await store.pool.execute(f"UPDATE babylon.routes SET created_at = '{began} UTC'")
+        await deploy_checkpoint(store, settings, verdict(claim))
+        return (await current_route(store)).share
+
+    assert await after_a_window(earlier) == 0.05
+    assert [await after_a_window(later) for _ in range(4)] == [0.25, 0.5, 0.5, 0.5]
+    assert len({route.salt for route in await list_routes(store) if route.salt}) == 1
+
+
+async def test_a_canary_begun_by_hand_is_ramped_by_hand(
+    store: Store, settings: Settings, claim: Claim, deciding: Deciding
+) -> None:
+    deciding("insufficient")
+    await begin(store, settings, "canary")
+    await store.pool.execute("UPDATE babylon.routes SET created_at = '2025-11-14'")
+    await deploy_checkpoint(store, settings, verdict(claim))
+    assert (await current_route(store)).share == 0.05
