@@ -75,9 +75,10 @@ def kept(
 ) -> frozenset[int]:
     """The policies whose checkpoints stay.
 
-    The serving one; ``number`` champions to roll back to, as many of the newest, and as many of
-    the best by the P&L of their verdict; base models; those of windows at work; behaviour policies
-    that calls may still name (served, and not too stale); and the bases of kept adapters.
+    Those that serve or are proposed; ``number`` champions to roll back to, as many of the newest,
+    and as many of the best by the P&L of their verdict; base models; those of windows at work;
+    behaviour policies that calls may still name (served in either arm, and not too stale); and the
+    bases of kept adapters.
 
     Args:
         bases: version of an adapter → the directory of the model that it adapts.
@@ -92,7 +93,8 @@ def kept(
     keep |= {version for _, version in sorted(judged)[-number:]}
     if reigns:
         ages = staleness(parents, reigns[-1])
-        keep |= {v for v in holdings.routed if ages.get(v, max_staleness + 1) <= max_staleness}
+        served = holdings.challenged.union(holdings.routed)
+        keep |= {v for v in served if ages.get(v, max_staleness + 1) <= max_staleness}
     needed = {bases[version] for version in keep if version in bases}
     return frozenset(keep | {held.policy_version for held in present if held.uri in needed})
 

@@ -14,7 +14,7 @@ from typing import NoReturn
 from babylon.errors import ModelError
 from babylon.gateway.auth import KeyRing
 from babylon.gateway.desired import next_route, wanted
-from babylon.gateway.loader import POLL_S, RETRY_S, Loader
+from babylon.gateway.loader import POLL_S, RETRY_S, Loader, Wish
 from babylon.gateway.pins import Pins
 from babylon.gateway.recording import CallRecorder
 from babylon.gateway.routes import RouteTable, Target
@@ -62,9 +62,8 @@ class Follower:
         """What stands in the way of the newest route, although an older one is served."""
         if self._away or self._desired is None:
             return self._away
-        route, refusals = self._desired.route, self._loader.refusals
-        arms = (route.policy_version, route.challenger_version)
-        return next((refusals[arm].reason for arm in arms if arm in refusals), None)
+        arms, refusals = self._desired.route.versions, self._loader.refusals
+        return next((why for wish, why in refusals.items() if wish.version in arms), None)
 
     async def run(self) -> NoReturn:
         while True:
@@ -122,7 +121,7 @@ class Follower:
                 targets[version] = Target(name, version, path)
         self._desired = newest
         self._proposals_read = max(self._proposals_read, *newest.proposals.values(), 0)
-        self._loader.want({targets[version]: why for version, why in versions.items()})
+        self._loader.want([Wish(targets[version], why) for version, why in versions.items()])
         self._advance()
 
     def _loaded(self) -> None:
@@ -155,7 +154,7 @@ class Follower:
                 url=self._url,
                 route_version=route.route_version,
                 loaded=sorted({target.policy_version for target in route.targets.values()}),
-                refusals={str(v): refusal.reason for v, refusal in self._loader.refusals.items()},
+                refusals={str(wish.version): why for wish, why in self._loader.refusals.items()},
                 in_flight=self._told_in_flight,
                 proposals_read=self._proposals_read,
                 problem=self._table.unavailable or self.problem,

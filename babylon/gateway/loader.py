@@ -8,7 +8,7 @@ before it is served from.
 import asyncio
 import logging
 import re
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from typing import NoReturn
@@ -28,27 +28,31 @@ RETRY_S = 0.25  # while something is wrong
 
 
 @dataclass(frozen=True, slots=True)
-class Refusal:
-    """Why the engine does not load a policy, and for which occasion it was tried."""
+class Wish:
+    """A policy to hold; for one ``occasion`` it is tried once, without one again and again."""
 
-    reason: str
-    occasion: Occasion
+    target: Target
+    occasion: Occasion = None
+
+    @property
+    def version(self) -> int:
+        return self.target.policy_version
 
 
 class Loader:
     """``loaded``: policy version → what the engine holds for us, of what is wanted; nothing else
-    is served from. ``refusals``: policy version → why it is not among them.
+    is served from. ``refusals``: what the engine does not load, and why.
 
     ``changed`` is called after a change of either.
     """
 
     def __init__(self, store: Store, engine: Engine, table: RouteTable, alias: str) -> None:
         self.loaded: dict[int, Target] = {}
-        self.refusals: dict[int, Refusal] = {}
+        self.refusals: dict[Wish, str] = {}
         self.changed: Callable[[], None] = lambda: None
         self._store, self._engine, self._table = store, engine, table
         self._ours = re.compile(rf"{re.escape(alias)}-v(\d+)")
-        self._wanted: Mapping[Target, Occasion] = {}
+        self._wanted: Sequence[Wish] = ()
         self._due = asyncio.Event()
         self._doubts = 0
 
@@ -66,12 +70,13 @@ class Loader:
                 async with asyncio.timeout(RETRY_S if self._table.unavailable else POLL_S):
                     await self._due.wait()
 
-    def want(self, targets: Mapping[Target, Occasion]) -> None:
+    def want(self, wishes: Sequence[Wish]) -> None:
         """Hold these, in this order, beside what is served from now; let go of all others."""
-        self._wanted = targets
-        kept = {target.policy_version for target in self._needed()}
+        self._wanted = wishes
+        needed = self._needed()
+        kept = {wish.version for wish in needed}
         self.loaded = {v: target for v, target in self.loaded.items() if v in kept}
-        self.refusals = {v: refusal for v, refusal in self.refusals.items() if v in kept}
+        self.refusals = {wish: why for wish, why in self.refusals.items() if wish in needed}
         if self._next(set()):
             self._due.set()
 
@@ -94,61 +99,60 @@ class Loader:
         What came to be wanted after the engine was asked is looked for the next time: in between,
         another gateway may have unloaded it.
         """
-        doubts, asked_for = self._doubts, self._needed()
+        doubts, before = self._doubts, self._needed()
         held = await self._engine.policies()
-        found = {target for target in asked_for if target.name in held} & self._needed().keys()
-        self.loaded = {target.policy_version: target for target in found}
-        if self._table.route and not found.issuperset(self._table.route.arms):
+        found = [wish.target for wish in self._needed() if wish in before]
+        self.loaded = {target.policy_version: target for target in found if target.name in held}
+        if not self._arms_loaded():
             self.report("the engine was restarted and loads its policies")
         self._tell(doubts)
-        tried: set[tuple[Target, Occasion]] = set()
-        while missing := self._next(tried):
-            tried.add(missing)
-            await self._load(*missing)
+        tried: set[Wish] = set()
+        while wish := self._next(tried):
+            tried.add(wish)
+            await self._load(wish)
             self._tell(doubts)
         return held
 
-    def _needed(self) -> dict[Target, Occasion]:
+    def _needed(self) -> list[Wish]:
         """What serves comes first, should the engine have lost it."""
-        route = self._table.route
-        arms: dict[Target, Occasion] = dict.fromkeys(route.arms if route else ())
-        return arms | {target: o for target, o in self._wanted.items() if target not in arms}
+        arms = self._table.route.arms if self._table.route else ()
+        return [*map(Wish, arms), *(wish for wish in self._wanted if wish.target not in arms)]
 
-    def _next(self, tried: set[tuple[Target, Occasion]]) -> tuple[Target, Occasion] | None:
-        for target, occasion in self._needed().items():
-            version = target.policy_version
-            refusal = self.refusals.get(version)
-            given_up = refusal and occasion and refusal.occasion == occasion
-            if version not in self.loaded and not given_up and (target, occasion) not in tried:
-                return target, occasion
+    def _next(self, tried: set[Wish]) -> Wish | None:
+        for wish in self._needed():
+            given_up = wish in tried or (wish.occasion and wish in self.refusals)
+            if wish.version not in self.loaded and not given_up:
+                return wish
         return None
 
-    async def _load(self, target: Target, occasion: Occasion) -> None:
-        version = target.policy_version
+    async def _load(self, wish: Wish) -> None:
         try:
-            await self._engine.load(target)
+            await self._engine.load(wish.target)
         except EngineDownError:
             raise
         except ServingError as error:
-            before, reason = self.refusals.get(version), str(error)
-            self.refusals[version] = Refusal(reason, occasion)
-            if before is None or before.reason != reason:
-                log.error("%s is not loaded: %s", target.name, reason)
+            if self.refusals.get(wish) != str(error):
+                log.error("%s is not loaded: %s", wish.target.name, error)
             if self._table.route is None:
-                self.report(reason)
+                self.report(str(error))
+            if wish in self._needed():
+                self.refusals[wish] = str(error)
         else:
-            self.refusals.pop(version, None)
-            if target in self._needed():
-                self.loaded[version] = target
+            self.refusals.pop(wish, None)
+            if wish in self._needed():
+                self.loaded[wish.version] = wish.target
 
     def _tell(self, doubts: int) -> None:
         """Others know of the change; and the route is served, if nobody doubted since."""
         self.changed()
-        route = self._table.route
-        arms_loaded = route and all(arm.policy_version in self.loaded for arm in route.arms)
-        if self._table.unavailable and arms_loaded and doubts == self._doubts:
+        served = self._table.route and self._arms_loaded()
+        if self._table.unavailable and served and doubts == self._doubts:
             log.info("serving")
             self._table.unavailable = None
+
+    def _arms_loaded(self) -> bool:
+        route = self._table.route
+        return route is None or all(arm.policy_version in self.loaded for arm in route.arms)
 
     async def _unload_others(self, held: frozenset[str]) -> None:
         """Unload versions that nobody wants, no gateway could serve and no call is answered by.
@@ -156,15 +160,25 @@ class Loader:
         While nothing can be proposed or routed to, so that none of them is wanted again before it
         is gone. Our own announcement counts too: someone may rely on it until it is renewed.
         """
-        needed = {target.name for target in self._needed()}
+        needed = {wish.target.name for wish in self._needed()}
         if not self._wanted or not any(self._ours.fullmatch(name) for name in held - needed):
             return
         async with nothing_added(self._store) as (desired, gateways):
             used = wanted(desired).keys() | self._table.in_flight.keys()
             for gateway in gateways:
                 used |= {*gateway.loaded, *map(int, gateway.in_flight)}
-            for name in await self._engine.policies() - {t.name for t in self._needed()}:
+            used |= {wish.version for wish in self._needed()}
+            for name in await self._engine.policies():
                 ours = self._ours.fullmatch(name)
                 if ours and int(ours[1]) not in used:
-                    await self._engine.unload(name)
-                    log.info("%s is unloaded", name)
+                    await self._unload(name)
+
+    async def _unload(self, name: str) -> None:
+        try:
+            await self._engine.unload(name)
+        except EngineDownError:
+            raise
+        except ServingError as error:  # no reason to stop serving
+            log.error("%s stays loaded: %s", name, error)
+        else:
+            log.info("%s is unloaded", name)

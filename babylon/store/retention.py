@@ -27,10 +27,12 @@ class Held:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Holdings:
-    """Every policy, the policy of every route (oldest first), and those of windows at work."""
+    """Every policy, the champion of every route (oldest first), whoever challenged one, and what
+    serves now or is proposed, or windows at work refer to."""
 
     policies: tuple[Held, ...]
     routed: tuple[int, ...]
+    challenged: frozenset[int]
     in_use: frozenset[int]
 
 
@@ -50,14 +52,16 @@ async def holding(store: Store) -> AsyncIterator[tuple["Connection", Holdings]]:
         await connection.execute("LOCK TABLE babylon.routes IN SHARE ROW EXCLUSIVE MODE")
         policies = await connection.fetch(_POLICIES)
         routed = await connection.fetch(
-            "SELECT policy_version FROM babylon.routes ORDER BY route_version"
+            "SELECT policy_version, challenger_version FROM babylon.routes ORDER BY route_version"
         )
+        challengers = {row["challenger_version"] for row in routed} - {None}
         in_use = await connection.fetch(_IN_USE)
         yield (
             connection,
             Holdings(
                 policies=tuple(Held(**row) for row in policies),
                 routed=tuple(row["policy_version"] for row in routed),
+                challenged=frozenset(challengers),
                 in_use=frozenset(row["policy_version"] for row in in_use),
             ),
         )
@@ -97,16 +101,20 @@ ORDER BY policy_version
 """
 
 # A trained window is yet to be validated: its policy plays against its parent. One in work
-# trains a policy that was in force when it reached its stage, or later.
+# trains a policy that was in force when it reached its stage, or later. Gateways load what is
+# proposed.
 _IN_USE = """
 SELECT unnest(ARRAY[policy_version, parent_version]) AS policy_version
 FROM babylon.policies JOIN babylon.windows USING (batch_id)
 WHERE state = 'trained'
 UNION
-SELECT policy_version
-FROM (SELECT policy_version, lead(created_at) OVER (ORDER BY route_version) AS until
+SELECT unnest(ARRAY[policy_version, challenger_version])
+FROM (SELECT policy_version, challenger_version,
+             lead(created_at) OVER (ORDER BY route_version) AS until
       FROM babylon.routes) AS reign
 WHERE until IS NULL OR until >= (SELECT min(updated_at) FROM babylon.windows
                                  WHERE state IN ('claimed', 'collected', 'validated', 'scored')
                                    AND lease_until > now())
+UNION
+SELECT policy_version FROM babylon.proposals WHERE outcome IS NULL AND open_until > now()
 """

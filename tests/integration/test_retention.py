@@ -18,6 +18,8 @@ from babylon.retention import retire_checkpoints, sweep
 from babylon.settings import Settings
 from babylon.store import Store
 from babylon.store.policies import commit_policy, ensure_base, get_policy, list_policies
+from babylon.store.proposals import proposed
+from babylon.store.routes import Split, commit_route, current_route
 from babylon.store.windows import claim_window, set_state
 from babylon.train import checkpoint_directory
 from babylon.types import Claim
@@ -124,6 +126,43 @@ async def test_a_training_keeps_the_champion_that_it_began_with(
     assert await retire_checkpoints(store, lean) == ()
     await store.pool.execute("UPDATE babylon.windows SET lease_until = now() - interval '1 s'")
     assert await retire_checkpoints(store, lean) == (1, 2)
+
+
+async def test_a_challenger_stays_while_its_experiment_lasts_and_a_proposal_while_it_is_open(
+    store: Store, lean: Settings
+) -> None:
+    for hour in range(4):
+        await train(store, lean, hour, parent=0)
+    split = Split(mode="ab", challenger_version=1, share=0.5, salt="experiment")
+    await route_to(store, 0, split)
+    async with proposed(store, 2, "test"):
+        assert await retire_checkpoints(store, lean) == (3,)
+    assert await retire_checkpoints(store, lean) == (2,)
+    await route_to(store, 0)
+    assert await retire_checkpoints(store, lean) == (1,)
+
+
+async def test_a_training_keeps_both_arms_of_the_route_that_it_began_under(
+    store: Store, lean: Settings
+) -> None:
+    for hour in range(3):
+        await train(store, lean, hour, parent=0)
+    await route_to(store, 0, Split(mode="ab", challenger_version=1, share=0.5, salt="experiment"))
+    await claim_window(store, window(9), owner="trainer", lease_s=60)
+    await route_to(store, 0)
+    assert await retire_checkpoints(store, lean) == (2,)
+
+
+async def route_to(store: Store, policy_version: int, split: Split | None = None) -> None:
+    route = await current_route(store)
+    await commit_route(
+        store,
+        policy_version=policy_version,
+        author="test",
+        reason="test",
+        expected_route_version=route.route_version,
+        split=split,
+    )
 
 
 async def test_a_base_that_is_itself_a_checkpoint_outlives_its_number(

@@ -31,6 +31,7 @@ from babylon.retention import retire_checkpoints
 from babylon.settings import Settings
 from babylon.store import Store
 from babylon.store.policies import champion, ensure_base, get_policy
+from babylon.store.routes import Split, commit_route
 from babylon.store.windows import claim_window, get_window, set_state
 from babylon.train import train_window, trainer_config
 from babylon.trajectories import Call, Message, TrainingRow, training_rows
@@ -108,6 +109,42 @@ async def scored(store: Store, settings: Settings, hour: int, played: list[Train
         scorer="heuristic",
         avg_reward=2.5,
     )
+
+
+async def test_a_window_that_both_arms_of_an_experiment_played_is_trained_with_their_own_logprobs(
+    store: Store, quick: Settings, base: Path, tmp_path: Path
+) -> None:
+    """The challenger is the champion's child: its calls are one update away, and as far from the
+    champion as its own logprobs say."""
+    challenger = save_tiny_policy(tmp_path / "challenger", seed=1)
+    await store.pool.execute(
+        "INSERT INTO babylon.policies (policy_version, parent_version, kind, uri, base_model)"
+        " VALUES (1, 0, 'full', $1, 'tiny')",
+        str(challenger),
+    )
+    split = Split(mode="ab", challenger_version=1, share=0.5, salt="experiment")
+    await commit_route(
+        store,
+        policy_version=0,
+        author="test",
+        reason="test",
+        expected_route_version=1,
+        split=split,
+    )
+    far = []
+    for hour, sampled_by in ((9, challenger), (10, base)):
+        played = rows(base, version=0) + rows(sampled_by, version=1)
+        played = [
+            msgspec.structs.replace(row, trajectory_id=f"{row.trajectory_id} at {hour}")
+            for row in played
+        ]
+        trained = await train_window(store, quick, await scored(store, quick, hour, played))
+        metrics = trained.metrics
+        counts = ("staleness_0", "staleness_1", "calls_too_stale", "calls_recomputed")
+        assert [metrics[name] for name in counts] == [6, 6, 0, 0]
+        assert (trained.parent_version, metrics["calls_without_logprobs"]) == (0, 0)
+        far.append(metrics["kl_before"])
+    assert far[0] > 0.05 and far[1] == pytest.approx(0.0, abs=1e-6)
 
 
 async def test_the_whole_report_is_in_postgres_with_the_policy_and_with_the_window(

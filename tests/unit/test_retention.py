@@ -20,7 +20,9 @@ def held(version: int, parent: int | None, pnl: float | None = None) -> Held:
 
 
 LINE = (held(0, None), *(held(version, version - 1) for version in range(1, 10)))
-SERVED = Holdings(policies=LINE, routed=tuple(range(10)), in_use=frozenset())
+SERVED = Holdings(
+    policies=LINE, routed=tuple(range(10)), challenged=frozenset(), in_use=frozenset()
+)
 
 
 def keeps(holdings: Holdings, **changes: object) -> set[int]:
@@ -58,6 +60,12 @@ def test_policies_that_calls_may_still_name_stay(max_staleness: int, behaviours:
     assert keeps(SERVED, max_staleness=max_staleness) == {0, 8, 9} | behaviours
 
 
+def test_what_challengers_sampled_may_still_be_trained_on() -> None:
+    challenged = replace(SERVED, routed=(0, 1, 2), challenged=frozenset({3, 4}))
+    assert keeps(challenged, max_staleness=1) == {0, 1, 2, 3, 9}
+    assert keeps(challenged, max_staleness=0) == {0, 1, 2, 9}  # it takes no champion's place
+
+
 def test_a_base_stays_as_long_as_one_of_its_adapters() -> None:
     assert keeps(SERVED, bases={9: "/checkpoints/3", 5: "/checkpoints/2"}) == {0, 3, 8, 9}
 
@@ -68,4 +76,4 @@ def test_a_removed_policy_takes_nobodys_place() -> None:
 
 
 def test_before_anything_served_the_base_stays() -> None:
-    assert keeps(Holdings(policies=LINE[:1], routed=(), in_use=frozenset())) == {0}
+    assert keeps(replace(SERVED, policies=LINE[:1], routed=())) == {0}

@@ -1,0 +1,345 @@
+"""Two gateway replicas over one engine: who is answered by which policy, and who is told."""
+
+import asyncio
+import os
+import socket
+from collections.abc import AsyncIterator
+from contextlib import AsyncExitStack, asynccontextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+from urllib.parse import urlsplit
+
+import openai
+import pytest
+from aiohttp import web
+from aiohttp.test_utils import TestServer
+from openai import AsyncOpenAI
+from pydantic import SecretStr
+
+from babylon.engine.server import POLICIES, make_app
+from babylon.errors import ServingError
+from babylon.gateway.app import open_gateway
+from babylon.gateway.identity import new_gateway_id, remove_dead
+from babylon.gateway.routes import Split, Target
+from babylon.keys import local_key
+from babylon.settings import Settings
+from babylon.store import Store, open_store
+from babylon.store.calls import wait_until_recorded
+from babylon.store.gateways import (
+    Gateway,
+    announce_gateway,
+    live_gateways,
+    remove_gateway,
+    wait_for_acks,
+    wait_until_drained,
+    wait_until_loaded,
+)
+from babylon.store.proposals import proposed
+from babylon.store.routes import Split as StoredSplit
+from babylon.store.routes import commit_route, current_route
+from tests.door import Door
+from tests.integration.test_serving import HELLO, on_uvicorn, register, until_healthy
+from tests.tiny_policy import save_tiny_policy
+
+CHALLENGER = Target("babylon-v1", 1, "")
+WAIT_S = 20.0
+
+
+@pytest.fixture(scope="module")
+def checkpoints(tmp_path_factory: pytest.TempPathFactory) -> list[Path]:
+    root = tmp_path_factory.mktemp("policies")
+    return [save_tiny_policy(root / f"v{version}", seed=version) for version in range(3)]
+
+
+@dataclass
+class Replicas:
+    """Two gateways; ``loads`` are the requests to load a policy that their engine got."""
+
+    store: Store
+    clients: list[AsyncOpenAI]
+    engine: web.Application
+    loads: list[str]
+
+    async def ask(self, agent: str, trajectory: str | None = None, *, at: int = 0) -> Any:
+        """One answer's headers; ``at`` is the replica."""
+        return (await self.chat(agent, trajectory, at=at)).headers
+
+    async def chat(
+        self, agent: str, trajectory: str | None = None, *, at: int = 0, **options: Any
+    ) -> Any:
+        identity = {"x-babylon-agent": agent}
+        if trajectory:
+            identity |= {"x-babylon-trajectory": trajectory, "x-babylon-step": "0"}
+        asked = {"model": "babylon", "messages": HELLO, "max_tokens": 1, **options}
+        return await self.clients[at].chat.completions.with_raw_response.create(
+            **asked, extra_headers=identity
+        )
+
+    async def route_to(self, policy_version: int, split: StoredSplit | None = None) -> None:
+        version = await commit_route(
+            self.store,
+            policy_version=policy_version,
+            author="test",
+            reason="test",
+            expected_route_version=(await current_route(self.store)).route_version,
+            split=split,
+        )
+        assert len(await wait_for_acks(self.store, version, policy_version, WAIT_S)) == 2
+
+    async def share(self, share: float, salt: str = "experiment") -> None:
+        """Policy 1 challenges policy 0."""
+        split = StoredSplit(mode="canary", challenger_version=1, share=share, salt=salt)
+        await self.route_to(0, split)
+
+    async def propose_and_route_to(self, policy_version: int) -> None:
+        async with proposed(self.store, policy_version, "test"):
+            await wait_until_loaded(self.store, policy_version, WAIT_S)
+            await self.route_to(policy_version)
+
+    @property
+    def held(self) -> set[str]:
+        return {policy.name for policy in self.engine[POLICIES]}
+
+    async def until_held(self, *names: str) -> None:
+        async with asyncio.timeout(WAIT_S):
+            while self.held != set(names):
+                await asyncio.sleep(0.02)
+
+
+@asynccontextmanager
+async def running(
+    store: Store, settings: Settings, behind: Store | None = None
+) -> AsyncIterator[Replicas]:
+    """``behind``: the store of the gateways, where it is not the test's."""
+    loads: list[str] = []
+
+    @web.middleware
+    async def noting(request: web.Request, handler: Any) -> Any:
+        if request.method == "PUT":
+            loads.append(request.match_info["name"])
+        return await handler(request)
+
+    engine = make_app()
+    engine.middlewares.append(noting)
+    async with AsyncExitStack() as stack:
+        server = await stack.enter_async_context(TestServer(engine, host="127.0.0.1"))
+        clients = []
+        for number in (0, 1):
+            listener = stack.enter_context(socket.socket())
+            listener.bind(("127.0.0.1", 0))
+            url = f"http://127.0.0.1:{listener.getsockname()[1]}"
+            gateway = open_gateway(
+                behind or store,
+                settings,
+                engine_url=str(server.make_url("")).rstrip("/"),
+                gateway_id=f"replica-{number}",
+                url=url,
+            )
+            app = await stack.enter_async_context(gateway)
+            await stack.enter_async_context(on_uvicorn(app, listener))
+            await until_healthy(url)
+            client = AsyncOpenAI(
+                base_url=f"{url}/v1", api_key=str(local_key(settings.home)), max_retries=0
+            )
+            clients.append(await stack.enter_async_context(client))
+        while len(await live_gateways(store)) < 2:  # nobody waits for one that is unknown
+            await asyncio.sleep(0.01)
+        yield Replicas(store, clients, engine, loads)
+
+
+@pytest.fixture
+async def replicas(
+    store: Store, settings: Settings, checkpoints: list[Path]
+) -> AsyncIterator[Replicas]:
+    await register(store, checkpoints)
+    async with running(store, settings) as replicas:
+        yield replicas
+
+
+def agents(count: int, smaller: float, greater: float) -> list[str]:
+    """Those that come to the challenger when its share grows."""
+    before, after = (Split(CHALLENGER, share, "experiment") for share in (smaller, greater))
+    names = (f"agent-{number}" for number in range(10_000))
+    found = (n for n in names if before.arm(n) == "champion" and after.arm(n) == "challenger")
+    return [next(found) for _ in range(count)]
+
+
+async def test_every_replica_splits_agents_alike_and_says_and_records_the_arm(
+    replicas: Replicas,
+) -> None:
+    await replicas.share(0.4)
+    names = [f"agent-{number}" for number in range(24)]
+    answers = [
+        await asyncio.gather(*(replicas.ask(name, at=at) for name in names)) for at in (0, 1)
+    ]
+    expected = [Split(CHALLENGER, 0.4, "experiment").arm(name) for name in names]
+    assert {"champion", "challenger"} == set(expected)
+    for headers in answers:
+        assert [answer["x-arm"] for answer in headers] == expected
+        assert all(
+            answer["x-model-version"] == str(int(answer["x-arm"] == "challenger"))
+            for answer in headers
+        )
+    await wait_until_recorded(replicas.store)
+    rows = await replicas.store.pool.fetch("SELECT * FROM babylon.calls")
+    recorded = {(row["agent_id"], row["arm"], row["policy_version"]) for row in rows}
+    arms = zip(names, expected, strict=True)
+    assert recorded == {(name, arm, int(arm == "challenger")) for name, arm in arms}
+    assert len(rows) == 2 * len(names)
+
+
+async def test_a_trajectory_keeps_its_arm_through_a_ramp_on_every_replica(
+    replicas: Replicas,
+) -> None:
+    (agent,) = agents(1, 0.1, 0.9)
+    await replicas.share(0.1)
+    assert (await replicas.ask(agent, "begun before"))["x-arm"] == "champion"
+    await replicas.share(0.9)
+    for at in (0, 1):
+        assert (await replicas.ask(agent, "begun before", at=at))["x-arm"] == "champion"
+        assert (await replicas.ask(agent, "begun after", at=at))["x-arm"] == "challenger"
+        assert (await replicas.ask(agent, at=at))["x-arm"] == "challenger"
+    await replicas.share(0.9, salt=next_salt(agent))  # the next experiment begins anew
+    assert (await replicas.ask(agent, "begun before"))["x-arm"] == "challenger"
+    await replicas.route_to(0)
+    assert (await replicas.ask(agent, "begun after"))["x-arm"] == "champion"
+
+
+def next_salt(agent: str) -> str:
+    """Of an experiment in which the agent is the challenger's, of nine in ten."""
+    salts = (f"next-{number}" for number in range(100))
+    return next(salt for salt in salts if Split(CHALLENGER, 0.9, salt).arm(agent) == "challenger")
+
+
+async def test_a_trajectory_keeps_its_arm_while_the_database_is_away_and_afterwards(
+    store: Store, settings: Settings, checkpoints: list[Path]
+) -> None:
+    early, late = agents(2, 0.1, 0.9)
+    await register(store, checkpoints)
+    assert settings.database_url is not None
+    url = urlsplit(settings.database_url.get_secret_value())
+    async with Door(url.port or 5432) as door:
+        through = url._replace(netloc=url.netloc.replace(str(url.port), str(door.port))).geturl()
+        proxied = settings.model_copy(update={"database_url": SecretStr(through)})
+        async with open_store(proxied) as behind, running(store, settings, behind) as replicas:
+            await replicas.share(0.1)
+            assert (await replicas.ask(early, "early"))["x-arm"] == "champion"
+            door.shut()
+            assert (await replicas.ask(early, "early"))["x-arm"] == "champion"
+            assert (await replicas.ask(late, "late"))["x-arm"] == "champion"  # the split decides
+            await door.open()
+            async with asyncio.timeout(WAIT_S):
+                while not await store.pool.fetchval(
+                    "SELECT arm FROM babylon.trajectory_arms WHERE trajectory_id = 'late'"
+                ):
+                    await asyncio.sleep(0.02)
+            await replicas.share(0.9)
+            for at, (agent, trajectory) in enumerate([(late, "late"), (early, "early")]):
+                headers = await replicas.ask(agent, trajectory, at=1 - at)
+                assert headers["x-arm"] == "champion"
+
+
+async def test_a_proposed_policy_is_loaded_everywhere_before_anybody_is_routed_to_it(
+    replicas: Replicas,
+) -> None:
+    async with proposed(replicas.store, 1, "test"):
+        gateways = await wait_until_loaded(replicas.store, 1, WAIT_S)
+        assert [gateway.loaded for gateway in gateways] == [[0, 1], [0, 1]]
+        for at in (0, 1):
+            assert (await replicas.ask("agent", at=at))["x-model-version"] == "0"
+            answer = await replicas.chat("agent", at=at, model="babylon-v1")
+            assert (answer.headers["x-arm"], answer.headers["x-model-version"]) == ("pinned", "1")
+    await replicas.until_held("babylon-v0")  # nobody routed to it
+    with pytest.raises(openai.NotFoundError, match="'babylon-v1' does not exist"):
+        await replicas.chat("agent", model="babylon-v1")
+
+
+async def test_a_refused_proposal_disturbs_nothing_and_the_next_one_is_tried_again(
+    replicas: Replicas, checkpoints: list[Path], tmp_path: Path
+) -> None:
+    moved = "UPDATE babylon.policies SET uri = $1 WHERE policy_version = 1"
+    await replicas.store.pool.execute(moved, str(tmp_path))
+    for _ in range(2):
+        with pytest.raises(ServingError, match=rf"cannot hold policy 1: .*{tmp_path}"):
+            async with proposed(replicas.store, 1, "test"):
+                await wait_until_loaded(replicas.store, 1, WAIT_S)
+    for at in (0, 1):
+        assert (await replicas.ask("agent", at=at))["x-model-version"] == "0"
+    assert 2 <= replicas.loads.count("babylon-v1") <= 4  # once for each, at each replica
+    await replicas.store.pool.execute(moved, str(checkpoints[1]))
+    await replicas.propose_and_route_to(1)
+    assert (await replicas.ask("agent"))["x-model-version"] == "1"
+
+
+async def test_a_rollback_loads_nothing_and_says_when_the_last_call_has_ended(
+    replicas: Replicas,
+) -> None:
+    await replicas.propose_and_route_to(1)
+    loads = len(replicas.loads)
+    stream = (await replicas.chat("agent", stream=True, max_tokens=100)).parse()
+    await anext(stream)
+    await replicas.route_to(0)
+    assert await wait_until_drained(replicas.store, 1, timeout_s=0) == 1
+    assert (await replicas.ask("agent", at=1))["x-model-version"] == "0"
+    draining = asyncio.create_task(wait_until_drained(replicas.store, 1, WAIT_S))
+    assert {chunk.model async for chunk in stream} == {"babylon-v1"}
+    assert await draining == 0
+    assert len(replicas.loads) == loads
+
+
+async def test_the_way_back_is_loaded_again_after_it_was_taken(replicas: Replicas) -> None:
+    for version in (1, 2):
+        await replicas.propose_and_route_to(version)
+    await replicas.until_held("babylon-v1", "babylon-v2")
+    await replicas.route_to(1)
+    await replicas.until_held("babylon-v0", "babylon-v1")
+
+
+async def test_an_engine_that_lost_its_policies_gets_both_arms_again(replicas: Replicas) -> None:
+    await replicas.share(0.5)
+    for name in replicas.held:
+        replicas.engine[POLICIES].unload(name)
+    for agent in (*agents(1, 0.01, 0.5), *agents(1, 0.5, 0.99)):  # one of each arm
+        async with asyncio.timeout(WAIT_S):
+            while True:
+                try:
+                    await replicas.ask(agent)
+                    break
+                except openai.InternalServerError as error:
+                    assert error.status_code == 503
+                    await asyncio.sleep(0.02)
+    assert {"babylon-v0", "babylon-v1"} <= replicas.held
+
+
+async def test_what_another_gateway_could_serve_stays_loaded(replicas: Replicas) -> None:
+    other = Gateway(gateway_id="other", url="http://other", route_version=1, loaded=[0, 1])
+
+    async def live() -> None:
+        while True:
+            await announce_gateway(replicas.store, other)
+            await asyncio.sleep(0.5)
+
+    living = asyncio.create_task(live())
+    async with proposed(replicas.store, 1, "test"):
+        await replicas.until_held("babylon-v0", "babylon-v1")
+    async with proposed(replicas.store, 2, "test"):
+        await replicas.until_held("babylon-v0", "babylon-v1", "babylon-v2")
+    await replicas.until_held("babylon-v0", "babylon-v1")
+    living.cancel()
+    await remove_gateway(replicas.store, "other")
+    await replicas.until_held("babylon-v0")
+
+
+async def test_replicas_on_one_host_and_port_are_different_and_a_killed_one_is_forgotten(
+    store: Store,
+) -> None:
+    mine, beside = new_gateway_id(8000), new_gateway_id(8000)
+    assert mine != beside
+    killed = mine.replace(f":{os.getpid()}:", f":{2**22 + 1}:")  # no process has that id
+    elsewhere = new_gateway_id(8001)
+    for gateway_id in (killed, elsewhere):
+        await announce_gateway(store, Gateway(gateway_id=gateway_id, url="", route_version=1))
+    await remove_dead(store, mine)
+    assert [gateway.gateway_id for gateway in await live_gateways(store)] == [elsewhere]
+    await remove_gateway(store, elsewhere)
