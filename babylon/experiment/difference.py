@@ -90,7 +90,8 @@ def _stage_weights(cells: Cells) -> Floats:
     plays = np.bincount(cells.groups, cells.plays, 2 * stages).reshape(stages, 2)
     agents = np.bincount(cells.groups, minlength=2 * stages).reshape(stages, 2)
     total = plays.sum(axis=1)
-    weights = np.divide(plays.prod(axis=1), total, out=np.zeros(stages), where=total > 0)
+    weights = np.zeros(stages)
+    np.divide(plays.prod(axis=1), total, out=weights, where=total > 0)
     weights[(agents < 2).any(axis=1)] = 0.0
     return weights / weights.sum() if weights.any() else weights
 

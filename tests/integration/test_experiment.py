@@ -200,6 +200,7 @@ async def test_play_that_does_not_belong_to_one_arm_alone_is_left_out_and_counte
         "calls for a pinned version": 2,
     }
     assert abs(pnl(found).difference) < 1000
+    assert found.crossed == 2  # a0 and a1
     assert (found.decision, found.agents.champion, found.agents.challenger) == (
         "insufficient",
         3,

@@ -115,14 +115,14 @@ def test_play_at_good_times_does_not_count_for_the_arm_that_plays_then() -> None
 
 
 def test_a_stage_weighs_as_much_as_was_played_in_it() -> None:
-    """Differences 1 and 5; 4 plays on each side of the first, 1 against 4 on each of the second:
-    (1 * 4 * 4 / 8 + 5 * 2 * 8 / 10) / (4 * 4 / 8 + 2 * 8 / 10) = 10 / 3.6."""
+    """Differences 1 and 5; 4 plays on each side of the first, 6 on each of the second:
+    (1 * 4 * 4 / 8 + 5 * 6 * 6 / 12) / (4 * 4 / 8 + 6 * 6 / 12) = 17 / 5."""
     cells = replace(
         arms([0.0, 0, 0, 0], [1.0, 1, 5, 5]),
         stage=np.array([0, 0, 1, 1, 0, 0, 1, 1]),
-        plays=np.array([2.0, 2, 1, 1, 2, 2, 4, 4]),
+        plays=np.array([2.0, 2, 3, 3, 2, 2, 3, 3]),
     )
-    assert compare(cells).difference == pytest.approx(10 / 3.6)
+    assert compare(cells).difference == pytest.approx(17 / 5)
 
 
 def test_an_agent_in_two_stages_is_one_agent() -> None:

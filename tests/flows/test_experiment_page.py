@@ -1,0 +1,28 @@
+"""What a look at an experiment leaves in Prefect."""
+
+from dataclasses import asdict
+
+import msgspec
+from prefect import flow
+from prefect.client.orchestration import get_client
+
+from babylon.experiment.review import review
+from babylon.settings import Settings
+from babylon.store import Store
+from tasks.experiment import leave_review
+from tests.integration.experiments import SALT, world
+
+
+async def test_a_look_leaves_the_experiments_page(store: Store, settings: Settings) -> None:
+    """Also of numbers that came as JSON from another process."""
+    fleet = await world(store)
+    await fleet.begin()
+    fleet.fleet(gain=200, agents=44)
+    await fleet.write()
+    found = await review(store, settings)
+    assert found is not None
+    await flow(leave_review)(msgspec.json.decode(msgspec.json.encode(asdict(found))))
+    async with get_client() as client:
+        artifacts = await client.read_artifacts()
+    (page,) = [str(a.data) for a in artifacts if a.key == f"experiment-{SALT}"]
+    assert page.startswith(f"# Experiment {SALT}: not enough evidence yet\n")
