@@ -118,7 +118,8 @@ class Exchange:
         self.finish_reason = choice.get("finish_reason") or self.finish_reason
 
     def _for_client(self, answer: dict[str, Any], choices: list[dict[str, Any]]) -> dict[str, Any]:
-        answer["model"] = self.target.name  # an engine may know it by another name
+        if "model" in answer:
+            answer["model"] = self.target.name  # an engine may know it by another name
         if not self.chat.return_token_ids:
             answer.pop("prompt_token_ids", None)
             for choice in choices:

@@ -42,14 +42,13 @@ def vllm_service(settings: Settings, base: str, name: str, port: int) -> Service
 
     Logprobs are those of the distribution that was sampled, which at the model's own sampling
     defaults (``--generation-config``) would not be the one that the request asks for.
-
     """
     assert settings.vllm_python is not None  # require_vllm came first
     command = [
         *(sys.executable, "-m", "babylon.vllm.leash"),
         *(settings.vllm_python, "-m", "vllm.entrypoints.openai.api_server"),
         *("--model", base, "--served-model-name", name),
-        *("--host", "127.0.0.1", "--port", str(port)),
+        *("--host", "127.0.0.1", "--port", str(port), "--disable-uvicorn-access-log"),
         *("--enable-lora", "--max-loras", str(_MAX_LORAS)),
         *("--max-cpu-loras", str(_MAX_CPU_LORAS), "--max-lora-rank", str(_MAX_LORA_RANK)),
         *("--logprobs-mode", "processed_logprobs", "--generation-config", "vllm"),

@@ -6,6 +6,7 @@ and for every time after: look at what the server has, add what is missing, try 
 
 import asyncio
 import logging
+import signal
 import time
 
 from babylon.errors import ModelError
@@ -39,6 +40,7 @@ class Server:
         self._process: Supervised | None = None
         self._log_start = 0
         self._life = asyncio.create_task(self._live())
+        self._life.add_done_callback(_die_of_a_bug)
 
     @property
     def idle(self) -> bool:
@@ -65,14 +67,17 @@ class Server:
             self._loading -= 1
 
     async def unload(self, name: str) -> None:
-        """Answers that have begun are finished; a full model stays while the server does."""
+        """Answers that have begun are finished; a full model stays while the server does.
+
+        It does not wait for what is being loaded: an adapter that is loaded again at this moment
+        may stay there, but is no policy any more.
+        """
         policy = self.policies.pop(name)
         if policy.is_adapter:
-            async with self._changing:
-                try:
-                    await self.client.unload(name)
-                except (RequestError, VllmDownError) as error:  # then it is not there
-                    log.info("%s was not loaded: %s", name, error)
+            try:
+                await self.client.unload(name)
+            except (RequestError, VllmDownError) as error:  # then it is not there
+                log.info("%s was not loaded: %s", name, error)
 
     async def ready(self) -> dict[str, str]:
         """Names of the policies that can answer now → their names there."""
@@ -109,9 +114,10 @@ class Server:
         down_since = told = time.monotonic()
         while True:
             try:
+                cards = await self._look()
                 for policy in list(self.policies.values()):
-                    await self._repair(policy)
-                await self._look()
+                    if not _find(policy, cards):
+                        await self._repair(policy)
                 down_since = time.monotonic()
             except VllmDownError:
                 if time.monotonic() - max(told, down_since) > _REPORT_S:
@@ -201,6 +207,13 @@ class Server:
     def _serves(self, cards: list[Card]) -> str:
         served = ", ".join(map(_model, _bases(cards))) or "nothing"
         return f"the vLLM server at {self.client.url} serves {served}"
+
+
+def _die_of_a_bug(life: "asyncio.Task[None]") -> None:
+    """A server that nobody looks after any more would only seem to be there: start anew."""
+    if not life.cancelled() and (error := life.exception()):
+        log.critical("the host cannot go on", exc_info=error)
+        signal.raise_signal(signal.SIGTERM)
 
 
 def _bases(cards: list[Card]) -> list[Card]:

@@ -111,7 +111,8 @@ def main() -> None:
         parser.add_argument(name, required=True)
     parser.add_argument("--logprobs-mode", required=True, choices=["processed_logprobs"])
     parser.add_argument("--generation-config", required=True, choices=["vllm"])
-    parser.add_argument("--enable-lora", required=True, action="store_true")
+    for name in ("--enable-lora", "--disable-uvicorn-access-log"):
+        parser.add_argument(name, required=True, action="store_true")
     for name in ("--port", "--max-loras", "--max-cpu-loras", "--max-lora-rank"):
         parser.add_argument(name, type=int, required=True)
     options = parser.parse_args()

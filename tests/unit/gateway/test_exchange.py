@@ -49,6 +49,11 @@ def flaw_of(given: dict[str, Any], **fields: Any) -> str | None:
     return row.untrainable_reason
 
 
+def test_client_is_told_the_policy_whatever_the_engine_calls_it() -> None:
+    given = exchange().take({**answer(), "model": "/checkpoints/base"})
+    assert given is not None and given["model"] == "babylon-v3"
+
+
 def test_sampled_answer_with_all_its_tokens_is_trainable() -> None:
     assert flaw_of(answer()) is None
 
