@@ -18,7 +18,7 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import AsyncIterator, Callable, Sequence
+from collections.abc import AsyncIterator, Iterator, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -81,20 +81,22 @@ def save_policies(directory: Path) -> dict[str, Path]:
 class Plain:
     """transformers' ``generate`` in this process."""
 
-    def __init__(self, path: Path, chats: Sequence[Chat]) -> None:
-        tokenizer: PreTrainedTokenizerBase = AutoTokenizer.from_pretrained(path, padding_side="left")
+    def __init__(self, path: Path) -> None:
         self._model: Any = Qwen3ForCausalLM.from_pretrained(path, dtype=torch.float32).eval()
-        self._prompts = [
-            tokenizer.apply_chat_template(chat, add_generation_prompt=True, return_dict=False)
+        self._tokenizer: PreTrainedTokenizerBase = AutoTokenizer.from_pretrained(
+            path, padding_side="left"
+        )
+
+    def tokens(self, chats: Sequence[Chat]) -> list[list[int]]:
+        return [
+            self._tokenizer.apply_chat_template(chat, add_generation_prompt=True, return_dict=False)
             for chat in chats
         ]
-        self._tokenizer = tokenizer
 
     @torch.inference_mode()
-    def generate(self, batch: int) -> None:
-        """``NEW_TOKENS`` for each of the first prompts."""
-        prompts = {"input_ids": self._prompts[:batch]}
-        padded = self._tokenizer.pad(prompts, return_tensors="pt")
+    def generate(self, prompts: list[list[int]]) -> None:
+        """``NEW_TOKENS`` for each, in one batch."""
+        padded = self._tokenizer.pad({"input_ids": prompts}, return_tensors="pt")
         output = self._model.generate(
             **padded,
             do_sample=True,
@@ -140,14 +142,14 @@ class Engine:
         if response.status != 200 or f'"completion_tokens":{tokens},'.encode() not in answer:
             raise RuntimeError(f"the engine answered {response.status} {answer[-300:]!r}")
 
-    async def ask_all(self, chats: Sequence[Chat], rounds: int, *, stream: bool) -> None:
-        """A client a chat, each asking ``rounds`` times."""
+    async def ask_all(self, chats: Sequence[Chat], clients: int, *, stream: bool) -> None:
+        """Each client asks its share of them, one after the other."""
 
-        async def client(chat: Chat) -> None:
-            for _ in range(rounds):
+        async def client(number: int) -> None:
+            for chat in chats[number::clients]:
                 await self.ask(chat, NEW_TOKENS, stream=stream)
 
-        await asyncio.gather(*map(client, chats))
+        await asyncio.gather(*map(client, range(clients)))
 
 
 @asynccontextmanager
@@ -168,23 +170,26 @@ async def running_engine(threads: int) -> AsyncIterator[Engine]:
 
 
 async def throughput(
-    model: str, engine: Engine, plain: Plain, chats: Sequence[Chat], *, turns: int, rounds: int
+    model: str, engine: Engine, plain: Plain, chats: Iterator[Chat], *, turns: int, rounds: int
 ) -> list[Row]:
-    """Plain, whole and streamed after one another in each turn; the first turn only warms up."""
+    """Plain, whole and streamed after one another in each turn, which has prompts of its own; the
+    first turn only warms up."""
     rows = []
     for clients in CLIENTS:
         tokens = clients * rounds * NEW_TOKENS
         rates: dict[str, list[float]] = {"generate": [], "whole": [], "streamed": []}
         costs: dict[str, list[float]] = {how: [] for how in rates}
         for turn in range(turns + 1):
+            asked = list(itertools.islice(chats, clients * rounds))
+            prompts = plain.tokens(asked)
             for how in rates:
                 pid = os.getpid() if how == "generate" else engine.pid
                 cpu, begun = cpu_s(pid), time.perf_counter()
                 if how == "generate":
-                    for _ in range(rounds):
-                        plain.generate(clients)
+                    for first in range(0, len(prompts), clients):
+                        plain.generate(prompts[first : first + clients])
                 else:
-                    await engine.ask_all(chats[:clients], rounds, stream=how == "streamed")
+                    await engine.ask_all(asked, clients, stream=how == "streamed")
                 if turn:
                     rates[how].append(tokens / (time.perf_counter() - begun))
                     costs[how].append(1e6 * (cpu_s(pid) - cpu) / tokens)
@@ -205,14 +210,14 @@ async def throughput(
     return rows
 
 
-async def short_beside_long(engine: Engine, chats: Sequence[Chat]) -> dict[str, float]:
+async def short_beside_long(engine: Engine, chats: Iterator[Chat]) -> dict[str, float]:
     """Median ms of a short answer, alone and while long ones are streamed."""
 
     async def timed() -> float:
         times = []
-        for _ in range(SHORTS):
+        for chat in itertools.islice(chats, SHORTS):
             begun = time.perf_counter()
-            await engine.ask(chats[0], SHORT, stream=False)
+            await engine.ask(chat, SHORT, stream=False)
             times.append(1000 * (time.perf_counter() - begun))
         return median(times)
 
@@ -222,11 +227,13 @@ async def short_beside_long(engine: Engine, chats: Sequence[Chat]) -> dict[str, 
 
     alone = await timed()
     background = [
-        asyncio.create_task(keep_asking(chat)) for chat in chats[1 : LONG_ANSWERS + 1]
+        asyncio.create_task(keep_asking(chat)) for chat in itertools.islice(chats, LONG_ANSWERS)
     ]
-    await asyncio.sleep(0.5)
+    await asyncio.sleep(1)
     beside = await timed()
     for task in background:
+        if task.done():
+            task.result()  # it has failed, for it never ends
         task.cancel()
     await asyncio.gather(*background, return_exceptions=True)
     return {"alone_ms": alone, "beside_long_ms": beside}
@@ -270,14 +277,14 @@ def as_line(row: Row) -> str:
 
 async def run(*, threads: int, turns: int, rounds: int) -> dict[str, Any]:
     torch.set_num_threads(threads)
-    chats = [chat[:-1] for chat in itertools.islice(scripted_chats(seed=3), max(CLIENTS))]
+    chats = (chat[:-1] for chat in scripted_chats(seed=3))
     report: dict[str, Any] = {"rows": [], "short": {}, "adapters_mb": {}}
     print(HEADER)
     with tempfile.TemporaryDirectory() as temporary:
         for model, path in save_policies(Path(temporary)).items():
             async with running_engine(threads) as engine:
                 await engine.load("policy", path)
-                plain = Plain(path, chats)
+                plain = Plain(path)
                 report["rows"] += await throughput(
                     model, engine, plain, chats, turns=turns, rounds=rounds
                 )

@@ -22,7 +22,7 @@ log = logging.getLogger(__name__)
 MAX_BATCH = 64  # requests of a policy that are sampled together
 MAX_WAITING = 1024  # beyond this many, requests are turned away
 _READ_TOKENS = 2048  # of prompts, padded, that are read in one turn: meanwhile all others wait
-_TELL_S = 0.02  # streams hear of new tokens this often, which costs as much as a small model's step
+_TELL_S = 0.04  # streams hear of new tokens this often, which costs as much as a small model's step
 _GATHER_S = 0.003  # an idle worker waits this long for requests that come together
 
 

@@ -5,7 +5,6 @@ import pytest
 import torch
 from transformers import PreTrainedModel
 
-from babylon.engine.batch import Batch, Row
 from babylon.engine.generate import generate
 from babylon.engine.sampling import Completion, Request, Sampling
 from tests.tiny_policy import plain_logprobs, tiny_model
@@ -146,22 +145,6 @@ def test_draws_follow_the_distribution(model: PreTrainedModel) -> None:
     drawn = torch.tensor([c.token_ids[0] for c in sample(model, *requests)])
     share = torch.bincount(drawn, minlength=len(expected)) / count
     assert float((share - expected).abs().sum() / 2) < 0.1  # total variation
-
-
-def test_caller_ends_a_request_and_the_others_go_on(model: PreTrainedModel) -> None:
-    steps: list[list[int]] = []
-
-    def on_step(running: Sequence[int], completions: Sequence[Completion]) -> set[int]:
-        steps.append(list(running))
-        assert all(len(completions[r].logprobs) == len(steps) for r in running)
-        return {1} if len(steps) == 3 else set()
-
-    requests = [seeded(PROMPTS[0], 1), seeded(PROMPTS[1], 2)]
-    kept, ended = generate(model, requests, eos_token_ids=(), pad_token_id=PAD, on_step=on_step)
-    assert (len(kept.token_ids), kept.finish_reason) == (24, "length")
-    assert (len(ended.token_ids), ended.finish_reason) == (3, "abort")
-    assert steps[2] == [0, 1] and steps[3] == [0]
-    assert kept.token_ids == sample(model, requests[0], eos=())[0].token_ids
 
 
 def test_bad_sampling_names_the_values() -> None:
