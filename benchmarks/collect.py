@@ -1,7 +1,7 @@
 """How fast a window is collected: ``python -m benchmarks.collect [--rows 5000] [--json FILE]``
 
 One embedded Postgres, one table of recorded play (65 KB of ``stepsJson`` a trajectory; with
-``--logs`` also a row of ``llm_call_logs`` for each of its 30 calls, 41 KB in all). Every way reads
+``--logs`` also a row of ``llm_call_logs`` for each of its 81 calls, 23 KB in all). Every way reads
 the same bytes of it:
 
     ceiling   COPY of the columns that collecting needs, thrown away: Postgres can do no better

@@ -107,7 +107,8 @@ def plain(text: str) -> Any:
     with suppress(orjson.JSONDecodeError, orjson.JSONEncodeError, UnicodeError):
         raw = text.encode()
         document = orjson.loads(raw)
-        if orjson.dumps(document) == raw and not _NUL.search(raw):
+        escaped = b"\\" in raw  # without an escape there is nothing to search for
+        if orjson.dumps(document) == raw and not (escaped and _NUL.search(raw)):
             return document
     return msgspec.UNSET
 

@@ -9,6 +9,7 @@ from collections import Counter
 from collections.abc import Iterable
 
 import msgspec
+import pyarrow as pa
 
 from babylon.artifacts import ArtifactWriter, Columns, iter_batches
 from babylon.errors import WindowNotReadyError
@@ -52,20 +53,21 @@ def check_artifact(
         settings.artifacts, TRAJECTORY_SCHEMA, stage="validated", window_id=window.key
     ) as writer:
         for batch in iter_batches(raw, list(GAME_SCHEMA)):
-            sound = []
-            accepted = []
+            sound, accepted = [], []
             with collector_at_rest():
-                for number, values in enumerate(zip(*batch.to_pydict().values(), strict=True)):
-                    row = GameRow(**dict(zip(GAME_SCHEMA, values, strict=True)))
+                collected = batch.to_pydict()
+                for values in zip(*collected.values(), strict=True):
+                    row = GameRow(**dict(zip(collected, values, strict=True)))
                     verdict = check_row(row, window, settings)
+                    sound.append(isinstance(verdict, Accepted))
                     if isinstance(verdict, Rejection):
                         rejections.append(verdict)
                     else:
                         agents.add(row.agent_id)
-                        sound.append(number)
                         accepted.append(_row(row, verdict))
             columns: Columns = {name: [row[name] for row in accepted] for name in TRAJECTORY_SCHEMA}
-            columns["game_json"] = batch.column("steps_json").take(sound)
+            # what is handed on as it was need not become Python text and bytes again
+            columns["game_json"] = batch.column("steps_json").filter(pa.array(sound, pa.bool_()))
             writer.write(columns)
     return writer.artifact, agents, rejections
 

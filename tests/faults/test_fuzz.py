@@ -5,7 +5,7 @@
 
 import os
 from collections import Counter
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from itertools import islice
 
 import msgspec
@@ -65,6 +65,15 @@ def decoded(frame):
         assert set(knowledge) == {"game_knowledge", "market_outcomes"}
         assert all(-1 <= r["reward"] <= 1 for r in msgspec.json.decode(row["step_rewards_json"]))
         yield row["trajectory_id"]
+
+
+def test_rows_of_which_none_is_sound_leave_an_artifact_without_rows(settings):
+    rows = (replace(older_row(), trajectory_id=f"t{n:03d}", steps_json="[]") for n in range(150))
+    accepted, agents, rejections = check_artifact(
+        collected(settings.artifacts, rows), WINDOW, settings
+    )
+    assert (accepted.rows, agents, len(rejections)) == (0, set(), 150)
+    assert read_trajectories(accepted) == []
 
 
 def test_the_same_seed_gives_the_same_rows_and_verdicts(settings):
