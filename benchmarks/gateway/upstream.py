@@ -104,7 +104,7 @@ class Upstream:
                 await _reply(send, b"{}")
             case "PUT", path:
                 self._policies.append(path.removeprefix("/policies/"))
-                await _reply(send, b"{}")
+                await _reply(send, json.dumps({"id": self._policies[-1]}).encode())
             case _:
                 data = [{"id": name} for name in self._policies]
                 await _reply(send, json.dumps({"data": data}).encode())
