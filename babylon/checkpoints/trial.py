@@ -9,8 +9,9 @@ from collections.abc import Sequence
 
 import torch
 
-from babylon.engine.generate import Request, Sampling, generate
+from babylon.engine.generate import generate
 from babylon.engine.policies import load
+from babylon.engine.sampling import Request, Sampling
 from babylon.errors import ModelError
 from babylon.grpo.batch import CallTokens
 from babylon.grpo.forward import PolicyForward
@@ -48,7 +49,7 @@ class _Trial:
     """A loaded checkpoint. ``max_tokens``: of a portion of the forward pass."""
 
     def __init__(self, path: str, max_tokens: int | None) -> None:
-        self._policy = load("trial", path, 0, "cuda" if torch.cuda.is_available() else "cpu")
+        self._policy = load("trial", path, 0)
         self._max_tokens = max_tokens
 
     def answers(self, asks: Sequence[Ask]) -> list[Answer | None]:
