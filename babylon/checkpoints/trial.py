@@ -4,6 +4,7 @@ Logprobs are those of training's own forward pass (``babylon.grpo.forward``), bu
 GPU: they are what an engine is measured by.
 """
 
+import gc
 from collections.abc import Sequence
 
 import torch
@@ -20,23 +21,38 @@ from babylon.probes import Answer, Ask
 BATCH = 64
 
 
-class Trial:
-    """A loaded checkpoint; it is freed with this object. Blocking.
+def try_out(
+    path: str, asks: Sequence[Ask], given: Sequence[Answer], max_tokens: int | None
+) -> tuple[list[Answer | None], list[float]]:
+    """What a checkpoint answers (None where the prompt does not fit into its context), and its
+    logprobs of every token of the ``given`` answers, else of its own. Blocking; the model's memory
+    is free again afterwards.
 
     Raises:
-        ModelError: it does not load, or cannot answer.
+        ModelError: it does not load, cannot answer, or its forward pass does not fit into memory.
     """
+    trial = _Trial(path, max_tokens)
+    drawn = trial.answers(asks)
+    answers = given or [answer for answer in drawn if answer is not None]
+    if not answers:
+        raise ModelError(f"none of {len(asks)} prompts fits into the context of {path}")
+    logprobs = trial.logprobs(answers)
+    del trial
+    gc.collect()  # a model is a web of cycles, and the next one needs its memory
+    if torch.cuda.is_available():
+        torch.cuda.empty_cache()
+    return drawn, logprobs
+
+
+class _Trial:
+    """A loaded checkpoint. ``max_tokens``: of a portion of the forward pass."""
 
     def __init__(self, path: str, max_tokens: int | None) -> None:
         self._policy = load("trial", path, 0, "cuda" if torch.cuda.is_available() else "cpu")
         self._max_tokens = max_tokens
 
     def answers(self, asks: Sequence[Ask]) -> list[Answer | None]:
-        """One an ask; None where the prompt does not fit into the policy's context.
-
-        Raises:
-            ModelError: the policy's logits are not finite.
-        """
+        """One an ask; None where the prompt does not fit into the policy's context."""
         requests = [self._request(ask) for ask in asks]
         fitting = [request for request in requests if request is not None]
         answers = iter(
@@ -49,11 +65,7 @@ class Trial:
         return [None if request is None else next(answers) for request in requests]
 
     def logprobs(self, answers: Sequence[Answer]) -> list[float]:
-        """Of every token of every answer, one after the other.
-
-        Raises:
-            ModelError: the pass does not fit into memory.
-        """
+        """Of every token of every answer, one after the other."""
         calls = [
             CallTokens(prompt=answer.prompt_token_ids, completion=answer.token_ids, logprobs=None)
             for answer in answers

@@ -44,8 +44,7 @@ app.command()(analyse)
 def replace(
     version: Version, reason: Reason = "by hand", force: Force = False, json: Json = False
 ) -> None:
-    """Send every agent to one policy, without a dropped request; ends an experiment in favour of
-    its challenger."""
+    """Send every agent to one policy, without a dropped request; a challenger wins so."""
 
     async def put_in_force(store: "Store", settings: Settings) -> "Change":
         from babylon.deploy.change import Order
@@ -109,7 +108,8 @@ def status(json: Json = False) -> None:
 
     now = asyncio.run(with_store(found))
     if json:
-        print_json({**asdict(now.route), **asdict(now)})
+        about = asdict(now)
+        print_json({**about.pop("route"), **about})
     else:
         _show_status(now)
     raise typer.Exit(0 if now.settled else 1)

@@ -10,6 +10,7 @@ from rich.progress import Progress
 
 from babylon.cli.options import Json
 from babylon.cli.output import print_json, print_table, stderr
+from babylon.deploy.checked import as_lines
 from babylon.diagnostics import figure, in_order, warnings
 from babylon.settings import Settings, load_settings
 
@@ -58,7 +59,7 @@ def list_(json: Json = False) -> None:
 
 @app.command()
 def show(version: Version, json: Json = False) -> None:
-    """One policy: where its weights are, its metrics and its verdict, and what is odd in them."""
+    """One policy: where its weights are, its metrics, verdict and checks, and what is odd there."""
 
     async def one(store: "Store") -> dict[str, Any]:
         from babylon.store.policies import get_policy
@@ -67,6 +68,8 @@ def show(version: Version, json: Json = False) -> None:
         return asdict(policy) | {"metrics": in_order(policy.metrics)}
 
     policy = asyncio.run(with_store(one))
+    if not json and policy["checks"]:
+        policy["checks"] = as_lines(policy["checks"])
     show_values(policy, json)
     if not json:
         for warning in warnings(policy["metrics"]):

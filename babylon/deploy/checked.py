@@ -49,5 +49,15 @@ class Checked:
         return f"all {len(self.checks)} checks passed"
 
     def as_json(self) -> dict[str, Any]:
-        """Everything, with only what JSON has words for."""
-        return {"passed": self.passed, "reason": self.reason, **asdict(self)}
+        """Everything, with only what JSON has words for; the checks by name."""
+        plain = asdict(self)
+        checks = {check.pop("name"): check for check in plain["checks"]}
+        return {"passed": self.passed, "reason": self.reason, **plain, "checks": checks}
+
+
+def as_lines(stored: Mapping[str, Any]) -> dict[str, str]:
+    """Stored checks as a person reads them: a line each."""
+    return {
+        name: check["reason"] if check["passed"] else f"FAILED: {check['reason']}"
+        for name, check in stored["checks"].items()
+    }

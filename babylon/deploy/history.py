@@ -24,7 +24,10 @@ async def previous_champion(store: Store) -> Policy:
     routes = reversed(await all_routes(store))
     served = champions([route.policy_version for route in routes])
     if len(served) < 2:
-        raise ModelError("no other policy served before: nothing to roll back to")
+        raise ModelError(
+            "no other policy served before, there is nothing to roll back to: name one with"
+            " `babylon deploy replace`"
+        )
     return await get_policy(store, served[-2])
 
 

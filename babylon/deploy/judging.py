@@ -73,9 +73,10 @@ def _agrees(seen: Seen) -> Check:
     )
     failure = None
     if wrong:
+        rounded = ", or have vLLM compute in fp32 as well (--dtype float32)" if seen.fp32 else ""
         failure = (
             f"{told} at gateway {shown}: compare weights, precision and tokenizer of engine and"
-            " trainer, and restart the engine"
+            f" trainer, and restart the engine{rounded}"
         )
     return Check.of("agrees", failure, told, mean=gap.mean, most=gap.most, fp32=str(seen.fp32))
 

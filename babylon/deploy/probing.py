@@ -8,9 +8,10 @@ import asyncio
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Annotated
 
 import aiohttp
+import msgspec
 
 from babylon.probes import Answer, Ask
 from babylon.store.gateways import Gateway
@@ -111,7 +112,7 @@ async def _ask(
             async with session.post(url, json=body) as response:
                 if response.status == 200:
                     served = response.headers.get("x-model-version")
-                    return _answer(await response.json(), name, version, served)
+                    return _checked(await response.read(), name, version, served)
                 problem = f"{response.status} {(await response.text())[:200]}"
                 if response.status not in _BUSY:
                     return Faulty(problem=problem)
@@ -120,15 +121,51 @@ async def _ask(
     return Faulty(problem=problem)
 
 
-def _answer(body: Any, name: str, version: int, served: str | None) -> Answer | Faulty:
+class _Logprob(msgspec.Struct):
+    logprob: float | None = None
+
+
+class _Logprobs(msgspec.Struct):
+    content: list[_Logprob] | None = None
+
+
+class _Message(msgspec.Struct):
+    content: str | None = None
+
+
+class _Choice(msgspec.Struct):
+    message: _Message
+    finish_reason: str | None = None
+    token_ids: list[int] | None = None
+    prompt_token_ids: list[int] | None = None
+    logprobs: _Logprobs | None = None
+
+
+class _Usage(msgspec.Struct):
+    completion_tokens: int | None = None
+
+
+class _Completion(msgspec.Struct):
+    """What of a chat completion is read."""
+
+    model: str
+    choices: Annotated[list[_Choice], msgspec.Meta(min_length=1, max_length=1)]
+    usage: _Usage
+    prompt_token_ids: list[int] | None = None
+
+
+def _checked(body: bytes, name: str, version: int, served: str | None) -> Answer | Faulty:
     """The answer, if it is of the policy that was asked for and its parts fit together."""
-    if body.get("model") != name or served != str(version):
-        return Faulty(problem=f"{body.get('model')!r}, version {served}, answered for {name!r}")
-    choice = body["choices"][0]
-    prompt = body.get("prompt_token_ids") or choice.get("prompt_token_ids") or []
-    ids = choice.get("token_ids") or []
-    scores = [one.get("logprob") for one in (choice.get("logprobs") or {}).get("content") or []]
-    counted = (body.get("usage") or {}).get("completion_tokens")
+    try:
+        answer = msgspec.json.decode(body, type=_Completion)
+    except msgspec.DecodeError as error:
+        return Faulty(problem=f"no answer of a chat: {error}")
+    if answer.model != name or served != str(version):
+        return Faulty(problem=f"{answer.model!r}, version {served}, answered for {name!r}")
+    (choice,) = answer.choices
+    prompt = answer.prompt_token_ids or choice.prompt_token_ids or []
+    ids, counted = choice.token_ids or [], answer.usage.completion_tokens
+    scores = (choice.logprobs.content if choice.logprobs else None) or []
     if not (prompt and ids and len(ids) == len(scores) == counted):
         return Faulty(
             problem=f"{len(prompt)} prompt ids, {len(ids)} token ids, {len(scores)} logprobs, but"
@@ -137,7 +174,7 @@ def _answer(body: Any, name: str, version: int, served: str | None) -> Answer | 
     return Answer(
         prompt_token_ids=prompt,
         token_ids=ids,
-        logprobs=[math.nan if score is None else float(score) for score in scores],
-        text=choice["message"].get("content") or "",
-        ended=choice.get("finish_reason") == "stop",
+        logprobs=[math.nan if one.logprob is None else one.logprob for one in scores],
+        text=choice.message.content or "",
+        ended=choice.finish_reason == "stop",
     )

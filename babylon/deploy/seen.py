@@ -7,7 +7,7 @@ from itertools import groupby
 from babylon.checkpoint_files import adapter_base, is_fp32, local_path
 from babylon.deploy.probing import Probe, Question
 from babylon.errors import ModelError
-from babylon.probes import Answer, Ask
+from babylon.probes import Answer
 
 CHAMPION, BASE = "champion", "base"
 
@@ -67,10 +67,12 @@ def look(contenders: Contenders, asked: Sequence[Question], probes: Sequence[Pro
     Raises:
         ModelError: the policy does not load, or cannot answer.
     """
+    from babylon.checkpoints.trial import try_out  # torch takes seconds to import
+
     asks = [] if probes else [ask for _, ask in asked]
     probed = _probed(probes, "policy")
     given = [reply.answer for reply in probed]
-    drawn, own = _try(contenders.policy, asks, given, contenders.max_tokens)
+    drawn, own = try_out(_path(contenders.policy), asks, given, contenders.max_tokens)
     replies = probed or _drawn(asked, drawn)
     given = [reply.answer for reply in replies]
     known = {contenders.policy: (drawn, own)}
@@ -81,7 +83,7 @@ def look(contenders: Contenders, asked: Sequence[Question], probes: Sequence[Pro
         elif uri not in known:
             try:
                 more = asks if name == CHAMPION else []
-                known[uri] = _try(uri, more, given, contenders.max_tokens)
+                known[uri] = try_out(_path(uri), more, given, contenders.max_tokens)
             except ModelError as error:
                 absent[name] = str(error)
     champions = _probed(probes, CHAMPION)
@@ -98,18 +100,8 @@ def look(contenders: Contenders, asked: Sequence[Question], probes: Sequence[Pro
     )
 
 
-def _try(
-    uri: str, asks: Sequence[Ask], given: Sequence[Answer], max_tokens: int | None
-) -> tuple[list[Answer | None], list[float]]:
-    """What a checkpoint answers, and its logprobs of the given answers (else of its own)."""
-    from babylon.checkpoints.trial import Trial  # torch takes seconds to import
-
-    trial = Trial(str(local_path(uri)), max_tokens)
-    drawn = trial.answers(asks)
-    answers = given or [answer for answer in drawn if answer is not None]
-    if not answers:
-        raise ModelError(f"none of the prompts fits into the context of {uri}")
-    return drawn, trial.logprobs(answers)
+def _path(uri: str) -> str:
+    return str(local_path(uri))
 
 
 def _drawn(asked: Sequence[Question], answers: Sequence[Answer | None]) -> list[Reply]:

@@ -4,12 +4,12 @@ gateway over HTTP, real checkpoints, a real Postgres."""
 import json
 import shutil
 from collections.abc import AsyncIterator, Sequence
+from contextlib import asynccontextmanager
 from dataclasses import replace
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import Any
 
-import aiohttp
 import pytest
 import torch
 from peft import LoraConfig, get_peft_model
@@ -22,8 +22,9 @@ from babylon.deploy.golden import PROMPTS, SAMPLES, golden_prompts, questions
 from babylon.settings import Settings
 from babylon.store import Store
 from babylon.store.calls import RecordedCall, insert_calls, wait_until_recorded
-from babylon.store.gateways import Gateway, live_gateways
+from babylon.store.gateways import Gateway, live_gateways, wait_until_loaded
 from babylon.store.policies import ensure_base, get_policy
+from babylon.store.proposals import proposed
 from tests.integration.test_serving import Stack, running_stack, until_healthy
 from tests.tiny_policy import save_tiny_policy, tiny_model, tiny_tokenizer
 
@@ -118,23 +119,27 @@ async def asked(stack: Stack) -> None:
     await wait_until_recorded(stack.store)
 
 
-async def held(stack: Stack, version: int, path: Path) -> list[Gateway]:
-    """Register a policy that the engine holds, from ``path``, and the gateway answers for, while
-    the champion serves."""
-    engine = stack.engine.make_url(f"/policies/babylon-v{version}")
-    async with aiohttp.ClientSession() as session:
-        body = {"path": str(path), "version": version}
-        async with session.put(engine, json=body) as response:
-            assert response.status == 200, await response.text()
-    await stack.route_to(version)
-    await stack.route_to(0)
-    return await live_gateways(stack.store)
+@asynccontextmanager
+async def held(
+    stack: Stack, version: int, path: Path, kind: str = "full"
+) -> AsyncIterator[tuple[Gateway, ...]]:
+    """A proposed policy, which every gateway has loaded, while the champion serves."""
+    await register(stack.store, version, path, kind)
+    async with proposed(stack.store, version, "test"):
+        yield await wait_until_loaded(stack.store, version, 20)
 
 
 async def check(
-    store: Store, settings: Settings, version: int, gateways: Sequence[Gateway] = ()
+    store: Store,
+    settings: Settings,
+    version: int,
+    gateways: Sequence[Gateway] = (),
+    trained: Path | None = None,
 ) -> Checked:
+    """``trained``: what training really made, where engines hold something else."""
     policy, champion = await get_policy(store, version), await get_policy(store, 0)
+    if trained is not None:
+        policy = replace(policy, uri=str(trained), digest=checkpoint_digest(str(trained)))
     checked = await check_policy(store, settings, policy, champion, gateways)
     assert (await get_policy(store, version)).checks == json.loads(json.dumps(checked.as_json()))
     return checked
@@ -147,11 +152,9 @@ def failed(checked: Checked) -> list[str]:
 async def test_an_honest_update_passes_and_its_probes_are_nobodys_play(
     stack: Stack, settings: Settings, base: Path, tmp_path: Path
 ) -> None:
-    path = nudged(base, tmp_path / "v1", 0.02)
-    await register(stack.store, 1, path)
-    gateways = await held(stack, 1, path)
     before = len(await stack.rows())
-    checked = await check(stack.store, settings, 1, gateways)
+    async with held(stack, 1, nudged(base, tmp_path / "v1", 0.02)) as gateways:
+        checked = await check(stack.store, settings, 1, gateways)
     assert checked.passed, checked.reason
     assert [one.name for one in checked.checks] == [
         "digest", "answers", "loads", "finite", "served", "agrees", "learned", "kl", "form",
@@ -172,9 +175,9 @@ async def test_an_engine_that_serves_the_base_under_the_policys_name_is_caught(
     stack: Stack, settings: Settings, base: Path, tmp_path: Path
 ) -> None:
     """Also when the update is so small that every tolerance would let it through."""
-    await register(stack.store, 1, adapter(base, tmp_path / "v1", 1e-4), "lora")
-    gateways = await held(stack, 1, base)
-    checked = await check(stack.store, settings, 1, gateways)
+    trained = adapter(base, tmp_path / "v1", 1e-4)
+    async with held(stack, 1, base, "lora") as gateways:
+        checked = await check(stack.store, settings, 1, gateways, trained)
     assert failed(checked) == ["served"]
     assert "serves the champion under the policy's name" in checked.reason
 
@@ -182,14 +185,13 @@ async def test_an_engine_that_serves_the_base_under_the_policys_name_is_caught(
 async def test_an_engine_that_serves_another_adapter_is_caught(
     stack: Stack, settings: Settings, base: Path, tmp_path: Path
 ) -> None:
-    path = adapter(base, tmp_path / "v1", 0.05)
-    await register(stack.store, 1, path, "lora")
-    gateways = await held(stack, 1, adapter(base, tmp_path / "other", 0.1))
-    checked = await check(stack.store, settings, 1, gateways)
+    trained = adapter(base, tmp_path / "v1", 0.05)
+    other = adapter(base, tmp_path / "other", 0.1)
+    async with held(stack, 1, other, "lora") as gateways:
+        checked = await check(stack.store, settings, 1, gateways, trained)
     assert "agrees" in failed(checked)
-    await register(stack.store, 2, path, "lora")
-    honest = await held(stack, 2, path)
-    assert (await check(stack.store, settings, 2, honest)).passed
+    async with held(stack, 2, trained, "lora") as gateways:
+        assert (await check(stack.store, settings, 2, gateways)).passed
 
 
 async def test_a_gateway_that_does_not_know_the_policy_refuses_it(

@@ -17,11 +17,14 @@ from safetensors import safe_open
 
 from babylon.arena.gate import validate_checkpoint
 from babylon.artifacts import write_artifact
+from babylon.checkpoint_files import checkpoint_digest
 from babylon.checkpoints.load import load_policy
 from babylon.checkpoints.tokenizer import render_prompt
 from babylon.checkpoints.update import update_checkpoint
 from babylon.cli import model
 from babylon.deploy.change import Order
+from babylon.deploy.checked import Check, Checked
+from babylon.deploy.checks import check_policy
 from babylon.deploy.replace import replace_champion
 from babylon.deploy.stage import deploy_checkpoint
 from babylon.errors import WindowNotReadyError
@@ -30,13 +33,15 @@ from babylon.progress import FILE, progress_directory, take_up_progress
 from babylon.retention import retire_checkpoints
 from babylon.settings import Settings
 from babylon.store import Store
-from babylon.store.policies import champion, ensure_base, get_policy
+from babylon.store.calls import insert_calls
+from babylon.store.policies import champion, ensure_base, get_policy, set_checks
 from babylon.store.routes import Split, commit_route
 from babylon.store.windows import claim_window, get_window, set_state
 from babylon.train import train_window, trainer_config
 from babylon.trajectories import Call, Message, TrainingRow, training_rows
 from babylon.types import Claim, Scored
 from babylon.windows import WindowState, parse_window_id
+from tests.integration.test_checks import ASKED, call
 from tests.tiny_policy import plain_logprobs, save_tiny_policy
 
 MESSAGES = (Message(role="system", content="Trade."), Message(role="user", content="m1 0.50"))
@@ -159,6 +164,18 @@ async def test_the_whole_report_is_in_postgres_with_the_policy_and_with_the_wind
     assert row is not None and row.metrics == trained.metrics
 
 
+async def test_what_training_commits_passes_the_checks_before_it_serves(
+    store: Store, quick: Settings, base: Path
+) -> None:
+    await train_window(store, quick, await scored(store, quick, 9, rows(base, version=0)))
+    await insert_calls(store, [call(text, agent=f"agent-{text}") for text in ASKED])
+    policy = await get_policy(store, 1)
+    assert policy.digest == checkpoint_digest(policy.uri)
+    checked = await check_policy(store, quick, policy, await get_policy(store, 0), ())
+    assert checked.passed, checked.reason
+    assert [check.name for check in checked.checks][:2] == ["digest", "base"]
+
+
 async def test_calls_age_by_generations_and_too_old_ones_are_left_out(
     store: Store, quick: Settings, base: Path
 ) -> None:
@@ -271,11 +288,16 @@ async def test_policies_are_listed_and_shown_for_people(
     await store.pool.execute(
         "UPDATE babylon.policies SET metrics = metrics || $1", {"oom_halvings": 2, "ess": 0.123456}
     )
+    checks = (Check.of("kl", "KL to the champion is 9 nats a token, allowed is 0.5"),)
+    checked = Checked(policy_version=1, champion_version=0, gateways=(), checks=checks)
+    await set_checks(store, 1, checked.as_json())
     await asyncio.to_thread(model.show, 1)
     lines = capsys.readouterr().out.splitlines()
     named = [one.split()[0] for one in lines if one.startswith("metrics.")]
     assert named[:2] == ["metrics.avg_reward", "metrics.training_loss"]
     assert [one.split()[1] for one in lines if one.startswith("metrics.ess")] == ["0.1235"]
+    (line,) = [one for one in lines if one.startswith("checks.")]
+    assert line.split(maxsplit=1) == ["checks.kl", f"FAILED: {checks[0].reason}"]
     assert [one[:20] for one in lines if one.startswith("! ")] == [
         "! Not to be promoted",
         "! No call is of the ",

@@ -6,7 +6,7 @@ from dataclasses import replace
 import msgspec
 import pytest
 
-from babylon.deploy.checked import Check, Checked
+from babylon.deploy.checked import Check, Checked, as_lines
 from babylon.deploy.golden import GoldenPrompt
 from babylon.deploy.judging import judge
 from babylon.deploy.seen import Reply, Seen
@@ -15,7 +15,9 @@ from babylon.probes import Answer
 ORDER, HOLD = GoldenPrompt(messages=[], max_tokens=9, form="order"), '{"action":"hold"}'
 
 
-def _reply(text: str = HOLD, *, ended: bool = True, gateway: str | None = "g", shift: float = 0.0):
+def _reply(
+    text: str = HOLD, *, ended: bool = True, gateway: str | None = "g", shift: float = 0.0
+) -> Reply:
     scores = (-0.5 + shift, -1.5 + shift)
     answer = Answer(
         prompt_token_ids=(1,), token_ids=(2, 3), logprobs=scores, text=text, ended=ended
@@ -133,4 +135,7 @@ def test_the_reason_is_the_first_failure_and_the_record_is_json() -> None:
     assert checked.reason == "kl: too far: train less"
     stored = msgspec.json.decode(msgspec.json.encode(checked.as_json()))
     assert stored["passed"] is False
-    assert stored["checks"][1]["figures"] == {"kl": None}
+    assert stored["checks"]["kl"]["figures"] == {"kl": None}
+    assert as_lines(stored) == {
+        "digest": "as it was", "kl": "FAILED: too far: train less", "form": "FAILED: malformed",
+    }  # fmt: skip
