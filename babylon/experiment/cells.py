@@ -64,7 +64,8 @@ def cells_of(
     count = np.bincount(index, minlength=len(exposures)).astype(float)
     played = count > 0
     mean = np.bincount(index, values, len(exposures)) / np.maximum(count, 1)
-    spread: Floats = np.bincount(index, (values - mean[index]) ** 2, len(exposures))
+    squares = (values - mean[index]) ** 2
+    spread = np.bincount(index, squares, len(exposures)).astype(float)
     return make_cells(
         [one for one, has in zip(exposures, played, strict=True) if has],
         mean[played],

@@ -62,14 +62,15 @@ def difference(cells: Cells, *, shares: bool = False) -> Comparison | None:
     half = 0.0
     if variance:
         half = math.sqrt(variance) * student(standard_errors(information / TIGHTEST), freedom)
+    limit = 1.0 if shares else math.inf
     return Comparison(
-        champion=-float(influence @ np.where(cells.challenger, 0, adjusted)),
+        champion=0.0 - float(influence @ np.where(cells.challenger, 0, adjusted)),
         challenger=float(influence @ np.where(cells.challenger, adjusted, 0)),
         champion_agents=_count(cells, False),
         challenger_agents=_count(cells, True),
         difference=middle,
-        low=middle - half,
-        high=middle + half,
+        low=max(middle - half, -limit),
+        high=min(middle + half, limit),
         explained=1 - variance / plain if plain else 0.0,
         information=information,
     )
@@ -77,6 +78,8 @@ def difference(cells: Cells, *, shares: bool = False) -> Comparison | None:
 
 def student(normal: float, freedom: float) -> float:
     """Student's quantile of the same probability as a normal one."""
+    if math.isinf(freedom):
+        return normal
     wallace = normal * (8 * freedom + 3) / (8 * freedom + 1)
     return math.sqrt(freedom * math.expm1(min(wallace**2 / freedom, _LARGEST)))
 
@@ -87,7 +90,8 @@ def _stage_weights(cells: Cells) -> Floats:
     plays = np.bincount(cells.groups, cells.plays, 2 * stages).reshape(stages, 2)
     agents = np.bincount(cells.groups, minlength=2 * stages).reshape(stages, 2)
     total = plays.sum(axis=1)
-    weights = np.divide(plays.prod(axis=1), total, out=np.zeros(stages), where=total > 0)
+    weights = np.zeros(stages)
+    np.divide(plays.prod(axis=1), total, out=weights, where=total > 0)
     weights[(agents < 2).any(axis=1)] = 0.0
     return weights / weights.sum() if weights.any() else weights
 
@@ -116,10 +120,10 @@ def _history(cells: Cells) -> Floats:
 
 def _theta(cells: Cells, before: Floats, weights: Floats) -> float:
     """Pooled over arms and stages, within each: the effect itself must not count as history."""
-    x, y = _within(before, cells.groups), _within(cells.outcome, cells.groups)
+    deviation = _within(before, cells.groups)
     weight = weights[cells.stage]
-    squares = float(weight @ x**2)
-    return float(weight @ (x * y)) / squares if squares else 0.0
+    squares = float(weight @ deviation**2)
+    return float(weight @ (deviation * cells.outcome)) / squares if squares else 0.0
 
 
 def _within(values: Floats, groups: Ints) -> Floats:
@@ -141,12 +145,11 @@ def _variance(
     parts = np.bincount(groups, inner**2)  # as if agents were different ones in each stage
     pooled = np.bincount(cells.stage, within**2) / np.maximum(np.bincount(cells.stage) - 2.0, 1.0)
     floor = weight * pooled[np.arange(len(size)) // 2] / np.maximum(size, 1)
+    squares = float((np.maximum(parts, floor) ** 2 / degrees).sum())
     more = np.maximum(floor - parts, 0.0)
     if shares:
         mean = np.bincount(groups, outcome) / np.maximum(size, 1)
         more += weight * (mean**2 + (1 - mean) ** 2) / ((size + 1) * (size + 2))
-        degrees += 2
-    squares = float(((parts + more) ** 2 / degrees).sum())
     freedom = float((parts + more).sum()) ** 2 / squares if squares else math.inf
     return float((np.bincount(cells.unit, inner) ** 2).sum() + more.sum()), freedom
 

@@ -47,6 +47,8 @@ from babylon.windows import last_complete_window
 if TYPE_CHECKING:
     from babylon.store.connection import Connection
 
+__all__ = ["Review", "review"]
+
 
 async def review(store: Store, settings: Settings, experiment: str | None = None) -> Review | None:
     """Look at an experiment, by the salt of its routes, or at the one that runs now.

@@ -1,8 +1,7 @@
 """Experiments analysed from the rows that gateways and the game write."""
 
+import asyncio
 import json
-import subprocess
-import sys
 from collections.abc import Iterator
 from dataclasses import asdict
 from datetime import UTC, datetime
@@ -13,12 +12,13 @@ import asyncpg
 import msgspec
 import pytest
 
+from babylon.cli import main
 from babylon.experiment.records import Comparison, Review
 from babylon.experiment.report import review_markdown
 from babylon.experiment.review import review
 from babylon.settings import Settings, load_settings
 from babylon.store import Store, open_store
-from babylon.store.experiments import find_experiment
+from babylon.store.experiments import find_experiment, plays
 from tests.integration.experiments import SALT, world
 from tests.integration.test_migrations import GAME
 
@@ -38,18 +38,6 @@ async def look(store: Store, settings: Settings, experiment: str | None = None) 
 def pnl(found: Review) -> Comparison:
     assert found.pnl is not None
     return found.pnl
-
-
-def cli(settings: Settings, *arguments: str) -> subprocess.CompletedProcess[str]:
-    environment = settings.environment()
-    return subprocess.run(
-        [sys.executable, "-m", "babylon", "deploy", "analyse", *arguments],
-        capture_output=True,
-        text=True,
-        env=environment,
-        check=False,
-        cwd=Path(__file__).parents[2],
-    )
 
 
 async def test_a_challenger_that_earns_more_is_promoted_and_every_look_is_kept(
@@ -82,26 +70,38 @@ async def test_a_challenger_that_earns_more_is_promoted_and_every_look_is_kept(
 
 
 async def test_the_command_tells_the_same_and_succeeds_whatever_it_says(
-    store: Store, settings: Settings
+    store: Store,
+    settings: Settings,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
 ) -> None:
+    async def analyse(*arguments: str) -> tuple[int, str]:
+        """Exit code, and what it prints."""
+        with pytest.raises(SystemExit) as left:
+            await asyncio.to_thread(main, ["deploy", "analyse", *arguments])
+        said = capsys.readouterr()
+        return int(left.value.code or 0), said.out or said.err
+
+    monkeypatch.setattr("babylon.cli.signal.signal", lambda *_: None)  # not outside the main thread
+    for name, value in settings.environment().items():
+        monkeypatch.setenv(name, value)
     fleet = await world(store)
-    nothing = cli(settings, "--json")
-    assert nothing.returncode == 1 and "no experiment runs" in json.loads(nothing.stdout)["error"]
+    code, said = await analyse("--json")
+    assert code == 1 and "no experiment runs" in json.loads(said)["error"]
     await fleet.begin()
     fleet.fleet(gain=200)
     await fleet.write()
-    told = cli(settings, "--json")
-    assert told.returncode == 0, told.stderr
-    numbers = json.loads(told.stdout)
-    assert numbers["decision"] == "insufficient"
+    code, said = await analyse("--json")
+    numbers = json.loads(said)
+    assert (code, numbers["decision"]) == (0, "insufficient")
     assert "AB_MIN_HOURS=3" in numbers["reason"]
     assert numbers["pnl"] == asdict(pnl(await look(store, settings)))
     await fleet.end(winner=1)
-    assert cli(settings).returncode == 1
-    past = cli(settings, "--experiment", SALT)
-    assert past.returncode == 0 and past.stdout.startswith(f"# Experiment {SALT}: not enough")
-    unknown = cli(settings, "--experiment", "no-such")
-    assert unknown.returncode == 1 and "no experiment 'no-such'" in unknown.stderr
+    assert (await analyse())[0] == 1
+    code, said = await analyse("--experiment", SALT)
+    assert code == 0 and said.startswith(f"# Experiment {SALT}: not enough evidence yet")
+    code, said = await analyse("--experiment", "no-such")
+    assert code == 1 and "no experiment 'no-such'" in said
 
 
 async def test_a_challenger_that_earns_less_is_rolled_back(
@@ -138,6 +138,35 @@ async def test_history_that_was_written_before_makes_the_interval_narrower(
     assert pnl(found).high - pnl(found).low < (found.raw_pnl.high - found.raw_pnl.low) / 10
     beyond = await look(store, settings)  # 168 h: this history is of 2025
     assert pnl(beyond).explained == 0
+
+
+async def test_the_experiments_own_play_is_no_history_however_it_is_dated(
+    store: Store, settings: Settings
+) -> None:
+    fleet = await world(store)
+    await fleet.begin()
+    fleet.fleet(gain=0)
+    await fleet.write()
+    found = await look(store, settings.model_copy(update={"lookback_hours": 100 * 366 * 24}))
+    assert found.pnl is not None and found.pnl == found.raw_pnl
+
+
+async def test_play_through_a_change_of_the_share_belongs_to_the_stage_that_it_began_in(
+    store: Store, settings: Settings
+) -> None:
+    fleet = await world(store)
+    await fleet.begin(0.25, mode="canary")
+    long = fleet.play("a0", "champion", 5)
+    await fleet.begin(0.5, mode="canary")
+    fleet.call("a0", "champion", trajectory_id=long)
+    short = fleet.play("a1", "challenger", 5)
+    await fleet.write()
+    experiment = await find_experiment(store)
+    assert experiment is not None
+    async with store.pool.acquire() as connection:
+        found = {play.trajectory_id: play for play in await plays(connection, experiment)}
+    assert (found[long].stage, found[long].mixed) == (0, False)
+    assert found[short].stage == 1
 
 
 async def test_play_that_does_not_belong_to_one_arm_alone_is_left_out_and_counted(
