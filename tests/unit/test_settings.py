@@ -24,8 +24,8 @@ def test_another_process_reads_the_same_settings(
 def test_a_deployment_strategy_that_does_not_exist_is_named(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setenv("DEPLOYMENT_STRATEGY", "canary")
-    with pytest.raises(ConfigError, match=r"DEPLOYMENT_STRATEGY='canary'.*'replace'"):
+    monkeypatch.setenv("DEPLOYMENT_STRATEGY", "shadow")
+    with pytest.raises(ConfigError, match=r"DEPLOYMENT_STRATEGY='shadow'.*'replace', 'ab' or 'canary'"):
         load_settings()
 
 
