@@ -47,13 +47,13 @@ class Engine:
     async def policies(self) -> frozenset[str]:
         """Names of the loaded policies."""
         answer = await self._ask("GET", "/v1/models", _ASK_TIMEOUT)
-        self._places = {card["id"]: self._place(card) for card in answer["data"]}
+        self._places = {card["id"]: self._place(card["id"], card) for card in answer["data"]}
         return frozenset(self._places)
 
     async def load(self, target: Target) -> None:
         body = {"path": target.path, "version": target.policy_version}
         card = await self._ask("PUT", f"/policies/{quote(target.name)}", _LOAD_TIMEOUT, body)
-        self._places[target.name] = self._place(card)
+        self._places[target.name] = self._place(target.name, card)
 
     async def unload(self, name: str) -> None:
         await self._ask("DELETE", f"/policies/{quote(name)}", _ASK_TIMEOUT)
@@ -83,8 +83,8 @@ class Engine:
         url = self._urls.get(key) or self._urls.setdefault(key, yarl.URL(base + path))
         return await self._session.post(url, data=body, headers=_JSON, timeout=_CALL_TIMEOUT)
 
-    def _place(self, card: Mapping[str, Any]) -> Place:
-        return Place(card.get("url") or self._url, card.get("model") or card["id"])
+    def _place(self, name: str, card: Mapping[str, Any]) -> Place:
+        return Place(card.get("url") or self._url, card.get("model") or name)
 
     async def _ask(
         self, method: str, path: str, timeout: aiohttp.ClientTimeout, body: object = None
