@@ -3,8 +3,9 @@
 A trivial engine is asked directly, through our gateway (keys checked, every call recorded without
 loss into Postgres) and through LiteLLM's proxy, once at the least that it can do and once recording
 each call, in turns. Processor time is the proxy's own process, user and system, while the engine
-answers at once, until it is at rest again; latency is measured with 16 clients, spread evenly,
-while the engine takes 100 ms, so that no proxy is measured by its queue unless it cannot keep up.
+answers at once, until it is at rest again; latency is measured with 16 clients while the engine
+waits 50 to 150 ms, and without that wait, so that no proxy is measured by its queue unless it cannot
+keep up.
 ``make bench-gateway`` installs LiteLLM into an environment of its own and names it here.
 """
 
@@ -83,7 +84,7 @@ async def measure(
             cost = 1000 * (cpu_s(target.pid) - before) / count
             await set_delay(engine, DELAY_S)
             slow = await load(
-                target, requests=count, clients=CLIENTS, stream=stream, spread_s=DELAY_S
+                target, requests=count, clients=CLIENTS, stream=stream, delay_s=DELAY_S
             )
             if turn:
                 costs[target.name].append(cost)

@@ -4,9 +4,12 @@ import asyncio
 import json
 import time
 from dataclasses import dataclass
+from random import Random
 from statistics import median, quantiles
 
 import aiohttp
+
+from benchmarks.gateway.upstream import share_of_delay
 
 _MESSAGES = [
     {"role": "system", "content": "You trade prediction markets. " * 20},
@@ -26,7 +29,7 @@ class Target:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Latencies:
-    """Seconds of every request, from sending to the last byte."""
+    """Seconds of every request, from sending to the last byte, without what the engine waited."""
 
     seconds: list[float]
     wall_s: float
@@ -45,11 +48,11 @@ class Latencies:
 
 
 async def load(
-    target: Target, *, requests: int, clients: int, stream: bool, spread_s: float = 0.0
+    target: Target, *, requests: int, clients: int, stream: bool, delay_s: float = 0.0
 ) -> Latencies:
     """``clients`` at a time, each with its next request as soon as the last is answered.
 
-    They begin evenly over ``spread_s``: agents do not all ask at one moment.
+    ``delay_s`` is what the engine waits in the mean; each request's seed says how long.
 
     Raises:
         RuntimeError: an answer is not what was asked for.
@@ -61,21 +64,22 @@ async def load(
         "x-babylon-trajectory": "trajectory-1",
         "x-babylon-step": "1",
     }
-    body = json.dumps(
-        {"model": "babylon", "messages": _MESSAGES, "max_tokens": 16, "stream": stream}
-    ).encode()
+    body = {"model": "babylon", "messages": _MESSAGES, "max_tokens": 16, "stream": stream}
+    seeds = Random(0)
     seconds: list[float] = []
     left = requests
 
-    async def client(session: aiohttp.ClientSession, number: int) -> None:
+    async def client(session: aiohttp.ClientSession) -> None:
         nonlocal left
-        await asyncio.sleep(spread_s * number / clients)
         while left > 0:
             left -= 1
+            seed = seeds.randrange(1000)
+            data = json.dumps({**body, "seed": seed}).encode()
             begun = time.perf_counter()
-            async with session.post(f"{target.url}/v1/chat/completions", data=body) as response:
+            async with session.post(f"{target.url}/v1/chat/completions", data=data) as response:
                 answer = await response.read()
-            seconds.append(time.perf_counter() - begun)
+            taken = time.perf_counter() - begun
+            seconds.append(taken - delay_s * share_of_delay(seed))
             if response.status != 200 or b"word15" not in answer:
                 raise RuntimeError(f"{target.name}: {response.status} {answer[-300:]!r}")
 
@@ -83,5 +87,5 @@ async def load(
     async with aiohttp.ClientSession(
         headers=headers, connector=aiohttp.TCPConnector(limit=clients)
     ) as session:
-        await asyncio.gather(*(client(session, number) for number in range(clients)))
+        await asyncio.gather(*(client(session) for _ in range(clients)))
     return Latencies(seconds=seconds, wall_s=time.perf_counter() - begun)

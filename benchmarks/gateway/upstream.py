@@ -9,6 +9,7 @@ only where they are asked for, as with vLLM.
 import argparse
 import asyncio
 import json
+import re
 from typing import Any
 
 import uvicorn
@@ -16,6 +17,7 @@ import uvicorn
 TOKENS = 16
 PROMPT_TOKENS = 200
 MODEL = "babylon-v0"
+_SEED = re.compile(rb'"seed": ?(\d+)')
 _JSON = (b"content-type", b"application/json")
 _EVENTS = (b"content-type", b"text/event-stream")
 
@@ -34,6 +36,11 @@ def _score(number: int) -> dict[str, Any]:
         "bytes": list(token.encode()),
         "top_logprobs": [],
     }
+
+
+def share_of_delay(seed: int) -> float:
+    """From 0.5 to 1.5: answers of one length would make all clients ask at one moment."""
+    return 0.5 + seed % 1000 / 1000
 
 
 def whole(exact: bool) -> bytes:
@@ -82,7 +89,8 @@ def _head(kind: str) -> dict[str, Any]:
 
 
 class Upstream:
-    """The ASGI application. ``PUT /delay/SECONDS`` sets what passes before an answer begins."""
+    """The ASGI application. ``PUT /delay/SECONDS`` sets what passes before an answer begins: half of
+    it to one and a half times of it, as the request's seed says (see ``share_of_delay``)."""
 
     def __init__(self) -> None:
         self._delay_s = 0.0
@@ -97,7 +105,9 @@ class Upstream:
             body, more = body + message.get("body", b""), message.get("more_body", False)
         match scope["method"], scope["path"]:
             case "POST", _:
-                await asyncio.sleep(self._delay_s)
+                if self._delay_s:
+                    seed = _SEED.search(body)
+                    await asyncio.sleep(self._delay_s * share_of_delay(int(seed[1]) if seed else 0))
                 await self._answer(body, send)
             case "PUT", path if path.startswith("/delay/"):
                 self._delay_s = float(path.removeprefix("/delay/"))
