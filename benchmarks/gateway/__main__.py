@@ -4,8 +4,8 @@ A trivial engine is asked directly, through our gateway (keys checked, every cal
 loss into Postgres) and through LiteLLM's proxy, once at the least that it can do and once recording
 each call, in turns. Processor time is the proxy's own process, user and system, while the engine
 answers at once, until it is at rest again; latency is measured with 16 clients while the engine
-waits 50 to 150 ms, and without that wait, so that no proxy is measured by its queue unless it cannot
-keep up.
+waits 50 to 150 ms, and without that wait, so that no proxy is measured by its queue unless it
+cannot keep up.
 ``make bench-gateway`` installs LiteLLM into an environment of its own and names it here.
 """
 

@@ -89,8 +89,8 @@ def _head(kind: str) -> dict[str, Any]:
 
 
 class Upstream:
-    """The ASGI application. ``PUT /delay/SECONDS`` sets what passes before an answer begins: half of
-    it to one and a half times of it, as the request's seed says (see ``share_of_delay``)."""
+    """The ASGI application. ``PUT /delay/SECONDS`` sets what passes before an answer begins; the
+    request's seed says how much of it (see ``share_of_delay``)."""
 
     def __init__(self) -> None:
         self._delay_s = 0.0
