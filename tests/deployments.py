@@ -3,6 +3,7 @@
 import asyncio
 from collections.abc import AsyncIterator, Mapping, Sequence
 from contextlib import asynccontextmanager
+from datetime import UTC, datetime, timedelta
 
 from babylon.store import Store
 from babylon.store.gateways import Gateway, announce_gateway, live_gateways
@@ -89,6 +90,7 @@ async def announced(
                 route_version=min(route.route_version, until_route),
                 loaded=sorted((asked | route.versions | set(holds)) - refuses.keys()),
                 refusals={str(version): why for version, why in refuses.items()},
+                recorded_until=datetime.now(UTC) + timedelta(hours=1),
             )
             await announce_gateway(store, gateway)
             await asyncio.sleep(0.01)

@@ -39,9 +39,9 @@ def serving(change: Change) -> str:
 
 def _checks(checks: dict[str, Any]) -> Iterator[str]:
     yield from ("| check | | found |", "| --- | --- | --- |")
-    for check in checks["checks"]:
+    for name, check in checks["checks"].items():
         passed = "passed" if check["passed"] else "**failed**"
-        yield f"| {check['name']} | {passed} | {check['reason'].replace('|', '¦')} |"
+        yield f"| {name} | {passed} | {check['reason'].replace('|', '¦')} |"
     yield ""
 
 

@@ -23,6 +23,7 @@ from flows.backfill import backfill
 from flows.publish_dataset import publish_dataset
 from flows.train_window import train_window
 from tests.conftest import real_rows
+from tests.deployments import announced
 from tests.flows.conftest import Workshop
 from tests.integration.game import insert
 
@@ -99,6 +100,30 @@ async def test_a_challenger_that_is_worse_is_kept_but_does_not_serve(
     result = await train_window(WINDOW)
     assert (result.status, result.reason) == (WindowState.REJECTED, "worse")
     assert result.metrics["deployment_success"] is False
+    assert (await champion(store))[0].policy_version == 0
+
+
+async def test_a_checkpoint_that_the_checks_refuse_ends_its_window_rejected(
+    played: Settings, store: Store, workshop: Workshop
+) -> None:
+    async with announced(store):  # a gateway runs, so there are checks
+        result = await train_window(WINDOW)
+    assert result.status == WindowState.REJECTED
+    assert result.reason.startswith("policy 1 is refused: ")
+    assert result.metrics["deployment"] == result.reason
+    assert (result.metrics["promoted"], result.metrics["arm"]) == (True, None)
+    assert (await champion(store))[0].policy_version == 0
+
+
+async def test_a_checkpoint_that_becomes_a_challenger_is_deployed_at_its_share(
+    played: Settings, store: Store, workshop: Workshop
+) -> None:
+    result = await train_window(WINDOW, overrides={"deployment_strategy": "ab"})
+    assert (result.status, result.reason) == (
+        WindowState.DEPLOYED,
+        "challenger at 50%: not worse",
+    )
+    assert (result.metrics["arm"], result.metrics["deployment_success"]) == ("challenger", True)
     assert (await champion(store))[0].policy_version == 0
 
 

@@ -45,7 +45,8 @@ class Fleet:
     clients: list[AsyncOpenAI]
     answers: list[tuple[int, int, str]] = field(default_factory=list)
 
-    async def play(self, agent: int) -> None:
+    async def play(self, agent: int) -> list[tuple[int, int, str]]:
+        answers = []
         for client in self.clients:
             response = await client.chat.completions.with_raw_response.create(
                 model="babylon", messages=HELLO, max_tokens=4, stream=True, user=f"agent-{agent}"
@@ -53,13 +54,14 @@ class Fleet:
             models = {chunk.model async for chunk in response.parse()}
             version = int(response.headers["x-model-version"])
             assert models == {f"babylon-v{version}"}
-            self.answers.append((agent, version, response.headers["x-arm"]))
+            answers.append((agent, version, response.headers["x-arm"]))
+        self.answers += answers
+        return answers
 
     async def round(self, agents: int = 12) -> list[tuple[int, int, str]]:
         """Everybody calls every gateway once; what they were answered by."""
-        self.answers = []
-        await asyncio.gather(*(self.play(agent) for agent in range(agents)))
-        return sorted(set(self.answers))
+        played = await asyncio.gather(*(self.play(agent) for agent in range(agents)))
+        return sorted({answer for answers in played for answer in answers})
 
     @asynccontextmanager
     async def playing(self, agents: int = 4) -> AsyncIterator[None]:

@@ -25,7 +25,7 @@ def test_a_deployment_strategy_that_does_not_exist_is_named(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setenv("DEPLOYMENT_STRATEGY", "shadow")
-    with pytest.raises(ConfigError, match=r"DEPLOYMENT_STRATEGY='shadow'.*'replace', 'ab' or 'canary'"):
+    with pytest.raises(ConfigError, match=r"DEPLOYMENT_STRATEGY='shadow'.*'ab' or 'canary'"):
         load_settings()
 
 
