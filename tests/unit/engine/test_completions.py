@@ -58,9 +58,7 @@ async def test_a_text_goes_on_with_tokens_logprobs_and_usage(engine: TestClient[
     )
     assert logprobs["tokens"] == [TOKENIZER.decode([token]) for token in ids]
     assert logprobs["text_offset"][:2] == [0, len(logprobs["tokens"][0])]
-    assert logprobs["top_logprobs"][0] == {
-        logprobs["tokens"][0]: logprobs["token_logprobs"][0]
-    }
+    assert logprobs["top_logprobs"][0] == {logprobs["tokens"][0]: logprobs["token_logprobs"][0]}
 
 
 async def test_tokens_go_on_as_their_text_does_and_nothing_comes_unasked(

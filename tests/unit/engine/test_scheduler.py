@@ -1,7 +1,6 @@
 import asyncio
 from collections.abc import Sequence
 from itertools import pairwise
-from pathlib import Path
 
 import pytest
 
