@@ -1,4 +1,4 @@
-"""The embedded engine behind the real gateway: completions as clients and the recording see them."""
+"""Completions of the embedded engine behind the real gateway, as clients and records see them."""
 
 import json
 from collections.abc import AsyncIterator
