@@ -201,7 +201,8 @@ async def throughput(
                 tokens_per_s=median(rates[how]),
                 cpu_ms=median(costs[how]),
                 ratio=median(
-                    ours / theirs for ours, theirs in zip(rates[how], rates["generate"], strict=True)
+                    ours / theirs
+                    for ours, theirs in zip(rates[how], rates["generate"], strict=True)
                 ),
             )
             for how in rates
@@ -289,9 +290,7 @@ async def run(*, threads: int, turns: int, rounds: int) -> dict[str, Any]:
                     model, engine, plain, chats, turns=turns, rounds=rounds
                 )
                 report["short"][model] = await short_beside_long(engine, chats)
-                report["adapters_mb"][model] = await adapters_memory(
-                    engine, path, Path(temporary)
-                )
+                report["adapters_mb"][model] = await adapters_memory(engine, path, Path(temporary))
     return report
 
 

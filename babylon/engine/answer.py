@@ -97,7 +97,11 @@ class Answer(ABC):
         }
 
     def _choice(self, content: dict[str, Any], token_ids: Ids | None = None) -> dict[str, Any]:
-        ids = {} if token_ids is None or not self._asked.return_token_ids else {"token_ids": token_ids}
+        ids = (
+            {}
+            if token_ids is None or not self._asked.return_token_ids
+            else {"token_ids": token_ids}
+        )
         return {"index": 0, **content, **ids, "finish_reason": self._finish_reason}
 
     def _prompt_ids(self) -> dict[str, Ids]:

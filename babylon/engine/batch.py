@@ -115,7 +115,9 @@ class Batch:
         drawn = draw(logits, [row.uniforms[len(row.completion.token_ids)] for row in rows])
         for row, token, logprob in zip(rows, *(values.tolist() for values in drawn), strict=True):
             if not math.isfinite(logprob):
-                raise ModelError(f"the policy gave token {token} the logprob {logprob}: load another")
+                raise ModelError(
+                    f"the policy gave token {token} the logprob {logprob}: load another"
+                )
             row.completion.token_ids.append(token)
             row.completion.logprobs.append(logprob)
             if token in self._eos_token_ids:

@@ -9,7 +9,7 @@ from babylon.engine.sampling import Request
 from babylon.engine.scheduler import Job
 from babylon.wire import ChatRequest, RequestError, parse_chat
 
-MAX_TOKENS = 1024  # where the client sets no limit: an answer without an end holds its place so long
+MAX_TOKENS = 1024  # where the client sets no limit, for an answer without an end holds its place
 
 
 def parse(fields: Mapping[str, Any]) -> ChatRequest:

@@ -20,7 +20,8 @@ def parse(fields: Mapping[str, Any]) -> CompletionRequest:
     asked = parse_completion(fields)
     if asked.logprobs:
         raise RequestError(
-            400, f"logprobs={asked.logprobs}: 0 brings those of the drawn tokens, others there are none"
+            400,
+            f"logprobs={asked.logprobs}: 0 brings those of the drawn tokens, others there are none",
         )
     return asked
 

@@ -39,7 +39,9 @@ class Reader:
     def _read(self, prompts: Sequence[Tokens]) -> tuple[Tensor, DynamicCache, Tensor]:
         found = [self._prefixes.longest(prompt) for prompt in prompts]
         cache, block = self._from_pieces(found)
-        longest = max(len(prompt) - known for prompt, (_, known) in zip(prompts, found, strict=True))
+        longest = max(
+            len(prompt) - known for prompt, (_, known) in zip(prompts, found, strict=True)
+        )
         ids = torch.full((len(prompts), longest), self._pad)
         mask = torch.zeros(len(prompts), block + longest, dtype=torch.long)
         positions = torch.zeros_like(ids)

@@ -4,8 +4,8 @@ from collections.abc import Sequence
 
 from babylon.arena.play import Chat, ReplyPolicy
 from babylon.engine.generate import generate
-from babylon.engine.sampling import Request, Sampling
 from babylon.engine.policies import load
+from babylon.engine.sampling import Request, Sampling
 from babylon.market.orders import MAX_REPLY_TOKENS
 
 BATCH = 256

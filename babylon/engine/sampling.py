@@ -40,9 +40,9 @@ class Sampling:
         """One number in [0, 1) for each token that may be drawn."""
         seed = int.from_bytes(os.urandom(7)) if self.seed is None else self.seed
         generator = torch.Generator().manual_seed(seed)
-        drawn: list[float] = torch.empty(self.max_tokens, dtype=torch.float64).uniform_(
-            generator=generator
-        ).tolist()
+        drawn: list[float] = (
+            torch.empty(self.max_tokens, dtype=torch.float64).uniform_(generator=generator).tolist()
+        )
         return drawn
 
 

@@ -159,9 +159,7 @@ async def _job(
         job.cancelled = True
 
 
-async def _send(
-    request: web.Request, answer: Answer, asked: SamplingRequest
-) -> web.StreamResponse:
+async def _send(request: web.Request, answer: Answer, asked: SamplingRequest) -> web.StreamResponse:
     if asked.stream:
         return await _stream(request, answer)
     return web.Response(body=await answer.whole(), content_type="application/json")
