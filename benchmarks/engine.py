@@ -29,7 +29,7 @@ import aiohttp
 import psutil
 import torch
 from peft import LoraConfig, get_peft_model
-from transformers import AutoConfig, AutoTokenizer, PreTrainedTokenizerBase, Qwen3ForCausalLM
+from transformers import AutoConfig, AutoTokenizer, Qwen3ForCausalLM
 
 from babylon.checkpoints.base import EmbeddedModelRecipe, make_embedded_model
 from babylon.checkpoints.layers import adapter_targets
@@ -82,10 +82,9 @@ class Plain:
     """transformers' ``generate`` in this process."""
 
     def __init__(self, path: Path) -> None:
-        self._model: Any = Qwen3ForCausalLM.from_pretrained(path, dtype=torch.float32).eval()
-        self._tokenizer: PreTrainedTokenizerBase = AutoTokenizer.from_pretrained(
-            path, padding_side="left"
-        )
+        model: Any = Qwen3ForCausalLM.from_pretrained(path, dtype=torch.float32)
+        self._model = model.eval()
+        self._tokenizer: Any = AutoTokenizer.from_pretrained(path, padding_side="left")
 
     def tokens(self, chats: Sequence[Chat]) -> list[list[int]]:
         return [

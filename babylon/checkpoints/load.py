@@ -58,18 +58,17 @@ def load_policy(
 
 
 def _full(path: str) -> PreTrainedModel:
-    model = AutoModelForCausalLM.from_pretrained(path, dtype=torch.float32)
+    model: Any = AutoModelForCausalLM.from_pretrained(path, dtype=torch.float32)
     device = "cuda" if torch.cuda.is_available() else "cpu"
-    loaded: PreTrainedModel = model.to(device).eval()
-    return loaded
+    return cast(PreTrainedModel, model.to(device).eval())
 
 
 def _merged(path: str, config: PeftConfig, frozen: bool) -> PreTrainedModel:
     base = str(config.base_model_name_or_path)
     in_place = getattr(config, "bias", "none") != "none"  # loading overwrites the base's biases
     if not frozen or in_place:
-        model: PreTrainedModel = PeftModel.from_pretrained(_full(base), path).merge_and_unload()
-        return model.eval()
+        merged: Any = PeftModel.from_pretrained(_full(base), path).merge_and_unload()
+        return cast(PreTrainedModel, merged.eval())
     shared = _shared_base(base)
     adapted: Any = PeftModel.from_pretrained(_with_weights_of(shared), path)
     large = sum(weight.nbytes for weight in shared.parameters()) > _LARGE

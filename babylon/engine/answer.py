@@ -4,7 +4,7 @@ import time
 import uuid
 from abc import ABC, abstractmethod
 from collections.abc import AsyncIterator, Sequence
-from typing import Any, ClassVar
+from typing import Any, ClassVar, TypeAlias
 
 import msgspec
 
@@ -14,7 +14,8 @@ from babylon.engine.scheduler import Job
 from babylon.engine.text import TextStream
 from babylon.wire import DONE, RequestError, SamplingRequest, sse
 
-Ids, Scores = Sequence[int], Sequence[float]
+Ids: TypeAlias = Sequence[int]
+Scores: TypeAlias = Sequence[float]
 
 
 def request_for(policy: Policy, prompt: list[int], asked: SamplingRequest, usual: int) -> Request:
@@ -97,12 +98,10 @@ class Answer(ABC):
         }
 
     def _choice(self, content: dict[str, Any], token_ids: Ids | None = None) -> dict[str, Any]:
-        ids = (
-            {}
-            if token_ids is None or not self._asked.return_token_ids
-            else {"token_ids": token_ids}
-        )
-        return {"index": 0, **content, **ids, "finish_reason": self._finish_reason}
+        choice = {"index": 0, **content, "finish_reason": self._finish_reason}
+        if self._asked.return_token_ids and token_ids is not None:
+            choice["token_ids"] = token_ids
+        return choice
 
     def _prompt_ids(self) -> dict[str, Ids]:
         return {"prompt_token_ids": self._job.row.prompt} if self._asked.return_token_ids else {}

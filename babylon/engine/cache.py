@@ -24,6 +24,8 @@ class RoomyLayer(DynamicLayer):  # type: ignore[no-untyped-call]  # its base reg
     and in T. All rows end in the last column; before a row's beginning, which its owner knows,
     lies something finite that attention must mask."""
 
+    keys: Tensor
+    values: Tensor
     _buffer: Tensor  # [2, rows, heads, columns, dim], keys and values
 
     def __init__(self) -> None:
@@ -95,7 +97,7 @@ class RoomyCache(DynamicCache):
         ModelError: the model keeps something else than keys and values.
     """
 
-    layers: list[RoomyLayer]
+    layers: list[RoomyLayer]  # type: ignore[assignment]  # of one kind here
 
     def __init__(self, config: PreTrainedConfig) -> None:
         super().__init__(config=config)
@@ -113,7 +115,7 @@ class RoomyCache(DynamicCache):
             target[len(target) - len(source) :] = source
         index = torch.tensor(rows, device=mask.device)[:, None]
         for layer, read in zip(self.layers, cache.layers, strict=True):
-            both = torch.stack([read.keys, read.values]).transpose(2, 3)
+            both = torch.stack(held(read)).transpose(2, 3)
             layer.add_rows(both[:, index, columns].transpose(2, 3))
 
     def drop_row(self, place: int) -> None:
@@ -125,6 +127,11 @@ class RoomyCache(DynamicCache):
         """Let go of all but the last columns."""
         for layer in self.layers:
             layer.narrow(width)
+
+
+def held(layer: Any) -> tuple[Tensor, Tensor]:
+    """Keys and values ``[B, heads, T, dim]`` of a layer that keeps nothing else."""
+    return layer.keys, layer.values
 
 
 def has_window(config: PreTrainedConfig) -> bool:

@@ -55,7 +55,7 @@ class Policy:
     @property
     def vocabulary(self) -> int:
         """Token ids are below this."""
-        return self.model.get_input_embeddings().num_embeddings
+        return cast(int, self.model.get_input_embeddings().num_embeddings)
 
     def decode(self, token_ids: list[int]) -> str:
         return cast(str, self.tokenizer.decode(token_ids, skip_special_tokens=True))

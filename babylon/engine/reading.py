@@ -6,7 +6,7 @@ import torch
 from torch import Tensor
 from transformers import DynamicCache, PreTrainedModel
 
-from babylon.engine.cache import has_window
+from babylon.engine.cache import has_window, held
 from babylon.engine.prefixes import MAX_TOKENS, MIN_TOKENS, Piece, Prefixes, Tokens
 
 
@@ -32,9 +32,7 @@ class Reader:
             return
         if len(prefix) - self._prefixes.longest(prefix)[1] >= MIN_TOKENS:
             _, cache, _ = self._read([prefix])
-            self._prefixes.keep(
-                prefix, [torch.cat([layer.keys, layer.values]) for layer in cache.layers]
-            )
+            self._prefixes.keep(prefix, [torch.cat(held(layer)) for layer in cache.layers])
 
     def _read(self, prompts: Sequence[Tokens]) -> tuple[Tensor, DynamicCache, Tensor]:
         found = [self._prefixes.longest(prompt) for prompt in prompts]
