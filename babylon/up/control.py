@@ -18,7 +18,6 @@ from babylon.up.bootstrap import bootstrap, create_pools
 from babylon.up.processes import Processes
 from babylon.up.services import ROOT, SERVER, Service, environment, services
 
-START_S = 180.0
 _POLL_S = 0.5
 _TIMEOUT = aiohttp.ClientTimeout(total=5)
 
@@ -111,11 +110,11 @@ async def _start(settings: Settings, processes: Processes, missing: list[Service
 async def _until_healthy(
     http: aiohttp.ClientSession, processes: Processes, service: Service
 ) -> None:
-    deadline = time.monotonic() + START_S
+    deadline = time.monotonic() + service.start_s
     while not await _is_healthy(http, service):
         died = processes.running(service.name) is None
         if died or time.monotonic() > deadline:
-            what = "died" if died else f"did not answer within {START_S:.0f} s"
+            what = "died" if died else f"did not answer within {service.start_s:.0f} s"
             raise ServingError(
                 f"{service.name} {what}; the end of {processes.log(service.name)}:\n"
                 f"{processes.log_tail(service.name)}"

@@ -10,6 +10,7 @@ import aiohttp
 
 import babylon
 from babylon.prefect_env import api_url, served_environment
+from babylon.serving import READY_S
 from babylon.settings import Settings
 
 ROOT = Path(babylon.__file__).parents[1]
@@ -19,12 +20,14 @@ SERVER = "prefect-server"
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Service:
-    """A process, the ports it takes (with the variable that moves each) and its sign of health."""
+    """A process, the ports it takes (with the variable that moves each), its sign of health, and
+    how long that may be in coming."""
 
     name: str
     argv: tuple[str, ...]
     ports: dict[int, str]
     healthy: Callable[[aiohttp.ClientSession], Awaitable[bool]]
+    start_s: float = 180.0
 
     @property
     def port(self) -> int | None:
@@ -66,6 +69,7 @@ def services(settings: Settings) -> list[Service]:
                 f"{settings.endpoint.rstrip('/')}/health",
                 f"http://127.0.0.1:{settings.admin_port}/health",
             ),
+            start_s=READY_S[settings.engine],
         ),
     ]
 
