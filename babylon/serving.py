@@ -51,8 +51,8 @@ async def serve(settings: Settings) -> None:
         loop.add_signal_handler(number, stop.set)
     require_free_port(settings.admin_port, user="the admin API", variable="ADMIN_PORT")
     async with (
-        kept_running(settings),
         serving(settings) as running,
+        kept_running(settings),
         supervised(_admin(settings)),
     ):
         key = local_key_path(settings.home)

@@ -45,7 +45,7 @@ STORED = tuple(s for s in WindowState if s not in (WindowState.OPEN, WindowState
 ENDS = (WindowState.FAILED, WindowState.SKIPPED, WindowState.CLAIMED)
 TABLES = (
     "babylon.windows, babylon.collected, babylon.late, babylon.trained, babylon.routes,"
-    " babylon.policies, trajectories, training_batches, trained_models"
+    " babylon.proposals, babylon.policies, trajectories, training_batches, trained_models"
 )
 ROWS = f"""
 SELECT "trajectoryId" FROM trajectories t WHERE "windowId" = $1 AND {UNTRAINED} ORDER BY 1
