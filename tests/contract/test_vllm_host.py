@@ -118,11 +118,15 @@ async def test_model_that_does_not_start_is_refused_with_the_reason_and_leaves_n
 async def test_killed_server_comes_back_with_all_it_held_before_it_is_listed(
     host: Door, checkpoints: Checkpoints
 ) -> None:
-    held = {"babylon-v1": checkpoints.adapters[0], "babylon-v4": checkpoints.adapters[1]}
-    await host.load("babylon-v4", checkpoints.adapters[1])
-    held["babylon-v0"] = checkpoints.base
-    begun = await begin_some("babylon-v4", host)
+    held = {
+        "babylon-v0": checkpoints.base,
+        "babylon-v1": checkpoints.adapters[0],
+        "babylon-v4": checkpoints.adapters[1],
+    }
+    for name, path in held.items():
+        await host.load(name, path)
     processes = family((await host.cards())["babylon-v4"]["url"])
+    begun = await begin_some("babylon-v4", host)
     os.kill(processes[0].pid, signal.SIGKILL)
     ends = await asyncio.gather(*(r.text() for r in begun), return_exceptions=True)
     assert {type(end) for end in ends} <= {str, aiohttp.ClientPayloadError}
