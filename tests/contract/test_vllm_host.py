@@ -55,8 +55,10 @@ async def until(condition: Callable[[], bool]) -> None:
 
 
 async def begin_some(name: str, host: Door) -> list[aiohttp.ClientResponse]:
-    """Streams, of which one or the other is long."""
-    return await asyncio.gather(*(host.begin(name, seed=seed, max_tokens=400) for seed in range(8)))
+    """Streams, of which some are long."""
+    return await asyncio.gather(
+        *(host.begin(name, seed=seed, max_tokens=400) for seed in range(24))
+    )
 
 
 def gone(processes: list[psutil.Process]) -> bool:
