@@ -97,11 +97,14 @@ class Loader:
         """Load what the engine does not hold; returns the names that it held before.
 
         What came to be wanted after the engine was asked is looked for the next time: in between,
-        another gateway may have unloaded it.
+        another gateway may have unloaded it. What was loaded all along stays so, also when it
+        became wanted for another reason: a proposal that is committed just now.
         """
         doubts, before = self._doubts, self._needed()
         held = await self._engine.policies()
-        found = [wish.target for wish in self._needed() if wish in before]
+        found = [
+            wish.target for wish in self._needed() if wish in before or wish.version in self.loaded
+        ]
         self.loaded = {target.policy_version: target for target in found if target.name in held}
         if not self._arms_loaded():
             self.report("the engine was restarted and loads its policies")
