@@ -3,7 +3,7 @@
 from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
-from datetime import datetime
+from datetime import datetime, timedelta
 from typing import TYPE_CHECKING
 
 from babylon.store.connection import Store
@@ -74,6 +74,12 @@ async def mark_removed(connection: "Connection", versions: Sequence[int]) -> Non
     )
 
 
+async def forget_arms(store: Store, after: timedelta) -> None:
+    """Which arm each trajectory had, of experiments that ended longer ago than that: nothing of
+    them is played, collected or analysed by that any more."""
+    await store.pool.execute(_FORGET_ARMS, after)
+
+
 async def checkpoints(store: Store) -> dict[str, bool]:
     """Where the checkpoint of each policy lies or lay → was it removed?"""
     rows = await store.pool.fetch("SELECT uri, removed_at IS NOT NULL FROM babylon.policies")
@@ -98,6 +104,16 @@ SELECT policy_version, parent_version, kind, uri, (verdict->>'pnl_after')::float
        removed_at IS NOT NULL AS removed
 FROM babylon.policies
 ORDER BY policy_version
+"""
+
+_FORGET_ARMS = """
+DELETE FROM babylon.trajectory_arms WHERE salt IN (
+    SELECT salt
+    FROM (SELECT salt, lead(created_at) OVER (ORDER BY route_version) AS until
+          FROM babylon.routes) AS reign
+    WHERE salt IS NOT NULL GROUP BY salt
+    HAVING bool_and(until IS NOT NULL) AND max(until) < now() - $1::interval
+)
 """
 
 # A trained window is yet to be validated: its policy plays against its parent. One in work
