@@ -19,7 +19,7 @@ from babylon.settings import Settings
 from babylon.store import Store
 from babylon.store.routes import current_route, list_routes
 from babylon.types import Claim
-from tests.deployments import serving, three_policies, verdict
+from tests.deployments import announced, serving, three_policies, verdict
 
 BY_HAND = Order(author="operator", reason="by hand")
 
@@ -63,14 +63,14 @@ async def test_a_challenger_may_be_policy_0(store: Store, settings: Settings) ->
     [
         ("ab", 2, 0.5, "ab of policy 1 against policy 0 runs: end it first, by `babylon deploy"),
         ("canary", 1, 0.5, "ab of policy 1 against policy 0 runs"),
-        ("ab", 1, None, "ab of policy 1 runs at 50%: give the share"),
+        ("ab", None, None, "ab of policy 1 runs at 50%: give the share"),
     ],
 )
 async def test_only_the_share_of_a_running_experiment_changes(
     store: Store,
     settings: Settings,
     mode: Experiment,
-    version: int,
+    version: int | None,
     share: float | None,
     message: str,
 ) -> None:
@@ -78,6 +78,17 @@ async def test_only_the_share_of_a_running_experiment_changes(
     with pytest.raises(ExperimentError, match=message):
         await run_experiment(store, settings, mode, version, share, BY_HAND)
     assert len(await list_routes(store)) == 2
+
+
+@pytest.mark.parametrize("asked", [(1, None), (1, 0.3), (None, 0.3)])
+async def test_an_experiment_that_is_so_already_is_only_waited_for(
+    store: Store, settings: Settings, asked: tuple[int | None, float | None]
+) -> None:
+    made = await run_experiment(store, settings, "ab", 1, 0.3, BY_HAND)
+    async with announced(store):
+        again = await run_experiment(store, settings, "ab", *asked, BY_HAND)
+    assert again.acknowledged_by == ("g1",)
+    assert (again.salt, again.share, again.route_version) == (made.salt, 0.3, 2)
 
 
 @pytest.mark.parametrize(
