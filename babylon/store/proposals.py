@@ -13,7 +13,7 @@ from datetime import datetime, timedelta
 
 from babylon.failpoints import failpoint
 from babylon.store.connection import UNREACHABLE, Store, affected
-from babylon.store.routes import CHANNEL, require_present
+from babylon.store.routes import CHANNEL, lock_routes, require_present
 
 log = logging.getLogger(__name__)
 RENEW_S = 10.0
@@ -61,15 +61,15 @@ async def proposed(store: Store, policy_version: int, author: str) -> AsyncItera
         raise
     finally:
         renewing.cancel()
-        (error,) = await asyncio.gather(renewing, return_exceptions=True)
-        if isinstance(error, Exception):
-            log.error("proposal %d was not renewed any more", proposal_id, exc_info=error)
+        (ended,) = await asyncio.gather(renewing, return_exceptions=True)
+        if isinstance(ended, Exception):
+            log.error("proposal %d was not renewed any more", proposal_id, exc_info=ended)
         await _close(store, proposal_id, outcome)
 
 
 async def _open(store: Store, policy_version: int, author: str) -> int:
     async with store.pool.acquire() as connection, connection.transaction():
-        await connection.execute("LOCK TABLE babylon.routes IN SHARE ROW EXCLUSIVE MODE")
+        await lock_routes(connection)
         await require_present(connection, policy_version)
         proposal_id: int = await connection.fetchval(
             "INSERT INTO babylon.proposals (policy_version, author, open_until)"

@@ -7,6 +7,7 @@ from datetime import datetime, timedelta
 from typing import TYPE_CHECKING
 
 from babylon.store.connection import Store
+from babylon.store.routes import lock_routes
 from babylon.windows import WindowState
 
 if TYPE_CHECKING:
@@ -49,7 +50,7 @@ class WorkedWindow:
 async def holding(store: Store) -> AsyncIterator[tuple["Connection", Holdings]]:
     """A transaction in which no route changes: what nobody needs now, nobody promotes meanwhile."""
     async with store.pool.acquire() as connection, connection.transaction():
-        await connection.execute("LOCK TABLE babylon.routes IN SHARE ROW EXCLUSIVE MODE")
+        await lock_routes(connection)
         policies = await connection.fetch(_POLICIES)
         routed = await connection.fetch(
             "SELECT policy_version, challenger_version FROM babylon.routes ORDER BY route_version"
