@@ -4,6 +4,8 @@ import asyncio
 from collections.abc import Callable
 from typing import cast
 
+import pytest
+
 from babylon.gateway.engine import Engine
 from babylon.gateway.loader import Loader, Wish
 from babylon.gateway.routes import Route, RouteTable, Target
@@ -19,6 +21,7 @@ class HoldsTwo:
     def __init__(self) -> None:
         self.asked, self.loads = 0, list[Target]()
         self.held = {V0.name, V1.name}
+        self.loading = asyncio.Event()
         self.meanwhile: Callable[[], None] = lambda: None
 
     async def policies(self) -> frozenset[str]:
@@ -29,6 +32,7 @@ class HoldsTwo:
 
     async def load(self, target: Target) -> None:
         self.loads.append(target)
+        await self.loading.wait()
 
 
 async def looked(engine: HoldsTwo, loader: Loader, meanwhile: Callable[[], None]) -> None:
@@ -78,3 +82,26 @@ async def test_what_comes_to_be_wanted_while_the_engine_is_asked_is_not_taken_fo
 
     await looked(engine, loader, propose)
     assert engine.loads == [V1]
+
+
+@pytest.mark.parametrize("lost", [False, True])
+async def test_a_doubt_while_another_policy_loads_ends_when_the_engine_has_what_serves(
+    lost: bool,
+) -> None:
+    engine = HoldsTwo()
+    loader, table = holding(engine)
+    loader.want([Wish(V0), Wish(V1), Wish(V2, "proposal 6")])
+    running = asyncio.create_task(loader.run())
+    while not engine.loads:
+        await asyncio.sleep(0.01)
+    assert table.unavailable is None
+    engine.held -= {V0.name} if lost else set()
+    loader.doubt("a stream was cut")
+    asked = engine.asked
+    async with asyncio.timeout(20):
+        while engine.asked < asked + 2 if lost else table.unavailable:
+            await asyncio.sleep(0.01)
+    assert (table.unavailable is not None) == lost
+    assert engine.loads == [V2]  # and still loads
+    running.cancel()
+    await asyncio.gather(running, return_exceptions=True)
