@@ -28,6 +28,7 @@ from babylon.store.retention import (
     Holdings,
     WorkedWindow,
     checkpoints,
+    forget_arms,
     holding,
     mark_removed,
     worked_windows,
@@ -65,6 +66,7 @@ async def retire_checkpoints(store: Store, settings: Settings) -> tuple[int, ...
         await mark_removed(connection, gone)
     failpoint("retire.marked")
     await sweep(store, settings)
+    await forget_arms(store, timedelta(hours=settings.lookback_hours))
     for place in (settings.artifacts, settings.datasets):
         await asyncio.to_thread(remove_unfinished, place, UNFINISHED_S)
     return gone

@@ -9,7 +9,6 @@ import logging
 from collections.abc import Awaitable, Callable
 from typing import Any
 
-import asyncpg
 import msgspec
 
 from babylon.admin.requests import Ab, Canary, Replace, Rollback, parse
@@ -32,13 +31,13 @@ from babylon.gateway.auth import KeyRing
 from babylon.keys import local_key
 from babylon.settings import Settings
 from babylon.store import Store
+from babylon.store.connection import UNREACHABLE
 from babylon.store.policies import list_policies
 from babylon.store.routes import list_routes
 from babylon.types import Change
 from babylon.wire import RequestError
 
 log = logging.getLogger(__name__)
-_DATABASE_FAILURES = (OSError, asyncpg.PostgresError, asyncpg.InterfaceError)
 _STATUS: tuple[tuple[type[BabylonError], int], ...] = (  # the first that fits
     (RouteConflictError, 409),
     (ExperimentError, 409),
@@ -80,9 +79,15 @@ class Admin:
             await _refuse(response, error)
         except BabylonError as error:
             await _refuse(response, _as_request_error(error))
-        except _DATABASE_FAILURES as error:
+        except UNREACHABLE as error:
+            log.warning("%s %s: %r", scope["method"], scope["path"], error)
             problem = str(error) or type(error).__name__
             await _refuse(response, RequestError(503, f"the database does not answer: {problem}"))
+        except Exception as error:  # a bug: the log has where, the client an answer in our shape
+            log.exception("%s %s failed", scope["method"], scope["path"])
+            if response.status is None:
+                problem = f"internal error ({type(error).__name__}): see the admin API's log"
+                await _refuse(response, RequestError(500, problem, code="internal"))
 
     async def _answer(self, scope: Scope, receive: Receive) -> bytes:
         method, path = scope["method"], scope["path"]

@@ -26,9 +26,9 @@ class Replace(Rollback, frozen=True, kw_only=True, forbid_unknown_fields=True):
 
 
 class Ab(Replace, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """``POST /admin/ab``. ``share`` of the agents for the challenger."""
+    """``POST /admin/ab``. ``share`` of the agents for the challenger, half of them at first."""
 
-    share: Share = 0.5
+    share: Share | None = None
 
 
 class Canary(Rollback, frozen=True, kw_only=True, forbid_unknown_fields=True):

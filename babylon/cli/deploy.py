@@ -59,12 +59,12 @@ def replace(
 @app.command()
 def ab(
     version: Version,
-    share: Share = 0.5,
+    share: Share = None,
     reason: Reason = "by hand",
     force: Force = False,
     json: Json = False,
 ) -> None:
-    """Compare a policy with the champion, on a share of the agents."""
+    """Compare a policy with the champion, on a share of the agents (half of them at first)."""
     _experiment("ab", version, share, reason, force, json)
 
 

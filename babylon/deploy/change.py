@@ -150,6 +150,22 @@ async def follow(
         raise
 
 
+async def awaited(store: Store, route: Route) -> Change:
+    """The change that was asked for was made before: wait until every live gateway serves it.
+
+    Raises:
+        ServingError: one does not.
+    """
+    acknowledged_by = await wait_for_acks(store, route.route_version, route.policy_version, ACK_S)
+    return Change(
+        route_version=route.route_version,
+        policy_version=route.policy_version,
+        **({} if route.split is None else asdict(route.split)),
+        reason=route.reason,
+        acknowledged_by=acknowledged_by,
+    )
+
+
 async def unless_loaded(store: Store, policy_version: int) -> int | None:
     """The policy, if gateways have to load it before it can serve; ``None`` if it is warm."""
     gateways = await live_gateways(store)

@@ -8,7 +8,7 @@ import math
 import secrets
 from typing import Literal
 
-from babylon.deploy.change import Order, Wanted, change_route
+from babylon.deploy.change import Order, Wanted, awaited, change_route
 from babylon.errors import ConfigError, ExperimentError
 from babylon.settings import Settings
 from babylon.store.connection import Store
@@ -29,7 +29,7 @@ async def run_experiment(
     order: Order,
 ) -> Change:
     """Begin an experiment with that policy as the challenger; or, while it is the challenger of
-    one, change its share.
+    one, change its share. One that is so already is only waited for.
 
     Args:
         policy_version: ``None`` for the challenger of the experiment that runs.
@@ -41,6 +41,8 @@ async def run_experiment(
         BabylonError: as ``change_route`` raises it.
     """
     route = order.route or await current_route(store)
+    if route.split and _is_so(route.split, mode, policy_version, share):
+        return await awaited(store, route)
     if route.split is None:
         split, new = _begin(route, mode, policy_version, share), policy_version
     else:
@@ -69,6 +71,12 @@ def _begin(route: Route, mode: Experiment, challenger: int | None, share: float 
         share=_fraction(share),
         salt=secrets.token_hex(8),
     )
+
+
+def _is_so(running: Split, mode: Experiment, challenger: int | None, share: float | None) -> bool:
+    """Was just this asked for before, by a command that was killed, say?"""
+    same = mode == running.mode and challenger in (None, running.challenger_version)
+    return same and (share == running.share or (share is None and challenger is not None))
 
 
 def _adjust(

@@ -1,10 +1,9 @@
 """Replace: one policy answers every agent."""
 
-from babylon.deploy.change import ACK_S, Order, Wanted, change_route
+from babylon.deploy.change import Order, Wanted, awaited, change_route
 from babylon.errors import ExperimentError
 from babylon.settings import Settings
 from babylon.store.connection import Store
-from babylon.store.gateways import wait_for_acks
 from babylon.store.routes import Route, current_route
 from babylon.types import Change
 
@@ -28,7 +27,7 @@ async def replace_champion(
             store, settings, route, Wanted(policy_version=policy_version), order
         )
     if policy_version == route.policy_version:
-        return await _awaited(store, route)
+        return await awaited(store, route)
     wanted = Wanted(policy_version=policy_version, new=policy_version)
     return await change_route(store, settings, route, wanted, order)
 
@@ -40,13 +39,3 @@ def _refuse_all_but_the_challenger(route: Route, policy_version: int) -> None:
             f" on {route.share:.0%} of the agents: `babylon deploy rollback` ends that, or"
             f" `babylon deploy replace {route.challenger_version}` in its favour"
         )
-
-
-async def _awaited(store: Store, route: Route) -> Change:
-    acknowledged_by = await wait_for_acks(store, route.route_version, route.policy_version, ACK_S)
-    return Change(
-        route_version=route.route_version,
-        policy_version=route.policy_version,
-        reason=route.reason,
-        acknowledged_by=acknowledged_by,
-    )

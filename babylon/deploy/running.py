@@ -25,7 +25,8 @@ class Decided:
 
 async def decide(store: Store, settings: Settings, route: Route, claim: Claim) -> Decided | None:
     """Promote the challenger; end the experiment with the champion alone, for harm or for want of a
-    decision in time; or let it go on: a canary that windows ramp takes its next step then.
+    decision in time; or let it go on: a canary that windows ramp takes its next step then, unless
+    the analysis warns.
 
     Returns:
         ``None`` when no experiment runs.
@@ -49,7 +50,7 @@ async def decide(store: Store, settings: Settings, route: Route, claim: Claim) -
         change = await replace_champion(store, settings, route.split.challenger_version, order)
     elif found.decision in ("rollback", "keep"):
         change = await roll_back(store, settings, order)
-    elif share := _next_share(settings, route, claim):
+    elif not found.warns and (share := _next_share(settings, route, claim)):
         change = await run_experiment(store, settings, "canary", None, share, order)
     return Decided(review=found, change=change)
 

@@ -92,3 +92,9 @@ class Review:
     score: Comparison | None = None
     guardrails: tuple[Guardrail, ...] = ()
     excluded: dict[str, int] = field(default_factory=dict)
+
+    @property
+    def warns(self) -> bool:
+        """Is the sample ratio broken, or a guardrail at least doubtful? No time for more agents."""
+        broken = self.agents.broken or self.measured_agents.broken
+        return broken or any(guard.state in ("doubtful", "broken") for guard in self.guardrails)

@@ -143,7 +143,7 @@ class Follower:
         route = self._table.route
         if route is None:
             return
-        self._told_in_flight = {str(v): calls for v, calls in self._table.in_flight.items()}
+        self._told_in_flight = {str(v): self._table.routed[v] for v in self._table.in_flight}
         await announce_gateway(
             self._store,
             Gateway(

@@ -8,10 +8,10 @@ before it is served from.
 import asyncio
 import logging
 import re
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Coroutine, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
-from typing import NoReturn
+from typing import Any, NoReturn
 
 from babylon.errors import ServingError
 from babylon.gateway.desired import Occasion, wanted
@@ -97,11 +97,14 @@ class Loader:
         """Load what the engine does not hold; returns the names that it held before.
 
         What came to be wanted after the engine was asked is looked for the next time: in between,
-        another gateway may have unloaded it.
+        another gateway may have unloaded it. What was loaded all along stays so, also when it
+        became wanted for another reason: a proposal that is committed just now.
         """
         doubts, before = self._doubts, self._needed()
         held = await self._engine.policies()
-        found = [wish.target for wish in self._needed() if wish in before]
+        found = [
+            wish.target for wish in self._needed() if wish in before or wish.version in self.loaded
+        ]
         self.loaded = {target.policy_version: target for target in found if target.name in held}
         if not self._arms_loaded():
             self.report("the engine was restarted and loads its policies")
@@ -127,7 +130,7 @@ class Loader:
 
     async def _load(self, wish: Wish) -> None:
         try:
-            await self._engine.load(wish.target)
+            await self._looking_meanwhile(self._engine.load(wish.target))
         except EngineDownError:
             raise
         except ServingError as error:
@@ -141,6 +144,28 @@ class Loader:
             self.refusals.pop(wish, None)
             if wish in self._needed():
                 self.loaded[wish.version] = wish.target
+
+    async def _looking_meanwhile(self, load: Coroutine[Any, Any, None]) -> None:
+        """A load may take minutes; a doubt that comes up in them does not wait for its end."""
+        loading = asyncio.create_task(load)
+        try:
+            while not (await asyncio.wait([loading], timeout=RETRY_S))[0]:
+                if self._table.unavailable and self._table.route:
+                    await self._look_at_arms()
+            loading.result()
+        finally:
+            loading.cancel()
+
+    async def _look_at_arms(self) -> None:
+        doubts = self._doubts
+        try:
+            held = await self._engine.policies()
+        except ServingError as error:  # of the load too: that tells
+            log.debug("no look while a policy loads: %s", error)
+            return
+        route = self._table.route
+        if route and all(arm.name in held for arm in route.arms):
+            self._tell(doubts)
 
     def _tell(self, doubts: int) -> None:
         """Others know of the change; and the route is served, if nobody doubted since."""

@@ -99,13 +99,18 @@ class Assignment:
 
 
 class RouteTable:
-    """The current route, how many calls use which policy version, and why nothing can be served
-    (if so). ``idle`` is told of a version whose last call has ended."""
+    """The current route, and why nothing can be served (if so).
+
+    ``in_flight``: how many calls use which policy version; ``routed``: those of them that a route
+    sent there, not a version asked for by its name, so that a version which serves no more runs
+    out of them. ``idle`` is told of a version whose last call of either kind has ended.
+    """
 
     def __init__(self) -> None:
         self.route: Route | None = None
         self.unavailable: str | None = "the gateway is starting"
         self.in_flight: Counter[int] = Counter()
+        self.routed: Counter[int] = Counter()
         self.idle: Callable[[int], None] = lambda version: None
 
     @contextmanager
@@ -119,11 +124,14 @@ class RouteTable:
             raise RequestError(503, self.unavailable or "no route", code="unavailable")
         assignment = self.route.assign(model, key, pin)
         version = assignment.target.policy_version
-        self.in_flight[version] += 1
+        counts = (self.in_flight,) if assignment.arm == PINNED else (self.routed, self.in_flight)
+        for count in counts:
+            count[version] += 1
         try:
             yield assignment
         finally:
-            self.in_flight[version] -= 1
-            if not self.in_flight[version]:
-                del self.in_flight[version]
-                self.idle(version)
+            for count in counts:
+                count[version] -= 1
+                if not count[version]:
+                    del count[version]
+                    self.idle(version)

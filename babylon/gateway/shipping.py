@@ -20,7 +20,13 @@ from babylon.store.calls import RecordedCall, RecordingGap, copy_calls, upsert_g
 
 log = logging.getLogger(__name__)
 
-DATABASE_FAILURES = (OSError, TimeoutError, asyncpg.PostgresError, asyncpg.InterfaceError)
+DATABASE_FAILURES = (
+    OSError,
+    TimeoutError,
+    asyncpg.PostgresError,
+    asyncpg.InterfaceError,
+    asyncpg.InternalClientError,  # of a connection that broke in the middle of a query
+)
 _REFUSALS = (asyncpg.DataError, asyncpg.IntegrityConstraintViolationError)
 COMMIT_TIMEOUT_S = 5.0
 PORTION_BYTES = 2**17  # decoded at once, between requests

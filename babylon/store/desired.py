@@ -9,7 +9,7 @@ from babylon.errors import ModelError
 from babylon.store.connection import Store
 from babylon.store.gateways import Gateway, live_gateways
 from babylon.store.policies import NO_POLICY
-from babylon.store.routes import Route
+from babylon.store.routes import Route, lock_routes
 
 if TYPE_CHECKING:
     from babylon.store.connection import Connection, Pool
@@ -39,10 +39,7 @@ async def desired(store: Store) -> Desired:
 async def nothing_added(store: Store) -> AsyncIterator[tuple[Desired, list[Gateway]]]:
     """No route and no proposal is added while the block runs; what there is, and who is there."""
     async with store.pool.acquire() as connection, connection.transaction():
-        await connection.execute(
-            f"SET LOCAL idle_in_transaction_session_timeout = '{_HALTED_S:g}s'"
-        )
-        await connection.execute("LOCK TABLE babylon.routes IN SHARE ROW EXCLUSIVE MODE")
+        await lock_routes(connection, _HALTED_S)
         yield await _read(connection), await live_gateways(store)
 
 

@@ -19,9 +19,9 @@ class Gateway:
     """A running gateway.
 
     ``loaded``: policy versions that it can serve at once; ``refusals``: versions that it cannot
-    load, and why, when it knew of the proposals up to ``proposals_read``; ``in_flight``: version →
-    calls that it is answering now. Every call that it answered before ``recorded_until`` is in
-    ``babylon.calls``.
+    load, and why, when it knew of the proposals up to ``proposals_read``; ``in_flight``: each
+    version that answers calls now → those that a route sent to it, 0 when all asked for it by its
+    name. Every call that it answered before ``recorded_until`` is in ``babylon.calls``.
     """
 
     gateway_id: str
@@ -128,8 +128,8 @@ async def wait_for_acks(
 
 
 async def wait_until_drained(store: Store, policy_version: int, timeout_s: float) -> int:
-    """Wait until no live gateway answers a call with a policy; returns how many calls still are
-    after the timeout."""
+    """Wait until no live gateway answers a call that a route sent to a policy; returns how many
+    calls still are after the timeout. Calls for it by its name may come for ever."""
     deadline = time.monotonic() + timeout_s
     while True:
         gateways = await live_gateways(store)

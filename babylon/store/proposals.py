@@ -5,15 +5,17 @@ A proposal lives as long as its author renews it, so that one whose author died 
 """
 
 import asyncio
+import logging
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from datetime import datetime, timedelta
 
 from babylon.failpoints import failpoint
-from babylon.store.connection import Store
-from babylon.store.routes import CHANNEL, require_present
+from babylon.store.connection import UNREACHABLE, Store, affected
+from babylon.store.routes import CHANNEL, lock_routes, require_present
 
+log = logging.getLogger(__name__)
 RENEW_S = 10.0
 _LASTS = timedelta(seconds=6 * RENEW_S)
 
@@ -59,13 +61,15 @@ async def proposed(store: Store, policy_version: int, author: str) -> AsyncItera
         raise
     finally:
         renewing.cancel()
-        await asyncio.gather(renewing, return_exceptions=True)
+        (ended,) = await asyncio.gather(renewing, return_exceptions=True)
+        if isinstance(ended, Exception):
+            log.error("proposal %d was not renewed any more", proposal_id, exc_info=ended)
         await _close(store, proposal_id, outcome)
 
 
 async def _open(store: Store, policy_version: int, author: str) -> int:
     async with store.pool.acquire() as connection, connection.transaction():
-        await connection.execute("LOCK TABLE babylon.routes IN SHARE ROW EXCLUSIVE MODE")
+        await lock_routes(connection)
         await require_present(connection, policy_version)
         proposal_id: int = await connection.fetchval(
             "INSERT INTO babylon.proposals (policy_version, author, open_until)"
@@ -79,18 +83,31 @@ async def _open(store: Store, policy_version: int, author: str) -> int:
 
 
 async def _renew(store: Store, proposal_id: int) -> None:
+    """A database that is away for a moment costs nothing. A proposal that ran out stays so: by now
+    gateways unload the policy, and to be wanted again it would have to be proposed anew."""
     while True:
         await asyncio.sleep(RENEW_S)
-        await store.pool.execute(
-            "UPDATE babylon.proposals SET open_until = now() + $2::interval"
-            " WHERE proposal_id = $1 AND outcome IS NULL",
-            proposal_id,
-            _LASTS,
-        )
+        try:
+            status = await store.pool.execute(
+                "UPDATE babylon.proposals SET open_until = now() + $2::interval"
+                " WHERE proposal_id = $1 AND outcome IS NULL AND open_until > now()",
+                proposal_id,
+                _LASTS,
+            )
+        except UNREACHABLE as error:
+            log.warning("proposal %d is not renewed for now: %r", proposal_id, error)
+            continue
+        if not affected(status):
+            log.error("proposal %d ran out: it could not be renewed in time", proposal_id)
+            return
 
 
 async def _close(store: Store, proposal_id: int, outcome: str) -> None:
-    await store.pool.execute(
-        "UPDATE babylon.proposals SET outcome = $2 WHERE proposal_id = $1", proposal_id, outcome
-    )
+    """What became of the block is told by the block, also when the database cannot be told."""
+    try:
+        await store.pool.execute(
+            "UPDATE babylon.proposals SET outcome = $2 WHERE proposal_id = $1", proposal_id, outcome
+        )
+    except UNREACHABLE as error:
+        log.warning("proposal %d runs out by itself (%s): %r", proposal_id, outcome, error)
     failpoint("proposal.closed")

@@ -3,10 +3,11 @@
 from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
-from datetime import datetime
+from datetime import datetime, timedelta
 from typing import TYPE_CHECKING
 
 from babylon.store.connection import Store
+from babylon.store.routes import lock_routes
 from babylon.windows import WindowState
 
 if TYPE_CHECKING:
@@ -49,7 +50,7 @@ class WorkedWindow:
 async def holding(store: Store) -> AsyncIterator[tuple["Connection", Holdings]]:
     """A transaction in which no route changes: what nobody needs now, nobody promotes meanwhile."""
     async with store.pool.acquire() as connection, connection.transaction():
-        await connection.execute("LOCK TABLE babylon.routes IN SHARE ROW EXCLUSIVE MODE")
+        await lock_routes(connection)
         policies = await connection.fetch(_POLICIES)
         routed = await connection.fetch(
             "SELECT policy_version, challenger_version FROM babylon.routes ORDER BY route_version"
@@ -72,6 +73,12 @@ async def mark_removed(connection: "Connection", versions: Sequence[int]) -> Non
     await connection.execute(
         "UPDATE babylon.policies SET removed_at = now() WHERE policy_version = ANY($1)", versions
     )
+
+
+async def forget_arms(store: Store, after: timedelta) -> None:
+    """Which arm each trajectory had, of experiments that ended longer ago than that: nothing of
+    them is played, collected or analysed by that any more."""
+    await store.pool.execute(_FORGET_ARMS, after)
 
 
 async def checkpoints(store: Store) -> dict[str, bool]:
@@ -98,6 +105,16 @@ SELECT policy_version, parent_version, kind, uri, (verdict->>'pnl_after')::float
        removed_at IS NOT NULL AS removed
 FROM babylon.policies
 ORDER BY policy_version
+"""
+
+_FORGET_ARMS = """
+DELETE FROM babylon.trajectory_arms WHERE salt IN (
+    SELECT salt
+    FROM (SELECT salt, lead(created_at) OVER (ORDER BY route_version) AS until
+          FROM babylon.routes) AS reign
+    WHERE salt IS NOT NULL GROUP BY salt
+    HAVING bool_and(until IS NOT NULL) AND max(until) < now() - $1::interval
+)
 """
 
 # A trained window is yet to be validated: its policy plays against its parent. One in work

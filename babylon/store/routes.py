@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Literal
 
 from babylon.errors import ModelError, RouteConflictError, ServingError
 from babylon.failpoints import failpoint
-from babylon.store.connection import Store, guarded
+from babylon.store.connection import HALTED_S, Store, guarded
 from babylon.types import Claim
 
 if TYPE_CHECKING:
@@ -108,7 +108,7 @@ async def commit_route(
     """
     failpoint("route.before")
     async with _transaction(store, claim) as connection:
-        await connection.execute("LOCK TABLE babylon.routes IN SHARE ROW EXCLUSIVE MODE")
+        await lock_routes(connection)
         current = await connection.fetchval("SELECT max(route_version) FROM babylon.routes") or 0
         if current != expected_route_version:
             raise RouteConflictError(
@@ -137,6 +137,15 @@ async def commit_route(
         failpoint("route.inserted")
     failpoint("route.after")
     return version
+
+
+async def lock_routes(connection: "Connection", halted_s: float = HALTED_S) -> None:
+    """Until the transaction ends, no route and no proposal is added. A process that halts in it
+    loses the lock after so long, or nobody could deploy any more."""
+    await connection.execute(
+        f"SET LOCAL idle_in_transaction_session_timeout = '{halted_s:g}s';"
+        " LOCK TABLE babylon.routes IN SHARE ROW EXCLUSIVE MODE"
+    )
 
 
 async def require_present(connection: "Connection", policy_version: int) -> None:

@@ -205,6 +205,20 @@ async def test_a_body_without_bounds_is_not_read(admin: Client) -> None:
     await writer.wait_closed()
 
 
+async def test_a_bug_is_500_in_the_same_shape_and_its_traceback_is_logged(
+    admin: Client, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    async def broken(store: Store) -> None:
+        raise KeyError("nobody thought of this")
+
+    monkeypatch.setattr("babylon.admin.app.deployment_status", broken)
+    status, refused = await admin.get("status")
+    assert (status, refused["error"]["code"]) == (500, "internal")
+    assert set(refused["error"]) == {"message", "type", "param", "code"}
+    assert "nobody thought of this" in caplog.text and "Traceback" in caplog.text
+    assert (await admin.get("routes"))[0] == 200
+
+
 async def test_without_a_database_it_says_so(admin: Client, store: Store) -> None:
     await store.pool.execute("ALTER TABLE babylon.api_keys RENAME TO hidden")
     status, refused = await admin.get("status")

@@ -2,6 +2,7 @@
 
 from collections.abc import Callable
 from dataclasses import replace
+from typing import Any
 
 import pytest
 
@@ -12,13 +13,13 @@ from babylon.deploy.replace import replace_champion
 from babylon.deploy.rollback import roll_back
 from babylon.deploy.stage import deploy_checkpoint
 from babylon.errors import ConfigError, ExperimentError
-from babylon.experiment.records import Decision, Review
+from babylon.experiment.records import Decision, Guardrail, Review, SampleRatio
 from babylon.experiment.review import review
 from babylon.settings import Settings
 from babylon.store import Store
 from babylon.store.routes import current_route, list_routes
 from babylon.types import Claim
-from tests.deployments import serving, three_policies, verdict
+from tests.deployments import announced, serving, three_policies, verdict
 
 BY_HAND = Order(author="operator", reason="by hand")
 
@@ -62,14 +63,14 @@ async def test_a_challenger_may_be_policy_0(store: Store, settings: Settings) ->
     [
         ("ab", 2, 0.5, "ab of policy 1 against policy 0 runs: end it first, by `babylon deploy"),
         ("canary", 1, 0.5, "ab of policy 1 against policy 0 runs"),
-        ("ab", 1, None, "ab of policy 1 runs at 50%: give the share"),
+        ("ab", None, None, "ab of policy 1 runs at 50%: give the share"),
     ],
 )
 async def test_only_the_share_of_a_running_experiment_changes(
     store: Store,
     settings: Settings,
     mode: Experiment,
-    version: int,
+    version: int | None,
     share: float | None,
     message: str,
 ) -> None:
@@ -77,6 +78,17 @@ async def test_only_the_share_of_a_running_experiment_changes(
     with pytest.raises(ExperimentError, match=message):
         await run_experiment(store, settings, mode, version, share, BY_HAND)
     assert len(await list_routes(store)) == 2
+
+
+@pytest.mark.parametrize("asked", [(1, None), (1, 0.3), (None, 0.3)])
+async def test_an_experiment_that_is_so_already_is_only_waited_for(
+    store: Store, settings: Settings, asked: tuple[int | None, float | None]
+) -> None:
+    made = await run_experiment(store, settings, "ab", 1, 0.3, BY_HAND)
+    async with announced(store):
+        again = await run_experiment(store, settings, "ab", *asked, BY_HAND)
+    assert again.acknowledged_by == ("g1",)
+    assert (again.salt, again.share, again.route_version) == (made.salt, 0.3, 2)
 
 
 @pytest.mark.parametrize(
@@ -133,18 +145,18 @@ async def test_while_an_experiment_runs_no_other_checkpoint_goes_out(
     assert kept.review is not None and kept.review["decision"] == "insufficient"
 
 
-Deciding = Callable[[Decision], None]
+Deciding = Callable[..., None]
 
 
 @pytest.fixture
 def deciding(monkeypatch: pytest.MonkeyPatch) -> Deciding:
-    """Have the analysis come to a decision, whatever there is to look at."""
+    """Have the analysis come to a decision, and to other things, whatever there is to look at."""
 
-    def decide(decision: Decision) -> None:
+    def decide(decision: Decision, **figures: Any) -> None:
         async def decided(store: Store, settings: Settings) -> Review:
             found = await review(store, settings)
             assert found is not None
-            return replace(found, decision=decision, reason="by the numbers")
+            return replace(found, decision=decision, reason="by the numbers", **figures)
 
         monkeypatch.setattr(running, "review", decided)
 
@@ -200,6 +212,25 @@ async def test_a_canary_takes_one_step_for_each_window_that_ended_after_the_last
     assert await after_a_window(earlier) == 0.05
     assert [await after_a_window(later) for _ in range(4)] == [0.25, 0.5, 0.5, 0.5]
     assert len({route.salt for route in await list_routes(store) if route.salt}) == 1
+
+
+RATIO = SampleRatio(champion=10, challenger=0, expected=5.0, p_value=1e-4, broken=True)
+DOUBTFUL = Guardrail(name="failed actions", state="doubtful", bound=0.05)
+
+
+@pytest.mark.parametrize(
+    "figures", [{"agents": RATIO}, {"measured_agents": RATIO}, {"guardrails": (DOUBTFUL,)}]
+)
+async def test_a_canary_of_which_the_analysis_warns_takes_no_step(
+    store: Store, settings: Settings, claim: Claim, deciding: Deciding, figures: dict[str, Any]
+) -> None:
+    settings = settings.model_copy(update={"deployment_strategy": "canary"})
+    await begin(store, settings, "canary")
+    await store.pool.execute("UPDATE babylon.routes SET created_at = '2025-11-14'")
+    for warning, share in ((figures, 0.05), ({}, 0.25)):
+        deciding("insufficient", **warning)
+        await deploy_checkpoint(store, settings, verdict(claim))
+        assert (await current_route(store)).share == share
 
 
 async def test_a_canary_begun_by_hand_is_ramped_by_hand(

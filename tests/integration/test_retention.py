@@ -17,6 +17,7 @@ from babylon.progress import progress_directory
 from babylon.retention import retire_checkpoints, sweep
 from babylon.settings import Settings
 from babylon.store import Store
+from babylon.store.pins import pin_arm
 from babylon.store.policies import commit_policy, ensure_base, get_policy, list_policies
 from babylon.store.proposals import proposed
 from babylon.store.routes import Split, commit_route, current_route
@@ -307,6 +308,35 @@ async def test_progress_stays_while_its_window_may_go_on_from_it(
         "2025-11-14T0100-e1",
         "2025-11-14T0200-e1",
     ]
+
+
+async def test_arms_are_forgotten_when_their_experiment_ended_long_ago(
+    store: Store, lean: Settings
+) -> None:
+    await train(store, lean, 1, 0)
+    begun = {"long over": 400, "over": 300, "running": 1}  # hours ago
+    for salt, hours in begun.items():
+        split = Split(mode="ab", challenger_version=1, share=0.5, salt=salt)
+        await commit_route(
+            store,
+            policy_version=0,
+            author="test",
+            reason="test",
+            expected_route_version=(await current_route(store)).route_version,
+            split=split,
+        )
+        await pin_arm(store, salt, "trajectory", "champion")
+        await store.pool.execute(
+            "UPDATE babylon.routes SET created_at = now() - $2 * interval '1 hour' WHERE salt = $1",
+            salt,
+            hours,
+        )
+    kept = "SELECT array_agg(salt ORDER BY salt) FROM babylon.trajectory_arms"
+    for lookback_hours, expected in ((300.5, 3), (299, 2)):
+        settings = lean.model_copy(update={"lookback_hours": lookback_hours})
+        await retire_checkpoints(store, settings)
+        assert len(await store.pool.fetchval(kept)) == expected
+    assert await store.pool.fetchval(kept) == ["over", "running"]  # it ended an hour ago
 
 
 async def test_nothing_outside_this_home_is_ever_removed(

@@ -305,6 +305,20 @@ async def test_a_rollback_loads_nothing_and_says_when_the_last_call_has_ended(
     assert len(replicas.loads) == loads
 
 
+async def test_calls_for_a_version_by_its_name_keep_no_deployment_waiting(
+    replicas: Replicas,
+) -> None:
+    await replicas.propose_and_route_to(1)
+    asked = await replicas.chat("agent", model="babylon-v1", stream=True, max_tokens=100)
+    stream = asked.parse()
+    await anext(stream)
+    await replicas.route_to(0)
+    assert await wait_until_drained(replicas.store, 1, timeout_s=0) == 0
+    answering = [gateway.in_flight for gateway in await live_gateways(replicas.store)]
+    assert {"1": 0} in answering
+    assert {chunk.model async for chunk in stream} == {"babylon-v1"}
+
+
 async def test_the_champion_before_stays_loaded_over_an_experiment_and_a_restart_of_the_gateway(
     replicas: Replicas, settings: Settings
 ) -> None:

@@ -41,7 +41,17 @@ def test_failed_request_is_no_longer_in_flight_and_the_last_one_of_a_version_is_
         with pytest.raises(RuntimeError), table.take("babylon", "agent"):
             raise RuntimeError
         assert table.in_flight == {0: 1} and not idle
-    assert not table.in_flight and idle == [0]
+    assert not table.in_flight and set(idle) == {0}
+
+
+def test_calls_for_a_version_by_its_name_use_it_but_no_route_sent_them() -> None:
+    table, idle = serving(Route(1, "babylon", V0)), list[int]()
+    table.idle = idle.append
+    with table.take("babylon-v0", "agent"):
+        with table.take("babylon", "agent"):
+            assert (table.in_flight, table.routed) == ({0: 2}, {0: 1})
+        assert (table.in_flight, table.routed, idle) == ({0: 1}, {}, [0])
+    assert not table.in_flight
 
 
 def test_a_version_asked_for_by_name_is_outside_of_any_comparison() -> None:

@@ -1,0 +1,77 @@
+"""A proposal lives as long as its author renews it, whatever the database does meanwhile."""
+
+import asyncio
+import logging
+from datetime import datetime, timedelta
+
+import pytest
+
+from babylon.errors import ModelError
+from babylon.store import Store, proposals
+from babylon.store.proposals import open_proposals, proposed
+from tests.deployments import outcomes, three_policies
+
+HIDE = "ALTER TABLE babylon.proposals RENAME TO hidden"
+SHOW = "ALTER TABLE babylon.hidden RENAME TO proposals"
+
+
+@pytest.fixture(autouse=True)
+async def policies(store: Store, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(proposals, "RENEW_S", 0.02)
+    await three_policies(store)
+
+
+async def until_logged(caplog: pytest.LogCaptureFixture, text: str) -> None:
+    async with asyncio.timeout(20):
+        while text not in caplog.text:
+            await asyncio.sleep(0.01)
+
+
+async def open_until(store: Store) -> datetime:
+    (proposal,) = await open_proposals(store)
+    return proposal.open_until
+
+
+async def test_renewal_goes_on_after_the_database_was_away(
+    store: Store, caplog: pytest.LogCaptureFixture
+) -> None:
+    async with proposed(store, 1, "test"):
+        await store.pool.execute(HIDE)
+        await until_logged(caplog, "is not renewed for now")
+        await store.pool.execute(SHOW)
+        before = await open_until(store)
+        async with asyncio.timeout(20):
+            while await open_until(store) < before + timedelta(milliseconds=1):
+                await asyncio.sleep(0.01)
+    assert await outcomes(store) == ["committed"]
+
+
+async def test_a_proposal_that_ran_out_is_not_revived_and_that_is_said(
+    store: Store, caplog: pytest.LogCaptureFixture
+) -> None:
+    async with proposed(store, 1, "test") as proposal_id:
+        await store.pool.execute("UPDATE babylon.proposals SET open_until = '2025-11-14 UTC'")
+        await until_logged(caplog, f"proposal {proposal_id} ran out")
+        assert not await open_proposals(store)
+
+
+async def test_a_database_that_cannot_be_told_the_outcome_hides_no_error(
+    store: Store, caplog: pytest.LogCaptureFixture
+) -> None:
+    with pytest.raises(ModelError, match="of the block"):
+        async with proposed(store, 1, "test"):
+            await store.pool.execute(HIDE)
+            raise ModelError("of the block")
+    assert "runs out by itself (of the block)" in caplog.text
+    await store.pool.execute(SHOW)
+    assert len(await open_proposals(store)) == 1
+
+
+async def test_a_renewal_that_is_broken_is_said_with_its_place(
+    store: Store, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(proposals, "affected", lambda status: int("no number"))
+    async with proposed(store, 1, "test"):
+        await asyncio.sleep(0.3)
+    (record,) = [one for one in caplog.records if one.levelno == logging.ERROR]
+    assert "was not renewed any more" in record.message and record.exc_info
