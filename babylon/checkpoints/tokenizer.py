@@ -56,5 +56,5 @@ def render_prompt(
 
 def prompt_length(path: str | Path) -> Callable[[Sequence[dict[str, str]]], int]:
     """How many tokens the chat template of a checkpoint makes of messages."""
-    tokenizer = AutoTokenizer.from_pretrained(str(path))  # type: ignore[no-untyped-call]
+    tokenizer = AutoTokenizer.from_pretrained(str(path))
     return lambda messages: len(render_prompt(tokenizer, messages))

@@ -440,7 +440,11 @@ async def test_a_reply_is_held_to_a_form_where_it_has_room_to_end(
     note = {"max_tokens": 4000, "response": "[1]"}
     await insert_calls(
         home,
-        [call("essay", agent="b", number=1, **essay), call("note", agent="c", number=2, **note)],
+        [
+            call("essay", agent="b", number=1, **essay),
+            call("note", agent="c", number=2, **note),
+            call(ASKED[0], agent="d", number=3),
+        ],
     )
     golden = await golden_prompts(home, settings, await get_policy(home, 0))
     forms = {prompt.messages[0]["content"]: (prompt.form, prompt.max_tokens) for prompt in golden}
