@@ -26,7 +26,8 @@ def logprobs_of(path: str, answers: Sequence[Answer], max_tokens: int | None) ->
         max_tokens: of a portion of the forward pass.
 
     Raises:
-        ModelError: it does not load, or its forward pass does not fit into memory.
+        ModelError: it does not load, has weights that are no numbers, or its forward pass does not
+            fit into memory.
     """
     calls = [
         CallTokens(prompt=answer.prompt_token_ids, completion=answer.token_ids, logprobs=None)
@@ -48,6 +49,8 @@ def _forward(path: str, calls: Sequence[CallTokens], max_tokens: int | None) -> 
         return rows
 
     model, _ = load_policy(path, frozen=True)
+    if not all(weight.isfinite().all() for weight in model.parameters()):
+        raise ModelError(f"weights of {path} are not finite")
     try:
         return FittingForward(model, max_tokens).run(attempt)
     except OutOfMemoryError as error:

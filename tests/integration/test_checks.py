@@ -260,8 +260,8 @@ async def test_weights_that_are_no_numbers_are_refused(
     trained = nudged(base, tmp_path / "v1", float("nan"))
     async with held(stack, 1, base) as gateways:
         checked = await check(stack.store, settings, 1, gateways, trained)
-    assert failed(checked) == ["finite"]
-    assert "by the policy" in checked.reason
+    assert failed(checked) == ["loads"]
+    assert "are not finite" in checked.reason
 
 
 async def test_a_checkpoint_that_the_trainer_cannot_load_is_refused(
