@@ -1,4 +1,4 @@
-"""What the files of a checkpoint say, without loading it: digest, precision, an adapter's base."""
+"""What the files of a checkpoint say, without loading it: digest, context, an adapter's base."""
 
 import hashlib
 import json
@@ -50,10 +50,15 @@ def adapter_base(uri: str) -> str | None:
     return base
 
 
-def is_fp32(uri: str) -> bool:
-    """Whether a full model's weights were saved in fp32; of the hub's models nobody knows."""
+def context_of(uri: str) -> int | None:
+    """Tokens that prompt and answer may have together; of the hub's models nobody knows.
+
+    Raises:
+        ModelError: an adapter's configuration cannot be read.
+    """
     try:
-        config = json.loads((local_path(uri) / "config.json").read_text())
+        config = json.loads((local_path(adapter_base(uri) or uri) / "config.json").read_text())
     except (OSError, ValueError):
-        return False
-    return "float32" in (config.get("dtype"), config.get("torch_dtype"))
+        return None
+    found = config.get("max_position_embeddings")
+    return found if isinstance(found, int) else None

@@ -1,10 +1,11 @@
 """Tokenizing chats, and the embedded model's own tokenizer: byte-level, so any text will do."""
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
+from pathlib import Path
 from typing import cast
 
 from tokenizers import Regex, Tokenizer, decoders, models, pre_tokenizers, trainers
-from transformers import PreTrainedTokenizerBase, PreTrainedTokenizerFast
+from transformers import AutoTokenizer, PreTrainedTokenizerBase, PreTrainedTokenizerFast
 
 PAD, START, END = "<|endoftext|>", "<|im_start|>", "<|im_end|>"
 CHAT_TEMPLATE = (
@@ -51,3 +52,9 @@ def render_prompt(
         list(messages), add_generation_prompt=True, return_dict=False
     )
     return cast(list[int], ids)
+
+
+def prompt_length(path: str | Path) -> Callable[[Sequence[dict[str, str]]], int]:
+    """How many tokens the chat template of a checkpoint makes of messages."""
+    tokenizer = AutoTokenizer.from_pretrained(str(path))
+    return lambda messages: len(render_prompt(tokenizer, messages))

@@ -211,7 +211,7 @@ async def _checked(
 
 
 def _check_policy() -> CheckPolicy:
-    """Imported here because it brings torch, for which a rollback must not wait."""
+    """Imported here because it takes a second, for which a rollback must not wait."""
     from babylon.deploy.checks import check_policy
 
     return check_policy

@@ -2,20 +2,20 @@
 and does it still answer like something that agents can live with?
 
 What is compared is exact: the tokens that the gateways sampled, their logprobs, and those that
-training's own forward pass gives the same tokens under the policy, the champion and the base.
-Without a live gateway the policy answers in this process instead. A policy that fails is refused
-with the reason, and the champion keeps serving.
+training's own forward pass gives the same tokens under the policy, the champion and the base. A
+policy that fails is refused with the reason, and the champion keeps serving.
 """
 
 import asyncio
 from collections.abc import Sequence
 
 from babylon.deploy.checked import Check, Checked
+from babylon.deploy.compare import tolerance
 from babylon.deploy.files import base_of, check_files
 from babylon.deploy.golden import golden_prompts, questions
 from babylon.deploy.judging import judge
 from babylon.deploy.probing import Asked, Faulty, Probe, probe
-from babylon.deploy.seen import Contenders, look
+from babylon.deploy.seen import Contenders, import_trainer, look
 from babylon.errors import ModelError
 from babylon.keys import local_key
 from babylon.settings import Settings
@@ -31,7 +31,8 @@ async def check_policy(
     champion: Policy,
     gateways: Sequence[Gateway],
 ) -> Checked:
-    """Check a policy that every one of ``gateways`` has loaded; the result is stored with it.
+    """Check a policy that every one of ``gateways``, at least one, has loaded; the result is stored
+    with it.
 
     Stops at files that are not as they should be, and at gateways that do not answer.
     """
@@ -57,30 +58,37 @@ async def _checks(
     checks = await asyncio.to_thread(check_files, policy, champion, root)
     if not all(check.passed for check in checks):
         return checks
-    golden = await golden_prompts(store, settings, champion.policy_version)
-    asked = questions(golden, len(gateways))
-    probes: list[Probe] = []
-    if gateways:
-        whom = Asked(
-            model=settings.model_name,
-            policy_version=policy.policy_version,
-            champion_version=champion.policy_version,
-            key=str(await asyncio.to_thread(local_key, settings.home)),
-        )
-        found = await probe(gateways, asked, whom)
-        probes = [one for one in found if not isinstance(one.champion, Faulty)]
-        checks.append(_answers(found, probes))
-        if not checks[-1].passed:
-            return checks
+    golden = await golden_prompts(store, settings, champion)
+    if not golden:
+        return [
+            *checks,
+            Check.of("answers", None, f"not asked: {champion.uri} has no room for a prompt"),
+        ]
+    whom = Asked(
+        model=settings.model_name,
+        policy_version=policy.policy_version,
+        champion_version=champion.policy_version,
+        key=str(await asyncio.to_thread(local_key, settings.home)),
+    )
+    found, _ = await asyncio.gather(
+        probe(gateways, questions(golden, len(gateways)), whom),
+        asyncio.to_thread(import_trainer),  # takes seconds, which the answers take as well
+    )
+    probes = [one for one in found if not isinstance(one.champion, Faulty)]
+    checks.append(_answers(found, probes))
+    if not checks[-1].passed:
+        return checks
     base = None if policy.kind == "base" else await asyncio.to_thread(_base, policy, root)
     contenders = Contenders(
         policy=policy.uri, champion=champion.uri, base=base, max_tokens=settings.max_tokens
     )
     try:
-        seen = await asyncio.to_thread(look, contenders, asked, probes)
+        seen = await asyncio.to_thread(look, contenders, probes)
     except ModelError as error:
         return [*checks, Check.of("loads", f"{error}: train it again")]
-    return [*checks, Check.of("loads", None), *judge(seen, golden, settings.max_serving_kl)]
+    allowed = tolerance(settings.engine, settings.vllm_args)
+    judged = judge(seen, golden, allowed=allowed, max_kl=settings.max_serving_kl)
+    return [*checks, Check.of("loads", None, "in the trainer"), *judged]
 
 
 def _base(policy: Policy, root: Policy) -> str:

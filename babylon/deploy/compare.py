@@ -9,7 +9,10 @@ is generous; with weights rounded to bf16 the demo's policies move by 1e-3 to 4e
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
+from itertools import pairwise
 from statistics import fmean
+
+from babylon.settings import Engine
 
 CLEARLY = 6.0  # times the noise of the sum: nearer by half of that is three standard deviations
 
@@ -24,6 +27,16 @@ class Tolerance:
 
 FINE = Tolerance(mean=1e-3, most=1e-2)  # fp32 in engine and trainer
 COARSE = Tolerance(mean=3e-2, most=2.0)  # the engine computes in 16 bits
+
+
+def tolerance(engine: Engine, vllm_args: str) -> Tolerance:
+    """The embedded engine computes in fp32, vLLM only where it is told to: left to itself it makes
+    16 bits also of a checkpoint in fp32."""
+    if engine == "embedded":
+        return FINE
+    given = vllm_args.replace("=", " ").split()
+    types = [value for name, value in pairwise(given) if name == "--dtype"]
+    return FINE if types[-1:] in (["float32"], ["float"]) else COARSE
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -5,7 +5,7 @@ import math
 from collections.abc import Iterator, Sequence
 
 from babylon.deploy.checked import Check
-from babylon.deploy.compare import COARSE, FINE, Gap, is_rather, k3
+from babylon.deploy.compare import FINE, Gap, Tolerance, is_rather, k3
 from babylon.deploy.forms import ALPHA, chance_of_more, has_form
 from babylon.deploy.golden import GoldenPrompt
 from babylon.deploy.seen import BASE, CHAMPION, Reply, Seen
@@ -14,15 +14,16 @@ from babylon.redaction import redact
 _EXAMPLE = 80  # characters
 
 
-def judge(seen: Seen, golden: Sequence[GoldenPrompt], max_kl: float) -> Iterator[Check]:
-    """Those that have a meaning for the policy; after numbers that are none, no others."""
+def judge(
+    seen: Seen, golden: Sequence[GoldenPrompt], *, allowed: Tolerance, max_kl: float
+) -> Iterator[Check]:
+    """All of them; after numbers that are none, no others."""
     finite = _finite(seen)
     yield finite
     if not finite.passed:
         return
-    if any(True for _ in seen.of_gateways()):
-        yield _served(seen)
-        yield _agrees(seen)
+    yield _served(seen)
+    yield _agrees(seen, allowed)
     yield _learned(seen)
     yield _kl(seen, max_kl)
     yield _form(seen, golden)
@@ -57,28 +58,29 @@ def _served(seen: Seen) -> Check:
     return Check.of("served", failure, "each engine serves the policy's own weights", **apart)
 
 
-def _agrees(seen: Seen) -> Check:
+def _agrees(seen: Seen, allowed: Tolerance) -> Check:
     """Engine and trainer compute the same, so that what is recorded can be trained on."""
-    tolerance = FINE if seen.fp32 else COARSE
     gaps = {
         gateway: Gap.of(seen.engine[part], seen.own[part]) for gateway, part in seen.of_gateways()
     }
-    worst = max(gaps, key=lambda gateway: gaps[gateway].mean / tolerance.mean)
-    wrong = [gateway for gateway, gap in gaps.items() if not gap.within(tolerance)]
+    worst = max(gaps, key=lambda gateway: gaps[gateway].mean / allowed.mean)
+    wrong = [gateway for gateway, gap in gaps.items() if not gap.within(allowed)]
     shown = wrong[0] if wrong else worst
     gap = gaps[shown]
     told = (
         f"engine and trainer differ by {gap.mean:.2g} nats a token, {gap.most:.2g} at most (allowed"
-        f" {tolerance.mean:g} and {tolerance.most:g})"
+        f" {allowed.mean:g} and {allowed.most:g})"
     )
     failure = None
     if wrong:
-        rounded = ", or have vLLM compute in fp32 as well (--dtype float32)" if seen.fp32 else ""
+        rounded = (
+            "" if allowed == FINE else ", or have it compute in fp32 (VLLM_ARGS='--dtype float32')"
+        )
         failure = (
             f"{told} at gateway {shown}: compare weights, precision and tokenizer of engine and"
             f" trainer, and restart the engine{rounded}"
         )
-    return Check.of("agrees", failure, told, mean=gap.mean, most=gap.most, fp32=str(seen.fp32))
+    return Check.of("agrees", failure, told, mean=gap.mean, most=gap.most, allowed=allowed.mean)
 
 
 def _learned(seen: Seen) -> Check:

@@ -17,7 +17,7 @@ from babylon.probes import Answer, Ask
 from babylon.store.gateways import Gateway
 
 TIMEOUT_S = 300.0  # of one call, waiting for a place included
-AT_ONCE = 16  # calls of one gateway
+AT_ONCE = 64  # calls of one gateway, half of them the champion's: its agents keep their places
 _BUSY, _TRIES, _PAUSE_S = (429, 503), 5, 1.0
 
 
@@ -116,7 +116,9 @@ async def _ask(
                 problem = f"{response.status} {(await response.text())[:200]}"
                 if response.status not in _BUSY:
                     return Faulty(problem=problem)
-        except (aiohttp.ClientError, TimeoutError) as error:
+        except TimeoutError:
+            return Faulty(problem=f"no answer within {TIMEOUT_S:g} s")
+        except aiohttp.ClientError as error:
             problem = str(error) or type(error).__name__
     return Faulty(problem=problem)
 

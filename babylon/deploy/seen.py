@@ -4,8 +4,8 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import groupby
 
-from babylon.checkpoint_files import adapter_base, is_fp32, local_path
-from babylon.deploy.probing import Probe, Question
+from babylon.checkpoint_files import local_path
+from babylon.deploy.probing import Probe
 from babylon.errors import ModelError
 from babylon.probes import Answer
 
@@ -24,16 +24,17 @@ class Contenders:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Reply:
-    """A policy's answer to a golden prompt; without a ``gateway`` it was given in this process."""
+    """A policy's answer to a golden prompt."""
 
     prompt: int
-    gateway: str | None
+    gateway: str
     answer: Answer
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Seen:
-    """``replies`` are the policy's, ``champions`` the champion's to the same questions.
+    """``replies`` are the policy's, gateway by gateway, ``champions`` the champion's to the same
+    questions.
 
     ``own`` ``[N]`` are the trainer's logprobs of every token of ``replies`` under the policy,
     ``others`` those under the champion and the base; ``absent`` says why one is missing.
@@ -44,7 +45,6 @@ class Seen:
     own: Sequence[float]
     others: Mapping[str, Sequence[float]]
     absent: Mapping[str, str]
-    fp32: bool
 
     @property
     def engine(self) -> list[float]:
@@ -52,67 +52,53 @@ class Seen:
         return [score for reply in self.replies for score in reply.answer.logprobs]
 
     def of_gateways(self) -> Iterator[tuple[str, slice]]:
-        """Each gateway with its part of the N tokens; nothing when there was none."""
+        """Each gateway with its part of the N tokens."""
         start = 0
         for gateway, replies in groupby(self.replies, key=lambda reply: reply.gateway):
             end = start + sum(len(reply.answer.token_ids) for reply in replies)
-            if gateway is not None:
-                yield gateway, slice(start, end)
+            yield gateway, slice(start, end)
             start = end
 
 
-def look(contenders: Contenders, asked: Sequence[Question], probes: Sequence[Probe]) -> Seen:
-    """Blocking: loads each model once. Without ``probes``, policy and champion answer here.
+def import_trainer() -> None:
+    """Blocking, seconds."""
+    import babylon.checkpoints.trial  # noqa: F401
+
+
+def look(contenders: Contenders, probes: Sequence[Probe]) -> Seen:
+    """Blocking: loads each model once.
 
     Raises:
-        ModelError: the policy does not load, or cannot answer.
+        ModelError: the policy does not load.
     """
-    from babylon.checkpoints.trial import try_out  # torch takes seconds to import
+    from babylon.checkpoints.trial import logprobs_of
 
-    asks = [] if probes else [ask for _, ask in asked]
-    probed = _probed(probes, "policy")
-    given = [reply.answer for reply in probed]
-    drawn, own = try_out(_path(contenders.policy), asks, given, contenders.max_tokens)
-    replies = probed or _drawn(asked, drawn)
+    replies = _replies(probes, "policy")
     given = [reply.answer for reply in replies]
-    known = {contenders.policy: (drawn, own)}
-    absent = dict[str, str]()
+
+    def likely(uri: str) -> list[float]:
+        return logprobs_of(str(local_path(uri)), given, contenders.max_tokens)
+
+    known = {contenders.policy: likely(contenders.policy)}
+    others, absent = dict[str, Sequence[float]](), dict[str, str]()
     for name, uri in ((CHAMPION, contenders.champion), (BASE, contenders.base)):
         if uri is None:
             absent[name] = "it is the base model itself"
-        elif uri not in known:
-            try:
-                more = asks if name == CHAMPION else []
-                known[uri] = try_out(_path(uri), more, given, contenders.max_tokens)
-            except ModelError as error:
-                absent[name] = str(error)
-    champions = _probed(probes, CHAMPION)
-    if not probes and CHAMPION not in absent:
-        champions = _drawn(asked, known[contenders.champion][0])
-    places = {CHAMPION: contenders.champion, BASE: contenders.base or ""}
+            continue
+        try:
+            others[name] = known[uri] = known.get(uri) or likely(uri)
+        except ModelError as error:
+            absent[name] = str(error)
     return Seen(
         replies=replies,
-        champions=champions,
-        own=own,
-        others={name: known[uri][1] for name, uri in places.items() if name not in absent},
+        champions=_replies(probes, CHAMPION),
+        own=known[contenders.policy],
+        others=others,
         absent=absent,
-        fp32=is_fp32(adapter_base(contenders.policy) or contenders.policy),
     )
 
 
-def _path(uri: str) -> str:
-    return str(local_path(uri))
-
-
-def _drawn(asked: Sequence[Question], answers: Sequence[Answer | None]) -> list[Reply]:
-    return [
-        Reply(prompt=prompt, gateway=None, answer=answer)
-        for (prompt, _), answer in zip(asked, answers, strict=True)
-        if answer is not None
-    ]
-
-
-def _probed(probes: Sequence[Probe], who: str) -> list[Reply]:
+def _replies(probes: Sequence[Probe], who: str) -> list[Reply]:
     return [
         Reply(prompt=probe.prompt, gateway=probe.gateway, answer=answer)
         for probe in probes

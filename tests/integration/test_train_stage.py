@@ -34,7 +34,9 @@ from babylon.retention import retire_checkpoints
 from babylon.settings import Settings
 from babylon.store import Store
 from babylon.store.calls import insert_calls
+from babylon.store.gateways import wait_until_loaded
 from babylon.store.policies import champion, ensure_base, get_policy, set_checks
+from babylon.store.proposals import proposed
 from babylon.store.routes import Split, commit_route
 from babylon.store.windows import claim_window, get_window, set_state
 from babylon.train import train_window, trainer_config
@@ -42,6 +44,7 @@ from babylon.trajectories import Call, Message, TrainingRow, training_rows
 from babylon.types import Claim, Scored
 from babylon.windows import WindowState, parse_window_id
 from tests.integration.test_checks import ASKED, call
+from tests.integration.test_serving import running_stack, until_healthy
 from tests.tiny_policy import plain_logprobs, save_tiny_policy
 
 MESSAGES = (Message(role="system", content="Trade."), Message(role="user", content="m1 0.50"))
@@ -171,7 +174,10 @@ async def test_what_training_commits_passes_the_checks_before_it_serves(
     await insert_calls(store, [call(text, agent=f"agent-{text}") for text in ASKED])
     policy = await get_policy(store, 1)
     assert policy.digest == checkpoint_digest(policy.uri)
-    checked = await check_policy(store, quick, policy, await get_policy(store, 0), ())
+    async with running_stack(store, quick) as stack, proposed(store, 1, "test"):
+        await until_healthy(stack.url)
+        gateways = await wait_until_loaded(store, 1, 20)
+        checked = await check_policy(store, quick, policy, await get_policy(store, 0), gateways)
     assert checked.passed, checked.reason
     assert [check.name for check in checked.checks][:2] == ["digest", "base"]
 

@@ -5,7 +5,8 @@ from random import Random
 
 import pytest
 
-from babylon.deploy.compare import COARSE, FINE, Gap, is_rather, k3
+from babylon.deploy.compare import COARSE, FINE, Gap, Tolerance, is_rather, k3, tolerance
+from babylon.settings import Engine
 
 
 def _noisy(scores: list[float], deviation: float, random: Random) -> list[float]:
@@ -49,3 +50,19 @@ def test_k3_is_the_kl_divergence_in_expectation_and_never_negative() -> None:
     assert k3([-1.0], [-1.0 + 1e-9]) >= 0
     assert k3([log(0.5)], [log(0.5) - 10]) == pytest.approx(9 + exp(-10))
     assert k3([-800.0], [0.0]) == inf
+
+
+@pytest.mark.parametrize(
+    ("engine", "arguments", "allowed"),
+    [
+        ("embedded", "", FINE),
+        ("vllm", "", COARSE),
+        ("vllm", "--dtype float32 --max-model-len 512", FINE),
+        ("vllm", "--dtype=float32", FINE),
+        ("vllm", "--dtype float32 --dtype bfloat16", COARSE),
+    ],
+)
+def test_the_tolerance_is_that_of_what_the_engine_computes_in(
+    engine: Engine, arguments: str, allowed: Tolerance
+) -> None:
+    assert tolerance(engine, arguments) == allowed

@@ -7,6 +7,7 @@ import msgspec
 import pytest
 
 from babylon.deploy.checked import Check, Checked, as_lines
+from babylon.deploy.compare import COARSE, FINE, Tolerance
 from babylon.deploy.golden import GoldenPrompt
 from babylon.deploy.judging import judge
 from babylon.deploy.seen import Reply, Seen
@@ -16,7 +17,7 @@ ORDER, HOLD = GoldenPrompt(messages=[], max_tokens=9, form="order"), '{"action":
 
 
 def _reply(
-    text: str = HOLD, *, ended: bool = True, gateway: str | None = "g", shift: float = 0.0
+    text: str = HOLD, *, ended: bool = True, gateway: str = "g", shift: float = 0.0
 ) -> Reply:
     scores = (-0.5 + shift, -1.5 + shift)
     answer = Answer(
@@ -25,34 +26,36 @@ def _reply(
     return Reply(prompt=0, gateway=gateway, answer=answer)
 
 
-def _seen(count: int = 20, gateway: str | None = "g") -> Seen:
+def _seen(count: int = 20) -> Seen:
     """An honest policy: champion and base are a little off, engine and trainer agree."""
-    replies = [_reply(gateway=gateway)] * count
+    replies = [_reply()] * count
     own = [-0.5 + 1e-7, -1.5] * count
     others = {"champion": [score - 0.01 for score in own], "base": [score + 0.05 for score in own]}
-    return Seen(replies=replies, champions=replies, own=own, others=others, absent={}, fp32=True)
+    return Seen(replies=replies, champions=replies, own=own, others=others, absent={})
 
 
-def _failures(seen: Seen, golden: Sequence[GoldenPrompt] = (ORDER,)) -> dict[str, str]:
-    return {c.name: c.reason for c in judge(seen, golden, 0.5) if not c.passed}
+def _checks(
+    seen: Seen, golden: Sequence[GoldenPrompt] = (ORDER,), allowed: Tolerance = FINE
+) -> dict[str, Check]:
+    return {check.name: check for check in judge(seen, golden, allowed=allowed, max_kl=0.5)}
+
+
+def _failures(seen: Seen, allowed: Tolerance = FINE) -> dict[str, str]:
+    checks = _checks(seen, allowed=allowed)
+    return {name: check.reason for name, check in checks.items() if not check.passed}
 
 
 def test_an_honest_policy_passes_every_check() -> None:
-    checks = list(judge(_seen(), [ORDER], 0.5))
-    assert [check.name for check in checks] == [
+    checks = _checks(_seen())
+    assert [*checks] == [
         "finite", "served", "agrees", "learned", "kl", "form",
     ]  # fmt: skip
-    assert all(check.passed for check in checks)
-
-
-def test_without_a_gateway_nothing_is_said_of_engines() -> None:
-    names = [check.name for check in judge(_seen(gateway=None), [ORDER], 0.5)]
-    assert names == ["finite", "learned", "kl", "form"]
+    assert all(check.passed for check in checks.values())
 
 
 def test_a_logprob_that_is_no_number_ends_the_checks() -> None:
     seen = _seen()
-    (check,) = judge(replace(seen, own=[float("nan"), *seen.own[1:]]), [ORDER], 0.5)
+    (check,) = _checks(replace(seen, own=[float("nan"), *seen.own[1:]])).values()
     assert not check.passed
     assert "1 by the policy" in check.reason
     msgspec.json.encode(check.figures)
@@ -75,11 +78,11 @@ def test_an_engine_that_serves_another_policy_is_named(other: str) -> None:
     assert "gateway wrong" in failures["agrees"]
 
 
-def test_engine_and_trainer_may_differ_by_the_precision_of_the_checkpoint() -> None:
+def test_engine_and_trainer_may_differ_by_the_precision_of_the_engine() -> None:
     seen = _seen()
     off = replace(seen, replies=[_reply(shift=0.004)] * 20)
     assert "0.004 nats a token" in _failures(off)["agrees"]
-    assert _failures(replace(off, fp32=False)) == {}
+    assert _failures(off, COARSE) == {}
 
 
 def test_the_base_models_own_logprobs_mean_that_nothing_was_learned() -> None:
@@ -100,7 +103,7 @@ def test_what_does_not_load_cannot_be_compared_with_and_is_named() -> None:
     seen = replace(
         _seen(), others={}, absent=dict.fromkeys(("champion", "base"), "nothing in /gone")
     )
-    checks = {check.name: check for check in judge(seen, [ORDER], 0.5)}
+    checks = _checks(seen)
     for name in ("kl", "learned"):
         assert checks[name].passed
         assert checks[name].reason == "not measured: nothing in /gone"
@@ -119,7 +122,7 @@ def test_malformed_and_endless_replies_are_refused_beyond_bad_luck(bad: Reply) -
 
 def test_replies_without_a_form_are_not_judged_by_it() -> None:
     free = GoldenPrompt(messages=[], max_tokens=9, form=None)
-    checks = {c.name: c for c in judge(replace(_seen(), replies=[_reply("")] * 20), [free], 0.5)}
+    checks = _checks(replace(_seen(), replies=[_reply("")] * 20), [free])
     assert checks["form"].passed
     assert "not measured" in checks["form"].reason
 
