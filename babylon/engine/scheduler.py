@@ -154,9 +154,8 @@ class Scheduler:
         lane = self._lanes.get(policy)
         arrived: list[Job] = []
         try:
-            if lane is None:
-                lane = self._lanes[policy] = _Lane(policy)
-            arrived = self._take(policy, MAX_BATCH - len(lane.jobs))
+            arrived = self._take(policy, MAX_BATCH - len(lane.jobs if lane else ()))
+            lane = lane or self._lanes.setdefault(policy, _Lane(policy))
             told = lane.turn(arrived)
         except Exception as error:  # the worker outlives any batch; its jobs get the error
             told = list({*arrived, *(lane.jobs if lane else ())})

@@ -17,8 +17,9 @@ from babylon.serving import serving
 from babylon.settings import Settings
 from babylon.store import Store
 from babylon.store.calls import wait_until_recorded
+from babylon.store.gateways import wait_for_acks
 from babylon.store.policies import ensure_base
-from babylon.store.routes import commit_route, current_route, wait_for_acks
+from babylon.store.routes import commit_route, current_route
 from tests.contract import double
 from tests.contract.checkpoints import Checkpoints, trainer_logprobs
 from tests.contract.engines import HELLO, PATIENCE_S, host_settings
@@ -65,7 +66,7 @@ async def test_agents_are_served_by_vllm_and_every_call_is_recorded_exactly(
             reason="test",
             expected_route_version=route.route_version,
         )
-        await wait_for_acks(store, version, timeout_s=PATIENCE_S)
+        await wait_for_acks(store, version, 1, timeout_s=PATIENCE_S)
         assert await ask(client) == "babylon-v1"
         assert await ask(client, stream=True) == "babylon-v1"
 
