@@ -59,9 +59,9 @@ class Policy:
 
     def decode(self, token_ids: list[int]) -> str:
         tokenizer: Any = self.tokenizer
-        if isinstance(tokenizer, PreTrainedTokenizerFast):
-            if not tokenizer.clean_up_tokenization_spaces:  # then this is all that it does, slowly
-                tokenizer = tokenizer.backend_tokenizer
+        fast = isinstance(tokenizer, PreTrainedTokenizerFast)
+        if fast and not tokenizer.clean_up_tokenization_spaces:
+            tokenizer = tokenizer.backend_tokenizer  # gives the same without looking at each id
         return cast(str, tokenizer.decode(token_ids, skip_special_tokens=True))
 
     def token_text(self, token_id: int) -> str:

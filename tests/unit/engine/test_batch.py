@@ -143,10 +143,10 @@ def test_rows_of_a_random_schedule_stay_exact_beside_those_that_are_cancelled(
         if arrived:
             batch.join(arrived)
         rows += arrived
-        if running := [index for index, one in enumerate(rows) if one.running]:
-            if random.random() < 0.3:
-                cancelled.add(running[0])
-                rows[running[0]].completion.finish_reason = "abort"
+        running = [index for index, one in enumerate(rows) if one.running]
+        if running and random.random() < 0.3:
+            cancelled.add(running[0])
+            rows[running[0]].completion.finish_reason = "abort"
         batch.step()
     while len(batch):
         batch.step()

@@ -90,11 +90,12 @@ async def test_prompts_are_read_in_portions_between_which_others_go_on(
     monkeypatch.setattr(scheduling._Lane, "turn", noted)
     monkeypatch.setattr(scheduling, "_READ_TOKENS", 300)
     scheduler = Scheduler()
-    jobs = [
-        scheduler.submit(policies[0], request(seed, 4, [7] * 140), every_step=False)
-        for seed in range(7)
-    ]
-    huge = scheduler.submit(policies[0], request(9, 4, [7] * 400), every_step=False)
+    with scheduler._changed:  # they come together
+        jobs = [
+            scheduler.submit(policies[0], request(seed, 4, [7] * 140), every_step=False)
+            for seed in range(7)
+        ]
+        huge = scheduler.submit(policies[0], request(9, 4, [7] * 400), every_step=False)
     await asyncio.gather(*map(whole, [*jobs, huge]))
     await scheduler.close()
     assert [count for count in joined if count] == [2, 2, 2, 1, 1]
