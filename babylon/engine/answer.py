@@ -66,7 +66,13 @@ class Answer(ABC):
 
     @abstractmethod
     def events(self) -> AsyncIterator[bytes]:
-        """The answer as server-sent events."""
+        """The answer as server-sent events; those that are known together come together, for
+        every write wakes both sides."""
+
+    @property
+    def ended(self) -> bool:
+        """Whether the last piece has come."""
+        return self._finish_reason is not None
 
     async def _all(self) -> tuple[str, list[int], list[float]]:
         text, token_ids, logprobs = "", list[int](), list[float]()
@@ -85,7 +91,7 @@ class Answer(ABC):
             if last or self._text.stopped:
                 self._finish(count)
             yield text, token_ids[:used], logprobs[:used]
-            if self._finish_reason:
+            if self.ended:
                 return
 
     def _finish(self, completion: int) -> None:
@@ -115,6 +121,8 @@ class Answer(ABC):
         return sse(msgspec.json.encode(body))
 
     def _end(self) -> bytes:
-        """Usage, if it was asked for, and the mark of the end."""
+        """After the last piece: usage, if it was asked for, and the mark of the end."""
+        if not self.ended:
+            return b""
         usage = self._event([], usage=self._usage) if self._asked.wants_usage else b""
         return usage + DONE

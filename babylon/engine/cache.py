@@ -83,8 +83,8 @@ class RoomyLayer(DynamicLayer):  # type: ignore[no-untyped-call]  # its base reg
         if rows <= capacity and width <= self._end <= columns - added:
             return
         held = self._buffer[:, : self._rows, :, self._end - self._width : self._end]
-        capacity = capacity if rows <= capacity else rows + _SPARE
-        buffer = held.new_zeros(2, capacity, heads, width + added + _ROOM, dim)
+        # a crowd's room goes with it: a busy policy may never be without rows
+        buffer = held.new_zeros(2, rows + _SPARE, heads, width + added + _ROOM, dim)
         buffer[:, : self._rows, :, width - self._width : width] = held
         self._buffer, self._end = buffer, width
 

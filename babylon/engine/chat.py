@@ -50,11 +50,11 @@ class ChatAnswer(Answer):
     async def events(self) -> AsyncIterator[bytes]:
         """The first one tells the role."""
         role = {"delta": {"role": "assistant", "content": ""}, "logprobs": None}
-        yield self._event([self._choice(role)], **self._prompt_ids())
+        begun = self._event([self._choice(role)], **self._prompt_ids())
         async for text, ids, scores in self._pieces():
             content = {"delta": {"content": text}, "logprobs": self._logprobs(ids, scores)}
-            yield self._event([self._choice(content, ids)])
-        yield self._end()
+            yield begun + self._event([self._choice(content, ids)]) + self._end()
+            begun = b""
 
     def _logprobs(self, token_ids: Ids, logprobs: Scores) -> dict[str, Any] | None:
         if not self._wants_logprobs:

@@ -61,9 +61,8 @@ class CompletionAnswer(Answer):
     async def events(self) -> AsyncIterator[bytes]:
         prompt_ids = self._prompt_ids()
         async for piece in self._pieces():
-            yield self._event([self._part(*piece) | prompt_ids])
+            yield self._event([self._part(*piece) | prompt_ids]) + self._end()
             prompt_ids = {}
-        yield self._end()
 
     def _part(self, text: str, token_ids: Ids, logprobs: Scores) -> dict[str, Any]:
         content = {"text": text, "logprobs": self._logprobs(token_ids, logprobs)}

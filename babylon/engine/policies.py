@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 from typing import Any, cast
 
 import jinja2
-from transformers import PreTrainedModel, PreTrainedTokenizerBase
+from transformers import PreTrainedModel, PreTrainedTokenizerBase, PreTrainedTokenizerFast
 
 from babylon.checkpoints.load import load_policy
 from babylon.engine.generate import generate
@@ -58,7 +58,11 @@ class Policy:
         return cast(int, self.model.get_input_embeddings().num_embeddings)
 
     def decode(self, token_ids: list[int]) -> str:
-        return cast(str, self.tokenizer.decode(token_ids, skip_special_tokens=True))
+        tokenizer: Any = self.tokenizer
+        fast = isinstance(tokenizer, PreTrainedTokenizerFast)
+        if fast and not tokenizer.clean_up_tokenization_spaces:
+            tokenizer = tokenizer.backend_tokenizer  # gives the same without looking at each id
+        return cast(str, tokenizer.decode(token_ids, skip_special_tokens=True))
 
     def token_text(self, token_id: int) -> str:
         """Text of one token alone, special ones included, as ``logprobs`` shows it."""

@@ -76,7 +76,8 @@ class Draw:
     def __init__(self, rows: Sequence[Sampling], device: torch.device) -> None:
         self._device = device
         self._temperature = _column([row.temperature or 1.0 for row in rows], 1.0, device)
-        self._top_p = _column([row.top_p for row in rows], 1.0, device)
+        nuclei = [row.top_p if row.temperature else 1.0 for row in rows]
+        self._top_p = _column(nuclei, 1.0, device)
         self._greedy = _column([row.temperature == 0 for row in rows], False, device)
 
     def __call__(self, logits: Tensor, uniforms: Sequence[float]) -> tuple[Tensor, Tensor]:

@@ -23,7 +23,6 @@ MAX_BATCH = 64  # requests of a policy that are sampled together
 MAX_WAITING = 1024  # beyond this many, requests are turned away
 _READ_TOKENS = 2048  # of prompts, padded, that are read in one turn: meanwhile all others wait
 _TELL_S = 0.04  # streams hear of new tokens this often, which costs as much as a small model's step
-_GATHER_S = 0.003  # an idle worker waits this long for requests that come together
 
 
 @dataclass(eq=False, kw_only=True)
@@ -136,10 +135,7 @@ class Scheduler:
 
     def _rest(self) -> None:
         with self._changed:
-            idle = not self._waiting
             self._changed.wait_for(lambda: self._waiting or self._closed)
-        if idle:
-            time.sleep(_GATHER_S)
 
     def _round(self) -> None:
         """A turn for each policy with work, the longest waiting first."""
@@ -154,9 +150,8 @@ class Scheduler:
         lane = self._lanes.get(policy)
         arrived: list[Job] = []
         try:
-            if lane is None:
-                lane = self._lanes[policy] = _Lane(policy)
-            arrived = self._take(policy, MAX_BATCH - len(lane.jobs))
+            arrived = self._take(policy, MAX_BATCH - len(lane.jobs if lane else ()))
+            lane = lane or self._lanes.setdefault(policy, _Lane(policy))
             told = lane.turn(arrived)
         except Exception as error:  # the worker outlives any batch; its jobs get the error
             told = list({*arrived, *(lane.jobs if lane else ())})

@@ -168,15 +168,12 @@ async def _send(request: web.Request, answer: Answer, asked: SamplingRequest) ->
 async def _stream(request: web.Request, answer: Answer) -> web.StreamResponse:
     response = web.StreamResponse(headers=_EVENT_STREAM)
     await response.prepare(request)
-    try:
-        async for event in answer.events():
-            await response.write(event)
-    except RequestError as error:  # too late for a status: the error is the last event
-        await response.write(sse(error.body))
-    except ConnectionResetError:
-        return response
     with contextlib.suppress(ConnectionResetError):
-        await response.write_eof()
+        try:
+            async for events in answer.events():
+                await (response.write_eof(events) if answer.ended else response.write(events))
+        except RequestError as error:  # too late for a status: the error is the last event
+            await response.write_eof(sse(error.body))
     return response
 
 

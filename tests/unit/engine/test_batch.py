@@ -1,4 +1,5 @@
 from collections.abc import Sequence
+from random import Random
 
 import pytest
 import torch
@@ -117,6 +118,64 @@ def test_who_sets_the_finish_reason_ends_a_row_and_the_others_go_on(
         batch.step()
     assert len(ended.completion.token_ids) == 2
     assert_exact(model, [kept])
+
+
+@pytest.mark.parametrize("seed", range(4))
+def test_rows_of_a_random_schedule_stay_exact_beside_those_that_are_cancelled(
+    model: PreTrainedModel, seed: int
+) -> None:
+    """Prompts share beginnings of any length, join in any number, and end or are ended."""
+    random = Random(seed)
+    beginnings = [[random.randrange(250) for _ in range(90)] for _ in range(2)]
+    batch, rows, cancelled = batch_of(model), list[Row](), set[int]()
+    for step in range(60):
+        arrived = [
+            row(
+                [
+                    *random.choice(beginnings)[: random.choice((0, 33, 60, 90))],
+                    *(random.randrange(250) for _ in range(random.randint(1, 20))),
+                ],
+                seed=1000 * step + index,
+                max_tokens=random.choice((1, 2, 5, 30)),
+            )
+            for index in range(random.choice((0, 0, 1, 6)))
+        ]
+        if arrived:
+            batch.join(arrived)
+        rows += arrived
+        running = [index for index, one in enumerate(rows) if one.running]
+        if running and random.random() < 0.3:
+            cancelled.add(running[0])
+            rows[running[0]].completion.finish_reason = "abort"
+        batch.step()
+    while len(batch):
+        batch.step()
+    assert cancelled
+    assert_exact(model, [one for index, one in enumerate(rows) if index not in cancelled])
+
+
+def test_a_prompt_fills_the_context_but_for_one_token(model: PreTrainedModel) -> None:
+    context = model.config.max_position_embeddings
+    batch, rows = batch_of(model), [row([1, 2], 1), row([7] * (context - 1), 2, max_tokens=1)]
+    batch.join(rows)
+    while len(batch):
+        batch.step()
+    assert_exact(model, rows)
+
+
+def test_the_room_of_a_crowd_goes_while_one_row_still_runs(model: PreTrainedModel) -> None:
+    def room() -> int:
+        return sum(layer._buffer.nbytes for layer in batch._cache.layers)
+
+    batch = batch_of(model)
+    batch.join([row([1, 2, 3], 1, 300)])
+    alone = room()
+    batch.join([row([5, index], index, 2) for index in range(60)])
+    assert room() > 4 * alone
+    for _ in range(200):
+        batch.step()
+    assert len(batch) == 1
+    assert room() < 2.5 * alone  # for it is longer now
 
 
 def test_an_empty_batch_holds_no_keys_and_values(model: PreTrainedModel) -> None:

@@ -6,7 +6,7 @@ import torch
 from transformers import PreTrainedModel
 
 from babylon.engine.generate import generate
-from babylon.engine.sampling import Completion, Request, Sampling
+from babylon.engine.sampling import Completion, Draw, Request, Sampling
 from tests.tiny_policy import plain_logprobs, tiny_model
 
 EOS, PAD = 258, 256
@@ -106,6 +106,13 @@ def test_greedy_takes_the_most_likely_token_beside_sampled_rows(model: PreTraine
         with torch.inference_mode():
             assert token == int(model(input_ids=torch.tensor([ids])).logits[0, -1].argmax())
         ids.append(token)
+
+
+def test_greedy_takes_no_nucleus_for_among_equals_it_might_hold_another() -> None:
+    draw = Draw([Sampling(max_tokens=1, temperature=0, top_p=0.01)], torch.device("cpu"))
+    token, logprob = draw(torch.zeros(1, 50), [0.5])
+    assert 0 <= int(token) < 50
+    assert float(logprob) == pytest.approx(-math.log(50), abs=1e-5)
 
 
 def test_end_of_sequence_is_part_of_the_completion_and_ends_it(model: PreTrainedModel) -> None:

@@ -1,4 +1,6 @@
 import asyncio
+import gc
+import weakref
 from collections.abc import Sequence
 from dataclasses import replace
 from itertools import pairwise
@@ -9,6 +11,7 @@ from babylon.engine import scheduler as scheduling
 from babylon.engine.policies import Policy, load
 from babylon.engine.sampling import Request, Sampling
 from babylon.engine.scheduler import Job, Scheduler
+from babylon.wire import RequestError
 from tests.tiny_policy import save_tiny_policy
 
 
@@ -87,14 +90,48 @@ async def test_prompts_are_read_in_portions_between_which_others_go_on(
     monkeypatch.setattr(scheduling._Lane, "turn", noted)
     monkeypatch.setattr(scheduling, "_READ_TOKENS", 300)
     scheduler = Scheduler()
-    jobs = [
-        scheduler.submit(policies[0], request(seed, 4, [7] * 140), every_step=False)
-        for seed in range(7)
-    ]
-    huge = scheduler.submit(policies[0], request(9, 4, [7] * 400), every_step=False)
+    with scheduler._changed:  # they come together
+        jobs = [
+            scheduler.submit(policies[0], request(seed, 4, [7] * 140), every_step=False)
+            for seed in range(7)
+        ]
+        huge = scheduler.submit(policies[0], request(9, 4, [7] * 400), every_step=False)
     await asyncio.gather(*map(whole, [*jobs, huge]))
     await scheduler.close()
     assert [count for count in joined if count] == [2, 2, 2, 1, 1]
+
+
+async def test_a_policy_that_cannot_be_sampled_fails_its_requests_and_no_others(
+    policies: list[Policy], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    bad, good = policies
+    original = scheduling._Lane.__init__
+
+    def refusing(self: scheduling._Lane, policy: Policy) -> None:
+        if policy is bad:
+            raise MemoryError("no room")
+        original(self, policy)
+
+    monkeypatch.setattr(scheduling._Lane, "__init__", refusing)
+    scheduler = Scheduler()
+    failing = scheduler.submit(bad, request(1, 5), every_step=False)
+    going = scheduler.submit(good, request(2, 5), every_step=False)
+    with pytest.raises(RequestError, match="no room"):
+        await whole(failing)
+    assert len(await whole(going)) == 5
+    await scheduler.close()
+
+
+async def test_a_policy_is_let_go_with_its_last_answer(policies: list[Policy]) -> None:
+    scheduler, policy = Scheduler(), replace(policies[0])
+    gone = weakref.ref(policy)
+    job = scheduler.submit(policy, request(1, 40), every_step=False)
+    del policy
+    assert len(await whole(job)) == 40
+    del job
+    await scheduler.close()
+    gc.collect()
+    assert gone() is None
 
 
 async def test_closing_ends_those_who_run_and_those_who_wait(policies: list[Policy]) -> None:

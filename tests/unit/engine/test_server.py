@@ -12,6 +12,7 @@ from aiohttp.test_utils import TestClient, TestServer
 from peft import LoraConfig, get_peft_model
 from transformers import AutoModelForCausalLM
 
+from babylon.engine.policies import load
 from babylon.engine.scheduler import Job, Scheduler
 from babylon.engine.server import POLICIES, SCHEDULER, make_app
 from tests.tiny_policy import plain_logprobs, save_tiny_policy, tiny_tokenizer
@@ -90,6 +91,14 @@ async def test_answer_has_text_token_ids_logprobs_and_usage(
         "total_tokens": prompt + 20,
     }
     assert answer["model"] == "p-v1"
+
+
+@pytest.mark.parametrize("cleans_up", [False, True])
+def test_tokens_are_decoded_as_the_tokenizer_does(policy_path: Path, cleans_up: bool) -> None:
+    policy = load("p", str(policy_path), 0)
+    policy.tokenizer.clean_up_tokenization_spaces = cleans_up
+    ids = [*policy.prompt(HELLO), *range(0, 256, 5)]
+    assert policy.decode(ids) == policy.tokenizer.decode(ids, skip_special_tokens=True)
 
 
 async def test_token_ids_and_logprobs_come_only_when_asked_for(
