@@ -49,7 +49,7 @@ def load_policy(
         if is_adapter(path):
             model = _merged(str(path), PeftConfig.from_pretrained(str(path)), frozen)
         else:
-            model = _shared_base(str(path)) if frozen else _full(str(path))
+            model = _sharing(_shared_base(str(path))) if frozen else _full(str(path))
         tokenizer = AutoTokenizer.from_pretrained(str(path))
     except Exception as error:  # four libraries read these files, and raise what they like
         reason = " ".join(str(error).split())[:_REASON].rstrip(".") or type(error).__name__
@@ -70,7 +70,7 @@ def _merged(path: str, config: PeftConfig, frozen: bool) -> PreTrainedModel:
         merged: Any = PeftModel.from_pretrained(_full(base), path).merge_and_unload()
         return cast(PreTrainedModel, merged.eval())
     shared = _shared_base(base)
-    adapted: Any = PeftModel.from_pretrained(_with_weights_of(shared), path)
+    adapted: Any = PeftModel.from_pretrained(_sharing(shared), path)
     large = sum(weight.nbytes for weight in shared.parameters()) > _LARGE
     # a safe merge is one into copies
     policy = adapted.get_base_model() if large else adapted.merge_and_unload(safe_merge=True)
@@ -78,13 +78,16 @@ def _merged(path: str, config: PeftConfig, frozen: bool) -> PreTrainedModel:
     return cast(PreTrainedModel, policy.eval())
 
 
-def _with_weights_of(model: PreTrainedModel) -> PreTrainedModel:
-    """A copy whose parameters are its own, but not what they hold."""
+def _sharing(base: PreTrainedModel) -> PreTrainedModel:
+    """A copy whose parameters are its own, but not what they hold: who computes with one model in
+    a way of its own (attention, say) does not change the others."""
     memo: dict[int, Any] = {
         id(weight): torch.nn.Parameter(weight.data, requires_grad=False)
-        for weight in model.parameters()
+        for weight in base.parameters()
     }
-    return copy.deepcopy(model, memo)
+    model = copy.deepcopy(base, memo)
+    _base_of[model] = base
+    return model
 
 
 def _shared_base(path: str) -> PreTrainedModel:

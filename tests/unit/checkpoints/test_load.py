@@ -56,13 +56,22 @@ def test_frozen_policies_of_one_base_share_its_weights_and_answer_as_if_alone(
 
 def test_the_base_goes_with_the_last_of_its_policies(base: Path) -> None:
     policies = [load_policy(save_adapter(base, name), frozen=True)[0] for name in ("a", "bb")]
-    shared = weakref.ref(load_policy(base, frozen=True)[0])
+    shared = weakref.ref(load._base_of[policies[0]])
+    assert load._base_of[policies[1]] is shared()
     policies.pop()
     gc.collect()
     assert shared() is not None
     policies.pop()
     gc.collect()
     assert shared() is None
+
+
+def test_one_who_computes_in_a_way_of_its_own_leaves_the_others_alone(base: Path) -> None:
+    one, other = (load_policy(base, frozen=True)[0] for _ in range(2))
+    one.config._attn_implementation = "another"
+    one.model.layers[0].register_forward_hook(lambda *_: 1 / 0)
+    assert logits(other).isfinite().all() and other.config._attn_implementation != "another"
+    assert held(one, other) == held(other)
 
 
 def test_a_base_that_was_written_anew_is_another(base: Path) -> None:
