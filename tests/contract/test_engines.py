@@ -134,7 +134,7 @@ async def test_stream_adds_up_to_the_whole_answer(door: Door, adapters: dict[str
     whole = await door.chat(name, seed=7)
     stream = await door.chat(name, seed=7, stream=True)
     assert_aligned(stream)
-    assert stream.done and len(stream.choices) > 3
+    assert stream.done and len(stream.choices) > 1
     assert stream.choices[0]["delta"]["role"] == "assistant"
     assert stream.bodies[-1]["choices"] == []  # usage comes last, alone
     for part in ("text", "token_ids", "prompt_token_ids", "finish_reason"):

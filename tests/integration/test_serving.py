@@ -196,7 +196,7 @@ async def test_stream_is_recorded_like_the_whole_answer(stack: Stack) -> None:
     response = await stack.chat(seed=9, stream=True, user="agent-8")
     chunks = [chunk async for chunk in response.parse()]
     assert "".join(chunk.choices[0].delta.content or "" for chunk in chunks) == whole
-    assert len(chunks) > 2
+    assert len(chunks) > 1
     _, row = await stack.rows()
     assert_exact(row)
     assert row["agent_id"] == "agent-8"
