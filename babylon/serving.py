@@ -7,6 +7,7 @@ the record of what was answered. Either is started again without the other.
 
 import asyncio
 import logging
+import os
 import signal
 import sys
 from collections.abc import AsyncIterator
@@ -91,13 +92,20 @@ def _engine(settings: Settings) -> Service:
         require_vllm(settings)
         command, environment = ["babylon.vllm.host"], settings.environment()
     else:
-        command, environment = ["babylon.engine.server", f"--port={settings.engine_port}"], {}
+        command = ["babylon.engine.server", f"--port={settings.engine_port}"]
+        environment = {"OMP_NUM_THREADS": os.environ.get("OMP_NUM_THREADS", str(_threads()))}
     return Service(
         name="engine",
         command=[sys.executable, "-m", *command],
         environment=environment,
         log=settings.logs / "engine.log",
     )
+
+
+def _threads() -> int:
+    """The connections need a core, too: beside threads that spin on all of them, a small model
+    samples half as fast on two cores as with one thread."""
+    return max(1, (os.cpu_count() or 1) - 1)
 
 
 def _gateway(settings: Settings) -> Service:

@@ -295,7 +295,7 @@ async def run(*, threads: int, turns: int, rounds: int) -> dict[str, Any]:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else None)
-    parser.add_argument("--threads", type=int, default=psutil.cpu_count(), help="torch's")
+    parser.add_argument("--threads", type=int, default=psutil.cpu_count() - 1 or 1, help="torch's")
     parser.add_argument("--turns", type=int, default=3)
     parser.add_argument("--rounds", type=int, default=1, help="answers a client and turn")
     parser.add_argument("--json", type=Path, help="write the report here too")
