@@ -1,22 +1,20 @@
-"""The engine process: policies over HTTP on loopback, in the wire fields of vLLM.
+"""The engine process: ``babylon.control`` over HTTP on loopback, and the policies themselves.
 
-``PUT /policies/{name}`` loads a checkpoint under an immutable name, ``POST /v1/chat/completions``
-and ``POST /v1/completions`` sample from it. There is no authentication: only the gateway talks to
-an engine.
+``POST /v1/chat/completions`` and ``POST /v1/completions`` sample from them, in vLLM's wire fields.
 """
 
 import argparse
 import asyncio
 import contextlib
 import logging
-from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
-from typing import Annotated, Any
+from collections.abc import AsyncIterator, Mapping
+from typing import Any
 
 import msgspec
 from aiohttp import web
-from msgspec import Meta, Struct
 from transformers.utils.logging import disable_progress_bar
 
+from babylon.control import PolicySource, json_response, openai_errors
 from babylon.engine import chat, completion
 from babylon.engine.answer import Answer
 from babylon.engine.chat import ChatAnswer
@@ -32,7 +30,6 @@ from babylon.wire import (
     SamplingRequest,
     constraints,
     decode_object,
-    error_body,
     sse,
 )
 
@@ -42,22 +39,13 @@ DEFAULTS: web.AppKey[dict[str, Any]] = web.AppKey("defaults", dict)
 _UNSUPPORTED = ("tools", "functions", "suffix")
 _EVENT_STREAM = {"Content-Type": "text/event-stream", "Cache-Control": "no-cache"}
 
-Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
-
-
-class PolicySource(Struct, frozen=True):
-    """Body of ``PUT /policies/{name}``: a checkpoint directory and the version it is."""
-
-    path: Annotated[str, Meta(min_length=1)]
-    version: int
-
 
 def make_app(defaults: Mapping[str, Any] | None = None) -> web.Application:
     """The engine's HTTP application; ``client_max_size`` leaves room for what a gateway adds.
 
     ``defaults`` are fields of every chat that does not set them itself.
     """
-    app = web.Application(middlewares=[_openai_errors], client_max_size=MAX_BODY_BYTES + 4096)
+    app = web.Application(middlewares=[openai_errors], client_max_size=MAX_BODY_BYTES + 4096)
     app[DEFAULTS] = dict(defaults or {})
 
     async def run_scheduler(app: web.Application) -> AsyncIterator[None]:
@@ -85,24 +73,15 @@ def make_app(defaults: Mapping[str, Any] | None = None) -> web.Application:
     return app
 
 
-@web.middleware
-async def _openai_errors(request: web.Request, handler: Handler) -> web.StreamResponse:
-    try:
-        return await handler(request)
-    except RequestError as error:
-        return web.Response(status=error.status, body=error.body, content_type="application/json")
-    except web.HTTPException as error:  # no such route, wrong method, body too large
-        body = error_body(error.status, error.text or error.reason)
-        return web.Response(status=error.status, body=body, content_type="application/json")
-
-
 async def _health(request: web.Request) -> web.Response:
-    return _json({"status": "ok", "policies": [policy.name for policy in request.app[POLICIES]]})
+    return json_response(
+        {"status": "ok", "policies": [policy.name for policy in request.app[POLICIES]]}
+    )
 
 
 async def _models(request: web.Request) -> web.Response:
     data = [_description(policy) for policy in request.app[POLICIES]]
-    return _json({"object": "list", "data": data})
+    return json_response({"object": "list", "data": data})
 
 
 async def _load(request: web.Request) -> web.Response:
@@ -113,7 +92,7 @@ async def _load(request: web.Request) -> web.Response:
         )
     except (msgspec.DecodeError, ModelError) as error:
         raise RequestError(400, str(error)) from error
-    return _json(_description(policy))
+    return json_response(_description(policy))
 
 
 async def _unload(request: web.Request) -> web.Response:
@@ -187,10 +166,6 @@ def _description(policy: Policy) -> dict[str, object]:
         "version": policy.version,
         "max_model_len": policy.context,
     }
-
-
-def _json(body: object) -> web.Response:
-    return web.Response(body=msgspec.json.encode(body), content_type="application/json")
 
 
 def main() -> None:
