@@ -35,12 +35,12 @@ import msgspec
 import polars as pl
 from pydantic import BaseModel
 
-from babylon.artifacts import ArtifactWriter
-from babylon.collect import collect_window
-from babylon.game_rows import COLUMNS, GAME_SCHEMA
+from babylon.core.artifacts import ArtifactWriter
+from babylon.core.game_rows import COLUMNS, GAME_SCHEMA
+from babylon.core.settings import load_settings
 from babylon.quality.decode import Step
-from babylon.quality.validate import validate_window
-from babylon.settings import load_settings
+from babylon.stages.collect import collect_window
+from babylon.stages.validate import validate_window
 from babylon.store import open_store
 from babylon.store.address import connect_arguments
 from babylon.store.embedded import EmbeddedPostgres

@@ -15,7 +15,7 @@ from typing import Any
 import asyncpg
 import orjson
 
-from babylon.windows import parse_window_id
+from babylon.core.windows import parse_window_id
 
 WINDOW = parse_window_id("2025-11-14T09:00")
 STEPS = 81

@@ -31,10 +31,10 @@ import torch
 from peft import LoraConfig, get_peft_model
 from transformers import AutoConfig, AutoTokenizer, Qwen3ForCausalLM
 
-from babylon.checkpoints.base import EmbeddedModelRecipe, make_embedded_model
-from babylon.checkpoints.layers import adapter_targets
-from babylon.checkpoints.trainable import LORA_RANK
-from babylon.market.transcripts import scripted_chats
+from babylon.game.market.transcripts import scripted_chats
+from babylon.policies.layers import adapter_targets
+from babylon.training.base_model import EmbeddedModelRecipe, make_embedded_model
+from babylon.training.trainable import LORA_RANK
 from benchmarks.gateway.__main__ import cpu_s, free_ports, memory_mb
 from benchmarks.gateway.contenders import until_ready
 
@@ -154,7 +154,7 @@ class Engine:
 @asynccontextmanager
 async def running_engine(threads: int) -> AsyncIterator[Engine]:
     (port,) = free_ports(1)
-    command = [sys.executable, "-m", "babylon.engine.server", f"--port={port}"]
+    command = [sys.executable, "-m", "babylon.serving.engine.engine_process", f"--port={port}"]
     environment = {**os.environ, "OMP_NUM_THREADS": str(threads)}
     process = subprocess.Popen(command, env=environment)
     try:

@@ -29,15 +29,15 @@ from random import Random
 import numpy as np
 from numpy.typing import NDArray
 
-from babylon.arena.match import BATCH, look_at, ruled
-from babylon.arena.play import Floats, Plays, play, scripted
-from babylon.arena.players import checkpoint_player
-from babylon.arena.suite import unseen_scenarios
-from babylon.market.orders import Decision
-from babylon.market.scenario import Scenario
-from babylon.market.scripted import ScriptedAgent, news_follower, random_trader
-from babylon.market.seat import Seat
-from babylon.settings import load_settings
+from babylon.core.settings import load_settings
+from babylon.evaluation.arena.match import BATCH, look_at, ruled
+from babylon.evaluation.arena.play import Floats, Plays, play, scripted
+from babylon.evaluation.arena.players import checkpoint_player
+from babylon.evaluation.arena.suite import unseen_scenarios
+from babylon.game.market.orders import Decision
+from babylon.game.market.scenario import Scenario
+from babylon.game.market.scripted import ScriptedAgent, news_follower, random_trader
+from babylon.game.market.seat import Seat
 
 POOL = 8192
 CHAMPION = 0.6  # share of ticks in which the news is believed

@@ -23,14 +23,14 @@ from typing import Any
 
 import numpy as np
 
-from babylon.errors import BabylonError
-from babylon.judge.cache import MemoryJudgments
-from babylon.judge.client import JudgeClient
-from babylon.judge.records import JudgeConfig, Method
-from babylon.judge.rubrics import load_rubric
-from babylon.judge.window import judge_window
-from babylon.rewards.art_ruler import scores_by_art
-from babylon.rewards.heuristic import heuristic
+from babylon.core.errors import BabylonError
+from babylon.scoring.judge.judge_client import JudgeClient
+from babylon.scoring.judge.judge_window import judge_window
+from babylon.scoring.judge.judgment import JudgeConfig, Method
+from babylon.scoring.judge.judgment_cache import MemoryJudgments
+from babylon.scoring.judge.rubrics import load_rubric
+from babylon.scoring.rewards.art_ruler import scores_by_art
+from babylon.scoring.rewards.heuristic import heuristic
 from benchmarks.judge_windows import KnownWindow, known_window
 from benchmarks.loopback_judge import LoopbackJudge, Mind
 

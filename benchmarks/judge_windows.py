@@ -15,16 +15,16 @@ from datetime import UTC, datetime, timedelta
 from functools import cache
 from random import Random
 
-from babylon.judge.records import GroundTruth, JudgedTrajectory
-from babylon.market.account import Outcome
-from babylon.market.amm import Side
-from babylon.market.game import Game
-from babylon.market.orders import Decision, render_decision
-from babylon.market.prompts import render_observation
-from babylon.market.scenario import Rules, Scenario, make_scenario
-from babylon.market.scripted import buy
+from babylon.core.trajectories import Call, Message, Trajectory
+from babylon.game.market.account import Outcome
+from babylon.game.market.amm import Side
+from babylon.game.market.game import Game
+from babylon.game.market.orders import Decision, render_decision
+from babylon.game.market.prompts import render_observation
+from babylon.game.market.scenario import Rules, Scenario, make_scenario
+from babylon.game.market.scripted import buy
 from babylon.recorder.records import Action, LlmCall, encode_step
-from babylon.trajectories import Call, Message, Trajectory
+from babylon.scoring.judge.judgment import GroundTruth, JudgedTrajectory
 
 START = datetime(2025, 11, 14, 9, tzinfo=UTC)
 TICKS = 10

@@ -25,14 +25,14 @@ from statistics import median
 import numpy as np
 from gymnasium.vector import SyncVectorEnv, VectorEnv
 
-from babylon.envs import TraderEnv, TraderVectorEnv
-from babylon.envs.actions import action_space, to_orders
-from babylon.envs.core import Core
-from babylon.envs.observation import observe
-from babylon.envs.worlds import from_scenarios
-from babylon.market.game import Game, make_market
-from babylon.market.scenario import HOUR, make_scenario
-from babylon.market.scripted import SCRIPTED_AGENTS, random_trader
+from babylon.game.envs import TraderEnv, TraderVectorEnv
+from babylon.game.envs.actions import action_space, to_orders
+from babylon.game.envs.observation import observe
+from babylon.game.envs.vector_core import Core
+from babylon.game.envs.worlds import from_scenarios
+from babylon.game.market.game import Game, make_market
+from babylon.game.market.scenario import HOUR, make_scenario
+from babylon.game.market.scripted import SCRIPTED_AGENTS, random_trader
 
 HOUR_S = 3600.0
 REFERENCE = "SyncVectorEnv of TraderEnv"

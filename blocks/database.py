@@ -11,7 +11,7 @@ class BabylonDatabase(Block):
 
     Example:
         ```python
-        from blocks.database import BabylonDatabase
+        from babylon.blocks.database import BabylonDatabase
 
         database = BabylonDatabase.load("BLOCK_NAME")
         ```

@@ -5,10 +5,10 @@ from typing import Any
 
 from prefect.blocks.core import Block
 
-from babylon.errors import ConfigError
-from babylon.settings import Settings, load_settings
-from blocks.database import BabylonDatabase
-from blocks.model import BabylonModel
+from babylon.blocks.database import BabylonDatabase
+from babylon.blocks.model import BabylonModel
+from babylon.core.errors import ConfigError
+from babylon.core.settings import Settings, load_settings
 
 KINDS: dict[str, type[BabylonDatabase] | type[BabylonModel]] = {
     "babylon-database": BabylonDatabase,

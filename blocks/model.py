@@ -11,7 +11,7 @@ class BabylonModel(Block):
 
     Example:
         ```python
-        from blocks.model import BabylonModel
+        from babylon.blocks.model import BabylonModel
 
         model = BabylonModel.load("BLOCK_NAME")
         ```

@@ -1,6 +1,7 @@
 """Prefect flows: composition only, one screen each.
 
-Importing the package sets Prefect's defaults for a quiet inline run (``babylon.prefect_env``). It
+Importing the package sets Prefect's defaults for a quiet inline run
+(``babylon.ops.prefect_env``). It
 must happen here, because Prefect reads its environment when it is first imported. Where
 ``babylon up`` runs, inline flows report to its server; variables that are already set win.
 """
@@ -10,9 +11,9 @@ from http.client import HTTPException
 from pathlib import Path
 from urllib.request import urlopen
 
-from babylon.prefect_env import api_url, inline_environment
-from babylon.up.processes import Processes
-from babylon.up.services import SERVER
+from babylon.ops.prefect_env import api_url, inline_environment
+from babylon.ops.up.processes import Processes
+from babylon.ops.up.services import SERVER
 
 _HEALTH_S = 5.0
 

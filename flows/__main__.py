@@ -1,7 +1,8 @@
-"""``python -m flows '{"type": "train", ...}'``: what ``babylon train`` and ``babylon demo`` become.
+"""``python -m babylon.flows '{"type": "train", ...}'``: what ``babylon train`` and ``babylon
+demo`` become.
 
 The library may not import Prefect, so its command line replaces itself by this process and hands
-over one JSON request (``babylon.requests``). Terminal, signals and exit code are then this
+over one JSON request (``babylon.cli.requests``). Terminal, signals and exit code are then this
 process's own.
 """
 
@@ -14,16 +15,16 @@ from datetime import UTC, datetime
 from prefect.exceptions import TerminationSignal
 
 from babylon.cli.output import fail, is_storage, print_json, show_logs, storage_error
-from babylon.cli.report import print_training, training_report
-from babylon.errors import BabylonError, DatabaseError
-from babylon.requests import DemoRequest, Request, TrainRequest, decode
-from babylon.settings import load_settings
+from babylon.cli.requests import DemoRequest, Request, TrainRequest, decode
+from babylon.cli.training_report import print_training, training_report
+from babylon.core.errors import BabylonError, DatabaseError
+from babylon.core.settings import load_settings
+from babylon.core.types import WindowResult
+from babylon.flows.backfill import backfill
+from babylon.flows.console import stage_progress
+from babylon.flows.continuous import continuous
+from babylon.flows.train_window import train_window
 from babylon.store.connection import UNREACHABLE
-from babylon.types import WindowResult
-from flows.backfill import backfill
-from flows.console import stage_progress
-from flows.continuous import continuous
-from flows.train_window import train_window
 
 STOPPED = (KeyboardInterrupt, TerminationSignal)
 
@@ -99,7 +100,7 @@ async def _collect(request: TrainRequest, results: list[WindowResult]) -> None:
 def _demo(request: DemoRequest) -> int:
     """The demo plays the hours; how a window is trained is handed to it."""
     from babylon.cli.demo import demo_progress, print_demo
-    from babylon.demo import demo_overrides, report_json, run_demo
+    from babylon.ops.demo import demo_overrides, report_json, run_demo
 
     outer = load_settings(**request.overrides)
     overrides = {**request.overrides, **demo_overrides(outer, datetime.now(UTC))}

@@ -4,11 +4,11 @@ import logging
 from collections.abc import Sequence
 from typing import Any
 
-from babylon.errors import BabylonError
-from babylon.types import WindowResult
-from babylon.windows import WindowState
-from flows.gpu_stages import Placement
-from flows.train_window import train_window
+from babylon.core.errors import BabylonError
+from babylon.core.types import WindowResult
+from babylon.core.windows import WindowState
+from babylon.flows.gpu_stages import Placement
+from babylon.flows.train_window import train_window
 
 log = logging.getLogger("babylon.flows")
 

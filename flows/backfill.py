@@ -6,15 +6,15 @@ from typing import Any
 
 from prefect import flow
 
-from babylon.errors import TrainingError
-from babylon.pending import pending_windows
+from babylon.blocks.load import settings_with
+from babylon.core.errors import TrainingError
+from babylon.core.types import WindowResult
+from babylon.core.windows import WindowState
+from babylon.flows.attempt import attempt
+from babylon.flows.gpu_stages import Placement
+from babylon.stages.pending import pending_windows
 from babylon.store import open_store
-from babylon.types import WindowResult
-from babylon.windows import WindowState
-from blocks.load import settings_with
-from flows.attempt import attempt
-from flows.gpu_stages import Placement
-from tasks.stage import announce
+from babylon.tasks.stage import announce
 
 log = logging.getLogger("babylon.flows")
 STAGE = "windows"  # under which progress is announced

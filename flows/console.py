@@ -6,8 +6,8 @@ from contextlib import contextmanager
 from rich.progress import BarColumn, Progress, TaskID, TextColumn, TimeElapsedColumn
 
 from babylon.cli.output import stderr
-from flows.backfill import STAGE as WINDOWS
-from tasks.stage import listener
+from babylon.flows.backfill import STAGE as WINDOWS
+from babylon.tasks.stage import listener
 
 STAGES = (
     "collect",

@@ -10,15 +10,15 @@ from datetime import UTC, datetime, timedelta
 from itertools import count
 from typing import Any
 
-from babylon.clock import sleep_until
-from babylon.pending import pending_windows
-from babylon.settings import Settings
+from babylon.core.clock import sleep_until
+from babylon.core.settings import Settings
+from babylon.core.types import WindowResult
+from babylon.core.windows import Window, window_at
+from babylon.flows.attempt import attempt
+from babylon.stages.pending import pending_windows
 from babylon.store import open_store
-from babylon.store.clock import read_clock
 from babylon.store.connection import UNREACHABLE
-from babylon.types import WindowResult
-from babylon.windows import Window, window_at
-from flows.attempt import attempt
+from babylon.store.database_clock import read_clock
 
 log = logging.getLogger("babylon.flows")
 

@@ -19,11 +19,11 @@ from prefect.runtime import flow_run
 from prefect.states import Cancelling
 from pydantic import TypeAdapter
 
-from babylon.errors import TrainingError
-from babylon.types import Scored, Trained, Verdict
-from blocks.load import settings_with
-from tasks.train import train
-from tasks.validate_checkpoint import validate_checkpoint
+from babylon.blocks.load import settings_with
+from babylon.core.errors import TrainingError
+from babylon.core.types import Scored, Trained, Verdict
+from babylon.tasks.train import train
+from babylon.tasks.validate_checkpoint import validate_checkpoint
 
 Placement = Literal["inline", "deployed"]
 DEPLOYMENT = "gpu-stages/gpu-stages"

@@ -1,4 +1,5 @@
-"""``python -m flows.prefect_server``: ``prefect server start`` whose SQLite writers take turns.
+"""``python -m babylon.flows.prefect_server``: ``prefect server start`` whose SQLite writers take
+turns.
 
 Prefect begins its transactions DEFERRED. One that has read and wants to write after another has
 written fails at once with "database is locked" (SQLITE_BUSY_SNAPSHOT, for which no busy timeout

@@ -7,11 +7,11 @@ from typing import Any
 from prefect import flow
 from prefect.runtime import flow_run
 
+from babylon.blocks.load import settings_with
+from babylon.core.types import Published
 from babylon.dataset.build import windows_of
 from babylon.store import open_store
-from babylon.types import Published
-from blocks.load import settings_with
-from tasks.publish import publish
+from babylon.tasks.publish import publish
 
 
 def yesterday() -> date:

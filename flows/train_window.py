@@ -9,28 +9,28 @@ from typing import Any
 from prefect import flow
 from prefect.runtime import flow_run
 
-from babylon.errors import AlreadyTrainedError, WindowNotReadyError
-from babylon.lifecycle import claimed, commit_collected, commit_scored, taken_up
-from babylon.metrics import window_metrics
-from babylon.pending import window_to_train
-from babylon.rewards.registry import require_scorer
-from babylon.settings import Settings
+from babylon.blocks.load import settings_with
+from babylon.core.errors import AlreadyTrainedError, WindowNotReadyError
+from babylon.core.metrics import window_metrics
+from babylon.core.settings import Settings
+from babylon.core.types import Claim, Scored, WindowResult
+from babylon.core.windows import Window, WindowState, check_settled, parse_window_id
+from babylon.flows.gpu_stages import Placement, on_gpu
+from babylon.scoring.registry import require_scorer
+from babylon.stages.claim import claimed, commit_collected, commit_scored, taken_up
+from babylon.stages.pending import window_to_train
 from babylon.store import Store, open_store
-from babylon.store.clock import read_clock
+from babylon.store.database_clock import read_clock
 from babylon.store.late import count_late, note_late
 from babylon.store.windows import get_window, set_state
-from babylon.types import Claim, Scored, WindowResult
-from babylon.windows import Window, WindowState, check_settled, parse_window_id
-from blocks.load import settings_with
-from flows.gpu_stages import Placement, on_gpu
-from tasks.collect import collect
-from tasks.deploy import deploy
-from tasks.dropout import dropout
-from tasks.publish import publish
-from tasks.retire import retire
-from tasks.score import score
-from tasks.track import track
-from tasks.validate import validate
+from babylon.tasks.collect import collect
+from babylon.tasks.deploy import deploy
+from babylon.tasks.dropout import dropout
+from babylon.tasks.publish import publish
+from babylon.tasks.retire import retire
+from babylon.tasks.score import score
+from babylon.tasks.track import track
+from babylon.tasks.validate import validate
 
 log = logging.getLogger("babylon.flows")
 

@@ -1,11 +1,11 @@
 """Collect: every row of the window as the game wrote it, with the gateway's calls joined."""
 
-from babylon.collect import collect_window
-from babylon.settings import Settings
+from babylon.core.settings import Settings
+from babylon.core.types import Claim, Collected
+from babylon.core.windows import Window
+from babylon.stages.collect import collect_window
 from babylon.store import open_store
-from babylon.types import Claim, Collected
-from babylon.windows import Window
-from tasks.stage import stage
+from babylon.tasks.stage import stage
 
 
 @stage("collect")

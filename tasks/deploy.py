@@ -1,13 +1,13 @@
 """Deploy: the checkpoint goes out if its verdict says so, or an experiment is decided."""
 
-from babylon.deploy.page import deployed_markdown
-from babylon.deploy.stage import deploy_checkpoint
-from babylon.settings import Settings
+from babylon.core.settings import Settings
+from babylon.core.types import Deployed, Verdict
+from babylon.deployment.deploy_page import deployed_markdown
+from babylon.stages.deploy import deploy_checkpoint
 from babylon.store import open_store
-from babylon.types import Deployed, Verdict
-from tasks.experiment import leave_review
-from tasks.page import leave_page
-from tasks.stage import stage
+from babylon.tasks.experiment import leave_review
+from babylon.tasks.page import leave_page
+from babylon.tasks.stage import stage
 
 
 @stage("deploy")

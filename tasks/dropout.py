@@ -3,10 +3,10 @@
 import asyncio
 import logging
 
-from babylon.dropout import thin_window
-from babylon.settings import Settings
-from babylon.types import Thinned, Validated
-from tasks.stage import stage
+from babylon.core.settings import Settings
+from babylon.core.types import Thinned, Validated
+from babylon.stages.dropout import thin_window
+from babylon.tasks.stage import stage
 
 log = logging.getLogger("babylon.tasks")
 

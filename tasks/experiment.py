@@ -4,9 +4,9 @@ from typing import Any
 
 import msgspec
 
-from babylon.experiment.records import Review
-from babylon.experiment.report import WORDS, review_markdown
-from tasks.page import leave_page
+from babylon.evaluation.experiment.review_page import WORDS, review_markdown
+from babylon.evaluation.experiment.review_records import Review
+from babylon.tasks.page import leave_page
 
 
 async def leave_review(numbers: dict[str, Any]) -> None:

@@ -2,10 +2,10 @@
 
 import asyncio
 
-from babylon.dataset.export import publish_window
-from babylon.settings import Settings
-from babylon.types import Published, Scored
-from tasks.stage import stage
+from babylon.core.settings import Settings
+from babylon.core.types import Published, Scored
+from babylon.stages.publish import publish_window
+from babylon.tasks.stage import stage
 
 
 @stage("publish")

@@ -1,9 +1,9 @@
 """Retire: delete the checkpoints that nobody needs any more."""
 
-from babylon.retention import retire_checkpoints
-from babylon.settings import Settings
+from babylon.core.settings import Settings
+from babylon.stages.retention import retire_checkpoints
 from babylon.store import open_store
-from tasks.stage import stage
+from babylon.tasks.stage import stage
 
 
 @stage("retire")

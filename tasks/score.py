@@ -1,10 +1,10 @@
 """Score: one number a trajectory, from the scorer that ``settings.scorer`` names."""
 
-from babylon.score import score_window
-from babylon.settings import Settings
+from babylon.core.settings import Settings
+from babylon.core.types import Scored, Thinned
+from babylon.stages.score import score_window
 from babylon.store import open_store
-from babylon.types import Scored, Thinned
-from tasks.stage import stage
+from babylon.tasks.stage import stage
 
 
 @stage("score")

@@ -15,7 +15,7 @@ from prefect.client.schemas.objects import State, TaskRun
 from prefect.runtime import flow_run
 from prefect.tasks import exponential_backoff
 
-from babylon.errors import DatabaseError
+from babylon.core.errors import DatabaseError
 
 P = ParamSpec("P")
 R = TypeVar("R")

@@ -2,10 +2,10 @@
 
 import asyncio
 
-from babylon.settings import Settings
-from babylon.tracking import track_window
-from babylon.types import Metrics
-from tasks.stage import stage
+from babylon.core.settings import Settings
+from babylon.core.types import Metrics
+from babylon.stages.tracking import track_window
+from babylon.tasks.stage import stage
 
 
 @stage("track")

@@ -3,13 +3,13 @@
 import asyncio
 import threading
 
-from babylon.diagnostics import update_markdown
-from babylon.settings import Settings
+from babylon.core.settings import Settings
+from babylon.core.types import Scored, Trained
+from babylon.stages.train import train_window
 from babylon.store import open_store
-from babylon.train import train_window
-from babylon.types import Scored, Trained
-from tasks.page import leave_page
-from tasks.stage import announce, stage
+from babylon.tasks.page import leave_page
+from babylon.tasks.stage import announce, stage
+from babylon.training.health import update_markdown
 
 
 @stage("train")

@@ -1,14 +1,14 @@
 """Validate: accept what can be trained on, and give every other trajectory a named reason."""
 
-from babylon.errors import WindowNotReadyError
-from babylon.quality import validate_window
-from babylon.quality.report import quality_markdown
-from babylon.settings import Settings
+from babylon.core.errors import WindowNotReadyError
+from babylon.core.settings import Settings
+from babylon.core.types import Collected, Validated
+from babylon.quality.quality_page import quality_markdown
+from babylon.stages.validate import validate_window
 from babylon.store import Store, open_store
 from babylon.store.rejections import window_rejections
-from babylon.types import Collected, Validated
-from tasks.page import leave_page
-from tasks.stage import stage
+from babylon.tasks.page import leave_page
+from babylon.tasks.stage import stage
 
 
 @stage("validate")

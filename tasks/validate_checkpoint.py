@@ -1,12 +1,12 @@
 """Validate checkpoint: challenger and champion meet on unseen scenarios."""
 
-from babylon.arena import gate
-from babylon.arena.report import verdict_markdown
-from babylon.settings import Settings
+from babylon.core.settings import Settings
+from babylon.core.types import Trained, Verdict
+from babylon.evaluation.arena.match_page import verdict_markdown
+from babylon.stages import validate_checkpoint as gate
 from babylon.store import open_store
-from babylon.types import Trained, Verdict
-from tasks.page import leave_page
-from tasks.stage import announce, stage
+from babylon.tasks.page import leave_page
+from babylon.tasks.stage import announce, stage
 
 
 @stage("validate checkpoint")

@@ -14,7 +14,7 @@ import asyncpg
 import hypothesis
 import pytest
 
-from babylon.settings import Settings, load_settings
+from babylon.core.settings import Settings, load_settings
 from babylon.store import Store, open_store
 from babylon.store.address import connect_arguments
 from babylon.store.embedded import EmbeddedPostgres

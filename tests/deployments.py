@@ -5,14 +5,14 @@ from collections.abc import AsyncIterator, Mapping, Sequence
 from contextlib import asynccontextmanager
 from datetime import UTC, datetime, timedelta
 
+from babylon.core.types import Claim, Verdict
+from babylon.core.windows import parse_window_id
 from babylon.store import Store
 from babylon.store.gateways import Gateway, announce_gateway, live_gateways
 from babylon.store.policies import champion, commit_policy, ensure_base
 from babylon.store.proposals import open_proposals
 from babylon.store.routes import current_route
 from babylon.store.windows import claim_window
-from babylon.types import Claim, Verdict
-from babylon.windows import parse_window_id
 
 
 async def commit(store: Store, claim: Claim, *, parent_version: int, name: str) -> int:

@@ -2,8 +2,8 @@
 
 from collections.abc import Sequence
 
-from babylon.market.amm import Side
-from babylon.market.scenario import NpcPost, Perp, Question, Rules, Scenario
+from babylon.game.market.amm import Side
+from babylon.game.market.scenario import NpcPost, Perp, Question, Rules, Scenario
 
 YES_QUESTION = Question("m1", "Will it?", Side.YES)
 

@@ -30,7 +30,7 @@ from babylon.cli import (
     windows,
 )
 from babylon.cli.output import fail, print_json, show_logs, storage_error
-from babylon.errors import BabylonError
+from babylon.core.errors import BabylonError
 
 WRONG_USAGE = 2
 app = typer.Typer(

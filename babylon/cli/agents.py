@@ -10,7 +10,7 @@ from rich.progress import Progress
 
 from babylon.cli.options import Json, given
 from babylon.cli.output import print_json, stderr
-from babylon.settings import load_settings
+from babylon.core.settings import load_settings
 
 WEEK_MIN = 7 * 24 * 60
 app = typer.Typer(help="Agents that play the simulated game.", no_args_is_help=True)
@@ -52,8 +52,8 @@ def spawn(
     json: Json = False,
 ) -> None:
     """Let agents play, and record every step as the game would."""
-    from babylon.market.scenario import PRESETS
-    from babylon.market.spawn import spawn_agents
+    from babylon.game.fleet.spawn import spawn_agents
+    from babylon.game.market.scenario import PRESETS
 
     with Progress(console=stderr, disable=not stderr.is_terminal) as progress:
         bar = progress.add_task("rounds", total=None)

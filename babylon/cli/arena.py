@@ -11,13 +11,13 @@ from rich.text import Text
 
 from babylon.cli.options import Json
 from babylon.cli.output import print_json, print_table, stderr
-from babylon.errors import ArenaError
-from babylon.settings import Settings, load_settings
+from babylon.core.errors import ArenaError
+from babylon.core.settings import Settings, load_settings
 
 if TYPE_CHECKING:
-    from babylon.arena.leaderboard import Entered, Standing, Venue
-    from babylon.arena.result import Result
-    from babylon.arena.sequence import Interval
+    from babylon.evaluation.arena.confidence import Interval
+    from babylon.evaluation.arena.leaderboard import Entered, Standing, Venue
+    from babylon.evaluation.arena.player_result import Result
 
 app = typer.Typer(help="Policies and scripted agents on the same worlds.", no_args_is_help=True)
 Who = Annotated[
@@ -77,12 +77,12 @@ def leaderboard(suite: SuiteName = "starter", json: Json = False) -> None:
 async def _play(
     settings: Settings, suite: str, a: str, b: str
 ) -> "tuple[Venue, dict[str, Result], Interval, str]":
-    from babylon.arena.leaderboard import open_venue, played
-    from babylon.arena.players import SCRIPTED, find_player
-    from babylon.arena.report import write_report
-    from babylon.arena.result import yardsticks
-    from babylon.arena.sequence import paired_difference
-    from babylon.arena.suite import find_suite
+    from babylon.evaluation.arena.confidence import paired_difference
+    from babylon.evaluation.arena.leaderboard import open_venue, played
+    from babylon.evaluation.arena.match_page import write_report
+    from babylon.evaluation.arena.player_result import yardsticks
+    from babylon.evaluation.arena.players import SCRIPTED, find_player
+    from babylon.evaluation.arena.suite import find_suite
     from babylon.store import open_store
 
     async with open_store(settings) as store:
@@ -106,8 +106,8 @@ async def _play(
 async def _leaderboard(
     settings: Settings, suite: str, entered: "Entered"
 ) -> "tuple[Venue, list[Standing]]":
-    from babylon.arena.leaderboard import everyone, leaderboard, open_venue
-    from babylon.arena.suite import find_suite
+    from babylon.evaluation.arena.leaderboard import everyone, leaderboard, open_venue
+    from babylon.evaluation.arena.suite import find_suite
     from babylon.store import open_store
 
     async with open_store(settings) as store:

@@ -9,9 +9,9 @@ import typer
 
 from babylon.cli.options import Json
 from babylon.cli.output import print_json
+from babylon.core.settings import Settings, load_settings
+from babylon.core.windows import parse_window_id
 from babylon.formats.names import Format, Written
-from babylon.settings import Settings, load_settings
-from babylon.windows import parse_window_id
 
 app = typer.Typer(help="The database, its schema, and what goes in and out.", no_args_is_help=True)
 
@@ -90,8 +90,8 @@ async def _status(settings: Settings) -> dict[str, Any]:
 async def _import(
     settings: Settings, files: list[Path], format: Format | None, window: str | None, agent: str
 ) -> dict[str, Any]:
+    from babylon.formats.import_files import import_files
     from babylon.store import open_store
-    from babylon.store.game_import import import_files
 
     async with open_store(settings) as store:
         added = await import_files(
@@ -106,8 +106,8 @@ async def _import(
 
 
 async def _export(settings: Settings, window: str, format: Written, output: Path) -> dict[str, Any]:
+    from babylon.formats.export_files import export_game, export_traces
     from babylon.store import open_store
-    from babylon.store.game_export import export_game, export_traces
 
     parse_window_id(window, settings.minutes)
     async with open_store(settings) as store:

@@ -11,11 +11,11 @@ from rich.text import Text
 
 from babylon.cli.options import Json
 from babylon.cli.output import print_json, print_table, stderr
-from babylon.settings import Settings, load_settings
+from babylon.core.settings import Settings, load_settings
 
 if TYPE_CHECKING:
-    from babylon.replay.report import ReplayReport
-    from babylon.types import Published
+    from babylon.core.types import Published
+    from babylon.dataset.replay.comparison import ReplayReport
 
 app = typer.Typer(
     help="Trained windows as a dataset, recorded windows as scenarios.", no_args_is_help=True
@@ -39,7 +39,7 @@ def build(
     if json:
         print_json({"published": [asdict(one) for one in published]})
     else:
-        from babylon.artifacts import local_path
+        from babylon.core.artifacts import local_path
 
         rows = [[one.window_id, one.rows, str(local_path(one.uri))] for one in published]
         print_table("Dataset", ["window", "rows", "file"], rows)
@@ -77,7 +77,7 @@ def replay(
     json: Json = False,
 ) -> None:
     """Play recorded windows again and compare with what the recorded agent made of them."""
-    from babylon.replay.report import replay_report
+    from babylon.dataset.replay.comparison import replay_report
 
     if (month is None) == (window is None):
         raise typer.BadParameter("give --month YYYY-MM or --window ID, one of them")

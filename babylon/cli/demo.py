@@ -9,8 +9,8 @@ from pathlib import Path
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 
 from babylon.cli.output import print_table, stderr
-from babylon.cli.report import window_table
-from babylon.demo import DemoReport, Say, Step
+from babylon.cli.training_report import window_table
+from babylon.ops.demo import DemoReport, Say, Step
 
 
 @contextmanager

@@ -15,13 +15,13 @@ from babylon.cli.experiment import analyse
 from babylon.cli.model import Version, show_values, with_store
 from babylon.cli.options import Json
 from babylon.cli.output import print_json, print_table, stderr
-from babylon.settings import Settings, load_settings
+from babylon.core.settings import Settings, load_settings
 
 if TYPE_CHECKING:
-    from babylon.deploy.experiments import Experiment
-    from babylon.deploy.status import Status
+    from babylon.core.types import Change
+    from babylon.deployment.experiments import Experiment
+    from babylon.deployment.status import Status
     from babylon.store import Store
-    from babylon.types import Change
 
     Changing = Callable[[Store, Settings], Awaitable[Change]]
 
@@ -47,8 +47,8 @@ def replace(
     """Send every agent to one policy, without a dropped request; a challenger wins so."""
 
     async def put_in_force(store: "Store", settings: Settings) -> "Change":
-        from babylon.deploy.change import Order
-        from babylon.deploy.replace import replace_champion
+        from babylon.deployment.change import Order
+        from babylon.deployment.replace import replace_champion
 
         order = Order(author=AUTHOR, reason=reason, force=force)
         return await replace_champion(store, settings, version, order)
@@ -85,8 +85,8 @@ def rollback(reason: Reason = "by hand", json: Json = False) -> None:
     """End the experiment that runs; otherwise put the policy that served before in force again."""
 
     async def take_back(store: "Store", settings: Settings) -> "Change":
-        from babylon.deploy.change import Order
-        from babylon.deploy.rollback import roll_back
+        from babylon.deployment.change import Order
+        from babylon.deployment.rollback import roll_back
 
         return await roll_back(store, settings, Order(author=AUTHOR, reason=f"rollback {reason}"))
 
@@ -102,7 +102,7 @@ def status(json: Json = False) -> None:
     """The route in force and the gateways that serve it; exit code 1 while one lags behind."""
 
     async def found(store: "Store") -> "Status":
-        from babylon.deploy.status import deployment_status
+        from babylon.deployment.status import deployment_status
 
         return await deployment_status(store)
 
@@ -124,8 +124,8 @@ def _experiment(
     json: bool,
 ) -> None:
     async def compare(store: "Store", settings: Settings) -> "Change":
-        from babylon.deploy.change import Order
-        from babylon.deploy.experiments import run_experiment
+        from babylon.deployment.change import Order
+        from babylon.deployment.experiments import run_experiment
 
         order = Order(author=AUTHOR, reason=reason, force=force)
         return await run_experiment(store, settings, mode, version, share, order)
@@ -144,7 +144,7 @@ def _make(changing: "Changing", json: bool) -> None:
     if json:
         print_json(asdict(change))
         return
-    from babylon.deploy.page import serving
+    from babylon.deployment.deploy_page import serving
 
     checks = (change.checks or {}).get("checks", ())
     show_values(

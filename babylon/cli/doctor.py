@@ -8,10 +8,10 @@ import typer
 
 from babylon.cli.options import Json
 from babylon.cli.output import print_json, print_table
-from babylon.settings import load_settings
+from babylon.core.settings import load_settings
 
 if TYPE_CHECKING:
-    from babylon.doctor import Check
+    from babylon.ops.doctor import Check
 
 app = typer.Typer()
 
@@ -19,7 +19,7 @@ app = typer.Typer()
 @app.command()
 def doctor(json: Json = False) -> None:
     """What works and what does not; exit code 1 when something required does not."""
-    from babylon.doctor import examine
+    from babylon.ops.doctor import examine
 
     checks = asyncio.run(examine(load_settings()))
     well = not any(check.ok is False and check.required for check in checks)

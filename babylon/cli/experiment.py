@@ -8,11 +8,11 @@ import typer
 
 from babylon.cli.options import Json
 from babylon.cli.output import print_json
-from babylon.errors import ServingError
-from babylon.settings import Settings, load_settings
+from babylon.core.errors import ServingError
+from babylon.core.settings import Settings, load_settings
 
 if TYPE_CHECKING:
-    from babylon.experiment.records import Review
+    from babylon.evaluation.experiment.review_records import Review
 
 
 def analyse(
@@ -38,13 +38,13 @@ def analyse(
     if json:
         print_json(asdict(review))
     else:
-        from babylon.experiment.report import review_markdown
+        from babylon.evaluation.experiment.review_page import review_markdown
 
         print(review_markdown(review))
 
 
 async def _review(settings: Settings, experiment: str | None) -> "Review | None":
-    from babylon.experiment.review import review
+    from babylon.evaluation.experiment.review import review
     from babylon.store import open_store
 
     async with open_store(settings) as store:

@@ -10,8 +10,8 @@ import typer
 
 from babylon.cli.options import Json
 from babylon.cli.output import print_json, print_table
-from babylon.errors import WindowError
-from babylon.settings import load_settings
+from babylon.core.errors import WindowError
+from babylon.core.settings import load_settings
 
 if TYPE_CHECKING:
     from babylon.store.scores import Scored
@@ -65,7 +65,7 @@ def explain(
 
 
 async def _read(window: str) -> "tuple[dict[str, Any], list[Scored]]":
-    from babylon.metrics import SCORER_METRIC
+    from babylon.core.metrics import SCORER_METRIC
     from babylon.store import open_store
     from babylon.store.scores import list_scores
     from babylon.store.windows import get_window

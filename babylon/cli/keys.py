@@ -9,7 +9,7 @@ import typer
 from babylon.cli.model import show_values, with_store
 from babylon.cli.options import Json
 from babylon.cli.output import print_json, print_table
-from babylon.keys import SCOPES
+from babylon.core.api_keys import SCOPES
 
 if TYPE_CHECKING:
     from babylon.store import Store

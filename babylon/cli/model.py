@@ -10,9 +10,9 @@ from rich.progress import Progress
 
 from babylon.cli.options import Json
 from babylon.cli.output import print_json, print_table, stderr
-from babylon.deploy.checked import as_lines
-from babylon.diagnostics import figure, in_order, warnings
-from babylon.settings import Settings, load_settings
+from babylon.core.settings import Settings, load_settings
+from babylon.deployment.checks.check_result import as_lines
+from babylon.training.health import figure, in_order, warnings
 
 if TYPE_CHECKING:
     from babylon.store import Store
@@ -77,9 +77,9 @@ def show(version: Version, json: Json = False) -> None:
 
 
 async def _init(settings: Settings, progress: Callable[[int, int], None]) -> str:
+    from babylon.stages.train import ensure_champion
     from babylon.store import open_store
     from babylon.store.policies import get_policy
-    from babylon.train import ensure_champion
 
     async with open_store(settings) as store:
         await ensure_champion(store, settings, progress=progress)

@@ -12,7 +12,7 @@ from rich.logging import RichHandler
 from rich.table import Table
 from rich.text import Text
 
-from babylon.errors import BabylonError, StorageError
+from babylon.core.errors import BabylonError, StorageError
 
 _STORAGE = {
     errno.EACCES,

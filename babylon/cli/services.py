@@ -9,11 +9,11 @@ from rich.progress import BarColumn, Progress, SpinnerColumn, TextColumn, TimeEl
 
 from babylon.cli.options import Json
 from babylon.cli.output import print_json, print_table, stderr
-from babylon.keys import local_key_path
-from babylon.settings import Engine, load_settings
+from babylon.core.api_keys import local_key_path
+from babylon.core.settings import Engine, load_settings
 
 if TYPE_CHECKING:
-    from babylon.up import ServiceStatus
+    from babylon.ops.up import ServiceStatus
 
 app = typer.Typer()
 
@@ -21,7 +21,7 @@ app = typer.Typer()
 @app.command()
 def up(json: Json = False) -> None:
     """Start everything and return when it answers; what runs already stays."""
-    from babylon.up import up
+    from babylon.ops.up import up
 
     columns = (SpinnerColumn(), TextColumn("{task.description}"), BarColumn(), TimeElapsedColumn())
     with Progress(*columns, console=stderr, disable=not stderr.is_terminal) as progress:
@@ -42,7 +42,7 @@ def up(json: Json = False) -> None:
 @app.command()
 def down(json: Json = False) -> None:
     """Stop exactly what `up` started."""
-    from babylon.up import down
+    from babylon.ops.up import down
 
     with stderr.status("stopping"):
         stopped = asyncio.run(down(load_settings()))
@@ -55,7 +55,7 @@ def down(json: Json = False) -> None:
 @app.command()
 def status(json: Json = False) -> None:
     """Each service with process, port and health; exit code 1 unless all are well."""
-    from babylon.up import status
+    from babylon.ops.up import status
 
     _show(asyncio.run(status(load_settings())), json)
 
@@ -67,7 +67,7 @@ def serve(
     ] = None,
 ) -> None:
     """Run engine, gateway and admin API in the foreground."""
-    from babylon.serving import serve
+    from babylon.serving.serve import serve
 
     asyncio.run(serve(load_settings(**({"engine": engine} if engine else {}))))
 

@@ -1,7 +1,7 @@
 """``babylon train`` and ``babylon demo``: both hand over to the flows.
 
 The library does not import Prefect, so these commands check their options and then replace this
-process by ``python -m flows`` with one JSON request (``babylon.requests``).
+process by ``python -m babylon.flows`` with one JSON request (``babylon.cli.requests``).
 """
 
 import os
@@ -15,10 +15,10 @@ import typer
 
 import babylon
 from babylon.cli.options import Json, MinActions, MinAgents, WindowMinutes, given
-from babylon.home import make_directory
-from babylon.requests import DemoRequest, Request, TrainRequest, encode
-from babylon.settings import MAX_HOURS, Loss, Trainer, load_settings
-from babylon.windows import Clock, check_settled, parse_bound, parse_window_id
+from babylon.cli.requests import DemoRequest, Request, TrainRequest, encode
+from babylon.core.home import make_directory
+from babylon.core.settings import MAX_HOURS, Loss, Trainer, load_settings
+from babylon.core.windows import Clock, check_settled, parse_bound, parse_window_id
 
 app = typer.Typer()
 
@@ -134,8 +134,8 @@ def train(
         trainer=trainer,
         loss=loss,
     )
-    from babylon.rewards.registry import require_scorer
-    from babylon.trainers.requirements import require_trainer
+    from babylon.scoring.registry import require_scorer
+    from babylon.training.backends.trainer_requirements import require_trainer
 
     # The flow refuses these too, but only after Prefect has started.
     settings = load_settings(**overrides)
@@ -191,6 +191,6 @@ def _become_flow(request: Request) -> NoReturn:
     }
     os.execve(
         sys.executable,
-        [sys.executable, "-P", "-m", "flows", encode(request)],
+        [sys.executable, "-P", "-m", "babylon.flows", encode(request)],
         quiet | dict(os.environ) | {"PYTHONPATH": path},
     )

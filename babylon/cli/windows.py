@@ -10,12 +10,12 @@ import typer
 
 from babylon.cli.options import Json, MinActions, MinAgents, WindowMinutes, given
 from babylon.cli.output import print_json, print_table
-from babylon.errors import WindowError
-from babylon.settings import MAX_HOURS, Settings, load_settings
-from babylon.windows import DONE, FINISHED, Clock, parse_window_id
+from babylon.core.errors import WindowError
+from babylon.core.settings import MAX_HOURS, Settings, load_settings
+from babylon.core.windows import DONE, FINISHED, Clock, parse_window_id
 
 if TYPE_CHECKING:
-    from babylon.readiness import WindowReport
+    from babylon.stages.readiness import WindowReport
     from babylon.store.late import LateRow
     from babylon.store.rejections import RejectedFor
 
@@ -120,9 +120,9 @@ def _conclusion(ready: list[str], settings: Settings, hours: int | None) -> str:
 async def _look(
     settings: Settings, hours: int | None, include_late: bool = False
 ) -> "tuple[list[WindowReport], list[LateRow], Clock]":
-    from babylon.readiness import window_reports
+    from babylon.stages.readiness import window_reports
     from babylon.store import open_store
-    from babylon.store.clock import read_clock
+    from babylon.store.database_clock import read_clock
     from babylon.store.late import list_late
 
     async with open_store(settings) as store:
@@ -135,7 +135,7 @@ async def _look(
 
 
 async def _look_at(settings: Settings, window_id: str) -> "tuple[WindowReport, list[LateRow]]":
-    from babylon.readiness import window_reports
+    from babylon.stages.readiness import window_reports
     from babylon.store import open_store
     from babylon.store.late import list_late
     from babylon.store.rejections import window_rejections
@@ -179,7 +179,7 @@ def _print(reports: "list[WindowReport]", explain: "Sequence[WindowReport]" = ()
     if not reports:
         print("no window: `babylon agents spawn` lets agents play, `babylon db import` reads rows")
         return
-    from babylon.quality.report import reason_lines
+    from babylon.quality.quality_page import reason_lines
 
     print_table("Windows", list(COLUMNS), [_row(report) for report in reports])
     print()

@@ -1,0 +1,1 @@
+"""The dataset: built from trained windows, and replayed."""

@@ -3,15 +3,15 @@
 import logging
 from datetime import date
 
-from babylon.dataset.export import publish_window
+from babylon.core.metrics import scored_from
+from babylon.core.settings import Settings
+from babylon.core.types import Claim, Published, Scored
+from babylon.core.windows import DONE, WindowState
 from babylon.dataset.performance import publish_performance
 from babylon.dataset.scenarios import publish_scenarios
-from babylon.metrics import scored_from
-from babylon.settings import Settings
+from babylon.stages.publish import publish_window
 from babylon.store import Store
 from babylon.store.windows import WindowRow, list_windows
-from babylon.types import Claim, Published, Scored
-from babylon.windows import DONE, WindowState
 
 TRAINED = DONE | {WindowState.TRAINED}
 log = logging.getLogger(__name__)

@@ -13,13 +13,13 @@ from typing import Any
 
 import polars as pl
 
-from babylon.artifacts import write_artifact
-from babylon.settings import Settings
+from babylon.core.artifacts import write_artifact
+from babylon.core.settings import Settings
+from babylon.core.trajectories import Trajectory, read_trajectories
+from babylon.core.types import Published, Scored
 from babylon.store import Store
 from babylon.store.policies import Policy, list_policies
 from babylon.store.routes import list_routes
-from babylon.trajectories import Trajectory, read_trajectories
-from babylon.types import Published, Scored
 
 TABLE = "model_performance"
 SCHEMA = pl.Schema(

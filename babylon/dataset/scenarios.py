@@ -12,12 +12,12 @@ from typing import Any
 import msgspec
 import polars as pl
 
-from babylon.artifacts import iter_artifact, write_artifact
+from babylon.core.artifacts import iter_artifact, write_artifact
+from babylon.core.settings import Settings
+from babylon.core.types import Published, Scored
+from babylon.dataset.replay.recorded import Rebuilt, RecordedRow, RecordedScenario, RecordedStep
+from babylon.dataset.replay.recorded_windows import rebuild_rows
 from babylon.quality.decode import decode
-from babylon.replay.recorded import Rebuilt, RecordedRow, RecordedScenario, RecordedStep
-from babylon.replay.windows import rebuild_rows
-from babylon.settings import Settings
-from babylon.types import Published, Scored
 
 TABLE = "scenarios"
 SCHEMA = pl.Schema(

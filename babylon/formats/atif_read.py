@@ -7,6 +7,7 @@ from typing import Any
 
 import msgspec
 
+from babylon.core.trajectories import Message
 from babylon.formats.atif import (
     OURS,
     READABLE,
@@ -18,9 +19,8 @@ from babylon.formats.atif import (
     TrajectoryExtra,
 )
 from babylon.formats.documents import Document, ImportFileError
-from babylon.formats.text import parts_text, refuse_tool_call
+from babylon.formats.message_text import parts_text, refuse_tool_call
 from babylon.formats.trace import Tokens, Trace, TraceCall, TraceStep, check_tokens, convert, utc
-from babylon.trajectories import Message
 
 _ROLES = {"system": "system", "user": "user", "agent": "assistant"}
 

@@ -4,6 +4,7 @@ from typing import Any
 
 import msgspec
 
+from babylon.core.trajectories import Message
 from babylon.formats.atif import (
     OURS,
     VERSION,
@@ -16,7 +17,6 @@ from babylon.formats.atif import (
     TrajectoryExtra,
 )
 from babylon.formats.trace import Trace, TraceCall, TraceStep
-from babylon.trajectories import Message
 
 _SOURCES = {"system": "system", "user": "user", "assistant": "agent"}
 

@@ -13,10 +13,10 @@ from typing import Any
 
 import msgspec
 
+from babylon.core.trajectories import Message
 from babylon.formats.documents import Document, ImportFileError
-from babylon.formats.text import message_text, role_of
+from babylon.formats.message_text import message_text, role_of
 from babylon.formats.trace import Trace, TraceCall, TraceStep, convert, utc
-from babylon.trajectories import Message
 
 
 class Metadata(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):

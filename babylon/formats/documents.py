@@ -7,7 +7,7 @@ from typing import Any
 
 import msgspec
 
-from babylon.errors import DatabaseError
+from babylon.core.errors import DatabaseError
 
 _MALFORMED = (msgspec.DecodeError, UnicodeDecodeError, RecursionError)
 

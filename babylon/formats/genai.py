@@ -9,11 +9,11 @@ from typing import Any
 
 import msgspec
 
+from babylon.core.trajectories import Message
 from babylon.formats.documents import ImportFileError
+from babylon.formats.message_text import parts_text, role_of
 from babylon.formats.otlp import Span, span_call
-from babylon.formats.text import parts_text, role_of
 from babylon.formats.trace import TraceCall
-from babylon.trajectories import Message
 
 OPERATION = "gen_ai.operation.name"
 CALLS = ("chat", "text_completion", "generate_content")

@@ -9,11 +9,11 @@ from typing import Any
 
 import msgspec
 
+from babylon.core.trajectories import Message
 from babylon.formats.documents import ImportFileError
+from babylon.formats.message_text import parts_text, refuse_tool_call, role_of
 from babylon.formats.otlp import Span, span_call
-from babylon.formats.text import parts_text, refuse_tool_call, role_of
 from babylon.formats.trace import TraceCall
-from babylon.trajectories import Message
 
 KIND = "openinference.span.kind"
 _PART = re.compile(r"message\.contents\.(\d+)\.message_content\.(type|text)")

@@ -10,14 +10,14 @@ from datetime import datetime, timedelta
 
 import msgspec
 
-from babylon.errors import RecorderError
+from babylon.core.errors import RecorderError
+from babylon.core.storable import storable, storable_json
+from babylon.core.windows import Window, window_at
 from babylon.formats.documents import ImportFileError
 from babylon.formats.trace import Trace, TraceCall, TraceStep, convert
 from babylon.recorder.records import Action, LlmCall, encode_step
 from babylon.recorder.rows import Played, Row, call_row, trajectory_row
-from babylon.storable import storable, storable_json
 from babylon.store.calls import RecordedCall
-from babylon.windows import Window, window_at
 
 _UNKNOWN_STATE = {"agentBalance": 0.0, "agentPnL": 0.0, "openPositions": 0}
 _STEP = timedelta(seconds=1)

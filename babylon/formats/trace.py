@@ -8,9 +8,9 @@ from typing import Any, Literal
 
 import msgspec
 
+from babylon.core.trajectories import Message
+from babylon.core.windows import FIRST_YEAR, LAST_YEAR
 from babylon.formats.documents import ImportFileError
-from babylon.trajectories import Message
-from babylon.windows import FIRST_YEAR, LAST_YEAR
 
 Purpose = Literal["action", "reasoning", "evaluation", "response"]
 RESPONSE = "RESPONSE"  # the action of a step of which only the reply is known

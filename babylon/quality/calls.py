@@ -11,8 +11,8 @@ from collections.abc import Sequence
 
 import msgspec
 
+from babylon.core.trajectories import Call, Message
 from babylon.quality.decode import POLICY_PURPOSES, LlmCall, Step
-from babylon.trajectories import Call, Message
 
 
 class LoggedCall(msgspec.Struct, frozen=True, gc=False):

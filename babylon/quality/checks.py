@@ -9,7 +9,10 @@ from typing import Any
 
 import msgspec
 
-from babylon.game_rows import GameRow
+from babylon.core.game_rows import GameRow
+from babylon.core.settings import Settings
+from babylon.core.trajectories import Trajectory
+from babylon.core.windows import FIRST_YEAR, LAST_YEAR, Window
 from babylon.quality.calls import GatewayCall, LoggedCall, policy_calls
 from babylon.quality.correctness import Outcomes, StepReward, step_rewards
 from babylon.quality.decode import (
@@ -23,10 +26,7 @@ from babylon.quality.decode import (
 )
 from babylon.quality.outcomes import count_actions, count_wins, window_pnl_usd
 from babylon.quality.reasons import Reason, RejectedError
-from babylon.settings import Settings
 from babylon.store.rejections import Rejection
-from babylon.trajectories import Trajectory
-from babylon.windows import FIRST_YEAR, LAST_YEAR, Window
 
 MAX_DETAIL = 300  # characters: a detail may quote the row
 _LOGS = msgspec.json.Decoder(list[LoggedCall])

@@ -11,12 +11,13 @@ from datetime import datetime
 from decimal import Decimal
 from typing import TYPE_CHECKING, Literal
 
-from babylon.errors import RecorderError, WindowNotReadyError
-from babylon.failpoints import failpoint
+from babylon.core.errors import RecorderError, WindowNotReadyError
+from babylon.core.failpoints import failpoint
+from babylon.core.storable import storable
+from babylon.core.windows import parse_window_id, window_at
 from babylon.recorder.records import game_time
 from babylon.recorder.rows import Row
 from babylon.recorder.trajectory import moment_in_utc, utc_now
-from babylon.storable import storable
 from babylon.store import Store, require_game_tables
 from babylon.store.observations import (
     Kind,
@@ -29,7 +30,6 @@ from babylon.store.observations import (
     seen_prices,
     seen_questions,
 )
-from babylon.windows import parse_window_id, window_at
 
 if TYPE_CHECKING:
     from babylon.store.connection import Connection

@@ -11,12 +11,12 @@ from uuid import uuid4
 
 import asyncpg
 
-from babylon.errors import DatabaseError, RecorderError, WindowError
-from babylon.failpoints import failpoint
+from babylon.core.errors import DatabaseError, RecorderError, WindowError
+from babylon.core.failpoints import failpoint
+from babylon.core.windows import Window, window_at
 from babylon.recorder.records import Action, LlmCall, ProviderAccess, encode_step
 from babylon.recorder.rows import Played, Row, call_row, insert_rows, trajectory_row
 from babylon.store import Store, require_game_tables
-from babylon.windows import Window, window_at
 
 _MAX_SCENARIO_ID = 100  # what the game's column holds
 

@@ -3,7 +3,7 @@
 from typing import Any
 from urllib.parse import parse_qsl, urlencode, urlsplit, urlunsplit
 
-from babylon.errors import ConfigError
+from babylon.core.errors import ConfigError
 
 _SCHEMES = {"postgres", "postgresql", "postgresql+asyncpg"}
 # What the game's Prisma client understands and Postgres does not.

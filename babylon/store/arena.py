@@ -2,7 +2,7 @@
 
 from typing import Any
 
-from babylon.errors import ArenaError
+from babylon.core.errors import ArenaError
 from babylon.store.connection import Store
 
 

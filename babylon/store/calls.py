@@ -12,7 +12,7 @@ from typing import Any
 import asyncpg
 import msgspec
 
-from babylon.errors import ServingError
+from babylon.core.errors import ServingError
 from babylon.store.connection import Store
 from babylon.store.gateways import live_gateways
 from babylon.store.routes import CHANNEL

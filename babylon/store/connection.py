@@ -9,12 +9,12 @@ from typing import TYPE_CHECKING, Any, TypeAlias
 import asyncpg
 import msgspec
 
-from babylon.errors import DatabaseError, FencedError
-from babylon.settings import Settings
+from babylon.core.errors import DatabaseError, FencedError
+from babylon.core.settings import Settings
+from babylon.core.types import Claim
 from babylon.store.address import connect_arguments, place
 from babylon.store.migrate import HEAD, check_not_newer, current_revision
 from babylon.store.migrate import migrate as run_migrations
-from babylon.types import Claim
 
 if TYPE_CHECKING:
     from asyncpg.pool import PoolConnectionProxy

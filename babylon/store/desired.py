@@ -5,7 +5,7 @@ from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from babylon.errors import ModelError
+from babylon.core.errors import ModelError
 from babylon.store.connection import Store
 from babylon.store.gateways import Gateway, live_gateways
 from babylon.store.policies import NO_POLICY

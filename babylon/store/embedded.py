@@ -35,7 +35,7 @@ from typing import IO, Any
 
 import psutil
 
-from babylon.errors import DatabaseError
+from babylon.core.errors import DatabaseError
 
 USER = "babylon"
 START_S, STOP_S = 120.0, 60.0

@@ -6,8 +6,8 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from datetime import datetime, timedelta
 
-from babylon.errors import ServingError
-from babylon.failpoints import failpoint
+from babylon.core.errors import ServingError
+from babylon.core.failpoints import failpoint
 from babylon.store.connection import Store
 
 LIVE_S = 10.0  # a gateway that has not announced itself for so long is gone

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 
 import msgspec
 
-from babylon.failpoints import failpoint
+from babylon.core.failpoints import failpoint
 from babylon.store.connection import Store
 from babylon.store.scores import Score
 

@@ -7,8 +7,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from datetime import datetime
 
-from babylon.errors import ConfigError
-from babylon.keys import SCOPES, ApiKey, new_key
+from babylon.core.api_keys import SCOPES, ApiKey, new_key
+from babylon.core.errors import ConfigError
 from babylon.store.connection import Store, affected
 from babylon.store.routes import CHANNEL
 

@@ -9,12 +9,12 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from datetime import datetime
 
-from babylon.failpoints import failpoint
-from babylon.game_rows import UNTRAINED
+from babylon.core.failpoints import failpoint
+from babylon.core.game_rows import UNTRAINED
+from babylon.core.types import Claim
+from babylon.core.windows import FINISHED, ID_FORMAT, Window, WindowState
 from babylon.store.connection import Store, affected, guarded
 from babylon.store.windows import change_state
-from babylon.types import Claim
-from babylon.windows import FINISHED, ID_FORMAT, Window, WindowState
 
 # A row without a window id belongs to the window of its start. Of one window its rows are found by
 # index, where the table has one; of all, Postgres joins by hash and reads its narrow columns once.

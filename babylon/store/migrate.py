@@ -6,8 +6,8 @@ from typing import Any
 
 import asyncpg
 
-import migrations
-from babylon.errors import DatabaseError
+from babylon import migrations
+from babylon.core.errors import DatabaseError
 
 HEAD = max(file.name[:4] for file in (Path(migrations.__file__).parent / "versions").glob("0*.py"))
 

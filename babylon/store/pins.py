@@ -2,8 +2,8 @@
 
 from collections.abc import Mapping
 
+from babylon.core.types import Arm
 from babylon.store.connection import Store
-from babylon.types import Arm
 
 
 async def pin_arm(store: Store, salt: str, trajectory_id: str, arm: Arm) -> Arm:

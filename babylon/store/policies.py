@@ -12,12 +12,12 @@ from typing import Any, Literal
 import asyncpg
 import msgspec
 
-from babylon.errors import AlreadyTrainedError, ModelError
-from babylon.failpoints import failpoint
+from babylon.core.errors import AlreadyTrainedError, ModelError
+from babylon.core.failpoints import failpoint
+from babylon.core.types import Claim
+from babylon.core.windows import WindowState
 from babylon.store.connection import Store, guarded
 from babylon.store.windows import change_state
-from babylon.types import Claim
-from babylon.windows import WindowState
 
 Kind = Literal["base", "full", "lora"]
 NO_POLICY = "no policy is registered yet: run `babylon model init`"
@@ -27,7 +27,8 @@ NO_POLICY = "no policy is registered yet: run `babylon model init`"
 class Policy:
     """A row of ``babylon.policies``; ``uri`` is the directory that holds the weights, until
     ``removed_at``, ``digest`` what they were when they were committed, ``checks`` how the policy
-    stood the newest checks before a route was to name it (``babylon.deploy.checks``)."""
+    stood the newest checks before a route was to name it
+    (``babylon.deployment.checks.check_policy``)."""
 
     policy_version: int
     parent_version: int | None
@@ -180,7 +181,8 @@ async def commit_policy(
     """Register a checkpoint and consume its trajectories, in one transaction.
 
     Args:
-        digest: of the checkpoint's files (``babylon.checkpoint_files``), for whoever serves them.
+        digest: of the checkpoint's files (``babylon.policies.checkpoint_files``), for whoever
+        serves them.
 
     Returns:
         The new policy version.

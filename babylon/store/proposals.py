@@ -11,7 +11,7 @@ from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from datetime import datetime, timedelta
 
-from babylon.failpoints import failpoint
+from babylon.core.failpoints import failpoint
 from babylon.store.connection import UNREACHABLE, Store, affected
 from babylon.store.routes import CHANNEL, lock_routes, require_present
 

@@ -3,9 +3,9 @@
 from collections.abc import Iterable
 from dataclasses import dataclass
 
-from babylon.failpoints import failpoint
+from babylon.core.failpoints import failpoint
+from babylon.core.types import Claim
 from babylon.store.connection import Store, guarded
-from babylon.types import Claim
 
 SAMPLES = 3  # of each reason that are shown
 

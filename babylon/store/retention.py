@@ -6,9 +6,9 @@ from dataclasses import dataclass
 from datetime import datetime, timedelta
 from typing import TYPE_CHECKING
 
+from babylon.core.windows import WindowState
 from babylon.store.connection import Store
 from babylon.store.routes import lock_routes
-from babylon.windows import WindowState
 
 if TYPE_CHECKING:
     from babylon.store.connection import Connection

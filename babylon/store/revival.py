@@ -9,8 +9,8 @@ from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from typing import TYPE_CHECKING, NoReturn
 
-from babylon.errors import DatabaseError
-from babylon.settings import Settings
+from babylon.core.errors import DatabaseError
+from babylon.core.settings import Settings
 from babylon.store.connection import database_url
 
 if TYPE_CHECKING:

@@ -10,10 +10,10 @@ from dataclasses import dataclass
 from datetime import datetime
 from typing import TYPE_CHECKING, Literal
 
-from babylon.errors import ModelError, RouteConflictError, ServingError
-from babylon.failpoints import failpoint
+from babylon.core.errors import ModelError, RouteConflictError, ServingError
+from babylon.core.failpoints import failpoint
+from babylon.core.types import Claim
 from babylon.store.connection import HALTED_S, Store, guarded
-from babylon.types import Claim
 
 if TYPE_CHECKING:
     from babylon.store.connection import Connection

@@ -3,9 +3,9 @@
 from collections.abc import Iterable
 from dataclasses import dataclass, field
 
-from babylon.failpoints import failpoint
+from babylon.core.failpoints import failpoint
+from babylon.core.types import Claim
 from babylon.store.connection import Store, guarded, require_game_tables
-from babylon.types import Claim
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -11,9 +11,9 @@ from dataclasses import dataclass
 from datetime import datetime, timedelta
 from typing import Any, Literal
 
-from babylon.errors import FencedError, TrainingError
+from babylon.core.errors import FencedError, TrainingError
+from babylon.core.types import Claim
 from babylon.store.connection import Store, guarded
-from babylon.types import Claim
 
 Status = Literal["preparing", "submitting", "running", "done", "failed", "expired"]
 OPEN = ("preparing", "submitting", "running")

@@ -13,12 +13,10 @@ from dataclasses import dataclass
 from datetime import datetime, timedelta
 from typing import Any
 
-from babylon.errors import AlreadyTrainedError, FencedError, WindowError
-from babylon.failpoints import failpoint
-from babylon.store.clock import clock_of
-from babylon.store.connection import UNREACHABLE, Store, affected, guarded
-from babylon.types import Claim
-from babylon.windows import (
+from babylon.core.errors import AlreadyTrainedError, FencedError, WindowError
+from babylon.core.failpoints import failpoint
+from babylon.core.types import Claim
+from babylon.core.windows import (
     DONE,
     IN_WORK,
     TRANSITIONS,
@@ -27,6 +25,8 @@ from babylon.windows import (
     backoff,
     check_settled,
 )
+from babylon.store.connection import UNREACHABLE, Store, affected, guarded
+from babylon.store.database_clock import clock_of
 
 _COLUMNS = (
     "window_id, minutes, state, epoch, owner, lease_until,"

@@ -12,8 +12,8 @@ from pathlib import Path
 
 import aiohttp
 
-from babylon.keys import local_key
-from babylon.settings import Settings, load_settings
+from babylon.core.api_keys import local_key
+from babylon.core.settings import Settings, load_settings
 from babylon.store import Store, open_store
 from babylon.store.policies import ensure_base
 from benchmarks.gateway.load import Target
@@ -48,7 +48,7 @@ async def ours(port: int, engine_port: int, directory: Path) -> AsyncIterator[tu
         endpoint=f"http://localhost:{port}",
         engine_port=engine_port,
     )
-    command = [sys.executable, "-m", "babylon.gateway.server"]
+    command = [sys.executable, "-m", "babylon.serving.gateway.gateway_process"]
     async with open_store(settings) as store:
         await ensure_base(store, uri="/canned", base_model="canned")
         with _process(command, directory / "gateway.log", settings.environment()) as pid:

@@ -18,8 +18,8 @@ import torch
 from peft import get_peft_model
 from transformers import PreTrainedConfig
 
-from babylon.grpo.forward import PolicyForward
-from babylon.grpo.tree import compile_tree
+from babylon.training.grpo.forward import PolicyForward
+from babylon.training.grpo.prefix_tree import compile_tree
 from benchmarks.trainer.cases import Window, make_window
 from benchmarks.trainer.contenders.babylon_session import WindowLoss, call_tokens, window_work
 from benchmarks.trainer.flops import flop, matmul_rate

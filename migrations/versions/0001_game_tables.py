@@ -1,6 +1,6 @@
 """Whose database this is, and the game's tables where it is ours."""
 
-from migrations import database_is_ours, run_file
+from babylon.migrations import database_is_ours, run_file
 
 revision = "0001"
 down_revision = None

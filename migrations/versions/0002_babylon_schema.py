@@ -1,6 +1,6 @@
 """Our own schema: windows, calls, policies, routes, gateways, scores."""
 
-from migrations import run_file
+from babylon.migrations import run_file
 
 revision = "0002"
 down_revision = "0001"

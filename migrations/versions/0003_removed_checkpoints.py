@@ -1,6 +1,6 @@
 """Checkpoints are removed to make room; the policy's row stays and says so."""
 
-from migrations import run_file
+from babylon.migrations import run_file
 
 revision = "0003"
 down_revision = "0002"

@@ -1,6 +1,6 @@
 """Training jobs that run on somebody else's machines, known to us before anybody waits for them."""
 
-from migrations import run_file
+from babylon.migrations import run_file
 
 revision = "0004"
 down_revision = "0003"

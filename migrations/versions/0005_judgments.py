@@ -1,6 +1,6 @@
 """What judges said and what that cost; intervals and reasons beside the scores."""
 
-from migrations import run_file
+from babylon.migrations import run_file
 
 revision = "0005"
 down_revision = "0004"

@@ -1,6 +1,6 @@
 """The stages of a window, its attempts, what was collected, and what came too late."""
 
-from migrations import run_file
+from babylon.migrations import run_file
 
 revision = "0006"
 down_revision = "0005"

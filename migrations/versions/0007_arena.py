@@ -1,6 +1,6 @@
 """The arena: frozen suites by their digest, and what every player came to on them."""
 
-from migrations import run_file
+from babylon.migrations import run_file
 
 revision = "0007"
 down_revision = "0006"

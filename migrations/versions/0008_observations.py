@@ -1,6 +1,6 @@
 """What trackers of market outcomes saw, kept where they meet."""
 
-from migrations import run_file
+from babylon.migrations import run_file
 
 revision = "0008"
 down_revision = "0007"

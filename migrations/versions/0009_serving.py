@@ -1,6 +1,6 @@
 """API keys; who made a call, with which parameters; until when a gateway's calls are stored."""
 
-from migrations import run_file
+from babylon.migrations import run_file
 
 revision = "0009"
 down_revision = "0008"

@@ -1,6 +1,6 @@
 """Routes with two arms, policies that gateways prepare before a route names them, pinned arms."""
 
-from migrations import run_file
+from babylon.migrations import run_file
 
 revision = "0010"
 down_revision = "0009"

@@ -1,6 +1,6 @@
 """What a checkpoint's files were when it was committed, and how it stood the checks."""
 
-from migrations import run_file
+from babylon.migrations import run_file
 
 revision = "0011"
 down_revision = "0010"

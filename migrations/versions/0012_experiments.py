@@ -1,6 +1,6 @@
 """Looks at experiments, and the index that finds an experiment's calls."""
 
-from migrations import run_file
+from babylon.migrations import run_file
 
 revision = "0012"
 down_revision = "0011"

@@ -7,11 +7,11 @@ from pathlib import Path
 import torch
 from transformers import PreTrainedModel, Qwen3Config, Qwen3ForCausalLM
 
-from babylon.checkpoints.load import load_policy
-from babylon.checkpoints.trainable import load_trainable, save_checkpoint
-from babylon.grpo.batch import CallTokens
-from babylon.grpo.forward import PolicyForward
-from babylon.grpo.tree import compile_tree
+from babylon.policies.load import load_policy
+from babylon.training.grpo.forward import PolicyForward
+from babylon.training.grpo.prefix_tree import compile_tree
+from babylon.training.grpo.training_input import CallTokens
+from babylon.training.trainable import load_trainable, save_checkpoint
 from tests.tiny_policy import tiny_tokenizer
 
 CONTEXT, END = 512, 258

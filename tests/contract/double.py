@@ -14,8 +14,8 @@ from typing import Any
 
 from aiohttp import web
 
-from babylon.control import Handler
-from babylon.engine.server import POLICIES, make_app
+from babylon.serving.engine.engine_process import POLICIES, make_app
+from babylon.serving.engine_protocol import Handler
 
 ROOT = Path(__file__).parents[2]
 IN_FLIGHT: web.AppKey[list[object]] = web.AppKey("in_flight", list)

@@ -15,9 +15,9 @@ from urllib.error import URLError
 
 import aiohttp
 
-from babylon.gateway.engine import Engine
-from babylon.gateway.routes import Target
-from babylon.settings import Settings, load_settings
+from babylon.core.settings import Settings, load_settings
+from babylon.serving.gateway.engine_client import Engine
+from babylon.serving.gateway.route_table import Target
 from tests.contract.checkpoints import CONTEXT
 from tests.ports import free_port
 
@@ -184,7 +184,7 @@ def running(command: list[str], url: str, environment: dict[str, str]) -> Iterat
 def running_host(settings: Settings) -> Iterator[str]:
     """Yields its URL."""
     url = f"http://127.0.0.1:{settings.engine_port}"
-    command = [sys.executable, "-m", "babylon.vllm.host"]
+    command = [sys.executable, "-m", "babylon.serving.vllm.vllm_host"]
     with running(command, url, settings.environment()):
         yield url
 
@@ -192,7 +192,7 @@ def running_host(settings: Settings) -> Iterator[str]:
 @contextmanager
 def running_embedded() -> Iterator[str]:
     port = free_port()
-    command = [sys.executable, "-m", "babylon.engine.server", f"--port={port}"]
+    command = [sys.executable, "-m", "babylon.serving.engine.engine_process", f"--port={port}"]
     with running(command, f"http://127.0.0.1:{port}", {}):
         yield f"http://127.0.0.1:{port}"
 

@@ -9,9 +9,9 @@ from pathlib import Path
 
 import pytest
 
-from babylon.errors import ServingError
-from babylon.gateway.engine import EngineDownError
-from babylon.vllm.command import vllm_service
+from babylon.core.errors import ServingError
+from babylon.serving.gateway.engine_client import EngineDownError
+from babylon.serving.vllm.command import vllm_service
 from tests.contract.checkpoints import Checkpoints
 from tests.contract.engines import Door, host_settings, open_door, running, running_host
 from tests.contract.test_engines import TOLERANCE, distance
@@ -33,7 +33,7 @@ def running_server(
     port = free_port()
     service = vllm_service(host_settings(home, double), str(base), "ours", port)
     command = list(service.command)
-    command = command[command.index("babylon.vllm.leash") + 1 :]
+    command = command[command.index("babylon.serving.vllm.process_group") + 1 :]
     with running(command, f"http://127.0.0.1:{port}", environment):
         yield Existing(f"http://127.0.0.1:{port}", home, double)
 

@@ -1,4 +1,5 @@
-"""What every engine promises whoever routes calls to it: ``babylon.control``, OpenAI's wire with
+"""What every engine promises whoever routes calls to it: ``babylon.serving.engine_protocol``,
+OpenAI's wire with
 vLLM's token ids, and logprobs that are those of the policy that was asked for."""
 
 import asyncio
@@ -9,8 +10,8 @@ from typing import Any
 import pytest
 import torch
 
-from babylon.errors import ServingError
-from babylon.gateway.routes import Target
+from babylon.core.errors import ServingError
+from babylon.serving.gateway.route_table import Target
 from tests.contract.checkpoints import CONTEXT, END, Checkpoints, trainer_logprobs
 from tests.contract.engines import HELLO, Answer, Door, asked
 from tests.tiny_policy import tiny_tokenizer

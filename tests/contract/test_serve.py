@@ -11,10 +11,10 @@ import pytest
 import torch
 from openai import AsyncOpenAI
 
-from babylon.errors import ConfigError
-from babylon.keys import local_key
-from babylon.serving import serving
-from babylon.settings import Settings
+from babylon.core.api_keys import local_key
+from babylon.core.errors import ConfigError
+from babylon.core.settings import Settings
+from babylon.serving.serve import serving
 from babylon.store import Store
 from babylon.store.calls import wait_until_recorded
 from babylon.store.gateways import wait_for_acks

@@ -12,8 +12,8 @@ import aiohttp
 import psutil
 import pytest
 
-from babylon.errors import ServingError
-from babylon.gateway.engine import EngineDownError
+from babylon.core.errors import ServingError
+from babylon.serving.gateway.engine_client import EngineDownError
 from tests.contract.checkpoints import Checkpoints
 from tests.contract.engines import (
     PATIENCE_S,
@@ -43,7 +43,11 @@ def family(url: str) -> list[psutil.Process]:
     port = url.rpartition(":")[2]
     for process in psutil.Process().children(recursive=True):
         command = process.cmdline()
-        if port in command and "--model" in command and "babylon.vllm.leash" not in command:
+        if (
+            port in command
+            and "--model" in command
+            and "babylon.serving.vllm.process_group" not in command
+        ):
             return [process, *process.children(recursive=True)]
     raise AssertionError(f"no vLLM server at {url}")
 

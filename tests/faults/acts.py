@@ -5,13 +5,13 @@ from collections.abc import Awaitable, Callable
 from datetime import timedelta
 
 from babylon.cli.output import fail
-from babylon.deploy.change import Order
-from babylon.deploy.experiments import run_experiment
-from babylon.deploy.replace import replace_champion
-from babylon.deploy.rollback import roll_back
-from babylon.errors import BabylonError
+from babylon.core.errors import BabylonError
+from babylon.core.settings import load_settings
+from babylon.deployment.change import Order
+from babylon.deployment.experiments import run_experiment
+from babylon.deployment.replace import replace_champion
+from babylon.deployment.rollback import roll_back
 from babylon.recorder import Action, LlmCall, MarketOutcomesTracker, TrajectoryRecorder
-from babylon.settings import load_settings
 from babylon.store import Store, open_store
 from babylon.store.policies import ensure_base
 from tests.faults.world import WINDOW

@@ -9,8 +9,8 @@ from pathlib import Path
 
 import psutil
 
-from babylon.failpoints import VARIABLE
-from babylon.settings import Settings
+from babylon.core.failpoints import VARIABLE
+from babylon.core.settings import Settings
 from tests.faults.processes import PATIENCE_S
 from tests.faults.world import WINDOW
 

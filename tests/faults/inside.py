@@ -1,4 +1,5 @@
-"""Inside a worker: ``python -m flows`` as it is, with two things taken away that cost seconds.
+"""Inside a worker: ``python -m babylon.flows`` as it is, with two things taken away that cost
+seconds.
 
 Prefect's engine: flows and tasks are called as the functions that they wrap, so the composition in
 ``flows/`` is the one that runs, without a server, retries and pages. And the arena: the challenger
@@ -14,16 +15,13 @@ import openai.resources  # noqa: F401  what a run imports on its way, imported o
 from prefect import Flow, Task
 from prefect.states import Completed
 
-import babylon.checkpoints.adopt
-import babylon.checkpoints.update
-import babylon.judge.scorers  # noqa: F401
-import flows.__main__ as entry
-from babylon.arena import gate
-from babylon.requests import TrainRequest, encode
-from babylon.settings import Settings
+import babylon.flows.__main__ as entry
+from babylon.cli.requests import TrainRequest, encode
+from babylon.core.settings import Settings
+from babylon.core.types import Trained, Verdict
+from babylon.stages import validate_checkpoint as gate
 from babylon.store import Store, connection
 from babylon.store.policies import Policy
-from babylon.types import Trained, Verdict
 
 
 def train(window_id: str, idle_s: str = "60") -> int:
@@ -32,7 +30,7 @@ def train(window_id: str, idle_s: str = "60") -> int:
     ``idle_s``: after so long the server ends a transaction whose owner has halted.
     """
     for name, module in list(sys.modules.items()):
-        if name.split(".")[0] in ("flows", "tasks"):
+        if name.startswith(("babylon.flows", "babylon.tasks")):
             _take_prefect_out(module)
     gate._met = _passed_unseen  # type: ignore[assignment]
     connection.HALTED_S = float(idle_s)

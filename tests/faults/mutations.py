@@ -7,7 +7,7 @@ from datetime import timedelta
 from random import Random
 from typing import Any
 
-from babylon.game_rows import GameRow
+from babylon.core.game_rows import GameRow
 from tests.unit.quality.rows import WINDOW, call, compact, real_rows, row, step
 
 _STEPS = 6  # of a real row: what breaks in thirty breaks in six, five times as fast

@@ -20,8 +20,8 @@ from typing import Self
 
 import psutil
 
-from babylon.failpoints import VARIABLE
-from babylon.settings import Settings
+from babylon.core.failpoints import VARIABLE
+from babylon.core.settings import Settings
 
 PATIENCE_S = 120.0
 CONTEXT = multiprocessing.get_context("forkserver")

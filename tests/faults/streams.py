@@ -15,11 +15,11 @@ from string import ascii_lowercase
 import aiohttp
 import msgspec
 
-from babylon.keys import local_key
-from babylon.settings import Settings
+from babylon.core.api_keys import local_key
+from babylon.core.settings import Settings
+from babylon.serving.supervise import Service, Supervised, supervised
 from babylon.store import Store
 from babylon.store.policies import ensure_base
-from babylon.supervise import Service, Supervised, supervised
 from tests.ports import free_port
 from tests.speaking_policy import save_speaking_policy
 
@@ -81,12 +81,14 @@ async def replicas(settings: Settings, count: int) -> AsyncIterator[Replicas]:
     async with AsyncExitStack() as stack:
         port = f"--port={settings.engine_port}"
         engine = await stack.enter_async_context(
-            supervised(_service(settings, "engine", "babylon.engine.server", port))
+            supervised(_service(settings, "engine", "babylon.serving.engine.engine_process", port))
         )
         urls = [f"http://localhost:{free_port()}" for _ in range(count)]
         for number, url in enumerate(urls):
             behind = settings.model_copy(update={"endpoint": url})
-            service = _service(behind, f"gateway-{number}", "babylon.gateway.server")
+            service = _service(
+                behind, f"gateway-{number}", "babylon.serving.gateway.gateway_process"
+            )
             await stack.enter_async_context(supervised(service))
         async with aiohttp.ClientSession() as session:
             for url in urls:

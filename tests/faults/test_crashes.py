@@ -8,8 +8,8 @@ from typing import Any
 
 import pytest
 
-from babylon.failpoints import NAMES, parse
-from babylon.windows import WindowState
+from babylon.core.failpoints import NAMES, parse
+from babylon.core.windows import WindowState
 from tests.faults.matrix import QUICK, RECORDED, Case, cases
 from tests.faults.world import WHOLE, World
 

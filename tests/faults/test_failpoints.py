@@ -2,9 +2,9 @@
 
 import pytest
 
-from babylon import failpoints
-from babylon.errors import ConfigError
-from babylon.failpoints import FailpointError, failpoint, parse
+from babylon.core import failpoints
+from babylon.core.errors import ConfigError
+from babylon.core.failpoints import FailpointError, failpoint, parse
 
 
 def test_a_list_of_failpoints_with_visits_and_actions_is_read() -> None:

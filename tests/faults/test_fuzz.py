@@ -11,14 +11,14 @@ from itertools import islice
 import msgspec
 import polars as pl
 
-from babylon.artifacts import ArtifactWriter, iter_artifact
-from babylon.collect import collect_window
-from babylon.game_rows import GAME_SCHEMA
+from babylon.core.artifacts import ArtifactWriter, iter_artifact
+from babylon.core.game_rows import GAME_SCHEMA
+from babylon.core.trajectories import read_trajectories
 from babylon.quality.checks import MAX_DETAIL
 from babylon.quality.reasons import Reason
-from babylon.quality.validate import check_artifact, validate_window
+from babylon.stages.collect import collect_window
+from babylon.stages.validate import check_artifact, validate_window
 from babylon.store.rejections import replace_rejections, window_rejections
-from babylon.trajectories import read_trajectories
 from tests.faults.mutations import mutated_rows, older_row, older_step
 from tests.integration.game import WINDOW, claim, insert_trajectories
 from tests.unit.quality.rows import call, compact, step, steps

@@ -15,11 +15,11 @@ from urllib.parse import urlsplit
 import pytest
 from pydantic import SecretStr
 
-from babylon.settings import load_settings
+from babylon.core.settings import load_settings
+from babylon.core.windows import WindowState
 from babylon.store import open_store
 from babylon.store.policies import ensure_base
 from babylon.store.windows import get_window
-from babylon.windows import WindowState
 from benchmarks.loopback_judge import LoopbackJudge, Mind
 from tests.faults.cli import babylon_train, ended, stopped
 from tests.faults.processes import Worker

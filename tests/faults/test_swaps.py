@@ -9,10 +9,10 @@ from pathlib import Path
 
 import pytest
 
-from babylon.deploy.change import Order
-from babylon.deploy.replace import replace_champion
-from babylon.deploy.rollback import roll_back
-from babylon.settings import Settings
+from babylon.core.settings import Settings
+from babylon.deployment.change import Order
+from babylon.deployment.replace import replace_champion
+from babylon.deployment.rollback import roll_back
 from babylon.store import Store
 from babylon.store.calls import wait_until_recorded
 from babylon.store.routes import current_route

@@ -8,11 +8,11 @@ from datetime import UTC, datetime
 from pathlib import Path
 from random import Random
 
-from babylon.settings import Settings
+from babylon.core.settings import Settings
+from babylon.core.windows import Window, WindowState
 from babylon.store import Store
 from babylon.store.policies import ensure_base, list_policies
 from babylon.store.windows import list_windows
-from babylon.windows import Window, WindowState
 from tests.integration.test_window_machine import PLAY
 
 ROOT = Path(__file__).parents[2]

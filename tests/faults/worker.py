@@ -9,17 +9,17 @@ from random import Random
 
 import polars as pl
 
-from babylon.artifacts import write_artifact
-from babylon.errors import WindowError
-from babylon.game_rows import UNTRAINED
-from babylon.lifecycle import claimed, commit_collected, commit_scored, taken_up
-from babylon.settings import Settings, load_settings
+from babylon.core.artifacts import write_artifact
+from babylon.core.errors import WindowError
+from babylon.core.game_rows import UNTRAINED
+from babylon.core.settings import Settings, load_settings
+from babylon.core.types import Claim, Collected, Scored
+from babylon.core.windows import DONE, Window, WindowState, parse_window_id
+from babylon.stages.claim import claimed, commit_collected, commit_scored, taken_up
+from babylon.stages.train import batch_of
 from babylon.store import Store, open_store
 from babylon.store.policies import commit_policy
 from babylon.store.windows import list_windows, set_state
-from babylon.train import batch_of
-from babylon.types import Claim, Collected, Scored
-from babylon.windows import DONE, Window, WindowState, parse_window_id
 
 STEP_S = 0.01
 

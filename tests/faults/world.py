@@ -16,17 +16,17 @@ from uuid import uuid4
 import asyncpg
 import pytest
 
-from babylon.checkpoints.load import load_policy
-from babylon.checkpoints.tokenizer import render_prompt
-from babylon.grpo.report import TIMINGS
+from babylon.core.settings import Settings, load_settings
+from babylon.core.windows import parse_window_id
+from babylon.policies.load import load_policy
+from babylon.policies.tokenizer import render_prompt
 from babylon.recorder import Action, LlmCall, TrajectoryRecorder
-from babylon.retention import retire_checkpoints
-from babylon.settings import Settings, load_settings
+from babylon.stages.retention import retire_checkpoints
 from babylon.store import Store, open_store
 from babylon.store.calls import RecordedCall, insert_calls
 from babylon.store.embedded import EmbeddedPostgres
 from babylon.store.policies import ensure_base
-from babylon.windows import parse_window_id
+from babylon.training.grpo.train_report import TIMINGS
 from benchmarks.loopback_judge import LoopbackJudge, Mind
 from tests.conftest import TEMPLATE, fresh_database
 from tests.faults.processes import Worker

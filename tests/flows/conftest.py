@@ -16,14 +16,14 @@ from pathlib import Path
 
 import pytest
 
-import flows  # noqa: F401  sets Prefect's defaults before a test module imports Prefect
-from babylon.artifacts import read_artifact
-from babylon.settings import Settings
+import babylon.flows  # noqa: F401  sets Prefect's defaults before a test module imports Prefect
+from babylon.core.artifacts import read_artifact
+from babylon.core.settings import Settings
+from babylon.core.types import Scored, Trained, Verdict
+from babylon.stages.train import batch_of
 from babylon.store import Store
 from babylon.store.policies import champion, commit_policy, ensure_base
-from babylon.train import batch_of
-from babylon.trainers.updater import Progress
-from babylon.types import Scored, Trained, Verdict
+from babylon.training.backends.updater import Progress
 from tests.integration.game import insert_real_window
 
 
@@ -107,8 +107,8 @@ class Workshop:
 @pytest.fixture
 def workshop(monkeypatch: pytest.MonkeyPatch) -> Workshop:
     workshop = Workshop()
-    monkeypatch.setattr("tasks.train.train_window", workshop.train)
-    monkeypatch.setattr("babylon.arena.gate.validate_checkpoint", workshop.validate)
+    monkeypatch.setattr("babylon.tasks.train.train_window", workshop.train)
+    monkeypatch.setattr("babylon.stages.validate_checkpoint.validate_checkpoint", workshop.validate)
     return workshop
 
 

@@ -4,10 +4,10 @@ import pytest
 from prefect.testing.standard_test_suites import BlockStandardTestSuite
 from pydantic import SecretStr
 
-from babylon.errors import ConfigError
-from blocks.database import BabylonDatabase
-from blocks.load import settings_with
-from blocks.model import BabylonModel
+from babylon.blocks.database import BabylonDatabase
+from babylon.blocks.load import settings_with
+from babylon.blocks.model import BabylonModel
+from babylon.core.errors import ConfigError
 
 
 class Suite(BlockStandardTestSuite):

@@ -12,9 +12,9 @@ from threading import Thread
 import msgspec
 import psutil
 
-from babylon.prefect_env import api_url
-from babylon.up.processes import Processes, Record
-from babylon.up.services import SERVER
+from babylon.ops.prefect_env import api_url
+from babylon.ops.up.processes import Processes, Record
+from babylon.ops.up.services import SERVER
 from tests.ports import free_port
 
 ROOT = Path(__file__).parents[2]

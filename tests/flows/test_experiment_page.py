@@ -6,10 +6,10 @@ import msgspec
 from prefect import flow
 from prefect.client.orchestration import get_client
 
-from babylon.experiment.review import review
-from babylon.settings import Settings
+from babylon.core.settings import Settings
+from babylon.evaluation.experiment.review import review
 from babylon.store import Store
-from tasks.experiment import leave_review
+from babylon.tasks.experiment import leave_review
 from tests.integration.experiments import SALT, world
 
 

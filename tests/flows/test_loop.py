@@ -12,24 +12,24 @@ import polars as pl
 import pytest
 import torch
 
-from babylon.checkpoints.base import EmbeddedModelRecipe, make_embedded_model
-from babylon.checkpoints.load import load_policy
-from babylon.checkpoints.update import scored_trajectories
-from babylon.deploy.change import Order
-from babylon.deploy.replace import replace_champion
-from babylon.keys import local_key
-from babylon.market.fleet_plan import FleetPlan
-from babylon.market.spawn import run_fleet
-from babylon.serving import serving
-from babylon.settings import Settings
+from babylon.core.api_keys import local_key
+from babylon.core.settings import Settings
+from babylon.core.trajectories import training_rows
+from babylon.core.types import Artifact, WindowResult
+from babylon.core.windows import WindowState, window_at
+from babylon.deployment.change import Order
+from babylon.deployment.replace import replace_champion
+from babylon.flows.train_window import train_window
+from babylon.game.fleet.fleet_plan import FleetPlan
+from babylon.game.fleet.spawn import run_fleet
+from babylon.policies.load import load_policy
+from babylon.serving.serve import serving
 from babylon.store import Store
 from babylon.store.calls import wait_until_recorded
 from babylon.store.gateways import live_gateways
 from babylon.store.policies import champion, ensure_base, get_policy, list_policies
-from babylon.trajectories import training_rows
-from babylon.types import Artifact, WindowResult
-from babylon.windows import WindowState, window_at
-from flows.train_window import train_window
+from babylon.training.base_model import EmbeddedModelRecipe, make_embedded_model
+from babylon.training.update import scored_trajectories
 from tests.ports import free_port
 
 SECRETS = ("trueProbabilities", "actualOutcomes", "predictionCorrect", "actualOutcome")

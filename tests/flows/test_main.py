@@ -1,4 +1,4 @@
-"""``python -m flows``: what an operator sees when the database goes away."""
+"""``python -m babylon.flows``: what an operator sees when the database goes away."""
 
 import json
 import signal
@@ -9,9 +9,9 @@ import asyncpg
 import msgspec
 import pytest
 
-from babylon.requests import TrainRequest, encode
-from babylon.settings import Settings
-from flows.__main__ import main
+from babylon.cli.requests import TrainRequest, encode
+from babylon.core.settings import Settings
+from babylon.flows.__main__ import main
 from tests.flows.conftest import Workshop
 
 REQUEST = TrainRequest(mode="single", window_id=None, hours=None, overrides={}, json=True)
@@ -28,7 +28,7 @@ def raise_error(monkeypatch: pytest.MonkeyPatch, error: Exception) -> None:
     def run(_: object) -> int:
         raise error
 
-    monkeypatch.setattr("flows.__main__.run", run)
+    monkeypatch.setattr("babylon.flows.__main__.run", run)
 
 
 @pytest.mark.parametrize(

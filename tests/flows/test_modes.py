@@ -6,14 +6,14 @@ from urllib.parse import urlsplit
 import pytest
 from prefect.client.orchestration import get_client
 
-from babylon.errors import DatabaseError, TrainingError
-from babylon.settings import Settings, load_settings
+from babylon.core.errors import DatabaseError, TrainingError
+from babylon.core.settings import Settings, load_settings
+from babylon.core.windows import WindowState
+from babylon.flows.backfill import backfill
+from babylon.flows.continuous import continuous, next_look
+from babylon.flows.publish_dataset import publish_dataset
 from babylon.store import Store
-from babylon.windows import WindowState
-from flows.backfill import backfill
-from flows.continuous import continuous, next_look
-from flows.publish_dataset import publish_dataset
-from tasks.stage import listener
+from babylon.tasks.stage import listener
 from tests.door import Door
 from tests.flows.conftest import Workshop
 
@@ -84,7 +84,7 @@ async def test_a_deployed_run_with_a_failed_window_is_red(
 async def test_daily_publish_writes_the_day_again_and_only_that_day(
     played: Settings, workshop: Workshop, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("flows.publish_dataset.yesterday", lambda: date(2025, 11, 13))
+    monkeypatch.setattr("babylon.flows.publish_dataset.yesterday", lambda: date(2025, 11, 13))
     await backfill(overrides=CENTURY)
     (published,) = await publish_dataset(date(2025, 11, 14))
     assert published.window_id == WINDOW and published.rows >= 5
@@ -115,7 +115,7 @@ async def test_continuous_catches_up_once_a_look_and_sleeps_over_what_fails(
         if len(looks) == 4:
             raise TrainingError("enough")
 
-    monkeypatch.setattr("flows.continuous.sleep_until", nap)
+    monkeypatch.setattr("babylon.flows.continuous.sleep_until", nap)
     workshop.training_error = TrainingError("loss is nan")
     settings = load_settings(**CENTURY)
     results: list[tuple[str, str]] = []
@@ -160,7 +160,7 @@ async def test_continuous_outlives_a_database_that_goes_away_and_comes_back(
 
         through = url._replace(netloc=url.netloc.replace(f":{url.port}", f":{door.port}"))
         monkeypatch.setenv("DATABASE_URL", through.geturl())
-        monkeypatch.setattr("flows.continuous.sleep_until", nap)
+        monkeypatch.setattr("babylon.flows.continuous.sleep_until", nap)
         workshop.training_error = TrainingError("loss is nan")
         results = []
         with pytest.raises(TrainingError, match="enough"):

@@ -8,13 +8,13 @@ from prefect.client.schemas.actions import WorkPoolCreate
 from prefect.client.schemas.objects import FlowRun
 from prefect.exceptions import ObjectAlreadyExists
 
-from babylon.errors import TrainingError
-from babylon.settings import Settings
+from babylon.core.errors import TrainingError
+from babylon.core.settings import Settings
+from babylon.core.windows import WindowState
+from babylon.flows.gpu_stages import gpu_stages
+from babylon.flows.train_window import train_window
 from babylon.store import Store
 from babylon.store.windows import get_window
-from babylon.windows import WindowState
-from flows.gpu_stages import gpu_stages
-from flows.train_window import train_window
 from tests.flows.conftest import Workshop
 
 WINDOW = "2025-11-14T09:00"

@@ -8,7 +8,7 @@ import sqlalchemy as sa
 from prefect.server.database.configurations import AioSqliteConfiguration
 from sqlalchemy.exc import OperationalError
 
-from flows.prefect_server import TakesTurns
+from babylon.flows.prefect_server import TakesTurns
 
 WRITERS, ROUNDS = 8, 5
 

@@ -2,9 +2,9 @@
 
 from prefect.client.orchestration import get_client
 
-from babylon.settings import Settings
-from babylon.windows import WindowState
-from flows.train_window import train_window
+from babylon.core.settings import Settings
+from babylon.core.windows import WindowState
+from babylon.flows.train_window import train_window
 from tests.flows.conftest import Workshop
 
 WINDOW = "2025-11-14T09:00"

@@ -4,8 +4,8 @@ import asyncpg
 import pytest
 from prefect import flow
 
-from babylon.errors import DatabaseError, TrainingError
-from tasks.stage import is_connection_error, stage
+from babylon.core.errors import DatabaseError, TrainingError
+from babylon.tasks.stage import is_connection_error, stage
 
 
 def caused(error: Exception, cause: Exception) -> Exception:

@@ -11,17 +11,17 @@ from pathlib import Path
 import pytest
 from prefect.client.orchestration import get_client
 
-from babylon.errors import TrainingError, WindowNotReadyError
-from babylon.readiness import window_reports
-from babylon.settings import Settings
+from babylon.core.errors import TrainingError, WindowNotReadyError
+from babylon.core.settings import Settings
+from babylon.core.windows import Window, WindowState, parse_window_id, window_at
+from babylon.flows.backfill import backfill
+from babylon.flows.publish_dataset import publish_dataset
+from babylon.flows.train_window import train_window
+from babylon.stages.readiness import window_reports
 from babylon.store import Store
 from babylon.store.policies import champion, list_policies
 from babylon.store.windows import get_window, list_windows
-from babylon.trainers.updater import Progress
-from babylon.windows import Window, WindowState, parse_window_id, window_at
-from flows.backfill import backfill
-from flows.publish_dataset import publish_dataset
-from flows.train_window import train_window
+from babylon.training.backends.updater import Progress
 from tests.conftest import real_rows
 from tests.deployments import announced
 from tests.flows.conftest import Workshop
@@ -202,7 +202,7 @@ async def test_a_cancelled_run_stops_computing_and_leaves_the_window_to_the_next
     async def endless(*_: object, progress: Progress) -> None:
         await asyncio.to_thread(compute, progress)
 
-    monkeypatch.setattr("tasks.train.train_window", endless)
+    monkeypatch.setattr("babylon.tasks.train.train_window", endless)
     run = asyncio.create_task(train_window(WINDOW))
     await asyncio.to_thread(started.wait, 20)
     run.cancel()
@@ -213,7 +213,7 @@ async def test_a_cancelled_run_stops_computing_and_leaves_the_window_to_the_next
     assert row is not None and (row.state, row.leased) == (WindowState.SCORED, False)
     assert (row.reason, row.attempts) == ("stopped: CancelledError", 0)
 
-    monkeypatch.setattr("tasks.train.train_window", workshop.train)
+    monkeypatch.setattr("babylon.tasks.train.train_window", workshop.train)
     assert (await train_window(WINDOW)).status == WindowState.DEPLOYED
 
 

@@ -5,10 +5,10 @@ from typing import Any
 import pytest
 import torch
 
-from babylon.grpo.forward import Path, PolicyForward
-from babylon.grpo.tree import compile_tree
-from tests.unit.grpo.test_forward import shared_window
-from tests.unit.grpo.trees import (
+from babylon.training.grpo.forward import Path, PolicyForward
+from babylon.training.grpo.prefix_tree import compile_tree
+from tests.unit.training.grpo.test_forward import shared_window
+from tests.unit.training.grpo.trees import (
     DecoupledLoss,
     assert_same_gradient,
     gradient,

@@ -6,18 +6,18 @@ from pathlib import Path
 import pytest
 import torch
 
-from babylon.checkpoints.load import load_policy
-from babylon.checkpoints.trainable import Tuning
-from babylon.checkpoints.update import update_checkpoint
-from babylon.engine.reply import reply_policy
-from babylon.grpo.config import TrainerConfig
-from babylon.grpo.memory import mixed_precision
-from babylon.grpo.trainer import train_on_window
-from babylon.grpo.window import compile_window
+from babylon.evaluation.arena.checkpoint_player import reply_policy
+from babylon.policies.load import load_policy
+from babylon.training.grpo.config import TrainerConfig
+from babylon.training.grpo.memory import mixed_precision
+from babylon.training.grpo.trainer import train_on_window
+from babylon.training.grpo.training_window import compile_window
+from babylon.training.trainable import Tuning
+from babylon.training.update import update_checkpoint
 from tests.tiny_policy import save_tiny_policy
-from tests.unit.checkpoints.test_update import CONFIG, rows
-from tests.unit.grpo.test_memory import wide_model, wide_window
-from tests.unit.grpo.windows import Probe, relative_error, trained_gradient
+from tests.unit.training.grpo.test_memory import wide_model, wide_window
+from tests.unit.training.grpo.windows import Probe, relative_error, trained_gradient
+from tests.unit.training.test_update import CONFIG, rows
 
 pytestmark = [
     pytest.mark.gpu,

@@ -9,9 +9,9 @@ from typing import Any
 import asyncpg
 from openai import AsyncOpenAI
 
-from babylon.gateway.app import open_gateway
-from babylon.keys import local_key
-from babylon.settings import Settings
+from babylon.core.api_keys import local_key
+from babylon.core.settings import Settings
+from babylon.serving.gateway.app import open_gateway
 from babylon.store import Store
 from babylon.store.calls import wait_until_recorded
 from babylon.store.policies import ensure_base

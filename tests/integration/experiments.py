@@ -13,7 +13,7 @@ from babylon.store.policies import ensure_base
 from babylon.store.routes import Split, commit_route, current_route
 from tests.conftest import real_rows
 from tests.integration.game import insert
-from tests.unit.gateway.calls import call
+from tests.unit.serving.gateway.calls import call
 
 HOUR = timedelta(hours=1)
 SALT = "b5a1c0ffee"

@@ -2,10 +2,10 @@
 
 from typing import Any
 
+from babylon.core.types import Claim
+from babylon.core.windows import parse_window_id
 from babylon.store import Store
 from babylon.store.windows import claim_window
-from babylon.types import Claim
-from babylon.windows import parse_window_id
 from tests.conftest import real_rows
 
 WINDOW = parse_window_id("2025-11-14T09:00")

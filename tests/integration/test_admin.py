@@ -11,9 +11,9 @@ from urllib.parse import urlsplit
 import aiohttp
 import pytest
 
-from babylon.admin.app import Admin
-from babylon.keys import local_key
-from babylon.settings import Settings
+from babylon.core.api_keys import local_key
+from babylon.core.settings import Settings
+from babylon.deployment.admin.app import Admin
 from babylon.store import Store
 from babylon.store.gateways import Gateway, announce_gateway, live_gateways
 from babylon.store.keys import create_key, revoke_key
@@ -211,7 +211,7 @@ async def test_a_bug_is_500_in_the_same_shape_and_its_traceback_is_logged(
     async def broken(store: Store) -> None:
         raise KeyError("nobody thought of this")
 
-    monkeypatch.setattr("babylon.admin.app.deployment_status", broken)
+    monkeypatch.setattr("babylon.deployment.admin.app.deployment_status", broken)
     status, refused = await admin.get("status")
     assert (status, refused["error"]["code"]) == (500, "internal")
     assert set(refused["error"]) == {"message", "type", "param", "code"}

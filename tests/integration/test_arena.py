@@ -12,30 +12,12 @@ import pytest
 import torch
 import typer
 
-from babylon.arena.gate import validate_checkpoint
-from babylon.arena.held_out import second_check
-from babylon.arena.leaderboard import open_venue, played
-from babylon.arena.play import Decide
-from babylon.arena.players import find_player, scripted_player
-from babylon.arena.report import verdict_markdown
-from babylon.arena.suite import SUITES, Suite, digest, unseen_scenarios
-from babylon.artifacts import local_path, write_artifact
-from babylon.checkpoints.base import EmbeddedModelRecipe, make_embedded_model
-from babylon.checkpoints.load import load_policy
-from babylon.checkpoints.sft import fine_tune
-from babylon.checkpoints.tokenizer import render_prompt
 from babylon.cli import arena
-from babylon.deploy.stage import deploy_checkpoint
-from babylon.errors import ArenaError, BabylonError
-from babylon.market.orders import Hold, Order, OrderKind, render_decision
-from babylon.market.scenario import PRESETS, Rules
-from babylon.market.transcripts import scripted_chats
-from babylon.metrics import scored_from, scored_metrics
-from babylon.settings import Settings
-from babylon.store import Store
-from babylon.store.policies import champion, commit_policy, ensure_base
-from babylon.store.windows import claim_window, get_window
-from babylon.trajectories import (
+from babylon.core.artifacts import local_path, write_artifact
+from babylon.core.errors import ArenaError, BabylonError
+from babylon.core.metrics import scored_from, scored_metrics
+from babylon.core.settings import Settings
+from babylon.core.trajectories import (
     TRAJECTORY_SCHEMA,
     Call,
     Message,
@@ -43,8 +25,26 @@ from babylon.trajectories import (
     Trajectory,
     trajectory_row,
 )
-from babylon.types import Scored, Trained
-from babylon.windows import parse_window_id
+from babylon.core.types import Scored, Trained
+from babylon.core.windows import parse_window_id
+from babylon.evaluation.arena.held_out import second_check
+from babylon.evaluation.arena.leaderboard import open_venue, played
+from babylon.evaluation.arena.match_page import verdict_markdown
+from babylon.evaluation.arena.play import Decide
+from babylon.evaluation.arena.players import find_player, scripted_player
+from babylon.evaluation.arena.suite import SUITES, Suite, digest, unseen_scenarios
+from babylon.game.market.orders import Hold, Order, OrderKind, render_decision
+from babylon.game.market.scenario import PRESETS, Rules
+from babylon.game.market.transcripts import scripted_chats
+from babylon.policies.load import load_policy
+from babylon.policies.tokenizer import render_prompt
+from babylon.stages.deploy import deploy_checkpoint
+from babylon.stages.validate_checkpoint import validate_checkpoint
+from babylon.store import Store
+from babylon.store.policies import champion, commit_policy, ensure_base
+from babylon.store.windows import claim_window, get_window
+from babylon.training.base_model import EmbeddedModelRecipe, make_embedded_model
+from babylon.training.sft import fine_tune
 from tests.tiny_policy import plain_logprobs
 
 NOON = datetime(2025, 11, 14, 12, tzinfo=UTC)

@@ -19,26 +19,26 @@ import polars as pl
 import pytest
 import torch
 
-from babylon.artifacts import write_artifact
-from babylon.checkpoints.load import load_policy
-from babylon.checkpoints.trainable import load_trainable
-from babylon.checkpoints.update import Update
-from babylon.diagnostics import ruled_out
-from babylon.engine.policies import Policies
-from babylon.errors import ConfigError, FencedError, TrainingError, WindowNotReadyError
-from babylon.grpo.config import TrainerConfig
-from babylon.settings import Settings
+from babylon.core.artifacts import write_artifact
+from babylon.core.errors import ConfigError, FencedError, TrainingError, WindowNotReadyError
+from babylon.core.settings import Settings
+from babylon.core.trajectories import Call, Message, TrainingRow
+from babylon.core.types import Scored
+from babylon.core.windows import Window
+from babylon.policies.load import load_policy
+from babylon.serving.engine.loaded_policies import Policies
+from babylon.stages.train import train_window
 from babylon.store import Store
 from babylon.store.policies import commit_policy, ensure_base, get_policy
 from babylon.store.training_jobs import newest_job
 from babylon.store.windows import claim_window
-from babylon.train import train_window
-from babylon.trainers.art_local import update_art_local, update_on_disk
-from babylon.trainers.serverless import update_serverless
-from babylon.trainers.updater import TrainInput
-from babylon.trajectories import Call, Message, TrainingRow
-from babylon.types import Scored
-from babylon.windows import Window
+from babylon.training.backends.art_local import update_art_local, update_on_disk
+from babylon.training.backends.serverless import update_serverless
+from babylon.training.backends.updater import TrainInput
+from babylon.training.grpo.config import TrainerConfig
+from babylon.training.health import ruled_out
+from babylon.training.trainable import load_trainable
+from babylon.training.update import Update
 from tests.serverless_double import KEY, ArtifactStore, Gate, ServerlessDouble, serverless_double
 from tests.tiny_policy import save_tiny_policy, tiny_model, tiny_tokenizer
 
@@ -53,13 +53,13 @@ def base(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def art() -> Any:
-    from babylon import art
+    from babylon.art import client
 
-    return art.art
+    return client.art
 
 
 def backend_in(path: Path, config: TrainerConfig = EAGER) -> Any:
-    from babylon.art_backend import Backend
+    from babylon.art.backend import Backend
 
     return Backend(path, config=config)
 
@@ -234,7 +234,7 @@ async def test_options_of_other_backends_are_refused(base: Path, tmp_path: Path)
 
 def test_models_run_after_art_was_imported() -> None:
     """ART's patch of transformers, as it is, breaks every forward pass."""
-    from babylon.art import patches
+    from babylon.art.client import patches
 
     model = tiny_model(0)
     with torch.no_grad():
@@ -362,8 +362,8 @@ async def service(monkeypatch: pytest.MonkeyPatch, base: Path) -> AsyncIterator[
     monkeypatch.setattr("wandb.Api", ArtifactStore)
     art()
     monkeypatch.setattr("art.serverless.backend.asyncio", SimpleNamespace(sleep=briefly))
-    monkeypatch.setattr("babylon.trainers.serverless_job.POLL_S", 0.01)
-    monkeypatch.setattr("babylon.trainers.serverless_job.LAST_LOOK_S", 0.5)
+    monkeypatch.setattr("babylon.training.backends.serverless_job.POLL_S", 0.01)
+    monkeypatch.setattr("babylon.training.backends.serverless_job.LAST_LOOK_S", 0.5)
     async with serverless_double() as double:
         monkeypatch.setenv("WANDB_API_KEY", KEY)
         monkeypatch.setenv("WANDB_TRAINING_URL", double.url)

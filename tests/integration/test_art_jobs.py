@@ -6,7 +6,9 @@ from typing import Any
 
 import pytest
 
-from babylon.errors import FencedError, TrainingError
+from babylon.core.errors import FencedError, TrainingError
+from babylon.core.types import Claim
+from babylon.core.windows import Window
 from babylon.store import Store
 from babylon.store.training_jobs import (
     TrainingJob,
@@ -21,8 +23,6 @@ from babylon.store.training_jobs import (
     take_job,
 )
 from babylon.store.windows import claim_window
-from babylon.types import Claim
-from babylon.windows import Window
 
 WINDOW = Window(datetime(2025, 11, 14, 9, tzinfo=UTC))
 

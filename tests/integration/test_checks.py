@@ -15,11 +15,11 @@ import torch
 from peft import LoraConfig, get_peft_model
 from transformers import AutoModelForCausalLM
 
-from babylon.checkpoint_files import checkpoint_digest
-from babylon.deploy.checked import Checked
-from babylon.deploy.checks import check_policy
-from babylon.deploy.golden import PROMPTS, SAMPLES, golden_prompts, questions
-from babylon.settings import Settings
+from babylon.core.settings import Settings
+from babylon.deployment.checks.check_policy import check_policy
+from babylon.deployment.checks.check_result import Checked
+from babylon.deployment.checks.golden_prompts import PROMPTS, SAMPLES, golden_prompts, questions
+from babylon.policies.checkpoint_files import checkpoint_digest
 from babylon.store import Store
 from babylon.store.calls import RecordedCall, insert_calls, wait_until_recorded
 from babylon.store.gateways import Gateway, live_gateways, wait_until_loaded

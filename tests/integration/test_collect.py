@@ -12,25 +12,25 @@ from types import FrameType
 import pyarrow.parquet as pq
 import pytest
 
-from babylon.artifacts import read_artifact, rewrite_artifact
-from babylon.collect import collect_window
-from babylon.dataset.export import COLUMNS, publish_window
-from babylon.dropout import thin_window
-from babylon.errors import ScoringError, WindowNotReadyError
-from babylon.gateway.exchange import Exchange, Identity
-from babylon.gateway.routes import Route, Target
-from babylon.judge.records import GroundTruth
-from babylon.judge.truth import truth_lines
-from babylon.metrics import scored_metrics
-from babylon.quality.validate import validate_window
+from babylon.core.artifacts import read_artifact, rewrite_artifact
+from babylon.core.errors import ScoringError, WindowNotReadyError
+from babylon.core.metrics import scored_metrics
+from babylon.core.trajectories import Trajectory, read_trajectories, training_rows
+from babylon.core.types import Artifact
 from babylon.recorder import Action, LlmCall, TrajectoryRecorder
-from babylon.score import score_window
+from babylon.scoring.judge.judgment import GroundTruth
+from babylon.scoring.judge.truth import truth_lines
+from babylon.serving.gateway.exchange import Exchange, Identity
+from babylon.serving.gateway.route_table import Route, Target
+from babylon.serving.openai_wire import parse_chat
+from babylon.stages.collect import collect_window
+from babylon.stages.dropout import thin_window
+from babylon.stages.publish import COLUMNS, publish_window
+from babylon.stages.score import score_window
+from babylon.stages.validate import validate_window
 from babylon.store.calls import RecordedCall, insert_calls
-from babylon.trajectories import Trajectory, read_trajectories, training_rows
-from babylon.types import Artifact
-from babylon.wire import parse_chat
-from tasks.dropout import dropout
-from tasks.publish import publish
+from babylon.tasks.dropout import dropout
+from babylon.tasks.publish import publish
 from tests.integration.game import (
     WINDOW,
     claim,

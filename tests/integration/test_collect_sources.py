@@ -10,15 +10,15 @@ import asyncpg
 import msgspec
 import pytest
 
-from babylon.artifacts import read_artifact
-from babylon.collect import TRAJECTORIES, collect_window
-from babylon.quality.validate import validate_window
-from babylon.settings import load_settings
+from babylon.core.artifacts import read_artifact
+from babylon.core.settings import load_settings
+from babylon.core.trajectories import read_trajectories
+from babylon.migrations import VERSIONS
+from babylon.stages.collect import TRAJECTORIES, collect_window
+from babylon.stages.validate import validate_window
 from babylon.store import open_store
 from babylon.store.calls import insert_calls
-from babylon.trajectories import read_trajectories
 from benchmarks.collect_rows import STEPS, fill, fill_others
-from migrations import VERSIONS
 from tests.faults.mutations import older_step
 from tests.integration.game import WINDOW, claim, insert, insert_trajectories, real_rows
 from tests.integration.test_collect import recorded

@@ -5,8 +5,8 @@ from pathlib import Path
 
 import pytest
 
-from babylon.demo import demo_overrides
-from babylon.settings import load_settings
+from babylon.core.settings import load_settings
+from babylon.ops.demo import demo_overrides
 from babylon.store import open_store
 
 NOWHERE = "postgresql://game@127.0.0.1:1/game"

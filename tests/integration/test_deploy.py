@@ -4,19 +4,19 @@ from dataclasses import asdict, replace
 
 import pytest
 
-from babylon.arena.gate import validate_checkpoint
-from babylon.deploy.change import Order
-from babylon.deploy.history import previous_champion
-from babylon.deploy.replace import replace_champion
-from babylon.deploy.stage import deploy_checkpoint
-from babylon.errors import FencedError, ModelError, RouteConflictError, ServingError
-from babylon.settings import Settings
+from babylon.core.errors import FencedError, ModelError, RouteConflictError, ServingError
+from babylon.core.settings import Settings
+from babylon.core.types import Claim, Trained
+from babylon.core.windows import parse_window_id
+from babylon.deployment.change import Order
+from babylon.deployment.replace import replace_champion
+from babylon.stages.deploy import deploy_checkpoint
+from babylon.stages.validate_checkpoint import validate_checkpoint
 from babylon.store import Store
 from babylon.store.policies import set_verdict
+from babylon.store.route_history import previous_champion
 from babylon.store.routes import list_routes
 from babylon.store.windows import claim_window
-from babylon.types import Claim, Trained
-from babylon.windows import parse_window_id
 from tests.deployments import announced, commit, outcomes, serving, three_policies, verdict
 
 LATER = "2025-11-14T11:00"

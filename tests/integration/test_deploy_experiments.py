@@ -6,19 +6,19 @@ from typing import Any
 
 import pytest
 
-from babylon.deploy import running
-from babylon.deploy.change import Order
-from babylon.deploy.experiments import Experiment, run_experiment
-from babylon.deploy.replace import replace_champion
-from babylon.deploy.rollback import roll_back
-from babylon.deploy.stage import deploy_checkpoint
-from babylon.errors import ConfigError, ExperimentError
-from babylon.experiment.records import Decision, Guardrail, Review, SampleRatio
-from babylon.experiment.review import review
-from babylon.settings import Settings
+from babylon.core.errors import ConfigError, ExperimentError
+from babylon.core.settings import Settings
+from babylon.core.types import Claim
+from babylon.deployment import decide_experiment
+from babylon.deployment.change import Order
+from babylon.deployment.experiments import Experiment, run_experiment
+from babylon.deployment.replace import replace_champion
+from babylon.deployment.rollback import roll_back
+from babylon.evaluation.experiment.review import review
+from babylon.evaluation.experiment.review_records import Decision, Guardrail, Review, SampleRatio
+from babylon.stages.deploy import deploy_checkpoint
 from babylon.store import Store
 from babylon.store.routes import current_route, list_routes
-from babylon.types import Claim
 from tests.deployments import announced, serving, three_policies, verdict
 
 BY_HAND = Order(author="operator", reason="by hand")
@@ -158,7 +158,7 @@ def deciding(monkeypatch: pytest.MonkeyPatch) -> Deciding:
             assert found is not None
             return replace(found, decision=decision, reason="by the numbers", **figures)
 
-        monkeypatch.setattr(running, "review", decided)
+        monkeypatch.setattr(decide_experiment, "review", decided)
 
     return decide
 

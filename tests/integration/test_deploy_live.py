@@ -10,15 +10,15 @@ from pathlib import Path
 import pytest
 from openai import AsyncOpenAI
 
-from babylon.checkpoint_files import checkpoint_digest
-from babylon.deploy.change import Order
-from babylon.deploy.experiments import run_experiment
-from babylon.deploy.replace import replace_champion
-from babylon.deploy.rollback import roll_back
-from babylon.errors import CheckpointRefusedError, ServingError
-from babylon.gateway.app import open_gateway
-from babylon.keys import local_key
-from babylon.settings import Settings
+from babylon.core.api_keys import local_key
+from babylon.core.errors import CheckpointRefusedError, ServingError
+from babylon.core.settings import Settings
+from babylon.deployment.change import Order
+from babylon.deployment.experiments import run_experiment
+from babylon.deployment.replace import replace_champion
+from babylon.deployment.rollback import roll_back
+from babylon.policies.checkpoint_files import checkpoint_digest
+from babylon.serving.gateway.app import open_gateway
 from babylon.store import Store
 from babylon.store.policies import ensure_base
 from babylon.store.routes import current_route, list_routes

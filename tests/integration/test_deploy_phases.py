@@ -5,16 +5,16 @@ import asyncio
 
 import pytest
 
-from babylon.deploy import change
-from babylon.deploy.change import Order
-from babylon.deploy.experiments import run_experiment
-from babylon.deploy.history import champions
-from babylon.deploy.replace import replace_champion
-from babylon.deploy.rollback import roll_back
-from babylon.errors import CheckpointRefusedError, ModelError, RouteConflictError, ServingError
-from babylon.settings import Settings
+from babylon.core.errors import CheckpointRefusedError, ModelError, RouteConflictError, ServingError
+from babylon.core.settings import Settings
+from babylon.deployment import change
+from babylon.deployment.change import Order
+from babylon.deployment.experiments import run_experiment
+from babylon.deployment.replace import replace_champion
+from babylon.deployment.rollback import roll_back
 from babylon.store import Store
 from babylon.store.proposals import open_proposals
+from babylon.store.route_history import champions
 from babylon.store.routes import current_route, list_routes
 from tests.deployments import announced, outcomes, serving, three_policies
 

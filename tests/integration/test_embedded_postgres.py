@@ -18,8 +18,8 @@ import asyncpg
 import psutil
 import pytest
 
-from babylon.errors import DatabaseError
-from babylon.settings import load_settings
+from babylon.core.errors import DatabaseError
+from babylon.core.settings import load_settings
 from babylon.store import open_store
 from babylon.store.connection import database_url
 from babylon.store.embedded import EmbeddedPostgres, _make, running_postgres

@@ -8,7 +8,7 @@ import openai
 import pytest
 import torch
 
-from babylon.settings import Settings
+from babylon.core.settings import Settings
 from babylon.store import Store
 from tests.integration.test_serving import Stack, register, running_stack, until_healthy
 from tests.tiny_policy import plain_logprobs, save_tiny_policy, tiny_model, tiny_tokenizer

@@ -13,10 +13,10 @@ import msgspec
 import pytest
 
 from babylon.cli import main
-from babylon.experiment.records import Comparison, Review
-from babylon.experiment.report import review_markdown
-from babylon.experiment.review import review
-from babylon.settings import Settings, load_settings
+from babylon.core.settings import Settings, load_settings
+from babylon.evaluation.experiment.review import review
+from babylon.evaluation.experiment.review_page import review_markdown
+from babylon.evaluation.experiment.review_records import Comparison, Review
 from babylon.store import Store, open_store
 from babylon.store.experiments import find_experiment, plays
 from tests.integration.experiments import SALT, world

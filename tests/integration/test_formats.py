@@ -7,25 +7,24 @@ from typing import Any
 import msgspec
 import pytest
 
-from babylon.collect import collect_window
-from babylon.errors import DatabaseError, WindowError
+from babylon.core.errors import DatabaseError, WindowError
+from babylon.core.settings import Settings
+from babylon.core.trajectories import read_trajectories
+from babylon.core.windows import parse_window_id
 from babylon.formats.atif_write import write_atif
+from babylon.formats.export_files import export_game, export_traces
+from babylon.formats.import_files import import_files
 from babylon.formats.names import Format, Written
-from babylon.market.fleet_plan import FleetPlan
-from babylon.market.spawn import run_fleet
-from babylon.quality.validate import validate_window
-from babylon.settings import Settings
+from babylon.game.fleet.fleet_plan import FleetPlan
+from babylon.game.fleet.spawn import run_fleet
+from babylon.stages.collect import collect_window
+from babylon.stages.validate import validate_window
 from babylon.store import Store
-from babylon.store.game_export import export_game, export_traces
-from babylon.store.game_import import import_files
-from babylon.trajectories import read_trajectories
-from babylon.windows import parse_window_id
-
-from ..unit.formats.spans import Traced
-from ..unit.formats.test_spans import chat, llm
-from ..unit.formats.traces import NOON, call, step, tokens, trace, write_lines
-from .game import WINDOW as REAL
-from .game import insert_real_window
+from tests.integration.game import WINDOW as REAL
+from tests.integration.game import insert_real_window
+from tests.unit.formats.spans import Traced
+from tests.unit.formats.test_spans import chat, llm
+from tests.unit.formats.traces import NOON, call, step, tokens, trace, write_lines
 
 WINDOW = parse_window_id("2025-11-14T12:00")
 TABLES = ("trajectories", "llm_call_logs", "babylon.calls")

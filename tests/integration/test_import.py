@@ -5,12 +5,11 @@ from pathlib import Path
 
 import pytest
 
-from babylon.errors import DatabaseError
-from babylon.settings import load_settings
+from babylon.core.errors import DatabaseError
+from babylon.core.settings import load_settings
+from babylon.formats.import_files import import_files
 from babylon.store import Store, open_store
-from babylon.store.game_import import import_files
-
-from ..conftest import REAL_ROWS
+from tests.conftest import REAL_ROWS
 
 FILES = sorted(REAL_ROWS.glob("*.jsonl"))
 COUNTS = {"User": 12, "trajectories": 15, "llm_call_logs": 157, "market_outcomes": 3}

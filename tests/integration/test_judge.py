@@ -13,19 +13,19 @@ from datetime import UTC, datetime
 import pytest
 
 from babylon.cli import main
-from babylon.collect import collect_window
-from babylon.dropout import thin_window
-from babylon.errors import ConfigError, ScoringError
-from babylon.judge.budget import BudgetSpentError
-from babylon.lifecycle import claimed
-from babylon.metrics import scored_from, scored_metrics
-from babylon.pending import pending_windows
-from babylon.quality import validate_window
-from babylon.score import score_window
+from babylon.core.errors import ConfigError, ScoringError
+from babylon.core.metrics import scored_from, scored_metrics
+from babylon.core.trajectories import training_rows
+from babylon.core.windows import Clock, WindowState
+from babylon.scoring.judge.budget import BudgetSpentError
+from babylon.stages.claim import claimed
+from babylon.stages.collect import collect_window
+from babylon.stages.dropout import thin_window
+from babylon.stages.pending import pending_windows
+from babylon.stages.score import score_window
+from babylon.stages.validate import validate_window
 from babylon.store.scores import list_scores
 from babylon.store.windows import get_window
-from babylon.trajectories import training_rows
-from babylon.windows import Clock, WindowState
 from benchmarks.loopback_judge import LoopbackJudge, Mind
 from tests.integration.game import WINDOW, claim, insert_real_window
 

@@ -5,15 +5,15 @@ from contextlib import AsyncExitStack
 import pytest
 import torch
 
-from babylon.errors import ConfigError, ScoringError
-from babylon.judge.cache import MemoryJudgments
-from babylon.judge.records import GroundTruth, JudgeConfig
-from babylon.judge.requirements import require_judge
-from babylon.judge.rubrics import Rubric
-from babylon.judge.scorers import open_judge
-from babylon.judge.sheet import prepare
-from babylon.judge.window import judge_window
-from babylon.settings import load_settings
+from babylon.core.errors import ConfigError, ScoringError
+from babylon.core.settings import load_settings
+from babylon.scoring.judge.judge_requirements import require_judge
+from babylon.scoring.judge.judge_scorers import open_judge
+from babylon.scoring.judge.judge_window import judge_window
+from babylon.scoring.judge.judgment import GroundTruth, JudgeConfig
+from babylon.scoring.judge.judgment_cache import MemoryJudgments
+from babylon.scoring.judge.rubrics import Rubric
+from babylon.scoring.judge.sheet import prepare
 from tests.judged import judged, step
 from tests.tiny_policy import tiny_model, tiny_tokenizer
 

@@ -10,15 +10,15 @@ from typing import Any
 import asyncpg
 import pytest
 
-from babylon.errors import ConfigError, DatabaseError
-from babylon.settings import load_settings
+from babylon.core.errors import ConfigError, DatabaseError
+from babylon.core.settings import load_settings
+from babylon.core.windows import WindowState, parse_window_id
+from babylon.migrations import VERSIONS
 from babylon.store import database_status, open_store
 from babylon.store.address import connect_arguments
 from babylon.store.late import note_late
 from babylon.store.migrate import HEAD, current_revision, migrate
 from babylon.store.windows import claim_window, list_windows
-from babylon.windows import WindowState, parse_window_id
-from migrations import VERSIONS
 from tests.integration.test_window_machine import PLAY
 
 REVISIONS = [file.name[:4] for file in sorted(VERSIONS.glob("0*.py"))]

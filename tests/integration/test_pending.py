@@ -2,10 +2,10 @@
 
 from datetime import UTC, datetime, timedelta
 
-from babylon.pending import pending_windows, window_to_train
+from babylon.core.windows import Clock, Window, WindowState, backoff, parse_window_id
+from babylon.stages.pending import pending_windows, window_to_train
 from babylon.store.late import store_collected
 from babylon.store.windows import claim_window, get_window, release, set_state
-from babylon.windows import Clock, Window, WindowState, backoff, parse_window_id
 from tests.integration.game import insert_real_window
 
 NOW = datetime(2025, 11, 14, 12, 5, tzinfo=UTC)

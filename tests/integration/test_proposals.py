@@ -6,7 +6,7 @@ from datetime import datetime, timedelta
 
 import pytest
 
-from babylon.errors import ModelError
+from babylon.core.errors import ModelError
 from babylon.store import Store, proposals
 from babylon.store.proposals import open_proposals, proposed
 from tests.deployments import outcomes, three_policies

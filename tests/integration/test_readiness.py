@@ -7,13 +7,13 @@ from datetime import UTC, datetime, timedelta
 import pytest
 
 from babylon.cli import main
-from babylon.errors import DatabaseError
-from babylon.readiness import window_reports
+from babylon.core.errors import DatabaseError
+from babylon.core.windows import Clock, WindowState
+from babylon.stages.readiness import window_reports
 from babylon.store import open_store
 from babylon.store.late import store_collected
 from babylon.store.rejections import Rejection, replace_rejections
 from babylon.store.windows import claim_window, set_state
-from babylon.windows import Clock, WindowState
 from tests.integration.game import WINDOW, claim, insert_real_window, insert_trajectories
 
 AFTER = datetime(2025, 11, 14, 12, 0, tzinfo=UTC)

@@ -11,12 +11,9 @@ from typing import Any
 import asyncpg
 import pytest
 
-from babylon.errors import (
-    DatabaseError,
-    RecorderError,
-    WindowError,
-    WindowNotReadyError,
-)
+from babylon.core.errors import DatabaseError, RecorderError, WindowError, WindowNotReadyError
+from babylon.core.settings import load_settings
+from babylon.migrations import VERSIONS
 from babylon.recorder import (
     Action,
     LlmCall,
@@ -24,11 +21,8 @@ from babylon.recorder import (
     ProviderAccess,
     TrajectoryRecorder,
 )
-from babylon.settings import load_settings
 from babylon.store import Store, open_store
-from migrations import VERSIONS
-
-from ..conftest import REAL_ROWS
+from tests.conftest import REAL_ROWS
 
 START = datetime(2025, 11, 14, 9, 2, tzinfo=UTC)
 WINDOW_ID = "2025-11-14T09:00"

@@ -9,15 +9,15 @@ from pathlib import Path
 import openai
 import pytest
 
-from babylon.gateway import recording
-from babylon.gateway.segments import Segment, abandoned, encode_record
-from babylon.gateway.shipping import Shipper
-from babylon.settings import RecordingPolicy, Settings
+from babylon.core.settings import RecordingPolicy, Settings
+from babylon.serving.gateway import recording
+from babylon.serving.gateway.segments import Segment, abandoned, encode_record
+from babylon.serving.gateway.shipping import Shipper
 from babylon.store import Store
 from babylon.store.calls import RecordedCall, copy_calls, insert_calls
 from benchmarks.gateway.upstream import Upstream
 from tests.integration.canned_gateway import HELLO, Canned, canned_gateway
-from tests.unit.gateway.calls import call
+from tests.unit.serving.gateway.calls import call
 
 ASKED = {"model": "babylon", "messages": HELLO}
 

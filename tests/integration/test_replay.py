@@ -9,35 +9,34 @@ import polars as pl
 import pyarrow.dataset
 import pytest
 
-from babylon.arena.play import scripted
-from babylon.artifacts import local_path
+from babylon.core.artifacts import local_path
+from babylon.core.errors import ArenaError, ModelError, ReplayError
+from babylon.core.settings import Settings
+from babylon.core.trajectories import Call, Trajectory
+from babylon.core.types import Claim, Verdict
 from babylon.dataset.build import build_tables, windows_of
 from babylon.dataset.performance import played_rows, publish_performance
-from babylon.deploy.stage import deploy_checkpoint
-from babylon.errors import ArenaError, ModelError, ReplayError
-from babylon.market.answers import Reply, Turn
-from babylon.market.fleet import play_fleet
-from babylon.market.fleet_plan import FleetPlan, deal
-from babylon.market.game import make_market
-from babylon.market.market import Market
-from babylon.market.scenario import HOUR, STARTER, Rules, make_scenario
-from babylon.market.scripted import SCRIPTED_AGENTS
-from babylon.market.spawn import run_fleet
+from babylon.dataset.replay.comparison import replay_report
+from babylon.dataset.replay.counterfactual import replay, replayed
+from babylon.dataset.replay.dataset_reader import read_dataset
+from babylon.dataset.replay.from_prompts import MISSING
+from babylon.dataset.replay.recorded import Rebuilt
+from babylon.dataset.replay.recorded_windows import rebuild_windows, recorded_windows
+from babylon.evaluation.arena.play import scripted
+from babylon.game.fleet.answers import Reply, Turn
+from babylon.game.fleet.fleet_plan import FleetPlan, deal
+from babylon.game.fleet.play_fleet import play_fleet
+from babylon.game.fleet.spawn import run_fleet
+from babylon.game.market.game import make_market
+from babylon.game.market.market import Market
+from babylon.game.market.scenario import HOUR, STARTER, Rules, make_scenario
+from babylon.game.market.scripted import SCRIPTED_AGENTS
 from babylon.recorder import MarketOutcomesTracker, TrajectoryRecorder
-from babylon.replay.files import read_dataset
-from babylon.replay.play import replay, replayed
-from babylon.replay.prompts import MISSING
-from babylon.replay.recorded import Rebuilt
-from babylon.replay.report import replay_report
-from babylon.replay.windows import rebuild_windows, recorded_windows
-from babylon.settings import Settings
+from babylon.stages.deploy import deploy_checkpoint
 from babylon.store import Store
 from babylon.store.policies import commit_policy, ensure_base, set_verdict
-from babylon.trajectories import Call, Trajectory
-from babylon.types import Claim, Verdict
-
-from ..tiny_policy import tiny_model, tiny_tokenizer
-from .game import WINDOW, insert_real_window
+from tests.integration.game import WINDOW, insert_real_window
+from tests.tiny_policy import tiny_model, tiny_tokenizer
 
 NINE = datetime(2025, 11, 14, 9, tzinfo=UTC)
 CENT = 0.01
@@ -221,13 +220,13 @@ async def test_a_shared_market_needs_all_its_players(store: Store, settings: Set
 
 async def trained(store: Store, settings: Settings) -> None:
     """As if the window had been trained: scored, and its manifest stored."""
-    from babylon.collect import collect_window
-    from babylon.dropout import thin_window
-    from babylon.metrics import scored_metrics
-    from babylon.quality.validate import validate_window
-    from babylon.score import score_window
+    from babylon.core.metrics import scored_metrics
+    from babylon.core.windows import WindowState
+    from babylon.stages.collect import collect_window
+    from babylon.stages.dropout import thin_window
+    from babylon.stages.score import score_window
+    from babylon.stages.validate import validate_window
     from babylon.store.windows import claim_window, set_state
-    from babylon.windows import WindowState
 
     claim = await claim_window(store, WINDOW, owner="test", lease_s=60)
     collected = await collect_window(store, settings, claim, WINDOW)

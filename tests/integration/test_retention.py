@@ -7,24 +7,24 @@ from pathlib import Path
 
 import pytest
 
-from babylon import retention
-from babylon.deploy.change import Order
-from babylon.deploy.history import previous_champion
-from babylon.deploy.replace import replace_champion
-from babylon.deploy.rollback import roll_back
-from babylon.errors import ModelError
-from babylon.progress import progress_directory
-from babylon.retention import retire_checkpoints, sweep
-from babylon.settings import Settings
+from babylon.core.errors import ModelError
+from babylon.core.settings import Settings
+from babylon.core.types import Claim
+from babylon.core.windows import Window, WindowState
+from babylon.deployment.change import Order
+from babylon.deployment.replace import replace_champion
+from babylon.deployment.rollback import roll_back
+from babylon.stages import retention
+from babylon.stages.retention import retire_checkpoints, sweep
+from babylon.stages.train import checkpoint_directory
 from babylon.store import Store
 from babylon.store.pins import pin_arm
 from babylon.store.policies import commit_policy, ensure_base, get_policy, list_policies
 from babylon.store.proposals import proposed
+from babylon.store.route_history import previous_champion
 from babylon.store.routes import Split, commit_route, current_route
 from babylon.store.windows import claim_window, set_state
-from babylon.train import checkpoint_directory
-from babylon.types import Claim
-from babylon.windows import Window, WindowState
+from babylon.training.takeover import progress_directory
 
 START = datetime(2025, 11, 14, 0, tzinfo=UTC)
 

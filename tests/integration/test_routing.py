@@ -17,13 +17,13 @@ from aiohttp.test_utils import TestServer
 from openai import AsyncOpenAI
 from pydantic import SecretStr
 
-from babylon.engine.server import POLICIES, make_app
-from babylon.errors import ServingError
-from babylon.gateway.app import open_gateway
-from babylon.gateway.identity import new_gateway_id, remove_dead
-from babylon.gateway.routes import Split, Target
-from babylon.keys import local_key
-from babylon.settings import Settings
+from babylon.core.api_keys import local_key
+from babylon.core.errors import ServingError
+from babylon.core.settings import Settings
+from babylon.serving.engine.engine_process import POLICIES, make_app
+from babylon.serving.gateway.app import open_gateway
+from babylon.serving.gateway.identity import new_gateway_id, remove_dead
+from babylon.serving.gateway.route_table import Split, Target
 from babylon.store import Store, open_store
 from babylon.store.calls import wait_until_recorded
 from babylon.store.gateways import (

@@ -20,12 +20,12 @@ from aiohttp.test_utils import TestServer
 from openai import AsyncOpenAI
 from pydantic import SecretStr
 
-from babylon.engine.server import make_app
-from babylon.errors import ServingError
-from babylon.gateway.app import open_gateway
-from babylon.gateway.protocol import server_config
-from babylon.keys import local_key
-from babylon.settings import Settings
+from babylon.core.api_keys import local_key
+from babylon.core.errors import ServingError
+from babylon.core.settings import Settings
+from babylon.serving.engine.engine_process import make_app
+from babylon.serving.gateway.app import open_gateway
+from babylon.serving.gateway.http_guard import server_config
 from babylon.store import Store, open_store
 from babylon.store.calls import wait_until_recorded
 from babylon.store.gateways import live_gateways, wait_for_acks

@@ -9,9 +9,9 @@ import aiohttp
 import openai
 import pytest
 
-from babylon.gateway import asgi, limits, protocol
-from babylon.keys import new_key
-from babylon.settings import Settings
+from babylon.core.api_keys import new_key
+from babylon.core.settings import Settings
+from babylon.serving.gateway import asgi, http_guard, limits
 from babylon.store import Store
 from babylon.store.keys import create_key, revoke_key
 from benchmarks.gateway.upstream import Upstream
@@ -193,7 +193,7 @@ async def test_a_head_without_an_end_is_cut_off(gateway: Canned) -> None:
 async def test_slow_heads_and_slow_bodies_are_not_waited_for(
     gateway: Canned, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(protocol, "HEAD_S", 0.1)
+    monkeypatch.setattr(http_guard, "HEAD_S", 0.1)
     monkeypatch.setattr(asgi, "BODY_S", 0.1)
     assert await raw(gateway.port) == b""
     assert await raw(gateway.port, head(gateway)[:-2]) == b""
@@ -204,7 +204,7 @@ async def test_slow_heads_and_slow_bodies_are_not_waited_for(
 async def test_a_client_that_reads_nothing_is_cut_off_and_the_call_kept_as_a_part(
     gateway: Canned, engine: SlowUpstream, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(protocol, "STALL_S", 0.2)
+    monkeypatch.setattr(http_guard, "STALL_S", 0.2)
     engine._events[True][1:1] = [engine._events[True][1]] * 60_000  # more than sockets hold
     body = json.dumps({**BODY, "stream": True}).encode()
     _, writer = await asyncio.open_connection("127.0.0.1", gateway.port, limit=1024)

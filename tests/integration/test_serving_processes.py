@@ -17,10 +17,10 @@ import pytest
 from openai import AsyncOpenAI
 from pydantic import SecretStr
 
-from babylon.errors import ServingError
-from babylon.keys import local_key
-from babylon.serving import serving
-from babylon.settings import Settings
+from babylon.core.api_keys import local_key
+from babylon.core.errors import ServingError
+from babylon.core.settings import Settings
+from babylon.serving.serve import serving
 from babylon.store import Store
 from babylon.store.calls import wait_until_recorded
 from babylon.store.gateways import live_gateways
@@ -127,7 +127,7 @@ async def test_process_that_does_not_start_is_an_error_with_its_last_words(
 
 def gateway_process(settings: Settings) -> "subprocess.Popen[bytes]":
     return subprocess.Popen(
-        [sys.executable, "-m", "babylon.gateway.server"],
+        [sys.executable, "-m", "babylon.serving.gateway.gateway_process"],
         env={**os.environ, **settings.environment()},
         stdout=subprocess.DEVNULL,
         stderr=subprocess.DEVNULL,

@@ -8,7 +8,7 @@ import aiohttp
 import openai
 import pytest
 
-from babylon.settings import Settings
+from babylon.core.settings import Settings
 from babylon.store import Store
 from benchmarks.gateway.upstream import Upstream
 from tests.integration.canned_gateway import HELLO, Canned, canned_gateway

@@ -5,23 +5,23 @@ from datetime import UTC, datetime, timedelta
 
 import pytest
 
-from babylon.collect import collect_window
-from babylon.errors import DatabaseError
-from babylon.market.answers import Reply, Turn, scripted_answers
-from babylon.market.fleet import play_fleet
-from babylon.market.fleet_plan import FleetPlan, deal, plan_rounds
-from babylon.market.fleet_records import ticker_of
-from babylon.market.orders import Hold, Order, OrderKind, render_decision
-from babylon.market.scenario import HOUR, STARTER, Rules
-from babylon.market.spawn import run_fleet, spawn_agents
-from babylon.quality.validate import validate_window
+from babylon.core.errors import DatabaseError
+from babylon.core.settings import Settings
+from babylon.core.trajectories import read_trajectories
+from babylon.core.windows import WindowState, window_at
+from babylon.game.fleet.answers import Reply, Turn, scripted_answers
+from babylon.game.fleet.fleet_plan import FleetPlan, deal, plan_rounds
+from babylon.game.fleet.fleet_records import ticker_of
+from babylon.game.fleet.play_fleet import play_fleet
+from babylon.game.fleet.spawn import run_fleet, spawn_agents
+from babylon.game.market.orders import Hold, Order, OrderKind, render_decision
+from babylon.game.market.scenario import HOUR, STARTER, Rules
 from babylon.recorder import MarketOutcomesTracker, TrajectoryRecorder
-from babylon.rewards.heuristic import heuristic
-from babylon.settings import Settings
+from babylon.scoring.rewards.heuristic import heuristic
+from babylon.stages.collect import collect_window
+from babylon.stages.validate import validate_window
 from babylon.store import Store
 from babylon.store.windows import claim_window, set_state
-from babylon.trajectories import read_trajectories
-from babylon.windows import WindowState, window_at
 from tests.integration.game import WINDOW, claim
 
 PLAN = FleetPlan(start=datetime(2025, 11, 14, 9, tzinfo=UTC), duration_min=6, agents=4)

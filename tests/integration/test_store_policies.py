@@ -9,7 +9,9 @@ from typing import Any
 import asyncpg
 import pytest
 
-from babylon.errors import AlreadyTrainedError, ModelError, RouteConflictError, ServingError
+from babylon.core.errors import AlreadyTrainedError, ModelError, RouteConflictError, ServingError
+from babylon.core.types import Claim
+from babylon.core.windows import Window, WindowState
 from babylon.store import Store
 from babylon.store.calls import RecordedCall, insert_calls
 from babylon.store.gateways import (
@@ -31,9 +33,7 @@ from babylon.store.policies import (
 from babylon.store.routes import CHANNEL, commit_route, current_route, list_routes
 from babylon.store.scores import Score, replace_scores
 from babylon.store.windows import claim_window, get_window
-from babylon.types import Claim
-from babylon.windows import Window, WindowState
-from tests.unit.gateway.calls import call
+from tests.unit.serving.gateway.calls import call
 
 WINDOW = Window(datetime(2025, 11, 14, 9, tzinfo=UTC))
 CALL = call(1)

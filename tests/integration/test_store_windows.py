@@ -5,7 +5,8 @@ from datetime import UTC, datetime
 
 import pytest
 
-from babylon.errors import AlreadyTrainedError, FencedError, WindowError
+from babylon.core.errors import AlreadyTrainedError, FencedError, WindowError
+from babylon.core.windows import Window, WindowState
 from babylon.store import Store
 from babylon.store.rejections import Rejection, replace_rejections
 from babylon.store.scores import Score, replace_scores
@@ -16,7 +17,6 @@ from babylon.store.windows import (
     list_windows,
     set_state,
 )
-from babylon.windows import Window, WindowState
 
 WINDOW = Window(datetime(2025, 11, 14, 9, tzinfo=UTC))
 

@@ -9,9 +9,9 @@ from typing import Any
 import pytest
 
 from babylon.cli import main
-from babylon.market.fleet_plan import FleetPlan
-from babylon.market.spawn import run_fleet
-from babylon.settings import load_settings
+from babylon.core.settings import load_settings
+from babylon.game.fleet.fleet_plan import FleetPlan
+from babylon.game.fleet.spawn import run_fleet
 from babylon.store import open_store
 
 WINDOW = "2025-11-14T09:00"

@@ -15,23 +15,24 @@ import polars as pl
 import pytest
 from safetensors import safe_open
 
-from babylon.arena.gate import validate_checkpoint
-from babylon.artifacts import write_artifact
-from babylon.checkpoint_files import checkpoint_digest
-from babylon.checkpoints.load import load_policy
-from babylon.checkpoints.tokenizer import render_prompt
-from babylon.checkpoints.update import update_checkpoint
 from babylon.cli import model
-from babylon.deploy.change import Order
-from babylon.deploy.checked import Check, Checked
-from babylon.deploy.checks import check_policy
-from babylon.deploy.replace import replace_champion
-from babylon.deploy.stage import deploy_checkpoint
-from babylon.errors import WindowNotReadyError
-from babylon.grpo.report import TrainReport
-from babylon.progress import FILE, progress_directory, take_up_progress
-from babylon.retention import retire_checkpoints
-from babylon.settings import Settings
+from babylon.core.artifacts import write_artifact
+from babylon.core.errors import WindowNotReadyError
+from babylon.core.settings import Settings
+from babylon.core.trajectories import Call, Message, TrainingRow, training_rows
+from babylon.core.types import Claim, Scored
+from babylon.core.windows import WindowState, parse_window_id
+from babylon.deployment.change import Order
+from babylon.deployment.checks.check_policy import check_policy
+from babylon.deployment.checks.check_result import Check, Checked
+from babylon.deployment.replace import replace_champion
+from babylon.policies.checkpoint_files import checkpoint_digest
+from babylon.policies.load import load_policy
+from babylon.policies.tokenizer import render_prompt
+from babylon.stages.deploy import deploy_checkpoint
+from babylon.stages.retention import retire_checkpoints
+from babylon.stages.train import train_window, trainer_config
+from babylon.stages.validate_checkpoint import validate_checkpoint
 from babylon.store import Store
 from babylon.store.calls import insert_calls
 from babylon.store.gateways import wait_until_loaded
@@ -39,10 +40,9 @@ from babylon.store.policies import champion, ensure_base, get_policy, set_checks
 from babylon.store.proposals import proposed
 from babylon.store.routes import Split, commit_route
 from babylon.store.windows import claim_window, get_window, set_state
-from babylon.train import train_window, trainer_config
-from babylon.trajectories import Call, Message, TrainingRow, training_rows
-from babylon.types import Claim, Scored
-from babylon.windows import WindowState, parse_window_id
+from babylon.training.grpo.train_report import TrainReport
+from babylon.training.takeover import FILE, progress_directory, take_up_progress
+from babylon.training.update import update_checkpoint
 from tests.integration.test_checks import ASKED, call
 from tests.integration.test_serving import running_stack, until_healthy
 from tests.tiny_policy import plain_logprobs, save_tiny_policy

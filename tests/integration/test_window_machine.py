@@ -23,15 +23,15 @@ from hypothesis.stateful import (
     run_state_machine_as_test,
 )
 
-from babylon.errors import AlreadyTrainedError, FencedError, WindowError
-from babylon.game_rows import UNTRAINED
-from babylon.settings import Settings
+from babylon.core.errors import AlreadyTrainedError, FencedError, WindowError
+from babylon.core.game_rows import UNTRAINED
+from babylon.core.settings import Settings
+from babylon.core.types import Claim
+from babylon.core.windows import DONE, FINISHED, IN_WORK, TRANSITIONS, Window, WindowState
 from babylon.store import Store, open_store
 from babylon.store.late import admit_late, note_late, store_collected
 from babylon.store.policies import commit_policy, ensure_base
 from babylon.store.windows import claim_window, list_windows, release, set_state
-from babylon.types import Claim
-from babylon.windows import DONE, FINISHED, IN_WORK, TRANSITIONS, Window, WindowState
 
 START = datetime(2025, 11, 14, 9, tzinfo=UTC)
 FIRST = Window(START)

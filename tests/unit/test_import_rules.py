@@ -11,18 +11,25 @@ import pytest
 from tests.imported import imported_with
 
 ROOT = Path(__file__).parents[2]
-OURS = ("babylon", "flows", "tasks", "blocks", "migrations")
+LINKED = ("flows", "tasks", "blocks", "migrations")  # at the top, imported below ``babylon``
 MODELS = {"torch", "transformers", "peft"}
 IO = {"asyncpg", "aiohttp", "httpx", "requests", "socket", "subprocess", "pathlib", "shutil"}
-OWN_IO = {"babylon.store", "babylon.artifacts", "babylon.gateway", "babylon.engine"}
+OWN_IO = {"babylon.store", "babylon.core.artifacts", "babylon.serving"}
+GRPO = "babylon.training.grpo"
 
 
 def _name(path: Path) -> str:
     parts = path.relative_to(ROOT).with_suffix("").parts
-    return ".".join(parts[:-1] if parts[-1] == "__init__" else parts)
+    below = parts if parts[0] == "babylon" else ("babylon", *parts)
+    return ".".join(below[:-1] if below[-1] == "__init__" else below)
 
 
-FILES = {_name(path): path for top in OURS for path in sorted((ROOT / top).rglob("*.py"))}
+FILES = {
+    _name(path): path
+    for top in ("babylon", *LINKED)
+    for path in sorted((ROOT / top).rglob("*.py"))
+    if not any((ROOT / "babylon" / link) in path.parents for link in LINKED)
+}
 
 
 def _runtime_nodes(tree: ast.AST) -> Iterator[ast.AST]:
@@ -67,33 +74,54 @@ def _offenders(importers: set[str], forbidden: set[str]) -> list[str]:
     ]
 
 
+FLOWS, TASKS, BLOCKS = "babylon.flows", "babylon.tasks", "babylon.blocks"
+LIBRARY = set(FILES) - _modules(FLOWS, TASKS, BLOCKS, "babylon.cli", "babylon.__main__")
+
+
 @pytest.mark.parametrize(
     ("importers", "forbidden"),
     [
-        ({"babylon", "migrations"}, {"prefect", "flows", "tasks", "blocks"}),
-        ({"blocks"}, {"flows", "tasks"}),
-        ({"tasks"}, {"flows"}),
-        ({"babylon.grpo", "babylon.rewards"}, IO | OWN_IO),
-        ({"babylon.gateway"}, {"babylon.grpo"}),
-        ({"babylon.grpo"}, {"babylon.gateway"}),
+        (LIBRARY, {"prefect", FLOWS, TASKS, BLOCKS, "babylon.cli"}),
+        (_modules(BLOCKS), {FLOWS, TASKS}),
+        (_modules(TASKS), {FLOWS}),
+        (_modules(GRPO, "babylon.scoring.rewards"), IO | OWN_IO),
+        (_modules("babylon.serving.gateway"), {"babylon.training"}),
+        (_modules(GRPO), {"babylon.serving.gateway"}),
     ],
 )
 def test_imports_go_one_way(importers: set[str], forbidden: set[str]) -> None:
-    assert _offenders(_modules(*importers), forbidden) == []
+    assert _offenders(importers, forbidden) == []
 
 
-def test_the_foundation_imports_nothing_else_of_ours() -> None:
-    foundation = {"babylon.types", "babylon.errors", "babylon.windows", "babylon.settings"}
-    assert _offenders(foundation, set(FILES) - foundation - {"babylon"}) == []
+def _package(module: str) -> str:
+    """``babylon.store.windows`` → ``store``: the room that a module lies in."""
+    return module.split(".")[1] if module.count(".") else module
 
 
-def test_torch_and_transformers_are_imported_by_grpo_checkpoints_and_engine_only() -> None:
-    allowed = _modules("babylon.grpo", "babylon.checkpoints", "babylon.engine")
+def test_packages_do_not_import_each_other_in_a_ring() -> None:
+    rooms: dict[str, set[str]] = {}
+    for name, targets in GRAPH.items():
+        ours = {_package(target) for target in targets if target.startswith("babylon.")}
+        rooms.setdefault(_package(name), set()).update(ours - {_package(name)})
+    del rooms["babylon"]
+    try:
+        list(TopologicalSorter(rooms).static_order())
+    except CycleError as error:
+        pytest.fail(" → ".join(error.args[1]))
+
+
+def test_core_imports_nothing_else_of_ours() -> None:
+    core = _modules("babylon.core")
+    assert _offenders(core, set(FILES) - core - {"babylon"}) == []
+
+
+def test_torch_and_transformers_stay_where_models_are() -> None:
+    allowed = _modules("babylon.training", "babylon.policies", "babylon.serving.engine")
     assert _offenders(set(FILES) - allowed, MODELS) == []
 
 
 def test_openpipe_art_is_imported_by_one_module_only() -> None:
-    assert _offenders(set(FILES) - {"babylon.art"}, {"art"}) == []
+    assert _offenders(set(FILES) - {"babylon.art.client"}, {"art"}) == []
 
 
 @pytest.mark.parametrize("package", ["babylon.recorder", "babylon.cli", "babylon.store"])
@@ -106,26 +134,24 @@ def test_the_trainer_needs_nothing_but_torch_and_its_kin() -> None:
     allowed = {*sys.stdlib_module_names, "torch", "transformers", "peft", "numpy", "safetensors"}
     foreign = [
         f"{name} imports {target}"
-        for name in sorted(_modules("babylon.grpo"))
+        for name in sorted(_modules(GRPO))
         for target in sorted(GRAPH[name])
-        if target.partition(".")[0] not in allowed and not _within(target, {"babylon.grpo"})
+        if target.partition(".")[0] not in allowed and not _within(target, {GRPO})
     ]
     assert foreign == []
 
 
 def test_the_trainer_imports_where_nothing_else_is_installed() -> None:
     """What torch and its kin import themselves is theirs to bring."""
-    modules = _modules("babylon.grpo")
+    modules = _modules(GRPO)
     others = {"asyncpg", "msgspec", "polars", "prefect", "pydantic", "aiohttp", "wandb", "art"}
     kin = imported_with(
         "peft", "torch._dynamo", "torch.nn.attention.flex_attention", "transformers"
     )
     added = {name.partition(".")[0] for name in imported_with(*modules) - kin}
     assert not added & others
-    assert {name for name in imported_with(*modules) if name.startswith("babylon.")} <= {
-        *modules,
-        "babylon.grpo",
-    }
+    ours = {name for name in imported_with(*modules) if name.startswith("babylon.")}
+    assert ours <= {*modules, "babylon.training"}
 
 
 def test_no_module_imports_itself_through_others() -> None:

@@ -10,7 +10,7 @@ from opentelemetry.sdk.trace.export import SimpleSpanProcessor
 from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanExporter
 from opentelemetry.trace import set_span_in_context
 
-from .traces import NOON
+from tests.unit.formats.traces import NOON
 
 SECOND_NS = 1_000_000_000
 START_NS = int(NOON.timestamp()) * SECOND_NS

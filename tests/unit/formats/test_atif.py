@@ -5,13 +5,21 @@ from typing import Any
 import msgspec
 import pytest
 
+from babylon.core.trajectories import Message
 from babylon.formats.atif_read import read_atif
 from babylon.formats.atif_write import write_atif
 from babylon.formats.documents import ImportFileError
 from babylon.formats.trace import Trace
-from babylon.trajectories import Message
-
-from .traces import SYSTEM, call, document, message, step, tokens, trace, without_place
+from tests.unit.formats.traces import (
+    SYSTEM,
+    call,
+    document,
+    message,
+    step,
+    tokens,
+    trace,
+    without_place,
+)
 
 
 def read(value: Any) -> Trace:

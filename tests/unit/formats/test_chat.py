@@ -8,8 +8,7 @@ import pytest
 from babylon.formats.chat import read_chats, write_chat
 from babylon.formats.documents import ImportFileError
 from babylon.formats.trace import RESPONSE, Trace
-
-from .traces import call, document, message, step, tokens, trace, without_place
+from tests.unit.formats.traces import call, document, message, step, tokens, trace, without_place
 
 
 def read(*lines: Any) -> list[Trace]:

@@ -4,11 +4,10 @@ from pathlib import Path
 
 import pytest
 
+from babylon.formats.detect import guess_format
 from babylon.formats.documents import ImportFileError, read_documents
 from babylon.formats.names import Format
-from babylon.formats.registry import guess_format
-
-from .traces import write_lines
+from tests.unit.formats.traces import write_lines
 
 
 def places(path: Path) -> list[str]:

@@ -11,6 +11,7 @@ from typing import Any
 import msgspec
 import pytest
 
+from babylon.core.windows import parse_window_id
 from babylon.formats.atif_read import read_atif
 from babylon.formats.atif_write import write_atif
 from babylon.formats.chat import read_chats, write_chat
@@ -18,12 +19,10 @@ from babylon.formats.documents import Document, ImportFileError
 from babylon.formats.rows import trace_rows
 from babylon.formats.spans import read_span_traces
 from babylon.formats.trace import Trace
-from babylon.windows import parse_window_id
-
-from .spans import Traced
-from .test_atif import REPLY, USER, atif
-from .test_spans import chat, llm
-from .traces import call, step, tokens, trace
+from tests.unit.formats.spans import Traced
+from tests.unit.formats.test_atif import REPLY, USER, atif
+from tests.unit.formats.test_spans import chat, llm
+from tests.unit.formats.traces import call, step, tokens, trace
 
 WINDOW = parse_window_id("2025-11-14T09:00")
 MUTANTS = 2_000

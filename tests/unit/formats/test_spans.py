@@ -9,9 +9,8 @@ import pytest
 from babylon.formats.documents import ImportFileError
 from babylon.formats.spans import Dialect, read_span_traces
 from babylon.formats.trace import Trace
-
-from .spans import Traced
-from .traces import NOON, document, message
+from tests.unit.formats.spans import Traced
+from tests.unit.formats.traces import NOON, document, message
 
 
 def read(*exports: Any, dialect: Dialect | None = None) -> list[Trace]:

@@ -6,9 +6,9 @@ from typing import Any
 
 import msgspec
 
+from babylon.core.trajectories import Message
 from babylon.formats.documents import Document
 from babylon.formats.trace import Tokens, Trace, TraceCall, TraceStep
-from babylon.trajectories import Message
 
 NOON = datetime(2025, 11, 14, 12, tzinfo=UTC)
 SYSTEM = Message(role="system", content="You trade.")

@@ -5,9 +5,9 @@ from dataclasses import replace
 from datetime import UTC, datetime
 from typing import Any
 
-from babylon.game_rows import GameRow
-from babylon.settings import Settings
-from babylon.windows import parse_window_id
+from babylon.core.game_rows import GameRow
+from babylon.core.settings import Settings
+from babylon.core.windows import parse_window_id
 from tests import conftest
 
 WINDOW = parse_window_id("2025-11-14T09:00")

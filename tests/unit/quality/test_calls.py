@@ -3,9 +3,9 @@
 import msgspec
 import pytest
 
+from babylon.core.trajectories import Message
 from babylon.quality.calls import GatewayCall, LoggedCall, policy_calls
 from babylon.quality.decode import Step
-from babylon.trajectories import Message
 from tests.unit.quality.rows import call, compact, step
 
 PROMPT = (

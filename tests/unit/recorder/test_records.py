@@ -6,11 +6,11 @@ from typing import Any
 
 import pytest
 
-from babylon.errors import RecorderError
+from babylon.core.errors import RecorderError
+from babylon.core.windows import window_at
 from babylon.recorder import Action, LlmCall, ProviderAccess
 from babylon.recorder.records import encode_step, game_time
 from babylon.recorder.rows import Played, call_row
-from babylon.windows import window_at
 
 AT = datetime(2025, 11, 14, 9, 2, 0, 20_000, tzinfo=UTC)
 STATE = {"agentBalance": 1000, "agentPnL": 0, "openPositions": 1}

@@ -1,0 +1,1 @@
+"""The vocabulary and the ground that every other package stands on."""

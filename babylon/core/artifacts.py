@@ -1,0 +1,257 @@
+"""Artifacts: the Parquet files that stages hand on, named by their content and never rewritten.
+
+A file is written under a temporary name, synced, hashed and renamed, so that a reader sees all of
+it or nothing. The same rows give the same bytes, hence the same name: a repeated stage overwrites
+its file with itself. Reading verifies the hash first. Frames are streamed, so a window need not
+fit in memory.
+"""
+
+import asyncio
+import hashlib
+import os
+import threading
+import time
+import uuid
+from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
+from contextlib import contextmanager, suppress
+from pathlib import Path
+from types import TracebackType
+from typing import Any
+from urllib.parse import urlsplit
+from urllib.request import url2pathname
+
+import polars as pl
+import pyarrow as pa
+import pyarrow.parquet as pq
+
+from babylon.core.errors import ArtifactError
+from babylon.core.failpoints import failpoint
+from babylon.core.types import SCHEMA_VERSION, Artifact
+
+Columns = dict[str, Sequence[Any] | pa.Array]  # name → values, all equally many
+DIGEST_CHARS = 8
+_ROWS_AT_A_TIME = 100
+_OLDEST = pl.CompatLevel.oldest()
+# Texts that differ in every row: a dictionary of them costs time and saves nothing.
+_LARGE = frozenset({"steps_json", "logs_json", "gateway_json", "calls_json", "game_json"})
+
+
+class ArtifactWriter:
+    """A file in the making: ``with ArtifactWriter(...) as writer: writer.write(frame)``.
+
+    After the block ``writer.artifact`` is the manifest of
+    ``directory/<window>-<stage>-<digest>.parquet``. When the block raises, nothing is left behind.
+    Rows are compressed in a thread while the caller makes the next ones; that it failed, the next
+    call says. With ``async with`` the file is closed and hashed in a thread, too.
+    """
+
+    artifact: Artifact
+
+    def __init__(
+        self, directory: Path, schema: pl.Schema, *, window_id: str, stage: str = ""
+    ) -> None:
+        directory.mkdir(parents=True, exist_ok=True)
+        self._window_id = window_id
+        self._stem = "-".join(filter(None, (window_id.replace(":", "-"), stage)))
+        self._schema = _arrow_schema(schema)
+        self._rows = 0
+        self._lock = threading.Lock()  # a cancelled caller leaves while its write still runs
+        self._thread = ThreadPoolExecutor(1, thread_name_prefix="parquet")
+        self._behind: Future[None] | None = None
+        self._path = directory / f".{self._stem}-{uuid.uuid4().hex}.tmp"
+        self._parquet = pq.ParquetWriter(
+            self._path,
+            self._schema,
+            compression="zstd",
+            compression_level=1,  # JSON becomes no smaller at 3, which takes twice as long
+            use_dictionary=[name for name in schema if name not in _LARGE],
+        )
+        failpoint("artifact.opened")
+
+    def write(self, rows: pl.DataFrame | Columns) -> None:
+        """Append one row group; it has the schema's columns, in any order."""
+        with self._lock, _named(self._path):
+            if isinstance(rows, pl.DataFrame):
+                table = rows.select(self._schema.names).to_arrow(compat_level=_OLDEST)
+            else:
+                table = pa.Table.from_pydict(rows, schema=self._schema)
+            self._catch_up()
+            self._behind = self._thread.submit(self._parquet.write_table, table)
+            self._rows += len(table)
+
+    def _catch_up(self) -> None:
+        behind, self._behind = self._behind, None
+        if behind is not None:
+            behind.result()
+
+    def __enter__(self) -> "ArtifactWriter":
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        tb: TracebackType | None,
+    ) -> None:
+        try:
+            with self._lock, _named(self._path):
+                try:
+                    self._catch_up()
+                finally:
+                    self._thread.shutdown()
+                    self._parquet.close()
+            if error is None:
+                self.artifact = self._publish()
+        finally:
+            self._path.unlink(missing_ok=True)
+
+    async def __aenter__(self) -> "ArtifactWriter":
+        return self
+
+    async def __aexit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        tb: TracebackType | None,
+    ) -> None:
+        leave = asyncio.ensure_future(asyncio.to_thread(self.__exit__, kind, error, tb))
+        try:
+            await asyncio.shield(leave)
+        finally:
+            await asyncio.wait([leave])  # a cancelled caller still leaves properly
+
+    def _publish(self) -> Artifact:
+        with self._path.open("rb") as written:
+            os.fsync(written.fileno())
+            sha256 = hashlib.file_digest(written, "sha256").hexdigest()
+        name = f"{self._stem}-{sha256[:DIGEST_CHARS]}.parquet"
+        failpoint("artifact.written")
+        path = self._path.replace(self._path.with_name(name))
+        failpoint("artifact.published")
+        return Artifact(
+            uri=path.absolute().as_uri(),
+            sha256=sha256,
+            rows=self._rows,
+            window_id=self._window_id,
+        )
+
+
+def _arrow_schema(schema: pl.Schema) -> pa.Schema:
+    """As the files have it."""
+    return pl.DataFrame(schema=schema).to_arrow(compat_level=_OLDEST).schema
+
+
+def write_artifact(
+    frame: pl.DataFrame, directory: Path, *, window_id: str, stage: str = ""
+) -> Artifact:
+    """One frame as an artifact."""
+    with ArtifactWriter(directory, frame.schema, window_id=window_id, stage=stage) as writer:
+        for part in frame.iter_slices(_ROWS_AT_A_TIME):
+            writer.write(part)
+    return writer.artifact
+
+
+def rewrite_artifact(
+    artifact: Artifact,
+    directory: Path,
+    change: Callable[[pl.DataFrame], pl.DataFrame],
+    *,
+    stage: str = "",
+) -> Artifact:
+    """The artifact with ``change`` applied to every part of it, as a new one."""
+    with _verified(artifact) as file:
+        schema = change(_frame(file.schema_arrow.empty_table())).schema
+        with ArtifactWriter(directory, schema, window_id=artifact.window_id, stage=stage) as writer:
+            for batch in file.iter_batches(batch_size=_ROWS_AT_A_TIME):
+                writer.write(change(_frame(batch)))
+    return writer.artifact
+
+
+def read_artifact(artifact: Artifact, columns: Sequence[str] | None = None) -> pl.DataFrame:
+    """All rows; of the named columns only, where given: the others are not even read.
+
+    Raises:
+        ArtifactError: the file is missing or is not the one that was written.
+    """
+    with _verified(artifact) as file:
+        return _frame(file.read(columns=columns))
+
+
+def iter_artifact(
+    artifact: Artifact, columns: Sequence[str] | None = None
+) -> Iterator[pl.DataFrame]:
+    """The rows in their order, some at a time; the next ones are unpacked meanwhile."""
+    return map(_frame, iter_batches(artifact, columns))
+
+
+def iter_batches(
+    artifact: Artifact, columns: Sequence[str] | None = None
+) -> Iterator[pa.RecordBatch]:
+    """``iter_artifact`` as Arrow has it, for who writes a column on as it is."""
+    with _verified(artifact) as file, ThreadPoolExecutor(1) as ahead:
+        batches = file.iter_batches(batch_size=_ROWS_AT_A_TIME, columns=columns)
+        following = ahead.submit(next, batches, None)
+        while (batch := following.result()) is not None:
+            following = ahead.submit(next, batches, None)
+            yield batch
+
+
+def remove_unfinished(directory: Path, older_than_s: float) -> None:
+    """Delete what killed writers left of their files; who still writes to one keeps it young."""
+    for path in directory.rglob(".*.tmp"):
+        with suppress(FileNotFoundError):  # finished or removed meanwhile
+            if path.stat().st_mtime < time.time() - older_than_s:
+                path.unlink()
+
+
+def local_path(uri: str) -> Path:
+    """Where an artifact lies on this machine.
+
+    Raises:
+        ArtifactError: it lies elsewhere.
+    """
+    parts = urlsplit(uri)
+    if parts.scheme != "file":
+        raise ArtifactError(f"artifact {uri}: only file:// URIs can be read")
+    return Path(url2pathname(parts.path))
+
+
+@contextmanager
+def _named(path: Path) -> Iterator[None]:
+    """Arrow says that a file could not be written, but not which."""
+    try:
+        yield
+    except OSError as error:
+        if error.errno is None or error.filename is not None:
+            raise
+        raise OSError(error.errno, os.strerror(error.errno), str(path)) from error
+
+
+@contextmanager
+def _verified(artifact: Artifact) -> Iterator[pq.ParquetFile]:
+    path, remedy = local_path(artifact.uri), f"run window {artifact.window_id} again"
+    if artifact.schema_version != SCHEMA_VERSION:
+        raise ArtifactError(
+            f"artifact {path} has schema version {artifact.schema_version}, this program reads"
+            f" version {SCHEMA_VERSION}: {remedy}"
+        )
+    try:
+        opened = path.open("rb")
+    except FileNotFoundError as error:
+        raise ArtifactError(f"artifact {path} is missing: {remedy}") from error
+    with opened as file:
+        found = hashlib.file_digest(file, "sha256").hexdigest()
+        if found != artifact.sha256:
+            raise ArtifactError(
+                f"artifact {path} was changed after it was written: sha256 is {found[:16]}…,"
+                f" expected {artifact.sha256[:16]}…: {remedy}"
+            )
+        file.seek(0)
+        yield pq.ParquetFile(file, pre_buffer=False)  # else all of it stays in memory
+
+
+def _frame(table: object) -> pl.DataFrame:
+    frame = pl.from_arrow(table)
+    assert isinstance(frame, pl.DataFrame)
+    return frame

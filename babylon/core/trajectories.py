@@ -1,0 +1,142 @@
+"""What every stage after validation reads: trajectories and the calls inside them.
+
+A ``Call`` is one LLM request with the tokens that the policy really saw and wrote. Calls that the
+gateway recorded carry token ids and behaviour logprobs; calls known only from the game's log
+carry text alone, are *retokenized* by the trainer and marked so.
+"""
+
+from collections.abc import Iterable
+from datetime import datetime
+from typing import Any
+
+import msgspec
+import polars as pl
+
+from babylon.core.artifacts import read_artifact
+from babylon.core.types import Artifact
+
+
+class Message(msgspec.Struct, frozen=True, gc=False, kw_only=True):
+    """One chat message as it was sent."""
+
+    role: str
+    content: str
+
+
+class Call(msgspec.Struct, frozen=True, gc=False, kw_only=True, omit_defaults=True):
+    """One LLM request inside a step.
+
+    ``logprobs`` ``[T]``: natural log, of the distribution that was sampled from (after
+    temperature), one for each of the T completion tokens. ``untrainable``: why the gateway found
+    that the reply was not sampled from the policy alone, so that it must not be trained on.
+    """
+
+    step: int
+    messages: tuple[Message, ...]
+    response: str
+    temperature: float = 1.0
+    top_p: float = 1.0
+    policy_version: int | None = None
+    prompt_token_ids: tuple[int, ...] | None = None
+    completion_token_ids: tuple[int, ...] | None = None
+    logprobs: tuple[float, ...] | None = None
+    untrainable: str | None = None
+
+    @property
+    def retokenized(self) -> bool:
+        """True when the exact tokens are unknown and the trainer must tokenise the text itself."""
+        return self.completion_token_ids is None
+
+
+class Trajectory(msgspec.Struct, frozen=True, kw_only=True):
+    """One agent's ordered steps in one window, reduced to what scoring and training need.
+
+    ``pnl_usd`` is the profit inside this window, not the agent's lifetime P&L. ``wins`` of
+    ``trades`` closed or resolved in profit; ``actions`` counts successful steps other than HOLD.
+    """
+
+    trajectory_id: str
+    agent_id: str
+    window_id: str
+    scenario_id: str
+    start: datetime
+    end: datetime
+    pnl_usd: float
+    wins: int
+    trades: int
+    actions: int
+    steps: int
+    calls: tuple[Call, ...]
+
+    @property
+    def win_rate(self) -> float:
+        """Share of decided trades that made money, 0 when there was none."""
+        return self.wins / self.trades if self.trades else 0.0
+
+
+class TrainingRow(msgspec.Struct, frozen=True, kw_only=True):
+    """All that the trainer may know of a trajectory: whose it is, how good, and its calls."""
+
+    trajectory_id: str
+    agent_id: str
+    scenario_id: str
+    score: float
+    calls: tuple[Call, ...]
+
+
+# ``game_json`` (the row's steps as written), ``knowledge_json`` (ground truth) and
+# ``step_rewards_json`` (``quality.correctness.StepReward``, derived from it) are the judge's.
+TRAJECTORY_SCHEMA = pl.Schema(
+    [
+        ("trajectory_id", pl.String),
+        ("agent_id", pl.String),
+        ("window_id", pl.String),
+        ("scenario_id", pl.String),
+        ("start", pl.Datetime("us", "UTC")),
+        ("end", pl.Datetime("us", "UTC")),
+        ("pnl_usd", pl.Float64),
+        ("wins", pl.Int64),
+        ("trades", pl.Int64),
+        ("actions", pl.Int64),
+        ("steps", pl.Int64),
+        ("calls_json", pl.String),
+        ("game_json", pl.String),
+        ("knowledge_json", pl.String),
+        ("step_rewards_json", pl.String),
+    ]
+)
+PLAIN = tuple(name for name in TRAJECTORY_SCHEMA if not name.endswith("_json"))
+_LEARNT_FROM = ("trajectory_id", "agent_id", "scenario_id", "score")
+
+
+def trajectory_row(
+    trajectory: Trajectory, *, game_json: str, knowledge_json: str, step_rewards_json: str = "[]"
+) -> dict[str, Any]:
+    """One row of ``TRAJECTORY_SCHEMA``."""
+    return {
+        **{name: getattr(trajectory, name) for name in PLAIN},
+        "calls_json": msgspec.json.encode(trajectory.calls).decode(),
+        "game_json": game_json,
+        "knowledge_json": knowledge_json,
+        "step_rewards_json": step_rewards_json,
+    }
+
+
+def read_trajectories(artifact: Artifact) -> list[Trajectory]:
+    """Every trajectory of a validated (thinned, scored) artifact, without ground truth."""
+    rows = read_artifact(artifact, [*PLAIN, "calls_json"]).iter_rows(named=True)
+    return [Trajectory(**plain, calls=calls) for plain, calls in _with_calls(rows)]
+
+
+def training_rows(artifact: Artifact) -> list[TrainingRow]:
+    """What the trainer reads of a scored artifact: the ground truth columns are not even read."""
+    rows = read_artifact(artifact, [*_LEARNT_FROM, "calls_json"]).iter_rows(named=True)
+    return [TrainingRow(**plain, calls=calls) for plain, calls in _with_calls(rows)]
+
+
+def _with_calls(
+    rows: Iterable[dict[str, Any]],
+) -> Iterable[tuple[dict[str, Any], tuple[Call, ...]]]:
+    decoder = msgspec.json.Decoder(tuple[Call, ...])
+    for row in rows:
+        yield row, decoder.decode(row.pop("calls_json"))

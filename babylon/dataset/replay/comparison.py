@@ -1,0 +1,113 @@
+"""``babylon dataset replay``: from a time and an agent to recorded and replayed P&L."""
+
+import asyncio
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from statistics import fmean
+from typing import Any
+
+from babylon.core.errors import ReplayError
+from babylon.core.settings import Settings
+from babylon.dataset.replay.counterfactual import Replayed, replay
+from babylon.dataset.replay.dataset_reader import read_dataset
+from babylon.dataset.replay.recorded import Rebuilt, Skipped
+from babylon.dataset.replay.recorded_windows import rebuild_windows, recorded_windows
+from babylon.evaluation.arena.play import Decide
+from babylon.evaluation.arena.players import find_player, is_version, unregistered_player
+from babylon.store import open_store
+
+RECORDED = "recorded"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ReplayReport:
+    """``policy`` played in the place of ``agent``; P&L in USD, means over the scenarios."""
+
+    policy: str
+    agent: str
+    results: tuple[Replayed, ...]
+    skipped: tuple[Skipped, ...]
+    missing: tuple[str, ...]
+
+    @property
+    def mean_recorded(self) -> float:
+        return fmean(one.recorded_pnl for one in self.results)
+
+    @property
+    def mean_replayed(self) -> float:
+        return fmean(one.replayed_pnl for one in self.results)
+
+    def summary(self) -> dict[str, Any]:
+        return {
+            "policy": self.policy,
+            "agent": self.agent,
+            "scenarios": [{**asdict(one), "difference": one.difference} for one in self.results],
+            "mean_recorded_pnl": self.mean_recorded,
+            "mean_replayed_pnl": self.mean_replayed,
+            "skipped": [asdict(one) for one in self.skipped],
+            "missing": list(self.missing),
+        }
+
+
+async def replay_report(
+    settings: Settings,
+    prefix: str,
+    agent: str,
+    policy: str,
+    *,
+    source: Path | None = None,
+    interpolate: bool = False,
+) -> ReplayReport:
+    """Replay every scenario of the windows whose id begins with ``prefix``.
+
+    Raises:
+        ReplayError: nothing can be replayed, or the agent was not recorded.
+        ArenaError: ``policy`` is nobody, or its checkpoint was removed.
+        ModelError: there is no policy of that version, or it does not load.
+    """
+    rebuilt = (
+        await _from_database(settings, prefix, interpolate)
+        if source is None
+        else await asyncio.to_thread(read_dataset, source, prefix)
+    )
+    if not rebuilt.scenarios:
+        raise ReplayError(_none(prefix, rebuilt))
+    decide = await _decide(settings, policy)
+    results = await asyncio.to_thread(replay, rebuilt.scenarios, agent, decide)
+    played = {one.scenario_id for one in results}
+    return ReplayReport(
+        policy=policy,
+        agent=agent,
+        results=tuple(results),
+        skipped=rebuilt.skipped,
+        missing=tuple(
+            f"{one.scenario.scenario_id}: {line}"
+            for one in rebuilt.scenarios
+            if one.scenario.scenario_id in played
+            for line in one.missing
+        ),
+    )
+
+
+async def _from_database(settings: Settings, prefix: str, interpolate: bool) -> Rebuilt:
+    async with open_store(settings) as store:
+        windows = await recorded_windows(store, prefix)
+        return await rebuild_windows(store, windows, interpolate=interpolate)
+
+
+async def _decide(settings: Settings, policy: str) -> Decide | None:
+    """Loads the policy's weights, where it has any."""
+    if policy == RECORDED:
+        return None
+    if is_version(policy):
+        async with open_store(settings) as store:
+            player = await find_player(store, policy, settings.seed)
+    else:
+        player = unregistered_player(policy, settings.seed)
+    return await asyncio.to_thread(player.enter)
+
+
+def _none(prefix: str, rebuilt: Rebuilt) -> str:
+    reasons = list(dict.fromkeys(one.reason for one in rebuilt.skipped))
+    more = f" (and {len(reasons) - 3} more)" if len(reasons) > 3 else ""
+    return f"nothing of {prefix} can be replayed: {'; '.join(reasons[:3])}{more}"

@@ -1,0 +1,39 @@
+"""The admin process: settings from the environment, uvicorn on loopback."""
+
+import asyncio
+import logging
+import signal
+import sys
+
+import uvicorn
+
+from babylon.core.errors import BabylonError
+from babylon.core.settings import Settings, load_settings
+from babylon.deployment.admin.app import Admin
+from babylon.serving.gateway.http_guard import server_config
+from babylon.serving.supervise import exit_with_supervisor
+from babylon.store import open_store
+
+
+async def run(settings: Settings) -> None:
+    """Serve until the process is told to stop."""
+    async with open_store(settings) as store:
+        supervised = asyncio.create_task(exit_with_supervisor())
+        for number in (signal.SIGTERM, signal.SIGINT):  # uvicorn stops, then raises it again:
+            signal.signal(number, lambda *_: None)  # that must not end us before we tidied up
+        admin = Admin(store, settings)
+        config = server_config(admin, host="127.0.0.1", port=settings.admin_port)
+        await uvicorn.Server(config).serve()
+        supervised.cancel()
+
+
+def main() -> None:
+    logging.basicConfig(level=logging.INFO, format="%(asctime)s %(levelname)s %(name)s %(message)s")
+    try:
+        asyncio.run(run(load_settings()))
+    except BabylonError as error:
+        sys.exit(f"admin: {error}")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,1 @@
+"""The checks that a policy must pass before a route may name it."""

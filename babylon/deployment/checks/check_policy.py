@@ -1,0 +1,126 @@
+"""Before a route may name a policy: is it what training made, does each gateway serve just that,
+and does it still answer like something that agents can live with?
+
+What is compared is exact: the tokens that the gateways sampled, their logprobs, and those that
+training's own forward pass gives the same tokens under the policy, the champion and the base. A
+policy that fails is refused with the reason, and the champion keeps serving.
+"""
+
+import asyncio
+from collections.abc import Sequence
+
+from babylon.core.api_keys import local_key
+from babylon.core.errors import ModelError
+from babylon.core.settings import Settings
+from babylon.deployment.checks.check_result import Check, Checked
+from babylon.deployment.checks.file_checks import base_of, check_files
+from babylon.deployment.checks.golden_prompts import golden_prompts, questions
+from babylon.deployment.checks.likelihoods import Contenders, import_trainer, look
+from babylon.deployment.checks.logprob_gap import tolerance
+from babylon.deployment.checks.probing import Asked, Faulty, Probe, probe
+from babylon.deployment.checks.reply_checks import judge
+from babylon.store.connection import Store
+from babylon.store.gateways import Gateway
+from babylon.store.policies import Policy, get_policy, set_checks
+
+
+async def check_policy(
+    store: Store,
+    settings: Settings,
+    policy: Policy,
+    champion: Policy,
+    gateways: Sequence[Gateway],
+) -> Checked:
+    """Check a policy that every one of ``gateways``, at least one, has loaded; the result is stored
+    with it.
+
+    Stops at files that are not as they should be, and at gateways that do not answer.
+    """
+    checks = await _checks(store, settings, policy, champion, gateways)
+    checked = Checked(
+        policy_version=policy.policy_version,
+        champion_version=champion.policy_version,
+        gateways=tuple(gateway.gateway_id for gateway in gateways),
+        checks=tuple(checks),
+    )
+    await set_checks(store, policy.policy_version, checked.as_json())
+    return checked
+
+
+async def _checks(
+    store: Store,
+    settings: Settings,
+    policy: Policy,
+    champion: Policy,
+    gateways: Sequence[Gateway],
+) -> list[Check]:
+    root = await get_policy(store, 0)
+    checks = await asyncio.to_thread(check_files, policy, champion, root)
+    if not all(check.passed for check in checks):
+        return checks
+    golden = await golden_prompts(store, settings, champion)
+    if not golden:
+        return [
+            *checks,
+            Check.of("answers", None, f"not asked: {champion.uri} has no room for a prompt"),
+        ]
+    whom = Asked(
+        model=settings.model_name,
+        policy_version=policy.policy_version,
+        champion_version=champion.policy_version,
+        key=str(await asyncio.to_thread(local_key, settings.home)),
+    )
+    found, _ = await asyncio.gather(
+        probe(gateways, questions(golden, len(gateways)), whom),
+        asyncio.to_thread(import_trainer),  # takes seconds, which the answers take as well
+    )
+    probes = [one for one in found if not isinstance(one.champion, Faulty)]
+    checks.append(_answers(found, probes))
+    if not checks[-1].passed:
+        return checks
+    base = None if policy.kind == "base" else await asyncio.to_thread(_base, policy, root)
+    contenders = Contenders(
+        policy=policy.uri, champion=champion.uri, base=base, max_tokens=settings.max_tokens
+    )
+    try:
+        seen = await asyncio.to_thread(look, contenders, probes)
+    except ModelError as error:
+        return [*checks, Check.of("loads", f"{error}: train it again")]
+    allowed = tolerance(settings.engine, settings.vllm_args)
+    judged = judge(seen, golden, allowed=allowed, max_kl=settings.max_serving_kl)
+    return [*checks, Check.of("loads", None, "in the trainer"), *judged]
+
+
+def _base(policy: Policy, root: Policy) -> str:
+    base = base_of(policy)
+    return root.uri if base == policy.uri else base
+
+
+def _answers(found: Sequence[Probe], sound: Sequence[Probe]) -> Check:
+    """Each gateway answers as that policy, with tokens, logprobs and usage that fit together.
+
+    What the champion could not answer either (``found`` but not ``sound``) says nothing of the
+    policy, as long as something is left of each gateway.
+    """
+    faults = [one for one in sound if isinstance(one.policy, Faulty)]
+    heard = {one.gateway for one in sound}
+    silent = [one for one in found if one.gateway not in heard]
+    failure = None
+    if faults:
+        failure = (
+            f"{len(faults)} of {len(sound)} probes had no sound answer, the first of gateway"
+            f" {faults[0].gateway}: {faults[0].policy}; look at the engine's log"
+        )
+    elif silent:
+        failure = (
+            f"not even the champion answers at gateway {silent[0].gateway}: {silent[0].champion};"
+            " look at its log"
+        )
+    return Check.of(
+        "answers",
+        failure,
+        f"{len(sound)} probes of {len(heard)} gateways were answered",
+        probes=len(sound),
+        faults=len(faults),
+        left_out=len(found) - len(sound),
+    )

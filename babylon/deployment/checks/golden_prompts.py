@@ -1,0 +1,139 @@
+"""Golden prompts: what the fleet asks just now, or the market simulator's prompts where it is new.
+
+They are the newest different prompts that the champion answered, of as many agents as possible.
+"""
+
+import asyncio
+import itertools
+import sys
+from collections import defaultdict
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import msgspec
+
+from babylon.core.probes import Ask
+from babylon.core.settings import Settings
+from babylon.deployment.checks.reply_forms import Form, form_of
+from babylon.game.market.orders import MAX_REPLY_TOKENS
+from babylon.game.market.scenario import PRESETS
+from babylon.game.market.transcripts import scripted_chats
+from babylon.policies.checkpoint_files import context_of, local_path
+from babylon.serving.openai_wire import constraints
+from babylon.store import Store
+from babylon.store.policies import Policy
+
+PROMPTS = 8
+SAMPLES = 8  # replies to each; of 64 replies seven malformed ones are too many for bad luck
+MOST_REPLY_TOKENS = 256
+MOST_PROMPT_TOKENS = 2048  # the trainer computes each prompt three times
+_RECENT = 256  # calls that are looked at
+_SEED, _APART = 20_001, 7  # of the simulated chats; taken so many decisions apart
+_TOOLS = ("tools", "functions")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class GoldenPrompt:
+    """``form`` is what a reply is held to, ``None`` where that cannot be told: the champion's own
+    reply would hardly fit into ``max_tokens``."""
+
+    messages: Sequence[dict[str, Any]]
+    max_tokens: int
+    form: Form | None
+
+
+async def golden_prompts(store: Store, settings: Settings, champion: Policy) -> list[GoldenPrompt]:
+    """``PROMPTS`` of them, the same for the same records, each with room for a reply in the
+    champion's context; none where that has room for nothing."""
+    known = await asyncio.to_thread(context_of, champion.uri)
+    context = sys.maxsize if known is None else known
+    rows = await store.pool.fetch(
+        "SELECT agent_id, messages, max_tokens, response, parameters,"
+        " cardinality(prompt_token_ids) AS prompt_length,"
+        " cardinality(completion_token_ids) AS length FROM babylon.calls"
+        " WHERE policy_version = $1 AND arm = 'champion' AND agent_id IS NOT NULL"
+        " AND response <> '' AND finish_reason IN ('stop', 'length')"
+        " AND cardinality(prompt_token_ids) BETWEEN 1 AND $2"
+        " ORDER BY started_at DESC LIMIT $3",
+        champion.policy_version,
+        min(MOST_PROMPT_TOKENS, context - 1),
+        _RECENT,
+    )
+    recorded = _recorded([dict(row) for row in rows], context)
+    if len(recorded) == PROMPTS:
+        return recorded
+    ours = not recorded or any(prompt.form == "order" for prompt in recorded)
+    made = _simulated(settings, PROMPTS - len(recorded), "order" if ours else None)
+    return [*recorded, *await asyncio.to_thread(_fitting, list(made), champion.uri, context)]
+
+
+def questions(golden: Sequence[GoldenPrompt], gateways: int) -> list[tuple[int, Ask]]:
+    """Every prompt with several seeds, and which prompt it is; dealt out in turn, they are of all
+    prompts for each gateway."""
+    return [
+        (number, Ask(messages=prompt.messages, max_tokens=prompt.max_tokens, seed=seed))
+        for number, prompt in enumerate(golden)
+        for seed in range(max(SAMPLES, gateways))
+    ]
+
+
+def _recorded(rows: Sequence[dict[str, Any]], context: int) -> list[GoldenPrompt]:
+    """One prompt of each agent in turn, newest first, none twice."""
+    by_agent: defaultdict[str, dict[str, GoldenPrompt]] = defaultdict(dict)
+    seen: set[str] = set()
+    for row in rows:
+        if row["messages"] not in seen and (prompt := _prompt(row, context)):
+            seen.add(row["messages"])
+            by_agent[row["agent_id"]][row["messages"]] = prompt
+    turns = itertools.zip_longest(*(prompts.values() for prompts in by_agent.values()))
+    found = (prompt for turn in turns for prompt in turn if prompt is not None)
+    return list(itertools.islice(found, PROMPTS))
+
+
+def _prompt(row: dict[str, Any], context: int) -> GoldenPrompt | None:
+    """A recorded chat in plain text, if the call was one."""
+    messages = msgspec.json.decode(row["messages"])
+    fields = msgspec.json.decode(row["parameters"])
+    if not isinstance(messages, list) or constraints(fields) or any(map(fields.get, _TOOLS)):
+        return None
+    wanted = row["max_tokens"] or MOST_REPLY_TOKENS
+    limit = min(wanted, MOST_REPLY_TOKENS, context - row["prompt_length"])
+    fits = limit == row["max_tokens"] or 2 * row["length"] <= limit
+    return GoldenPrompt(
+        messages=messages, max_tokens=limit, form=form_of(row["response"]) if fits else None
+    )
+
+
+def _simulated(settings: Settings, count: int, form: Form | None) -> Iterator[GoldenPrompt]:
+    """Prompts of the game that this home's arena plays, always the same."""
+    chats = scripted_chats(_SEED, PRESETS[settings.arena_rules])
+    for chat in itertools.islice(chats, 0, count * _APART, _APART):
+        yield GoldenPrompt(messages=chat[:-1], max_tokens=MAX_REPLY_TOKENS, form=form)
+
+
+def _fitting(prompts: Sequence[GoldenPrompt], uri: str, context: int) -> list[GoldenPrompt]:
+    """Prompts with room for a reply. Blocking; contexts of unknown size take everything."""
+    if context == sys.maxsize:
+        return list(prompts)
+    from babylon.policies.tokenizer import prompt_length  # transformers takes seconds to import
+
+    length = prompt_length(local_path(uri))
+    return [cut for prompt in prompts if (cut := _cut(prompt, length, context))]
+
+
+def _cut(
+    prompt: GoldenPrompt, length: Callable[[Sequence[dict[str, Any]]], int], context: int
+) -> GoldenPrompt | None:
+    """What is too long for its reply to fit is cut to half of the context, message by message, and
+    is then held to no form."""
+    if length(prompt.messages) + prompt.max_tokens <= context:
+        return prompt
+    messages = [dict(message) for message in prompt.messages]
+    while (tokens := length(messages)) > context // 2:
+        longest = max(messages, key=lambda message: len(message["content"]))
+        if not longest["content"]:
+            return None
+        longest["content"] = longest["content"][: len(longest["content"]) // 2]
+    limit = min(prompt.max_tokens, context - tokens)
+    return GoldenPrompt(messages=messages, max_tokens=limit, form=None)

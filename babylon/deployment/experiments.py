@@ -1,0 +1,111 @@
+"""Experiments: a challenger answers a share of the agents, beside the champion.
+
+An experiment is the routes of one salt. A change of its share keeps the salt, so that an agent who
+was the challenger's stays so while the share grows (``babylon.serving.serve.gateway.route_table``).
+"""
+
+import math
+import secrets
+from typing import Literal
+
+from babylon.core.errors import ConfigError, ExperimentError
+from babylon.core.settings import Settings
+from babylon.core.types import Change
+from babylon.deployment.change import Order, Wanted, awaited, change_route
+from babylon.store.connection import Store
+from babylon.store.routes import Route, Split, current_route
+
+Experiment = Literal["ab", "canary"]
+AB_SHARE = 0.5
+CANARY_SHARES = (0.05, 0.25, 0.5)
+
+
+async def run_experiment(
+    store: Store,
+    settings: Settings,
+    mode: Experiment,
+    policy_version: int | None,
+    share: float | None,
+    order: Order,
+) -> Change:
+    """Begin an experiment with that policy as the challenger; or, while it is the challenger of
+    one, change its share. One that is so already is only waited for.
+
+    Args:
+        policy_version: ``None`` for the challenger of the experiment that runs.
+        share: of the agents, for the challenger; at the start 50 % (``ab``) or 5 % (``canary``).
+
+    Raises:
+        ConfigError: the share is not between 0 and 1.
+        ExperimentError: another experiment runs; or none, and no policy is named.
+        BabylonError: as ``change_route`` raises it.
+    """
+    route = order.route or await current_route(store)
+    if route.split and _is_so(route.split, mode, policy_version, share):
+        return await awaited(store, route)
+    if route.split is None:
+        split, new = _begin(route, mode, policy_version, share), policy_version
+    else:
+        split, new = _adjust(route, route.split, mode, policy_version, share), None
+    wanted = Wanted(policy_version=route.policy_version, split=split, new=new)
+    return await change_route(store, settings, route, wanted, order)
+
+
+def next_canary_share(share: float) -> float | None:
+    """The step above; ``None`` on top."""
+    return next((step for step in CANARY_SHARES if step > share), None)
+
+
+def _begin(route: Route, mode: Experiment, challenger: int | None, share: float | None) -> Split:
+    if challenger is None:
+        raise ExperimentError(f"no {mode} runs: name the policy that is to be its challenger")
+    if challenger == route.policy_version:
+        raise ExperimentError(
+            f"policy {challenger} is the champion: name another one as its challenger"
+        )
+    if share is None:
+        share = AB_SHARE if mode == "ab" else CANARY_SHARES[0]
+    return Split(
+        mode=mode,
+        challenger_version=challenger,
+        share=_fraction(share),
+        salt=secrets.token_hex(8),
+    )
+
+
+def _is_so(running: Split, mode: Experiment, challenger: int | None, share: float | None) -> bool:
+    """Was just this asked for before, by a command that was killed, say?"""
+    same = mode == running.mode and challenger in (None, running.challenger_version)
+    return same and (share == running.share or (share is None and challenger is not None))
+
+
+def _adjust(
+    route: Route, running: Split, mode: Experiment, challenger: int | None, share: float | None
+) -> Split:
+    same = challenger in (None, running.challenger_version) and mode == running.mode
+    if not same:
+        raise ExperimentError(
+            f"{running.mode} of policy {running.challenger_version} against policy"
+            f" {route.policy_version} runs: end it first, by `babylon deploy rollback` or `babylon"
+            f" deploy replace {running.challenger_version}`"
+        )
+    if share is None:
+        raise ExperimentError(
+            f"{running.mode} of policy {running.challenger_version} runs at {running.share:.0%}:"
+            " give the share that it is to have"
+        )
+    return Split(
+        mode=running.mode,
+        challenger_version=running.challenger_version,
+        share=_fraction(share),
+        salt=running.salt,
+    )
+
+
+def _fraction(share: float) -> float:
+    if not (math.isfinite(share) and 0 < share < 1):
+        raise ConfigError(
+            f"share {share:g}: give a fraction of the agents between 0 and 1, neither of them;"
+            " `babylon deploy replace` sends all of them to one policy"
+        )
+    return share

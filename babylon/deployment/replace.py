@@ -1,0 +1,41 @@
+"""Replace: one policy answers every agent."""
+
+from babylon.core.errors import ExperimentError
+from babylon.core.settings import Settings
+from babylon.core.types import Change
+from babylon.deployment.change import Order, Wanted, awaited, change_route
+from babylon.store.connection import Store
+from babylon.store.routes import Route, current_route
+
+
+async def replace_champion(
+    store: Store, settings: Settings, policy_version: int, order: Order
+) -> Change:
+    """Put a policy in force for every agent, without a dropped request.
+
+    The challenger of an experiment may be put in force so, which ends the experiment in its
+    favour; it passed the checks before it began to serve. A champion is only waited for.
+
+    Raises:
+        ExperimentError: an experiment runs, and this is not its challenger.
+        BabylonError: as ``change_route`` raises it.
+    """
+    route = order.route or await current_route(store)
+    if route.split is not None:
+        _refuse_all_but_the_challenger(route, policy_version)
+        return await change_route(
+            store, settings, route, Wanted(policy_version=policy_version), order
+        )
+    if policy_version == route.policy_version:
+        return await awaited(store, route)
+    wanted = Wanted(policy_version=policy_version, new=policy_version)
+    return await change_route(store, settings, route, wanted, order)
+
+
+def _refuse_all_but_the_challenger(route: Route, policy_version: int) -> None:
+    if policy_version != route.challenger_version:
+        raise ExperimentError(
+            f"policy {route.challenger_version} is compared with policy {route.policy_version}"
+            f" on {route.share:.0%} of the agents: `babylon deploy rollback` ends that, or"
+            f" `babylon deploy replace {route.challenger_version}` in its favour"
+        )

@@ -1,0 +1,1 @@
+"""Comparing two policies: in simulated worlds (arena) and on live agents (experiment)."""

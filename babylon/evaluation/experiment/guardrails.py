@@ -1,0 +1,64 @@
+"""Guardrails: what a challenger that earns more must not pay for it with.
+
+Each is compared like P&L, agent by agent, with a sequence of its own. It is broken when the whole
+interval lies beyond the bound, and doubtful when only its middle does: that forbids to promote.
+"""
+
+import math
+from dataclasses import dataclass, replace
+
+import numpy as np
+
+from babylon.evaluation.experiment.cells import Cells
+from babylon.evaluation.experiment.difference import difference
+from babylon.evaluation.experiment.review_records import Guardrail, State
+
+_LARGEST = 700.0  # whose exponential is still a number
+
+
+@dataclass(frozen=True, slots=True)
+class Measure:
+    """``bound`` on the difference of shares; of ``latency``, on the ratio."""
+
+    name: str
+    bound: float
+    latency: bool = False
+
+
+BROKEN_OFF = Measure("calls that broke off", 0.02)
+CUT = Measure("replies cut at their length limit", 0.05)
+FAILED = Measure("failed actions", 0.05)
+LOSSES = Measure("plays that lost over a tenth of the balance", 0.05)
+MEDIAN = Measure("latency, median", 1.5, latency=True)
+P95 = Measure("latency, 95th percentile", 1.5, latency=True)
+
+
+def guard(measure: Measure, cells: Cells) -> Guardrail:
+    """``cells``: shares, or milliseconds (above 0) of a latency."""
+    if measure.latency:
+        cells = _logarithms(cells)
+    found = difference(cells, shares=not measure.latency)
+    if found is None:
+        return Guardrail(name=measure.name, state="unknown", bound=measure.bound)
+    figures = [found.champion, found.challenger, found.difference, found.low, found.high]
+    if measure.latency:  # means of logarithms: geometric means, and their ratio
+        figures = [math.exp(min(value, _LARGEST)) for value in figures]
+    champion, challenger, change, low, high = figures
+    return Guardrail(
+        name=measure.name,
+        state=_state(low, change, measure.bound),
+        bound=measure.bound,
+        champion=champion,
+        challenger=challenger,
+        change=change,
+        low=low,
+        high=high,
+    )
+
+
+def _state(low: float, change: float, bound: float) -> State:
+    return "broken" if low > bound else "doubtful" if change > bound else "passes"
+
+
+def _logarithms(cells: Cells) -> Cells:
+    return replace(cells, outcome=np.log(np.maximum(cells.outcome, 1.0)))

@@ -1,0 +1,175 @@
+"""``babylon db import``: the game's own rows, or foreign traces, into the game's tables.
+
+A file of the game's rows holds one table, told by its name or by the keys of its first row.
+Postgres itself converts each value to the column's type. A trace becomes a trajectory with its call
+log, and recorded calls where its tokens are known. Rows that are there already stay as they are.
+"""
+
+from collections.abc import Iterable
+from dataclasses import asdict
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import asyncpg
+
+from babylon.core.errors import DatabaseError
+from babylon.core.storable import storable
+from babylon.core.windows import Window
+from babylon.formats.detect import DEFAULT_AGENT, guess_format, read_traces
+from babylon.formats.documents import Document, ImportFileError, read_documents
+from babylon.formats.names import Format
+from babylon.formats.rows import TraceRows, trace_rows
+from babylon.store.connection import Store, affected, one_line
+
+if TYPE_CHECKING:
+    from babylon.store.connection import Connection
+
+# In the order in which they refer to each other.
+TABLES = (
+    "User",
+    "trajectories",
+    "llm_call_logs",
+    "market_outcomes",
+    "training_batches",
+    "trained_models",
+    "reward_judgments",
+    "babylon.calls",
+)
+_FILE_NAMES = {
+    "users": "User",
+    "calls": "babylon.calls",
+    **{table.lower(): table for table in TABLES},
+}
+
+Columns = dict[str, frozenset[str]]  # of each table
+Source = tuple[Path, Format | None]
+
+
+async def import_files(
+    store: Store,
+    paths: Iterable[Path],
+    *,
+    format: Format | None = None,
+    window: Window | None = None,
+    agent_id: str = DEFAULT_AGENT,
+    minutes: int = 60,
+) -> dict[str, int]:
+    """Import all files in one transaction; returns the number of new rows by table.
+
+    ``format`` is that of every file, by default each file's own. ``window`` and ``agent_id`` are
+    for traces that name none; ``minutes`` is the length of windows.
+
+    Raises:
+        DatabaseError: the database is somebody else's, or a line cannot be imported (the message
+            names file, line and reason). Nothing was written then.
+    """
+    if not store.game_tables_ours:
+        raise DatabaseError(
+            "this database is the game's own: its rows are there already, and nothing is imported"
+            " into it; unset DATABASE_URL to import into the embedded database"
+        )
+    sources = [(path, format or _guess(path)) for path in paths]
+    now = datetime.now(UTC)
+    async with store.pool.acquire() as connection, connection.transaction():
+        columns = await _columns(connection)
+        added = await _import_game(connection, columns, sources)
+        for path, kind in sources:
+            if kind is not Format.GAME:
+                for trace in read_traces(path, kind, agent_id):
+                    rows = trace_rows(trace, minutes=minutes, window=window, now=now)
+                    await _insert_trace(connection, columns, trace.place, rows, added)
+        return added
+
+
+def _guess(path: Path) -> Format | None:
+    return Format.GAME if path.stem.lower() in _FILE_NAMES else guess_format(path)
+
+
+async def _import_game(
+    connection: "Connection", columns: Columns, sources: list[Source]
+) -> dict[str, int]:
+    game = [path for path, format in sources if format is Format.GAME]
+    files = sorted(
+        ((_table_of(path, columns), path) for path in game), key=lambda f: TABLES.index(f[0])
+    )
+    added = {table: 0 for table, _ in files}
+    for table, path in files:
+        for line in read_documents(path):
+            added[table] += await _insert(connection, table, line, columns[table])
+    return added
+
+
+async def _insert_trace(
+    connection: "Connection",
+    columns: Columns,
+    place: str,
+    rows: TraceRows,
+    added: dict[str, int],
+) -> None:
+    agent = rows.trajectory["agentId"]
+    tables: dict[str, list[dict[str, Any]]] = {
+        "User": [{"id": agent, "username": agent, "displayName": agent, "isAgent": True}],
+        "trajectories": [rows.trajectory],
+        "llm_call_logs": rows.logs,
+        "babylon.calls": [asdict(call) for call in rows.calls],
+    }
+    for table, values in tables.items():
+        for value in values:
+            line = Document(place, {name: _storable(item) for name, item in value.items()})
+            new = await _insert(connection, table, line, columns[table])
+            added[table] = added.get(table, 0) + new
+
+
+def _storable(value: Any) -> Any:
+    return storable(value) if isinstance(value, str) else value
+
+
+async def _columns(connection: "Connection") -> Columns:
+    rows = await connection.fetch(
+        "SELECT CASE table_schema WHEN 'babylon' THEN 'babylon.' ELSE '' END || table_name AS name,"
+        " array_agg(column_name::text) AS names FROM information_schema.columns"
+        " WHERE table_schema IN (current_schema(), 'babylon') GROUP BY 1"
+    )
+    return {row["name"]: frozenset(row["names"]) for row in rows if row["name"] in TABLES}
+
+
+def _table_of(path: Path, columns: Columns) -> str:
+    """By file name, else the one table that has all keys of the first row."""
+    if table := _FILE_NAMES.get(path.stem.lower()):
+        return table
+    first = next(iter(read_documents(path)), None)
+    if first is None:
+        raise ImportFileError(f"{path} is empty and its name is no table's: {', '.join(TABLES)}")
+    fitting = [table for table in TABLES if first.value.keys() <= columns[table]]
+    if len(fitting) != 1:
+        raise ImportFileError(
+            f"{first.place}: the keys {', '.join(first.value)} fit {len(fitting)} tables: name the"
+            f" file after its table ({', '.join(sorted(_FILE_NAMES))}), or pass --format"
+        )
+    return fitting[0]
+
+
+async def _insert(
+    connection: "Connection", table: str, line: Document, columns: frozenset[str]
+) -> int:
+    """One row; a key that the row lacks gets the column's default."""
+    row = line.value
+    if unknown := row.keys() - columns:
+        raise ImportFileError(
+            f"{line.place}: table {table} has no column {', '.join(sorted(unknown))}"
+        )
+    if not row:
+        raise ImportFileError(f"{line.place}: the object has no keys")
+    names = ", ".join(f'"{name}"' for name in row)
+    place = ".".join(f'"{part}"' for part in table.split("."))
+    try:
+        status = await connection.execute(
+            f"INSERT INTO {place} ({names}) SELECT {names}"
+            f" FROM jsonb_populate_record(NULL::{place}, $1) ON CONFLICT DO NOTHING",
+            row,
+        )
+    except asyncpg.PostgresError as error:
+        reason, _, _ = one_line(error).partition(" DETAIL: Failing row")  # the line says where
+        raise ImportFileError(f"{line.place}: {reason}") from error
+    return affected(status)

@@ -1,0 +1,94 @@
+"""The state of B worlds with N traders each, as arrays; money in dollars, everything in float64.
+
+Axes: B worlds, N traders, M questions, P perps, and last of all two: the sides YES and NO of a
+question, or the directions long and short of a perp.
+"""
+
+from dataclasses import dataclass
+from types import EllipsisType
+
+import numpy as np
+
+from babylon.game.envs.worlds import Bools, Floats, Ints
+from babylon.game.market import amm, perps
+
+SIGN = np.array([1.0, -1.0])  # of long and short
+NEVER = SIGN * -np.inf  # the liquidation price of no position
+Index = Ints | tuple[Ints, ...] | EllipsisType
+
+
+@dataclass(slots=True)
+class Ledger:
+    """Everything that changes as worlds are played. An empty position has size 0 and entry 1."""
+
+    world: Ints  # [B] which scenario is played
+    tick: Ints  # [B]
+    reserves: Floats  # [B, M, 2] of the pools
+    pairs: Floats  # [B, M] outstanding, which is the collateral
+    open: Bools  # [B, M] not resolved
+    exchange: Floats  # [B]
+    balance: Floats  # [B, N]
+    shares: Floats  # [B, N, M, 2]
+    size: Floats  # [B, N, P, 2]
+    margin: Floats  # [B, N, P, 2]
+    entry: Floats  # [B, N, P, 2]
+    limit: Floats  # [B, N, P, 2] liquidation price
+
+    def start(self, rows: Ints, worlds: Ints, start_balance: float) -> None:
+        """Put these rows at the beginning of these worlds."""
+        self.world[rows] = worlds
+        self.tick[rows] = 0
+        self.reserves[rows] = amm.INITIAL_RESERVE
+        self.pairs[rows] = amm.INITIAL_RESERVE
+        self.open[rows] = True
+        self.exchange[rows] = -amm.INITIAL_RESERVE * self.open.shape[1]
+        self.balance[rows] = start_balance
+        self.shares[rows] = 0.0
+        self.clear_positions(rows)
+
+    def clear_positions(self, where: Index) -> None:
+        """Forget the positions there."""
+        self.size[where] = 0.0
+        self.margin[where] = 0.0
+        self.entry[where] = 1.0
+        self.limit[where] = np.broadcast_to(NEVER, self.limit.shape)[where]
+
+    def equity(self, price: Floats) -> Floats:
+        """Cash, what shares would fetch if sold now, and what perps are worth; no fees. [B, N]
+
+        ``price`` [B, P] is that of the perps."""
+        own = self.reserves[:, None]
+        _, _, dollars = amm.sell(own, own[..., ::-1], self.shares)
+        held: Floats = np.where(self.shares > 0.0, dollars, 0.0).sum((2, 3))
+        perps_worth: Floats = (self.margin + self.profit(price)).sum((2, 3))
+        return self.balance + held + perps_worth
+
+    def profit(self, price: Floats) -> Floats:
+        """What every position has made, in dollars. [B, N, P, 2]"""
+        return perps.pnl(self.size, self.entry, price[:, None, :, None], SIGN)
+
+    @property
+    def total(self) -> Floats:
+        """All the money there is in each world. [B]"""
+        cash: Floats = self.balance.sum(1) + self.margin.sum((1, 2, 3))
+        collateral: Floats = self.pairs.sum(1)
+        return cash + self.exchange + collateral
+
+
+def blank(rows: int, traders: int, questions: int, perps_count: int) -> Ledger:
+    """A ledger of so many rows, to be started."""
+    position = (rows, traders, perps_count, 2)
+    return Ledger(
+        world=np.zeros(rows, dtype=np.int64),
+        tick=np.zeros(rows, dtype=np.int64),
+        reserves=np.zeros((rows, questions, 2)),
+        pairs=np.zeros((rows, questions)),
+        open=np.zeros((rows, questions), dtype=np.bool_),
+        exchange=np.zeros(rows),
+        balance=np.zeros((rows, traders)),
+        shares=np.zeros((rows, traders, questions, 2)),
+        size=np.zeros(position),
+        margin=np.zeros(position),
+        entry=np.zeros(position),
+        limit=np.zeros(position),
+    )

@@ -1,0 +1,124 @@
+"""What traders observe, as numbers.
+
+A row has the features of the trader, then each feature of all questions, then each of all perps,
+in the order of ``feature_names``. Most lie within ± 1; money is in start balances. News is 1 where
+a headline is good for the question or perp, -1 where it is bad. A resolved question has the price
+1 or 0. Nothing tells an outcome before its question resolves, nor a price to come. The feed is
+words alone, and is not here.
+"""
+
+import numpy as np
+from gymnasium.spaces import Box, Space
+from numpy.typing import NDArray
+
+from babylon.game.envs.ledger import Ledger
+from babylon.game.envs.worlds import Floats, Worlds
+from babylon.game.market.perps import FUNDING_MINUTES
+
+Observation = NDArray[np.float32]
+BOUND = 1000.0  # to which features are clipped
+TRADER = ("share of the ticks left", "share of the time to funding", "balance", "equity")
+QUESTION = (
+    "P(YES)",
+    "open",
+    "share of the ticks until it resolves",
+    "news",
+    "news so far",
+    "YES shares",
+    "NO shares",
+)
+PERP = (
+    "price since the start, percent",
+    "last move, percent",
+    "funding rate, percent",
+    "news",
+    "news so far",
+    "long size",
+    "short size",
+    "margin",
+    "profit",
+)
+
+
+def feature_names(questions: int, perps: int) -> list[str]:
+    """Of every column of an observation."""
+    return [
+        *TRADER,
+        *(f"m{number}: {name}" for name in QUESTION for number in range(1, questions + 1)),
+        *(f"perp {number}: {name}" for name in PERP for number in range(1, perps + 1)),
+    ]
+
+
+def observation_space(questions: int, perps: int) -> Space[Observation]:
+    """``Box`` [4 + 7 questions + 9 perps], float32."""
+    return Box(-BOUND, BOUND, (len(feature_names(questions, perps)),), np.float32)
+
+
+def observe(ledger: Ledger, worlds: Worlds, equity: Floats) -> Observation:
+    """Of every trader in every world; ``equity`` [B, N] in dollars. [B, N, features]"""
+    blocks = [
+        *_trader(ledger, worlds, equity),
+        *_questions(ledger, worlds),
+        *(_perps(ledger, worlds) if worlds.perps else ()),
+    ]
+    width = sum(block.shape[-1] for block in blocks)
+    observation = np.empty((*ledger.balance.shape, width), dtype=np.float32)
+    column = 0
+    for block in blocks:
+        observation[..., column : column + block.shape[-1]] = block
+        column += block.shape[-1]
+    return np.clip(observation, -BOUND, BOUND, out=observation)
+
+
+def _trader(ledger: Ledger, worlds: Worlds, equity: Floats) -> list[Floats]:
+    left = 1.0 - ledger.tick / worlds.rules.ticks
+    to_funding = worlds.to_funding[ledger.world, ledger.tick] / FUNDING_MINUTES
+    start = worlds.rules.start_balance
+    return [
+        left[:, None, None],
+        to_funding[:, None, None],
+        ledger.balance[..., None] / start,
+        equity[..., None] / start,
+    ]
+
+
+def _questions(ledger: Ledger, worlds: Worlds) -> list[Floats]:
+    reserves, resolved = ledger.reserves, 1.0 - worlds.outcome[ledger.world]
+    price = np.where(ledger.open, reserves[..., 1] / reserves.sum(-1), resolved)
+    left = np.maximum(0, worlds.resolves_at[ledger.world] - ledger.tick[:, None])
+    shares = ledger.shares / worlds.rules.start_balance
+    news, told = _news(ledger, worlds, slice(worlds.questions))
+    return [
+        price[:, None],
+        ledger.open[:, None],
+        left[:, None] / worlds.rules.ticks,
+        news,
+        told,
+        shares[..., 0],
+        shares[..., 1],
+    ]
+
+
+def _perps(ledger: Ledger, worlds: Worlds) -> list[Floats]:
+    world, tick = ledger.world, ledger.tick
+    price = worlds.price[world, tick]
+    start = worlds.rules.start_balance
+    size = ledger.size / start
+    news, told = _news(ledger, worlds, slice(worlds.questions, None))
+    return [
+        100.0 * (price / worlds.price[world, 0] - 1.0)[:, None],
+        100.0 * (price / worlds.price[world, np.maximum(0, tick - 1)] - 1.0)[:, None],
+        100.0 * worlds.funding_rate[world, None],
+        news,
+        told,
+        size[..., 0],
+        size[..., 1],
+        ledger.margin.sum(-1) / start,
+        ledger.profit(price).sum(-1) / start,
+    ]
+
+
+def _news(ledger: Ledger, worlds: Worlds, which: slice) -> tuple[Floats, Floats]:
+    """Of this tick, and the sum so far, about these topics."""
+    where = (ledger.world, ledger.tick, None, which)
+    return worlds.news[where], worlds.told[where]

@@ -1,0 +1,109 @@
+"""``pettingzoo.ParallelEnv``: several traders in one market, who move each other's prices.
+
+All decide by the same state; a seeded order says who is carried out first. Spaces, rewards and
+ends are those of ``TraderEnv``.
+"""
+
+from typing import Any
+
+import numpy as np
+from gymnasium.spaces import MultiDiscrete, Space
+from gymnasium.utils.seeding import np_random
+from pettingzoo import ParallelEnv
+
+from babylon.game.envs.actions import Action, action_space, to_decision, to_orders
+from babylon.game.envs.observation import Observation, observation_space, observe
+from babylon.game.envs.snapshot import ledger_of
+from babylon.game.envs.trader import REWARD_USD, choose_scenario, outcome_info, rules_of
+from babylon.game.envs.worlds import from_scenarios
+from babylon.game.market.game import make_market
+from babylon.game.market.prompts import render_observation
+from babylon.game.market.scenario import Rules
+
+Infos = dict[str, dict[str, Any]]
+
+
+class MarketEnv(ParallelEnv):  # type: ignore[misc]  # pettingzoo is not typed
+    """So many ``traders`` under ``rules``, a preset's name or ``Rules``."""
+
+    metadata: dict[str, Any] = {"render_modes": ["ansi"], "name": "babylon_market_v0"}  # noqa: RUF012
+
+    def __init__(
+        self, traders: int = 4, rules: Rules | str = "hour", render_mode: str | None = None
+    ) -> None:
+        self.rules = rules_of(rules)
+        self.render_mode = render_mode
+        self.possible_agents = [f"trader_{number}" for number in range(traders)]
+        self.agents: list[str] = []
+        sizes = self.rules.markets, self.rules.perps
+        names = self.possible_agents
+        self._observation_spaces = {name: observation_space(*sizes) for name in names}
+        self._action_spaces = {name: action_space(*sizes) for name in names}
+        self._random, _ = np_random()
+
+    def observation_space(self, agent: str) -> Space[Observation]:
+        return self._observation_spaces[agent]
+
+    def action_space(self, agent: str) -> MultiDiscrete:
+        return self._action_spaces[agent]
+
+    def reset(
+        self, seed: int | None = None, options: dict[str, Any] | None = None
+    ) -> tuple[dict[str, Observation], Infos]:
+        """Begin a play of everybody → observations, infos."""
+        if seed is not None:
+            self._random, _ = np_random(seed)
+        scenario = choose_scenario(self._random, self.rules, options)
+        self.agents = [*self.possible_agents]
+        self.market = make_market(scenario)
+        self.seats = {name: self.market.join(name) for name in self.agents}
+        self._worlds = from_scenarios([scenario], len(self.agents))
+        self._equity = {name: seat.equity for name, seat in self.seats.items()}
+        return self._observe(), {
+            name: {"scenario_id": scenario.scenario_id} for name in self.agents
+        }
+
+    def step(
+        self, actions: dict[str, Action]
+    ) -> tuple[dict[str, Observation], dict[str, float], dict[str, bool], dict[str, bool], Infos]:
+        """One tick of everybody.
+
+        Raises:
+            ValueError: somebody who still plays has no action.
+        """
+        missing = [name for name in self.agents if name not in actions]
+        if missing:
+            raise ValueError(f"no action of {', '.join(missing)}: every trader acts in every tick")
+        names, market = self.agents, self.market
+        chosen = np.stack([actions[name] for name in names])[None]
+        orders = to_orders(chosen, self._ledger, self.market.rules)
+        decisions = {
+            name: to_decision(orders, number, market.scenario) for number, name in enumerate(names)
+        }
+        outcomes = market.step(decisions)
+        if market.over:
+            market.settle()
+            self.agents = []
+        before, self._equity = self._equity, {n: seat.equity for n, seat in self.seats.items()}
+        start = market.rules.start_balance
+        return (
+            self._observe(),
+            {name: (self._equity[name] - before[name]) / REWARD_USD for name in names},
+            dict.fromkeys(names, market.over),
+            dict.fromkeys(names, False),
+            {n: {"pnl": self._equity[n] - start, **outcome_info(outcomes[n])} for n in names},
+        )
+
+    def render(self) -> str | None:
+        """What LLM agents in the traders' places would read now."""
+        if self.render_mode != "ansi":
+            return None
+        chats = {name: render_observation(self.seats[name], name) for name in self.agents}
+        return "\n\n".join(m["content"] for chat in chats.values() for m in chat) or "It is over."
+
+    def _observe(self) -> dict[str, Observation]:
+        names = self.possible_agents
+        self._ledger = ledger_of(self.market, names)
+        equity = np.array([[self.seats[name].equity for name in names]])
+        observations = observe(self._ledger, self._worlds, equity)[0]
+        return dict(zip(names, observations, strict=True))

@@ -1,0 +1,124 @@
+"""``gymnasium.Env``: one trader plays one seeded scenario after the other, from its first tick to
+the settlement.
+
+The reward is the change of the trader's equity in hundreds of dollars, as in the recorded
+trajectories; over a play they add up to its P&L. A play ends with its scenario, which is its true
+end (the time left is observed): ``terminated``, never ``truncated``.
+"""
+
+from typing import Any
+
+import gymnasium
+import numpy as np
+
+from babylon.game.envs.actions import Action, action_space, to_decision, to_orders
+from babylon.game.envs.observation import Observation, observation_space, observe
+from babylon.game.envs.snapshot import ledger_of
+from babylon.game.envs.worlds import from_scenarios
+from babylon.game.market.account import Outcome
+from babylon.game.market.game import Game
+from babylon.game.market.orders import Decision
+from babylon.game.market.prompts import render_observation
+from babylon.game.market.scenario import PRESETS, Rules, Scenario, make_scenario
+
+REWARD_USD = 100.0
+NAME = "trader"
+Step = tuple[Observation, float, bool, bool, dict[str, Any]]
+
+
+def rules_of(rules: Rules | str) -> Rules:
+    """Rules by the name of a preset, or as they are.
+
+    Raises:
+        ValueError: no preset has that name.
+    """
+    if isinstance(rules, Rules):
+        return rules
+    if rules not in PRESETS:
+        raise ValueError(f"rules {rules!r} are unknown: choose from {', '.join(PRESETS)}")
+    return PRESETS[rules]
+
+
+def choose_scenario(
+    random: np.random.Generator, rules: Rules, options: dict[str, Any] | None
+) -> Scenario:
+    """The scenario of a stream's next seed, or ``options["scenario"]``.
+
+    Raises:
+        ValueError: the given one does not fit the spaces.
+    """
+    given: Scenario | None = (options or {}).get("scenario")
+    if given is None:
+        return make_scenario(int(random.integers(2**31)), rules)
+    sizes = len(given.questions), len(given.perps)
+    if sizes != (rules.markets, rules.perps):
+        raise ValueError(
+            f"{given.scenario_id} has {sizes[0]} questions and {sizes[1]} perps, not"
+            f" {rules.markets} and {rules.perps}: make the environment with such rules"
+        )
+    return given
+
+
+class TraderEnv(gymnasium.Env[Observation, Action]):
+    """``rules`` are a preset's name (``hour``, ``starter``) or ``Rules``, opponents included.
+
+    ``reset(options={"scenario": scenario})`` plays that scenario instead of a seeded one. With
+    ``render_mode="ansi"``, ``render`` returns the prompt of an LLM agent; ``play`` takes what it
+    decides, so that ``play(parse_decision(reply))`` is a step in words.
+    """
+
+    metadata: dict[str, Any] = {"render_modes": ["ansi"], "render_fps": 1}  # noqa: RUF012  # gymnasium's own name
+
+    def __init__(self, rules: Rules | str = "hour", render_mode: str | None = None) -> None:
+        self.rules = rules_of(rules)
+        self.render_mode = render_mode
+        self.observation_space = observation_space(self.rules.markets, self.rules.perps)
+        self.action_space = action_space(self.rules.markets, self.rules.perps)
+
+    def reset(
+        self, *, seed: int | None = None, options: dict[str, Any] | None = None
+    ) -> tuple[Observation, dict[str, Any]]:
+        """Begin a play → observation, info."""
+        super().reset(seed=seed)
+        scenario = choose_scenario(self.np_random, self.rules, options)
+        self.game, self._worlds = Game(scenario, NAME), from_scenarios([scenario])
+        return self._observe(), {"scenario_id": scenario.scenario_id}
+
+    def step(self, action: Action) -> Step:
+        """One tick. Info tells the P&L in dollars, and what became of the action."""
+        orders = to_orders(np.asarray(action)[None, None], self._ledger, self.game.scenario.rules)
+        return self.play(to_decision(orders, 0, self.game.scenario))
+
+    def play(self, decision: Decision) -> Step:
+        """``step`` with a decision instead of an action."""
+        before = self.game.pnl
+        outcome = self.game.act(decision)
+        if self.game.over:
+            self.game.settle()
+        pnl = self.game.pnl
+        return (
+            self._observe(),
+            (pnl - before) / REWARD_USD,
+            self.game.over,
+            False,
+            {"pnl": pnl, **outcome_info(outcome)},
+        )
+
+    def render(self) -> str | None:
+        """What an LLM agent would read now."""
+        if self.render_mode != "ansi":
+            return None
+        if self.game.over:
+            return f"The play is over: P&L ${self.game.pnl:+.2f}."
+        return "\n\n".join(message["content"] for message in render_observation(self.game, NAME))
+
+    def _observe(self) -> Observation:
+        self._ledger = ledger_of(self.game.market, [NAME])
+        observations = observe(self._ledger, self._worlds, np.array([[self.game.equity]]))
+        return observations.reshape(-1)
+
+
+def outcome_info(outcome: Outcome) -> dict[str, Any]:
+    """What became of an action, for an info."""
+    info = {"action_type": outcome.action_type, "success": outcome.success}
+    return info if outcome.error is None else {**info, "error": outcome.error}

@@ -1,0 +1,104 @@
+"""``gymnasium.vector.VectorEnv`` over the vectorised core: one trader each in many worlds at once.
+
+Worlds come from a pool of scenarios that are made once; whenever a play ends the next world is
+drawn, within the same step (``AutoresetMode.SAME_STEP``): the observation is then the new world's
+first, and info holds ``final_obs`` and ``final_info``. Spaces and rewards are those of
+``TraderEnv``.
+"""
+
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+from gymnasium.vector import AutoresetMode, VectorEnv
+from gymnasium.vector.utils import batch_space
+
+from babylon.game.envs.actions import Action, action_space, to_orders
+from babylon.game.envs.observation import Observation, observation_space, observe
+from babylon.game.envs.trader import REWARD_USD, choose_scenario, rules_of
+from babylon.game.envs.vector_core import Core
+from babylon.game.envs.worlds import Bools, Floats, Ints, Worlds, from_scenarios
+from babylon.game.market.scenario import Rules, Scenario
+
+
+class TraderVectorEnv(VectorEnv[Observation, Action, Any]):
+    """``num_envs`` worlds at a time, of a pool of ``scenarios``, or of so many ``worlds`` that are
+    seeded under ``rules``. With a pool of its own, ``reset(seed=...)`` makes it anew.
+
+    ``reset(options={"reset_mask": mask})`` begins only those worlds anew.
+    """
+
+    metadata: dict[str, Any] = {"autoreset_mode": AutoresetMode.SAME_STEP}  # noqa: RUF012
+
+    def __init__(
+        self,
+        num_envs: int = 64,
+        rules: Rules | str = "hour",
+        worlds: int = 256,
+        scenarios: Sequence[Scenario] = (),
+    ) -> None:
+        self.num_envs = num_envs
+        self._rules, self._pool = rules_of(rules), worlds
+        self._given = from_scenarios(scenarios) if scenarios else None
+        made = self._given
+        sizes = (made.questions, made.perps) if made else (self._rules.markets, self._rules.perps)
+        self.single_observation_space = observation_space(*sizes)
+        self.single_action_space = action_space(*sizes)
+        self.observation_space = batch_space(self.single_observation_space, num_envs)
+        self.action_space = batch_space(self.single_action_space, num_envs)
+        self.core: Core | None = None
+
+    def reset(
+        self, *, seed: int | None = None, options: dict[str, Any] | None = None
+    ) -> tuple[Observation, dict[str, Any]]:
+        """Begin a play in every row, or in those of ``reset_mask`` → observations, info."""
+        super().reset(seed=seed)
+        mask = (options or {}).get("reset_mask")
+        if self.core is None or (seed is not None and mask is None):
+            self.core, mask = Core(self._given or self._make_worlds(), self.num_envs), None
+        self._begin(self.core, self.core.rows if mask is None else np.flatnonzero(mask))
+        return self._observe(self.core), {}
+
+    def step(self, actions: Action) -> tuple[Observation, Floats, Bools, Bools, dict[str, Any]]:
+        """One tick of every world. Info tells each P&L in dollars, and which actions succeeded."""
+        core = self._core
+        orders = to_orders(np.asarray(actions)[:, None], core.ledger, core.rules)
+        change, done = core.step(orders)
+        over, observation = core.over, self._observe(core)
+        values = {"pnl": core.equity[:, 0] - core.rules.start_balance, "success": done[:, 0]}
+        info = _masked(values, ~over)
+        if over.any():
+            info |= _final(observation, values, over)
+            self._begin(core, np.flatnonzero(over))
+            observation = self._observe(core)
+        return observation, change[:, 0] / REWARD_USD, over, np.zeros_like(over), info
+
+    @property
+    def _core(self) -> Core:
+        if self.core is None:
+            raise ValueError("reset() comes before step()")
+        return self.core
+
+    def _make_worlds(self) -> Worlds:
+        return from_scenarios(
+            [choose_scenario(self.np_random, self._rules, None) for _ in range(self._pool)]
+        )
+
+    def _begin(self, core: Core, rows: Ints) -> None:
+        core.start(rows, self.np_random.integers(core.worlds.count, size=len(rows)))
+
+    def _observe(self, core: Core) -> Observation:
+        return observe(core.ledger, core.worlds, core.equity)[:, 0]
+
+
+def _masked(values: dict[str, Any], rows: Bools) -> dict[str, Any]:
+    """In gymnasium's form: beside every key a mask of the rows that have it."""
+    return values | {f"_{key}": rows.copy() for key in values}
+
+
+def _final(observation: Observation, values: dict[str, Any], over: Bools) -> dict[str, Any]:
+    """How the plays that are over ended; of the others there is no observation."""
+    last = np.full(len(over), None, dtype=object)
+    for row in np.flatnonzero(over):
+        last[row] = observation[row]
+    return _masked({"final_obs": last, "final_info": _masked(values, over)}, over)

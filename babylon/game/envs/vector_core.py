@@ -1,0 +1,149 @@
+"""The game in B worlds at once, N traders in each: the vectorised twin of ``market.Market``.
+
+It plays what the scalar game plays, by the same formulas and in the same order of events (a test
+holds every balance, pool, position and reward of both against each other). What is written on the
+feed moves no money and has no place here, nor have scripted opponents.
+"""
+
+import numpy as np
+
+from babylon.game.envs import desks
+from babylon.game.envs.desks import Orders
+from babylon.game.envs.ledger import SIGN, Ledger, blank
+from babylon.game.envs.worlds import Bools, Floats, Ints, Worlds
+from babylon.game.market import amm, perps
+
+
+class Core:
+    """``step`` carries out a decision of every trader and begins the next tick; the last one
+    settles. Rows that are ``over`` must be started anew before the next step."""
+
+    def __init__(self, worlds: Worlds, rows: int) -> None:
+        if worlds.rules.opponents:
+            names = ", ".join(worlds.rules.opponents)
+            raise ValueError(f"opponents ({names}) play in the scalar game alone: take TraderEnv")
+        self.worlds = worlds
+        self.rules = worlds.rules
+        self.rows = np.arange(rows)
+        self.ledger: Ledger = blank(rows, worlds.traders, worlds.questions, worlds.perps)
+        self.equity = np.zeros((rows, worlds.traders))
+        self._crowd_aims = not np.isnan(worlds.crowd).all()
+
+    @property
+    def over(self) -> Bools:
+        """[B]"""
+        return self.ledger.tick >= self.rules.ticks
+
+    @property
+    def price(self) -> Floats:
+        """Of the perps, in dollars. [B, P]"""
+        return self.worlds.price[self.ledger.world, self.ledger.tick]
+
+    def start(self, rows: Ints, worlds: Ints) -> None:
+        """Begin these worlds in these rows."""
+        self.ledger.start(rows, worlds, self.rules.start_balance)
+        self.equity[rows] = self.rules.start_balance
+        self._begin_tick(rows)
+
+    def step(self, orders: Orders) -> tuple[Floats, Bools]:
+        """→ change of equity in dollars [B, N], which orders were carried out [B, N].
+
+        Raises:
+            ValueError: a row is over.
+        """
+        if self.over.any():
+            raise ValueError(f"rows {np.flatnonzero(self.over)} are over: start them anew")
+        done = self._carry_out(orders)
+        self._end_tick()
+        before, self.equity = self.equity, self.ledger.equity(self.price)
+        return self.equity - before, done
+
+    def _carry_out(self, orders: Orders) -> Bools:
+        ledger, price = self.ledger, self.price
+        turns = self.worlds.turns[ledger.world, ledger.tick]
+        done = np.empty(turns.shape, dtype=np.bool_)
+        for traders in turns.T:
+            own = orders.of(self.rows, traders)
+            done[self.rows, traders] = desks.trade(ledger, self.rules, price, traders, own)
+        return done
+
+    def _end_tick(self) -> None:
+        ledger, worlds = self.ledger, self.worlds
+        ledger.tick += 1
+        if worlds.perps:
+            self._liquidate()
+            self._fund(
+                np.flatnonzero(
+                    worlds.to_funding[ledger.world, ledger.tick] == perps.FUNDING_MINUTES
+                )
+            )
+        over = self.over
+        due = worlds.resolves_at[ledger.world] <= ledger.tick[:, None]
+        self._resolve((due | over[:, None]) & ledger.open)
+        self._close_all(np.flatnonzero(over))
+        self._begin_tick(np.flatnonzero(~over))
+
+    def _liquidate(self) -> None:
+        """Close positions whose price has reached the limit: the exchange keeps the margin."""
+        ledger = self.ledger
+        hit = np.nonzero(SIGN * (self.price[:, None, :, None] - ledger.limit) <= 0.0)
+        if len(hit[0]):
+            np.add.at(ledger.exchange, hit[0], ledger.margin[hit])
+            ledger.clear_positions(hit)
+
+    def _fund(self, rows: Ints) -> None:
+        ledger = self.ledger
+        rate = self.worlds.funding_rate[ledger.world[rows], None, :, None]
+        due = perps.funding(ledger.size[rows], rate, SIGN).sum((2, 3))
+        paid = np.minimum(due, ledger.balance[rows])
+        ledger.balance[rows] -= paid
+        ledger.exchange[rows] += paid.sum(1)
+
+    def _resolve(self, due: Bools) -> None:
+        """Close these markets [B, M]: a winning share pays $1, the rest is the exchange's."""
+        row, market = np.nonzero(due)
+        if not len(row):
+            return
+        ledger = self.ledger
+        winners = ledger.shares[row, :, market, self.worlds.outcome[ledger.world[row], market]]
+        np.add.at(ledger.balance, row, winners)
+        np.add.at(ledger.exchange, row, ledger.pairs[row, market] - winners.sum(1))
+        ledger.shares[row, :, market] = 0.0
+        ledger.pairs[row, market] = 0.0
+        ledger.open[row, market] = False
+
+    def _close_all(self, rows: Ints) -> None:
+        """Every perp position of these rows at the last price, fees included."""
+        if not len(rows):
+            return
+        ledger = self.ledger
+        profit = (ledger.profit(self.price) - ledger.size * self.rules.fee)[rows]
+        ledger.balance[rows] += (ledger.margin[rows] + profit).sum((2, 3))
+        ledger.exchange[rows] -= profit.sum((1, 2, 3))
+        ledger.clear_positions(rows)
+
+    def _begin_tick(self, rows: Ints) -> None:
+        """The crowd trades, on the exchange's account."""
+        ledger, worlds = self.ledger, self.worlds
+        world, tick = ledger.world[rows], ledger.tick[rows]
+        if self._crowd_aims:
+            self._crowd_to(rows, worlds.crowd[world, tick])
+        market = worlds.noise_market[world, tick]
+        trades = np.flatnonzero(market >= 0)
+        trades = trades[ledger.open[rows[trades], market[trades]]]
+        side, dollars = worlds.noise_side[world, tick], worlds.noise_dollars[world, tick]
+        self._crowd(rows[trades], market[trades], side[trades], dollars[trades])
+
+    def _crowd_to(self, rows: Ints, price: Floats) -> None:
+        """Move P(YES) to ``price`` [K, M] where it is one, as ``Pool.order_to`` does."""
+        at, market = np.nonzero(~np.isnan(price) & self.ledger.open[rows])
+        reserves = self.ledger.reserves[rows[at], market]
+        yes, no, price = reserves[:, 0], reserves[:, 1], price[at, market]
+        up = price >= amm.probability(yes, no)
+        needed = amm.reserve_at(yes, no, np.where(up, price, 1.0 - price))
+        dollars = np.maximum(0.0, needed - np.where(up, no, yes))
+        self._crowd(rows[at], market, np.where(up, 0, 1), dollars)
+
+    def _crowd(self, rows: Ints, market: Ints, side: Ints, dollars: Floats) -> None:
+        np.subtract.at(self.ledger.exchange, rows, dollars)
+        desks.mint(self.ledger, rows, market, side, dollars)

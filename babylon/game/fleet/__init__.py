@@ -1,0 +1,1 @@
+"""Fleets of agents that play the game and record it."""

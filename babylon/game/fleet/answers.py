@@ -1,0 +1,97 @@
+"""Who decides for the agents of a fleet: an ``Answer`` turns what an agent sees into its reply.
+
+An endpoint and scripts are here; anything with the same signature is one more.
+"""
+
+import time
+from collections.abc import Callable, Coroutine
+from dataclasses import dataclass
+from hashlib import blake2b
+from random import Random
+from typing import Any
+
+import openai
+
+from babylon.core.errors import ServingError
+from babylon.game.market.orders import MAX_REPLY_TOKENS, render_decision
+from babylon.game.market.seat import Seat
+from babylon.game.market.transcripts import draw_agent
+
+TEMPERATURE = 1.0
+
+
+@dataclass(frozen=True, slots=True)
+class Reply:
+    """An agent's answer to one observation."""
+
+    text: str
+    model: str
+    model_version: str | None = None
+    latency_ms: int | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Turn:
+    """Everything an answerer may use: who asks, in which step of which trajectory, and its game."""
+
+    agent_id: str
+    trajectory_id: str
+    step: int
+    messages: list[dict[str, str]]
+    game: Seat
+
+
+Answer = Callable[[Turn], Coroutine[Any, Any, Reply]]
+
+
+def llm_answers(client: openai.AsyncOpenAI, model: str, seed: int) -> Answer:
+    """Ask an OpenAI-compatible endpoint; identity travels in headers. Each call is seeded, so that
+    an engine that honours seeds repeats the play."""
+
+    async def answer(turn: Turn) -> Reply:
+        started = time.monotonic()
+        try:
+            raw = await client.chat.completions.with_raw_response.create(
+                model=model,
+                messages=turn.messages,  # type: ignore[arg-type]
+                temperature=TEMPERATURE,
+                max_tokens=MAX_REPLY_TOKENS,
+                seed=call_seed(seed, turn),
+                extra_headers={
+                    "x-babylon-agent": turn.agent_id,
+                    "x-babylon-trajectory": turn.trajectory_id,
+                    "x-babylon-step": str(turn.step),
+                },
+            )
+        except openai.OpenAIError as error:
+            raise ServingError(
+                f"{turn.agent_id} got no answer from {client.base_url}: {error};"
+                " is `babylon serve` (or `babylon up`) running there?"
+            ) from error
+        completion = raw.parse()
+        return Reply(
+            text=completion.choices[0].message.content or "",
+            model=completion.model,
+            model_version=raw.headers.get("x-model-version"),
+            latency_ms=round((time.monotonic() - started) * 1000),
+        )
+
+    return answer
+
+
+def scripted_answers(seed: int) -> Answer:
+    """Scripted agents of mixed skill, one script a scenario, answering in the LLM's format."""
+
+    async def answer(turn: Turn) -> Reply:
+        who = f"{seed}:{turn.game.scenario.scenario_id}:{turn.agent_id}"
+        name, agent = draw_agent(Random(who), turn.game.scenario.rules)
+        decision = agent(turn.game, Random(call_seed(seed, turn)))
+        return Reply(render_decision(decision), model=f"scripted-{name}")
+
+    return answer
+
+
+def call_seed(seed: int, turn: Turn) -> int:
+    """The seed of one call: another for each scenario, agent and step."""
+    identity = repr((seed, turn.game.scenario.scenario_id, turn.agent_id, turn.step))
+    return int.from_bytes(blake2b(identity.encode(), digest_size=6).digest())

@@ -1,0 +1,186 @@
+"""A fleet that plays: LLM agents through an ordinary ``openai`` client, or scripted ones.
+
+Agents are dealt into scenarios of a few; a scenario lasts as long as its rules say, in ticks of one
+game minute, then the next round begins. Each agent has its own copy of the market, or the agents of
+a scenario share one. What they do is written by the recorder as the live game's own rows. Time is
+simulated (a past window is played as fast as it goes) or real (one tick a minute).
+"""
+
+import asyncio
+from collections.abc import Callable, Coroutine, Iterable
+from dataclasses import dataclass
+from datetime import datetime
+from typing import Any, TypeVar
+
+from babylon.core.clock import sleep_until
+from babylon.core.windows import window_at
+from babylon.game.fleet.answers import Answer, Turn
+from babylon.game.fleet.fleet_plan import TICK, FleetPlan, deal, plan_rounds, shards
+from babylon.game.fleet.fleet_records import (
+    Played,
+    environment_state,
+    ground_truth,
+    observe,
+    observe_end,
+    record_step,
+)
+from babylon.game.market.game import make_market
+from babylon.game.market.observed import observed
+from babylon.game.market.orders import parse_decision
+from babylon.game.market.prompts import render_observation
+from babylon.game.market.scenario import Scenario
+from babylon.game.market.seat import Seat
+from babylon.recorder import MarketOutcomesTracker, TrajectoryRecorder
+
+Progress = Callable[[int, int], None]
+T = TypeVar("T")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class FleetResult:
+    """What a fleet came to; P&L in simulator dollars."""
+
+    windows: tuple[str, ...]
+    scenarios: int
+    trajectories: int
+    calls: int
+    mean_pnl: float
+
+
+async def play_fleet(
+    plan: FleetPlan,
+    answer: Answer,
+    recorder: TrajectoryRecorder,
+    tracker: MarketOutcomesTracker,
+    *,
+    progress: Progress | None = None,
+) -> FleetResult:
+    """Play all rounds, record every trajectory, and write each window's outcomes when it is over:
+    training may collect it while later ones are played.
+
+    Raises:
+        ServingError: the endpoint does not answer.
+    """
+    rounds = plan_rounds(plan)
+    windows = [window_at(start, plan.window_minutes) for start, _ in rounds]
+    pnl: list[float] = []
+    calls = 0
+    for number, (start, ticks) in enumerate(rounds):
+        tables = []
+        for scenario, agents in deal(plan, start, ticks, number):
+            if not plan.shared:
+                _observe_unattended(tracker, scenario, start)
+            for members in [agents] if plan.shared else [[agent] for agent in agents]:
+                table = _Table(plan, number, scenario, members, start, answer, recorder, tracker)
+                tables.append(table.play())
+        pnl += [result for results in await _together(tables) for result in results]
+        calls += ticks * plan.agents
+        if progress is not None:
+            progress(number + 1, len(rounds))
+        if windows[number] not in windows[number + 1 :]:
+            if plan.live:
+                await sleep_until(windows[number].end)
+            await tracker.write(windows[number].id)
+    return FleetResult(
+        windows=tuple(dict.fromkeys(window.id for window in windows)),
+        scenarios=len(rounds) * len(shards(plan)),
+        trajectories=len(pnl),
+        calls=calls,
+        mean_pnl=sum(pnl) / len(pnl),
+    )
+
+
+@dataclass(frozen=True, slots=True)
+class _Table:
+    """One market and those who play in it."""
+
+    plan: FleetPlan
+    number: int
+    scenario: Scenario
+    agents: list[str]
+    start: datetime
+    answer: Answer
+    recorder: TrajectoryRecorder
+    tracker: MarketOutcomesTracker
+
+    async def play(self) -> list[float]:
+        """One trajectory an agent, recorded once its trades are decided; returns the P&Ls."""
+        market = make_market(self.scenario)
+        seats = {agent: market.join(agent) for agent in self.agents}
+        for agent in self.agents:
+            self.recorder.start(
+                agent,
+                self.scenario.scenario_id,
+                trajectory_id=self._trajectory_id(agent),
+                at=self.start,
+            )
+        played: list[Played] = []
+        while not market.over:
+            played += await self._tick(seats)
+        market.settle()
+        if self.plan.shared:
+            observe_end(self.tracker, self.scenario, self.start)
+        for step in played:
+            record_step(self.recorder, step)
+        for agent, seat in seats.items():
+            await self.recorder.finish(
+                self._trajectory_id(agent),
+                final_balance=seat.balance,
+                final_pnl=seat.pnl,
+                status="completed",
+                game_knowledge=ground_truth(self.scenario),
+                at=self.start + self.scenario.rules.ticks * TICK,
+            )
+        return [seat.pnl for seat in seats.values()]
+
+    async def _tick(self, seats: dict[str, Seat]) -> list[Played]:
+        """All see the same state, all answer, and their decisions are carried out."""
+        market = next(iter(seats.values())).market
+        tick = market.tick
+        moment = self.start + tick * TICK
+        if self.plan.live:
+            await sleep_until(moment)
+        if self.plan.shared:
+            observe(self.tracker, market, moment)
+        turns = [
+            Turn(agent, self._trajectory_id(agent), tick, render_observation(seat, agent), seat)
+            for agent, seat in seats.items()
+        ]
+        before = [(environment_state(seat) | observed(seat), seat.pnl) for seat in seats.values()]
+        replies = await _together([self.answer(turn) for turn in turns])
+        outcomes = market.step(
+            {
+                t.agent_id: parse_decision(reply.text)
+                for t, reply in zip(turns, replies, strict=True)
+            }
+        )
+        return [
+            Played(turn, moment, state, reply, outcomes[turn.agent_id], turn.game.pnl - pnl)
+            for turn, (state, pnl), reply in zip(turns, before, replies, strict=True)
+        ]
+
+    def _trajectory_id(self, agent: str) -> str:
+        return f"{self.plan.fleet_id}-r{self.number}-{agent}"
+
+
+def _observe_unattended(
+    tracker: MarketOutcomesTracker, scenario: Scenario, start: datetime
+) -> None:
+    """The public history of a scenario of which each agent plays a copy: as nobody moves it."""
+    market = make_market(scenario)
+    while not market.over:
+        observe(tracker, market, start + market.tick * TICK)
+        market.step({})
+    observe_end(tracker, scenario, start)
+
+
+async def _together(awaitables: Iterable[Coroutine[Any, Any, T]]) -> list[T]:
+    """All results in order; the first error alone, because when the endpoint is down all say the
+    same."""
+    try:
+        async with asyncio.TaskGroup() as group:
+            tasks = [group.create_task(awaitable) for awaitable in awaitables]
+    except ExceptionGroup as failed:
+        first = failed.exceptions[0]
+        raise first from first.__cause__
+    return [task.result() for task in tasks]

@@ -1,0 +1,1 @@
+"""The game itself: markets, orders, scenarios and prompts."""

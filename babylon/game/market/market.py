@@ -1,0 +1,177 @@
+"""One market in which any number of accounts trade: pools, perps, news and feed in one state.
+
+In a tick every player sees the same state and decides once; the decisions are carried out in a
+seeded random order. Then the next tick begins: perp prices move (and liquidate), funding falls due
+at 00:00, 08:00 and 16:00, questions whose time has come resolve, the crowd trades, strangers post.
+``settle`` ends the play: what is open is resolved or closed.
+
+Money is conserved: balances, margins, the exchange and the collateral of the open prediction
+markets always add up to what the players brought (``total``).
+"""
+
+from collections.abc import Callable, Iterable, Mapping
+from random import Random
+
+from babylon.game.market.account import Account, Exchange, Outcome, refused
+from babylon.game.market.amm import Side
+from babylon.game.market.feed import MAX_CONTENT, Feed, one_line
+from babylon.game.market.futures import PerpDesk
+from babylon.game.market.orders import Comment, Decision, Hold, Order, Post
+from babylon.game.market.perps import is_funding_time
+from babylon.game.market.predictions import PredictionDesk
+from babylon.game.market.scenario import Rules, Scenario
+from babylon.game.market.seat import Seat
+
+Bot = Callable[[Seat, Random], Decision]
+
+
+class Market:
+    """The state of a scenario's world. ``bots`` play in it as well: before the others in a tick,
+    having seen the same as they."""
+
+    def __init__(self, scenario: Scenario, bots: Iterable[Bot] = ()) -> None:
+        self.scenario = scenario
+        self.tick = 0
+        self.exchange = Exchange()
+        self.predictions = PredictionDesk(scenario.rules, self.exchange)
+        self.futures = PerpDesk(
+            scenario.rules, self.exchange, {perp.ticker: perp for perp in scenario.perps}
+        )
+        self.feed = Feed()
+        self.accounts: dict[str, Account] = {}
+        self.predictions.open(scenario.questions)
+        self._bots = {f"trader-{i + 1}": bot for i, bot in enumerate(bots)}
+        self._seats = {name: self.join(name) for name in self._bots}
+        self._begin_tick()
+
+    @property
+    def rules(self) -> Rules:
+        return self.scenario.rules
+
+    @property
+    def over(self) -> bool:
+        return self.tick >= self.rules.ticks
+
+    @property
+    def minute_of_day(self) -> int:
+        return (self.scenario.start_minute + self.tick) % (24 * 60)
+
+    @property
+    def total(self) -> float:
+        """All the money there is, in dollars."""
+        cash = sum(account.cash for account in self.accounts.values())
+        return cash + self.exchange.balance + self.predictions.collateral
+
+    def join(self, name: str) -> Seat:
+        """Open an account with the start balance.
+
+        Raises:
+            ValueError: the name is taken.
+        """
+        if name in self.accounts:
+            raise ValueError(f"{name!r} has an account already: players need names of their own")
+        account = self.accounts[name] = Account(name, self.rules.start_balance)
+        return Seat(self, account)
+
+    def step(self, decisions: Mapping[str, Decision]) -> dict[str, Outcome]:
+        """Carry out at most one decision an account, and begin the next tick. One that is refused
+        costs the tick.
+
+        Raises:
+            ValueError: all ticks are played, or somebody has no account.
+        """
+        if unknown := decisions.keys() - self.accounts.keys():
+            raise ValueError(f"{sorted(unknown)} have no account: they must join first")
+        if self.over:
+            raise ValueError(f"all {self.tick} ticks of {self.scenario.scenario_id} are played")
+        bots = {
+            name: bot(self._seats[name], self._random(f"bot:{name}"))
+            for name, bot in self._bots.items()
+        }
+        outcomes = self._carry_out(bots) | self._carry_out(decisions)
+        self._end_tick()
+        return {name: outcomes[name] for name in decisions}
+
+    def settle(self) -> None:
+        """Resolve every open question and close every perp position at its last price."""
+        accounts = self.accounts.values()
+        open_now = {
+            q.market_id: q.outcome
+            for q in self.scenario.questions
+            if q.market_id in self.predictions.pools
+        }
+        self.predictions.resolve(open_now, accounts)
+        self.futures.close_all(accounts)
+
+    def _random(self, purpose: str) -> Random:
+        return Random(f"{purpose}:{self.scenario.scenario_id}:{self.tick}")
+
+    def _carry_out(self, decisions: Mapping[str, Decision]) -> dict[str, Outcome]:
+        names = [name for name in self.accounts if name in decisions]
+        if len(names) > 1:
+            self._random("order").shuffle(names)
+        return {name: self._decide(self.accounts[name], decisions[name]) for name in names}
+
+    def _decide(self, account: Account, decision: Decision) -> Outcome:
+        match decision:
+            case Hold(error=None):
+                outcome = Outcome(action_type="HOLD", success=True)
+            case Hold(error=str(error)):
+                outcome = refused("TRADING_DECISION", error)
+            case Order():
+                outcome = self._trade(account, decision)
+            case Post() | Comment():
+                outcome = self._write(account, decision)
+        account.outcomes.append(outcome)
+        return outcome
+
+    def _trade(self, account: Account, order: Order) -> Outcome:
+        if order.kind.is_perp:
+            return self.futures.trade(account, order)
+        return self.predictions.trade(account, order)
+
+    def _write(self, account: Account, decision: Post | Comment) -> Outcome:
+        action = "CREATE_POST" if isinstance(decision, Post) else "COMMENT"
+        text = one_line(decision.content)
+        if not self.rules.feed:
+            return refused(action, "there is no feed in this game")
+        if not 1 <= len(text) <= MAX_CONTENT:
+            return refused(action, f"content has {len(text)} characters, not 1 to {MAX_CONTENT}")
+        if isinstance(decision, Post):
+            post = self.feed.post(account.name, text, self.tick)
+        else:
+            found = self.feed.find(decision.post)
+            if found is None:
+                return refused(action, f"post {decision.post!r} does not exist")
+            post = found
+            post.comment(account.name, text)
+        return Outcome(action_type=action, success=True, post_id=post.post_id, content=text)
+
+    def _end_tick(self) -> None:
+        self.tick += 1
+        accounts = self.accounts.values()
+        self.futures.move(self.tick, accounts)
+        if is_funding_time(self.minute_of_day):
+            self.futures.fund(accounts)
+        if not self.over:
+            self.predictions.resolve(self._due(), accounts)
+            self._begin_tick()
+
+    def _due(self) -> dict[str, Side]:
+        return {
+            q.market_id: q.outcome
+            for q in self.scenario.questions
+            if q.resolves_at is not None
+            and q.resolves_at <= self.tick
+            and q.market_id in self.predictions.pools
+        }
+
+    def _begin_tick(self) -> None:
+        for question in self.scenario.questions:
+            if question.probabilities:
+                self.predictions.crowd_to(question.market_id, question.probabilities[self.tick])
+        if order := self.scenario.noise[self.tick]:
+            self.predictions.crowd(order.market_id, order.side, order.dollars)
+        for post in self.scenario.posts:
+            if post.tick == self.tick:
+                self.feed.post(post.author, post.text, self.tick)

@@ -1,0 +1,139 @@
+"""What a fleet records of a market in each step, so that the window can be replayed exactly.
+
+It stands in the step's ``environmentState``, which in the live game has keys beyond the required
+ones, too: what the agent could see of the market before it acted, with all digits. What a scenario
+*is* (rules, questions, perps, who plays) stands in its first step. Nothing here is ground truth.
+"""
+
+from typing import Any
+
+import msgspec
+
+from babylon.game.market.amm import Side
+from babylon.game.market.scenario import News, Rules
+from babylon.game.market.seat import Seat
+
+
+class SeenQuestion(msgspec.Struct, frozen=True, kw_only=True, rename="camel", omit_defaults=True):
+    """A prediction market, without its outcome."""
+
+    market_id: str
+    text: str
+    resolves_at: int | None = None
+
+
+class SeenPerp(msgspec.Struct, frozen=True, kw_only=True, rename="camel", omit_defaults=True):
+    """A perpetual future, without its prices."""
+
+    ticker: str
+    name: str
+    funding_rate: float = 0.0
+
+
+class SeenGame(msgspec.Struct, frozen=True, kw_only=True, rename="camel", omit_defaults=True):
+    """What stays the same in a scenario. ``players`` share one market, in the order in which they
+    joined; alone, everybody plays a copy of it."""
+
+    rules: Rules
+    questions: tuple[SeenQuestion, ...]
+    perps: tuple[SeenPerp, ...] = ()
+    players: tuple[str, ...] = ()
+    start_minute: int = 0
+
+
+class SeenPool(msgspec.Struct, frozen=True, kw_only=True, rename="camel", omit_defaults=True):
+    """Reserves of a prediction market, in shares."""
+
+    market_id: str
+    yes: float
+    no: float
+
+
+class SeenPrice(msgspec.Struct, frozen=True, kw_only=True, rename="camel", omit_defaults=True):
+    """A perp's price in dollars."""
+
+    ticker: str
+    price: float
+
+
+class SeenNews(msgspec.Struct, frozen=True, kw_only=True, rename="camel", omit_defaults=True):
+    """A headline; ``hints`` is what its words suggest, right or wrong."""
+
+    market_id: str
+    text: str
+    hints: Side
+
+
+class SeenPost(msgspec.Struct, frozen=True, kw_only=True, rename="camel", omit_defaults=True):
+    """A new post of somebody who does not play."""
+
+    author: str
+    text: str
+
+
+class SeenTick(msgspec.Struct, frozen=True, kw_only=True, rename="camel", omit_defaults=True):
+    """One step's view of the market."""
+
+    tick: int
+    pools: tuple[SeenPool, ...]
+    prices: tuple[SeenPrice, ...] = ()
+    news: SeenNews | None = None
+    posts: tuple[SeenPost, ...] = ()
+    game: SeenGame | None = None
+
+
+KEY = "market"  # of ``environmentState``
+
+
+def observed(seat: Seat) -> dict[str, Any]:
+    """``{"market": ...}``, to be merged into the step's ``environmentState``."""
+    seen = SeenTick(
+        tick=seat.tick,
+        pools=tuple(
+            SeenPool(market_id=market, yes=pool.yes, no=pool.no)
+            for market, pool in seat.pools.items()
+        ),
+        prices=tuple(
+            SeenPrice(ticker=ticker, price=price) for ticker, price in seat.prices.items()
+        ),
+        news=_news(seat.scenario.news[seat.tick]),
+        posts=_posts(seat),
+        game=_game(seat) if seat.tick == 0 else None,
+    )
+    return {KEY: msgspec.to_builtins(seen)}
+
+
+def _news(news: News | None) -> SeenNews | None:
+    if news is None:
+        return None
+    return SeenNews(market_id=news.market_id, text=news.text, hints=news.hints)
+
+
+def _posts(seat: Seat) -> tuple[SeenPost, ...]:
+    return tuple(
+        SeenPost(author=post.author, text=post.text)
+        for post in seat.scenario.posts
+        if post.tick == seat.tick
+    )
+
+
+def _game(seat: Seat) -> SeenGame:
+    scenario = seat.scenario
+    return SeenGame(
+        rules=scenario.rules,
+        questions=tuple(
+            SeenQuestion(market_id=q.market_id, text=q.text, resolves_at=q.resolves_at)
+            for q in scenario.questions
+        ),
+        perps=tuple(
+            SeenPerp(ticker=p.ticker, name=p.name, funding_rate=p.funding_rate)
+            for p in scenario.perps
+        ),
+        players=_players(seat),
+        start_minute=scenario.start_minute,
+    )
+
+
+def _players(seat: Seat) -> tuple[str, ...]:
+    """Who plays in this market, opponents of the rules apart: they joined first."""
+    return tuple(seat.market.accounts)[len(seat.scenario.rules.opponents) :]

@@ -1,0 +1,178 @@
+"""Scripted agents of known skill: opponents, teachers of the embedded base model, yardsticks.
+
+An agent is a function of its seat and a random stream. The oracle alone looks at ground truth.
+Where the rules have perps all but ``hold`` play them, at a modest leverage; where they have a feed,
+most of them say something now and then.
+"""
+
+from collections.abc import Callable
+from math import ceil, floor
+from random import Random
+
+from babylon.game.market.amm import Side
+from babylon.game.market.orders import Comment, Decision, Hold, Order, OrderKind, Post
+from babylon.game.market.perps import LIQUIDATED_SHARE, MAX_LEVERAGE, MIN_SIZE, Direction
+from babylon.game.market.scenario import Perp
+from babylon.game.market.seat import Seat
+
+ScriptedAgent = Callable[[Seat, Random], Decision]
+AMOUNTS = (25, 50, 100, 150)
+LEVERAGE = 5.0
+CHATTER = 0.1  # share of the ticks in which an agent that talks writes on the feed
+
+
+def buy(market: str, side: Side, amount: float) -> Order:
+    return Order(market, OrderKind.BUY_YES if side is Side.YES else OrderKind.BUY_NO, amount)
+
+
+def stake_on(
+    seat: Seat, market: str, side: Side, stake: float, leverage: float = LEVERAGE
+) -> Decision:
+    """Stake so many dollars, or all that is left, on a side of a question, or on a perp's rise
+    (YES) or fall; a position the other way is closed first."""
+    left = min(stake, floor(seat.balance))
+    if market in seat.pools:
+        return buy(market, side, left) if left >= 1 else Hold()
+    if market not in seat.prices:
+        return Hold()  # it is resolved
+    way = Direction.LONG if side is Side.YES else Direction.SHORT
+    if (market, way.other) in seat.positions:
+        return Order(market, OrderKind.CLOSE, 0.0)
+    size = floor(left * leverage / (1.0 + leverage * seat.scenario.rules.fee))  # fee included
+    if size < MIN_SIZE:
+        return Hold()
+    kind = OrderKind.OPEN_LONG if way is Direction.LONG else OrderKind.OPEN_SHORT
+    return Order(market, kind, size, leverage)
+
+
+def random_trader(seat: Seat, random: Random) -> Decision:
+    """A random side of a random market or perp, a random amount."""
+    market = random.choice([*seat.pools, *seat.prices])
+    return stake_on(seat, market, random.choice([*Side]), random.choice(AMOUNTS))
+
+
+def news_follower(seat: Seat, random: Random) -> Decision:
+    """Believes every headline."""
+    news = seat.scenario.news[seat.tick]
+    return stake_on(seat, news.market_id, news.hints, random.choice(AMOUNTS)) if news else Hold()
+
+
+def contrarian(seat: Seat, random: Random) -> Decision:
+    """Believes the opposite of every headline."""
+    news = seat.scenario.news[seat.tick]
+    if news is None:
+        return Hold()
+    return stake_on(seat, news.market_id, news.hints.other, random.choice(AMOUNTS))
+
+
+def momentum(seat: Seat, random: Random) -> Decision:
+    """Buys the side that the price already favours most, or goes with the perp that has moved
+    furthest."""
+    if seat.prices and (random.random() < 0.5 or not seat.pools):
+        perp, move = max(_moves(seat), key=lambda item: abs(item[1]))
+        return stake_on(seat, perp, _side(move >= 0), random.choice(AMOUNTS))
+    if not seat.pools:
+        return Hold()
+    market, price = _furthest_from_even(seat)
+    return stake_on(seat, market, _side(price >= 0.5), random.choice(AMOUNTS))
+
+
+def market_maker(seat: Seat, random: Random) -> Decision:
+    """Buys what the crowd has made cheap, and sells it when it is dear. Of perps, whose price no
+    order moves, it takes the one that funding pays best."""
+    for (market, side), holding in seat.holdings.items():
+        if seat.pools[market].price(side) > 0.5:
+            return Order(market, OrderKind.SELL, ceil(holding.shares))  # in words, too, all of it
+    if seat.scenario.perps and not seat.positions:
+        perp = max(seat.scenario.perps, key=lambda perp: abs(perp.funding_rate))
+        return stake_on(seat, perp.ticker, _side(perp.funding_rate < 0), AMOUNTS[0], leverage=1.0)
+    if not seat.pools:
+        return Hold()
+    market, price = _furthest_from_even(seat)
+    return stake_on(seat, market, _side(price < 0.5), AMOUNTS[1])
+
+
+def holder(seat: Seat, random: Random) -> Decision:
+    """Never trades."""
+    return Hold()
+
+
+def oracle(seat: Seat, random: Random) -> Decision:
+    """Knows every outcome and every price, and stakes the most it may where a dollar gains most:
+    on the outcome whose share is cheapest, or on the perp that goes furthest without a setback."""
+    stake = min(seat.scenario.rules.max_order, seat.balance)
+    if stake < 1:
+        return Hold()
+    bets: list[tuple[float, Decision]] = []
+    open_questions = [q for q in seat.scenario.questions if q.market_id in seat.pools]
+    if open_questions:
+        question = min(open_questions, key=lambda q: seat.pools[q.market_id].price(q.outcome))
+        _, shares = seat.pools[question.market_id].buy(question.outcome, stake)
+        bets.append((shares / stake - 1.0, buy(question.market_id, question.outcome, stake)))
+    for perp in seat.scenario.perps:
+        gain, side, leverage = _best_leverage(perp, seat)
+        bets.append((gain, stake_on(seat, perp.ticker, side, stake, leverage)))
+    gain, decision = max(bets, key=lambda bet: bet[0])
+    return decision if gain > 0 else Hold()
+
+
+def _best_leverage(perp: Perp, seat: Seat) -> tuple[float, Side, float]:
+    """What a dollar of margin gains to the end, which way, at the most leverage that survives."""
+    now, *later = perp.prices[seat.tick :]
+    side = _side(later[-1] >= now)
+    sign = 1.0 if side is Side.YES else -1.0
+    setback = max(0.0, *(sign * (1.0 - price / now) for price in later))
+    leverage = min(MAX_LEVERAGE, 0.99 * LIQUIDATED_SHARE / setback) if setback else MAX_LEVERAGE
+    leverage = max(1.0, floor(leverage))
+    costs = 2.0 * seat.scenario.rules.fee
+    return leverage * (abs(later[-1] / now - 1.0) - costs), side, leverage
+
+
+def _moves(seat: Seat) -> list[tuple[str, float]]:
+    """How far each perp has come since the beginning."""
+    perps = seat.scenario.perps
+    return [(perp.ticker, seat.prices[perp.ticker] / perp.prices[0] - 1.0) for perp in perps]
+
+
+def _furthest_from_even(seat: Seat) -> tuple[str, float]:
+    """The question of which the crowd is surest, and its P(YES)."""
+    prices = {market: pool.probability for market, pool in seat.pools.items()}
+    return max(prices.items(), key=lambda item: abs(item[1] - 0.5))
+
+
+def _side(yes: bool) -> Side:
+    return Side.YES if yes else Side.NO
+
+
+def sociable(agent: ScriptedAgent) -> ScriptedAgent:
+    """The same agent, which writes on the feed instead now and then, where there is one."""
+
+    def decide(seat: Seat, random: Random) -> Decision:
+        if seat.scenario.rules.feed and random.random() < CHATTER:
+            return _chatter(seat, random)
+        return agent(seat, random)
+
+    return decide
+
+
+def _chatter(seat: Seat, random: Random) -> Decision:
+    """A comment on the newest post, or a post about the headline."""
+    posts, news = seat.market.feed.posts, seat.scenario.news[seat.tick]
+    if posts and (news is None or random.random() < 0.5):
+        return Comment(posts[-1].post_id, random.choice(("I agree", "I doubt it", "source?")))
+    return Post(f"{news.market_id}: {news.text}" if news else "a quiet minute")
+
+
+SCRIPTED_AGENTS: dict[str, ScriptedAgent] = {
+    "random": sociable(random_trader),
+    "news": sociable(news_follower),
+    "contrarian": sociable(contrarian),
+    "momentum": sociable(momentum),
+    "maker": sociable(market_maker),
+    "hold": holder,
+    "oracle": oracle,
+}
+
+# From most to least skilled, by mean P&L in the small game and in the full hour alike. The crowd
+# knows nothing, so to lean against it pays a little, and to follow it costs more than chance does.
+LADDER = ("oracle", "news", "maker", "hold", "random", "momentum", "contrarian")

@@ -1,0 +1,47 @@
+"""Chats of scripted agents of mixed skill: what the embedded base model learns to imitate.
+
+The mixture knows the format and has *some* skill, so that reinforcement has something to prefer:
+four agents in ten believe the news, the others trade at random, with the trend, against
+the news, or hold.
+"""
+
+from collections.abc import Iterator
+from random import Random
+
+from babylon.game.market.game import Game
+from babylon.game.market.orders import render_decision
+from babylon.game.market.prompts import render_observation
+from babylon.game.market.scenario import STARTER, Rules, make_scenario
+from babylon.game.market.scripted import SCRIPTED_AGENTS, ScriptedAgent
+
+MIXTURE = {"news": 0.4, "random": 0.3, "momentum": 0.1, "contrarian": 0.1, "hold": 0.1}
+HOUR_MIXTURE = {
+    "news": 0.3,
+    "random": 0.2,
+    "maker": 0.2,
+    "momentum": 0.1,
+    "contrarian": 0.1,
+    "hold": 0.1,
+}
+
+
+def scripted_chats(seed: int, rules: Rules | None = None) -> Iterator[list[dict[str, str]]]:
+    """Endless chats, one a decision: system, user and the assistant's reply."""
+    random = Random(f"transcripts:{seed}")
+    for number in range(1_000_000_000):
+        game = Game(make_scenario(f"transcript:{seed}:{number}", rules))
+        _, agent = draw_agent(random, game.scenario.rules)
+        name = f"agent-{random.randrange(64)}"
+        while not game.over:
+            observation = render_observation(game, name)
+            decision = agent(game, random)
+            yield [*observation, {"role": "assistant", "content": render_decision(decision)}]
+            game.act(decision)
+
+
+def draw_agent(random: Random, rules: Rules = STARTER) -> tuple[str, ScriptedAgent]:
+    """One scripted agent of the mixture, with its name; where there are perps it has a market
+    maker in it as well."""
+    mixture = HOUR_MIXTURE if rules.perps else MIXTURE
+    name = random.choices([*mixture], [*mixture.values()])[0]
+    return name, SCRIPTED_AGENTS[name]

@@ -1,0 +1,46 @@
+"""P&L by window, as a picture."""
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from matplotlib.figure import Figure
+
+from babylon.core.types import WindowResult
+
+if TYPE_CHECKING:
+    from babylon.ops.demo import Final
+
+
+def plot_windows(
+    results: Sequence[WindowResult], fleet_pnl: Sequence[float], final: "Final", directory: Path
+) -> Path:
+    """``pnl_by_window.png``: the fleet's play and the gate's verdicts, between base and oracle."""
+    figure = Figure(figsize=(9, 5), layout="constrained")
+    axes = figure.subplots()
+    labels = [result.window_id[5:].replace("T", "\n") for result in results]
+    at = range(len(results))
+    axes.plot(at, fleet_pnl, "o-", color="tab:blue", label="fleet, as played")
+    gate = [result.metrics.get("pnl_after") for result in results]
+    deployed = [bool(result.metrics.get("deployment_success")) for result in results]
+    for passed, color, name in ((True, "tab:green", "deployed"), (False, "tab:red", "rejected")):
+        points = [
+            (x, y)
+            for x, y, ok in zip(at, gate, deployed, strict=True)
+            if ok is passed and isinstance(y, float)
+        ]
+        if points:
+            axes.scatter(
+                *zip(*points, strict=True), color=color, marker="^", label=f"challenger, {name}"
+            )
+    axes.axhline(final.pnl_oracle, color="black", linestyle=":", label="oracle")
+    axes.axhline(final.pnl_base, color="grey", linestyle="--", label="base model")
+    axes.axhline(final.pnl_final, color="tab:green", linestyle="--", label="final policy")
+    axes.set_xticks(list(at), labels, fontsize=8)
+    axes.set_xlabel("window (UTC)")
+    axes.set_ylabel("mean P&L of a scenario, $")
+    axes.set_title("P&L of the fleet and of each challenger, hour by hour")
+    axes.legend(loc="lower right", fontsize=8)
+    path = directory / "pnl_by_window.png"
+    figure.savefig(path, dpi=120)
+    return path

@@ -1,0 +1,1 @@
+"""What a checkpoint is on disk: load, save, digest, tokenizer, layers."""

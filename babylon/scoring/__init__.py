@@ -1,0 +1,1 @@
+"""Scores of trajectories: rewards that need no model, and the judge."""

@@ -1,0 +1,164 @@
+"""A judge behind an OpenAI-compatible server.
+
+The SDK retries rate limits, server errors and lost connections with jitter, and honours
+``Retry-After``. Structured output is asked for where the server knows it, and the newer name of
+the limit of an answer.
+"""
+
+import asyncio
+import logging
+import re
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from types import TracebackType
+from typing import Any, Self
+
+import openai
+
+from babylon.core.errors import ScoringError
+from babylon.scoring.judge.prompt import Schema
+from babylon.scoring.judge.prompt_text import count_tokens
+from babylon.store.judgments import Spent
+
+log = logging.getLogger(__name__)
+
+RETRIES = 6
+_ABOUT_FORM = re.compile(r"response.?format|json.?schema|structured|guided|grammar", re.IGNORECASE)
+
+
+class PromptTooLongError(Exception):
+    """The server refuses the prompt for its length."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Price:
+    """US dollars for a million tokens."""
+
+    prompt_usd: float = 0.0
+    completion_usd: float = 0.0
+
+    def of(self, prompt_tokens: int, completion_tokens: int) -> Spent:
+        usd = (prompt_tokens * self.prompt_usd + completion_tokens * self.completion_usd) / 1e6
+        return Spent(tokens=prompt_tokens + completion_tokens, usd=usd)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Answer:
+    """The text of a reply and its tokens: the server's count, or ours where it gives none."""
+
+    text: str
+    prompt_tokens: int
+    completion_tokens: int
+
+
+class JudgeClient:
+    """Asks one model; at most ``concurrency`` requests at a time.
+
+    ``name`` is what judgments are stored under, by default the model. ``temperature`` None leaves
+    it to the server, because some models take only their own.
+    """
+
+    def __init__(
+        self,
+        *,
+        model: str,
+        base_url: str,
+        api_key: str = "none",
+        name: str | None = None,
+        price: Price | None = None,
+        temperature: float | None = None,
+        concurrency: int = 8,
+        timeout_s: float = 120.0,
+    ) -> None:
+        self.model, self.name = model, name or model
+        self.price, self.temperature = price or Price(), temperature
+        self._url, self._structured, self._length = base_url, True, "max_completion_tokens"
+        self._turn = asyncio.Semaphore(concurrency)
+        self._client = openai.AsyncOpenAI(
+            base_url=base_url, api_key=api_key, max_retries=RETRIES, timeout=timeout_s
+        )
+
+    async def __aenter__(self) -> Self:
+        return self
+
+    async def __aexit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        await self._client.close()
+
+    async def ask(
+        self, messages: Sequence[dict[str, str]], schema: Schema, *, max_tokens: int
+    ) -> Answer:
+        """One reply.
+
+        Raises:
+            PromptTooLongError: it does not fit into the judge's context.
+            ScoringError: the server refuses, or does not answer after all retries.
+        """
+        try:
+            async with self._turn:
+                reply = await self._complete(messages, schema, max_tokens)
+        except openai.OpenAIError as error:
+            if isinstance(error, openai.BadRequestError) and _is_length(error):
+                raise PromptTooLongError(str(error)) from error
+            raise ScoringError(
+                f"judge {self.name} at {self._url}: {str(error).rstrip('.')}; nothing that it"
+                " judged before is lost: correct JUDGE_MODEL, JUDGE_BASE_URL or the key, or run"
+                " the window again later"
+            ) from error
+        text = (reply.choices[0].message.content or "") if reply.choices else ""
+        usage = reply.usage
+        if usage is None:
+            asked = sum(count_tokens(message["content"]) for message in messages)
+            return Answer(text=text, prompt_tokens=asked, completion_tokens=count_tokens(text))
+        return Answer(
+            text=text,
+            prompt_tokens=usage.prompt_tokens,
+            completion_tokens=usage.completion_tokens,
+        )
+
+    async def _complete(
+        self, messages: Sequence[dict[str, str]], schema: Schema, max_tokens: int
+    ) -> Any:
+        create: Any = self._client.chat.completions.create
+        while True:
+            options = self._options(schema, max_tokens)
+            try:
+                return await create(model=self.model, messages=messages, **options)
+            except (openai.BadRequestError, openai.UnprocessableEntityError) as error:
+                if not self._can_do_without(str(error), options):
+                    raise
+
+    def _options(self, schema: Schema, max_tokens: int) -> dict[str, Any]:
+        options: dict[str, Any] = {self._length: max_tokens}
+        if self.temperature is not None:
+            options["temperature"] = self.temperature
+        if self._structured:
+            form = {"name": "judgment", "strict": True, "schema": schema}
+            options["response_format"] = {"type": "json_schema", "json_schema": form}
+        return options
+
+    def _can_do_without(self, refusal: str, asked: Mapping[str, Any]) -> bool:
+        """Whether the refused request may be sent again without what the server does not know.
+
+        The prompt asks for the same JSON in words, and every reply is checked.
+        """
+        if "response_format" in asked and _ABOUT_FORM.search(refusal):
+            if self._structured:
+                log.warning(
+                    "judge %s at %s does not take a JSON schema: its form is asked for in words",
+                    *(self.name, self._url),
+                )
+            self._structured = False
+            return True
+        if "max_completion_tokens" in asked and "max_completion_tokens" in refusal:
+            self._length = "max_tokens"
+            return True
+        return False
+
+
+def _is_length(error: openai.BadRequestError) -> bool:
+    return error.code == "context_length_exceeded" or "context length" in str(error).lower()

@@ -1,0 +1,1 @@
+"""Serving policies: gateway, engines and the wire formats they share."""

@@ -1,0 +1,1 @@
+"""The embedded engine: small torch inference with vLLM's wire fields."""

@@ -1,0 +1,128 @@
+"""An answer on the wire, in OpenAI's two dialects, with vLLM's token ids."""
+
+import time
+import uuid
+from abc import ABC, abstractmethod
+from collections.abc import AsyncIterator, Sequence
+from typing import Any, ClassVar, TypeAlias
+
+import msgspec
+
+from babylon.serving.engine.loaded_policies import Policy
+from babylon.serving.engine.sampling import Request, Sampling
+from babylon.serving.engine.scheduler import Job
+from babylon.serving.engine.text_stream import TextStream
+from babylon.serving.openai_wire import DONE, RequestError, SamplingRequest, sse
+
+Ids: TypeAlias = Sequence[int]
+Scores: TypeAlias = Sequence[float]
+
+
+def request_for(policy: Policy, prompt: list[int], asked: SamplingRequest, usual: int) -> Request:
+    """Prompt tokens and sampling; at most ``usual`` new tokens where the client sets no limit.
+
+    Raises:
+        RequestError: 400, it does not fit into the policy's context.
+    """
+    room = policy.context - len(prompt)
+    if room < (asked.limit or 1):
+        limit = "" if asked.limit is None else f" and max_tokens={asked.limit}"
+        raise RequestError(
+            400,
+            f"a prompt of {len(prompt)} tokens{limit} does not fit into the context of"
+            f" {policy.context} tokens of {policy.name!r}: send less",
+            code="context_length_exceeded",
+        )
+    sampling = Sampling(
+        max_tokens=asked.limit or min(room, usual),
+        temperature=1.0 if asked.temperature is None else asked.temperature,
+        top_p=1.0 if asked.top_p is None else asked.top_p,
+        seed=asked.seed,
+    )
+    return Request(prompt, sampling)
+
+
+class Answer(ABC):
+    """The pieces of one answer; usage and finish reason are known with the last of them."""
+
+    KIND: ClassVar[str]
+    CHUNK_KIND: ClassVar[str]
+    ID_PREFIX: ClassVar[str]
+
+    def __init__(self, policy: Policy, asked: SamplingRequest, job: Job) -> None:
+        self._usage: dict[str, int] = {}
+        self._finish_reason: str | None = None
+        self._policy, self._asked, self._job = policy, asked, job
+        self._text = TextStream(policy.decode, asked.stops)
+        self._head = {
+            "id": f"{self.ID_PREFIX}-{uuid.uuid4().hex}",
+            "created": int(time.time()),
+            "model": policy.name,
+        }
+
+    @abstractmethod
+    async def whole(self) -> bytes:
+        """The answer as one JSON object."""
+
+    @abstractmethod
+    def events(self) -> AsyncIterator[bytes]:
+        """The answer as server-sent events; those that are known together come together, for
+        every write wakes both sides."""
+
+    @property
+    def ended(self) -> bool:
+        """Whether the last piece has come."""
+        return self._finish_reason is not None
+
+    async def _all(self) -> tuple[str, list[int], list[float]]:
+        text, token_ids, logprobs = "", list[int](), list[float]()
+        async for piece, ids, scores in self._pieces():
+            text += piece
+            token_ids += ids
+            logprobs += scores
+        return text, token_ids, logprobs
+
+    async def _pieces(self) -> AsyncIterator[tuple[str, list[int], list[float]]]:
+        """(text, token ids, logprobs) until the answer ends."""
+        count = 0
+        async for token_ids, logprobs, last in self._job.tokens():
+            text, used = self._text.push(token_ids, last=last)
+            count += used
+            if last or self._text.stopped:
+                self._finish(count)
+            yield text, token_ids[:used], logprobs[:used]
+            if self.ended:
+                return
+
+    def _finish(self, completion: int) -> None:
+        self._finish_reason = "stop" if self._text.stopped else self._job.completion.finish_reason
+        prompt = len(self._job.row.prompt)
+        self._usage = {
+            "prompt_tokens": prompt,
+            "completion_tokens": completion,
+            "total_tokens": prompt + completion,
+        }
+
+    def _choice(self, content: dict[str, Any], token_ids: Ids | None = None) -> dict[str, Any]:
+        choice = {"index": 0, **content, "finish_reason": self._finish_reason}
+        if self._asked.return_token_ids and token_ids is not None:
+            choice["token_ids"] = token_ids
+        return choice
+
+    def _prompt_ids(self) -> dict[str, Ids]:
+        return {"prompt_token_ids": self._job.row.prompt} if self._asked.return_token_ids else {}
+
+    def _body(self, choice: dict[str, Any], **more: Any) -> bytes:
+        body = self._head | {"object": self.KIND, "choices": [choice], "usage": self._usage} | more
+        return msgspec.json.encode(body)
+
+    def _event(self, choices: list[dict[str, Any]], **more: Any) -> bytes:
+        body = self._head | {"object": self.CHUNK_KIND, "choices": choices} | more
+        return sse(msgspec.json.encode(body))
+
+    def _end(self) -> bytes:
+        """After the last piece: usage, if it was asked for, and the mark of the end."""
+        if not self.ended:
+            return b""
+        usage = self._event([], usage=self._usage) if self._asked.wants_usage else b""
+        return usage + DONE

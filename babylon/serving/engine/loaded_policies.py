@@ -1,0 +1,176 @@
+"""The policies an engine holds: immutable, named, each with its version and tokenizer.
+
+A name never changes its meaning, so an answer can always be attributed: a new version comes
+under a new name. A policy that is unloaded finishes the answers it has begun.
+"""
+
+import asyncio
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from typing import Any, cast
+
+import jinja2
+from transformers import PreTrainedModel, PreTrainedTokenizerBase, PreTrainedTokenizerFast
+
+from babylon.core.errors import ModelError
+from babylon.policies.load import load_policy
+from babylon.serving.engine.generate import generate
+from babylon.serving.engine.sampling import Request, Sampling
+from babylon.serving.openai_wire import RequestError
+
+
+@dataclass(frozen=True, eq=False, kw_only=True)
+class Policy:
+    """A loaded policy. ``context`` is the most tokens that prompt and answer may have together."""
+
+    name: str
+    version: int
+    path: str
+    model: PreTrainedModel
+    tokenizer: PreTrainedTokenizerBase
+    context: int
+    eos_token_ids: frozenset[int]
+    pad_token_id: int
+    _token_texts: dict[int, str] = field(default_factory=dict)
+
+    def prompt(self, messages: list[dict[str, Any]]) -> list[int]:
+        """Messages → prompt tokens by the chat template.
+
+        Raises:
+            RequestError: 400, a message is malformed or the template does not take it.
+        """
+        plain = [_plain_message(message) for message in messages]
+        try:
+            ids = self.tokenizer.apply_chat_template(
+                plain, add_generation_prompt=True, return_dict=False
+            )
+        except jinja2.TemplateError as error:
+            raise RequestError(400, f"the chat template refuses the messages: {error}") from error
+        return list(ids)
+
+    def encode(self, text: str) -> list[int]:
+        """Text → tokens, with those that the tokenizer puts before every text."""
+        return list(self.tokenizer.encode(text))
+
+    @property
+    def vocabulary(self) -> int:
+        """Token ids are below this."""
+        return cast(int, self.model.get_input_embeddings().num_embeddings)
+
+    def decode(self, token_ids: list[int]) -> str:
+        tokenizer: Any = self.tokenizer
+        fast = isinstance(tokenizer, PreTrainedTokenizerFast)
+        if fast and not tokenizer.clean_up_tokenization_spaces:
+            tokenizer = tokenizer.backend_tokenizer  # gives the same without looking at each id
+        return cast(str, tokenizer.decode(token_ids, skip_special_tokens=True))
+
+    def token_text(self, token_id: int) -> str:
+        """Text of one token alone, special ones included, as ``logprobs`` shows it."""
+        if token_id not in self._token_texts:
+            self._token_texts[token_id] = cast(str, self.tokenizer.decode([token_id]))
+        return self._token_texts[token_id]
+
+
+class Policies:
+    """Name → loaded policy."""
+
+    def __init__(self) -> None:
+        self._loaded: dict[str, Policy] = {}
+        self._lock = asyncio.Lock()
+
+    def __iter__(self) -> Iterator[Policy]:
+        return iter(self._loaded.values())
+
+    def get(self, name: str) -> Policy:
+        try:
+            return self._loaded[name]
+        except KeyError:
+            raise RequestError(
+                404,
+                f"model {name!r} is not loaded: there is {', '.join(self._loaded) or 'none'}",
+                code="model_not_found",
+            ) from None
+
+    async def load(self, name: str, path: str, version: int) -> Policy:
+        """Load a checkpoint directory under a new name; the same again is a no-op.
+
+        Raises:
+            RequestError: 409, the name means another checkpoint already.
+            ModelError: the checkpoint does not load, or cannot answer.
+        """
+        async with self._lock:
+            known = self._loaded.get(name)
+            if known and (known.path, known.version) != (path, version):
+                raise RequestError(
+                    409,
+                    f"{name!r} is version {known.version} of {known.path}: load {path} under"
+                    " another name",
+                )
+            if not known:
+                known = await asyncio.to_thread(load, name, path, version)
+                self._loaded[name] = known
+            return known
+
+    def unload(self, name: str) -> None:
+        self.get(name)
+        del self._loaded[name]
+
+
+def load(name: str, path: str, version: int) -> Policy:
+    """Load a checkpoint directory and try it out.
+
+    Raises:
+        ModelError: the checkpoint does not load, or cannot answer.
+    """
+    model, tokenizer = load_policy(path, frozen=True)
+    if not tokenizer.chat_template:
+        raise ModelError(f"{path} has no chat template: save its tokenizer with one")
+    policy = Policy(
+        name=name,
+        version=version,
+        path=path,
+        model=model,
+        tokenizer=tokenizer,
+        context=model.config.max_position_embeddings,
+        eos_token_ids=_eos_token_ids(model, tokenizer),
+        pad_token_id=tokenizer.pad_token_id or 0,
+    )
+    _try_out(policy)
+    return policy
+
+
+def _eos_token_ids(model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase) -> frozenset[int]:
+    """What ends an answer: the tokenizer's end of sequence, and those of the generation config."""
+    config = model.generation_config
+    given = config.eos_token_id if config else None
+    ids = given if isinstance(given, list) else [given]
+    return frozenset(i for i in [*ids, tokenizer.eos_token_id] if isinstance(i, int))
+
+
+def _try_out(policy: Policy) -> None:
+    """Draw one token, so that a checkpoint that cannot answer is refused when it is loaded."""
+    prompt = policy.prompt([{"role": "user", "content": "hello"}])
+    generate(
+        policy.model,
+        [Request(prompt, Sampling(max_tokens=1))],
+        eos_token_ids=policy.eos_token_ids,
+        pad_token_id=policy.pad_token_id,
+    )
+
+
+def _plain_message(message: dict[str, Any]) -> dict[str, str]:
+    """Role and text; a content of text parts is joined.
+
+    Raises:
+        RequestError: 400, no known role, or content that is not text.
+    """
+    role, content = message.get("role"), message.get("content")
+    if role not in ("system", "developer", "user", "assistant", "tool"):
+        raise RequestError(400, f"message role {role!r}: use system, user, assistant or tool")
+    if isinstance(content, list):
+        texts = [part.get("text") if isinstance(part, dict) else None for part in content]
+        known = [text for text in texts if isinstance(text, str)]
+        content = "".join(known) if len(known) == len(texts) else content
+    if not isinstance(content, str):
+        raise RequestError(400, f"{role} message content {content!r:.80}: this engine takes text")
+    return {"role": "system" if role == "developer" else role, "content": content}

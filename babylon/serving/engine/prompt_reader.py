@@ -1,0 +1,90 @@
+"""Reading prompts: many at once, and what they share only once."""
+
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor
+from transformers import DynamicCache, PreTrainedModel
+
+from babylon.serving.engine.kv_cache import has_window, held
+from babylon.serving.engine.prefixes import MAX_TOKENS, MIN_TOKENS, Piece, Prefixes, Tokens
+
+
+class Reader:
+    """Prompts → logits and caches; it remembers what prompts have in common."""
+
+    def __init__(self, model: PreTrainedModel, pad_token_id: int) -> None:
+        self._model, self._pad = model, pad_token_id
+        self._prefixes = Prefixes()
+        # A prefix and what follows it have padding between them, which a window would count.
+        self._shares = not has_window(model.config)
+
+    def read(self, prompts: Sequence[Tokens]) -> tuple[Tensor, DynamicCache, Tensor]:
+        """Logits ``[B, V]`` after each prompt, the cache ``[B, heads, T, dim]`` of all of them,
+        and which of its columns are a prompt's own, ``[B, T]``; the others are padding."""
+        if self._shares:
+            for prefix in self._prefixes.shared(prompts):
+                self._remember(prefix)
+        return self._read(prompts)
+
+    def _remember(self, prefix: Tokens) -> None:
+        if len(prefix) > MAX_TOKENS:
+            return
+        if len(prefix) - self._prefixes.longest(prefix)[1] >= MIN_TOKENS:
+            _, cache, _ = self._read([prefix])
+            self._prefixes.keep(prefix, [torch.cat(held(layer)) for layer in cache.layers])
+
+    def _read(self, prompts: Sequence[Tokens]) -> tuple[Tensor, DynamicCache, Tensor]:
+        found = [self._prefixes.longest(prompt) for prompt in prompts]
+        cache, block = self._from_pieces(found)
+        longest = max(
+            len(prompt) - known for prompt, (_, known) in zip(prompts, found, strict=True)
+        )
+        ids = torch.full((len(prompts), longest), self._pad)
+        mask = torch.zeros(len(prompts), block + longest, dtype=torch.long)
+        positions = torch.zeros_like(ids)
+        for row, (prompt, (_, known)) in enumerate(zip(prompts, found, strict=True)):
+            own = len(prompt) - known
+            ids[row, -own:] = torch.tensor(prompt[known:])
+            mask[row, -own:] = 1
+            mask[row, block - known : block] = 1
+            positions[row, -own:] = torch.arange(known, len(prompt))
+        device = self._model.device
+        mask = mask.to(device)
+        logits = forward(self._model, ids.to(device), positions.to(device), mask, cache)
+        return logits, cache, mask
+
+    def _from_pieces(self, found: Sequence[tuple[Piece, int]]) -> tuple[DynamicCache, int]:
+        """A cache that begins with the known prefixes, and how wide that beginning is."""
+        cache = DynamicCache()
+        block = max(length for _, length in found)
+        some = next((piece for piece, length in found if length), ())
+        for index, example in enumerate(some):
+            _, heads, _, dim = example.shape
+            begun = example.new_zeros(2, len(found), heads, block, dim)
+            for row, (piece, length) in enumerate(found):
+                if length:
+                    begun[:, row, :, block - length :] = piece[index][:, :, :length]
+            cache.update(begun[0], begun[1], index)
+        return cache, block
+
+
+def forward(
+    model: PreTrainedModel,
+    ids: Tensor,
+    positions: Tensor,
+    mask: Tensor | None,
+    cache: DynamicCache,
+) -> Tensor:
+    """Logits ``[B, V]`` after the last of ``ids`` ``[B, S]``; the cache grows by S. ``mask``
+    ``[B, T]`` is 0 at padding; None: there is none."""
+    output = model(
+        input_ids=ids,
+        attention_mask=mask,
+        position_ids=positions,
+        past_key_values=cache,
+        use_cache=True,
+        logits_to_keep=1,
+    )
+    logits: Tensor = output.logits[:, -1]
+    return logits

@@ -1,0 +1,182 @@
+"""Who is sampled when: one worker thread, a running batch for each policy, and a queue.
+
+The policies with work take turns: those who wait for it join its batch, then the batch makes one
+step. So an answer waits neither for a longer one nor for another policy's.
+"""
+
+import asyncio
+import logging
+import threading
+import time
+from collections.abc import AsyncIterator, Iterable, Sequence
+from dataclasses import dataclass, field
+from weakref import WeakKeyDictionary
+
+from babylon.serving.engine.loaded_policies import Policy
+from babylon.serving.engine.running_batch import Batch, Row
+from babylon.serving.engine.sampling import Completion, Request
+from babylon.serving.openai_wire import RequestError
+
+log = logging.getLogger(__name__)
+
+MAX_BATCH = 64  # requests of a policy that are sampled together
+MAX_WAITING = 1024  # beyond this many, requests are turned away
+_READ_TOKENS = 2048  # of prompts, padded, that are read in one turn: meanwhile all others wait
+_TELL_S = 0.04  # streams hear of new tokens this often, which costs as much as a small model's step
+
+
+@dataclass(eq=False, kw_only=True)
+class Job:
+    """One request on its way. ``every_step``: the waiter wants tokens as they come."""
+
+    policy: Policy
+    row: Row
+    every_step: bool
+    error: str | None = None
+    cancelled: bool = False
+    wake: asyncio.Event = field(default_factory=asyncio.Event)
+
+    @property
+    def completion(self) -> Completion:
+        return self.row.completion
+
+    async def tokens(self) -> AsyncIterator[tuple[list[int], list[float], bool]]:
+        """(new token ids, their logprobs, is this the end), until the completion is finished.
+
+        Raises:
+            RequestError: 500, sampling failed; 503, the engine is stopping.
+        """
+        seen, finished = 0, False
+        while not finished:
+            await self.wake.wait()
+            self.wake.clear()
+            if self.error:
+                raise RequestError(500, self.error)
+            completion = self.completion
+            if completion.finish_reason == "abort":
+                raise RequestError(503, "the engine is stopping: try again")
+            finished = not self.row.running
+            count = len(completion.logprobs)
+            if count > seen or finished:
+                yield completion.token_ids[seen:count], completion.logprobs[seen:count], finished
+            seen = count
+
+
+class _Lane:
+    """The running batch of one policy. Only the worker touches it."""
+
+    def __init__(self, policy: Policy) -> None:
+        self._batch = Batch(
+            policy.model, eos_token_ids=policy.eos_token_ids, pad_token_id=policy.pad_token_id
+        )
+        self._told_at = 0.0
+        self.jobs: list[Job] = []
+
+    def turn(self, arrived: Sequence[Job]) -> list[Job]:
+        """Let the arrived join and make a step; returns whom to tell."""
+        for job in self.jobs:
+            if job.cancelled:
+                job.completion.finish_reason = "abort"
+        self.jobs += arrived
+        if arrived:
+            self._batch.join([job.row for job in arrived])
+        self._batch.step()
+        ended = [job for job in self.jobs if not job.row.running]
+        self.jobs = [job for job in self.jobs if job.row.running]
+        now = time.monotonic()
+        if now - self._told_at < _TELL_S:
+            return [*ended, *(job for job in arrived if job.every_step and job.row.running)]
+        self._told_at = now
+        return [*ended, *(job for job in self.jobs if job.every_step)]
+
+
+class Scheduler:
+    """The queue and its worker. Jobs are submitted and awaited on the event loop."""
+
+    def __init__(self) -> None:
+        self._loop = asyncio.get_running_loop()
+        self._waiting: list[Job] = []
+        self._running: list[Job] = []
+        self._lanes: WeakKeyDictionary[Policy, _Lane] = WeakKeyDictionary()
+        self._changed = threading.Condition()
+        self._closed = False
+        self._worker = threading.Thread(target=self._work, name="sampler", daemon=True)
+        self._worker.start()
+
+    def submit(self, policy: Policy, request: Request, *, every_step: bool) -> Job:
+        """Queue a request.
+
+        Raises:
+            RequestError: 503, too many are waiting.
+        """
+        job = Job(policy=policy, row=Row(request), every_step=every_step)
+        with self._changed:
+            if len(self._waiting) >= MAX_WAITING:
+                raise RequestError(503, f"{MAX_WAITING} requests are waiting: try again")
+            self._waiting.append(job)
+            self._changed.notify()
+        return job
+
+    async def close(self) -> None:
+        """End every job and the worker."""
+        with self._changed:
+            self._closed = True
+            self._changed.notify()
+        await asyncio.to_thread(self._worker.join)
+        for job in (*self._waiting, *self._running):
+            job.completion.finish_reason = "abort"
+            job.wake.set()
+
+    def _work(self) -> None:
+        while not self._closed:
+            self._round()
+            if not self._running:
+                self._rest()
+
+    def _rest(self) -> None:
+        with self._changed:
+            self._changed.wait_for(lambda: self._waiting or self._closed)
+
+    def _round(self) -> None:
+        """A turn for each policy with work, the longest waiting first."""
+        with self._changed:
+            self._waiting = [job for job in self._waiting if not job.cancelled]
+            working = dict.fromkeys(job.policy for job in (*self._running, *self._waiting))
+        for policy in working:
+            self._turn(policy)
+        self._running = [job for lane in self._lanes.values() for job in lane.jobs]
+
+    def _turn(self, policy: Policy) -> None:
+        lane = self._lanes.get(policy)
+        arrived: list[Job] = []
+        try:
+            arrived = self._take(policy, MAX_BATCH - len(lane.jobs if lane else ()))
+            lane = lane or self._lanes.setdefault(policy, _Lane(policy))
+            told = lane.turn(arrived)
+        except Exception as error:  # the worker outlives any batch; its jobs get the error
+            told = list({*arrived, *(lane.jobs if lane else ())})
+            log.exception("sampling %d requests failed", len(told))
+            for job in told:
+                job.error = f"sampling from {policy.name!r} failed: {error}"
+            self._lanes.pop(policy, None)
+        if told:
+            self._loop.call_soon_threadsafe(_wake, told)
+
+    def _take(self, policy: Policy, room: int) -> list[Job]:
+        """Those of the policy who have waited longest, as many as can be read at once."""
+        with self._changed:
+            waiting = [job for job in self._waiting if job.policy is policy][:room]
+            longest, taken = 0, set[Job]()
+            for job in waiting:
+                longest = max(longest, len(job.row.prompt))
+                if taken and (len(taken) + 1) * longest > _READ_TOKENS:
+                    break
+                taken.add(job)
+            self._waiting = [job for job in self._waiting if job not in taken]
+            self._running += taken
+            return [job for job in waiting if job in taken]
+
+
+def _wake(jobs: Iterable[Job]) -> None:
+    for job in jobs:
+        job.wake.set()

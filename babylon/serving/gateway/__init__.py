@@ -1,0 +1,1 @@
+"""The gateway: keys, limits, routing, proxy and recording."""

@@ -1,0 +1,76 @@
+"""A trajectory keeps the arm that it began with while the experiment lasts, in every gateway.
+
+The database knows; what it has said once is kept in memory. It is asked before a call takes the
+route, so that nothing is awaited between the reading of the route and the counting of the call.
+"""
+
+import asyncio
+import logging
+from contextlib import suppress
+from typing import NoReturn
+
+from babylon.core.types import Arm
+from babylon.serving.gateway.route_table import RouteTable, Split
+from babylon.serving.gateway.shipping import DATABASE_FAILURES
+from babylon.store import Store
+from babylon.store.pins import pin_arm, pin_arms
+
+log = logging.getLogger(__name__)
+
+PATIENCE_S = 0.25  # a call does not wait longer for the database
+RETRY_S = 0.25
+MOST = 100_000  # trajectories in memory, about 30 MB; the database remembers the others
+
+
+class Pins:
+    """(salt, trajectory id) → arm."""
+
+    def __init__(self, store: Store) -> None:
+        self._store = store
+        self._arms: dict[tuple[str, str], Arm] = {}
+        self._unsaved: dict[tuple[str, str], Arm] = {}
+        self._asking: set[asyncio.Task[Arm]] = set()
+
+    async def pin(
+        self, table: RouteTable, model: str, key: str, trajectory_id: str | None
+    ) -> Arm | None:
+        """The arm of a call that names a trajectory, under the route that is in the table when
+        this returns. ``None`` where no split is."""
+        if trajectory_id is None:
+            return None
+        while (route := table.route) and (split := route.split) and model == route.alias:
+            if arm := self._arms.get((split.salt, trajectory_id)):
+                return arm
+            await self._decide(split, key, trajectory_id)
+        return None
+
+    async def run(self) -> NoReturn:
+        """Tell the database what was decided without it."""
+        while True:
+            await asyncio.sleep(RETRY_S)
+            if unsaved := dict(self._unsaved):
+                with suppress(*DATABASE_FAILURES):  # the follower reports them
+                    await pin_arms(self._store, unsaved)
+                    self._unsaved = {k: v for k, v in self._unsaved.items() if k not in unsaved}
+
+    async def _decide(self, split: Split, key: str, trajectory_id: str) -> None:
+        trajectory, sticky = (split.salt, trajectory_id), split.arm(key)
+        asked = asyncio.create_task(pin_arm(self._store, *trajectory, sticky))
+        self._asking.add(asked)
+        asked.add_done_callback(self._answered)
+        await asyncio.wait([asked], timeout=PATIENCE_S)
+        if asked.done() and not asked.exception():
+            arm = asked.result()
+        else:
+            asked.cancel()  # not awaited: the end of a query may take as long as its answer
+            arm = self._unsaved.setdefault(trajectory, sticky)
+        self._arms.setdefault(trajectory, arm)
+        if len(self._arms) > MOST:
+            del self._arms[next(iter(self._arms))]
+
+    def _answered(self, asked: asyncio.Task[Arm]) -> None:
+        self._asking.discard(asked)
+        if not asked.cancelled() and (error := asked.exception()):
+            if not isinstance(error, DATABASE_FAILURES):
+                raise error
+            log.debug("the split decides alone: %r", error)

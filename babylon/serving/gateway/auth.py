@@ -1,0 +1,103 @@
+"""Who calls: an API key in the ``Authorization`` header, and what its holder may do.
+
+Keys are held in memory and renewed from the database, so that nobody waits for it and nobody is
+locked out while it is away. Headers decide to whom a call is attributed; a key that is bound to
+agents may name only those.
+"""
+
+import hmac
+from collections.abc import Iterable
+from dataclasses import dataclass
+
+from babylon.core.api_keys import SCOPES, ApiKey, parse_key
+from babylon.serving.openai_wire import RequestError
+from babylon.store import Store
+from babylon.store.keys import list_keys
+
+_NOBODY = bytes(32)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Principal:
+    """The holder of a key, as ``babylon.store.keys.StoredKey`` describes it."""
+
+    key_id: str
+    digest: bytes
+    scopes: frozenset[str]
+    agents: tuple[str, ...] | None = None
+    max_concurrency: int | None = None
+
+    def speaks_for(self, agent_id: str | None) -> str | None:
+        """The agent whose call this is: a key that is bound to one agent need not name it.
+
+        Raises:
+            RequestError: 403, it is an agent that the key may not speak for.
+        """
+        if self.agents is None:
+            return agent_id
+        if agent_id is None and len(self.agents) == 1 and not self.agents[0].endswith("*"):
+            return self.agents[0]
+        if agent_id is None or not any(_matches(agent_id, agent) for agent in self.agents):
+            named = "no agent is named" if agent_id is None else f"agent {agent_id!r:.80}"
+            raise RequestError(
+                403,
+                f"{named}: this key speaks for {', '.join(self.agents)}; say which in"
+                " x-babylon-agent",
+                code="wrong_agent",
+            )
+        return agent_id
+
+
+class KeyRing:
+    """Every key in force."""
+
+    def __init__(self, local: ApiKey) -> None:
+        self._local = Principal(key_id=local.key_id, digest=local.digest, scopes=frozenset(SCOPES))
+        self._principals = {local.key_id: self._local}
+
+    async def renew(self, store: Store) -> None:
+        stored = [
+            Principal(
+                key_id=key.key_id,
+                digest=key.digest,
+                scopes=frozenset(key.scopes),
+                agents=key.agents,
+                max_concurrency=key.max_concurrency,
+            )
+            for key in await list_keys(store)
+            if key.revoked_at is None
+        ]
+        self._principals = {one.key_id: one for one in (*stored, self._local)}
+
+    def admit(self, headers: Iterable[tuple[bytes, bytes]], *scopes: str) -> Principal:
+        """The caller, who may do one of ``scopes``.
+
+        Raises:
+            RequestError: 401, no key of ours; 403, a key for other things.
+        """
+        sent = [value for name, value in headers if name == b"authorization"]
+        principal = self._holder(sent[0]) if len(sent) == 1 else None
+        if principal is None:
+            raise RequestError(
+                401,
+                "no API key of this gateway: send `Authorization: Bearer KEY`; the key of this"
+                " home is in local.key, `babylon keys create` makes others",
+                code="invalid_api_key",
+            )
+        if principal.scopes.isdisjoint(scopes):
+            raise RequestError(
+                403, f"key {principal.key_id} lacks the scope {' or '.join(scopes)}", code="scope"
+            )
+        return principal
+
+    def _holder(self, authorization: bytes) -> Principal | None:
+        """Unknown ids take the same way as wrong secrets, and secrets are compared blindly."""
+        scheme, _, text = authorization.partition(b" ")
+        key = parse_key(text.strip().decode("latin-1")) or ApiKey("", "")
+        principal = self._principals.get(key.key_id)
+        right = hmac.compare_digest(key.digest, principal.digest if principal else _NOBODY)
+        return principal if right and scheme.lower() == b"bearer" else None
+
+
+def _matches(agent_id: str, pattern: str) -> bool:
+    return agent_id.startswith(pattern[:-1]) if pattern.endswith("*") else agent_id == pattern

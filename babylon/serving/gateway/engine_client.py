@@ -1,0 +1,139 @@
+"""The engine as the gateway sees it: ``babylon.serving.engine_protocol`` over HTTP on loopback.
+
+Where a policy answers is the engine's to say: one that hosts several servers names the one.
+"""
+
+import asyncio
+from collections.abc import AsyncIterator, Mapping
+from dataclasses import dataclass
+from typing import Any
+from urllib.parse import quote
+
+import aiohttp
+import msgspec
+import yarl
+
+from babylon.core.errors import ServingError
+from babylon.serving.gateway.route_table import Target
+
+_LOAD_TIMEOUT = aiohttp.ClientTimeout(total=600)
+_ASK_TIMEOUT = aiohttp.ClientTimeout(total=5)
+_CALL_TIMEOUT = aiohttp.ClientTimeout(total=None, connect=5)
+FIRST_CHUNK_S, NEXT_CHUNK_S = 120.0, 60.0
+
+_JSON = {"Content-Type": "application/json"}
+
+
+class EngineDownError(ServingError):
+    """The engine does not answer."""
+
+
+@dataclass(frozen=True, slots=True)
+class Place:
+    """Where a policy answers, and under which name there."""
+
+    url: str
+    model: str
+
+
+class Engine:
+    """Loads and unloads policies, and answers calls."""
+
+    def __init__(self, session: aiohttp.ClientSession, url: str) -> None:
+        self._session, self._url = session, url
+        self._places: dict[str, Place] = {}
+        self._urls: dict[tuple[str, str], yarl.URL] = {}  # parsing costs as much as sending
+
+    async def policies(self) -> frozenset[str]:
+        """Names of the loaded policies."""
+        answer = await self._ask("GET", "/v1/models", _ASK_TIMEOUT)
+        self._places = {card["id"]: self._place(card["id"], card) for card in answer["data"]}
+        return frozenset(self._places)
+
+    async def load(self, target: Target) -> None:
+        body = {"path": target.path, "version": target.policy_version}
+        card = await self._ask("PUT", f"/policies/{quote(target.name)}", _LOAD_TIMEOUT, body)
+        self._places[target.name] = self._place(target.name, card)
+
+    async def unload(self, name: str) -> None:
+        await self._ask("DELETE", f"/policies/{quote(name)}", _ASK_TIMEOUT)
+
+    async def call(self, path: str, body: bytes, name: str) -> aiohttp.ClientResponse:
+        """The response to ``body``, whose model is the policy ``name``; the caller closes it.
+
+        A connection that was kept open may turn out to be closed: then a new one is tried, once.
+        It is a request to the same policy, and nothing of the first one was answered.
+
+        Raises:
+            EngineDownError: no response came.
+        """
+        place = self._places.get(name) or Place(self._url, name)
+        if place.model != name:
+            body = msgspec.json.encode({**msgspec.json.decode(body), "model": place.model})
+        try:
+            try:
+                return await self._post(place.url, path, body)
+            except (aiohttp.ServerDisconnectedError, aiohttp.ClientOSError):
+                return await self._post(place.url, path, body)
+        except (aiohttp.ClientError, TimeoutError) as error:
+            raise _down(place.url, error) from error
+
+    async def _post(self, base: str, path: str, body: bytes) -> aiohttp.ClientResponse:
+        key = (base, path)
+        url = self._urls.get(key) or self._urls.setdefault(key, yarl.URL(base + path))
+        return await self._session.post(url, data=body, headers=_JSON, timeout=_CALL_TIMEOUT)
+
+    def _place(self, name: str, card: Mapping[str, Any]) -> Place:
+        return Place(card.get("url") or self._url, card.get("model") or name)
+
+    async def _ask(
+        self, method: str, path: str, timeout: aiohttp.ClientTimeout, body: object = None
+    ) -> Any:
+        """
+        Raises:
+            ServingError: the engine refuses; its message says why.
+            EngineDownError: it does not answer.
+        """
+        data = None if body is None else msgspec.json.encode(body)
+        try:
+            async with self._session.request(
+                method, self._url + path, data=data, timeout=timeout
+            ) as response:
+                text = await response.read()
+        except (aiohttp.ClientError, TimeoutError) as error:
+            raise _down(self._url, error) from error
+        if response.status == 503:
+            raise EngineDownError(f"the engine cannot {method} {path} now: {_message(text)}")
+        if response.status >= 400:
+            raise ServingError(f"the engine refuses {method} {path}: {_message(text)}")
+        return msgspec.json.decode(text) if text else None
+
+
+async def arriving(content: aiohttp.StreamReader) -> AsyncIterator[bytes]:
+    """A stream as it comes.
+
+    Raises:
+        TimeoutError: nothing came for so long that nothing will.
+    """
+    limit_s = FIRST_CHUNK_S
+    while True:
+        async with asyncio.timeout(limit_s):
+            data = await content.readany()
+        if not data:
+            return
+        yield data
+        limit_s = NEXT_CHUNK_S
+
+
+def _down(url: str, error: BaseException) -> EngineDownError:
+    return EngineDownError(
+        f"the engine at {url} does not answer ({error or type(error).__name__}):"
+        " try again in a moment, or look at its log"
+    )
+
+
+def _message(body: bytes) -> str:
+    try:
+        return str(msgspec.json.decode(body)["error"]["message"])
+    except (msgspec.DecodeError, KeyError, TypeError):
+        return body.decode(errors="replace")[:500]

@@ -1,0 +1,192 @@
+"""One call while it happens: who asks, what was sampled, and whether it can be trained on.
+
+No input or output here. The engine is always asked for logprobs and token ids; the client sees
+them only if it asked for them itself.
+"""
+
+import math
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
+from datetime import UTC, datetime
+from typing import Any
+
+import msgspec
+
+from babylon.core.storable import storable, storable_json
+from babylon.serving.gateway.dialects import CHAT, Asked, Dialect
+from babylon.serving.gateway.route_table import CHAMPION, Route, Target
+from babylon.serving.openai_wire import RequestError, constraints
+from babylon.store.calls import RecordedCall
+
+_MAX_ID = 200  # characters
+_AGENT, _TRAJECTORY, _STEP = b"x-babylon-agent", b"x-babylon-trajectory", b"x-babylon-step"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Identity:
+    """Who asks, from the request's headers; OpenAI's ``user`` stands in for the agent."""
+
+    agent_id: str | None
+    trajectory_id: str | None
+    step: int | None
+
+    @classmethod
+    def of(cls, headers: Iterable[tuple[bytes, bytes]], asked: Asked) -> "Identity":
+        """
+        Raises:
+            RequestError: 400, a header comes twice, or has a value that cannot be stored.
+        """
+        given: dict[bytes, str] = {}
+        for name, value in headers:
+            if name.startswith(b"x-babylon-"):
+                if name in given:  # another reader would believe the other one
+                    raise RequestError(400, f"{name.decode()} is sent twice: send it once")
+                given[name] = value.decode(errors="replace")
+        step = given.get(_STEP)
+        if step is not None and not (step.isascii() and step.isdigit() and len(step) <= 9):
+            raise RequestError(400, f"x-babylon-step {step!r:.80}: send the number of the step")
+        return cls(
+            agent_id=_checked(_AGENT, given.get(_AGENT) or asked.user),
+            trajectory_id=_checked(_TRAJECTORY, given.get(_TRAJECTORY)),
+            step=None if step is None else int(step),
+        )
+
+
+@dataclass(slots=True, kw_only=True)
+class Exchange:
+    """A request to a policy and the answer as far as it has come. ``text`` grows with chunks."""
+
+    call_id: str
+    identity: Identity
+    chat: Asked
+    fields: Mapping[str, Any]
+    route: Route
+    target: Target
+    dialect: Dialect = CHAT
+    arm: str = CHAMPION
+    key_id: str | None = None
+    started_at: datetime = field(default_factory=lambda: datetime.now(UTC))
+    first_at: datetime | None = None
+    text: str = ""
+    prompt_token_ids: list[int] = field(default_factory=list)
+    token_ids: list[int] = field(default_factory=list)
+    logprobs: list[float | None] = field(default_factory=list)
+    finish_reason: str | None = None
+    completion_tokens: int | None = None
+
+    def upstream_body(self) -> bytes:
+        """The client's request for the engine: the exact policy, sampling spelled out."""
+        added: dict[str, Any] = {
+            "model": self.target.name,
+            "temperature": self.temperature,
+            "top_p": self.top_p,
+            "logprobs": self.dialect.ask_logprobs(self.chat),
+            "return_token_ids": True,
+        }
+        if self.chat.stream:
+            added["stream_options"] = {"include_usage": True}
+        return msgspec.json.encode({**self.fields, **added})
+
+    @property
+    def temperature(self) -> float:
+        return 1.0 if self.chat.temperature is None else self.chat.temperature
+
+    @property
+    def top_p(self) -> float:
+        return 1.0 if self.chat.top_p is None else self.chat.top_p
+
+    def take(self, answer: dict[str, Any]) -> dict[str, Any] | None:
+        """Note what an answer or a chunk of it brings; returns what the client may see of it."""
+        if self.first_at is None:
+            self.first_at = datetime.now(UTC)
+        self.prompt_token_ids += answer.get("prompt_token_ids") or []
+        usage = answer.get("usage")
+        if usage:
+            self.completion_tokens = usage.get("completion_tokens")
+        choices = answer.get("choices") or []
+        for choice in choices:
+            self._take_choice(choice)
+        if self.chat.stream and not choices and not self.chat.wants_usage:
+            return None
+        return self._for_client(answer, choices)
+
+    def _take_choice(self, choice: dict[str, Any]) -> None:
+        self.text += self.dialect.text(choice)
+        self.prompt_token_ids += choice.get("prompt_token_ids") or []
+        self.token_ids += choice.get("token_ids") or []
+        self.logprobs += self.dialect.logprobs(choice)
+        self.finish_reason = choice.get("finish_reason") or self.finish_reason
+
+    def _for_client(self, answer: dict[str, Any], choices: list[dict[str, Any]]) -> dict[str, Any]:
+        if "model" in answer:
+            answer["model"] = self.target.name  # an engine may know it by another name
+        if not self.chat.return_token_ids:
+            answer.pop("prompt_token_ids", None)
+            for choice in choices:
+                choice.pop("prompt_token_ids", None)
+                choice.pop("token_ids", None)
+        if self.chat.logprobs is None or self.chat.logprobs is False:  # 0 asks, for one a token
+            for choice in choices:
+                choice["logprobs"] = None
+        return answer
+
+    def flaw(self) -> str | None:
+        """Why this call cannot be trained on, or ``None``."""
+        tokens, scores, counted = len(self.token_ids), len(self.logprobs), self.completion_tokens
+        if not tokens == scores == counted:
+            return f"{tokens} token ids, {scores} logprobs, but usage says {counted} tokens"
+        if not tokens or not self.prompt_token_ids:
+            return "no tokens"
+        if None in self.logprobs or not all(map(math.isfinite, self.logprobs)):  # type: ignore[arg-type]
+            return "a logprob is not finite"
+        if self.temperature == 0:
+            return "temperature 0: greedy, not sampled"
+        if self.top_p < 1:
+            return f"top_p {self.top_p}: not sampled from the whole distribution"
+        if bent := constraints(self.fields):
+            return f"the distribution was bent by {', '.join(bent)}"
+        return None
+
+    def record(self, *, interrupted: str | None = None) -> RecordedCall:
+        """The call as it is stored; ``interrupted`` says why the answer is only a part."""
+        flaw = interrupted or self.flaw()
+        elapsed = datetime.now(UTC) - self.started_at
+        return RecordedCall(
+            call_id=self.call_id,
+            agent_id=self.identity.agent_id,
+            trajectory_id=self.identity.trajectory_id,
+            step_number=self.identity.step,
+            policy_version=self.target.policy_version,
+            route_version=self.route.route_version,
+            model=self.target.name,
+            messages=storable_json(self.dialect.prompt_json(self.fields).decode()),
+            response=storable(self.text),
+            prompt_token_ids=self.prompt_token_ids,
+            completion_token_ids=self.token_ids,
+            logprobs=[math.nan if score is None else score for score in self.logprobs],
+            temperature=self.temperature,
+            top_p=self.top_p,
+            max_tokens=self.chat.limit or 0,  # 0: the client set no bound
+            seed=self.chat.seed,
+            finish_reason="interrupted" if interrupted else self.finish_reason or "unknown",
+            trainable=flaw is None,
+            untrainable_reason=flaw,
+            started_at=self.started_at,
+            latency_ms=int(elapsed.total_seconds() * 1000),
+            arm=self.arm,
+            key_id=self.key_id,
+            parameters=storable_json(msgspec.json.encode(self._parameters()).decode()),
+        )
+
+    def _parameters(self) -> dict[str, Any]:
+        """Every field but the prompt, as the client sent it."""
+        left_out = (self.dialect.content, "model")
+        return {name: value for name, value in self.fields.items() if name not in left_out}
+
+
+def _checked(name: bytes, value: str | None) -> str | None:
+    if value is not None and (len(value) > _MAX_ID or not value.isprintable()):
+        raise RequestError(
+            400, f"{name.decode()} {value!r:.80}: send at most {_MAX_ID} printable characters"
+        )
+    return value or None

@@ -1,0 +1,187 @@
+"""Following the database: serve the newest route as soon as its policies are loaded, and say so.
+
+Postgres notifies; a poll every few seconds makes up for a notification that was lost. Between a
+notification and the swap there is one statement, because agents are served by what was taken back
+until then. While the database is away the last route stays in force.
+"""
+
+import asyncio
+import logging
+from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager, suppress
+from typing import NoReturn
+
+from babylon.core.errors import ModelError
+from babylon.serving.gateway.auth import KeyRing
+from babylon.serving.gateway.loader import POLL_S, RETRY_S, Loader, Wish
+from babylon.serving.gateway.recording import CallRecorder
+from babylon.serving.gateway.route_table import RouteTable, Target
+from babylon.serving.gateway.shipping import DATABASE_FAILURES
+from babylon.serving.gateway.wanted_policies import next_route, wanted
+from babylon.store import Store
+from babylon.store.calls import ARE_CALLS_RECORDED
+from babylon.store.desired import Desired, desired
+from babylon.store.gateways import Gateway, announce_gateway, remove_gateway
+from babylon.store.policies import checkpoint_uris
+from babylon.store.routes import CHANNEL
+
+log = logging.getLogger(__name__)
+
+
+class Follower:
+    """Keeps a ``RouteTable`` at the newest route while ``run`` runs."""
+
+    def __init__(
+        self,
+        store: Store,
+        loader: Loader,
+        table: RouteTable,
+        keys: KeyRing,
+        recorder: CallRecorder,
+        *,
+        alias: str,
+        gateway: str,
+        url: str,
+    ) -> None:
+        self.no_policy = False
+        self._store, self._loader, self._table = store, loader, table
+        self._keys, self._recorder = keys, recorder
+        self._alias, self._gateway, self._url = alias, gateway, url
+        self._away: str | None = None
+        self._desired: Desired | None = None
+        self._proposals_read = 0
+        self._told_in_flight: dict[str, int] = {}
+        self._changed, self._news = asyncio.Event(), asyncio.Event()
+        loader.changed = self._loaded
+        table.idle = self._idle
+
+    @property
+    def problem(self) -> str | None:
+        """What stands in the way of the newest route, although an older one is served."""
+        if self._away or self._desired is None:
+            return self._away
+        arms, refusals = self._desired.route.versions, self._loader.refusals
+        return next((why for wish, why in refusals.items() if wish.version in arms), None)
+
+    async def run(self) -> NoReturn:
+        while True:
+            try:
+                async with self._listening() as listening:
+                    await self._keys.renew(self._store)
+                    while listening():
+                        await self._follow()
+                        await self._keys.renew(self._store)
+                        await self._pause()
+            except DATABASE_FAILURES as error:
+                self._without_database(error)
+                await asyncio.sleep(RETRY_S)
+
+    async def give_signs_of_life(self) -> NoReturn:
+        """Announce this gateway after each change, and again and again."""
+        while True:
+            self._news.clear()
+            with suppress(*DATABASE_FAILURES):  # ``run`` reports them
+                await self._announce()
+            with suppress(TimeoutError):
+                async with asyncio.timeout(POLL_S):
+                    await self._news.wait()
+
+    def suspect(self, reason: str) -> None:
+        """A request failed for this reason: serve nothing until a look says that all is well."""
+        self._loader.doubt(reason)
+
+    async def leave(self) -> None:
+        """Tell those who wait for acknowledgements that this gateway is gone."""
+        with suppress(*DATABASE_FAILURES):  # they will notice by its silence
+            await remove_gateway(self._store, self._gateway)
+
+    def _without_database(self, error: Exception) -> None:
+        problem = f"the database does not answer ({error or type(error).__name__})"
+        if self._table.route is None:
+            self._loader.report(problem)
+        elif self._away is None:
+            log.warning("%s: route %d stays in force", problem, self._table.route.route_version)
+        self._away = problem
+
+    async def _follow(self) -> None:
+        try:
+            newest = await desired(self._store)
+        except ModelError as error:
+            self.no_policy = True
+            self._loader.report(str(error))
+            return
+        self.no_policy, self._away = False, None
+        versions, targets = wanted(newest), dict(self._loader.loaded)
+        if unknown := versions.keys() - targets.keys():
+            for version, uri in (await checkpoint_uris(self._store, unknown)).items():
+                name, path = f"{self._alias}-v{version}", uri.removeprefix("file://")
+                targets[version] = Target(name, version, path)
+        self._desired = newest
+        self._proposals_read = max(self._proposals_read, *newest.proposals.values(), 0)
+        self._loader.want([Wish(targets[version], why) for version, why in versions.items()])
+        self._advance()
+
+    def _loaded(self) -> None:
+        self._advance()
+        self._news.set()
+
+    def _advance(self) -> None:
+        """Swap, if there is something to swap to."""
+        if self._desired is None:
+            return
+        before = self._table.route
+        route = next_route(self._alias, self._desired, self._loader.loaded, before)
+        if route == before:
+            return
+        self._table.route = route
+        self._news.set()
+        if route and (before is None or before.route_version != route.route_version):
+            arms = " and ".join(arm.name for arm in route.arms)
+            log.info("route %d: %s serves", route.route_version, arms)
+
+    async def _announce(self) -> None:
+        route = self._table.route
+        if route is None:
+            return
+        self._told_in_flight = {str(v): self._table.routed[v] for v in self._table.in_flight}
+        await announce_gateway(
+            self._store,
+            Gateway(
+                gateway_id=self._gateway,
+                url=self._url,
+                route_version=route.route_version,
+                loaded=sorted({target.policy_version for target in route.targets.values()}),
+                refusals={str(wish.version): why for wish, why in self._loader.refusals.items()},
+                in_flight=self._told_in_flight,
+                proposals_read=self._proposals_read,
+                problem=self._table.unavailable or self.problem,
+                recorded_until=self._recorder.recorded_until,
+            ),
+        )
+
+    def _idle(self, version: int) -> None:
+        """Whoever waits for the last call of a version is told at once."""
+        if str(version) in self._told_in_flight:
+            self._news.set()
+
+    @asynccontextmanager
+    async def _listening(self) -> AsyncIterator[Callable[[], bool]]:
+        """Hear of changes while the block runs; the value is true while the connection lives."""
+        async with self._store.pool.acquire() as connection:
+            await connection.add_listener(CHANNEL, self._heard)
+            connection.add_termination_listener(self._heard)
+            try:
+                yield lambda: not connection.is_closed()
+            finally:
+                if not connection.is_closed():
+                    connection.remove_termination_listener(self._heard)
+                    await connection.remove_listener(CHANNEL, self._heard)
+
+    def _heard(self, *message: object) -> None:
+        (self._news if message[-1] == ARE_CALLS_RECORDED else self._changed).set()
+
+    async def _pause(self) -> None:
+        with suppress(TimeoutError):
+            async with asyncio.timeout(RETRY_S if self._table.unavailable else POLL_S):
+                await self._changed.wait()
+        self._changed.clear()

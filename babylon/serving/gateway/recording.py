@@ -1,0 +1,185 @@
+"""Recording without loss: an answer ends only when its call is on the disk.
+
+All calls that wait at a moment are written together (group commit), so that the cost of a sync is
+shared while each request waits for its own. A shipper moves them on to Postgres, which may be away
+meanwhile. On a full disk ``lossless`` withholds answers, because training would never see them;
+``available`` serves them and keeps a note of the gap.
+"""
+
+import asyncio
+import logging
+import os
+from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import NoReturn, TypeVar, TypeVarTuple
+
+from babylon.core.errors import StorageError
+from babylon.core.settings import RecordingPolicy
+from babylon.serving.gateway.segments import Segment, encode_record
+from babylon.serving.gateway.shipping import Shipper
+from babylon.store.calls import RecordedCall, RecordingGap
+
+log = logging.getLogger(__name__)
+
+SEGMENT_BYTES = 8 * 2**20  # after a crash at most so much is read again
+PROBE_S, PROBE_BYTES = 1.0, 2**16
+Given = TypeVarTuple("Given")
+Result = TypeVar("Result")
+_Pending = tuple[bytes, "asyncio.Future[None]"]
+
+
+class CallRecorder:
+    """Writes calls while ``run`` runs. ``problem`` is why the disk takes none, if so."""
+
+    def __init__(
+        self, shipper: Shipper, directory: Path, policy: RecordingPolicy, gateway_id: str
+    ) -> None:
+        self.problem: str | None = None
+        self.gap: RecordingGap | None = None
+        self.lost = 0  # calls
+        self._shipper, self._directory = shipper, directory
+        self._policy, self._gateway_id = policy, gateway_id
+        self._segment: Segment | None = None
+        self._pending: list[_Pending] = []
+        self._unwritten = 0
+        self._arrived = asyncio.Event()
+        self._thread = ThreadPoolExecutor(1, thread_name_prefix="recorder")
+
+    @property
+    def recorded_until(self) -> datetime | None:
+        """Every call answered before this time is in the database."""
+        idle = not self._unwritten and self._shipper.idle
+        return datetime.now(UTC) if idle else self._shipper.shipped_until
+
+    def require_room(self) -> None:
+        """Before a call is sampled in vain.
+
+        Raises:
+            StorageError: the disk takes no calls, and none may go unrecorded.
+        """
+        if self.problem and self._policy == "lossless":
+            raise StorageError(self.problem)
+
+    async def record(self, call: RecordedCall) -> None:
+        """Return once the call is on the disk (or counted as lost, where that is allowed).
+
+        Raises:
+            StorageError: it is not.
+        """
+        try:
+            if self.problem:
+                raise StorageError(self.problem)
+            await self._durable(encode_record(call))
+        except StorageError as error:
+            if self._policy == "lossless":
+                raise
+            self._note_gap(str(error))
+
+    async def run(self) -> NoReturn:
+        while True:
+            if self.problem:
+                await self._probe()
+            await self._arrived.wait()
+            self._arrived.clear()
+            batch, self._pending = self._pending, []
+            if batch:
+                await self._write(batch)
+
+    async def close(self) -> None:
+        """Ship what can be shipped; the rest stays on the disk for the next start."""
+        if self._segment:
+            self._segment.sealed = True
+        self._thread.shutdown()
+        await self._shipper.close()
+
+    async def _durable(self, record: bytes) -> None:
+        durable: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+        self._pending.append((record, durable))
+        self._unwritten += 1
+        self._arrived.set()
+        try:
+            await durable
+        finally:
+            self._unwritten -= 1
+
+    async def _write(self, batch: Sequence[_Pending]) -> None:
+        try:
+            segment = await self._current()
+            await self._in_thread(segment.append, [record for record, _ in batch])
+        except OSError as error:
+            self._failed(error)
+        self._settle(batch)
+        self._shipper.wake()
+
+    def _settle(self, batch: Sequence[_Pending]) -> None:
+        for _, durable in batch:
+            if durable.done():  # its request was cancelled meanwhile
+                continue
+            if self.problem:
+                durable.set_exception(StorageError(self.problem))
+            else:
+                durable.set_result(None)
+
+    async def _current(self) -> Segment:
+        if self._segment and self._segment.durable >= SEGMENT_BYTES:
+            self._segment.sealed, self._segment = True, None
+        if self._segment is None:
+            self._segment = await self._in_thread(Segment.create, self._directory)
+            self._shipper.add(self._segment)
+        return self._segment
+
+    def _failed(self, error: OSError) -> None:
+        """What a failed sync has left of the file is unknown: the next calls go into another."""
+        if self._segment:
+            self._segment.sealed, self._segment = True, None
+        self.problem = (
+            f"the disk of {self._directory} takes no calls ({error.strerror or error}):"
+            " free it; RECORDING=available serves without recording"
+        )
+        log.error("%s", self.problem)
+
+    async def _probe(self) -> None:
+        """Until the disk takes something again."""
+        waiting, self._pending = self._pending, []
+        self._settle(waiting)
+        while self.problem:
+            try:
+                await self._in_thread(_try_to_write, self._directory)
+            except OSError:
+                await asyncio.sleep(PROBE_S)
+            else:
+                log.info("the disk takes calls again")
+                self.problem = None
+        self.gap = None  # the next is another
+
+    def _note_gap(self, reason: str) -> None:
+        now = datetime.now(UTC)
+        gap = self.gap or RecordingGap(
+            gateway_id=self._gateway_id, began_at=now, ended_at=now, calls=0, reason=reason
+        )
+        self.lost += 1
+        self.gap = self._shipper.gap = replace(gap, ended_at=now, calls=gap.calls + 1)
+        self._shipper.wake()
+
+    async def _in_thread(self, function: Callable[[*Given], Result], *given: *Given) -> Result:
+        loop = asyncio.get_running_loop()
+        return await loop.run_in_executor(self._thread, function, *given)
+
+
+def _try_to_write(directory: Path) -> None:
+    """
+    Raises:
+        OSError: the disk takes nothing.
+    """
+    directory.mkdir(parents=True, exist_ok=True)
+    path = directory / f"probe-{os.getpid()}"
+    try:
+        with path.open("wb") as file:
+            file.write(bytes(PROBE_BYTES))
+            file.flush()
+            os.fsync(file.fileno())
+    finally:
+        path.unlink(missing_ok=True)

@@ -1,0 +1,146 @@
+"""From segments into Postgres, the oldest first; a segment goes when all of it is committed.
+
+At the start, and now and then, the segments of gateways that died are taken over. A call that was
+committed before its gateway died is met again then, and stays as it is.
+"""
+
+import asyncio
+import logging
+from collections.abc import Sequence
+from contextlib import suppress
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import NoReturn
+
+import asyncpg
+
+from babylon.serving.gateway.segments import DAMAGED, Segment, abandoned, encode_record
+from babylon.store import Store
+from babylon.store.calls import RecordedCall, RecordingGap, copy_calls, upsert_gap
+
+log = logging.getLogger(__name__)
+
+DATABASE_FAILURES = (
+    OSError,
+    TimeoutError,
+    asyncpg.PostgresError,
+    asyncpg.InterfaceError,
+    asyncpg.InternalClientError,  # of a connection that broke in the middle of a query
+)
+_REFUSALS = (asyncpg.DataError, asyncpg.IntegrityConstraintViolationError)
+COMMIT_TIMEOUT_S = 5.0
+PORTION_BYTES = 2**17  # decoded at once, between requests
+GATHER_S = 0.1  # a transaction for calls that come together
+LOOK_S = 5.0  # how often to look for segments that a dead gateway left
+RETRY_S, LONGEST_RETRY_S = 0.25, 4.0
+
+
+class Shipper:
+    """Owns the segments from their making to their removal.
+
+    ``shipped_until``: every call answered before is in the database; ``None`` before that is known.
+    ``gap`` is a note for the database that waits to be sent.
+    """
+
+    def __init__(self, store: Store, directory: Path) -> None:
+        self.shipped_until: datetime | None = None
+        self.gap: RecordingGap | None = None
+        self.shipped_calls = 0
+        self._store, self._directory = store, directory
+        self._segments: list[Segment] = []
+        self._due = asyncio.Event()
+
+    def add(self, segment: Segment) -> None:
+        self._segments.append(segment)
+
+    def wake(self) -> None:
+        self._due.set()
+
+    @property
+    def backlog_bytes(self) -> int:
+        return sum(segment.durable - segment.shipped for segment in self._segments)
+
+    @property
+    def idle(self) -> bool:
+        return self.shipped_until is not None and not self.backlog_bytes
+
+    async def run(self) -> NoReturn:
+        pause = RETRY_S
+        while True:
+            try:
+                await self.ship()
+                pause = RETRY_S
+            except DATABASE_FAILURES as error:
+                if pause == RETRY_S:
+                    log.warning("calls wait on the disk: the database takes none (%r)", error)
+                await asyncio.sleep(pause)
+                pause = min(2 * pause, LONGEST_RETRY_S)
+                continue
+            with suppress(TimeoutError):
+                await asyncio.wait_for(self._due.wait(), LOOK_S)
+                await asyncio.sleep(GATHER_S)
+
+    async def ship(self) -> None:
+        """Everything that is durable now.
+
+        Raises:
+            One of ``DATABASE_FAILURES``: some of it stays.
+        """
+        self._due.clear()
+        begun = datetime.now(UTC)
+        self._segments[:0] = abandoned(self._directory)
+        for segment in list(self._segments):
+            await self._ship(segment)
+        if gap := self.gap:
+            await upsert_gap(self._store, gap)
+            self.gap = None if self.gap is gap else self.gap
+        self.shipped_until = begun
+
+    async def close(self) -> None:
+        """One last attempt."""
+        try:
+            async with asyncio.timeout(COMMIT_TIMEOUT_S):
+                await self.ship()
+        except DATABASE_FAILURES as error:
+            log.warning("%d bytes of calls stay on the disk (%r)", self.backlog_bytes, error)
+        for segment in self._segments:
+            segment.close()
+        self._segments = []
+
+    async def _ship(self, segment: Segment) -> None:
+        damage = None
+        while segment.shipped < segment.durable and damage is None:
+            portion = segment.read(segment.shipped, PORTION_BYTES)
+            damage = portion.damage
+            if portion.calls:
+                await self._store_calls(portion.calls)
+            segment.shipped = portion.end
+        if damage:
+            lost = segment.durable - segment.shipped
+            log.error("%s ends in %d bytes that are %s", segment.path, lost, damage)
+        if damage or (segment.sealed and segment.shipped == segment.durable):
+            self._segments.remove(segment)
+            if damage == DAMAGED:
+                log.error("the rest is kept in %s", segment.set_aside())
+            else:
+                segment.remove()
+
+    async def _store_calls(self, calls: Sequence[RecordedCall]) -> None:
+        try:
+            async with asyncio.timeout(COMMIT_TIMEOUT_S):
+                await copy_calls(self._store, calls)
+        except _REFUSALS as error:  # one call that the database refuses must not hold up the others
+            if len(calls) == 1:
+                await asyncio.to_thread(self._keep_refused, calls[0], error)
+                return
+            half = len(calls) // 2
+            await self._store_calls(calls[:half])
+            await self._store_calls(calls[half:])
+            return
+        self.shipped_calls += len(calls)
+
+    def _keep_refused(self, call: RecordedCall, error: Exception) -> None:
+        path = self._directory / "refused"
+        with path.open("ab") as file:
+            file.write(encode_record(call))
+        log.error("the database refuses call %s (%s): it is kept in %s", call.call_id, error, path)

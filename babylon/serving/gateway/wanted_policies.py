@@ -1,0 +1,52 @@
+"""What this gateway is to hold, and what it can serve of that: no input or output here."""
+
+from collections.abc import Mapping
+
+from babylon.serving.gateway.route_table import Route, Split, Target
+from babylon.store.desired import Desired
+
+Occasion = str | None
+
+
+def wanted(desired: Desired) -> dict[int, Occasion]:
+    """The policies to hold, the most urgent first: champion, challenger, what is proposed, and the
+    champion before, so that a rollback has nothing to load.
+
+    Returns:
+        Policy version → the occasion for which it is tried once; ``None`` for what the route names,
+        which is tried again and again.
+    """
+    route = desired.route
+    versions: dict[int, Occasion] = {route.policy_version: None}
+    if route.split:
+        versions[route.split.challenger_version] = None
+    for version, proposal_id in desired.proposals.items():
+        versions.setdefault(version, f"proposal {proposal_id}")
+    if desired.previous is not None:
+        versions.setdefault(desired.previous, f"route {route.route_version}")
+    return versions
+
+
+def next_route(
+    alias: str, desired: Desired, loaded: Mapping[int, Target], current: Route | None
+) -> Route | None:
+    """The route in force if its arms are loaded, else the one that is served now; either way with
+    what else is wanted and loaded.
+
+    Args:
+        loaded: policy version → what serves it.
+    """
+    row, split = desired.route, desired.route.split
+    champion = loaded.get(row.policy_version)
+    challenger = loaded.get(split.challenger_version) if split else None
+    if champion and (challenger or not split):
+        arms = Split(challenger, split.share, split.salt) if challenger and split else None
+        current = Route(row.route_version, alias, champion, arms)
+    if current is None:
+        return None
+    others = tuple(
+        loaded[version]
+        for version in wanted(desired)
+        if version in loaded and loaded[version] not in current.arms
+    )
+    return Route(current.route_version, alias, current.champion, current.split, others)

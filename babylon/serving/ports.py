@@ -1,0 +1,42 @@
+"""Is a port free, and if not, whose is it."""
+
+import socket
+from contextlib import suppress
+
+import psutil
+
+from babylon.core.errors import ServingError
+
+
+def require_free_port(port: int, *, user: str, variable: str) -> None:
+    """Before ``user`` listens on it; ``variable`` is the setting that moves it elsewhere.
+
+    Raises:
+        ServingError: the port is taken; names the process that has it, where one may know.
+    """
+    with socket.socket() as probe:
+        probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        try:
+            probe.bind(("127.0.0.1", port))
+        except OSError as error:
+            raise ServingError(
+                f"port {port} for {user} is taken{_by_whom(port)}: stop that program"
+                f" (`babylon down`?), or choose another port with {variable}"
+            ) from error
+
+
+def holder(port: int) -> int | None:
+    """The process that has the port, where the system lets us know."""
+    with suppress(psutil.AccessDenied):
+        for connection in psutil.net_connections("tcp"):
+            if connection.laddr and connection.laddr.port == port and connection.pid:
+                return int(connection.pid)
+    return None
+
+
+def _by_whom(port: int) -> str:
+    """`` by process 123 (name)`` where one may know."""
+    pid = holder(port)
+    with suppress(psutil.Error):  # it may be gone by now
+        return f" by process {pid} ({psutil.Process(pid).name()})" if pid else ""
+    return ""

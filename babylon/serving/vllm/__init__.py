@@ -1,0 +1,1 @@
+"""vLLM servers behind the engine protocol."""

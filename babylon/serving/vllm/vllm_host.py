@@ -1,0 +1,107 @@
+"""The process that stands where the embedded engine would, and has vLLM servers do the work.
+
+It speaks ``babylon.serving.engine_protocol``; calls go to the servers directly, never through here.
+"""
+
+import asyncio
+import logging
+import sys
+from collections.abc import AsyncIterator
+
+import aiohttp
+import msgspec
+from aiohttp import web
+
+from babylon.core.errors import BabylonError, ModelError, ServingError
+from babylon.core.settings import Settings, load_settings
+from babylon.serving.engine_protocol import PolicySource, json_response, openai_errors
+from babylon.serving.openai_wire import RequestError
+from babylon.serving.supervise import exit_with_supervisor
+from babylon.serving.vllm.build import mixes_base_with_adapters
+from babylon.serving.vllm.command import require_vllm
+from babylon.serving.vllm.vllm_fleet import Fleet
+
+FLEET = web.AppKey("fleet", Fleet)
+
+
+def make_app(settings: Settings) -> web.Application:
+    """The host's HTTP application; its servers stop with it.
+
+    Raises:
+        ConfigError: the settings name no vLLM.
+    """
+    adapters_apart = mixes_base_with_adapters(require_vllm(settings))
+    app = web.Application(middlewares=[openai_errors])
+
+    async def run_fleet(app: web.Application) -> AsyncIterator[None]:
+        async with aiohttp.ClientSession() as http:
+            app[FLEET] = Fleet(http, settings, adapters_apart=adapters_apart)
+            yield
+            await app[FLEET].close()
+
+    async def watch_supervisor(app: web.Application) -> AsyncIterator[None]:
+        watch = asyncio.create_task(exit_with_supervisor())
+        yield
+        watch.cancel()
+
+    app.cleanup_ctx.extend([run_fleet, watch_supervisor])
+    app.add_routes(
+        [
+            web.get("/health", _health),
+            web.get("/v1/models", _models),
+            web.put("/policies/{name:.+}", _load),
+            web.delete("/policies/{name:.+}", _unload),
+        ]
+    )
+    return app
+
+
+async def _health(request: web.Request) -> web.Response:
+    servers = request.app[FLEET].describe()
+    status = "ok" if all(server["up"] for server in servers) else "starting"
+    names = request.app[FLEET].names
+    return json_response({"status": status, "policies": names, "servers": servers})
+
+
+async def _models(request: web.Request) -> web.Response:
+    return json_response({"object": "list", "data": await request.app[FLEET].ready()})
+
+
+async def _load(request: web.Request) -> web.Response:
+    name = request.match_info["name"]
+    try:
+        source = msgspec.json.decode(await request.read(), type=PolicySource)
+        return json_response(await request.app[FLEET].load(name, source.path, source.version))
+    except (msgspec.DecodeError, ModelError) as error:
+        raise RequestError(400, str(error)) from error
+    except RequestError as error:  # vLLM's own refusals have statuses of their own
+        raise RequestError(409 if error.status == 409 else 400, str(error)) from error
+    except ServingError as error:
+        raise RequestError(503, str(error), code="unavailable") from error
+
+
+async def _unload(request: web.Request) -> web.Response:
+    await request.app[FLEET].unload(request.match_info["name"])
+    return web.Response(status=204)
+
+
+def main() -> None:
+    logging.basicConfig(level=logging.INFO, format="%(asctime)s %(levelname)s %(name)s %(message)s")
+    try:
+        settings = load_settings()
+        app = make_app(settings)
+    except BabylonError as error:
+        sys.exit(f"vLLM host: {error}")
+    web.run_app(
+        app,
+        host="127.0.0.1",
+        port=settings.engine_port,
+        handler_cancellation=True,
+        shutdown_timeout=1,
+        access_log=None,
+        print=None,
+    )
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,234 @@
+"""One vLLM server and the policies that it is to hold, which it is made to hold again and again.
+
+What was loaded at run time is lost with the process. So there is one operation for the first time
+and for every time after: look at what the server has, add what is missing, try it out.
+"""
+
+import asyncio
+import logging
+import signal
+import time
+
+from babylon.core.errors import ModelError
+from babylon.serving.openai_wire import RequestError
+from babylon.serving.supervise import Service, Supervised, supervised
+from babylon.serving.vllm.command import cause_of_death
+from babylon.serving.vllm.vllm_client import Card, VllmClient, VllmDownError
+from babylon.serving.vllm.vllm_policy import Policy, canonical
+
+log = logging.getLogger(__name__)
+
+POLL_S = 0.5
+_REPORT_S = 30.0  # how often a start that takes its time is told
+
+
+class Server:
+    """A server at ``client.url``: our own child that runs ``service``, or somebody else's.
+
+    ``policies`` is what it holds, or is made to hold again; ``up`` says whether it answers.
+    """
+
+    def __init__(self, client: VllmClient, service: Service | None) -> None:
+        self.client, self.service = client, service
+        self.policies: dict[str, Policy] = {}
+        self.up = False
+        self._was_up = False
+        self._loading = 0
+        self._cards: list[Card] = []
+        self._tried: set[str] = set()
+        self._changing = asyncio.Lock()
+        self._process: Supervised | None = None
+        self._log_start = 0
+        self._life = asyncio.create_task(self._live())
+        self._life.add_done_callback(_die_of_a_bug)
+
+    @property
+    def idle(self) -> bool:
+        return not self.policies and not self._loading
+
+    async def stop(self) -> None:
+        self._life.cancel()
+        await asyncio.gather(self._life, return_exceptions=True)
+
+    async def load(self, policy: Policy) -> None:
+        """Hold the policy from now on; returns when it can answer.
+
+        Raises:
+            ModelError: the server does not start.
+            RequestError: it refuses the policy, or has another one of that name.
+            VllmDownError: it is not ours to start, and does not answer.
+        """
+        self._loading += 1
+        try:
+            while not await self._try_to_hold(policy):
+                await asyncio.sleep(POLL_S)
+            self.policies[policy.name] = policy
+        finally:
+            self._loading -= 1
+
+    async def unload(self, name: str) -> None:
+        """Answers that have begun are finished; a full model stays while the server does.
+
+        It does not wait for what is being loaded: an adapter that is loaded again at this moment
+        may stay there, but is no policy any more.
+        """
+        policy = self.policies.pop(name)
+        if policy.is_adapter:
+            try:
+                await self.client.unload(name)
+            except (RequestError, VllmDownError) as error:  # then it is not there
+                log.info("%s was not loaded: %s", name, error)
+
+    async def ready(self) -> dict[str, str]:
+        """Names of the policies that can answer now → their names there."""
+        try:
+            cards = await self._look()
+        except (VllmDownError, TimeoutError):
+            return {}
+        found = {name: _find(policy, cards) for name, policy in self.policies.items()}
+        return {name: card.id for name, card in found.items() if card}
+
+    async def drained(self) -> None:
+        """Wait until it answers nothing, and a moment later still nothing."""
+        quiet = 0
+        while quiet < 2:
+            try:
+                quiet = 0 if await self.client.in_flight() else quiet + 1
+            except VllmDownError:
+                return
+            except TimeoutError:
+                quiet = 0
+            await asyncio.sleep(POLL_S)
+
+    async def _live(self) -> None:
+        if self.service is None:
+            await self._look_after()
+            return
+        written = self.service.log
+        self._log_start = written.stat().st_size if written.exists() else 0
+        async with supervised(self.service) as self._process:
+            await self._look_after()
+
+    async def _look_after(self) -> None:
+        """What the server has lost is loaded before anybody asks for it."""
+        down_since = told = time.monotonic()
+        while True:
+            try:
+                cards = await self._look()
+                for policy in list(self.policies.values()):
+                    if not _find(policy, cards):
+                        await self._repair(policy)
+                down_since = time.monotonic()
+            except VllmDownError:
+                if time.monotonic() - max(told, down_since) > _REPORT_S:
+                    told = time.monotonic()
+                    log.info("%s does not answer for %.0f s", self.client.url, told - down_since)
+            except TimeoutError:
+                log.warning("%s is busy", self.client.url)
+            await asyncio.sleep(POLL_S)
+
+    async def _repair(self, policy: Policy) -> None:
+        """A policy that the server takes no more is dropped: who needs it asks again, and why."""
+        async with self._changing:
+            if policy.name not in self.policies:
+                return
+            try:
+                await self._hold(policy)
+            except RequestError as error:
+                del self.policies[policy.name]
+                log.error("%s is lost: %s", policy.name, error)
+
+    async def _try_to_hold(self, policy: Policy) -> bool:
+        """Whether the server was there to do it."""
+        if self._process and self._process.exit_code is not None and not self._was_up:
+            service = self._process.service
+            cause = cause_of_death(service.log, self._log_start)
+            raise ModelError(f"the {service.name} does not start: {cause}")
+        try:
+            async with self._changing:
+                await self._hold(policy)
+                return True
+        except TimeoutError:
+            return False
+        except VllmDownError:
+            if self.service is None:
+                raise
+            return False
+
+    async def _hold(self, policy: Policy) -> None:
+        """Have the server hold a policy, and try it out where that was not done."""
+        cards = await self._look()
+        card = _find(policy, cards)
+        if card is None and policy.is_adapter:
+            await self._add(policy, cards)
+        elif card is None:
+            raise RequestError(400, f"{self._serves(cards)}, not {policy.path}")
+        if policy.name not in self._tried:
+            await self._try_out(policy, card.id if card else policy.name)
+
+    async def _add(self, policy: Policy, cards: list[Card]) -> None:
+        if all(_model(card) != policy.base for card in _bases(cards)):
+            raise RequestError(
+                400, f"{policy.path} is an adapter of {policy.base}, but {self._serves(cards)}"
+            )
+        if other := next((card for card in cards if card.id == policy.name), None):
+            raise RequestError(
+                409,
+                f"{policy.name!r} is {other.root} at {self.client.url}: load {policy.path} under"
+                " another name",
+            )
+        await self.client.load(policy.name, policy.path)
+        log.info("%s holds %s", self.client.url, policy.name)
+
+    async def _try_out(self, policy: Policy, name: str) -> None:
+        try:
+            await self.client.draw_one_token(name)
+        except RequestError as error:
+            if policy.is_adapter:
+                await self.client.unload(policy.name)
+            raise RequestError(400, f"{policy.path} cannot answer: {error}") from error
+        self._tried.add(policy.name)
+
+    async def _look(self) -> list[Card]:
+        """What it serves; while it is busy, what it served last."""
+        try:
+            self._cards = await self.client.cards()
+        except VllmDownError:
+            self.up, self._cards, self._tried = False, [], set()
+            raise
+        except TimeoutError:
+            if not self.up:
+                raise
+        if not self.up:
+            log.info("%s answers", self.client.url)
+        self.up = self._was_up = True
+        return self._cards
+
+    def _serves(self, cards: list[Card]) -> str:
+        served = ", ".join(map(_model, _bases(cards))) or "nothing"
+        return f"the vLLM server at {self.client.url} serves {served}"
+
+
+def _die_of_a_bug(life: "asyncio.Task[None]") -> None:
+    """A server that nobody looks after any more would only seem to be there: start anew."""
+    if not life.cancelled() and (error := life.exception()):
+        log.critical("the host cannot go on", exc_info=error)
+        signal.raise_signal(signal.SIGTERM)
+
+
+def _bases(cards: list[Card]) -> list[Card]:
+    return [card for card in cards if card.parent is None]
+
+
+def _model(card: Card) -> str:
+    return canonical(card.root or card.id)
+
+
+def _find(policy: Policy, cards: list[Card]) -> Card | None:
+    """The card under which a policy answers: an adapter under its own name, a full model under any
+    that the server was started with."""
+    if policy.is_adapter:
+        of_name = (card for card in cards if card.id == policy.name and card.root == policy.path)
+        return next(of_name, None)
+    same = [card for card in _bases(cards) if _model(card) == policy.base]
+    return next((card for card in same if card.id == policy.name), same[0] if same else None)

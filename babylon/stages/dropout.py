@@ -1,0 +1,121 @@
+"""Stage ``dropout``: thin a crowded window before the judge sees it (not neural dropout).
+
+With n trajectories and a target of t < n, a share of ``min(max_dropout, 1 - t / n)`` is dropped,
+rounded down. Which ones depends only on the window, the seed and the trajectory ids. Each agent
+loses about the same share of its own: its trajectories are put in random order and spread evenly
+over [0, 1) with a random offset (systematic sampling), and the lowest positions of the window go
+first. A group keeps two, and the last agents that a window needs keep one each.
+"""
+
+import math
+from collections import Counter
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from hashlib import blake2b
+
+import polars as pl
+
+from babylon.core.artifacts import read_artifact, rewrite_artifact
+from babylon.core.settings import Settings
+from babylon.core.types import Thinned, Validated
+from babylon.scoring.judge.savings import saved_tokens
+
+MIN_GROUP = 2
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Candidate:
+    """What dropout knows of a trajectory; its group is its scenario in this window."""
+
+    trajectory_id: str
+    agent_id: str
+    scenario_id: str
+
+
+def thin_window(settings: Settings, validated: Validated) -> Thinned:
+    """Drop whole trajectories; when none must go, the artifact is handed on as it is.
+
+    Those that go are an artifact of their own: nothing is trained on them, so what is can be
+    checked against them.
+    """
+    rows = read_artifact(validated.artifact, ["trajectory_id", "agent_id", "scenario_id"])
+    candidates = [Candidate(**row) for row in rows.iter_rows(named=True)]
+    dropped = choose_dropped(
+        candidates,
+        target=settings.target_trajectories,
+        max_dropout=settings.max_dropout,
+        min_agents=settings.min_agents,
+        key=f"{validated.claim.window_id}/{settings.seed}",
+    )
+    artifact, held_out = validated.artifact, None
+    if dropped:
+        gone = pl.col("trajectory_id").is_in(sorted(dropped))
+        held_out = rewrite_artifact(
+            artifact, settings.artifacts, lambda frame: frame.filter(gone), stage="held-out"
+        )
+        artifact = rewrite_artifact(
+            artifact, settings.artifacts, lambda frame: frame.filter(~gone), stage="thinned"
+        )
+    agents = {c.agent_id for c in candidates if c.trajectory_id not in dropped}
+    return Thinned(
+        claim=validated.claim,
+        artifact=artifact,
+        agents=len(agents),
+        dropped=len(dropped),
+        held_out=held_out,
+        saved_judge_tokens=saved_tokens(settings, validated.artifact, dropped),
+    )
+
+
+def drop_count(count: int, *, target: int, max_dropout: float) -> int:
+    """How many of ``count`` trajectories are too many, before any group or agent is spared."""
+    most = math.floor(max_dropout * count + 1e-9)  # 0.29 * 100 is 28.999999999999996
+    return max(0, min(count - target, most))
+
+
+def choose_dropped(
+    candidates: Iterable[Candidate], *, target: int, max_dropout: float, min_agents: int, key: str
+) -> frozenset[str]:
+    """The trajectory ids to drop, whatever the order of ``candidates``.
+
+    No group falls below two trajectories and no agent of the last ``min_agents`` loses its last
+    one, even if that leaves more than the target.
+    """
+    everyone = list(candidates)
+    wanted = drop_count(len(everyone), target=target, max_dropout=max_dropout)
+    position = _positions(everyone, key)
+    of_agent = Counter(candidate.agent_id for candidate in everyone)
+    in_group = Counter(candidate.scenario_id for candidate in everyone)
+    dropped: set[str] = set()
+    for candidate in sorted(everyone, key=lambda c: (position[c.trajectory_id], c.trajectory_id)):
+        if len(dropped) >= wanted:
+            break
+        last_of_agent = of_agent[candidate.agent_id] == 1
+        if in_group[candidate.scenario_id] <= MIN_GROUP or (
+            last_of_agent and len(of_agent) <= min_agents
+        ):
+            continue
+        dropped.add(candidate.trajectory_id)
+        in_group[candidate.scenario_id] -= 1
+        of_agent[candidate.agent_id] -= 1
+        if last_of_agent:
+            del of_agent[candidate.agent_id]
+    return frozenset(dropped)
+
+
+def _positions(candidates: list[Candidate], key: str) -> Mapping[str, float]:
+    """Trajectory id → its place in [0, 1) among its agent's."""
+    agents: dict[str, list[str]] = {}
+    for candidate in candidates:
+        agents.setdefault(candidate.agent_id, []).append(candidate.trajectory_id)
+    return {
+        trajectory_id: (rank + _random(key, "agent", agent)) / len(ids)
+        for agent, ids in agents.items()
+        for rank, trajectory_id in enumerate(sorted(ids, key=lambda i: (_random(key, i), i)))
+    }
+
+
+def _random(*parts: str) -> float:
+    """Uniform in [0, 1), the same on every machine."""
+    digest = blake2b("/".join(parts).encode(), digest_size=8).digest()
+    return int.from_bytes(digest, "big") / 2**64

@@ -1,0 +1,40 @@
+"""Stage ``publish``: the window's scored trajectories as one immutable file of the dataset.
+
+``datasets/trajectories/month=2025-11/2025-11-14T09-00-<digest>.parquet``: a file is never
+rewritten, and publishing the same window again finds it there. Columns leave by name: ground
+truth and the game's raw rows stay at home.
+"""
+
+import polars as pl
+
+from babylon.core.artifacts import rewrite_artifact
+from babylon.core.settings import Settings
+from babylon.core.types import Published, Scored
+
+COLUMNS = (
+    "trajectory_id",
+    "agent_id",
+    "window_id",
+    "scenario_id",
+    "start",
+    "end",
+    "pnl_usd",
+    "wins",
+    "trades",
+    "actions",
+    "steps",
+    "score",
+    "calls_json",
+)
+
+
+def publish_window(settings: Settings, scored: Scored) -> Published:
+    """Write the window's file into the local dataset folder."""
+    window_id = scored.claim.window_id
+    month = window_id[: len("YYYY-MM")]
+    file = rewrite_artifact(
+        scored.artifact,
+        settings.datasets / "trajectories" / f"month={month}",
+        lambda frame: frame.select(*COLUMNS, month=pl.lit(month)),
+    )
+    return Published(window_id=window_id, uri=file.uri, sha256=file.sha256, rows=file.rows)

@@ -1,0 +1,87 @@
+"""Stage ``score``: one number a trajectory, stored and added to the artifact."""
+
+import asyncio
+from statistics import fmean
+
+import polars as pl
+
+from babylon.core.artifacts import rewrite_artifact
+from babylon.core.errors import ConfigError
+from babylon.core.failpoints import failpoint
+from babylon.core.settings import Settings
+from babylon.core.trajectories import read_trajectories
+from babylon.core.types import Scored, Thinned
+from babylon.scoring.registry import load_scorer
+from babylon.scoring.scorer import ScoringContext, score
+from babylon.store import Store
+from babylon.store import scores as stored
+from babylon.store.connection import guarded
+from babylon.store.judgments import tell_game
+
+
+async def score_window(store: Store, settings: Settings, thinned: Thinned) -> Scored:
+    """Score the window's trajectories with ``settings.scorer``.
+
+    Raises:
+        ConfigError: there is no such scorer, or it lacks a setting.
+        ScoringError: the scorer failed; nothing was stored.
+        BudgetSpentError: the judge's budget is spent; the window waits for a later run.
+    """
+    if settings.judge_write_back and not store.game_tables_ours:
+        raise ConfigError(
+            "JUDGE_WRITE_BACK is on, but the game's tables are somebody else's and are never"
+            " written: unset it; babylon.scores and babylon.judgments hold the same"
+        )
+    scorer = load_scorer(settings.scorer)
+    trajectories = await asyncio.to_thread(read_trajectories, thinned.artifact)
+    context = ScoringContext(
+        window_id=thinned.claim.window_id,
+        settings=settings,
+        store=store,
+        artifact=thinned.artifact,
+    )
+    scores = await score(settings.scorer, scorer, trajectories, context)
+    values = {
+        trajectory.trajectory_id: given.value
+        for trajectory, given in zip(trajectories, scores, strict=True)
+    }
+    column = pl.col("trajectory_id").replace_strict(values, return_dtype=pl.Float64)
+    artifact = await asyncio.to_thread(
+        rewrite_artifact,
+        thinned.artifact,
+        settings.artifacts,
+        lambda frame: frame.with_columns(score=column),
+        stage="scored",
+    )
+    rows = [
+        stored.Score(
+            trajectory_id=trajectory.trajectory_id,
+            scorer=settings.scorer,
+            score=given.value,
+            components=given.components,
+            low=given.low,
+            high=given.high,
+            reasons=given.reasons,
+            seen=given.seen,
+        )
+        for trajectory, given in zip(trajectories, scores, strict=True)
+    ]
+    await stored.replace_scores(store, thinned.claim, rows)
+    if thinned.saved_judge_tokens:
+        context.metrics["saved_tokens"] = thinned.saved_judge_tokens
+    if settings.judge_write_back:
+        scenarios = {t.trajectory_id: t.scenario_id for t in trajectories}
+        failpoint("write_back.before")
+        async with guarded(store, thinned.claim) as connection:
+            await tell_game(connection, scenarios, rows, context.metrics)
+        failpoint("write_back.after")
+    return Scored(
+        claim=thinned.claim,
+        artifact=artifact,
+        eligible=thinned.artifact.rows + thinned.dropped,
+        agents=thinned.agents,
+        scorer=settings.scorer,
+        avg_reward=fmean(values.values()),
+        metrics=context.metrics,
+        held_out=thinned.held_out,
+    )

@@ -1,0 +1,109 @@
+"""Weights & Biases: one run a model, one step a policy version, in a process of its own.
+
+wandb starts a service, threads and exit hooks, and reads the environment; none of that belongs
+into a worker that lives for months. So each window is handed to ``python -m babylon.tracking``,
+which logs it and ends. Offline (the default) it leaves files under ``BABYLON_HOME/wandb``, to be
+sent by ``wandb sync``, and touches no network.
+"""
+
+import json
+import logging
+import os
+import re
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import babylon
+from babylon.core.failpoints import failpoint
+from babylon.core.home import make_directory
+from babylon.core.settings import Settings
+from babylon.core.types import Metrics
+
+log = logging.getLogger(__name__)
+TIMEOUT_S = 120.0
+_UPLOAD_S = 60.0
+
+
+def track_window(settings: Settings, metrics: Metrics) -> bool:
+    """Log one window; returns whether W&B has it (False too when nobody asked). Blocking.
+
+    A failure is an error in the log and nothing more: the same metrics are in Postgres.
+    """
+    if settings.wandb_project is None or settings.wandb_mode == "disabled":
+        return False
+    make_directory(settings.home / "wandb")
+    failpoint("tracking.before")
+    window = {
+        "project": settings.wandb_project,
+        "mode": settings.wandb_mode,
+        "run": settings.model_name,
+        "home": str(settings.home),
+        "metrics": metrics,
+    }
+    try:
+        done = subprocess.run(
+            [sys.executable, "-P", "-m", "babylon.tracking"],
+            input=json.dumps(window),
+            env=_environment(settings.home / "wandb"),
+            capture_output=True,
+            text=True,
+            timeout=TIMEOUT_S,
+        )
+        problem = done.stderr.strip() if done.returncode else None
+    except subprocess.TimeoutExpired:
+        problem = f"no answer within {TIMEOUT_S:g} s"
+    failpoint("tracking.after")
+    if problem is None:
+        return True
+    log.error(
+        "W&B did not take window %s (%s); its metrics are in Postgres. Mend that, or set"
+        " WANDB_MODE=offline or WANDB_MODE=disabled",
+        metrics["window_id"],
+        problem.splitlines()[-1] if problem else "no reason given",
+    )
+    return False
+
+
+def _environment(directory: Path) -> dict[str, str]:
+    """Ours, with everything that wandb writes below one directory, and no reports about itself."""
+    cache = str(directory / "cache")
+    return {
+        **{f"WANDB_{kind}_DIR": cache for kind in ("CACHE", "CONFIG", "DATA")},
+        **os.environ,
+        "WANDB_ERROR_REPORTING": "false",
+        "PYTHONPATH": str(Path(babylon.__file__).parents[1]),
+    }
+
+
+def log_window(*, project: str, mode: Any, run: str, home: str, metrics: Metrics) -> None:
+    """In the child: the run of that name goes on with one more step."""
+    import wandb
+
+    settings = wandb.Settings(
+        silent=True,
+        console="off",
+        disable_code=True,
+        disable_git=True,
+        finish_timeout=_UPLOAD_S,
+        finish_timeout_raises=True,
+        use_dot_wandb=False,
+        x_disable_meta=True,
+        x_disable_stats=True,
+        x_disable_machine_info=True,
+    )
+    with wandb.init(
+        project=project,
+        id=re.sub("[:;,#?/']", "-", run),  # what W&B refuses there: a model may be called org/name
+        name=run,
+        mode=mode,
+        dir=home,
+        resume="allow",
+        settings=settings,
+    ) as opened:
+        opened.log(metrics, step=int(metrics["policy_version"] or 0))
+
+
+if __name__ == "__main__":
+    log_window(**json.load(sys.stdin))

@@ -1,0 +1,101 @@
+"""Stage ``validate``: keep the sound trajectories of a window, name the reason for every other.
+
+Ground truth (the row's game knowledge, the window's market outcomes) leaves this stage in one
+column of its own, ``knowledge_json``, which nothing but a judge reads.
+"""
+
+import asyncio
+from collections import Counter
+from collections.abc import Iterable
+
+import msgspec
+import pyarrow as pa
+
+from babylon.core.artifacts import ArtifactWriter, Columns, iter_batches
+from babylon.core.errors import WindowNotReadyError
+from babylon.core.game_rows import GAME_SCHEMA, GameRow
+from babylon.core.settings import Settings
+from babylon.core.trajectories import TRAJECTORY_SCHEMA, trajectory_row
+from babylon.core.types import Artifact, Collected, Validated
+from babylon.core.windows import Window, parse_window_id
+from babylon.quality.checks import Accepted, check_row
+from babylon.quality.decode import collector_at_rest
+from babylon.store import Store
+from babylon.store.rejections import Rejection, replace_rejections
+
+
+async def validate_window(store: Store, settings: Settings, collected: Collected) -> Validated:
+    """Check every collected row, store the rejections, hand on the rest.
+
+    Raises:
+        WindowNotReadyError: too few agents are left; the rejections are stored all the same.
+    """
+    window = parse_window_id(collected.claim.window_id, settings.minutes)
+    artifact, agents, rejections = await asyncio.to_thread(
+        check_artifact, collected.artifact, window, settings
+    )
+    await replace_rejections(store, collected.claim, rejections)
+    rejected = count_reasons(rejections)
+    if len(agents) < settings.min_agents:
+        raise WindowNotReadyError(too_few_agents(window.key, len(agents), settings, rejected))
+    return Validated(
+        claim=collected.claim, artifact=artifact, agents=len(agents), rejected=rejected
+    )
+
+
+def check_artifact(
+    raw: Artifact, window: Window, settings: Settings
+) -> tuple[Artifact, set[str], list[Rejection]]:
+    """The accepted rows as an artifact, their agents, and the rejections."""
+    agents: set[str] = set()
+    rejections: list[Rejection] = []
+    with ArtifactWriter(
+        settings.artifacts, TRAJECTORY_SCHEMA, stage="validated", window_id=window.key
+    ) as writer:
+        for batch in iter_batches(raw, list(GAME_SCHEMA)):
+            sound, accepted = [], []
+            with collector_at_rest():
+                collected = batch.to_pydict()
+                for values in zip(*collected.values(), strict=True):
+                    row = GameRow(**dict(zip(collected, values, strict=True)))
+                    verdict = check_row(row, window, settings)
+                    sound.append(isinstance(verdict, Accepted))
+                    if isinstance(verdict, Rejection):
+                        rejections.append(verdict)
+                    else:
+                        agents.add(row.agent_id)
+                        accepted.append(_row(row, verdict))
+            columns: Columns = {name: [row[name] for row in accepted] for name in TRAJECTORY_SCHEMA}
+            # what is handed on as it was need not become Python text and bytes again
+            columns["game_json"] = batch.column("steps_json").filter(pa.array(sound, pa.bool_()))
+            writer.write(columns)
+    return writer.artifact, agents, rejections
+
+
+def count_reasons(rejections: Iterable[Rejection]) -> dict[str, int]:
+    """How many for which reason, the most frequent first."""
+    return dict(Counter(str(rejection.reason) for rejection in rejections).most_common())
+
+
+def too_few_agents(
+    window_id: str, agents: int, settings: Settings, rejected: dict[str, int]
+) -> str:
+    """The line an operator reads when a window cannot be trained."""
+    because = ", ".join(f"{count} {reason}" for reason, count in rejected.items())
+    return (
+        f"window {window_id} has {agents} eligible agents, minimum is {settings.min_agents}"
+        + (f" (rejected trajectories: {because})" if because else "")
+        + ": let more agents play, or lower --min-agents or --min-actions"
+    )
+
+
+def _row(row: GameRow, accepted: Accepted) -> dict[str, object]:
+    game_knowledge = msgspec.json.encode(accepted.game_knowledge).decode()
+    return trajectory_row(
+        accepted.trajectory,
+        game_json=row.steps_json,
+        knowledge_json=(
+            f'{{"game_knowledge":{game_knowledge},"market_outcomes":{row.outcomes_json}}}'
+        ),
+        step_rewards_json=msgspec.json.encode(accepted.step_rewards).decode(),
+    )

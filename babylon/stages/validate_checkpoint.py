@@ -1,0 +1,150 @@
+"""The gate: a challenger that is not clearly better than the champion never serves.
+
+Every window's gate plays worlds of its own, seeded by its batch (see
+``babylon.evaluation.arena.suite``).
+The arena alone promotes; play that was recorded and not trained on can only veto.
+"""
+
+import asyncio
+from collections.abc import Sequence
+from dataclasses import asdict, replace
+
+import msgspec
+
+from babylon.core.settings import Settings
+from babylon.core.types import Trained, Verdict
+from babylon.evaluation.arena.held_out import second_check
+from babylon.evaluation.arena.match import Match, Progress, compare
+from babylon.evaluation.arena.match_page import write_report
+from babylon.evaluation.arena.player_result import result_of, yardsticks
+from babylon.evaluation.arena.players import checkpoint_player
+from babylon.evaluation.arena.suite import digest, unseen_scenarios
+from babylon.game.market.scenario import PRESETS, Scenario
+from babylon.store.connection import Store
+from babylon.store.policies import Policy, champion, descends, get_policy, set_verdict
+from babylon.store.route_history import RESTORER, all_routes, same_champion_since, taken_back
+from babylon.training.health import ruled_out
+from babylon.training.takeover import claim_name
+
+
+async def validate_checkpoint(
+    store: Store, settings: Settings, trained: Trained, *, progress: Progress | None = None
+) -> Verdict:
+    """Let challenger and champion meet on worlds that no training saw, and decide.
+
+    A verdict that an earlier run of the window left stands while the route it is about is in force.
+    An update that its own training rules out is rejected without a game.
+
+    Raises:
+        ModelError: a checkpoint does not load.
+    """
+    serving, route_version = await champion(store)
+    if earlier := await _earlier_verdict(store, trained, serving):
+        return earlier
+    if reason := ruled_out(trained.metrics):
+        verdict = Verdict(
+            claim=trained.claim,
+            policy_version=trained.policy_version,
+            route_version=route_version,
+            promote=False,
+            reason=reason,
+        )
+    else:
+        verdict = await _met(store, settings, trained, serving, route_version, progress)
+    await set_verdict(store, trained.claim, trained.policy_version, asdict(verdict))
+    return verdict
+
+
+async def _met(
+    store: Store,
+    settings: Settings,
+    trained: Trained,
+    serving: Policy,
+    route_version: int,
+    progress: Progress | None,
+) -> Verdict:
+    """The match, the second check of one that was won, the verdict and its report."""
+    if serving.policy_version == trained.policy_version:  # deployed, then crashed: say it again
+        serving = await get_policy(store, trained.parent_version)
+    worlds = await asyncio.to_thread(
+        unseen_scenarios,
+        "gate",
+        f"{settings.seed}:{trained.batch_id}",
+        settings.arena_scenarios,
+        PRESETS[settings.arena_rules],
+    )
+    match = await compare(
+        await asyncio.to_thread(checkpoint_player, serving.uri, settings.seed),
+        await asyncio.to_thread(checkpoint_player, trained.checkpoint_uri, settings.seed),
+        worlds,
+        progress,
+    )
+    verdict = _verdict(trained, route_version, match, await asyncio.to_thread(digest, worlds))
+    if verdict.promote:
+        check = await second_check(store, settings, trained)
+        verdict = replace(verdict, off_policy=check)
+        if check.veto:
+            reason = f"vetoed by recorded play, {check}; in the arena, {verdict.reason}"
+            verdict = replace(verdict, promote=False, reason=reason)
+    return await asyncio.to_thread(_reported, settings, verdict, match, worlds)
+
+
+def _verdict(trained: Trained, route_version: int, match: Match, suite_digest: str) -> Verdict:
+    before, after = match.champion, match.challenger
+    difference = match.looks[-1].difference
+    return Verdict(
+        claim=trained.claim,
+        policy_version=trained.policy_version,
+        route_version=route_version,
+        promote=match.ruling == "promote",
+        insufficient=match.ruling == "insufficient",
+        reason=match.reason,
+        scenarios=match.looks[-1].scenarios,
+        suite_digest=suite_digest,
+        pnl_before=before.mean_pnl,
+        pnl_after=after.mean_pnl,
+        pnl_difference_low=difference.low,
+        pnl_difference_high=difference.high,
+        win_rate_before=float(before.win_rate.mean()),
+        win_rate_after=float(after.win_rate.mean()),
+        malformed_before=float(before.malformed.mean()),
+        malformed_after=float(after.malformed.mean()),
+        drawdown_before=float(before.drawdown.mean()),
+        drawdown_after=float(after.drawdown.mean()),
+    )
+
+
+def _reported(
+    settings: Settings, verdict: Verdict, match: Match, worlds: Sequence[Scenario]
+) -> Verdict:
+    """The verdict beside its yardsticks, and a directory with all of it. Blocking."""
+    scripted = yardsticks(worlds[: verdict.scenarios])
+    directory = settings.arena / claim_name(verdict.claim)
+    verdict = replace(
+        verdict,
+        yardsticks={name: result.mean_pnl.mean for name, result in scripted.items()},
+        report=str(directory),
+    )
+    results = {
+        "champion": result_of(match.champion),
+        "challenger": result_of(match.challenger),
+        **scripted,
+    }
+    write_report(directory, results, match.looks, {"verdict": asdict(verdict)})
+    return verdict
+
+
+async def _earlier_verdict(store: Store, trained: Trained, serving: Policy) -> Verdict | None:
+    """What a run that died left behind, if it still holds: what was deployed by it serves, or else
+    the champion that it is about."""
+    stored = (await get_policy(store, trained.policy_version)).verdict
+    if stored is None:
+        return None
+    verdict = replace(msgspec.convert(stored, Verdict), claim=trained.claim)
+    routes, version = await all_routes(store), trained.policy_version
+    if version in routes[0].versions or await descends(store, serving.policy_version, version):
+        return verdict
+    if (route := taken_back(routes, version)) and route.author != RESTORER:
+        reason = f"was in force, and taken back by {route.author}: {route.reason}"
+        return replace(verdict, promote=False, reason=reason)
+    return verdict if same_champion_since(routes, verdict.route_version) else None

@@ -1,0 +1,1 @@
+"""Training: GRPO, the backends that compute an update, and resuming it."""

@@ -1,0 +1,177 @@
+"""The numbers of the report, from what the policies said of each token.
+
+Computed once, at the end of an update, over all tokens of the window: so they do not depend on
+how train steps were cut into portions. Sums are in fp64, because the gaps of an unchanged policy
+are so small that fp32 can make k3 negative.
+"""
+
+from collections import Counter
+from dataclasses import dataclass
+from statistics import fmean
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from babylon.training.grpo.train_report import TrainReport
+from babylon.training.grpo.train_step import TrainState
+from babylon.training.grpo.update_record import FLAGS, Logged, Record
+
+SAMPLE = 65_536  # values of each tensor that stand for all of them
+
+
+@dataclass(frozen=True, slots=True)
+class Spread:
+    """A ratio over many tokens."""
+
+    mean: float
+    p1: float
+    p99: float
+    max: float
+
+    @classmethod
+    def of(cls, values: Tensor) -> "Spread":
+        if not len(values):
+            return cls(1.0, 1.0, 1.0, 1.0)
+        ordered = values.double().sort().values
+        last = len(ordered) - 1
+        return cls(
+            mean=float(ordered.mean()),
+            p1=float(ordered[round(0.01 * last)]),
+            p99=float(ordered[round(0.99 * last)]),
+            max=float(ordered[-1]),
+        )
+
+
+def divergence(sampled: Tensor, other: Tensor, where: Tensor) -> tuple[float, float]:
+    """Mean k1 and k3 of KL(sampled || other) over some tokens; 0 where there are none."""
+    delta = (other[where] - sampled[where]).double()
+    if not len(delta):
+        return 0.0, 0.0
+    return -float(delta.mean()), float((torch.expm1(delta) - delta).mean())
+
+
+def kl_of_iteration(logged: Logged, record: Record) -> float:
+    """k3(p || theta), each train step as it was before it moved."""
+    return divergence(record.proximal, record.theta, logged.mask)[1]
+
+
+def clip_fraction(logged: Logged, record: Record) -> float:
+    """Share of tokens whose ratio the loss clipped or capped, in the last iteration."""
+    return _share(record.flags[3] | record.flags[4], logged.mask)
+
+
+def effective_sample_size(log_weights: Tensor) -> float:
+    """``(sum w)^2 / (n sum w^2)``, 1 without weights.
+
+    By logarithms: some servers log -9999 for a token that was cut off, whose w overflows, and a
+    share that is no number would compare like a sound one.
+    """
+    if not len(log_weights):
+        return 1.0
+    logs = log_weights.double()
+    share = torch.exp(2 * logs.logsumexp(0) - (2 * logs).logsumexp(0)) / len(logs)
+    return float(share.clamp(max=1.0))  # rounding; nan stays nan
+
+
+def weight_sample(model: Any) -> list[Tensor]:
+    """Evenly spaced values of every tuned tensor, copied: a whole copy would cost as much memory
+    as the gradient does. Tensors of up to 65,536 values are complete."""
+    return [value.clone() for value in _sampled(model)]
+
+
+def update_norm(model: Any, before: list[Tensor]) -> float:
+    """Norm of the change over norm of the weights; of all tuned tensors, by their samples."""
+    change = weights = 0.0
+    tuned = [p for p in model.parameters() if p.requires_grad]
+    for parameter, old, new in zip(tuned, before, _sampled(model), strict=True):
+        stands_for = parameter.numel() / len(old)
+        change += stands_for * float((new - old).double().square().sum())
+        weights += stands_for * float(old.double().square().sum())
+    return float((change / weights) ** 0.5) if weights else 0.0
+
+
+def make_report(state: TrainState, after: Tensor) -> TrainReport:
+    """The report of an update whose result gives the window's tokens the logprobs ``after``."""
+    window, logged, record, fitting = state.window, state.logged, state.record, state.fitting
+    p, mask, known = record.proximal, logged.mask, logged.known
+    log_w = (p - logged.mu)[known].double()
+    w, r = Spread.of(log_w.exp()), Spread.of(torch.exp((record.theta - p)[mask].double()))
+    k1_before, k3_before = divergence(logged.mu, p, known)
+    k1_after, k3_after = divergence(p, after, mask)
+    k1_behaviour, k3_behaviour = divergence(logged.mu, after, known)
+    anchor = after if record.reference is None else record.reference
+    k1_reference, k3_reference = divergence(after, anchor, mask)
+    gaps = (p - logged.mu)[logged.exact].double().abs()
+    shares = {name: _share(flag, mask) for name, flag in zip(FLAGS, record.flags, strict=True)}
+    mass = window.mass_of_trajectories()
+    ages = Counter(window.staleness)
+    sharing, config = window.tree.sharing, window.config
+    return TrainReport(
+        training_loss=fmean(record.losses),
+        train_steps=len(record.losses),
+        iterations=record.iteration - 1,
+        stopped_early=record.iteration <= config.iterations,
+        trained_trajectories=len(window.trajectory_ids),
+        groups_without_signal=window.groups_without_signal,
+        calls=len(window.calls),
+        tokens=window.tokens,
+        loss_mass_min=min(mass),
+        loss_mass_max=max(mass),
+        calls_without_logprobs=sum(c.tokens.logprobs is None for c in window.calls),
+        calls_recomputed=sum(c.tokens.recomputed for c in window.calls),
+        calls_too_stale=window.calls_too_stale,
+        staleness_0=ages[0],
+        staleness_1=ages[1],
+        staleness_2=ages[2],
+        staleness_unknown=ages[None],
+        logprob_mismatch=float(gaps.mean()) if len(gaps) else 0.0,
+        kl_before=k3_before,
+        k1_before=k1_before,
+        ess=effective_sample_size(log_w),
+        importance_mean=w.mean,
+        importance_p1=w.p1,
+        importance_p99=w.p99,
+        importance_max=w.max,
+        kl_after=k3_after,
+        k1_after=k1_after,
+        kl_behaviour=k3_behaviour,
+        k1_behaviour=k1_behaviour,
+        kl_reference=k3_reference,
+        k1_reference=k1_reference,
+        ratio_mean=r.mean,
+        ratio_p1=r.p1,
+        ratio_p99=r.p99,
+        ratio_max=r.max,
+        clip_fraction=clip_fraction(logged, record),
+        clip_low_fraction=shares["clipped_low"],
+        clip_high_fraction=shares["clipped_high"],
+        masked_fraction=_share(record.flags[:3].any(0), mask),
+        masked_band=shares["band"],
+        masked_negative=shares["negative"],
+        masked_impossible=shares["impossible"],
+        entropy=float(record.entropy[mask].double().mean()),
+        grad_norm=fmean(record.grad_norms),
+        update_norm=update_norm(state.model, record.weights_before),
+        learning_rate=record.learning_rate,
+        flat_tokens=sharing.flat_tokens,
+        unique_tokens=sharing.unique_tokens,
+        lost_tokens=sharing.lost_tokens,
+        sharing_advice=sharing.advice,
+        packing_ratio=sharing.flat_tokens / max(1, sharing.unique_tokens),
+        training_s=record.training_s,
+        unique_tokens_per_s=record.forwarded_tokens / max(record.training_s, 1e-9),
+        trained_tokens_per_s=record.trained_tokens / max(record.training_s, 1e-9),
+        oom_halvings=fitting.halvings,
+        max_tokens=fitting.forward.max_tokens,
+        activation_checkpointing=fitting.checkpointing,
+    )
+
+
+def _share(flag: Tensor, mask: Tensor) -> float:
+    return float((flag & mask).sum() / mask.sum())
+
+
+def _sampled(model: Any) -> list[Tensor]:
+    tuned = [p.detach().flatten() for p in model.parameters() if p.requires_grad]
+    return [flat[:: -(-len(flat) // SAMPLE)] for flat in tuned]

@@ -1,0 +1,220 @@
+"""Cuts a prefix tree into portions of bounded size, each forwarded as one packed sequence.
+
+Segments whose subtree exceeds the bound form the upper portions; the subtrees below them are
+packed side by side into lower portions, which see the upper ones through their keys and values.
+A portion with children is run twice: for its keys and values before its children, and for its
+gradient after them, so no more than one portion's activations are alive at any time.
+"""
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+from babylon.training.grpo.attention.layout import External, Layout, Span, lay_out
+from babylon.training.grpo.prefix_tree import PrefixTree
+
+Ints = NDArray[np.int64]
+
+
+@dataclass(frozen=True, slots=True)
+class Slice:
+    """Tokens ``[start, end)`` of another portion."""
+
+    portion: int
+    start: int
+    end: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Terms:
+    """The M loss terms read off a portion: token ``row`` predicts ``target``.
+
+    ``call`` and ``step`` say whose completion token it is, ``final`` whether the call's last term
+    is in this portion too. All ``[M]``.
+    """
+
+    row: Ints
+    target: Ints
+    call: Ints
+    step: Ints
+    final: NDArray[np.bool_]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Portion:
+    """N tokens of a tree, depth first, and the ancestors' keys behind them in ``layout``."""
+
+    tokens: Ints  # [N]
+    positions: Ints  # [N]
+    layout: Layout
+    ancestors: Sequence[Slice]
+    children: Sequence[int]  # portions; roots are nobody's children
+    terms: Terms
+
+
+@dataclass(frozen=True, slots=True)
+class _Segment:
+    """A node of the tree, or a stretch of one that is longer than a portion."""
+
+    parent: int
+    start: int
+    tokens: Ints
+
+
+def cut(tree: PrefixTree, max_tokens: int) -> tuple[list[Portion], list[int]]:
+    """All portions of a tree, of at most ``max_tokens`` tokens each, and which are roots."""
+    segments, of_node = _segments(tree, max_tokens)
+    portion_of: dict[int, int] = {}
+    parents: list[int] = []
+    _assign(list(range(len(segments))), segments, max_tokens, portion_of, parents)
+    members: list[list[int]] = [[] for _ in parents]
+    for index in range(len(segments)):
+        members[portion_of[index]].append(index)
+    offsets: dict[int, int] = {}
+    for own in members:
+        offsets |= _offsets(own, segments)
+    terms = _terms(tree, segments, of_node, portion_of, offsets, len(members))
+    children: list[list[int]] = [[] for _ in range(len(members) + 1)]
+    for number, parent in enumerate(parents):
+        children[parent].append(number)  # those of -1 come last: the roots
+    portions = [
+        _portion(own, segments, portion_of, offsets, children[number], terms[number])
+        for number, own in enumerate(members)
+    ]
+    return portions, children[-1]
+
+
+def _segments(tree: PrefixTree, max_tokens: int) -> tuple[list[_Segment], list[list[int]]]:
+    """Depth first, like the nodes; and the segments that each node became."""
+    segments: list[_Segment] = []
+    of_node: list[list[int]] = []
+    for node in tree.nodes:
+        parent = of_node[node.parent][-1] if node.parent >= 0 else -1
+        of_node.append([])
+        for at in range(0, len(node.tokens), max_tokens):
+            tokens = node.tokens[at : at + max_tokens]
+            of_node[-1].append(len(segments))
+            segments.append(_Segment(parent, node.start + at, tokens))
+            parent = len(segments) - 1
+    return segments, of_node
+
+
+def _assign(
+    chosen: Sequence[int],
+    segments: Sequence[_Segment],
+    max_tokens: int,
+    portion_of: dict[int, int],
+    parents: list[int],
+) -> None:
+    """Give every chosen segment a portion. ``chosen`` is depth first and contains all parents."""
+    size = {index: len(segments[index].tokens) for index in chosen}
+    for index in reversed(chosen):
+        if segments[index].parent >= 0:
+            size[segments[index].parent] += size[index]
+    heavy = [index for index in chosen if size[index] > max_tokens]
+    if heavy:
+        _assign(heavy, segments, max_tokens, portion_of, parents)
+    filled: dict[int, tuple[int, int]] = {}  # parent portion → its newest child, tokens therein
+    for index in chosen:
+        parent = segments[index].parent
+        if size[index] > max_tokens:
+            continue
+        if parent >= 0 and size[parent] <= max_tokens:
+            portion_of[index] = portion_of[parent]
+            continue
+        above = portion_of[parent] if parent >= 0 else -1
+        portion, tokens = filled.get(above, (-1, max_tokens))
+        if tokens + size[index] > max_tokens:
+            portion, tokens = len(parents), 0
+            parents.append(above)
+        portion_of[index] = portion
+        filled[above] = portion, tokens + size[index]
+
+
+def _portion(
+    own: Sequence[int],
+    segments: Sequence[_Segment],
+    portion_of: dict[int, int],
+    start: dict[int, int],
+    children: Sequence[int],
+    terms: Terms,
+) -> Portion:
+    end = {index: start[index] + len(segments[index].tokens) for index in own}
+    last = dict(end)
+    reach: dict[int, tuple[int, int]] = {}  # ancestor elsewhere → the queries that descend from it
+    for index in reversed(own):
+        ancestor = segments[index].parent
+        if ancestor in last:
+            last[ancestor] = max(last[ancestor], last[index])
+            continue
+        while ancestor >= 0:
+            _, until = reach.get(ancestor, (0, last[index]))
+            reach[ancestor] = start[index], until
+            ancestor = segments[ancestor].parent
+    slices, externals = [], []
+    keys = max(end.values())
+    for ancestor, (first, until) in sorted(reach.items()):
+        at, length = start[ancestor], len(segments[ancestor].tokens)
+        slices.append(Slice(portion_of[ancestor], at, at + length))
+        externals.append(External(keys, keys + length, first, until))
+        keys += length
+    return Portion(
+        tokens=np.concatenate([segments[i].tokens for i in own]),
+        positions=np.concatenate(
+            [np.arange(len(segments[i].tokens)) + segments[i].start for i in own]
+        ),
+        layout=lay_out([Span(start[i], end[i], last[i]) for i in own], externals),
+        ancestors=slices,
+        children=children,
+        terms=terms,
+    )
+
+
+def _offsets(own: Sequence[int], segments: Sequence[_Segment]) -> dict[int, int]:
+    ends = np.cumsum([len(segments[index].tokens) for index in own])
+    return {i: int(e) - len(segments[i].tokens) for i, e in zip(own, ends, strict=True)}
+
+
+def _terms(
+    tree: PrefixTree,
+    segments: Sequence[_Segment],
+    of_node: Sequence[Sequence[int]],
+    portion_of: dict[int, int],
+    offsets: dict[int, int],
+    portions: int,
+) -> list[Terms]:
+    found: list[list[Ints]] = [[] for _ in range(portions)]
+    for call, tokens in enumerate(tree.ids):
+        first = len(tree.calls[call].prompt) - 1  # the last prompt token predicts step 0
+        home = -1
+        for index, start, end in _path(tree, call, segments, of_node, first, len(tokens) - 1):
+            home = portion_of[index] if home < 0 else home
+            places = np.arange(start, end)
+            row = places - segments[index].start + offsets[index]
+            same = np.full((2, end - start), [[call], [home == portion_of[index]]])
+            term = np.stack([row, tokens[places + 1], same[0], places - first, same[1]])
+            found[portion_of[index]].append(term)
+    joined = [np.concatenate([*f, np.zeros((5, 0), dtype=np.int64)], axis=1) for f in found]
+    return [
+        Terms(row=t[0], target=t[1], call=t[2], step=t[3], final=t[4].astype(bool)) for t in joined
+    ]
+
+
+def _path(
+    tree: PrefixTree,
+    call: int,
+    segments: Sequence[_Segment],
+    of_node: Sequence[Sequence[int]],
+    first: int,
+    stop: int,
+) -> Iterator[tuple[int, int, int]]:
+    """Segments that hold a call's positions ``[first, stop)``, last one first, with their share."""
+    index = of_node[tree.node_of_call[call]][-1]
+    while index >= 0 and stop > first:
+        start = max(segments[index].start, first)
+        if start < stop:
+            yield index, start, stop
+            stop = start
+        index = segments[index].parent

@@ -1,0 +1,90 @@
+"""Supervised fine-tuning of a checkpoint on given chats: the likelihood of every reply.
+
+One pass; a batch is one optimiser step, its loss the mean over the batch's reply tokens.
+"""
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import torch
+
+from babylon.core.errors import TrainingError
+from babylon.core.trajectories import TrainingRow
+from babylon.training.grpo.training_input import CallTokens
+from babylon.training.trainable import Tuning, load_trainable, save_checkpoint
+from babylon.training.update import scored_trajectories
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Imitated:
+    """One optimiser step: mean loss in nats a token, tokens, rate and gradient norm."""
+
+    loss: float
+    tokens: int
+    learning_rate: float
+    grad_norm: float
+
+
+def fine_tune(
+    parent: Path | str,
+    rows: Sequence[TrainingRow],
+    target: Path,
+    *,
+    tuning: Tuning,
+    learning_rates: Iterator[float],
+    batch_size: int,
+) -> list[Imitated]:
+    """Imitate the replies of ``rows``, ``batch_size`` rows a step; scores do not matter.
+
+    Raises:
+        TrainingError: there is no reply to learn from, or the loss is not finite; nothing was
+            written.
+        ModelError: the parent does not load.
+    """
+    trainable = load_trainable(parent, tuning, 0.0)
+    model = trainable.model
+    context = int(model.config.max_position_embeddings)
+    chats = [t.calls for t in scored_trajectories(trainable.tokenizer, rows, context)[0]]
+    if not chats:
+        raise TrainingError(f"none of the {len(rows)} chats has a reply to learn from")
+    model.eval()  # no dropout layers, as in reinforcement learning
+    steps = []
+    for start in range(0, len(chats), batch_size):
+        rate = next(learning_rates)
+        for group in trainable.optimizer.param_groups:
+            group["lr"] = rate
+        calls = [call for chat in chats[start : start + batch_size] for call in chat]
+        steps.append(_step(model, trainable.optimizer, calls, rate))
+    save_checkpoint(trainable, target)
+    return steps
+
+
+def _step(
+    model: torch.nn.Module,
+    optimizer: torch.optim.Optimizer,
+    calls: Sequence[CallTokens],
+    rate: float,
+) -> Imitated:
+    tokens = sum(len(call.completion) for call in calls)
+    total = 0.0
+    for call in calls:
+        loss = _negative_log_likelihood(model, call) / tokens
+        loss.backward()  # type: ignore[no-untyped-call]
+        total += float(loss.detach())
+    parameters = [p for group in optimizer.param_groups for p in group["params"]]
+    norm = float(torch.nn.utils.clip_grad_norm_(parameters, 1.0))
+    if not torch.isfinite(torch.tensor([total, norm])).all():
+        raise TrainingError(f"loss is {total}, gradient norm {norm}: lower the learning rate")
+    optimizer.step()
+    optimizer.zero_grad(set_to_none=True)
+    return Imitated(loss=total, tokens=tokens, learning_rate=rate, grad_norm=norm)
+
+
+def _negative_log_likelihood(model: torch.nn.Module, call: CallTokens) -> torch.Tensor:
+    """Summed over the call's completion, in nats."""
+    device = next(model.parameters()).device
+    ids = torch.tensor([[*call.prompt, *call.completion]], device=device)
+    count = len(call.completion)
+    logits = model(input_ids=ids, logits_to_keep=count + 1, use_cache=False).logits[0, :-1]
+    return torch.nn.functional.cross_entropy(logits.float(), ids[0, -count:], reduction="sum")

@@ -1,0 +1,362 @@
+"""The command line as a script meets it: exit codes, one JSON object, one clear line."""
+
+import json
+import logging
+import os
+import re
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from datetime import UTC, datetime, timedelta
+from pathlib import Path
+from typing import NoReturn
+
+import pytest
+
+from babylon.cli import main
+from babylon.cli.demo import print_demo
+from babylon.cli.output import print_table, show_logs
+from babylon.cli.requests import Request, TrainRequest
+from babylon.cli.training_report import window_table
+from babylon.core.types import Published, WindowResult
+from babylon.core.windows import WindowState, window_at
+from babylon.ops.demo import DemoReport, Final
+from tests.imported import imported_with
+from tests.ports import free_port
+
+ROOT = Path(__file__).parents[3]
+COMMANDS = [
+    ["train"],
+    ["demo"],
+    ["up"],
+    ["down"],
+    ["status"],
+    ["doctor"],
+    ["agents", "spawn"],
+    ["windows", "list"],
+    ["windows", "check"],
+    ["windows", "show"],
+    ["judge", "explain"],
+    ["model", "init"],
+    ["model", "list"],
+    ["model", "show"],
+    ["model", "promote"],
+    ["model", "rollback"],
+    ["deploy", "replace"],
+    ["deploy", "ab"],
+    ["deploy", "canary"],
+    ["deploy", "rollback"],
+    ["deploy", "status"],
+    ["keys", "create"],
+    ["keys", "list"],
+    ["keys", "revoke"],
+    ["dataset", "build"],
+    ["dataset", "replay"],
+    ["db", "migrate"],
+    ["db", "status"],
+    ["db", "import"],
+    ["db", "export"],
+]
+
+# A command that works until it is stopped, and awaits something when it is.
+ENDLESS = """
+import asyncio
+import babylon.cli
+
+@babylon.cli.app.command()
+def endless():
+    async def work():
+        try:
+            print("works", flush=True)
+            await asyncio.sleep(600)
+        finally:
+            await asyncio.to_thread(print, "tidied up")
+    asyncio.run(work())
+
+babylon.cli.main(["endless"])
+"""
+
+
+@pytest.fixture(autouse=True)
+def sigterm() -> Iterator[None]:
+    before = signal.getsignal(signal.SIGTERM)
+    yield
+    signal.signal(signal.SIGTERM, before)
+
+
+def exit_code(*arguments: str) -> int:
+    with pytest.raises(SystemExit) as left:
+        main(arguments)
+    assert isinstance(left.value.code, int)
+    return left.value.code
+
+
+@pytest.mark.parametrize("command", COMMANDS, ids=" ".join)
+def test_every_command_offers_json(command: list[str], capsys: pytest.CaptureFixture[str]) -> None:
+    assert exit_code(*command, "--help") == 0
+    assert "--json" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize(
+    "arguments",
+    [
+        ["train", "--mode", "sometimes"],
+        ["train", "--trainer", "verl"],
+        ["train", "--loss", "dpo"],
+        ["train", "--mode", "backfill", "--window", "2025-11-14T09:00"],
+        ["train", "--backfill-hours", "3"],
+        ["train", "--frequency", "3"],
+        ["train", "--from", "2025-11-14"],
+        ["train", "--limit", "3"],
+        ["train", "--mode", "backfill", "--from", "2025-11-14", "--backfill-hours", "3"],
+        ["train", "--mode", "backfill", "--limit", "0"],
+        ["train", "--mode", "continuous", "--recipe", "again"],
+        ["train", "--include-late"],
+        ["train", "--min-agents", "1"],
+        ["deploy", "ab"],
+        ["deploy", "canary", "5", "--share", "much"],
+        ["model", "show", "newest"],
+        ["nonsense"],
+    ],
+    ids=" ".join,
+)
+def test_wrong_usage_exits_2(arguments: list[str], capsys: pytest.CaptureFixture[str]) -> None:
+    assert exit_code(*arguments) == 2
+    captured = capsys.readouterr()
+    assert captured.out == "" and captured.err
+
+
+def test_wrong_usage_is_an_object_too(capsys: pytest.CaptureFixture[str]) -> None:
+    assert exit_code("windows", "list", "--min-agents", "1", "--json") == 2
+    captured = capsys.readouterr()
+    assert "--min-agents" in json.loads(captured.out)["error"] and captured.err
+
+
+@pytest.mark.parametrize("scorer", ["unknown", "no_module:f", "..above:f", "broken:f"])
+def test_a_scorer_that_cannot_be_used_is_refused_before_prefect_starts(
+    scorer: str,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    (tmp_path / "broken.py").write_text("def f(:")
+    monkeypatch.syspath_prepend(tmp_path)
+    assert exit_code("train", "--scorer", scorer, "--json") == 1
+    captured = capsys.readouterr()
+    assert captured.err.startswith(f"error: scorer '{scorer}'") and captured.err.count("\n") == 1
+    assert json.loads(captured.out)["kind"] == "ConfigError"
+
+
+def test_a_home_that_is_a_file_is_one_clear_line(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / "home").touch()
+    monkeypatch.setenv("BABYLON_HOME", str(tmp_path / "home"))
+    monkeypatch.delenv("DATABASE_URL", raising=False)
+    for command in (["train"], ["up"], ["db", "status"]):
+        assert exit_code(*command) == 1
+        captured = capsys.readouterr()
+        assert captured.err.count("\n") == 1 and "BABYLON_HOME" in captured.err
+
+
+@pytest.mark.parametrize("command", ["train", "demo", "up", "down", "serve"])
+def test_a_home_where_no_directory_can_be_made_is_one_clear_line(
+    command: str,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    monkeypatch.setenv("BABYLON_HOME", "/proc/no-such-process")
+    for name in ("LOCAL_ENDPOINT", "ENGINE_PORT", "ADMIN_PORT"):
+        port = free_port()
+        monkeypatch.setenv(name, str(port) if "PORT" in name else f"http://localhost:{port}")
+    assert exit_code(command) == 1
+    captured = capsys.readouterr()
+    assert captured.err.startswith("error: cannot make the directory /proc/no-such-process/")
+    assert captured.err.count("\n") == 1 and "BABYLON_HOME" in captured.err
+
+
+def test_prefects_directory_that_cannot_be_made_is_told_before_prefect_starts(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / "prefect").touch()
+    monkeypatch.setenv("BABYLON_HOME", str(tmp_path))
+    assert exit_code("train") == 1
+    assert f"cannot make the directory {tmp_path}/prefect" in capsys.readouterr().err
+
+
+def test_the_training_table_fits_80_columns(capsys: pytest.CaptureFixture[str]) -> None:
+    metrics = {
+        "trajectories": 1000,
+        "pnl_before": -1234.5,
+        "pnl_after": 1234.5,
+        "win_rate_before": 0.08,
+        "win_rate_after": 1.0,
+        "avg_reward": 0.61,
+        "training_loss": -0.284,
+        "kl_before": 0.0,
+        "kl_after": 6.3e-7,
+    }
+    result = WindowResult(
+        window_id="2026-11-21T06:00", status=WindowState.DEPLOYED, reason="", metrics=metrics
+    )
+    print_table("Training", *window_table([result]))
+    lines = capsys.readouterr().out.splitlines()
+    assert "-1234.5→1234.5" in lines[-1] and "8→100" in lines[-1] and "0→6e-07" in lines[-1]
+    assert max(len(line.rstrip()) for line in lines) <= 80
+
+
+def test_a_bad_setting_is_one_clear_line_and_with_json_an_object(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    assert exit_code("train", "--max-dropout", "1.5", "--json") == 1
+    captured = capsys.readouterr()
+    assert captured.err.startswith("error: ") and captured.err.count("\n") == 1
+    report = json.loads(captured.out)
+    assert report["kind"] == "ConfigError" and "1.5" in report["error"]
+
+
+@pytest.mark.parametrize(
+    ("window", "kind"),
+    [
+        ("yesterday", "WindowError"),
+        ("2025-11-14T09:17", "WindowError"),
+        ("2025-11-14T09:00+", "WindowError"),
+        ("2999-01-01T00:00", "WindowNotReadyError"),
+    ],
+)
+def test_a_window_that_cannot_be_trained_is_refused_at_once(
+    window: str, kind: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert exit_code("train", "--window", window, "--json") == 1
+    captured = capsys.readouterr()
+    assert window in captured.err
+    assert json.loads(captured.out)["kind"] == kind
+
+
+def test_whether_a_window_of_today_is_over_is_for_the_database_to_say(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """The clock of this machine may be wrong by hours."""
+    asked: list[Request] = []
+
+    def become(request: Request) -> NoReturn:
+        asked.append(request)
+        raise SystemExit(0)
+
+    monkeypatch.setattr("babylon.cli.training._become_flow", become)
+    window = window_at(datetime.now(UTC) + timedelta(hours=5)).id
+    assert exit_code("train", "--window", window) == 0
+    assert [request.window_id for request in asked if isinstance(request, TrainRequest)] == [window]
+
+
+def test_train_without_a_database_is_one_clear_line(tmp_path: Path) -> None:
+    finished = subprocess.run(
+        [sys.executable, "-m", "babylon", "train", "--json"],
+        cwd=ROOT,
+        env=os.environ
+        | {"BABYLON_HOME": str(tmp_path), "DATABASE_URL": "postgresql://x@127.0.0.1:1/x"},
+        capture_output=True,
+        text=True,
+        timeout=120,
+    )
+    assert finished.returncode == 1
+    assert finished.stderr.startswith("error: ") and finished.stderr.count("\n") == 1
+    report = json.loads(finished.stdout)
+    assert report["kind"] == "DatabaseError" and "127.0.0.1:1" in report["error"]
+
+
+def test_help_is_quick_because_nothing_heavy_is_imported() -> None:
+    started = time.monotonic()
+    imported = imported_with("babylon.cli")
+    assert not imported & {"torch", "transformers", "prefect", "polars", "asyncpg"}
+    assert time.monotonic() - started < 5  # 0.3 s on an idle core
+
+
+@pytest.mark.parametrize("started", ["", "signal.signal(signal.SIGINT, signal.SIG_IGN);"])
+def test_sigterm_tidies_up_like_ctrl_c_also_in_the_background_of_a_script(started: str) -> None:
+    process = subprocess.Popen(
+        [sys.executable, "-c", f"import signal; {started} {ENDLESS}"],
+        cwd=ROOT,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+    )
+    with process:
+        assert process.stdout is not None and process.stderr is not None
+        assert process.stdout.readline() == "works\n"
+        process.send_signal(signal.SIGTERM)
+        assert process.stdout.read() == "tidied up\n"
+        assert process.stderr.read() == ""
+    assert process.returncode == 130
+
+
+@pytest.mark.parametrize(
+    ("prefix", "command"),
+    [("project/.venv", ".venv/bin/babylon"), ("else where", "'{}/else where/bin/babylon'")],
+)
+def test_what_the_demo_prints_to_run_next_can_be_pasted(
+    prefix: str,
+    command: str,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    (tmp_path / "project").mkdir()
+    monkeypatch.chdir(tmp_path / "project")
+    monkeypatch.setattr("sys.executable", str(tmp_path / prefix / "bin" / "python"))
+    print_demo(
+        DemoReport(
+            ok=True,
+            seed=1,
+            home="/my home",
+            windows=(),
+            fleet_pnl=(),
+            final=Final(
+                scenarios=1,
+                pnl_base=0.0,
+                pnl_final=1.0,
+                pnl_oracle=2.0,
+                difference=1.0,
+                difference_low=0.5,
+                difference_high=1.5,
+                gap_closed=0.5,
+                win_rate_base=0.1,
+                win_rate_final=0.9,
+            ),
+            policy_version=1,
+            plot="plot.png",
+            duration_s=60.0,
+        )
+    )
+    environment = "DATABASE_URL= BABYLON_HOME='/my home'"
+    assert f"{environment} {command.format(tmp_path)} model list" in capsys.readouterr().out
+
+
+def test_dataset_build_prints_paths_and_hands_on_uris(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    uri = "file:///my%20home/month%3D2025-11/x.parquet"
+
+    async def build(*_: object) -> list[Published]:
+        return [Published(window_id="2025-11-14T09:00", uri=uri, sha256="", rows=5)]
+
+    monkeypatch.setattr("babylon.cli.dataset._build", build)
+    assert exit_code("dataset", "build") == 0
+    assert "/my home/month=2025-11/x.parquet" in capsys.readouterr().out
+    assert exit_code("dataset", "build", "--json") == 0
+    assert json.loads(capsys.readouterr().out)["published"][0]["uri"] == uri
+
+
+def test_a_log_line_in_a_file_is_one_line_however_long(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for name, kept in {"handlers": [], "propagate": True, "level": logging.NOTSET}.items():
+        monkeypatch.setattr(logging.getLogger("babylon"), name, kept)  # undone after the test
+    show_logs()
+    path = "/srv/" + "/".join(["directory"] * 30)
+    logging.getLogger("babylon.test").info("%s is deleted", path)
+    (line,) = capsys.readouterr().err.splitlines()
+    assert re.fullmatch(r"\d{4}-\d\d-\d\dT\d\d:\d\d:\d\d " + re.escape(f"{path} is deleted"), line)

@@ -1,0 +1,180 @@
+from collections import Counter
+from collections.abc import Sequence
+from random import Random
+
+import numpy as np
+import pytest
+
+from babylon.evaluation.arena.match import BATCH, compare, look_at, ruled, unfit
+from babylon.evaluation.arena.play import Decide, Plays, joined, play, replies, scripted
+from babylon.evaluation.arena.suite import unseen_scenarios
+from babylon.game.market.orders import Decision, Hold, Order, OrderKind, render_decision
+from babylon.game.market.scripted import SCRIPTED_AGENTS, news_follower, random_trader
+from babylon.game.market.seat import Seat
+
+WORLDS = unseen_scenarios("arena", "test", 3 * BATCH)
+BUY = Order("m1", OrderKind.BUY_YES, 50)
+
+
+def agent(name: str) -> Decide:
+    return scripted(SCRIPTED_AGENTS[name])
+
+
+def plays(
+    pnl: Sequence[float] = (0.0, 0.0),
+    *,
+    malformed: float = 0.0,
+    drawdown: float = 0.0,
+    decisions: dict[Decision, int] | None = None,
+) -> Plays:
+    """Two ticks: profit falls to ``-drawdown`` and ends at ``pnl``."""
+    return Plays(
+        equity=np.array([[0.0, -drawdown, earned] for earned in pnl]),
+        win_rate=np.zeros(len(pnl)),
+        malformed=np.full(len(pnl), malformed),
+        decisions=Counter(decisions or {BUY: 1, Hold(): 1}),
+        start_balance=1000.0,
+    )
+
+
+@pytest.mark.parametrize(
+    ("champion", "challenger", "ruling", "scenarios", "reason"),
+    [
+        ("random", "oracle", "promote", BATCH, "is a gain"),
+        ("oracle", "news", "reject", BATCH, "is a loss"),
+        ("news", "hold", "reject", BATCH, "collapsed: 100.0% of its replies decide the same"),
+        ("news", "news", "insufficient", BATCH, "of which the rest would not help"),
+    ],
+)
+async def test_a_match_ends_as_soon_as_it_is_clear(
+    champion: str, challenger: str, ruling: str, scenarios: int, reason: str
+) -> None:
+    heard: list[tuple[int, int]] = []
+    match = await compare(
+        agent(champion), agent(challenger), WORLDS, lambda *done: heard.append(done)
+    )
+    assert (match.ruling, match.looks[-1].scenarios) == (ruling, scenarios)
+    assert reason in match.reason
+    assert heard == [(look.scenarios, len(WORLDS)) for look in match.looks]
+    assert len(match.champion.pnl) == len(match.challenger.pnl) == scenarios
+
+
+async def test_the_last_batch_may_be_a_part_and_always_rules() -> None:
+    """Against a random trader one that believes the news now and then: a gain that takes more."""
+
+    def glancing(seat: Seat, random: Random) -> Decision:
+        return (news_follower if random.random() < 0.1 else random_trader)(seat, random)
+
+    match = await compare(agent("random"), scripted(glancing, seed=1), WORLDS[: BATCH + 32])
+    assert [look.scenarios for look in match.looks] == [BATCH, BATCH + 32]
+    assert match.ruling == "insufficient" and match.reason.endswith("after 160 of 160 scenarios")
+
+
+@pytest.mark.parametrize(
+    ("champion", "challenger", "reason"),
+    [
+        (plays(malformed=0.01), plays(malformed=0.02), None),
+        (
+            plays(malformed=0.01),
+            plays((900, 901), malformed=0.04),
+            "malformed replies rose from 1.0% to 4.0%, allowed is 2% more",
+        ),
+        (plays(drawdown=50), plays(drawdown=149), None),
+        (plays(drawdown=50), plays((900, 901), drawdown=500), None),  # risk that pays
+        (
+            plays(drawdown=50),
+            plays((20, 40), drawdown=181),
+            "drawdown rose from $50 to $181, allowed is $130 more",
+        ),
+        (plays(decisions={BUY: 94, Hold(): 6}), plays(decisions={Hold(): 94, BUY: 6}), None),
+        (
+            plays(decisions={BUY: 94, Hold(): 6}),
+            plays((900, 901), decisions={BUY: 96, Hold(): 4}),
+            "collapsed: 96.0% of its replies decide the same",
+        ),
+        (plays(decisions={Hold(): 1}), plays(decisions={Hold(): 1}), None),
+    ],
+)
+def test_a_challenger_is_unfit_when_it_is_notably_worse_in_kind_whatever_it_earns(
+    champion: Plays, challenger: Plays, reason: str | None
+) -> None:
+    told = unfit(champion, challenger)
+    assert told is None if reason is None else told is not None and told.startswith(reason)
+
+
+def test_drawdown_is_the_largest_fall_below_an_earlier_height() -> None:
+    curves = np.array([[0.0, 30.0, -20.0, 40.0, 25.0], [0.0, 1.0, 2.0, 3.0, 4.0]])
+    assert joined([plays()]).drawdown.tolist() == [0.0, 0.0]
+    one = Plays(
+        equity=curves,
+        win_rate=np.zeros(2),
+        malformed=np.zeros(2),
+        decisions=Counter({BUY: 1}),
+        start_balance=1000.0,
+    )
+    assert one.drawdown.tolist() == [50.0, 0.0]
+
+
+def test_equity_begins_at_nothing_and_ends_at_the_settled_profit() -> None:
+    result = play(agent("oracle"), WORLDS[:4])
+    assert result.equity.shape == (4, 7)
+    assert np.all(result.equity[:, 0] == 0) and np.all(result.pnl > 0)
+    assert np.array_equal(result.pnl, result.equity[:, -1])
+
+
+def test_batches_of_a_suite_joined_are_the_suite() -> None:
+    whole = play(agent("random"), WORLDS[:8])
+    parts = joined([play(agent("random"), WORLDS[:3]), play(agent("random"), WORLDS[3:8])])
+    assert np.array_equal(whole.equity, parts.equity) and whole.decisions == parts.decisions
+
+
+def test_malformed_replies_and_equal_decisions_are_counted() -> None:
+    def mute(chats: Sequence[object], seeds: Sequence[int]) -> list[str]:
+        return ["I would rather not." for _ in chats]
+
+    result = play(replies(mute), WORLDS[:4])
+    assert result.malformed.tolist() == [1.0] * 4
+    decision, share = result.commonest
+    assert isinstance(decision, Hold) and decision.error and share == 1.0
+
+
+def test_replies_are_drawn_alike_in_a_world_and_tick_whatever_happened_before() -> None:
+    """So two policies that think alike act alike, although their balances differ."""
+    seen: list[list[int]] = []
+
+    def drawing(amount: int) -> Decide:
+        def policy(chats: Sequence[object], seeds: Sequence[int]) -> list[str]:
+            seen[-1] += seeds
+            return [render_decision(Order("m1", OrderKind.BUY_YES, amount)) for _ in chats]
+
+        return replies(policy, seed=5)
+
+    for amount in (25, 100):
+        seen.append([])
+        play(drawing(amount), WORLDS[:2])
+    assert seen[0] == seen[1] and len(set(seen[0])) == 12
+
+
+def test_simulated_gates_promote_what_is_better_and_hardly_anything_else() -> None:
+    """Paired differences whose spread is mostly that of a few large ones, as markets have."""
+    random = np.random.default_rng(1)
+
+    def promoted(gain: float, gates: int = 200, budget: int = 2048) -> float:
+        count = 0
+        for _ in range(gates):
+            noise = random.normal(0, 100, budget) + 200 * random.choice([-1, 0, 1], budget)
+            count += _gate(noise + gain) == "promote"
+        return count / gates
+
+    assert promoted(0.0) <= 0.05
+    assert promoted(30.0) >= 0.8
+    assert promoted(-3.0) <= 0.01
+
+
+def _gate(differences: np.ndarray) -> str:
+    budget = len(differences)
+    for end in range(BATCH, budget + 1, BATCH):
+        before, after = plays(np.zeros(end)), plays(differences[:end])
+        if ended := ruled(before, after, look_at(before, after, budget), budget):
+            return ended[0]
+    raise AssertionError("the last look rules")

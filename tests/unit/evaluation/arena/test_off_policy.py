@@ -1,0 +1,78 @@
+import numpy as np
+import pytest
+
+from babylon.evaluation.arena.off_policy import off_policy
+
+
+def groups(*sizes: int) -> list[str]:
+    return [f"s{number}" for number, size in enumerate(sizes) for _ in range(size)]
+
+
+def test_by_hand() -> None:
+    """Half of 80 earned $10 more than the others of their scenario, and the challenger plays them
+    three times as often: it earns 5 * (3 - 1) / (3 + 1) more than who
+    played, times 40 / 39, because the mean is that of the others. The effective sample size is
+    (40 * 3 + 40)² / (40 * 9 + 40) = 64."""
+    pnl = np.tile([110.0, 100.0], 40)
+    check = off_policy(np.tile([np.log(3.0), 0.0], 40), pnl, groups(40, 40))
+    assert check.difference == pytest.approx(2.5 * 40 / 39)
+    assert (check.trajectories, check.ess) == (80, pytest.approx(64.0))
+    assert check.low is not None and check.low > 0 and not check.veto
+
+
+def test_who_plays_like_its_players_earns_what_they_did() -> None:
+    pnl = np.random.default_rng(0).normal(0, 100, 60)
+    check = off_policy(np.full(60, -3.0), pnl, groups(30, 30))
+    assert check.difference == pytest.approx(0, abs=1e-9) and check.ess == pytest.approx(60)
+
+
+def test_an_easy_scenario_is_nobodys_merit() -> None:
+    """The challenger prefers the scenario where everybody earned more: that is no skill."""
+    pnl = np.repeat([0.0, 500.0], 40)
+    check = off_policy(np.repeat([0.0, 1.0], 40), pnl, groups(40, 40))
+    assert check.difference == pytest.approx(0, abs=1e-9)
+
+
+def test_a_challenger_that_prefers_what_lost_is_vetoed() -> None:
+    random = np.random.default_rng(0)
+    pnl = random.normal(0, 100, 400)
+    check = off_policy(-pnl / 100, pnl, groups(*[8] * 50))
+    assert check.veto and check.difference is not None and check.difference < -50
+
+
+@pytest.mark.parametrize(
+    ("ratios", "scenarios", "problem"),
+    [
+        (np.zeros(20), groups(10, 10), "ESS 20.0 of 20 held-out trajectories, needed is 30"),
+        (np.r_[np.zeros(199), 30.0], groups(100, 100), "too small: ESS 1"),
+        (np.zeros(40), [str(number) for number in range(40)], "no two held-out trajectories"),
+    ],
+)
+def test_an_estimate_that_hangs_on_too_few_is_refused(
+    ratios: np.ndarray, scenarios: list[str], problem: str
+) -> None:
+    check = off_policy(ratios, np.arange(len(ratios), dtype=float), scenarios)
+    assert check.problem is not None and problem in check.problem
+    assert check.difference is None and not check.veto
+
+
+def test_a_weight_counts_at_most_the_root_of_n_times_the_mean() -> None:
+    """One of 100 with all the weight is cut from 100 times the mean to 10 times it."""
+    ratios = np.r_[50.0, np.zeros(99)]
+    check = off_policy(ratios, np.arange(100.0), groups(100))
+    assert check.ess == pytest.approx(1.0, abs=0.01) and check.problem is not None
+    mild = np.r_[np.log(100.0), np.zeros(99)]  # 100 of 199: cut to 10 * 1.99
+    cut = off_policy(mild, np.arange(100.0), groups(100))
+    assert cut.ess == pytest.approx((19.9 + 99) ** 2 / (19.9**2 + 99), rel=1e-3)
+
+
+def test_the_estimate_finds_the_value_of_a_policy_that_never_played() -> None:
+    """Players choose arm 1 with 0.5, the challenger with 0.8; arm 1 earns $20 more: +$6."""
+    random = np.random.default_rng(3)
+    arm = random.random(4000) < 0.5
+    pnl = 20.0 * arm + random.normal(0, 50, 4000)
+    ratios = np.where(arm, np.log(0.8 / 0.5), np.log(0.2 / 0.5))
+    check = off_policy(ratios, pnl, groups(*[8] * 500))
+    assert check.low is not None and check.high is not None
+    assert check.low < 6 < check.high
+    assert check.high - check.low < 8

@@ -1,0 +1,148 @@
+"""How often does an experiment between equal policies end with a winner, if one looks every hour?
+
+Each world is a fleet that is looked at after every window until it is decided. The outcomes are
+drawn all at once; what is tested is the real comparison and the real decision.
+"""
+
+from collections import Counter
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+
+import numpy as np
+import pytest
+
+from babylon.core.settings import Settings
+from babylon.evaluation.experiment.cells import Cells, Floats
+from babylon.evaluation.experiment.decision import Evidence, decide
+from babylon.evaluation.experiment.difference import difference
+from babylon.evaluation.experiment.sample_ratio import sample_ratio
+
+LOOKS = 20
+EVEN = (0.5,) * LOOKS
+RAMP = (0.05,) * 2 + (0.25,) * 3 + (0.5,) * (LOOKS - 5)
+SETTINGS = Settings(ab_max_hours=1000, ab_min_hours=2, database_url=None)
+Draw = Callable[[np.random.Generator, tuple[int, ...]], Floats]
+
+
+def normal(random: np.random.Generator, shape: tuple[int, ...]) -> Floats:
+    return random.standard_normal(shape)
+
+
+def heavy(random: np.random.Generator, shape: tuple[int, ...]) -> Floats:
+    """Student's t with 2.5 degrees of freedom: of infinite kurtosis, standard deviation 1."""
+    return random.standard_t(2.5, shape) / np.sqrt(5.0)
+
+
+def skewed(random: np.random.Generator, shape: tuple[int, ...]) -> Floats:
+    """Log-normal, standard deviation 1, mean 0: many small losses, few great wins."""
+    return (random.lognormal(0, 1, shape) - np.exp(0.5)) / np.sqrt((np.e - 1) * np.e)
+
+
+@dataclass(frozen=True)
+class Fleet:
+    """A play a window of each agent: ``skill`` of the agent (standard deviation) plus luck (1) plus
+    what the window brings to everybody. ``arriving``: equally many join in each window."""
+
+    agents: int
+    draw: Draw = normal
+    shares: tuple[float, ...] = EVEN
+    skill: float = 1.0
+    arriving: bool = False
+    gain: float = 0.0
+
+    def looks(self, seed: int) -> Iterator[Cells]:
+        random = np.random.default_rng([seed, self.agents])
+        skill = self.skill * self.draw(random, (self.agents,))
+        played = skill[:, None] + self.draw(random, (self.agents, LOOKS))
+        played += random.standard_normal(LOOKS)
+        before = skill + self.draw(random, (self.agents, 4)).mean(axis=1)
+        begun = np.arange(self.agents) * LOOKS // self.agents if self.arriving else 0
+        active = np.arange(LOOKS) >= np.broadcast_to(begun, self.agents)[:, None]
+        challenger = random.random(self.agents)[:, None] < np.array(self.shares)
+        values = np.where(active, played + self.gain * challenger, 0.0)
+        starts = [0, *(np.flatnonzero(np.diff(self.shares)) + 1)]
+        for look in range(1, LOOKS + 1):
+            bounds = [*(start for start in starts if start < look), look]
+            plays = np.add.reduceat(active[:, :look], bounds[:-1], axis=1, dtype=float)
+            total = np.add.reduceat(values[:, :look], bounds[:-1], axis=1)
+            squares = np.add.reduceat(values[:, :look] ** 2, bounds[:-1], axis=1)
+            unit, stage = np.nonzero(plays)
+            n = plays[unit, stage]
+            mean = total[unit, stage] / n
+            yield Cells(
+                unit=unit,
+                stage=stage,
+                challenger=challenger[:, bounds[:-1]][unit, stage],
+                outcome=mean,
+                plays=n,
+                spread=np.maximum(squares[unit, stage] - n * mean**2, 0.0),
+                before=before[unit],
+            )
+
+
+def ends(fleet: Fleet, worlds: int, judge: Callable[[Fleet, Cells, int], str]) -> Counter[str]:
+    """How the worlds end: with the first decision, or without any."""
+    found: Counter[str] = Counter()
+    for world in range(worlds):
+        decisions = (judge(fleet, cells, hour) for hour, cells in enumerate(fleet.looks(world), 1))
+        found[next((one for one in decisions if one != "insufficient"), "insufficient")] += 1
+    return found
+
+
+def ours(fleet: Fleet, cells: Cells, hour: int) -> str:
+    first = np.unique(cells.unit, return_index=True)[1]
+    ratio = sample_ratio(_shares(fleet, cells)[first].tolist(), int(cells.challenger[first].sum()))
+    evidence = Evidence(
+        pnl=difference(cells), ratios=(ratio, ratio), guardrails=(), hours=float(hour)
+    )
+    return decide(evidence, SETTINGS)[0]
+
+
+def z_test(fleet: Fleet, cells: Cells, hour: int) -> str:
+    """What one does by hand: two means, their standard errors, 1.96."""
+    arms = [cells.outcome[cells.challenger == side] for side in (False, True)]
+    if len(cells.unit) < SETTINGS.ab_min_agents:
+        return "insufficient"
+    z = (arms[1].mean() - arms[0].mean()) / np.sqrt(sum(arm.var(ddof=1) / len(arm) for arm in arms))
+    return "promote" if z > 1.96 else "rollback" if z < -1.96 else "insufficient"
+
+
+def _shares(fleet: Fleet, cells: Cells) -> Floats:
+    return np.array(list(dict.fromkeys(fleet.shares)))[cells.stage]
+
+
+NULLS = [
+    (1000, Fleet(agents=400, arriving=True)),
+    (1000, Fleet(agents=60, draw=heavy)),
+    (1000, Fleet(agents=60, draw=skewed, skill=0.0)),
+    (300, Fleet(agents=200, draw=skewed, shares=RAMP)),
+]
+
+
+@pytest.mark.parametrize(("worlds", "fleet"), NULLS)
+def test_equal_policies_are_told_apart_in_at_most_a_twentieth_of_all_experiments(
+    worlds: int, fleet: Fleet
+) -> None:
+    found = ends(fleet, worlds, ours)
+    assert found["promote"] + found["rollback"] <= 0.05 * worlds
+    assert found["promote"] <= 0.025 * worlds
+
+
+def test_an_ordinary_test_at_every_look_fails_the_same() -> None:
+    found = ends(Fleet(agents=60, skill=0.0), 300, z_test)
+    assert found["promote"] + found["rollback"] > 0.15 * 300
+
+
+@pytest.mark.parametrize("skill", [0.0, 1.0])
+def test_a_gain_of_half_a_standard_deviation_is_promoted(skill: float) -> None:
+    """400 agents that join one by one, so that the last look is the first at all of them."""
+    gain = 0.5 * np.sqrt(skill**2 + 1)
+    found = ends(Fleet(agents=400, arriving=True, skill=skill, gain=gain), 200, ours)
+    assert found["promote"] >= 0.9 * 200
+    assert found["rollback"] == 0
+
+
+def test_a_canary_that_is_worse_is_rolled_back() -> None:
+    found = ends(Fleet(agents=200, draw=heavy, shares=RAMP, gain=-1.0), 200, ours)
+    assert found["rollback"] >= 0.9 * 200
+    assert found["promote"] == 0

@@ -1,0 +1,89 @@
+"""The ladder of skill: mean P&L over the same worlds, ordered as documented."""
+
+from dataclasses import replace
+from random import Random
+from statistics import fmean
+
+import pytest
+
+from babylon.game.market.game import Game
+from babylon.game.market.orders import parse_decision, render_decision
+from babylon.game.market.perps import Direction
+from babylon.game.market.scenario import HOUR, Rules, make_scenario
+from babylon.game.market.scripted import LADDER, SCRIPTED_AGENTS
+from tests.worlds import perp, quiet_world
+
+
+def play(name: str, world: int, rules: Rules) -> Game:
+    game = Game(make_scenario(f"graded:{world}", rules))
+    random = Random(f"{name}:{world}")
+    while not game.over:
+        game.act(SCRIPTED_AGENTS[name](game, random))
+    game.settle()
+    return game
+
+
+def mean_pnl(rules: Rules, worlds: int) -> dict[str, float]:
+    return {
+        name: fmean(play(name, world, rules).pnl for world in range(worlds))
+        for name in SCRIPTED_AGENTS
+    }
+
+
+def test_skill_is_graded_as_documented_in_the_small_game() -> None:
+    mean = mean_pnl(Rules(), 200)
+    assert sorted(mean, key=lambda name: -mean[name]) == list(LADDER)
+    assert mean["hold"] == 0
+
+
+def test_skill_is_graded_as_documented_in_the_full_hour() -> None:
+    mean = mean_pnl(HOUR, 100)
+    assert sorted(mean, key=lambda name: -mean[name]) == list(LADDER)
+
+
+@pytest.mark.parametrize("name", sorted({*SCRIPTED_AGENTS} - {"hold"}))
+def test_every_script_plays_questions_and_perps_and_is_never_refused(name: str) -> None:
+    games = [play(name, world, HOUR) for world in range(5)]
+    outcomes = [outcome for game in games for outcome in game.outcomes]
+    assert [outcome.error for outcome in outcomes if not outcome.success] == []
+    actions = {outcome.action_type for outcome in outcomes}
+    assert "OPEN_PERP_POSITION" in actions
+    assert ("BUY_SHARES" in actions) is (name != "oracle")  # leverage gains it more
+    assert (actions >= {"CREATE_POST", "COMMENT"}) is (name != "oracle")
+
+
+@pytest.mark.parametrize("name", sorted(SCRIPTED_AGENTS))
+def test_scripts_play_on_where_nothing_is_told_or_listed(name: str) -> None:
+    """A replayed hour may have no news, and no open question left."""
+    rising = [perp(*[100.0 + tick for tick in range(5)])]
+    for scenario in (quiet_world(), quiet_world(perps=rising), quiet_world(feed=True)):
+        game = Game(scenario)
+        while not game.over:
+            game.act(SCRIPTED_AGENTS[name](game, Random(1)))
+        assert all(outcome.success for outcome in game.outcomes)
+    game = Game(replace(quiet_world(perps=rising), questions=()))
+    while not game.over:
+        game.act(SCRIPTED_AGENTS[name](game, Random(1)))
+    assert all(outcome.success for outcome in game.outcomes)
+
+
+def test_the_oracle_takes_the_most_leverage_that_survives() -> None:
+    """From 100 the price falls to 99 before it ends at 110: 0.9 / 90 = 1 % of setback."""
+    game = Game(quiet_world(fee=0.001, perps=[perp(100.0, 99.0, 105.0, 104.0, 110.0)]))
+    game.act(SCRIPTED_AGENTS["oracle"](game, Random(0)))
+    position = game.positions["OPNAI", Direction.LONG]
+    assert position.leverage == pytest.approx(89)
+    while not game.over:
+        game.act(SCRIPTED_AGENTS["hold"](game, Random(0)))
+    assert game.settle() > 1000
+
+
+def test_the_market_maker_sells_all_of_a_holding_in_words_too() -> None:
+    """A reply has six digits: what they leave out would be sold for the rest of the game."""
+    for seed in range(20):
+        game = Game(make_scenario(f"dust:{seed}", HOUR))
+        while not game.over:
+            reply = render_decision(SCRIPTED_AGENTS["maker"](game, Random(f"{seed}:{game.tick}")))
+            outcome = game.act(parse_decision(reply))
+            if outcome.action_type == "SELL_SHARES":
+                assert (outcome.market_id, outcome.side) not in game.holdings

@@ -1,0 +1,92 @@
+"""What ``babylon doctor`` says about ports, the base model and packages is so."""
+
+import os
+import re
+import socket
+import sys
+import time
+from pathlib import Path
+
+import numpy as np
+import pytest
+from safetensors.numpy import save_file
+
+from babylon.core.settings import load_settings
+from babylon.ops.doctor import PACKAGES, check_base_model, check_port
+from babylon.ops.up.processes import Processes
+
+ROOT = Path(__file__).parents[3]
+# A child listens, as the engine does under the recorded process of `babylon serve`.
+LISTEN = """
+import socket, subprocess, sys
+code = "import socket, sys; s = socket.create_server(('127.0.0.1', int(sys.argv[1]))); s.accept()"
+subprocess.run([sys.executable, "-c", code, sys.argv[1]])
+"""
+
+
+@pytest.fixture
+def port() -> int:
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        return int(probe.getsockname()[1])
+
+
+def test_a_port_is_fine_when_free_and_not_when_a_stranger_has_it(port: int, tmp_path: Path) -> None:
+    free = check_port(tmp_path, "gateway", port, "LOCAL_ENDPOINT")
+    assert (free.ok, free.detail) == (True, f"{port} is free")
+    with socket.create_server(("127.0.0.1", port)):
+        taken = check_port(tmp_path, "gateway", port, "LOCAL_ENDPOINT")
+    assert not taken.ok
+    assert f"by process {os.getpid()}" in taken.detail and "LOCAL_ENDPOINT" in taken.detail
+
+
+def test_a_port_of_this_homes_own_services_is_fine(port: int, tmp_path: Path) -> None:
+    processes = Processes(home=tmp_path)
+    processes.start("serving", [sys.executable, "-c", LISTEN, str(port)], environment=os.environ)
+    try:
+        deadline = time.monotonic() + 30
+        while "free" in (check := check_port(tmp_path, "engine", port, "ENGINE_PORT")).detail:
+            assert time.monotonic() < deadline
+            time.sleep(0.1)
+        assert check.ok, check.detail
+        assert not check_port(tmp_path / "other", "engine", port, "ENGINE_PORT").ok
+    finally:
+        processes.stop("serving")
+
+
+def test_a_model_of_the_hub_is_not_checked_and_a_local_one_is(tmp_path: Path) -> None:
+    unknown = check_base_model(load_settings(base_model="nobody/has-this"))
+    assert unknown.ok is None and "nobody/has-this, not checked here" in unknown.detail
+    local = load_settings(base_model=str(tmp_path))
+    assert check_base_model(local).ok is False
+    (tmp_path / "config.json").touch()
+    assert check_base_model(local).ok is True
+
+
+def test_weights_that_do_not_open_are_named(tmp_path: Path) -> None:
+    (tmp_path / "config.json").touch()
+    weights = tmp_path / "model.safetensors"
+    save_file({"weight": np.zeros(64)}, weights)
+    settings = load_settings(base_model=str(tmp_path))
+    assert check_base_model(settings).ok is True
+    for damaged in (weights.read_bytes()[:-1], b"\xa7" * 4096, b""):  # cut off, noise, empty
+        weights.write_bytes(damaged)
+        check = check_base_model(settings)
+        assert check.ok is False
+        assert str(weights) in check.detail and "BASE_MODEL again" in check.detail
+
+
+@pytest.mark.parametrize(
+    "name", ["/nope", "./nope", "../nope", "~/nope", "~nobody-here/x", "a/b/c"]
+)
+def test_a_path_where_nothing_is_is_no_model_of_the_hub(name: str) -> None:
+    check = check_base_model(load_settings(base_model=name))
+    assert check.ok is False
+    assert f"BASE_MODEL={name!r}: no such directory: /" in check.detail
+
+
+@pytest.mark.parametrize("package", PACKAGES)
+def test_a_required_package_is_one_that_the_code_imports(package: str) -> None:
+    sources = [path for top in ("babylon", "flows", "tasks") for path in (ROOT / top).rglob("*.py")]
+    imported = re.compile(rf"^\s*(import|from) {package}\b", re.MULTILINE)
+    assert any(imported.search(path.read_text()) for path in sources)

@@ -1,0 +1,149 @@
+from random import Random
+
+import numpy as np
+import pytest
+
+from babylon.scoring.judge.bradley_terry import fit_preferences, information
+from babylon.scoring.judge.calibrate import Estimate, Observation, calibrate, tie, unstable
+from babylon.scoring.judge.design import again, ring, telling
+
+
+def observe(blocks, score):
+    """``score(request, item, place)`` of every trajectory of every block."""
+    return [
+        Observation(
+            request=r, item=i, place=at / (len(block) - 1), score=score(r, i, at / (len(block) - 1))
+        )
+        for r, block in enumerate(blocks)
+        for at, i in enumerate(block)
+    ]
+
+
+def estimate(scores, half):
+    scores = np.array(scores)
+    return Estimate(scores=scores, low=scores - half, high=scores + half, reliability=1.0)
+
+
+def test_by_hand_two_requests_that_agree_give_their_scores_back():
+    worth = [0.2, 0.4, 0.9]
+    seen = observe([(0, 1, 2), (2, 1, 0)], lambda r, i, p: worth[i])
+    found = calibrate(seen, 3, together=True)
+    assert found.scores == pytest.approx(worth, abs=1e-3)
+    assert found.reliability > 0.999
+    assert (found.high - found.low).max() < 1e-3
+
+
+def test_generosity_of_requests_and_bias_of_places_are_taken_out():
+    random = Random(0)
+    worth = [i / 23 for i in range(24)]
+    blocks = ring(24, 6, random)
+    blocks += [block[::-1] for block in blocks]
+    generous = [random.uniform(-0.1, 0.1) for _ in blocks]
+    seen = observe(blocks, lambda r, i, p: 0.3 + 0.3 * worth[i] + generous[r] - 0.2 * p)
+    found = calibrate(seen, 24, together=True)
+    assert list(np.argsort(found.scores)) == list(range(24))
+
+
+def test_intervals_hold_the_truth_about_every_other_time():
+    inside = []
+    for seed in range(30):
+        random = Random(seed)
+        worth = [random.uniform(0.3, 0.7) for _ in range(12)]
+        blocks = [block for _ in range(3) for block in ring(12, 6, random)]
+        seen = observe(blocks, lambda r, i, p, w=worth, g=random: w[i] + g.gauss(0, 0.1))
+        found = calibrate(seen, 12, together=True)
+        inside += [lo <= w <= hi for lo, w, hi in zip(found.low, worth, found.high, strict=True)]
+    assert 0.35 < np.mean(inside) < 0.65
+
+
+def test_a_judge_that_says_the_same_of_all_leaves_them_tied():
+    seen = observe([(0, 1, 2), (2, 1, 0)], lambda r, i, p: 0.5)
+    assert tie(calibrate(seen, 3, together=True)) == pytest.approx([0.5] * 3)
+
+
+def test_scores_beyond_the_unit_are_squeezed_without_changing_their_order():
+    seen = observe([(0, 1, 2)] * 2, lambda r, i, p: (0.0, 0.5, 1.0)[i])
+    found = calibrate(seen, 3, together=True)
+    assert found.low.min() >= 0 and found.high.max() <= 1
+    assert list(np.argsort(found.scores)) == [0, 1, 2]
+
+
+def test_ties_join_what_overlaps_the_best_left_and_chains_do_not_grow():
+    assert list(tie(estimate([0.9, 0.8, 0.7, 0.2], 0.06))) == pytest.approx([0.85, 0.85, 0.7, 0.2])
+    assert list(tie(estimate([0.1, 0.5], 0.01))) == [0.1, 0.5]
+    assert list(tie(estimate([0.4, 0.6], 0.2))) == [0.5, 0.5]
+
+
+def test_unstable_is_what_overlaps_a_neighbour():
+    assert unstable(estimate([0.1, 0.9, 0.85, 0.5], 0.03)) == [1, 2]
+    assert unstable(estimate([0.1, 0.9], 0.03)) == []
+
+
+def test_preferences_without_contradiction_are_all_told_apart():
+    wins = [(i, j, (i + j) % 2 == 0) for i in range(8) for j in range(i)]
+    found = fit_preferences(wins, 8)
+    assert list(np.argsort(found.scores)) == list(range(8))
+    assert len(set(tie(found))) == 8
+
+
+def test_an_advantage_of_being_first_is_no_merit():
+    """0 and 1 are equals; whoever is listed first wins."""
+    wins = [(0, 1, True), (1, 0, True)] * 4
+    found = fit_preferences(wins, 2)
+    assert found.scores == pytest.approx([0.5, 0.5])
+    assert len(set(tie(found))) == 1
+
+
+def test_wins_and_losses_that_cancel_out_are_a_tie():
+    wins = [(0, 1, True), (0, 1, False), (1, 0, True), (1, 0, False), (0, 2, True), (1, 2, False)]
+    found = fit_preferences(wins, 3)
+    assert tie(found)[0] == tie(found)[1] > found.scores[2]
+
+
+@pytest.mark.parametrize("items", [1, 2, 6, 7, 11, 24, 50, 64])
+def test_the_ring_shows_everyone_shares_anchors_and_is_connected(items):
+    blocks = ring(items, 6, Random(1))
+    assert max(map(len, blocks)) <= 6
+    assert {item for block in blocks for item in block} == set(range(items))
+    assert sum(map(len, blocks)) <= 1.3 * items + 2
+    reached = set(blocks[0])
+    for _ in blocks:
+        for block in blocks:
+            reached |= set(block) if reached & set(block) else set()
+    assert len(reached) == items
+
+
+def test_later_blocks_are_mixed_and_list_the_late_ones_first():
+    places = {item: [item / 9] for item in range(10)}
+    blocks = again(range(10), 6, places, Random(0))
+    assert sorted(item for block in blocks for item in block) == list(range(10))
+    for block in blocks:
+        assert 2 <= len(block) <= 6
+        assert list(block) == sorted(block, reverse=True)
+
+
+def test_pairs_have_everybody_first_once_and_second_once():
+    blocks = ring(7, 2, Random(0))
+    assert sorted(first for first, _ in blocks) == sorted(second for _, second in blocks)
+
+
+def test_of_pairs_the_most_telling_are_asked_each_trajectory_in_one():
+    tells = np.zeros((4, 4))
+    tells[0, 1], tells[1, 2], tells[3, 2], tells[2, 3] = 3.0, 2.0, 1.0, 0.5
+    assert telling([0, 1, 2, 3], set(), {0, 1, 2, 3}, tells) == [(0, 1), (3, 2)]
+    assert telling([0, 1, 2, 3], {(0, 1)}, {0, 1, 2, 3}, tells)[0] == (1, 2)
+
+
+def test_of_stable_pairs_only_neighbours_that_never_met_are_asked():
+    tells = np.ones((3, 3))
+    assert telling([2, 0, 1], {(2, 0), (0, 1)}, set(), tells) == []
+    assert {*telling([2, 0, 1], {(2, 0)}, set(), tells)[0]} == {0, 1}
+
+
+def test_under_a_bias_for_the_first_the_answer_about_equals_tells_least():
+    """The first always wins but against who is far better: 0 < 1 < 2 < 3, two apart."""
+    wins = [(i, j, True) for i in range(4) for j in range(4) if i != j and i - j > -2]
+    wins += [(j, i, False) for i in range(4) for j in range(4) if j - i > 2]
+    tells = information(wins, 4)
+    assert tells[0, 2] > tells[0, 1] > tells[1, 0]
+    assert information([(1, 0, i % 2 == 0) for i in range(4)], 3)[2, 0] > 0  # never met

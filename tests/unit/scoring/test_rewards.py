@@ -1,0 +1,142 @@
+import sys
+from datetime import UTC, datetime
+
+import pytest
+
+from babylon.core.errors import ConfigError, ScoringError
+from babylon.core.settings import load_settings
+from babylon.core.trajectories import Trajectory
+from babylon.core.types import Artifact
+from babylon.scoring.registry import SCORERS, load_scorer, require_scorer
+from babylon.scoring.rewards.heuristic import heuristic
+from babylon.scoring.scorer import Score, ScoringContext, score
+
+THEN = datetime(2025, 11, 14, 9, tzinfo=UTC)
+
+
+def trajectory(number, pnl_usd=0.0, wins=0, trades=0, actions=0, steps=10):
+    return Trajectory(
+        trajectory_id=f"t{number}",
+        agent_id=f"a{number}",
+        window_id="2025-11-14T09:00",
+        scenario_id="s",
+        start=THEN,
+        end=THEN,
+        pnl_usd=pnl_usd,
+        wins=wins,
+        trades=trades,
+        actions=actions,
+        steps=steps,
+        calls=(),
+    )
+
+
+THREE = [trajectory(1, 10.0), trajectory(2, 20.0), trajectory(3, 30.0)]
+
+
+def test_heuristic_by_hand():
+    scores = heuristic(
+        [
+            trajectory(1, pnl_usd=-50, wins=1, trades=4, actions=5),
+            trajectory(2, pnl_usd=150, wins=0, trades=0, actions=0),
+            trajectory(3, pnl_usd=0, wins=3, trades=3, actions=10),
+        ]
+    )
+    assert [s.value for s in scores] == pytest.approx(
+        [0.5 * 0 + 0.3 * 0.25 + 0.2 * 0.5, 0.5 * 1 + 0 + 0, 0.5 * 0.25 + 0.3 * 1 + 0.2 * 1]
+    )
+    assert scores[0].components == {"profit": 0.0, "win_rate": 0.25, "activity": 0.5}
+
+
+def test_heuristic_of_equal_profits_is_neutral_and_of_nothing_is_nothing():
+    assert [s.value for s in heuristic([trajectory(1, 7.0), trajectory(2, 7.0)])] == [0.25, 0.25]
+    assert heuristic([]) == []
+
+
+async def test_plain_and_async_scorers_give_floats_or_scores_with_components():
+    async def later(trajectories):
+        return [Score(t.pnl_usd, {"pnl": t.pnl_usd}) for t in trajectories]
+
+    def now(trajectories):
+        return [int(t.pnl_usd) for t in trajectories]
+
+    assert [s.value for s in await score("now", now, THREE)] == [10.0, 20.0, 30.0]
+    assert (await score("later", later, THREE))[2] == Score(30.0, {"pnl": 30.0})
+
+
+@pytest.mark.parametrize("bad", [float("nan"), float("inf"), None, "high", 10**400])
+async def test_a_score_that_is_no_finite_number_names_scorer_and_trajectory(bad):
+    with pytest.raises(ScoringError, match=r"scorer mine returned .* for trajectory t2"):
+        await score("mine", lambda trajectories: [1.0, bad, 3.0], THREE)
+
+
+@pytest.mark.parametrize("returned", [[1.0], [], None, 3.0])
+async def test_not_one_score_a_trajectory_is_an_error(returned):
+    with pytest.raises(ScoringError, match=r"mine returned .* for 3 trajectories"):
+        await score("mine", lambda trajectories: returned, THREE)
+
+
+async def test_a_scorer_that_raises_is_an_error_never_a_low_score():
+    async def judge(trajectories):
+        raise TimeoutError("no answer")
+
+    with pytest.raises(
+        ScoringError, match=r"judge raised TimeoutError\('no answer'\) on 3 .*t1, t2"
+    ):
+        await score("judge", judge, THREE)
+
+
+def test_a_function_of_ones_own_is_found_by_module_and_name(tmp_path, monkeypatch):
+    (tmp_path / "my_rewards.py").write_text("def flat(trajectories):\n    return [1.0]\n")
+    monkeypatch.syspath_prepend(tmp_path)
+    assert load_scorer("my_rewards:flat")([]) == [1.0]
+    with pytest.raises(ConfigError, match=r"my_rewards.py\) has no function 'steep'"):
+        load_scorer("my_rewards:steep")
+    sys.modules.pop("my_rewards")
+
+
+@pytest.mark.parametrize("name", ["rulers", "", "module:", ":function"])
+def test_an_unknown_scorer_is_refused_with_the_list_of_those_there_are(name):
+    with pytest.raises(ConfigError, match=rf"scorer '{name}' is unknown: choose heu.* or"):
+        load_scorer(name)
+
+
+def test_a_module_that_does_not_import_is_named():
+    with pytest.raises(ConfigError, match=r"module .no_such\.module. does not import"):
+        load_scorer("no_such.module:function")
+
+
+def test_the_built_in_scorers():
+    assert {"heuristic", "ruler", "preference", "regression", "art-ruler"} == set(SCORERS)
+    for name in SCORERS:
+        assert callable(load_scorer(name))
+
+
+async def test_a_scorer_that_asks_for_its_context_gets_it_and_its_metrics_are_kept(tmp_path):
+    def spread(trajectories, context):
+        context.metrics["seed"] = context.settings.seed
+        return [t.pnl_usd for t in trajectories]
+
+    artifact = Artifact(uri="file:///x", sha256="0", rows=3, window_id="2025-11-14T09:00")
+    context = ScoringContext(
+        window_id=artifact.window_id, settings=load_settings(seed=7), store=None, artifact=artifact
+    )
+    assert [s.value for s in await score("spread", spread, THREE, context)] == [10.0, 20.0, 30.0]
+    assert context.metrics == {"seed": 7}
+
+
+@pytest.mark.parametrize(
+    ("chosen", "message"),
+    [
+        ({"scorer": "ruler"}, "scorer 'ruler' asks a judge, and none is named: set JUDGE_MODEL"),
+        ({"scorer": "regression", "judge_model": "m"}, "set OPENAI_API_KEY"),
+        ({"scorer": "preference", "judge_model_path": "/nowhere"}, "holds no model"),
+        ({"scorer": "ruler", "judge_model": "m", "judge_rubric": "none"}, "choose trading-v1"),
+        ({"scorer": "art-ruler", "judge_model_path": "/nowhere"}, "JUDGE_MODEL is not set"),
+        ({"scorer": "heuristics"}, "is unknown"),
+    ],
+)
+def test_a_scorer_that_cannot_work_is_refused_beforehand(chosen, message):
+    with pytest.raises(ConfigError, match=message):
+        require_scorer(load_settings(**chosen))
+    require_scorer(load_settings(scorer="ruler", judge_model="m", judge_base_url="http://x/v1"))

@@ -1,0 +1,291 @@
+import asyncio
+import io
+import json
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from aiohttp.test_utils import TestClient, TestServer
+from peft import LoraConfig, get_peft_model
+from transformers import AutoModelForCausalLM
+
+from babylon.serving.engine.engine_process import POLICIES, SCHEDULER, make_app
+from babylon.serving.engine.loaded_policies import load
+from babylon.serving.engine.scheduler import Job, Scheduler
+from tests.tiny_policy import plain_logprobs, save_tiny_policy, tiny_tokenizer
+
+HELLO = [{"role": "user", "content": "hello"}]
+
+
+@pytest.fixture(scope="module")
+def policy_path(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return save_tiny_policy(tmp_path_factory.mktemp("policy"), seed=1)
+
+
+@pytest.fixture
+async def engine(policy_path: Path) -> AsyncIterator[TestClient[Any, Any]]:
+    async with TestClient(TestServer(make_app())) as client:
+        response = await client.put("/policies/p-v1", json={"path": str(policy_path), "version": 1})
+        assert response.status == 200, await response.text()
+        yield client
+
+
+def chat(**fields: Any) -> dict[str, Any]:
+    return {"model": "p-v1", "messages": HELLO, "max_tokens": 20, "seed": 5, **fields}
+
+
+async def post(engine: TestClient[Any, Any], **fields: Any) -> dict[str, Any]:
+    response = await engine.post("/v1/chat/completions", json=chat(**fields))
+    assert response.status == 200, await response.text()
+    answer: dict[str, Any] = await response.json()
+    return answer
+
+
+async def events(engine: TestClient[Any, Any], **fields: Any) -> list[dict[str, Any]]:
+    response = await engine.post("/v1/chat/completions", json=chat(stream=True, **fields))
+    assert response.content_type == "text/event-stream"
+    lines = [line[6:] for line in (await response.text()).split("\n\n") if line]
+    assert lines.pop() == "[DONE]"
+    return [json.loads(line) for line in lines]
+
+
+def scheduler_of(engine: TestClient[Any, Any]) -> Scheduler:
+    assert engine.app is not None
+    return engine.app[SCHEDULER]
+
+
+@asynccontextmanager
+async def long_answer(engine: TestClient[Any, Any]) -> AsyncIterator[Job]:
+    """A streamed answer whose sampling has begun; its client leaves after the block."""
+    no_end_of_sequence = 106  # with this seed
+    response = await engine.post(
+        "/v1/chat/completions", json=chat(stream=True, max_tokens=480, seed=no_end_of_sequence)
+    )
+    for _ in ("the role", "the first token"):
+        await response.content.readuntil(b"\n\n")
+    (job,) = scheduler_of(engine)._running
+    yield job
+    response.close()
+
+
+async def test_answer_has_text_token_ids_logprobs_and_usage(
+    engine: TestClient[Any, Any],
+) -> None:
+    answer = await post(engine, logprobs=True, return_token_ids=True)
+    choice = answer["choices"][0]
+    ids = choice["token_ids"]
+    tokenizer = tiny_tokenizer()
+    assert choice["message"]["content"] == tokenizer.decode(ids, skip_special_tokens=True)
+    assert choice["finish_reason"] == "length"
+    assert len(choice["logprobs"]["content"]) == len(ids) == 20
+    assert answer["prompt_token_ids"] == tokenizer.apply_chat_template(
+        HELLO, add_generation_prompt=True, return_dict=False
+    )
+    prompt = len(answer["prompt_token_ids"])
+    assert answer["usage"] == {
+        "prompt_tokens": prompt,
+        "completion_tokens": 20,
+        "total_tokens": prompt + 20,
+    }
+    assert answer["model"] == "p-v1"
+
+
+@pytest.mark.parametrize("cleans_up", [False, True])
+def test_tokens_are_decoded_as_the_tokenizer_does(policy_path: Path, cleans_up: bool) -> None:
+    policy = load("p", str(policy_path), 0)
+    policy.tokenizer.clean_up_tokenization_spaces = cleans_up
+    ids = [*policy.prompt(HELLO), *range(0, 256, 5)]
+    assert policy.decode(ids) == policy.tokenizer.decode(ids, skip_special_tokens=True)
+
+
+async def test_token_ids_and_logprobs_come_only_when_asked_for(
+    engine: TestClient[Any, Any],
+) -> None:
+    answer = await post(engine)
+    assert "prompt_token_ids" not in answer
+    assert "token_ids" not in answer["choices"][0]
+    assert answer["choices"][0]["logprobs"] is None
+
+
+async def test_stream_adds_up_to_the_answer(engine: TestClient[Any, Any]) -> None:
+    asked = {"logprobs": True, "return_token_ids": True}
+    whole = await post(engine, **asked)
+    first, *chunks, last = await events(engine, stream_options={"include_usage": True}, **asked)
+    assert first["prompt_token_ids"] == whole["prompt_token_ids"]
+    assert first["choices"][0]["delta"]["role"] == "assistant"
+    assert last["choices"] == [] and last["usage"] == whole["usage"]
+    choices = [chunk["choices"][0] for chunk in chunks]
+    choice = whole["choices"][0]
+    assert "".join(c["delta"]["content"] for c in choices) == choice["message"]["content"]
+    assert [i for c in choices for i in c["token_ids"]] == choice["token_ids"]
+    streamed = [t for c in choices for t in c["logprobs"]["content"]]
+    assert [t["token"] for t in streamed] == [t["token"] for t in choice["logprobs"]["content"]]
+    assert [c["finish_reason"] for c in choices][-1] == "length"
+    assert len(chunks) > 1
+
+
+async def test_stop_string_ends_the_answer_and_stays_out_of_it(
+    engine: TestClient[Any, Any],
+) -> None:
+    free = await post(engine, return_token_ids=True, max_tokens=60)
+    text = free["choices"][0]["message"]["content"]
+    stop = next(text[i : i + 2] for i in range(8, 50) if text[i : i + 2].isascii())
+    stopped = await post(engine, return_token_ids=True, max_tokens=60, stop=[stop])
+    choice = stopped["choices"][0]
+    ids = free["choices"][0]["token_ids"]
+    assert choice["message"]["content"] == text[: text.index(stop)]
+    assert choice["finish_reason"] == "stop"
+    assert choice["token_ids"] == ids[: len(choice["token_ids"])]
+    assert stopped["usage"]["completion_tokens"] == len(choice["token_ids"]) < len(ids)
+
+
+async def test_requests_join_a_long_answer_and_keep_their_own(
+    engine: TestClient[Any, Any],
+) -> None:
+    alone = [await post(engine, seed=seed, return_token_ids=True) for seed in range(6)]
+    async with long_answer(engine) as job:
+        together = await asyncio.gather(
+            *(post(engine, seed=seed, return_token_ids=True) for seed in range(6))
+        )
+        assert job.completion.finish_reason == "running"  # nobody waited for its end
+    tokens = [[a["choices"][0]["token_ids"] for a in answers] for answers in (alone, together)]
+    assert tokens[0] == tokens[1]
+
+
+async def test_client_that_leaves_frees_the_worker(engine: TestClient[Any, Any]) -> None:
+    async with long_answer(engine) as job:
+        pass
+    await post(engine, max_tokens=1)  # answered after the long one has ended
+    assert job.completion.finish_reason == "abort"
+    assert 0 < len(job.completion.token_ids) < 480
+
+
+@pytest.mark.parametrize(
+    ("fields", "status", "message"),
+    [
+        ({"model": "nobody"}, 404, "'nobody' is not loaded: there is p-v1"),
+        ({"model": None}, 400, "$.model"),
+        ({"messages": []}, 400, "$.messages"),
+        ({"messages": [{"role": "pirate", "content": "x"}]}, 400, "'pirate'"),
+        ({"messages": [{"role": "user", "content": [{"type": "image_url"}]}]}, 400, "takes text"),
+        ({"temperature": -1}, 400, "$.temperature"),
+        ({"temperature": 0.001}, 400, "0.01 to 2"),
+        ({"top_p": 0}, 400, "$.top_p"),
+        ({"max_tokens": 0}, 400, "$.max_tokens"),
+        ({"max_tokens": 5000}, 400, "max_tokens=5000 does not fit into the context of 512"),
+        ({"messages": [{"role": "user", "content": "x" * 600}]}, 400, "send less"),
+        ({"n": 2}, 400, "only n=1"),
+        ({"seed": 2**70}, 400, "$.seed"),
+        ({"logit_bias": {"5": 100}}, 400, "logit_bias"),
+        ({"top_logprobs": 5, "logprobs": True}, 400, "top_logprobs=5"),
+    ],
+)
+async def test_bad_request_is_refused_in_openai_shape(
+    engine: TestClient[Any, Any], fields: dict[str, Any], status: int, message: str
+) -> None:
+    response = await engine.post("/v1/chat/completions", json=chat(**fields))
+    error = (await response.json())["error"]
+    assert response.status == status
+    assert message in error["message"]
+    assert error["type"] == "invalid_request_error"
+
+
+@pytest.mark.parametrize("body", [b"", b"{", b"[]", b"\xff\xfe", b'"x"', b"[" * 100_000])
+async def test_body_that_is_no_json_object_is_refused(
+    engine: TestClient[Any, Any], body: bytes
+) -> None:
+    response = await engine.post("/v1/chat/completions", data=body)
+    assert response.status == 400
+    assert "not a JSON object" in (await response.json())["error"]["message"]
+
+
+async def test_text_parts_are_joined(engine: TestClient[Any, Any]) -> None:
+    parts = [{"type": "text", "text": "hel"}, {"type": "text", "text": "lo"}]
+    answers = [
+        await post(engine, messages=[{"role": "user", "content": content}])
+        for content in ("hello", parts)
+    ]
+    assert answers[0]["choices"] == answers[1]["choices"]
+
+
+async def test_a_name_never_changes_its_meaning(
+    engine: TestClient[Any, Any], policy_path: Path
+) -> None:
+    same = await engine.put("/policies/p-v1", json={"path": str(policy_path), "version": 1})
+    other = await engine.put("/policies/p-v1", json={"path": str(policy_path), "version": 2})
+    assert (same.status, other.status) == (200, 409)
+    assert "under another name" in (await other.json())["error"]["message"]
+
+
+async def test_what_does_not_load_is_refused_with_the_path(
+    engine: TestClient[Any, Any], tmp_path: Path
+) -> None:
+    response = await engine.put("/policies/p-v2", json={"path": str(tmp_path), "version": 2})
+    assert response.status == 400
+    assert str(tmp_path) in (await response.json())["error"]["message"]
+    assert (await engine.put("/policies/p-v2", data=b"{}")).status == 400
+
+
+async def test_adapter_answers_as_its_base_with_the_adapter_applied(
+    engine: TestClient[Any, Any], policy_path: Path, tmp_path: Path
+) -> None:
+    config = LoraConfig(r=4, target_modules=["q_proj", "v_proj"], init_lora_weights=False)
+    base = AutoModelForCausalLM.from_pretrained(policy_path)
+    adapted = get_peft_model(base, config).eval()
+    adapted.peft_config["default"].base_model_name_or_path = str(policy_path)
+    adapted.save_pretrained(tmp_path)
+    tiny_tokenizer().save_pretrained(tmp_path)
+    loaded = await engine.put("/policies/p-v2", json={"path": str(tmp_path), "version": 2})
+    assert loaded.status == 200, await loaded.text()
+
+    answer = await post(engine, model="p-v2", logprobs=True, return_token_ids=True)
+    choice, prompt = answer["choices"][0], answer["prompt_token_ids"]
+    expected = plain_logprobs(adapted, prompt, choice["token_ids"])
+    logprobs = [token["logprob"] for token in choice["logprobs"]["content"]]
+    torch.testing.assert_close(
+        torch.tensor(logprobs, dtype=torch.float64), expected, atol=1e-4, rtol=0
+    )
+    assert (
+        choice["token_ids"]
+        != (await post(engine, return_token_ids=True))["choices"][0]["token_ids"]
+    )
+
+
+async def test_unloaded_policy_is_gone_and_the_begun_answer_is_finished(
+    engine: TestClient[Any, Any],
+) -> None:
+    begun = await engine.post(
+        "/v1/chat/completions", json=chat(stream=True, max_tokens=100, seed=2)
+    )
+    assert (await engine.delete("/policies/p-v1")).status == 204
+    assert (await engine.post("/v1/chat/completions", json=chat())).status == 404
+    assert (await begun.text()).endswith("data: [DONE]\n\n")
+    assert (await engine.delete("/policies/p-v1")).status == 404
+    assert (await (await engine.get("/v1/models")).json())["data"] == []
+
+
+async def test_failure_while_sampling_reaches_its_waiters_and_the_worker_goes_on(
+    engine: TestClient[Any, Any],
+) -> None:
+    assert engine.app is not None
+    policy = engine.app[POLICIES].get("p-v1")
+    weight = policy.model.get_output_embeddings().weight.data
+    kept = weight.clone()
+    weight.fill_(float("nan"))
+    response = await engine.post("/v1/chat/completions", json=chat())
+    weight.copy_(kept)
+    assert response.status == 500
+    assert "logprob nan" in (await response.json())["error"]["message"]
+    await post(engine)
+
+
+async def test_unknown_route_and_large_body_have_openai_shape(
+    engine: TestClient[Any, Any],
+) -> None:
+    assert "error" in await (await engine.get("/v2")).json()
+    response = await engine.post("/v1/chat/completions", data=io.BytesIO(b" " * (5 * 2**20)))
+    assert response.status == 413
+    assert "error" in await response.json()

@@ -1,0 +1,142 @@
+import asyncio
+import gc
+import weakref
+from collections.abc import Sequence
+from dataclasses import replace
+from itertools import pairwise
+
+import pytest
+
+from babylon.serving.engine import scheduler as scheduling
+from babylon.serving.engine.loaded_policies import Policy, load
+from babylon.serving.engine.sampling import Request, Sampling
+from babylon.serving.engine.scheduler import Job, Scheduler
+from babylon.serving.openai_wire import RequestError
+from tests.tiny_policy import save_tiny_policy
+
+
+@pytest.fixture(scope="module")
+def policies(tmp_path_factory: pytest.TempPathFactory) -> list[Policy]:
+    root = tmp_path_factory.mktemp("policies")
+    paths = [str(save_tiny_policy(root / f"{seed}", seed)) for seed in range(2)]
+    return [replace(load("p", path, 0), eos_token_ids=frozenset()) for path in paths]
+
+
+@pytest.fixture
+def turns(monkeypatch: pytest.MonkeyPatch) -> list[scheduling._Lane]:
+    """Whose turn it was, one entry a step."""
+    seen: list[scheduling._Lane] = []
+    original = scheduling._Lane.turn
+
+    def noted(self: scheduling._Lane, arrived: Sequence[Job]) -> list[Job]:
+        seen.append(self)
+        return original(self, arrived)
+
+    monkeypatch.setattr(scheduling._Lane, "turn", noted)
+    return seen
+
+
+def request(seed: int, max_tokens: int, prompt: Sequence[int] = (1, 2, 3)) -> Request:
+    return Request(prompt, Sampling(max_tokens=max_tokens, seed=seed))
+
+
+async def whole(job: Job) -> list[int]:
+    return [token async for tokens, _, _ in job.tokens() for token in tokens]
+
+
+async def test_many_answers_of_one_policy_never_keep_another_from_its_turn(
+    policies: list[Policy], turns: list[scheduling._Lane]
+) -> None:
+    scheduler = Scheduler()
+    busy, other = policies
+    crowd = [scheduler.submit(busy, request(seed, 60), every_step=True) for seed in range(80)]
+    alone = scheduler.submit(other, request(1, 20), every_step=False)
+    await asyncio.gather(*map(whole, [*crowd, alone]))
+    await scheduler.close()
+    first, last = (turns.index(lane) for lane in dict.fromkeys(turns)), len(turns)
+    begun = max(first)
+    other_lane = turns[begun]
+    ended = last - turns[::-1].index(other_lane)
+    assert all(one is not two for one, two in pairwise(turns[begun:ended]))
+
+
+async def test_a_short_answer_joins_a_long_one_and_is_done_long_before(
+    policies: list[Policy], turns: list[scheduling._Lane]
+) -> None:
+    scheduler = Scheduler()
+    policy = policies[0]
+    long = scheduler.submit(policy, request(1, 400), every_step=True)
+    tokens = long.tokens()
+    await anext(tokens)
+    short = scheduler.submit(policy, request(2, 3), every_step=False)
+    await whole(short)
+    async for _ in tokens:
+        pass
+    await scheduler.close()
+    assert len(set(turns)) == 1  # one batch
+    assert len(turns) < 400 + 3
+
+
+async def test_prompts_are_read_in_portions_between_which_others_go_on(
+    policies: list[Policy], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    joined: list[int] = []
+    original = scheduling._Lane.turn
+
+    def noted(self: scheduling._Lane, arrived: Sequence[Job]) -> list[Job]:
+        joined.append(len(arrived))
+        return original(self, arrived)
+
+    monkeypatch.setattr(scheduling._Lane, "turn", noted)
+    monkeypatch.setattr(scheduling, "_READ_TOKENS", 300)
+    scheduler = Scheduler()
+    with scheduler._changed:  # they come together
+        jobs = [
+            scheduler.submit(policies[0], request(seed, 4, [7] * 140), every_step=False)
+            for seed in range(7)
+        ]
+        huge = scheduler.submit(policies[0], request(9, 4, [7] * 400), every_step=False)
+    await asyncio.gather(*map(whole, [*jobs, huge]))
+    await scheduler.close()
+    assert [count for count in joined if count] == [2, 2, 2, 1, 1]
+
+
+async def test_a_policy_that_cannot_be_sampled_fails_its_requests_and_no_others(
+    policies: list[Policy], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    bad, good = policies
+    original = scheduling._Lane.__init__
+
+    def refusing(self: scheduling._Lane, policy: Policy) -> None:
+        if policy is bad:
+            raise MemoryError("no room")
+        original(self, policy)
+
+    monkeypatch.setattr(scheduling._Lane, "__init__", refusing)
+    scheduler = Scheduler()
+    failing = scheduler.submit(bad, request(1, 5), every_step=False)
+    going = scheduler.submit(good, request(2, 5), every_step=False)
+    with pytest.raises(RequestError, match="no room"):
+        await whole(failing)
+    assert len(await whole(going)) == 5
+    await scheduler.close()
+
+
+async def test_a_policy_is_let_go_with_its_last_answer(policies: list[Policy]) -> None:
+    scheduler, policy = Scheduler(), replace(policies[0])
+    gone = weakref.ref(policy)
+    job = scheduler.submit(policy, request(1, 40), every_step=False)
+    del policy
+    assert len(await whole(job)) == 40
+    del job
+    await scheduler.close()
+    gc.collect()
+    assert gone() is None
+
+
+async def test_closing_ends_those_who_run_and_those_who_wait(policies: list[Policy]) -> None:
+    scheduler = Scheduler()
+    jobs = [scheduler.submit(policies[0], request(s, 400), every_step=False) for s in range(70)]
+    await scheduler.close()
+    assert {job.completion.finish_reason for job in jobs} == {"abort"}
+    assert all(job.wake.is_set() for job in jobs)

@@ -1,0 +1,87 @@
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from babylon.core.api_keys import local_key, new_key, parse_key
+from babylon.core.errors import ConfigError
+from babylon.serving.gateway.auth import KeyRing, Principal
+from babylon.serving.openai_wire import RequestError
+
+LOCAL = new_key("local")
+
+
+def bearer(key: object, scheme: str = "Bearer") -> list[tuple[bytes, bytes]]:
+    return [(b"authorization", f"{scheme} {key}".encode("latin-1"))]
+
+
+def bound(*agents: str) -> Principal:
+    return Principal(key_id="k", digest=b"", scopes=frozenset({"infer"}), agents=agents)
+
+
+def test_the_local_key_may_do_everything_for_everybody() -> None:
+    principal = KeyRing(LOCAL).admit(bearer(LOCAL, "bearer"), "deploy")
+    assert (principal.key_id, principal.speaks_for("anybody")) == ("local", "anybody")
+
+
+@pytest.mark.parametrize(
+    "headers",
+    [
+        [],
+        bearer(""),
+        bearer("local"),
+        bearer(new_key("local")),
+        bearer(new_key()),
+        bearer(f"{LOCAL}x"),
+        bearer("sk-babylon-local-"),
+        bearer("sk-babylon-local-\xff"),
+        bearer(LOCAL, "Basic"),
+        bearer(LOCAL) + bearer(LOCAL),
+    ],
+)
+def test_what_is_no_key_of_ours_is_turned_away_without_an_echo(headers: list[Any]) -> None:
+    with pytest.raises(RequestError) as caught:
+        KeyRing(LOCAL).admit(headers, "infer")
+    assert (caught.value.status, caught.value.code) == (401, "invalid_api_key")
+    assert LOCAL.secret not in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("agents", "asked", "granted"),
+    [
+        (("a",), "a", "a"),
+        (("a",), None, "a"),
+        (("a", "b"), "b", "b"),
+        (("crowd-*", "a"), "crowd-7", "crowd-7"),
+    ],
+)
+def test_a_bound_key_speaks_for_its_agents(
+    agents: tuple[str, ...], asked: str | None, granted: str
+) -> None:
+    assert bound(*agents).speaks_for(asked) == granted
+
+
+@pytest.mark.parametrize(
+    ("agents", "asked"),
+    [(("a",), "b"), (("a", "b"), None), (("crowd-*",), None), (("crowd-*",), "crow"), (("a",), "")],
+)
+def test_a_bound_key_speaks_for_nobody_else(agents: tuple[str, ...], asked: str | None) -> None:
+    with pytest.raises(RequestError, match="this key speaks for") as caught:
+        bound(*agents).speaks_for(asked)
+    assert caught.value.status == 403
+
+
+def test_a_key_is_read_back_as_it_was_made_and_hides_its_secret_behind_the_digest() -> None:
+    key = new_key()
+    assert parse_key(str(key)) == key
+    assert key.secret.encode() not in key.digest and len(key.digest) == 32
+
+
+def test_the_local_key_is_made_once_and_only_its_owner_reads_it(tmp_path: Path) -> None:
+    home = tmp_path / "home"
+    assert local_key(home) == local_key(home)
+    (path,) = home.iterdir()
+    assert path.stat().st_mode & 0o777 == 0o600
+    path.write_text("something else")
+    with pytest.raises(ConfigError, match=r"local\.key holds no key of ours"):
+        local_key(home)

@@ -1,0 +1,139 @@
+import math
+from typing import Any
+
+import msgspec
+import pytest
+
+from babylon.serving.gateway.exchange import Exchange, Identity
+from babylon.serving.gateway.route_table import Route, Target
+from babylon.serving.openai_wire import RequestError, parse_chat
+
+V3 = Target("babylon-v3", 3, "/checkpoints/3")
+
+
+def exchange(**fields: Any) -> Exchange:
+    fields = {"model": "babylon", "messages": [{"role": "user", "content": "hi"}], **fields}
+    return Exchange(
+        call_id="c1",
+        identity=Identity(agent_id="a", trajectory_id=None, step=None),
+        chat=parse_chat(fields),
+        fields=fields,
+        route=Route(7, "babylon", V3),
+        target=V3,
+    )
+
+
+def answer(
+    tokens: tuple[int, ...] = (5, 6), scores: tuple[Any, ...] = (-0.5, -1.0), counted: int = 2
+) -> dict[str, Any]:
+    """An engine's whole answer."""
+    return {
+        "choices": [
+            {
+                "message": {"role": "assistant", "content": "ok"},
+                "token_ids": list(tokens),
+                "logprobs": {"content": [{"logprob": score} for score in scores]},
+                "finish_reason": "stop",
+            }
+        ],
+        "prompt_token_ids": [1, 2, 3],
+        "usage": {"completion_tokens": counted},
+    }
+
+
+def flaw_of(given: dict[str, Any], **fields: Any) -> str | None:
+    call = exchange(**fields)
+    call.take(given)
+    row = call.record()
+    assert row.trainable is (row.untrainable_reason is None)
+    return row.untrainable_reason
+
+
+def test_client_is_told_the_policy_whatever_the_engine_calls_it() -> None:
+    given = exchange().take({**answer(), "model": "/checkpoints/base"})
+    assert given is not None and given["model"] == "babylon-v3"
+
+
+def test_sampled_answer_with_all_its_tokens_is_trainable() -> None:
+    assert flaw_of(answer()) is None
+
+
+@pytest.mark.parametrize(
+    ("given", "fields", "reason"),
+    [
+        (answer(scores=(-1.0,)), {}, "2 token ids, 1 logprobs, but usage says 2 tokens"),
+        (answer(tokens=(5,)), {}, "1 token ids, 2 logprobs, but usage says 2 tokens"),
+        (answer(counted=3), {}, "2 token ids, 2 logprobs, but usage says 3 tokens"),
+        (answer((), (), 0), {}, "no tokens"),
+        (answer(scores=(-1.0, None)), {}, "a logprob is not finite"),
+        (answer(scores=(-1.0, -math.inf)), {}, "a logprob is not finite"),
+        (answer(), {"temperature": 0}, "temperature 0: greedy, not sampled"),
+        (answer(), {"top_p": 0.5}, "top_p 0.5: not sampled from the whole distribution"),
+        (answer(), {"top_k": 20, "min_p": 0}, "the distribution was bent by top_k"),
+        (answer(), {"logit_bias": {"5": 1}}, "the distribution was bent by logit_bias"),
+    ],
+)
+def test_answer_that_cannot_be_trained_on_says_why(
+    given: dict[str, Any], fields: dict[str, Any], reason: str
+) -> None:
+    assert flaw_of(given, **fields) == reason
+
+
+def test_engine_is_asked_for_the_exact_policy_with_sampling_spelled_out() -> None:
+    body = msgspec.json.decode(exchange(stop=["x"], custom=1, stream=True).upstream_body())
+    assert body == {
+        "model": "babylon-v3",
+        "messages": [{"role": "user", "content": "hi"}],
+        "stop": ["x"],
+        "custom": 1,
+        "stream": True,
+        "stream_options": {"include_usage": True},
+        "temperature": 1.0,
+        "top_p": 1.0,
+        "logprobs": True,
+        "return_token_ids": True,
+    }
+
+
+def test_interrupted_call_keeps_what_came_and_is_not_trainable() -> None:
+    call = exchange()
+    call.take(answer())
+    row = call.record(interrupted="the client left")
+    assert (row.trainable, row.untrainable_reason) == (False, "the client left")
+    assert (row.finish_reason, row.completion_token_ids) == ("interrupted", [5, 6])
+
+
+def test_usage_chunk_is_withheld_from_a_client_that_did_not_ask_for_it() -> None:
+    chunk = {"choices": [], "usage": {"completion_tokens": 2}}
+    silent, asked = (
+        exchange(stream=True),
+        exchange(stream=True, stream_options={"include_usage": True}),
+    )
+    assert silent.take(dict(chunk)) is None
+    assert asked.take(dict(chunk)) == chunk
+    assert silent.completion_tokens == asked.completion_tokens == 2
+
+
+def test_user_stands_in_for_the_agent_header() -> None:
+    chat = exchange(user="from-body").chat
+    header = [(b"x-babylon-agent", "from-header-é".encode()), (b"x-babylon-step", b"12")]
+    assert Identity.of([], chat).agent_id == "from-body"
+    assert Identity.of(header, chat) == Identity(
+        agent_id="from-header-é", trajectory_id=None, step=12
+    )
+
+
+@pytest.mark.parametrize(
+    "header",
+    [
+        (b"x-babylon-step", b"three"),
+        (b"x-babylon-step", "٣".encode()),
+        (b"x-babylon-step", b"9999999999"),
+        (b"x-babylon-agent", b"a\x07b"),
+        (b"x-babylon-trajectory", b"t" * 201),
+    ],
+)
+def test_identity_that_cannot_be_stored_is_refused(header: tuple[bytes, bytes]) -> None:
+    with pytest.raises(RequestError, match=header[0].decode()) as caught:
+        Identity.of([header], exchange().chat)
+    assert caught.value.status == 400

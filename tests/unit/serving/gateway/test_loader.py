@@ -1,0 +1,107 @@
+"""What the loader holds to be loaded while the wishes change under it."""
+
+import asyncio
+from collections.abc import Callable
+from typing import cast
+
+import pytest
+
+from babylon.serving.gateway.engine_client import Engine
+from babylon.serving.gateway.loader import Loader, Wish
+from babylon.serving.gateway.route_table import Route, RouteTable, Target
+from babylon.store import Store
+
+V0, V1, V2 = (Target(f"babylon-v{version}", version, f"/{version}") for version in range(3))
+
+
+class HoldsTwo:
+    """An engine with policies 0 and 1; ``meanwhile`` happens while it is asked for the second
+    time."""
+
+    def __init__(self) -> None:
+        self.asked, self.loads = 0, list[Target]()
+        self.held = {V0.name, V1.name}
+        self.loading = asyncio.Event()
+        self.meanwhile: Callable[[], None] = lambda: None
+
+    async def policies(self) -> frozenset[str]:
+        self.asked += 1
+        if self.asked == 2:
+            self.meanwhile()
+        return frozenset(self.held)
+
+    async def load(self, target: Target) -> None:
+        self.loads.append(target)
+        await self.loading.wait()
+
+
+async def looked(engine: HoldsTwo, loader: Loader, meanwhile: Callable[[], None]) -> None:
+    """Two looks of the loader at the engine."""
+    engine.meanwhile = meanwhile
+    running = asyncio.create_task(loader.run())
+    async with asyncio.timeout(20):
+        while engine.asked < 2 and not running.done():
+            loader.doubt("look again")
+            await asyncio.sleep(0.01)
+    running.cancel()
+    await asyncio.gather(running, return_exceptions=True)
+
+
+def holding(engine: HoldsTwo) -> tuple[Loader, RouteTable]:
+    """Policy 0 serves; 1 is proposed."""
+    table = RouteTable()
+    table.route = Route(1, "babylon", V0)
+    loader = Loader(cast(Store, None), cast(Engine, engine), table, "babylon")
+    loader.want([Wish(V0), Wish(V1, "proposal 5")])
+    return loader, table
+
+
+async def test_a_proposal_that_is_committed_while_the_engine_is_asked_stays_loaded() -> None:
+    engine = HoldsTwo()
+    loader, table = holding(engine)
+
+    def commit() -> None:
+        assert loader.loaded == {0: V0, 1: V1}
+        table.route = Route(2, "babylon", V1)
+        loader.want([Wish(V1), Wish(V0, "route 2")])
+
+    await looked(engine, loader, commit)
+    assert loader.loaded == {1: V1, 0: V0} and not engine.loads
+    assert table.unavailable is None
+
+
+async def test_what_comes_to_be_wanted_while_the_engine_is_asked_is_not_taken_for_loaded() -> None:
+    engine = HoldsTwo()
+    loader, _ = holding(engine)
+    loader.want([Wish(V0)])
+    engine.held = {V0.name}
+
+    def propose() -> None:
+        engine.held.add(V1.name)  # by another gateway, which may unload it before it hears of this
+        loader.want([Wish(V0), Wish(V1, "proposal 6")])
+
+    await looked(engine, loader, propose)
+    assert engine.loads == [V1]
+
+
+@pytest.mark.parametrize("lost", [False, True])
+async def test_a_doubt_while_another_policy_loads_ends_when_the_engine_has_what_serves(
+    lost: bool,
+) -> None:
+    engine = HoldsTwo()
+    loader, table = holding(engine)
+    loader.want([Wish(V0), Wish(V1), Wish(V2, "proposal 6")])
+    running = asyncio.create_task(loader.run())
+    while not engine.loads:
+        await asyncio.sleep(0.01)
+    assert table.unavailable is None
+    engine.held -= {V0.name} if lost else set()
+    loader.doubt("a stream was cut")
+    asked = engine.asked
+    async with asyncio.timeout(20):
+        while engine.asked < asked + 2 if lost else table.unavailable:
+            await asyncio.sleep(0.01)
+    assert (table.unavailable is not None) == lost
+    assert engine.loads == [V2]  # and still loads
+    running.cancel()
+    await asyncio.gather(running, return_exceptions=True)

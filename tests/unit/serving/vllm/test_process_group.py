@@ -1,0 +1,98 @@
+"""What runs on the leash ends as a whole, whoever dies first."""
+
+import asyncio
+import os
+import signal
+import subprocess
+import sys
+from collections.abc import Callable, Iterator
+
+import psutil
+import pytest
+
+from babylon.serving.supervise import SUPERVISOR
+
+# A parent with a child that would outlive it; both tell their pids.
+FAMILY = """
+import os, subprocess, sys, time
+child = subprocess.Popen([sys.executable, "-c", "import time; time.sleep(600)"])
+print(os.getpid(), child.pid, os.environ.get("PYTHONPATH"), flush=True)
+time.sleep(600)
+"""
+
+
+@pytest.fixture
+def leash() -> Iterator["subprocess.Popen[str]"]:
+    command = [
+        sys.executable,
+        "-m",
+        "babylon.serving.vllm.process_group",
+        sys.executable,
+        "-c",
+        FAMILY,
+    ]
+    environment = {
+        **os.environ,
+        SUPERVISOR: str(os.getpid()),
+        "PYTHONPATH": os.pathsep.join(filter(None, sys.path)),
+    }
+    with subprocess.Popen(command, env=environment, stdout=subprocess.PIPE, text=True) as process:
+        yield process
+        process.kill()
+
+
+def family_of(leash: "subprocess.Popen[str]") -> list[psutil.Process]:
+    assert leash.stdout is not None
+    parent, child, path = leash.stdout.readline().split()
+    assert path == "None"  # another environment's python: ours would lead it astray
+    return [psutil.Process(int(parent)), psutil.Process(int(child))]
+
+
+async def all_end(processes: list[psutil.Process]) -> None:
+    async with asyncio.timeout(30):
+        while any(p.is_running() and p.status() != psutil.STATUS_ZOMBIE for p in processes):
+            await asyncio.sleep(0.02)
+
+
+@pytest.mark.parametrize(
+    "end",
+    [
+        lambda leash, parent: parent.kill(),
+        lambda leash, parent: leash.terminate(),
+    ],
+)
+async def test_the_whole_family_ends(
+    leash: "subprocess.Popen[str]",
+    end: Callable[["subprocess.Popen[str]", psutil.Process], None],
+) -> None:
+    family = family_of(leash)
+    end(leash, family[0])
+    await all_end(family)
+    assert await asyncio.to_thread(leash.wait) in (128 + signal.SIGKILL, 128 + signal.SIGTERM)
+
+
+async def test_the_family_ends_with_the_supervisor() -> None:
+    script = (
+        "import os, subprocess, sys;"
+        " os.environ[sys.argv[1]] = str(os.getpid());"
+        " subprocess.run([sys.executable, '-m', 'babylon.serving.vllm.process_group',"
+        " sys.executable, '-c',"
+        " sys.argv[2]])"
+    )
+    command = [sys.executable, "-c", script, SUPERVISOR, FAMILY]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as supervisor:
+        family = family_of(supervisor)
+        supervisor.kill()
+        await all_end(family)
+
+
+def test_exit_code_is_the_commands() -> None:
+    command = [
+        sys.executable,
+        "-m",
+        "babylon.serving.vllm.process_group",
+        sys.executable,
+        "-c",
+        "exit(7)",
+    ]
+    assert subprocess.run(command).returncode == 7

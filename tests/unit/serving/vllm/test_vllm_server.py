@@ -1,0 +1,126 @@
+"""Servers that answer otherwise than one would like: over real HTTP, with vLLM's answers."""
+
+import asyncio
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+
+import aiohttp
+import pytest
+from aiohttp import web
+from aiohttp.test_utils import TestServer
+
+from babylon.serving.openai_wire import RequestError, error_body
+from babylon.serving.vllm.vllm_client import VllmClient, VllmDownError
+from babylon.serving.vllm.vllm_policy import Policy
+from babylon.serving.vllm.vllm_server import Server
+
+ADAPTER = Policy(name="p-v1", version=1, path="/adapters/1", base="org/base", is_adapter=True)
+BASE = {"id": "ours", "root": "org/base", "parent": None}
+
+
+@asynccontextmanager
+async def server_with(*routes: web.RouteDef) -> AsyncIterator[Server]:
+    app = web.Application()
+    app.add_routes(routes)
+    async with TestServer(app, host="127.0.0.1") as http, aiohttp.ClientSession() as session:
+        server = Server(VllmClient(session, str(http.make_url("")).rstrip("/")), None)
+        yield server
+        await server.stop()
+
+
+def answering(method: str, path: str, body: str, status: int = 200) -> web.RouteDef:
+    async def answer(request: web.Request) -> web.Response:
+        return web.Response(text=body, status=status)
+
+    return web.route(method, path, answer)
+
+
+def models(*cards: dict[str, str | None]) -> web.RouteDef:
+    async def answer(request: web.Request) -> web.Response:
+        return web.json_response({"data": cards})
+
+    return web.get("/v1/models", answer)
+
+
+async def test_server_without_adapter_endpoints_is_told_how_to_have_them() -> None:
+    routes = [
+        models(BASE),
+        answering("POST", "/v1/load_lora_adapter", '{"detail":"Not Found"}', 404),
+    ]
+    async with server_with(*routes) as server:
+        with pytest.raises(RequestError, match="VLLM_ALLOW_RUNTIME_LORA_UPDATING=1"):
+            await server.load(ADAPTER)
+        assert server.idle
+
+
+async def test_adapter_that_cannot_answer_is_refused_and_unloaded() -> None:
+    unloaded: list[str] = []
+
+    async def unload(request: web.Request) -> web.Response:
+        unloaded.append((await request.json())["lora_name"])
+        return web.Response()
+
+    refusal = error_body(400, "no chat template").decode()
+    routes = [
+        models(BASE),
+        answering("POST", "/v1/load_lora_adapter", "Success"),
+        answering("POST", "/v1/chat/completions", refusal, 400),
+        web.post("/v1/unload_lora_adapter", unload),
+    ]
+    async with server_with(*routes) as server:
+        with pytest.raises(RequestError, match="/adapters/1 cannot answer: no chat template"):
+            await server.load(ADAPTER)
+        assert unloaded == ["p-v1"]
+        assert server.idle and await server.ready() == {}
+
+
+async def test_a_held_policy_that_the_server_has_lost_for_good_is_dropped() -> None:
+    """Whoever needs it asks again, and is told why."""
+    held = [{"id": "p-v1", "root": "/adapters/1", "parent": "ours"}, BASE]
+
+    async def cards(request: web.Request) -> web.Response:
+        return web.json_response({"data": held})
+
+    gone = error_body(404, "No adapter found for <path>").decode()
+    routes = [
+        web.get("/v1/models", cards),
+        answering("POST", "/v1/load_lora_adapter", gone, 404),
+        answering("POST", "/v1/chat/completions", "{}"),
+    ]
+    async with server_with(*routes) as server:
+        await server.load(ADAPTER)
+        assert await server.ready() == {"p-v1": "p-v1"}
+        del held[0]
+        async with asyncio.timeout(30):
+            while server.policies:
+                await asyncio.sleep(0.02)
+        assert await server.ready() == {}
+        with pytest.raises(RequestError, match="No adapter found"):
+            await server.load(ADAPTER)
+
+
+@pytest.mark.parametrize(
+    "route",
+    [
+        answering("GET", "/v1/models", "<html>"),
+        answering("GET", "/v1/models", '{"detail":"a key, please"}', 401),
+        answering("GET", "/elsewhere", ""),
+    ],
+)
+async def test_what_is_no_vllm_server_is_down(route: web.RouteDef) -> None:
+    async with server_with(route) as server:
+        with pytest.raises(VllmDownError, match=server.client.url):
+            await server.load(ADAPTER)
+        assert not server.up
+        await server.drained()  # it answers nothing
+
+
+async def test_requests_in_flight_are_those_running_and_waiting() -> None:
+    metrics = (
+        "# TYPE vllm:num_requests_running gauge\n"
+        'vllm:num_requests_running{engine="0",model_name="a"} 2.0\n'
+        'vllm:num_requests_waiting{engine="0",model_name="a"} 3.0\n'
+        'vllm:num_requests_waiting_by_reason{engine="0",reason="capacity"} 3.0\n'
+    )
+    async with server_with(answering("GET", "/metrics", metrics)) as server:
+        assert await server.client.in_flight() == 5

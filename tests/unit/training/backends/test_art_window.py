@@ -1,0 +1,165 @@
+"""Which calls of a window ART's trainers get, and that no secret goes with them."""
+
+import ast
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from babylon.core.errors import TrainingError, WindowNotReadyError
+from babylon.core.settings import load_settings
+from babylon.core.trajectories import Call, Message, TrainingRow
+from babylon.training.backends import art_window as module
+from babylon.training.backends.art_window import ArtWindow, Limits, art_window, known_secrets
+
+ROOT = Path(__file__).parents[4]
+EXACT = {
+    "prompt_token_ids": (1, 2, 3),
+    "completion_token_ids": (4, 5),
+    "logprobs": (-0.1, -0.2),
+}
+
+
+def row(name: str, score: float, *calls: dict[str, Any], group: str = "s") -> TrainingRow:
+    return TrainingRow(
+        trajectory_id=name,
+        agent_id=name,
+        scenario_id=group,
+        score=score,
+        calls=tuple(
+            Call(
+                **{
+                    "step": step,
+                    "messages": (Message(role="user", content="m1 0.50"),),
+                    "response": "buy",
+                    **EXACT,
+                    **changes,
+                }
+            )
+            for step, changes in enumerate(calls or ({},))
+        ),
+    )
+
+
+def chosen(*rows: TrainingRow, **limits: Any) -> ArtWindow:
+    allowed = {"context": 100, "max_missing_logprobs": 1.0, "stale": {3}, "secrets": (), **limits}
+    return art_window(rows, Limits(**allowed))
+
+
+@pytest.mark.parametrize(
+    ("change", "count"),
+    [
+        ({"temperature": 0.0}, {"greedy": 1}),
+        ({"temperature": 0.7}, {"untrainable": 1}),  # ART's loss is that of temperature 1
+        ({"top_p": 0.9}, {"truncated": 1}),
+        ({"untrainable": "top_k"}, {"truncated": 1}),
+        ({"untrainable": "penalties"}, {"untrainable": 1}),
+        ({"logprobs": None}, {"untrainable": 1}),
+        ({"completion_token_ids": (), "logprobs": ()}, {"empty": 1}),
+        ({"prompt_token_ids": tuple(range(99))}, {"too_long": 1}),
+        ({"response": "mail me: ann@example.org"}, {"untrainable": 1}),
+    ],
+)
+def test_a_call_that_cannot_be_sent_is_left_out_and_counted(
+    change: dict[str, Any], count: dict[str, int]
+) -> None:
+    window = chosen(row("a", 1.0, {}, change), row("b", 0.0))
+    assert [len(row.calls) for row in window.rows] == [1, 1]
+    assert (window.calls, window.tokens) == (2, 4)
+    counted = {name: getattr(window.excluded, name) for name in window.excluded.__slots__}
+    assert {name: number for name, number in counted.items() if number} == count
+
+
+def test_calls_of_policies_that_are_too_old_are_left_out_and_counted() -> None:
+    stale = {"policy_version": 3}
+    window = chosen(row("a", 1.0, {}, stale), row("b", 0.0, {"policy_version": 4}, stale))
+    assert (window.calls, window.calls_too_stale) == (2, 2)
+
+
+def test_only_groups_with_differing_scores_are_sent() -> None:
+    window = chosen(
+        row("a", 1.0), row("b", 0.0), row("c", 1.0, group="tied"), row("d", 1.0, group="tied")
+    )
+    assert window.trajectory_ids == ("a", "b")
+    assert window.groups_without_signal == 1
+    with pytest.raises(WindowNotReadyError, match="differing scores and a trainable call"):
+        chosen(row("a", 1.0), row("b", 0.0, {"temperature": 0.0}))
+
+
+def test_too_many_calls_without_logprobs_are_refused() -> None:
+    rows = (row("a", 1.0, {}, {"logprobs": None}), row("b", 0.0, {}, {}))
+    assert chosen(*rows, max_missing_logprobs=0.25).calls_unlogged == 1
+    with pytest.raises(WindowNotReadyError, match=r"1 of 4 calls .*allowed are 20%"):
+        chosen(*rows, max_missing_logprobs=0.2)
+
+
+def test_what_stays_on_this_machine_is_not_changed() -> None:
+    rows = (row("a", 1.0, {"response": "ann@example.org"}), row("b", 0.0))
+    assert chosen(*rows, secrets=None).rows == rows
+
+
+def test_a_secret_that_only_the_tokens_of_a_reply_hold_stays_at_home() -> None:
+    told = {4: "sk-abcdefghijkl", 5: "mnop1234", 6: "BUY"}
+    rows = (
+        row("a", 1.0, {}, {"completion_token_ids": (6, 6)}),
+        row("b", 0.0, {"completion_token_ids": (6, 6)}),
+    )
+    window = chosen(*rows, decode=lambda ids: "".join(told[i] for i in ids))
+    assert window.calls_with_secrets == 1 and window.calls == 2
+
+
+def test_a_secret_that_redaction_misses_keeps_everything_at_home(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(module, "redact", lambda text, known: text)
+    secret = {"messages": (Message(role="system", content="key sk-abcdefghijklmnop1234"),)}
+    with pytest.raises(TrainingError, match=r"step 1 of trajectory a .*\(key\).*nothing was sent"):
+        chosen(row("a", 1.0, {}, secret), row("b", 0.0))
+
+
+def test_own_credentials_are_known_by_value() -> None:
+    settings = load_settings(database_url="postgresql://u:p@localhost/game")
+    environment = {
+        "OPENAI_API_KEY": "plain-words-as-a-key",
+        "SHORT_TOKEN": "abc",
+        "HOME": "/root/x",
+    }
+    assert known_secrets(settings, environment) == {
+        "plain-words-as-a-key",
+        "postgresql://u:p@localhost/game",
+    }
+    long = load_settings(database_url="postgresql://u:long%2Fpassword@localhost/game")
+    assert "long/password" in known_secrets(long, {})
+
+
+def _imported_at_once(name: str, seen: set[str]) -> set[str]:
+    """Our modules that importing one of them imports: function bodies do not count."""
+    path = ROOT / f"{name.replace('.', '/')}.py"
+    if name in seen or not path.exists():
+        return seen
+    seen.add(name)
+    for node in ast.parse(path.read_text()).body:
+        if isinstance(node, ast.Import):
+            for alias in node.names:
+                _imported_at_once(alias.name, seen)
+        elif isinstance(node, ast.ImportFrom):
+            assert node.module
+            for alias in node.names:
+                _imported_at_once(f"{node.module}.{alias.name}", seen)
+            _imported_at_once(node.module, seen)
+    return seen
+
+
+def test_art_is_imported_by_nothing_that_runs_before_a_window_is_sent() -> None:
+    early = set[str]()
+    for package in ("babylon", "flows", "tasks", "blocks"):
+        for path in (ROOT / package).rglob("*.py"):
+            name = ".".join(path.relative_to(ROOT).with_suffix("").parts)
+            if name not in ("babylon.art", "babylon.art.backend"):
+                _imported_at_once(name.removesuffix(".__init__"), early)
+    assert {
+        "babylon.training.backends.serverless",
+        "babylon.training.backends.art_local",
+        "babylon.flows.train_window",
+    } <= early
+    assert not early & {"babylon.art", "babylon.art.backend"}

@@ -1,0 +1,53 @@
+"""A trainer that cannot work here is refused before a window is claimed."""
+
+from typing import Any
+
+import pytest
+
+from babylon.core.errors import ConfigError
+from babylon.core.settings import load_settings
+from babylon.training.backends.trainer_requirements import require_trainer
+from tests.imported import imported_with
+
+
+@pytest.mark.parametrize(
+    ("chosen", "key", "message"),
+    [
+        ({"trainer": "serverless"}, "", "set WANDB_API_KEY"),
+        ({"trainer": "serverless", "base_model": "some/model"}, "k", "does not train some/model"),
+        ({"trainer": "serverless", "tuning": "full"}, "k", "trains LoRA adapters"),
+        ({"trainer": "serverless", "kl_penalty": 0.1}, "k", "has no counterpart"),
+        ({"trainer": "art-local"}, "", "needs unsloth, unsloth_zoo, trl, bitsandbytes"),
+        ({"trainer": "art-local", "tuning": "full"}, "", "trains LoRA adapters"),
+    ],
+)
+def test_what_is_missing_is_named(
+    monkeypatch: pytest.MonkeyPatch, chosen: dict[str, Any], key: str, message: str
+) -> None:
+    monkeypatch.setenv("WANDB_API_KEY", key)
+    with pytest.raises(ConfigError, match=message):
+        require_trainer(load_settings(**chosen))
+
+
+@pytest.mark.parametrize(
+    "chosen",
+    [
+        {},
+        {"trainer": "serverless"},  # with the policies that this home has
+        {"trainer": "serverless", "base_model": "OpenPipe/Qwen3-14B-Instruct"},
+    ],
+)
+def test_what_can_work_is_let_through(
+    monkeypatch: pytest.MonkeyPatch, chosen: dict[str, Any]
+) -> None:
+    monkeypatch.setenv("WANDB_API_KEY", "k")
+    require_trainer(load_settings(**chosen))
+
+
+def test_asking_costs_no_heavy_import() -> None:
+    assert not imported_with("babylon.training.backends.trainer_requirements") & {
+        "torch",
+        "art",
+        "wandb",
+        "openai",
+    }

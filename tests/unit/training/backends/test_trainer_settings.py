@@ -1,0 +1,81 @@
+"""Every setting of the trainer reaches it."""
+
+from typing import get_args
+
+import pytest
+
+import babylon.cli.training
+from babylon.cli import main
+from babylon.cli.requests import TrainRequest, decode
+from babylon.core.settings import LOSSES_WITH_NORMALISER, Loss, Settings, load_settings
+from babylon.stages.train import trainer_config
+from babylon.training.backends.registry import updater
+from babylon.training.backends.torch_trainer import update_torch
+from babylon.training.grpo.advantage import Advantage, CallWeight
+from babylon.training.grpo.config import MAX_STALENESS, TrainerConfig
+from babylon.training.grpo.losses import LOSSES
+
+
+def test_the_defaults_are_the_trainers_own() -> None:
+    assert trainer_config(load_settings()) == TrainerConfig()
+
+
+@pytest.mark.parametrize(
+    ("variable", "value", "changed"),
+    [
+        ("ITERATIONS", "3", {"iterations": 3}),
+        ("BATCH_SIZE", "5", {"trajectories_per_step": 10}),
+        ("GRADIENT_ACCUMULATION_STEPS", "3", {"trajectories_per_step": 12}),
+        ("MAX_TOKENS", "512", {"max_tokens": 512}),
+        ("LEARNING_RATE", "0.5", {"learning_rate": 0.5}),
+        ("TUNING", "full", {"learning_rate": 1e-6}),
+        ("WARMUP_STEPS", "0", {"warmup_steps": 0}),
+        ("LOSS", "cispo", {"loss": "cispo"}),
+        ("ADVANTAGE", "batch_std", {"advantage": "batch_std"}),
+        ("CALL_WEIGHT", "token", {"call_weight": "token"}),
+        ("KL_PENALTY", "0.25", {"kl_penalty": 0.25}),
+        ("MAX_STALENESS", "2", {"max_staleness": 2}),
+        ("MAX_MISSING_LOGPROBS", "0.5", {"max_missing_logprobs": 0.5}),
+        ("BABYLON_SEED", "4", {"seed": 4}),
+    ],
+)
+def test_each_variable_changes_what_the_trainer_is_told(
+    monkeypatch: pytest.MonkeyPatch, variable: str, value: str, changed: dict[str, object]
+) -> None:
+    monkeypatch.setenv(variable, value)
+    config = trainer_config(load_settings())
+    default = TrainerConfig()
+    told = {name: getattr(config, name) for name in TrainerConfig.__slots__}
+    assert {n: v for n, v in told.items() if v != getattr(default, n)} == changed
+
+
+def test_the_settings_know_what_the_trainer_knows() -> None:
+    fields = Settings.model_fields
+    assert set(get_args(Loss)) == set(LOSSES)
+    assert set(LOSSES_WITH_NORMALISER) == {n for n, loss in LOSSES.items() if loss.call_weight}
+    assert get_args(fields["advantage"].annotation) == get_args(Advantage)
+    assert get_args(fields["call_weight"].annotation) == get_args(CallWeight)
+    (limit,) = [rule.le for rule in fields["max_staleness"].metadata if hasattr(rule, "le")]
+    assert limit == MAX_STALENESS
+
+
+def test_torch_is_the_trainer_unless_another_is_chosen() -> None:
+    assert updater(load_settings().trainer) is update_torch
+
+
+def test_the_command_line_hands_on_who_trains_and_by_which_loss(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: object
+) -> None:
+    handed: list[TrainRequest] = []
+
+    def become(_program: str, arguments: list[str], _environment: dict[str, str]) -> None:
+        request = decode(arguments[-1])
+        assert isinstance(request, TrainRequest)
+        handed.append(request)
+
+    monkeypatch.setenv("BABYLON_HOME", str(tmp_path))
+    monkeypatch.setattr(babylon.cli.training.os, "execve", become)
+    monkeypatch.setenv("WANDB_API_KEY", "k" * 40)
+    with pytest.raises(SystemExit):
+        main(["train", "--trainer", "serverless", "--loss", "gspo"])
+    assert handed[0].overrides == {"trainer": "serverless", "loss": "gspo"}

@@ -1,0 +1,168 @@
+"""The report's numbers: by hand where they are statistics, by cause where they are findings."""
+
+import math
+from dataclasses import asdict, replace
+
+import pytest
+import torch
+
+from babylon.training.grpo.diagnostics import Spread, divergence, effective_sample_size, update_norm
+from babylon.training.grpo.train_report import TrainReport
+from babylon.training.grpo.training_input import ScoredTrajectory
+from tests.tiny_policy import tiny_model
+from tests.unit.training.grpo.windows import update, weights, window
+
+
+def test_a_spread_is_mean_percentiles_and_maximum() -> None:
+    values = torch.arange(1.0, 102.0)
+    assert Spread.of(values[torch.randperm(101)]) == Spread(51.0, 2.0, 100.0, 101.0)
+    assert Spread.of(values[:0]) == Spread(1.0, 1.0, 1.0, 1.0)
+
+
+def test_divergences_are_schulmans_estimates() -> None:
+    """log ratios log 0.5 and log 2: k1 = 0, k3 = ((0.5 + log 2 - 1) + (2 - log 2 - 1)) / 2."""
+    sampled, other = torch.tensor([0.5, 0.2]).log(), torch.tensor([0.25, 0.4]).log()
+    everywhere = torch.tensor([True, True])
+    assert divergence(sampled, other, everywhere) == pytest.approx((0.0, 0.25), abs=1e-6)
+    k1, k3 = divergence(sampled, other, torch.tensor([True, False]))
+    assert (k1, k3) == pytest.approx((math.log(2), 0.5 + math.log(2) - 1), rel=1e-5)
+
+
+def test_the_effective_sample_size_of_equal_weights_is_one() -> None:
+    assert effective_sample_size(torch.full((7,), 1.7).log()) == pytest.approx(1.0)
+    assert effective_sample_size(torch.tensor([9.0, 1.0]).log()) == pytest.approx(100 / (2 * 82))
+
+
+def test_a_weight_beyond_all_numbers_takes_the_whole_effective_sample() -> None:
+    """A server that logs -9999 must not pass for one whose weights are all the same."""
+    assert effective_sample_size(torch.tensor([0.0, 0.0, 0.0, 9998.0])) == pytest.approx(0.25)
+    assert math.isnan(effective_sample_size(torch.tensor([0.0, math.inf])))
+    trajectories = window()
+    call = trajectories[0].calls[0]
+    cut = replace(call, logprobs=[-9999.0] * len(call.completion))
+    trajectories[0] = replace(trajectories[0], calls=[cut, *trajectories[0].calls[1:]])
+    assert update(tiny_model(0), trajectories, iterations=1).ess < 0.3
+
+
+def test_the_update_norm_is_relative_to_the_weights() -> None:
+    model = torch.nn.Linear(300, 300)  # 90,000 weights: every second one stands for two
+    with torch.no_grad():
+        model.weight.fill_(2.0)
+        model.bias.zero_()
+        before = [model.weight.detach().flatten()[::2].clone(), model.bias.detach().clone()]
+        model.weight.mul_(1.01)
+    assert update_norm(model, before) == pytest.approx(0.01, rel=1e-4)
+
+
+def test_a_report_is_flat_numbers_and_one_sentence() -> None:
+    report = asdict(update(tiny_model(0), window(), iterations=2, stop_kl=9.0))
+    assert report.pop("sharing_advice") is None
+    assert {type(value) for value in report.values()} <= {int, float, bool}
+    assert all(math.isfinite(value) for value in report.values())
+
+
+def test_the_update_norm_of_an_update_is_what_the_weights_say() -> None:
+    model = tiny_model(0)
+    before = weights(model)
+    report = update(model, window(), iterations=2, stop_kl=9.0)
+    assert report.update_norm == pytest.approx(
+        float((weights(model) - before).norm() / before.norm()), rel=1e-4
+    )
+
+
+def test_stale_data_is_seen_as_stale() -> None:
+    fresh = update(tiny_model(0), window(), iterations=1)
+    stale = update(tiny_model(5), window(), iterations=1)
+    assert stale.ess < 0.5 < fresh.ess
+    assert stale.kl_before > fresh.kl_before and stale.importance_max > fresh.importance_max
+    assert abs(fresh.importance_mean - 1) < 0.01 and fresh.importance_p99 < 1.02
+
+
+def versioned(
+    trajectories: list[ScoredTrajectory], *versions: int | None
+) -> list[ScoredTrajectory]:
+    """The first trajectories' calls come from these policies, the others' from version 7."""
+    chosen = [*versions, *[7] * (len(trajectories) - len(versions))]
+    return [
+        replace(t, calls=[replace(call, policy_version=version) for call in t.calls])
+        for t, version in zip(trajectories, chosen, strict=True)
+    ]
+
+
+def test_the_ages_of_calls_are_counted() -> None:
+    trajectories = versioned(window(), None, 6, 5, 4)
+    ages = {7: 0, 6: 1, 5: 2, 4: 3}
+    report = update(tiny_model(0), trajectories, staleness=ages, max_staleness=2, iterations=1)
+    unknown, one, two, gone = (len(t.calls) for t in trajectories[:4])
+    assert (report.staleness_unknown, report.staleness_1, report.staleness_2) == (unknown, one, two)
+    assert report.calls_too_stale == gone
+    assert report.staleness_0 == sum(len(t.calls) for t in trajectories[4:])
+
+
+def off(trajectory: ScoredTrajectory, by: float) -> ScoredTrajectory:
+    """The same calls with logged logprobs that are wrong by so many nats."""
+    calls = [
+        replace(call, logprobs=[value - by for value in call.logprobs or ()])
+        for call in trajectory.calls
+    ]
+    return replace(trajectory, calls=calls)
+
+
+def test_the_logprob_mismatch_is_that_of_calls_of_the_parent_itself() -> None:
+    """An older policy's logprobs differ by right; those of the same version must not."""
+    old_differs = versioned([off(window()[0], 0.5), *window()[1:]], 6)
+    ages = {7: 0, 6: 1}
+    assert update(tiny_model(0), old_differs, staleness=ages, iterations=1).logprob_mismatch < 0.01
+    same_differs = versioned([off(t, 0.5) for t in window()])
+    report = update(tiny_model(0), same_differs, staleness=ages, iterations=1)
+    assert report.logprob_mismatch == pytest.approx(0.5, abs=0.01)
+
+
+def test_shared_prompts_are_counted_once() -> None:
+    report = update(tiny_model(0), window(), iterations=1)
+    assert report.unique_tokens < report.flat_tokens
+    assert report.packing_ratio == report.flat_tokens / report.unique_tokens
+    assert report.unique_tokens_per_s > 0 and report.trained_tokens_per_s > 0
+
+
+def test_the_order_of_prompts_that_loses_sharing_reaches_the_report() -> None:
+    """Private text first, and 40 tokens that all agents have after it."""
+    market = list(range(2, 42))
+    trajectories = [
+        replace(t, calls=[replace(c, prompt=[43 + n, *market, 3], logprobs=None) for c in t.calls])
+        for n, t in enumerate(window(groups=1))
+    ]
+    report = update(tiny_model(0), trajectories, iterations=1)
+    assert report.lost_tokens >= 3 * 39 and report.sharing_advice is not None
+    assert "from token 0 a segment of 1 tokens differs between calls" in report.sharing_advice
+
+
+def test_loss_mass_shows_which_weighting_favours_the_talkative() -> None:
+    fair = update(tiny_model(0), window(), iterations=1)
+    assert fair.loss_mass_min == pytest.approx(1.0) and fair.loss_mass_max == pytest.approx(1.0)
+    by_token = update(tiny_model(0), window(), iterations=1, call_weight="token")
+    assert by_token.loss_mass_min < 0.7 and by_token.loss_mass_max > 1.3
+
+
+def test_masked_and_clipped_tokens_are_counted_by_reason() -> None:
+    """Bad calls that seem to have been likelier, good ones that p finds impossible."""
+    trajectories = window()
+    clean = update(tiny_model(0), trajectories, iterations=1)
+    assert clean.masked_fraction == clean.clip_fraction == 0
+    drifted = [off(t, -0.2) for t in trajectories]
+    negative = update(tiny_model(0), drifted, iterations=1)
+    assert negative.masked_negative > 0 and negative.masked_band == 0
+    assert negative.masked_fraction == negative.masked_negative
+    shifted = [off(trajectories[0], 1.0), off(trajectories[1], -12.0), *trajectories[2:]]
+    report = update(tiny_model(0), shifted, iterations=1)
+    assert report.masked_impossible > 0 and report.masked_band > 0
+    assert report.masked_fraction < report.masked_band + report.masked_impossible
+    far = update(tiny_model(0), trajectories, iterations=3, learning_rate=3e-3, stop_kl=99.0)
+    assert far.clip_low_fraction > 0 and far.clip_high_fraction > 0
+    assert far.clip_fraction == pytest.approx(far.clip_low_fraction + far.clip_high_fraction)
+
+
+def test_an_untouched_policy_reports_no_divergence() -> None:
+    report: TrainReport = update(tiny_model(0), window(), iterations=1, learning_rate=1e-12)
+    assert abs(report.kl_after) < 1e-9 and report.ratio_max == report.ratio_p1 == 1.0
+    assert report.kl_reference == 0

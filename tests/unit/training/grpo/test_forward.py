@@ -1,0 +1,369 @@
+"""Values and gradients of every path against the formula, one call at a time."""
+
+import logging
+from collections.abc import Sequence
+from random import Random
+from typing import Any
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from torch import Tensor
+from torch.nn.attention.flex_attention import flex_attention
+from transformers import (
+    GPT2Config,
+    GPT2LMHeadModel,
+    GptOssConfig,
+    GptOssForCausalLM,
+    GraniteConfig,
+    GraniteForCausalLM,
+    MistralConfig,
+    MistralForCausalLM,
+    NemotronConfig,
+    NemotronForCausalLM,
+)
+
+from babylon.training.grpo.attention.nodewise import nodewise_attention
+from babylon.training.grpo.attention.packed import block_mask, packed_attention
+from babylon.training.grpo.attention.pieces import (
+    attend,
+    attend_backward,
+    explicit_attend,
+    explicit_attend_backward,
+)
+from babylon.training.grpo.forward import Path, PolicyForward, Values, portion_tokens
+from babylon.training.grpo.portions import cut
+from babylon.training.grpo.prefix_tree import PrefixTree, compile_tree
+from babylon.training.grpo.training_input import CallTokens
+from tests.unit.training.grpo.trees import (
+    DecoupledLoss,
+    assert_same_gradient,
+    call,
+    gradient,
+    model_of,
+    naive_gradients,
+    naive_logprobs,
+    tokens,
+)
+
+PATHS: list[tuple[Path, int]] = [
+    ("plain", 40),
+    ("depth_first", 10_000),
+    ("depth_first", 37),
+    ("depth_first", 6),
+    ("depth_first", 1),
+    ("packed", 10_000),
+    ("packed", 16),
+]
+LARGE: list[tuple[Path, int]] = [
+    ("plain", 2000),
+    ("depth_first", 10_000),
+    ("depth_first", 300),
+    ("packed", 10_000),
+    ("packed", 300),
+]
+
+
+@st.composite
+def windows(draw: st.DrawFn) -> list[CallTokens]:
+    """Calls along the branches of a random tree, also one-token ones, copies and prefixes."""
+    random = Random(draw(st.integers(0, 2**32)))
+    branches = [tokens(random, draw(st.integers(1, 12)))]
+    for _ in range(draw(st.integers(0, 4))):
+        parent = draw(st.sampled_from(branches))
+        kept = draw(st.integers(0, len(parent)))  # nothing kept: nothing shared
+        branches.append(parent[:kept] + tokens(random, draw(st.integers(1, 12))))
+    calls = []
+    for _ in range(draw(st.integers(1, 8))):
+        branch = draw(st.sampled_from(branches))
+        end = draw(st.integers(1, len(branch)))
+        completion = branch[end:] + tokens(random, draw(st.integers(1, 4)))
+        temperature = draw(st.sampled_from([1.0, 0.7]))
+        calls.append(call(branch[:end], completion[: draw(st.integers(1, 6))], temperature))
+    return calls + calls[: draw(st.integers(0, 1))]
+
+
+def accumulated(model: Any, tree: PrefixTree, loss: DecoupledLoss, path: Path, bound: int) -> Any:
+    PolicyForward(model, max_tokens=bound, path=path).accumulate(tree, loss)
+    return gradient(model)
+
+
+def check_paths(
+    model: Any, calls: Sequence[CallTokens], paths: Sequence[tuple[Path, int]] = PATHS
+) -> None:
+    loss = DecoupledLoss(model, calls)
+    alone = naive_gradients(model, calls, loss)
+    reference = torch.stack(alone).sum(0)
+    if reference.norm() < 0.1 * sum(float(g.norm()) for g in alone):
+        return  # the calls cancel out, and rounding decides
+    tree = compile_tree(calls)
+    for path, bound in paths:
+        assert_same_gradient(accumulated(model, tree, loss, path, bound), reference)
+
+
+@settings(max_examples=12)
+@given(windows())
+def test_every_path_gives_the_gradient_of_the_formula(calls: list[CallTokens]) -> None:
+    check_paths(model_of(), calls)
+
+
+@settings(max_examples=6)
+@given(windows())
+def test_every_path_gives_an_adapter_the_gradient_of_the_formula(calls: list[CallTokens]) -> None:
+    check_paths(model_of(lora=True), calls)
+
+
+def shared_window(seed: int = 0) -> list[CallTokens]:
+    """Two scenarios of agents with a common system prompt; segments long enough to be halved."""
+    random = Random(seed)
+    system, calls = tokens(random, 30), []
+    for length in (400, 20):
+        market = tokens(random, length)
+        for private in (12, 12, 12, 130, 3):
+            prompt = system + market + tokens(random, private)
+            calls.append(call(prompt, tokens(random, 7), random.choice([0.7, 1.0])))
+    return calls
+
+
+@pytest.mark.parametrize("kind", ["llama", "qwen2"])
+def test_other_architectures_and_long_segments(kind: str) -> None:
+    check_paths(model_of(kind), [*shared_window(), call([3], [4])], LARGE)
+
+
+def test_values_equal_a_forward_of_each_call_alone() -> None:
+    model, calls = model_of(), shared_window()
+    for path, bound in LARGE:
+        values = PolicyForward(model, max_tokens=bound, path=path).logprobs(compile_tree(calls))
+        for row, one in enumerate(calls):
+            alone = naive_logprobs(model, one)
+            torch.testing.assert_close(
+                values.logprobs[row, : len(alone)], alone, atol=1e-5, rtol=1e-5
+            )
+            assert not values.logprobs[row, len(alone) :].any()
+        assert not values.logprobs.requires_grad
+
+
+def test_entropy_is_that_of_the_distribution_at_the_logged_temperature() -> None:
+    model, one = model_of(), call([5, 6, 7], [8, 9], 0.7)
+    with torch.no_grad():
+        logits = model(input_ids=torch.tensor([[5, 6, 7, 8]])).logits[0, 2:] / 0.7
+    expected = torch.distributions.Categorical(logits=logits).entropy()
+    for path in ("plain", "depth_first", "packed"):
+        entropy = PolicyForward(model, path=path).logprobs(compile_tree([one])).entropy[0]
+        torch.testing.assert_close(entropy, expected, atol=1e-5, rtol=1e-5)
+
+
+def test_neither_order_nor_splitting_a_window_changes_the_gradient() -> None:
+    model, calls = model_of(), shared_window()
+    tree, loss = compile_tree(calls), DecoupledLoss(model, calls)
+    whole = accumulated(model, tree, loss, "depth_first", 500)
+    forward = PolicyForward(model, max_tokens=500, path="depth_first")
+    for parts in ([[9, 4, 1, 0], [2, 8, 3], [7, 6, 5]], [list(range(9, -1, -1))]):
+        for part in parts:
+
+            def of_part(chosen: Sequence[int], values: Values, part: list[int] = part) -> Tensor:
+                return loss([part[index] for index in chosen], values)
+
+            forward.accumulate(tree.only(part), of_part)
+        assert_same_gradient(gradient(model), whole)
+
+
+def tokens_forwarded(model: Any, tree: PrefixTree, bound: int) -> list[int]:
+    """Tokens of every pass through the embedding."""
+    seen: list[int] = []
+
+    def count(_: Any, inputs: Any) -> None:
+        seen.append(inputs[0].numel())
+
+    hook = model.get_input_embeddings().register_forward_pre_hook(count)
+    loss = DecoupledLoss(model, tree.calls)
+    seen.clear()
+    PolicyForward(model, max_tokens=bound, path="depth_first").accumulate(tree, loss)
+    hook.remove()
+    return seen
+
+
+def test_a_shared_prefix_is_forwarded_once_and_no_portion_exceeds_the_bound() -> None:
+    model, tree = model_of(), compile_tree(shared_window())
+    assert tokens_forwarded(model, tree, 10_000) == [tree.sharing.unique_tokens]
+    portions = tokens_forwarded(model, tree, 200)
+    assert max(portions) <= 200 and len(portions) > 5
+
+
+def test_frozen_lower_layers_stay_without_gradient() -> None:
+    model, calls = model_of("qwen2"), shared_window()
+    for parameter in [*model.model.embed_tokens.parameters(), *model.model.layers[0].parameters()]:
+        parameter.requires_grad_(False)
+    loss = DecoupledLoss(model, calls)
+    reference = torch.stack(naive_gradients(model, calls, loss)).sum(0)
+    for bound in (10_000, 100):
+        ours = accumulated(model, compile_tree(calls), loss, "depth_first", bound)
+        assert_same_gradient(ours, reference)
+
+
+@pytest.mark.filterwarnings("ignore:.gradient_checkpointing_enable. is deprecated:FutureWarning")
+def test_gradient_checkpointing_recomputes_and_changes_no_gradient() -> None:
+    model, calls = model_of(num_hidden_layers=3), shared_window()
+    tree, loss = compile_tree(calls), DecoupledLoss(model, calls)
+    passes: list[bool] = []
+    model.model.layers[0].mlp.register_forward_pre_hook(
+        lambda *_: passes.append(torch.is_grad_enabled())
+    )
+    reference = accumulated(model, tree, loss, "depth_first", 300)
+    without = len(passes)
+    model.gradient_checkpointing_enable({"use_reentrant": False})
+    ours = accumulated(model, tree, loss, "depth_first", 300)
+    assert_same_gradient(ours, reference)
+    assert len(passes) - without > without and not model.model.layers[0].training
+
+
+def test_an_error_in_the_middle_comes_through_and_leaves_the_model_usable() -> None:
+    model, calls = model_of(), shared_window()
+    tree, loss = compile_tree(calls), DecoupledLoss(model, calls)
+    reference = accumulated(model, tree, loss, "depth_first", 10_000)
+
+    def exhausted(chosen: Sequence[int], values: Values) -> Tensor:
+        raise torch.OutOfMemoryError("no memory left")
+
+    with pytest.raises(torch.OutOfMemoryError, match="no memory left"):
+        PolicyForward(model, max_tokens=400, path="depth_first").accumulate(tree, exhausted)
+    model.zero_grad()
+    naive_logprobs(model, calls[0])  # the model attends as before
+    assert_same_gradient(accumulated(model, tree, loss, "depth_first", 200), reference)
+
+
+@pytest.mark.filterwarnings("ignore:flex_attention called without torch.compile")
+@pytest.mark.parametrize("bound", [10_000, 300])
+def test_all_kernels_attend_alike(bound: int) -> None:
+    for portion in cut(compile_tree(shared_window()), bound)[0]:
+        layout = portion.layout
+        query, key, value = torch.randn(3, 1, 2, len(layout.first), 16)
+        query = query[:, :, : layout.queries]
+        mask = block_mask(layout, torch.device("cpu"))
+        queries, keys = mask.seq_lengths
+        padded = [pad(query, queries), pad(key, keys), pad(value, keys)]
+        fused = flex_attention(*padded, block_mask=mask, scale=0.3)
+        assert isinstance(fused, Tensor) and fused.isfinite().all()
+        for kernel in (nodewise_attention, packed_attention):
+            ours = kernel(query, key, value, layout, 0.3)
+            torch.testing.assert_close(ours, fused[:, :, : layout.queries], atol=1e-5, rtol=1e-5)
+
+
+def pad(tensor: Tensor, length: int) -> Tensor:
+    return torch.nn.functional.pad(tensor, (0, 0, 0, length - tensor.shape[2]))
+
+
+@pytest.mark.parametrize("bound", [10_000, 300])
+def test_the_fused_kernel_visits_exactly_the_blocks_with_a_visible_pair(bound: int) -> None:
+    for portion in cut(compile_tree(shared_window()), bound)[0]:
+        mask = block_mask(portion.layout, torch.device("cpu"))
+        queries, keys = mask.seq_lengths
+        pairs = torch.zeros(queries, keys, dtype=torch.bool)
+        seen = visible(portion.layout)
+        pairs[: len(seen), : seen.shape[1]] = seen
+        pairs[len(seen) :, -1] = True  # padded queries attend to the last padded key
+        blocks = pairs.view(queries // 128, 128, keys // 128, 128).transpose(1, 2).flatten(2)
+        assert torch.equal(mask.to_dense()[0, 0].bool(), blocks.any(-1))
+        assert mask.full_kv_num_blocks is not None
+        assert torch.equal(mask.full_kv_num_blocks[0, 0].long(), blocks.all(-1).sum(1))
+
+
+def visible(layout: Any) -> Tensor:
+    query = torch.arange(layout.queries)[:, None]
+    first, last = torch.from_numpy(layout.first), torch.from_numpy(layout.last)
+    return (first <= query) & (query < last)
+
+
+def small(config: Any, **options: Any) -> Any:
+    return config(
+        vocab_size=61,
+        hidden_size=32,
+        num_hidden_layers=2,
+        num_attention_heads=4,
+        bos_token_id=None,
+        eos_token_id=None,
+        pad_token_id=None,
+        **options,
+    )
+
+
+def not_standard() -> list[tuple[Any, str]]:
+    sizes = {"intermediate_size": 48, "num_key_value_heads": 2}
+    sinks: dict[str, Any] = {
+        "head_dim": 8,
+        "num_local_experts": 2,
+        "num_experts_per_tok": 1,
+        "layer_types": ["full_attention"] * 2,
+    }
+    scaled = {"rope_type": "dynamic", "factor": 2.0, "rope_theta": 1e4}
+    return [
+        (MistralForCausalLM(small(MistralConfig, sliding_window=4, **sizes)), "slid"),
+        (model_of("llama", rope_parameters=scaled), "dynamic rotary embedding"),
+        (GraniteForCausalLM(small(GraniteConfig, logits_scaling=8.0, **sizes)), "changed after it"),
+        (GptOssForCausalLM(small(GptOssConfig, **sinks, **sizes)), "a probe differ"),
+        (GPT2LMHeadModel(small(GPT2Config)), "elsewhere than in .layers"),
+        (NemotronForCausalLM(small(NemotronConfig, **sizes)), "do not attend as they are told"),
+    ]
+
+
+@pytest.mark.parametrize("number", range(6))
+def test_a_model_that_is_not_standard_is_padded_and_the_log_says_why(
+    number: int, caplog: pytest.LogCaptureFixture
+) -> None:
+    model, reason = not_standard()[number]
+    with torch.no_grad():
+        for parameter in model.parameters():
+            parameter.normal_(std=0.3)
+    with caplog.at_level(logging.WARNING):
+        forward = PolicyForward(model)
+    assert forward.path == "plain" and reason in caplog.text
+    calls = [call([3, 4, 5, 6, 7], [8, 9, 10]), call([3, 4, 5], [6])]
+    values = forward.logprobs(compile_tree(calls)).logprobs
+    for row, one in enumerate(calls):
+        alone = naive_logprobs(model, one)
+        torch.testing.assert_close(values[row, : len(alone)], alone, atol=1e-4, rtol=1e-4)
+
+
+def test_a_standard_model_takes_the_depth_first_path_on_cpu_in_silence(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    model = model_of("qwen3", lora=True)
+    model.train()
+    assert PolicyForward(model).path == "depth_first"
+    assert not caplog.records and not model.training
+
+
+def test_bf16_activations_keep_the_gradient_close() -> None:
+    model, calls = model_of(), shared_window()
+    tree, loss = compile_tree(calls), DecoupledLoss(model, calls)
+    own = PolicyForward(model).logprobs(tree).logprobs
+    loss.mu = loss.proximal = [row[:7] for row in own]  # ratios near one: nothing is clipped
+    exact = accumulated(model, tree, loss, "depth_first", 10_000)
+    with torch.autocast("cpu", torch.bfloat16):
+        for path, bound in LARGE:
+            rough = accumulated(model, tree, loss, path, bound)
+            assert float(torch.cosine_similarity(rough, exact, dim=0)) > 0.98, (path, bound)
+
+
+@pytest.mark.parametrize("kind", ["dense", "causal", "masked"])
+def test_explicit_pieces_equal_the_fused_ones(kind: str) -> None:
+    torch.manual_seed(0)
+    query, grad = torch.randn(2, 3, 4, 20, 16)
+    key, value = torch.randn(2, 3, 2, 20, 16)
+    mask = torch.zeros(20, 20).masked_fill(torch.rand(20, 20) < 0.5, -torch.inf).fill_diagonal_(0)
+    options = 0.3, mask if kind == "masked" else None, kind == "causal"
+    out, lse = attend(query, key, value, *options)
+    explicit = explicit_attend(query, key, value, *options)
+    inputs = grad, query, key, value, out, lse, *options
+    fused = (out, lse, *attend_backward(*inputs))
+    for one, other in zip(fused, (*explicit, *explicit_attend_backward(*inputs)), strict=True):
+        torch.testing.assert_close(one, other, atol=1e-5, rtol=1e-5)
+
+
+@pytest.mark.parametrize(
+    ("device", "hidden_size", "tokens"),
+    [("cpu", 64, 3072), ("cpu", 512, 1024), ("cpu", 4096, 512), ("cuda", 4096, 16_384)],
+)
+def test_on_a_cpu_wide_models_are_forwarded_in_smaller_portions(device, hidden_size, tokens):
+    assert portion_tokens(device, hidden_size) == tokens

@@ -1,0 +1,226 @@
+"""The update against a naive reference, and what must not change it."""
+
+from dataclasses import replace
+from typing import Any
+
+import pytest
+import torch
+from peft import LoraConfig, get_peft_model
+from transformers import Qwen3ForCausalLM
+
+from babylon.training.grpo.advantage import advantages
+from babylon.training.grpo.config import TrainerConfig
+from babylon.training.grpo.losses import LOSSES
+from babylon.training.grpo.trainer import NothingToTrainError, train_on_window
+from babylon.training.grpo.training_input import ScoredTrajectory
+from babylon.training.grpo.training_window import compile_window
+from tests.tiny_policy import tiny_model
+from tests.unit.training.grpo.windows import (
+    naive_gradient,
+    naive_logprobs,
+    relative_error,
+    trained_gradient,
+    update,
+    weights,
+    window,
+)
+
+
+def lora(model: Qwen3ForCausalLM) -> Any:
+    torch.manual_seed(1)
+    adapted = get_peft_model(model, LoraConfig(r=4, target_modules="all-linear"))
+    for name, parameter in adapted.named_parameters():
+        if "lora_B" in name:  # starts at zero, which would leave lora_A without gradient
+            torch.nn.init.normal_(parameter, std=0.05)
+    return adapted.eval()
+
+
+@pytest.mark.parametrize("known", [True, False])
+@pytest.mark.parametrize("seed", range(3))
+def test_the_gradient_is_that_of_the_formula(seed: int, known: bool) -> None:
+    trajectories = window(seed, known=known)
+    reference = naive_gradient(tiny_model(0), trajectories)
+    assert relative_error(trained_gradient(tiny_model(0), trajectories), reference) < 1e-5
+
+
+def test_the_gradient_of_an_adapter_is_that_of_the_formula() -> None:
+    trajectories = window(known=False)
+    adapted = lora(tiny_model(0))
+    reference = naive_gradient(adapted, trajectories)
+    assert relative_error(trained_gradient(adapted, trajectories), reference) < 1e-5
+
+
+@pytest.mark.parametrize("loss", LOSSES)
+def test_neither_portions_nor_order_change_the_gradient(loss: str) -> None:
+    trajectories = window()
+    whole = trained_gradient(tiny_model(0), trajectories, loss=loss)
+    split = trained_gradient(tiny_model(0), trajectories, loss=loss, max_tokens=20)
+    backwards = [replace(t, calls=t.calls[::-1]) for t in trajectories[::-1]]
+    shuffled = trained_gradient(tiny_model(0), backwards, loss=loss)
+    assert relative_error(split, whole) < 1e-5
+    assert relative_error(shuffled, whole) < 1e-5
+
+
+def test_neither_portions_nor_order_of_calls_change_a_whole_update() -> None:
+    """Several iterations of several train steps, with a long call that pads the others."""
+    options = {"iterations": 3, "trajectories_per_step": 4, "stop_kl": 9.0}
+    trajectories = window()
+    longest = max(trajectories[0].calls, key=lambda call: len(call.prompt))
+    stretched = replace(longest, prompt=[*longest.prompt, *range(2, 40)], logprobs=None)
+    trajectories[0] = replace(trajectories[0], calls=[*trajectories[0].calls, stretched])
+    turned = [replace(t, calls=t.calls[::-1]) for t in trajectories]
+    results = []
+    for given, max_tokens in ((trajectories, 8192), (trajectories, 30), (turned, 8192)):
+        model = tiny_model(0)
+        report = update(model, given, max_tokens=max_tokens, **options)
+        results.append((weights(model), report))
+    (whole, expected), *others = results
+    start = weights(tiny_model(0))
+    for moved, report in others:
+        assert relative_error(moved - start, whole - start) < 1e-3  # Adam divides by tiny moments
+        assert report.training_loss == pytest.approx(expected.training_loss, abs=1e-5)
+        assert report.kl_after == pytest.approx(expected.kl_after, rel=1e-3)
+
+
+def test_a_single_full_window_step_needs_no_pass_of_its_own_for_p() -> None:
+    """The first iteration's forward pass is p's: the same update as with p computed before."""
+    forwards = []
+    for per_step in (100, 4):
+        model, trajectories = tiny_model(0), window()
+        count = 0
+
+        def counted(_: Any, __: Any, given: dict[str, Any]) -> None:
+            nonlocal count
+            count += given["input_ids"].numel() > 16  # not the probe of the model's attention
+
+        model.model.register_forward_pre_hook(counted, with_kwargs=True)
+        report = update(
+            model, trajectories, iterations=2, trajectories_per_step=per_step, stop_kl=9.0
+        )
+        assert report.kl_before > 0 and report.kl_after > 0 and report.ratio_max > 1
+        forwards.append(count)
+    assert forwards == [3, 6]  # one a step, one for the report; and p's own in the second case
+
+
+def test_an_update_makes_good_trajectories_likelier() -> None:
+    trajectories, model = window(), tiny_model(0)
+    advantage = advantages(trajectories)
+
+    def preference() -> float:
+        with torch.no_grad():
+            return sum(
+                advantage[t.trajectory_id] * float(naive_logprobs(model, call).mean())
+                for t in trajectories
+                for call in t.calls
+            )
+
+    before = preference()
+    report = update(model, trajectories, iterations=3, stop_kl=1.0, stop_clip_fraction=1.0)
+    assert preference() > before
+    assert report.kl_after > 0 and report.iterations == 3 and report.calls_without_logprobs == 0
+
+
+def test_the_remaining_iterations_are_dropped_once_the_policy_moved_far() -> None:
+    report = update(tiny_model(0), window(), iterations=50, stop_kl=1e-4)
+    assert report.stopped_early and report.iterations < 50
+    clipped = update(
+        tiny_model(0),
+        window(),
+        iterations=50,
+        stop_kl=9.0,
+        stop_clip_fraction=1e-3,
+        learning_rate=1e-3,
+    )
+    assert clipped.stopped_early and clipped.clip_fraction > 1e-3
+
+
+def test_gspo_is_not_stopped_by_a_clip_that_every_step_reaches() -> None:
+    report = update(tiny_model(0), window(), loss="gspo", iterations=3, stop_kl=9.0)
+    assert report.clip_fraction > TrainerConfig().stop_clip_fraction
+    assert report.iterations == 3 and not report.stopped_early
+
+
+def test_a_window_that_teaches_nothing_leaves_the_model_alone() -> None:
+    model = tiny_model(0)
+    before = weights(model)
+    tied = [replace(t, score=0.5) for t in window()]
+    with pytest.raises(NothingToTrainError, match="differing scores"):
+        update(model, tied)
+    assert torch.equal(weights(model), before)
+
+
+def test_too_many_calls_without_logprobs_are_refused() -> None:
+    with pytest.raises(NothingToTrainError, match="100% of the calls"):
+        update(tiny_model(0), window(known=False), max_missing_logprobs=0.5)
+
+
+def test_the_same_seed_gives_the_same_weights_and_another_one_does_not() -> None:
+    results = []
+    for seed in (0, 0, 1):
+        model = tiny_model(0)
+        update(model, window(), iterations=2, trajectories_per_step=3, stop_kl=1.0, seed=seed)
+        results.append(weights(model))
+    assert torch.equal(results[0], results[1]) and not torch.equal(results[0], results[2])
+
+
+@pytest.mark.parametrize(
+    ("option", "value"),
+    [
+        ("advantage", "group_std"),
+        ("advantage", "batch_std"),
+        ("call_weight", "token"),
+        ("call_weight", "trajectory_tokens"),
+        *(("loss", name) for name in LOSSES if name != "ppo_clip"),
+    ],
+)
+def test_every_option_of_the_loss_changes_the_update(option: str, value: str) -> None:
+    """In the second iteration ratios have left one, some of them beyond the clip."""
+    start = weights(tiny_model(0))
+    moved = []
+    for chosen in ({}, {option: value}):
+        model = tiny_model(0)
+        free = {"stop_kl": 99.0, "stop_clip_fraction": 1.0}
+        update(model, window(), iterations=3, learning_rate=1e-3, **free, **chosen)
+        moved.append(weights(model) - start)
+    assert relative_error(moved[1], moved[0]) > 0.01
+
+
+def test_warm_up_makes_the_first_steps_of_an_optimisers_life_shorter() -> None:
+    moved = {}
+    for warmup in (0, 9):
+        model = tiny_model(0)
+        report = update(model, window(), iterations=1, warmup_steps=warmup)
+        moved[warmup] = float((weights(model) - weights(tiny_model(0))).norm())
+        assert report.learning_rate == pytest.approx(1e-4 / (warmup + 1))
+    assert moved[9] == pytest.approx(moved[0] / 10, rel=1e-2)
+
+
+def test_an_optimiser_warms_up_once() -> None:
+    model = tiny_model(0)
+    optimizer = torch.optim.AdamW(model.parameters(), lr=1.0)
+    config = TrainerConfig(iterations=4, warmup_steps=3, learning_rate=1e-5, stop_kl=9.0)
+    first = train_on_window(model, optimizer, compile_window(window(), config))
+    assert first.train_steps == 4 and first.learning_rate == pytest.approx(1e-5)
+    carried = torch.optim.AdamW(model.parameters(), lr=1.0)
+    carried.load_state_dict(optimizer.state_dict())
+    once = replace(config, iterations=1)
+    assert train_on_window(model, carried, compile_window(window(1), once)).learning_rate == 1e-5
+
+
+def impossible(trajectories: list[ScoredTrajectory]) -> list[ScoredTrajectory]:
+    """The same calls as if another model had sampled them: all of their tokens are masked."""
+    return [
+        replace(t, calls=[replace(c, logprobs=[9.0] * len(c.completion)) for c in t.calls])
+        for t in trajectories
+    ]
+
+
+def test_a_window_whose_every_token_is_masked_leaves_the_model_alone() -> None:
+    model = tiny_model(0)
+    optimizer = torch.optim.AdamW(model.parameters(), lr=1e-2)
+    config = TrainerConfig(iterations=1, stop_kl=10.0)
+    train_on_window(model, optimizer, compile_window(window(), config))  # Adam has moments now
+    before = weights(model)
+    with pytest.raises(NothingToTrainError, match="is masked"):
+        train_on_window(model, optimizer, compile_window(impossible(window()), config))
+    assert torch.equal(weights(model), before)

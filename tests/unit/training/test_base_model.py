@@ -1,0 +1,93 @@
+import dataclasses
+from pathlib import Path
+
+import pytest
+import torch
+
+from babylon.core.errors import ModelError
+from babylon.core.settings import load_settings
+from babylon.policies.load import load_policy
+from babylon.policies.tokenizer import render_prompt
+from babylon.training.base_model import EmbeddedModelRecipe, make_embedded_model, resolve_base
+
+QUICK = EmbeddedModelRecipe(seed=3, steps=2, tokenizer_chats=200)
+
+
+@pytest.fixture(scope="module")
+def embedded(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return make_embedded_model(QUICK, tmp_path_factory.mktemp("models"))
+
+
+def test_the_embedded_model_loads_like_any_causal_lm(embedded: Path) -> None:
+    model, tokenizer = load_policy(embedded)
+    assert model.config.model_type == "qwen3"
+    prompt = render_prompt(tokenizer, [{"role": "user", "content": "News on m1: a leak says yes."}])
+    logits = model(input_ids=torch.tensor([prompt])).logits
+    assert logits.shape == (1, len(prompt), len(tokenizer))
+    assert tokenizer.eos_token_id == model.generation_config.eos_token_id
+
+
+@pytest.mark.parametrize("text", ["m1 buys $150.", "déjà vu – 市場 🚀", "\x00\n\t", ""])
+def test_the_tokenizer_takes_any_text_and_gives_it_back(embedded: Path, text: str) -> None:
+    _, tokenizer = load_policy(embedded)
+    assert tokenizer.decode(tokenizer.encode(text)) == text
+
+
+def test_the_chat_template_marks_who_speaks(embedded: Path) -> None:
+    _, tokenizer = load_policy(embedded)
+    rendered = tokenizer.decode(
+        render_prompt(
+            tokenizer, [{"role": "system", "content": "S"}, {"role": "user", "content": "U"}]
+        )
+    )
+    assert rendered == (
+        "<|im_start|>system\nS<|im_end|>\n<|im_start|>user\nU<|im_end|>\n<|im_start|>assistant\n"
+    )
+
+
+def test_the_same_seed_makes_the_same_model(embedded: Path, tmp_path: Path) -> None:
+    again = make_embedded_model(QUICK, tmp_path)
+    weights = [(path / "model.safetensors").read_bytes() for path in (embedded, again)]
+    assert weights[0] == weights[1]
+    assert (embedded / "tokenizer.json").read_bytes() == (again / "tokenizer.json").read_bytes()
+
+
+def test_a_made_model_is_not_made_again(embedded: Path) -> None:
+    before = (embedded / "model.safetensors").stat().st_mtime_ns
+    assert make_embedded_model(QUICK, embedded.parent) == embedded
+    assert (embedded / "model.safetensors").stat().st_mtime_ns == before
+
+
+def test_another_recipe_is_another_model() -> None:
+    fields = [field.name for field in dataclasses.fields(QUICK)]
+    others = [dataclasses.replace(QUICK, **{name: 7}) for name in fields]
+    assert len({QUICK.name, *(other.name for other in others)}) == 1 + len(fields)
+
+
+def test_base_model_takes_the_place_of_the_embedded_one(
+    embedded: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    assert resolve_base(load_settings(base_model=str(embedded))) == embedded
+    monkeypatch.setattr("babylon.training.base_model.load_policy", lambda _: load_policy(embedded))
+    assert resolve_base(load_settings(base_model="Qwen/Qwen2.5-0.5B")) == "Qwen/Qwen2.5-0.5B"
+
+
+@pytest.mark.parametrize("content", [None, "{}", "no json"])
+def test_a_base_model_that_does_not_load_is_refused_in_one_line(
+    tmp_path: Path, content: str | None
+) -> None:
+    if content is not None:
+        (tmp_path / "config.json").write_text(content)
+    with pytest.raises(ModelError, match=f"BASE_MODEL='{tmp_path}'") as refused:
+        resolve_base(load_settings(base_model=str(tmp_path)))
+    assert "\n" not in str(refused.value) and "save_pretrained" in str(refused.value)
+
+
+def test_a_base_model_that_is_a_path_to_nowhere_is_not_looked_for_on_the_hub() -> None:
+    with pytest.raises(ModelError, match=r"^BASE_MODEL=.*: no such directory: /nope: "):
+        resolve_base(load_settings(base_model="/nope"))
+
+
+def test_a_model_that_does_not_load_is_named(tmp_path: Path) -> None:
+    with pytest.raises(ModelError, match=str(tmp_path)):
+        load_policy(tmp_path)
