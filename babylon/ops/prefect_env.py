@@ -5,10 +5,44 @@ that runs inline talks to an ephemeral API with an in-memory database: the truth
 Postgres, and a file of SQLite costs retries of two seconds whenever a write finds it locked.
 """
 
+import os
 from collections.abc import Mapping
+from http.client import HTTPException
 from pathlib import Path
+from urllib.request import urlopen
 
+SERVER = "prefect-server"  # the process that `babylon up` records
 IN_MEMORY = "sqlite+aiosqlite:///:memory:"
+_HEALTH_S = 5.0
+
+
+def prepare_inline_run(home: Path) -> None:
+    """Set this process's environment for flows that run in it. Call it before importing Prefect.
+
+    Prefect reads its environment when it is first imported. Flows report to the server that
+    ``babylon up`` started for this home, if it answers. Variables that are already set win.
+    """
+    defaults = inline_environment(home)
+    if "PREFECT_API_URL" not in os.environ and (api := _running_server(home)):
+        defaults["PREFECT_API_URL"] = api
+    for name, value in defaults.items():
+        os.environ.setdefault(name, value)
+    Path(os.environ["PREFECT_HOME"]).mkdir(parents=True, exist_ok=True)
+
+
+def _running_server(home: Path) -> str | None:
+    """The API of this home's server. A server is on record for seconds before it answers."""
+    from babylon.ops.up.processes import Processes
+
+    record = Processes(home=home).running(SERVER)
+    if record is None or record.port is None:
+        return None
+    api = api_url(record.port)
+    try:
+        with urlopen(f"{api}/health", timeout=_HEALTH_S):
+            return api
+    except (OSError, HTTPException):
+        return None
 
 
 def inline_environment(home: Path) -> dict[str, str]:
