@@ -11,6 +11,8 @@ from http.client import HTTPException
 from pathlib import Path
 from urllib.request import urlopen
 
+from babylon.core.processes import Processes
+
 SERVER = "prefect-server"  # the process that `babylon up` records
 IN_MEMORY = "sqlite+aiosqlite:///:memory:"
 _HEALTH_S = 5.0
@@ -32,8 +34,6 @@ def prepare_inline_run(home: Path) -> None:
 
 def _running_server(home: Path) -> str | None:
     """The API of this home's server. A server is on record for seconds before it answers."""
-    from babylon.ops.up.processes import Processes
-
     record = Processes(home=home).running(SERVER)
     if record is None or record.port is None:
         return None

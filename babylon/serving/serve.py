@@ -19,9 +19,9 @@ import aiohttp
 
 from babylon.core.api_keys import local_key_path
 from babylon.core.errors import ServingError
+from babylon.core.processes import Service, Supervised, supervised
 from babylon.core.settings import Settings
 from babylon.serving.ports import require_free_port
-from babylon.serving.supervise import Service, Supervised, supervised
 from babylon.serving.vllm.command import require_vllm
 from babylon.store.revival import kept_running
 
@@ -120,7 +120,7 @@ def _gateway(settings: Settings) -> Service:
 def _admin(settings: Settings) -> Service:
     return Service(
         name="admin API",
-        command=[sys.executable, "-m", "babylon.admin"],
+        command=[sys.executable, "-m", "babylon.deployment.admin"],
         environment=settings.environment(),
         log=settings.logs / "admin.log",
     )

@@ -12,9 +12,8 @@ from threading import Thread
 import msgspec
 import psutil
 
-from babylon.ops.prefect_env import api_url
-from babylon.ops.up.processes import Processes, Record
-from babylon.ops.up.services import SERVER
+from babylon.core.processes import Processes, ProcessRecord
+from babylon.ops.prefect_env import SERVER, api_url
 from tests.ports import free_port
 
 ROOT = Path(__file__).parents[2]
@@ -44,7 +43,9 @@ def healthy() -> Iterator[int]:
 def api_with(home: Path, port: int, **given: str) -> str:
     """What a flow is told where ``babylon up`` has recorded a live server on that port."""
     processes = Processes(home=home)
-    record = Record(name=SERVER, pid=os.getpid(), created=psutil.Process().create_time(), port=port)
+    record = ProcessRecord(
+        name=SERVER, pid=os.getpid(), created=psutil.Process().create_time(), port=port
+    )
     processes.directory.mkdir(parents=True, exist_ok=True)
     (processes.directory / f"{SERVER}.json").write_bytes(msgspec.json.encode(record))
     inherited = {k: v for k, v in os.environ.items() if not k.startswith("PREFECT_")}

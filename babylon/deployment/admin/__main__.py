@@ -8,10 +8,10 @@ import sys
 import uvicorn
 
 from babylon.core.errors import BabylonError
+from babylon.core.processes import exit_with_supervisor
 from babylon.core.settings import Settings, load_settings
 from babylon.deployment.admin.app import Admin
 from babylon.serving.gateway.http_guard import server_config
-from babylon.serving.supervise import exit_with_supervisor
 from babylon.store import open_store
 
 

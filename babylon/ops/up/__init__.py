@@ -7,6 +7,6 @@ exactly the recorded processes. The embedded Postgres has no entry: it runs whil
 and the gateway always does.
 """
 
-from babylon.ops.up.control import ServiceStatus, down, status, up
+from babylon.ops.up.lifecycle import ServiceStatus, down, status, up
 
 __all__ = ["ServiceStatus", "down", "status", "up"]

@@ -13,8 +13,8 @@ import aiohttp
 import msgspec
 
 from babylon.core.errors import ServingError
+from babylon.core.processes import Service, supervised
 from babylon.core.settings import Settings
-from babylon.serving.supervise import Service, supervised
 
 MODEL = "judge"
 TEMPERATURE = 0.7

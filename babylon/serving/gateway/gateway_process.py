@@ -10,11 +10,11 @@ import uvicorn
 import uvloop
 
 from babylon.core.errors import BabylonError
+from babylon.core.processes import exit_with_supervisor
 from babylon.core.settings import Settings, load_settings
 from babylon.serving.gateway.app import Gateway, open_gateway
 from babylon.serving.gateway.http_guard import server_config
 from babylon.serving.gateway.identity import new_gateway_id, remove_dead
-from babylon.serving.supervise import exit_with_supervisor
 from babylon.store import open_store
 
 

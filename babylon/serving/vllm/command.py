@@ -7,9 +7,9 @@ from collections.abc import Iterable
 from pathlib import Path
 
 from babylon.core.errors import ConfigError, ServingError
+from babylon.core.processes import Service
 from babylon.core.settings import Settings
 from babylon.serving.ports import require_free_port
-from babylon.serving.supervise import Service
 from babylon.serving.vllm.build import vllm_build
 
 # Two arms, what drains, and what is being loaded; on the CPU's side also what to roll back to.

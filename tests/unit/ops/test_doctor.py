@@ -11,9 +11,9 @@ import numpy as np
 import pytest
 from safetensors.numpy import save_file
 
+from babylon.core.processes import Processes, Service
 from babylon.core.settings import load_settings
 from babylon.ops.doctor import PACKAGES, check_base_model, check_port
-from babylon.ops.up.processes import Processes
 
 ROOT = Path(__file__).parents[3]
 # A child listens, as the engine does under the recorded process of `babylon serve`.
@@ -42,7 +42,8 @@ def test_a_port_is_fine_when_free_and_not_when_a_stranger_has_it(port: int, tmp_
 
 def test_a_port_of_this_homes_own_services_is_fine(port: int, tmp_path: Path) -> None:
     processes = Processes(home=tmp_path)
-    processes.start("serving", [sys.executable, "-c", LISTEN, str(port)], environment=os.environ)
+    command = [sys.executable, "-c", LISTEN, str(port)]
+    processes.start(Service(name="serving", command=command, log=tmp_path / "log"))
     try:
         deadline = time.monotonic() + 30
         while "free" in (check := check_port(tmp_path, "engine", port, "ENGINE_PORT")).detail:

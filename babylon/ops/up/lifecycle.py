@@ -1,4 +1,4 @@
-"""Start, stop and look at the services of one home."""
+"""Start, stop and report the services of one home."""
 
 import asyncio
 import time
@@ -8,10 +8,11 @@ from dataclasses import dataclass
 import aiohttp
 
 from babylon.core.errors import BabylonError, ServingError
+from babylon.core.processes import Processes
 from babylon.core.settings import Settings
-from babylon.ops.up.bootstrap import bootstrap, create_pools
-from babylon.ops.up.processes import Processes
-from babylon.ops.up.services import ROOT, SERVER, Service, environment, services
+from babylon.ops.prefect_env import SERVER
+from babylon.ops.up.prefect_setup import create_pools, set_up_prefect
+from babylon.ops.up.services import UpService, services
 from babylon.serving.ports import require_free_port
 from babylon.stages.train import ensure_champion
 from babylon.store import database_status, open_store
@@ -35,13 +36,13 @@ class ServiceStatus:
 
 
 async def up(settings: Settings, progress: Progress | None = None) -> list[ServiceStatus]:
-    """Migrate the database, start what is not running, and return when all of it answers.
+    """Migrate the database, start what is not running, and return when everything answers.
 
-    The first time the base model is made or found too (``progress``). When something fails, what
-    this call started is stopped again.
+    The first call also makes the base model or finds it; ``progress`` reports that. When a service
+    fails, the services that this call started are stopped.
 
     Raises:
-        ServingError: a port is taken, a service died or did not get well in time.
+        ServingError: a port is taken, or a service died or did not become healthy in time.
         DatabaseError: the database is down.
     """
     processes = Processes(home=settings.home)
@@ -54,7 +55,7 @@ async def up(settings: Settings, progress: Progress | None = None) -> list[Servi
             await ensure_champion(store, settings, progress=progress)
             try:
                 await _start(settings, processes, missing)
-            except BaseException:  # a signal too: nothing half-started is left
+            except BaseException:  # Ctrl-C too must leave nothing half-started
                 for service in reversed(missing):
                     await asyncio.to_thread(processes.stop, service.name)
                 raise
@@ -62,7 +63,7 @@ async def up(settings: Settings, progress: Progress | None = None) -> list[Servi
 
 
 async def down(settings: Settings) -> list[str]:
-    """Stop what ``up`` started, the last first; returns the names of what ran."""
+    """Stop what ``up`` started, in reverse order. Return the names of the services that ran."""
     processes = Processes(home=settings.home)
     with processes.exclusive():
         stopped = [
@@ -72,12 +73,12 @@ async def down(settings: Settings) -> list[str]:
         ]
         if stopped:
             async with database_url(settings):
-                pass  # the last user to leave stops the embedded server, even after a SIGKILL
+                pass  # the last user stops the embedded server; killed services did not
         return stopped
 
 
 async def status(settings: Settings) -> list[ServiceStatus]:
-    """Database first, then each service."""
+    """The state of the database and of each service."""
     processes = Processes(home=settings.home)
     async with aiohttp.ClientSession(timeout=_TIMEOUT) as http:
         found = [await _status(http, processes, service) for service in services(settings)]
@@ -85,30 +86,23 @@ async def status(settings: Settings) -> list[ServiceStatus]:
     return [await _database(settings, serving), *found]
 
 
-async def _start(settings: Settings, processes: Processes, missing: list[Service]) -> None:
-    inherited = environment(settings)
+async def _start(settings: Settings, processes: Processes, missing: list[UpService]) -> None:
     async with aiohttp.ClientSession(timeout=_TIMEOUT) as http:
 
-        async def start(group: list[Service]) -> None:
+        async def start(group: list[UpService]) -> None:
             for service in group:
-                processes.start(
-                    service.name,
-                    service.argv,
-                    environment=inherited,
-                    port=service.port,
-                    directory=ROOT,
-                )
+                processes.start(service, port=service.port)
             for service in group:
                 await _until_healthy(http, processes, service)
 
         await start([service for service in missing if service.name == SERVER])
         await create_pools(settings, http)
         await start([service for service in missing if service.name != SERVER])
-        await bootstrap(settings, http)
+        await set_up_prefect(settings, http)
 
 
 async def _until_healthy(
-    http: aiohttp.ClientSession, processes: Processes, service: Service
+    http: aiohttp.ClientSession, processes: Processes, service: UpService
 ) -> None:
     deadline = time.monotonic() + service.start_s
     while not await _is_healthy(http, service):
@@ -116,20 +110,19 @@ async def _until_healthy(
         if died or time.monotonic() > deadline:
             what = "died" if died else f"did not answer within {service.start_s:.0f} s"
             raise ServingError(
-                f"{service.name} {what}; the end of {processes.log(service.name)}:\n"
-                f"{processes.log_tail(service.name)}"
+                f"{service.name} {what}; the end of {service.log}:\n{service.log_tail()}"
             )
         await asyncio.sleep(_POLL_S)
 
 
-async def _is_healthy(http: aiohttp.ClientSession, service: Service) -> bool:
+async def _is_healthy(http: aiohttp.ClientSession, service: UpService) -> bool:
     with suppress(aiohttp.ClientError, TimeoutError):
         return await service.healthy(http)
     return False
 
 
 async def _status(
-    http: aiohttp.ClientSession, processes: Processes, service: Service
+    http: aiohttp.ClientSession, processes: Processes, service: UpService
 ) -> ServiceStatus:
     record = processes.running(service.name)
     return ServiceStatus(
@@ -138,12 +131,12 @@ async def _status(
         healthy=record is not None and await _is_healthy(http, service),
         pid=record.pid if record else None,
         ports=tuple(service.ports),
-        detail=str(processes.log(service.name)),
+        detail=str(service.log),
     )
 
 
 async def _database(settings: Settings, serving: bool) -> ServiceStatus:
-    """Does not start an embedded server only to say that it runs."""
+    """The database's state. An embedded server that is down is not started for it."""
     if settings.database_url is None and not serving:
         return ServiceStatus(name="database", running=False, healthy=False, detail="embedded")
     try:

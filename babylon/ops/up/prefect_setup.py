@@ -1,11 +1,12 @@
-"""What a Prefect server needs around its workers: pools, block types, deployments, two automations.
+"""Work pools, block types, deployments and two automations of a Prefect server.
 
-All of it is repeatable. Pools and automations that exist are kept as they are. Deployments and
-their schedules are made again from prefect.yaml, which is their truth: a change in the UI lasts
-until the next ``babylon up``.
+Everything here can be repeated. Existing pools and automations stay as they are. Deployments and
+their schedules are made again from prefect.yaml: a change in the UI lasts until the next
+``babylon up``.
 """
 
 import asyncio
+from pathlib import Path
 from typing import Any
 
 import aiohttp
@@ -13,12 +14,13 @@ import aiohttp
 from babylon.core.errors import ServingError
 from babylon.core.settings import Settings
 from babylon.ops.prefect_env import api_url
-from babylon.ops.up.services import POOLS, ROOT, environment, prefect
+from babylon.ops.up.services import POOLS, environment, prefect
 
+DEPLOYMENTS = Path(__file__).with_name("prefect.yaml")
 _TIMEOUT = aiohttp.ClientTimeout(total=60)  # a busy Prefect lets writers wait
 
 # A worker that died leaves its runs Running or Pending, and the hourly deployment's limit of one
-# would then refuse every later run. Three missed heartbeats (180 s each), ten minutes of waiting.
+# would refuse every later run. 540 s are three missed heartbeats (180 s each).
 _DONE = ["Completed", "Failed", "Cancelled", "Crashed"]
 STALE_RUNS = {
     "babylon: crash runs without a heartbeat": ("heartbeat", ["heartbeat", *_DONE], 540),
@@ -27,10 +29,11 @@ STALE_RUNS = {
 
 
 async def create_pools(settings: Settings, http: aiohttp.ClientSession) -> None:
-    """Before the workers start, which would else create them at the same moment and collide.
+    """Create the missing work pools. Call it before the workers start: two that create the same
+    pool collide.
 
     Raises:
-        ServingError: Prefect refused; quotes what it said.
+        ServingError: Prefect refused or does not answer.
     """
     api = api_url(settings.prefect_port)
     existing = await _call(http, "POST", f"{api}/work_pools/filter", {})
@@ -39,15 +42,16 @@ async def create_pools(settings: Settings, http: aiohttp.ClientSession) -> None:
         await _call(http, "POST", f"{api}/work_pools/", pool)
 
 
-async def bootstrap(settings: Settings, http: aiohttp.ClientSession) -> None:
-    """
+async def set_up_prefect(settings: Settings, http: aiohttp.ClientSession) -> None:
+    """Create automations, register block types and apply prefect.yaml.
+
     Raises:
-        ServingError: Prefect refused; quotes what it said.
+        ServingError: Prefect refused or does not answer.
     """
     api = api_url(settings.prefect_port)
     await _crash_stale_runs(http, api)
     await _prefect(settings, "block", "register", "--module", "babylon.blocks.load")
-    await _prefect(settings, "deploy", "--all")
+    await _prefect(settings, "deploy", "--all", "--prefect-file", str(DEPLOYMENTS))
 
 
 async def _crash_stale_runs(http: aiohttp.ClientSession, api: str) -> None:
@@ -77,16 +81,15 @@ def _automation(name: str, after: str, expected: list[str], within_s: int) -> di
 
 
 async def _prefect(settings: Settings, *arguments: str) -> None:
-    """Prefect's own command line, in the checkout that has ``prefect.yaml`` and ``blocks``."""
-    if not (ROOT / "prefect.yaml").exists():
-        raise ServingError(
-            f"no prefect.yaml in {ROOT}: `babylon up` runs from a checkout; install it with"
-            " `pip install -e .`"
-        )
+    """Run a ``prefect`` command.
+
+    Raises:
+        ServingError: it failed; quotes its output.
+    """
     child = await asyncio.create_subprocess_exec(
         *prefect("--no-prompt", *arguments),
-        cwd=ROOT,
-        env=environment(settings) | {"PWD": str(ROOT)},  # prefect.yaml names it
+        cwd=DEPLOYMENTS.parent,
+        env=environment(settings),
         stdin=asyncio.subprocess.DEVNULL,
         stdout=asyncio.subprocess.PIPE,
         stderr=asyncio.subprocess.STDOUT,

@@ -9,8 +9,8 @@ from aiohttp.test_utils import TestServer
 
 from babylon.core.errors import ServingError
 from babylon.core.settings import Settings
-from babylon.ops.up import bootstrap
-from babylon.ops.up.bootstrap import create_pools
+from babylon.ops.up import prefect_setup
+from babylon.ops.up.prefect_setup import create_pools
 
 
 class Prefect:
@@ -54,7 +54,7 @@ async def test_a_refusal_is_quoted() -> None:
 async def test_silence_names_the_address_and_the_remedy(
     listens: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(bootstrap, "_TIMEOUT", aiohttp.ClientTimeout(total=0.2))
+    monkeypatch.setattr(prefect_setup, "_TIMEOUT", aiohttp.ClientTimeout(total=0.2))
     with socket.socket() as nobody:
         nobody.bind(("127.0.0.1", 0))
         if listens:  # and never answers
