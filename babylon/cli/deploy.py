@@ -47,11 +47,11 @@ def replace(
     """Send every agent to one policy, without a dropped request; a challenger wins so."""
 
     async def put_in_force(store: "Store", settings: Settings) -> "Change":
-        from babylon.deployment.change import Order
+        from babylon.deployment.change import ChangeRequest
         from babylon.deployment.replace import replace_champion
 
-        order = Order(author=AUTHOR, reason=reason, force=force)
-        return await replace_champion(store, settings, version, order)
+        request = ChangeRequest(author=AUTHOR, reason=reason, force=force)
+        return await replace_champion(store, settings, version, request)
 
     _make(put_in_force, json)
 
@@ -85,10 +85,12 @@ def rollback(reason: Reason = "by hand", json: Json = False) -> None:
     """End the experiment that runs; otherwise put the policy that served before in force again."""
 
     async def take_back(store: "Store", settings: Settings) -> "Change":
-        from babylon.deployment.change import Order
+        from babylon.deployment.change import ChangeRequest
         from babylon.deployment.rollback import roll_back
 
-        return await roll_back(store, settings, Order(author=AUTHOR, reason=f"rollback {reason}"))
+        return await roll_back(
+            store, settings, ChangeRequest(author=AUTHOR, reason=f"rollback {reason}")
+        )
 
     _make(take_back, json)
 
@@ -124,11 +126,11 @@ def _experiment(
     json: bool,
 ) -> None:
     async def compare(store: "Store", settings: Settings) -> "Change":
-        from babylon.deployment.change import Order
+        from babylon.deployment.change import ChangeRequest
         from babylon.deployment.experiments import run_experiment
 
-        order = Order(author=AUTHOR, reason=reason, force=force)
-        return await run_experiment(store, settings, mode, version, share, order)
+        request = ChangeRequest(author=AUTHOR, reason=reason, force=force)
+        return await run_experiment(store, settings, mode, version, share, request)
 
     _make(compare, json)
 

@@ -46,7 +46,7 @@ FORCED = "; its checks were skipped by hand"  # at the end of a reason
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Order:
+class ChangeRequest:
     """Who asks for a change of the route, and why.
 
     ``force``: without the checks, and the route's reason says so. ``claim``: of the window whose
@@ -63,9 +63,9 @@ class Order:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Wanted:
+class TargetRoute:
     """What is to be in force. ``new``: the policy that gateways load first and that has to pass
-    the checks, unless ``check`` is off; ``None`` when all that is wanted is loaded."""
+    the checks, unless ``check`` is off; ``None`` when all that is target is loaded."""
 
     policy_version: int
     split: Split | None = None
@@ -89,9 +89,9 @@ class _Prepared:
 
 
 async def change_route(
-    store: Store, settings: Settings, before: Route, wanted: Wanted, order: Order
+    store: Store, settings: Settings, before: Route, target: TargetRoute, request: ChangeRequest
 ) -> Change:
-    """Put ``wanted`` in force in place of ``before``, and wait until every live gateway serves it.
+    """Put ``target`` in force in place of ``before``, and wait until every live gateway serves it.
 
     Raises:
         ModelError: there is no such policy, or its checkpoint was removed.
@@ -101,19 +101,19 @@ async def change_route(
         ServingError: a gateway cannot load the policy, and nothing was changed; or it did not
             follow, and the route before is in force again.
     """
-    async with _proposal(store, wanted, order):  # keeps the policy loaded until a route does
-        prepared = await _prepare(store, settings, before, wanted, order)
-        reason = order.reason + FORCED * order.force
-        version = await _commit(store, before, wanted, order, reason)
+    async with _proposal(store, target, request):  # keeps the policy loaded until a route does
+        prepared = await _prepare(store, settings, before, target, request)
+        reason = request.reason + FORCED * request.force
+        version = await _commit(store, before, target, request, reason)
     committed = time.monotonic()
-    challenged = wanted.policy_version if wanted.new is None else wanted.new
-    acknowledged_by = await follow(store, version, challenged, before)
+    challenged = target.policy_version if target.new is None else target.new
+    acknowledged_by = await wait_or_roll_back(store, version, challenged, before)
     served = time.monotonic()
-    unfinished = await _drained(store, before, wanted, order.drain_s)
+    unfinished = await _drained(store, before, target, request.drain_s)
     return Change(
         route_version=version,
-        policy_version=wanted.policy_version,
-        **({} if wanted.split is None else asdict(wanted.split)),
+        policy_version=target.policy_version,
+        **({} if target.split is None else asdict(target.split)),
         reason=reason,
         acknowledged_by=acknowledged_by,
         **asdict(prepared),
@@ -123,7 +123,7 @@ async def change_route(
     )
 
 
-async def follow(
+async def wait_or_roll_back(
     store: Store, route_version: int, policy_version: int, fallback: Route
 ) -> tuple[str, ...]:
     """Wait until every live gateway serves a route; returns their ids.
@@ -150,7 +150,7 @@ async def follow(
         raise
 
 
-async def awaited(store: Store, route: Route) -> Change:
+async def wait_until_served(store: Store, route: Route) -> Change:
     """The change that was asked for was made before: wait until every live gateway serves it.
 
     Raises:
@@ -166,30 +166,32 @@ async def awaited(store: Store, route: Route) -> Change:
     )
 
 
-async def unless_loaded(store: Store, policy_version: int) -> int | None:
+async def version_to_load(store: Store, policy_version: int) -> int | None:
     """The policy, if gateways have to load it before it can serve; ``None`` if it is warm."""
     gateways = await live_gateways(store)
     warm = all(policy_version in gateway.loaded for gateway in gateways)
     return None if warm else policy_version
 
 
-def _proposal(store: Store, wanted: Wanted, order: Order) -> AbstractAsyncContextManager[object]:
-    if wanted.new is None:
+def _proposal(
+    store: Store, target: TargetRoute, request: ChangeRequest
+) -> AbstractAsyncContextManager[object]:
+    if target.new is None:
         return nullcontext()
-    return proposed(store, wanted.new, order.author)
+    return proposed(store, target.new, request.author)
 
 
 async def _prepare(
-    store: Store, settings: Settings, before: Route, wanted: Wanted, order: Order
+    store: Store, settings: Settings, before: Route, target: TargetRoute, request: ChangeRequest
 ) -> _Prepared:
-    if wanted.new is None:
+    if target.new is None:
         return _Prepared()
     started = time.monotonic()
-    gateways = await wait_until_loaded(store, wanted.new, LOAD_S)
+    gateways = await wait_until_loaded(store, target.new, LOAD_S)
     loaded = time.monotonic()
-    if not gateways or not wanted.check or order.force:
+    if not gateways or not target.check or request.force:
         return _Prepared(prepare_s=loaded - started)
-    checked = await _checked(store, settings, before, wanted.new, gateways)
+    checked = await _checked(store, settings, before, target.new, gateways)
     return _Prepared(
         checks=checked.as_json(), prepare_s=loaded - started, check_s=time.monotonic() - loaded
     )
@@ -217,22 +219,24 @@ def _check_policy() -> CheckPolicy:
     return check_policy
 
 
-async def _commit(store: Store, before: Route, wanted: Wanted, order: Order, reason: str) -> int:
+async def _commit(
+    store: Store, before: Route, target: TargetRoute, request: ChangeRequest, reason: str
+) -> int:
     return await commit_route(
         store,
-        policy_version=wanted.policy_version,
-        author=order.author,
+        policy_version=target.policy_version,
+        author=request.author,
         reason=reason,
         expected_route_version=before.route_version,
-        split=wanted.split,
-        claim=order.claim,
+        split=target.split,
+        claim=request.claim,
     )
 
 
-async def _drained(store: Store, before: Route, wanted: Wanted, drain_s: float) -> int:
+async def _drained(store: Store, before: Route, target: TargetRoute, drain_s: float) -> int:
     """Wait for the calls of the policies that serve no more; returns how many are left."""
     deadline = time.monotonic() + drain_s
     left = 0
-    for version in before.versions - wanted.versions:
+    for version in before.versions - target.versions:
         left += await wait_until_drained(store, version, deadline - time.monotonic())
     return left

@@ -5,7 +5,7 @@ from dataclasses import dataclass
 from babylon.core.settings import Settings
 from babylon.core.types import Change, Claim
 from babylon.core.windows import parse_window_id
-from babylon.deployment.change import Order
+from babylon.deployment.change import ChangeRequest
 from babylon.deployment.experiments import next_canary_share, run_experiment
 from babylon.deployment.replace import replace_champion
 from babylon.deployment.rollback import roll_back
@@ -39,7 +39,7 @@ async def decide(store: Store, settings: Settings, route: Route, claim: Claim) -
     found = await review(store, settings)
     if found is None:  # it ended just now
         return None
-    order = Order(
+    request = ChangeRequest(
         author=claim.owner,
         reason=f"{route.split.mode}: {found.reason}",
         claim=claim,
@@ -47,11 +47,11 @@ async def decide(store: Store, settings: Settings, route: Route, claim: Claim) -
     )
     change = None
     if found.decision == "promote":
-        change = await replace_champion(store, settings, route.split.challenger_version, order)
+        change = await replace_champion(store, settings, route.split.challenger_version, request)
     elif found.decision in ("rollback", "keep"):
-        change = await roll_back(store, settings, order)
+        change = await roll_back(store, settings, request)
     elif not found.warns and (share := _next_share(settings, route, claim)):
-        change = await run_experiment(store, settings, "canary", None, share, order)
+        change = await run_experiment(store, settings, "canary", None, share, request)
     return Decided(review=found, change=change)
 
 

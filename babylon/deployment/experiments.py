@@ -11,7 +11,7 @@ from typing import Literal
 from babylon.core.errors import ConfigError, ExperimentError
 from babylon.core.settings import Settings
 from babylon.core.types import Change
-from babylon.deployment.change import Order, Wanted, awaited, change_route
+from babylon.deployment.change import ChangeRequest, TargetRoute, change_route, wait_until_served
 from babylon.store.connection import Store
 from babylon.store.routes import Route, Split, current_route
 
@@ -26,7 +26,7 @@ async def run_experiment(
     mode: Experiment,
     policy_version: int | None,
     share: float | None,
-    order: Order,
+    request: ChangeRequest,
 ) -> Change:
     """Begin an experiment with that policy as the challenger; or, while it is the challenger of
     one, change its share. One that is so already is only waited for.
@@ -40,15 +40,15 @@ async def run_experiment(
         ExperimentError: another experiment runs; or none, and no policy is named.
         BabylonError: as ``change_route`` raises it.
     """
-    route = order.route or await current_route(store)
+    route = request.route or await current_route(store)
     if route.split and _is_so(route.split, mode, policy_version, share):
-        return await awaited(store, route)
+        return await wait_until_served(store, route)
     if route.split is None:
         split, new = _begin(route, mode, policy_version, share), policy_version
     else:
         split, new = _adjust(route, route.split, mode, policy_version, share), None
-    wanted = Wanted(policy_version=route.policy_version, split=split, new=new)
-    return await change_route(store, settings, route, wanted, order)
+    target = TargetRoute(policy_version=route.policy_version, split=split, new=new)
+    return await change_route(store, settings, route, target, request)
 
 
 def next_canary_share(share: float) -> float | None:

@@ -3,13 +3,13 @@
 from babylon.core.errors import ExperimentError
 from babylon.core.settings import Settings
 from babylon.core.types import Change
-from babylon.deployment.change import Order, Wanted, awaited, change_route
+from babylon.deployment.change import ChangeRequest, TargetRoute, change_route, wait_until_served
 from babylon.store.connection import Store
 from babylon.store.routes import Route, current_route
 
 
 async def replace_champion(
-    store: Store, settings: Settings, policy_version: int, order: Order
+    store: Store, settings: Settings, policy_version: int, request: ChangeRequest
 ) -> Change:
     """Put a policy in force for every agent, without a dropped request.
 
@@ -20,16 +20,16 @@ async def replace_champion(
         ExperimentError: an experiment runs, and this is not its challenger.
         BabylonError: as ``change_route`` raises it.
     """
-    route = order.route or await current_route(store)
+    route = request.route or await current_route(store)
     if route.split is not None:
         _refuse_all_but_the_challenger(route, policy_version)
         return await change_route(
-            store, settings, route, Wanted(policy_version=policy_version), order
+            store, settings, route, TargetRoute(policy_version=policy_version), request
         )
     if policy_version == route.policy_version:
-        return await awaited(store, route)
-    wanted = Wanted(policy_version=policy_version, new=policy_version)
-    return await change_route(store, settings, route, wanted, order)
+        return await wait_until_served(store, route)
+    target = TargetRoute(policy_version=policy_version, new=policy_version)
+    return await change_route(store, settings, route, target, request)
 
 
 def _refuse_all_but_the_challenger(route: Route, policy_version: int) -> None:

@@ -12,7 +12,7 @@ from typing import Any
 from babylon.core.errors import CheckpointRefusedError, RouteConflictError
 from babylon.core.settings import Settings
 from babylon.core.types import Arm, Change, Deployed, Verdict
-from babylon.deployment.change import Order, follow
+from babylon.deployment.change import ChangeRequest, wait_or_roll_back
 from babylon.deployment.decide_experiment import Decided, decide
 from babylon.deployment.experiments import run_experiment
 from babylon.deployment.replace import replace_champion
@@ -62,7 +62,7 @@ async def _sent_out_before(
     """What an earlier run of the window deployed, before it died; or a policy trained from it."""
     route, version = routes[0], verdict.policy_version
     if version in route.versions:
-        acks = await follow(store, route.route_version, version, fallback=routes[1])
+        acks = await wait_or_roll_back(store, route.route_version, version, fallback=routes[1])
         return _deployed(verdict, route, acks)
     if await descends(store, route.policy_version, version):
         return _deployed(verdict, route, ())
@@ -88,7 +88,7 @@ def _kept_back(verdict: Verdict, decided: Decided | None, route: Route) -> str |
 
 async def _send_out(store: Store, settings: Settings, verdict: Verdict, route: Route) -> Change:
     strategy, version = settings.deployment_strategy, verdict.policy_version
-    order = Order(
+    order = ChangeRequest(
         author=verdict.claim.owner, reason=verdict.reason, claim=verdict.claim, route=route
     )
     if strategy == "replace":

@@ -17,7 +17,7 @@ from babylon.core.settings import Settings
 from babylon.core.trajectories import training_rows
 from babylon.core.types import Artifact, WindowResult
 from babylon.core.windows import WindowState, window_at
-from babylon.deployment.change import Order
+from babylon.deployment.change import ChangeRequest
 from babylon.deployment.replace import replace_champion
 from babylon.flows.train_window import train_window
 from babylon.game.fleet.fleet_plan import FleetPlan
@@ -87,7 +87,7 @@ async def test_an_hour_of_play_becomes_a_policy_that_can_serve(
     heard = AGENTS - len(silent)
     assert (result.metrics["trajectories"], result.metrics["calls"]) == (heard, heard * TICKS)
     await the_update_is_on_policy(result)
-    await replace_champion(store, live, 1, Order(author="operator", reason="by hand"))
+    await replace_champion(store, live, 1, ChangeRequest(author="operator", reason="by hand"))
     await the_new_policy_serves(live, store)
     await no_ground_truth_is_in_a_training_token(result, base)
     await every_trajectory_is_consumed_and_a_second_run_changes_nothing(store, result, heard)

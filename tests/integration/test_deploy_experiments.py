@@ -10,7 +10,7 @@ from babylon.core.errors import ConfigError, ExperimentError
 from babylon.core.settings import Settings
 from babylon.core.types import Claim
 from babylon.deployment import decide_experiment
-from babylon.deployment.change import Order
+from babylon.deployment.change import ChangeRequest
 from babylon.deployment.experiments import Experiment, run_experiment
 from babylon.deployment.replace import replace_champion
 from babylon.deployment.rollback import roll_back
@@ -21,7 +21,7 @@ from babylon.store import Store
 from babylon.store.routes import current_route, list_routes
 from tests.deployments import announced, serving, three_policies, verdict
 
-BY_HAND = Order(author="operator", reason="by hand")
+BY_HAND = ChangeRequest(author="operator", reason="by hand")
 
 
 @pytest.fixture

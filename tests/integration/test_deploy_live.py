@@ -13,7 +13,7 @@ from openai import AsyncOpenAI
 from babylon.core.api_keys import local_key
 from babylon.core.errors import CheckpointRefusedError, ServingError
 from babylon.core.settings import Settings
-from babylon.deployment.change import Order
+from babylon.deployment.change import ChangeRequest
 from babylon.deployment.experiments import run_experiment
 from babylon.deployment.replace import replace_champion
 from babylon.deployment.rollback import roll_back
@@ -26,7 +26,7 @@ from tests.integration.test_checks import nudged, register
 from tests.integration.test_serving import HELLO, Stack, on_uvicorn, running_stack, until_healthy
 from tests.tiny_policy import save_tiny_policy
 
-BY_HAND = Order(author="operator", reason="by hand", drain_s=10.0)
+BY_HAND = ChangeRequest(author="operator", reason="by hand", drain_s=10.0)
 
 
 @pytest.fixture(scope="module")

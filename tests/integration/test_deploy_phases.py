@@ -8,7 +8,7 @@ import pytest
 from babylon.core.errors import CheckpointRefusedError, ModelError, RouteConflictError, ServingError
 from babylon.core.settings import Settings
 from babylon.deployment import change
-from babylon.deployment.change import Order
+from babylon.deployment.change import ChangeRequest
 from babylon.deployment.experiments import run_experiment
 from babylon.deployment.replace import replace_champion
 from babylon.deployment.rollback import roll_back
@@ -18,8 +18,8 @@ from babylon.store.route_history import champions
 from babylon.store.routes import current_route, list_routes
 from tests.deployments import announced, outcomes, serving, three_policies
 
-BY_HAND = Order(author="operator", reason="by hand", drain_s=1.0)
-FORCED = Order(author="operator", reason="I know better", force=True, drain_s=1.0)
+BY_HAND = ChangeRequest(author="operator", reason="by hand", drain_s=1.0)
+FORCED = ChangeRequest(author="operator", reason="I know better", force=True, drain_s=1.0)
 
 
 @pytest.fixture

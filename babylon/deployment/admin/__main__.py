@@ -10,7 +10,7 @@ import uvicorn
 from babylon.core.errors import BabylonError
 from babylon.core.processes import exit_with_supervisor
 from babylon.core.settings import Settings, load_settings
-from babylon.deployment.admin.app import Admin
+from babylon.deployment.admin.app import admin_app
 from babylon.serving.gateway.http_guard import server_config
 from babylon.store import open_store
 
@@ -21,7 +21,7 @@ async def run(settings: Settings) -> None:
         supervised = asyncio.create_task(exit_with_supervisor())
         for number in (signal.SIGTERM, signal.SIGINT):  # uvicorn stops, then raises it again:
             signal.signal(number, lambda *_: None)  # that must not end us before we tidied up
-        admin = Admin(store, settings)
+        admin = admin_app(store, settings)
         config = server_config(admin, host="127.0.0.1", port=settings.admin_port)
         await uvicorn.Server(config).serve()
         supervised.cancel()
