@@ -184,9 +184,9 @@ class Processes:
         records = [self.running(path.stem) for path in self.directory.glob("*.json")]
         return any(record.pid in family for record in records if record)
 
-    def start(self, service: Service, port: int | None = None) -> ProcessRecord:
+    def start(self, service: Service, port: int | None = None, **environment: str) -> ProcessRecord:
         """Start a service that outlives this process, and write its record."""
-        child = service.start()
+        child = service.start(**environment)
         created = psutil.Process(child.pid).create_time()
         child.returncode = 0  # it outlives this process: Popen need not watch it
         record = ProcessRecord(name=service.name, pid=child.pid, created=created, port=port)

@@ -1,8 +1,8 @@
 """Prefect's environment, as plain strings: the library itself never imports Prefect.
 
-One home, one Prefect: its profile, logs and server database lie under ``<home>/prefect``. A flow
-that runs inline talks to an ephemeral API with an in-memory database: the truth is in our own
-Postgres, and a file of SQLite costs retries of two seconds whenever a write finds it locked.
+One home, one Prefect: its profile and logs lie under ``<home>/prefect``. The server of ``babylon
+up`` has a database of its own in our Postgres. A flow that runs inline talks to an ephemeral API
+with an in-memory database: a file of SQLite costs retries of two seconds whenever it is locked.
 """
 
 import os
@@ -57,11 +57,7 @@ def inline_environment(home: Path) -> dict[str, str]:
 
 def served_environment(home: Path, port: int, environ: Mapping[str, str]) -> dict[str, str]:
     """For server, workers and the ``prefect`` command under ``babylon up``."""
-    database = f"sqlite+aiosqlite:///{home / 'prefect' / 'prefect.db'}"
-    defaults = _quiet(home) | {
-        "PREFECT_SERVER_DATABASE_CONNECTION_URL": database,
-        "PREFECT_WORKER_QUERY_SECONDS": "2",
-    }
+    defaults = _quiet(home) | {"PREFECT_WORKER_QUERY_SECONDS": "2"}
     return defaults | dict(environ) | {"PREFECT_API_URL": api_url(port)}
 
 

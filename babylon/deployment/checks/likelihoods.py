@@ -61,7 +61,8 @@ class Seen:
 
 
 def import_trainer() -> None:
-    """Blocking, seconds."""
+    """Import torch and the models, which takes seconds."""
+    import babylon.training.trial  # noqa: F401
 
 
 def look(contenders: Contenders, probes: Sequence[Probe]) -> Seen:

@@ -10,12 +10,16 @@ import aiohttp
 from babylon.core.errors import BabylonError, ServingError
 from babylon.core.processes import Processes
 from babylon.core.settings import Settings
-from babylon.ops.prefect_env import SERVER
-from babylon.ops.up.prefect_setup import create_pools, set_up_prefect
+from babylon.ops.up.prefect_setup import (
+    PREFECT_DATABASE,
+    create_pools,
+    prefect_database,
+    set_up_prefect,
+)
 from babylon.ops.up.services import UpService, services
 from babylon.serving.ports import require_free_port
 from babylon.stages.train import ensure_champion
-from babylon.store import database_status, open_store
+from babylon.store import Store, database_status, open_store
 from babylon.store.connection import database_url
 from babylon.training.backends.updater import Progress
 
@@ -54,7 +58,7 @@ async def up(settings: Settings, progress: Progress | None = None) -> list[Servi
         async with open_store(settings, migrate=True) as store:
             await ensure_champion(store, settings, progress=progress)
             try:
-                await _start(settings, processes, missing)
+                await _start(store, settings, processes, missing)
             except BaseException:  # Ctrl-C too must leave nothing half-started
                 for service in reversed(missing):
                     await asyncio.to_thread(processes.stop, service.name)
@@ -86,18 +90,21 @@ async def status(settings: Settings) -> list[ServiceStatus]:
     return [await _database(settings, serving), *found]
 
 
-async def _start(settings: Settings, processes: Processes, missing: list[UpService]) -> None:
+async def _start(
+    store: Store, settings: Settings, processes: Processes, missing: list[UpService]
+) -> None:
+    database = {PREFECT_DATABASE: await prefect_database(store, settings)}
     async with aiohttp.ClientSession(timeout=_TIMEOUT) as http:
 
         async def start(group: list[UpService]) -> None:
             for service in group:
-                processes.start(service, port=service.port)
+                processes.start(service, port=service.port, **database)
             for service in group:
                 await _until_healthy(http, processes, service)
 
-        await start([service for service in missing if service.name == SERVER])
+        await start([service for service in missing if service.pool is None])
         await create_pools(settings, http)
-        await start([service for service in missing if service.name != SERVER])
+        await start([service for service in missing if service.pool])
         await set_up_prefect(settings, http)
 
 

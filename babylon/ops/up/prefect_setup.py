@@ -1,4 +1,4 @@
-"""Work pools, block types, deployments and two automations of a Prefect server.
+"""Prefect's database, and what its server needs: pools, block types, deployments, automations.
 
 Everything here can be repeated. Existing pools and automations stay as they are. Deployments and
 their schedules are made again from prefect.yaml: a change in the UI lasts until the next
@@ -6,16 +6,22 @@ their schedules are made again from prefect.yaml: a change in the UI lasts until
 """
 
 import asyncio
+import os
 from pathlib import Path
 from typing import Any
+from urllib.parse import parse_qsl, quote, urlsplit, urlunsplit
 
 import aiohttp
+import asyncpg
 
-from babylon.core.errors import ServingError
+from babylon.core.errors import DatabaseError, ServingError
 from babylon.core.settings import Settings
 from babylon.ops.prefect_env import api_url
 from babylon.ops.up.services import POOLS, environment, prefect
+from babylon.store import Store
+from babylon.store.connection import database_url
 
+PREFECT_DATABASE = "PREFECT_SERVER_DATABASE_CONNECTION_URL"
 DEPLOYMENTS = Path(__file__).with_name("prefect.yaml")
 _TIMEOUT = aiohttp.ClientTimeout(total=60)  # a busy Prefect lets writers wait
 
@@ -26,6 +32,34 @@ STALE_RUNS = {
     "babylon: crash runs without a heartbeat": ("heartbeat", ["heartbeat", *_DONE], 540),
     "babylon: crash runs stuck in pending": ("Pending", ["Running", *_DONE], 600),
 }
+
+
+async def prefect_database(store: Store, settings: Settings) -> str:
+    """Create Prefect's database beside ours unless it exists. Return its URL for SQLAlchemy.
+
+    PREFECT_SERVER_DATABASE_CONNECTION_URL names another database.
+
+    Raises:
+        DatabaseError: the account may not create it.
+    """
+    if given := os.environ.get(PREFECT_DATABASE):
+        return given
+    name = f"{await store.pool.fetchval('SELECT current_database()')}_prefect"
+    try:
+        if not await store.pool.fetchval("SELECT 1 FROM pg_database WHERE datname = $1", name):
+            await store.pool.execute('CREATE DATABASE "{}"'.format(name.replace('"', '""')))
+    except asyncpg.InsufficientPrivilegeError as error:
+        raise DatabaseError(
+            f"the account may not create the database {name} for Prefect: create it for the"
+            f" account, or set {PREFECT_DATABASE} (postgresql+asyncpg://...)"
+        ) from error
+    async with database_url(settings) as url:
+        parts = urlsplit(url)
+    mode = dict(parse_qsl(parts.query)).get("sslmode")
+    query = f"ssl={mode}" if mode else ""
+    return urlunsplit(
+        parts._replace(scheme="postgresql+asyncpg", path=f"/{quote(name)}", query=query)
+    )
 
 
 async def create_pools(settings: Settings, http: aiohttp.ClientSession) -> None:

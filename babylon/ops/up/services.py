@@ -21,14 +21,15 @@ _IMPORT_ROOT = Path(babylon.__file__).parents[1]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class UpService(Service):
-    """A service with a health check, which must pass within ``start_s``, and its ports.
+    """A service with a health check, which must pass within ``start_s``.
 
-    ``ports`` maps each port to the setting that moves it.
+    ``ports`` maps each port to the setting that moves it. ``pool``: the work pool of a worker.
     """
 
     healthy: Callable[[aiohttp.ClientSession], Awaitable[bool]]
     ports: Mapping[int, str] = field(default_factory=dict)
     start_s: float = 180.0
+    pool: str | None = None
 
     @property
     def port(self) -> int | None:
@@ -36,30 +37,13 @@ class UpService(Service):
 
 
 def services(settings: Settings) -> list[UpService]:
-    """All services, in start order."""
+    """All services, in start order. ``serving`` is first and stops last: it keeps the embedded
+    Postgres running, in which Prefect has its database.
+    """
     port, logs = settings.prefect_port, settings.logs
     api = api_url(port)
     service = partial(UpService, environment=environment(settings))
     return [
-        service(
-            name=SERVER,
-            command=prefect(
-                *("server", "start", "--host", "127.0.0.1", "--port", str(port)),
-                module="babylon.flows.prefect_server",
-            ),
-            log=logs / f"{SERVER}.log",
-            ports={port: "PREFECT_SERVER_API_PORT"},
-            healthy=_answers(f"{api}/health"),
-        ),
-        *[
-            service(
-                name=f"worker-{pool}",
-                command=prefect("worker", "start", "--pool", pool, "--name", pool),
-                log=logs / f"worker-{pool}.log",
-                healthy=_worker_online(api, pool),
-            )
-            for pool in POOLS
-        ],
         service(
             name="serving",
             command=(sys.executable, "-P", "-m", "babylon", "serve"),
@@ -75,12 +59,29 @@ def services(settings: Settings) -> list[UpService]:
             ),
             start_s=READY_S[settings.engine],
         ),
+        service(
+            name=SERVER,
+            command=prefect("server", "start", "--host", "127.0.0.1", "--port", str(port)),
+            log=logs / f"{SERVER}.log",
+            ports={port: "PREFECT_SERVER_API_PORT"},
+            healthy=_answers(f"{api}/health"),
+        ),
+        *[
+            service(
+                name=f"worker-{pool}",
+                command=prefect("worker", "start", "--pool", pool, "--name", pool),
+                log=logs / f"worker-{pool}.log",
+                healthy=_worker_online(api, pool),
+                pool=pool,
+            )
+            for pool in POOLS
+        ],
     ]
 
 
-def prefect(*arguments: str, module: str = "prefect") -> tuple[str, ...]:
+def prefect(*arguments: str) -> tuple[str, ...]:
     """A ``prefect`` command line of this Python environment."""
-    return (sys.executable, "-P", "-m", module, *arguments)
+    return (sys.executable, "-P", "-m", "prefect", *arguments)
 
 
 def environment(settings: Settings) -> dict[str, str]:
