@@ -93,7 +93,7 @@ class Canary(Rollback):
 
 def admin_app(store: Store, settings: Settings) -> FastAPI:
     """The application, with its schema at ``/openapi.json``."""
-    keys = KeyRing(local_key(settings.home))
+    keys = KeyRing(local_key(settings.home.root))
 
     class AdminRoute(APIRoute):
         """A route that needs a key, and reads a body of bounded size after the key is known."""

@@ -49,7 +49,7 @@ async def up(settings: Settings, progress: Progress | None = None) -> list[Servi
         ServingError: a port is taken, or a service died or did not become healthy in time.
         DatabaseError: the database is down.
     """
-    processes = Processes(home=settings.home)
+    processes = Processes(home=settings.home.root)
     with processes.exclusive():
         missing = [s for s in services(settings) if processes.running(s.name) is None]
         for service in missing:
@@ -68,7 +68,7 @@ async def up(settings: Settings, progress: Progress | None = None) -> list[Servi
 
 async def down(settings: Settings) -> list[str]:
     """Stop what ``up`` started, in reverse order. Return the names of the services that ran."""
-    processes = Processes(home=settings.home)
+    processes = Processes(home=settings.home.root)
     with processes.exclusive():
         stopped = [
             service.name
@@ -83,7 +83,7 @@ async def down(settings: Settings) -> list[str]:
 
 async def status(settings: Settings) -> list[ServiceStatus]:
     """The state of the database and of each service."""
-    processes = Processes(home=settings.home)
+    processes = Processes(home=settings.home.root)
     async with aiohttp.ClientSession(timeout=_TIMEOUT) as http:
         found = [await _status(http, processes, service) for service in services(settings)]
     serving = any(one.running for one in found)
@@ -144,7 +144,7 @@ async def _status(
 
 async def _database(settings: Settings, serving: bool) -> ServiceStatus:
     """The database's state. An embedded server that is down is not started for it."""
-    if settings.database_url is None and not serving:
+    if settings.database.url is None and not serving:
         return ServiceStatus(name="database", running=False, healthy=False, detail="embedded")
     try:
         found = await database_status(settings)

@@ -69,7 +69,7 @@ async def create_pools(settings: Settings, http: aiohttp.ClientSession) -> None:
     Raises:
         ServingError: Prefect refused or does not answer.
     """
-    api = api_url(settings.prefect_port)
+    api = api_url(settings.prefect.port)
     existing = await _call(http, "POST", f"{api}/work_pools/filter", {})
     for name in POOLS.keys() - {pool["name"] for pool in existing}:
         pool = {"name": name, "type": "process", "concurrency_limit": POOLS[name]}
@@ -82,7 +82,7 @@ async def set_up_prefect(settings: Settings, http: aiohttp.ClientSession) -> Non
     Raises:
         ServingError: Prefect refused or does not answer.
     """
-    api = api_url(settings.prefect_port)
+    api = api_url(settings.prefect.port)
     await _crash_stale_runs(http, api)
     await _prefect(settings, "block", "register", "--module", "babylon.blocks.load")
     await _prefect(settings, "deploy", "--all", "--prefect-file", str(DEPLOYMENTS))

@@ -40,7 +40,7 @@ def services(settings: Settings) -> list[UpService]:
     """All services, in start order. ``serving`` is first and stops last: it keeps the embedded
     Postgres running, in which Prefect has its database.
     """
-    port, logs = settings.prefect_port, settings.logs
+    port, logs = settings.prefect.port, settings.home.logs
     api = api_url(port)
     service = partial(UpService, environment=environment(settings))
     return [
@@ -49,15 +49,15 @@ def services(settings: Settings) -> list[UpService]:
             command=(sys.executable, "-P", "-m", "babylon", "serve"),
             log=logs / "serving.log",
             ports={
-                settings.endpoint_port: "LOCAL_ENDPOINT",
-                settings.engine_port: "ENGINE_PORT",
-                settings.admin_port: "ADMIN_PORT",
+                settings.serving.endpoint_port: "LOCAL_ENDPOINT",
+                settings.serving.engine_port: "ENGINE_PORT",
+                settings.serving.admin_port: "ADMIN_PORT",
             },
             healthy=_answers(
-                f"{settings.endpoint.rstrip('/')}/health",
-                f"http://127.0.0.1:{settings.admin_port}/health",
+                f"{settings.serving.endpoint.rstrip('/')}/health",
+                f"http://127.0.0.1:{settings.serving.admin_port}/health",
             ),
-            start_s=READY_S[settings.engine],
+            start_s=READY_S[settings.serving.engine],
         ),
         service(
             name=SERVER,
@@ -96,7 +96,7 @@ def environment(settings: Settings) -> dict[str, str]:
         if os.path.exists(ours[name])
     }
     return {
-        **served_environment(settings.home, settings.prefect_port, os.environ),
+        **served_environment(settings.home.root, settings.prefect.port, os.environ),
         **ours,
         **paths,
         "PYTHONPATH": os.pathsep.join(
