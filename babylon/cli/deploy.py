@@ -88,9 +88,7 @@ def rollback(reason: Reason = "by hand", json: Json = False) -> None:
         from babylon.deployment.change import ChangeRequest
         from babylon.deployment.rollback import roll_back
 
-        return await roll_back(
-            store, settings, ChangeRequest(author=AUTHOR, reason=f"rollback {reason}")
-        )
+        return await roll_back(store, ChangeRequest(author=AUTHOR, reason=f"rollback {reason}"))
 
     _make(take_back, json)
 

@@ -15,9 +15,11 @@ class Ask:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Answer:
-    """``logprobs`` ``[T]`` are those that the tokens were drawn with, NaN where one is missing;
-    ``ended``: the policy stopped by itself."""
+class ProbeAnswer:
+    """``logprobs`` ``[T]`` are those with which the tokens were sampled, NaN for a missing one.
+
+    ``ended``: the policy stopped by itself.
+    """
 
     prompt_token_ids: Sequence[int]
     token_ids: Sequence[int]

@@ -86,6 +86,6 @@ def deploy(mode: str) -> int:
         elif mode == "ab":
             await run_experiment(store, load_settings(), "ab", 2, 0.5, order)
         else:
-            await roll_back(store, load_settings(), order)
+            await roll_back(store, order)
 
     return _with_store(act)

@@ -77,5 +77,5 @@ async def rollbacks(store: Store, settings: Settings) -> None:
     """There, and back again to what is still warm."""
     for _ in range(SWAPS // 2):
         await replace_champion(store, settings, 1, SWAP)
-        await roll_back(store, settings, BACK)
+        await roll_back(store, BACK)
     assert (await current_route(store)).policy_version == 0

@@ -45,7 +45,7 @@ async def test_an_experiment_keeps_its_salt_while_its_share_changes(
         made.append(await run_experiment(store, settings, "canary", None, share, BY_HAND))
     assert [(one.challenger_version, one.share) for one in made] == [(1, 0.05), (1, 0.25), (1, 0.1)]
     assert len({one.salt for one in made}) == 1
-    await roll_back(store, settings, BY_HAND)
+    await roll_back(store, BY_HAND)
     again = await run_experiment(store, settings, "canary", 1, 0.5, BY_HAND)
     assert again.salt not in (None, made[0].salt)
     assert await serving(store) == 0
@@ -118,7 +118,7 @@ async def test_replace_ends_an_experiment_only_in_favour_of_its_challenger(
             await replace_champion(store, settings, version, BY_HAND)
     won = await replace_champion(store, settings, 1, BY_HAND)
     assert (won.policy_version, won.challenger_version, won.mode) == (1, None, "replace")
-    assert (await roll_back(store, settings, BY_HAND)).policy_version == 0
+    assert (await roll_back(store, BY_HAND)).policy_version == 0
 
 
 @pytest.mark.parametrize(("strategy", "share"), [("ab", "50%"), ("canary", "5%")])

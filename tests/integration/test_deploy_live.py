@@ -116,7 +116,7 @@ async def test_a_checked_policy_replaces_another_under_load_and_a_rollback_takes
         assert made.checks is not None and made.checks["passed"], made.checks
         assert set(made.acknowledged_by) == {"test", "second"}
         assert made.prepare_s > 0 and made.check_s > 0 and made.unfinished == 0
-        back = await roll_back(store, settings, BY_HAND)
+        back = await roll_back(store, BY_HAND)
         assert (back.policy_version, back.prepare_s, back.checks) == (0, 0.0, None)
     assert {(version, arm) for _, version, arm in await fleet.round()} == {(0, "champion")}
     rows = await fleet.stack.rows()
@@ -168,7 +168,7 @@ async def test_a_canary_grows_by_agents_that_stay_until_it_is_taken_back(
         {agent for agent, version, _ in answers if version == 1} for answers in (first, second)
     )
     assert few < many
-    await roll_back(store, settings, BY_HAND)
+    await roll_back(store, BY_HAND)
     assert {(version, arm) for _, version, arm in await fleet.round()} == {(0, "champion")}
     assert (await current_route(store)).split is None
 

@@ -98,7 +98,7 @@ async def test_a_removed_policy_can_neither_be_promoted_nor_rolled_back_to(
         await train(store, lean, hour, parent=hour)
         await replace_champion(store, lean, hour + 1, ChangeRequest(author="test", reason="better"))
     await retire_checkpoints(store, lean)
-    await roll_back(store, lean, ChangeRequest(author="t", reason="back"))
+    await roll_back(store, ChangeRequest(author="t", reason="back"))
     for version in (1, (await previous_champion(store)).policy_version):
         with pytest.raises(ModelError, match=f"policy {version} was removed .*babylon model list"):
             await replace_champion(

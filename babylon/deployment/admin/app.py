@@ -154,7 +154,7 @@ def admin_app(store: Store, settings: Settings) -> FastAPI:
     @admin.post("/rollback")
     async def rollback(asked: Rollback, request: Request) -> Change:
         """End the experiment that runs, or put the champion before in force again."""
-        return await roll_back(store, settings, _why(asked, request))
+        return await roll_back(store, _why(asked, request))
 
     app = FastAPI(
         title="Babylon admin API",
