@@ -1,6 +1,6 @@
-"""``babylon deploy``: which policy answers the agents, and who serves it.
+"""``babylon deploy``: change and show the route of the agents' calls.
 
-``babylon model promote | rollback`` are the same commands under the names that models have.
+``babylon model promote | rollback`` are two of these commands under other names.
 """
 
 import asyncio
@@ -31,11 +31,15 @@ Reason = Annotated[str, typer.Option(help="Kept in the route's history.")]
 Force = Annotated[bool, typer.Option("--force", help="Skip the checks; the history says so.")]
 Challenger = Annotated[
     int | None,
-    typer.Argument(min=0, metavar="[VERSION]", help="The challenger; none to ramp its canary."),
+    typer.Argument(
+        min=0,
+        metavar="[VERSION]",
+        help="The challenger; omit it to change the canary's share.",
+    ),
 ]
 Share = Annotated[
     float | None,
-    typer.Option(metavar="FRACTION", help="Of the agents, for the challenger: 0.25 is a quarter."),
+    typer.Option(metavar="FRACTION", help="The challenger's share: 0.25 is a quarter."),
 ]
 app.command()(analyse)
 
@@ -44,7 +48,7 @@ app.command()(analyse)
 def replace(
     version: Version, reason: Reason = "by hand", force: Force = False, json: Json = False
 ) -> None:
-    """Send every agent to one policy, without a dropped request; a challenger wins so."""
+    """Send every agent to one policy, without a dropped request. Ends an experiment that runs."""
 
     async def put_in_force(store: "Store", settings: Settings) -> "Change":
         from babylon.deployment.change import ChangeRequest
@@ -64,7 +68,7 @@ def ab(
     force: Force = False,
     json: Json = False,
 ) -> None:
-    """Compare a policy with the champion, on a share of the agents (half of them at first)."""
+    """Compare a policy with the champion on a share of the agents, by default half of them."""
     _experiment("ab", version, share, reason, force, json)
 
 
@@ -76,13 +80,13 @@ def canary(
     force: Force = False,
     json: Json = False,
 ) -> None:
-    """Try a policy on few agents (5 % at first), and then on more: `canary --share 0.25`."""
+    """Try a policy on 5 % of the agents, then on more: `canary --share 0.25`."""
     _experiment("canary", version, share, reason, force, json)
 
 
 @app.command()
 def rollback(reason: Reason = "by hand", json: Json = False) -> None:
-    """End the experiment that runs; otherwise put the policy that served before in force again."""
+    """End the experiment that runs; without one, restore the policy that served before."""
 
     async def take_back(store: "Store", settings: Settings) -> "Change":
         from babylon.deployment.change import ChangeRequest
@@ -99,7 +103,7 @@ model.app.command("rollback")(rollback)
 
 @app.command()
 def status(json: Json = False) -> None:
-    """The route in force and the gateways that serve it; exit code 1 while one lags behind."""
+    """Show the route and the gateways that serve it; exit code 1 while one does not."""
 
     async def found(store: "Store") -> "Status":
         from babylon.deployment.status import deployment_status
@@ -137,7 +141,7 @@ def _make(changing: "Changing", json: bool) -> None:
     settings = load_settings()
 
     async def made(store: "Store") -> "Change":
-        with stderr.status("gateways load, check and take the route"):
+        with stderr.status("gateways load and check the policy, then take the route"):
             return await changing(store, settings)
 
     change = asyncio.run(with_store(made))
@@ -151,12 +155,12 @@ def _make(changing: "Changing", json: bool) -> None:
         {
             f"route {change.route_version}": serving(change),
             "acknowledged by": ", ".join(change.acknowledged_by) or "no gateway runs",
-            "checks": f"{len(checks)} passed" if checks else "none were made",
+            "checks": f"{len(checks)} passed" if checks else "none",
             "loading, s": change.prepare_s,
             "checking, s": change.check_s,
             "commit to acknowledgement, s": change.commit_s,
             "draining, s": change.drain_s,
-            "calls still answered by what was replaced": change.unfinished,
+            "calls still answered by the policy before": change.unfinished,
         },
         json,
     )

@@ -1,4 +1,4 @@
-"""Prefect's environment, as plain strings: the library itself never imports Prefect.
+"""Prefect's environment variables. The library itself never imports Prefect.
 
 One home, one Prefect: its profile and logs lie under ``<home>/prefect``. The server of ``babylon
 up`` has a database of its own in our Postgres. A flow that runs inline talks to an ephemeral API
@@ -46,9 +46,9 @@ def _running_server(home: Path) -> str | None:
 
 
 def inline_environment(home: Path) -> dict[str, str]:
-    """Defaults for a flow that runs in this process; variables that are already set win."""
+    """Defaults for a flow that runs in this process. Variables that are already set win."""
     return _quiet(home) | {
-        "PREFECT_LOGGING_LEVEL": "CRITICAL",  # who called the flow reports its errors, once
+        "PREFECT_LOGGING_LEVEL": "CRITICAL",  # the caller of the flow reports its errors
         "PREFECT_SERVER_DATABASE_CONNECTION_URL": IN_MEMORY,
         "PREFECT_SERVER_EPHEMERAL_ENABLED": "true",
         "PREFECT_SERVER_EPHEMERAL_STARTUP_TIMEOUT_SECONDS": "180",
@@ -56,7 +56,7 @@ def inline_environment(home: Path) -> dict[str, str]:
 
 
 def served_environment(home: Path, port: int, environ: Mapping[str, str]) -> dict[str, str]:
-    """For server, workers and the ``prefect`` command under ``babylon up``."""
+    """The environment of server, workers and ``prefect`` commands under ``babylon up``."""
     defaults = _quiet(home) | {"PREFECT_WORKER_QUERY_SECONDS": "2"}
     return defaults | dict(environ) | {"PREFECT_API_URL": api_url(port)}
 

@@ -1,4 +1,4 @@
-"""Is a port free, and if not, whose is it."""
+"""Ports: check that one is free, and name the process that holds it."""
 
 import socket
 from contextlib import suppress
@@ -9,10 +9,10 @@ from babylon.core.errors import ServingError
 
 
 def require_free_port(port: int, *, user: str, variable: str) -> None:
-    """Before ``user`` listens on it; ``variable`` is the setting that moves it elsewhere.
+    """Check a port before ``user`` listens on it. ``variable`` is the setting that moves it.
 
     Raises:
-        ServingError: the port is taken; names the process that has it, where one may know.
+        ServingError: The port is taken. The message names the process if it is visible.
     """
     with socket.socket() as probe:
         probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
@@ -26,7 +26,7 @@ def require_free_port(port: int, *, user: str, variable: str) -> None:
 
 
 def holder(port: int) -> int | None:
-    """The process that has the port, where the system lets us know."""
+    """The process that holds the port, if it is visible to this user."""
     with suppress(psutil.AccessDenied):
         for connection in psutil.net_connections("tcp"):
             if connection.laddr and connection.laddr.port == port and connection.pid:
@@ -35,7 +35,7 @@ def holder(port: int) -> int | None:
 
 
 def _by_whom(port: int) -> str:
-    """`` by process 123 (name)`` where one may know."""
+    """`` by process 123 (name)``, or nothing if the process is not visible."""
     pid = holder(port)
     with suppress(psutil.Error):  # it may be gone by now
         return f" by process {pid} ({psutil.Process(pid).name()})" if pid else ""

@@ -10,16 +10,17 @@ import aiohttp
 from babylon.core.errors import BabylonError, ServingError
 from babylon.core.processes import Processes
 from babylon.core.settings import Settings
+from babylon.ops.prefect_env import api_url
 from babylon.ops.up.prefect_setup import (
     PREFECT_DATABASE,
     create_pools,
     prefect_database,
     set_up_prefect,
 )
-from babylon.ops.up.services import UpService, services
+from babylon.ops.up.services import UpService, environment, services
 from babylon.serving.ports import require_free_port
 from babylon.stages.train import ensure_champion
-from babylon.store import Store, database_status, open_store
+from babylon.store import database_status, open_store
 from babylon.store.connection import database_url
 from babylon.training.backends.updater import Progress
 
@@ -55,10 +56,12 @@ async def up(settings: Settings, progress: Progress | None = None) -> list[Servi
         for service in missing:
             for port, variable in service.ports.items():
                 require_free_port(port, user=service.name, variable=variable)
-        async with open_store(settings, migrate=True) as store:
+        async with database_url(settings) as url, open_store(settings, migrate=True) as store:
             await ensure_champion(store, settings, progress=progress)
+            database = {PREFECT_DATABASE: await prefect_database(store, url)}
+            api = api_url(settings.prefect.port)
             try:
-                await _start(store, settings, processes, missing)
+                await _start(processes, missing, api, environment(settings) | database)
             except BaseException:  # Ctrl-C too must leave nothing half-started
                 for service in reversed(missing):
                     await asyncio.to_thread(processes.stop, service.name)
@@ -91,21 +94,21 @@ async def status(settings: Settings) -> list[ServiceStatus]:
 
 
 async def _start(
-    store: Store, settings: Settings, processes: Processes, missing: list[UpService]
+    processes: Processes, missing: list[UpService], api: str, environment: dict[str, str]
 ) -> None:
-    database = {PREFECT_DATABASE: await prefect_database(store, settings)}
+    """Start the missing services and set Prefect up: its server, then pools, then workers."""
     async with aiohttp.ClientSession(timeout=_TIMEOUT) as http:
 
         async def start(group: list[UpService]) -> None:
             for service in group:
-                processes.start(service, port=service.port, **database)
+                processes.start(service, port=service.port, **environment)
             for service in group:
                 await _until_healthy(http, processes, service)
 
         await start([service for service in missing if service.pool is None])
-        await create_pools(settings, http)
+        await create_pools(http, api)
         await start([service for service in missing if service.pool])
-        await set_up_prefect(settings, http)
+        await set_up_prefect(http, api, environment)
 
 
 async def _until_healthy(

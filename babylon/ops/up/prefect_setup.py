@@ -7,6 +7,7 @@ their schedules are made again from prefect.yaml: a change in the UI lasts until
 
 import asyncio
 import os
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 from urllib.parse import parse_qsl, quote, urlsplit, urlunsplit
@@ -15,11 +16,8 @@ import aiohttp
 import asyncpg
 
 from babylon.core.errors import DatabaseError, ServingError
-from babylon.core.settings import Settings
-from babylon.ops.prefect_env import api_url
-from babylon.ops.up.services import POOLS, environment, prefect
+from babylon.ops.up.services import POOLS, prefect
 from babylon.store import Store
-from babylon.store.connection import database_url
 
 PREFECT_DATABASE = "PREFECT_SERVER_DATABASE_CONNECTION_URL"
 DEPLOYMENTS = Path(__file__).with_name("prefect.yaml")
@@ -34,10 +32,10 @@ STALE_RUNS = {
 }
 
 
-async def prefect_database(store: Store, settings: Settings) -> str:
+async def prefect_database(store: Store, url: str) -> str:
     """Create Prefect's database beside ours unless it exists. Return its URL for SQLAlchemy.
 
-    PREFECT_SERVER_DATABASE_CONNECTION_URL names another database.
+    ``url`` is the address of ours. PREFECT_SERVER_DATABASE_CONNECTION_URL names another database.
 
     Raises:
         DatabaseError: the account may not create it.
@@ -53,8 +51,7 @@ async def prefect_database(store: Store, settings: Settings) -> str:
             f"the account may not create the database {name} for Prefect: create it for the"
             f" account, or set {PREFECT_DATABASE} (postgresql+asyncpg://...)"
         ) from error
-    async with database_url(settings) as url:
-        parts = urlsplit(url)
+    parts = urlsplit(url)
     mode = dict(parse_qsl(parts.query)).get("sslmode")
     query = f"ssl={mode}" if mode else ""
     return urlunsplit(
@@ -62,30 +59,30 @@ async def prefect_database(store: Store, settings: Settings) -> str:
     )
 
 
-async def create_pools(settings: Settings, http: aiohttp.ClientSession) -> None:
+async def create_pools(http: aiohttp.ClientSession, api: str) -> None:
     """Create the missing work pools. Call it before the workers start: two that create the same
     pool collide.
 
     Raises:
         ServingError: Prefect refused or does not answer.
     """
-    api = api_url(settings.prefect.port)
     existing = await _call(http, "POST", f"{api}/work_pools/filter", {})
     for name in POOLS.keys() - {pool["name"] for pool in existing}:
         pool = {"name": name, "type": "process", "concurrency_limit": POOLS[name]}
         await _call(http, "POST", f"{api}/work_pools/", pool)
 
 
-async def set_up_prefect(settings: Settings, http: aiohttp.ClientSession) -> None:
+async def set_up_prefect(
+    http: aiohttp.ClientSession, api: str, environment: Mapping[str, str]
+) -> None:
     """Create automations, register block types and apply prefect.yaml.
 
     Raises:
         ServingError: Prefect refused or does not answer.
     """
-    api = api_url(settings.prefect.port)
     await _crash_stale_runs(http, api)
-    await _prefect(settings, "block", "register", "--module", "babylon.blocks.load")
-    await _prefect(settings, "deploy", "--all", "--prefect-file", str(DEPLOYMENTS))
+    await _prefect(environment, "block", "register", "--module", "babylon.blocks.load")
+    await _prefect(environment, "deploy", "--all", "--prefect-file", str(DEPLOYMENTS))
 
 
 async def _crash_stale_runs(http: aiohttp.ClientSession, api: str) -> None:
@@ -114,7 +111,7 @@ def _automation(name: str, after: str, expected: list[str], within_s: int) -> di
     }
 
 
-async def _prefect(settings: Settings, *arguments: str) -> None:
+async def _prefect(environment: Mapping[str, str], *arguments: str) -> None:
     """Run a ``prefect`` command.
 
     Raises:
@@ -123,7 +120,7 @@ async def _prefect(settings: Settings, *arguments: str) -> None:
     child = await asyncio.create_subprocess_exec(
         *prefect("--no-prompt", *arguments),
         cwd=DEPLOYMENTS.parent,
-        env=environment(settings),
+        env=dict(environment),
         stdin=asyncio.subprocess.DEVNULL,
         stdout=asyncio.subprocess.PIPE,
         stderr=asyncio.subprocess.STDOUT,
