@@ -1,4 +1,4 @@
-"""A question to a policy, and its answer with the exact tokens."""
+"""A question to a policy, and the answer with its exact tokens."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass

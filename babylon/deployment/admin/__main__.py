@@ -19,8 +19,9 @@ async def run(settings: Settings) -> None:
     """Serve until the process is told to stop."""
     async with open_store(settings) as store:
         supervised = asyncio.create_task(exit_with_supervisor())
-        for number in (signal.SIGTERM, signal.SIGINT):  # uvicorn stops, then raises it again:
-            signal.signal(number, lambda *_: None)  # that must not end us before we tidied up
+        # uvicorn raises the signal again after it stopped, which must not end the cleanup here.
+        for number in (signal.SIGTERM, signal.SIGINT):
+            signal.signal(number, lambda *_: None)
         admin = admin_app(store, settings)
         config = server_config(admin, host="127.0.0.1", port=settings.serving.admin_port)
         await uvicorn.Server(config).serve()

@@ -1,4 +1,4 @@
-"""The admin API: who serves the agents, over HTTP, by the same functions as the command line.
+"""The admin API as a FastAPI application.
 
 A change answers when every gateway follows. A client that leaves does not stop it;
 ``GET /admin/status`` shows its progress. All state is in Postgres, so several of these processes
@@ -84,7 +84,7 @@ class Ab(Replace):
 
 
 class Canary(Rollback):
-    """Without a policy: a new ``share`` for the canary that runs."""
+    """Without a policy, ``share`` is the new share of the canary that runs."""
 
     policy_version: Version | None = None
     share: Share | None = None
@@ -96,7 +96,7 @@ def admin_app(store: Store, settings: Settings) -> FastAPI:
     keys = KeyRing(local_key(settings.home.root))
 
     class AdminRoute(APIRoute):
-        """A route that needs a key, and reads a body of bounded size after the key is known."""
+        """A route that checks the API key, then reads a body of bounded size."""
 
         def get_route_handler(self) -> Callable[[Request], Coroutine[object, object, Response]]:
             handle = super().get_route_handler()
@@ -119,7 +119,7 @@ def admin_app(store: Store, settings: Settings) -> FastAPI:
 
     @admin.get("/status")
     async def status() -> Status:
-        """The route in force, every live gateway, and the policies that gateways load."""
+        """The route in force, every live gateway, and the policies that gateways must load."""
         return await deployment_status(store)
 
     @admin.get("/routes")
@@ -199,7 +199,7 @@ async def _refuse(request: Request, error: Exception) -> Response:
 
 
 def _as_request_error(request: Request, error: Exception) -> RequestError:
-    """The refusal for an error. The code of one of ours is the name of its class."""
+    """The refusal for an error. The code of a ``BabylonError`` is the name of its class."""
     if isinstance(error, RequestError):
         return error
     if isinstance(error, BabylonError):

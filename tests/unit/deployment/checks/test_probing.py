@@ -94,7 +94,7 @@ async def test_policy_and_champion_get_the_same_questions_under_their_own_names(
         (lambda body: body.pop("prompt_token_ids"), "0 prompt ids"),
         (lambda body: body.update(model="babylon-v5"), "'babylon-v5', version 7, answered"),
         (lambda body: body.update(served="5"), "version 5, answered for 'babylon-v7'"),
-        (lambda body: body["choices"].clear(), "no answer of a chat"),
+        (lambda body: body["choices"].clear(), "not a chat completion"),
     ],
 )
 async def test_an_answer_that_contradicts_itself_is_no_answer(fault: Fault, told: str) -> None:
