@@ -177,7 +177,7 @@ class Processes:
         return record
 
     def started(self, pid: int) -> bool:
-        """Whether a process is on record or descends from one that is."""
+        """Return true if a process is on record or descends from one that is."""
         family = {pid}
         with suppress(psutil.NoSuchProcess):
             family |= {parent.pid for parent in psutil.Process(pid).parents()}

@@ -83,7 +83,7 @@ def speaking(reply: str, target: Path) -> Path:
 
 @pytest.fixture(scope="module")
 def base(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """What every policy of a home descends from."""
+    """The base model of every policy."""
     return save_tiny_policy(tmp_path_factory.mktemp("base") / "v0", seed=0)
 
 
@@ -411,7 +411,7 @@ async def test_golden_prompts_are_of_many_agents_and_none_comes_twice(
 async def test_too_few_prompts_are_filled_up_with_the_simulators(
     store: Store, settings: Settings
 ) -> None:
-    """Which are held to the game's form only where the fleet plays the game."""
+    """They have the game's form only if the fleet plays the game."""
     await ensure_base(store, uri="/base", base_model="tiny")
     await insert_calls(store, [call("poem", response="Roses are red.")])
     first, *others = await golden_prompts(store, settings.evaluation, await get_policy(store, 0))

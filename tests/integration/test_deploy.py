@@ -1,4 +1,4 @@
-"""Who serves after a window: its deployment is tied to the champion that the verdict is about."""
+"""The policy that serves after a window. A verdict holds for one champion only."""
 
 from dataclasses import asdict, replace
 

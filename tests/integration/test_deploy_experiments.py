@@ -63,7 +63,7 @@ async def test_a_challenger_may_be_policy_0(store: Store, settings: Settings) ->
     [
         ("ab", 2, 0.5, "ab of policy 1 against policy 0 runs: end it first, by `babylon deploy"),
         ("canary", 1, 0.5, "ab of policy 1 against policy 0 runs"),
-        ("ab", None, None, "ab of policy 1 runs at 50%: give the share"),
+        ("ab", None, None, "ab of policy 1 runs at 50%: give its new share"),
     ],
 )
 async def test_only_the_share_of_a_running_experiment_changes(

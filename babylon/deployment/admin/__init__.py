@@ -1,4 +1,4 @@
-"""The admin API: the functions of ``babylon deploy`` over HTTP, in a process and on a port of its own.
+"""The admin API: the functions of ``babylon deploy`` over HTTP.
 
-Agents' calls therefore neither reach it nor wait for it.
+It has a process and a port of its own: agents' calls neither reach it nor wait for it.
 """

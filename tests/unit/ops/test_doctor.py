@@ -1,4 +1,4 @@
-"""What ``babylon doctor`` says about ports, the base model and packages is so."""
+"""Findings of ``babylon doctor`` on ports, the base model and packages."""
 
 import os
 import re

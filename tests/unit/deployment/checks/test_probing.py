@@ -23,7 +23,7 @@ Fault = Callable[[dict[str, Any]], None]
 
 
 def sound(name: str) -> dict[str, Any]:
-    """What a gateway answers."""
+    """A gateway's sound answer."""
     scores = [{"token": "a", "logprob": -0.5}, {"token": "b", "logprob": -1.0}]
     choice = {
         "message": {"role": "assistant", "content": "ab"},
