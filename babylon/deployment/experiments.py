@@ -85,7 +85,7 @@ def _begin(route: Route, mode: Experiment, challenger: int | None, share: float 
 def _in_force(
     running: Split, mode: Experiment, challenger: int | None, share: float | None
 ) -> bool:
-    """Return true if the request is in force already, for example after a command that was killed."""
+    """Return true if the request is in force already, as after a killed command."""
     same = mode == running.mode and challenger in (None, running.challenger_version)
     return same and (share == running.share or (share is None and challenger is not None))
 
