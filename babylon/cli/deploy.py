@@ -15,7 +15,7 @@ from babylon.cli.experiment import analyse
 from babylon.cli.model import Version, show_values, with_store
 from babylon.cli.options import Json
 from babylon.cli.output import print_json, print_table, stderr
-from babylon.core.settings import Settings, load_settings
+from babylon.core.settings import load_settings
 
 if TYPE_CHECKING:
     from babylon.core.types import Change
@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from babylon.deployment.status import Status
     from babylon.store import Store
 
-    Changing = Callable[[Store, Settings], Awaitable[Change]]
+    Changing = Callable[[Store], Awaitable[Change]]
 
 AUTHOR = "cli"
 app = typer.Typer(help="The route that agents' calls take.", no_args_is_help=True)
@@ -50,12 +50,12 @@ def replace(
 ) -> None:
     """Send every agent to one policy, without a dropped request. Ends an experiment that runs."""
 
-    async def put_in_force(store: "Store", settings: Settings) -> "Change":
+    async def put_in_force(store: "Store") -> "Change":
         from babylon.deployment.change import ChangeRequest
         from babylon.deployment.replace import replace_champion
 
         request = ChangeRequest(author=AUTHOR, reason=reason, force=force)
-        return await replace_champion(store, settings, version, request)
+        return await replace_champion(store, load_settings(), version, request)
 
     _make(put_in_force, json)
 
@@ -88,7 +88,7 @@ def canary(
 def rollback(reason: Reason = "by hand", json: Json = False) -> None:
     """End the experiment that runs; without one, restore the policy that served before."""
 
-    async def take_back(store: "Store", settings: Settings) -> "Change":
+    async def take_back(store: "Store") -> "Change":
         from babylon.deployment.change import ChangeRequest
         from babylon.deployment.rollback import roll_back
 
@@ -127,22 +127,20 @@ def _experiment(
     force: bool,
     json: bool,
 ) -> None:
-    async def compare(store: "Store", settings: Settings) -> "Change":
+    async def compare(store: "Store") -> "Change":
         from babylon.deployment.change import ChangeRequest
         from babylon.deployment.experiments import run_experiment
 
         request = ChangeRequest(author=AUTHOR, reason=reason, force=force)
-        return await run_experiment(store, settings, mode, version, share, request)
+        return await run_experiment(store, load_settings(), mode, version, share, request)
 
     _make(compare, json)
 
 
 def _make(changing: "Changing", json: bool) -> None:
-    settings = load_settings()
-
     async def made(store: "Store") -> "Change":
         with stderr.status("gateways load and check the policy, then take the route"):
-            return await changing(store, settings)
+            return await changing(store)
 
     change = asyncio.run(with_store(made))
     if json:
