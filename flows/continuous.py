@@ -10,7 +10,7 @@ from datetime import UTC, datetime, timedelta
 from itertools import count
 from typing import Any
 
-from babylon.core.clock import sleep_until
+from babylon.core.windows import sleep_until
 from babylon.core.settings import Settings
 from babylon.core.types import WindowResult
 from babylon.core.windows import Window, window_at

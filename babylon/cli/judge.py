@@ -14,7 +14,7 @@ from babylon.core.errors import WindowError
 from babylon.core.settings import load_settings
 
 if TYPE_CHECKING:
-    from babylon.store.scores import Scored
+    from babylon.store.scores import ScoredRow
 
 app = typer.Typer(help="What the judge said, and why.", no_args_is_help=True)
 
@@ -64,7 +64,7 @@ def explain(
             _print_details(score)
 
 
-async def _read(window: str) -> "tuple[dict[str, Any], list[Scored]]":
+async def _read(window: str) -> "tuple[dict[str, Any], list[ScoredRow]]":
     from babylon.core.metrics import SCORER_METRIC
     from babylon.store import open_store
     from babylon.store.scores import list_scores
@@ -83,7 +83,7 @@ async def _read(window: str) -> "tuple[dict[str, Any], list[Scored]]":
 
 
 def _group_record(
-    name: str, group: "Sequence[Scored]", shown: "Sequence[Scored]"
+    name: str, group: "Sequence[ScoredRow]", shown: "Sequence[ScoredRow]"
 ) -> dict[str, Any]:
     return {
         "scenario": name,
@@ -93,7 +93,7 @@ def _group_record(
     }
 
 
-def _print_group(name: str, group: "Sequence[Scored]", members: "Sequence[Scored]") -> None:
+def _print_group(name: str, group: "Sequence[ScoredRow]", members: "Sequence[ScoredRow]") -> None:
     rows = [[score.agent_id, score.score, _interval(score), _because(score)] for score in members]
     print_table(f"Scenario {name}", ["agent", "score", "interval", "because"], rows)
     if len(group) > 1 and group[0].score > group[-1].score:
@@ -102,7 +102,7 @@ def _print_group(name: str, group: "Sequence[Scored]", members: "Sequence[Scored
         print("no differences")
 
 
-def _print_details(score: "Scored") -> None:
+def _print_details(score: "ScoredRow") -> None:
     print(f"\n{score.agent_id} in {score.trajectory_id}:")
     for reason in score.reasons:
         print(f"  - {reason}")
@@ -110,7 +110,7 @@ def _print_details(score: "Scored") -> None:
         print("\nThe judge saw:\n" + score.seen)
 
 
-def _equals(group: "Sequence[Scored]", one: "Scored") -> str:
+def _equals(group: "Sequence[ScoredRow]", one: "ScoredRow") -> str:
     """Everybody with that one's score: the judge could not tell them apart."""
     return " = ".join(score.agent_id for score in group if score.score == one.score)
 
@@ -119,13 +119,13 @@ def _plain(value: object) -> str:
     return f"{value:.3g}" if isinstance(value, float) else str(value)
 
 
-def _interval(score: "Scored") -> str:
+def _interval(score: "ScoredRow") -> str:
     if score.low is None or score.high is None:
         return "–"
     return f"{score.low:.2f} to {score.high:.2f}"
 
 
-def _because(score: "Scored") -> str:
+def _because(score: "ScoredRow") -> str:
     """The first reason, or the parts of a score that has none."""
     if score.reasons:
         return score.reasons[0]

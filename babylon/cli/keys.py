@@ -42,7 +42,7 @@ def create(
     """Make a key and show it, this one time: only its hash is kept."""
 
     async def made(store: "Store") -> dict[str, Any]:
-        from babylon.store.keys import create_key
+        from babylon.store.api_keys import create_key
 
         key = await create_key(
             store,
@@ -61,7 +61,7 @@ def list_(json: Json = False) -> None:
     """Every key that was made, without its secret."""
 
     async def all_of_them(store: "Store") -> list[dict[str, Any]]:
-        from babylon.store.keys import list_keys
+        from babylon.store.api_keys import list_keys
 
         keys = [asdict(key) for key in await list_keys(store)]
         return [{name: key[name] for name in key if name != "digest"} for key in keys]
@@ -82,7 +82,7 @@ def revoke(
     """Take a key out of force; gateways refuse it at once."""
 
     async def revoked(store: "Store") -> dict[str, Any]:
-        from babylon.store.keys import revoke_key
+        from babylon.store.api_keys import revoke_key
 
         await revoke_key(store, key_id)
         return {"revoked": key_id}

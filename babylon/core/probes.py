@@ -15,7 +15,7 @@ class Ask:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Answer:
+class ProbeAnswer:
     """``logprobs`` ``[T]`` are those that the tokens were drawn with, NaN where one is missing;
     ``ended``: the policy stopped by itself."""
 

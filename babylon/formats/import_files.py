@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 import asyncpg
 
 from babylon.core.errors import DatabaseError
-from babylon.core.storable import storable
+from babylon.core.text import storable
 from babylon.core.windows import Window
 from babylon.formats.detect import DEFAULT_AGENT, guess_format, read_traces
 from babylon.formats.documents import Document, ImportFileError, read_documents

@@ -11,7 +11,7 @@ from datetime import datetime, timedelta
 import msgspec
 
 from babylon.core.errors import RecorderError
-from babylon.core.storable import storable, storable_json
+from babylon.core.text import storable, storable_json
 from babylon.core.windows import Window, window_at
 from babylon.formats.documents import ImportFileError
 from babylon.formats.trace import Trace, TraceCall, TraceStep, convert

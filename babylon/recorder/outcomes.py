@@ -13,18 +13,18 @@ from typing import TYPE_CHECKING, Literal
 
 from babylon.core.errors import RecorderError, WindowNotReadyError
 from babylon.core.failpoints import failpoint
-from babylon.core.storable import storable
+from babylon.core.text import storable
 from babylon.core.windows import parse_window_id, window_at
 from babylon.recorder.records import game_time
 from babylon.recorder.rows import Row
 from babylon.recorder.trajectory import moment_in_utc, utc_now
 from babylon.store import Store, require_game_tables
 from babylon.store.observations import (
-    Kind,
-    Observation,
-    Seen,
-    SeenPrice,
-    SeenQuestion,
+    ValueKind,
+    MarketObservation,
+    ObservedValue,
+    ObservedPrice,
+    ObservedQuestion,
     keep,
     lock_outcomes,
     seen_prices,
@@ -51,7 +51,7 @@ class MarketOutcomesTracker:
         self._minutes = minutes
         self._clock = clock
         self._questions: dict[str, str] = {}
-        self._unsaved: dict[tuple[Kind, str, str], Seen] = {}
+        self._unsaved: dict[tuple[ValueKind, str, str], ObservedValue] = {}
 
     def price(self, ticker: str, price_usd: float, *, at: datetime | None = None) -> None:
         """A price that was seen."""
@@ -63,7 +63,7 @@ class MarketOutcomesTracker:
             raise RecorderError(
                 f"ticker {ticker!r} is longer than {_MAX_TICKER} characters: shorten it"
             )
-        self._add(Kind.PRICE, ticker, price_usd, at)
+        self._add(ValueKind.PRICE, ticker, price_usd, at)
 
     def probability(
         self, market_id: str, question: str, yes: float, *, at: datetime | None = None
@@ -72,7 +72,7 @@ class MarketOutcomesTracker:
         if not 0 <= yes <= 1:
             raise RecorderError(f"P(YES) of {market_id}: {yes!r} is not in [0, 1]")
         self._questions[market_id] = storable(question)
-        self._add(Kind.PROBABILITY, market_id, yes, at)
+        self._add(ValueKind.PROBABILITY, market_id, yes, at)
 
     def resolve(
         self, market_id: str, outcome: Literal["YES", "NO"], *, at: datetime | None = None
@@ -80,7 +80,7 @@ class MarketOutcomesTracker:
         """How a question ended; it belongs to the window in which it was resolved."""
         if market_id not in self._questions:
             raise RecorderError(f"market {market_id!r} is unknown: record its probability first")
-        self._add(Kind.RESOLUTION, market_id, float(outcome == "YES"), at)
+        self._add(ValueKind.RESOLUTION, market_id, float(outcome == "YES"), at)
 
     async def save(self) -> None:
         """Keep what was seen so far, as ``write`` does too: a crash then loses nothing of it."""
@@ -121,24 +121,24 @@ class MarketOutcomesTracker:
         self._forget(unsaved)
         return len(rows)
 
-    def _add(self, kind: Kind, name: str, value: float, at: datetime | None) -> None:
+    def _add(self, kind: ValueKind, name: str, value: float, at: datetime | None) -> None:
         moment = moment_in_utc(at, self._clock)
         key = (kind, name, window_at(moment, self._minutes).id)
-        seen = self._unsaved.setdefault(key, Seen((moment, value), (moment, value)))
+        seen = self._unsaved.setdefault(key, ObservedValue((moment, value), (moment, value)))
         seen.add(moment, value)
 
-    async def _keep(self, connection: "Connection") -> dict[tuple[Kind, str, str], Seen]:
+    async def _keep(self, connection: "Connection") -> dict[tuple[ValueKind, str, str], ObservedValue]:
         """Under the lock, so that trackers take turns; returns what is known to all on commit."""
         await lock_outcomes(connection)
         unsaved = {key: replace(seen) for key, seen in self._unsaved.items()}
         await keep(
             connection,
             [
-                Observation(
+                MarketObservation(
                     kind=kind,
                     name=name,
                     window_id=window_id,
-                    question=self._questions.get(name) if kind != Kind.PRICE else None,
+                    question=self._questions.get(name) if kind != ValueKind.PRICE else None,
                     seen=seen,
                 )
                 for (kind, name, window_id), seen in unsaved.items()
@@ -146,7 +146,7 @@ class MarketOutcomesTracker:
         )
         return unsaved
 
-    def _forget(self, saved: dict[tuple[Kind, str, str], Seen]) -> None:
+    def _forget(self, saved: dict[tuple[ValueKind, str, str], ObservedValue]) -> None:
         """What was seen meanwhile stays for the next turn: merging again does no harm."""
         for key, seen in saved.items():
             if self._unsaved.get(key) == seen:
@@ -160,7 +160,7 @@ def sentiment(change_percent: float) -> str:
     return "BULLISH" if change_percent > 0 else "BEARISH"
 
 
-def _price_row(window_id: str, price: SeenPrice) -> Row:
+def _price_row(window_id: str, price: ObservedPrice) -> Row:
     change = min(100 * (price.end_usd / price.start_usd - 1), _MAX_PERCENT)
     return {
         "id": f"{window_id}-price-{price.ticker}",
@@ -176,7 +176,7 @@ def _price_row(window_id: str, price: SeenPrice) -> Row:
     }
 
 
-def _question_row(window_id: str, question: SeenQuestion) -> Row:
+def _question_row(window_id: str, question: ObservedQuestion) -> Row:
     return {
         "id": f"{window_id}-question-{question.market_id}",
         "stockTicker": None,

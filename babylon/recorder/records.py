@@ -8,7 +8,7 @@ from typing import Any, Literal
 import msgspec
 
 from babylon.core.errors import RecorderError
-from babylon.core.storable import storable_json
+from babylon.core.text import storable_json
 
 _REQUIRED_STATE = ("agentBalance", "agentPnL", "openPositions")
 # Known of a call, and stored in its log row, but not a key of ``stepsJson``.

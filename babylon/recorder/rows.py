@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from datetime import datetime
 from typing import Any
 
-from babylon.core.storable import storable
+from babylon.core.text import storable
 from babylon.core.windows import Window
 from babylon.recorder.records import LlmCall, game_time, milliseconds, to_json
 

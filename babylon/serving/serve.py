@@ -23,7 +23,7 @@ from babylon.core.settings import Settings
 from babylon.serving.ports import require_free_port
 from babylon.serving.supervise import Service, Supervised, supervised
 from babylon.serving.vllm.command import require_vllm
-from babylon.store.revival import kept_running
+from babylon.store.server import kept_running
 
 logger = logging.getLogger(__name__)
 

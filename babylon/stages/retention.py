@@ -19,11 +19,11 @@ from pathlib import Path
 from babylon.core.artifacts import remove_unfinished
 from babylon.core.errors import ModelError
 from babylon.core.failpoints import failpoint
-from babylon.core.lineage import staleness
+from babylon.store.lineage import staleness
 from babylon.core.settings import Settings
 from babylon.core.windows import IN_WORK, WindowState
 from babylon.store.connection import Store
-from babylon.store.retention import (
+from babylon.store.checkpoints_in_use import (
     Held,
     Holdings,
     WorkedWindow,

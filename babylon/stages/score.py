@@ -54,7 +54,7 @@ async def score_window(store: Store, settings: Settings, thinned: Thinned) -> Sc
         stage="scored",
     )
     rows = [
-        stored.Score(
+        stored.StoredScore(
             trajectory_id=trajectory.trajectory_id,
             scorer=settings.scorer,
             score=given.value,

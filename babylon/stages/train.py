@@ -5,7 +5,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from babylon.core.errors import ConfigError
-from babylon.core.lineage import staleness
+from babylon.store.lineage import staleness
 from babylon.core.metrics import update_metrics
 from babylon.core.settings import Settings
 from babylon.core.trajectories import training_rows

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 from babylon.core.errors import ModelError
 from babylon.store.connection import Store
-from babylon.store.gateways import Gateway, live_gateways
+from babylon.store.gateways import GatewayRow, live_gateways
 from babylon.store.policies import NO_POLICY
 from babylon.store.routes import Route, lock_routes
 
@@ -36,7 +36,7 @@ async def desired(store: Store) -> Desired:
 
 
 @asynccontextmanager
-async def nothing_added(store: Store) -> AsyncIterator[tuple[Desired, list[Gateway]]]:
+async def nothing_added(store: Store) -> AsyncIterator[tuple[Desired, list[GatewayRow]]]:
     """No route and no proposal is added while the block runs; what there is, and who is there."""
     async with store.pool.acquire() as connection, connection.transaction():
         await lock_routes(connection, _HALTED_S)

@@ -15,7 +15,7 @@ _POLL_S = 0.02
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Gateway:
+class GatewayRow:
     """A running gateway.
 
     ``loaded``: policy versions that it can serve at once; ``refusals``: versions that it cannot
@@ -42,7 +42,7 @@ class Gateway:
         return f"{self.gateway_id} at {self.url}"
 
 
-async def announce_gateway(store: Store, gateway: Gateway) -> None:
+async def announce_gateway(store: Store, gateway: GatewayRow) -> None:
     """A gateway's sign of life; ``seen_at`` is the database's clock."""
     await store.pool.execute(
         "INSERT INTO babylon.gateways (gateway_id, url, route_version, loaded, refusals,"
@@ -70,18 +70,18 @@ async def remove_gateway(store: Store, gateway_id: str) -> None:
     await store.pool.execute("DELETE FROM babylon.gateways WHERE gateway_id = $1", gateway_id)
 
 
-async def live_gateways(store: Store, within_s: float = LIVE_S) -> list[Gateway]:
+async def live_gateways(store: Store, within_s: float = LIVE_S) -> list[GatewayRow]:
     """Gateways that gave a sign of life within so many seconds, by the database's clock."""
     rows = await store.pool.fetch(
         "SELECT * FROM babylon.gateways WHERE seen_at > now() - $1::interval ORDER BY gateway_id",
         timedelta(seconds=within_s),
     )
-    return [Gateway(**row) for row in rows]
+    return [GatewayRow(**row) for row in rows]
 
 
 async def wait_until_loaded(
     store: Store, policy_version: int, timeout_s: float
-) -> tuple[Gateway, ...]:
+) -> tuple[GatewayRow, ...]:
     """Wait until every live gateway can serve a policy that is proposed.
 
     What a gateway refused before it knew of the proposal is no answer to it: it tries again.
@@ -94,7 +94,7 @@ async def wait_until_loaded(
         policy_version,
     )
 
-    def refusal(gateway: Gateway) -> str | None:
+    def refusal(gateway: GatewayRow) -> str | None:
         read = gateway.proposals_read
         return None if read is not None and read < proposal else gateway.refusal(policy_version)
 
@@ -141,11 +141,11 @@ async def wait_until_drained(store: Store, policy_version: int, timeout_s: float
 
 async def _wait_for_all(
     store: Store,
-    done: Callable[[Gateway], bool],
-    refusal: Callable[[Gateway], str | None],
+    done: Callable[[GatewayRow], bool],
+    refusal: Callable[[GatewayRow], str | None],
     what: str,
     timeout_s: float,
-) -> tuple[Gateway, ...]:
+) -> tuple[GatewayRow, ...]:
     deadline = time.monotonic() + timeout_s
     while True:
         gateways = await live_gateways(store)

@@ -13,7 +13,7 @@ import msgspec
 
 from babylon.core.failpoints import failpoint
 from babylon.store.connection import Store
-from babylon.store.scores import Score
+from babylon.store.scores import StoredScore
 
 if TYPE_CHECKING:
     from babylon.store.connection import Connection
@@ -110,7 +110,7 @@ async def spent_since(store: Store, moment: datetime) -> Spent:
 
 
 async def tell_game(
-    connection: "Connection", scenarios: Mapping[str, str], rows: Sequence[Score], metrics: Metrics
+    connection: "Connection", scenarios: Mapping[str, str], rows: Sequence[StoredScore], metrics: Metrics
 ) -> None:
     """The judge's scores in the game's own tables, where those are ours.
 

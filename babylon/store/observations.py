@@ -10,7 +10,7 @@ if TYPE_CHECKING:
     from babylon.store.connection import Connection
 
 
-class Kind(StrEnum):
+class ValueKind(StrEnum):
     """What a value is: USD, P(YES), or 1 for YES and 0 for NO."""
 
     PRICE = "price"
@@ -19,7 +19,7 @@ class Kind(StrEnum):
 
 
 @dataclass(slots=True)
-class Seen:
+class ObservedValue:
     """The first and the last observation, by their times; of two at one moment the later call
     counts as the later one."""
 
@@ -34,18 +34,18 @@ class Seen:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Observation:
+class MarketObservation:
     """What one tracker saw of one market in one window."""
 
-    kind: Kind
+    kind: ValueKind
     name: str
     window_id: str
     question: str | None
-    seen: Seen
+    seen: ObservedValue
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class SeenPrice:
+class ObservedPrice:
     """First and last price of a window (USD)."""
 
     ticker: str
@@ -54,7 +54,7 @@ class SeenPrice:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class SeenQuestion:
+class ObservedQuestion:
     """``yes``: the last P(YES) before the window's end; ``resolved``: YES, NO or still open."""
 
     market_id: str
@@ -68,7 +68,7 @@ async def lock_outcomes(connection: "Connection") -> None:
     await connection.execute("SELECT pg_advisory_xact_lock(hashtext('babylon outcomes'))")
 
 
-async def keep(connection: "Connection", observations: Iterable[Observation]) -> None:
+async def keep(connection: "Connection", observations: Iterable[MarketObservation]) -> None:
     """Merge into what is known; keeping the same again changes nothing."""
     await connection.executemany(
         _MERGE,
@@ -79,20 +79,20 @@ async def keep(connection: "Connection", observations: Iterable[Observation]) ->
     )
 
 
-async def seen_prices(connection: "Connection", window_id: str) -> list[SeenPrice]:
+async def seen_prices(connection: "Connection", window_id: str) -> list[ObservedPrice]:
     rows = await connection.fetch(
         "SELECT name, first_value, last_value FROM babylon.observations"
         " WHERE window_id = $1 AND kind = 'price' ORDER BY name",
         window_id,
     )
-    return [SeenPrice(ticker=ticker, start_usd=start, end_usd=end) for ticker, start, end in rows]
+    return [ObservedPrice(ticker=ticker, start_usd=start, end_usd=end) for ticker, start, end in rows]
 
 
-async def seen_questions(connection: "Connection", window_id: str) -> list[SeenQuestion]:
+async def seen_questions(connection: "Connection", window_id: str) -> list[ObservedQuestion]:
     """Questions that were resolved in the window, or seen in it and not resolved before."""
     rows = await connection.fetch(_QUESTIONS, window_id)
     return [
-        SeenQuestion(
+        ObservedQuestion(
             market_id=row["name"],
             question=row["question"],
             yes=row["yes"],

@@ -9,7 +9,7 @@ from babylon.store.connection import Store, guarded, require_game_tables
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Score:
+class StoredScore:
     """What a scorer said, and the parts it was made of; of a judge the ends of the interval, its
     reasons, and the text that it saw."""
 
@@ -24,7 +24,7 @@ class Score:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Scored:
+class ScoredRow:
     """A score with whose it is, as it is stored; the scenario is the window where none is named."""
 
     agent_id: str
@@ -39,7 +39,7 @@ class Scored:
     seen: str | None
 
 
-async def list_scores(store: Store, window_id: str) -> list[Scored]:
+async def list_scores(store: Store, window_id: str) -> list[ScoredRow]:
     """The window's scores by scenario, the best first; none when it was not scored."""
     require_game_tables(store)
     rows = await store.pool.fetch(
@@ -49,10 +49,10 @@ async def list_scores(store: Store, window_id: str) -> list[Scored]:
         " WHERE s.window_id = $1 ORDER BY scenario_id, s.score DESC, s.trajectory_id",
         window_id,
     )
-    return [Scored(**row) for row in rows]
+    return [ScoredRow(**row) for row in rows]
 
 
-async def replace_scores(store: Store, claim: Claim, rows: Iterable[Score]) -> None:
+async def replace_scores(store: Store, claim: Claim, rows: Iterable[StoredScore]) -> None:
     """Store the window's scores in place of those of an earlier attempt."""
     failpoint("scores.before")
     async with guarded(store, claim) as connection:

@@ -10,7 +10,7 @@ from collections.abc import Sequence
 import torch
 
 from babylon.core.errors import ModelError
-from babylon.core.probes import Answer
+from babylon.core.probes import ProbeAnswer
 from babylon.policies.load import load_policy
 from babylon.training.grpo.forward import PolicyForward
 from babylon.training.grpo.memory import FittingForward, OutOfMemoryError
@@ -18,7 +18,7 @@ from babylon.training.grpo.prefix_tree import compile_tree
 from babylon.training.grpo.training_input import CallTokens
 
 
-def logprobs_of(path: str, answers: Sequence[Answer], max_tokens: int | None) -> list[float]:
+def logprobs_of(path: str, answers: Sequence[ProbeAnswer], max_tokens: int | None) -> list[float]:
     """Of every token of every answer, one after the other. Blocking; the model's memory is free
     again afterwards.
 

@@ -12,7 +12,7 @@ import torch
 from transformers import PreTrainedTokenizerBase
 
 from babylon.core.errors import TrainingError, WindowNotReadyError
-from babylon.core.redaction import redact
+from babylon.core.text import redact
 from babylon.core.trajectories import Call, TrainingRow
 from babylon.policies.layers import TransferLayers
 from babylon.policies.load import load_policy

@@ -23,7 +23,7 @@ from babylon.core.settings import load_settings
 from babylon.store import open_store
 from babylon.store.connection import database_url
 from babylon.store.embedded import EmbeddedPostgres, _make, running_postgres
-from babylon.store.revival import kept_running
+from babylon.store.server import kept_running
 
 CAP_DAC_OVERRIDE, CAP_DAC_READ_SEARCH = 1, 2  # their numbers in capabilities(7)
 as_root = pytest.mark.skipif(os.geteuid() != 0, reason="only root becomes another user")

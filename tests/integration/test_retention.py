@@ -18,7 +18,7 @@ from babylon.stages import retention
 from babylon.stages.retention import retire_checkpoints, sweep
 from babylon.stages.train import checkpoint_directory
 from babylon.store import Store
-from babylon.store.pins import pin_arm
+from babylon.store.trajectory_arms import pin_arm
 from babylon.store.policies import commit_policy, ensure_base, get_policy, list_policies
 from babylon.store.proposals import proposed
 from babylon.store.route_history import previous_champion

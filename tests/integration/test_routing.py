@@ -27,7 +27,7 @@ from babylon.serving.gateway.route_table import Split, Target
 from babylon.store import Store, open_store
 from babylon.store.calls import wait_until_recorded
 from babylon.store.gateways import (
-    Gateway,
+    GatewayRow,
     announce_gateway,
     live_gateways,
     remove_gateway,
@@ -348,7 +348,7 @@ async def test_an_engine_that_lost_its_policies_gets_both_arms_again(replicas: R
 
 
 async def test_what_another_gateway_could_serve_stays_loaded(replicas: Replicas) -> None:
-    other = Gateway(gateway_id="other", url="http://other", route_version=1, loaded=[0, 1])
+    other = GatewayRow(gateway_id="other", url="http://other", route_version=1, loaded=[0, 1])
 
     async def live() -> None:
         while True:
@@ -374,7 +374,7 @@ async def test_replicas_on_one_host_and_port_are_different_and_a_killed_one_is_f
     killed = mine.replace(f":{os.getpid()}:", f":{2**22 + 1}:")  # no process has that id
     elsewhere = new_gateway_id(8001)
     for gateway_id in (killed, elsewhere):
-        await announce_gateway(store, Gateway(gateway_id=gateway_id, url="", route_version=1))
+        await announce_gateway(store, GatewayRow(gateway_id=gateway_id, url="", route_version=1))
     await remove_dead(store, mine)
     assert [gateway.gateway_id for gateway in await live_gateways(store)] == [elsewhere]
     await remove_gateway(store, elsewhere)

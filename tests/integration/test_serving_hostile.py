@@ -13,7 +13,7 @@ from babylon.core.api_keys import new_key
 from babylon.core.settings import Settings
 from babylon.serving.gateway import asgi, http_guard, limits
 from babylon.store import Store
-from babylon.store.keys import create_key, revoke_key
+from babylon.store.api_keys import create_key, revoke_key
 from benchmarks.gateway.upstream import Upstream
 from tests.integration.canned_gateway import HELLO, Canned, canned_gateway
 

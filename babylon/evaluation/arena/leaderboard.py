@@ -13,7 +13,7 @@ from babylon.evaluation.arena.players import Player, identity_of, policy_player,
 from babylon.evaluation.arena.suite import Suite, digest
 from babylon.game.market.scenario import Scenario
 from babylon.game.market.scripted import SCRIPTED_AGENTS
-from babylon.store.arena import register_suite, store_result, stored_result
+from babylon.store.arena_results import register_suite, store_result, stored_result
 from babylon.store.connection import Store
 from babylon.store.policies import list_policies
 

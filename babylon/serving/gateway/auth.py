@@ -12,14 +12,14 @@ from dataclasses import dataclass
 from babylon.core.api_keys import SCOPES, ApiKey, parse_key
 from babylon.serving.openai_wire import RequestError
 from babylon.store import Store
-from babylon.store.keys import list_keys
+from babylon.store.api_keys import list_keys
 
 _NOBODY = bytes(32)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Principal:
-    """The holder of a key, as ``babylon.store.keys.StoredKey`` describes it."""
+    """The holder of a key, as ``babylon.store.api_keys.StoredKey`` describes it."""
 
     key_id: str
     digest: bytes

@@ -12,7 +12,7 @@ from typing import Any
 
 import msgspec
 
-from babylon.core.storable import storable, storable_json
+from babylon.core.text import storable, storable_json
 from babylon.serving.gateway.dialects import CHAT, Asked, Dialect
 from babylon.serving.gateway.route_table import CHAMPION, Route, Target
 from babylon.serving.openai_wire import RequestError, constraints

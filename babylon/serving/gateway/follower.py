@@ -21,7 +21,7 @@ from babylon.serving.gateway.wanted_policies import next_route, wanted
 from babylon.store import Store
 from babylon.store.calls import ARE_CALLS_RECORDED
 from babylon.store.desired import Desired, desired
-from babylon.store.gateways import Gateway, announce_gateway, remove_gateway
+from babylon.store.gateways import GatewayRow, announce_gateway, remove_gateway
 from babylon.store.policies import checkpoint_uris
 from babylon.store.routes import CHANNEL
 
@@ -146,7 +146,7 @@ class Follower:
         self._told_in_flight = {str(v): self._table.routed[v] for v in self._table.in_flight}
         await announce_gateway(
             self._store,
-            Gateway(
+            GatewayRow(
                 gateway_id=self._gateway,
                 url=self._url,
                 route_version=route.route_version,

@@ -1,6 +1,6 @@
 from datetime import UTC, datetime, timedelta
 
-from babylon.core.clock import sleep_until
+from babylon.core.windows import sleep_until
 
 
 async def test_sleeping_ends_at_the_moment() -> None:

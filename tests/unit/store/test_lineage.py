@@ -1,6 +1,6 @@
 import pytest
 
-from babylon.core.lineage import staleness
+from babylon.store.lineage import staleness
 
 # 0 ─ 1 ─ 3 ─ 6      2, 4 and 5 were rejected or rolled back
 #     ├─ 2   └─ 7

@@ -2,7 +2,7 @@
 
 import pytest
 
-from babylon.core.redaction import find_secrets, redact
+from babylon.core.text import find_secrets, redact
 
 SECRETS = {
     "sk-proj-abcdefghijklmnop1234": "key",
