@@ -1,6 +1,6 @@
-"""API keys that the gateways accept; of a secret only its hash is here.
+"""The table ``api_keys``: keys that the gateways accept, with the hash of each secret.
 
-Gateways hear of changes on the channel of routes, and look again every few seconds anyway.
+Changes are announced on the routes' channel. Gateways also read the table every few seconds.
 """
 
 from collections.abc import Sequence
@@ -17,8 +17,8 @@ from babylon.store.routes import CHANNEL
 class StoredKey:
     """A row of ``babylon.api_keys``.
 
-    ``agents``: whom the key may speak for, all where it is ``None``; ``crowd-*`` is every agent
-    whose id begins so. ``max_concurrency``: how many calls at a time, ``None`` for any number.
+    ``agents``: the agents that the key may call for, ``None`` for all; ``crowd-*`` stands for all
+    ids that begin with ``crowd-``. ``max_concurrency``: simultaneous calls, ``None`` for any number.
     """
 
     key_id: str
@@ -39,10 +39,10 @@ async def create_key(
     agents: Sequence[str] | None = None,
     max_concurrency: int | None = None,
 ) -> ApiKey:
-    """Make a key; its secret is in the returned value and nowhere else.
+    """Make a key. Only the returned value holds its secret.
 
     Raises:
-        ConfigError: there is no such scope.
+        ConfigError: a scope is unknown, or none is given.
     """
     if not scopes or not set(scopes) <= set(SCOPES):
         raise ConfigError(f"scopes {list(scopes)}: choose among {', '.join(SCOPES)}")
@@ -62,7 +62,7 @@ async def create_key(
 
 
 async def list_keys(store: Store) -> list[StoredKey]:
-    """All that were ever made, the newest first."""
+    """Return all keys, revoked ones too, newest first."""
     rows = await store.pool.fetch("SELECT * FROM babylon.api_keys ORDER BY created_at DESC")
     return [
         StoredKey(
@@ -77,9 +77,10 @@ async def list_keys(store: Store) -> list[StoredKey]:
 
 
 async def revoke_key(store: Store, key_id: str) -> None:
-    """
+    """Revoke a key.
+
     Raises:
-        ConfigError: there is no such key in force.
+        ConfigError: no key of that id is in force.
     """
     status = await store.pool.execute(
         "UPDATE babylon.api_keys SET revoked_at = now() WHERE key_id = $1 AND revoked_at IS NULL",

@@ -1,4 +1,4 @@
-"""The arena's frozen suites, and what players came to on them."""
+"""The arena's tables: frozen suites of worlds, and each player's result on them."""
 
 from typing import Any
 
@@ -9,10 +9,10 @@ from babylon.store.connection import Store
 async def register_suite(
     store: Store, name: str, version: int, *, digest: str, scenarios: int
 ) -> None:
-    """The first use of a suite writes down its digest; every other must have the same.
+    """Store a suite's digest at its first use, and compare it at every later use.
 
     Raises:
-        ArenaError: the worlds are not those that were registered.
+        ArenaError: the digest differs from the registered one.
     """
     known = await store.pool.fetchval(
         "WITH added AS (INSERT INTO babylon.suites (name, version, digest, scenarios)"
@@ -35,6 +35,7 @@ async def register_suite(
 async def stored_result(
     store: Store, suite_digest: str, player: str, seed: int
 ) -> dict[str, Any] | None:
+    """Return a player's result on a suite, ``None`` before the player has played it."""
     result: dict[str, Any] | None = await store.pool.fetchval(
         "SELECT result FROM babylon.arena_results"
         " WHERE suite_digest = $1 AND player = $2 AND seed = $3",
@@ -48,7 +49,7 @@ async def stored_result(
 async def store_result(
     store: Store, suite_digest: str, player: str, seed: int, result: dict[str, Any]
 ) -> None:
-    """The first one stays: whoever else played meanwhile came to the same."""
+    """Store a result. Play is deterministic, so a result that is already stored is kept."""
     await store.pool.execute(
         "INSERT INTO babylon.arena_results (suite_digest, player, seed, result)"
         " VALUES ($1, $2, $3, $4) ON CONFLICT DO NOTHING",

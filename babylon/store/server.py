@@ -1,40 +1,59 @@
-"""The embedded server is started again when it dies under those who use it.
+"""The database server: the one that ``DATABASE_URL`` names, or else the embedded one.
 
-Whoever supervises services does this, so that an hour of play does not end with the database.
+The embedded server is imported only when it is used, because it does not run on Windows.
 """
 
 import asyncio
 import logging
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
-from typing import TYPE_CHECKING, NoReturn
 
 from babylon.core.errors import DatabaseError
 from babylon.core.settings import Settings
-from babylon.store.connection import database_url
-
-if TYPE_CHECKING:
-    from babylon.store.embedded import EmbeddedPostgres
 
 log = logging.getLogger(__name__)
 LOOK_S = 1.0
 
 
 @asynccontextmanager
-async def kept_running(settings: Settings) -> AsyncIterator[None]:
-    """The embedded server runs while the block runs, whatever kills it; one that ``DATABASE_URL``
-    names is its operator's.
+async def database_url(settings: Settings) -> AsyncIterator[str]:
+    """Yield ``DATABASE_URL``, or the address of the embedded server, which runs meanwhile.
 
     Raises:
-        DatabaseError: the server does not start in the first place.
+        DatabaseError: the embedded server does not start.
     """
     if settings.database_url is not None:
-        yield
+        yield settings.database_url.get_secret_value()
         return
-    from babylon.store.embedded import EmbeddedPostgres  # not on Windows, which has no wheel
+    from babylon.store.embedded import EmbeddedPostgres
 
+    server = EmbeddedPostgres(settings.home)
+    start = asyncio.ensure_future(asyncio.to_thread(server.acquire))
+    try:
+        await asyncio.shield(start)
+        yield server.url()
+    finally:
+        await asyncio.wait([start])  # a cancelled caller releases the server too
+        await asyncio.to_thread(server.release)
+
+
+@asynccontextmanager
+async def kept_running(settings: Settings) -> AsyncIterator[None]:
+    """Keep the embedded server running: restart it when it dies.
+
+    A server that ``DATABASE_URL`` names is left to its operator.
+
+    Raises:
+        DatabaseError: the embedded server does not start at first.
+    """
     async with database_url(settings):
-        watch = asyncio.create_task(_watch(EmbeddedPostgres(settings.home)))
+        if settings.database_url is not None:
+            yield
+            return
+        from babylon.store.embedded import EmbeddedPostgres
+
+        server = EmbeddedPostgres(settings.home)
+        watch = asyncio.create_task(_watch(server.revive, f"see {server.log}"))
         try:
             yield
         finally:
@@ -42,11 +61,11 @@ async def kept_running(settings: Settings) -> AsyncIterator[None]:
             await asyncio.wait([watch])
 
 
-async def _watch(server: "EmbeddedPostgres") -> NoReturn:
+async def _watch(revive: Callable[[], bool], hint: str) -> None:
     while True:
         await asyncio.sleep(LOOK_S)
         try:
-            if await asyncio.to_thread(server.revive):
-                log.warning("the embedded Postgres had died and was started; see %s", server.log)
-        except DatabaseError as error:  # a full disk, say: it may have room again later
+            if await asyncio.to_thread(revive):
+                log.warning("the embedded Postgres died and was restarted; %s", hint)
+        except DatabaseError as error:  # try again: a full disk may have room later
             log.error("the embedded Postgres died: %s", error)

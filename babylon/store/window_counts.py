@@ -1,4 +1,4 @@
-"""How many trajectories of each window were collected, refused, trained, or came too late."""
+"""Trajectory counts of each window, over the tables collected, trained, late and rejections."""
 
 from collections import Counter
 from dataclasses import dataclass, field
@@ -8,7 +8,10 @@ from babylon.store.connection import Store
 
 @dataclass(slots=True, kw_only=True)
 class WindowCounts:
-    """Of one window's last run; ``rejected`` by reason, ``late`` those that no recipe admitted."""
+    """Counts of a window's last run.
+
+    ``rejected`` is by reason. ``late`` leaves out rows that a recipe admitted.
+    """
 
     collected: int = 0
     trained: int = 0
@@ -20,7 +23,7 @@ _OF_EACH = "SELECT window_id, count(*) AS n FROM babylon.{} WHERE window_id >= $
 
 
 async def count_windows(store: Store, oldest: str = "") -> dict[str, WindowCounts]:
-    """The counts of every window from the id ``oldest`` on, as far as there are any."""
+    """Return the counts of the windows from the id ``oldest`` on that have any."""
     counts: dict[str, WindowCounts] = {}
 
     async def fill(name: str, condition: str = "") -> None:

@@ -11,6 +11,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -21,9 +22,8 @@ import pytest
 from babylon.core.errors import DatabaseError
 from babylon.core.settings import load_settings
 from babylon.store import open_store
-from babylon.store.connection import database_url
-from babylon.store.embedded import EmbeddedPostgres, _make, running_postgres
-from babylon.store.server import kept_running
+from babylon.store.embedded import EmbeddedPostgres, _make
+from babylon.store.server import database_url, kept_running
 
 CAP_DAC_OVERRIDE, CAP_DAC_READ_SEARCH = 1, 2  # their numbers in capabilities(7)
 as_root = pytest.mark.skipif(os.geteuid() != 0, reason="only root becomes another user")
@@ -31,10 +31,12 @@ as_root = pytest.mark.skipif(os.geteuid() != 0, reason="only root becomes anothe
 USER_PROCESS = """
 import sys, time
 from pathlib import Path
-from babylon.store.embedded import running_postgres
-with running_postgres(Path(sys.argv[1])) as server:
-    print(server.url(), flush=True)
-    sys.stdin.read()
+from babylon.store.embedded import EmbeddedPostgres
+server = EmbeddedPostgres(Path(sys.argv[1]))
+server.acquire()
+print(server.url(), flush=True)
+sys.stdin.read()
+server.release()
 """
 
 # What initdb said on a full disk.
@@ -108,6 +110,16 @@ def _user(home: Path) -> "subprocess.Popen[str]":
         stdout=subprocess.PIPE,
         text=True,
     )
+
+
+@contextmanager
+def running_postgres(home: Path) -> Iterator[EmbeddedPostgres]:
+    server = EmbeddedPostgres(home)
+    server.acquire()
+    try:
+        yield server
+    finally:
+        server.release()
 
 
 def _url(process: "subprocess.Popen[str]") -> str:

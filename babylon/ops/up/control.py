@@ -15,7 +15,7 @@ from babylon.ops.up.services import ROOT, SERVER, Service, environment, services
 from babylon.serving.ports import require_free_port
 from babylon.stages.train import ensure_champion
 from babylon.store import database_status, open_store
-from babylon.store.connection import database_url
+from babylon.store.server import database_url
 from babylon.training.backends.updater import Progress
 
 _POLL_S = 0.5
