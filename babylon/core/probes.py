@@ -1,4 +1,4 @@
-"""A question to a policy, and its answer with the exact tokens."""
+"""Probes: chats that check how a policy answers, and its answers with the exact tokens."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -16,8 +16,11 @@ class Ask:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ProbeAnswer:
-    """``logprobs`` ``[T]`` are those that the tokens were drawn with, NaN where one is missing;
-    ``ended``: the policy stopped by itself."""
+    """An answer of T tokens.
+
+    ``logprobs`` ``[T]``: the logprobs with which the tokens were sampled, NaN where one is missing.
+    ``ended``: the policy stopped by itself, not at ``max_tokens``.
+    """
 
     prompt_token_ids: Sequence[int]
     token_ids: Sequence[int]

@@ -1,15 +1,20 @@
-"""Secrets and addresses in text that leaves the house: found by their form, and replaced.
+"""Text without what must not be stored or sent: NULs, which Postgres rejects, and secrets.
 
-A form that only secrets have (a provider's key prefix, a private key's banner, a password in a
-URL) is certain; a long run of mixed letters and digits is taken for one, because a needless
-replacement costs a word and a missed one a key. Ids (UUIDs) and wallet addresses are public.
-Whoever sends text replaces first and then checks with ``find_secrets`` what is about to leave: if
-anything is still found, nothing is sent.
+A policy may sample a NUL like any other token. The gateway and the recorder both replace it by
+U+FFFD, so that their records of a call stay equal; the token ids keep the sampled token.
+
+Secrets are found by their form. Some forms belong to secrets only: a provider's key prefix, a
+private key's banner, a password in a URL. A long run of mixed letters and digits also counts as a
+secret, because a needless replacement costs a word and a missed one costs a key. UUIDs and wallet
+addresses are public. A sender redacts first, then checks the result with ``find_secrets``, and
+sends nothing if a secret is still found.
 """
 
 import re
 from collections.abc import Iterable
 
+_REPLACEMENT = "\ufffd"
+_ESCAPED_NUL = re.compile(r"(?<!\\)((?:\\\\)*)\\u0000")  # not the text \u0000, written \\u0000
 _FORMS: tuple[tuple[str, re.Pattern[str]], ...] = tuple(
     (name, re.compile(pattern, flags))
     for name, pattern, flags in (
@@ -46,8 +51,20 @@ _FORMS: tuple[tuple[str, re.Pattern[str]], ...] = tuple(
 )
 
 
+def storable(text: str) -> str:
+    """Return ``text`` with U+FFFD for each NUL."""
+    return text.replace("\0", _REPLACEMENT)
+
+
+def storable_json(text: str) -> str:
+    """Return JSON with U+FFFD for each escaped NUL, as if ``storable`` strings were encoded."""
+    if "\\u0000" not in text:  # a hundred times quicker than the pattern, and nearly always true
+        return text
+    return _ESCAPED_NUL.sub(rf"\g<1>{_REPLACEMENT}", text)
+
+
 def redact(text: str, known: Iterable[str] = ()) -> str:
-    """The text with ``[REDACTED:kind]`` for each secret; ``known`` are secrets of any form."""
+    """Return the text with ``[REDACTED:kind]`` for each secret; ``known`` are further secrets."""
     for secret in sorted(known, key=len, reverse=True):  # one may be a part of another
         text = text.replace(secret, "[REDACTED:key]")
     for name, form in _FORMS:
@@ -56,7 +73,7 @@ def redact(text: str, known: Iterable[str] = ()) -> str:
 
 
 def find_secrets(text: str, known: Iterable[str] = ()) -> tuple[str, ...]:
-    """Kinds of the secrets in a text, never the secrets themselves."""
+    """Return the kinds of the secrets in a text, never the secrets themselves."""
     kinds = ["key" for secret in known if secret in text]
     kinds += [name for name, form in _FORMS if form.search(text)]
     return tuple(dict.fromkeys(kinds))

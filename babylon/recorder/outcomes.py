@@ -20,11 +20,11 @@ from babylon.recorder.rows import Row
 from babylon.recorder.trajectory import moment_in_utc, utc_now
 from babylon.store import Store, require_game_tables
 from babylon.store.observations import (
-    ValueKind,
     MarketObservation,
-    ObservedValue,
     ObservedPrice,
     ObservedQuestion,
+    ObservedValue,
+    ValueKind,
     keep,
     lock_outcomes,
     seen_prices,
@@ -127,7 +127,9 @@ class MarketOutcomesTracker:
         seen = self._unsaved.setdefault(key, ObservedValue((moment, value), (moment, value)))
         seen.add(moment, value)
 
-    async def _keep(self, connection: "Connection") -> dict[tuple[ValueKind, str, str], ObservedValue]:
+    async def _keep(
+        self, connection: "Connection"
+    ) -> dict[tuple[ValueKind, str, str], ObservedValue]:
         """Under the lock, so that trackers take turns; returns what is known to all on commit."""
         await lock_outcomes(connection)
         unsaved = {key: replace(seen) for key, seen in self._unsaved.items()}

@@ -19,10 +19,8 @@ from pathlib import Path
 from babylon.core.artifacts import remove_unfinished
 from babylon.core.errors import ModelError
 from babylon.core.failpoints import failpoint
-from babylon.store.lineage import staleness
 from babylon.core.settings import Settings
 from babylon.core.windows import IN_WORK, WindowState
-from babylon.store.connection import Store
 from babylon.store.checkpoints_in_use import (
     Held,
     Holdings,
@@ -33,6 +31,8 @@ from babylon.store.checkpoints_in_use import (
     mark_removed,
     worked_windows,
 )
+from babylon.store.connection import Store
+from babylon.store.lineage import staleness
 from babylon.store.route_history import champions
 
 log = logging.getLogger(__name__)

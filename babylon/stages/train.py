@@ -5,13 +5,13 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from babylon.core.errors import ConfigError
-from babylon.store.lineage import staleness
 from babylon.core.metrics import update_metrics
 from babylon.core.settings import Settings
 from babylon.core.trajectories import training_rows
 from babylon.core.types import Claim, Scored, Trained
 from babylon.policies.checkpoint_files import checkpoint_digest
 from babylon.store.connection import Store
+from babylon.store.lineage import staleness
 from babylon.store.policies import (
     Policy,
     champion,

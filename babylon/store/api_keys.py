@@ -18,7 +18,7 @@ class StoredKey:
     """A row of ``babylon.api_keys``.
 
     ``agents``: the agents that the key may call for, ``None`` for all; ``crowd-*`` stands for all
-    ids that begin with ``crowd-``. ``max_concurrency``: simultaneous calls, ``None`` for any number.
+    ids that begin with ``crowd-``. ``max_concurrency``: simultaneous calls, ``None`` for no limit.
     """
 
     key_id: str

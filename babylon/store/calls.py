@@ -1,4 +1,4 @@
-"""The tables ``calls`` and ``recording_gaps``: the calls that the gateways answered, token by token.
+"""The tables ``calls`` and ``recording_gaps``: every call that a gateway answered.
 
 Training reads them: a call holds the exact tokens and logprobs that the policy sampled.
 """

@@ -1,22 +1,21 @@
-"""What Postgres knows of who still needs a checkpoint, read and marked under the lock on routes."""
+"""Checkpoints that are still in use, over the tables policies, routes, proposals and windows.
+
+Retention reads them, and marks the others as removed, under the lock on routes.
+"""
 
 from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
-from datetime import datetime, timedelta
-from typing import TYPE_CHECKING
+from datetime import datetime
 
 from babylon.core.windows import WindowState
-from babylon.store.connection import Store
+from babylon.store.connection import Connection, Store
 from babylon.store.routes import lock_routes
-
-if TYPE_CHECKING:
-    from babylon.store.connection import Connection
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Held:
-    """A policy as far as keeping its checkpoint goes; ``pnl`` is that of its verdict."""
+    """The facts of a policy that decide about its checkpoint; ``pnl`` is from its verdict."""
 
     policy_version: int
     parent_version: int | None
@@ -28,8 +27,11 @@ class Held:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Holdings:
-    """Every policy, the champion of every route (oldest first), whoever challenged one, and what
-    serves now or is proposed, or windows at work refer to."""
+    """All policies and their uses.
+
+    ``routed``: the champion of every route, oldest first. ``challenged``: all challengers.
+    ``in_use``: policies that serve now, are proposed, or are needed by windows in work.
+    """
 
     policies: tuple[Held, ...]
     routed: tuple[int, ...]
@@ -39,7 +41,7 @@ class Holdings:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class WorkedWindow:
-    """Where the training of a window is."""
+    """State of a window's training."""
 
     epoch: int
     state: WindowState
@@ -47,8 +49,8 @@ class WorkedWindow:
 
 
 @asynccontextmanager
-async def holding(store: Store) -> AsyncIterator[tuple["Connection", Holdings]]:
-    """A transaction in which no route changes: what nobody needs now, nobody promotes meanwhile."""
+async def holding(store: Store) -> AsyncIterator[tuple[Connection, Holdings]]:
+    """Open a transaction in which no route changes, so that no unused policy is promoted."""
     async with store.pool.acquire() as connection, connection.transaction():
         await lock_routes(connection)
         policies = await connection.fetch(_POLICIES)
@@ -68,27 +70,21 @@ async def holding(store: Store) -> AsyncIterator[tuple["Connection", Holdings]]:
         )
 
 
-async def mark_removed(connection: "Connection", versions: Sequence[int]) -> None:
-    """From the commit on these policies can neither be promoted nor read."""
+async def mark_removed(connection: Connection, versions: Sequence[int]) -> None:
+    """Mark checkpoints as removed. After the commit they can be neither promoted nor read."""
     await connection.execute(
         "UPDATE babylon.policies SET removed_at = now() WHERE policy_version = ANY($1)", versions
     )
 
 
-async def forget_arms(store: Store, after: timedelta) -> None:
-    """Which arm each trajectory had, of experiments that ended longer ago than that: nothing of
-    them is played, collected or analysed by that any more."""
-    await store.pool.execute(_FORGET_ARMS, after)
-
-
 async def checkpoints(store: Store) -> dict[str, bool]:
-    """Where the checkpoint of each policy lies or lay → was it removed?"""
+    """Return each policy's URI → True if its checkpoint was removed."""
     rows = await store.pool.fetch("SELECT uri, removed_at IS NOT NULL FROM babylon.policies")
     return {uri: removed for uri, removed in rows}
 
 
 async def worked_windows(store: Store) -> dict[str, WorkedWindow]:
-    """Window id → where its training is."""
+    """Return each window id → the state of its training."""
     rows = await store.pool.fetch("SELECT window_id, epoch, state, updated_at FROM babylon.windows")
     return {
         row["window_id"]: WorkedWindow(
@@ -107,19 +103,9 @@ FROM babylon.policies
 ORDER BY policy_version
 """
 
-_FORGET_ARMS = """
-DELETE FROM babylon.trajectory_arms WHERE salt IN (
-    SELECT salt
-    FROM (SELECT salt, lead(created_at) OVER (ORDER BY route_version) AS until
-          FROM babylon.routes) AS reign
-    WHERE salt IS NOT NULL GROUP BY salt
-    HAVING bool_and(until IS NOT NULL) AND max(until) < now() - $1::interval
-)
-"""
-
-# A trained window is yet to be validated: its policy plays against its parent. One in work
-# trains a policy that was in force when it reached its stage, or later. Gateways load what is
-# proposed.
+# A trained window will be validated: its policy plays against its parent. A window in work trains
+# from a policy that was in force when the window reached its stage, or later. Gateways load the
+# proposed policies.
 _IN_USE = """
 SELECT unnest(ARRAY[policy_version, parent_version]) AS policy_version
 FROM babylon.policies JOIN babylon.windows USING (batch_id)

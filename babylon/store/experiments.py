@@ -57,7 +57,7 @@ class AgentCalls:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Play:
-    """A trajectory with calls in the experiment; ``start`` is ``None`` until the game wrote its row.
+    """A trajectory with calls in the experiment; ``start`` is ``None`` until its row is written.
 
     ``mixed``: some of its calls were answered by another arm, by a pinned version, or before or
     after the experiment. ``opening_*`` are of the first step, ``None`` when they are not in the

@@ -106,7 +106,7 @@ async def spent_since(store: Store, moment: datetime) -> Spent:
     return await _sum(store, "created_at >= $1", moment)
 
 
-async def tell_game(
+async def write_to_game(
     connection: Connection,
     scenarios: Mapping[str, str],
     rows: Sequence[StoredScore],

@@ -1,4 +1,4 @@
-"""The tables ``collected`` and ``late``: rows that a window's collection saw and rows that it missed.
+"""The tables ``collected`` and ``late``: rows that a window's collection saw, or missed.
 
 When a window is trained, every untrained row of it that its collection did not see is noted as
 late, with the time of the note. A late row is collected only by a recipe that asks for late rows;
@@ -50,7 +50,7 @@ ON CONFLICT DO NOTHING
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LateRow:
-    """A late row. ``reason``: written late, or committed late by a transaction that began in time."""
+    """``reason``: written late, or committed late by a transaction that began in time."""
 
     window_id: str
     trajectory_id: str

@@ -1,17 +1,18 @@
-"""What was seen of markets: first and last of each window, whoever saw it and in which order."""
+"""The table ``observations``: the first and last observed value of each market in each window.
+
+Several trackers may observe the same market; their order does not matter.
+"""
 
 from collections.abc import Iterable
 from dataclasses import dataclass
 from datetime import datetime
 from enum import StrEnum
-from typing import TYPE_CHECKING
 
-if TYPE_CHECKING:
-    from babylon.store.connection import Connection
+from babylon.store.connection import Connection
 
 
 class ValueKind(StrEnum):
-    """What a value is: USD, P(YES), or 1 for YES and 0 for NO."""
+    """Meaning of a value: USD, P(YES), or the outcome as 1 for YES and 0 for NO."""
 
     PRICE = "price"
     PROBABILITY = "probability"
@@ -20,8 +21,7 @@ class ValueKind(StrEnum):
 
 @dataclass(slots=True)
 class ObservedValue:
-    """The first and the last observation, by their times; of two at one moment the later call
-    counts as the later one."""
+    """The first and last (time, value); of two with one time, the one added later is the last."""
 
     first: tuple[datetime, float]
     last: tuple[datetime, float]
@@ -35,7 +35,7 @@ class ObservedValue:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class MarketObservation:
-    """What one tracker saw of one market in one window."""
+    """One tracker's observations of one market in one window."""
 
     kind: ValueKind
     name: str
@@ -63,13 +63,13 @@ class ObservedQuestion:
     resolved: str | None
 
 
-async def lock_outcomes(connection: "Connection") -> None:
-    """Until the end of the transaction nobody else keeps observations or writes outcomes."""
+async def lock_outcomes(connection: Connection) -> None:
+    """Block other writers of observations and outcomes until the transaction ends."""
     await connection.execute("SELECT pg_advisory_xact_lock(hashtext('babylon outcomes'))")
 
 
-async def keep(connection: "Connection", observations: Iterable[MarketObservation]) -> None:
-    """Merge into what is known; keeping the same again changes nothing."""
+async def keep(connection: Connection, observations: Iterable[MarketObservation]) -> None:
+    """Merge observations into the table. Keeping the same ones again changes nothing."""
     await connection.executemany(
         _MERGE,
         [
@@ -79,17 +79,20 @@ async def keep(connection: "Connection", observations: Iterable[MarketObservatio
     )
 
 
-async def seen_prices(connection: "Connection", window_id: str) -> list[ObservedPrice]:
+async def seen_prices(connection: Connection, window_id: str) -> list[ObservedPrice]:
+    """Return each ticker's prices in the window, by ticker."""
     rows = await connection.fetch(
         "SELECT name, first_value, last_value FROM babylon.observations"
         " WHERE window_id = $1 AND kind = 'price' ORDER BY name",
         window_id,
     )
-    return [ObservedPrice(ticker=ticker, start_usd=start, end_usd=end) for ticker, start, end in rows]
+    return [
+        ObservedPrice(ticker=ticker, start_usd=start, end_usd=end) for ticker, start, end in rows
+    ]
 
 
-async def seen_questions(connection: "Connection", window_id: str) -> list[ObservedQuestion]:
-    """Questions that were resolved in the window, or seen in it and not resolved before."""
+async def seen_questions(connection: Connection, window_id: str) -> list[ObservedQuestion]:
+    """Return the questions resolved in the window, or seen in it and still open before it."""
     rows = await connection.fetch(_QUESTIONS, window_id)
     return [
         ObservedQuestion(

@@ -1,9 +1,9 @@
 """PostgreSQL's programs: where they are installed, and the user that runs them.
 
 Postgres refuses to run as root. Started by root, it runs as the owner of the home (or of the
-nearest parent that is not root's), else as ``nobody``. A closed directory such as ``/root`` may keep
-that user from the home or the binaries. Postgres then gets one capability that lets it pass; the
-permissions of directories stay as they are.
+nearest parent that is not root's), else as ``nobody``. A closed directory such as ``/root`` may
+keep that user from the home or the binaries. Postgres then gets one capability that lets it pass;
+the permissions of directories stay as they are.
 """
 
 import os

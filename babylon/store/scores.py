@@ -1,4 +1,4 @@
-"""Scores: one number a trajectory, of the trajectories that were scored and no others."""
+"""The table ``scores``: one number for each scored trajectory."""
 
 from collections.abc import Iterable
 from dataclasses import dataclass, field
@@ -10,8 +10,10 @@ from babylon.store.connection import Store, guarded, require_game_tables
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StoredScore:
-    """What a scorer said, and the parts it was made of; of a judge the ends of the interval, its
-    reasons, and the text that it saw."""
+    """A trajectory's score and its components.
+
+    A judge adds the ends of its interval, its reasons, and the text that it was shown (``seen``).
+    """
 
     trajectory_id: str
     scorer: str
@@ -25,7 +27,7 @@ class StoredScore:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ScoredRow:
-    """A score with whose it is, as it is stored; the scenario is the window where none is named."""
+    """A stored score with agent and scenario; without a scenario of its own, that is the window."""
 
     agent_id: str
     scenario_id: str
@@ -40,7 +42,7 @@ class ScoredRow:
 
 
 async def list_scores(store: Store, window_id: str) -> list[ScoredRow]:
-    """The window's scores by scenario, the best first; none when it was not scored."""
+    """Return the window's scores by scenario, best first; empty if it was not scored."""
     require_game_tables(store)
     rows = await store.pool.fetch(
         'SELECT t."agentId" AS agent_id, coalesce(t."scenarioId", s.window_id) AS scenario_id,'
@@ -53,7 +55,7 @@ async def list_scores(store: Store, window_id: str) -> list[ScoredRow]:
 
 
 async def replace_scores(store: Store, claim: Claim, rows: Iterable[StoredScore]) -> None:
-    """Store the window's scores in place of those of an earlier attempt."""
+    """Replace the window's scores, which an earlier attempt may have stored."""
     failpoint("scores.before")
     async with guarded(store, claim) as connection:
         await connection.execute("DELETE FROM babylon.scores WHERE window_id = $1", claim.window_id)

@@ -15,8 +15,8 @@ from babylon.core.api_keys import local_key
 from babylon.core.settings import Settings
 from babylon.deployment.admin.app import Admin
 from babylon.store import Store
-from babylon.store.gateways import GatewayRow, announce_gateway, live_gateways
 from babylon.store.api_keys import create_key, revoke_key
+from babylon.store.gateways import GatewayRow, announce_gateway, live_gateways
 from babylon.store.proposals import open_proposals
 from babylon.store.routes import commit_route, current_route, list_routes
 from tests.deployments import announced, serving, three_policies

@@ -13,7 +13,7 @@ from typing import Annotated
 import aiohttp
 import msgspec
 
-from babylon.core.probes import ProbeAnswer, Ask
+from babylon.core.probes import Ask, ProbeAnswer
 from babylon.store.gateways import GatewayRow
 
 TIMEOUT_S = 300.0  # of one call, waiting for a place included

@@ -12,8 +12,7 @@ from dataclasses import dataclass
 from datetime import datetime
 from typing import Any, TypeVar
 
-from babylon.core.windows import sleep_until
-from babylon.core.windows import window_at
+from babylon.core.windows import sleep_until, window_at
 from babylon.game.fleet.answers import Answer, Turn
 from babylon.game.fleet.fleet_plan import TICK, FleetPlan, deal, plan_rounds, shards
 from babylon.game.fleet.fleet_records import (

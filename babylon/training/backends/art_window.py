@@ -15,8 +15,8 @@ from urllib.parse import unquote, urlsplit
 import msgspec
 
 from babylon.core.errors import TrainingError, WindowNotReadyError
-from babylon.core.text import find_secrets, redact
 from babylon.core.settings import Settings
+from babylon.core.text import find_secrets, redact
 from babylon.core.trajectories import Call, Message, TrainingRow
 from babylon.training.backends.updater import TrainInput
 from babylon.training.grpo.advantage import advantages

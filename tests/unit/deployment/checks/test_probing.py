@@ -10,7 +10,7 @@ import pytest
 from aiohttp import web
 from aiohttp.test_utils import TestServer
 
-from babylon.core.probes import ProbeAnswer, Ask
+from babylon.core.probes import Ask, ProbeAnswer
 from babylon.deployment.checks import probing
 from babylon.deployment.checks.probing import Asked, Faulty, Probe, probe
 from babylon.store.gateways import GatewayRow

@@ -83,5 +83,5 @@ def test_the_local_key_is_made_once_and_only_its_owner_reads_it(tmp_path: Path) 
     (path,) = home.iterdir()
     assert path.stat().st_mode & 0o777 == 0o600
     path.write_text("something else")
-    with pytest.raises(ConfigError, match=r"local\.key holds no key of ours"):
+    with pytest.raises(ConfigError, match=r"local\.key holds no babylon key"):
         local_key(home)
