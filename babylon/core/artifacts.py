@@ -17,6 +17,7 @@ from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import contextmanager, suppress
 from pathlib import Path
 from types import TracebackType
+from typing import Any
 from urllib.parse import urlsplit
 from urllib.request import url2pathname
 
@@ -28,7 +29,7 @@ from babylon.core.errors import ArtifactError
 from babylon.core.failpoints import failpoint
 from babylon.core.types import SCHEMA_VERSION, Artifact
 
-Columns = dict[str, Sequence[object] | pa.Array]  # name → values, all of one length
+Columns = dict[str, Sequence[Any] | pa.Array]  # name → values, all of one length
 DIGEST_CHARS = 8
 _ROWS_AT_A_TIME = 100
 _OLDEST = pl.CompatLevel.oldest()

@@ -4,8 +4,6 @@ The command line prints a ``BabylonError`` as one line on stderr and exits with 
 other exception is a bug and shows its traceback.
 """
 
-from typing import Any
-
 
 class BabylonError(Exception):
     """Base of every error that an operator can act on."""
@@ -58,7 +56,7 @@ class ModelError(BabylonError):
 class CheckpointRefusedError(ModelError):
     """A checkpoint did not pass the ``checks`` before deployment; nothing was changed."""
 
-    def __init__(self, message: str, checks: dict[str, Any]) -> None:
+    def __init__(self, message: str, checks: dict[str, object]) -> None:
         super().__init__(message)
         self.checks = checks
 

@@ -26,7 +26,6 @@ from babylon.store.checkpoints_in_use import (
     Holdings,
     WorkedWindow,
     checkpoints,
-    forget_arms,
     holding,
     mark_removed,
     worked_windows,
@@ -34,6 +33,7 @@ from babylon.store.checkpoints_in_use import (
 from babylon.store.connection import Store
 from babylon.store.lineage import staleness
 from babylon.store.route_history import champions
+from babylon.store.trajectory_arms import forget_arms
 
 log = logging.getLogger(__name__)
 UNFINISHED_S = 3600.0  # nobody takes so long from one row group of an artifact to the next

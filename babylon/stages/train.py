@@ -11,7 +11,7 @@ from babylon.core.trajectories import training_rows
 from babylon.core.types import Claim, Scored, Trained
 from babylon.policies.checkpoint_files import checkpoint_digest
 from babylon.store.connection import Store
-from babylon.store.lineage import staleness
+from babylon.store.lineage import parents, staleness
 from babylon.store.policies import (
     Policy,
     champion,
@@ -19,7 +19,6 @@ from babylon.store.policies import (
     commit_policy,
     ensure_base,
     list_policies,
-    parents,
     policy_of_batch,
 )
 from babylon.training.backends.registry import updater

@@ -21,7 +21,8 @@ from babylon.evaluation.arena.players import checkpoint_player
 from babylon.evaluation.arena.suite import digest, unseen_scenarios
 from babylon.game.market.scenario import PRESETS, Scenario
 from babylon.store.connection import Store
-from babylon.store.policies import Policy, champion, descends, get_policy, set_verdict
+from babylon.store.lineage import descends
+from babylon.store.policies import Policy, champion, get_policy, set_verdict
 from babylon.store.route_history import RESTORER, all_routes, same_champion_since, taken_back
 from babylon.training.health import ruled_out
 from babylon.training.takeover import claim_name

@@ -384,7 +384,7 @@ async def test_the_command_line_compares_two_and_ranks_all(
     report = json.loads((Path(duel["report"]) / "report.json").read_text())
     assert [*report["players"]] == ["scripted:random", "scripted:oracle", "news"]
     for same in ("0", "00"):
-        with pytest.raises(ArenaError, match="policy 0 against itself"):
+        with pytest.raises(ArenaError, match="policy 0 cannot be compared with itself"):
             await asyncio.to_thread(arena.play, "0", same)
 
     with pytest.raises(typer.Exit) as left:

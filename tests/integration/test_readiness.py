@@ -226,7 +226,7 @@ async def test_late_trajectories_are_counted_and_named(store, command):
     await set_state(store, held, WindowState.TRAINED)
     await set_state(store, held, WindowState.REJECTED)
     _, text = await command("list", "--include-late")
-    assert "1 late (train --recipe NAME --include-late takes them up)" in text
+    assert "1 late (`train --recipe NAME --include-late` trains them)" in text
     assert "Late trajectories" in text and "one" in text.split("Late trajectories")[1]
     _, text = await command("list", "--include-late", "--json")
     (late,) = json.loads(text)["late"]

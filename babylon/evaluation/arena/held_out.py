@@ -21,7 +21,8 @@ from babylon.core.types import Artifact, Claim, OffPolicy, Trained
 from babylon.core.windows import WindowState
 from babylon.evaluation.arena.off_policy import off_policy
 from babylon.store.connection import Store
-from babylon.store.policies import descends, policy_of_batch, trained_into
+from babylon.store.lineage import descends, trained_into
+from babylon.store.policies import policy_of_batch
 from babylon.store.windows import WindowRow, list_windows
 
 MOST = 512  # trajectories: enough for a mean, minutes of a large model
