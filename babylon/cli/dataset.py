@@ -7,10 +7,9 @@ from pathlib import Path
 from typing import Annotated
 
 import typer
-from rich.text import Text
 
 from babylon.cli.options import Json
-from babylon.cli.output import print_json, print_table, stderr
+from babylon.cli.output import print_json, print_table
 from babylon.cli.shared import with_store
 from babylon.core.settings import load_settings
 
@@ -82,6 +81,7 @@ def replay(
     json: Json = False,
 ) -> None:
     """Play recorded windows again with a policy, and compare its P&L with the recorded one."""
+    from babylon.cli.replay_page import print_replay
     from babylon.dataset.replay.comparison import replay_report
 
     if (month is None) == (window is None):
@@ -94,25 +94,5 @@ def replay(
     )
     if json:
         print_json(report.summary())
-        return
-    rows = [
-        [
-            one.scenario_id,
-            one.prices,
-            Text(f"{one.recorded_pnl:+,.2f}"),
-            Text(f"{one.replayed_pnl:+,.2f}"),
-            Text(f"{one.difference:+,.2f}"),
-            Text(f"{one.malformed:.0%}"),
-        ]
-        for one in report.results
-    ]
-    columns = ["scenario", "prices", "recorded P&L", "replayed P&L", "difference", "malformed"]
-    print_table(f"{report.policy} in the place of {report.agent}", columns, rows)
-    print(
-        f"{len(report.results)} scenarios, mean P&L {report.mean_recorded:+.2f} recorded,"
-        f" {report.mean_replayed:+.2f} replayed (USD)"
-    )
-    for line in report.missing:
-        stderr.print(f"not recorded: {line}")
-    for skipped in report.skipped:
-        stderr.print(f"not replayed: {skipped.reason}")
+    else:
+        print_replay(report)

@@ -1,15 +1,14 @@
 """Probes: chats that check how a policy answers, and its answers with the exact tokens."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Ask:
     """A chat to answer at temperature 1."""
 
-    messages: Sequence[dict[str, Any]]
+    messages: Sequence[Mapping[str, object]]
     max_tokens: int
     seed: int
 

@@ -7,7 +7,6 @@ logprobs. A call known only from the game's log has text alone: the trainer toke
 
 from collections.abc import Iterable
 from datetime import datetime
-from typing import Any
 
 import msgspec
 import polars as pl
@@ -111,7 +110,7 @@ _LEARNT_FROM = ("trajectory_id", "agent_id", "scenario_id", "score")
 
 def trajectory_row(
     trajectory: Trajectory, *, game_json: str, knowledge_json: str, step_rewards_json: str = "[]"
-) -> dict[str, Any]:
+) -> dict[str, object]:
     """Return a row of ``TRAJECTORY_SCHEMA``."""
     return {
         **{name: getattr(trajectory, name) for name in PLAIN},

@@ -1,7 +1,5 @@
 """The arena's tables: frozen suites of worlds, and each player's result on them."""
 
-from typing import Any
-
 from babylon.core.errors import ArenaError
 from babylon.store.connection import Store
 
@@ -34,9 +32,9 @@ async def register_suite(
 
 async def stored_result(
     store: Store, suite_digest: str, player: str, seed: int
-) -> dict[str, Any] | None:
+) -> dict[str, object] | None:
     """Return a player's result on a suite, ``None`` before the player has played it."""
-    result: dict[str, Any] | None = await store.pool.fetchval(
+    result: dict[str, object] | None = await store.pool.fetchval(
         "SELECT result FROM babylon.arena_results"
         " WHERE suite_digest = $1 AND player = $2 AND seed = $3",
         suite_digest,
@@ -47,7 +45,7 @@ async def stored_result(
 
 
 async def store_result(
-    store: Store, suite_digest: str, player: str, seed: int, result: dict[str, Any]
+    store: Store, suite_digest: str, player: str, seed: int, result: dict[str, object]
 ) -> None:
     """Store a result. Play is deterministic, so a result that is already stored is kept."""
     await store.pool.execute(

@@ -9,7 +9,6 @@ lifetime P&L minus that of the first step.
 from collections.abc import Sequence
 from dataclasses import dataclass
 from datetime import datetime
-from typing import Any
 
 from babylon.store.connection import Connection, Store
 from babylon.store.routes import Mode, Route
@@ -173,7 +172,7 @@ async def scores_of(connection: Connection, trajectory_ids: Sequence[str]) -> di
 
 
 async def keep_review(
-    store: Store, salt: str, reviewed_at: datetime, decision: str, numbers: dict[str, Any]
+    store: Store, salt: str, reviewed_at: datetime, decision: str, numbers: dict[str, object]
 ) -> None:
     """Store the decision and the numbers of one review."""
     await store.pool.execute(

@@ -148,9 +148,7 @@ async def commit_policy(
 ) -> int:
     """Register a checkpoint and consume its trajectories, in one transaction.
 
-    Args:
-        digest: hash of the checkpoint's files (``babylon.policies.checkpoint_files``), which
-            engines compare when they load it.
+    ``digest`` is the hash of the checkpoint's files (``babylon.policies.checkpoint_files``).
 
     Returns:
         The new policy version.
@@ -162,6 +160,7 @@ async def commit_policy(
     failpoint("policy.before")
     async with guarded(store, claim) as connection:
         await _check_untrained(connection, claim)
+        # The lock makes version numbers consecutive: two commits must not read the same maximum.
         await connection.execute("LOCK TABLE babylon.policies IN SHARE ROW EXCLUSIVE MODE")
         version: int = await connection.fetchval(
             "INSERT INTO babylon.policies (policy_version, parent_version, kind, uri, base_model,"

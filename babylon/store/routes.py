@@ -111,13 +111,8 @@ async def commit_route(
     failpoint("route.before")
     async with _transaction(store, claim) as connection:
         await lock_routes(connection)
-        current = await connection.fetchval("SELECT max(route_version) FROM babylon.routes") or 0
-        if current != expected_route_version:
-            raise RouteConflictError(
-                f"the route is at version {current}, not {expected_route_version}:"
-                " see `babylon model list` and decide again"
-            )
-        version: int = current + 1
+        await _require_route(connection, expected_route_version)
+        version = expected_route_version + 1
         await require_present(connection, policy_version)
         if split:
             await require_present(connection, split.challenger_version)
@@ -169,6 +164,15 @@ async def require_present(connection: Connection, policy_version: int) -> None:
         raise ModelError(
             f"the checkpoint of policy {policy_version} was removed at {removed:%Y-%m-%d %H:%M} UTC"
             " (KEEP_CHECKPOINTS): `babylon model list` shows those that are there; promote one"
+        )
+
+
+async def _require_route(connection: Connection, expected: int) -> None:
+    current = await connection.fetchval("SELECT max(route_version) FROM babylon.routes") or 0
+    if current != expected:
+        raise RouteConflictError(
+            f"the route is at version {current}, not {expected}:"
+            " see `babylon model list` and decide again"
         )
 
 

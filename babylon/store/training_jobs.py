@@ -9,11 +9,11 @@ have reached the provider, and a ``running`` one has the provider's id.
 from collections.abc import Sequence
 from dataclasses import dataclass
 from datetime import datetime, timedelta
-from typing import Any, Literal
+from typing import Literal
 
 from babylon.core.errors import FencedError, TrainingError
 from babylon.core.types import Claim
-from babylon.store.connection import Store, guarded
+from babylon.store.connection import Connection, Store, guarded
 
 Status = Literal["preparing", "submitting", "running", "done", "failed", "expired"]
 OPEN = ("preparing", "submitting", "running")
@@ -41,7 +41,7 @@ class TrainingJob:
     status: Status
     reason: str | None
     step: int | None
-    metrics: dict[str, Any]
+    metrics: dict[str, float]
     created_at: datetime
     submitted_at: datetime | None
     deadline: datetime
@@ -113,23 +113,7 @@ async def begin_job(
     """
     async with guarded(store, claim) as connection:
         await connection.execute("LOCK TABLE babylon.training_jobs IN SHARE ROW EXCLUSIVE MODE")
-        await connection.execute(
-            "UPDATE babylon.training_jobs SET status = 'expired', reason = 'nobody waited for it'"
-            " WHERE model = $1 AND status = ANY($2) AND deadline <= clock_timestamp()",
-            model,
-            OPEN,
-        )
-        if other := await connection.fetchrow(
-            "SELECT window_id, job_id, deadline FROM babylon.training_jobs"
-            " WHERE model = $1 AND status = ANY($2)",
-            model,
-            OPEN,
-        ):
-            raise TrainingError(
-                f"{trainer} still trains window {other['window_id']} (job"
-                f" {other['job_id'] or 'not yet known'}) on model {model}: train that window to its"
-                f" end, or wait until {other['deadline']:%Y-%m-%d %H:%M:%S} UTC"
-            )
+        await _require_no_open_job(connection, trainer, model)
         row = await connection.fetchrow(
             "INSERT INTO babylon.training_jobs (window_id, attempt, epoch, trainer, model,"
             " parent_version, parent_step, trajectory_ids, counts, excluded, deadline)"
@@ -149,6 +133,27 @@ async def begin_job(
         )
         assert row is not None
         return TrainingJob(**row)
+
+
+async def _require_no_open_job(connection: Connection, trainer: str, model: str) -> None:
+    """Close the model's expired job, then check that none is open."""
+    await connection.execute(
+        "UPDATE babylon.training_jobs SET status = 'expired', reason = 'nobody waited for it'"
+        " WHERE model = $1 AND status = ANY($2) AND deadline <= clock_timestamp()",
+        model,
+        OPEN,
+    )
+    if other := await connection.fetchrow(
+        "SELECT window_id, job_id, deadline FROM babylon.training_jobs"
+        " WHERE model = $1 AND status = ANY($2)",
+        model,
+        OPEN,
+    ):
+        raise TrainingError(
+            f"{trainer} still trains window {other['window_id']} (job"
+            f" {other['job_id'] or 'not yet known'}) on model {model}: train that window to its"
+            f" end, or wait until {other['deadline']:%Y-%m-%d %H:%M:%S} UTC"
+        )
 
 
 async def take_job(store: Store, claim: Claim, job: TrainingJob) -> None:
