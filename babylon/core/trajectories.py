@@ -7,6 +7,7 @@ logprobs. A call known only from the game's log has text alone: the trainer toke
 
 from collections.abc import Iterable
 from datetime import datetime
+from typing import Any
 
 import msgspec
 import polars as pl
