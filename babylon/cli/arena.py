@@ -24,7 +24,9 @@ def play(a: PlayerName, b: PlayerName, suite: SuiteName = "starter", json: Json 
     from babylon.cli.arena_page import COLUMNS, compare, figures, result_row, suite_record, title
 
     settings = load_settings()
-    venue, results, difference, directory = with_store(settings, compare, settings, suite, (a, b))
+    venue, results, difference, directory = with_store(
+        settings, compare, settings.home, settings.seed, suite, (a, b)
+    )
     if json:
         print_json(
             {

@@ -10,7 +10,7 @@ from dataclasses import asdict
 from rich.text import Text
 
 from babylon.core.errors import ArenaError
-from babylon.core.settings import Settings
+from babylon.core.home import Home
 from babylon.evaluation.arena.confidence import Interval, paired_difference
 from babylon.evaluation.arena.leaderboard import (
     Entered,
@@ -31,7 +31,7 @@ COLUMNS = ["player", "mean P&L, $", "95 % interval", "win rate", "drawdown, $", 
 
 
 async def compare(
-    store: Store, settings: Settings, suite: str, players: tuple[str, str]
+    store: Store, home: Home, seed: int, suite: str, players: tuple[str, str]
 ) -> tuple[Venue, dict[str, Result], Interval, str]:
     """Let two players play a suite.
 
@@ -41,15 +41,15 @@ async def compare(
     Raises:
         ArenaError: both names are the same player.
     """
-    found = [await find_player(store, text, settings.seed) for text in players]
+    found = [await find_player(store, text, seed) for text in players]
     names = [player.name for player in found]
     if names[0] == names[1]:
         raise ArenaError(f"{names[0]} cannot be compared with itself: name two players")
     venue = await open_venue(store, find_suite(suite))
-    results = {p.name: await played(store, venue, p, settings.seed) for p in found}
+    results = {p.name: await played(store, venue, p, seed) for p in found}
     first, second = results.values()
     difference = paired_difference(first.pnl, second.pnl)
-    directory = settings.arena / re.sub(r"[^\w@.-]+", "-", f"{venue.suite}-{'-vs-'.join(names)}")
+    directory = home.arena / re.sub(r"[^\w@.-]+", "-", f"{venue.suite}-{'-vs-'.join(names)}")
     scripted = yardsticks(venue.worlds)
     shown = results | {n: r for n, r in scripted.items() if f"{SCRIPTED}{n}" not in results}
     record = suite_record(venue) | {"difference": asdict(difference)}

@@ -54,9 +54,9 @@ def import_(
         import_files,
         files,
         format=format,
-        window=None if window is None else parse_window_id(window, settings.minutes),
+        window=None if window is None else parse_window_id(window, settings.windows.minutes),
         agent_id=agent,
-        minutes=settings.minutes,
+        minutes=settings.windows.minutes,
     )
     show_values(dict(added), json)
 
@@ -75,7 +75,7 @@ def export(
     from babylon.formats.export_files import export_game, export_traces
 
     settings = load_settings()
-    parse_window_id(window, settings.minutes)
+    parse_window_id(window, settings.windows.minutes)
     if format is Written.GAME:
         counts = dict(with_store(settings, export_game, window, output))
     else:

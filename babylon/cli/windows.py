@@ -8,7 +8,7 @@ import typer
 from babylon.cli.options import Json, MinActions, MinAgents, WindowMinutes, given
 from babylon.cli.output import print_json
 from babylon.cli.shared import with_store
-from babylon.core.settings import MAX_HOURS, Settings, load_settings
+from babylon.core.settings import MAX_HOURS, load_settings
 
 app = typer.Typer(help="Recorded windows and whether they can be trained.", no_args_is_help=True)
 Lookback = Annotated[
@@ -32,7 +32,10 @@ def list_(
     """List every window: its state, owner, counts, and the reason for its state."""
     from babylon.cli.windows_page import print_late, print_windows, read_windows, record
 
-    options = given(min_agents=min_agents, min_actions=min_actions, window_minutes=window_minutes)
+    options = given(
+        windows={"min_agents": min_agents, "minutes": window_minutes},
+        quality={"min_actions": min_actions},
+    )
     settings = load_settings(**options)
     reports, late, _ = with_store(
         settings, read_windows, settings, lookback_hours, include_late=include_late
@@ -57,7 +60,10 @@ def check(
     """Print READY FOR TRAINING, or what is missing. The exit code is 1 if no window is ready."""
     from babylon.cli.windows_page import print_windows, read_windows, waiting_with_rejections
 
-    options = given(min_agents=min_agents, min_actions=min_actions, window_minutes=window_minutes)
+    options = given(
+        windows={"min_agents": min_agents, "minutes": window_minutes},
+        quality={"min_actions": min_actions},
+    )
     settings = load_settings(**options)
     reports, _, clock = with_store(settings, read_windows, settings, lookback_hours)
     ready = [report.window_id for report in reports if report.ready]
@@ -76,8 +82,8 @@ def check(
     else:
         print_windows(reports, explain=refusing[-EXPLAINED:])
         if clock.hidden:
-            print(_hidden_sessions(clock.hidden, settings))
-        print(_conclusion(ready, settings, lookback_hours))
+            print(_hidden_sessions(clock.hidden, settings.windows.grace_s))
+        print(_conclusion(ready, settings.windows.min_agents, lookback_hours))
     raise typer.Exit(0 if ready else 1)
 
 
@@ -91,7 +97,9 @@ def show(
     """Show one window: what it lacks, its rejected trajectories with reasons, and its late ones."""
     from babylon.cli.windows_page import print_late, print_windows, read_window, record
 
-    settings = load_settings(**given(min_agents=min_agents, min_actions=min_actions))
+    settings = load_settings(
+        **given(windows={"min_agents": min_agents}, quality={"min_actions": min_actions})
+    )
     report, late = with_store(settings, read_window, settings, window)
     if json:
         rejections = [asdict(one) for one in report.rejections]
@@ -103,19 +111,19 @@ def show(
         print_late(late)
 
 
-def _hidden_sessions(sessions: int, settings: Settings) -> str:
+def _hidden_sessions(sessions: int, grace_s: float) -> str:
     """Return a warning for a database that hides other accounts' transactions from us."""
     return (
         f"{sessions} sessions of other accounts hide the start of their transactions: rows that"
-        f" they commit later than WINDOW_GRACE_SECONDS={settings.grace_s:g} after a window are"
+        f" they commit later than WINDOW_GRACE_SECONDS={grace_s:g} after a window are"
         " late, unless you GRANT pg_read_all_stats to this account"
     )
 
 
-def _conclusion(ready: list[str], settings: Settings, hours: int | None) -> str:
+def _conclusion(ready: list[str], min_agents: int, hours: int | None) -> str:
     if ready:
         return f"READY FOR TRAINING: {', '.join(ready[-3:])}" + (
             f" and {len(ready) - 3} older" if len(ready) > 3 else ""
         )
     where = "recorded" if hours is None else f"of the last {hours} h"
-    return f"NOT READY: no window {where} waits with {settings.min_agents} eligible agents"
+    return f"NOT READY: no window {where} waits with {min_agents} eligible agents"

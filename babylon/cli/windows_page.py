@@ -43,9 +43,9 @@ async def read_window(
         WindowError: nothing was recorded in the window, and nobody claimed it.
     """
     row = await get_window(store, window_id)
-    minutes = row.minutes if row else settings.minutes
+    minutes = row.minutes if row else settings.windows.minutes
     window = parse_window_id(window_id, minutes)
-    settings = settings.model_copy(update={"minutes": minutes})
+    settings = settings.replace(windows={"minutes": minutes})
     reports = await window_reports(store, settings, since=window.start, until=window.end)
     found = [report for report in reports if report.window_id == window_id]
     if not found:

@@ -79,7 +79,7 @@ async def open_store(settings: Settings, *, migrate: bool = False) -> AsyncItera
             revision = await current_revision(connection)
         check_not_newer(revision)
         if revision != HEAD:
-            if not migrate and settings.database_url is not None:
+            if not migrate and settings.database.url is not None:
                 raise DatabaseError(
                     f"the database {place(arguments['dsn'])} is at version {revision or 'none'},"
                     f" not {HEAD}: run `babylon db migrate`"
@@ -150,7 +150,7 @@ def one_line(error: Exception) -> str:
 
 @asynccontextmanager
 async def _open_pool(settings: Settings) -> AsyncIterator[tuple[Pool, dict[str, Any]]]:
-    async with database_url(settings) as url:
+    async with database_url(settings.database, settings.home) as url:
         arguments = connect_arguments(url)
         with _connecting(url):
             pool = await asyncpg.create_pool(

@@ -9,25 +9,26 @@ from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 
 from babylon.core.errors import DatabaseError
-from babylon.core.settings import Settings
+from babylon.core.home import Home
+from babylon.core.settings import DatabaseSettings
 
 log = logging.getLogger(__name__)
 LOOK_S = 1.0
 
 
 @asynccontextmanager
-async def database_url(settings: Settings) -> AsyncIterator[str]:
+async def database_url(database: DatabaseSettings, home: Home) -> AsyncIterator[str]:
     """Yield ``DATABASE_URL``, or the address of the embedded server, which runs meanwhile.
 
     Raises:
         DatabaseError: the embedded server does not start.
     """
-    if settings.database_url is not None:
-        yield settings.database_url.get_secret_value()
+    if database.url is not None:
+        yield database.url.get_secret_value()
         return
     from babylon.store.embedded import EmbeddedPostgres
 
-    server = EmbeddedPostgres(settings.home)
+    server = EmbeddedPostgres(home.root)
     start = asyncio.ensure_future(asyncio.to_thread(server.acquire))
     try:
         await asyncio.shield(start)
@@ -38,7 +39,7 @@ async def database_url(settings: Settings) -> AsyncIterator[str]:
 
 
 @asynccontextmanager
-async def kept_running(settings: Settings) -> AsyncIterator[None]:
+async def kept_running(database: DatabaseSettings, home: Home) -> AsyncIterator[None]:
     """Keep the embedded server running: restart it when it dies.
 
     A server that ``DATABASE_URL`` names is left to its operator.
@@ -46,13 +47,13 @@ async def kept_running(settings: Settings) -> AsyncIterator[None]:
     Raises:
         DatabaseError: the embedded server does not start at first.
     """
-    async with database_url(settings):
-        if settings.database_url is not None:
+    async with database_url(database, home):
+        if database.url is not None:
             yield
             return
         from babylon.store.embedded import EmbeddedPostgres
 
-        server = EmbeddedPostgres(settings.home)
+        server = EmbeddedPostgres(home.root)
         watch = asyncio.create_task(_watch(server.revive, f"see {server.log}"))
         try:
             yield

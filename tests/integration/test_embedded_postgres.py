@@ -192,8 +192,8 @@ def test_a_killed_postmaster_is_replaced_and_no_committed_row_is_lost(home: Path
 async def test_a_server_that_dies_under_its_users_is_started_again_at_the_same_address(
     home: Path,
 ) -> None:
-    settings = load_settings(home=home, database_url=None)
-    async with kept_running(settings), asyncio.timeout(60):
+    settings = load_settings(home=home, database={"url": None})
+    async with kept_running(settings.database, settings.home), asyncio.timeout(60):
         server = EmbeddedPostgres(home)
         url = server.url("postgres")
         for _ in range(2):
@@ -326,7 +326,8 @@ async def test_the_embedded_store_migrates_itself(home: Path) -> None:
 
 async def test_a_cancelled_start_leaves_no_server_behind(home: Path) -> None:
     async def use() -> None:
-        async with database_url(load_settings(home=home)):
+        settings = load_settings(home=home)
+        async with database_url(settings.database, settings.home):
             await asyncio.sleep(60)
 
     for delay_s in (0.0, 0.05, 0.5):
