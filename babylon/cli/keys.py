@@ -1,6 +1,7 @@
 """``babylon keys``: API keys of the gateway, and the agents for which they may call."""
 
 from dataclasses import asdict
+from datetime import datetime
 from typing import Annotated
 
 import typer
@@ -79,4 +80,6 @@ def revoke(
 
 
 def _cell(value: object) -> object:
+    if isinstance(value, datetime):
+        return f"{value:%Y-%m-%d %H:%M}"
     return ", ".join(value) if isinstance(value, tuple) else value

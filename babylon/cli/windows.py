@@ -125,5 +125,5 @@ def _conclusion(ready: list[str], min_agents: int, hours: int | None) -> str:
         return f"READY FOR TRAINING: {', '.join(ready[-3:])}" + (
             f" and {len(ready) - 3} older" if len(ready) > 3 else ""
         )
-    where = "recorded" if hours is None else f"of the last {hours} h"
-    return f"NOT READY: no window {where} waits with {min_agents} eligible agents"
+    where = "recorded window" if hours is None else f"window of the last {hours} h"
+    return f"NOT READY: no {where} waits with {min_agents} eligible agents"

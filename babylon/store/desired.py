@@ -35,7 +35,7 @@ async def desired(store: Store) -> Desired:
 
 
 @asynccontextmanager
-async def nothing_added(store: Store) -> AsyncIterator[tuple[Desired, list[GatewayRow]]]:
+async def lock_desired(store: Store) -> AsyncIterator[tuple[Desired, list[GatewayRow]]]:
     """Block new routes and proposals; yield the desired state and the live gateways."""
     async with store.pool.acquire() as connection, connection.transaction():
         await lock_routes(connection, _HALTED_S)

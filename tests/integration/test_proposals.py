@@ -1,4 +1,4 @@
-"""A proposal lives as long as its author renews it, whatever the database does meanwhile."""
+"""Renewal, expiry and outcome of proposals, also during outages of the database."""
 
 import asyncio
 import logging
@@ -46,7 +46,7 @@ async def test_renewal_goes_on_after_the_database_was_away(
     assert await outcomes(store) == ["committed"]
 
 
-async def test_a_proposal_that_ran_out_is_not_revived_and_that_is_said(
+async def test_an_expired_proposal_is_not_reopened_and_an_error_is_logged(
     store: Store, caplog: pytest.LogCaptureFixture
 ) -> None:
     async with proposed(store, 1, "test") as proposal_id:
@@ -55,7 +55,7 @@ async def test_a_proposal_that_ran_out_is_not_revived_and_that_is_said(
         assert not await open_proposals(store)
 
 
-async def test_a_database_that_cannot_be_told_the_outcome_hides_no_error(
+async def test_an_outcome_that_cannot_be_stored_hides_no_error(
     store: Store, caplog: pytest.LogCaptureFixture
 ) -> None:
     with pytest.raises(ModelError, match="of the block"):
@@ -67,7 +67,7 @@ async def test_a_database_that_cannot_be_told_the_outcome_hides_no_error(
     assert len(await open_proposals(store)) == 1
 
 
-async def test_a_renewal_that_is_broken_is_said_with_its_place(
+async def test_a_broken_renewal_is_logged_with_its_traceback(
     store: Store, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(proposals, "affected", lambda status: int("no number"))

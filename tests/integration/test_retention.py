@@ -42,7 +42,7 @@ def make(directory: Path) -> Path:
 async def train(
     store: Store, settings: Settings, hour: int, parent: int, *, done: bool = True
 ) -> Claim:
-    """A window whose checkpoint is committed, and rejected unless it is left ``trained``."""
+    """Commit a checkpoint for a window; with ``done`` the window ends as rejected."""
     claim = await claim_window(store, window(hour), owner="worker", lease_s=60)
     make(checkpoint_directory(settings, claim))
     await commit(store, settings, claim, parent)
@@ -67,7 +67,7 @@ async def commit(store: Store, settings: Settings, claim: Claim, parent: int) ->
 
 @pytest.fixture
 async def lean(store: Store, settings: Settings, tmp_path: Path) -> Settings:
-    """Keeps one of each kind; the base model lies elsewhere."""
+    """Settings that keep one checkpoint of each kind; the base model is outside the home."""
     await ensure_base(store, uri=str(make(tmp_path / "base")), base_model="tiny")
     return settings.replace(deployment={"keep_checkpoints": 1}, training={"max_staleness": 0})
 
@@ -80,7 +80,7 @@ async def removed(store: Store) -> list[int]:
     return [p.policy_version for p in await list_policies(store) if p.removed_at]
 
 
-async def test_what_nobody_needs_goes_and_its_row_says_so(store: Store, lean: Settings) -> None:
+async def test_unused_checkpoints_are_removed_and_marked(store: Store, lean: Settings) -> None:
     for hour in range(4):
         await train(store, lean, hour, parent=hour)
         await replace_champion(store, lean, hour + 1, Order(author="test", reason="better"))
@@ -189,7 +189,7 @@ async def test_an_adapter_that_does_not_name_its_base_keeps_everything_and_is_na
     assert await removed(store) == [] and len(there(lean)) == 3
 
 
-async def test_a_crash_between_mark_and_deletion_is_made_good(store: Store, lean: Settings) -> None:
+async def test_a_crash_between_mark_and_deletion_is_repaired(store: Store, lean: Settings) -> None:
     for hour in range(2):
         await train(store, lean, hour, parent=hour)
     await store.pool.execute(
@@ -199,7 +199,7 @@ async def test_a_crash_between_mark_and_deletion_is_made_good(store: Store, lean
     assert there(lean) == ["2025-11-14T0100-e1"]
 
 
-async def test_a_directory_that_cannot_be_deleted_is_said_and_tried_again(
+async def test_a_directory_that_cannot_be_deleted_is_logged_and_tried_again(
     store: Store, lean: Settings, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     for hour in range(2):
@@ -355,7 +355,7 @@ async def test_nothing_outside_this_home_is_ever_removed(
 
 
 async def test_promotion_and_removal_take_turns(store: Store, lean: Settings) -> None:
-    """Whichever is first, the other respects it: what serves is there."""
+    """In either order, the policy that serves keeps its checkpoint."""
     for hour in range(3):
         await train(store, lean, hour, parent=hour)
     results = await asyncio.gather(

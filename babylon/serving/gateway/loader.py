@@ -19,7 +19,7 @@ from babylon.serving.gateway.route_table import RouteTable, Target
 from babylon.serving.gateway.shipping import DATABASE_FAILURES
 from babylon.serving.gateway.wanted_policies import Occasion, wanted
 from babylon.store import Store
-from babylon.store.desired import nothing_added
+from babylon.store.desired import lock_desired
 
 log = logging.getLogger(__name__)
 
@@ -188,7 +188,7 @@ class Loader:
         needed = {wish.target.name for wish in self._needed()}
         if not self._wanted or not any(self._ours.fullmatch(name) for name in held - needed):
             return
-        async with nothing_added(self._store) as (desired, gateways):
+        async with lock_desired(self._store) as (desired, gateways):
             used = wanted(desired).keys() | self._table.in_flight.keys()
             for gateway in gateways:
                 used |= {*gateway.loaded, *map(int, gateway.in_flight)}

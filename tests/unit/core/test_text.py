@@ -1,4 +1,4 @@
-"""What counts as a secret, and what a market's text may hold without being one."""
+"""Redaction: texts that are secrets, and market texts that are not."""
 
 import pytest
 
@@ -53,7 +53,7 @@ def test_a_password_in_a_url_goes_and_the_rest_of_the_url_stays(user: str) -> No
 
 
 @pytest.mark.parametrize("text", HARMLESS)
-def test_what_markets_are_made_of_is_left_alone(text: str) -> None:
+def test_market_texts_are_not_redacted(text: str) -> None:
     assert find_secrets(text) == () and redact(text) == text
 
 
@@ -62,7 +62,7 @@ def test_a_known_secret_goes_whatever_its_form() -> None:
     assert find_secrets("the word is swordfish", {"swordfish"}) == ("key",)
 
 
-def test_of_a_known_secret_that_holds_another_nothing_is_left() -> None:
+def test_overlapping_known_secrets_are_removed_whole() -> None:
     known = ["swordfish", "swordfish-and-a-tail"]
     for order in (known, known[::-1]):
         assert redact("it is swordfish-and-a-tail", order) == "it is [REDACTED:key]"

@@ -1,4 +1,4 @@
-"""Window ids and keys, from when on a window may be trained, and what may follow what."""
+"""Window ids and keys, readiness for training, and state transitions."""
 
 from datetime import UTC, datetime, timedelta
 
@@ -26,7 +26,7 @@ CLOSES = datetime(2025, 11, 14, 10, tzinfo=UTC)
 
 
 def at(seconds: float, *, writer: float | None = None) -> Clock:
-    """So many seconds after the window's end; a transaction writes since ``writer``."""
+    """Return the clock ``seconds`` after the window's end; ``writer``: start of a transaction."""
     since = None if writer is None else CLOSES + timedelta(seconds=writer)
     return Clock(now=CLOSES + timedelta(seconds=seconds), oldest_writer=since)
 
@@ -78,7 +78,7 @@ def test_a_claim_goes_forward_only_and_what_is_done_is_done() -> None:
     assert TRANSITIONS[WindowState.TRAINED] == {WindowState.TRAINED, *DONE}
 
 
-def test_failures_are_tried_again_at_growing_distance_over_a_weekend_and_not_for_ever() -> None:
+def test_failures_are_retried_at_growing_intervals_over_a_weekend_and_not_for_ever() -> None:
     waits = [backoff(attempt) for attempt in range(1, MAX_ATTEMPTS)]
     assert waits[:3] == [timedelta(minutes=15), timedelta(minutes=30), timedelta(hours=1)]
     assert waits == sorted(waits) and waits[-1] == timedelta(hours=24) == backoff(10_000)

@@ -22,7 +22,7 @@ def test_age_is_counted_in_updates_along_the_line_of_descent(
     assert staleness(PARENTS, trained) == expected
 
 
-def test_numbers_that_rejected_challengers_took_do_not_age_anybody() -> None:
+def test_rejected_challengers_do_not_count_as_updates() -> None:
     rejected = {version: 0 for version in range(1, 9)}
     assert staleness({0: None, **rejected, 9: 0}, 9)[0] == 1
 
