@@ -228,9 +228,13 @@ async def test_directories_of_claims_that_cannot_commit_are_swept_and_no_others(
         target = make(checkpoint_directory(lean, claim))
         make(target.with_name(f".{target.name}-x1y2z3w4"))  # its temporary one
     foreign = Claim(window_id="2020-01-01T00:00", epoch=3, owner="of another database")
-    for other in (checkpoint_directory(lean, foreign), lean.checkpoints / "mine", lean.models):
+    for other in (
+        checkpoint_directory(lean, foreign),
+        lean.home.checkpoints / "mine",
+        lean.home.models,
+    ):
         make(other)
-    (lean.checkpoints / "2025-11-14T0100-e7").symlink_to(lean.models)
+    (lean.home.checkpoints / "2025-11-14T0100-e7").symlink_to(lean.home.models)
     await retire_checkpoints(store, lean)
     assert there(lean) == [
         ".2025-11-14T0000-e2-x1y2z3w4",
@@ -239,14 +243,14 @@ async def test_directories_of_claims_that_cannot_commit_are_swept_and_no_others(
         "2025-11-14T0100-e7",
         "mine",
     ]
-    assert (lean.models / "model.safetensors").exists()
+    assert (lean.home.models / "model.safetensors").exists()
 
 
 async def test_a_home_that_is_reached_by_another_path_keeps_its_checkpoints(
     store: Store, lean: Settings, tmp_path: Path
 ) -> None:
     await train(store, lean, 0, parent=0)
-    (tmp_path / "link").symlink_to(lean.home)
+    (tmp_path / "link").symlink_to(lean.home.root)
     await retire_checkpoints(store, lean.replace(home=tmp_path / "link"))
     assert there(lean) == ["2025-11-14T0000-e1"]
 
@@ -263,7 +267,7 @@ async def test_a_recipe_called_like_another_ones_claim_keeps_its_checkpoint(
         await set_state(store, claims[0], state)
     for claim in claims:
         make(checkpoint_directory(lean, claim))
-    make(lean.checkpoints / ".2025-11-14T0000+x-e1-abc_1234")
+    make(lean.home.checkpoints / ".2025-11-14T0000+x-e1-abc_1234")
     await sweep(store, lean)
     assert there(lean) == ["2025-11-14T0000+x-e2-e1"]
 
@@ -299,12 +303,12 @@ async def test_progress_stays_while_its_window_may_go_on_from_it(
     await store.pool.execute(
         "UPDATE babylon.windows SET updated_at = now() - $2::interval WHERE window_id = $1",
         old.window_id,
-        timedelta(hours=lean.lookback_hours + 1),
+        timedelta(hours=lean.windows.lookback_hours + 1),
     )
     for claim in (done, claimed, failed, old):
         make(progress_directory(lean, claim))
     await retire_checkpoints(store, lean)
-    assert sorted(path.name for path in lean.progress.iterdir()) == [
+    assert sorted(path.name for path in lean.home.progress.iterdir()) == [
         "2025-11-14T0100-e1",
         "2025-11-14T0200-e1",
     ]
@@ -332,7 +336,7 @@ async def test_arms_are_forgotten_when_their_experiment_ended_long_ago(
             hours,
         )
     kept = "SELECT array_agg(salt ORDER BY salt) FROM babylon.trajectory_arms"
-    for lookback_hours, expected in ((300.5, 3), (299, 2)):
+    for lookback_hours, expected in ((301, 3), (299, 2)):
         settings = lean.replace(windows={"lookback_hours": lookback_hours})
         await retire_checkpoints(store, settings)
         assert len(await store.pool.fetchval(kept)) == expected
@@ -345,13 +349,13 @@ async def test_nothing_outside_this_home_is_ever_removed(
     for hour in range(3):
         await train(store, lean, hour, parent=hour)
     elsewhere = make(tmp_path / "elsewhere")
-    for version, uri in ((1, elsewhere), (2, lean.checkpoints / "deeper" / "one")):
+    for version, uri in ((1, elsewhere), (2, lean.home.checkpoints / "deeper" / "one")):
         await store.pool.execute(
             "UPDATE babylon.policies SET uri = $2 WHERE policy_version = $1", version, str(uri)
         )
-    make(lean.checkpoints / "deeper" / "one")
+    make(lean.home.checkpoints / "deeper" / "one")
     assert await retire_checkpoints(store, lean) == ()
-    assert elsewhere.exists() and (lean.checkpoints / "deeper" / "one").exists()
+    assert elsewhere.exists() and (lean.home.checkpoints / "deeper" / "one").exists()
 
 
 async def test_promotion_and_removal_take_turns(store: Store, lean: Settings) -> None:

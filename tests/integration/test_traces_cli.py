@@ -77,7 +77,7 @@ def test_what_goes_out_comes_back_in(played: None, capsys: Capture, tmp_path: Pa
 @pytest.mark.parametrize(
     ("arguments", "code", "message"),
     [
-        (["dataset", "replay", "--agent", "a"], 2, "give --month YYYY-MM or --window ID"),
+        (["dataset", "replay", "--agent", "a"], 2, "give either --month YYYY-MM or --window ID"),
         (["dataset", "replay", "--agent", "a", "--month", "2024-01"], 1, "--from"),
         (["db", "export", "--window", "noon", "--format", "chat", "-o", "x"], 1, "window id"),
     ],
