@@ -23,8 +23,8 @@ from babylon.core.windows import (
     settling,
     window_at,
 )
-from babylon.quality.checks import check_row
 from babylon.quality.reasons import Reason
+from babylon.quality.row_checks import check_row
 from babylon.store import Store, require_game_tables
 from babylon.store.counts import WindowCounts, count_windows
 from babylon.store.database_clock import read_clock

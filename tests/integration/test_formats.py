@@ -14,7 +14,7 @@ from babylon.core.windows import parse_window_id
 from babylon.formats.atif_write import write_atif
 from babylon.formats.export_files import export_game, export_traces
 from babylon.formats.import_files import import_files
-from babylon.formats.names import Format, Written
+from babylon.formats.format_names import Format, Written
 from babylon.game.fleet.fleet_plan import FleetPlan
 from babylon.game.fleet.spawn import run_fleet
 from babylon.stages.collect import collect_window

@@ -11,9 +11,9 @@ from babylon.scoring.judge.judge_requirements import require_judge
 from babylon.scoring.judge.judge_scorers import open_judge
 from babylon.scoring.judge.judge_window import judge_window
 from babylon.scoring.judge.judgment import GroundTruth, JudgeConfig
-from babylon.scoring.judge.judgment_cache import MemoryJudgments
+from babylon.scoring.judge.cached_judge import MemoryJudgments
 from babylon.scoring.judge.rubrics import Rubric
-from babylon.scoring.judge.sheet import prepare
+from babylon.scoring.judge.group_prompts import prepare_group
 from tests.judged import judged, step
 from tests.tiny_policy import tiny_model, tiny_tokenizer
 
@@ -41,7 +41,7 @@ async def judged_by(path, tmp_path):
 def taught(directory):
     """A model overfitted to the two prompts of ``GROUP`` and their answers."""
     tokenizer, model = tiny_tokenizer(), tiny_model(0, max_positions=CONTEXT)
-    sheet = prepare(GROUP, GroundTruth(), CONFIG)
+    sheet = prepare_group(GROUP, GroundTruth(), CONFIG)
     chats = [
         [*sheet.prompt((item,)).messages, {"role": "assistant", "content": answer}]
         for item, answer in enumerate(ANSWERS)

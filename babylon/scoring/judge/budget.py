@@ -19,7 +19,7 @@ class BudgetSpentError(WindowNotReadyError):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Limits:
+class BudgetLimits:
     """Most tokens and US dollars; None is no limit."""
 
     tokens: int | None = None
@@ -42,13 +42,13 @@ class Budget:
 
     def __init__(
         self,
-        window: Limits | None = None,
-        day: Limits | None = None,
+        window: BudgetLimits | None = None,
+        day: BudgetLimits | None = None,
         *,
         spent_on_window: Spent | None = None,
         spent_today: Spent | None = None,
     ) -> None:
-        self._limits = {"window": window or Limits(), "day": day or Limits()}
+        self._limits = {"window": window or BudgetLimits(), "day": day or BudgetLimits()}
         self._before = {"window": spent_on_window or Spent(), "day": spent_today or Spent()}
         self.spent = Spent()  # in this run, reservations included
 

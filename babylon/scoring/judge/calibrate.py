@@ -32,7 +32,7 @@ _LEAST_FREEDOM = 0.5  # degrees of freedom that the noise is taken to have at le
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Observation:
+class ScoreObservation:
     """One score: of ``item`` in ``request`` at ``place`` (0 first, 1 last; 0.5 alone)."""
 
     request: int
@@ -54,7 +54,7 @@ class Estimate:
     reliability: float
 
 
-def calibrate(observations: Sequence[Observation], items: int, *, together: bool) -> Estimate:
+def calibrate(observations: Sequence[ScoreObservation], items: int, *, together: bool) -> Estimate:
     """Fit the model. ``together``: requests showed several trajectories; alone there is neither
     company nor place, and the model is a mean with noise.
     """
@@ -79,7 +79,9 @@ def _within_unit(scores: Floats, half: Floats, reliability: float) -> Estimate:
 class _Fit:
     """Where the iteration is: posterior mean and covariance of (theta, a, b), and variances."""
 
-    def __init__(self, observations: Sequence[Observation], items: int, together: bool) -> None:
+    def __init__(
+        self, observations: Sequence[ScoreObservation], items: int, together: bool
+    ) -> None:
         self._items, self._together = items, together
         self._request = np.array([o.request for o in observations])
         self._item = np.array([o.item for o in observations])

@@ -25,7 +25,7 @@ from itertools import groupby
 from typing import Any
 
 from babylon.scoring.judge.judgment import JudgedTrajectory
-from babylon.scoring.judge.prompt_text import count_tokens, escape, shorten
+from babylon.scoring.judge.prompt import count_tokens, escape, shorten
 
 _WHOLE = 1_000_000
 _LIMITS = (_WHOLE, 300, 80)  # characters of one text

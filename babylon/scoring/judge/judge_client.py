@@ -16,8 +16,7 @@ from typing import Any, Self
 import openai
 
 from babylon.core.errors import ScoringError
-from babylon.scoring.judge.prompt import Schema
-from babylon.scoring.judge.prompt_text import count_tokens
+from babylon.scoring.judge.prompt import Schema, count_tokens
 from babylon.store.judgments import Spent
 
 log = logging.getLogger(__name__)
@@ -43,7 +42,7 @@ class Price:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Answer:
+class JudgeAnswer:
     """The text of a reply and its tokens: the server's count, or ours where it gives none."""
 
     text: str
@@ -91,7 +90,7 @@ class JudgeClient:
 
     async def ask(
         self, messages: Sequence[dict[str, str]], schema: Schema, *, max_tokens: int
-    ) -> Answer:
+    ) -> JudgeAnswer:
         """One reply.
 
         Raises:
@@ -113,8 +112,8 @@ class JudgeClient:
         usage = reply.usage
         if usage is None:
             asked = sum(count_tokens(message["content"]) for message in messages)
-            return Answer(text=text, prompt_tokens=asked, completion_tokens=count_tokens(text))
-        return Answer(
+            return JudgeAnswer(text=text, prompt_tokens=asked, completion_tokens=count_tokens(text))
+        return JudgeAnswer(
             text=text,
             prompt_tokens=usage.prompt_tokens,
             completion_tokens=usage.completion_tokens,

@@ -15,7 +15,7 @@ from datetime import UTC, datetime
 from babylon.core.errors import ScoringError
 from babylon.core.settings import Settings
 from babylon.core.trajectories import Trajectory
-from babylon.scoring.judge.budget import Budget, BudgetSpentError, Limits
+from babylon.scoring.judge.budget import Budget, BudgetLimits, BudgetSpentError
 from babylon.scoring.judge.evidence import read_evidence
 from babylon.scoring.judge.judge_client import JudgeClient, Price
 from babylon.scoring.judge.judge_requirements import require_judge
@@ -102,8 +102,8 @@ async def _judge(method: Method, context: ScoringContext, *, cheaper: bool) -> J
     judged, truth = await asyncio.to_thread(read_evidence, context.artifact)
     midnight = datetime.now(UTC).replace(hour=0, minute=0, second=0, microsecond=0)
     budget = Budget(
-        Limits(tokens=settings.judge_window_tokens, usd=settings.judge_window_usd),
-        Limits(tokens=settings.judge_day_tokens, usd=settings.judge_day_usd),
+        BudgetLimits(tokens=settings.judge_window_tokens, usd=settings.judge_window_usd),
+        BudgetLimits(tokens=settings.judge_day_tokens, usd=settings.judge_day_usd),
         spent_on_window=await spent_on_window(store, context.window_id),
         spent_today=await spent_since(store, midnight),
     )

@@ -9,10 +9,12 @@ from statistics import fmean
 
 import numpy as np
 
+from babylon.scoring.judge.block_design import informative_pairs, mixed_blocks, ring_blocks
 from babylon.scoring.judge.bradley_terry import Win, fit_preferences, information
 from babylon.scoring.judge.budget import Budget, BudgetSpentError
-from babylon.scoring.judge.calibrate import Estimate, Observation, calibrate, tie, unstable
-from babylon.scoring.judge.design import again, ring, telling
+from babylon.scoring.judge.cached_judge import BlockVerdict, CachedJudge, JudgmentCache, await_all
+from babylon.scoring.judge.calibrate import Estimate, ScoreObservation, calibrate, tie, unstable
+from babylon.scoring.judge.group_prompts import Block, GroupPrompts, prepare_group
 from babylon.scoring.judge.judge_client import JudgeClient
 from babylon.scoring.judge.judgment import (
     GroundTruth,
@@ -23,9 +25,6 @@ from babylon.scoring.judge.judgment import (
     Level,
     Method,
 )
-from babylon.scoring.judge.judgment_cache import JudgmentCache
-from babylon.scoring.judge.panel import Panel, Verdict, together
-from babylon.scoring.judge.sheet import Block, Sheet, prepare
 from babylon.store.judgments import Spent
 
 
@@ -45,16 +44,16 @@ async def judge_window(
         BudgetSpentError: one pass over the window does not fit into the budget.
     """
     budget = budget or Budget()
-    panel = Panel(client, cache, budget)
+    panel = CachedJudge(client, cache, budget)
     groups: dict[str, list[JudgedTrajectory]] = defaultdict(list)
     for one in judged:
         groups[one.trajectory.scenario_id].append(one)
-    sittings = [Sitting(prepare(group, truth, config)) for group in groups.values()]
+    sittings = [GroupJudging(prepare_group(group, truth, config)) for group in groups.values()]
     await _require_one_pass(panel, budget, sittings)
-    await together([sitting.take(panel, sitting.first_pass()) for sitting in sittings])
+    await await_all([sitting.take(panel, sitting.first_pass()) for sitting in sittings])
     cut_short = False
     if config.repeats:
-        cut_short = any(await together([sitting.repeat(panel, budget) for sitting in sittings]))
+        cut_short = any(await await_all([sitting.repeat(panel, budget) for sitting in sittings]))
     scores = {score.trajectory_id: score for sitting in sittings for score in sitting.scores()}
     return Judgments(
         scores=tuple(scores[one.trajectory.trajectory_id] for one in judged),
@@ -67,7 +66,9 @@ async def judge_window(
     )
 
 
-async def _require_one_pass(panel: Panel, budget: Budget, sittings: Sequence["Sitting"]) -> None:
+async def _require_one_pass(
+    panel: CachedJudge, budget: Budget, sittings: Sequence["Sitting"]
+) -> None:
     costs = [await panel.cost(sitting.sheet, sitting.first_pass()) for sitting in sittings]
     total = Spent(tokens=sum(c.tokens for c in costs), usd=sum(c.usd for c in costs))
     with budget.reserve(total) as reservation:
@@ -75,11 +76,11 @@ async def _require_one_pass(panel: Panel, budget: Budget, sittings: Sequence["Si
 
 
 @dataclass(slots=True)
-class Sitting:
+class GroupJudging:
     """One group before the judge: what was said of it so far."""
 
-    sheet: Sheet
-    verdicts: list[Verdict] = field(default_factory=list)
+    sheet: GroupPrompts
+    verdicts: list[BlockVerdict] = field(default_factory=list)
     _fitted: tuple[int, Estimate] | None = None
 
     @property
@@ -87,12 +88,12 @@ class Sitting:
         return len(self.sheet.shown)
 
     def first_pass(self) -> list[Block]:
-        return ring(self.items, self.sheet.block_size, self._random("first"))
+        return ring_blocks(self.items, self.sheet.block_size, self._random("first"))
 
-    async def take(self, panel: Panel, blocks: Sequence[Block], *, repeat: int = 0) -> None:
+    async def take(self, panel: CachedJudge, blocks: Sequence[Block], *, repeat: int = 0) -> None:
         self.verdicts += await panel.judge(self.sheet, blocks, repeat=repeat)
 
-    async def repeat(self, panel: Panel, budget: Budget) -> bool:
+    async def repeat(self, panel: CachedJudge, budget: Budget) -> bool:
         """Repeat what is unstable until nothing is, or passes or budget end.
 
         Returns whether it was the budget.
@@ -149,7 +150,7 @@ class Sitting:
             order = [int(item) for item in np.argsort(-estimate.scores, kind="stable")]
             asked = {verdict.block for verdict in self.verdicts}
             tells = information(_wins(self.verdicts), self.items)
-            return telling(order, asked, set(doubtful), tells)[: room // 2]
+            return informative_pairs(order, asked, set(doubtful), tells)[: room // 2]
         widest = sorted(doubtful, key=lambda item: -width[item])[:room]
         if size == 1:
             return [(item,) for item in widest]
@@ -157,10 +158,10 @@ class Sitting:
             widest = list(range(self.items))
         if len(widest) < 2:
             return []
-        return again(widest, size, self._places(), self._random(number))
+        return mixed_blocks(widest, size, self._places(), self._random(number))
 
     def _probe(self) -> list[Block]:
-        """The first block again, reversed; of single ones as many as a block has."""
+        """The first block mixed_blocks, reversed; of single ones as many as a block has."""
         few = self.first_pass()[: max(1, 6 // self.sheet.block_size)]
         return [block[::-1] for block in few]
 
@@ -186,27 +187,31 @@ def _place(at: int, count: int) -> float:
     return at / (count - 1) if count > 1 else 0.5
 
 
-def _from_scores(verdicts: Sequence[Verdict], items: int, *, together: bool = True) -> Estimate:
+def _from_scores(
+    verdicts: Sequence[BlockVerdict], items: int, *, await_all: bool = True
+) -> Estimate:
     return calibrate(
         [
-            Observation(request=request, item=item, place=_place(at, len(v.block)), score=score)
+            ScoreObservation(
+                request=request, item=item, place=_place(at, len(v.block)), score=score
+            )
             for request, v in enumerate(verdicts)
             for at, (item, score) in enumerate(zip(v.block, v.scores, strict=True))
         ],
         items,
-        together=together,
+        together=await_all,
     )
 
 
-def _alone(verdicts: Sequence[Verdict], items: int) -> Estimate:
+def _alone(verdicts: Sequence[BlockVerdict], items: int) -> Estimate:
     return _from_scores(verdicts, items, together=False)
 
 
-def _from_wins(verdicts: Sequence[Verdict], items: int) -> Estimate:
+def _from_wins(verdicts: Sequence[BlockVerdict], items: int) -> Estimate:
     return fit_preferences(_wins(verdicts), items)
 
 
-def _wins(verdicts: Sequence[Verdict]) -> list[Win]:
+def _wins(verdicts: Sequence[BlockVerdict]) -> list[Win]:
     wins = []
     for verdict in verdicts:
         first, second = verdict.block
@@ -215,7 +220,7 @@ def _wins(verdicts: Sequence[Verdict]) -> list[Win]:
     return wins
 
 
-_ESTIMATORS: dict[Method, Callable[[Sequence[Verdict], int], Estimate]] = {
+_ESTIMATORS: dict[Method, Callable[[Sequence[BlockVerdict], int], Estimate]] = {
     "ruler": _from_scores,
     "preference": _from_wins,
     "regression": _alone,

@@ -4,7 +4,7 @@
     <shown_to_all>   lines that every agent of the group was shown, told once
     <trajectory id="K7">  one agent, under a label that means nothing and changes every time
 
-Text of agents and markets is escaped (``babylon.scoring.judge.prompt_text``), so that only we
+Text of agents and markets is escaped (``babylon.scoring.judge.prompt``), so that only we
 write tags.
 """
 

@@ -13,7 +13,7 @@ from babylon.core.trajectories import PLAIN, Trajectory
 from babylon.core.types import Artifact
 from babylon.scoring.judge.condense import condense
 from babylon.scoring.judge.judgment import BLOCK_SIZES, JudgeConfig, JudgedTrajectory, Method
-from babylon.scoring.judge.prompt_text import count_tokens
+from babylon.scoring.judge.prompt import count_tokens
 from babylon.scoring.judge.rubrics import load_rubric
 
 _SAMPLE = 100  # condensing takes milliseconds; more would say the same

@@ -2,9 +2,9 @@
 
 import pytest
 
-from babylon.quality.checks import Accepted, check_row
 from babylon.quality.correctness import Outcomes, StepReward, step_rewards
-from babylon.quality.decode import Step, decode
+from babylon.quality.decode import GameStep, decode
+from babylon.quality.row_checks import Accepted, check_row
 from tests.unit.quality.rows import SETTINGS, WINDOW, compact, row, step
 
 RESOLVED = {"predictionMarketId": "m1", "outcome": "YES"}
@@ -28,7 +28,7 @@ def played(*actions):
 
 
 def rewards(*actions, outcomes=(RESOLVED, ROSE), scenario="s"):
-    steps = decode(compact(played(*actions)), tuple[Step, ...], "stepsJson")
+    steps = decode(compact(played(*actions)), tuple[GameStep, ...], "stepsJson")
     return step_rewards(steps, Outcomes(outcomes), scenario)
 
 

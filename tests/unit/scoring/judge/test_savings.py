@@ -9,8 +9,8 @@ from babylon.core.artifacts import write_artifact
 from babylon.core.settings import Settings
 from babylon.core.trajectories import TRAJECTORY_SCHEMA, trajectory_row
 from babylon.scoring.judge.condense import condense
-from babylon.scoring.judge.prompt_text import count_tokens
-from babylon.scoring.judge.savings import saved_tokens
+from babylon.scoring.judge.evidence import saved_tokens
+from babylon.scoring.judge.prompt import count_tokens
 from tests.judged import judged, step
 
 RULER = Settings(scorer="ruler")

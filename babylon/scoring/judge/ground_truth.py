@@ -8,7 +8,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from babylon.scoring.judge.judgment import GroundTruth, JudgedTrajectory
-from babylon.scoring.judge.prompt_text import count_tokens, escape, shorten
+from babylon.scoring.judge.prompt import count_tokens, escape, shorten
 
 _LONGEST = 300  # characters of a line
 

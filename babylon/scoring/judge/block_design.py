@@ -1,8 +1,8 @@
 """Which trajectories are judged together, and in which order.
 
 Everything follows from a seed, so that a run repeated asks the same prompts. In the first pass
-blocks form a ring, each sharing one trajectory with the next: the anchor that puts both on one
-scale, and closing the ring shows how well that works. The first block is asked once more in
+blocks form a ring_blocks, each sharing one trajectory with the next: the anchor that puts both on one
+scale, and closing the ring_blocks shows how well that works. The first block is asked once more in
 reversed order, because nothing else tells how reliable the judge is. Later passes take what is
 unstable, in new company; who was listed early before is listed late now. Of pairs those are asked
 whose answer is least known, which under a bias for the first are not the neighbours.
@@ -15,11 +15,11 @@ from random import Random
 from statistics import fmean
 
 from babylon.scoring.judge.calibrate import Floats
-from babylon.scoring.judge.sheet import Block
+from babylon.scoring.judge.group_prompts import Block
 
 
-def ring(items: int, size: int, random: Random) -> list[Block]:
-    """Blocks of at most ``size`` around a ring of all items; one block where they fit into it."""
+def ring_blocks(items: int, size: int, random: Random) -> list[Block]:
+    """Blocks of at most ``size`` around a ring_blocks of all items; one block where they fit into it."""
     order = random.sample(range(items), items)
     if size == 1:
         return [(item,) for item in order]
@@ -33,7 +33,7 @@ def ring(items: int, size: int, random: Random) -> list[Block]:
     return [tuple(random.sample(block, len(block))) for block in blocks]
 
 
-def again(
+def mixed_blocks(
     items: Sequence[int], size: int, places: Mapping[int, Sequence[float]], random: Random
 ) -> list[Block]:
     """Two or more items in mixed blocks; those listed late so far come first."""
@@ -46,7 +46,7 @@ def again(
     ]
 
 
-def telling(
+def informative_pairs(
     order: Sequence[int], asked: Set[Block], unstable: Set[int], tells: Floats
 ) -> list[Block]:
     """Pairs not asked in that order yet, those first whose answers tell most, each item in one.

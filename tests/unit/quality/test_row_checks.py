@@ -6,8 +6,8 @@ from datetime import timedelta
 
 import pytest
 
-from babylon.quality.checks import Accepted, check_row
 from babylon.quality.reasons import Reason
+from babylon.quality.row_checks import Accepted, check_row
 from babylon.store.rejections import Rejection
 from tests.unit.quality.rows import SETTINGS, WINDOW, call, compact, real_rows, row, step, steps
 

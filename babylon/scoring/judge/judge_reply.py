@@ -7,8 +7,7 @@ from typing import TypeVar
 import msgspec
 
 from babylon.scoring.judge.judgment import Method
-from babylon.scoring.judge.prompt import Prompt
-from babylon.scoring.judge.prompt_text import one_line
+from babylon.scoring.judge.prompt import Prompt, one_line
 
 T = TypeVar("T")
 _LONGEST = 600  # characters of an explanation that are kept
@@ -19,7 +18,7 @@ class UnusableReplyError(Exception):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Reply:
+class JudgeReply:
     """Scores ``[n]`` in [0, 1] and explanations ``[n]``, in the order of the prompt.
 
     Of a preference the winner has 1, the other 0, and both the same explanation.
@@ -49,7 +48,7 @@ class _Pointwise(msgspec.Struct, frozen=True):
     explanation: str = ""
 
 
-def parse_reply(prompt: Prompt, text: str) -> Reply:
+def parse_reply(prompt: Prompt, text: str) -> JudgeReply:
     """The reply to a prompt; a code fence or thoughts around the JSON object are no fault.
 
     Raises:
@@ -74,7 +73,7 @@ def _decode(body: bytes, kind: type[T]) -> T:
         raise UnusableReplyError(f"its JSON has not the form asked for ({error})") from error
 
 
-def _listwise(labels: Sequence[str], body: bytes) -> Reply:
+def _listwise(labels: Sequence[str], body: bytes) -> JudgeReply:
     entries = _decode(body, _Listwise).scores
     names = [entry.id for entry in entries]
     if sorted(names) != sorted(labels):
@@ -84,27 +83,27 @@ def _listwise(labels: Sequence[str], body: bytes) -> Reply:
         )
     by_id = {entry.id: entry for entry in entries}
     ordered = [by_id[label] for label in labels]
-    return Reply(
+    return JudgeReply(
         scores=tuple(_unit(entry.score, entry.id) for entry in ordered),
         explanations=tuple(_explained(entry.explanation) for entry in ordered),
     )
 
 
-def _pairwise(labels: Sequence[str], body: bytes) -> Reply:
+def _pairwise(labels: Sequence[str], body: bytes) -> JudgeReply:
     verdict = _decode(body, _Pairwise)
     if verdict.winner not in labels:
         raise UnusableReplyError(
             f"its winner {verdict.winner[:40]!r} is none of {', '.join(labels)}"
         )
-    return Reply(
+    return JudgeReply(
         scores=tuple(float(label == verdict.winner) for label in labels),
         explanations=(_explained(verdict.explanation),) * len(labels),
     )
 
 
-def _pointwise(labels: Sequence[str], body: bytes) -> Reply:
+def _pointwise(labels: Sequence[str], body: bytes) -> JudgeReply:
     verdict = _decode(body, _Pointwise)
-    return Reply(
+    return JudgeReply(
         scores=(_unit(verdict.score, labels[0]),),
         explanations=(_explained(verdict.explanation),),
     )
@@ -120,7 +119,7 @@ def _explained(text: str) -> str:
     return one_line(text)[:_LONGEST]
 
 
-_READERS: dict[Method, Callable[[Sequence[str], bytes], Reply]] = {
+_READERS: dict[Method, Callable[[Sequence[str], bytes], JudgeReply]] = {
     "ruler": _listwise,
     "preference": _pairwise,
     "regression": _pointwise,

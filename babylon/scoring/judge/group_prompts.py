@@ -9,10 +9,9 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from babylon.scoring.judge.condense import common_lines, condense, render_common
+from babylon.scoring.judge.ground_truth import fit_lines, knowledge_lines, truth_lines
 from babylon.scoring.judge.judgment import BLOCK_SIZES, GroundTruth, JudgeConfig, JudgedTrajectory
-from babylon.scoring.judge.prompt import Prompt, Shown, build_prompt
-from babylon.scoring.judge.prompt_text import count_tokens
-from babylon.scoring.judge.truth import fit_lines, knowledge_lines, truth_lines
+from babylon.scoring.judge.prompt import Prompt, Shown, build_prompt, count_tokens
 
 Block = tuple[int, ...]
 """Trajectories of a group in the order in which a prompt shows them."""
@@ -22,7 +21,7 @@ _WHOLE = 10**9
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Sheet:
+class GroupPrompts:
     """A group ready to be judged in blocks of up to ``block_size``."""
 
     config: JudgeConfig
@@ -52,7 +51,9 @@ class Sheet:
         return self.prompt((item,)).data
 
 
-def prepare(group: Sequence[JudgedTrajectory], truth: GroundTruth, config: JudgeConfig) -> Sheet:
+def prepare_group(
+    group: Sequence[JudgedTrajectory], truth: GroundTruth, config: JudgeConfig
+) -> GroupPrompts:
     """The sheet of one group, always the same for the same input."""
     quarter = config.prompt_tokens // 4
     common = common_lines(group)
@@ -73,7 +74,7 @@ def prepare(group: Sequence[JudgedTrajectory], truth: GroundTruth, config: Judge
     longest = max(map(count_tokens, whole)) + max(map(count_tokens, own)) + _TAGS
     size = _block_size(config, longest, config.prompt_tokens - overhead)
     limit = (config.prompt_tokens - overhead) // size - _TAGS
-    return Sheet(
+    return GroupPrompts(
         config=config,
         window_id=first.window_id,
         scenario_id=first.scenario_id,

@@ -5,7 +5,7 @@ from typing import Any
 import msgspec
 import pytest
 
-from babylon.formats.chat import read_chats, write_chat
+from babylon.formats.chat_lines import read_chats, write_chat
 from babylon.formats.documents import ImportFileError
 from babylon.formats.trace import RESPONSE, Trace
 from tests.unit.formats.traces import call, document, message, step, tokens, trace, without_place

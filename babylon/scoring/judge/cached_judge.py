@@ -13,12 +13,11 @@ from typing import Any, TypeVar
 
 from babylon.core.errors import ScoringError
 from babylon.scoring.judge.budget import Budget
-from babylon.scoring.judge.judge_client import Answer, JudgeClient, PromptTooLongError
-from babylon.scoring.judge.judgment_cache import JudgmentCache
-from babylon.scoring.judge.parse import Reply, UnusableReplyError, parse_reply
-from babylon.scoring.judge.prompt import SCHEMAS, Prompt, repair_messages
-from babylon.scoring.judge.prompt_text import count_tokens, one_line
-from babylon.scoring.judge.sheet import Block, Sheet
+from babylon.scoring.judge.cached_judge import JudgmentCache
+from babylon.scoring.judge.group_prompts import Block, GroupPrompts
+from babylon.scoring.judge.judge_client import JudgeAnswer, JudgeClient, PromptTooLongError
+from babylon.scoring.judge.judge_reply import JudgeReply, UnusableReplyError, parse_reply
+from babylon.scoring.judge.prompt import SCHEMAS, Prompt, count_tokens, one_line, repair_messages
 from babylon.store.judgments import Purchase, Spent
 
 T = TypeVar("T")
@@ -26,7 +25,7 @@ _ANSWER_TOKENS = 50  # expected for each trajectory, and once more
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Verdict:
+class BlockVerdict:
     """What the judge said of a block; ``scores`` and ``explanations`` in the block's order."""
 
     block: Block
@@ -34,7 +33,7 @@ class Verdict:
     explanations: tuple[str, ...]
 
 
-class Panel:
+class CachedJudge:
     """One judge, its cache and its budget; counts what it buys."""
 
     def __init__(self, client: JudgeClient, cache: JudgmentCache, budget: Budget) -> None:
@@ -43,8 +42,8 @@ class Panel:
         self.usd = 0.0
 
     async def judge(
-        self, sheet: Sheet, blocks: Sequence[Block], *, repeat: int = 0
-    ) -> list[Verdict]:
+        self, sheet: GroupPrompts, blocks: Sequence[Block], *, repeat: int = 0
+    ) -> list[BlockVerdict]:
         """All blocks, several at a time; every reply on its way is awaited and kept, whatever else
         fails. ``repeat`` tells apart prompts that are sent again on purpose.
 
@@ -52,10 +51,10 @@ class Panel:
             ScoringError: a block could not be judged.
             BudgetSpentError: the budget does not allow the next request.
         """
-        verdicts = await together([self._block(sheet, block, repeat) for block in blocks])
+        verdicts = await await_all([self._block(sheet, block, repeat) for block in blocks])
         return [verdict for of_block in verdicts for verdict in of_block]
 
-    async def cost(self, sheet: Sheet, blocks: Sequence[Block], *, repeat: int = 0) -> Spent:
+    async def cost(self, sheet: GroupPrompts, blocks: Sequence[Block], *, repeat: int = 0) -> Spent:
         """An upper estimate for the blocks that were not bought before."""
         total = Spent()
         for block in blocks:
@@ -65,7 +64,7 @@ class Panel:
                 total = Spent(tokens=total.tokens + one.tokens, usd=total.usd + one.usd)
         return total
 
-    async def _block(self, sheet: Sheet, block: Block, repeat: int) -> list[Verdict]:
+    async def _block(self, sheet: GroupPrompts, block: Block, repeat: int) -> list[BlockVerdict]:
         prompt = sheet.prompt(block, repeat)
         halves = _split(block)
         known = await self._cache.find(self._key(prompt, repeat))
@@ -86,7 +85,9 @@ class Panel:
             )
         return [v for half in halves for v in await self._block(sheet, half, repeat)]
 
-    async def _buy(self, sheet: Sheet, block: Block, prompt: Prompt, repeat: int) -> Purchase:
+    async def _buy(
+        self, sheet: GroupPrompts, block: Block, prompt: Prompt, repeat: int
+    ) -> Purchase:
         """Ask, and once more where the reply cannot be used.
 
         Raises:
@@ -122,7 +123,9 @@ class Panel:
             await self._keep(draft, answer, str(error))
             raise
 
-    async def _ask(self, messages: Sequence[dict[str, str]], prompt: Prompt, limit: int) -> Answer:
+    async def _ask(
+        self, messages: Sequence[dict[str, str]], prompt: Prompt, limit: int
+    ) -> JudgeAnswer:
         with self._budget.reserve(self._estimate(prompt)) as reservation:
             answer = await self._client.ask(messages, SCHEMAS[prompt.method], max_tokens=limit)
             cost = self._client.price.of(answer.prompt_tokens, answer.completion_tokens)
@@ -133,12 +136,14 @@ class Panel:
         self.usd += cost.usd
         return answer
 
-    async def _keep(self, draft: Purchase, answer: Answer, outcome: Reply | str) -> Purchase:
-        usable = isinstance(outcome, Reply)
+    async def _keep(
+        self, draft: Purchase, answer: JudgeAnswer, outcome: JudgeReply | str
+    ) -> Purchase:
+        usable = isinstance(outcome, JudgeReply)
         purchase = replace(
             draft,
-            scores=outcome.scores if isinstance(outcome, Reply) else (),
-            explanations=outcome.explanations if isinstance(outcome, Reply) else (),
+            scores=outcome.scores if isinstance(outcome, JudgeReply) else (),
+            explanations=outcome.explanations if isinstance(outcome, JudgeReply) else (),
             problem=None if usable else one_line(str(outcome)),
             prompt_tokens=answer.prompt_tokens,
             completion_tokens=answer.completion_tokens,
@@ -156,7 +161,7 @@ class Panel:
         return hashlib.sha256("\n".join(parts).encode()).hexdigest()
 
 
-async def together(work: Sequence[Coroutine[Any, Any, T]]) -> list[T]:
+async def await_all(work: Sequence[Coroutine[Any, Any, T]]) -> list[T]:
     """All at once; each runs to its end before the first error is raised, for it may be buying."""
     results = await asyncio.gather(*work, return_exceptions=True)
     done: list[T] = []
@@ -176,5 +181,5 @@ def _split(block: Block) -> list[Block]:
     return [block[: middle + 1], block[middle:]]
 
 
-def _verdict(block: Block, purchase: Purchase) -> Verdict:
-    return Verdict(block=block, scores=purchase.scores, explanations=purchase.explanations)
+def _verdict(block: Block, purchase: Purchase) -> BlockVerdict:
+    return BlockVerdict(block=block, scores=purchase.scores, explanations=purchase.explanations)

@@ -2,7 +2,7 @@ import json
 
 import pytest
 
-from babylon.scoring.judge.parse import UnusableReplyError, parse_reply
+from babylon.scoring.judge.judge_reply import UnusableReplyError, parse_reply
 from babylon.scoring.judge.prompt import Shown, build_prompt
 from babylon.scoring.judge.rubrics import load_rubric
 
