@@ -142,7 +142,7 @@ def _table_of(path: Path, columns: Columns) -> str:
     first = next(iter(read_documents(path)), None)
     if first is None:
         raise ImportFileError(
-            f"{path} is empty, and its name is not one of {', '.join(_FILE_NAMES)}"
+            f"{path} is empty, and its name is not one of {', '.join(sorted(_FILE_NAMES))}"
         )
     fitting = [table for table in TABLES if first.value.keys() <= columns[table]]
     if len(fitting) != 1:

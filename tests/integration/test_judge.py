@@ -287,7 +287,7 @@ async def test_somebody_elses_game_is_never_written(store, settings, thinned):
 @pytest.mark.parametrize(
     ("update", "message"),
     [
-        ({"judge_model": None}, "scorer 'ruler' asks a judge, and none is named: set JUDGE_MODEL"),
+        ({"judge_model": None}, "scorer 'ruler' needs a judge: set JUDGE_MODEL"),
         ({"judge_base_url": "https://api.openai.com/v1"}, "set OPENAI_API_KEY"),
         ({"judge_prompt_usd": 0, "judge_completion_usd": 0, "judge_day_usd": 1}, "needs prices"),
         ({"judge_rubric": "no-such"}, "choose trading-v1"),

@@ -1,4 +1,4 @@
-"""Can the judge that the settings name be asked? Before a window is claimed or anything bought."""
+"""Checks of the judge's settings, before a window is claimed or a judgment is bought."""
 
 from pathlib import Path
 
@@ -11,16 +11,17 @@ _CONFIGS = ("config.json", "adapter_config.json")
 
 
 def require_judge(settings: Settings) -> None:
-    """Of ``ruler``, ``preference`` and ``regression``.
+    """Check the settings of ``ruler``, ``preference`` and ``regression``.
 
     Raises:
-        ConfigError: no judge is named, or two are; a checkpoint, rubric, key or price is missing.
+        ConfigError: no judge or two judges are named, or a checkpoint, rubric, key or price is
+            missing.
     """
     if settings.judge_model is None and settings.judge_model_path is None:
         raise ConfigError(
-            f"scorer {settings.scorer!r} asks a judge, and none is named: set JUDGE_MODEL, a model"
-            f" of the server at JUDGE_BASE_URL ({settings.judge_base_url}), or JUDGE_MODEL_PATH, a"
-            " checkpoint directory; or use --scorer heuristic, which needs none"
+            f"scorer {settings.scorer!r} needs a judge: set JUDGE_MODEL to a model of the server at"
+            f" JUDGE_BASE_URL ({settings.judge_base_url}), or JUDGE_MODEL_PATH to a checkpoint"
+            " directory; --scorer heuristic needs no judge"
         )
     if settings.judge_model is not None and settings.judge_model_path is not None:
         raise ConfigError(
@@ -36,7 +37,7 @@ def require_judge(settings: Settings) -> None:
 
 
 def require_art_judge(settings: Settings) -> None:
-    """Of ``art-ruler``.
+    """Check the settings of ``art-ruler``.
 
     Raises:
         ConfigError: no ``JUDGE_MODEL`` is named; a rubric or key is missing.
@@ -44,7 +45,7 @@ def require_art_judge(settings: Settings) -> None:
     if settings.judge_model is None:
         raise ConfigError(
             "art-ruler: JUDGE_MODEL is not set: name a model of the server at JUDGE_BASE_URL"
-            f" ({settings.judge_base_url}); a checkpoint at JUDGE_MODEL_PATH is not asked by ART"
+            f" ({settings.judge_base_url}); ART cannot use a checkpoint at JUDGE_MODEL_PATH"
         )
     load_rubric(settings.judge_rubric)
     _require_key(settings)
@@ -61,8 +62,8 @@ def _require_checkpoint(path: Path) -> None:
 def _require_key(settings: Settings) -> None:
     if _OPENAI in settings.judge_base_url and settings.openai_api_key is None:
         raise ConfigError(
-            f"judge: {settings.judge_base_url} asks for a key: set OPENAI_API_KEY, or"
-            " JUDGE_BASE_URL to another OpenAI-compatible server"
+            f"judge: {settings.judge_base_url} needs a key: set OPENAI_API_KEY, or JUDGE_BASE_URL to"
+            " another OpenAI-compatible server"
         )
 
 

@@ -1,8 +1,8 @@
-"""The judge as scorers ``ruler``, ``preference`` and ``regression`` of the score stage.
+"""Scorers that ask the judge: ``ruler``, ``preference`` and ``regression``.
 
-When the budget does not allow what is wanted, less is done, in this order: fewer repetitions down
-to one pass, one pass of the cheaper judge, the heuristic, and at last nothing: the window is left
-for a later run. The level reached is among the window's metrics (``judge_level``).
+If the budget is too small, the scorer degrades in this order: fewer repetitions, one pass of the
+cheaper judge, the heuristic, and an error that leaves the window to a later run. The metric
+``judge_level`` of the window names the level reached.
 """
 
 import asyncio
@@ -31,17 +31,17 @@ log = logging.getLogger(__name__)
 
 
 async def ruler(trajectories: Sequence[Trajectory], context: ScoringContext) -> list[Score]:
-    """Listwise: the judge compares up to six trajectories and scores each."""
+    """Score listwise: the judge compares up to six trajectories and scores each."""
     return await _score("ruler", trajectories, context)
 
 
 async def preference(trajectories: Sequence[Trajectory], context: ScoringContext) -> list[Score]:
-    """Pairwise: the judge names the better of two, many times."""
+    """Score pairwise: the judge names the better of two, many times."""
     return await _score("preference", trajectories, context)
 
 
 async def regression(trajectories: Sequence[Trajectory], context: ScoringContext) -> list[Score]:
-    """Pointwise: the judge scores each trajectory by itself."""
+    """Score pointwise: the judge scores each trajectory by itself."""
     return await _score("regression", trajectories, context)
 
 
@@ -52,15 +52,15 @@ async def _score(
     require_judge(settings)
     try:
         async with asyncio.timeout(settings.judge_timeout_s):
-            return await _down_the_ladder(method, trajectories, context)
+            return await _score_within_budget(method, trajectories, context)
     except TimeoutError as error:
         raise ScoringError(
             f"window {context.window_id} was not judged within {settings.judge_timeout_s:g} s"
-            " (JUDGE_TIMEOUT_SECONDS): what was judged is kept, run the window again"
+            " (JUDGE_TIMEOUT_SECONDS): the judgments so far are stored, run the window again"
         ) from error
 
 
-async def _down_the_ladder(
+async def _score_within_budget(
     method: Method, trajectories: Sequence[Trajectory], context: ScoringContext
 ) -> list[Score]:
     settings = context.settings
@@ -97,7 +97,7 @@ async def _down_the_ladder(
 
 
 async def _judge(method: Method, context: ScoringContext, *, cheaper: bool) -> Judgments:
-    """Open the judge, and judge with what is left of the budget."""
+    """Open the judge, and judge the window with the rest of the budget."""
     settings, store = context.settings, context.store
     judged, truth = await asyncio.to_thread(read_evidence, context.artifact)
     midnight = datetime.now(UTC).replace(hour=0, minute=0, second=0, microsecond=0)
@@ -131,8 +131,10 @@ async def _judge(method: Method, context: ScoringContext, *, cheaper: bool) -> J
 async def open_judge(
     stack: AsyncExitStack, settings: Settings, config: JudgeConfig, *, cheaper: bool
 ) -> tuple[JudgeClient, JudgeConfig]:
-    """The judge that the settings name, open until the stack closes; of a local one the context
-    is that of its checkpoint."""
+    """Open the judge of the settings until the stack closes, and return its configuration.
+
+    The context of a local judge is at most that of its checkpoint.
+    """
     model, base_url, name = settings.judge_model, settings.judge_base_url, None
     price = Price(
         prompt_usd=settings.judge_prompt_usd, completion_usd=settings.judge_completion_usd
@@ -167,7 +169,11 @@ async def open_judge(
 async def _by_heuristic(
     trajectories: Sequence[Trajectory], context: ScoringContext, spent: BudgetSpentError
 ) -> list[Score]:
-    """The heuristic's scores, where they are allowed and would teach anything."""
+    """Return the heuristic's scores.
+
+    Raises:
+        BudgetSpentError: the heuristic is switched off, or gives equal scores in every group.
+    """
     scores = heuristic(trajectories)
     groups: dict[str, set[float]] = {}
     for trajectory, score in zip(trajectories, scores, strict=True):
@@ -179,7 +185,7 @@ async def _by_heuristic(
 
 
 async def _report(context: ScoringContext, level: Level, *, model: str, reliability: float) -> None:
-    """What judging the window cost in all, earlier runs included."""
+    """Write the judge's metrics, with the cost of all runs of the window."""
     spent = await spent_on_window(context.store, context.window_id)
     context.metrics.update(
         level=str(level),

@@ -1,4 +1,4 @@
-"""A window's trajectories → one score each: first pass, repetition where unstable, one scale."""
+"""Judging a window: one pass over each group, repetition of unstable trajectories, calibration."""
 
 from collections import defaultdict
 from collections.abc import Callable, Sequence
@@ -37,39 +37,39 @@ async def judge_window(
     cache: JudgmentCache,
     budget: Budget | None = None,
 ) -> Judgments:
-    """Judge a window's groups (its scenarios), each by itself.
+    """Judge each group (scenario) of a window by itself.
 
     Raises:
-        ScoringError: the judge fails, or does not judge as asked; what was bought is kept.
+        ScoringError: the judge fails or gives no usable reply. Bought judgments are stored.
         BudgetSpentError: one pass over the window does not fit into the budget.
     """
     budget = budget or Budget()
-    panel = CachedJudge(client, cache, budget)
+    judge = CachedJudge(client, cache, budget)
     groups: dict[str, list[JudgedTrajectory]] = defaultdict(list)
     for one in judged:
         groups[one.trajectory.scenario_id].append(one)
-    sittings = [GroupJudging(prepare_group(group, truth, config)) for group in groups.values()]
-    await _require_one_pass(panel, budget, sittings)
-    await await_all([sitting.take(panel, sitting.first_pass()) for sitting in sittings])
-    cut_short = False
+    judgings = [GroupJudging(prepare_group(group, truth, config)) for group in groups.values()]
+    await _require_one_pass(judge, budget, judgings)
+    await await_all([group.judge_blocks(judge, group.first_pass()) for group in judgings])
+    budget_ran_out = False
     if config.repeats:
-        cut_short = any(await await_all([sitting.repeat(panel, budget) for sitting in sittings]))
-    scores = {score.trajectory_id: score for sitting in sittings for score in sitting.scores()}
+        budget_ran_out = any(await await_all([group.repeat(judge, budget) for group in judgings]))
+    scores = {score.trajectory_id: score for group in judgings for score in group.scores()}
     return Judgments(
         scores=tuple(scores[one.trajectory.trajectory_id] for one in judged),
-        level=Level.ONE_PASS if cut_short or not config.repeats else Level.FULL,
-        reliability=fmean(sitting.estimate().reliability for sitting in sittings),
-        requests=panel.requests,
-        prompt_tokens=panel.prompt_tokens,
-        completion_tokens=panel.completion_tokens,
-        usd=panel.usd,
+        level=Level.ONE_PASS if budget_ran_out or not config.repeats else Level.FULL,
+        reliability=fmean(group.estimate().reliability for group in judgings),
+        requests=judge.requests,
+        prompt_tokens=judge.prompt_tokens,
+        completion_tokens=judge.completion_tokens,
+        usd=judge.usd,
     )
 
 
 async def _require_one_pass(
-    panel: CachedJudge, budget: Budget, sittings: Sequence["Sitting"]
+    judge: CachedJudge, budget: Budget, judgings: Sequence["GroupJudging"]
 ) -> None:
-    costs = [await panel.cost(sitting.sheet, sitting.first_pass()) for sitting in sittings]
+    costs = [await judge.cost(group.prompts, group.first_pass()) for group in judgings]
     total = Spent(tokens=sum(c.tokens for c in costs), usd=sum(c.usd for c in costs))
     with budget.reserve(total) as reservation:
         reservation.cost = Spent()
@@ -77,46 +77,50 @@ async def _require_one_pass(
 
 @dataclass(slots=True)
 class GroupJudging:
-    """One group before the judge: what was said of it so far."""
+    """The judging of one group, with the verdicts so far."""
 
-    sheet: GroupPrompts
+    prompts: GroupPrompts
     verdicts: list[BlockVerdict] = field(default_factory=list)
     _fitted: tuple[int, Estimate] | None = None
 
     @property
     def items(self) -> int:
-        return len(self.sheet.shown)
+        return len(self.prompts.shown)
 
     def first_pass(self) -> list[Block]:
-        return ring_blocks(self.items, self.sheet.block_size, self._random("first"))
+        """Return the blocks that show every trajectory at least once."""
+        return ring_blocks(self.items, self.prompts.block_size, self._random("first"))
 
-    async def take(self, panel: CachedJudge, blocks: Sequence[Block], *, repeat: int = 0) -> None:
-        self.verdicts += await panel.judge(self.sheet, blocks, repeat=repeat)
+    async def judge_blocks(
+        self, judge: CachedJudge, blocks: Sequence[Block], *, repeat: int = 0
+    ) -> None:
+        self.verdicts += await judge.judge(self.prompts, blocks, repeat=repeat)
 
-    async def repeat(self, panel: CachedJudge, budget: Budget) -> bool:
-        """Repeat what is unstable until nothing is, or passes or budget end.
+    async def repeat(self, judge: CachedJudge, budget: Budget) -> bool:
+        """Judge unstable trajectories again until none is left, or passes or budget run out.
 
-        Returns whether it was the budget.
+        Return True if the budget ran out.
         """
         number = 0
         while blocks := self._next(number):
             number += 1
-            if not budget.fits(await panel.cost(self.sheet, blocks, repeat=number)):
+            if not budget.fits(await judge.cost(self.prompts, blocks, repeat=number)):
                 return True
             try:
-                await self.take(panel, blocks, repeat=number)
-            except BudgetSpentError:  # repairs cost more than was estimated; one pass is complete
+                await self.judge_blocks(judge, blocks, repeat=number)
+            except BudgetSpentError:  # repairs can exceed the estimate; one pass is complete
                 return True
         return False
 
     def estimate(self) -> Estimate:
-        """What all verdicts so far come to; computed once for them."""
+        """Return the estimate from all verdicts so far, computed once for them."""
         if self._fitted is None or self._fitted[0] != len(self.verdicts):
-            estimate = _ESTIMATORS[self.sheet.config.method](self.verdicts, self.items)
+            estimate = _ESTIMATORS[self.prompts.config.method](self.verdicts, self.items)
             self._fitted = (len(self.verdicts), estimate)
         return self._fitted[1]
 
     def scores(self) -> list[JudgedScore]:
+        """Return the group's scores, with ties, intervals and reasons."""
         estimate = self.estimate()
         tied = tie(estimate)
         reasons: dict[int, dict[str, None]] = defaultdict(dict)
@@ -130,18 +134,20 @@ class GroupJudging:
                 low=float(estimate.low[item]),
                 high=float(estimate.high[item]),
                 reasons=tuple(reason for reason in reasons[item] if reason),
-                seen=self.sheet.seen(item),
+                seen=self.prompts.seen(item),
             )
-            for item, shown in enumerate(self.sheet.shown)
+            for item, shown in enumerate(self.prompts.shown)
         ]
 
     def _next(self, number: int) -> list[Block]:
-        """The blocks to ask now; none when all is stable or the passes are used up."""
-        room = int(self._most) - sum(len(verdict.block) for verdict in self.verdicts)
-        size = self.sheet.block_size
+        """Return the next blocks, none if all trajectories are stable or the passes are used up."""
+        room = int(self._max_appearances) - sum(len(verdict.block) for verdict in self.verdicts)
+        size = self.prompts.block_size
         if self.items < 2 or room < 1:
             return []
-        pairs = self.sheet.config.method == "preference"
+        pairs = self.prompts.config.method == "preference"
+        # One pass shows no contradictions, so the first repetition measures the judge's noise.
+        # Pairs need none, because the ring has every item first once and second once.
         if number == 0 and not pairs:
             return self._probe()
         estimate = self.estimate()
@@ -149,27 +155,27 @@ class GroupJudging:
         if pairs:
             order = [int(item) for item in np.argsort(-estimate.scores, kind="stable")]
             asked = {verdict.block for verdict in self.verdicts}
-            tells = information(_wins(self.verdicts), self.items)
-            return informative_pairs(order, asked, set(doubtful), tells)[: room // 2]
+            known = information(_wins(self.verdicts), self.items)
+            return informative_pairs(order, asked, set(doubtful), known)[: room // 2]
         widest = sorted(doubtful, key=lambda item: -width[item])[:room]
         if size == 1:
             return [(item,) for item in widest]
-        if self.items <= size and doubtful:  # one list holds everybody, and parts of it tell less
-            widest = list(range(self.items))
+        if self.items <= size and doubtful:
+            widest = list(range(self.items))  # one list of the whole group tells more than a part
         if len(widest) < 2:
             return []
         return mixed_blocks(widest, size, self._places(), self._random(number))
 
     def _probe(self) -> list[Block]:
-        """The first block mixed_blocks, reversed; of single ones as many as a block has."""
-        few = self.first_pass()[: max(1, 6 // self.sheet.block_size)]
+        """Return the first block in reversed order; if blocks are single items, the first six."""
+        few = self.first_pass()[: max(1, 6 // self.prompts.block_size)]
         return [block[::-1] for block in few]
 
     @property
-    def _most(self) -> float:
-        """Appearances. A pair tells one bit: to sort takes log2 N of them for each trajectory."""
-        pairs = 1 + log2(self.items) if self.sheet.config.method == "preference" else 1
-        return self.sheet.config.passes * pairs * self.items
+    def _max_appearances(self) -> float:
+        """Maximum number of appearances. Sorting by pairs takes log2 N of them for each item."""
+        pairs = 1 + log2(self.items) if self.prompts.config.method == "preference" else 1
+        return self.prompts.config.passes * pairs * self.items
 
     def _places(self) -> dict[int, list[float]]:
         places: dict[int, list[float]] = defaultdict(list)
@@ -179,8 +185,8 @@ class GroupJudging:
         return places
 
     def _random(self, purpose: object) -> Random:
-        sheet = self.sheet
-        return Random(f"{sheet.config.seed}:{sheet.window_id}:{sheet.scenario_id}:{purpose}")
+        prompts = self.prompts
+        return Random(f"{prompts.config.seed}:{prompts.window_id}:{prompts.scenario_id}:{purpose}")
 
 
 def _place(at: int, count: int) -> float:
@@ -188,7 +194,7 @@ def _place(at: int, count: int) -> float:
 
 
 def _from_scores(
-    verdicts: Sequence[BlockVerdict], items: int, *, await_all: bool = True
+    verdicts: Sequence[BlockVerdict], items: int, *, together: bool = True
 ) -> Estimate:
     return calibrate(
         [
@@ -199,11 +205,11 @@ def _from_scores(
             for at, (item, score) in enumerate(zip(v.block, v.scores, strict=True))
         ],
         items,
-        together=await_all,
+        together=together,
     )
 
 
-def _alone(verdicts: Sequence[BlockVerdict], items: int) -> Estimate:
+def _from_single_scores(verdicts: Sequence[BlockVerdict], items: int) -> Estimate:
     return _from_scores(verdicts, items, together=False)
 
 
@@ -223,5 +229,5 @@ def _wins(verdicts: Sequence[BlockVerdict]) -> list[Win]:
 _ESTIMATORS: dict[Method, Callable[[Sequence[BlockVerdict], int], Estimate]] = {
     "ruler": _from_scores,
     "preference": _from_wins,
-    "regression": _alone,
+    "regression": _from_single_scores,
 }

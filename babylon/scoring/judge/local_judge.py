@@ -1,4 +1,4 @@
-"""A checkpoint of one's own as judge: the project's engine serves it while the window is judged."""
+"""A local checkpoint as judge. The project's engine serves it while the window is judged."""
 
 import asyncio
 import hashlib
@@ -24,7 +24,7 @@ _LOAD = aiohttp.ClientTimeout(total=600)
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LocalJudge:
-    """Where it answers, what it is stored as, and its context."""
+    """A served checkpoint: its URL, the name of its judgments, and its context."""
 
     base_url: str
     name: str
@@ -33,7 +33,7 @@ class LocalJudge:
 
 @asynccontextmanager
 async def local_judge(settings: Settings, path: Path) -> AsyncIterator[LocalJudge]:
-    """Serve a checkpoint directory on a free port while the block runs.
+    """Serve a checkpoint directory on a free port during the ``async with`` block.
 
     Raises:
         ServingError: the engine does not start, or the checkpoint does not load.
@@ -69,7 +69,7 @@ async def _answers(session: aiohttp.ClientSession, url: str) -> bool:
 
 
 async def _load(session: aiohttp.ClientSession, url: str, path: Path) -> int:
-    """Returns the checkpoint's context."""
+    """Load the checkpoint and return its context in tokens."""
     body = msgspec.json.encode({"path": str(path.absolute()), "version": 0})
     async with session.put(f"{url}/policies/{MODEL}", data=body, timeout=_LOAD) as response:
         answer = msgspec.json.decode(await response.read())
@@ -81,7 +81,7 @@ async def _load(session: aiohttp.ClientSession, url: str, path: Path) -> int:
 
 
 def _fingerprint(path: Path) -> str:
-    """Other files in the same place are another judge: sizes and times tell without reading all."""
+    """Return a hash of the files' names, sizes and times, because other files are another judge."""
     stats = [(file.name, file.stat()) for file in sorted(path.iterdir()) if file.is_file()]
     seen = [f"{name} {stat.st_size} {stat.st_mtime_ns}" for name, stat in stats]
     return hashlib.sha256("\n".join(seen).encode()).hexdigest()[:12]

@@ -77,11 +77,11 @@ HELLO = {"role": "assistant", "content": "hello"}
 @pytest.mark.parametrize(
     ("line", "message"),
     [
-        ({"messages": []}, "messages is not a list"),
-        ({"messages": [HI]}, "the last message is user's"),
-        ({"messages": [HELLO]}, "the first message is the assistant's"),
-        ({"messages": [HI, {**HELLO, "weight": 0}]}, "and 0 are to be learnt"),
-        ({"messages": [HI, {"role": "bot", "content": "x"}]}, r"messages\[1\]: role 'bot' is none"),
+        ({"messages": []}, "messages is not a non-empty list"),
+        ({"messages": [HI]}, "the last message has role user"),
+        ({"messages": [HELLO]}, "the first reply has no prompt"),
+        ({"messages": [HI, {**HELLO, "weight": 0}]}, "and 0 replies are to be learnt"),
+        ({"messages": [HI, {"role": "bot", "content": "x"}]}, r"messages\[1\]: role 'bot' is not one of"),
         ({"messages": [{"role": "user", "content": None}, HELLO]}, r"messages\[0\]: content None"),
         ({"messages": [HI, {"role": "assistant", "content": None, "tool_calls": [{"id": "1"}]}]},
          r"messages\[1\]: a tool call"),

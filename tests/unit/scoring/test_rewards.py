@@ -128,7 +128,7 @@ async def test_a_scorer_that_asks_for_its_context_gets_it_and_its_metrics_are_ke
 @pytest.mark.parametrize(
     ("chosen", "message"),
     [
-        ({"scorer": "ruler"}, "scorer 'ruler' asks a judge, and none is named: set JUDGE_MODEL"),
+        ({"scorer": "ruler"}, "scorer 'ruler' needs a judge: set JUDGE_MODEL"),
         ({"scorer": "regression", "judge_model": "m"}, "set OPENAI_API_KEY"),
         ({"scorer": "preference", "judge_model_path": "/nowhere"}, "holds no model"),
         ({"scorer": "ruler", "judge_model": "m", "judge_rubric": "none"}, "choose trading-v1"),

@@ -31,7 +31,7 @@ def test_what_was_spent_before_counts_and_the_message_says_of_what():
         spent_today=Spent(usd=1.9),
     )
     with (
-        pytest.raises(BudgetSpentError, match=r"of the day is spent: \$1\.9000 of \$2,") as refused,
+        pytest.raises(BudgetSpentError, match=r"of the day is spent: \$1\.9000 of \$2;") as refused,
         budget.reserve(Spent(usd=0.2)),
     ):
         pass

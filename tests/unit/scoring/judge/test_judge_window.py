@@ -204,7 +204,7 @@ async def test_a_server_of_an_older_api_is_asked_without_what_it_does_not_know(l
         judgments = await judge_all(client, group)
     assert kendall(worths, values(judgments)) == 1
     assert judgments.requests == 3 == judge.requests
-    assert ("does not take a JSON schema" in caplog.text) == (lacking == "response_format")
+    assert ("refuses JSON schemas" in caplog.text) == (lacking == "response_format")
 
 
 async def test_a_field_that_cannot_be_left_out_fails_with_what_the_server_said():
