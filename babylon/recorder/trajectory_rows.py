@@ -1,7 +1,4 @@
-"""A recorded trajectory as rows of ``trajectories`` and ``llm_call_logs``.
-
-The rows fill every NOT NULL column, because the game's tables do not give all of them defaults.
-"""
+"""A recorded trajectory as rows of ``trajectories`` and ``llm_call_logs``."""
 
 from collections import Counter
 from collections.abc import Mapping, Sequence
@@ -86,6 +83,7 @@ def trajectory_row(
     knowledge: Mapping[str, object],
 ) -> Row:
     """Return the row of ``trajectories``."""
+    # Every column is named here, because the game's table has NOT NULL columns without defaults.
     what = f"trajectory {played.trajectory_id}"
     metrics = {
         "episodeLength": len(played.steps),

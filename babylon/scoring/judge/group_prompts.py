@@ -59,13 +59,13 @@ def prepare_group(
     """Return the prompts of one group. The same input gives the same prompts."""
     quarter = config.prompt_tokens // 4
     common = common_lines(group)
+    shared = "\n".join(render_common(common))
+    if count_tokens(shared) > quarter:  # each trajectory repeats these lines as far as they fit
+        shared, common = "", []
     known = [knowledge_lines(judged) for judged in group]
     shared_facts = [line for line in known[0] if all(line in lines for lines in known[1:])]
     words = sorted({word for judged in group for word in _markets(judged)})
     outcomes = fit_lines([*truth_lines(truth), *shared_facts], quarter, words)
-    shared = "\n".join(render_common(common))
-    if count_tokens(shared) > quarter:  # each trajectory repeats these lines as far as they fit
-        shared, common = "", []
     own = ["; ".join(line for line in lines if line not in shared_facts) for lines in known]
     first = group[0].trajectory
     bare = build_prompt(
@@ -73,22 +73,22 @@ def prepare_group(
     )
     overhead = sum(count_tokens(message["content"]) for message in bare.messages)
     whole = [condense(judged, common, _WHOLE) for judged in group]
+    # The block size comes first: with fewer trajectories in a prompt, each is cut less.
     longest = max(map(count_tokens, whole)) + max(map(count_tokens, own)) + _TAGS
     size = _block_size(config, longest, config.prompt_tokens - overhead)
     limit = (config.prompt_tokens - overhead) // size - _TAGS
+    rooms = [max(limit - count_tokens(facts), 0) for facts in own]
+    texts = [
+        text if count_tokens(text) <= room else condense(judged, common, room)
+        for judged, text, room in zip(group, whole, rooms, strict=True)
+    ]
     return GroupPrompts(
         config=config,
         window_id=first.window_id,
         scenario_id=first.scenario_id,
         shown=tuple(
-            Shown(
-                trajectory_id=judged.trajectory.trajectory_id,
-                text=text
-                if (room := max(limit - count_tokens(truth_), 0)) >= count_tokens(text)
-                else condense(judged, common, room),
-                own_truth=truth_,
-            )
-            for judged, text, truth_ in zip(group, whole, own, strict=True)
+            Shown(trajectory_id=judged.trajectory.trajectory_id, text=text, own_truth=facts)
+            for judged, text, facts in zip(group, texts, own, strict=True)
         ),
         truth=outcomes,
         common=shared,

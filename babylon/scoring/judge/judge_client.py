@@ -8,12 +8,13 @@ refuses them.
 import asyncio
 import logging
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from types import TracebackType
-from typing import Any, Self
+from typing import Self, cast
 
 import openai
+from openai.types.chat import ChatCompletion, ChatCompletionMessageParam
 
 from babylon.core.errors import ScoringError
 from babylon.scoring.judge.prompt import Schema, count_tokens
@@ -123,18 +124,20 @@ class JudgeClient:
 
     async def _complete(
         self, messages: Sequence[dict[str, str]], schema: Schema, max_tokens: int
-    ) -> Any:
-        create: Any = self._client.chat.completions.create
+    ) -> ChatCompletion:
+        sent = cast(list[ChatCompletionMessageParam], list(messages))
         while True:
             options = self._options(schema, max_tokens)
             try:
-                return await create(model=self.model, messages=messages, **options)
+                return await self._client.chat.completions.create(
+                    model=self.model, messages=sent, extra_body=options
+                )
             except (openai.BadRequestError, openai.UnprocessableEntityError) as error:
                 if not self._adapt(str(error), options):
                     raise
 
-    def _options(self, schema: Schema, max_tokens: int) -> dict[str, Any]:
-        options: dict[str, Any] = {self._length: max_tokens}
+    def _options(self, schema: Schema, max_tokens: int) -> dict[str, object]:
+        options: dict[str, object] = {self._length: max_tokens}
         if self.temperature is not None:
             options["temperature"] = self.temperature
         if self._structured:
@@ -142,7 +145,7 @@ class JudgeClient:
             options["response_format"] = {"type": "json_schema", "json_schema": form}
         return options
 
-    def _adapt(self, refusal: str, asked: Mapping[str, Any]) -> bool:
+    def _adapt(self, refusal: str, asked: dict[str, object]) -> bool:
         """Drop an option that the server refused. Return True if the request may be sent again.
 
         The prompt also asks for the JSON in words, and every reply is checked.

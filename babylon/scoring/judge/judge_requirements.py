@@ -62,8 +62,8 @@ def _require_checkpoint(path: Path) -> None:
 def _require_key(settings: Settings) -> None:
     if _OPENAI in settings.judge_base_url and settings.openai_api_key is None:
         raise ConfigError(
-            f"judge: {settings.judge_base_url} needs a key: set OPENAI_API_KEY, or JUDGE_BASE_URL to"
-            " another OpenAI-compatible server"
+            f"judge: {settings.judge_base_url} needs a key: set OPENAI_API_KEY, or set"
+            " JUDGE_BASE_URL to another OpenAI-compatible server"
         )
 
 

@@ -81,7 +81,7 @@ HELLO = {"role": "assistant", "content": "hello"}
         ({"messages": [HI]}, "the last message has role user"),
         ({"messages": [HELLO]}, "the first reply has no prompt"),
         ({"messages": [HI, {**HELLO, "weight": 0}]}, "and 0 replies are to be learnt"),
-        ({"messages": [HI, {"role": "bot", "content": "x"}]}, r"messages\[1\]: role 'bot' is not one of"),
+        ({"messages": [HI, {"role": "bot", "content": "x"}]}, "role 'bot' is not one of"),
         ({"messages": [{"role": "user", "content": None}, HELLO]}, r"messages\[0\]: content None"),
         ({"messages": [HI, {"role": "assistant", "content": None, "tool_calls": [{"id": "1"}]}]},
          r"messages\[1\]: a tool call"),
