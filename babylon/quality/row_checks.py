@@ -9,7 +9,7 @@ from functools import lru_cache
 import msgspec
 
 from babylon.core.game_rows import GameRow
-from babylon.core.settings import Settings
+from babylon.core.settings import QualitySettings
 from babylon.core.trajectories import Trajectory
 from babylon.core.windows import FIRST_YEAR, LAST_YEAR, Window
 from babylon.quality.correctness import Outcomes, StepReward, step_rewards
@@ -39,10 +39,10 @@ class Accepted(msgspec.Struct, frozen=True):
     step_rewards: tuple[StepReward, ...]
 
 
-def check_row(row: GameRow, window: Window, settings: Settings) -> Accepted | Rejection:
+def check_row(row: GameRow, window: Window, quality: QualitySettings) -> Accepted | Rejection:
     """Accept the row, or reject it with a reason. Bad data raises no error."""
     try:
-        return _accept(row, window, settings)
+        return _accept(row, window, quality)
     except RejectedError as error:
         return Rejection(
             trajectory_id=row.trajectory_id,
@@ -51,7 +51,7 @@ def check_row(row: GameRow, window: Window, settings: Settings) -> Accepted | Re
         )
 
 
-def _accept(row: GameRow, window: Window, settings: Settings) -> Accepted:
+def _accept(row: GameRow, window: Window, quality: QualitySettings) -> Accepted:
     # The order of the checks is that of ``Reason``, because the first failure is reported.
     if row.start is None or row.end is None:
         raise RejectedError(
@@ -72,7 +72,7 @@ def _accept(row: GameRow, window: Window, settings: Settings) -> Accepted:
     if not steps:
         raise RejectedError(Reason.EMPTY_STEPS, "stepsJson is []")
     pnl_usd = window_pnl_usd(steps, metrics, row.final_pnl_usd)
-    _check_play(steps, row.total_reward, settings)
+    _check_play(steps, row.total_reward, quality)
     scenario_id = row.scenario_id or window.id
     rewards = step_rewards(steps, _outcomes(row.outcomes_json), scenario_id)
     wins, trades = count_wins(steps, rewards)
@@ -95,7 +95,7 @@ def _accept(row: GameRow, window: Window, settings: Settings) -> Accepted:
     return Accepted(trajectory, metadata.game_knowledge, rewards)
 
 
-def _check_play(steps: tuple[GameStep, ...], total_reward: float, settings: Settings) -> None:
+def _check_play(steps: tuple[GameStep, ...], total_reward: float, quality: QualitySettings) -> None:
     numbers = [step.step_number for step in steps]
     for i in range(1, len(numbers)):
         if numbers[i] <= numbers[i - 1]:
@@ -116,11 +116,12 @@ def _check_play(steps: tuple[GameStep, ...], total_reward: float, settings: Sett
             raise RejectedError(Reason.NO_RESPONSE, f"{_place(call, steps)}.response")
         if not call.system_prompt and not call.user_prompt:
             raise RejectedError(Reason.MISSING_FIELD, f"{_place(call, steps)}.userPrompt is empty")
-    if len(steps) < settings.min_actions:
+    if len(steps) < quality.min_actions:
         raise RejectedError(
-            Reason.TOO_FEW_ACTIONS, f"{len(steps)} actions, minimum is {settings.min_actions}"
+            Reason.TOO_FEW_ACTIONS,
+            f"{len(steps)} actions, minimum is {quality.min_actions}",
         )
-    threshold = settings.reward_threshold
+    threshold = quality.reward_threshold
     if threshold is not None and total_reward < threshold:
         raise RejectedError(
             Reason.BELOW_REWARD_THRESHOLD, f"totalReward {total_reward:g} is below {threshold:g}"

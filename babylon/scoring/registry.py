@@ -3,7 +3,7 @@
 import importlib
 
 from babylon.core.errors import ConfigError
-from babylon.core.settings import Settings
+from babylon.core.settings import JudgeSettings
 from babylon.scoring.judge.judge_requirements import require_art_judge, require_judge
 from babylon.scoring.scorer import Scorer
 
@@ -51,14 +51,14 @@ def load_scorer(name: str) -> Scorer:
     return found
 
 
-def require_scorer(settings: Settings) -> None:
+def require_scorer(scorer: str, judge: JudgeSettings) -> None:
     """Check the chosen scorer before a window is claimed.
 
     Raises:
         ConfigError: the scorer is unknown, or a setting that it needs is missing.
     """
-    load_scorer(settings.scorer)
-    if settings.scorer in NEEDS_JUDGE:
-        require_judge(settings)
-    elif settings.scorer == "art-ruler":
-        require_art_judge(settings)
+    load_scorer(scorer)
+    if scorer in NEEDS_JUDGE:
+        require_judge(scorer, judge)
+    elif scorer == "art-ruler":
+        require_art_judge(judge)

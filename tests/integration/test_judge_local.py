@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from babylon.core.errors import ConfigError, ScoringError
-from babylon.core.settings import load_settings
+from babylon.core.settings import JudgeSettings
 from babylon.scoring.judge.cached_judge import MemoryJudgments
 from babylon.scoring.judge.group_prompts import prepare_group
 from babylon.scoring.judge.judge_requirements import require_judge
@@ -24,15 +24,13 @@ GROUP = [judged("good", 90.0, [step(0, said="b")]), judged("bad", -90.0, [step(0
 ANSWERS = ['{"score":0.9}', '{"score":0.1}']
 
 
-def settings_for(path, tmp_path):
-    return load_settings(home=tmp_path, judge_model_path=path)
-
-
 async def judged_by(path, tmp_path):
-    settings = settings_for(path, tmp_path)
-    require_judge(settings)
+    judge = JudgeSettings(model_path=path)
+    require_judge("regression", judge)
     async with AsyncExitStack() as stack:
-        client, config = await open_judge(stack, settings, CONFIG, cheaper=False)
+        client, config = await open_judge(
+            stack, judge, CONFIG, log=tmp_path / "judge.log", cheaper=False
+        )
         assert (client.temperature, config.context_tokens) == (0.7, CONTEXT)
         assert client.name.startswith(f"{path.name}@")
         return await judge_window(client, GROUP, GroundTruth(), config, cache=MemoryJudgments())
@@ -87,6 +85,6 @@ async def test_a_path_without_a_model_is_named(tmp_path):
 
 
 def test_one_judge_at_a_time(tmp_path):
-    both = load_settings(home=tmp_path, judge_model="m", judge_model_path=tmp_path)
+    both = JudgeSettings(model="m", model_path=tmp_path)
     with pytest.raises(ConfigError, match="name two judges: unset one"):
-        require_judge(both)
+        require_judge("ruler", both)

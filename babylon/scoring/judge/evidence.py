@@ -2,12 +2,13 @@
 
 from collections.abc import Collection
 from statistics import fmean
+from typing import cast
 
 import msgspec
 import polars as pl
 
 from babylon.core.artifacts import iter_artifact, read_artifact
-from babylon.core.settings import Settings
+from babylon.core.settings import JudgeSettings
 from babylon.core.trajectories import PLAIN, Trajectory, read_trajectories
 from babylon.core.types import Artifact
 from babylon.scoring.judge.condense import condense
@@ -48,17 +49,19 @@ def read_evidence(artifact: Artifact) -> tuple[list[JudgedTrajectory], GroundTru
     return judged, GroundTruth(outcomes=tuple(outcomes))
 
 
-def saved_tokens(settings: Settings, artifact: Artifact, dropped: Collection[str]) -> int:
+def saved_tokens(
+    scorer: str, judge: JudgeSettings, artifact: Artifact, dropped: Collection[str]
+) -> int:
     """Estimate the prompt tokens that the judge saves by not seeing the dropped trajectories.
 
     Each trajectory counts once, without the parts that its group's prompts share. Of many
     trajectories only a sample is counted. A scorer that asks no judge saves none.
     """
-    if settings.scorer not in BLOCK_SIZES or not dropped:
+    if scorer not in BLOCK_SIZES or not dropped:
         return 0
-    method: Method = settings.scorer
-    rubric = load_rubric(settings.judge_rubric)
-    config = JudgeConfig(method=method, rubric=rubric, context_tokens=settings.judge_context_tokens)
+    method = cast(Method, scorer)
+    rubric = load_rubric(judge.rubric)
+    config = JudgeConfig(method=method, rubric=rubric, context_tokens=judge.context_tokens)
     limit = config.prompt_tokens // BLOCK_SIZES[method]
     sample = sorted(dropped)[:: -(-len(dropped) // _SAMPLE)]
     tokens = []

@@ -11,9 +11,10 @@ from collections.abc import Sequence
 from contextlib import AsyncExitStack
 from dataclasses import replace
 from datetime import UTC, datetime
+from pathlib import Path
 
 from babylon.core.errors import ScoringError
-from babylon.core.settings import Settings
+from babylon.core.settings import JudgeSettings
 from babylon.core.trajectories import Trajectory
 from babylon.scoring.judge.budget import Budget, BudgetLimits, BudgetSpentError
 from babylon.scoring.judge.evidence import read_evidence
@@ -48,14 +49,14 @@ async def regression(trajectories: Sequence[Trajectory], context: ScoringContext
 async def _score(
     method: Method, trajectories: Sequence[Trajectory], context: ScoringContext
 ) -> list[Score]:
-    settings = context.settings
-    require_judge(settings)
+    judge = context.settings.judge
+    require_judge(method, judge)
     try:
-        async with asyncio.timeout(settings.judge_timeout_s):
+        async with asyncio.timeout(judge.timeout_s):
             return await _score_within_budget(method, trajectories, context)
     except TimeoutError as error:
         raise ScoringError(
-            f"window {context.window_id} was not judged within {settings.judge_timeout_s:g} s"
+            f"window {context.window_id} was not judged within {judge.timeout_s:g} s"
             " (JUDGE_TIMEOUT_SECONDS): the judgments so far are stored, run the window again"
         ) from error
 
@@ -63,23 +64,23 @@ async def _score(
 async def _score_within_budget(
     method: Method, trajectories: Sequence[Trajectory], context: ScoringContext
 ) -> list[Score]:
-    settings = context.settings
+    judge = context.settings.judge
     try:
         judgments = await _judge(method, context, cheaper=False)
     except BudgetSpentError as error:
         log.warning("window %s: %s", context.window_id, error)
         try:
-            if settings.judge_cheaper_model is None:
+            if judge.cheaper_model is None:
                 raise
             judgments = await _judge(method, context, cheaper=True)
         except BudgetSpentError as spent:
             return await _by_heuristic(trajectories, context, spent)
     cheaper = judgments.level == Level.CHEAPER
-    name = settings.judge_cheaper_model if cheaper else settings.judge_model
+    name = judge.cheaper_model if cheaper else judge.model
     await _report(
         context,
         judgments.level,
-        model=str(name or settings.judge_model_path),
+        model=str(name or judge.model_path),
         reliability=judgments.reliability,
     )
     log.info(
@@ -98,25 +99,27 @@ async def _score_within_budget(
 
 async def _judge(method: Method, context: ScoringContext, *, cheaper: bool) -> Judgments:
     """Open the judge, and judge the window with the rest of the budget."""
-    settings, store = context.settings, context.store
+    judge, store = context.settings.judge, context.store
     judged, truth = await asyncio.to_thread(read_evidence, context.artifact)
     midnight = datetime.now(UTC).replace(hour=0, minute=0, second=0, microsecond=0)
     budget = Budget(
-        BudgetLimits(tokens=settings.judge_window_tokens, usd=settings.judge_window_usd),
-        BudgetLimits(tokens=settings.judge_day_tokens, usd=settings.judge_day_usd),
+        BudgetLimits(tokens=judge.window_tokens, usd=judge.window_usd),
+        BudgetLimits(tokens=judge.day_tokens, usd=judge.day_usd),
         spent_on_window=await spent_on_window(store, context.window_id),
         spent_today=await spent_since(store, midnight),
     )
     config = JudgeConfig(
         method=method,
-        rubric=load_rubric(settings.judge_rubric),
-        context_tokens=settings.judge_context_tokens,
-        passes=settings.judge_passes,
-        seed=settings.seed,
+        rubric=load_rubric(judge.rubric),
+        context_tokens=judge.context_tokens,
+        passes=judge.passes,
+        seed=context.settings.seed,
         repeats=not cheaper,
     )
     async with AsyncExitStack() as stack:
-        client, config = await open_judge(stack, settings, config, cheaper=cheaper)
+        client, config = await open_judge(
+            stack, judge, config, log=context.settings.home.logs / "judge.log", cheaper=cheaper
+        )
         judgments = await judge_window(
             client,
             judged,
@@ -129,30 +132,33 @@ async def _judge(method: Method, context: ScoringContext, *, cheaper: bool) -> J
 
 
 async def open_judge(
-    stack: AsyncExitStack, settings: Settings, config: JudgeConfig, *, cheaper: bool
+    stack: AsyncExitStack,
+    judge: JudgeSettings,
+    config: JudgeConfig,
+    *,
+    log: Path,
+    cheaper: bool,
 ) -> tuple[JudgeClient, JudgeConfig]:
-    """Open the judge of the settings until the stack closes, and return its configuration.
+    """Open the judge until the stack closes, and return its configuration.
 
-    The context of a local judge is at most that of its checkpoint.
+    The context of a local judge is at most that of its checkpoint. ``log`` is its engine's log.
     """
-    model, base_url, name = settings.judge_model, settings.judge_base_url, None
-    price = Price(
-        prompt_usd=settings.judge_prompt_usd, completion_usd=settings.judge_completion_usd
-    )
-    temperature, timeout_s = settings.judge_temperature, 120.0
+    model, base_url, name = judge.model, judge.base_url, None
+    price = Price(prompt_usd=judge.prompt_usd, completion_usd=judge.completion_usd)
+    temperature, timeout_s = judge.temperature, 120.0
     if cheaper:
-        model = settings.judge_cheaper_model
+        model = judge.cheaper_model
         price = Price(
-            prompt_usd=settings.judge_cheaper_prompt_usd,
-            completion_usd=settings.judge_cheaper_completion_usd,
+            prompt_usd=judge.cheaper_prompt_usd,
+            completion_usd=judge.cheaper_completion_usd,
         )
-    elif settings.judge_model_path is not None:
-        local = await stack.enter_async_context(local_judge(settings, settings.judge_model_path))
+    elif judge.model_path is not None:
+        local = await stack.enter_async_context(local_judge(judge.model_path, log))
         model, base_url, name, price = MODEL, local.base_url, local.name, Price()
         temperature = TEMPERATURE if temperature is None else temperature
-        timeout_s = settings.judge_timeout_s
+        timeout_s = judge.timeout_s
         config = replace(config, context_tokens=min(config.context_tokens, local.context_tokens))
-    key = settings.openai_api_key
+    key = judge.api_key
     client = JudgeClient(
         model=model or "",
         base_url=base_url,
@@ -160,7 +166,7 @@ async def open_judge(
         name=name,
         price=price,
         temperature=temperature,
-        concurrency=settings.judge_concurrency,
+        concurrency=judge.concurrency,
         timeout_s=timeout_s,
     )
     return await stack.enter_async_context(client), config
@@ -178,7 +184,9 @@ async def _by_heuristic(
     groups: dict[str, set[float]] = {}
     for trajectory, score in zip(trajectories, scores, strict=True):
         groups.setdefault(trajectory.scenario_id, set()).add(score.value)
-    if not context.settings.judge_heuristic or all(len(values) < 2 for values in groups.values()):
+    if not context.settings.judge.heuristic_fallback or all(
+        len(values) < 2 for values in groups.values()
+    ):
         raise spent
     await _report(context, Level.HEURISTIC, model="heuristic", reliability=0.0)
     return [replace(score, reasons=(f"scored by the heuristic: {spent}",)) for score in scores]
@@ -193,6 +201,6 @@ async def _report(context: ScoringContext, level: Level, *, model: str, reliabil
         requests=spent.requests,
         tokens=spent.tokens,
         usd=spent.usd,
-        rubric=load_rubric(context.settings.judge_rubric).version,
+        rubric=load_rubric(context.settings.judge.rubric).version,
         model=model,
     )

@@ -13,7 +13,6 @@ import aiohttp
 import msgspec
 
 from babylon.core.errors import ServingError
-from babylon.core.settings import Settings
 from babylon.serving.supervise import Service, supervised
 
 MODEL = "judge"
@@ -32,8 +31,8 @@ class LocalJudge:
 
 
 @asynccontextmanager
-async def local_judge(settings: Settings, path: Path) -> AsyncIterator[LocalJudge]:
-    """Serve a checkpoint directory on a free port during the ``async with`` block.
+async def local_judge(path: Path, log: Path) -> AsyncIterator[LocalJudge]:
+    """Serve a checkpoint directory on a free port, and write the engine's output to ``log``.
 
     Raises:
         ServingError: the engine does not start, or the checkpoint does not load.
@@ -42,7 +41,7 @@ async def local_judge(settings: Settings, path: Path) -> AsyncIterator[LocalJudg
     service = Service(
         name="judge",
         command=[sys.executable, "-m", "babylon.serving.engine.engine_process", f"--port={port}"],
-        log=settings.logs / "judge.log",
+        log=log,
     )
     url = f"http://127.0.0.1:{port}"
     async with supervised(service) as engine, aiohttp.ClientSession() as session:

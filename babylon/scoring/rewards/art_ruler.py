@@ -26,15 +26,15 @@ async def art_ruler(trajectories: Sequence[Trajectory], context: ScoringContext)
         ConfigError: no ``JUDGE_MODEL`` is named; a rubric or key is missing.
         Exception: as ``scores_by_art``.
     """
-    settings = context.settings
-    require_art_judge(settings)
-    key = settings.openai_api_key
+    judge = context.settings.judge
+    require_art_judge(judge)
+    key = judge.api_key
     return await scores_by_art(
         trajectories,
-        model=settings.judge_model or "",
-        base_url=settings.judge_base_url,
+        model=judge.model or "",
+        base_url=judge.base_url,
         api_key=key.get_secret_value() if key else "none",
-        rubric=load_rubric(settings.judge_rubric).text,
+        rubric=load_rubric(judge.rubric).text,
     )
 
 

@@ -15,7 +15,7 @@ from babylon.quality.reasons import Reason, RejectedError
 from babylon.quality.row_checks import Accepted, check_row
 from babylon.store.rejections import Rejection
 from tests.faults.mutations import mutated_rows
-from tests.unit.quality.rows import SETTINGS, WINDOW, compact, real_rows
+from tests.unit.quality.rows import QUALITY, WINDOW, compact, real_rows
 
 JUNK = st.sampled_from(
     [None, True, -1, 0, 10**25, 1e308, "", "\0", "pending", "HOLD", [], {}, [[]], {"pnl": "x"}]
@@ -28,7 +28,7 @@ def sources():
 
 
 def check(game_row):
-    verdict = check_row(game_row, WINDOW, SETTINGS)
+    verdict = check_row(game_row, WINDOW, QUALITY)
     assert isinstance(verdict, Accepted | Rejection)
     if isinstance(verdict, Rejection):
         assert verdict.reason in Reason
@@ -87,7 +87,7 @@ def test_plain_text_gets_the_verdict_and_the_values_of_the_slow_way():
         if decode_plain(game_row.steps_json) is not msgspec.UNSET:
             spaced = replace(game_row, steps_json=game_row.steps_json + " ")
             assert decode_plain(spaced.steps_json) is msgspec.UNSET
-            assert check_row(game_row, WINDOW, SETTINGS) == check_row(spaced, WINDOW, SETTINGS)
+            assert check_row(game_row, WINDOW, QUALITY) == check_row(spaced, WINDOW, QUALITY)
             compared += 1
     assert compared > 500
 
