@@ -177,27 +177,20 @@ def sentiment(change_percent: float) -> str:
 def _price_row(window_id: str, price: SeenPrice) -> Row:
     change = min(100 * (price.end_usd / price.start_usd - 1), _MAX_PERCENT)
     return {
+        **_EMPTY_ROW,
         "id": f"{window_id}-price-{price.ticker}",
         "stockTicker": price.ticker,
         "startPrice": _decimal(price.start_usd, 2),
         "endPrice": _decimal(price.end_usd, 2),
         "changePercent": _decimal(change, 2),
         "sentiment": sentiment(change),
-        "predictionMarketId": None,
-        "question": None,
-        "outcome": None,
-        "finalProbability": None,
     }
 
 
 def _question_row(window_id: str, question: SeenQuestion) -> Row:
     return {
+        **_EMPTY_ROW,
         "id": f"{window_id}-question-{question.market_id}",
-        "stockTicker": None,
-        "startPrice": None,
-        "endPrice": None,
-        "changePercent": None,
-        "sentiment": None,
         "predictionMarketId": question.market_id,
         "question": question.question,
         "outcome": question.resolved,
@@ -209,27 +202,25 @@ def _decimal(value: float, digits: int) -> Decimal:
     return Decimal(f"{value:.{digits}f}")
 
 
+_COLUMNS = (
+    "id", "stockTicker", "startPrice", "endPrice", "changePercent", "sentiment",
+    "predictionMarketId", "question", "outcome", "finalProbability",
+)  # fmt: skip
+_EMPTY_ROW: Row = dict.fromkeys(_COLUMNS)
+
 # Delete own rows that later observations removed, for example a question resolved earlier.
 _DELETE_OTHERS = """
 DELETE FROM market_outcomes
 WHERE "windowId" = $1 AND (starts_with(id, $2) OR starts_with(id, $3)) AND id <> ALL($4::text[])
 """
 
-_UPSERT = """
-INSERT INTO market_outcomes ("windowId", "createdAt", id, "stockTicker", "startPrice", "endPrice",
-    "changePercent", sentiment, "predictionMarketId", question, outcome, "finalProbability")
+_UPSERT = f"""
+INSERT INTO market_outcomes ("windowId", "createdAt", {", ".join(f'"{name}"' for name in _COLUMNS)})
 SELECT $1, $2, $3, $4, $5, $6, $7, $8, $9, $10, $11, $12
 WHERE NOT EXISTS (
     SELECT FROM market_outcomes
     WHERE "windowId" = $1::varchar AND id <> $3::text
       AND ("stockTicker" = $4::varchar OR "predictionMarketId" = $9::text)
 )
-ON CONFLICT (id) DO UPDATE SET
-    "startPrice" = excluded."startPrice",
-    "endPrice" = excluded."endPrice",
-    "changePercent" = excluded."changePercent",
-    sentiment = excluded.sentiment,
-    question = excluded.question,
-    outcome = excluded.outcome,
-    "finalProbability" = excluded."finalProbability"
+ON CONFLICT (id) DO UPDATE SET {", ".join(f'"{name}" = excluded."{name}"' for name in _COLUMNS)}
 """

@@ -14,7 +14,7 @@ from babylon.core.errors import DatabaseError, RecorderError, WindowError
 from babylon.core.failpoints import failpoint
 from babylon.core.windows import Window, window_at
 from babylon.recorder.steps import Action, LlmCall, ProviderAccess
-from babylon.recorder.trajectory_rows import OpenTrajectory, Row, insert_rows, trajectory_row
+from babylon.recorder.trajectory_rows import OpenTrajectory, Row, insert_statement, trajectory_row
 from babylon.store import Store, require_game_tables
 
 _MAX_SCENARIO_ID = 100  # characters in the game's column
@@ -147,9 +147,10 @@ class TrajectoryRecorder:
                     row["agentId"],
                 )
             try:
-                await insert_rows(connection, "trajectories", [row])
+                await connection.executemany(*insert_statement("trajectories", [row]))
                 failpoint("recorder.inserted")
-                await insert_rows(connection, "llm_call_logs", calls)
+                if calls:
+                    await connection.executemany(*insert_statement("llm_call_logs", calls))
             except asyncpg.ForeignKeyViolationError as error:
                 raise DatabaseError(
                     f"agent {row['agentId']!r} is not a user of this game ({error.detail}):"

@@ -4,7 +4,6 @@ from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import datetime
-from typing import TYPE_CHECKING
 
 from babylon.core.storable import storable
 from babylon.core.windows import Window
@@ -17,9 +16,6 @@ from babylon.recorder.steps import (
     milliseconds,
     to_json,
 )
-
-if TYPE_CHECKING:
-    from babylon.store.connection import Connection
 
 Row = dict[str, object]
 """Column name → value."""
@@ -152,14 +148,15 @@ def call_row(played: OpenTrajectory, step: int, i: int, call: LlmCall, at: datet
     }
 
 
-async def insert_rows(connection: "Connection", table: str, rows: Sequence[Row]) -> None:
-    """Insert rows with equal keys into the columns of those names. NUL characters are replaced."""
-    if not rows:
-        return
+def insert_statement(table: str, rows: Sequence[Row]) -> tuple[str, list[tuple[object, ...]]]:
+    """Return the arguments of ``executemany`` that insert rows with equal keys.
+
+    NUL characters are replaced.
+    """
     columns = ", ".join(f'"{name}"' for name in rows[0])
     places = ", ".join(f"${i + 1}" for i in range(len(rows[0])))
     values = [
         tuple(storable(value) if isinstance(value, str) else value for value in row.values())
         for row in rows
     ]
-    await connection.executemany(f'INSERT INTO "{table}" ({columns}) VALUES ({places})', values)
+    return f'INSERT INTO "{table}" ({columns}) VALUES ({places})', values

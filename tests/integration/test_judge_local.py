@@ -1,7 +1,5 @@
 """A checkpoint as judge: the project's engine serves a tiny model that answers, or babbles."""
 
-from contextlib import AsyncExitStack
-
 import pytest
 import torch
 
@@ -27,10 +25,7 @@ ANSWERS = ['{"score":0.9}', '{"score":0.1}']
 async def judged_by(path, tmp_path):
     judge = JudgeSettings(model_path=path)
     require_judge("regression", judge)
-    async with AsyncExitStack() as stack:
-        client, config = await open_judge(
-            stack, judge, CONFIG, log=tmp_path / "judge.log", cheaper=False
-        )
+    async with open_judge(judge, CONFIG, tmp_path / "judge.log") as (client, config):
         assert (client.temperature, config.context_tokens) == (0.7, CONTEXT)
         assert client.name.startswith(f"{path.name}@")
         return await judge_window(client, GROUP, GroundTruth(), config, cache=MemoryJudgments())

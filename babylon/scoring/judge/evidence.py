@@ -2,7 +2,6 @@
 
 from collections.abc import Collection
 from statistics import fmean
-from typing import cast
 
 import msgspec
 import polars as pl
@@ -59,7 +58,7 @@ def saved_tokens(
     """
     if scorer not in BLOCK_SIZES or not dropped:
         return 0
-    method = cast(Method, scorer)
+    method: Method = scorer
     rubric = load_rubric(judge.rubric)
     config = JudgeConfig(method=method, rubric=rubric, context_tokens=judge.context_tokens)
     limit = config.prompt_tokens // BLOCK_SIZES[method]

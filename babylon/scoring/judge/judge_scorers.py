@@ -7,8 +7,8 @@ cheaper judge, the heuristic, and an error that leaves the window to a later run
 
 import asyncio
 import logging
-from collections.abc import Sequence
-from contextlib import AsyncExitStack
+from collections.abc import AsyncIterator, Sequence
+from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import replace
 from datetime import UTC, datetime
 from pathlib import Path
@@ -65,6 +65,7 @@ async def _score_within_budget(
     method: Method, trajectories: Sequence[Trajectory], context: ScoringContext
 ) -> list[Score]:
     judge = context.settings.judge
+    model = judge.model or str(judge.model_path)
     try:
         judgments = await _judge(method, context, cheaper=False)
     except BudgetSpentError as error:
@@ -72,17 +73,10 @@ async def _score_within_budget(
         try:
             if judge.cheaper_model is None:
                 raise
-            judgments = await _judge(method, context, cheaper=True)
+            judgments, model = await _judge(method, context, cheaper=True), judge.cheaper_model
         except BudgetSpentError as spent:
             return await _by_heuristic(trajectories, context, spent)
-    cheaper = judgments.level == Level.CHEAPER
-    name = judge.cheaper_model if cheaper else judge.model
-    await _report(
-        context,
-        judgments.level,
-        model=str(name or judge.model_path),
-        reliability=judgments.reliability,
-    )
+    await _report(context, judgments.level, model=model, reliability=judgments.reliability)
     log.info(
         "window %s judged (%s): %d requests, %d tokens, $%.4f bought now",
         context.window_id,
@@ -116,60 +110,49 @@ async def _judge(method: Method, context: ScoringContext, *, cheaper: bool) -> J
         seed=context.settings.seed,
         repeats=not cheaper,
     )
-    async with AsyncExitStack() as stack:
-        client, config = await open_judge(
-            stack, judge, config, log=context.settings.home.logs / "judge.log", cheaper=cheaper
-        )
-        judgments = await judge_window(
-            client,
-            judged,
-            truth,
-            config,
-            cache=StoredJudgments(store, context.window_id),
-            budget=budget,
-        )
+    log_file = context.settings.home.logs / "judge.log"
+    cache = StoredJudgments(store, context.window_id)
+    async with open_judge(judge, config, log_file, cheaper=cheaper) as (client, config):
+        judgments = await judge_window(client, judged, truth, config, cache=cache, budget=budget)
     return replace(judgments, level=Level.CHEAPER) if cheaper else judgments
 
 
+@asynccontextmanager
 async def open_judge(
-    stack: AsyncExitStack,
-    judge: JudgeSettings,
-    config: JudgeConfig,
-    *,
-    log: Path,
-    cheaper: bool,
-) -> tuple[JudgeClient, JudgeConfig]:
-    """Open the judge until the stack closes, and return its configuration.
+    judge: JudgeSettings, config: JudgeConfig, log_file: Path, *, cheaper: bool = False
+) -> AsyncIterator[tuple[JudgeClient, JudgeConfig]]:
+    """Open the judge, and yield its client and its configuration.
 
-    The context of a local judge is at most that of its checkpoint. ``log`` is its engine's log.
+    A local judge's context is at most that of its checkpoint. Its engine writes to ``log_file``.
     """
     model, base_url, name = judge.model, judge.base_url, None
     price = Price(prompt_usd=judge.prompt_usd, completion_usd=judge.completion_usd)
     temperature, timeout_s = judge.temperature, 120.0
-    if cheaper:
-        model = judge.cheaper_model
-        price = Price(
-            prompt_usd=judge.cheaper_prompt_usd,
-            completion_usd=judge.cheaper_completion_usd,
+    async with AsyncExitStack() as stack:
+        if cheaper:
+            model = judge.cheaper_model
+            price = Price(
+                prompt_usd=judge.cheaper_prompt_usd, completion_usd=judge.cheaper_completion_usd
+            )
+        elif judge.model_path is not None:
+            local = await stack.enter_async_context(local_judge(judge.model_path, log_file))
+            model, base_url, name, price = MODEL, local.base_url, local.name, Price()
+            temperature = TEMPERATURE if temperature is None else temperature
+            timeout_s = judge.timeout_s  # a local engine may be slow, so only the limit of the window counts
+            context_tokens = min(config.context_tokens, local.context_tokens)
+            config = replace(config, context_tokens=context_tokens)
+        key = judge.api_key
+        client = JudgeClient(
+            model=model or "",
+            base_url=base_url,
+            api_key=key.get_secret_value() if key else "none",
+            name=name,
+            price=price,
+            temperature=temperature,
+            concurrency=judge.concurrency,
+            timeout_s=timeout_s,
         )
-    elif judge.model_path is not None:
-        local = await stack.enter_async_context(local_judge(judge.model_path, log))
-        model, base_url, name, price = MODEL, local.base_url, local.name, Price()
-        temperature = TEMPERATURE if temperature is None else temperature
-        timeout_s = judge.timeout_s
-        config = replace(config, context_tokens=min(config.context_tokens, local.context_tokens))
-    key = judge.api_key
-    client = JudgeClient(
-        model=model or "",
-        base_url=base_url,
-        api_key=key.get_secret_value() if key else "none",
-        name=name,
-        price=price,
-        temperature=temperature,
-        concurrency=judge.concurrency,
-        timeout_s=timeout_s,
-    )
-    return await stack.enter_async_context(client), config
+        yield await stack.enter_async_context(client), config
 
 
 async def _by_heuristic(
@@ -184,9 +167,8 @@ async def _by_heuristic(
     groups: dict[str, set[float]] = {}
     for trajectory, score in zip(trajectories, scores, strict=True):
         groups.setdefault(trajectory.scenario_id, set()).add(score.value)
-    if not context.settings.judge.heuristic_fallback or all(
-        len(values) < 2 for values in groups.values()
-    ):
+    equal = all(len(values) < 2 for values in groups.values())
+    if equal or not context.settings.judge.heuristic_fallback:
         raise spent
     await _report(context, Level.HEURISTIC, model="heuristic", reliability=0.0)
     return [replace(score, reasons=(f"scored by the heuristic: {spent}",)) for score in scores]

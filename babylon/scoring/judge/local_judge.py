@@ -31,8 +31,8 @@ class LocalJudge:
 
 
 @asynccontextmanager
-async def local_judge(path: Path, log: Path) -> AsyncIterator[LocalJudge]:
-    """Serve a checkpoint directory on a free port, and write the engine's output to ``log``.
+async def local_judge(path: Path, log_file: Path) -> AsyncIterator[LocalJudge]:
+    """Serve a checkpoint directory on a free port, and write the engine's output to ``log_file``.
 
     Raises:
         ServingError: the engine does not start, or the checkpoint does not load.
@@ -41,7 +41,7 @@ async def local_judge(path: Path, log: Path) -> AsyncIterator[LocalJudge]:
     service = Service(
         name="judge",
         command=[sys.executable, "-m", "babylon.serving.engine.engine_process", f"--port={port}"],
-        log=log,
+        log=log_file,
     )
     url = f"http://127.0.0.1:{port}"
     async with supervised(service) as engine, aiohttp.ClientSession() as session:
