@@ -159,10 +159,10 @@ async def test_a_failure_half_way_keeps_what_was_bought(store, settings, thinned
 
 KILLED = """
 import asyncio, json, sys
-from babylon.score import score_window
-from babylon.settings import load_settings
+from babylon.stages.score import score_window
+from babylon.core.settings import load_settings
 from babylon.store import open_store
-from babylon.types import Artifact, Claim, Thinned
+from babylon.core.types import Artifact, Claim, Thinned
 
 async def run():
     fields = json.loads(sys.argv[1])

@@ -54,8 +54,8 @@ class StepText:
         parts += [f'"{said}"'] if said else []
         parts += [shorten(self.did, limit)]
         parts += [f"-> {shorten(self.result, limit)}"] if self.result else []
-        told = " | ".join(part.replace("|", "¦") for part in parts)
-        return escape(f"[{self.number}] {told}")
+        line = " | ".join(part.replace("|", "¦") for part in parts)
+        return escape(f"[{self.number}] {line}")
 
 
 Line = tuple[int, str]
