@@ -2,7 +2,6 @@
 
 import asyncio
 import json
-import re
 from datetime import UTC, datetime, timedelta
 from decimal import Decimal
 from itertools import cycle
@@ -367,14 +366,3 @@ async def test_a_resolution_learnt_late_takes_the_open_question_away(store: Stor
     assert await tracker.write("2025-11-14T10:00") == 0
     assert await _outcomes(store) == []
     assert await tracker.write(WINDOW_ID) == 1
-
-
-def test_the_first_program_of_the_documentation_runs(
-    database_url: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: Any
-) -> None:
-    monkeypatch.setenv("DATABASE_URL", database_url)
-    monkeypatch.setenv("BABYLON_HOME", str(tmp_path))
-    document = Path(__file__).parents[2] / "docs" / "recorder.md"
-    (code,) = re.findall(r"```python\n(.*?)```", document.read_text(), re.DOTALL)
-    exec(compile(code, str(document), "exec"), {})
-    assert "is stored in window" in capsys.readouterr().out
