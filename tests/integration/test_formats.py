@@ -1,4 +1,4 @@
-"""Foreign traces into the database and out of it again."""
+"""Traces of other systems into the database and out again."""
 
 import json
 from pathlib import Path

@@ -1,4 +1,4 @@
-"""The judge as a stage, on a real Postgres, before a loopback judge over real HTTP."""
+"""The score stage with a loopback judge, on a real Postgres and over real HTTP."""
 
 import asyncio
 import json
@@ -355,7 +355,7 @@ async def test_explain_names_best_and_worst_and_shows_what_the_judge_saw(
 
 
 def _cli(arguments):
-    """As ``main``, but for the signal handlers, which only the main thread may set."""
+    """Run as ``main`` without signal handlers, which only the main thread may set."""
     from unittest import mock
 
     with mock.patch("babylon.cli.signal.signal"):

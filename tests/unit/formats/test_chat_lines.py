@@ -94,6 +94,6 @@ def test_what_is_no_conversation_is_named(line: dict[str, Any], message: str) ->
 
 
 def test_ground_truth_has_nowhere_to_go() -> None:
-    """The fields of a trace are all there is; none of them is the game's knowledge."""
+    """A trace has only these fields; none is ground truth."""
     one = trace(step(0, call("tick 0")))
     assert "correctness" not in msgspec.json.encode(list(write_chat(one))).decode()

@@ -1,4 +1,4 @@
-"""Damaged files: each is read, or refused with its place; nothing else is ever raised."""
+"""Damaged files are read or refused with their place, and raise no other error."""
 
 import copy
 import json
@@ -52,7 +52,7 @@ def whole(kind: str) -> list[Any]:
 
 
 def places(value: Any) -> Iterator[tuple[Any, Any]]:
-    """Every (container, key) inside."""
+    """Return every (container, key) of a document."""
     items = value.items() if isinstance(value, dict) else enumerate(value)
     for key, item in [*items]:
         yield value, key

@@ -1,4 +1,4 @@
-"""Which trades turned out right, by the window's outcomes."""
+"""Correctness of trades, from the window's outcomes."""
 
 import pytest
 

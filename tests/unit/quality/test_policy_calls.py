@@ -1,4 +1,4 @@
-"""Which calls are trained, and when the gateway's tokens are trusted."""
+"""The calls that are trained, and their tokens from the gateway."""
 
 import msgspec
 import pytest

@@ -1,4 +1,4 @@
-"""The JSON of a step: keys, absent keys, and what is refused."""
+"""The JSON of a step: keys, absent keys, and refused values."""
 
 import json
 from datetime import UTC, datetime

@@ -141,7 +141,7 @@ def test_of_stable_pairs_only_neighbours_that_never_met_are_asked():
 
 
 def test_under_a_bias_for_the_first_the_answer_about_equals_tells_least():
-    """The first always wins but against who is far better: 0 < 1 < 2 < 3, two apart."""
+    """The first wins unless the other is far better; 0 < 1 < 2 < 3."""
     wins = [(i, j, True) for i in range(4) for j in range(4) if i != j and i - j > -2]
     wins += [(j, i, False) for i in range(4) for j in range(4) if j - i > 2]
     tells = information(wins, 4)

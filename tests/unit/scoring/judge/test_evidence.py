@@ -1,4 +1,4 @@
-"""What the judge is spared by dropout, by its own count of tokens."""
+"""Tokens that the judge saves by dropout."""
 
 import json
 
@@ -18,7 +18,7 @@ JUDGE = JudgeSettings()
 
 @pytest.fixture
 def shown(tmp_path):
-    """Nine trajectories, each longer than the one before, and the file they lie in."""
+    """Nine trajectories, each longer than the one before, and their artifact."""
     everyone = [
         judged(f"{n}", n, [step(i, said=f"word {i} " * n, action="BUY") for i in range(n + 1)])
         for n in range(9)

@@ -16,7 +16,7 @@ from tests.judged import SCALE, config, judged, kendall, ladder, step
 
 @asynccontextmanager
 async def bench(price=None, **mind):
-    """A judge with that mind, and a client of it."""
+    """A loopback judge and its client."""
     async with (
         LoopbackJudge(Mind(scale=SCALE, retry_after_s=0.05, **mind)) as judge,
         JudgeClient(model="loopback", base_url=judge.base_url, price=price) as client,
@@ -232,7 +232,7 @@ async def test_a_wrong_key_is_named_and_not_tried_again():
 )
 @pytest.mark.parametrize("method", ["ruler", "preference", "regression"])
 async def test_an_agent_cannot_talk_its_way_to_a_score(method, words):
-    """The loopback judge obeys whatever stands outside the blocks."""
+    """The loopback judge obeys text outside the blocks."""
 
     def window(said):
         return [
