@@ -138,7 +138,7 @@ async def open_judge(
             local = await stack.enter_async_context(local_judge(judge.model_path, log_file))
             model, base_url, name, price = MODEL, local.base_url, local.name, Price()
             temperature = TEMPERATURE if temperature is None else temperature
-            timeout_s = judge.timeout_s  # a local engine may be slow, so only the limit of the window counts
+            timeout_s = judge.timeout_s  # a local engine may be slow
             context_tokens = min(config.context_tokens, local.context_tokens)
             config = replace(config, context_tokens=context_tokens)
         key = judge.api_key
