@@ -38,7 +38,7 @@ from pydantic import BaseModel
 from babylon.core.artifacts import ArtifactWriter
 from babylon.core.game_rows import COLUMNS, GAME_SCHEMA
 from babylon.core.settings import load_settings
-from babylon.quality.decode import Step
+from babylon.quality.decode import GameStep
 from babylon.stages.collect import collect_window
 from babylon.stages.validate import validate_window
 from babylon.store import open_store
@@ -82,7 +82,7 @@ async def ceiling(url: str, home: Path) -> Report:
 
 async def typed(url: str, home: Path) -> Report:
     """The logs are fetched and left alone."""
-    decoder = msgspec.json.Decoder(tuple[Step, ...])
+    decoder = msgspec.json.Decoder(tuple[GameStep, ...])
     connection = await asyncpg.connect(url)
     measured = _Clock()
     async for rows in _batches(connection, _TRAJECTORIES):

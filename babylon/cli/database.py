@@ -11,7 +11,7 @@ from babylon.cli.options import Json
 from babylon.cli.shared import show_values, with_store
 from babylon.core.settings import Settings, load_settings
 from babylon.core.windows import parse_window_id
-from babylon.formats.names import Format, Written
+from babylon.formats.format_names import Format, Written
 
 app = typer.Typer(help="The database: its schema, imports and exports.", no_args_is_help=True)
 

@@ -146,7 +146,7 @@ def train(
         check_settled(parse_window_id(window, settings.windows.minutes), Clock(now=tomorrow), 0.0)
     for bound in filter(None, (first, last)):
         parse_bound(bound)
-    require_scorer(settings)
+    require_scorer(settings.scoring.scorer, settings.judge)
     require_trainer(settings)
     _become_flow(
         TrainRequest(

@@ -23,8 +23,8 @@ from babylon.core.windows import (
     settling,
     window_at,
 )
-from babylon.quality.checks import check_row
 from babylon.quality.reasons import Reason
+from babylon.quality.row_checks import check_row
 from babylon.store import Store, require_game_tables
 from babylon.store.database_clock import read_clock
 from babylon.store.late import note_late
@@ -118,7 +118,7 @@ class _Subject:
                 )
             )
             return
-        verdict = check_row(row, self.window, settings)
+        verdict = check_row(row, self.window, settings.quality)
         if isinstance(verdict, Rejection):
             self.rejected.add(verdict)
         else:

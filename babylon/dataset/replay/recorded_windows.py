@@ -15,7 +15,7 @@ from babylon.dataset.replay.recorded import (
     RecordedStep,
     Skipped,
 )
-from babylon.quality.decode import Metadata, decode
+from babylon.quality.decode import GameMetadata, decode
 from babylon.quality.reasons import Reason, RejectedError
 from babylon.store.connection import Store, require_game_tables
 
@@ -116,7 +116,7 @@ def recorded_row(
     minus the first step's."""
     try:
         steps = decode(steps_json, Steps, "stepsJson")
-        knowledge = decode(metadata_json, Metadata, "metadataJson").game_knowledge
+        knowledge = decode(metadata_json, GameMetadata, "metadataJson").game_knowledge
         if not steps:
             raise RejectedError(Reason.EMPTY_STEPS, "stepsJson is []")
         pnl_usd = _pnl_usd(steps, final_pnl_usd)

@@ -10,8 +10,8 @@ from typing import TYPE_CHECKING
 
 import msgspec
 
-from babylon.quality.decode import Metrics, Step, decode
-from babylon.quality.outcomes import window_pnl_usd
+from babylon.quality.decode import GameMetrics, GameStep, decode
+from babylon.quality.play_results import window_pnl_usd
 from babylon.quality.reasons import RejectedError
 from babylon.store.experiments import Play, steps_of
 
@@ -112,10 +112,10 @@ def _counts(text: str | None) -> Counts:
 
 def _from_steps(text: str, play: Play, counts: Counts) -> float | None:
     try:
-        steps = decode(text, tuple[Step, ...], "stepsJson")
+        steps = decode(text, tuple[GameStep, ...], "stepsJson")
         if not steps:
             return None
-        return window_pnl_usd(steps, Metrics(final_pnl=counts.final_pnl), play.final_pnl)
+        return window_pnl_usd(steps, GameMetrics(final_pnl=counts.final_pnl), play.final_pnl)
     except RejectedError:  # such play is counted as having none
         return None
 

@@ -1,8 +1,9 @@
-"""Records what really happened in a window: how prices moved, and how questions were resolved.
+"""Ground truth of a window: price moves and resolutions of questions.
 
-This is ground truth. It goes to the judge, and never into a training prompt. What is seen is kept
-in ``babylon.observations``, and a window's outcomes are derived from what all trackers saw: one
-that dies loses what it had not saved, and several at once come to the same rows as one.
+Ground truth goes to the judge and never into a training prompt. Trackers store their observations
+in ``babylon.observations``, and the outcomes of a window are derived from the observations of all
+trackers. Several trackers at once produce the same rows as one. A tracker that dies loses only the
+observations that it did not save.
 """
 
 from collections.abc import Callable
@@ -15,9 +16,9 @@ from babylon.core.errors import RecorderError, WindowNotReadyError
 from babylon.core.failpoints import failpoint
 from babylon.core.text import storable
 from babylon.core.windows import parse_window_id, window_at
-from babylon.recorder.records import game_time
-from babylon.recorder.rows import Row
+from babylon.recorder.steps import game_time
 from babylon.recorder.trajectory import moment_in_utc, utc_now
+from babylon.recorder.trajectory_rows import Row
 from babylon.store import Store, require_game_tables
 from babylon.store.observations import (
     MarketObservation,
@@ -35,13 +36,14 @@ if TYPE_CHECKING:
     from babylon.store.connection import Connection
 
 NEUTRAL_PERCENT = 1.0  # smaller moves are neither bullish nor bearish
-_MAX_PERCENT = 999.99  # what the column numeric(5,2) holds
-_MAX_PRICE_USD = 99_999_999.99  # and numeric(10,2)
-_MAX_TICKER = 20  # and varchar(20)
+# Limits of the columns: numeric(5,2), numeric(10,2), varchar(20).
+_MAX_PERCENT = 999.99
+_MAX_PRICE_USD = 99_999_999.99
+_MAX_TICKER = 20
 
 
 class MarketOutcomesTracker:
-    """Observations may come in any order: start and end follow their times, not their arrival."""
+    """Tracker of market outcomes. Observations may arrive in any order; their times count."""
 
     def __init__(
         self, store: Store, *, minutes: int = 60, clock: Callable[[], datetime] = utc_now
@@ -54,7 +56,11 @@ class MarketOutcomesTracker:
         self._unsaved: dict[tuple[ValueKind, str, str], ObservedValue] = {}
 
     def price(self, ticker: str, price_usd: float, *, at: datetime | None = None) -> None:
-        """A price that was seen."""
+        """Record a price (USD).
+
+        Raises:
+            RecorderError: the price or the ticker does not fit its column.
+        """
         if not 0 < price_usd <= _MAX_PRICE_USD:  # false for NaN too
             raise RecorderError(
                 f"price of {ticker}: {price_usd!r} is not in (0, {_MAX_PRICE_USD:.2f}]"
@@ -68,7 +74,11 @@ class MarketOutcomesTracker:
     def probability(
         self, market_id: str, question: str, yes: float, *, at: datetime | None = None
     ) -> None:
-        """The market's P(YES) of a question, as it was seen."""
+        """Record the market's P(YES) of a question.
+
+        Raises:
+            RecorderError: the probability is not in [0, 1].
+        """
         if not 0 <= yes <= 1:
             raise RecorderError(f"P(YES) of {market_id}: {yes!r} is not in [0, 1]")
         self._questions[market_id] = storable(question)
@@ -77,33 +87,37 @@ class MarketOutcomesTracker:
     def resolve(
         self, market_id: str, outcome: Literal["YES", "NO"], *, at: datetime | None = None
     ) -> None:
-        """How a question ended; it belongs to the window in which it was resolved."""
+        """Record the resolution of a question. It belongs to the window of its time.
+
+        Raises:
+            RecorderError: no probability of the question was recorded.
+        """
         if market_id not in self._questions:
             raise RecorderError(f"market {market_id!r} is unknown: record its probability first")
         self._add(ValueKind.RESOLUTION, market_id, float(outcome == "YES"), at)
 
     async def save(self) -> None:
-        """Keep what was seen so far, as ``write`` does too: a crash then loses nothing of it."""
+        """Store the observations so far. ``write`` does this as well."""
         async with self._store.pool.acquire() as connection, connection.transaction():
             unsaved = await self._keep(connection)
         self._forget(unsaved)
 
     async def write(self, window_id: str) -> int:
-        """Write the window's outcomes, in one transaction; returns how many rows it has from here.
+        """Write the window's outcomes in one transaction, and return the number of rows.
 
-        A question still open at the window's end is written without an outcome. A row's id is made
-        of the window and the ticker or market, so writing again replaces what was written before.
-        A ticker or market for which somebody else wrote a row is left alone.
+        A question that is open at the window's end gets a row without an outcome. Writing again
+        replaces the rows, because a row's id consists of the window and the ticker or market. Rows
+        of other writers for the same ticker or market stay unchanged.
 
         Raises:
-            WindowNotReadyError: the window is not over, its end prices are not known yet.
+            WindowNotReadyError: the window is not over.
         """
         window = parse_window_id(window_id, self._minutes)
         now = self._clock()
         if not window.is_complete(now):
             raise WindowNotReadyError(
                 f"window {window_id} ends at {window.end:%H:%M} UTC, it is {now:%H:%M:%S}:"
-                " write its outcomes after that"
+                " write its outcomes after its end"
             )
         failpoint("outcomes.before")
         async with self._store.pool.acquire() as connection, connection.transaction():
@@ -130,7 +144,7 @@ class MarketOutcomesTracker:
     async def _keep(
         self, connection: "Connection"
     ) -> dict[tuple[ValueKind, str, str], ObservedValue]:
-        """Under the lock, so that trackers take turns; returns what is known to all on commit."""
+        """Store the unsaved observations and return them. The lock orders concurrent trackers."""
         await lock_outcomes(connection)
         unsaved = {key: replace(seen) for key, seen in self._unsaved.items()}
         await keep(
@@ -149,14 +163,14 @@ class MarketOutcomesTracker:
         return unsaved
 
     def _forget(self, saved: dict[tuple[ValueKind, str, str], ObservedValue]) -> None:
-        """What was seen meanwhile stays for the next turn: merging again does no harm."""
+        """Drop saved observations that did not change meanwhile. Saving one twice is harmless."""
         for key, seen in saved.items():
             if self._unsaved.get(key) == seen:
                 del self._unsaved[key]
 
 
 def sentiment(change_percent: float) -> str:
-    """The game's word for a move."""
+    """Return the game's word for a price move."""
     if abs(change_percent) < NEUTRAL_PERCENT:
         return "NEUTRAL"
     return "BULLISH" if change_percent > 0 else "BEARISH"
@@ -165,27 +179,20 @@ def sentiment(change_percent: float) -> str:
 def _price_row(window_id: str, price: ObservedPrice) -> Row:
     change = min(100 * (price.end_usd / price.start_usd - 1), _MAX_PERCENT)
     return {
+        **_EMPTY_ROW,
         "id": f"{window_id}-price-{price.ticker}",
         "stockTicker": price.ticker,
         "startPrice": _decimal(price.start_usd, 2),
         "endPrice": _decimal(price.end_usd, 2),
         "changePercent": _decimal(change, 2),
         "sentiment": sentiment(change),
-        "predictionMarketId": None,
-        "question": None,
-        "outcome": None,
-        "finalProbability": None,
     }
 
 
 def _question_row(window_id: str, question: ObservedQuestion) -> Row:
     return {
+        **_EMPTY_ROW,
         "id": f"{window_id}-question-{question.market_id}",
-        "stockTicker": None,
-        "startPrice": None,
-        "endPrice": None,
-        "changePercent": None,
-        "sentiment": None,
         "predictionMarketId": question.market_id,
         "question": question.question,
         "outcome": question.resolved,
@@ -197,27 +204,25 @@ def _decimal(value: float, digits: int) -> Decimal:
     return Decimal(f"{value:.{digits}f}")
 
 
-# Rows of ours that later observations took away: a question that turns out to be resolved before.
+_COLUMNS = (
+    "id", "stockTicker", "startPrice", "endPrice", "changePercent", "sentiment",
+    "predictionMarketId", "question", "outcome", "finalProbability",
+)  # fmt: skip
+_EMPTY_ROW: Row = dict.fromkeys(_COLUMNS)
+
+# Delete own rows that later observations removed, for example a question resolved earlier.
 _DELETE_OTHERS = """
 DELETE FROM market_outcomes
 WHERE "windowId" = $1 AND (starts_with(id, $2) OR starts_with(id, $3)) AND id <> ALL($4::text[])
 """
 
-_UPSERT = """
-INSERT INTO market_outcomes ("windowId", "createdAt", id, "stockTicker", "startPrice", "endPrice",
-    "changePercent", sentiment, "predictionMarketId", question, outcome, "finalProbability")
+_UPSERT = f"""
+INSERT INTO market_outcomes ("windowId", "createdAt", {", ".join(f'"{name}"' for name in _COLUMNS)})
 SELECT $1, $2, $3, $4, $5, $6, $7, $8, $9, $10, $11, $12
 WHERE NOT EXISTS (
     SELECT FROM market_outcomes
     WHERE "windowId" = $1::varchar AND id <> $3::text
       AND ("stockTicker" = $4::varchar OR "predictionMarketId" = $9::text)
 )
-ON CONFLICT (id) DO UPDATE SET
-    "startPrice" = excluded."startPrice",
-    "endPrice" = excluded."endPrice",
-    "changePercent" = excluded."changePercent",
-    sentiment = excluded.sentiment,
-    question = excluded.question,
-    outcome = excluded.outcome,
-    "finalProbability" = excluded."finalProbability"
+ON CONFLICT (id) DO UPDATE SET {", ".join(f'"{name}" = excluded."{name}"' for name in _COLUMNS)}
 """

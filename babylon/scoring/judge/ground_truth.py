@@ -1,36 +1,35 @@
-"""Ground truth as text: what happened to prices and questions, and what the game knew.
+"""Ground truth as text: the outcomes of prices and questions, and the game's knowledge.
 
-All of it is escaped. Where it is longer than its share of the prompt, lines about markets that the
-group's agents dealt with come first, and the last line says how many are left out.
+All text is escaped. If the lines exceed their share of the prompt, lines about markets that the
+group's agents traded come first, and the last line counts the lines left out.
 """
 
 from collections.abc import Mapping, Sequence
-from typing import Any
 
 from babylon.scoring.judge.judgment import GroundTruth, JudgedTrajectory
-from babylon.scoring.judge.prompt_text import count_tokens, escape, shorten
+from babylon.scoring.judge.prompt import count_tokens, escape, shorten
 
-_LONGEST = 300  # characters of a line
+_MAX_LINE = 300  # characters
 
 
 def truth_lines(truth: GroundTruth) -> list[str]:
-    """One line a market outcome."""
-    return [escape(shorten(_outcome(row), _LONGEST)) for row in truth.outcomes]
+    """Return one line for each market outcome."""
+    return [escape(shorten(_outcome(row), _MAX_LINE)) for row in truth.outcomes]
 
 
 def knowledge_lines(judged: JudgedTrajectory) -> list[str]:
-    """One line a fact of the trajectory's ``gameKnowledge``."""
+    """Return one line for each fact of the trajectory's ``gameKnowledge``."""
     lines = []
     for topic, facts in judged.knowledge.items():
         if isinstance(facts, Mapping):
             lines += [f"{topic} {name}: {_plain(fact)}" for name, fact in facts.items()]
         elif facts not in (None, [], ""):
             lines.append(f"{topic}: {_plain(facts)}")
-    return [escape(shorten(line, _LONGEST)) for line in lines]
+    return [escape(shorten(line, _MAX_LINE)) for line in lines]
 
 
 def fit_lines(lines: Sequence[str], limit: int, wanted: Sequence[str] = ()) -> str:
-    """The lines in at most ``limit`` tokens; those that hold a ``wanted`` word are kept first."""
+    """Return the lines in at most ``limit`` tokens. Lines with a ``wanted`` word are kept first."""
     if count_tokens("\n".join(lines)) <= limit:
         return "\n".join(lines)
     order = sorted(
@@ -51,11 +50,11 @@ def _left_out(count: int) -> str:
     return f"[{count} lines left out]"
 
 
-def _outcome(row: Mapping[str, Any]) -> str:
+def _outcome(row: Mapping[str, object]) -> str:
     parts = []
     if row.get("stockTicker"):
         change = row.get("changePercent")
-        moved = "" if change is None else f" ({change:+g} %)"
+        moved = f" ({change:+g} %)" if isinstance(change, int | float) else ""
         parts.append(
             f"{row['stockTicker']}: {row.get('startPrice')} to {row.get('endPrice')}{moved}"
         )

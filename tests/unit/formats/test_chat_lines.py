@@ -5,7 +5,7 @@ from typing import Any
 import msgspec
 import pytest
 
-from babylon.formats.chat import read_chats, write_chat
+from babylon.formats.chat_lines import read_chats, write_chat
 from babylon.formats.documents import ImportFileError
 from babylon.formats.trace import RESPONSE, Trace
 from tests.unit.formats.traces import call, document, message, step, tokens, trace, without_place
@@ -77,11 +77,11 @@ HELLO = {"role": "assistant", "content": "hello"}
 @pytest.mark.parametrize(
     ("line", "message"),
     [
-        ({"messages": []}, "messages is not a list"),
-        ({"messages": [HI]}, "the last message is user's"),
-        ({"messages": [HELLO]}, "the first message is the assistant's"),
-        ({"messages": [HI, {**HELLO, "weight": 0}]}, "and 0 are to be learnt"),
-        ({"messages": [HI, {"role": "bot", "content": "x"}]}, r"messages\[1\]: role 'bot' is none"),
+        ({"messages": []}, "messages is not a non-empty list"),
+        ({"messages": [HI]}, "the last message has role user"),
+        ({"messages": [HELLO]}, "the first reply has no prompt"),
+        ({"messages": [HI, {**HELLO, "weight": 0}]}, "and 0 replies are to be learnt"),
+        ({"messages": [HI, {"role": "bot", "content": "x"}]}, "role 'bot' is not one of"),
         ({"messages": [{"role": "user", "content": None}, HELLO]}, r"messages\[0\]: content None"),
         ({"messages": [HI, {"role": "assistant", "content": None, "tool_calls": [{"id": "1"}]}]},
          r"messages\[1\]: a tool call"),
@@ -94,6 +94,6 @@ def test_what_is_no_conversation_is_named(line: dict[str, Any], message: str) ->
 
 
 def test_ground_truth_has_nowhere_to_go() -> None:
-    """The fields of a trace are all there is; none of them is the game's knowledge."""
+    """A trace has only these fields; none is ground truth."""
     one = trace(step(0, call("tick 0")))
     assert "correctness" not in msgspec.json.encode(list(write_chat(one))).decode()

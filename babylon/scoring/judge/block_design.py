@@ -1,11 +1,11 @@
-"""Which trajectories are judged together, and in which order.
+"""Block design: the choice of trajectories that are judged together, and their order.
 
-Everything follows from a seed, so that a run repeated asks the same prompts. In the first pass
-blocks form a ring, each sharing one trajectory with the next: the anchor that puts both on one
-scale, and closing the ring shows how well that works. The first block is asked once more in
-reversed order, because nothing else tells how reliable the judge is. Later passes take what is
-unstable, in new company; who was listed early before is listed late now. Of pairs those are asked
-whose answer is least known, which under a bias for the first are not the neighbours.
+A seed determines every choice, so that a repeated run asks the same prompts. In the first pass the
+blocks form a ring. Each block shares one trajectory with the next; this anchor puts both on one
+scale, and closing the ring shows how well that works. The first block is asked again in reversed
+order, because only a repetition shows how reliable the judge is. Later passes ask unstable items in
+new blocks, and list those early that were listed late before. Pairs are chosen by the information
+of their answer. With a strong bias for the first place these pairs are not the neighbours.
 """
 
 from collections.abc import Mapping, Sequence, Set
@@ -15,11 +15,11 @@ from random import Random
 from statistics import fmean
 
 from babylon.scoring.judge.calibrate import Floats
-from babylon.scoring.judge.sheet import Block
+from babylon.scoring.judge.group_prompts import Block
 
 
-def ring(items: int, size: int, random: Random) -> list[Block]:
-    """Blocks of at most ``size`` around a ring of all items; one block where they fit into it."""
+def ring_blocks(items: int, size: int, random: Random) -> list[Block]:
+    """Return blocks of at most ``size`` around a ring of all items, or one block if all fit."""
     order = random.sample(range(items), items)
     if size == 1:
         return [(item,) for item in order]
@@ -28,15 +28,15 @@ def ring(items: int, size: int, random: Random) -> list[Block]:
     count = ceil(items / (size - 1))
     cuts = [round(block * items / count) for block in range(count + 1)]
     blocks = [[order[i % items] for i in range(start, end + 1)] for start, end in pairwise(cuts)]
-    if size == 2:  # each is first once and second once, so no bias for a place favours anybody
+    if size == 2:  # each item is first once and second once, so a bias for a place cancels
         return [tuple(block) for block in blocks]
     return [tuple(random.sample(block, len(block))) for block in blocks]
 
 
-def again(
+def mixed_blocks(
     items: Sequence[int], size: int, places: Mapping[int, Sequence[float]], random: Random
 ) -> list[Block]:
-    """Two or more items in mixed blocks; those listed late so far come first."""
+    """Return blocks of two or more items in new company. Items listed late so far come first."""
     mixed = random.sample(list(items), len(items))
     count = ceil(len(mixed) / size)
     cuts = [round(block * len(mixed) / count) for block in range(count + 1)]
@@ -46,13 +46,13 @@ def again(
     ]
 
 
-def telling(
-    order: Sequence[int], asked: Set[Block], unstable: Set[int], tells: Floats
+def informative_pairs(
+    order: Sequence[int], asked: Set[Block], unstable: Set[int], information: Floats
 ) -> list[Block]:
-    """Pairs not asked in that order yet, those first whose answers tell most, each item in one.
+    """Return new pairs, the most informative first, with each item in at most one.
 
-    ``tells[i, j]`` is for i listed first. Pairs without an ``unstable`` item have nothing left to
-    tell, but for neighbours in the ``order`` that never met.
+    ``information[i, j]`` is that of the pair with i listed first. A pair needs an ``unstable`` item
+    or neighbours in the ``order`` that were never compared.
     """
     met = {frozenset(pair) for pair in asked}
     strangers = {frozenset(pair) for pair in pairwise(order)} - met
@@ -63,7 +63,7 @@ def telling(
     ]
     chosen: list[Block] = []
     busy: set[int] = set()
-    for pair in sorted(pairs, key=lambda pair: -tells[pair]):
+    for pair in sorted(pairs, key=lambda pair: -information[pair]):
         if not busy.intersection(pair):
             busy.update(pair)
             chosen.append(pair)

@@ -1,23 +1,33 @@
-"""A recorded trajectory as rows of ``trajectories`` and ``llm_call_logs``: every NOT NULL column,
-also those that have no default in the game's tables."""
+"""A recorded trajectory as rows of ``trajectories`` and ``llm_call_logs``."""
 
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import datetime
-from typing import Any
 
 from babylon.core.text import storable
 from babylon.core.windows import Window
-from babylon.recorder.records import LlmCall, game_time, milliseconds, to_json
+from babylon.recorder.steps import (
+    Action,
+    LlmCall,
+    ProviderAccess,
+    encode_step,
+    game_time,
+    milliseconds,
+    to_json,
+)
 
-Row = dict[str, Any]
+Row = dict[str, object]
+"""Column name → value."""
 
 
 @dataclass(slots=True)
-class Played:
-    """A trajectory that is being played: steps encoded as they come, so later changes to the
-    caller's dictionaries do not reach back."""
+class OpenTrajectory:
+    """A trajectory that is being recorded.
+
+    Steps are encoded when they are added, so later changes to the caller's dictionaries do not
+    alter them.
+    """
 
     trajectory_id: str
     agent_id: str
@@ -30,16 +40,46 @@ class Played:
     counts: Counter[str] = field(default_factory=Counter)
     total_reward: float = 0.0
 
+    def add_step(
+        self,
+        at: datetime,
+        environment_state: Mapping[str, object],
+        llm_calls: Sequence[LlmCall],
+        action: Action,
+        reward: float,
+        provider_accesses: Sequence[ProviderAccess] = (),
+    ) -> int:
+        """Add a step and return its number.
+
+        Raises:
+            RecorderError: a value cannot be stored. The step is not added.
+        """
+        number = len(self.steps)
+        step = encode_step(
+            number, at, environment_state, provider_accesses, llm_calls, action, reward
+        )
+        calls = [call_row(self, number, i, call, at) for i, call in enumerate(llm_calls)]
+        self.steps.append(step)
+        self.calls.extend(calls)
+        self.last = max(self.last, at)
+        self.total_reward += reward
+        self.counts["errors"] += not action.success
+        self.counts["trades"] += action.success and action.is_trade
+        self.counts["posts"] += action.success and action.action_type == "CREATE_POST"
+        return number
+
 
 def trajectory_row(
-    played: Played,
+    played: OpenTrajectory,
     *,
     end: datetime,
     now: datetime,
     final: dict[str, float | None],
     status: str,
-    knowledge: dict[str, Any],
+    knowledge: Mapping[str, object],
 ) -> Row:
+    """Return the row of ``trajectories``."""
+    # Every column is named here, because the game's table has NOT NULL columns without defaults.
     what = f"trajectory {played.trajectory_id}"
     metrics = {
         "episodeLength": len(played.steps),
@@ -63,7 +103,7 @@ def trajectory_row(
         "stepsJson": f"[{','.join(played.steps)}]",
         "rewardComponentsJson": to_json({"environmentReward": played.total_reward}, what),
         "metricsJson": to_json(metrics, what),
-        "metadataJson": to_json({"isTrainingData": True, "gameKnowledge": knowledge}, what),
+        "metadataJson": to_json({"isTrainingData": True, "gameKnowledge": dict(knowledge)}, what),
         "totalReward": played.total_reward,
         "episodeLength": len(played.steps),
         "finalStatus": status,
@@ -75,7 +115,8 @@ def trajectory_row(
     }
 
 
-def call_row(played: Played, step: int, i: int, call: LlmCall, at: datetime) -> Row:
+def call_row(played: OpenTrajectory, step: int, i: int, call: LlmCall, at: datetime) -> Row:
+    """Return the row of ``llm_call_logs`` for call ``i`` of a step."""
     call_id = f"{played.trajectory_id}-call-{step}-{i}"
     prompts = (("system", call.system_prompt), ("user", call.user_prompt))
     messages = call.messages or [{"role": role, "content": text} for role, text in prompts if text]
@@ -107,14 +148,15 @@ def call_row(played: Played, step: int, i: int, call: LlmCall, at: datetime) -> 
     }
 
 
-async def insert_rows(connection: Any, table: str, rows: Sequence[Row]) -> None:
-    """Rows with equal keys into the columns of those names; NUL characters are replaced."""
-    if not rows:
-        return
+def insert_statement(table: str, rows: Sequence[Row]) -> tuple[str, list[tuple[object, ...]]]:
+    """Return the arguments of ``executemany`` that insert rows with equal keys.
+
+    NUL characters are replaced.
+    """
     columns = ", ".join(f'"{name}"' for name in rows[0])
     places = ", ".join(f"${i + 1}" for i in range(len(rows[0])))
     values = [
         tuple(storable(value) if isinstance(value, str) else value for value in row.values())
         for row in rows
     ]
-    await connection.executemany(f'INSERT INTO "{table}" ({columns}) VALUES ({places})', values)
+    return f'INSERT INTO "{table}" ({columns}) VALUES ({places})', values

@@ -1,18 +1,20 @@
-"""What a trajectory made of its window: profit inside it, and how many of its trades paid off."""
+"""Results of a trajectory: its profit in the window, and its counts of wins and actions."""
 
 import math
 from collections.abc import Sequence
 
 from babylon.quality.correctness import StepReward
-from babylon.quality.decode import Action, Metrics, Step
+from babylon.quality.decode import GameAction, GameMetrics, GameStep
 from babylon.quality.reasons import Reason, RejectedError
 
 HOLD = "HOLD"
 _CLOSING = ("SELL", "CLOSE")
 
 
-def window_pnl_usd(steps: Sequence[Step], metrics: Metrics, final_pnl_usd: float | None) -> float:
-    """Profit inside this window (USD): the last known lifetime P&L minus that of the first step.
+def window_pnl_usd(
+    steps: Sequence[GameStep], metrics: GameMetrics, final_pnl_usd: float | None
+) -> float:
+    """Return the profit in this window (USD): the last lifetime P&L minus that of the first step.
 
     Raises:
         RejectedError: the difference is not a finite number.
@@ -25,11 +27,11 @@ def window_pnl_usd(steps: Sequence[Step], metrics: Metrics, final_pnl_usd: float
     return pnl
 
 
-def won(action: Action) -> bool | None:
-    """Whether a trade paid off; ``None`` when the action decided no trade.
+def won(action: GameAction) -> bool | None:
+    """Return True if the action's trade made money, ``None`` if the action decided no trade.
 
-    The recorder says so itself where it knows (``correctness``). Otherwise a successful sale or
-    close with a ``result.pnl`` is a win when that is above zero.
+    The recorded ``correctness`` counts first. Without it, a successful sale or close wins if its
+    ``result.pnl`` is above zero.
     """
     if not action.success:
         return None
@@ -45,9 +47,11 @@ def won(action: Action) -> bool | None:
     return pnl > 0
 
 
-def count_wins(steps: Sequence[Step], derived: Sequence[StepReward] = ()) -> tuple[int, int]:
-    """``(wins, trades)`` over the decided trades: by what the step itself says, else by what the
-    window's outcomes say of it (``derived``)."""
+def count_wins(steps: Sequence[GameStep], derived: Sequence[StepReward] = ()) -> tuple[int, int]:
+    """Return ``(wins, trades)`` over the decided trades.
+
+    A step's own verdict counts first, then the reward ``derived`` from the window's outcomes.
+    """
     later = {reward.step_number: reward.correct for reward in derived}
     wins = trades = 0
     for step in steps:
@@ -60,7 +64,7 @@ def count_wins(steps: Sequence[Step], derived: Sequence[StepReward] = ()) -> tup
     return wins, trades
 
 
-def count_actions(steps: Sequence[Step]) -> int:
-    """Successful steps that did something: HOLD is not counted."""
+def count_actions(steps: Sequence[GameStep]) -> int:
+    """Return the number of successful actions other than HOLD."""
     actions = [step.action for step in steps]
     return len([a for a in actions if a.success and a.action_type != HOLD])

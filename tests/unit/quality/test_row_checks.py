@@ -6,10 +6,10 @@ from datetime import timedelta
 
 import pytest
 
-from babylon.quality.checks import Accepted, check_row
 from babylon.quality.reasons import Reason
+from babylon.quality.row_checks import Accepted, check_row
 from babylon.store.rejections import Rejection
-from tests.unit.quality.rows import SETTINGS, WINDOW, call, compact, real_rows, row, step, steps
+from tests.unit.quality.rows import QUALITY, WINDOW, call, compact, real_rows, row, step, steps
 
 NAN_STEP = step(0, environmentState={"agentBalance": 1, "agentPnL": None, "openPositions": 0})
 DEEP = "[" * 100_000 + "]" * 100_000
@@ -107,8 +107,8 @@ BAD_ROWS = {
 @pytest.mark.parametrize("name", BAD_ROWS)
 def test_a_bad_row_is_rejected_for_a_named_reason_with_its_place(name):
     bad, reason, place = BAD_ROWS[name]
-    settings = SETTINGS.replace(quality={"reward_threshold": 0.5})
-    verdict = check_row(bad, WINDOW, settings)
+    quality = QUALITY.model_copy(update={"reward_threshold": 0.5})
+    verdict = check_row(bad, WINDOW, quality)
     assert isinstance(verdict, Rejection)
     assert (verdict.trajectory_id, verdict.reason) == ("t1", reason)
     assert place in verdict.detail
@@ -119,7 +119,7 @@ def test_every_reason_is_covered():
 
 
 def test_the_reward_threshold_is_off_unless_set():
-    assert isinstance(check_row(row(total_reward=-9.0), WINDOW, SETTINGS), Accepted)
+    assert isinstance(check_row(row(total_reward=-9.0), WINDOW, QUALITY), Accepted)
 
 
 def test_keys_of_the_second_writer_are_accepted():
@@ -131,20 +131,18 @@ def test_keys_of_the_second_writer_are_accepted():
         llmCalls=[call(promptTokens=9, latencyMs=3)],
         action={"actionType": "HOLD", "actionName": "x", "attemptId": "a", "success": True},
     )
-    assert isinstance(
-        check_row(row([*steps(4), older], window_id=None), WINDOW, SETTINGS), Accepted
-    )
+    assert isinstance(check_row(row([*steps(4), older], window_id=None), WINDOW, QUALITY), Accepted)
 
 
 def test_pretty_printed_and_escaped_json_is_as_good_as_compact():
     import json
 
     pretty = json.dumps(with_step(note="naïve 🚀 \\u0000 as text", price=1.0), indent=1)
-    assert isinstance(check_row(row(pretty), WINDOW, SETTINGS), Accepted)
+    assert isinstance(check_row(row(pretty), WINDOW, QUALITY), Accepted)
 
 
 def accepted(bad_or_good):
-    verdict = check_row(bad_or_good, WINDOW, SETTINGS)
+    verdict = check_row(bad_or_good, WINDOW, QUALITY)
     assert isinstance(verdict, Accepted), verdict
     return verdict.trajectory
 
@@ -185,7 +183,7 @@ def test_the_scenario_is_the_window_unless_the_row_says_otherwise():
 
 
 def test_the_real_window_has_five_eligible_agents_and_ten_rows_without_a_call():
-    verdicts = [check_row(game_row, WINDOW, SETTINGS) for game_row in real_rows()]
+    verdicts = [check_row(game_row, WINDOW, QUALITY) for game_row in real_rows()]
     sound = [verdict.trajectory for verdict in verdicts if isinstance(verdict, Accepted)]
     assert {trajectory.agent_id for trajectory in sound} == {
         f"test-agent-{number}" for number in range(1, 6)
@@ -200,7 +198,7 @@ def test_the_real_window_has_five_eligible_agents_and_ten_rows_without_a_call():
 def test_a_live_agents_lifetime_profit_is_not_this_windows():
     game_row = next(r for r in real_rows() if r.final_pnl_usd == -17.67)
     asked = game_row.steps_json.replace('"llmCalls":[]', f'"llmCalls":[{compact(call())}]')
-    settings = SETTINGS.replace(quality={"min_actions": 1})
-    verdict = check_row(replace(game_row, steps_json=asked), WINDOW, settings)
+    quality = QUALITY.model_copy(update={"min_actions": 1})
+    verdict = check_row(replace(game_row, steps_json=asked), WINDOW, quality)
     assert isinstance(verdict, Accepted)
     assert verdict.trajectory.pnl_usd == 0

@@ -1,4 +1,4 @@
-"""A judge's reply → scores by label, or why not. Nothing is guessed and nothing filled in."""
+"""Parser of the judge's replies. It never guesses or fills in a score."""
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -7,22 +7,21 @@ from typing import TypeVar
 import msgspec
 
 from babylon.scoring.judge.judgment import Method
-from babylon.scoring.judge.prompt import Prompt
-from babylon.scoring.judge.prompt_text import one_line
+from babylon.scoring.judge.prompt import Prompt, one_line
 
 T = TypeVar("T")
-_LONGEST = 600  # characters of an explanation that are kept
+_MAX_EXPLANATION = 600  # characters
 
 
 class UnusableReplyError(Exception):
-    """The reply is not what was asked for; the message completes "that answer cannot be used: "."""
+    """A reply that cannot be used. The message completes "that answer cannot be used: "."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Reply:
+class JudgeReply:
     """Scores ``[n]`` in [0, 1] and explanations ``[n]``, in the order of the prompt.
 
-    Of a preference the winner has 1, the other 0, and both the same explanation.
+    In a preference the winner has 1 and the other 0, and both have the same explanation.
     """
 
     scores: tuple[float, ...]
@@ -49,12 +48,12 @@ class _Pointwise(msgspec.Struct, frozen=True):
     explanation: str = ""
 
 
-def parse_reply(prompt: Prompt, text: str) -> Reply:
-    """The reply to a prompt; a code fence or thoughts around the JSON object are no fault.
+def parse_reply(prompt: Prompt, text: str) -> JudgeReply:
+    """Return the scores of a reply. Code fences and thoughts around the JSON object are ignored.
 
     Raises:
-        UnusableReplyError: no JSON of that form, ids that are not exactly those of the prompt, or
-            a score that is not a number in [0, 1].
+        UnusableReplyError: the JSON has another form, its ids are not exactly those of the prompt,
+            or a score is not a number in [0, 1].
     """
     return _READERS[prompt.method](prompt.labels, _json_object(text))
 
@@ -71,40 +70,40 @@ def _decode(body: bytes, kind: type[T]) -> T:
     try:
         return msgspec.json.decode(body, type=kind)
     except (msgspec.DecodeError, RecursionError) as error:
-        raise UnusableReplyError(f"its JSON has not the form asked for ({error})") from error
+        raise UnusableReplyError(f"its JSON does not have the requested form ({error})") from error
 
 
-def _listwise(labels: Sequence[str], body: bytes) -> Reply:
+def _listwise(labels: Sequence[str], body: bytes) -> JudgeReply:
     entries = _decode(body, _Listwise).scores
     names = [entry.id for entry in entries]
     if sorted(names) != sorted(labels):
         raise UnusableReplyError(
-            f"it scores the ids {', '.join(names)[:200] or 'of nobody'},"
+            f"it scores the ids {', '.join(names)[:200] or '(none)'},"
             f" not each of {', '.join(labels)} once"
         )
     by_id = {entry.id: entry for entry in entries}
     ordered = [by_id[label] for label in labels]
-    return Reply(
+    return JudgeReply(
         scores=tuple(_unit(entry.score, entry.id) for entry in ordered),
         explanations=tuple(_explained(entry.explanation) for entry in ordered),
     )
 
 
-def _pairwise(labels: Sequence[str], body: bytes) -> Reply:
+def _pairwise(labels: Sequence[str], body: bytes) -> JudgeReply:
     verdict = _decode(body, _Pairwise)
     if verdict.winner not in labels:
         raise UnusableReplyError(
-            f"its winner {verdict.winner[:40]!r} is none of {', '.join(labels)}"
+            f"its winner {verdict.winner[:40]!r} is not one of {', '.join(labels)}"
         )
-    return Reply(
+    return JudgeReply(
         scores=tuple(float(label == verdict.winner) for label in labels),
         explanations=(_explained(verdict.explanation),) * len(labels),
     )
 
 
-def _pointwise(labels: Sequence[str], body: bytes) -> Reply:
+def _pointwise(labels: Sequence[str], body: bytes) -> JudgeReply:
     verdict = _decode(body, _Pointwise)
-    return Reply(
+    return JudgeReply(
         scores=(_unit(verdict.score, labels[0]),),
         explanations=(_explained(verdict.explanation),),
     )
@@ -117,10 +116,10 @@ def _unit(score: float, label: str) -> float:
 
 
 def _explained(text: str) -> str:
-    return one_line(text)[:_LONGEST]
+    return one_line(text)[:_MAX_EXPLANATION]
 
 
-_READERS: dict[Method, Callable[[Sequence[str], bytes], Reply]] = {
+_READERS: dict[Method, Callable[[Sequence[str], bytes], JudgeReply]] = {
     "ruler": _listwise,
     "preference": _pairwise,
     "regression": _pointwise,

@@ -1,4 +1,4 @@
-"""The JSON of a step: keys, absent keys, and what is refused."""
+"""The JSON of a step: keys, absent keys, and refused values."""
 
 import json
 from datetime import UTC, datetime
@@ -9,8 +9,8 @@ import pytest
 from babylon.core.errors import RecorderError
 from babylon.core.windows import window_at
 from babylon.recorder import Action, LlmCall, ProviderAccess
-from babylon.recorder.records import encode_step, game_time
-from babylon.recorder.rows import Played, call_row
+from babylon.recorder.steps import encode_step, game_time
+from babylon.recorder.trajectory_rows import OpenTrajectory, call_row
 
 AT = datetime(2025, 11, 14, 9, 2, 0, 20_000, tzinfo=UTC)
 STATE = {"agentBalance": 1000, "agentPnL": 0, "openPositions": 1}
@@ -83,7 +83,9 @@ def test_what_only_the_call_log_holds_is_not_in_the_step() -> None:
 def test_the_logged_messages_are_those_that_were_sent(
     changes: dict[str, Any], roles: list[str]
 ) -> None:
-    row = call_row(Played("t1", "a", "s", window_at(AT), AT, AT), 0, 0, _call(**changes), AT)
+    row = call_row(
+        OpenTrajectory("t1", "a", "s", window_at(AT), AT, AT), 0, 0, _call(**changes), AT
+    )
     assert [message["role"] for message in json.loads(row["messagesJson"])] == roles
 
 

@@ -1,10 +1,10 @@
-"""The formats by name; quick to import, for the command line."""
+"""Names of the formats. The command line imports this module, so it stays small."""
 
 from enum import StrEnum
 
 
 class Format(StrEnum):
-    """What can be imported."""
+    """Formats that can be imported."""
 
     GAME = "game"
     ATIF = "atif"
@@ -14,7 +14,7 @@ class Format(StrEnum):
 
 
 class Written(StrEnum):
-    """What can be exported."""
+    """Formats that can be exported."""
 
     GAME = "game"
     ATIF = "atif"

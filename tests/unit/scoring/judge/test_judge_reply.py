@@ -2,7 +2,7 @@ import json
 
 import pytest
 
-from babylon.scoring.judge.parse import UnusableReplyError, parse_reply
+from babylon.scoring.judge.judge_reply import UnusableReplyError, parse_reply
 from babylon.scoring.judge.prompt import Shown, build_prompt
 from babylon.scoring.judge.rubrics import load_rubric
 
@@ -41,17 +41,17 @@ def test_what_stands_around_the_object_is_no_fault(around):
     [
         ("", "no JSON object"),
         ("I cannot judge.", "no JSON object"),
-        (listed((A, 0.1), (B, 0.2))[:-3] + "}", "not the form"),
+        (listed((A, 0.1), (B, 0.2))[:-3] + "}", "not have the requested form"),
         (listed((A, 0.1), (B, 0.2)), "not each of"),
         (listed((A, 0.1), (B, 0.2), (B, 0.3)), "not each of"),
         (listed((A, 0.1), (B, 0.2), (C, 0.3), (C, 0.3)), "not each of"),
         (listed((A, 0.1), (B, 0.2), ("X", 0.3)), "not each of"),
         (listed((A, 0.1), (B, 0.2), (C, 7.5)), f"score 7.5 of {C} is not between 0 and 1"),
         (listed((A, -0.1), (B, 0.2), (C, 0.5)), f"score -0.1 of {A}"),
-        (listed((A, float("nan")), (B, 0.2), (C, 0.5)), "not the form"),
-        (listed((A, True), (B, 0.2), (C, 0.5)), "not the form"),
-        (listed((A, "0.5"), (B, 0.2), (C, 0.5)), "not the form"),
-        ('{"scores": ' + "[" * 5000 + "}", "not the form"),
+        (listed((A, float("nan")), (B, 0.2), (C, 0.5)), "not have the requested form"),
+        (listed((A, True), (B, 0.2), (C, 0.5)), "not have the requested form"),
+        (listed((A, "0.5"), (B, 0.2), (C, 0.5)), "not have the requested form"),
+        ('{"scores": ' + "[" * 5000 + "}", "not have the requested form"),
     ],
 )
 def test_a_reply_that_is_not_what_was_asked_for_has_a_reason_and_no_scores(text, reason):
@@ -65,7 +65,7 @@ def test_of_two_the_winner_has_one_and_the_other_nothing():
     reply = parse_reply(pair, text)
     assert reply.scores == (0.0, 1.0)
     assert reply.explanations == ("timing and risk",) * 2
-    with pytest.raises(UnusableReplyError, match="winner 'both' is none of"):
+    with pytest.raises(UnusableReplyError, match="winner 'both' is not one of"):
         parse_reply(pair, '{"winner": "both"}')
 
 

@@ -1,9 +1,10 @@
-"""The calls of a trajectory that train the policy, with the exact tokens where they are known.
+"""The calls of a trajectory that train the policy, with their exact tokens if they are known.
 
-The step says which calls there were and what came back; the game's call log has the messages that
-were really sent; the gateway has the tokens. The three are joined by equality and in order, and a
-call whose gateway record does not say exactly the same stays text-only (``Call.retokenized``).
-Empty messages say nothing: agents without a system prompt are logged with an empty one.
+A step gives the calls and their replies. The game's call log has the messages that were sent. The
+gateway has the tokens. The three are joined by equality and in order. A call stays text-only
+(``Call.retokenized``) unless a gateway record has the same messages and the same reply. Empty
+messages are dropped before the comparison, because the game logs an empty system prompt for agents
+that have none.
 """
 
 from collections import defaultdict
@@ -12,28 +13,24 @@ from collections.abc import Sequence
 import msgspec
 
 from babylon.core.trajectories import Call, Message
-from babylon.quality.decode import POLICY_PURPOSES, LlmCall, Step
+from babylon.quality.decode import POLICY_PURPOSES, GameLlmCall, GameStep
 
 
-class LoggedCall(msgspec.Struct, frozen=True, gc=False):
-    """A row of the game's ``llm_call_logs``; ``call_id`` is ``<trajectory>-call-<step>-<i>``,
-    or the one that the step names."""
+class CollectedCall(msgspec.Struct, frozen=True, gc=False, kw_only=True, omit_defaults=True):
+    """A call that ``collect`` joined to a trajectory, from ``llm_call_logs`` or ``babylon.calls``.
 
-    call_id: str
+    A logged call has a ``call_id``: ``<trajectory>-call-<step>-<i>``, or the id that the step
+    gives. A gateway's call has a ``step_number`` and a policy version, and either tokens or the
+    reason why it is ``untrainable``. ``messages`` is JSON.
+    """
+
     response: str
-    messages_json: str | None = None
+    messages: str | None = None
+    call_id: str | None = None
+    step_number: int | None = None
+    temperature: float = 1.0
     top_p: float | None = None
-
-
-class GatewayCall(msgspec.Struct, frozen=True, gc=False):
-    """A row of ``babylon.calls``; ``untrainable`` says why, and then there are no tokens."""
-
-    step_number: int
-    messages: str
-    response: str
-    temperature: float
-    top_p: float
-    policy_version: int
+    policy_version: int | None = None
     prompt_token_ids: tuple[int, ...] | None = None
     completion_token_ids: tuple[int, ...] | None = None
     logprobs: tuple[float, ...] | None = None
@@ -51,14 +48,16 @@ class GatewayCall(msgspec.Struct, frozen=True, gc=False):
 
 def policy_calls(
     trajectory_id: str,
-    steps: Sequence[Step],
-    logged: Sequence[LoggedCall],
-    gateway: Sequence[GatewayCall],
+    steps: Sequence[GameStep],
+    logged: Sequence[CollectedCall],
+    gateway: Sequence[CollectedCall],
 ) -> tuple[Call, ...]:
-    """The policy's calls in playing order; ``gateway`` is ordered by time. Evaluation calls are
-    somebody else's answers."""
+    """Return the policy's calls in playing order. ``gateway`` is ordered by time.
+
+    Evaluation calls are left out, because the policy did not answer them.
+    """
     logs = {call.call_id: call for call in logged}
-    waiting: defaultdict[int, list[GatewayCall]] = defaultdict(list)
+    waiting: defaultdict[int | None, list[CollectedCall]] = defaultdict(list)
     for record in gateway:
         waiting[record.step_number].append(record)
     calls = []
@@ -75,10 +74,10 @@ def policy_calls(
     return tuple(calls)
 
 
-def _text_call(step: int, call: LlmCall, log: LoggedCall | None) -> Call:
+def _text_call(step: int, call: GameLlmCall, log: CollectedCall | None) -> Call:
     messages, top_p = None, None
     if log is not None and log.response == call.response:
-        messages, top_p = _messages(log.messages_json or ""), log.top_p
+        messages, top_p = _messages(log.messages or ""), log.top_p
     if not messages:
         system, user = call.system_prompt, call.user_prompt
         messages = (Message(role="system", content=system),) if system else ()
@@ -92,11 +91,13 @@ def _text_call(step: int, call: LlmCall, log: LoggedCall | None) -> Call:
     )
 
 
-def _with_tokens(call: Call, waiting: list[GatewayCall]) -> Call:
-    """The call with the tokens of the first record that says the same, or why they must not be
-    trained on; earlier records are skipped."""
+def _with_tokens(call: Call, waiting: list[CollectedCall]) -> Call:
+    """Return the call with the tokens of the first equal record, or with its reason against them.
+
+    That record and all earlier ones are removed from ``waiting``, because calls come in order.
+    """
     for position, record in enumerate(waiting):
-        if record.response == call.response and _messages(record.messages) == call.messages:
+        if record.response == call.response and _messages(record.messages or "") == call.messages:
             del waiting[: position + 1]
             if record.untrainable is None and record.has_tokens:
                 return _joined(call, record)
@@ -104,11 +105,11 @@ def _with_tokens(call: Call, waiting: list[GatewayCall]) -> Call:
     return call
 
 
-def _joined(call: Call, record: GatewayCall) -> Call:
+def _joined(call: Call, record: CollectedCall) -> Call:
     return msgspec.structs.replace(
         call,
         temperature=record.temperature,
-        top_p=record.top_p,
+        top_p=1.0 if record.top_p is None else record.top_p,
         policy_version=record.policy_version,
         prompt_token_ids=record.prompt_token_ids,
         completion_token_ids=record.completion_token_ids,

@@ -1,26 +1,25 @@
-"""Chat messages, one conversation a line, as fine-tuning takes them (SFT).
+"""Chat messages for supervised fine-tuning (SFT), one conversation a line.
 
 ``{"messages": [{"role": "system", "content": ...}, ..., {"role": "assistant", "content": ...}]}``.
-Lines that we write hold one call each, and beside the messages a ``metadata`` object that says
-which call of which trajectory it is. In a line of somebody else every assistant message is a call,
-whose prompt is all that stands before it; one with ``"weight": 0`` is context.
+A line that Babylon wrote holds one call and a ``metadata`` object that identifies it. In any other
+line, every assistant message is a call, and its prompt is everything before it. An assistant
+message with ``"weight": 0`` is context only.
 """
 
 from collections.abc import Iterable, Iterator
 from datetime import datetime
 from hashlib import blake2b
-from typing import Any
 
 import msgspec
 
 from babylon.core.trajectories import Message
-from babylon.formats.documents import Document, ImportFileError
+from babylon.formats.documents import Document, ImportFileError, JsonObject
 from babylon.formats.message_text import message_text, role_of
 from babylon.formats.trace import Trace, TraceCall, TraceStep, convert, utc
 
 
-class Metadata(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
-    """Whose call a line is."""
+class ChatMetadata(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
+    """``metadata`` of a line: its call's trajectory, step and sampling."""
 
     trajectory_id: str
     agent_id: str
@@ -36,16 +35,16 @@ class Metadata(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     pnl_usd: float | None = None
 
 
-def write_chat(trace: Trace) -> Iterator[dict[str, Any]]:
-    """One line a call of the policy; evaluations are somebody else's words."""
+def write_chat(trace: Trace) -> Iterator[JsonObject]:
+    """Yield one line for each call of the policy. Evaluation calls are not the policy's."""
     for number, step in enumerate(trace.steps):
         for call in step.calls:
             if call.purpose != "evaluation":
                 yield _line(trace, number, step, call)
 
 
-def _line(trace: Trace, number: int, step: TraceStep, call: TraceCall) -> dict[str, Any]:
-    metadata = Metadata(
+def _line(trace: Trace, number: int, step: TraceStep, call: TraceCall) -> JsonObject:
+    metadata = ChatMetadata(
         trajectory_id=trace.trajectory_id,
         agent_id=trace.agent_id,
         step=number,
@@ -67,30 +66,32 @@ def _line(trace: Trace, number: int, step: TraceStep, call: TraceCall) -> dict[s
 
 
 def read_chats(documents: Iterable[Document], agent_id: str) -> Iterator[Trace]:
-    """Conversations as trajectories: lines of one ``metadata.trajectory_id`` are one.
+    """Yield the conversations as traces. Lines with the same ``metadata.trajectory_id`` form one.
 
     Raises:
-        ImportFileError: a line is no conversation that ends in an assistant's text.
+        ImportFileError: a line is not a conversation that ends with an assistant's text.
     """
-    ours: dict[str, tuple[str, list[tuple[Metadata, TraceCall]]]] = {}
+    own_lines: dict[str, tuple[str, list[tuple[ChatMetadata, TraceCall]]]] = {}
     for document in documents:
         messages, trained = _messages(document)
         metadata = document.value.get("metadata")
         if isinstance(metadata, dict) and "trajectory_id" in metadata:
-            known = convert(document.place, metadata, Metadata)
+            known = convert(document.place, metadata, ChatMetadata)
             call = _call(messages, len(messages) - 1, known)
-            ours.setdefault(known.trajectory_id, (document.place, []))[1].append((known, call))
+            own_lines.setdefault(known.trajectory_id, (document.place, []))[1].append((known, call))
         else:
-            yield _foreign(document, messages, trained, agent_id)
-    for place, lines in ours.values():
-        yield _ours(place, lines)
+            yield _other_trace(document, messages, trained, agent_id)
+    for place, lines in own_lines.values():
+        yield _own_trace(place, lines)
 
 
 def _messages(document: Document) -> tuple[list[Message], list[int]]:
-    """The messages, and the positions of those to train on."""
+    """Return the messages and the positions of the assistant messages to train on."""
     raw = document.value.get("messages")
     if not isinstance(raw, list) or not raw:
-        raise ImportFileError(f"{document.place}: messages is not a list of chat messages")
+        raise ImportFileError(
+            f"{document.place}: messages is not a non-empty list of chat messages"
+        )
     messages, trained = [], []
     for index, item in enumerate(raw):
         place = f"{document.place}: messages[{index}]"
@@ -100,16 +101,16 @@ def _messages(document: Document) -> tuple[list[Message], list[int]]:
             trained.append(index)
     if messages[-1].role != "assistant" or not trained:
         raise ImportFileError(
-            f"{document.place}: the last message is {messages[-1].role}'s and"
-            f" {len(trained)} are to be learnt: a conversation ends in an assistant's reply"
+            f"{document.place}: the last message has role {messages[-1].role}, and {len(trained)}"
+            " replies are to be learnt: a conversation must end with an assistant's reply"
         )
     if trained[0] == 0:
-        raise ImportFileError(f"{document.place}: the first message is the assistant's: no prompt")
+        raise ImportFileError(f"{document.place}: the first reply has no prompt")
     return messages, trained
 
 
-def _call(messages: list[Message], reply: int, metadata: Metadata | None) -> TraceCall:
-    known = metadata or Metadata(trajectory_id="", agent_id="", step=0)
+def _call(messages: list[Message], reply: int, metadata: ChatMetadata | None) -> TraceCall:
+    known = metadata or ChatMetadata(trajectory_id="", agent_id="", step=0)
     return TraceCall(
         messages=tuple(messages[:reply]),
         response=messages[reply].content,
@@ -120,10 +121,10 @@ def _call(messages: list[Message], reply: int, metadata: Metadata | None) -> Tra
     )
 
 
-def _foreign(
+def _other_trace(
     document: Document, messages: list[Message], trained: list[int], agent_id: str
 ) -> Trace:
-    """The id follows from the words, so that a second import finds the first."""
+    # The id is a hash of the messages, so that a second import recognizes the first.
     digest = blake2b(msgspec.json.encode(messages), digest_size=8).hexdigest()
     return Trace(
         trajectory_id=f"chat-{digest}",
@@ -133,9 +134,9 @@ def _foreign(
     )
 
 
-def _ours(place: str, lines: list[tuple[Metadata, TraceCall]]) -> Trace:
+def _own_trace(place: str, lines: list[tuple[ChatMetadata, TraceCall]]) -> Trace:
     first = lines[0][0]
-    by_step: dict[int, list[tuple[Metadata, TraceCall]]] = {}
+    by_step: dict[int, list[tuple[ChatMetadata, TraceCall]]] = {}
     for metadata, call in lines:
         by_step.setdefault(metadata.step, []).append((metadata, call))
     steps = tuple(

@@ -1,9 +1,9 @@
-"""What a step is made of, and its JSON: camelCase keys, absent ones dropped, as the game writes."""
+"""The parts of a step, and their JSON: camelCase keys without null values, as the game writes."""
 
 import json
 from collections.abc import Mapping, Sequence
 from datetime import UTC, datetime
-from typing import Any, Literal
+from typing import Literal
 
 import msgspec
 
@@ -11,13 +11,16 @@ from babylon.core.errors import RecorderError
 from babylon.core.text import storable_json
 
 _REQUIRED_STATE = ("agentBalance", "agentPnL", "openPositions")
-# Known of a call, and stored in its log row, but not a key of ``stepsJson``.
+# Fields of a call that its log row stores and ``stepsJson`` does not.
 _LOG_ONLY = ("messages", "topP", "promptTokens", "completionTokens")
 
 
 class LlmCall(msgspec.Struct, frozen=True, kw_only=True, rename="camel", omit_defaults=True):
-    """One chat request inside a step. ``messages`` is what was sent when that was more than one
-    system and one user message; ``model_version`` is the policy that answered."""
+    """One chat request inside a step.
+
+    ``messages`` holds the whole prompt if it was more than one system and one user message.
+    ``model_version`` is the version of the policy that answered.
+    """
 
     model: str
     system_prompt: str
@@ -37,24 +40,26 @@ class LlmCall(msgspec.Struct, frozen=True, kw_only=True, rename="camel", omit_de
 
 
 class ProviderAccess(msgspec.Struct, frozen=True, kw_only=True, rename="camel"):
-    """Data that the agent looked at."""
+    """Data that the agent read from a provider."""
 
     provider_name: str
-    data: dict[str, Any]
+    data: Mapping[str, object]
     purpose: str
 
 
 class Action(msgspec.Struct, frozen=True, kw_only=True, rename="camel", omit_defaults=True):
-    """What the agent did, and what came of it. ``correctness`` has the game's own keys, for
-    example ``{"predictionCorrect": True}``."""
+    """An action and its result.
+
+    ``correctness`` has the game's own keys, for example ``{"predictionCorrect": True}``.
+    """
 
     action_type: str
     success: bool
-    parameters: dict[str, Any]
-    result: Any = None
+    parameters: Mapping[str, object]
+    result: object = None
     error: str | None = None
     reasoning: str | None = None
-    correctness: dict[str, Any] | None = None
+    correctness: Mapping[str, object] | None = None
 
     @property
     def is_trade(self) -> bool:
@@ -64,16 +69,16 @@ class Action(msgspec.Struct, frozen=True, kw_only=True, rename="camel", omit_def
 def encode_step(
     number: int,
     at: datetime,
-    environment_state: Mapping[str, Any],
+    environment_state: Mapping[str, object],
     provider_accesses: Sequence[ProviderAccess],
     llm_calls: Sequence[LlmCall],
     action: Action,
     reward: float,
 ) -> str:
-    """One element of ``stepsJson``.
+    """Return one element of ``stepsJson``.
 
     Raises:
-        RecorderError: the state lacks a key, or a value has no place in JSON or in Postgres text.
+        RecorderError: the state lacks a key, or JSON or Postgres cannot hold a value.
     """
     missing = [key for key in _REQUIRED_STATE if key not in environment_state]
     if missing:
@@ -95,11 +100,11 @@ def encode_step(
     )
 
 
-def to_json(value: Any, what: str) -> str:
-    """Compact JSON as JavaScript writes it, NUL characters replaced.
+def to_json(value: object, what: str) -> str:
+    """Return compact JSON as JavaScript writes it, with NUL characters replaced.
 
     Raises:
-        RecorderError: NaN, infinity, half a surrogate pair, or a foreign type.
+        RecorderError: the value holds NaN, infinity, half a surrogate pair, or a foreign type.
     """
     try:
         text = json.dumps(value, allow_nan=False, ensure_ascii=False, separators=(",", ":"))
@@ -110,15 +115,15 @@ def to_json(value: Any, what: str) -> str:
 
 
 def milliseconds(at: datetime) -> int:
-    """Since 1970, UTC."""
+    """Return milliseconds since 1970, UTC."""
     return round(at.timestamp() * 1000)
 
 
 def game_time(at: datetime) -> datetime:
-    """The game's columns: UTC without saying so."""
+    """Return the time as the game's columns hold it: UTC without a zone."""
     return at.astimezone(UTC).replace(tzinfo=None)
 
 
-def _step_call(call: LlmCall) -> dict[str, Any]:
-    fields: dict[str, Any] = msgspec.to_builtins(call)
+def _step_call(call: LlmCall) -> dict[str, object]:
+    fields: dict[str, object] = msgspec.to_builtins(call)
     return {name: value for name, value in fields.items() if name not in _LOG_ONLY}

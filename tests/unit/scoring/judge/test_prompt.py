@@ -1,7 +1,7 @@
 from hypothesis import given
 from hypothesis import strategies as st
 
-from babylon.scoring.judge.prompt_text import count_tokens, escape, shorten
+from babylon.scoring.judge.prompt import count_tokens, escape, shorten
 
 
 @given(st.text())

@@ -1,8 +1,8 @@
-"""A trace as the game's rows, and as recorded calls where its tokens are known.
+"""A trace as the game's rows, and as recorded calls if its tokens are known.
 
-A trace tells less than the game asks for. What it does not tell is the neutral value of its
-column: P&L, balance and reward 0, no open positions, the action ``RESPONSE``. Without times it
-lies at the start of the window that the importer names, one step a second.
+A trace holds less than the game's rows. Missing fields get neutral values: P&L, balance and reward
+0, no open positions, the action ``RESPONSE``. A trace without times starts at the start of the
+given window and has one step a second.
 """
 
 from dataclasses import dataclass
@@ -14,9 +14,9 @@ from babylon.core.errors import RecorderError
 from babylon.core.text import storable, storable_json
 from babylon.core.windows import Window, window_at
 from babylon.formats.documents import ImportFileError
-from babylon.formats.trace import Trace, TraceCall, TraceStep, convert
-from babylon.recorder.records import Action, LlmCall, encode_step
-from babylon.recorder.rows import Played, Row, call_row, trajectory_row
+from babylon.formats.trace import Tokens, Trace, TraceCall, TraceStep, convert
+from babylon.recorder.steps import Action, LlmCall
+from babylon.recorder.trajectory_rows import OpenTrajectory, Row, trajectory_row
 from babylon.store.calls import RecordedCall
 
 _UNKNOWN_STATE = {"agentBalance": 0.0, "agentPnL": 0.0, "openPositions": 0}
@@ -25,7 +25,7 @@ _STEP = timedelta(seconds=1)
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TraceRows:
-    """What one trace is written as."""
+    """The rows of one trace."""
 
     trajectory: Row
     logs: list[Row]
@@ -33,26 +33,27 @@ class TraceRows:
 
 
 def trace_rows(trace: Trace, *, minutes: int, window: Window | None, now: datetime) -> TraceRows:
-    """The rows of a trace; ``window`` is where a trace without times goes.
+    """Return the rows of a trace. ``window`` is the window of a trace without times.
 
     Raises:
-        ImportFileError: the trace has no time and there is no window, or a value cannot be stored.
+        ImportFileError: the trace has no time and no window is given, its window id does not match
+            its time, or a value cannot be stored.
     """
     start = _start(trace, window)
     own = window_at(start, minutes)
     if trace.window_id not in (None, own.id):
         raise ImportFileError(
             f"{trace.place}: trajectory {trace.trajectory_id!r} started"
-            f" {start:%Y-%m-%dT%H:%M:%S}, which is not in its window {trace.window_id}: set"
-            f" WINDOW_MINUTES, now {minutes}, to the length of that window"
+            f" {start:%Y-%m-%dT%H:%M:%S}, outside its window {trace.window_id}: set WINDOW_MINUTES"
+            f" (now {minutes}) to the length of that window"
         )
-    played = Played(
+    played = OpenTrajectory(
         trace.trajectory_id, trace.agent_id, trace.scenario_id or own.id, own, start, start
     )
     calls: list[RecordedCall] = []
     try:
         for step in trace.steps:
-            calls += _play(trace.place, played, step)
+            calls += _add_step(trace.place, played, step)
         row = trajectory_row(
             played,
             end=max(trace.end or played.last, played.last),
@@ -77,30 +78,22 @@ def _start(trace: Trace, window: Window | None) -> datetime:
     return window.start
 
 
-def _play(place: str, played: Played, step: TraceStep) -> list[RecordedCall]:
-    """Add a step as the recorder does; returns its calls with known tokens."""
+def _add_step(place: str, played: OpenTrajectory, step: TraceStep) -> list[RecordedCall]:
+    """Add a step as the recorder does, and return its calls with known tokens."""
     number = len(played.steps)
     moment = step.at or (played.last + _STEP if number else played.start)
-    action: Action = convert(place, step.action, Action)
     llm_calls = [_llm_call(call) for call in step.calls]
-    state = {**_UNKNOWN_STATE, **step.state}
-    played.steps.append(encode_step(number, moment, state, (), llm_calls, action, step.reward))
-    played.last = max(played.last, moment)
-    played.total_reward += step.reward
-    played.counts["errors"] += not action.success
-    played.counts["trades"] += action.success and action.is_trade
-    played.counts["posts"] += action.success and action.action_type == "CREATE_POST"
-    recorded = []
-    for index, (call, llm_call) in enumerate(zip(step.calls, llm_calls, strict=True)):
-        played.calls.append(call_row(played, number, index, llm_call, moment))
-        if call.tokens is not None:
-            call_id = f"{played.trajectory_id}-call-{number}-{index}"
-            recorded.append(_recorded(played, number, call_id, call, moment))
-    return recorded
+    action = convert(place, step.action, Action)
+    played.add_step(moment, {**_UNKNOWN_STATE, **step.state}, llm_calls, action, step.reward)
+    return [
+        _recorded(played, number, f"{played.trajectory_id}-call-{number}-{i}", call, tokens, moment)
+        for i, call in enumerate(step.calls)
+        if (tokens := call.tokens) is not None
+    ]
 
 
 def _llm_call(call: TraceCall) -> LlmCall:
-    """System and user prompt are the first of their kind; all messages go into the log."""
+    """Return the call as the recorder takes it. The prompts are the first message of each role."""
     first = {message.role: message.content for message in reversed(call.messages)}
     tokens = call.tokens
     return LlmCall(
@@ -123,10 +116,13 @@ def _llm_call(call: TraceCall) -> LlmCall:
 
 
 def _recorded(
-    played: Played, number: int, call_id: str, call: TraceCall, moment: datetime
+    played: OpenTrajectory,
+    number: int,
+    call_id: str,
+    call: TraceCall,
+    tokens: Tokens,
+    moment: datetime,
 ) -> RecordedCall:
-    tokens = call.tokens
-    assert tokens is not None
     return RecordedCall(
         call_id=call_id,
         agent_id=played.agent_id,

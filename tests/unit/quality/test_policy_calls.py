@@ -1,11 +1,11 @@
-"""Which calls are trained, and when the gateway's tokens are trusted."""
+"""The calls that are trained, and their tokens from the gateway."""
 
 import msgspec
 import pytest
 
 from babylon.core.trajectories import Message
-from babylon.quality.calls import GatewayCall, LoggedCall, policy_calls
-from babylon.quality.decode import Step
+from babylon.quality.decode import GameStep
+from babylon.quality.policy_calls import CollectedCall, policy_calls
 from tests.unit.quality.rows import call, compact, step
 
 PROMPT = (
@@ -15,7 +15,7 @@ PROMPT = (
 
 
 def played(*steps):
-    return msgspec.convert(list(steps), tuple[Step, ...])
+    return msgspec.convert(list(steps), tuple[GameStep, ...])
 
 
 def recorded(response="HOLD", number=0, messages=PROMPT, **changes):
@@ -30,7 +30,7 @@ def recorded(response="HOLD", number=0, messages=PROMPT, **changes):
         "completion_token_ids": (4, 5),
         "logprobs": (-0.5, -0.25),
     }
-    return GatewayCall(**{**given, **changes})
+    return CollectedCall(**{**given, **changes})
 
 
 def test_the_gateways_record_supplies_tokens_logprobs_version_and_sampling():
@@ -81,10 +81,10 @@ def test_an_untrainable_record_of_another_answer_does_not_mark_the_call():
 @pytest.mark.parametrize("sent", [PROMPT[1:], (Message(role="system", content=""), PROMPT[1])])
 @pytest.mark.parametrize("logged", [PROMPT[1:], (Message(role="system", content=""), PROMPT[1])])
 def test_an_empty_system_prompt_is_none_for_game_and_gateway(sent, logged):
-    log = LoggedCall(
+    log = CollectedCall(
         call_id="t1-call-0-0",
         response="HOLD",
-        messages_json=compact([msgspec.to_builtins(message) for message in logged]),
+        messages=compact([msgspec.to_builtins(message) for message in logged]),
     )
     steps = played(step(0, llmCalls=[call(systemPrompt="")]))
     (one,) = policy_calls("t1", steps, [log], [recorded(messages=sent)])
@@ -114,10 +114,10 @@ def test_evaluation_calls_are_not_trained():
 
 def test_the_logged_messages_win_over_the_two_prompts():
     chat = [*PROMPT, Message(role="assistant", content="Hm."), Message(role="user", content="So?")]
-    log = LoggedCall(
+    log = CollectedCall(
         call_id="t1-call-0-0",
         response="HOLD",
-        messages_json=compact([msgspec.to_builtins(message) for message in chat]),
+        messages=compact([msgspec.to_builtins(message) for message in chat]),
         top_p=0.5,
     )
     (one,) = policy_calls("t1", played(step(0)), [log], [recorded(messages=chat)])
@@ -130,10 +130,10 @@ def test_the_logged_messages_win_over_the_two_prompts():
 @pytest.mark.parametrize(
     "log",
     [
-        LoggedCall(call_id="t1-call-0-1", response="HOLD", messages_json="[]"),
-        LoggedCall(call_id="t1-call-0-0", response="BUY", messages_json="[]"),
-        LoggedCall(call_id="t1-call-0-0", response="HOLD", messages_json="[{"),
-        LoggedCall(call_id="t1-call-0-0", response="HOLD", messages_json=None),
+        CollectedCall(call_id="t1-call-0-1", response="HOLD", messages="[]"),
+        CollectedCall(call_id="t1-call-0-0", response="BUY", messages="[]"),
+        CollectedCall(call_id="t1-call-0-0", response="HOLD", messages="[{"),
+        CollectedCall(call_id="t1-call-0-0", response="HOLD", messages=None),
     ],
 )
 def test_without_a_matching_readable_log_the_two_prompts_are_the_messages(log):

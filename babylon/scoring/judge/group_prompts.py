@@ -1,29 +1,27 @@
-"""One group on paper: every trajectory's text within its share of the prompt, and what all share.
+"""The prompts of one group: the trajectories of one scenario in one window, as GRPO compares them.
 
-A group is what GRPO compares: the trajectories of one scenario in one window. A prompt takes at
-most 60 % of the judge's context. Of that, ground truth gets up to a quarter, lines shown to all up
-to another, and the trajectories of a block share the rest evenly.
+A prompt takes at most 60 % of the judge's context. Ground truth gets up to a quarter of it, lines
+shown to all agents up to another quarter, and the trajectories of a block share the rest evenly.
 """
 
 from collections.abc import Sequence
 from dataclasses import dataclass
 
 from babylon.scoring.judge.condense import common_lines, condense, render_common
+from babylon.scoring.judge.ground_truth import fit_lines, knowledge_lines, truth_lines
 from babylon.scoring.judge.judgment import BLOCK_SIZES, GroundTruth, JudgeConfig, JudgedTrajectory
-from babylon.scoring.judge.prompt import Prompt, Shown, build_prompt
-from babylon.scoring.judge.prompt_text import count_tokens
-from babylon.scoring.judge.truth import fit_lines, knowledge_lines, truth_lines
+from babylon.scoring.judge.prompt import Prompt, Shown, build_prompt, count_tokens
 
 Block = tuple[int, ...]
 """Trajectories of a group in the order in which a prompt shows them."""
 
-_SMALLEST_LIST = 4  # of a listwise block, where long trajectories leave no room for six
+_SMALLEST_LIST = 4  # trajectories in a listwise block, if long ones leave no room for six
 _WHOLE = 10**9
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Sheet:
-    """A group ready to be judged in blocks of up to ``block_size``."""
+class GroupPrompts:
+    """A group that is ready to be judged in blocks of up to ``block_size``."""
 
     config: JudgeConfig
     window_id: str
@@ -34,8 +32,11 @@ class Sheet:
     block_size: int
 
     def prompt(self, block: Block, repeat: int = 0) -> Prompt:
-        """The prompt for a block; labels are drawn anew for each, and for each repetition: a judge
-        that answers the same prompt alike would only repeat itself."""
+        """Return the prompt of a block.
+
+        Each repetition draws new labels. With the same labels, a deterministic judge would only
+        repeat its reply.
+        """
         shown = [self.shown[item] for item in block]
         ids = ",".join(trajectory.trajectory_id for trajectory in shown)
         return build_prompt(
@@ -48,44 +49,46 @@ class Sheet:
         )
 
     def seen(self, item: int) -> str:
-        """What the judge is shown of one trajectory, ground truth included."""
+        """Return the text that the judge is shown of one trajectory, with its ground truth."""
         return self.prompt((item,)).data
 
 
-def prepare(group: Sequence[JudgedTrajectory], truth: GroundTruth, config: JudgeConfig) -> Sheet:
-    """The sheet of one group, always the same for the same input."""
+def prepare_group(
+    group: Sequence[JudgedTrajectory], truth: GroundTruth, config: JudgeConfig
+) -> GroupPrompts:
+    """Return the prompts of one group. The same input gives the same prompts."""
     quarter = config.prompt_tokens // 4
     common = common_lines(group)
-    known = [knowledge_lines(judged) for judged in group]
-    everybodys = [line for line in known[0] if all(line in lines for lines in known[1:])]
-    words = sorted({word for judged in group for word in _markets(judged)})
-    outcomes = fit_lines([*truth_lines(truth), *everybodys], quarter, words)
     shared = "\n".join(render_common(common))
-    if count_tokens(shared) > quarter:  # then each trajectory tells its own, as far as it fits
+    if count_tokens(shared) > quarter:  # each trajectory repeats these lines as far as they fit
         shared, common = "", []
-    own = ["; ".join(line for line in lines if line not in everybodys) for lines in known]
+    known = [knowledge_lines(judged) for judged in group]
+    shared_facts = [line for line in known[0] if all(line in lines for lines in known[1:])]
+    words = sorted({word for judged in group for word in _markets(judged)})
+    outcomes = fit_lines([*truth_lines(truth), *shared_facts], quarter, words)
+    own = ["; ".join(line for line in lines if line not in shared_facts) for lines in known]
     first = group[0].trajectory
     bare = build_prompt(
         config.method, config.rubric, truth=outcomes, common=shared, shown=(), seed=""
     )
     overhead = sum(count_tokens(message["content"]) for message in bare.messages)
     whole = [condense(judged, common, _WHOLE) for judged in group]
+    # The block size comes first: with fewer trajectories in a prompt, each is cut less.
     longest = max(map(count_tokens, whole)) + max(map(count_tokens, own)) + _TAGS
     size = _block_size(config, longest, config.prompt_tokens - overhead)
     limit = (config.prompt_tokens - overhead) // size - _TAGS
-    return Sheet(
+    rooms = [max(limit - count_tokens(facts), 0) for facts in own]
+    texts = [
+        text if count_tokens(text) <= room else condense(judged, common, room)
+        for judged, text, room in zip(group, whole, rooms, strict=True)
+    ]
+    return GroupPrompts(
         config=config,
         window_id=first.window_id,
         scenario_id=first.scenario_id,
         shown=tuple(
-            Shown(
-                trajectory_id=judged.trajectory.trajectory_id,
-                text=text
-                if (room := max(limit - count_tokens(truth_), 0)) >= count_tokens(text)
-                else condense(judged, common, room),
-                own_truth=truth_,
-            )
-            for judged, text, truth_ in zip(group, whole, own, strict=True)
+            Shown(trajectory_id=judged.trajectory.trajectory_id, text=text, own_truth=facts)
+            for judged, text, facts in zip(group, texts, own, strict=True)
         ),
         truth=outcomes,
         common=shared,
@@ -97,7 +100,7 @@ _TAGS = 40  # tokens around one trajectory
 
 
 def _block_size(config: JudgeConfig, longest: int, room: int) -> int:
-    """As many as fit uncut; of a listwise judge at least four, then condensed."""
+    """Return the number of trajectories that fit uncut, at least four for a listwise judge."""
     most = BLOCK_SIZES[config.method]
     if most <= _SMALLEST_LIST:
         return most
@@ -105,7 +108,7 @@ def _block_size(config: JudgeConfig, longest: int, room: int) -> int:
 
 
 def _markets(judged: JudgedTrajectory) -> set[str]:
-    """Names of markets that the agent's actions mention."""
+    """Return the names of markets in the parameters of the agent's actions."""
     names: set[str] = set()
     for step in judged.steps:
         parameters = step.get("action", {}).get("parameters")
