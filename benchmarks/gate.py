@@ -34,10 +34,10 @@ from babylon.evaluation.arena.match import BATCH, look_at, ruled
 from babylon.evaluation.arena.play import Floats, Plays, play, scripted
 from babylon.evaluation.arena.players import checkpoint_player
 from babylon.evaluation.arena.suite import unseen_scenarios
+from babylon.game.market.market import Seat
 from babylon.game.market.orders import Decision
 from babylon.game.market.scenario import Scenario
 from babylon.game.market.scripted import ScriptedAgent, news_follower, random_trader
-from babylon.game.market.seat import Seat
 
 POOL = 8192
 CHAMPION = 0.6  # share of ticks in which the news is believed

@@ -14,7 +14,7 @@ from babylon.evaluation.arena.play import Decide, is_malformed
 from babylon.game.market.game import make_market
 from babylon.game.market.orders import Decision, Hold, parse_decision
 from babylon.game.market.scripted import ScriptedAgent
-from babylon.game.market.seat import Seat
+from babylon.game.market.market import Seat
 
 
 @dataclass(frozen=True, slots=True)

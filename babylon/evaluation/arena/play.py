@@ -20,7 +20,7 @@ from babylon.game.market.orders import Decision, Hold, parse_decision
 from babylon.game.market.prompts import render_observation
 from babylon.game.market.scenario import Scenario
 from babylon.game.market.scripted import ScriptedAgent
-from babylon.game.market.seat import Seat
+from babylon.game.market.market import Seat
 
 Chat = list[dict[str, str]]
 Floats = NDArray[np.float64]

@@ -1,6 +1,6 @@
 """Orders of one trader a world, carried out in all worlds at once.
 
-The same rules, in the same order, as ``market/predictions.py`` and ``market/futures.py``; the
+The same rules, in the same order, as ``market/prediction_desk.py`` and ``market/perp_desk.py``; the
 formulas are theirs. An order that the market refuses changes nothing.
 """
 

@@ -13,8 +13,8 @@ from typing import Any
 import openai
 
 from babylon.core.errors import ServingError
+from babylon.game.market.market import Seat
 from babylon.game.market.orders import MAX_REPLY_TOKENS, render_decision
-from babylon.game.market.seat import Seat
 from babylon.game.market.transcripts import draw_agent
 
 TEMPERATURE = 1.0

@@ -8,18 +8,17 @@ from babylon.game.fleet.answers import TEMPERATURE, Reply, Turn
 from babylon.game.fleet.fleet_plan import TICK
 from babylon.game.market.account import Outcome, PerpFill
 from babylon.game.market.amm import Side
-from babylon.game.market.market import Market
+from babylon.game.market.market import Market, Seat
 from babylon.game.market.orders import MAX_REPLY_TOKENS
 from babylon.game.market.perps import Direction
 from babylon.game.market.scenario import Scenario
-from babylon.game.market.seat import Seat
 from babylon.recorder import Action, LlmCall, MarketOutcomesTracker, TrajectoryRecorder
 
 Json = dict[str, object]
 
 
 @dataclass(frozen=True, slots=True)
-class Played:
+class PlayedStep:
     """One step of one agent, recorded once it is known how its trades ended."""
 
     turn: Turn
@@ -30,7 +29,7 @@ class Played:
     pnl_change: float
 
 
-def record_step(recorder: TrajectoryRecorder, played: Played) -> None:
+def record_step(recorder: TrajectoryRecorder, played: PlayedStep) -> None:
     turn, reply = played.turn, played.reply
     system, user = (message["content"] for message in turn.messages)
     call = LlmCall(

@@ -17,7 +17,7 @@ from babylon.core.windows import window_at
 from babylon.game.fleet.answers import Answer, Turn
 from babylon.game.fleet.fleet_plan import TICK, FleetPlan, deal, plan_rounds, shards
 from babylon.game.fleet.fleet_records import (
-    Played,
+    PlayedStep,
     environment_state,
     ground_truth,
     observe,
@@ -25,11 +25,11 @@ from babylon.game.fleet.fleet_records import (
     record_step,
 )
 from babylon.game.market.game import make_market
+from babylon.game.market.market import Seat
 from babylon.game.market.observed import observed
 from babylon.game.market.orders import parse_decision
 from babylon.game.market.prompts import render_observation
 from babylon.game.market.scenario import Scenario
-from babylon.game.market.seat import Seat
 from babylon.recorder import MarketOutcomesTracker, TrajectoryRecorder
 
 Progress = Callable[[int, int], None]
@@ -114,7 +114,7 @@ class _Table:
                 trajectory_id=self._trajectory_id(agent),
                 at=self.start,
             )
-        played: list[Played] = []
+        played: list[PlayedStep] = []
         while not market.over:
             played += await self._tick(seats)
         market.settle()
@@ -133,7 +133,7 @@ class _Table:
             )
         return [seat.pnl for seat in seats.values()]
 
-    async def _tick(self, seats: dict[str, Seat]) -> list[Played]:
+    async def _tick(self, seats: dict[str, Seat]) -> list[PlayedStep]:
         """All see the same state, all answer, and their decisions are carried out."""
         market = next(iter(seats.values())).market
         tick = market.tick
@@ -155,7 +155,7 @@ class _Table:
             }
         )
         return [
-            Played(turn, moment, state, reply, outcomes[turn.agent_id], turn.game.pnl - pnl)
+            PlayedStep(turn, moment, state, reply, outcomes[turn.agent_id], turn.game.pnl - pnl)
             for turn, (state, pnl), reply in zip(turns, before, replies, strict=True)
         ]
 

@@ -10,7 +10,7 @@ from babylon.evaluation.arena.play import Decide, Plays, joined, play, replies, 
 from babylon.evaluation.arena.suite import unseen_scenarios
 from babylon.game.market.orders import Decision, Hold, Order, OrderKind, render_decision
 from babylon.game.market.scripted import SCRIPTED_AGENTS, news_follower, random_trader
-from babylon.game.market.seat import Seat
+from babylon.game.market.market import Seat
 
 WORLDS = unseen_scenarios("arena", "test", 3 * BATCH)
 BUY = Order("m1", OrderKind.BUY_YES, 50)
