@@ -164,7 +164,7 @@ def test_an_unknown_opponent_is_an_error() -> None:
 
 def test_a_name_is_taken_once() -> None:
     market = make_market(quiet_world(opponents=("random",)))
-    with pytest.raises(ValueError, match="'trader-1' has an account already"):
+    with pytest.raises(ValueError, match="'trader-1' already has an account"):
         market.join("trader-1")
 
 
