@@ -1,13 +1,11 @@
-"""The table ``scenarios``: what was played, so that anybody can play it again.
+"""The table ``scenarios``: the played scenarios, for replay.
 
-``knowledge_json`` is the whole scenario with outcomes and the prices to come: ground truth, and the
-only column with any. The others say what it is about. One immutable file a window, as of
-``trajectories``; a scenario whose rows do not say enough is left out and named.
+``knowledge_json`` is the whole scenario with outcomes and future prices. It is the only column with
+ground truth. Each window has one immutable file. Scenarios that cannot be rebuilt are left out.
 """
 
 from collections.abc import Iterable
 from statistics import fmean
-from typing import Any
 
 import msgspec
 import polars as pl
@@ -52,7 +50,7 @@ _COLUMNS = (
 
 
 def publish_scenarios(settings: Settings, scored: Scored) -> tuple[Published, Rebuilt]:
-    """Write the window's scenarios into the local dataset folder."""
+    """Write the window's scenarios into the local dataset folder → (file, rebuilt scenarios)."""
     window_id = scored.claim.window_id
     rebuilt = rebuild_rows(list(_rows(scored)))
     month = window_id[: len("YYYY-MM")]
@@ -75,7 +73,7 @@ def _rows(scored: Scored) -> Iterable[RecordedRow]:
             )
 
 
-def _row(recorded: RecordedScenario, month: str) -> dict[str, Any]:
+def _row(recorded: RecordedScenario, month: str) -> dict[str, object]:
     scenario = recorded.scenario
     pnl = [play.pnl_usd for play in recorded.plays]
     return {

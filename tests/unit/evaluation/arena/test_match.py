@@ -8,9 +8,9 @@ import pytest
 from babylon.evaluation.arena.match import BATCH, compare, look_at, ruled, unfit
 from babylon.evaluation.arena.play import Decide, Plays, joined, play, replies, scripted
 from babylon.evaluation.arena.suite import unseen_scenarios
+from babylon.game.market.market import Seat
 from babylon.game.market.orders import Decision, Hold, Order, OrderKind, render_decision
 from babylon.game.market.scripted import SCRIPTED_AGENTS, news_follower, random_trader
-from babylon.game.market.market import Seat
 
 WORLDS = unseen_scenarios("arena", "test", 3 * BATCH)
 BUY = Order("m1", OrderKind.BUY_YES, 50)

@@ -173,7 +173,7 @@ def test_rows_may_be_at_different_ticks() -> None:
             assert core.equity[1] == 1000 and core.ledger.tick[1] == 0
     assert [*core.over] == [True, False]
     assert core.equity[0] == undisturbed.equity[0] != 1000
-    with pytest.raises(ValueError, match=r"rows \[0\] are over: start them anew"):
+    with pytest.raises(ValueError, match=r"rows \[0\] are over: start them again"):
         core.step(orders)
 
 
@@ -182,7 +182,7 @@ def test_worlds_of_a_core_are_alike_and_without_opponents() -> None:
         from_scenarios([make_scenario(0, HOUR), make_scenario(0, STARTER)])
     with pytest.raises(ValueError, match="no scenarios: give at least one"):
         from_scenarios([])
-    with pytest.raises(ValueError, match=r"opponents \(news\) play in the scalar game alone"):
+    with pytest.raises(ValueError, match=r"opponents \(news\) play only in the scalar game"):
         Core(from_scenarios([quiet_world(opponents=("news",))]), 1)
 
 
