@@ -16,8 +16,8 @@ from babylon.core.settings import Settings, load_settings
 
 if TYPE_CHECKING:
     from babylon.evaluation.arena.confidence import Interval
-    from babylon.evaluation.arena.leaderboard import Entered, Standing, Venue
-    from babylon.evaluation.arena.player_result import Result
+    from babylon.evaluation.arena.leaderboard import CheckedSuite, PlayerStarted, Standing
+    from babylon.evaluation.arena.play import PlayerResult
 
 app = typer.Typer(help="Policies and scripted agents on the same worlds.", no_args_is_help=True)
 Who = Annotated[
@@ -76,11 +76,11 @@ def leaderboard(suite: SuiteName = "starter", json: Json = False) -> None:
 
 async def _play(
     settings: Settings, suite: str, a: str, b: str
-) -> "tuple[Venue, dict[str, Result], Interval, str]":
+) -> "tuple[CheckedSuite, dict[str, PlayerResult], Interval, str]":
     from babylon.evaluation.arena.confidence import paired_difference
-    from babylon.evaluation.arena.leaderboard import open_venue, played
+    from babylon.evaluation.arena.leaderboard import check_suite, player_result
     from babylon.evaluation.arena.match_page import write_report
-    from babylon.evaluation.arena.player_result import yardsticks
+    from babylon.evaluation.arena.play import yardsticks
     from babylon.evaluation.arena.players import SCRIPTED, find_player
     from babylon.evaluation.arena.suite import find_suite
     from babylon.store import open_store
@@ -90,8 +90,8 @@ async def _play(
         names = [player.name for player in players]
         if names[0] == names[1]:
             raise ArenaError(f"{names[0]} against itself differs in nothing: name two players")
-        venue = await open_venue(store, find_suite(suite))
-        results = {p.name: await played(store, venue, p, settings.seed) for p in players}
+        venue = await check_suite(store, find_suite(suite))
+        results = {p.name: await player_result(store, venue, p, settings.seed) for p in players}
     first, second = results.values()
     difference = paired_difference(first.pnl, second.pnl)
     directory = settings.arena / re.sub(r"[^\w@.-]+", "-", f"{venue.suite}-{'-vs-'.join(names)}")
@@ -104,22 +104,22 @@ async def _play(
 
 
 async def _leaderboard(
-    settings: Settings, suite: str, entered: "Entered"
-) -> "tuple[Venue, list[Standing]]":
-    from babylon.evaluation.arena.leaderboard import everyone, leaderboard, open_venue
+    settings: Settings, suite: str, entered: "PlayerStarted"
+) -> "tuple[CheckedSuite, list[Standing]]":
+    from babylon.evaluation.arena.leaderboard import all_players, check_suite, leaderboard
     from babylon.evaluation.arena.suite import find_suite
     from babylon.store import open_store
 
     async with open_store(settings) as store:
-        venue = await open_venue(store, find_suite(suite))
-        players = await everyone(store, settings.seed)
+        venue = await check_suite(store, find_suite(suite))
+        players = await all_players(store, settings.seed)
         return venue, await leaderboard(store, venue, players, settings.seed, entered)
 
 
 _COLUMNS = ["player", "mean P&L, $", "95 % interval", "win rate", "drawdown, $", "malformed"]
 
 
-def _row(result: "Result") -> list[Any]:
+def _row(result: "PlayerResult") -> list[Any]:
     mean = result.mean_pnl
     cells = [
         f"{mean.mean:+.1f}",
@@ -131,7 +131,7 @@ def _row(result: "Result") -> list[Any]:
     return [Text(cell) for cell in cells]  # all to the right
 
 
-def _figures(result: "Result") -> dict[str, float]:
+def _figures(result: "PlayerResult") -> dict[str, float]:
     mean = result.mean_pnl
     return {
         "pnl": mean.mean,
@@ -148,7 +148,7 @@ def _standing(one: "Standing") -> dict[str, Any]:
     return {"player": one.player, **figures}
 
 
-def _suite(venue: "Venue") -> dict[str, Any]:
+def _suite(venue: "CheckedSuite") -> dict[str, Any]:
     return {
         "suite": str(venue.suite),
         "suite_digest": venue.digest,
@@ -156,5 +156,5 @@ def _suite(venue: "Venue") -> dict[str, Any]:
     }
 
 
-def _title(venue: "Venue") -> str:
+def _title(venue: "CheckedSuite") -> str:
     return f"Suite {venue.suite}, {len(venue.worlds)} scenarios, digest {venue.digest[:16]}"

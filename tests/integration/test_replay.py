@@ -189,7 +189,7 @@ async def test_reserves_that_no_order_leads_to_are_refused(
     await run_fleet(store, settings, plan(Rules(noise_order=0.0)), "scripted")
     await tamper(store, '"marketId":"m2","yes":', '"marketId":"m2","yes":1')
     skipped = (await rebuilt(store)).skipped[0]
-    assert "the reserves of m2 are 1500/500, no order leads there" in skipped.reason
+    assert "the reserves of m2 are 1500/500: no order leads there" in skipped.reason
 
 
 async def test_fleets_of_one_hour_and_seed_are_told_apart(store: Store, settings: Settings) -> None:
@@ -302,7 +302,7 @@ async def test_a_report_compares_and_says_what_it_could_not_play(
     summary = report.summary()
     assert summary["mean_replayed_pnl"] == report.mean_replayed
     assert summary["scenarios"][0]["difference"] == report.results[0].difference
-    with pytest.raises(ReplayError, match=r"'nobody' was not recorded .*: recorded agents: agent-0,"):
+    with pytest.raises(ReplayError, match="recorded agents: agent-0,"):
         await replay_report(settings, "2025-11", "nobody", "recorded")
     with pytest.raises(ArenaError, match="no scripted agent is called 'hero'"):
         await replay_report(settings, "2025-11", "agent-0", "scripted:hero")

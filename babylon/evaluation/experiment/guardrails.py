@@ -9,7 +9,7 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
-from babylon.evaluation.experiment.cells import Cells
+from babylon.evaluation.experiment.agent_outcomes import AgentOutcomes
 from babylon.evaluation.experiment.difference import difference
 from babylon.evaluation.experiment.review_records import Guardrail, State
 
@@ -33,11 +33,11 @@ MEDIAN = Measure("latency, median", 1.5, latency=True)
 P95 = Measure("latency, 95th percentile", 1.5, latency=True)
 
 
-def guard(measure: Measure, cells: Cells) -> Guardrail:
-    """``cells``: shares, or milliseconds (above 0) of a latency."""
+def guard(measure: Measure, outcomes: AgentOutcomes) -> Guardrail:
+    """``outcomes``: shares, or milliseconds (above 0) of a latency."""
     if measure.latency:
-        cells = _logarithms(cells)
-    found = difference(cells, shares=not measure.latency)
+        outcomes = _logarithms(outcomes)
+    found = difference(outcomes, shares=not measure.latency)
     if found is None:
         return Guardrail(name=measure.name, state="unknown", bound=measure.bound)
     figures = [found.champion, found.challenger, found.difference, found.low, found.high]
@@ -60,5 +60,5 @@ def _state(low: float, change: float, bound: float) -> State:
     return "broken" if low > bound else "doubtful" if change > bound else "passes"
 
 
-def _logarithms(cells: Cells) -> Cells:
-    return replace(cells, outcome=np.log(np.maximum(cells.outcome, 1.0)))
+def _logarithms(outcomes: AgentOutcomes) -> AgentOutcomes:
+    return replace(outcomes, mean=np.log(np.maximum(outcomes.mean, 1.0)))

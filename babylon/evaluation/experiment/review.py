@@ -14,7 +14,7 @@ import numpy as np
 
 from babylon.core.settings import Settings
 from babylon.core.windows import last_complete_window
-from babylon.evaluation.experiment.cells import Exposure, cells_of, make_cells
+from babylon.evaluation.experiment.agent_outcomes import Exposure, agent_outcomes, outcomes_of_plays
 from babylon.evaluation.experiment.decision import Evidence, decide
 from babylon.evaluation.experiment.difference import difference
 from babylon.evaluation.experiment.guardrails import (
@@ -27,7 +27,7 @@ from babylon.evaluation.experiment.guardrails import (
     Measure,
     guard,
 )
-from babylon.evaluation.experiment.plays import Result, finished, means, results
+from babylon.evaluation.experiment.play_results import PlayResult, finished, means, results
 from babylon.evaluation.experiment.review_records import Guardrail, Review, SampleRatio
 from babylon.evaluation.experiment.sample_ratio import sample_ratio
 from babylon.store.connection import Store, require_game_tables
@@ -81,7 +81,7 @@ async def _look(connection: "Connection", settings: Settings, found: Experiment)
     played, excluded = await _played(connection, settings, found, now)
     before = await _before(connection, settings, found, played)
     pnl = [(play.unit, play.stage, play.pnl_usd) for play in played]
-    cells = cells_of(exposures, pnl, before)
+    outcomes = outcomes_of_plays(exposures, pnl, before)
     scores = await scores_of(connection, [play.trajectory_id for play in played])
     judged = [
         (play.unit, play.stage, scores[play.trajectory_id])
@@ -91,7 +91,7 @@ async def _look(connection: "Connection", settings: Settings, found: Experiment)
     everybody = _ratio(exposures, found)
     measured = {play.unit for play in played}
     with_play = _ratio([one for one in exposures if one.unit in measured], found)
-    compared = difference(cells)
+    compared = difference(outcomes)
     guardrails = _guardrails(agents, exposures, played)
     hours = ((found.ended_at or now) - found.began_at) / timedelta(hours=1)
     evidence = Evidence(
@@ -116,8 +116,8 @@ async def _look(connection: "Connection", settings: Settings, found: Experiment)
         calls=sum(one.calls for one in agents),
         crossed=_crossed(agents),
         pnl=compared,
-        raw_pnl=difference(replace(cells, before=np.full(len(cells.before), np.nan))),
-        score=difference(cells_of(exposures, judged, {})),
+        raw_pnl=difference(replace(outcomes, before=np.full(len(outcomes.before), np.nan))),
+        score=difference(outcomes_of_plays(exposures, judged, {})),
         guardrails=guardrails,
         excluded=dict(excluded),
     )
@@ -125,7 +125,7 @@ async def _look(connection: "Connection", settings: Settings, found: Experiment)
 
 async def _played(
     connection: "Connection", settings: Settings, found: Experiment, now: datetime
-) -> tuple[list[Result], Counter[str]]:
+) -> tuple[list[PlayResult], Counter[str]]:
     """Play that counts; of a window that is not over, one arm's could be done sooner."""
     settled = now - timedelta(seconds=settings.grace_s)
     over = last_complete_window(settled, settings.minutes).end
@@ -138,7 +138,7 @@ async def _played(
 
 
 async def _before(
-    connection: "Connection", settings: Settings, found: Experiment, played: Sequence[Result]
+    connection: "Connection", settings: Settings, found: Experiment, played: Sequence[PlayResult]
 ) -> dict[str, float]:
     units = sorted({play.unit for play in played})
     since = found.began_at - timedelta(hours=settings.lookback_hours)
@@ -164,15 +164,15 @@ def _crossed(agents: Sequence[AgentCalls]) -> int:
 
 
 def _guardrails(
-    agents: Sequence[AgentCalls], exposures: Sequence[Exposure], played: Sequence[Result]
+    agents: Sequence[AgentCalls], exposures: Sequence[Exposure], played: Sequence[PlayResult]
 ) -> tuple[Guardrail, ...]:
     calls = np.array([one.calls for one in agents], float)
 
     def of_calls(measure: Measure, values: list[float]) -> Guardrail:
-        return guard(measure, make_cells(exposures, np.array(values, float), plays=calls))
+        return guard(measure, agent_outcomes(exposures, np.array(values, float), plays=calls))
 
     def of_plays(measure: Measure, values: list[tuple[str, int, float]]) -> Guardrail:
-        return guard(measure, cells_of(exposures, values, {}))
+        return guard(measure, outcomes_of_plays(exposures, values, {}))
 
     failed = [(one.unit, one.stage, one.failed) for one in played if one.failed is not None]
     return (

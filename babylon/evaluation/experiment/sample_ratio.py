@@ -13,7 +13,7 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from babylon.evaluation.experiment.cells import Floats
+from babylon.evaluation.experiment.agent_outcomes import Floats
 from babylon.evaluation.experiment.review_records import SampleRatio
 
 ALPHA = 0.001

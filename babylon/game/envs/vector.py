@@ -20,7 +20,7 @@ from babylon.game.envs.worlds import Bools, Floats, Ints, Worlds, from_scenarios
 from babylon.game.market.scenario import Rules, Scenario
 
 
-class TraderVectorEnv(VectorEnv[Observation, Action, Bools]):
+class TraderVectorEnv(VectorEnv[Observation, Action, Floats | Bools]):
     """``num_envs`` worlds played at once.
 
     The pool consists of the given ``scenarios``, or of ``worlds`` scenarios made under ``rules``.
@@ -56,7 +56,8 @@ class TraderVectorEnv(VectorEnv[Observation, Action, Bools]):
         mask = (options or {}).get("reset_mask")
         if self.core is None or (seed is not None and mask is None):
             self.core, mask = Core(self._given or self._make_worlds(), self.num_envs), None
-        self._begin(self.core, self.core.rows if mask is None else np.flatnonzero(mask))
+        rows = self.core.rows if mask is None else np.flatnonzero(np.asarray(mask))
+        self._begin(self.core, rows)
         return self._observe(self.core), {}
 
     def step(self, actions: Action) -> tuple[Observation, Floats, Bools, Bools, Info]:

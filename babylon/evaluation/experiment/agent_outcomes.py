@@ -24,7 +24,7 @@ class Exposure:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Cells:
+class AgentOutcomes:
     """One row ``[c]`` an agent and stage.
 
     ``unit``: index of the agent; ``outcome``: mean over its ``plays`` in the stage; ``spread``:
@@ -35,7 +35,7 @@ class Cells:
     unit: Ints
     stage: Ints
     challenger: NDArray[np.bool_]
-    outcome: Floats
+    mean: Floats
     plays: Floats
     spread: Floats
     before: Floats
@@ -46,12 +46,12 @@ class Cells:
         return 2 * self.stage + self.challenger
 
 
-def cells_of(
+def outcomes_of_plays(
     exposures: Sequence[Exposure],
     plays: Sequence[tuple[str, int, float]],
     before: dict[str, float],
-) -> Cells:
-    """Cells of the exposures that have plays.
+) -> AgentOutcomes:
+    """AgentOutcomes of the exposures that have plays.
 
     Args:
         plays: unit, stage and outcome of each; those of no exposure are left out.
@@ -66,7 +66,7 @@ def cells_of(
     mean = np.bincount(index, values, len(exposures)) / np.maximum(count, 1)
     squares = (values - mean[index]) ** 2
     spread = np.bincount(index, squares, len(exposures)).astype(float)
-    return make_cells(
+    return agent_outcomes(
         [one for one, has in zip(exposures, played, strict=True) if has],
         mean[played],
         before,
@@ -75,22 +75,22 @@ def cells_of(
     )
 
 
-def make_cells(
+def agent_outcomes(
     exposures: Sequence[Exposure],
-    outcome: Floats,
+    mean: Floats,
     before: dict[str, float] | None = None,
     *,
     plays: Floats | None = None,
     spread: Floats | None = None,
-) -> Cells:
+) -> AgentOutcomes:
     """One outcome an exposure; where nothing else is known, each is one play."""
     numbers = {unit: i for i, unit in enumerate(dict.fromkeys(one.unit for one in exposures))}
     history = before or {}
-    return Cells(
+    return AgentOutcomes(
         unit=np.array([numbers[one.unit] for one in exposures], np.int64),
         stage=np.array([one.stage for one in exposures], np.int64),
         challenger=np.array([one.challenger for one in exposures], bool),
-        outcome=np.asarray(outcome, float),
+        mean=np.asarray(mean, float),
         plays=np.ones(len(exposures)) if plays is None else plays,
         spread=np.zeros(len(exposures)) if spread is None else spread,
         before=np.array([history.get(one.unit, np.nan) for one in exposures], float),

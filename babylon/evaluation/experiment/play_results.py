@@ -31,7 +31,7 @@ class Counts(msgspec.Struct, frozen=True, rename="camel"):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Result:
+class PlayResult:
     """One play: USD, whether it lost heavily, and the share of its actions that failed."""
 
     trajectory_id: str
@@ -62,7 +62,7 @@ def finished(plays: Iterable[Play], before: datetime) -> tuple[list[Play], Count
 
 async def results(
     connection: "Connection", plays: Sequence[Play]
-) -> tuple[list[Result], Counter[str]]:
+) -> tuple[list[PlayResult], Counter[str]]:
     """What the plays came to; and how many have no P&L. Steps are read whole only where the first
     one's state does not stand at their beginning."""
     counts = [_counts(play.metrics_json) for play in plays]
@@ -82,7 +82,7 @@ async def results(
             continue
         balance = max(play.opening_balance or 0.0, START_BALANCE_USD)
         found.append(
-            Result(
+            PlayResult(
                 trajectory_id=play.trajectory_id,
                 unit=play.unit,
                 stage=play.stage,
@@ -94,7 +94,7 @@ async def results(
     return found, excluded
 
 
-def means(results: Iterable[Result]) -> dict[str, float]:
+def means(results: Iterable[PlayResult]) -> dict[str, float]:
     """Mean P&L of each agent."""
     of_unit = defaultdict(list)
     for result in results:
