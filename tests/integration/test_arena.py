@@ -351,8 +351,8 @@ async def test_what_was_played_once_is_not_played_again(store: Store, quick: Set
 @pytest.mark.parametrize(
     ("who", "complaint"),
     [
-        ("scripted:nobody", "no scripted agent is called 'nobody': there are random, news"),
-        ("/nowhere", "'/nowhere' is no player"),
+        ("scripted:nobody", "no scripted agent is called 'nobody': choose from random, news"),
+        ("/nowhere", "'/nowhere' is not a player"),
         ("7", "no policy version 7"),
         ("99999999999", "no policy version 99999999999"),
     ],

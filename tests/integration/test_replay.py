@@ -306,7 +306,7 @@ async def test_a_report_compares_and_says_what_it_could_not_play(
         await replay_report(settings, "2025-11", "nobody", "recorded")
     with pytest.raises(ArenaError, match="no scripted agent is called 'hero'"):
         await replay_report(settings, "2025-11", "agent-0", "scripted:hero")
-    with pytest.raises(ArenaError, match="'neither' is no player"):
+    with pytest.raises(ArenaError, match="'neither' is not a player"):
         await replay_report(settings, "2025-11", "agent-0", "neither")
     with pytest.raises(ReplayError, match="no trajectory was recorded in 2024-01"):
         await replay_report(settings, "2024-01", "agent-0", "recorded")

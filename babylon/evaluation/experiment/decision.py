@@ -1,7 +1,7 @@
-"""From the numbers of a look to what is to be done, and why.
+"""The decision of a review, and its reason.
 
-The order is the rule: harm first, then whether the comparison means anything at all, then evidence
-for either side, and at the horizon the champion stays.
+The checks have an order: first harm, then the validity of the comparison, then the evidence. At the
+experiment's horizon the champion stays.
 """
 
 from collections.abc import Sequence
@@ -18,7 +18,7 @@ from babylon.evaluation.experiment.review_records import (
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Evidence:
-    """``hours`` since the experiment began."""
+    """The figures that decide; ``hours`` since the experiment began."""
 
     pnl: Comparison | None
     ratios: Sequence[SampleRatio]
@@ -27,7 +27,7 @@ class Evidence:
 
 
 def decide(evidence: Evidence, settings: Settings) -> tuple[Decision, str]:
-    """The decision and its reason in words."""
+    """Return the decision and its reason."""
     if broken := [guard for guard in evidence.guardrails if guard.state == "broken"]:
         return "rollback", f"guardrail broken: {'; '.join(map(told, broken))}"
     if missing := _missing(evidence, settings):
@@ -48,20 +48,20 @@ def decide(evidence: Evidence, settings: Settings) -> tuple[Decision, str]:
 
 
 def told(guard: Guardrail) -> str:
-    """A guardrail that was measured, in words."""
+    """Return a measured guardrail as text."""
     interval = f"{guard.change:.3g} [{guard.low:.3g}, {guard.high:.3g}]"
     return f"{guard.name} {interval}, bound {guard.bound:g}"
 
 
 def _missing(evidence: Evidence, settings: Settings) -> str:
-    """Why the P&L says nothing yet, whatever it is."""
+    """Return the reason why the P&L cannot decide yet, or an empty string."""
     for ratio in evidence.ratios:
         if ratio.broken:
             return (
                 f"sample ratio broken: {ratio.challenger} challengers of"
                 f" {ratio.champion + ratio.challenger} agents, {ratio.expected:.1f} expected"
-                f" (p = {ratio.p_value:.2g}): something besides chance decides the arm, find out"
-                " what before anything is promoted"
+                f" (p = {ratio.p_value:.2g}): the arms are not assigned at random; find the cause"
+                " before promoting anything"
             )
     if evidence.pnl is None:
         return "no stage with finished play of two agents in each arm"

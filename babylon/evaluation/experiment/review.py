@@ -1,7 +1,7 @@
-"""One look at an experiment: read, compare, decide, and keep what was seen.
+"""The review of an experiment: read its plays, compare the arms, decide and store the review.
 
-Agents of one market move the prices of one another, so an agent's result depends a little on the
-arms of others (interference). Dealing agents, not markets, cannot remove that; the report says so.
+Agents of one market move each other's prices, so an agent's result depends a little on the arms of
+others (interference). Assigning agents rather than markets cannot remove that; the page says so.
 """
 
 from collections import Counter
@@ -51,13 +51,13 @@ __all__ = ["Review", "review"]
 
 
 async def review(store: Store, settings: Settings, experiment: str | None = None) -> Review | None:
-    """Look at an experiment, by the salt of its routes, or at the one that runs now.
+    """Review the experiment with that salt, or the running one.
 
     Returns:
-        ``None`` when no experiment runs, or none has that salt.
+        The stored review. None if there is no such experiment.
 
     Raises:
-        DatabaseError: the database has no game tables, so there is no play.
+        DatabaseError: The database has no game tables and therefore no play.
     """
     require_game_tables(store)
     found = await find_experiment(store, experiment)
@@ -126,7 +126,10 @@ async def _look(connection: "Connection", settings: Settings, found: Experiment)
 async def _played(
     connection: "Connection", settings: Settings, found: Experiment, now: datetime
 ) -> tuple[list[PlayResult], Counter[str]]:
-    """Play that counts; of a window that is not over, one arm's could be done sooner."""
+    """Return the results of plays that count, and the number of others by reason.
+
+    Only complete windows count: in an open one, the arm that plays faster would be ahead.
+    """
     settled = now - timedelta(seconds=settings.grace_s)
     over = last_complete_window(settled, settings.minutes).end
     counting, excluded = finished(await plays(connection, found), over)
@@ -147,7 +150,7 @@ async def _before(
 
 
 def _ratio(exposures: Sequence[Exposure], found: Experiment) -> SampleRatio:
-    """By the first stage that each agent was in; exposures are ordered by stage."""
+    """Return the sample ratio over the agents' first stages. Exposures are ordered by stage."""
     first: dict[str, Exposure] = {}
     for one in exposures:
         first.setdefault(one.unit, one)
@@ -156,7 +159,7 @@ def _ratio(exposures: Sequence[Exposure], found: Experiment) -> SampleRatio:
 
 
 def _crossed(agents: Sequence[AgentCalls]) -> int:
-    """Agents that met both arms."""
+    """Return the number of agents that were exposed to both arms."""
     arms: dict[str, set[bool]] = {}
     for one in agents:
         arms.setdefault(one.unit, set()).update({one.challenger, one.challenger ^ one.both})
