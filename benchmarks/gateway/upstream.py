@@ -1,9 +1,9 @@
-"""A trivial engine: the same canned answer to everybody, in the wire format of vLLM.
+"""A trivial engine that gives every request the same answer, in the wire format of vLLM.
 
     python -m benchmarks.gateway.upstream --port 9000
 
-A pure ASGI application on uvicorn that parses nothing. Logprobs and token ids are in the answer
-only where they are asked for, as with vLLM.
+It is a plain ASGI application on uvicorn and parses nothing. As with vLLM, the answer contains
+logprobs and token ids only on request. It prints nothing; ``benchmarks.gateway`` starts it.
 """
 
 import argparse
@@ -39,12 +39,12 @@ def _score(number: int) -> dict[str, Any]:
 
 
 def share_of_delay(seed: int) -> float:
-    """From 0.5 to 1.5: answers of one length would make all clients ask at one moment."""
+    """Return a request's share of the mean delay, 0.5 to 1.5; it keeps clients out of step."""
     return 0.5 + seed % 1000 / 1000
 
 
 def whole(exact: bool) -> bytes:
-    """A chat completion; ``exact``: with logprobs and token ids."""
+    """Return a chat completion; ``exact``: with logprobs and token ids."""
     choice: dict[str, Any] = {
         "index": 0,
         "message": {"role": "assistant", "content": "".join(f" word{i}" for i in range(TOKENS))},
@@ -66,7 +66,7 @@ def whole(exact: bool) -> bytes:
 
 
 def events(exact: bool) -> list[bytes]:
-    """The same as a stream, an event a token."""
+    """Return the completion as a stream, one event per token."""
     head = _head("chat.completion.chunk")
     first = {"index": 0, "delta": {"role": "assistant", "content": ""}, "finish_reason": None}
     prompt = {"prompt_token_ids": list(range(PROMPT_TOKENS))} if exact else {}
@@ -89,8 +89,11 @@ def _head(kind: str) -> dict[str, Any]:
 
 
 class Upstream:
-    """The ASGI application. ``PUT /delay/SECONDS`` sets what passes before an answer begins; the
-    request's seed says how much of it (see ``share_of_delay``)."""
+    """The ASGI application.
+
+    ``PUT /delay/SECONDS`` sets the mean wait before an answer begins. A request's seed determines
+    its own wait (see ``share_of_delay``).
+    """
 
     def __init__(self) -> None:
         self._delay_s = 0.0
