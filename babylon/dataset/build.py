@@ -33,10 +33,10 @@ async def build_tables(store: Store, settings: Settings, scored: Scored) -> list
     Scenarios that cannot be rebuilt from the rows are left out and logged.
     """
     trajectories = publish_window(settings, scored)
-    scenarios, rebuilt = publish_scenarios(settings, scored)
+    scenarios, rebuilt = publish_scenarios(settings.home, scored)
     for skipped in rebuilt.skipped:
         log.warning("window %s: %s", skipped.window_id, skipped.reason)
-    return [trajectories, scenarios, await publish_performance(store, settings, scored)]
+    return [trajectories, scenarios, await publish_performance(store, settings.home, scored)]
 
 
 def _scored(row: WindowRow) -> Scored:

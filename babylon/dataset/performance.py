@@ -13,7 +13,7 @@ from typing import Literal, TypedDict
 import polars as pl
 
 from babylon.core.artifacts import write_artifact
-from babylon.core.settings import Settings
+from babylon.core.home import Home
 from babylon.core.trajectories import Trajectory, read_trajectories
 from babylon.core.types import Published, Scored
 from babylon.store import Store
@@ -56,7 +56,7 @@ class Measurement(TypedDict, total=False):
     reason: str | None
 
 
-async def publish_performance(store: Store, settings: Settings, scored: Scored) -> Published:
+async def publish_performance(store: Store, home: Home, scored: Scored) -> Published:
     """Write the window's measurements into the local dataset folder."""
     window_id = scored.claim.window_id
     month = window_id[: len("YYYY-MM")]
@@ -69,7 +69,7 @@ async def publish_performance(store: Store, settings: Settings, scored: Scored) 
     frame = pl.DataFrame(
         [_row(row, policies, window_id, month) for row in rows], schema=SCHEMA
     ).sort("measured", "policy_version")
-    file = write_artifact(frame, settings.datasets / TABLE / f"month={month}", window_id=window_id)
+    file = write_artifact(frame, home.datasets / TABLE / f"month={month}", window_id=window_id)
     return Published(window_id=window_id, uri=file.uri, sha256=file.sha256, rows=file.rows)
 
 

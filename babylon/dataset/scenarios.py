@@ -11,7 +11,7 @@ import msgspec
 import polars as pl
 
 from babylon.core.artifacts import iter_artifact, write_artifact
-from babylon.core.settings import Settings
+from babylon.core.home import Home
 from babylon.core.types import Published, Scored
 from babylon.dataset.replay.recorded import Rebuilt, RecordedRow, RecordedScenario, RecordedStep
 from babylon.dataset.replay.recorded_windows import rebuild_rows
@@ -49,13 +49,13 @@ _COLUMNS = (
 )
 
 
-def publish_scenarios(settings: Settings, scored: Scored) -> tuple[Published, Rebuilt]:
+def publish_scenarios(home: Home, scored: Scored) -> tuple[Published, Rebuilt]:
     """Write the window's scenarios into the local dataset folder → (file, rebuilt scenarios)."""
     window_id = scored.claim.window_id
     rebuilt = rebuild_rows(list(_rows(scored)))
     month = window_id[: len("YYYY-MM")]
     frame = pl.DataFrame([_row(one, month) for one in rebuilt.scenarios], schema=SCHEMA)
-    file = write_artifact(frame, settings.datasets / TABLE / f"month={month}", window_id=window_id)
+    file = write_artifact(frame, home.datasets / TABLE / f"month={month}", window_id=window_id)
     published = Published(window_id=window_id, uri=file.uri, sha256=file.sha256, rows=file.rows)
     return published, rebuilt
 

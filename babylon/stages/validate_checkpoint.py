@@ -70,8 +70,8 @@ async def _met(
         unseen_scenarios,
         "gate",
         f"{settings.seed}:{trained.batch_id}",
-        settings.arena_scenarios,
-        PRESETS[settings.arena_rules],
+        settings.evaluation.scenarios,
+        PRESETS[settings.evaluation.rules],
     )
     match = await compare(
         await asyncio.to_thread(checkpoint_player, serving.uri, settings.seed),
@@ -81,7 +81,7 @@ async def _met(
     )
     verdict = _verdict(trained, route_version, match, await asyncio.to_thread(digest, worlds))
     if verdict.promote:
-        check = await held_out_check(store, settings, trained)
+        check = await held_out_check(store, trained, settings.training.max_tokens)
         verdict = replace(verdict, off_policy=check)
         if check.veto:
             reason = f"vetoed by recorded play, {check}; in the arena, {verdict.reason}"
@@ -119,7 +119,7 @@ def _reported(
 ) -> Verdict:
     """The verdict beside its yardsticks, and a directory with all of it. Blocking."""
     scripted = yardsticks(worlds[: verdict.scenarios])
-    directory = settings.arena / claim_name(verdict.claim)
+    directory = settings.home.arena / claim_name(verdict.claim)
     verdict = replace(
         verdict,
         yardsticks={name: result.mean_pnl.mean for name, result in scripted.items()},

@@ -61,7 +61,7 @@ def base(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.fixture
 async def quick(store: Store, settings: Settings, base: Path) -> Settings:
     await ensure_base(store, uri=str(base), base_model="embedded")
-    return settings.model_copy(update={"arena_scenarios": 32})
+    return settings.replace(evaluation={"scenarios": 32})
 
 
 def damaged(base: Path, directory: Path) -> Path:
@@ -168,7 +168,7 @@ async def test_the_gate_plays_the_game_that_it_is_told(
 ) -> None:
     monkeypatch.setitem(PRESETS, "hour", Rules(markets=2, ticks=1))
     trained = await challenge(store, base)
-    hours = quick.model_copy(update={"arena_rules": "hour"})
+    hours = quick.replace(evaluation={"rules": "hour"})
     verdict = await validate_checkpoint(store, hours, trained)
     worlds = unseen_scenarios("gate", f"{quick.seed}:{trained.batch_id}", 32, PRESETS["hour"])
     assert verdict.suite_digest == digest(worlds)
@@ -182,7 +182,7 @@ async def test_what_is_clearly_better_serves(
     reckless = await asyncio.to_thread(taught, base, tmp_path / "reckless", gambler)
     await ensure_base(store, uri=str(reckless), base_model="embedded")
     calm = await challenge(store, await asyncio.to_thread(collapsed, base, tmp_path / "calm"))
-    quick = settings.model_copy(update={"arena_scenarios": 256})
+    quick = settings.replace(evaluation={"scenarios": 256})
     verdict = await validate_checkpoint(store, quick, calm)
     assert verdict.ruling == "promote", verdict.reason
     assert verdict.scenarios < 256 and verdict.pnl_difference_low is not None
@@ -231,7 +231,7 @@ async def recorded(
         rows.append(trajectory_row(trajectory, game_json="[]", knowledge_json="{}"))
     artifact = write_artifact(
         pl.DataFrame(rows, schema=TRAJECTORY_SCHEMA),
-        settings.artifacts,
+        settings.home.artifacts,
         window_id=trained.claim.window_id,
         stage="scored",
     )
@@ -257,7 +257,7 @@ async def test_recorded_play_that_was_not_trained_on_is_a_second_check(
     naysayer = await asyncio.to_thread(taught, base, tmp_path / "no", "no", chats=24)
     rejected = await challenge(store, base, hour=8)
     trained = await challenge(store, naysayer, hour=9)
-    assert (await held_out_check(store, quick, trained)).problem is not None
+    assert (await held_out_check(store, trained, None)).problem is not None
 
     checks = []
     for wins in ("yes", "no"):
@@ -266,12 +266,12 @@ async def test_recorded_play_that_was_not_trained_on_is_a_second_check(
             "UPDATE babylon.windows SET state = 'rejected' WHERE window_id = $1",
             rejected.claim.window_id,
         )
-        checks.append(await held_out_check(store, quick, trained))
+        checks.append(await held_out_check(store, trained, None))
     assert [check.trajectories for check in checks] == [80, 80], checks
     assert {check.veto for check in checks} == {True, False}, checks
 
     child = await challenge(store, naysayer, hour=10, parent=rejected.policy_version)
-    assert (await held_out_check(store, quick, child)).problem == (
+    assert (await held_out_check(store, child, None)).problem == (
         "no held-out play: all that was recorded was trained on"
     )
 
@@ -279,18 +279,18 @@ async def test_recorded_play_that_was_not_trained_on_is_a_second_check(
 async def test_what_dropout_left_out_is_held_out(store: Store, quick: Settings, base: Path) -> None:
     trained = await challenge(store, base)
     await recorded(store, quick, base, trained, wins="no")
-    assert (await held_out_check(store, quick, trained)).trajectories == 0
+    assert (await held_out_check(store, trained, None)).trajectories == 0
     row = await get_window(store, trained.claim.window_id)
     assert row is not None
     scored = scored_from(trained.claim, row.metrics)
     metrics = scored_metrics(replace(scored, held_out=scored.artifact))
     assert scored_from(trained.claim, metrics).held_out == scored.artifact
     await store.pool.execute("UPDATE babylon.windows SET metrics = $1", metrics)
-    check = await held_out_check(store, quick, trained)
+    check = await held_out_check(store, trained, None)
     assert check.ess == pytest.approx(80, abs=0.1) and not check.veto
 
     local_path(scored.artifact.uri).unlink()
-    lost = await held_out_check(store, quick, trained)
+    lost = await held_out_check(store, trained, None)
     assert lost.problem is not None and "cannot be read" in lost.problem
     rejected = await challenge(store, base, hour=8)
     await recorded(store, quick, base, rejected, wins="no")
@@ -298,7 +298,7 @@ async def test_what_dropout_left_out_is_held_out(store: Store, quick: Settings, 
         "UPDATE babylon.windows SET state = 'rejected' WHERE window_id = $1",
         rejected.claim.window_id,
     )
-    assert (await held_out_check(store, quick, trained)).trajectories == 80  # of the other window
+    assert (await held_out_check(store, trained, None)).trajectories == 80  # of the other window
 
 
 async def test_what_a_recipe_trained_of_the_left_out_is_held_out_no_more_and_each_counts_once(
@@ -317,10 +317,10 @@ async def test_what_a_recipe_trained_of_the_left_out_is_held_out_no_more_and_eac
         trained.claim.window_id,
         trained.batch_id,
     )
-    assert (await held_out_check(store, quick, trained)).trajectories == 60
-    assert (await held_out_check(store, quick, later)).trajectories == 60  # its parent saw them
+    assert (await held_out_check(store, trained, None)).trajectories == 60
+    assert (await held_out_check(store, later, None)).trajectories == 60  # its parent saw them
     other = await challenge(store, base, hour=11)
-    assert (await held_out_check(store, quick, other)).trajectories == 80
+    assert (await held_out_check(store, other, None)).trajectories == 80
 
 
 async def test_a_suite_whose_worlds_changed_is_refused(store: Store) -> None:

@@ -233,7 +233,7 @@ async def trained(store: Store, settings: Settings) -> None:
 
 @pytest.fixture
 def heuristic(settings: Settings) -> Settings:
-    return settings.model_copy(update={"scorer": "heuristic"})
+    return settings.replace(scoring={"scorer": "heuristic"})
 
 
 async def built(store: Store, settings: Settings) -> dict[str, Path]:
@@ -241,7 +241,7 @@ async def built(store: Store, settings: Settings) -> dict[str, Path]:
     (scored,) = await windows_of(store)
     first = await build_tables(store, settings, scored)
     assert await build_tables(store, settings, scored) == first  # the same bytes
-    return {path.parts[-3]: path for path in settings.datasets.rglob("*.parquet")}
+    return {path.parts[-3]: path for path in settings.home.datasets.rglob("*.parquet")}
 
 
 @pytest.mark.parametrize(
@@ -346,7 +346,7 @@ async def test_performance_tells_play_and_gate(store: Store, heuristic: Settings
     )  # fmt: skip
     await set_verdict(store, claim, version, asdict(verdict))
     (scored,) = await windows_of(store)
-    published = await publish_performance(store, heuristic, scored)
+    published = await publish_performance(store, heuristic.home, scored)
     table = pl.read_parquet(local_path(published.uri))
     columns = ("policy_version", "measured", "scenarios", "pnl_usd", "win_rate", "promoted")
     assert table.select(columns).rows() == [
@@ -356,7 +356,7 @@ async def test_performance_tells_play_and_gate(store: Store, heuristic: Settings
 
     await deploy_checkpoint(store, heuristic, verdict)
     await set_verdict(store, claim, version, asdict(replace(verdict, route_version=2)))
-    again = await publish_performance(store, heuristic, scored)  # its parent was the champion
+    again = await publish_performance(store, heuristic.home, scored)  # its parent was the champion
     assert pl.read_parquet(local_path(again.uri))["policy_version"].to_list() == [0, 1]
 
 

@@ -67,11 +67,12 @@ async def replay_report(
         ArenaError: ``policy`` is not a player, or its checkpoint was removed.
         ModelError: ``policy`` does not exist or does not load.
     """
-    rebuilt = (
-        await _from_database(settings, prefix, interpolate)
-        if source is None
-        else await asyncio.to_thread(read_dataset, source, prefix)
-    )
+    if source is not None:
+        rebuilt = await asyncio.to_thread(read_dataset, source, prefix)
+    else:
+        async with open_store(settings) as store:
+            windows = await recorded_windows(store, prefix)
+            rebuilt = await rebuild_windows(store, windows, interpolate=interpolate)
     if not rebuilt.scenarios:
         raise ReplayError(_none(prefix, rebuilt))
     decide = await _decide(settings, policy)
@@ -89,12 +90,6 @@ async def replay_report(
             for line in one.missing
         ),
     )
-
-
-async def _from_database(settings: Settings, prefix: str, interpolate: bool) -> Rebuilt:
-    async with open_store(settings) as store:
-        windows = await recorded_windows(store, prefix)
-        return await rebuild_windows(store, windows, interpolate=interpolate)
 
 
 async def _decide(settings: Settings, policy: str) -> Decide | None:

@@ -15,7 +15,6 @@ import numpy as np
 
 from babylon.core.errors import ArtifactError
 from babylon.core.metrics import held_out_from, scored_from
-from babylon.core.settings import Settings
 from babylon.core.trajectories import Trajectory, read_trajectories
 from babylon.core.types import Artifact, Claim, OffPolicy, Trained
 from babylon.core.windows import WindowState
@@ -28,8 +27,12 @@ MOST = 512  # trajectories: enough for a mean; a large model needs minutes for t
 log = logging.getLogger(__name__)
 
 
-async def held_out_check(store: Store, settings: Settings, trained: Trained) -> OffPolicy:
-    """Return the importance-weighted P&L of held-out play, or the reason why there is none."""
+async def held_out_check(store: Store, trained: Trained, max_tokens: int | None) -> OffPolicy:
+    """Return the importance-weighted P&L of held-out play, or the reason why there is none.
+
+    Args:
+        max_tokens: Largest number of tokens computed at once; None: no limit.
+    """
     found: dict[str, Trajectory] = {}
     problem = "no held-out play: all that was recorded was trained on"
     for row in reversed(await list_windows(store)):
@@ -47,7 +50,7 @@ async def held_out_check(store: Store, settings: Settings, trained: Trained) -> 
             break
     if not found:
         return OffPolicy(problem=problem)
-    return await asyncio.to_thread(_check, settings, trained, [*found.values()][:MOST])
+    return await asyncio.to_thread(_check, trained, [*found.values()][:MOST], max_tokens)
 
 
 async def _held_out(store: Store, row: WindowRow, trained: Trained) -> list[Artifact]:
@@ -62,10 +65,10 @@ async def _held_out(store: Store, row: WindowRow, trained: Trained) -> list[Arti
     return artifacts
 
 
-def _check(settings: Settings, trained: Trained, played: Sequence[Trajectory]) -> OffPolicy:
+def _check(trained: Trained, played: Sequence[Trajectory], max_tokens: int | None) -> OffPolicy:
     from babylon.training.likelihood import log_ratios  # torch takes seconds to import
 
-    ratios = log_ratios(trained.checkpoint_uri, played, settings.max_tokens)
+    ratios = log_ratios(trained.checkpoint_uri, played, max_tokens)
     exact = [trajectory for trajectory in played if trajectory.trajectory_id in ratios]
     if not exact:
         return OffPolicy(

@@ -7,7 +7,7 @@ experiment's horizon the champion stays.
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from babylon.core.settings import Settings
+from babylon.core.settings import ExperimentSettings
 from babylon.evaluation.experiment.review_records import (
     Comparison,
     Decision,
@@ -26,7 +26,7 @@ class Evidence:
     hours: float
 
 
-def decide(evidence: Evidence, settings: Settings) -> tuple[Decision, str]:
+def decide(evidence: Evidence, settings: ExperimentSettings) -> tuple[Decision, str]:
     """Return the decision and its reason."""
     if broken := [guard for guard in evidence.guardrails if guard.state == "broken"]:
         return "rollback", f"guardrail broken: {'; '.join(map(told, broken))}"
@@ -34,15 +34,15 @@ def decide(evidence: Evidence, settings: Settings) -> tuple[Decision, str]:
         return _undecided(evidence, settings, missing)
     assert evidence.pnl is not None  # nothing is missing
     pnl = f"P&L {evidence.pnl} $ a play"
-    if evidence.pnl.high < -settings.ab_tolerated_loss_usd:
+    if evidence.pnl.high < -settings.tolerated_loss_usd:
         return "rollback", f"{pnl}: worse than the champion"
     if evidence.pnl.low <= 0:
         return _undecided(evidence, settings, f"{pnl}: not yet clear")
     if doubtful := [guard for guard in evidence.guardrails if guard.state == "doubtful"]:
         return _undecided(evidence, settings, f"{pnl}, but {'; '.join(map(told, doubtful))}")
-    if evidence.hours < settings.ab_min_hours:
+    if evidence.hours < settings.min_hours:
         return "insufficient", (
-            f"{pnl}, but only {evidence.hours:.1f} h old: AB_MIN_HOURS={settings.ab_min_hours:g}"
+            f"{pnl}, but only {evidence.hours:.1f} h old: AB_MIN_HOURS={settings.min_hours:g}"
         )
     return "promote", f"{pnl}: better than the champion"
 
@@ -53,7 +53,7 @@ def told(guard: Guardrail) -> str:
     return f"{guard.name} {interval}, bound {guard.bound:g}"
 
 
-def _missing(evidence: Evidence, settings: Settings) -> str:
+def _missing(evidence: Evidence, settings: ExperimentSettings) -> str:
     """Return the reason why the P&L cannot decide yet, or an empty string."""
     for ratio in evidence.ratios:
         if ratio.broken:
@@ -66,12 +66,12 @@ def _missing(evidence: Evidence, settings: Settings) -> str:
     if evidence.pnl is None:
         return "no stage with finished play of two agents in each arm"
     agents = evidence.ratios[-1].champion + evidence.ratios[-1].challenger
-    if agents < settings.ab_min_agents:
-        return f"{agents} agents with finished play: AB_MIN_AGENTS={settings.ab_min_agents}"
+    if agents < settings.min_agents:
+        return f"{agents} agents with finished play: AB_MIN_AGENTS={settings.min_agents}"
     return ""
 
 
-def _undecided(evidence: Evidence, settings: Settings, why: str) -> tuple[Decision, str]:
-    if evidence.hours >= settings.ab_max_hours:
-        return "keep", f"undecided after AB_MAX_HOURS={settings.ab_max_hours:g}: {why}"
+def _undecided(evidence: Evidence, settings: ExperimentSettings, why: str) -> tuple[Decision, str]:
+    if evidence.hours >= settings.max_hours:
+        return "keep", f"undecided after AB_MAX_HOURS={settings.max_hours:g}: {why}"
     return "insufficient", why

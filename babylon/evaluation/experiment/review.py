@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from babylon.core.settings import Settings
+from babylon.core.settings import Settings, WindowSettings
 from babylon.core.windows import last_complete_window
 from babylon.evaluation.experiment.agent_outcomes import Exposure, agent_outcomes, outcomes_of_plays
 from babylon.evaluation.experiment.decision import Evidence, decide
@@ -78,8 +78,9 @@ async def _look(connection: "Connection", settings: Settings, found: Experiment)
     exposures = [
         Exposure(unit=one.unit, stage=one.stage, challenger=one.challenger) for one in agents
     ]
-    played, excluded = await _played(connection, settings, found, now)
-    before = await _before(connection, settings, found, played)
+    played, excluded = await _played(connection, settings.windows, found, now)
+    since = found.began_at - timedelta(hours=settings.windows.lookback_hours)
+    before = await _before(connection, found, played, since)
     pnl = [(play.unit, play.stage, play.pnl_usd) for play in played]
     outcomes = outcomes_of_plays(exposures, pnl, before)
     scores = await scores_of(connection, [play.trajectory_id for play in played])
@@ -97,7 +98,7 @@ async def _look(connection: "Connection", settings: Settings, found: Experiment)
     evidence = Evidence(
         pnl=compared, ratios=(everybody, with_play), guardrails=guardrails, hours=hours
     )
-    decision, reason = decide(evidence, settings)
+    decision, reason = decide(evidence, settings.experiment)
     return Review(
         experiment=found.salt,
         mode=found.mode,
@@ -124,14 +125,14 @@ async def _look(connection: "Connection", settings: Settings, found: Experiment)
 
 
 async def _played(
-    connection: "Connection", settings: Settings, found: Experiment, now: datetime
+    connection: "Connection", windows: WindowSettings, found: Experiment, now: datetime
 ) -> tuple[list[PlayResult], Counter[str]]:
     """Return the results of plays that count, and the number of others by reason.
 
     Only complete windows count: in an open one, the arm that plays faster would be ahead.
     """
-    settled = now - timedelta(seconds=settings.grace_s)
-    over = last_complete_window(settled, settings.minutes).end
+    settled = now - timedelta(seconds=windows.grace_s)
+    over = last_complete_window(settled, windows.minutes).end
     counting, excluded = finished(await plays(connection, found), over)
     played, without = await results(connection, counting)
     excluded += without
@@ -141,10 +142,10 @@ async def _played(
 
 
 async def _before(
-    connection: "Connection", settings: Settings, found: Experiment, played: Sequence[PlayResult]
+    connection: "Connection", found: Experiment, played: Sequence[PlayResult], since: datetime
 ) -> dict[str, float]:
+    """Return the units' mean P&L between ``since`` and the experiment's beginning."""
     units = sorted({play.unit for play in played})
-    since = found.began_at - timedelta(hours=settings.lookback_hours)
     history, _ = await results(connection, await plays_before(connection, found, units, since))
     return means(history)
 

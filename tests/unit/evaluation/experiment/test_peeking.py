@@ -11,7 +11,7 @@ from dataclasses import dataclass
 import numpy as np
 import pytest
 
-from babylon.core.settings import Settings
+from babylon.core.settings import ExperimentSettings
 from babylon.evaluation.experiment.agent_outcomes import AgentOutcomes, Floats
 from babylon.evaluation.experiment.decision import Evidence, decide
 from babylon.evaluation.experiment.difference import difference
@@ -20,7 +20,7 @@ from babylon.evaluation.experiment.sample_ratio import sample_ratio
 LOOKS = 20
 EVEN = (0.5,) * LOOKS
 RAMP = (0.05,) * 2 + (0.25,) * 3 + (0.5,) * (LOOKS - 5)
-SETTINGS = Settings(ab_max_hours=1000, ab_min_hours=2, database_url=None)
+SETTINGS = ExperimentSettings(max_hours=1000, min_hours=2)
 Draw = Callable[[np.random.Generator, tuple[int, ...]], Floats]
 
 
@@ -107,7 +107,7 @@ def ours(fleet: Fleet, outcomes: AgentOutcomes, hour: int) -> str:
 def z_test(fleet: Fleet, outcomes: AgentOutcomes, hour: int) -> str:
     """What one does by hand: two means, their standard errors, 1.96."""
     arms = [outcomes.mean[outcomes.challenger == side] for side in (False, True)]
-    if len(outcomes.unit) < SETTINGS.ab_min_agents:
+    if len(outcomes.unit) < SETTINGS.min_agents:
         return "insufficient"
     z = (arms[1].mean() - arms[0].mean()) / np.sqrt(sum(arm.var(ddof=1) / len(arm) for arm in arms))
     return "promote" if z > 1.96 else "rollback" if z < -1.96 else "insufficient"
