@@ -254,7 +254,7 @@ async def test_a_dataset_replays_as_the_database_does(
     files = await built(store, heuristic)
     assert [*sorted(files)] == ["model_performance", "scenarios", "trajectories"]
     from_database = (await rebuilt(store)).scenarios
-    for place in (heuristic.datasets, heuristic.datasets / "scenarios", files["trajectories"]):
+    for place in (heuristic.home.datasets, heuristic.home.datasets / "scenarios", files["trajectories"]):
         from_files = read_dataset(place, "2025-11").scenarios
         assert [one.scenario for one in from_files] == [one.scenario for one in from_database]
         assert [one.players for one in from_files] == [one.players for one in from_database]
@@ -268,7 +268,7 @@ async def test_any_reader_of_parquet_takes_a_table_as_a_whole(
     await run_fleet(store, heuristic, plan(), "scripted")
     files = await built(store, heuristic)
     for table, file in files.items():
-        folder = heuristic.datasets / table
+        folder = heuristic.home.datasets / table
         one = pl.read_parquet(file)
         assert pl.read_parquet(folder / "**" / "*.parquet").equals(one)
         arrow = pyarrow.dataset.dataset(folder).to_table()
@@ -397,7 +397,7 @@ async def test_a_dataset_without_scenarios_is_refused(
     await run_fleet(store, heuristic, plan(), "scripted")
     await built(store, heuristic)
     with pytest.raises(ReplayError, match=r"has no rows of 2025-12: there are 1 files"):
-        read_dataset(heuristic.datasets, "2025-12")
+        read_dataset(heuristic.home.datasets, "2025-12")
 
 
 async def test_dirty_rows_are_named_and_the_others_are_replayed(
