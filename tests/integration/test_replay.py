@@ -254,7 +254,11 @@ async def test_a_dataset_replays_as_the_database_does(
     files = await built(store, heuristic)
     assert [*sorted(files)] == ["model_performance", "scenarios", "trajectories"]
     from_database = (await rebuilt(store)).scenarios
-    for place in (heuristic.home.datasets, heuristic.home.datasets / "scenarios", files["trajectories"]):
+    for place in (
+        heuristic.home.datasets,
+        heuristic.home.datasets / "scenarios",
+        files["trajectories"],
+    ):
         from_files = read_dataset(place, "2025-11").scenarios
         assert [one.scenario for one in from_files] == [one.scenario for one in from_database]
         assert [one.players for one in from_files] == [one.players for one in from_database]

@@ -44,8 +44,8 @@ class Suite:
 SUITES = {
     suite.name: suite
     for suite in (
-        Suite(name="starter", version=1, rules=STARTER, scenarios=512),
-        Suite(name="hour", version=1, rules=HOUR, scenarios=64),
+        Suite(name="starter", version=2, rules=STARTER, scenarios=512),
+        Suite(name="hour", version=2, rules=HOUR, scenarios=64),
     )
 }
 

@@ -11,7 +11,7 @@ from babylon.game.envs import desks
 from babylon.game.envs.desks import Orders
 from babylon.game.envs.ledger import SIGN, Ledger, blank
 from babylon.game.envs.worlds import Bools, Floats, Ints, Worlds
-from babylon.game.market import amm, perps
+from babylon.game.market import perps
 
 
 class Core:
@@ -30,7 +30,6 @@ class Core:
         self.rows = np.arange(rows)
         self.ledger: Ledger = blank(rows, worlds.traders, worlds.questions, worlds.perps)
         self.equity = np.zeros((rows, worlds.traders))
-        self._crowd_aims = not np.isnan(worlds.crowd).all()
 
     @property
     def over(self) -> Bools:
@@ -129,24 +128,11 @@ class Core:
         """Carry out the crowd's orders for the exchange."""
         ledger, worlds = self.ledger, self.worlds
         world, tick = ledger.world[rows], ledger.tick[rows]
-        if self._crowd_aims:
-            self._crowd_to(rows, worlds.crowd[world, tick])
+
         market = worlds.noise_market[world, tick]
         trades = np.flatnonzero(market >= 0)
         trades = trades[ledger.open[rows[trades], market[trades]]]
         side, dollars = worlds.noise_side[world, tick], worlds.noise_dollars[world, tick]
-        self._crowd(rows[trades], market[trades], side[trades], dollars[trades])
-
-    def _crowd_to(self, rows: Ints, price: Floats) -> None:
-        """Move P(YES) to ``price`` [K, M] where it is not NaN, as ``Pool.order_to`` does."""
-        at, market = np.nonzero(~np.isnan(price) & self.ledger.open[rows])
-        reserves = self.ledger.reserves[rows[at], market]
-        yes, no, price = reserves[:, 0], reserves[:, 1], price[at, market]
-        up = price >= amm.probability(yes, no)
-        needed = amm.reserve_at(yes, no, np.where(up, price, 1.0 - price))
-        dollars = np.maximum(0.0, needed - np.where(up, no, yes))
-        self._crowd(rows[at], market, np.where(up, 0, 1), dollars)
-
-    def _crowd(self, rows: Ints, market: Ints, side: Ints, dollars: Floats) -> None:
-        np.subtract.at(self.ledger.exchange, rows, dollars)
-        desks.mint(self.ledger, rows, market, side, dollars)
+        rows, dollars = rows[trades], dollars[trades]
+        ledger.exchange[rows] -= dollars
+        desks.mint(ledger, rows, market[trades], side[trades], dollars)

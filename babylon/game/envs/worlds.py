@@ -27,7 +27,7 @@ class Worlds:
     rules: Rules
     outcome: Ints  # [W, M] the winning side: 0 is YES, 1 is NO. Ground truth
     resolves_at: Ints  # [W, M]
-    crowd: Floats  # [W, T, M] P(YES) to which the crowd moves a price; NaN: no move
+
     noise_market: Ints  # [W, T] -1: no order
     noise_side: Ints  # [W, T]
     noise_dollars: Floats  # [W, T]
@@ -69,7 +69,6 @@ def from_scenarios(scenarios: Sequence[Scenario], traders: int = 1) -> Worlds:
         rules=rules,
         outcome=_ints([[_side(q.outcome) for q in s.questions] for s in scenarios]),
         resolves_at=_ints([[_end(q.resolves_at, rules) for q in s.questions] for s in scenarios]),
-        crowd=np.array([_crowd(scenario) for scenario in scenarios]),
         noise_market=noise[..., 0].astype(np.int64),
         noise_side=noise[..., 1].astype(np.int64),
         noise_dollars=noise[..., 2],
@@ -112,13 +111,6 @@ def _side(side: Side) -> int:
 
 def _end(resolves_at: int | None, rules: Rules) -> int:
     return rules.ticks if resolves_at is None else resolves_at
-
-
-def _crowd(scenario: Scenario) -> Floats:
-    ticks = scenario.rules.ticks
-    nowhere = (np.nan,) * ticks
-    paths = [(q.probabilities or nowhere)[:ticks] for q in scenario.questions]
-    return np.array(paths).reshape(len(paths), ticks).T
 
 
 def _noise(scenario: Scenario) -> Floats:

@@ -46,11 +46,6 @@ def sell(own: Number, other: Number, shares: Number) -> tuple[Number, Number, Nu
     return own + shares - dollars, other - dollars, dollars
 
 
-def reserve_at(yes: Number, no: Number, price: Number) -> Number:
-    """Reserve of the other side when a side's price p is ``price``: ``sqrt(k p / (1 - p))``."""
-    return _sqrt(yes * no * price / (1.0 - price))
-
-
 def _sqrt(value: Number) -> Number:
     """Square root. numpy and math round correctly, so both give the same bits."""
     return np.sqrt(value) if isinstance(value, np.ndarray) else math.sqrt(value)
@@ -89,12 +84,6 @@ class Pool:
         """Sell ``shares`` of one side → (new pool, dollars received)."""
         own, other, dollars = sell(*self._reserves(side), shares)
         return self._with(side, own, other), dollars
-
-    def order_to(self, price: float) -> tuple[Side, float]:
-        """Return the purchase (side, dollars) that moves the price of a YES share to ``price``."""
-        side, own_price = (Side.YES, price) if price >= self.probability else (Side.NO, 1.0 - price)
-        _, other = self._reserves(side)
-        return side, max(0.0, reserve_at(self.yes, self.no, own_price) - other)
 
     def _reserves(self, side: Side) -> tuple[float, float]:
         return (self.yes, self.no) if side is Side.YES else (self.no, self.yes)

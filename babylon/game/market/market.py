@@ -170,9 +170,6 @@ class Market:
         }
 
     def _begin_tick(self) -> None:
-        for question in self.scenario.questions:
-            if question.probabilities:
-                self.predictions.crowd_to(question.market_id, question.probabilities[self.tick])
         if order := self.scenario.noise[self.tick]:
             self.predictions.crowd(order.market_id, order.side, order.dollars)
         for post in self.scenario.posts:

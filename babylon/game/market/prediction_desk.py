@@ -49,11 +49,6 @@ class PredictionDesk:
             self.exchange.balance -= dollars
             self._mint(market_id, side, dollars)
 
-    def crowd_to(self, market_id: str, probability: float) -> None:
-        """Carry out the background order that moves the price of a YES share to ``probability``."""
-        if market_id in self.pools:
-            self.crowd(market_id, *self.pools[market_id].order_to(probability))
-
     def resolve(self, outcomes: Mapping[str, Side], accounts: Iterable[Account]) -> None:
         """Close markets. A winning share pays $1; the exchange receives the rest."""
         collateral = sum(self.pairs.pop(market) for market in outcomes)

@@ -54,7 +54,6 @@ class Question:
     text: str
     outcome: Side
     resolves_at: int | None = None  # first tick in which trading is closed; None: the end
-    probabilities: tuple[float, ...] = ()  # P(YES) to which the crowd moves the price, per tick
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
