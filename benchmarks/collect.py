@@ -51,6 +51,7 @@ from babylon.store.migrate import migrate
 from babylon.store.windows import claim_window
 from benchmarks.collect_rows import WINDOW, fill, fill_others
 
+Figures = dict[str, float]
 Report = dict[str, Any]
 SMALL = 200  # trajectories of the small window; its time must not grow with the table
 _COMPRESSED = """
@@ -68,7 +69,7 @@ _LOGS = f"""
 """
 
 
-async def ceiling(url: str, home: Path) -> Report:
+async def ceiling(url: str, home: Path) -> Figures:
     """Copy the two tables and discard the bytes."""
 
     async def discard(data: bytes) -> None:
@@ -83,7 +84,7 @@ async def ceiling(url: str, home: Path) -> Report:
     return report
 
 
-async def typed(url: str, home: Path) -> Report:
+async def typed(url: str, home: Path) -> Figures:
     """Decode the steps; fetch the logs without decoding them."""
     decoder = msgspec.json.Decoder(tuple[Step, ...])
     connection = await asyncpg.connect(url)
@@ -98,7 +99,7 @@ async def typed(url: str, home: Path) -> Report:
     return report
 
 
-async def packed(url: str, home: Path) -> Report:
+async def packed(url: str, home: Path) -> Figures:
     """Write one file per table."""
     connection = await asyncpg.connect(url)
     measured = _Clock()
@@ -121,7 +122,7 @@ _LOGGED = pl.Schema(
 
 
 async def _batches(
-    connection: "asyncpg.Connection[Any]", query: str
+    connection: "asyncpg.Connection[asyncpg.Record]", query: str
 ) -> AsyncIterator[list[asyncpg.Record]]:
     async with connection.transaction(readonly=True):
         cursor = await connection.cursor(query)
@@ -129,7 +130,7 @@ async def _batches(
             yield rows
 
 
-async def plain(url: str, home: Path) -> Report:
+async def plain(url: str, home: Path) -> Figures:
     """Fetch everything at once, then make dictionaries, then models."""
     connection = await asyncpg.connect(url)
     measured = _Clock()
@@ -151,7 +152,7 @@ async def plain(url: str, home: Path) -> Report:
     return report
 
 
-async def ours(url: str, home: Path) -> Report:
+async def ours(url: str, home: Path) -> Figures:
     """Run the two stages."""
     settings = load_settings(database={"url": url}, home=home)
     async with open_store(settings) as store:
@@ -168,7 +169,7 @@ async def ours(url: str, home: Path) -> Report:
     return report
 
 
-WAYS: dict[str, Callable[[str, Path], Coroutine[Any, Any, Report]]] = {
+WAYS: dict[str, Callable[[str, Path], Coroutine[None, None, Figures]]] = {
     "ceiling": ceiling,
     "typed": typed,
     "packed": packed,
@@ -177,21 +178,21 @@ WAYS: dict[str, Callable[[str, Path], Coroutine[Any, Any, Report]]] = {
 }
 
 
-def measure(way: str, url: str) -> Report:
+def measure(way: str, url: str) -> Figures:
     """Measure one way in its own process and home."""
     with tempfile.TemporaryDirectory() as home:
         command = [sys.executable, "-m", "benchmarks.collect", "--way", way, "--url", url]
         finished = subprocess.run(
             [*command, "--home", home], stdout=subprocess.PIPE, text=True, check=True
         )
-        report: Report = json.loads(finished.stdout)
+        report: Figures = json.loads(finished.stdout)
         return report
 
 
-def compare(url: str, rounds: int, ways: list[str]) -> Report:
+def compare(url: str, rounds: int, ways: list[str]) -> dict[str, Figures]:
     """Return the median of each figure. The ways take turns, so other load affects all of them."""
     measure("ceiling", url)  # warms the page cache
-    runs: dict[str, list[Report]] = {way: [] for way in ways}
+    runs: dict[str, list[Figures]] = {way: [] for way in ways}
     for _ in range(rounds):
         for way in ways:
             runs[way].append(measure(way, url))
@@ -202,7 +203,7 @@ def compare(url: str, rounds: int, ways: list[str]) -> Report:
     }
 
 
-def beside_others(server: EmbeddedPostgres, others: int, rounds: int) -> Report:
+def beside_others(server: EmbeddedPostgres, others: int, rounds: int) -> Figures:
     """Time a small window, alone and in a table of many other rows."""
     url = asyncio.run(_table(server, "small", SMALL, "external", logs=False))
     alone = compare(url, rounds, ["ours"])["ours"]["wall_s"]
@@ -226,7 +227,7 @@ async def _table(
     return url
 
 
-async def _execute(connection: "asyncpg.Connection[Any]", sql: str) -> None:
+async def _execute(connection: "asyncpg.Connection[asyncpg.Record]", sql: str) -> None:
     await connection.execute(sql)
 
 
@@ -246,7 +247,7 @@ class _Clock:
     def wall_s(self) -> float:
         return time.perf_counter() - self._wall
 
-    def report(self, **more: float) -> Report:
+    def report(self, **more: float) -> Figures:
         peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024
         cpu_s = time.process_time() - self._cpu
         return {"wall_s": self.wall_s, "cpu_s": cpu_s, "peak_mb": peak, **more}
@@ -266,15 +267,15 @@ class _LlmCall(BaseModel):
 
 class _Provider(BaseModel):
     providerName: str
-    data: dict[str, Any]
+    data: dict[str, object]
     purpose: str
 
 
 class _Action(BaseModel):
     actionType: str
-    parameters: dict[str, Any]
+    parameters: dict[str, object]
     success: bool
-    result: dict[str, Any] | None = None
+    result: dict[str, object] | None = None
     reasoning: str | None = None
 
 
@@ -310,8 +311,8 @@ class _Trajectory(BaseModel):
     trajectory_id: str
     agent_id: str
     steps: list[_Step]
-    metrics: dict[str, Any]
-    metadata: dict[str, Any]
+    metrics: dict[str, object]
+    metadata: dict[str, object]
 
 
 def table(report: Report) -> str:

@@ -17,6 +17,7 @@ import orjson
 
 from babylon.core.windows import parse_window_id
 
+Row = tuple[object, ...]
 WINDOW = parse_window_id("2025-11-14T09:00")
 STEPS = 81
 AGENTS = 50
@@ -30,7 +31,7 @@ _STRATEGIES = (
 _ACTIONS, _SHARES = ("HOLD", "BUY_SHARES", "SELL_SHARES"), (84, 10, 6)
 
 
-def trajectories(count: int) -> Iterator[tuple[tuple[Any, ...], list[tuple[Any, ...]]]]:
+def trajectories(count: int) -> Iterator[tuple[Row, list[Row]]]:
     """Yield each trajectory's row and its calls' rows, in the order of the columns below."""
     for number in range(count):
         played = _played(number % DISTINCT)
@@ -76,19 +77,21 @@ LOG_COLUMNS = (
 )
 
 
-async def fill(connection: "asyncpg.Connection[Any]", count: int, with_logs: bool = True) -> int:
+async def fill(
+    connection: "asyncpg.Connection[asyncpg.Record]", count: int, with_logs: bool = True
+) -> int:
     """Write ``count`` trajectories in batches and return the bytes of ``stepsJson``."""
     await connection.execute(
         "INSERT INTO \"User\" (id) SELECT 'agent-' || n FROM generate_series(0, $1::int) n",
         AGENTS - 1,
     )
     size = 0
-    rows: list[tuple[Any, ...]] = []
-    logs: list[tuple[Any, ...]] = []
+    rows: list[Row] = []
+    logs: list[Row] = []
     for number, (row, of_calls) in enumerate(trajectories(count), start=1):
         rows.append(row)
         logs += of_calls if with_logs else []
-        size += len(row[8])
+        size += len(str(row[8]))  # stepsJson
         if number % 200 == 0 or number == count:
             await connection.copy_records_to_table(
                 "trajectories", records=rows, columns=TRAJECTORY_COLUMNS
@@ -100,7 +103,7 @@ async def fill(connection: "asyncpg.Connection[Any]", count: int, with_logs: boo
     return size
 
 
-async def fill_others(connection: "asyncpg.Connection[Any]", count: int) -> None:
+async def fill_others(connection: "asyncpg.Connection[asyncpg.Record]", count: int) -> None:
     """Write ``count`` small rows of other windows."""
     await connection.execute(
         """
@@ -174,7 +177,7 @@ def _step(random: Random, index: int, strategy: tuple[str, float], pnl: float) -
     }
 
 
-def _log(name: str, step: int, texts: tuple[str, ...], start: datetime) -> tuple[Any, ...]:
+def _log(name: str, step: int, texts: tuple[str, ...], start: datetime) -> Row:
     call_id = f"{name}-call-{step}-0"
     moment = _game(start + timedelta(seconds=step))
     identity = (call_id, name, f"{name}-step-{step}", call_id, moment, "gpt-4o-mini", "action")
@@ -185,6 +188,6 @@ def _game(moment: datetime) -> datetime:
     return moment.replace(tzinfo=None)
 
 
-def _json(value: Any) -> str:
+def _json(value: object) -> str:
     """Encode as JSON, with numbers as JavaScript writes them."""
     return orjson.dumps(value).decode()

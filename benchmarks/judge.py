@@ -19,7 +19,6 @@ from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from math import sqrt
 from statistics import fmean, stdev
-from typing import Any
 
 import numpy as np
 
@@ -236,7 +235,7 @@ def as_line(row: Row) -> str:
     )
 
 
-def targets(rows: Sequence[Row]) -> dict[str, Any]:
+def targets(rows: Sequence[Row]) -> dict[str, bool | None]:
     """Return whether ``ruler`` reaches its targets; None if the needed rows are missing."""
     ours = [row for row in rows if row.scorer == "ruler"]
     exact = [row.tau for row in ours if row.condition == "zero noise"]
