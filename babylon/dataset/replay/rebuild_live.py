@@ -1,11 +1,11 @@
-"""A window of the live game as a scenario, as far as its rows say how prices moved.
+"""Rebuild a window of the live game as a scenario, from the prices that its rows contain.
 
-Agents of the live game note the prices that they look at: provider accesses whose data has a
-``ticker`` and a ``price``. All agents face the same market, so what they saw makes one path a
-ticker: in every minute the last price that anybody saw, until somebody sees another. The window's
-market outcomes give the start and the end. Of prediction markets nothing but the end is recorded,
-so they cannot be replayed. Nothing is made up: what is not known is named in ``missing``, and a
-straight line between a known start and a known end is drawn only where it is asked for.
+Agents of the live game record the prices they look at: provider accesses whose data has a
+``ticker`` and a ``price``. All agents face the same market, so the sightings form one path per
+ticker: the last price seen in each minute, held until the next sighting. The window's market
+outcomes give the first and the last price. Prediction markets cannot be replayed, because only
+their end is recorded. Unknown data is listed in ``missing``, never invented. A straight line
+between a known start and a known end is drawn only on request.
 """
 
 from collections import Counter, defaultdict
@@ -21,14 +21,17 @@ from babylon.dataset.replay.recorded import (
 from babylon.game.market.orders import Hold, render_decision
 from babylon.game.market.scenario import DAY_MINUTES, Perp, Rules, Scenario
 
-Sightings = dict[int, float]  # minute since 1970 → the last price seen in it
+Sightings = dict[int, float]  # minute since 1970 → last price seen in it
 
 
 def rebuild_live(rows: Sequence[RecordedRow], *, interpolate: bool = False) -> RecordedScenario:
-    """The perps of a window, minute by minute from the first recorded step to the last.
+    """Rebuild a window's perps, minute by minute from the first recorded step to the last.
+
+    Args:
+        interpolate: Draw a straight line for a ticker with only a first and a last price.
 
     Raises:
-        ReplayError: no price history was recorded; the message says what there is.
+        ReplayError: The rows contain no price history; the message lists what is missing.
     """
     minutes = [_minute(step) for row in rows for step in row.steps]
     begin, end = min(minutes), max(minutes)
@@ -46,7 +49,7 @@ def rebuild_live(rows: Sequence[RecordedRow], *, interpolate: bool = False) -> R
             paths[ticker] = path
             if begin not in sightings:
                 missing.append(
-                    f"{_why(ticker, sightings, begin)}; till then it is the window's first"
+                    f"{_why(ticker, sightings, begin)}; until then it is the window's first price"
                 )
         elif not sightings and interpolate and start is not None and last is not None:
             ticks = end - begin + 1
@@ -73,7 +76,10 @@ def rebuild_live(rows: Sequence[RecordedRow], *, interpolate: bool = False) -> R
 def _scenario(
     rows: Sequence[RecordedRow], paths: dict[str, tuple[float, ...]], begin: int, end: int
 ) -> Scenario:
-    """Most agents' first balance is the start balance; there is no news, feed or crowd."""
+    """Return the scenario: perps only, without news, feed or crowd.
+
+    The start balance is the most common first balance: most agents begin with it.
+    """
     balances = Counter(row.steps[0].environment_state.agent_balance for row in rows)
     ticks = end - begin + 1
     start_balance = balances.most_common(1)[0][0]
@@ -110,18 +116,20 @@ def _sightings(rows: Sequence[RecordedRow]) -> dict[str, Sightings]:
 
 
 def _ends(row: RecordedRow) -> dict[str, tuple[float, float]]:
-    """Ticker → start and end price, of those whose market outcome has both."""
+    """Return ticker → (start price, end price) of the market outcomes that have both."""
     return {
-        outcome["stockTicker"]: (float(outcome["startPrice"]), float(outcome["endPrice"]))
+        ticker: (float(start), float(end))
         for outcome in row.outcomes
-        if outcome.get("stockTicker") and outcome.get("startPrice") and outcome.get("endPrice")
+        if (ticker := outcome.get("stockTicker"))
+        and (start := outcome.get("startPrice"))
+        and (end := outcome.get("endPrice"))
     }
 
 
 def _path(
     seen: Sightings, start: float | None, last: float | None, begin: int, end: int
 ) -> tuple[float, ...]:
-    """One price a minute and the last one; none when nobody saw the price in the first minute."""
+    """Return one price per minute and the last one; empty if the first price is unknown."""
     price = seen.get(begin, start)
     if not seen or price is None:
         return ()
@@ -134,12 +142,12 @@ def _path(
 
 def _why(ticker: str, seen: Sightings, begin: int) -> str:
     if seen:
-        return f"{ticker}: nobody saw its price before minute {min(seen) - begin}"
+        return f"{ticker}: no price was seen before minute {min(seen) - begin}"
     return f"{ticker}: only its first and last price are recorded"
 
 
 def _play(row: RecordedRow, begin: int, end: int) -> RecordedPlay:
-    """Live agents answer when they like: of each minute the last reply, without one they hold."""
+    """Return an agent's play: the last reply of each minute, or a hold in a minute without one."""
     replies = dict.fromkeys(range(begin, end + 1), render_decision(Hold()))
     replies.update({_minute(step): step.reply for step in row.steps if step.reply is not None})
     return RecordedPlay(

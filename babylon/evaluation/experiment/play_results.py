@@ -1,4 +1,4 @@
-"""Plays that count, and what each came to."""
+"""The plays of an experiment that count, and the result of each."""
 
 import math
 from collections import Counter, defaultdict
@@ -23,7 +23,7 @@ HEAVY_LOSS = 0.1  # of the balance
 
 
 class Counts(msgspec.Struct, frozen=True, rename="camel"):
-    """What ``metricsJson`` counts."""
+    """The counts in a row's ``metricsJson``."""
 
     final_pnl: float | None = msgspec.field(name="finalPnL", default=None)
     episode_length: int = 0
@@ -31,8 +31,8 @@ class Counts(msgspec.Struct, frozen=True, rename="camel"):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Result:
-    """One play: USD, whether it lost heavily, and the share of its actions that failed."""
+class PlayResult:
+    """A play's P&L in USD, ``lost`` (1.0 for a heavy loss) and share of failed actions."""
 
     trajectory_id: str
     unit: str
@@ -43,8 +43,11 @@ class Result:
 
 
 def finished(plays: Iterable[Play], before: datetime) -> tuple[list[Play], Counter[str]]:
-    """Plays of windows that are over (all that started ``before``), of one arm and the experiment
-    alone; and how many others there are, by why they do not count."""
+    """Select the plays that count → (plays, number of others by reason).
+
+    A play counts if its window is over (it started ``before``) and all its calls are of one arm of
+    the experiment.
+    """
     counting, excluded = [], Counter[str]()
     for play in plays:
         if play.mixed:
@@ -62,9 +65,12 @@ def finished(plays: Iterable[Play], before: datetime) -> tuple[list[Play], Count
 
 async def results(
     connection: "Connection", plays: Sequence[Play]
-) -> tuple[list[Result], Counter[str]]:
-    """What the plays came to; and how many have no P&L. Steps are read whole only where the first
-    one's state does not stand at their beginning."""
+) -> tuple[list[PlayResult], Counter[str]]:
+    """Compute the plays' results → (results, number of plays without P&L).
+
+    The P&L comes from columns and the first step's opening state. All steps are read only for plays
+    without them, because steps are large.
+    """
     counts = [_counts(play.metrics_json) for play in plays]
     pnl: list[float | None] = []
     for play, counted in zip(plays, counts, strict=True):
@@ -82,7 +88,7 @@ async def results(
             continue
         balance = max(play.opening_balance or 0.0, START_BALANCE_USD)
         found.append(
-            Result(
+            PlayResult(
                 trajectory_id=play.trajectory_id,
                 unit=play.unit,
                 stage=play.stage,
@@ -94,8 +100,8 @@ async def results(
     return found, excluded
 
 
-def means(results: Iterable[Result]) -> dict[str, float]:
-    """Mean P&L of each agent."""
+def means(results: Iterable[PlayResult]) -> dict[str, float]:
+    """Return each agent's mean P&L."""
     of_unit = defaultdict(list)
     for result in results:
         of_unit[result.unit].append(result.pnl_usd)
@@ -103,7 +109,7 @@ def means(results: Iterable[Result]) -> dict[str, float]:
 
 
 def _counts(text: str | None) -> Counts:
-    """What can be read of it; this column only adds to what the others say."""
+    """Decode ``metricsJson``; without any counts if it is malformed, because it is optional."""
     try:
         return msgspec.json.decode(text or "{}", type=Counts)
     except (msgspec.DecodeError, RecursionError, UnicodeError):
@@ -116,7 +122,7 @@ def _from_steps(text: str, play: Play, counts: Counts) -> float | None:
         if not steps:
             return None
         return window_pnl_usd(steps, GameMetrics(final_pnl=counts.final_pnl), play.final_pnl)
-    except RejectedError:  # such play is counted as having none
+    except RejectedError:  # counted as a play without P&L
         return None
 
 

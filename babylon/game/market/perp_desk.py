@@ -1,12 +1,12 @@
-"""Trading in perpetual futures, against the exchange, by the formulas of ``perps``."""
+"""Trading in perpetual futures against the exchange, by the formulas of ``perps``."""
 
 from collections.abc import Iterable
 from dataclasses import dataclass
 
 from babylon.game.market.account import (
     Account,
-    Exchange,
     Exit,
+    MarketExchange,
     Outcome,
     PerpFill,
     Position,
@@ -30,10 +30,10 @@ DIRECTIONS = {OrderKind.OPEN_LONG: Direction.LONG, OrderKind.OPEN_SHORT: Directi
 
 @dataclass(slots=True)
 class PerpDesk:
-    """The listed perps at the prices of one tick."""
+    """The listed perps and their prices at ``tick``."""
 
     rules: Rules
-    exchange: Exchange
+    exchange: MarketExchange
     perps: dict[str, Perp]
     tick: int = 0
 
@@ -54,8 +54,10 @@ class PerpDesk:
         return self._open(account, order, DIRECTIONS[order.kind])
 
     def move(self, tick: int, accounts: Iterable[Account]) -> None:
-        """The prices of a tick, and the positions that do not survive them: closed at their
-        liquidation price, and what is left of the margin is the exchange's too."""
+        """Move to the prices of a tick and liquidate positions.
+
+        A liquidated position ends at its liquidation price. The exchange keeps the whole margin.
+        """
         self.tick = tick
         for account in accounts:
             for (ticker, direction), position in [*account.positions.items()]:
@@ -66,7 +68,7 @@ class PerpDesk:
                     position.exit.price, position.exit.liquidated = limit, True
 
     def fund(self, accounts: Iterable[Account]) -> None:
-        """Open positions pay or receive funding; a balance pays as far as it goes."""
+        """Settle the funding of all open positions. An account pays at most its balance."""
         for account in accounts:
             due = sum(
                 funding(position.size, self.perps[ticker].funding_rate, direction.sign)
@@ -77,7 +79,7 @@ class PerpDesk:
             self.exchange.balance += paid
 
     def close_all(self, accounts: Iterable[Account]) -> None:
-        """At the present prices, fees included."""
+        """Close all positions at the current prices and charge the fees."""
         for account in accounts:
             for ticker, direction in [*account.positions]:
                 self._end(account, ticker, direction)
@@ -86,7 +88,7 @@ class PerpDesk:
         size, leverage = order.amount, order.leverage
         if not 1.0 <= leverage <= MAX_LEVERAGE:
             return refused(OPENED, f"leverage {leverage:g} is not between 1 and {MAX_LEVERAGE:g}")
-        if not size >= MIN_SIZE:  # nor not a number
+        if not size >= MIN_SIZE:  # also true of NaN
             return refused(OPENED, f"amount {size:g} is below the smallest size {MIN_SIZE:g}")
         margin, fee = size / leverage, size * self.rules.fee
         for limit, name in (
@@ -134,7 +136,7 @@ class PerpDesk:
         return position
 
     def _close(self, account: Account, ticker: str) -> Outcome:
-        """Both directions, when both are held; the outcome is named after the larger."""
+        """Close a perp's long and short position. The outcome describes the larger one."""
         held = {d: p for (name, d), p in account.positions.items() if name == ticker}
         if not held:
             return refused(CLOSED, f"no position in perp {ticker!r} to close")
@@ -158,7 +160,7 @@ class PerpDesk:
         )
 
     def _end(self, account: Account, ticker: str, direction: Direction) -> float:
-        """Close one position at the present price → what it made, after the fee of closing."""
+        """Close one position at the current price and return its P&L after the closing fee."""
         position = account.positions.pop((ticker, direction))
         price = self.price(ticker)
         profit = position.pnl(price) - position.size * self.rules.fee

@@ -1,7 +1,7 @@
-"""What agents came to, stage by stage: the form in which every measure is compared.
+"""Agents' mean outcomes by stage: the input of every comparison of the arms.
 
-A stage is a time of one share. Within it, an agent is counted in the arm that it was first exposed
-to, whatever happened after (intention to treat), because that alone is random.
+A stage is a period in which the challenger's share is constant. Within a stage, an agent counts in
+the arm it was first exposed to (intention to treat), because only the first exposure is random.
 """
 
 from collections.abc import Sequence
@@ -16,7 +16,7 @@ Ints = NDArray[np.int64]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Exposure:
-    """An agent (or an API key that speaks for agents without a name) in a stage."""
+    """An agent's arm in a stage. ``unit`` is the agent, or the API key of unnamed agents."""
 
     unit: str
     stage: int
@@ -24,38 +24,38 @@ class Exposure:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Cells:
-    """One row ``[c]`` an agent and stage.
+class AgentOutcomes:
+    """A measure of all agents: one row ``[c]`` per agent and stage.
 
-    ``unit``: index of the agent; ``outcome``: mean over its ``plays`` in the stage; ``spread``:
-    their squared deviations from it, summed; ``before``: the agent's mean before the experiment,
-    NaN where there is none.
+    ``unit``: index of the agent. ``mean``: mean over its ``plays`` in the stage. ``spread``: sum of
+    their squared deviations from ``mean``. ``before``: the agent's mean before the experiment, NaN
+    if it has none.
     """
 
     unit: Ints
     stage: Ints
     challenger: NDArray[np.bool_]
-    outcome: Floats
+    mean: Floats
     plays: Floats
     spread: Floats
     before: Floats
 
     @property
     def groups(self) -> Ints:
-        """``[c]`` the stage and arm of each cell as one number."""
+        """``[c]`` each row's stage and arm as one number."""
         return 2 * self.stage + self.challenger
 
 
-def cells_of(
+def outcomes_of_plays(
     exposures: Sequence[Exposure],
     plays: Sequence[tuple[str, int, float]],
     before: dict[str, float],
-) -> Cells:
-    """Cells of the exposures that have plays.
+) -> AgentOutcomes:
+    """Average the plays of each exposure. Exposures without plays are left out.
 
     Args:
-        plays: unit, stage and outcome of each; those of no exposure are left out.
-        before: by unit.
+        plays: (unit, stage, outcome) of each; plays without an exposure are ignored.
+        before: Mean before the experiment, by unit.
     """
     place = {(one.unit, one.stage): i for i, one in enumerate(exposures)}
     known = [(place[unit, stage], value) for unit, stage, value in plays if (unit, stage) in place]
@@ -66,7 +66,7 @@ def cells_of(
     mean = np.bincount(index, values, len(exposures)) / np.maximum(count, 1)
     squares = (values - mean[index]) ** 2
     spread = np.bincount(index, squares, len(exposures)).astype(float)
-    return make_cells(
+    return agent_outcomes(
         [one for one, has in zip(exposures, played, strict=True) if has],
         mean[played],
         before,
@@ -75,22 +75,22 @@ def cells_of(
     )
 
 
-def make_cells(
+def agent_outcomes(
     exposures: Sequence[Exposure],
-    outcome: Floats,
+    mean: Floats,
     before: dict[str, float] | None = None,
     *,
     plays: Floats | None = None,
     spread: Floats | None = None,
-) -> Cells:
-    """One outcome an exposure; where nothing else is known, each is one play."""
+) -> AgentOutcomes:
+    """Return the outcomes ``mean`` of exposures, each of one play by default."""
     numbers = {unit: i for i, unit in enumerate(dict.fromkeys(one.unit for one in exposures))}
     history = before or {}
-    return Cells(
+    return AgentOutcomes(
         unit=np.array([numbers[one.unit] for one in exposures], np.int64),
         stage=np.array([one.stage for one in exposures], np.int64),
         challenger=np.array([one.challenger for one in exposures], bool),
-        outcome=np.asarray(outcome, float),
+        mean=np.asarray(mean, float),
         plays=np.ones(len(exposures)) if plays is None else plays,
         spread=np.zeros(len(exposures)) if spread is None else spread,
         before=np.array([history.get(one.unit, np.nan) for one in exposures], float),

@@ -1,14 +1,13 @@
-"""A fleet's rows as the scenario that it played, to the last digit.
+"""Rebuild the exact scenario that a fleet played from its rows.
 
-The crowd's orders are recorded nowhere, but what they did is: in each tick the recorded decisions
-are played in a market without a crowd, and what is then missing to the reserves that agents saw is
-the crowd's order. So every balance and reserve of every row is checked against the game on the way,
-and the P&L at the end; a play that this game could not have produced is refused.
+The crowd's orders are not recorded. They are recovered tick by tick: the recorded decisions are
+played in a market without a crowd, and the difference to the reserves that agents saw next is the
+crowd's order. This checks every balance and reserve of every row, and the final P&L. Rows that the
+game could not have produced are skipped.
 """
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from itertools import groupby
 
 import msgspec
 
@@ -27,37 +26,34 @@ from babylon.game.market.observed import SeenGame, SeenTick
 from babylon.game.market.orders import parse_decision
 from babylon.game.market.scenario import News, NoiseOrder, NpcPost, Perp, Question, Scenario
 
-_TOLERANCE = 1e-6  # shares; reserves are hundreds, and floats have sixteen digits
+_TOLERANCE = 1e-6  # shares; reserves are in the hundreds, and floats have sixteen digits
 _CENT = 0.01
 Noise = tuple[NoiseOrder | None, ...]
-_REMEDY = "the rows were changed, or are another version's of the game"
+_REMEDY = "the rows were changed, or another version of the game wrote them"
 
 
 @dataclass(frozen=True, slots=True)
 class _Recorded:
-    """A row that says what replay needs."""
+    """A row with its decoded market states and replies."""
 
     row: RecordedRow
     seen: list[SeenTick]
     play: RecordedPlay
 
 
-def is_observed(row: RecordedRow) -> bool:
-    """Was the row written by a fleet that noted what replay needs?"""
-    return row.steps[0].environment_state.market is not None
+def rebuild_fleet(rows: Sequence[RecordedRow]) -> Rebuilt:
+    """Rebuild the scenarios of ``rows``, which share a scenario id.
 
-
-def rebuild(rows: Sequence[RecordedRow]) -> Rebuilt:
-    """The scenarios that ``rows`` of one name were recorded in (fleets of one hour and seed give
-    the same name to worlds of other rules or lengths), and the rows of which something was not
-    recorded or does not follow from the game's rules."""
+    There may be several: fleets of the same hour and seed give worlds of different lengths the same
+    id. Rows that are incomplete or contradict the game's rules are skipped.
+    """
     worlds: dict[tuple[Scenario, tuple[str, ...]], list[_Recorded]] = {}
     skipped: list[Skipped] = []
     for row in rows:
         try:
             seen = seen_ticks(row)
             if (game := seen[0].game) is None:
-                raise ReplayError(f"{_name(row)}: the first step does not say what game it is")
+                raise ReplayError(f"{_name(row)}: the first step has no market.game")
             world = _skeleton(row, game, seen), game.players if len(game.players) > 1 else ()
             recorded = _Recorded(row, seen, recorded_play(row))
         except ReplayError as error:
@@ -75,8 +71,12 @@ def rebuild(rows: Sequence[RecordedRow]) -> Rebuilt:
 def _rebuilt(
     scenario: Scenario, players: tuple[str, ...], recorded: Sequence[_Recorded]
 ) -> tuple[list[RecordedScenario], list[Skipped]]:
-    """A market that is shared stands or falls as a whole; in copies of one, every row by itself,
-    and most of them say what the crowd did."""
+    """Rebuild one scenario → (the scenario or none, skipped rows).
+
+    A shared market is accepted or skipped as a whole. Copies of a market are checked row by row,
+    and the crowd that most rows agree on is taken for the true one: a single damaged row must not
+    decide.
+    """
     crowds: list[tuple[Noise, list[_Recorded]]] = []
     skipped = []
     for table in [recorded] if players else [[one] for one in recorded]:
@@ -107,7 +107,7 @@ def _rebuilt(
 
 
 def _agree(one: Noise, other: Noise) -> bool:
-    """Is it the same crowd? Orders are found as differences of floats."""
+    """Return whether two crowds are equal up to float error."""
     return all(
         a == b
         or (a and b and (a.market_id, a.side) == (b.market_id, b.side)
@@ -118,7 +118,7 @@ def _agree(one: Noise, other: Noise) -> bool:
 
 def _another_crowd(row: RecordedRow) -> ReplayError:
     return ReplayError(
-        f"{_name(row)}: its prices are not those that most agents of the scenario saw: {_REMEDY}"
+        f"{_name(row)}: its prices differ from those of most agents of the scenario: {_REMEDY}"
     )
 
 
@@ -127,14 +127,14 @@ def _skipped(row: RecordedRow, error: ReplayError) -> Skipped:
 
 
 def seen_ticks(row: RecordedRow) -> list[SeenTick]:
-    """What the agent saw in each tick."""
+    """Decode the market state of each step."""
     ticks = []
     for index, step in enumerate(row.steps):
         try:
             ticks.append(msgspec.convert(step.environment_state.market, SeenTick))
         except msgspec.ValidationError as error:
             raise ReplayError(
-                f"{_name(row)}: step {index} does not say how the market stood ({error})"
+                f"{_name(row)}: step {index} has no valid environmentState.market ({error})"
             ) from error
     if [seen.tick for seen in ticks] != [*range(len(ticks))]:
         raise ReplayError(f"{_name(row)}: its steps are ticks {[seen.tick for seen in ticks]}")
@@ -142,7 +142,7 @@ def seen_ticks(row: RecordedRow) -> list[SeenTick]:
 
 
 def recorded_play(row: RecordedRow) -> RecordedPlay:
-    """The replies of a row, one a step."""
+    """Return a row's replies, one per step."""
     replies = [step.reply for step in row.steps]
     if None in replies:
         raise ReplayError(f"{_name(row)}: step {replies.index(None)} has no reply")
@@ -155,7 +155,7 @@ def recorded_play(row: RecordedRow) -> RecordedPlay:
 
 
 def _skeleton(row: RecordedRow, game: SeenGame, seen: list[SeenTick]) -> Scenario:
-    """The scenario without its crowd."""
+    """Return the scenario without its crowd."""
     if len(seen) != game.rules.ticks:
         raise ReplayError(f"{_name(row)}: {len(seen)} of {game.rules.ticks} ticks are recorded")
     return Scenario(
@@ -190,7 +190,7 @@ def _news(seen: SeenTick) -> News | None:
 
 
 def outcome_of(row: RecordedRow, market_id: str) -> Side:
-    """How a question was resolved: by what the game knew, else by the window's outcomes."""
+    """Return a question's outcome from the game's knowledge, else from the market outcomes."""
     known = row.knowledge.get("actualOutcomes")
     outcome = known.get(market_id) if isinstance(known, dict) else None
     ids = (market_id, f"{row.scenario_id}:{market_id}")
@@ -198,8 +198,8 @@ def outcome_of(row: RecordedRow, market_id: str) -> Side:
     outcome = str(outcome or next(iter(told), None))
     if outcome not in [*Side]:
         raise ReplayError(
-            f"{_name(row)}: nobody recorded how {market_id} was resolved: it is neither in"
-            " gameKnowledge.actualOutcomes nor in market_outcomes"
+            f"{_name(row)}: the outcome of {market_id} is neither in gameKnowledge.actualOutcomes"
+            " nor in market_outcomes"
         )
     return Side(outcome)
 
@@ -212,7 +212,7 @@ def _prices(row: RecordedRow, ticker: str, seen: list[SeenTick]) -> list[float]:
 
 
 def _last_price(row: RecordedRow, ticker: str) -> float:
-    """The price after the last tick, at which open positions were closed."""
+    """Return the price after the last tick, at which open positions were closed."""
     known = row.knowledge.get("futureOutcomes")
     ends = known.get(ticker) if isinstance(known, dict) else None
     price = ends.get("endPrice") if isinstance(ends, dict) else None
@@ -224,18 +224,18 @@ def _last_price(row: RecordedRow, ticker: str) -> float:
 
 
 def _noise(scenario: Scenario, table: Sequence[_Recorded], players: tuple[str, ...]) -> Noise:
-    """The crowd's orders of one market, in which all of ``table`` played."""
+    """Recover the crowd's orders of one market, and check the rows of its players (``table``)."""
     market, row = make_market(scenario), table[0].row
     replies = {one.row.agent_id: one.play.replies for one in table}
     seats = players or (row.agent_id,)
     if lacking := [name for name in seats if name not in replies]:
         raise ReplayError(
-            f"{_name(row)}: {', '.join(lacking)} played in the same market and were not recorded"
+            f"{_name(row)}: its market was shared with {', '.join(lacking)}, whose rows are missing"
         )
     if len(table) > len(replies):
         raise ReplayError(
             f"{_name(row)}: {len(table)} trajectories of {len(players)} players: several fleets"
-            " shared a market of this name, and which belong together is not recorded"
+            " used this scenario id, and no record tells their rows apart"
         )
     for name in seats:
         market.join(name)
@@ -258,18 +258,18 @@ def _check_balance(market: Market, row: RecordedRow, recorded: float, when: str)
     own = market.accounts[row.agent_id].balance
     if abs(own - recorded) > _CENT:
         raise ReplayError(
-            f"{_name(row)}: {when} its balance is ${recorded:.2f}, its recorded decisions lead to"
-            f" ${own:.2f}: {_REMEDY}"
+            f"{_name(row)}: {when} its balance is ${recorded:.2f}, but its recorded decisions lead"
+            f" to ${own:.2f}: {_REMEDY}"
         )
 
 
 def _catch_up(market: Market, row: RecordedRow, seen: SeenTick) -> NoiseOrder | None:
-    """The crowd's order that makes the market what the agent saw; it is carried out."""
+    """Find the crowd's order that leads to the reserves the agent saw, and carry it out."""
     pools = market.predictions.pools
     if [*pools] != [pool.market_id for pool in seen.pools]:
         raise ReplayError(
-            f"{_name(row)}: in tick {seen.tick} the markets {', '.join(pools)} are open, recorded"
-            f" are {', '.join(pool.market_id for pool in seen.pools)}"
+            f"{_name(row)}: in tick {seen.tick} the markets {', '.join(pools)} should be open, but"
+            f" {', '.join(pool.market_id for pool in seen.pools)} are recorded"
         )
     orders = []
     for pool in seen.pools:
@@ -282,8 +282,8 @@ def _catch_up(market: Market, row: RecordedRow, seen: SeenTick) -> NoiseOrder | 
     if len(orders) > 1:
         raise ReplayError(
             f"{_name(row)}: in tick {seen.tick} the prices of"
-            f" {', '.join(order.market_id for order in orders)} are not those that the recorded"
-            f" decisions lead to: {_REMEDY}"
+            f" {', '.join(order.market_id for order in orders)} do not follow from the recorded"
+            f" decisions: {_REMEDY}"
         )
     for order in orders:
         market.predictions.crowd(order.market_id, order.side, order.dollars)
@@ -296,15 +296,9 @@ def _check(market: Market, row: RecordedRow, seen: SeenTick) -> None:
         if max(abs(own.yes - pool.yes), abs(own.no - pool.no)) > _TOLERANCE:
             raise ReplayError(
                 f"{_name(row)}: in tick {seen.tick} the reserves of {pool.market_id} are"
-                f" {pool.yes:g}/{pool.no:g}, no order leads there from {own.yes:g}/{own.no:g}"
+                f" {pool.yes:g}/{pool.no:g}: no order leads there from {own.yes:g}/{own.no:g}"
             )
 
 
 def _name(row: RecordedRow) -> str:
     return f"trajectory {row.trajectory_id} of scenario {row.scenario_id}"
-
-
-def by_scenario(rows: Sequence[RecordedRow]) -> list[list[RecordedRow]]:
-    """Rows of one window and scenario together, in order of their names."""
-    ordered = sorted(rows, key=lambda r: (r.window_id, r.scenario_id, r.trajectory_id))
-    return [list(group) for _, group in groupby(ordered, lambda r: (r.window_id, r.scenario_id))]

@@ -1,4 +1,4 @@
-"""A checkpoint as a policy that answers chats in this process, for the arena."""
+"""Replies of a checkpoint that is loaded into this process."""
 
 from collections.abc import Sequence
 
@@ -14,11 +14,11 @@ BATCH = 256
 def reply_policy(path: str) -> ReplyPolicy:
     """Load a checkpoint as the engine does → a function from chats and seeds to replies.
 
-    Replies are drawn at temperature 1, each with its own seed, so that they are reproducible and
-    do not depend on how chats are batched.
+    Replies are sampled at temperature 1, each with its own seed. They are reproducible and do not
+    depend on the batching.
 
     Raises:
-        ModelError: the checkpoint does not load, or cannot answer.
+        ModelError: The checkpoint does not load or cannot answer.
     """
     policy = load("arena", path, 0)
 

@@ -87,18 +87,6 @@ def test_what_nobody_holds_goes_back_to_the_exchange() -> None:
     assert game.market.exchange.balance == pytest.approx(-500 + 416.6667, abs=1e-3)
 
 
-def test_the_crowd_trades_a_price_to_where_it_is_recorded() -> None:
-    recorded = Question("m1", "Will it?", Side.YES, probabilities=(0.5, 0.62, 0.31, 0.31))
-    game = Game(quiet_world(recorded))
-    total = game.market.total
-    seen = [game.pools["m1"].probability]
-    while not game.over:
-        game.act(buy(10))
-        seen += [pool.probability for pool in game.pools.values()]
-    assert seen[:4] == pytest.approx([0.5, 0.62, 0.31, 0.31])
-    assert game.market.total == pytest.approx(total)
-
-
 @pytest.mark.parametrize(
     ("decision", "complaint"),
     [

@@ -1,14 +1,15 @@
-"""Trading in the shares of prediction markets: every dollar paid in mints a pair of shares.
+"""Trading in the shares of prediction markets, by the formulas of ``amm``.
 
-``pairs`` counts the pairs outstanding of each open market, which are its collateral in dollars:
-pool, players and crowd hold that many shares of either side between them.
+Every dollar paid in mints a pair of shares. ``pairs`` is the number of outstanding pairs of each
+open market, which equals its collateral in dollars. Pool, players and crowd together hold that many
+shares of each side.
 """
 
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from math import isfinite
 
-from babylon.game.market.account import Account, Exchange, Holding, Outcome, refused
+from babylon.game.market.account import Account, Holding, MarketExchange, Outcome, refused
 from babylon.game.market.amm import INITIAL_RESERVE, Pool, Side
 from babylon.game.market.orders import Order, OrderKind
 from babylon.game.market.scenario import Question, Rules
@@ -16,10 +17,10 @@ from babylon.game.market.scenario import Question, Rules
 
 @dataclass(slots=True)
 class PredictionDesk:
-    """The open markets. The exchange has paid for their first reserves."""
+    """The open prediction markets. The exchange pays for their first reserves."""
 
     rules: Rules
-    exchange: Exchange
+    exchange: MarketExchange
     pools: dict[str, Pool] = field(default_factory=dict)
     pairs: dict[str, float] = field(default_factory=dict)
     resolved: dict[str, Side] = field(default_factory=dict)
@@ -32,7 +33,7 @@ class PredictionDesk:
 
     @property
     def collateral(self) -> float:
-        """Dollars that lie in the open markets."""
+        """Collateral of all open markets, in dollars."""
         return sum(self.pairs.values())
 
     def trade(self, account: Account, order: Order) -> Outcome:
@@ -43,18 +44,13 @@ class PredictionDesk:
         )
 
     def crowd(self, market_id: str, side: Side, dollars: float) -> None:
-        """A background order, free of fees, for the exchange's account; none once it is closed."""
+        """Carry out a background order for the exchange, without a fee, if the market is open."""
         if market_id in self.pools:
             self.exchange.balance -= dollars
             self._mint(market_id, side, dollars)
 
-    def crowd_to(self, market_id: str, probability: float) -> None:
-        """The background order after which a YES share costs ``probability``."""
-        if market_id in self.pools:
-            self.crowd(market_id, *self.pools[market_id].order_to(probability))
-
     def resolve(self, outcomes: Mapping[str, Side], accounts: Iterable[Account]) -> None:
-        """Close markets: a winning share pays $1; what nobody else holds is the exchange's."""
+        """Close markets. A winning share pays $1; the exchange receives the rest."""
         collateral = sum(self.pairs.pop(market) for market in outcomes)
         for account in accounts:
             for market, side in [key for key in account.holdings if key[0] in outcomes]:

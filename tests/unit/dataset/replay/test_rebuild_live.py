@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from babylon.core.errors import ReplayError
-from babylon.dataset.replay.live import rebuild_live
+from babylon.dataset.replay.rebuild_live import rebuild_live
 from babylon.dataset.replay.recorded import RecordedRow, RecordedScenario
 from babylon.dataset.replay.recorded_windows import recorded_row
 from tests.conftest import real_rows
@@ -68,7 +68,7 @@ def test_outcomes_give_the_start_that_nobody_saw_and_the_end() -> None:
     )
     assert paths(recorded) == {"X": (10.0, 12.0, 15.0)}
     assert recorded.missing == (
-        "X: nobody saw its price before minute 1; till then it is the window's first",
+        "X: no price was seen before minute 1; until then it is the window's first price",
     )
 
 
@@ -81,7 +81,7 @@ def test_what_nobody_noted_is_missing_and_a_line_is_drawn_only_when_asked_for() 
     recorded = rebuild_live(rows)
     assert [*paths(recorded)] == ["X"]
     assert recorded.missing == (
-        "LATE: nobody saw its price before minute 1",
+        "LATE: no price was seen before minute 1",
         "Y: only its first and last price are recorded",
         "question m1: only its last probability is recorded",
     )
