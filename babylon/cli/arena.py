@@ -24,20 +24,20 @@ def play(a: PlayerName, b: PlayerName, suite: SuiteName = "starter", json: Json 
     from babylon.cli.arena_page import COLUMNS, compare, figures, result_row, suite_record, title
 
     settings = load_settings()
-    venue, results, difference, directory = with_store(
+    checked, results, difference, directory = with_store(
         settings, compare, settings.home, settings.seed, suite, (a, b)
     )
     if json:
         print_json(
             {
-                **suite_record(venue),
+                **suite_record(checked),
                 "players": [{"player": name} | figures(r) for name, r in results.items()],
                 "difference": asdict(difference),
                 "report": directory,
             }
         )
         return
-    print_table(title(venue), COLUMNS, [[name, *result_row(r)] for name, r in results.items()])
+    print_table(title(checked), COLUMNS, [[name, *result_row(r)] for name, r in results.items()])
     first, second = results
     print(f"{second} minus {first}: {difference} $ per scenario (paired, 95 %)")
     print(f"report with pictures: {directory}")
@@ -62,13 +62,13 @@ def leaderboard(suite: SuiteName = "starter", json: Json = False) -> None:
         def entered(name: str, done: int, total: int) -> None:
             progress.update(bar, description=name, completed=done, total=total)
 
-        venue, standings = with_store(settings, rank, suite, settings.seed, entered)
+        checked, standings = with_store(settings, rank, suite, settings.seed, entered)
     if json:
         records = [standing_record(one) for one in standings]
-        print_json({**suite_record(venue), "standings": records})
+        print_json({**suite_record(checked), "standings": records})
     else:
         rows = [[s.player, *(result_row(s.result) if s.result else [None] * 5)] for s in standings]
-        print_table(title(venue), COLUMNS, rows)
+        print_table(title(checked), COLUMNS, rows)
     problems = [f"{s.player}: {s.problem}" for s in standings if s.problem]
     for problem in problems:
         typer.echo(problem, err=True)

@@ -13,16 +13,16 @@ from babylon.core.errors import ArenaError
 from babylon.core.home import Home
 from babylon.evaluation.arena.confidence import Interval, paired_difference
 from babylon.evaluation.arena.leaderboard import (
-    Entered,
+    CheckedSuite,
+    PlayerStarted,
     Standing,
-    Venue,
-    everyone,
+    all_players,
+    check_suite,
     leaderboard,
-    open_venue,
-    played,
+    player_result,
 )
 from babylon.evaluation.arena.match_page import write_report
-from babylon.evaluation.arena.player_result import Result, yardsticks
+from babylon.evaluation.arena.play import PlayerResult, yardsticks
 from babylon.evaluation.arena.players import SCRIPTED, find_player
 from babylon.evaluation.arena.suite import find_suite
 from babylon.store import Store
@@ -32,7 +32,7 @@ COLUMNS = ["player", "mean P&L, $", "95 % interval", "win rate", "drawdown, $", 
 
 async def compare(
     store: Store, home: Home, seed: int, suite: str, players: tuple[str, str]
-) -> tuple[Venue, dict[str, Result], Interval, str]:
+) -> tuple[CheckedSuite, dict[str, PlayerResult], Interval, str]:
     """Let two players play a suite.
 
     Returns:
@@ -45,28 +45,28 @@ async def compare(
     names = [player.name for player in found]
     if names[0] == names[1]:
         raise ArenaError(f"{names[0]} cannot be compared with itself: name two players")
-    venue = await open_venue(store, find_suite(suite))
-    results = {p.name: await played(store, venue, p, seed) for p in found}
+    checked = await check_suite(store, find_suite(suite))
+    results = {p.name: await player_result(store, checked, p, seed) for p in found}
     first, second = results.values()
     difference = paired_difference(first.pnl, second.pnl)
-    directory = home.arena / re.sub(r"[^\w@.-]+", "-", f"{venue.suite}-{'-vs-'.join(names)}")
-    scripted = yardsticks(venue.worlds)
+    directory = home.arena / re.sub(r"[^\w@.-]+", "-", f"{checked.suite}-{'-vs-'.join(names)}")
+    scripted = yardsticks(checked.worlds)
     shown = results | {n: r for n, r in scripted.items() if f"{SCRIPTED}{n}" not in results}
-    record = suite_record(venue) | {"difference": asdict(difference)}
+    record = suite_record(checked) | {"difference": asdict(difference)}
     await asyncio.to_thread(write_report, directory, shown, (), record)
-    return venue, results, difference, str(directory)
+    return checked, results, difference, str(directory)
 
 
 async def rank(
-    store: Store, suite: str, seed: int, entered: Entered
-) -> tuple[Venue, list[Standing]]:
+    store: Store, suite: str, seed: int, entered: PlayerStarted
+) -> tuple[CheckedSuite, list[Standing]]:
     """Let every player play a suite; ``entered`` reports progress."""
-    venue = await open_venue(store, find_suite(suite))
-    players = await everyone(store, seed)
-    return venue, await leaderboard(store, venue, players, seed, entered)
+    checked = await check_suite(store, find_suite(suite))
+    players = await all_players(store, seed)
+    return checked, await leaderboard(store, checked, players, seed, entered)
 
 
-def result_row(result: Result) -> list[Text]:
+def result_row(result: PlayerResult) -> list[Text]:
     """Return the cells of a result; as ``Text`` they align to the right."""
     mean = result.mean_pnl
     cells = [
@@ -79,7 +79,7 @@ def result_row(result: Result) -> list[Text]:
     return [Text(cell) for cell in cells]
 
 
-def figures(result: Result) -> dict[str, float]:
+def figures(result: PlayerResult) -> dict[str, float]:
     """Return the figures of a result for JSON."""
     mean = result.mean_pnl
     return {
@@ -99,15 +99,15 @@ def standing_record(one: Standing) -> dict[str, object]:
     return {"player": one.player, "problem": one.problem}
 
 
-def suite_record(venue: Venue) -> dict[str, object]:
+def suite_record(checked: CheckedSuite) -> dict[str, object]:
     """Return the suite for JSON."""
     return {
-        "suite": str(venue.suite),
-        "suite_digest": venue.digest,
-        "scenarios": len(venue.worlds),
+        "suite": str(checked.suite),
+        "suite_digest": checked.digest,
+        "scenarios": len(checked.worlds),
     }
 
 
-def title(venue: Venue) -> str:
+def title(checked: CheckedSuite) -> str:
     """Return the title of a table."""
-    return f"Suite {venue.suite}, {len(venue.worlds)} scenarios, digest {venue.digest[:16]}"
+    return f"Suite {checked.suite}, {len(checked.worlds)} scenarios, digest {checked.digest[:16]}"
