@@ -12,7 +12,7 @@ from babylon.cli.options import Json
 from babylon.cli.output import print_json, print_table, stderr
 from babylon.core.settings import Settings, load_settings
 from babylon.deployment.checks.check_result import as_lines
-from babylon.training.health import figure, in_order, warnings
+from babylon.training.update_health import figure, in_order, warnings
 
 if TYPE_CHECKING:
     from babylon.store import Store

@@ -2,11 +2,9 @@
 
 import asyncio
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 from babylon.core.errors import ConfigError
 from babylon.core.lineage import staleness
-from babylon.core.metrics import update_metrics
 from babylon.core.settings import Settings
 from babylon.core.trajectories import training_rows
 from babylon.core.types import Claim, Scored, Trained
@@ -23,11 +21,9 @@ from babylon.store.policies import (
     policy_of_batch,
 )
 from babylon.training.backends.registry import updater
-from babylon.training.backends.updater import Progress, TrainInput
-from babylon.training.takeover import claim_name, take_up_progress
-
-if TYPE_CHECKING:
-    from babylon.training.grpo.config import TrainerConfig
+from babylon.training.backends.train_input import Progress, TrainInput
+from babylon.training.progress_directory import claim_name, take_up_progress
+from babylon.training.update_result import update_metrics
 
 
 async def train_window(
@@ -47,7 +43,8 @@ async def train_window(
     if committed := await policy_of_batch(store, batch_of(claim.window_id)):
         return trained_from(claim, committed)  # the answer to an earlier commit got lost
     work = await _work(store, settings, scored, progress)
-    update = await updater(settings.trainer)(work)
+    trainer = await asyncio.to_thread(updater, settings.trainer)  # its import takes seconds
+    update = await trainer(work)
     metrics = update_metrics(update, scored)
     batch_id = batch_of(claim.window_id)
     version = await commit_policy(
@@ -89,31 +86,10 @@ async def _work(
         rows=rows,
         target=checkpoint_directory(settings, scored.claim),
         progress_directory=await asyncio.to_thread(take_up_progress, settings, scored.claim),
-        config=trainer_config(settings),
         # of the window's own policies only: the update is the same whatever else was trained since
         staleness={version: age for version, age in ages.items() if version in played},
         behaviours=await checkpoints_at_hand(store, unlogged),
         progress=progress,
-    )
-
-
-def trainer_config(settings: Settings) -> "TrainerConfig":
-    """The settings that say how a window is trained."""
-    from babylon.training.grpo.config import TrainerConfig  # torch takes seconds to import
-
-    return TrainerConfig(
-        iterations=settings.iterations,
-        trajectories_per_step=settings.batch_size * settings.accumulation,
-        max_tokens=settings.max_tokens,
-        learning_rate=settings.effective_learning_rate,
-        warmup_steps=settings.warmup_steps,
-        loss=settings.loss,
-        advantage=settings.advantage,
-        call_weight=settings.call_weight,
-        kl_penalty=settings.kl_penalty,
-        max_staleness=settings.max_staleness,
-        max_missing_logprobs=settings.max_missing_logprobs,
-        seed=settings.seed,
     )
 
 

@@ -24,7 +24,7 @@ from babylon.store.proposals import proposed
 from babylon.store.route_history import previous_champion
 from babylon.store.routes import Split, commit_route, current_route
 from babylon.store.windows import claim_window, set_state
-from babylon.training.takeover import progress_directory
+from babylon.training.progress_directory import progress_directory
 
 START = datetime(2025, 11, 14, 0, tzinfo=UTC)
 

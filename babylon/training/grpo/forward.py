@@ -11,14 +11,14 @@ from typing import Any, Literal
 
 import torch
 
-from babylon.training.grpo.attention.nodewise import nodewise_attention
+from babylon.training.grpo.attention.piecewise import nodewise_attention
 from babylon.training.grpo.attention.packed import packed_attention
 from babylon.training.grpo.padded_forward import plain_values
 from babylon.training.grpo.prefix_tree import PrefixTree, compile_tree
-from babylon.training.grpo.standard import causal_lm, why_not_standard
+from babylon.training.grpo.supported_models import causal_lm, why_not_standard
 from babylon.training.grpo.training_input import CallTokens
 from babylon.training.grpo.tree_forward import TreeForward
-from babylon.training.grpo.values import Loss, Values, backward
+from babylon.training.grpo.forward_values import Loss, Values, backward
 
 __all__ = ["Loss", "Path", "PolicyForward", "Values"]
 

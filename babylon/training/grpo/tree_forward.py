@@ -14,11 +14,11 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from babylon.training.grpo.attention.interface import Kernel, Memory, Run, tree_attention
-from babylon.training.grpo.head import token_values
+from babylon.training.grpo.attention.tree_attention import Kernel, Memory, Run, tree_attention
+from babylon.training.grpo.lm_head import token_values
 from babylon.training.grpo.portions import Portion, cut
 from babylon.training.grpo.prefix_tree import PrefixTree
-from babylon.training.grpo.values import Loss, Values, backward
+from babylon.training.grpo.forward_values import Loss, Values, backward
 
 Chosen = np.ndarray[Any, np.dtype[np.bool_]]
 

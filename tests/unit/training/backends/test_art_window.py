@@ -10,7 +10,7 @@ from babylon.core.errors import TrainingError, WindowNotReadyError
 from babylon.core.settings import load_settings
 from babylon.core.trajectories import Call, Message, TrainingRow
 from babylon.training.backends import art_window as module
-from babylon.training.backends.art_window import ArtWindow, Limits, art_window, known_secrets
+from babylon.training.backends.art_window import ArtWindow, ArtLimits, art_window, known_secrets
 
 ROOT = Path(__file__).parents[4]
 EXACT = {
@@ -43,7 +43,7 @@ def row(name: str, score: float, *calls: dict[str, Any], group: str = "s") -> Tr
 
 def chosen(*rows: TrainingRow, **limits: Any) -> ArtWindow:
     allowed = {"context": 100, "max_missing_logprobs": 1.0, "stale": {3}, "secrets": (), **limits}
-    return art_window(rows, Limits(**allowed))
+    return art_window(rows, ArtLimits(**allowed))
 
 
 @pytest.mark.parametrize(

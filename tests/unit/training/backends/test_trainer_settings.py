@@ -8,9 +8,9 @@ import babylon.cli.training
 from babylon.cli import main
 from babylon.cli.requests import TrainRequest, decode
 from babylon.core.settings import LOSSES_WITH_NORMALISER, Loss, Settings, load_settings
-from babylon.stages.train import trainer_config
+
 from babylon.training.backends.registry import updater
-from babylon.training.backends.torch_trainer import update_torch
+from babylon.training.backends.torch_trainer import trainer_config, update_torch
 from babylon.training.grpo.advantage import Advantage, CallWeight
 from babylon.training.grpo.config import MAX_STALENESS, TrainerConfig
 from babylon.training.grpo.losses import LOSSES

@@ -24,7 +24,7 @@ from transformers import (
     NemotronForCausalLM,
 )
 
-from babylon.training.grpo.attention.nodewise import nodewise_attention
+from babylon.training.grpo.attention.piecewise import nodewise_attention
 from babylon.training.grpo.attention.packed import block_mask, packed_attention
 from babylon.training.grpo.attention.pieces import (
     attend,

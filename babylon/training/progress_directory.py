@@ -1,8 +1,8 @@
-"""Where an update keeps its progress, and how the next claim of the window takes it up.
+"""The directory that holds an update's progress, and its handover from claim to claim.
 
-Every claim has a directory of its own: a worker that was fenced, but computes on, cannot write
-into its successor's. What it left is taken over by renaming the one complete file: that file is
-never written to again, only replaced, so whatever the other worker does next, it does elsewhere.
+Every claim has a directory of its own, so that a fenced worker which still runs cannot write into
+its successor's. The successor takes over the progress by renaming the earlier claim's file. Files
+are replaced and never written in place, so the fenced worker cannot change the file afterwards.
 """
 
 import os
@@ -13,11 +13,11 @@ from babylon.core.failpoints import failpoint
 from babylon.core.settings import Settings
 from babylon.core.types import Claim
 
-FILE = "progress.pt"  # as ``babylon.training.update_progress`` names it
+PROGRESS_FILE = "progress.pt"
 
 
 def claim_name(claim: Claim) -> str:
-    """``2025-11-14T0900-e2``: of whatever belongs to one claim."""
+    """``2025-11-14T0900-e2``: the name of files and directories that belong to one claim."""
     return f"{_window_name(claim.window_id)}-e{claim.epoch}"
 
 
@@ -26,15 +26,15 @@ def progress_directory(settings: Settings, claim: Claim) -> Path:
 
 
 def take_up_progress(settings: Settings, claim: Claim) -> Path:
-    """The claim's own directory, with the progress of the newest claim before that left any."""
+    """Return the claim's directory, after moving the newest earlier claim's progress into it."""
     own = progress_directory(settings, claim)
     own.mkdir(parents=True, exist_ok=True)
-    if (own / FILE).exists():  # this very claim was here before
+    if (own / PROGRESS_FILE).exists():  # saved by this claim
         return own
     for earlier in _earlier(settings, claim):
         try:
             failpoint("progress.take_up")
-            os.rename(earlier / FILE, own / FILE)
+            os.rename(earlier / PROGRESS_FILE, own / PROGRESS_FILE)
             failpoint("progress.taken_up")
         except FileNotFoundError:  # killed before its first save
             continue
