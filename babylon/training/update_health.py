@@ -69,20 +69,20 @@ def warnings(metrics: Mapping[str, object]) -> Iterator[str]:
         )
     elif values.get("staleness_0") == 0:
         yield (
-            "No call was sampled from the parent, so logprob_mismatch was not measured: train sooner"
-            " to compare engine and trainer."
+            "No call was sampled from the parent, so logprob_mismatch was not measured: train"
+            " sooner to compare engine and trainer."
         )
     if values.get("masked_impossible"):
         yield (
-            f"{values['masked_impossible']:.1%} of the tokens are in calls that are impossible under"
-            " the parent: usually another tokenizer or another policy wrote them."
+            f"{values['masked_impossible']:.1%} of the tokens are in calls that are impossible"
+            " under the parent: usually another tokenizer or another policy wrote them."
         )
     if (masked := values.get("masked_fraction", 0.0)) > MANY_MASKED:
         yield f"{masked:.1%} of the tokens were masked: the policy moves too far; lower ITERATIONS."
     if values.get("stopped_early"):
         yield (
-            f"Stopped early, after iteration {values['iterations']}: the policy moved too far; lower"
-            " LEARNING_RATE or ITERATIONS."
+            f"Stopped early, after iteration {values['iterations']}: the policy moved too far;"
+            " lower LEARNING_RATE or ITERATIONS."
         )
     if halvings := values.get("oom_halvings"):
         yield (

@@ -36,9 +36,9 @@ from babylon.training.backends.art_local import update_art_local, update_on_disk
 from babylon.training.backends.serverless import update_serverless
 from babylon.training.backends.train_input import TrainInput
 from babylon.training.grpo.config import TrainerConfig
-from babylon.training.update_health import ruled_out
 from babylon.training.trainable import load_trainable
 from babylon.training.update import Update
+from babylon.training.update_health import ruled_out
 from tests.serverless_double import KEY, ArtifactStore, Gate, ServerlessDouble, serverless_double
 from tests.tiny_policy import save_tiny_policy, tiny_model, tiny_tokenizer
 

@@ -87,7 +87,9 @@ class ServerlessRun:
         else:
             metrics = await self._follow(job, [])
         if job.parent_version != self._work.parent.policy_version:
-            await self._close(job, "failed", f"policy {job.parent_version} is no longer the champion")
+            await self._close(
+                job, "failed", f"policy {job.parent_version} is no longer the champion"
+            )
             return None
         return await self._pull(job, metrics)
 
@@ -136,8 +138,8 @@ class ServerlessRun:
         if not known:
             raise ConfigError(
                 f"W&B's model {self._model.entity}/{self._model.project}/{self._model.name} has"
-                f" checkpoints {sorted(steps)} that this home did not train: set MODEL_NAME to a new"
-                " name"
+                f" checkpoints {sorted(steps)} that this home did not train: set MODEL_NAME to a"
+                " new name"
             )
         keep = [step for step in steps if step <= job.parent_step]
         await self._backend._delete_checkpoint_files(self._model, keep)
@@ -212,7 +214,7 @@ class ServerlessRun:
     async def _overdue(self, job: TrainingJob) -> TrainingError:
         await self._close(job, "expired", "overdue")
         return TrainingError(
-            f"W&B, window {job.window_id}: the job started at {job.created_at:%Y-%m-%d %H:%M:%S} UTC"
+            f"W&B, window {job.window_id}: the job of {job.created_at:%Y-%m-%d %H:%M:%S} UTC"
             f" did not end in time (GPU_TIMEOUT_SECONDS={self._work.settings.gpu_timeout_s:g}): run"
             " the window again to submit another, or raise the limit"
         )

@@ -44,9 +44,10 @@ def call_masses(
 ) -> list[float]:
     """Each call's share of a train step's loss. The shares sum to one.
 
-    ``trajectory``: all trajectories weigh the same, and within one all calls. ``trajectory_tokens``:
-    all trajectories weigh the same, and within one all tokens. ``token``: all tokens of the step
-    weigh the same. ``call`` and ``constant``: all calls weigh the same.
+    ``trajectory``: all trajectories have equal shares, and within each, all calls.
+    ``trajectory_tokens``: all trajectories have equal shares, and within each, all tokens.
+    ``token``: all tokens of the step have equal shares. ``call`` and ``constant``: all calls have
+    equal shares.
 
     Args:
         lengths: ``[C]``, completion tokens of each call.

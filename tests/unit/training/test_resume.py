@@ -16,7 +16,7 @@ from babylon.core.trajectories import TrainingRow
 from babylon.training import progress_file as journal
 from babylon.training.grpo.train_report import TIMINGS
 from babylon.training.grpo.trainer import TrainerConfig
-from babylon.training.grpo.update_record import Record
+from babylon.training.grpo.update_record import UpdateRecord
 from babylon.training.trainable import Tuning, load_trainable, save_checkpoint
 from babylon.training.update import Update, update_checkpoint
 from tests.tiny_policy import save_tiny_policy
@@ -214,8 +214,8 @@ def test_a_full_disk_keeps_no_half_a_file(
 
 def test_a_record_moves_to_the_device_as_a_whole() -> None:
     """What was saved is read to the CPU; the update may go on elsewhere."""
-    record = Record.start(torch.zeros(2, 3), torch.ones(2, 3), [torch.ones(4)])
-    moved = Record.from_state(record.state(), torch.device("meta")).state()
+    record = UpdateRecord.start(torch.zeros(2, 3), torch.ones(2, 3), [torch.ones(4)])
+    moved = UpdateRecord.from_state(record.state(), torch.device("meta")).state()
     tensors = [v for v in moved.values() if isinstance(v, torch.Tensor)] + moved["weights_before"]
     assert len(tensors) == 6 and {tensor.device.type for tensor in tensors} == {"meta"}
 

@@ -10,7 +10,7 @@ from babylon.core.errors import TrainingError, WindowNotReadyError
 from babylon.core.settings import load_settings
 from babylon.core.trajectories import Call, Message, TrainingRow
 from babylon.training.backends import art_window as module
-from babylon.training.backends.art_window import ArtWindow, ArtLimits, art_window, known_secrets
+from babylon.training.backends.art_window import ArtLimits, ArtWindow, art_window, known_secrets
 
 ROOT = Path(__file__).parents[4]
 EXACT = {

@@ -8,7 +8,6 @@ import babylon.cli.training
 from babylon.cli import main
 from babylon.cli.requests import TrainRequest, decode
 from babylon.core.settings import LOSSES_WITH_NORMALISER, Loss, Settings, load_settings
-
 from babylon.training.backends.registry import updater
 from babylon.training.backends.torch_trainer import trainer_config, update_torch
 from babylon.training.grpo.advantage import Advantage, CallWeight
