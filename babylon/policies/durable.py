@@ -41,7 +41,7 @@ def written(path: Path) -> Iterator[None]:
 
 
 def save_tensors(state: object, path: Path) -> None:
-    """``torch.save`` through a Python file, because torch's own file loses the cause of an error."""
+    """``torch.save`` through a Python file, because torch's own loses the cause of an error."""
     with open(path, "wb") as file:
         torch.save(state, file)
 

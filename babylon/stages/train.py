@@ -43,7 +43,9 @@ async def train_window(
     if committed := await policy_of_batch(store, batch_of(claim.window_id)):
         return trained_from(claim, committed)  # the answer to an earlier commit got lost
     work = await _work(store, settings, scored, progress)
-    trainer = await asyncio.to_thread(updater, settings.trainer)  # its import takes seconds
+    trainer = await asyncio.to_thread(
+        updater, settings.training.trainer
+    )  # its import takes seconds
     update = await trainer(work)
     metrics = update_metrics(update, scored)
     batch_id = batch_of(claim.window_id)
@@ -85,7 +87,7 @@ async def _work(
         parent=parent,
         rows=rows,
         target=checkpoint_directory(settings, scored.claim),
-        progress_directory=await asyncio.to_thread(take_up_progress, settings, scored.claim),
+        progress_directory=await asyncio.to_thread(take_up_progress, settings.home, scored.claim),
         # of the window's own policies only: the update is the same whatever else was trained since
         staleness={version: age for version, age in ages.items() if version in played},
         behaviours=await checkpoints_at_hand(store, unlogged),
@@ -113,7 +115,7 @@ def batch_of(window_id: str) -> str:
 
 def checkpoint_directory(settings: Settings, claim: Claim) -> Path:
     """One directory a claim: a fenced worker cannot overwrite what its successor writes."""
-    return settings.checkpoints / claim_name(claim)
+    return settings.home.checkpoints / claim_name(claim)
 
 
 async def ensure_champion(
@@ -127,17 +129,18 @@ async def ensure_champion(
     if not await list_policies(store):
         from babylon.training.base_model import resolve_base
 
-        base = str(await asyncio.to_thread(resolve_base, settings, progress))
+        name, models = settings.model.base, settings.home.models
+        base = str(await asyncio.to_thread(resolve_base, name, models, settings.seed, progress))
         await ensure_base(
             store,
             uri=base,
-            base_model=settings.base_model or Path(base).name,
+            base_model=settings.model.base or Path(base).name,
             digest=await asyncio.to_thread(checkpoint_digest, base),
         )
     policy, _ = await champion(store)
-    if settings.base_model and policy.base_model != settings.base_model:
+    if settings.model.base and policy.base_model != settings.model.base:
         raise ConfigError(
-            f"BASE_MODEL is {settings.base_model!r}, but the policies here descend from"
+            f"BASE_MODEL is {settings.model.base!r}, but the policies here descend from"
             f" {policy.base_model!r}: use another BABYLON_HOME, or unset BASE_MODEL"
         )
     return policy

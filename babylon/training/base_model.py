@@ -19,7 +19,6 @@ import torch
 from transformers import PreTrainedTokenizerFast, Qwen3Config, Qwen3ForCausalLM
 
 from babylon.core.errors import ModelError
-from babylon.core.settings import Settings
 from babylon.game.market.transcripts import scripted_chats
 from babylon.policies.base_name import local_directory
 from babylon.policies.load import load_policy
@@ -51,20 +50,25 @@ class EmbeddedModelRecipe:
         return f"embedded-{self.hidden_size}x{self.layers}-seed{self.seed}-{digest}"
 
 
-def resolve_base(settings: Settings, progress: Progress | None = None) -> Path | str:
-    """``BASE_MODEL`` (local path or hub id) if set, else the embedded model, made if missing.
+def resolve_base(
+    name: str | None, models: Path, seed: int, progress: Progress | None = None
+) -> Path | str:
+    """The base model ``name`` (local path or hub id), or else the embedded model of a seed.
+
+    Args:
+        name: ``BASE_MODEL``.
+        models: directory of embedded models. A missing one is made.
+        seed: of the embedded model.
 
     Raises:
         ModelError: ``BASE_MODEL`` does not load, or it has no chat template.
     """
-    if settings.base_model:
-        local = local_directory(settings.base_model)
-        base = local.resolve() if local else settings.base_model
-        _check_base(base, settings.base_model)
+    if name:
+        local = local_directory(name)
+        base = local.resolve() if local else name
+        _check_base(base, name)
         return base
-    return make_embedded_model(
-        EmbeddedModelRecipe(seed=settings.seed), settings.models, progress=progress
-    )
+    return make_embedded_model(EmbeddedModelRecipe(seed=seed), models, progress=progress)
 
 
 def _check_base(base: Path | str, name: str) -> None:

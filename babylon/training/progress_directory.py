@@ -10,7 +10,7 @@ import re
 from pathlib import Path
 
 from babylon.core.failpoints import failpoint
-from babylon.core.settings import Settings
+from babylon.core.home import Home
 from babylon.core.types import Claim
 
 PROGRESS_FILE = "progress.pt"
@@ -21,17 +21,17 @@ def claim_name(claim: Claim) -> str:
     return f"{_window_name(claim.window_id)}-e{claim.epoch}"
 
 
-def progress_directory(settings: Settings, claim: Claim) -> Path:
-    return settings.progress / claim_name(claim)
+def progress_directory(home: Home, claim: Claim) -> Path:
+    return home.progress / claim_name(claim)
 
 
-def take_up_progress(settings: Settings, claim: Claim) -> Path:
+def take_up_progress(home: Home, claim: Claim) -> Path:
     """Return the claim's directory, after moving the newest earlier claim's progress into it."""
-    own = progress_directory(settings, claim)
+    own = progress_directory(home, claim)
     own.mkdir(parents=True, exist_ok=True)
     if (own / PROGRESS_FILE).exists():  # saved by this claim
         return own
-    for earlier in _earlier(settings, claim):
+    for earlier in _earlier(home, claim):
         try:
             failpoint("progress.take_up")
             os.rename(earlier / PROGRESS_FILE, own / PROGRESS_FILE)
@@ -42,12 +42,12 @@ def take_up_progress(settings: Settings, claim: Claim) -> Path:
     return own
 
 
-def _earlier(settings: Settings, claim: Claim) -> list[Path]:
+def _earlier(home: Home, claim: Claim) -> list[Path]:
     """Directories of the window's earlier claims, newest first."""
     pattern = re.compile(rf"{re.escape(_window_name(claim.window_id))}-e(\d+)")
     epochs = {
         path: int(match[1])
-        for path in settings.progress.iterdir()
+        for path in home.progress.iterdir()
         if (match := pattern.fullmatch(path.name)) and int(match[1]) < claim.epoch
     }
     return sorted(epochs, key=epochs.__getitem__, reverse=True)

@@ -16,7 +16,7 @@ import msgspec
 
 from babylon.core.errors import TrainingError, WindowNotReadyError
 from babylon.core.redaction import find_secrets, redact
-from babylon.core.settings import Settings
+from babylon.core.settings import DatabaseSettings
 from babylon.core.trajectories import Call, Message, TrainingRow
 from babylon.training.backends.train_input import TrainInput
 from babylon.training.call_tokens import sampling_obstacle
@@ -120,21 +120,23 @@ def art_limits(
     decode: Callable[[Sequence[int]], str] | None = None,
 ) -> ArtLimits:
     """Limits from the settings, and those of the trainer."""
-    allowed = work.settings.max_staleness
+    allowed = work.settings.training.max_staleness
     return ArtLimits(
         context=context,
-        max_missing_logprobs=work.settings.max_missing_logprobs,
+        max_missing_logprobs=work.settings.training.max_missing_logprobs,
         stale={version for version, age in work.staleness.items() if age > allowed},
         secrets=secrets,
         decode=decode,
     )
 
 
-def known_secrets(settings: Settings, environment: Mapping[str, str] = os.environ) -> set[str]:
+def known_secrets(
+    database: DatabaseSettings, environment: Mapping[str, str] = os.environ
+) -> set[str]:
     """Values of this process's own credentials, of any format."""
     values = {value for name, value in environment.items() if name.upper().endswith(_SECRET_NAMES)}
-    if settings.database_url is not None:
-        url = settings.database_url.get_secret_value()
+    if database.url is not None:
+        url = database.url.get_secret_value()
         values |= {url, unquote(urlsplit(url).password or "")}
     return {value for value in values if len(value) >= _MIN_SECRET}
 

@@ -36,14 +36,14 @@ async def update_serverless(work: TrainInput) -> Update:
         WindowNotReadyError: nothing in the window can be trained; no job was submitted.
         TrainingError: the job failed or is overdue, or the service cannot be reached.
     """
-    account = require_serverless(work.settings, work.parent.base_model)
+    account = require_serverless(work.settings.training, work.parent.base_model)
     await parents_job(work)
 
     async def choose() -> ArtWindow:
         limits = art_limits(
             work,
             context=SERVERLESS_MODELS[work.parent.base_model],
-            secrets=known_secrets(work.settings) | {account.api_key.get_secret_value()},
+            secrets=known_secrets(work.settings.database) | {account.api_key.get_secret_value()},
             decode=await asyncio.to_thread(decoder, work.parent.uri),
         )
         return await asyncio.to_thread(art_window, work.rows, limits)
@@ -67,8 +67,8 @@ async def _provider(work: TrainInput, account: WandbAccount) -> AsyncIterator[tu
         progress=work.progress,
     )
     model = art.Model(
-        name=work.settings.model_name,
-        project=work.settings.wandb_project or work.settings.model_name,
+        name=work.settings.model.name,
+        project=work.settings.tracking.project or work.settings.model.name,
         entity=account.entity,
         base_model=work.parent.base_model,
     )

@@ -113,7 +113,7 @@ class ServerlessRun:
             trajectory_ids=window.trajectory_ids,
             counts=window.counts(),
             excluded=asdict(window.excluded),
-            deadline_s=self._work.settings.gpu_timeout_s,
+            deadline_s=self._work.settings.prefect.gpu_timeout_s,
         )
         try:
             await self._roll_back(job, known)
@@ -160,7 +160,7 @@ class ServerlessRun:
                     groups,
                     job_id=job.job_id,
                     submitted=submitted,
-                    learning_rate=self._work.settings.effective_learning_rate,
+                    learning_rate=self._work.settings.training.effective_learning_rate,
                     scale_rewards=False,  # as in our own trainer: scaling would amplify near-ties
                 )
         except TimeoutError as error:
@@ -215,8 +215,9 @@ class ServerlessRun:
         await self._close(job, "expired", "overdue")
         return TrainingError(
             f"W&B, window {job.window_id}: the job of {job.created_at:%Y-%m-%d %H:%M:%S} UTC"
-            f" did not end in time (GPU_TIMEOUT_SECONDS={self._work.settings.gpu_timeout_s:g}): run"
-            " the window again to submit another, or raise the limit"
+            " did not end in time"
+            f" (GPU_TIMEOUT_SECONDS={self._work.settings.prefect.gpu_timeout_s:g}): run the window"
+            " again to submit another, or raise the limit"
         )
 
     async def _close(

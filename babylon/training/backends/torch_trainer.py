@@ -2,7 +2,7 @@
 
 import asyncio
 
-from babylon.core.settings import Settings
+from babylon.core.settings import TrainingSettings
 from babylon.training.backends.train_input import TrainInput
 from babylon.training.grpo.config import TrainerConfig
 from babylon.training.update import update_checkpoint
@@ -16,9 +16,9 @@ async def update_torch(work: TrainInput) -> Update:
         work.parent.uri,
         work.rows,
         work.target,
-        tuning=work.settings.tuning,
-        config=trainer_config(work.settings),
-        transfer_layers=work.settings.transfer_layers,
+        tuning=work.settings.training.tuning,
+        config=trainer_config(work.settings.training, work.settings.seed),
+        transfer_layers=work.settings.training.transfer_layers,
         staleness=work.staleness,
         behaviours=work.behaviours,
         progress_directory=work.progress_directory,
@@ -26,19 +26,19 @@ async def update_torch(work: TrainInput) -> Update:
     )
 
 
-def trainer_config(settings: Settings) -> TrainerConfig:
+def trainer_config(training: TrainingSettings, seed: int) -> TrainerConfig:
     """The trainer's configuration that the settings describe."""
     return TrainerConfig(
-        iterations=settings.iterations,
-        trajectories_per_step=settings.batch_size * settings.accumulation,
-        max_tokens=settings.max_tokens,
-        learning_rate=settings.effective_learning_rate,
-        warmup_steps=settings.warmup_steps,
-        loss=settings.loss,
-        advantage=settings.advantage,
-        call_weight=settings.call_weight,
-        kl_penalty=settings.kl_penalty,
-        max_staleness=settings.max_staleness,
-        max_missing_logprobs=settings.max_missing_logprobs,
-        seed=settings.seed,
+        iterations=training.iterations,
+        trajectories_per_step=training.batch_size * training.accumulation,
+        max_tokens=training.max_tokens,
+        learning_rate=training.effective_learning_rate,
+        warmup_steps=training.warmup_steps,
+        loss=training.loss,
+        advantage=training.advantage,
+        call_weight=training.call_weight,
+        kl_penalty=training.kl_penalty,
+        max_staleness=training.max_staleness,
+        max_missing_logprobs=training.max_missing_logprobs,
+        seed=seed,
     )

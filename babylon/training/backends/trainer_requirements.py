@@ -9,7 +9,7 @@ from pydantic import Field, SecretStr
 from pydantic_settings import BaseSettings, SettingsConfigDict
 
 from babylon.core.errors import ConfigError
-from babylon.core.settings import Settings
+from babylon.core.settings import ModelSettings, TrainingSettings
 
 ART_LOCAL_PACKAGES = ("unsloth", "unsloth_zoo", "trl", "bitsandbytes")  # openpipe-art[backend]
 # docs.wandb.ai/training/serverless-rl/available-models → context in tokens
@@ -26,50 +26,50 @@ class WandbAccount(BaseSettings):
         frozen=True, extra="ignore", env_ignore_empty=True, populate_by_name=True
     )
 
-    api_key: SecretStr = Field(SecretStr(""), validation_alias="WANDB_API_KEY")
-    entity: str | None = Field(None, validation_alias="WANDB_ENTITY")
+    api_key: SecretStr = Field(default=SecretStr(""), validation_alias="WANDB_API_KEY")
+    entity: str | None = Field(default=None, validation_alias="WANDB_ENTITY")
     training_url: str | None = Field(  # of the training API; None: W&B's own
-        None, validation_alias="WANDB_TRAINING_URL"
+        default=None, validation_alias="WANDB_TRAINING_URL"
     )
 
 
-def require_trainer(settings: Settings) -> None:
+def require_trainer(training: TrainingSettings, model: ModelSettings) -> None:
     """Check the chosen trainer, without the database: the parent policy is not known yet.
 
     Raises:
         ConfigError: a package, an account or a fitting setting is missing.
     """
-    if settings.trainer == "art-local":
-        require_art_local(settings)
-    elif settings.trainer == "serverless":
-        require_serverless(settings, settings.base_model)
+    if training.trainer == "art-local":
+        require_art_local(training)
+    elif training.trainer == "serverless":
+        require_serverless(training, model.base)
 
 
-def _require_lora(settings: Settings) -> None:
+def _require_lora(training: TrainingSettings) -> None:
     """Check the settings that ART's trainers have no counterpart for.
 
     Raises:
         ConfigError: full fine-tuning, or a KL penalty.
     """
-    if settings.tuning != "lora":
+    if training.tuning != "lora":
         raise ConfigError(
-            f"TRAINER={settings.trainer} trains LoRA adapters, TUNING is {settings.tuning!r}: set"
-            " TUNING=lora, or TRAINER=torch"
+            f"TRAINER={training.trainer} trains LoRA adapters, TUNING is"
+            f" {training.tuning!r}: set TUNING=lora, or TRAINER=torch"
         )
-    if settings.kl_penalty:
+    if training.kl_penalty:
         raise ConfigError(
-            f"KL_PENALTY={settings.kl_penalty:g} has no counterpart in TRAINER={settings.trainer}:"
-            " unset it, or set TRAINER=torch"
+            f"KL_PENALTY={training.kl_penalty:g} has no counterpart in"
+            f" TRAINER={training.trainer}: unset it, or set TRAINER=torch"
         )
 
 
-def require_art_local(settings: Settings) -> None:
+def require_art_local(training: TrainingSettings) -> None:
     """Check that ART can train on this machine, without importing it.
 
     Raises:
         ConfigError: ART does not support a setting, or a package is missing.
     """
-    _require_lora(settings)
+    _require_lora(training)
     if missing := [name for name in ART_LOCAL_PACKAGES if find_spec(name) is None]:
         raise ConfigError(
             f"TRAINER=art-local needs {', '.join(missing)}, which openpipe-art[backend] installs:"
@@ -78,13 +78,13 @@ def require_art_local(settings: Settings) -> None:
         )
 
 
-def require_serverless(settings: Settings, base_model: str | None) -> WandbAccount:
+def require_serverless(training: TrainingSettings, base_model: str | None) -> WandbAccount:
     """Check that W&B can train ``base_model``, without a request. None: not known yet.
 
     Raises:
         ConfigError: there is no API key, or the service does not support the model or a setting.
     """
-    _require_lora(settings)
+    _require_lora(training)
     account = WandbAccount()
     if not account.api_key:
         raise ConfigError(

@@ -7,10 +7,11 @@ models without standard attention.
 
 import logging
 from collections.abc import Iterator
-from typing import Literal
+from typing import Literal, cast
 
 import torch
 from torch import nn
+from transformers import PreTrainedModel
 
 from babylon.training.grpo.attention.packed import packed_attention
 from babylon.training.grpo.attention.piecewise import piecewise_attention
@@ -107,8 +108,8 @@ class PolicyForward:
     def _shared(self, path: Path) -> TreeForward:
         model = causal_lm(self.model)
         return TreeForward(
-            backbone=model.base_model,
-            head=model.get_output_embeddings(),
+            backbone=cast(PreTrainedModel, model.base_model),
+            head=model.get_output_embeddings(),  # type: ignore[no-untyped-call]
             vocabulary=model.config.vocab_size,
             attention=packed_attention if path == "packed" else piecewise_attention,
             max_tokens=self.max_tokens,
@@ -126,7 +127,7 @@ class PolicyForward:
         with torch.no_grad():
             logits = model(input_ids=ids, use_cache=False).logits
             hidden = model.base_model(input_ids=ids, use_cache=False).last_hidden_state
-            raw = model.get_output_embeddings()(hidden)
+            raw = model.get_output_embeddings()(hidden)  # type: ignore[no-untyped-call]
         if not torch.allclose(raw, logits, rtol=1e-2, atol=1e-2 * float(logits.abs().max())):
             return "it changes its logits after the head"
         calls = [CallTokens(prompt=[1, 2], completion=[c, 1, 2], logprobs=None) for c in (1, 2)]

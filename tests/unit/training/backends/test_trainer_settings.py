@@ -7,7 +7,7 @@ import pytest
 import babylon.cli.training
 from babylon.cli import main
 from babylon.cli.requests import TrainRequest, decode
-from babylon.core.settings import LOSSES_WITH_NORMALISER, Loss, Settings, load_settings
+from babylon.core.settings import LOSSES_WITH_NORMALISER, Loss, TrainingSettings, load_settings
 from babylon.training.backends.registry import updater
 from babylon.training.backends.torch_trainer import trainer_config, update_torch
 from babylon.training.grpo.advantage import Advantage, CallWeight
@@ -16,7 +16,8 @@ from babylon.training.grpo.losses import LOSSES
 
 
 def test_the_defaults_are_the_trainers_own() -> None:
-    assert trainer_config(load_settings()) == TrainerConfig()
+    settings = load_settings()
+    assert trainer_config(settings.training, settings.seed) == TrainerConfig()
 
 
 @pytest.mark.parametrize(
@@ -42,14 +43,15 @@ def test_each_variable_changes_what_the_trainer_is_told(
     monkeypatch: pytest.MonkeyPatch, variable: str, value: str, changed: dict[str, object]
 ) -> None:
     monkeypatch.setenv(variable, value)
-    config = trainer_config(load_settings())
+    settings = load_settings()
+    config = trainer_config(settings.training, settings.seed)
     default = TrainerConfig()
     told = {name: getattr(config, name) for name in TrainerConfig.__slots__}
     assert {n: v for n, v in told.items() if v != getattr(default, n)} == changed
 
 
 def test_the_settings_know_what_the_trainer_knows() -> None:
-    fields = Settings.model_fields
+    fields = TrainingSettings.model_fields
     assert set(get_args(Loss)) == set(LOSSES)
     assert set(LOSSES_WITH_NORMALISER) == {n for n, loss in LOSSES.items() if loss.call_weight}
     assert get_args(fields["advantage"].annotation) == get_args(Advantage)
@@ -59,7 +61,7 @@ def test_the_settings_know_what_the_trainer_knows() -> None:
 
 
 def test_torch_is_the_trainer_unless_another_is_chosen() -> None:
-    assert updater(load_settings().trainer) is update_torch
+    assert updater(load_settings().training.trainer) is update_torch
 
 
 def test_the_command_line_hands_on_who_trains_and_by_which_loss(
@@ -77,4 +79,4 @@ def test_the_command_line_hands_on_who_trains_and_by_which_loss(
     monkeypatch.setenv("WANDB_API_KEY", "k" * 40)
     with pytest.raises(SystemExit):
         main(["train", "--trainer", "serverless", "--loss", "gspo"])
-    assert handed[0].overrides == {"trainer": "serverless", "loss": "gspo"}
+    assert handed[0].overrides == {"training": {"trainer": "serverless", "loss": "gspo"}}

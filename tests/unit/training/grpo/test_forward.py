@@ -300,7 +300,10 @@ def not_standard() -> list[tuple[Any, str]]:
     return [
         (MistralForCausalLM(small(MistralConfig, sliding_window=4, **sizes)), "slid"),
         (model_of("llama", rope_parameters=scaled), "dynamic rotary embedding"),
-        (GraniteForCausalLM(small(GraniteConfig, logits_scaling=8.0, **sizes)), "changed after it"),
+        (
+            GraniteForCausalLM(small(GraniteConfig, logits_scaling=8.0, **sizes)),
+            "changes its logits after the head",
+        ),
         (GptOssForCausalLM(small(GptOssConfig, **sinks, **sizes)), "a probe differ"),
         (GPT2LMHeadModel(small(GPT2Config)), "has no .layers"),
         (NemotronForCausalLM(small(NemotronConfig, **sizes)), "do not support our attention"),
