@@ -34,7 +34,7 @@ def adapter_targets(model: PreTrainedModel, layers: TransferLayers) -> set[str]:
     Raises:
         ModelError: the model has no such layers.
     """
-    head = model.get_output_embeddings()
+    head = model.get_output_embeddings()  # type: ignore[no-untyped-call]
     names = {
         ".".join(name.split(".")[-2:])
         for name, module in model.named_modules()

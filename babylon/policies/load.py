@@ -69,7 +69,7 @@ def load_policy(
 def _full(path: str) -> PreTrainedModel:
     model: PreTrainedModel = AutoModelForCausalLM.from_pretrained(path, dtype=torch.float32)
     torch.nn.Module.to(model, "cuda" if torch.cuda.is_available() else "cpu")
-    return model.eval()
+    return model  # in eval mode, by from_pretrained
 
 
 def _merged(path: str, config: PeftConfig, frozen: bool) -> PreTrainedModel:

@@ -697,18 +697,12 @@ async def test_secrets_stay_at_home(
 Change = Callable[[TrainInput], TrainInput]
 
 
-def with_settings(**update: Any) -> Change:
-    return lambda work: replace(work, settings=work.settings.replace(**update))
-
-
 REFUSED: list[tuple[Change, type[Exception], str]] = [
     (
         lambda w: replace(w, parent=replace(w.parent, base_model="tiny")),
         ConfigError,
         "does not train tiny, only OpenPipe/Qwen3-14B-Instruct and",
     ),
-    (with_settings(tuning="full"), ConfigError, "trains LoRA adapters, TUNING is 'full'"),
-    (with_settings(kl_penalty=0.1), ConfigError, "KL_PENALTY=0.1 has no counterpart"),
     (
         lambda w: replace(w, parent=replace(w.parent, kind="lora", policy_version=3)),
         ConfigError,

@@ -1,4 +1,4 @@
-"""Killed in the middle of an update and started again, it ends as if nothing had happened."""
+"""An update that is killed and resumed gives the same result as an uninterrupted one."""
 
 import errno
 import signal
@@ -213,7 +213,7 @@ def test_a_full_disk_keeps_no_half_a_file(
 
 
 def test_a_record_moves_to_the_device_as_a_whole() -> None:
-    """What was saved is read to the CPU; the update may go on elsewhere."""
+    """Progress is read to the CPU, and the update can resume on another device."""
     record = UpdateRecord.start(torch.zeros(2, 3), torch.ones(2, 3), [torch.ones(4)])
     moved = UpdateRecord.from_state(record.state(), torch.device("meta")).state()
     tensors = [v for v in moved.values() if isinstance(v, torch.Tensor)] + moved["weights_before"]

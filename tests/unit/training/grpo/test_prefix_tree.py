@@ -1,4 +1,4 @@
-"""The window compiler against brute force, and the linter of lost sharing."""
+"""Prefix trees against brute force, and the counts of lost sharing."""
 
 from collections.abc import Sequence
 from random import Random
@@ -103,7 +103,7 @@ def test_naming_a_call_twice_or_none_is_refused() -> None:
 
 
 def coverage(layout: Layout) -> np.ndarray:
-    """How often the pieces of a layout let query i see key j: ``[Q, K]``."""
+    """Number of pieces of a layout in which query i sees key j: ``[Q, K]``."""
     seen = np.zeros((layout.queries, len(layout.first)), dtype=int)
     for d in layout.dense:
         seen[d.first : d.last, d.start : d.end] += 1

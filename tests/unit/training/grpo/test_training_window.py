@@ -1,4 +1,4 @@
-"""What of a window may be trained, and how it is cut into train steps."""
+"""The trainable part of a window, and its train steps."""
 
 from collections import Counter
 from dataclasses import replace
