@@ -122,9 +122,11 @@ def _measure(
 
 
 def measures(contender: Contender, model: str, case: str, everything: bool) -> bool:
-    """LoRA on the small model only. Unless a model or case was asked for, what decides least is
-    left out too: LoRA but for high sharing, TRL as it comes on the larger model, and under skew
-    the better head without the buckets."""
+    """True if this combination is measured. LoRA runs on the small model only.
+
+    Unless ``everything`` is measured, the least informative ones are left out: LoRA without
+    high sharing, unmodified TRL on the larger model, and under skew its better head alone.
+    """
     if contender.tuning == "lora":
         return model == "small" and (everything or case == "high")
     left_out = {("larger", "high"): "TRL", ("small", "skew"): "TRL, completion head"}
