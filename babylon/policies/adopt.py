@@ -3,30 +3,14 @@
 import json
 import os
 import shutil
-from collections.abc import Callable, Sequence
 from pathlib import Path
 
-from peft import PeftConfig
 from transformers import AutoTokenizer
 
 from babylon.core.errors import TrainingError
 from babylon.policies.durable import sync
-from babylon.policies.load import is_adapter
 
 _CONFIG, _WEIGHTS = "adapter_config.json", "adapter_model.safetensors"
-
-
-def adapter_base(policy: Path | str) -> str:
-    """The base model of a policy's adapter, or the policy itself if it is a full model."""
-    if not is_adapter(policy):
-        return str(policy)
-    return str(PeftConfig.from_pretrained(str(policy)).base_model_name_or_path)
-
-
-def decoder(policy: Path | str) -> Callable[[Sequence[int]], str]:
-    """Return a function: token ids → text, by the policy's tokenizer, special tokens included."""
-    tokenizer = AutoTokenizer.from_pretrained(str(policy))
-    return lambda token_ids: str(tokenizer.decode(list(token_ids)))
 
 
 def adopt_adapter(source: Path, base: str, target: Path) -> Path:

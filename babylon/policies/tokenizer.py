@@ -54,6 +54,12 @@ def render_prompt(
     return cast(list[int], ids)
 
 
+def decoder(path: Path | str) -> Callable[[Sequence[int]], str]:
+    """Return a function: token ids → text with special tokens, by the tokenizer at ``path``."""
+    tokenizer = AutoTokenizer.from_pretrained(str(path))
+    return lambda token_ids: str(tokenizer.decode(list(token_ids)))
+
+
 def prompt_length(path: str | Path) -> Callable[[Sequence[dict[str, str]]], int]:
     """Return a function: messages → number of prompt tokens of the checkpoint at ``path``."""
     tokenizer = AutoTokenizer.from_pretrained(str(path))

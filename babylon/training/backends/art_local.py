@@ -9,7 +9,8 @@ from types import ModuleType
 from typing import Any
 
 from babylon.core.errors import TrainingError, WindowNotReadyError
-from babylon.policies.adopt import adapter_base, adopt_adapter
+from babylon.policies.adopt import adopt_adapter
+from babylon.policies.checkpoint_files import adapter_base
 from babylon.training.backends.art_metrics import from_art
 from babylon.training.backends.art_window import art_limits, art_window
 from babylon.training.backends.train_input import TrainInput
@@ -42,7 +43,7 @@ async def update_on_disk(work: TrainInput, backend: Any, root: Path, **options: 
     limits = art_limits(work, context=None, secrets=None)
     window = await asyncio.to_thread(art_window, work.rows, limits)
     art = await load_art()
-    base = await asyncio.to_thread(adapter_base, work.parent.uri)
+    base = await asyncio.to_thread(adapter_base, work.parent.uri) or work.parent.uri
     model = art.Model(name=work.target.name, project=work.settings.model.name, base_model=base)
     directory = root / model.project / "models" / model.name
     await asyncio.to_thread(_write_step_0, directory, work.parent.uri, base)

@@ -8,7 +8,7 @@ from typing import Any
 import openai
 
 from babylon.core.errors import ConfigError, TrainingError
-from babylon.policies.adopt import decoder
+from babylon.policies.tokenizer import decoder
 from babylon.training.backends.art_local import load_art
 from babylon.training.backends.art_metrics import from_art
 from babylon.training.backends.art_window import (

@@ -24,7 +24,8 @@ import httpx
 import openai
 
 from babylon.core.errors import ConfigError, TrainingError
-from babylon.policies.adopt import adapter_base, adopt_adapter
+from babylon.policies.adopt import adopt_adapter
+from babylon.policies.checkpoint_files import adapter_base
 from babylon.store import training_jobs as jobs
 from babylon.store.training_jobs import TrainingJob
 from babylon.training.backends.art_local import load_art
@@ -204,7 +205,8 @@ class ServerlessRun:
 
     async def _fetch(self, step: int) -> None:
         """Download a checkpoint to ``work.target``, on our base model."""
-        base = await asyncio.to_thread(adapter_base, self._work.parent.uri)
+        parent = self._work.parent.uri
+        base = await asyncio.to_thread(adapter_base, parent) or parent
         target = self._work.target
         target.parent.mkdir(parents=True, exist_ok=True)
         with TemporaryDirectory(dir=target.parent, prefix=f".{target.name}-") as pulled:

@@ -87,8 +87,3 @@ def test_a_base_model_that_is_a_path_to_nowhere_is_not_looked_for_on_the_hub(
 ) -> None:
     with pytest.raises(ModelError, match=r"^BASE_MODEL=.*: no such directory: /nope: "):
         resolve_base("/nope", tmp_path, 0)
-
-
-def test_a_model_that_does_not_load_is_named(tmp_path: Path) -> None:
-    with pytest.raises(ModelError, match=str(tmp_path)):
-        load_policy(tmp_path)
