@@ -10,7 +10,7 @@ from babylon.cli.output import print_json, print_table, stderr
 from babylon.cli.shared import Version, show_values, with_store
 from babylon.core.settings import load_settings
 from babylon.deployment.checks.check_result import as_lines
-from babylon.training.health import in_order, warnings
+from babylon.training.update_health import in_order, warnings
 
 app = typer.Typer(help="The base model and its policies.", no_args_is_help=True)
 

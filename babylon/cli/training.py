@@ -147,7 +147,7 @@ def train(
     for bound in filter(None, (first, last)):
         parse_bound(bound)
     require_scorer(settings.scoring.scorer, settings.judge)
-    require_trainer(settings)
+    require_trainer(settings.training, settings.model)
     _become_flow(
         TrainRequest(
             mode=mode.value,

@@ -24,8 +24,8 @@ from babylon.store.connection import Store
 from babylon.store.lineage import descends
 from babylon.store.policies import Policy, champion, get_policy, set_verdict
 from babylon.store.route_history import RESTORER, all_routes, same_champion_since, taken_back
-from babylon.training.health import ruled_out
-from babylon.training.takeover import claim_name
+from babylon.training.progress_directory import claim_name
+from babylon.training.update_health import ruled_out
 
 
 async def validate_checkpoint(

@@ -24,7 +24,7 @@ from babylon.store.route_history import previous_champion
 from babylon.store.routes import Split, commit_route, current_route
 from babylon.store.trajectory_arms import pin_arm
 from babylon.store.windows import claim_window, set_state
-from babylon.training.takeover import progress_directory
+from babylon.training.progress_directory import progress_directory
 
 START = datetime(2025, 11, 14, 0, tzinfo=UTC)
 
@@ -306,7 +306,7 @@ async def test_progress_stays_while_its_window_may_go_on_from_it(
         timedelta(hours=lean.windows.lookback_hours + 1),
     )
     for claim in (done, claimed, failed, old):
-        make(progress_directory(lean, claim))
+        make(progress_directory(lean.home, claim))
     await retire_checkpoints(store, lean)
     assert sorted(path.name for path in lean.home.progress.iterdir()) == [
         "2025-11-14T0100-e1",

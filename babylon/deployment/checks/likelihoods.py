@@ -70,7 +70,7 @@ def look(contenders: Contenders, probes: Sequence[Probe]) -> Seen:
     Raises:
         ModelError: the policy does not load.
     """
-    from babylon.training.trial import logprobs_of
+    from babylon.training.likelihood import logprobs_of
 
     replies = _replies(probes, "policy")
     given = [reply.answer for reply in replies]

@@ -97,6 +97,6 @@ def _result(trajectory: Trajectory) -> str:
 
 def _load() -> Callable[..., Awaitable[list[float]]]:
     # Importing ART takes seconds, so it happens only if this scorer is chosen.
-    from babylon.art.client import ruler_rewards
+    from babylon.training.backends.art_client import ruler_rewards
 
     return ruler_rewards

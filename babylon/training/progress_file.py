@@ -1,13 +1,12 @@
-"""An update's progress on disk: killed and started again, it goes on where it was saved.
+"""An update's progress on disk: an update that was killed resumes from the last save.
 
-One file holds the tuned weights, the optimiser with its warm-up, the trainer's record and the
-position in the data, and a digest of everything that decides the update. The order of the data
-follows from seed and iteration and nothing else draws random numbers, so there is no generator to
-save. The file is replaced at once, or not at all.
+One file holds the tuned weights, the optimiser with its warm-up, the trainer's record with the
+position in the data, and a digest of the update's inputs. Seed and iteration determine the order
+of the data, and nothing else draws random numbers, so no generator is saved. The file is replaced
+atomically.
 
-It is written after a train step, as soon as training has lasted twenty times as long as writing
-it took: so it costs at most a twentieth of the time, and a crash at most twenty times what it
-would have cost to save more often, whether the model is tiny or has billions of weights.
+A save happens after a train step, once training has lasted ``PATIENCE`` times as long as the last
+save took. Saving therefore costs at most a twentieth of the time, for models of any size.
 """
 
 import hashlib
@@ -18,7 +17,6 @@ import time
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from pickle import UnpicklingError
-from typing import Any
 
 import msgspec
 import torch
@@ -26,64 +24,68 @@ import torch
 from babylon.core.failpoints import failpoint
 from babylon.core.trajectories import TrainingRow
 from babylon.policies.durable import save_tensors, sync, written
+from babylon.training.grpo.update_record import RecordState
+from babylon.training.progress_directory import PROGRESS_FILE
 from babylon.training.trainable import Trainable
 
 logger = logging.getLogger(__name__)
-PATIENCE = 20  # times the duration of the last save
-FORMAT = 1  # of the file; another one is not read
-_FILE = "progress.pt"
+PATIENCE = 20  # train this many times as long as the last save took
+FORMAT = 1  # files of another format are ignored
 
 
 def update_digest(rows: Sequence[TrainingRow], decides: Mapping[str, object]) -> str:
-    """Names an update by all that its result depends on: another digest is another update."""
+    """Digest of an update's inputs. Equal digests mean equal results."""
     digest = hashlib.sha256(msgspec.json.encode(rows))
     for name, value in sorted(decides.items()):
         digest.update(f"\n{name}={value!r}".encode())
     return f"{FORMAT}-{digest.hexdigest()}"
 
 
-class ProgressDirectory:
-    """The trainer's journal in a directory of its own; ``remove`` it when the update is saved."""
+class ProgressFile:
+    """The trainer's ``Journal`` on disk, in a directory of its own."""
 
     def __init__(self, directory: Path, digest: str, trainable: Trainable) -> None:
         self._directory, self._digest, self._trainable = directory, digest, trainable
         self._took, self._ended = 0.0, time.monotonic()
 
-    def restore(self) -> dict[str, Any] | None:
-        """Put weights and optimiser back; None when there is nothing, or another update's."""
-        path = self._directory / _FILE
+    def restore(self) -> RecordState | None:
+        """Restore weights and optimiser, and return the trainer's record.
+
+        Return None if nothing was saved, or if the file belongs to another update.
+        """
+        path = self._directory / PROGRESS_FILE
         if not path.exists():
             return None
         try:
-            saved: dict[str, Any] = torch.load(path, map_location="cpu", weights_only=True)
+            saved = torch.load(path, map_location="cpu", weights_only=True)
         except (RuntimeError, EOFError, UnpicklingError) as error:
-            # only a shortcut: an update that could never be tried again would be worse
-            logger.warning("%s cannot be read, the update starts anew: %s", path, error)
+            # start over: raising would fail every retry of the update
+            logger.warning("%s cannot be read, the update starts over: %s", path, error)
             return None
         if saved.get("digest") != self._digest:
-            logger.info("%s is of another update: it is ignored", path)
+            logger.info("%s belongs to another update and is ignored", path)
             return None
         with torch.no_grad():
             for name, parameter in self._trainable.tuned.items():
                 parameter.copy_(saved["weights"][name])
         self._trainable.optimizer.load_state_dict(saved["optimizer"])
-        record: dict[str, Any] = saved["record"]
+        record: RecordState = saved["record"]
         logger.info(
-            "the update goes on from %s: iteration %d, after %d of its train steps",
+            "the update resumes from %s: iteration %d, after %d of its train steps",
             path,
             record["iteration"],
             record["step"],
         )
         return record
 
-    def save(self, state: dict[str, Any]) -> None:
-        """Keep everything, unless that was done a moment ago."""
+    def save(self, state: RecordState) -> None:
+        """Save weights, optimiser and ``state``, unless the last save is too recent."""
         started = time.monotonic()
         if started - self._ended < PATIENCE * self._took:
             return
         self._directory.mkdir(parents=True, exist_ok=True)
         failpoint("progress.before")
-        temporary = self._directory / f"{_FILE}.{os.getpid()}"
+        temporary = self._directory / f"{PROGRESS_FILE}.{os.getpid()}"
         saved = {
             "digest": self._digest,
             "weights": {name: p.detach() for name, p in self._trainable.tuned.items()},
@@ -94,14 +96,14 @@ class ProgressDirectory:
             save_tensors(saved, temporary)
             sync(temporary)
         failpoint("progress.written")
-        os.replace(temporary, self._directory / _FILE)
+        os.replace(temporary, self._directory / PROGRESS_FILE)
         sync(self._directory)
         failpoint("progress.after")
         self._ended = time.monotonic()
         self._took = self._ended - started
 
     def remove(self) -> None:
-        """The update is saved as a checkpoint, or came to nothing."""
+        """Delete the directory: the update has been saved as a checkpoint, or has failed."""
         failpoint("progress.forget")
         shutil.rmtree(self._directory, ignore_errors=True)
         failpoint("progress.forgotten")

@@ -1,30 +1,33 @@
-"""Which models can attend through a prefix tree: causal LMs of transformers, attention as usual."""
+"""Models that can run on a prefix tree: causal LMs of transformers with standard attention."""
 
 import inspect
-from typing import Any
+from typing import cast
 
-from transformers import PreTrainedModel
+from peft import PeftModel
+from torch import nn
+from transformers import PreTrainedConfig, PreTrainedModel
 
 _LENGTH_DEPENDENT = {"dynamic", "longrope"}
 
 
-def causal_lm(model: Any) -> Any:
-    """The model of transformers that a peft model was made of, or the model itself."""
-    return model.get_base_model() if hasattr(model, "get_base_model") else model
+def causal_lm(model: nn.Module) -> PreTrainedModel:
+    """The transformers model inside a peft model, or the model itself."""
+    return cast(PreTrainedModel, model.get_base_model() if isinstance(model, PeftModel) else model)
 
 
-def why_not_standard(model: Any) -> str | None:
-    """Why a prefix tree would give this model other values than its calls one by one, or None."""
-    kinds = {str(c.peft_type.value) for c in getattr(model, "peft_config", {}).values()}
+def why_unsupported(model: nn.Module) -> str | None:
+    """The reason why a prefix tree can give this model wrong values, or None."""
+    adapters = model.peft_config.values() if isinstance(model, PeftModel) else ()
+    kinds = {str(c.peft_type.value) for c in adapters}
     if kinds - {"LORA"}:
         return f"its {', '.join(sorted(kinds))} adapter is not LoRA"
     if not isinstance(model := causal_lm(model), PreTrainedModel):
         return f"{type(model).__name__} is not a model of transformers"
-    config: Any = model.config
+    config = model.config
     if config.is_encoder_decoder:
         return "it is an encoder-decoder"
     if not model._supports_attention_backend:
-        return f"{type(model).__name__} does not call attention through transformers' registry"
+        return f"{type(model).__name__} does not use transformers' attention registry"
     if model.get_output_embeddings() is None:  # type: ignore[no-untyped-call]
         return f"{type(model).__name__} has no language-model head"
     kinds = set(getattr(config, "layer_types", None) or []) - {"full_attention"}
@@ -32,16 +35,16 @@ def why_not_standard(model: Any) -> str | None:
         return f"it has layers of type {', '.join(sorted(kinds))}"
     if not getattr(config, "layer_types", None) and getattr(config, "sliding_window", None):
         return f"its attention slides over {config.sliding_window} tokens"
-    return _why_not_layers(model.base_model, config)
+    return _why_layers_unsupported(model.base_model, config)
 
 
-def _why_not_layers(backbone: Any, config: Any) -> str | None:
+def _why_layers_unsupported(backbone: nn.Module, config: PreTrainedConfig) -> str | None:
     rotation = (getattr(config, "rope_parameters", None) or {}).get("rope_type", "default")
     if rotation in _LENGTH_DEPENDENT:
         return f"its {rotation} rotary embedding depends on the longest call of a batch"
     layers = getattr(backbone, "layers", None)
-    if not layers:
-        return f"{type(backbone).__name__} keeps its layers elsewhere than in .layers"
+    if not isinstance(layers, nn.ModuleList) or not layers:
+        return f"{type(backbone).__name__} has no .layers"
     parameters = inspect.signature(layers[-1].forward).parameters.values()
     names = {parameter.name for parameter in parameters}
     passes_on = any(parameter.kind is parameter.VAR_KEYWORD for parameter in parameters)

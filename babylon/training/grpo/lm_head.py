@@ -1,19 +1,19 @@
-"""The language-model head at trained positions only, a chunk of the vocabulary matrix at a time.
+"""The language-model head at trained positions only, in chunks of rows.
 
-Only rows that predict a trained token reach the head, each (position, temperature) once however
-many calls read it. Statistics over the vocabulary are fp32. Logits of more rows than one chunk
-are computed again for the backward pass, so ``[M, V]`` never exists for all M.
+Only rows that predict a trained token reach the head, and each (position, temperature) only once,
+even if several calls read it. Statistics over the vocabulary are fp32. If there is more than one
+chunk, the backward pass recomputes the logits, so ``[M, V]`` never exists for all M.
 """
 
 from collections.abc import Callable
-from typing import Any
 
 import torch
 from torch import Tensor
+from torch.autograd.function import FunctionCtx
 from torch.utils.checkpoint import checkpoint
 
-_CHUNK_ELEMENTS = 2**22  # of logits: 16 MiB of fp32 stay near the cores
-_MIN_ROWS = 256  # with fewer, reading the weights costs more than the products
+_CHUNK_ELEMENTS = 2**22  # logits of a chunk: 16 MiB of fp32 fit into a CPU cache
+_MIN_ROWS = 256  # with fewer rows, reading the weights takes longer than the products
 
 Head = Callable[[Tensor], Tensor]
 
@@ -26,14 +26,14 @@ def token_values(
     row: Tensor,
     target: Tensor,
 ) -> tuple[Tensor, Tensor]:
-    """Log-probability of M targets and entropy of the distributions they are drawn from.
+    """Log-probabilities of M targets, and entropies of the distributions that predict them.
 
     Args:
-        head: maps ``[R, h]`` to logits ``[R, V]``: any module, with its own parameters.
-        hidden: ``[R, h]``, the rows that predict something.
-        temperature: ``[R]``, what each row's logits are divided by.
-        row: ``[M]`` ascending, which row predicts the token.
-        target: ``[M]``, the token.
+        head: maps ``[R, h]`` to logits ``[R, V]``.
+        hidden: ``[R, h]``, the rows that predict a target.
+        temperature: ``[R]``, divisor of each row's logits.
+        row: ``[M]`` ascending, the row that predicts each target.
+        target: ``[M]``, token ids.
 
     Returns:
         Log-probabilities ``[M]`` with gradient and entropies ``[M]`` without, fp32, in nats.
@@ -43,8 +43,7 @@ def token_values(
     def chunk(
         hidden: Tensor, temperature: Tensor, row: Tensor, target: Tensor
     ) -> tuple[Tensor, Tensor]:
-        # never in less than the weights' own precision: a logit rounded to bf16 is off by more than
-        # a small update moves it
+        # no autocast: rounding a logit to bf16 changes it more than a small update does
         with torch.autocast(hidden.device.type, enabled=False):
             result: tuple[Tensor, Tensor] = _Statistics.apply(  # type: ignore[no-untyped-call]
                 head(hidden), temperature, row, target
@@ -64,12 +63,17 @@ def token_values(
     return logprobs, entropy
 
 
+class _Context(FunctionCtx):
+    dtype: torch.dtype
+    saved_tensors: tuple[Tensor, Tensor, Tensor, Tensor, Tensor]
+
+
 class _Statistics(torch.autograd.Function):
-    """``log_softmax(logits / temperature)[row, target]`` and entropy, in few passes over memory."""
+    """``log_softmax(logits / temperature)[row, target]`` and entropy, in few memory passes."""
 
     @staticmethod
     def forward(
-        ctx: Any, logits: Tensor, temperature: Tensor, row: Tensor, target: Tensor
+        ctx: _Context, logits: Tensor, temperature: Tensor, row: Tensor, target: Tensor
     ) -> tuple[Tensor, Tensor]:
         scaled = logits.to(torch.promote_types(logits.dtype, torch.float32))
         scaled = scaled / temperature.to(scaled.dtype)[:, None]
@@ -86,7 +90,7 @@ class _Statistics(torch.autograd.Function):
         return logprobs, entropy
 
     @staticmethod
-    def backward(ctx: Any, grad: Tensor, _: Tensor) -> tuple[Tensor | None, ...]:
+    def backward(ctx: _Context, grad: Tensor, _: Tensor) -> tuple[Tensor | None, ...]:
         weights, total, temperature, row, target = ctx.saved_tensors
         mass = torch.zeros_like(total).index_add_(0, row, grad)
         temperature = temperature.to(total.dtype)

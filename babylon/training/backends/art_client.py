@@ -1,7 +1,7 @@
-"""openpipe-art. Only this module imports ``art``: that takes 8 s and belongs on no hot path.
+"""The client of openpipe-art. No other module imports ``art``, because the import takes 8 s.
 
-ART 0.5.18 patches transformers with a function of an older signature, after which every forward
-pass raises a TypeError; the original is put back here, whoever imported ``art`` first.
+ART 0.5.18 replaces a function of transformers by one with an older signature, after which every
+forward pass raises a TypeError. This module restores the original.
 """
 
 import asyncio
@@ -10,8 +10,8 @@ from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from pathlib import Path
 from typing import Any
 
-os.environ.setdefault("LITELLM_LOCAL_MODEL_COST_MAP", "True")  # or litellm fetches one at import
-os.environ.setdefault("PYTHON_DOTENV_DISABLED", "1")  # or both load any .env above site-packages
+os.environ.setdefault("LITELLM_LOCAL_MODEL_COST_MAP", "True")  # no download at litellm's import
+os.environ.setdefault("PYTHON_DOTENV_DISABLED", "1")  # ignore .env files above site-packages
 
 import art
 import wandb
@@ -30,16 +30,16 @@ TrainResult = art.TrainResult
 
 
 class Model(art.TrainableModel):  # type: ignore[misc]
-    """ART's model without its W&B run: the pipeline logs a window's metrics itself."""
+    """ART's model without its W&B run, because the pipeline logs the metrics itself."""
 
     def _get_wandb_run(self) -> None:
         return None
 
 
 class Serverless(art.ServerlessBackend):  # type: ignore[misc]
-    """W&B's training service, where a job is made known before anybody waits for it.
+    """W&B's training service, with access to a job's id before its end.
 
-    ``progress`` hears of gradient steps: how many are done, and how many there will be.
+    ``progress`` is called after each gradient step with (steps done, all steps).
     """
 
     def __init__(
@@ -57,9 +57,9 @@ class Serverless(art.ServerlessBackend):  # type: ignore[misc]
         submitted: Callable[[str], Awaitable[None]],
         **options: Any,
     ) -> Any:
-        """ART's ``train``; with a ``job_id`` it waits for that job and submits nothing.
+        """ART's ``train``. With a ``job_id`` it waits for that job and submits nothing.
 
-        ``submitted`` is awaited with the id of a new job before the first look at its events.
+        ``submitted`` is awaited with the id of a new job before the job's events are read.
         """
         jobs = self._client.training_jobs
         submit = type(jobs).create
@@ -75,7 +75,7 @@ class Serverless(art.ServerlessBackend):  # type: ignore[misc]
         return await self.train(model, groups, **options)
 
     async def checkpoints(self, model: Any) -> dict[int, dict[str, float]]:
-        """Step → metrics of every checkpoint that the service keeps of a model."""
+        """Step → metrics, of the model's checkpoints at the service."""
         listed = self._client.models.checkpoints.list(model_id=model.id, order="asc")
         return {checkpoint.step: checkpoint.metrics async for checkpoint in listed}
 
@@ -83,21 +83,20 @@ class Serverless(art.ServerlessBackend):  # type: ignore[misc]
         """Download a checkpoint's adapter from W&B's artifacts.
 
         Raises:
-            TrainingError: W&B does not give it.
+            TrainingError: the download failed.
         """
         try:
             await asyncio.to_thread(self._download, model, step, directory)
         except (wandb.Error, ValueError, OSError) as error:
             raise TrainingError(
-                f"W&B does not give checkpoint {step} of model {model.name} ({error}): run the"
-                " window again, its job has ended and is kept"
+                f"W&B does not deliver checkpoint {step} of model {model.name} ({error}): run the"
+                " window again, which downloads it without a new job"
             ) from error
 
     def _download(self, model: Any, step: int, directory: Path) -> None:
-        """Past wandb's cache, which nobody would empty."""
         name = self._model_inference_name(model, step).removeprefix("wandb-artifact:///")
         artifact = wandb.Api(api_key=self._client.api_key).artifact(name, type="lora")
-        artifact.download(root=str(directory), skip_cache=True)
+        artifact.download(root=str(directory), skip_cache=True)  # nothing would empty the cache
 
     async def _train_model(self, *arguments: Any) -> AsyncIterator[dict[str, float]]:
         done = 0
@@ -109,16 +108,16 @@ class Serverless(art.ServerlessBackend):  # type: ignore[misc]
 
 
 def local_backend(path: Path) -> Any:
-    """ART's trainer on this machine's GPU (unsloth and vLLM); models lie under ``path``."""
+    """ART's trainer on this machine's GPU (unsloth and vLLM), with its models under ``path``."""
     from art.local import LocalBackend
 
     return LocalBackend(path=str(path))
 
 
 def trajectory_groups(rows: Sequence[TrainingRow]) -> list[Any]:
-    """One group a scenario, one history a call; every call must carry tokens and logprobs.
+    """One group a scenario, one history a call. Every call must have tokens and logprobs.
 
-    Only messages, tokens and scores are told: who played, and where, is nobody's business.
+    Groups hold messages, tokens and scores, but no names of agents or scenarios.
     """
     scenarios: dict[str, list[Any]] = {}
     for row in rows:
@@ -133,7 +132,7 @@ def trajectory_groups(rows: Sequence[TrainingRow]) -> list[Any]:
 
 
 def _history(call: Call) -> list[Any]:
-    """The messages as they were sent, and the reply as vLLM would have returned it."""
+    """The call's messages, and its reply in the format of a vLLM response."""
     assert call.completion_token_ids is not None and call.logprobs is not None
     choice = Choice.model_validate(
         {
@@ -155,7 +154,7 @@ def _history(call: Call) -> list[Any]:
 async def ruler_rewards(
     chats: Sequence[list[dict[str, str]]], *, model: str, base_url: str, api_key: str, rubric: str
 ) -> list[float]:
-    """ART's own RULER on one group: a reward for each chat, as the judge gave them."""
+    """Rewards of ART's own RULER for the chats of one group."""
     group = art.TrajectoryGroup(
         [art.Trajectory(messages_and_choices=chat, reward=0.0) for chat in chats]
     )

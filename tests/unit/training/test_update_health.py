@@ -2,7 +2,7 @@ import re
 
 import pytest
 
-from babylon.training.health import figure, ruled_out, update_markdown, warnings
+from babylon.training.update_health import figure, ruled_out, update_markdown, warnings
 
 SOUND = {
     "training_loss": -0.0123456,
@@ -52,10 +52,10 @@ def test_what_rules_an_update_out_names_the_figure_and_the_remedy(
         ({"calls_without_logprobs": 5}, "5 of 96 calls have no logged logprobs"),
         (
             {"staleness_0": 0},
-            "No call is of the parent itself, so logprob_mismatch was not measured",
+            "No call was sampled from the parent, so logprob_mismatch was not measured",
         ),
         ({"calls_without_logprobs": 96, "staleness_0": 0}, "96 of 96 calls have no logged"),
-        ({"masked_impossible": 0.02}, "2.0% of the tokens are in calls that the parent finds"),
+        ({"masked_impossible": 0.02}, "2.0% of the tokens are in calls that are impossible"),
         ({"masked_fraction": 0.21}, "21.0% of the tokens were masked"),
         ({"stopped_early": True}, "Stopped early, after iteration 2"),
         ({"oom_halvings": 4}, "Memory ran out 4 times: set MAX_TOKENS=512"),
@@ -70,7 +70,7 @@ def test_what_deserves_a_look_is_said_and_nothing_else(off: dict[str, float], sa
 def test_the_advice_on_prompt_order_is_part_of_the_warning() -> None:
     lossy = SOUND | {"lost_tokens": 400, "sharing_advice": "from token 7 a segment differs"}
     (warning,) = warnings(lossy)
-    assert warning.endswith("before what is private: from token 7 a segment differs.")
+    assert warning.endswith("before private text: from token 7 a segment differs.")
     page = update_markdown("w", 8, 5, {"sharing_advice": "('a | b' in one call)"})
     assert "| sharing_advice | ('a \\| b' in one call) |" in page
 
