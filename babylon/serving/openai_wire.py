@@ -5,13 +5,14 @@ vLLM's additions: ``return_token_ids`` in a request brings ``prompt_token_ids`` 
 """
 
 from collections.abc import Mapping
-from typing import Annotated, Any, TypeVar
+from typing import Annotated, Any, TypeAlias, TypeVar
 
 import msgspec
 from msgspec import Meta, Struct
 
 from babylon.core.errors import ServingError
 
+JsonObject: TypeAlias = dict[str, Any]
 MAX_BODY_BYTES = 4 * 2**20
 DONE = b"data: [DONE]\n\n"
 

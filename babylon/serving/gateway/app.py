@@ -5,7 +5,7 @@ alone, names it in ``x-model-version``, and ends only when the call is on the di
 """
 
 import asyncio
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 
 import aiohttp
@@ -20,7 +20,7 @@ from babylon.serving.gateway.calls import Calls
 from babylon.serving.gateway.dialects import DIALECTS
 from babylon.serving.gateway.engine_client import Engine
 from babylon.serving.gateway.follower import Follower
-from babylon.serving.gateway.gateway_metrics import CONTENT_TYPE, Metrics
+from babylon.serving.gateway.gateway_metrics import CONTENT_TYPE, GatewayMetrics
 from babylon.serving.gateway.limits import Limits
 from babylon.serving.gateway.loader import Loader
 from babylon.serving.gateway.recording import CallRecorder
@@ -35,6 +35,7 @@ class Gateway:
 
     def __init__(self, calls: Calls, shipper: Shipper) -> None:
         self._calls, self._shipper = calls, shipper
+        self._add_gauges(calls.metrics.add_gauge)
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         response = Response(send)
@@ -54,8 +55,7 @@ class Gateway:
                 await response.json(self._models())
             case "GET", "/metrics":
                 self._calls.keys.admit(scope["headers"], "read")
-                text = self._calls.metrics.text(self._gauges())
-                await response.whole(text, content_type=CONTENT_TYPE)
+                await response.whole(self._calls.metrics.text(), content_type=CONTENT_TYPE)
             case "GET", "/health/live":
                 await response.json(b'{"status":"ok"}')
             case "GET", "/health" | "/health/ready":
@@ -88,18 +88,32 @@ class Gateway:
         status = 503 if table.unavailable else 200
         await response.json(msgspec.json.encode(body), status=status)
 
-    def _gauges(self) -> dict[str, float]:
-        table, recorder = self._calls.table, self._calls.recorder
-        return {
-            "babylon_ready": float(table.unavailable is None),
-            "babylon_route_version": table.route.route_version if table.route else 0,
-            "babylon_calls_in_flight": table.in_flight.total(),
-            "babylon_calls_waiting": self._calls.limits.waiting,
-            "babylon_recording_ok": float(recorder.problem is None),
-            "babylon_recording_backlog_bytes": self._shipper.backlog_bytes,
-            "babylon_recorded_calls": self._shipper.shipped_calls,
-            "babylon_unrecorded_calls": recorder.lost,
-        }
+    def _add_gauges(self, add: Callable[[str, str, Callable[[], float]], None]) -> None:
+        table, recorder, shipper = self._calls.table, self._calls.recorder, self._shipper
+        add("babylon_ready", "1 if calls are served.", lambda: table.unavailable is None)
+        add(
+            "babylon_route_version",
+            "Version of the route in force, 0 if there is none.",
+            lambda: table.route.route_version if table.route else 0,
+        )
+        add("babylon_calls_in_flight", "Calls being answered.", table.in_flight.total)
+        add(
+            "babylon_calls_waiting",
+            "Calls waiting for their turn at a policy.",
+            lambda: self._calls.limits.waiting,
+        )
+        add("babylon_recording_ok", "1 if the disk takes calls.", lambda: recorder.problem is None)
+        add(
+            "babylon_recording_backlog_bytes",
+            "Recorded calls that are not in the database yet.",
+            lambda: shipper.backlog_bytes,
+        )
+        add(
+            "babylon_recorded_calls",
+            "Calls written to the database.",
+            lambda: shipper.shipped_calls,
+        )
+        add("babylon_unrecorded_calls", "Calls served without a record.", lambda: recorder.lost)
 
     async def _refuse(self, response: Response, error: RequestError) -> None:
         """An error in OpenAI's shape: the response's status, or a stream's last event."""
@@ -144,7 +158,7 @@ async def open_gateway(
             recorder=recorder,
             keys=keys,
             limits=Limits(settings.max_concurrency, settings.max_queue),
-            metrics=Metrics(),
+            metrics=GatewayMetrics(),
         )
         records = (recorder.run(), shipper.run())
         routes = (loader.run(), follower.run(), follower.give_signs_of_life(), pins.run())

@@ -28,7 +28,7 @@ from babylon.serving.gateway.dialects import Dialect
 from babylon.serving.gateway.engine_client import Engine, EngineDownError, arriving
 from babylon.serving.gateway.exchange import Exchange, Identity
 from babylon.serving.gateway.follower import Follower
-from babylon.serving.gateway.gateway_metrics import Metrics
+from babylon.serving.gateway.gateway_metrics import GatewayMetrics
 from babylon.serving.gateway.limits import Limits
 from babylon.serving.gateway.recording import CallRecorder
 from babylon.serving.gateway.route_table import RouteTable
@@ -50,7 +50,7 @@ class Calls:
     recorder: CallRecorder
     keys: KeyRing
     limits: Limits
-    metrics: Metrics
+    metrics: GatewayMetrics
 
     async def serve(
         self, scope: Scope, receive: Receive, response: Response, dialect: Dialect
