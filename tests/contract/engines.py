@@ -16,7 +16,7 @@ from urllib.error import URLError
 import aiohttp
 
 from babylon.core.settings import Settings, load_settings
-from babylon.serving.gateway.engine_client import Engine
+from babylon.serving.gateway.engine_client import EngineClient
 from babylon.serving.gateway.route_table import Target
 from tests.contract.checkpoints import CONTEXT
 from tests.ports import free_port
@@ -81,18 +81,18 @@ class Answer:
 
 
 @dataclass
-class Door:
-    """An engine's door, through which policies come and go and calls are made."""
+class EngineUnderTest:
+    """Client of one engine: loads and unloads policies, and makes calls."""
 
     url: str
     http: aiohttp.ClientSession
-    engine: Engine = field(init=False)
+    client: EngineClient = field(init=False)
 
     def __post_init__(self) -> None:
-        self.engine = Engine(self.http, self.url)
+        self.client = EngineClient(self.http, self.url)
 
     async def load(self, name: str, path: Path) -> str:
-        await self.engine.load(Target(name, 1, str(path)))
+        await self.client.load(Target(name, 1, str(path)))
         return name
 
     async def put(self, name: str, path: Path, version: int = 1) -> tuple[int, dict[str, Any]]:
@@ -111,7 +111,7 @@ class Door:
 
     async def send(self, name: str, body: bytes, path: str = "/v1/chat/completions") -> Answer:
         """A request as the gateway sends it."""
-        async with await self.engine.call(path, body, name) as response:
+        async with await self.client.call(path, body, name) as response:
             text = await response.text()
             if response.content_type != "text/event-stream":
                 return Answer(response.status, [json.loads(text)])
@@ -130,7 +130,7 @@ class Door:
         """A streamed chat whose first token has come."""
         body = asked(name, messages=HELLO, stream=True, **fields)
         path = "/v1/chat/completions"
-        response = await self.engine.call(path, json.dumps(body).encode(), name)
+        response = await self.client.call(path, json.dumps(body).encode(), name)
         for _ in ("the role", "the first token"):
             await response.content.readuntil(b"\n\n")
         return response
@@ -197,11 +197,11 @@ def running_embedded() -> Iterator[str]:
         yield f"http://127.0.0.1:{port}"
 
 
-async def open_door(url: str) -> AsyncIterator[Door]:
+async def open_engine(url: str) -> AsyncIterator[EngineUnderTest]:
     async with aiohttp.ClientSession(timeout=aiohttp.ClientTimeout(total=PATIENCE_S)) as http:
-        door = Door(url, http)
-        await door.engine.policies()  # and where they answer
-        yield door
+        engine = EngineUnderTest(url, http)
+        await engine.client.policies()  # and where they answer
+        yield engine
 
 
 def _answers(url: str) -> bool:

@@ -22,8 +22,8 @@ from babylon.core.errors import ServingError
 from babylon.core.settings import Settings
 from babylon.serving.engine.engine_process import POLICIES, make_app
 from babylon.serving.gateway.app import open_gateway
-from babylon.serving.gateway.identity import new_gateway_id, remove_dead
-from babylon.serving.gateway.route_table import Split, Target
+from babylon.serving.gateway.gateway_id import new_gateway_id, remove_dead_gateways
+from babylon.serving.gateway.route_table import ArmSplit, Target
 from babylon.store import Store, open_store
 from babylon.store.calls import wait_until_recorded
 from babylon.store.gateways import (
@@ -159,7 +159,7 @@ async def replicas(
 
 def agents(count: int, smaller: float, greater: float) -> list[str]:
     """Those that come to the challenger when its share grows."""
-    before, after = (Split(CHALLENGER, share, "experiment") for share in (smaller, greater))
+    before, after = (ArmSplit(CHALLENGER, share, "experiment") for share in (smaller, greater))
     names = (f"agent-{number}" for number in range(10_000))
     found = (n for n in names if before.arm(n) == "champion" and after.arm(n) == "challenger")
     return [next(found) for _ in range(count)]
@@ -173,7 +173,7 @@ async def test_every_replica_splits_agents_alike_and_says_and_records_the_arm(
     answers = [
         await asyncio.gather(*(replicas.ask(name, at=at) for name in names)) for at in (0, 1)
     ]
-    expected = [Split(CHALLENGER, 0.4, "experiment").arm(name) for name in names]
+    expected = [ArmSplit(CHALLENGER, 0.4, "experiment").arm(name) for name in names]
     assert {"champion", "challenger"} == set(expected)
     for headers in answers:
         assert [answer["x-arm"] for answer in headers] == expected
@@ -209,7 +209,9 @@ async def test_a_trajectory_keeps_its_arm_through_a_ramp_on_every_replica(
 def next_salt(agent: str) -> str:
     """Of an experiment in which the agent is the challenger's, of nine in ten."""
     salts = (f"next-{number}" for number in range(100))
-    return next(salt for salt in salts if Split(CHALLENGER, 0.9, salt).arm(agent) == "challenger")
+    return next(
+        salt for salt in salts if ArmSplit(CHALLENGER, 0.9, salt).arm(agent) == "challenger"
+    )
 
 
 async def test_a_trajectory_keeps_its_arm_while_the_database_is_away_and_afterwards(
@@ -375,6 +377,6 @@ async def test_replicas_on_one_host_and_port_are_different_and_a_killed_one_is_f
     elsewhere = new_gateway_id(8001)
     for gateway_id in (killed, elsewhere):
         await announce_gateway(store, Gateway(gateway_id=gateway_id, url="", route_version=1))
-    await remove_dead(store, mine)
+    await remove_dead_gateways(store, mine)
     assert [gateway.gateway_id for gateway in await live_gateways(store)] == [elsewhere]
     await remove_gateway(store, elsewhere)

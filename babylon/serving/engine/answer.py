@@ -8,7 +8,7 @@ from typing import Any, ClassVar, TypeAlias
 
 import msgspec
 
-from babylon.serving.engine.loaded_policies import Policy
+from babylon.serving.engine.loaded_policies import LoadedPolicy
 from babylon.serving.engine.sampling import Request, Sampling
 from babylon.serving.engine.scheduler import Job
 from babylon.serving.engine.text_stream import TextStream
@@ -18,7 +18,9 @@ Ids: TypeAlias = Sequence[int]
 Scores: TypeAlias = Sequence[float]
 
 
-def request_for(policy: Policy, prompt: list[int], asked: SamplingRequest, usual: int) -> Request:
+def request_for(
+    policy: LoadedPolicy, prompt: list[int], asked: SamplingRequest, usual: int
+) -> Request:
     """Prompt tokens and sampling; at most ``usual`` new tokens where the client sets no limit.
 
     Raises:
@@ -49,7 +51,7 @@ class Answer(ABC):
     CHUNK_KIND: ClassVar[str]
     ID_PREFIX: ClassVar[str]
 
-    def __init__(self, policy: Policy, asked: SamplingRequest, job: Job) -> None:
+    def __init__(self, policy: LoadedPolicy, asked: SamplingRequest, job: Job) -> None:
         self._usage: dict[str, int] = {}
         self._finish_reason: str | None = None
         self._policy, self._asked, self._job = policy, asked, job

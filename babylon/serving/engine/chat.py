@@ -4,7 +4,7 @@ from collections.abc import AsyncIterator, Mapping
 from typing import Any
 
 from babylon.serving.engine.answer import Answer, Ids, Scores, request_for
-from babylon.serving.engine.loaded_policies import Policy
+from babylon.serving.engine.loaded_policies import LoadedPolicy
 from babylon.serving.engine.sampling import Request
 from babylon.serving.engine.scheduler import Job
 from babylon.serving.openai_wire import ChatRequest, RequestError, parse_chat
@@ -23,7 +23,7 @@ def parse(fields: Mapping[str, Any]) -> ChatRequest:
     return chat
 
 
-def request_of(policy: Policy, chat: ChatRequest) -> Request:
+def request_of(policy: LoadedPolicy, chat: ChatRequest) -> Request:
     """
     Raises:
         RequestError: 400, it does not fit into the policy's context, or the messages are bad.
@@ -37,7 +37,7 @@ class ChatAnswer(Answer):
     KIND, CHUNK_KIND = "chat.completion", "chat.completion.chunk"
     ID_PREFIX = "chatcmpl"
 
-    def __init__(self, policy: Policy, chat: ChatRequest, job: Job) -> None:
+    def __init__(self, policy: LoadedPolicy, chat: ChatRequest, job: Job) -> None:
         super().__init__(policy, chat, job)
         self._wants_logprobs = bool(chat.logprobs)
 

@@ -4,7 +4,7 @@ from collections.abc import AsyncIterator, Mapping
 from typing import Any
 
 from babylon.serving.engine.answer import Answer, Ids, Scores, request_for
-from babylon.serving.engine.loaded_policies import Policy
+from babylon.serving.engine.loaded_policies import LoadedPolicy
 from babylon.serving.engine.sampling import Request
 from babylon.serving.engine.scheduler import Job
 from babylon.serving.openai_wire import CompletionRequest, RequestError, parse_completion
@@ -26,7 +26,7 @@ def parse(fields: Mapping[str, Any]) -> CompletionRequest:
     return asked
 
 
-def request_of(policy: Policy, asked: CompletionRequest) -> Request:
+def request_of(policy: LoadedPolicy, asked: CompletionRequest) -> Request:
     """
     Raises:
         RequestError: 400, the prompt is empty, has unknown tokens, or does not fit.
@@ -50,7 +50,7 @@ class CompletionAnswer(Answer):
     KIND = CHUNK_KIND = "text_completion"
     ID_PREFIX = "cmpl"
 
-    def __init__(self, policy: Policy, asked: CompletionRequest, job: Job) -> None:
+    def __init__(self, policy: LoadedPolicy, asked: CompletionRequest, job: Job) -> None:
         super().__init__(policy, asked, job)
         self._wants_logprobs = asked.logprobs is not None
         self._offset = 0  # characters that came before

@@ -3,7 +3,7 @@
 from aiohttp import web
 
 from babylon.serving.engine.engine_process import POLICIES, make_app
-from babylon.serving.engine.loaded_policies import Policy
+from babylon.serving.engine.loaded_policies import LoadedPolicy
 
 EXACT = {"logprobs": True, "return_token_ids": True}  # so that every answer can be trained on
 
@@ -41,7 +41,7 @@ class EmbeddedEngine:
         if any(policy.name == name for policy in self._app[POLICIES]):
             self._app[POLICIES].unload(name)
 
-    def policy(self, name: str) -> Policy:
+    def policy(self, name: str) -> LoadedPolicy:
         return self._app[POLICIES].get(name)
 
     async def close(self) -> None:

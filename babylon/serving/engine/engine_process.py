@@ -20,7 +20,7 @@ from babylon.serving.engine import chat, completion
 from babylon.serving.engine.answer import Answer
 from babylon.serving.engine.chat import ChatAnswer
 from babylon.serving.engine.completion import CompletionAnswer
-from babylon.serving.engine.loaded_policies import Policies, Policy
+from babylon.serving.engine.loaded_policies import LoadedPolicy, Policies
 from babylon.serving.engine.sampling import Request
 from babylon.serving.engine.scheduler import Job, Scheduler
 from babylon.serving.engine_protocol import PolicySource, json_response, openai_errors
@@ -128,7 +128,7 @@ def _checked(fields: dict[str, Any]) -> dict[str, Any]:
 
 @contextlib.asynccontextmanager
 async def _job(
-    request: web.Request, policy: Policy, sampled: Request, asked: SamplingRequest
+    request: web.Request, policy: LoadedPolicy, sampled: Request, asked: SamplingRequest
 ) -> AsyncIterator[Job]:
     job = request.app[SCHEDULER].submit(
         policy, sampled, every_step=bool(asked.stream or asked.stops)
@@ -157,7 +157,7 @@ async def _stream(request: web.Request, answer: Answer) -> web.StreamResponse:
     return response
 
 
-def _description(policy: Policy) -> dict[str, object]:
+def _description(policy: LoadedPolicy) -> dict[str, object]:
     return {
         "id": policy.name,
         "object": "model",

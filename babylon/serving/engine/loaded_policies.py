@@ -20,7 +20,7 @@ from babylon.serving.openai_wire import RequestError
 
 
 @dataclass(frozen=True, eq=False, kw_only=True)
-class Policy:
+class LoadedPolicy:
     """A loaded policy. ``context`` is the most tokens that prompt and answer may have together."""
 
     name: str
@@ -75,13 +75,13 @@ class Policies:
     """Name → loaded policy."""
 
     def __init__(self) -> None:
-        self._loaded: dict[str, Policy] = {}
+        self._loaded: dict[str, LoadedPolicy] = {}
         self._lock = asyncio.Lock()
 
-    def __iter__(self) -> Iterator[Policy]:
+    def __iter__(self) -> Iterator[LoadedPolicy]:
         return iter(self._loaded.values())
 
-    def get(self, name: str) -> Policy:
+    def get(self, name: str) -> LoadedPolicy:
         try:
             return self._loaded[name]
         except KeyError:
@@ -91,7 +91,7 @@ class Policies:
                 code="model_not_found",
             ) from None
 
-    async def load(self, name: str, path: str, version: int) -> Policy:
+    async def load(self, name: str, path: str, version: int) -> LoadedPolicy:
         """Load a checkpoint directory under a new name; the same again is a no-op.
 
         Raises:
@@ -116,7 +116,7 @@ class Policies:
         del self._loaded[name]
 
 
-def load(name: str, path: str, version: int) -> Policy:
+def load(name: str, path: str, version: int) -> LoadedPolicy:
     """Load a checkpoint directory and try it out.
 
     Raises:
@@ -125,7 +125,7 @@ def load(name: str, path: str, version: int) -> Policy:
     model, tokenizer = load_policy(path, frozen=True)
     if not tokenizer.chat_template:
         raise ModelError(f"{path} has no chat template: save its tokenizer with one")
-    policy = Policy(
+    policy = LoadedPolicy(
         name=name,
         version=version,
         path=path,
@@ -147,7 +147,7 @@ def _eos_token_ids(model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase) -
     return frozenset(i for i in [*ids, tokenizer.eos_token_id] if isinstance(i, int))
 
 
-def _try_out(policy: Policy) -> None:
+def _try_out(policy: LoadedPolicy) -> None:
     """Draw one token, so that a checkpoint that cannot answer is refused when it is loaded."""
     prompt = policy.prompt([{"role": "user", "content": "hello"}])
     generate(

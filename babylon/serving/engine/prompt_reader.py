@@ -10,7 +10,7 @@ from babylon.serving.engine.kv_cache import has_window, held
 from babylon.serving.engine.prefixes import MAX_TOKENS, MIN_TOKENS, Piece, Prefixes, Tokens
 
 
-class Reader:
+class PromptReader:
     """Prompts → logits and caches; it remembers what prompts have in common."""
 
     def __init__(self, model: PreTrainedModel, pad_token_id: int) -> None:

@@ -15,7 +15,7 @@ from transformers import PreTrainedModel
 from babylon.core.errors import ModelError
 from babylon.serving.engine.kv_cache import RoomyCache, has_window
 from babylon.serving.engine.prefixes import Tokens
-from babylon.serving.engine.prompt_reader import Reader, forward
+from babylon.serving.engine.prompt_reader import PromptReader, forward
 from babylon.serving.engine.sampling import Completion, Draw, Request
 
 
@@ -51,7 +51,7 @@ class Batch:
             raise ValueError("the model is in training mode: call model.eval() before sampling")
         self._model, self._eos_token_ids = model, eos_token_ids
         self._windowed = has_window(model.config)
-        self._reader = Reader(model, pad_token_id)
+        self._reader = PromptReader(model, pad_token_id)
         self._rows: list[Row] = []
         self._cache = RoomyCache(model.config)
         self._draw: Draw | None = None  # of these rows

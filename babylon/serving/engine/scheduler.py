@@ -12,7 +12,7 @@ from collections.abc import AsyncIterator, Iterable, Sequence
 from dataclasses import dataclass, field
 from weakref import WeakKeyDictionary
 
-from babylon.serving.engine.loaded_policies import Policy
+from babylon.serving.engine.loaded_policies import LoadedPolicy
 from babylon.serving.engine.running_batch import Batch, Row
 from babylon.serving.engine.sampling import Completion, Request
 from babylon.serving.openai_wire import RequestError
@@ -29,7 +29,7 @@ _TELL_S = 0.04  # streams hear of new tokens this often, which costs as much as 
 class Job:
     """One request on its way. ``every_step``: the waiter wants tokens as they come."""
 
-    policy: Policy
+    policy: LoadedPolicy
     row: Row
     every_step: bool
     error: str | None = None
@@ -65,7 +65,7 @@ class Job:
 class _Lane:
     """The running batch of one policy. Only the worker touches it."""
 
-    def __init__(self, policy: Policy) -> None:
+    def __init__(self, policy: LoadedPolicy) -> None:
         self._batch = Batch(
             policy.model, eos_token_ids=policy.eos_token_ids, pad_token_id=policy.pad_token_id
         )
@@ -97,13 +97,13 @@ class Scheduler:
         self._loop = asyncio.get_running_loop()
         self._waiting: list[Job] = []
         self._running: list[Job] = []
-        self._lanes: WeakKeyDictionary[Policy, _Lane] = WeakKeyDictionary()
+        self._lanes: WeakKeyDictionary[LoadedPolicy, _Lane] = WeakKeyDictionary()
         self._changed = threading.Condition()
         self._closed = False
         self._worker = threading.Thread(target=self._work, name="sampler", daemon=True)
         self._worker.start()
 
-    def submit(self, policy: Policy, request: Request, *, every_step: bool) -> Job:
+    def submit(self, policy: LoadedPolicy, request: Request, *, every_step: bool) -> Job:
         """Queue a request.
 
         Raises:
@@ -146,7 +146,7 @@ class Scheduler:
             self._turn(policy)
         self._running = [job for lane in self._lanes.values() for job in lane.jobs]
 
-    def _turn(self, policy: Policy) -> None:
+    def _turn(self, policy: LoadedPolicy) -> None:
         lane = self._lanes.get(policy)
         arrived: list[Job] = []
         try:
@@ -162,7 +162,7 @@ class Scheduler:
         if told:
             self._loop.call_soon_threadsafe(_wake, told)
 
-    def _take(self, policy: Policy, room: int) -> list[Job]:
+    def _take(self, policy: LoadedPolicy, room: int) -> list[Job]:
         """Those of the policy who have waited longest, as many as can be read at once."""
         with self._changed:
             waiting = [job for job in self._waiting if job.policy is policy][:room]

@@ -18,10 +18,10 @@ from babylon.serving.gateway.asgi import ClientLeft, Headers, Receive, Response,
 from babylon.serving.gateway.auth import KeyRing
 from babylon.serving.gateway.calls import Calls
 from babylon.serving.gateway.dialects import DIALECTS
-from babylon.serving.gateway.engine_client import Engine
+from babylon.serving.gateway.engine_client import EngineClient
 from babylon.serving.gateway.follower import Follower
 from babylon.serving.gateway.gateway_metrics import CONTENT_TYPE, GatewayMetrics
-from babylon.serving.gateway.limits import Limits
+from babylon.serving.gateway.limits import CallLimits
 from babylon.serving.gateway.loader import Loader
 from babylon.serving.gateway.recording import CallRecorder
 from babylon.serving.gateway.route_table import RouteTable
@@ -142,7 +142,7 @@ async def open_gateway(
         cookie_jar=aiohttp.DummyCookieJar(),
         skip_auto_headers=("User-Agent", "Accept", "Accept-Encoding"),
     ) as session:
-        engine = Engine(session, engine_url)
+        engine = EngineClient(session, engine_url)
         loader = Loader(store, engine, table, settings.model_name)
         follower = Follower(
             *(store, loader, table, keys, recorder),
@@ -157,11 +157,11 @@ async def open_gateway(
             follower=follower,
             recorder=recorder,
             keys=keys,
-            limits=Limits(settings.max_concurrency, settings.max_queue),
+            limits=CallLimits(settings.max_concurrency, settings.max_queue),
             metrics=GatewayMetrics(),
         )
         records = (recorder.run(), shipper.run())
-        routes = (loader.run(), follower.run(), follower.give_signs_of_life(), pins.run())
+        routes = (loader.run(), follower.run(), follower.announce_repeatedly(), pins.run())
         work = (*records, *routes)
         try:
             async with asyncio.TaskGroup() as group:  # should a loop ever die, so does the gateway

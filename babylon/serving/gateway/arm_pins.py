@@ -10,7 +10,7 @@ from contextlib import suppress
 from typing import NoReturn
 
 from babylon.core.types import Arm
-from babylon.serving.gateway.route_table import RouteTable, Split
+from babylon.serving.gateway.route_table import ArmSplit, RouteTable
 from babylon.serving.gateway.shipping import DATABASE_FAILURES
 from babylon.store import Store
 from babylon.store.pins import pin_arm, pin_arms
@@ -53,7 +53,7 @@ class Pins:
                     await pin_arms(self._store, unsaved)
                     self._unsaved = {k: v for k, v in self._unsaved.items() if k not in unsaved}
 
-    async def _decide(self, split: Split, key: str, trajectory_id: str) -> None:
+    async def _decide(self, split: ArmSplit, key: str, trajectory_id: str) -> None:
         trajectory, sticky = (split.salt, trajectory_id), split.arm(key)
         asked = asyncio.create_task(pin_arm(self._store, *trajectory, sticky))
         self._asking.add(asked)

@@ -25,11 +25,11 @@ from babylon.serving.gateway.asgi import (
 )
 from babylon.serving.gateway.auth import KeyRing
 from babylon.serving.gateway.dialects import Dialect
-from babylon.serving.gateway.engine_client import Engine, EngineDownError, arriving
+from babylon.serving.gateway.engine_client import EngineClient, EngineDownError, arriving
 from babylon.serving.gateway.exchange import Exchange, Identity
 from babylon.serving.gateway.follower import Follower
 from babylon.serving.gateway.gateway_metrics import GatewayMetrics
-from babylon.serving.gateway.limits import Limits
+from babylon.serving.gateway.limits import CallLimits
 from babylon.serving.gateway.recording import CallRecorder
 from babylon.serving.gateway.route_table import RouteTable
 from babylon.serving.gateway.sse_relay import StreamCut, relay
@@ -43,13 +43,13 @@ _BROKEN_OFF = (StreamCut, msgspec.DecodeError, aiohttp.ClientError, TimeoutError
 class Calls:
     """Serves calls with what a gateway is made of."""
 
-    engine: Engine
+    engine: EngineClient
     table: RouteTable
     pins: Pins
     follower: Follower
     recorder: CallRecorder
     keys: KeyRing
-    limits: Limits
+    limits: CallLimits
     metrics: GatewayMetrics
 
     async def serve(

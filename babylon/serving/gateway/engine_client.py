@@ -36,7 +36,7 @@ class Place:
     model: str
 
 
-class Engine:
+class EngineClient:
     """Loads and unloads policies, and answers calls."""
 
     def __init__(self, session: aiohttp.ClientSession, url: str) -> None:

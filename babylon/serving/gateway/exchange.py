@@ -14,7 +14,7 @@ import msgspec
 
 from babylon.core.storable import storable, storable_json
 from babylon.serving.gateway.dialects import CHAT, Asked, Dialect
-from babylon.serving.gateway.route_table import CHAMPION, Route, Target
+from babylon.serving.gateway.route_table import CHAMPION, ServingRoute, Target
 from babylon.serving.openai_wire import RequestError, constraints
 from babylon.store.calls import RecordedCall
 
@@ -60,7 +60,7 @@ class Exchange:
     identity: Identity
     chat: Asked
     fields: Mapping[str, Any]
-    route: Route
+    route: ServingRoute
     target: Target
     dialect: Dialect = CHAT
     arm: str = CHAMPION

@@ -13,7 +13,7 @@ from typing import NoReturn
 
 from babylon.core.errors import ModelError
 from babylon.serving.gateway.auth import KeyRing
-from babylon.serving.gateway.loader import POLL_S, RETRY_S, Loader, Wish
+from babylon.serving.gateway.loader import POLL_S, RETRY_S, Loader, WantedPolicy
 from babylon.serving.gateway.recording import CallRecorder
 from babylon.serving.gateway.route_table import RouteTable, Target
 from babylon.serving.gateway.shipping import DATABASE_FAILURES
@@ -76,7 +76,7 @@ class Follower:
                 self._without_database(error)
                 await asyncio.sleep(RETRY_S)
 
-    async def give_signs_of_life(self) -> NoReturn:
+    async def announce_repeatedly(self) -> NoReturn:
         """Announce this gateway after each change, and again and again."""
         while True:
             self._news.clear()
@@ -118,7 +118,9 @@ class Follower:
                 targets[version] = Target(name, version, path)
         self._desired = newest
         self._proposals_read = max(self._proposals_read, *newest.proposals.values(), 0)
-        self._loader.want([Wish(targets[version], why) for version, why in versions.items()])
+        self._loader.want(
+            [WantedPolicy(targets[version], why) for version, why in versions.items()]
+        )
         self._advance()
 
     def _loaded(self) -> None:

@@ -12,8 +12,8 @@ import uvloop
 from babylon.core.errors import BabylonError
 from babylon.core.settings import Settings, load_settings
 from babylon.serving.gateway.app import Gateway, open_gateway
+from babylon.serving.gateway.gateway_id import new_gateway_id, remove_dead_gateways
 from babylon.serving.gateway.http_guard import server_config
-from babylon.serving.gateway.identity import new_gateway_id, remove_dead
 from babylon.serving.supervise import exit_with_supervisor
 from babylon.store import open_store
 
@@ -23,7 +23,7 @@ async def run(settings: Settings) -> None:
     port = settings.endpoint_port
     gateway_id = new_gateway_id(port)
     async with open_store(settings) as store:
-        await remove_dead(store, gateway_id)
+        await remove_dead_gateways(store, gateway_id)
         async with open_gateway(
             store,
             settings,

@@ -11,7 +11,7 @@ from babylon.serving.openai_wire import RequestError
 QUEUE_WAIT_S = 60.0
 
 
-class Limits:
+class CallLimits:
     """``concurrency``: calls of one version at a time; ``queue``: calls that may wait for one."""
 
     def __init__(self, concurrency: int, queue: int) -> None:

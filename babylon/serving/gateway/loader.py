@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from typing import Any, NoReturn
 
 from babylon.core.errors import ServingError
-from babylon.serving.gateway.engine_client import Engine, EngineDownError
+from babylon.serving.gateway.engine_client import EngineClient, EngineDownError
 from babylon.serving.gateway.route_table import RouteTable, Target
 from babylon.serving.gateway.shipping import DATABASE_FAILURES
 from babylon.serving.gateway.wanted_policies import Occasion, wanted
@@ -28,7 +28,7 @@ RETRY_S = 0.25  # while something is wrong
 
 
 @dataclass(frozen=True, slots=True)
-class Wish:
+class WantedPolicy:
     """A policy to hold; for one ``occasion`` it is tried once, without one again and again."""
 
     target: Target
@@ -46,13 +46,13 @@ class Loader:
     ``changed`` is called after a change of either.
     """
 
-    def __init__(self, store: Store, engine: Engine, table: RouteTable, alias: str) -> None:
+    def __init__(self, store: Store, engine: EngineClient, table: RouteTable, alias: str) -> None:
         self.loaded: dict[int, Target] = {}
-        self.refusals: dict[Wish, str] = {}
+        self.refusals: dict[WantedPolicy, str] = {}
         self.changed: Callable[[], None] = lambda: None
         self._store, self._engine, self._table = store, engine, table
         self._ours = re.compile(rf"{re.escape(alias)}-v(\d+)")
-        self._wanted: Sequence[Wish] = ()
+        self._wanted: Sequence[WantedPolicy] = ()
         self._due = asyncio.Event()
         self._doubts = 0
 
@@ -70,7 +70,7 @@ class Loader:
                 async with asyncio.timeout(RETRY_S if self._table.unavailable else POLL_S):
                     await self._due.wait()
 
-    def want(self, wishes: Sequence[Wish]) -> None:
+    def want(self, wishes: Sequence[WantedPolicy]) -> None:
         """Hold these, in this order, beside what is served from now; let go of all others."""
         self._wanted = wishes
         needed = self._needed()
@@ -109,26 +109,29 @@ class Loader:
         if not self._arms_loaded():
             self.report("the engine was restarted and loads its policies")
         self._tell(doubts)
-        tried: set[Wish] = set()
+        tried: set[WantedPolicy] = set()
         while wish := self._next(tried):
             tried.add(wish)
             await self._load(wish)
             self._tell(doubts)
         return held
 
-    def _needed(self) -> list[Wish]:
+    def _needed(self) -> list[WantedPolicy]:
         """What serves comes first, should the engine have lost it."""
         arms = self._table.route.arms if self._table.route else ()
-        return [*map(Wish, arms), *(wish for wish in self._wanted if wish.target not in arms)]
+        return [
+            *map(WantedPolicy, arms),
+            *(wish for wish in self._wanted if wish.target not in arms),
+        ]
 
-    def _next(self, tried: set[Wish]) -> Wish | None:
+    def _next(self, tried: set[WantedPolicy]) -> WantedPolicy | None:
         for wish in self._needed():
             given_up = wish in tried or (wish.occasion and wish in self.refusals)
             if wish.version not in self.loaded and not given_up:
                 return wish
         return None
 
-    async def _load(self, wish: Wish) -> None:
+    async def _load(self, wish: WantedPolicy) -> None:
         try:
             await self._looking_meanwhile(self._engine.load(wish.target))
         except EngineDownError:

@@ -28,7 +28,7 @@ class Target:
 
 
 @dataclass(frozen=True, slots=True)
-class Split:
+class ArmSplit:
     """A challenger that answers ``share`` of the agents; ``salt``, the experiment's, says which."""
 
     challenger: Target
@@ -43,14 +43,14 @@ class Split:
 
 
 @dataclass(frozen=True, slots=True)
-class Route:
+class ServingRoute:
     """What serves. ``others`` are loaded too: the champion before, so that a rollback has nothing
     to load, and what is proposed. They answer by their names."""
 
     route_version: int
     alias: str
     champion: Target
-    split: Split | None = None
+    split: ArmSplit | None = None
     others: tuple[Target, ...] = ()
     targets: Mapping[str, Target] = field(init=False, compare=False)  # by what they are asked for
 
@@ -93,7 +93,7 @@ class Route:
 class Assignment:
     """What one request is served by, from its beginning to its end."""
 
-    route: Route
+    route: ServingRoute
     arm: str
     target: Target
 
@@ -107,7 +107,7 @@ class RouteTable:
     """
 
     def __init__(self) -> None:
-        self.route: Route | None = None
+        self.route: ServingRoute | None = None
         self.unavailable: str | None = "the gateway is starting"
         self.in_flight: Counter[int] = Counter()
         self.routed: Counter[int] = Counter()

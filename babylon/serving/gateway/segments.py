@@ -27,7 +27,7 @@ _decoder = msgspec.msgpack.Decoder(RecordedCall)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Portion:
+class SegmentSlice:
     """Records of a segment up to the offset ``end``.
 
     ``damage`` is what stands there instead of more: the beginning of a record that was being
@@ -109,7 +109,7 @@ class Segment:
             raise
         self.durable += len(data)
 
-    def read(self, start: int, limit: int) -> Portion:
+    def read(self, start: int, limit: int) -> SegmentSlice:
         """Records from ``start`` on, until ``limit`` bytes are exceeded or no more are durable."""
         limit = max(limit, _HEAD.size)
         data = os.pread(self._descriptor, min(limit, self.durable - start), start)
@@ -122,7 +122,7 @@ class Segment:
         at_the_end = start + len(data) >= self.durable
         damage = _damage(data[end:]) if at_the_end or not found else None
         calls = [call for call, _ in found]
-        return Portion(calls=calls, end=start + end, damage=damage)
+        return SegmentSlice(calls=calls, end=start + end, damage=damage)
 
     def close(self) -> None:
         os.close(self._descriptor)

@@ -2,7 +2,7 @@
 
 from collections.abc import Mapping
 
-from babylon.serving.gateway.route_table import Route, Split, Target
+from babylon.serving.gateway.route_table import ArmSplit, ServingRoute, Target
 from babylon.store.desired import Desired
 
 Occasion = str | None
@@ -28,8 +28,8 @@ def wanted(desired: Desired) -> dict[int, Occasion]:
 
 
 def next_route(
-    alias: str, desired: Desired, loaded: Mapping[int, Target], current: Route | None
-) -> Route | None:
+    alias: str, desired: Desired, loaded: Mapping[int, Target], current: ServingRoute | None
+) -> ServingRoute | None:
     """The route in force if its arms are loaded, else the one that is served now; either way with
     what else is wanted and loaded.
 
@@ -40,8 +40,8 @@ def next_route(
     champion = loaded.get(row.policy_version)
     challenger = loaded.get(split.challenger_version) if split else None
     if champion and (challenger or not split):
-        arms = Split(challenger, split.share, split.salt) if challenger and split else None
-        current = Route(row.route_version, alias, champion, arms)
+        arms = ArmSplit(challenger, split.share, split.salt) if challenger and split else None
+        current = ServingRoute(row.route_version, alias, champion, arms)
     if current is None:
         return None
     others = tuple(
@@ -49,4 +49,4 @@ def next_route(
         for version in wanted(desired)
         if version in loaded and loaded[version] not in current.arms
     )
-    return Route(current.route_version, alias, current.champion, current.split, others)
+    return ServingRoute(current.route_version, alias, current.champion, current.split, others)

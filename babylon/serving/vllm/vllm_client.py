@@ -22,7 +22,7 @@ class VllmDownError(ServingError):
     """The server does not answer."""
 
 
-class Card(Struct, frozen=True):
+class VllmModelCard(Struct, frozen=True):
     """A model that is served. ``parent`` is the base's name, of an adapter."""
 
     id: str
@@ -31,7 +31,7 @@ class Card(Struct, frozen=True):
 
 
 class _Cards(Struct, frozen=True):
-    data: list[Card]
+    data: list[VllmModelCard]
 
 
 class VllmClient:
@@ -41,7 +41,7 @@ class VllmClient:
         self.url = url
         self._http = http
 
-    async def cards(self) -> list[Card]:
+    async def cards(self) -> list[VllmModelCard]:
         """
         Raises:
             VllmDownError: no answer.

@@ -18,8 +18,8 @@ from babylon.serving.engine_protocol import PolicyCard
 from babylon.serving.openai_wire import RequestError
 from babylon.serving.vllm.command import free_port, vllm_service
 from babylon.serving.vllm.vllm_client import VllmClient
-from babylon.serving.vllm.vllm_policy import Policy, read_policy
-from babylon.serving.vllm.vllm_server import Server
+from babylon.serving.vllm.vllm_policy import VllmPolicy, read_policy
+from babylon.serving.vllm.vllm_server import VllmServer
 
 log = logging.getLogger(__name__)
 
@@ -27,7 +27,7 @@ Key = tuple[str, bool]  # base model, and whether the server is for adapters on 
 _ANY: Key = ("", False)  # of a server that is not ours: it serves what it serves
 
 
-class Fleet:
+class VllmFleet:
     """vLLM servers by the model they were started with; or one that runs at ``ENGINE_URL``.
 
     ``adapters_apart``: a model and adapters on it must not share a server.
@@ -37,11 +37,11 @@ class Fleet:
         self, http: aiohttp.ClientSession, settings: Settings, *, adapters_apart: bool
     ) -> None:
         self._http, self._settings, self._adapters_apart = http, settings, adapters_apart
-        self._servers: dict[Key, Server] = {}
+        self._servers: dict[Key, VllmServer] = {}
         self._retiring: set[asyncio.Task[None]] = set()
         if settings.engine_url:
             url = settings.engine_url.rstrip("/")
-            self._servers[_ANY] = Server(VllmClient(http, url), None)
+            self._servers[_ANY] = VllmServer(VllmClient(http, url), None)
 
     async def load(self, name: str, path: str, version: int) -> PolicyCard:
         """Load a checkpoint under a new name, and wait until it answers; the same is a no-op.
@@ -120,41 +120,41 @@ class Fleet:
             task.cancel()
         await asyncio.gather(*(server.stop() for server in self._servers.values()))
 
-    def _find(self, name: str) -> tuple[Policy | None, Key]:
+    def _find(self, name: str) -> tuple[VllmPolicy | None, Key]:
         for key, server in self._servers.items():
             if known := server.policies.get(name):
                 return known, key
         return None, _ANY
 
-    def _start(self, key: Key, policy: Policy) -> Server:
+    def _start(self, key: Key, policy: VllmPolicy) -> VllmServer:
         taken = [urlsplit(server.client.url).port or 0 for server in self._servers.values()]
         port = free_port(self._settings, taken)
         name = policy.base if policy.is_adapter else policy.name
         service = vllm_service(self._settings, policy.base, name, port)
         log.info("starting the %s on port %d; log: %s", service.name, port, service.log)
-        server = Server(VllmClient(self._http, f"http://127.0.0.1:{port}"), service)
+        server = VllmServer(VllmClient(self._http, f"http://127.0.0.1:{port}"), service)
         self._servers[key] = server
         return server
 
-    def _retire_if_idle(self, key: Key, server: Server) -> None:
+    def _retire_if_idle(self, key: Key, server: VllmServer) -> None:
         if server.idle and server.service:
             task = asyncio.create_task(self._retire(key, server))
             self._retiring.add(task)
             task.add_done_callback(self._retiring.discard)
 
-    async def _retire(self, key: Key, server: Server) -> None:
+    async def _retire(self, key: Key, server: VllmServer) -> None:
         await server.drained()
         if server.idle:  # still
             await self._stop(key, server)
 
-    async def _stop(self, key: Key, server: Server) -> None:
+    async def _stop(self, key: Key, server: VllmServer) -> None:
         if self._servers.get(key) is server:
             del self._servers[key]
             log.info("stopping the vLLM server of %s at %s", key[0], server.client.url)
             await server.stop()
 
 
-def _card(policy: Policy, server: Server, model: str) -> PolicyCard:
+def _card(policy: VllmPolicy, server: VllmServer, model: str) -> PolicyCard:
     return PolicyCard(
         id=policy.name,
         object="model",

@@ -19,9 +19,9 @@ from babylon.serving.openai_wire import RequestError
 from babylon.serving.supervise import exit_with_supervisor
 from babylon.serving.vllm.build import mixes_base_with_adapters
 from babylon.serving.vllm.command import require_vllm
-from babylon.serving.vllm.vllm_fleet import Fleet
+from babylon.serving.vllm.vllm_fleet import VllmFleet
 
-FLEET = web.AppKey("fleet", Fleet)
+FLEET = web.AppKey("fleet", VllmFleet)
 
 
 def make_app(settings: Settings) -> web.Application:
@@ -35,7 +35,7 @@ def make_app(settings: Settings) -> web.Application:
 
     async def run_fleet(app: web.Application) -> AsyncIterator[None]:
         async with aiohttp.ClientSession() as http:
-            app[FLEET] = Fleet(http, settings, adapters_apart=adapters_apart)
+            app[FLEET] = VllmFleet(http, settings, adapters_apart=adapters_apart)
             yield
             await app[FLEET].close()
 

@@ -15,7 +15,7 @@ class _AdapterConfig(Struct, frozen=True):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Policy:
+class VllmPolicy:
     """A checkpoint under its immutable name. ``base`` is the model of the server that answers."""
 
     name: str
@@ -25,14 +25,14 @@ class Policy:
     is_adapter: bool
 
 
-def read_policy(name: str, path: str, version: int) -> Policy:
+def read_policy(name: str, path: str, version: int) -> VllmPolicy:
     """
     Raises:
         ModelError: no checkpoint is there.
     """
     base = _base_of(path)
     is_adapter = base is not None
-    return Policy(
+    return VllmPolicy(
         name=name,
         version=version,
         path=path,

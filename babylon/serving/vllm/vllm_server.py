@@ -13,8 +13,8 @@ from babylon.core.errors import ModelError
 from babylon.serving.openai_wire import RequestError
 from babylon.serving.supervise import Service, Supervised, supervised
 from babylon.serving.vllm.command import cause_of_death
-from babylon.serving.vllm.vllm_client import Card, VllmClient, VllmDownError
-from babylon.serving.vllm.vllm_policy import Policy, canonical
+from babylon.serving.vllm.vllm_client import VllmClient, VllmDownError, VllmModelCard
+from babylon.serving.vllm.vllm_policy import VllmPolicy, canonical
 
 log = logging.getLogger(__name__)
 
@@ -22,7 +22,7 @@ POLL_S = 0.5
 _REPORT_S = 30.0  # how often a start that takes its time is told
 
 
-class Server:
+class VllmServer:
     """A server at ``client.url``: our own child that runs ``service``, or somebody else's.
 
     ``policies`` is what it holds, or is made to hold again; ``up`` says whether it answers.
@@ -30,11 +30,11 @@ class Server:
 
     def __init__(self, client: VllmClient, service: Service | None) -> None:
         self.client, self.service = client, service
-        self.policies: dict[str, Policy] = {}
+        self.policies: dict[str, VllmPolicy] = {}
         self.up = False
         self._was_up = False
         self._loading = 0
-        self._cards: list[Card] = []
+        self._cards: list[VllmModelCard] = []
         self._tried: set[str] = set()
         self._changing = asyncio.Lock()
         self._process: Supervised | None = None
@@ -50,7 +50,7 @@ class Server:
         self._life.cancel()
         await asyncio.gather(self._life, return_exceptions=True)
 
-    async def load(self, policy: Policy) -> None:
+    async def load(self, policy: VllmPolicy) -> None:
         """Hold the policy from now on; returns when it can answer.
 
         Raises:
@@ -127,7 +127,7 @@ class Server:
                 log.warning("%s is busy", self.client.url)
             await asyncio.sleep(POLL_S)
 
-    async def _repair(self, policy: Policy) -> None:
+    async def _repair(self, policy: VllmPolicy) -> None:
         """A policy that the server takes no more is dropped: who needs it asks again, and why."""
         async with self._changing:
             if policy.name not in self.policies:
@@ -138,7 +138,7 @@ class Server:
                 del self.policies[policy.name]
                 log.error("%s is lost: %s", policy.name, error)
 
-    async def _try_to_hold(self, policy: Policy) -> bool:
+    async def _try_to_hold(self, policy: VllmPolicy) -> bool:
         """Whether the server was there to do it."""
         if self._process and self._process.exit_code is not None and not self._was_up:
             service = self._process.service
@@ -155,7 +155,7 @@ class Server:
                 raise
             return False
 
-    async def _hold(self, policy: Policy) -> None:
+    async def _hold(self, policy: VllmPolicy) -> None:
         """Have the server hold a policy, and try it out where that was not done."""
         cards = await self._look()
         card = _find(policy, cards)
@@ -166,7 +166,7 @@ class Server:
         if policy.name not in self._tried:
             await self._try_out(policy, card.id if card else policy.name)
 
-    async def _add(self, policy: Policy, cards: list[Card]) -> None:
+    async def _add(self, policy: VllmPolicy, cards: list[VllmModelCard]) -> None:
         if all(_model(card) != policy.base for card in _bases(cards)):
             raise RequestError(
                 400, f"{policy.path} is an adapter of {policy.base}, but {self._serves(cards)}"
@@ -180,7 +180,7 @@ class Server:
         await self.client.load(policy.name, policy.path)
         log.info("%s holds %s", self.client.url, policy.name)
 
-    async def _try_out(self, policy: Policy, name: str) -> None:
+    async def _try_out(self, policy: VllmPolicy, name: str) -> None:
         try:
             await self.client.draw_one_token(name)
         except RequestError as error:
@@ -189,7 +189,7 @@ class Server:
             raise RequestError(400, f"{policy.path} cannot answer: {error}") from error
         self._tried.add(policy.name)
 
-    async def _look(self) -> list[Card]:
+    async def _look(self) -> list[VllmModelCard]:
         """What it serves; while it is busy, what it served last."""
         try:
             self._cards = await self.client.cards()
@@ -204,7 +204,7 @@ class Server:
         self.up = self._was_up = True
         return self._cards
 
-    def _serves(self, cards: list[Card]) -> str:
+    def _serves(self, cards: list[VllmModelCard]) -> str:
         served = ", ".join(map(_model, _bases(cards))) or "nothing"
         return f"the vLLM server at {self.client.url} serves {served}"
 
@@ -216,15 +216,15 @@ def _die_of_a_bug(life: "asyncio.Task[None]") -> None:
         signal.raise_signal(signal.SIGTERM)
 
 
-def _bases(cards: list[Card]) -> list[Card]:
+def _bases(cards: list[VllmModelCard]) -> list[VllmModelCard]:
     return [card for card in cards if card.parent is None]
 
 
-def _model(card: Card) -> str:
+def _model(card: VllmModelCard) -> str:
     return canonical(card.root or card.id)
 
 
-def _find(policy: Policy, cards: list[Card]) -> Card | None:
+def _find(policy: VllmPolicy, cards: list[VllmModelCard]) -> VllmModelCard | None:
     """The card under which a policy answers: an adapter under its own name, a full model under any
     that the server was started with."""
     if policy.is_adapter:

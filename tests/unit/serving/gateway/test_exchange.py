@@ -5,7 +5,7 @@ import msgspec
 import pytest
 
 from babylon.serving.gateway.exchange import Exchange, Identity
-from babylon.serving.gateway.route_table import Route, Target
+from babylon.serving.gateway.route_table import ServingRoute, Target
 from babylon.serving.openai_wire import RequestError, parse_chat
 
 V3 = Target("babylon-v3", 3, "/checkpoints/3")
@@ -18,7 +18,7 @@ def exchange(**fields: Any) -> Exchange:
         identity=Identity(agent_id="a", trajectory_id=None, step=None),
         chat=parse_chat(fields),
         fields=fields,
-        route=Route(7, "babylon", V3),
+        route=ServingRoute(7, "babylon", V3),
         target=V3,
     )
 

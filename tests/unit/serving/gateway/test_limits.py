@@ -3,12 +3,12 @@ import asyncio
 import pytest
 
 from babylon.serving.gateway.auth import Principal
-from babylon.serving.gateway.limits import Limits
+from babylon.serving.gateway.limits import CallLimits
 from babylon.serving.openai_wire import RequestError
 
 
 async def test_calls_of_a_version_wait_in_order_and_those_beyond_the_queue_are_sent_away() -> None:
-    limits, order, leave = Limits(concurrency=1, queue=2), list[int](), asyncio.Event()
+    limits, order, leave = CallLimits(concurrency=1, queue=2), list[int](), asyncio.Event()
 
     async def call(number: int) -> None:
         async with limits.of_version("v1"):
@@ -28,7 +28,7 @@ async def test_calls_of_a_version_wait_in_order_and_those_beyond_the_queue_are_s
 
 
 async def test_a_waiting_call_that_is_cancelled_leaves_the_queue() -> None:
-    limits = Limits(concurrency=1, queue=1)
+    limits = CallLimits(concurrency=1, queue=1)
     async with limits.of_version("v1"):
         waiting = asyncio.create_task(limits.of_version("v1").__aenter__())
         await asyncio.sleep(0)
@@ -41,7 +41,7 @@ async def test_a_waiting_call_that_is_cancelled_leaves_the_queue() -> None:
 
 def test_a_key_has_no_more_calls_at_a_time_than_it_may() -> None:
     key = Principal(key_id="k", digest=b"", scopes=frozenset(), max_concurrency=1)
-    limits = Limits(concurrency=8, queue=8)
+    limits = CallLimits(concurrency=8, queue=8)
     with limits.of_key(key):
         with pytest.raises(RequestError, match="1 calls running") as caught, limits.of_key(key):
             pass

@@ -14,7 +14,7 @@ def new_gateway_id(port: int) -> str:
     return f"{platform.node()}:{port}:{os.getpid()}:{secrets.token_hex(3)}"
 
 
-async def remove_dead(store: Store, gateway_id: str) -> None:
+async def remove_dead_gateways(store: Store, gateway_id: str) -> None:
     """Forget those of this host and port that were killed, so that nobody waits for them.
 
     One that lives after all, in a container of the same name, is there again with its next sign
