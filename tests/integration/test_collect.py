@@ -236,7 +236,7 @@ async def test_a_sampled_nul_is_recorded_by_both_and_joined(store, settings):
         exchange = Exchange(
             call_id=agent,
             identity=Identity(agent_id=agent, trajectory_id=trajectory, step=0),
-            chat=parse_chat(fields),
+            request=parse_chat(fields),
             fields=fields,
             route=ServingRoute(1, "babylon", target),
             target=target,

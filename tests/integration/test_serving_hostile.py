@@ -198,7 +198,7 @@ async def test_slow_heads_and_slow_bodies_are_not_waited_for(
     assert await raw(gateway.port) == b""
     assert await raw(gateway.port, head(gateway)[:-2]) == b""
     answer = await raw(gateway.port, head(gateway, "content-length: 100"), b"{")
-    assert b" 408 " in answer and b"no whole body" in answer
+    assert b" 408 " in answer and b"incomplete body" in answer
 
 
 async def test_a_client_that_reads_nothing_is_cut_off_and_the_call_kept_as_a_part(
@@ -248,7 +248,7 @@ async def test_a_place_that_does_not_come_is_not_waited_for_for_ever(
         async with asyncio.timeout(10):
             while engine.asked < 2:
                 await asyncio.sleep(0.01)
-        with pytest.raises(openai.InternalServerError, match="no place after"):
+        with pytest.raises(openai.InternalServerError, match="no free slot after"):
             await client.chat.completions.create(**BODY)
         engine.go.set()
         await asyncio.gather(*served)

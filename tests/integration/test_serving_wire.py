@@ -130,7 +130,7 @@ async def test_tools_and_json_mode_reach_the_engine_as_they_were_sent(
     assert {name: asked[name] for name in sent} == sent
     (row,) = await gateway.rows()
     assert json.loads(row["parameters"]) == sent
-    assert row["untrainable_reason"] == "the distribution was bent by response_format"
+    assert row["untrainable_reason"] == "the sampling distribution was changed by response_format"
 
 
 @pytest.mark.parametrize("stream", [False, True])

@@ -1,7 +1,7 @@
-"""The gateway: an OpenAI endpoint in front of the engine that records each call it answers.
+"""The gateway: an OpenAI endpoint in front of the engine that records every call it answers.
 
-A pure ASGI application. A request takes the route once; its answer comes from that policy version
-alone, names it in ``x-model-version``, and ends only when the call is on the disk.
+A pure ASGI application. Each request reads the route once and is answered by one policy version,
+which ``x-model-version`` names. The answer ends after its call is on the disk.
 """
 
 import asyncio
@@ -13,16 +13,16 @@ import msgspec
 
 from babylon.core.api_keys import local_key
 from babylon.core.settings import Settings
-from babylon.serving.gateway.arm_pins import Pins
+from babylon.serving.gateway.arm_pins import ArmPins
 from babylon.serving.gateway.asgi import ClientLeft, Headers, Receive, Response, Scope, Send
 from babylon.serving.gateway.auth import KeyRing
 from babylon.serving.gateway.calls import Calls
 from babylon.serving.gateway.dialects import DIALECTS
 from babylon.serving.gateway.engine_client import EngineClient
-from babylon.serving.gateway.follower import Follower
+from babylon.serving.gateway.follower import RouteFollower
 from babylon.serving.gateway.gateway_metrics import CONTENT_TYPE, GatewayMetrics
 from babylon.serving.gateway.limits import CallLimits
-from babylon.serving.gateway.loader import Loader
+from babylon.serving.gateway.loader import PolicyLoader
 from babylon.serving.gateway.recording import CallRecorder
 from babylon.serving.gateway.route_table import RouteTable
 from babylon.serving.gateway.shipping import Shipper
@@ -62,7 +62,7 @@ class Gateway:
                 await self._health(response)
             case method, path:
                 raise RequestError(
-                    404, f"there is no {method} {path!r:.200}: see /v1/chat/completions"
+                    404, f"unknown path {method} {path!r:.200}: see /v1/chat/completions"
                 )
 
     def _models(self) -> bytes:
@@ -116,7 +116,7 @@ class Gateway:
         add("babylon_unrecorded_calls", "Calls served without a record.", lambda: recorder.lost)
 
     async def _refuse(self, response: Response, error: RequestError) -> None:
-        """An error in OpenAI's shape: the response's status, or a stream's last event."""
+        """Send an OpenAI error: as the response, or as the last event of a stream."""
         if response.status is not None:
             await response.write(sse(error.body), last=True)
             return
@@ -133,18 +133,18 @@ class Gateway:
 async def open_gateway(
     store: Store, settings: Settings, *, engine_url: str, gateway_id: str, url: str
 ) -> AsyncIterator[Gateway]:
-    """A gateway that follows the store's routes and records into it while the block runs."""
+    """Run a gateway that follows the store's routes and records calls into the store."""
     shipper = Shipper(store, settings.recording)
     recorder = CallRecorder(shipper, settings.recording, settings.recording_policy, gateway_id)
-    keys, table, pins = KeyRing(local_key(settings.home)), RouteTable(), Pins(store)
+    keys, table, pins = KeyRing(local_key(settings.home)), RouteTable(), ArmPins(store)
     async with aiohttp.ClientSession(
         connector=aiohttp.TCPConnector(limit=0),
         cookie_jar=aiohttp.DummyCookieJar(),
         skip_auto_headers=("User-Agent", "Accept", "Accept-Encoding"),
     ) as session:
         engine = EngineClient(session, engine_url)
-        loader = Loader(store, engine, table, settings.model_name)
-        follower = Follower(
+        loader = PolicyLoader(store, engine, table, settings.model_name)
+        follower = RouteFollower(
             *(store, loader, table, keys, recorder),
             alias=settings.model_name,
             gateway=gateway_id,
@@ -164,7 +164,7 @@ async def open_gateway(
         routes = (loader.run(), follower.run(), follower.announce_repeatedly(), pins.run())
         work = (*records, *routes)
         try:
-            async with asyncio.TaskGroup() as group:  # should a loop ever die, so does the gateway
+            async with asyncio.TaskGroup() as group:  # a bug in any loop ends the gateway
                 loops = [group.create_task(loop) for loop in work]
                 yield Gateway(calls, shipper)
                 for loop in loops:

@@ -1,7 +1,7 @@
-"""A trajectory keeps the arm that it began with while the experiment lasts, in every gateway.
+"""Pins each trajectory to its first arm for the duration of an experiment, in every gateway.
 
-The database knows; what it has said once is kept in memory. It is asked before a call takes the
-route, so that nothing is awaited between the reading of the route and the counting of the call.
+The database decides, and this process caches its answers. A call gets its pin before it takes the
+route, so that nothing is awaited between reading the route and counting the call in.
 """
 
 import asyncio
@@ -17,13 +17,13 @@ from babylon.store.pins import pin_arm, pin_arms
 
 log = logging.getLogger(__name__)
 
-PATIENCE_S = 0.25  # a call does not wait longer for the database
+PATIENCE_S = 0.25  # the longest that a call waits for the database
 RETRY_S = 0.25
-MOST = 100_000  # trajectories in memory, about 30 MB; the database remembers the others
+MAX_CACHED = 100_000  # trajectories, about 30 MB; the database has the others
 
 
-class Pins:
-    """(salt, trajectory id) → arm."""
+class ArmPins:
+    """Arm of each (salt, trajectory id)."""
 
     def __init__(self, store: Store) -> None:
         self._store = store
@@ -34,8 +34,10 @@ class Pins:
     async def pin(
         self, table: RouteTable, model: str, key: str, trajectory_id: str | None
     ) -> Arm | None:
-        """The arm of a call that names a trajectory, under the route that is in the table when
-        this returns. ``None`` where no split is."""
+        """Return the arm of a call's trajectory under the route in force at the return.
+
+        ``None`` without a trajectory, without an experiment, or if a policy is asked for by name.
+        """
         if trajectory_id is None:
             return None
         while (route := table.route) and (split := route.split) and model == route.alias:
@@ -45,11 +47,11 @@ class Pins:
         return None
 
     async def run(self) -> NoReturn:
-        """Tell the database what was decided without it."""
+        """Write the arms that were decided without the database, once it answers again."""
         while True:
             await asyncio.sleep(RETRY_S)
             if unsaved := dict(self._unsaved):
-                with suppress(*DATABASE_FAILURES):  # the follower reports them
+                with suppress(*DATABASE_FAILURES):  # RouteFollower reports them
                     await pin_arms(self._store, unsaved)
                     self._unsaved = {k: v for k, v in self._unsaved.items() if k not in unsaved}
 
@@ -62,10 +64,10 @@ class Pins:
         if asked.done() and not asked.exception():
             arm = asked.result()
         else:
-            asked.cancel()  # not awaited: the end of a query may take as long as its answer
+            asked.cancel()  # not awaited: cancelling a query may take as long as its answer
             arm = self._unsaved.setdefault(trajectory, sticky)
         self._arms.setdefault(trajectory, arm)
-        if len(self._arms) > MOST:
+        if len(self._arms) > MAX_CACHED:
             del self._arms[next(iter(self._arms))]
 
     def _answered(self, asked: asyncio.Task[Arm]) -> None:
@@ -73,4 +75,4 @@ class Pins:
         if not asked.cancelled() and (error := asked.exception()):
             if not isinstance(error, DATABASE_FAILURES):
                 raise error
-            log.debug("the split decides alone: %r", error)
+            log.debug("the arm is decided without the database: %r", error)

@@ -1,7 +1,7 @@
-"""One call from the client's request to the last byte of its answer.
+"""One call, from the client's request to the last byte of its answer.
 
-Everything that may refuse it comes before the engine is asked; after that the answer ends well,
-or it is recorded as a part of one.
+All checks that may refuse a call run before the engine is asked. After that, the call is recorded
+with its whole answer, or as interrupted with the part that arrived.
 """
 
 import contextlib
@@ -12,7 +12,7 @@ import aiohttp
 import msgspec
 
 from babylon.core.errors import StorageError
-from babylon.serving.gateway.arm_pins import Pins
+from babylon.serving.gateway.arm_pins import ArmPins
 from babylon.serving.gateway.asgi import (
     EVENT_STREAM,
     ClientLeft,
@@ -27,7 +27,7 @@ from babylon.serving.gateway.auth import KeyRing
 from babylon.serving.gateway.dialects import Dialect
 from babylon.serving.gateway.engine_client import EngineClient, EngineDownError, arriving
 from babylon.serving.gateway.exchange import Exchange, Identity
-from babylon.serving.gateway.follower import Follower
+from babylon.serving.gateway.follower import RouteFollower
 from babylon.serving.gateway.gateway_metrics import GatewayMetrics
 from babylon.serving.gateway.limits import CallLimits
 from babylon.serving.gateway.recording import CallRecorder
@@ -35,18 +35,18 @@ from babylon.serving.gateway.route_table import RouteTable
 from babylon.serving.gateway.sse_relay import StreamCut, relay
 from babylon.serving.openai_wire import RequestError, decode_object
 
-TOTAL_S = 900.0  # of a call, from the place in the queue to the last byte
+TOTAL_S = 900.0  # of a call, from entering the queue to the last byte
 _BROKEN_OFF = (StreamCut, msgspec.DecodeError, aiohttp.ClientError, TimeoutError)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Calls:
-    """Serves calls with what a gateway is made of."""
+    """Serves calls with the parts of one gateway."""
 
     engine: EngineClient
     table: RouteTable
-    pins: Pins
-    follower: Follower
+    pins: ArmPins
+    follower: RouteFollower
     recorder: CallRecorder
     keys: KeyRing
     limits: CallLimits
@@ -55,10 +55,11 @@ class Calls:
     async def serve(
         self, scope: Scope, receive: Receive, response: Response, dialect: Dialect
     ) -> None:
-        """
+        """Answer a call and record it.
+
         Raises:
-            RequestError: what the client is to be told.
-            ClientLeft: there is nobody to tell.
+            RequestError: the error to send to the client.
+            ClientLeft: the client closed the connection.
         """
         principal = self.keys.admit(scope["headers"], "infer")
         with self.limits.of_key(principal):
@@ -75,7 +76,7 @@ class Calls:
                 exchange = Exchange(
                     call_id=secrets.token_hex(16),
                     identity=identity,
-                    chat=asked,
+                    request=asked,
                     fields=fields,
                     dialect=dialect,
                     route=given.route,
@@ -102,7 +103,8 @@ class Calls:
         try:
             await unless_client_leaves(receive, self._answer(exchange, response), TOTAL_S)
         except ClientLeft:
-            if not response.complete:  # a server says the same when the last byte is sent
+            # uvicorn reports a disconnect also after the last byte of a complete response
+            if not response.complete:
                 await self._record_part(exchange, "the client left")
                 raise
         except _BROKEN_OFF as error:
@@ -113,7 +115,7 @@ class Calls:
             raise RequestError(status, f"{reason}: try again") from error
 
     async def _answer(self, exchange: Exchange, response: Response) -> None:
-        """Ask the engine, pass its answer on, and record the call before the answer's end."""
+        """Ask the engine, relay its answer, and record the call before the answer ends."""
         async with self.limits.of_version(exchange.target.name):
             headers = _attribution(exchange)
             try:
@@ -126,7 +128,7 @@ class Calls:
             async with upstream:
                 if upstream.status != 200:
                     await self._pass_error_on(upstream, response, headers)
-                elif exchange.chat.stream:
+                elif exchange.request.stream:
                     await response.start(200, [*EVENT_STREAM, *headers])
                     end = await relay(arriving(upstream.content), exchange, response.write)
                     await self._record(exchange)
@@ -139,7 +141,10 @@ class Calls:
     async def _pass_error_on(
         self, upstream: aiohttp.ClientResponse, response: Response, headers: Headers
     ) -> None:
-        """The engine's refusal is the client's, but for a policy that an engine has lost."""
+        """Relay the engine's error, except that it does not know the policy.
+
+        The gateway serves from loaded policies only, so a 404 means that the engine was restarted.
+        """
         body = await upstream.read()
         if upstream.status == 404:
             reason = "the engine was restarted and loads its policies"
@@ -154,9 +159,10 @@ class Calls:
             raise RequestError(503, str(error), code="unavailable") from error
 
     async def _record(self, exchange: Exchange) -> None:
-        """
+        """Wait until the call is on the disk.
+
         Raises:
-            RequestError: 503, the call is not on the disk, so its answer must not end well.
+            RequestError: 503, it could not be written, so its answer must not end well.
         """
         try:
             await self.recorder.record(exchange.record())
@@ -164,9 +170,9 @@ class Calls:
             raise RequestError(503, str(error), code="unavailable") from error
 
     async def _record_part(self, exchange: Exchange, reason: str) -> None:
-        """An answer that broke off is kept where there is something of it, but never trained on."""
+        """Record an interrupted answer that has at least one token, as not trainable."""
         if exchange.token_ids:
-            with contextlib.suppress(StorageError):  # logged there; nobody waits for an answer
+            with contextlib.suppress(StorageError):  # the recorder logged it
                 await self.recorder.record(exchange.record(interrupted=reason))
 
 

@@ -1,8 +1,8 @@
-"""Following the database: serve the newest route as soon as its policies are loaded, and say so.
+"""Follows the routes in the database: each is served as soon as its policies are loaded.
 
-Postgres notifies; a poll every few seconds makes up for a notification that was lost. Between a
-notification and the swap there is one statement, because agents are served by what was taken back
-until then. While the database is away the last route stays in force.
+Postgres notifies of changes, and a poll every few seconds covers lost notifications. Between a
+notification and the swap lies a single query, because until the swap a policy that was rolled back
+still answers. While the database is down, the last route stays in force.
 """
 
 import asyncio
@@ -13,7 +13,7 @@ from typing import NoReturn
 
 from babylon.core.errors import ModelError
 from babylon.serving.gateway.auth import KeyRing
-from babylon.serving.gateway.loader import POLL_S, RETRY_S, Loader, WantedPolicy
+from babylon.serving.gateway.loader import POLL_S, RETRY_S, PolicyLoader, WantedPolicy
 from babylon.serving.gateway.recording import CallRecorder
 from babylon.serving.gateway.route_table import RouteTable, Target
 from babylon.serving.gateway.shipping import DATABASE_FAILURES
@@ -28,13 +28,13 @@ from babylon.store.routes import CHANNEL
 log = logging.getLogger(__name__)
 
 
-class Follower:
-    """Keeps a ``RouteTable`` at the newest route while ``run`` runs."""
+class RouteFollower:
+    """Keeps a ``RouteTable`` at the newest route in the database while ``run`` runs."""
 
     def __init__(
         self,
         store: Store,
-        loader: Loader,
+        loader: PolicyLoader,
         table: RouteTable,
         keys: KeyRing,
         recorder: CallRecorder,
@@ -57,7 +57,7 @@ class Follower:
 
     @property
     def problem(self) -> str | None:
-        """What stands in the way of the newest route, although an older one is served."""
+        """Reason why the newest route is not in force, although an older one is served."""
         if self._away or self._desired is None:
             return self._away
         arms, refusals = self._desired.route.versions, self._loader.refusals
@@ -77,7 +77,7 @@ class Follower:
                 await asyncio.sleep(RETRY_S)
 
     async def announce_repeatedly(self) -> NoReturn:
-        """Announce this gateway after each change, and again and again."""
+        """Write this gateway's state to the database after each change and every ``POLL_S``."""
         while True:
             self._news.clear()
             with suppress(*DATABASE_FAILURES):  # ``run`` reports them
@@ -87,16 +87,16 @@ class Follower:
                     await self._news.wait()
 
     def suspect(self, reason: str) -> None:
-        """A request failed for this reason: serve nothing until a look says that all is well."""
+        """Stop serving after a failed request until the engine is checked again."""
         self._loader.doubt(reason)
 
     async def leave(self) -> None:
-        """Tell those who wait for acknowledgements that this gateway is gone."""
-        with suppress(*DATABASE_FAILURES):  # they will notice by its silence
+        """Remove this gateway from the database, so that no deployment waits for it."""
+        with suppress(*DATABASE_FAILURES):  # without announcements its row expires
             await remove_gateway(self._store, self._gateway)
 
     def _without_database(self, error: Exception) -> None:
-        problem = f"the database does not answer ({error or type(error).__name__})"
+        problem = f"the database does not respond ({error or type(error).__name__})"
         if self._table.route is None:
             self._loader.report(problem)
         elif self._away is None:
@@ -128,7 +128,7 @@ class Follower:
         self._news.set()
 
     def _advance(self) -> None:
-        """Swap, if there is something to swap to."""
+        """Put the newest route in force if its policies are loaded."""
         if self._desired is None:
             return
         before = self._table.route
@@ -162,13 +162,13 @@ class Follower:
         )
 
     def _idle(self, version: int) -> None:
-        """Whoever waits for the last call of a version is told at once."""
+        """Announce at once that a version's last call has ended: a deployment may wait for it."""
         if str(version) in self._told_in_flight:
             self._news.set()
 
     @asynccontextmanager
     async def _listening(self) -> AsyncIterator[Callable[[], bool]]:
-        """Hear of changes while the block runs; the value is true while the connection lives."""
+        """Listen for notifications; the value tells if the connection is still open."""
         async with self._store.pool.acquire() as connection:
             await connection.add_listener(CHANNEL, self._heard)
             connection.add_termination_listener(self._heard)

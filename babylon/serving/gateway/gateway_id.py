@@ -1,4 +1,4 @@
-"""Which gateway this is: every process is one of its own, also beside others at one address."""
+"""Identity of a gateway process. Several gateways may share one address, also over time."""
 
 import os
 import platform
@@ -15,10 +15,10 @@ def new_gateway_id(port: int) -> str:
 
 
 async def remove_dead_gateways(store: Store, gateway_id: str) -> None:
-    """Forget those of this host and port that were killed, so that nobody waits for them.
+    """Remove the rows of gateways on this host and port whose processes are gone.
 
-    One that lives after all, in a container of the same name, is there again with its next sign
-    of life.
+    A deployment then does not wait for them. A gateway that still runs, in a container with the
+    same host name, adds its row again with its next announcement.
     """
     place, _, _ = gateway_id.rsplit(":", 2)
     for gateway in await live_gateways(store):

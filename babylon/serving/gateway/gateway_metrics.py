@@ -86,7 +86,7 @@ class GatewayMetrics:
         series.prompt_tokens.inc(len(exchange.prompt_token_ids))
         series.completion_tokens.inc(len(exchange.token_ids))
         series.duration.observe((now - begun).total_seconds())
-        if exchange.chat.stream and exchange.first_at:
+        if exchange.request.stream and exchange.first_at:
             series.first_token.observe((exchange.first_at - begun).total_seconds())
 
     def _add_series(self, arm: str, version: int, outcome: str) -> _Series:

@@ -19,7 +19,7 @@ from babylon.store import open_store
 
 
 async def run(settings: Settings) -> None:
-    """Serve until the process is told to stop."""
+    """Serve until SIGTERM or SIGINT."""
     port = settings.endpoint_port
     gateway_id = new_gateway_id(port)
     async with open_store(settings) as store:
@@ -35,11 +35,12 @@ async def run(settings: Settings) -> None:
 
 
 async def _serve(gateway: Gateway, port: int) -> None:
-    gc.freeze()  # what is there now stays: no collection need look at it again
-    gc.set_threshold(10_000)  # calls leave hardly any cycles: 3 % of their cost was looking
+    gc.freeze()  # objects from the start live as long as the process: skip them in collections
+    gc.set_threshold(10_000)  # calls leave few cycles, and looking for them took 3 % of a call
     supervised = asyncio.create_task(exit_with_supervisor())
-    for number in (signal.SIGTERM, signal.SIGINT):  # uvicorn stops, then raises it again:
-        signal.signal(number, lambda *_: None)  # that must not end us before we tidied up
+    # uvicorn stops on a signal and then raises it again, which must not end the clean-up
+    for number in (signal.SIGTERM, signal.SIGINT):
+        signal.signal(number, lambda *_: None)
     await uvicorn.Server(server_config(gateway, host="127.0.0.1", port=port)).serve()
     supervised.cancel()
 

@@ -1,8 +1,8 @@
-"""Has the engine hold what is wanted: the most urgent first, one after the other.
+"""Loads the wanted policies into the engine, one after the other, the most urgent first.
 
-Apart from the following of routes, because loading may take minutes, and a route to what is loaded
-does not wait for it. An engine that was restarted has lost its policies: they are loaded again
-before it is served from.
+This loop is separate from the one that follows routes: a load may take minutes, and a route to
+loaded policies must not wait for it. A restarted engine has lost its policies. They are loaded
+again before calls go there.
 """
 
 import asyncio
@@ -24,12 +24,13 @@ from babylon.store.desired import nothing_added
 log = logging.getLogger(__name__)
 
 POLL_S = 2.0
-RETRY_S = 0.25  # while something is wrong
+RETRY_S = 0.25  # while nothing can be served
 
 
 @dataclass(frozen=True, slots=True)
 class WantedPolicy:
-    """A policy to hold; for one ``occasion`` it is tried once, without one again and again."""
+    """A policy to load. A refused load is not tried again for the same ``occasion``; without an
+    occasion, it is retried."""
 
     target: Target
     occasion: Occasion = None
@@ -39,11 +40,12 @@ class WantedPolicy:
         return self.target.policy_version
 
 
-class Loader:
-    """``loaded``: policy version → what the engine holds for us, of what is wanted; nothing else
-    is served from. ``refusals``: what the engine does not load, and why.
+class PolicyLoader:
+    """Keeps the engine's policies as wanted while ``run`` runs.
 
-    ``changed`` is called after a change of either.
+    ``loaded``: the wanted policies that the engine holds, by version; only these are served.
+    ``refusals``: policies that the engine refused, and its reasons. ``changed`` is called after a
+    change of either.
     """
 
     def __init__(self, store: Store, engine: EngineClient, table: RouteTable, alias: str) -> None:
@@ -65,13 +67,13 @@ class Loader:
                 self.refusals = {}
                 self.report(str(error))
             except DATABASE_FAILURES:
-                log.debug("the database is away: nothing is unloaded")
+                log.debug("the database is down: nothing is unloaded")
             with suppress(TimeoutError):
                 async with asyncio.timeout(RETRY_S if self._table.unavailable else POLL_S):
                     await self._due.wait()
 
     def want(self, wishes: Sequence[WantedPolicy]) -> None:
-        """Hold these, in this order, beside what is served from now; let go of all others."""
+        """Set the policies to hold beside the served ones, in order of urgency."""
         self._wanted = wishes
         needed = self._needed()
         kept = {wish.version for wish in needed}
@@ -81,25 +83,27 @@ class Loader:
             self._due.set()
 
     def doubt(self, reason: str) -> None:
-        """Serve nothing until a look says that all is well."""
+        """Stop serving until a check of the engine succeeds."""
         self._doubts += 1
         self.refusals = {}
         self.report(reason)
         self._due.set()
 
     def report(self, reason: str) -> None:
-        """Nothing can be served, and why."""
+        """Set the reason why nothing can be served."""
         if self._table.unavailable != reason:
             self._table.unavailable = reason
             log.warning("not serving: %s", reason)
 
     async def _look(self) -> frozenset[str]:
-        """Load what the engine does not hold; returns the names that it held before.
+        """Compare the engine's policies with the wanted ones, and load the missing.
 
-        What came to be wanted after the engine was asked is looked for the next time: in between,
-        another gateway may have unloaded it. What was loaded all along stays so, also when it
-        became wanted for another reason: a proposal that is committed just now.
+        Returns:
+            Names of the policies that the engine held before.
         """
+        # A policy that became wanted after the engine was asked waits for the next check: another
+        # gateway may have unloaded it in between. A loaded policy stays loaded even if it is now
+        # wanted for another reason, such as a proposal that was just committed.
         doubts, before = self._doubts, self._needed()
         held = await self._engine.policies()
         found = [
@@ -117,7 +121,7 @@ class Loader:
         return held
 
     def _needed(self) -> list[WantedPolicy]:
-        """What serves comes first, should the engine have lost it."""
+        """Return the wanted policies. The served ones come first, in case the engine lost them."""
         arms = self._table.route.arms if self._table.route else ()
         return [
             *map(WantedPolicy, arms),
@@ -149,7 +153,7 @@ class Loader:
                 self.loaded[wish.version] = wish.target
 
     async def _looking_meanwhile(self, load: Coroutine[Any, Any, None]) -> None:
-        """A load may take minutes; a doubt that comes up in them does not wait for its end."""
+        """Await a load, which may take minutes, and check the served policies on doubt."""
         loading = asyncio.create_task(load)
         try:
             while not (await asyncio.wait([loading], timeout=RETRY_S))[0]:
@@ -163,15 +167,15 @@ class Loader:
         doubts = self._doubts
         try:
             held = await self._engine.policies()
-        except ServingError as error:  # of the load too: that tells
-            log.debug("no look while a policy loads: %s", error)
+        except ServingError as error:  # the load fails too, and reports it
+            log.debug("no check while a policy loads: %s", error)
             return
         route = self._table.route
         if route and all(arm.name in held for arm in route.arms):
             self._tell(doubts)
 
     def _tell(self, doubts: int) -> None:
-        """Others know of the change; and the route is served, if nobody doubted since."""
+        """Report a change, and serve again if there was no doubt since the check began."""
         self.changed()
         served = self._table.route and self._arms_loaded()
         if self._table.unavailable and served and doubts == self._doubts:
@@ -183,10 +187,10 @@ class Loader:
         return route is None or all(arm.policy_version in self.loaded for arm in route.arms)
 
     async def _unload_others(self, held: frozenset[str]) -> None:
-        """Unload versions that nobody wants, no gateway could serve and no call is answered by.
+        """Unload versions that are not wanted, not held by any gateway and not used by any call.
 
-        While nothing can be proposed or routed to, so that none of them is wanted again before it
-        is gone. Our own announcement counts too: someone may rely on it until it is renewed.
+        Proposals and routes are locked meanwhile, so that no version becomes wanted while it is
+        unloaded. This gateway's own announcement counts too: a deployment may rely on it.
         """
         needed = {wish.target.name for wish in self._needed()}
         if not self._wanted or not any(self._ours.fullmatch(name) for name in held - needed):
@@ -206,7 +210,7 @@ class Loader:
             await self._engine.unload(name)
         except EngineDownError:
             raise
-        except ServingError as error:  # no reason to stop serving
+        except ServingError as error:  # serving does not depend on it
             log.error("%s stays loaded: %s", name, error)
         else:
             log.info("%s is unloaded", name)

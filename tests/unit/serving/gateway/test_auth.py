@@ -66,7 +66,7 @@ def test_a_bound_key_speaks_for_its_agents(
     [(("a",), "b"), (("a", "b"), None), (("crowd-*",), None), (("crowd-*",), "crow"), (("a",), "")],
 )
 def test_a_bound_key_speaks_for_nobody_else(agents: tuple[str, ...], asked: str | None) -> None:
-    with pytest.raises(RequestError, match="this key speaks for") as caught:
+    with pytest.raises(RequestError, match="this key is for") as caught:
         bound(*agents).speaks_for(asked)
     assert caught.value.status == 403
 

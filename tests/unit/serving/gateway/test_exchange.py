@@ -16,7 +16,7 @@ def exchange(**fields: Any) -> Exchange:
     return Exchange(
         call_id="c1",
         identity=Identity(agent_id="a", trajectory_id=None, step=None),
-        chat=parse_chat(fields),
+        request=parse_chat(fields),
         fields=fields,
         route=ServingRoute(7, "babylon", V3),
         target=V3,
@@ -69,8 +69,8 @@ def test_sampled_answer_with_all_its_tokens_is_trainable() -> None:
         (answer(scores=(-1.0, -math.inf)), {}, "a logprob is not finite"),
         (answer(), {"temperature": 0}, "temperature 0: greedy, not sampled"),
         (answer(), {"top_p": 0.5}, "top_p 0.5: not sampled from the whole distribution"),
-        (answer(), {"top_k": 20, "min_p": 0}, "the distribution was bent by top_k"),
-        (answer(), {"logit_bias": {"5": 1}}, "the distribution was bent by logit_bias"),
+        (answer(), {"top_k": 20, "min_p": 0}, "the sampling distribution was changed by top_k"),
+        (answer(), {"logit_bias": {"5": 1}}, "the sampling distribution was changed by logit_bias"),
     ],
 )
 def test_answer_that_cannot_be_trained_on_says_why(
@@ -115,7 +115,7 @@ def test_usage_chunk_is_withheld_from_a_client_that_did_not_ask_for_it() -> None
 
 
 def test_user_stands_in_for_the_agent_header() -> None:
-    chat = exchange(user="from-body").chat
+    chat = exchange(user="from-body").request
     header = [(b"x-babylon-agent", "from-header-é".encode()), (b"x-babylon-step", b"12")]
     assert Identity.of([], chat).agent_id == "from-body"
     assert Identity.of(header, chat) == Identity(
@@ -135,5 +135,5 @@ def test_user_stands_in_for_the_agent_header() -> None:
 )
 def test_identity_that_cannot_be_stored_is_refused(header: tuple[bytes, bytes]) -> None:
     with pytest.raises(RequestError, match=header[0].decode()) as caught:
-        Identity.of([header], exchange().chat)
+        Identity.of([header], exchange().request)
     assert caught.value.status == 400

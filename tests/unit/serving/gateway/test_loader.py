@@ -7,7 +7,7 @@ from typing import cast
 import pytest
 
 from babylon.serving.gateway.engine_client import EngineClient
-from babylon.serving.gateway.loader import Loader, WantedPolicy
+from babylon.serving.gateway.loader import PolicyLoader, WantedPolicy
 from babylon.serving.gateway.route_table import RouteTable, ServingRoute, Target
 from babylon.store import Store
 
@@ -35,7 +35,7 @@ class HoldsTwo:
         await self.loading.wait()
 
 
-async def looked(engine: HoldsTwo, loader: Loader, meanwhile: Callable[[], None]) -> None:
+async def looked(engine: HoldsTwo, loader: PolicyLoader, meanwhile: Callable[[], None]) -> None:
     """Two looks of the loader at the engine."""
     engine.meanwhile = meanwhile
     running = asyncio.create_task(loader.run())
@@ -47,11 +47,11 @@ async def looked(engine: HoldsTwo, loader: Loader, meanwhile: Callable[[], None]
     await asyncio.gather(running, return_exceptions=True)
 
 
-def holding(engine: HoldsTwo) -> tuple[Loader, RouteTable]:
+def holding(engine: HoldsTwo) -> tuple[PolicyLoader, RouteTable]:
     """Policy 0 serves; 1 is proposed."""
     table = RouteTable()
     table.route = ServingRoute(1, "babylon", V0)
-    loader = Loader(cast(Store, None), cast(EngineClient, engine), table, "babylon")
+    loader = PolicyLoader(cast(Store, None), cast(EngineClient, engine), table, "babylon")
     loader.want([WantedPolicy(V0), WantedPolicy(V1, "proposal 5")])
     return loader, table
 
