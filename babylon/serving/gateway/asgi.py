@@ -85,7 +85,7 @@ def _too_large() -> RequestError:
 
 
 async def unless_client_leaves(
-    receive: Receive, work: Coroutine[Any, Any, None], limit_s: float
+    receive: Receive, work: Coroutine[object, object, None], limit_s: float
 ) -> None:
     """Await ``work``, which answers the client, and cancel it when the client leaves.
 

@@ -6,6 +6,7 @@ answer is disconnected.
 
 import asyncio
 import resource
+from collections.abc import Awaitable, Callable
 from typing import Any
 
 import uvicorn
@@ -72,7 +73,7 @@ class GuardedProtocol(HttpToolsProtocol):
             self._overdue = self.loop.call_later(HEAD_S, self.transport.abort)
 
 
-def server_config(app: Any, **options: Any) -> uvicorn.Config:
+def server_config(app: Callable[..., Awaitable[None]], **options: Any) -> uvicorn.Config:
     """Return the uvicorn configuration of the gateway."""
     # A call takes two file descriptors: the client's connection and the engine's.
     files, _ = resource.getrlimit(resource.RLIMIT_NOFILE)

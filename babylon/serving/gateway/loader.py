@@ -11,7 +11,7 @@ import re
 from collections.abc import Callable, Coroutine, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
-from typing import Any, NoReturn
+from typing import NoReturn
 
 from babylon.core.errors import ServingError
 from babylon.serving.gateway.engine_client import EngineClient, EngineDownError
@@ -152,7 +152,7 @@ class PolicyLoader:
             if wish in self._needed():
                 self.loaded[wish.version] = wish.target
 
-    async def _looking_meanwhile(self, load: Coroutine[Any, Any, None]) -> None:
+    async def _looking_meanwhile(self, load: Coroutine[object, object, None]) -> None:
         """Await a load, which may take minutes, and check the served policies on doubt."""
         loading = asyncio.create_task(load)
         try:

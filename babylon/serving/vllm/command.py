@@ -1,4 +1,4 @@
-"""How a vLLM server is started, and why it did not."""
+"""Command line of a vLLM server, its port, and the error in its log."""
 
 import re
 import shlex
@@ -12,36 +12,36 @@ from babylon.serving.ports import require_free_port
 from babylon.serving.supervise import Service
 from babylon.serving.vllm.build import vllm_build
 
-# Two arms, what drains, and what is being loaded; on the CPU's side also what to roll back to.
+# On the GPU: two arms, a policy whose last calls run, and one that is being loaded. In the CPU's
+# memory also the rollback target and proposals.
 _MAX_LORAS, _MAX_CPU_LORAS = 4, 8
-# Rank of the adapters that are trained here.
-_MAX_LORA_RANK = 16
+_MAX_LORA_RANK = 16  # of the adapters that training writes
 _PORTS = 100  # above ENGINE_PORT
 _CAUSE = re.compile(r"^(?:\(.*?\) ERROR .*?\] )?((?:\w+\.)*\w*(?:Error|Exception): .+)$", re.M)
 
 
 def require_vllm(settings: Settings) -> str:
-    """The vLLM that the settings name: what is installed, or the address of a server.
+    """Return the vLLM of the settings: its distribution and version, or a server's address.
 
     Raises:
-        ConfigError: they name none, or it is not there.
+        ConfigError: the settings name none, or it is not installed.
     """
     extra_arguments(settings.vllm_args)
     if settings.engine_url:
         return settings.engine_url
     if settings.vllm_python is None:
         raise ConfigError(
-            "ENGINE=vllm needs VLLM_PYTHON, the python of an environment with vLLM in it, or"
-            " ENGINE_URL, a vLLM server that runs"
+            "ENGINE=vllm needs VLLM_PYTHON, the python of an environment with vLLM, or ENGINE_URL,"
+            " the address of a running vLLM server"
         )
     return vllm_build(settings.vllm_python)
 
 
 def vllm_service(settings: Settings, base: str, name: str, port: int) -> Service:
-    """A server of ``base``, called ``name``, on loopback.
+    """Return a server of the model ``base`` under ``name`` on loopback.
 
-    Logprobs are those of the distribution that was sampled, which at the model's own sampling
-    defaults (``--generation-config``) would not be the one that the request asks for.
+    ``--logprobs-mode`` makes logprobs those of the sampled distribution. ``--generation-config``
+    keeps the model's own sampling defaults out of requests.
     """
     assert settings.vllm_python is not None  # require_vllm came first
     command = [
@@ -59,7 +59,7 @@ def vllm_service(settings: Settings, base: str, name: str, port: int) -> Service
         command=command,
         log=settings.logs / f"vllm-{port}.log",
         environment={
-            **dict.fromkeys(settings.environment(), ""),  # nobody else's secrets
+            **dict.fromkeys(settings.environment(), ""),  # vLLM does not get our secrets
             "VLLM_ALLOW_RUNTIME_LORA_UPDATING": "1",
             "VLLM_NO_USAGE_STATS": "1",
         },
@@ -67,10 +67,10 @@ def vllm_service(settings: Settings, base: str, name: str, port: int) -> Service
 
 
 def extra_arguments(given: str) -> list[str]:
-    """``VLLM_ARGS`` as a shell would read them; they come last, and so win.
+    """Split ``VLLM_ARGS`` as a shell does. They come last and override other arguments.
 
     Raises:
-        ConfigError: a quotation mark is open.
+        ConfigError: a quotation is not closed.
     """
     try:
         return shlex.split(given)
@@ -79,10 +79,10 @@ def extra_arguments(given: str) -> list[str]:
 
 
 def free_port(settings: Settings, taken: Iterable[int]) -> int:
-    """The first port above ``ENGINE_PORT`` that nobody has or will have.
+    """Return the first free port above ``ENGINE_PORT`` that no other service of ours will use.
 
     Raises:
-        ServingError: there is none.
+        ServingError: all ports are taken.
     """
     reserved = {*taken, settings.endpoint_port, settings.prefect_port}
     first = settings.engine_port + 1
@@ -100,7 +100,7 @@ def free_port(settings: Settings, taken: Iterable[int]) -> int:
 
 
 def cause_of_death(log: Path, since: int) -> str:
-    """The first error after byte ``since`` of a log: the last ones only say that there was one."""
+    """Return the first error after byte ``since`` of a log. Later errors only refer to it."""
     with log.open("rb") as file:
         file.seek(since)
         written = file.read().decode(errors="replace").strip()

@@ -1,13 +1,12 @@
-"""Which vLLM server answers for which policy; servers come and go with the models they serve.
+"""The vLLM servers of a host, started and stopped with the models they serve.
 
-A model and all adapters on it share a server, unless this vLLM would mix them up. A model that no
-server has gets one next to the others, and a server stops when nobody needs it and what it had
-begun is answered: new full weights start beside the old ones (blue/green), so both must fit.
+A model and its adapters share a server, unless this vLLM build would mix them up. Another full
+model gets another server. A server stops when it has no policy and no running request. So new full
+weights start beside the old ones (blue/green), and both must fit into memory.
 """
 
 import asyncio
 import logging
-from typing import Any
 from urllib.parse import urlsplit
 
 import aiohttp
@@ -23,14 +22,14 @@ from babylon.serving.vllm.vllm_server import VllmServer
 
 log = logging.getLogger(__name__)
 
-Key = tuple[str, bool]  # base model, and whether the server is for adapters on it alone
-_ANY: Key = ("", False)  # of a server that is not ours: it serves what it serves
+Key = tuple[str, bool]  # base model; True if the server is for its adapters only
+_ANY: Key = ("", False)  # of the server at ENGINE_URL, whatever it serves
 
 
 class VllmFleet:
-    """vLLM servers by the model they were started with; or one that runs at ``ENGINE_URL``.
+    """vLLM servers by their base model, or the one server at ``ENGINE_URL``.
 
-    ``adapters_apart``: a model and adapters on it must not share a server.
+    ``adapters_apart``: a model and its adapters must not share a server.
     """
 
     def __init__(
@@ -44,12 +43,12 @@ class VllmFleet:
             self._servers[_ANY] = VllmServer(VllmClient(http, url), None)
 
     async def load(self, name: str, path: str, version: int) -> PolicyCard:
-        """Load a checkpoint under a new name, and wait until it answers; the same is a no-op.
+        """Load a checkpoint under a new name, and wait until it answers. The same again is a no-op.
 
         Raises:
-            ModelError: there is no such checkpoint, or its server does not start.
-            RequestError: 409, the name means another checkpoint; 400, vLLM refuses it.
-            ServingError: a server cannot be started, or one that is not ours does not answer.
+            ModelError: the checkpoint is not there, or its server does not start.
+            RequestError: 409, the name stands for another checkpoint; 400, vLLM refuses it.
+            ServingError: no port is free, or the server at ``ENGINE_URL`` does not answer.
         """
         policy = read_policy(name, path, version)
         known, _ = self._find(name)
@@ -74,21 +73,22 @@ class VllmFleet:
         return _card(policy, server, (await server.ready()).get(name, name))
 
     async def unload(self, name: str) -> None:
-        """
+        """Unload a policy, and stop its server if it was the last.
+
         Raises:
-            RequestError: 404, there is no such policy.
+            RequestError: 404, unknown policy.
         """
         known, key = self._find(name)
         if known is None:
             raise RequestError(
-                404, f"policy {name!r} is not loaded: there is {', '.join(self.names) or 'none'}"
+                404, f"policy {name!r} is not loaded; loaded: {', '.join(self.names) or 'none'}"
             )
         server = self._servers[key]
         await server.unload(name)
         self._retire_if_idle(key, server)
 
     async def ready(self) -> list[PolicyCard]:
-        """The policies that can answer now."""
+        """Return the policies that can answer now."""
         servers = list(self._servers.values())
         found = await asyncio.gather(*(server.ready() for server in servers))
         return [
@@ -102,8 +102,8 @@ class VllmFleet:
     def names(self) -> list[str]:
         return [name for server in self._servers.values() for name in server.policies]
 
-    def describe(self) -> list[dict[str, Any]]:
-        """Each server, and whether it answers."""
+    def describe(self) -> list[dict[str, object]]:
+        """Return the state of each server, for ``/health``."""
         return [
             {
                 "base": base or None,
@@ -144,7 +144,7 @@ class VllmFleet:
 
     async def _retire(self, key: Key, server: VllmServer) -> None:
         await server.drained()
-        if server.idle:  # still
+        if server.idle:  # no policy was loaded while it drained
             await self._stop(key, server)
 
     async def _stop(self, key: Key, server: VllmServer) -> None:

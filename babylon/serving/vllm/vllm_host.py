@@ -1,6 +1,6 @@
-"""The process that stands where the embedded engine would, and has vLLM servers do the work.
+"""The engine process for ``ENGINE=vllm``: it starts and looks after vLLM servers.
 
-It speaks ``babylon.serving.engine_protocol``; calls go to the servers directly, never through here.
+It implements ``babylon.serving.engine_protocol``. Calls go to the servers directly.
 """
 
 import asyncio
@@ -25,7 +25,7 @@ FLEET = web.AppKey("fleet", VllmFleet)
 
 
 def make_app(settings: Settings) -> web.Application:
-    """The host's HTTP application; its servers stop with it.
+    """Return the host's HTTP application. Its servers stop with it.
 
     Raises:
         ConfigError: the settings name no vLLM.
@@ -74,7 +74,7 @@ async def _load(request: web.Request) -> web.Response:
         return json_response(await request.app[FLEET].load(name, source.path, source.version))
     except (msgspec.DecodeError, ModelError) as error:
         raise RequestError(400, str(error)) from error
-    except RequestError as error:  # vLLM's own refusals have statuses of their own
+    except RequestError as error:  # vLLM's own statuses mean something else in this protocol
         raise RequestError(409 if error.status == 409 else 400, str(error)) from error
     except ServingError as error:
         raise RequestError(503, str(error), code="unavailable") from error

@@ -1,7 +1,7 @@
-"""One vLLM server and the policies that it is to hold, which it is made to hold again and again.
+"""One vLLM server, and the policies that it must hold.
 
-What was loaded at run time is lost with the process. So there is one operation for the first time
-and for every time after: look at what the server has, add what is missing, try it out.
+A server that restarts has lost its adapters. So the first load and every later one are the same
+operation: compare what the server serves with what it must hold, load what is missing, try it out.
 """
 
 import asyncio
@@ -19,13 +19,13 @@ from babylon.serving.vllm.vllm_policy import VllmPolicy, canonical
 log = logging.getLogger(__name__)
 
 POLL_S = 0.5
-_REPORT_S = 30.0  # how often a start that takes its time is told
+_REPORT_S = 30.0  # interval of log lines during a long start
 
 
 class VllmServer:
-    """A server at ``client.url``: our own child that runs ``service``, or somebody else's.
+    """A server at ``client.url``: a child process that runs ``service``, or one at ``ENGINE_URL``.
 
-    ``policies`` is what it holds, or is made to hold again; ``up`` says whether it answers.
+    ``policies``: what it must hold. ``up``: it answered the last time.
     """
 
     def __init__(self, client: VllmClient, service: Service | None) -> None:
@@ -40,7 +40,7 @@ class VllmServer:
         self._process: Supervised | None = None
         self._log_start = 0
         self._life = asyncio.create_task(self._live())
-        self._life.add_done_callback(_die_of_a_bug)
+        self._life.add_done_callback(_end_host_on_bug)
 
     @property
     def idle(self) -> bool:
@@ -51,12 +51,12 @@ class VllmServer:
         await asyncio.gather(self._life, return_exceptions=True)
 
     async def load(self, policy: VllmPolicy) -> None:
-        """Hold the policy from now on; returns when it can answer.
+        """Hold a policy from now on, and wait until it can answer.
 
         Raises:
             ModelError: the server does not start.
-            RequestError: it refuses the policy, or has another one of that name.
-            VllmDownError: it is not ours to start, and does not answer.
+            RequestError: the server refuses the policy, or has another one of that name.
+            VllmDownError: the server at ``ENGINE_URL`` does not answer.
         """
         self._loading += 1
         try:
@@ -67,20 +67,20 @@ class VllmServer:
             self._loading -= 1
 
     async def unload(self, name: str) -> None:
-        """Answers that have begun are finished; a full model stays while the server does.
+        """Unload an adapter; a full model stays as long as its server. Running answers finish.
 
-        It does not wait for what is being loaded: an adapter that is loaded again at this moment
-        may stay there, but is no policy any more.
+        This does not wait for a load. An adapter that the server loads again at this moment may
+        stay there, but is no longer a policy.
         """
         policy = self.policies.pop(name)
         if policy.is_adapter:
             try:
                 await self.client.unload(name)
-            except (RequestError, VllmDownError) as error:  # then it is not there
+            except (RequestError, VllmDownError) as error:  # the adapter is gone already
                 log.info("%s was not loaded: %s", name, error)
 
     async def ready(self) -> dict[str, str]:
-        """Names of the policies that can answer now → their names there."""
+        """Return the policies that can answer now: name → model name at the server."""
         try:
             cards = await self._look()
         except (VllmDownError, TimeoutError):
@@ -89,7 +89,7 @@ class VllmServer:
         return {name: card.id for name, card in found.items() if card}
 
     async def drained(self) -> None:
-        """Wait until it answers nothing, and a moment later still nothing."""
+        """Wait until the server has no request in two successive looks."""
         quiet = 0
         while quiet < 2:
             try:
@@ -110,7 +110,7 @@ class VllmServer:
             await self._look_after()
 
     async def _look_after(self) -> None:
-        """What the server has lost is loaded before anybody asks for it."""
+        """Load again what the server has lost, every ``POLL_S``."""
         down_since = told = time.monotonic()
         while True:
             try:
@@ -128,7 +128,7 @@ class VllmServer:
             await asyncio.sleep(POLL_S)
 
     async def _repair(self, policy: VllmPolicy) -> None:
-        """A policy that the server takes no more is dropped: who needs it asks again, and why."""
+        """Load a lost policy again, or drop it if the server refuses it now."""
         async with self._changing:
             if policy.name not in self.policies:
                 return
@@ -139,7 +139,13 @@ class VllmServer:
                 log.error("%s is lost: %s", policy.name, error)
 
     async def _try_to_hold(self, policy: VllmPolicy) -> bool:
-        """Whether the server was there to do it."""
+        """Hold a policy. Return False if the server is starting or busy.
+
+        Raises:
+            ModelError: the server ended before it ever answered.
+            RequestError: the server refuses the policy.
+            VllmDownError: the server at ``ENGINE_URL`` does not answer.
+        """
         if self._process and self._process.exit_code is not None and not self._was_up:
             service = self._process.service
             cause = cause_of_death(service.log, self._log_start)
@@ -156,7 +162,7 @@ class VllmServer:
             return False
 
     async def _hold(self, policy: VllmPolicy) -> None:
-        """Have the server hold a policy, and try it out where that was not done."""
+        """Load a policy if the server lacks it, and try it out if that was not done."""
         cards = await self._look()
         card = _find(policy, cards)
         if card is None and policy.is_adapter:
@@ -190,7 +196,7 @@ class VllmServer:
         self._tried.add(policy.name)
 
     async def _look(self) -> list[VllmModelCard]:
-        """What it serves; while it is busy, what it served last."""
+        """Return what the server serves, or what it served last if it is busy."""
         try:
             self._cards = await self.client.cards()
         except VllmDownError:
@@ -209,8 +215,9 @@ class VllmServer:
         return f"the vLLM server at {self.client.url} serves {served}"
 
 
-def _die_of_a_bug(life: "asyncio.Task[None]") -> None:
-    """A server that nobody looks after any more would only seem to be there: start anew."""
+def _end_host_on_bug(life: "asyncio.Task[None]") -> None:
+    """End the host, which is then started again, if a server's task failed: nothing would look
+    after that server."""
     if not life.cancelled() and (error := life.exception()):
         log.critical("the host cannot go on", exc_info=error)
         signal.raise_signal(signal.SIGTERM)
@@ -225,8 +232,8 @@ def _model(card: VllmModelCard) -> str:
 
 
 def _find(policy: VllmPolicy, cards: list[VllmModelCard]) -> VllmModelCard | None:
-    """The card under which a policy answers: an adapter under its own name, a full model under any
-    that the server was started with."""
+    """Return the card of a policy: an adapter's own, or for a full model any that the server was
+    started with."""
     if policy.is_adapter:
         of_name = (card for card in cards if card.id == policy.name and card.root == policy.path)
         return next(of_name, None)

@@ -166,11 +166,11 @@ async def test_client_that_leaves_frees_the_worker(engine: TestClient[Any, Any])
 @pytest.mark.parametrize(
     ("fields", "status", "message"),
     [
-        ({"model": "nobody"}, 404, "'nobody' is not loaded: there is p-v1"),
+        ({"model": "nobody"}, 404, "'nobody' is not loaded; loaded: p-v1"),
         ({"model": None}, 400, "$.model"),
         ({"messages": []}, 400, "$.messages"),
         ({"messages": [{"role": "pirate", "content": "x"}]}, 400, "'pirate'"),
-        ({"messages": [{"role": "user", "content": [{"type": "image_url"}]}]}, 400, "takes text"),
+        ({"messages": [{"role": "user", "content": [{"type": "image_url"}]}]}, 400, "accepts text"),
         ({"temperature": -1}, 400, "$.temperature"),
         ({"temperature": 0.001}, 400, "0.01 to 2"),
         ({"top_p": 0}, 400, "$.top_p"),
