@@ -38,8 +38,8 @@ from babylon.store.gateways import (
 from babylon.store.proposals import proposed
 from babylon.store.routes import Split as StoredSplit
 from babylon.store.routes import commit_route, current_route
-from tests.door import Door
 from tests.integration.test_serving import HELLO, on_uvicorn, register, until_healthy
+from tests.switchable_relay import SwitchableRelay
 from tests.tiny_policy import save_tiny_policy
 
 CHALLENGER = Target("babylon-v1", 1, "")
@@ -221,16 +221,16 @@ async def test_a_trajectory_keeps_its_arm_while_the_database_is_away_and_afterwa
     await register(store, checkpoints)
     assert settings.database_url is not None
     url = urlsplit(settings.database_url.get_secret_value())
-    async with Door(url.port or 5432) as door:
-        through = url._replace(netloc=url.netloc.replace(str(url.port), str(door.port))).geturl()
+    async with SwitchableRelay(url.port or 5432) as relay:
+        through = url._replace(netloc=url.netloc.replace(str(url.port), str(relay.port))).geturl()
         proxied = settings.model_copy(update={"database_url": SecretStr(through)})
         async with open_store(proxied) as behind, running(store, settings, behind) as replicas:
             await replicas.share(0.1)
             assert (await replicas.ask(early, "early"))["x-arm"] == "champion"
-            door.shut()
+            relay.shut()
             assert (await replicas.ask(early, "early"))["x-arm"] == "champion"
             assert (await replicas.ask(late, "late"))["x-arm"] == "champion"  # the split decides
-            await door.open()
+            await relay.open()
             async with asyncio.timeout(WAIT_S):
                 while not await store.pool.fetchval(
                     "SELECT arm FROM babylon.trajectory_arms WHERE trajectory_id = 'late'"

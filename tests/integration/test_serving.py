@@ -31,7 +31,7 @@ from babylon.store.calls import wait_until_recorded
 from babylon.store.gateways import live_gateways, wait_for_acks
 from babylon.store.policies import ensure_base
 from babylon.store.routes import commit_route, current_route
-from tests.door import Door
+from tests.switchable_relay import SwitchableRelay
 from tests.tiny_policy import plain_logprobs, save_tiny_policy, tiny_model, tiny_tokenizer
 
 HELLO = [{"role": "user", "content": "hello"}]
@@ -359,13 +359,13 @@ async def test_database_that_is_gone_for_a_while_stops_neither_answers_nor_their
     await register(store, checkpoints)
     assert settings.database_url is not None
     url = urlsplit(settings.database_url.get_secret_value())
-    async with Door(url.port or 5432) as door:
-        through = url._replace(netloc=url.netloc.replace(str(url.port), str(door.port))).geturl()
+    async with SwitchableRelay(url.port or 5432) as relay:
+        through = url._replace(netloc=url.netloc.replace(str(url.port), str(relay.port))).geturl()
         proxied = settings.model_copy(update={"database_url": SecretStr(through)})
         async with open_store(proxied) as behind, running_stack(behind, settings) as stack:
             await until_healthy(stack.url)
             answered = {(await stack.chat()).headers["x-call-id"]}
-            door.shut()
+            relay.shut()
             while "the database" not in (await health(stack.url))["reason"]:
                 await asyncio.sleep(0.05)
             for number in range(6):
@@ -375,7 +375,7 @@ async def test_database_that_is_gone_for_a_while_stops_neither_answers_nor_their
                         pass
                 answered.add(response.headers["x-call-id"])
                 assert response.headers["x-route-version"] == "1"
-            await door.open()
+            await relay.open()
             await wait_until_recorded(store, timeout_s=20)
             rows = await store.pool.fetch("SELECT call_id FROM babylon.calls")
             assert {row["call_id"] for row in rows} == answered

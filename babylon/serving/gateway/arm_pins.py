@@ -17,7 +17,7 @@ from babylon.store.pins import pin_arm, pin_arms
 
 log = logging.getLogger(__name__)
 
-PATIENCE_S = 0.25  # the longest that a call waits for the database
+ANSWER_S = 0.25  # the longest that a call waits for the database
 RETRY_S = 0.25
 MAX_CACHED = 100_000  # trajectories, about 30 MB; the database has the others
 
@@ -29,7 +29,7 @@ class ArmPins:
         self._store = store
         self._arms: dict[tuple[str, str], Arm] = {}
         self._unsaved: dict[tuple[str, str], Arm] = {}
-        self._asking: set[asyncio.Task[Arm]] = set()
+        self._queries: set[asyncio.Task[Arm]] = set()
 
     async def pin(
         self, table: RouteTable, model: str, key: str, trajectory_id: str | None
@@ -56,23 +56,23 @@ class ArmPins:
                     self._unsaved = {k: v for k, v in self._unsaved.items() if k not in unsaved}
 
     async def _decide(self, split: ArmSplit, key: str, trajectory_id: str) -> None:
-        trajectory, sticky = (split.salt, trajectory_id), split.arm(key)
-        asked = asyncio.create_task(pin_arm(self._store, *trajectory, sticky))
-        self._asking.add(asked)
-        asked.add_done_callback(self._answered)
-        await asyncio.wait([asked], timeout=PATIENCE_S)
-        if asked.done() and not asked.exception():
-            arm = asked.result()
+        trajectory, chosen = (split.salt, trajectory_id), split.arm(key)
+        query = asyncio.create_task(pin_arm(self._store, *trajectory, chosen))
+        self._queries.add(query)
+        query.add_done_callback(self._on_answer)
+        await asyncio.wait([query], timeout=ANSWER_S)
+        if query.done() and not query.exception():
+            arm = query.result()
         else:
-            asked.cancel()  # not awaited: cancelling a query may take as long as its answer
-            arm = self._unsaved.setdefault(trajectory, sticky)
+            query.cancel()  # not awaited: cancelling a query may take as long as its answer
+            arm = self._unsaved.setdefault(trajectory, chosen)
         self._arms.setdefault(trajectory, arm)
         if len(self._arms) > MAX_CACHED:
             del self._arms[next(iter(self._arms))]
 
-    def _answered(self, asked: asyncio.Task[Arm]) -> None:
-        self._asking.discard(asked)
-        if not asked.cancelled() and (error := asked.exception()):
+    def _on_answer(self, query: asyncio.Task[Arm]) -> None:
+        self._queries.discard(query)
+        if not query.cancelled() and (error := query.exception()):
             if not isinstance(error, DATABASE_FAILURES):
                 raise error
             log.debug("the arm is decided without the database: %r", error)

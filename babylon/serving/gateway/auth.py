@@ -26,7 +26,7 @@ class Principal:
     agents: tuple[str, ...] | None = None
     max_concurrency: int | None = None
 
-    def speaks_for(self, agent_id: str | None) -> str | None:
+    def attributed_agent(self, agent_id: str | None) -> str | None:
         """Return the agent of a call. A key bound to one agent need not name it.
 
         Raises:

@@ -25,7 +25,7 @@ from babylon.serving.gateway.asgi import (
 )
 from babylon.serving.gateway.auth import KeyRing
 from babylon.serving.gateway.dialects import Dialect
-from babylon.serving.gateway.engine_client import EngineClient, EngineDownError, arriving
+from babylon.serving.gateway.engine_client import EngineClient, EngineDownError, arriving_bytes
 from babylon.serving.gateway.exchange import Exchange, Identity
 from babylon.serving.gateway.follower import RouteFollower
 from babylon.serving.gateway.gateway_metrics import GatewayMetrics
@@ -62,11 +62,11 @@ class Calls:
             ClientLeft: the client closed the connection.
         """
         principal = self.keys.admit(scope["headers"], "infer")
-        with self.limits.of_key(principal):
+        with self.limits.for_key(principal):
             fields = decode_object(await read_body(scope, receive))
             asked = dialect.parse(fields)
             identity = Identity.of(scope["headers"], asked)
-            agent_id = principal.speaks_for(identity.agent_id)
+            agent_id = principal.attributed_agent(identity.agent_id)
             if agent_id != identity.agent_id:
                 identity = replace(identity, agent_id=agent_id)
             self._require_room()
@@ -89,7 +89,7 @@ class Calls:
     async def _counted(self, exchange: Exchange, receive: Receive, response: Response) -> None:
         outcome = "left"
         try:
-            await self._whole_or_part(exchange, receive, response)
+            await self._answer_or_record_interruption(exchange, receive, response)
             outcome = str(response.status)
         except RequestError as error:
             outcome = str(error.status)
@@ -97,7 +97,7 @@ class Calls:
         finally:
             self.metrics.called(exchange, outcome)
 
-    async def _whole_or_part(
+    async def _answer_or_record_interruption(
         self, exchange: Exchange, receive: Receive, response: Response
     ) -> None:
         try:
@@ -105,40 +105,40 @@ class Calls:
         except ClientLeft:
             # uvicorn reports a disconnect also after the last byte of a complete response
             if not response.complete:
-                await self._record_part(exchange, "the client left")
+                await self._record_interrupted(exchange, "the client left")
                 raise
         except _BROKEN_OFF as error:
             reason = f"the engine's answer broke off ({error or type(error).__name__})"
-            await self._record_part(exchange, reason)
-            self.follower.suspect(reason)
+            await self._record_interrupted(exchange, reason)
+            self.follower.stop_serving(reason)
             status = 504 if isinstance(error, TimeoutError) else 502
             raise RequestError(status, f"{reason}: try again") from error
 
     async def _answer(self, exchange: Exchange, response: Response) -> None:
         """Ask the engine, relay its answer, and record the call before the answer ends."""
-        async with self.limits.of_version(exchange.target.name):
+        async with self.limits.for_version(exchange.target.name):
             headers = _attribution(exchange)
             try:
                 upstream = await self.engine.call(
                     exchange.dialect.path, exchange.upstream_body(), exchange.target.name
                 )
             except EngineDownError as error:
-                self.follower.suspect(str(error))
+                self.follower.stop_serving(str(error))
                 raise RequestError(503, str(error), code="unavailable") from error
             async with upstream:
                 if upstream.status != 200:
-                    await self._pass_error_on(upstream, response, headers)
+                    await self._relay_error(upstream, response, headers)
                 elif exchange.request.stream:
                     await response.start(200, [*EVENT_STREAM, *headers])
-                    end = await relay(arriving(upstream.content), exchange, response.write)
+                    end = await relay(arriving_bytes(upstream.content), exchange, response.write)
                     await self._record(exchange)
                     await response.write(end, last=True)
                 else:
-                    answer = exchange.take(msgspec.json.decode(await upstream.read()))
+                    answer = exchange.note(msgspec.json.decode(await upstream.read()))
                     await self._record(exchange)
                     await response.json(msgspec.json.encode(answer), headers=headers)
 
-    async def _pass_error_on(
+    async def _relay_error(
         self, upstream: aiohttp.ClientResponse, response: Response, headers: Headers
     ) -> None:
         """Relay the engine's error, except that it does not know the policy.
@@ -148,7 +148,7 @@ class Calls:
         body = await upstream.read()
         if upstream.status == 404:
             reason = "the engine was restarted and loads its policies"
-            self.follower.suspect(reason)
+            self.follower.stop_serving(reason)
             raise RequestError(503, f"{reason}: try again", code="unavailable")
         await response.json(body, status=upstream.status, headers=headers)
 
@@ -169,7 +169,7 @@ class Calls:
         except StorageError as error:
             raise RequestError(503, str(error), code="unavailable") from error
 
-    async def _record_part(self, exchange: Exchange, reason: str) -> None:
+    async def _record_interrupted(self, exchange: Exchange, reason: str) -> None:
         """Record an interrupted answer that has at least one token, as not trainable."""
         if exchange.token_ids:
             with contextlib.suppress(StorageError):  # the recorder logged it

@@ -124,7 +124,7 @@ class EngineClient:
         return text
 
 
-async def arriving(content: aiohttp.StreamReader) -> AsyncIterator[bytes]:
+async def arriving_bytes(content: aiohttp.StreamReader) -> AsyncIterator[bytes]:
     """Yield the bytes of a response as they arrive.
 
     Raises:

@@ -95,7 +95,7 @@ class Exchange:
     def top_p(self) -> float:
         return 1.0 if self.request.top_p is None else self.request.top_p
 
-    def take(self, answer: JsonObject) -> JsonObject | None:
+    def note(self, answer: JsonObject) -> JsonObject | None:
         """Note an answer or a chunk of it.
 
         Returns:
@@ -110,12 +110,12 @@ class Exchange:
             self.completion_tokens = usage.get("completion_tokens")
         choices = answer.get("choices") or []
         for choice in choices:
-            self._take_choice(choice)
+            self._note_choice(choice)
         if self.request.stream and not choices and not self.request.wants_usage:
             return None
         return self._for_client(answer, choices)
 
-    def _take_choice(self, choice: JsonObject) -> None:
+    def _note_choice(self, choice: JsonObject) -> None:
         self.text += self.dialect.text(choice)
         self.prompt_token_ids += choice.get("prompt_token_ids") or []
         self.token_ids += choice.get("token_ids") or []
@@ -137,7 +137,7 @@ class Exchange:
                 choice["logprobs"] = None
         return answer
 
-    def flaw(self) -> str | None:
+    def untrainable_reason(self) -> str | None:
         """Return the reason why this call cannot be trained on, or ``None``."""
         tokens, scores, counted = len(self.token_ids), len(self.logprobs), self.completion_tokens
         if not tokens == scores == counted:
@@ -156,7 +156,7 @@ class Exchange:
 
     def record(self, *, interrupted: str | None = None) -> RecordedCall:
         """Return the call for storage; ``interrupted`` is why only a part of the answer arrived."""
-        flaw = interrupted or self.flaw()
+        reason = interrupted or self.untrainable_reason()
         elapsed = datetime.now(UTC) - self.started_at
         return RecordedCall(
             call_id=self.call_id,
@@ -176,8 +176,8 @@ class Exchange:
             max_tokens=self.request.limit or 0,  # 0: the client set no limit
             seed=self.request.seed,
             finish_reason="interrupted" if interrupted else self.finish_reason or "unknown",
-            trainable=flaw is None,
-            untrainable_reason=flaw,
+            trainable=reason is None,
+            untrainable_reason=reason,
             started_at=self.started_at,
             latency_ms=int(elapsed.total_seconds() * 1000),
             arm=self.arm,

@@ -21,7 +21,7 @@ class CallLimits:
         self._of_key: Counter[str] = Counter()
 
     @contextmanager
-    def of_key(self, principal: Principal) -> Iterator[None]:
+    def for_key(self, principal: Principal) -> Iterator[None]:
         """Count a call of a key while the block runs.
 
         Raises:
@@ -38,7 +38,7 @@ class CallLimits:
         finally:
             self._of_key[key_id] -= 1
 
-    def of_version(self, name: str) -> AbstractAsyncContextManager[None]:
+    def for_version(self, name: str) -> AbstractAsyncContextManager[None]:
         """Wait for a slot of the policy ``name``, first come, first served.
 
         Raises:

@@ -56,13 +56,13 @@ class PolicyLoader:
         self._ours = re.compile(rf"{re.escape(alias)}-v(\d+)")
         self._wanted: Sequence[WantedPolicy] = ()
         self._due = asyncio.Event()
-        self._doubts = 0
+        self._stops = 0
 
     async def run(self) -> NoReturn:
         while True:
             self._due.clear()
             try:
-                await self._unload_others(await self._look())
+                await self._unload_unused(await self._check_engine())
             except ServingError as error:
                 self.refusals = {}
                 self.report(str(error))
@@ -72,19 +72,19 @@ class PolicyLoader:
                 async with asyncio.timeout(RETRY_S if self._table.unavailable else POLL_S):
                     await self._due.wait()
 
-    def want(self, wishes: Sequence[WantedPolicy]) -> None:
+    def set_wanted(self, policies: Sequence[WantedPolicy]) -> None:
         """Set the policies to hold beside the served ones, in order of urgency."""
-        self._wanted = wishes
+        self._wanted = policies
         needed = self._needed()
-        kept = {wish.version for wish in needed}
+        kept = {policy.version for policy in needed}
         self.loaded = {v: target for v, target in self.loaded.items() if v in kept}
-        self.refusals = {wish: why for wish, why in self.refusals.items() if wish in needed}
+        self.refusals = {policy: why for policy, why in self.refusals.items() if policy in needed}
         if self._next(set()):
             self._due.set()
 
-    def doubt(self, reason: str) -> None:
+    def stop_serving(self, reason: str) -> None:
         """Stop serving until a check of the engine succeeds."""
-        self._doubts += 1
+        self._stops += 1
         self.refusals = {}
         self.report(reason)
         self._due.set()
@@ -95,7 +95,7 @@ class PolicyLoader:
             self._table.unavailable = reason
             log.warning("not serving: %s", reason)
 
-    async def _look(self) -> frozenset[str]:
+    async def _check_engine(self) -> frozenset[str]:
         """Compare the engine's policies with the wanted ones, and load the missing.
 
         Returns:
@@ -104,20 +104,22 @@ class PolicyLoader:
         # A policy that became wanted after the engine was asked waits for the next check: another
         # gateway may have unloaded it in between. A loaded policy stays loaded even if it is now
         # wanted for another reason, such as a proposal that was just committed.
-        doubts, before = self._doubts, self._needed()
+        stops, before = self._stops, self._needed()
         held = await self._engine.policies()
         found = [
-            wish.target for wish in self._needed() if wish in before or wish.version in self.loaded
+            policy.target
+            for policy in self._needed()
+            if policy in before or policy.version in self.loaded
         ]
         self.loaded = {target.policy_version: target for target in found if target.name in held}
         if not self._arms_loaded():
             self.report("the engine was restarted and loads its policies")
-        self._tell(doubts)
+        self._report_change(stops)
         tried: set[WantedPolicy] = set()
-        while wish := self._next(tried):
-            tried.add(wish)
-            await self._load(wish)
-            self._tell(doubts)
+        while policy := self._next(tried):
+            tried.add(policy)
+            await self._load(policy)
+            self._report_change(stops)
         return held
 
     def _needed(self) -> list[WantedPolicy]:
@@ -125,46 +127,46 @@ class PolicyLoader:
         arms = self._table.route.arms if self._table.route else ()
         return [
             *map(WantedPolicy, arms),
-            *(wish for wish in self._wanted if wish.target not in arms),
+            *(policy for policy in self._wanted if policy.target not in arms),
         ]
 
     def _next(self, tried: set[WantedPolicy]) -> WantedPolicy | None:
-        for wish in self._needed():
-            given_up = wish in tried or (wish.occasion and wish in self.refusals)
-            if wish.version not in self.loaded and not given_up:
-                return wish
+        for policy in self._needed():
+            given_up = policy in tried or (policy.occasion and policy in self.refusals)
+            if policy.version not in self.loaded and not given_up:
+                return policy
         return None
 
-    async def _load(self, wish: WantedPolicy) -> None:
+    async def _load(self, policy: WantedPolicy) -> None:
         try:
-            await self._looking_meanwhile(self._engine.load(wish.target))
+            await self._await_load(self._engine.load(policy.target))
         except EngineDownError:
             raise
         except ServingError as error:
-            if self.refusals.get(wish) != str(error):
-                log.error("%s is not loaded: %s", wish.target.name, error)
+            if self.refusals.get(policy) != str(error):
+                log.error("%s is not loaded: %s", policy.target.name, error)
             if self._table.route is None:
                 self.report(str(error))
-            if wish in self._needed():
-                self.refusals[wish] = str(error)
+            if policy in self._needed():
+                self.refusals[policy] = str(error)
         else:
-            self.refusals.pop(wish, None)
-            if wish in self._needed():
-                self.loaded[wish.version] = wish.target
+            self.refusals.pop(policy, None)
+            if policy in self._needed():
+                self.loaded[policy.version] = policy.target
 
-    async def _looking_meanwhile(self, load: Coroutine[object, object, None]) -> None:
+    async def _await_load(self, load: Coroutine[object, object, None]) -> None:
         """Await a load, which may take minutes, and check the served policies on doubt."""
         loading = asyncio.create_task(load)
         try:
             while not (await asyncio.wait([loading], timeout=RETRY_S))[0]:
                 if self._table.unavailable and self._table.route:
-                    await self._look_at_arms()
+                    await self._check_arms()
             loading.result()
         finally:
             loading.cancel()
 
-    async def _look_at_arms(self) -> None:
-        doubts = self._doubts
+    async def _check_arms(self) -> None:
+        stops = self._stops
         try:
             held = await self._engine.policies()
         except ServingError as error:  # the load fails too, and reports it
@@ -172,13 +174,13 @@ class PolicyLoader:
             return
         route = self._table.route
         if route and all(arm.name in held for arm in route.arms):
-            self._tell(doubts)
+            self._report_change(stops)
 
-    def _tell(self, doubts: int) -> None:
+    def _report_change(self, stops: int) -> None:
         """Report a change, and serve again if there was no doubt since the check began."""
         self.changed()
         served = self._table.route and self._arms_loaded()
-        if self._table.unavailable and served and doubts == self._doubts:
+        if self._table.unavailable and served and stops == self._stops:
             log.info("serving")
             self._table.unavailable = None
 
@@ -186,20 +188,20 @@ class PolicyLoader:
         route = self._table.route
         return route is None or all(arm.policy_version in self.loaded for arm in route.arms)
 
-    async def _unload_others(self, held: frozenset[str]) -> None:
+    async def _unload_unused(self, held: frozenset[str]) -> None:
         """Unload versions that are not wanted, not held by any gateway and not used by any call.
 
         Proposals and routes are locked meanwhile, so that no version becomes wanted while it is
         unloaded. This gateway's own announcement counts too: a deployment may rely on it.
         """
-        needed = {wish.target.name for wish in self._needed()}
+        needed = {policy.target.name for policy in self._needed()}
         if not self._wanted or not any(self._ours.fullmatch(name) for name in held - needed):
             return
         async with nothing_added(self._store) as (desired, gateways):
             used = wanted(desired).keys() | self._table.in_flight.keys()
             for gateway in gateways:
                 used |= {*gateway.loaded, *map(int, gateway.in_flight)}
-            used |= {wish.version for wish in self._needed()}
+            used |= {policy.version for policy in self._needed()}
             for name in await self._engine.policies():
                 ours = self._ours.fullmatch(name)
                 if ours and int(ours[1]) not in used:

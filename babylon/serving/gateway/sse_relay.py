@@ -56,5 +56,5 @@ def _for_client(event: ServerSentEvent, exchange: Exchange) -> bytes:
     chunk = _decoder.decode(event.data)
     if error := chunk.get("error"):
         raise StreamCut(error.get("message") if isinstance(error, dict) else str(error))
-    seen = exchange.take(chunk)
+    seen = exchange.note(chunk)
     return event.other_lines + sse(msgspec.json.encode(seen)) if seen else b""

@@ -43,14 +43,14 @@ def answer(
 
 def flaw_of(given: dict[str, Any], **fields: Any) -> str | None:
     call = exchange(**fields)
-    call.take(given)
+    call.note(given)
     row = call.record()
     assert row.trainable is (row.untrainable_reason is None)
     return row.untrainable_reason
 
 
 def test_client_is_told_the_policy_whatever_the_engine_calls_it() -> None:
-    given = exchange().take({**answer(), "model": "/checkpoints/base"})
+    given = exchange().note({**answer(), "model": "/checkpoints/base"})
     assert given is not None and given["model"] == "babylon-v3"
 
 
@@ -97,7 +97,7 @@ def test_engine_is_asked_for_the_exact_policy_with_sampling_spelled_out() -> Non
 
 def test_interrupted_call_keeps_what_came_and_is_not_trainable() -> None:
     call = exchange()
-    call.take(answer())
+    call.note(answer())
     row = call.record(interrupted="the client left")
     assert (row.trainable, row.untrainable_reason) == (False, "the client left")
     assert (row.finish_reason, row.completion_token_ids) == ("interrupted", [5, 6])
@@ -109,8 +109,8 @@ def test_usage_chunk_is_withheld_from_a_client_that_did_not_ask_for_it() -> None
         exchange(stream=True),
         exchange(stream=True, stream_options={"include_usage": True}),
     )
-    assert silent.take(dict(chunk)) is None
-    assert asked.take(dict(chunk)) == chunk
+    assert silent.note(dict(chunk)) is None
+    assert asked.note(dict(chunk)) == chunk
     assert silent.completion_tokens == asked.completion_tokens == 2
 
 

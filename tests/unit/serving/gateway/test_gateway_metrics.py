@@ -18,7 +18,7 @@ def samples(metrics: GatewayMetrics) -> dict[tuple[str, ...], float]:
 
 def test_calls_are_counted_by_arm_and_version_and_agents_are_not_named() -> None:
     metrics, call = GatewayMetrics(), exchange(user="agent-secret")
-    call.take(answer())
+    call.note(answer())
     call.started_at -= timedelta(seconds=3)
     metrics.called(call, "200")
     metrics.called(call, "200")

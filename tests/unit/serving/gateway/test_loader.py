@@ -1,4 +1,4 @@
-"""What the loader holds to be loaded while the wishes change under it."""
+"""What the loader holds to be loaded while the policies change under it."""
 
 import asyncio
 from collections.abc import Callable
@@ -41,7 +41,7 @@ async def looked(engine: HoldsTwo, loader: PolicyLoader, meanwhile: Callable[[],
     running = asyncio.create_task(loader.run())
     async with asyncio.timeout(20):
         while engine.asked < 2 and not running.done():
-            loader.doubt("look again")
+            loader.stop_serving("look again")
             await asyncio.sleep(0.01)
     running.cancel()
     await asyncio.gather(running, return_exceptions=True)
@@ -52,7 +52,7 @@ def holding(engine: HoldsTwo) -> tuple[PolicyLoader, RouteTable]:
     table = RouteTable()
     table.route = ServingRoute(1, "babylon", V0)
     loader = PolicyLoader(cast(Store, None), cast(EngineClient, engine), table, "babylon")
-    loader.want([WantedPolicy(V0), WantedPolicy(V1, "proposal 5")])
+    loader.set_wanted([WantedPolicy(V0), WantedPolicy(V1, "proposal 5")])
     return loader, table
 
 
@@ -63,7 +63,7 @@ async def test_a_proposal_that_is_committed_while_the_engine_is_asked_stays_load
     def commit() -> None:
         assert loader.loaded == {0: V0, 1: V1}
         table.route = ServingRoute(2, "babylon", V1)
-        loader.want([WantedPolicy(V1), WantedPolicy(V0, "route 2")])
+        loader.set_wanted([WantedPolicy(V1), WantedPolicy(V0, "route 2")])
 
     await looked(engine, loader, commit)
     assert loader.loaded == {1: V1, 0: V0} and not engine.loads
@@ -73,12 +73,12 @@ async def test_a_proposal_that_is_committed_while_the_engine_is_asked_stays_load
 async def test_what_comes_to_be_wanted_while_the_engine_is_asked_is_not_taken_for_loaded() -> None:
     engine = HoldsTwo()
     loader, _ = holding(engine)
-    loader.want([WantedPolicy(V0)])
+    loader.set_wanted([WantedPolicy(V0)])
     engine.held = {V0.name}
 
     def propose() -> None:
         engine.held.add(V1.name)  # by another gateway, which may unload it before it hears of this
-        loader.want([WantedPolicy(V0), WantedPolicy(V1, "proposal 6")])
+        loader.set_wanted([WantedPolicy(V0), WantedPolicy(V1, "proposal 6")])
 
     await looked(engine, loader, propose)
     assert engine.loads == [V1]
@@ -90,13 +90,13 @@ async def test_a_doubt_while_another_policy_loads_ends_when_the_engine_has_what_
 ) -> None:
     engine = HoldsTwo()
     loader, table = holding(engine)
-    loader.want([WantedPolicy(V0), WantedPolicy(V1), WantedPolicy(V2, "proposal 6")])
+    loader.set_wanted([WantedPolicy(V0), WantedPolicy(V1), WantedPolicy(V2, "proposal 6")])
     running = asyncio.create_task(loader.run())
     while not engine.loads:
         await asyncio.sleep(0.01)
     assert table.unavailable is None
     engine.held -= {V0.name} if lost else set()
-    loader.doubt("a stream was cut")
+    loader.stop_serving("a stream was cut")
     asked = engine.asked
     async with asyncio.timeout(20):
         while engine.asked < asked + 2 if lost else table.unavailable:
