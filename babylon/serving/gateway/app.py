@@ -134,19 +134,19 @@ async def open_gateway(
     store: Store, settings: Settings, *, engine_url: str, gateway_id: str, url: str
 ) -> AsyncIterator[Gateway]:
     """Run a gateway that follows the store's routes and records calls into the store."""
-    shipper = Shipper(store, settings.recording)
-    recorder = CallRecorder(shipper, settings.recording, settings.recording_policy, gateway_id)
-    keys, table, pins = KeyRing(local_key(settings.home)), RouteTable(), ArmPins(store)
+    shipper = Shipper(store, settings.home.recording)
+    recorder = CallRecorder(shipper, settings.home.recording, settings.serving.recording, gateway_id)
+    keys, table, pins = KeyRing(local_key(settings.home.root)), RouteTable(), ArmPins(store)
     async with aiohttp.ClientSession(
         connector=aiohttp.TCPConnector(limit=0),
         cookie_jar=aiohttp.DummyCookieJar(),
         skip_auto_headers=("User-Agent", "Accept", "Accept-Encoding"),
     ) as session:
         engine = EngineClient(session, engine_url)
-        loader = PolicyLoader(store, engine, table, settings.model_name)
+        loader = PolicyLoader(store, engine, table, settings.model.name)
         follower = RouteFollower(
             *(store, loader, table, keys, recorder),
-            alias=settings.model_name,
+            alias=settings.model.name,
             gateway=gateway_id,
             url=url,
         )
@@ -157,7 +157,7 @@ async def open_gateway(
             follower=follower,
             recorder=recorder,
             keys=keys,
-            limits=CallLimits(settings.max_concurrency, settings.max_queue),
+            limits=CallLimits(settings.serving.max_concurrency, settings.serving.max_queue),
             metrics=GatewayMetrics(),
         )
         records = (recorder.run(), shipper.run())
