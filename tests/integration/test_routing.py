@@ -131,7 +131,9 @@ async def running(
             url = f"http://127.0.0.1:{listener.getsockname()[1]}"
             gateway = open_gateway(
                 behind or store,
-                settings,
+                settings.home,
+                settings.serving,
+                alias=settings.model.name,
                 engine_url=str(server.make_url("")).rstrip("/"),
                 gateway_id=f"replica-{number}",
                 url=url,

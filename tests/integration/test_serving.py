@@ -92,7 +92,9 @@ async def running_stack(store: Store, settings: Settings) -> AsyncIterator[Stack
             TestServer(make_app(), host="127.0.0.1") as engine,
             open_gateway(
                 store,
-                settings,
+                settings.home,
+                settings.serving,
+                alias=settings.model.name,
                 engine_url=str(engine.make_url("")).rstrip("/"),
                 gateway_id="test",
                 url=url,

@@ -12,7 +12,8 @@ import aiohttp
 import msgspec
 
 from babylon.core.api_keys import local_key
-from babylon.core.settings import Settings
+from babylon.core.home import Home
+from babylon.core.settings import ServingSettings
 from babylon.serving.gateway.arm_pins import ArmPins
 from babylon.serving.gateway.asgi import ClientLeft, Headers, Receive, Response, Scope, Send
 from babylon.serving.gateway.auth import KeyRing
@@ -131,22 +132,35 @@ class Gateway:
 
 @asynccontextmanager
 async def open_gateway(
-    store: Store, settings: Settings, *, engine_url: str, gateway_id: str, url: str
+    store: Store,
+    home: Home,
+    serving: ServingSettings,
+    *,
+    alias: str,
+    engine_url: str,
+    gateway_id: str,
+    url: str,
 ) -> AsyncIterator[Gateway]:
-    """Run a gateway that follows the store's routes and records calls into the store."""
-    shipper = Shipper(store, settings.home.recording)
-    recorder = CallRecorder(shipper, settings.home.recording, settings.serving.recording, gateway_id)
-    keys, table, pins = KeyRing(local_key(settings.home.root)), RouteTable(), ArmPins(store)
+    """Run a gateway that follows the store's routes and records calls into the store.
+
+    Args:
+        alias: model name in requests that the route answers.
+        engine_url: base URL of the engine.
+        url: address of this gateway, for those who ask which gateways run.
+    """
+    shipper = Shipper(store, home.recording)
+    recorder = CallRecorder(shipper, home.recording, serving.recording, gateway_id)
+    keys, table, pins = KeyRing(local_key(home.root)), RouteTable(), ArmPins(store)
     async with aiohttp.ClientSession(
         connector=aiohttp.TCPConnector(limit=0),
         cookie_jar=aiohttp.DummyCookieJar(),
         skip_auto_headers=("User-Agent", "Accept", "Accept-Encoding"),
     ) as session:
         engine = EngineClient(session, engine_url)
-        loader = PolicyLoader(store, engine, table, settings.model.name)
+        loader = PolicyLoader(store, engine, table, alias)
         follower = RouteFollower(
             *(store, loader, table, keys, recorder),
-            alias=settings.model.name,
+            alias=alias,
             gateway=gateway_id,
             url=url,
         )
@@ -157,7 +171,7 @@ async def open_gateway(
             follower=follower,
             recorder=recorder,
             keys=keys,
-            limits=CallLimits(settings.serving.max_concurrency, settings.serving.max_queue),
+            limits=CallLimits(serving.max_concurrency, serving.max_queue),
             metrics=GatewayMetrics(),
         )
         records = (recorder.run(), shipper.run())

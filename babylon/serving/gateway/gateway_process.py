@@ -26,7 +26,9 @@ async def run(settings: Settings) -> None:
         await remove_dead_gateways(store, gateway_id)
         async with open_gateway(
             store,
-            settings,
+            settings.home,
+            settings.serving,
+            alias=settings.model.name,
             engine_url=f"http://127.0.0.1:{settings.serving.engine_port}",
             gateway_id=gateway_id,
             url=settings.serving.endpoint,

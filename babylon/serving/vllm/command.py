@@ -7,7 +7,7 @@ from collections.abc import Iterable
 from pathlib import Path
 
 from babylon.core.errors import ConfigError, ServingError
-from babylon.core.settings import Settings
+from babylon.core.settings import ServingSettings, fields, variable_of
 from babylon.serving.ports import require_free_port
 from babylon.serving.supervise import Service
 from babylon.serving.vllm.build import vllm_build
@@ -20,46 +20,49 @@ _PORTS = 100  # above ENGINE_PORT
 _CAUSE = re.compile(r"^(?:\(.*?\) ERROR .*?\] )?((?:\w+\.)*\w*(?:Error|Exception): .+)$", re.M)
 
 
-def require_vllm(settings: Settings) -> str:
+def require_vllm(serving: ServingSettings) -> str:
     """Return the vLLM of the settings: its distribution and version, or a server's address.
 
     Raises:
         ConfigError: the settings name none, or it is not installed.
     """
-    extra_arguments(settings.serving.vllm_args)
-    if settings.serving.engine_url:
-        return settings.serving.engine_url
-    if settings.serving.vllm_python is None:
+    extra_arguments(serving.vllm_args)
+    if serving.engine_url:
+        return serving.engine_url
+    if serving.vllm_python is None:
         raise ConfigError(
             "ENGINE=vllm needs VLLM_PYTHON, the python of an environment with vLLM, or ENGINE_URL,"
             " the address of a running vLLM server"
         )
-    return vllm_build(settings.serving.vllm_python)
+    return vllm_build(serving.vllm_python)
 
 
-def vllm_service(settings: Settings, base: str, name: str, port: int) -> Service:
+def vllm_service(
+    serving: ServingSettings, base: str, name: str, port: int, *, logs: Path
+) -> Service:
     """Return a server of the model ``base`` under ``name`` on loopback.
 
     ``--logprobs-mode`` makes logprobs those of the sampled distribution. ``--generation-config``
     keeps the model's own sampling defaults out of requests.
     """
-    assert settings.serving.vllm_python is not None  # require_vllm came first
+    assert serving.vllm_python is not None  # require_vllm came first
     command = [
         *(sys.executable, "-m", "babylon.serving.vllm.process_group"),
-        *(settings.serving.vllm_python, "-m", "vllm.entrypoints.openai.api_server"),
+        *(serving.vllm_python, "-m", "vllm.entrypoints.openai.api_server"),
         *("--model", base, "--served-model-name", name),
         *("--host", "127.0.0.1", "--port", str(port), "--disable-uvicorn-access-log"),
         *("--enable-lora", "--max-loras", str(_MAX_LORAS)),
         *("--max-cpu-loras", str(_MAX_CPU_LORAS), "--max-lora-rank", str(_MAX_LORA_RANK)),
         *("--logprobs-mode", "processed_logprobs", "--generation-config", "vllm"),
-        *extra_arguments(settings.serving.vllm_args),
+        *extra_arguments(serving.vllm_args),
     ]
     return Service(
         name=f"vLLM server of {base}",
         command=command,
-        log=settings.home.logs / f"vllm-{port}.log",
+        log=logs / f"vllm-{port}.log",
         environment={
-            **dict.fromkeys(settings.environment(), ""),  # vLLM does not get our secrets
+            # vLLM gets none of our settings, and so no secrets
+            **{variable_of(field): "" for _, _, field in fields()},
             "VLLM_ALLOW_RUNTIME_LORA_UPDATING": "1",
             "VLLM_NO_USAGE_STATS": "1",
         },
@@ -78,14 +81,14 @@ def extra_arguments(given: str) -> list[str]:
         raise ConfigError(f"VLLM_ARGS={given!r}: {error}") from error
 
 
-def free_port(settings: Settings, taken: Iterable[int]) -> int:
-    """Return the first free port above ``ENGINE_PORT`` that no other service of ours will use.
+def free_port(serving: ServingSettings, taken: Iterable[int]) -> int:
+    """Return the first free port above ``ENGINE_PORT`` that is neither taken nor set for others.
 
     Raises:
         ServingError: all ports are taken.
     """
-    reserved = {*taken, settings.serving.endpoint_port, settings.prefect.port}
-    first = settings.serving.engine_port + 1
+    reserved = {*taken, serving.endpoint_port, serving.admin_port}
+    first = serving.engine_port + 1
     for port in range(first, first + _PORTS):
         if port not in reserved:
             try:

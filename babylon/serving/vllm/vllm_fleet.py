@@ -7,12 +7,14 @@ weights start beside the old ones (blue/green), and both must fit into memory.
 
 import asyncio
 import logging
+from collections.abc import Sequence
+from pathlib import Path
 from urllib.parse import urlsplit
 
 import aiohttp
 
 from babylon.core.errors import ModelError
-from babylon.core.settings import Settings
+from babylon.core.settings import ServingSettings
 from babylon.serving.engine_protocol import PolicyCard
 from babylon.serving.openai_wire import RequestError
 from babylon.serving.vllm.command import free_port, vllm_service
@@ -29,17 +31,25 @@ _ANY: Key = ("", False)  # of the server at ENGINE_URL, whatever it serves
 class VllmFleet:
     """vLLM servers by their base model, or the one server at ``ENGINE_URL``.
 
-    ``adapters_apart``: a model and its adapters must not share a server.
+    ``reserved_ports``: ports of other services. ``adapters_apart``: a model and its adapters must
+    not share a server.
     """
 
     def __init__(
-        self, http: aiohttp.ClientSession, settings: Settings, *, adapters_apart: bool
+        self,
+        http: aiohttp.ClientSession,
+        serving: ServingSettings,
+        *,
+        logs: Path,
+        reserved_ports: Sequence[int],
+        adapters_apart: bool,
     ) -> None:
-        self._http, self._settings, self._adapters_apart = http, settings, adapters_apart
+        self._http, self._serving, self._logs = http, serving, logs
+        self._reserved_ports, self._adapters_apart = reserved_ports, adapters_apart
         self._servers: dict[Key, VllmServer] = {}
         self._retiring: set[asyncio.Task[None]] = set()
-        if settings.serving.engine_url:
-            url = settings.serving.engine_url.rstrip("/")
+        if serving.engine_url:
+            url = serving.engine_url.rstrip("/")
             self._servers[_ANY] = VllmServer(VllmClient(http, url), None)
 
     async def load(self, name: str, path: str, version: int) -> PolicyCard:
@@ -59,7 +69,7 @@ class VllmFleet:
                 " another name",
             )
         key = (policy.base, policy.is_adapter and self._adapters_apart)
-        if self._settings.serving.engine_url:
+        if self._serving.engine_url:
             key = _ANY
         server = self._servers.get(key) or self._start(key, policy)
         try:
@@ -128,9 +138,9 @@ class VllmFleet:
 
     def _start(self, key: Key, policy: VllmPolicy) -> VllmServer:
         taken = [urlsplit(server.client.url).port or 0 for server in self._servers.values()]
-        port = free_port(self._settings, taken)
+        port = free_port(self._serving, [*taken, *self._reserved_ports])
         name = policy.base if policy.is_adapter else policy.name
-        service = vllm_service(self._settings, policy.base, name, port)
+        service = vllm_service(self._serving, policy.base, name, port, logs=self._logs)
         log.info("starting the %s on port %d; log: %s", service.name, port, service.log)
         server = VllmServer(VllmClient(self._http, f"http://127.0.0.1:{port}"), service)
         self._servers[key] = server

@@ -30,12 +30,18 @@ def make_app(settings: Settings) -> web.Application:
     Raises:
         ConfigError: the settings name no vLLM.
     """
-    adapters_apart = mixes_base_with_adapters(require_vllm(settings))
+    adapters_apart = mixes_base_with_adapters(require_vllm(settings.serving))
     app = web.Application(middlewares=[openai_errors])
 
     async def run_fleet(app: web.Application) -> AsyncIterator[None]:
         async with aiohttp.ClientSession() as http:
-            app[FLEET] = VllmFleet(http, settings, adapters_apart=adapters_apart)
+            app[FLEET] = VllmFleet(
+                http,
+                settings.serving,
+                logs=settings.home.logs,
+                reserved_ports=(settings.prefect.port,),
+                adapters_apart=adapters_apart,
+            )
             yield
             await app[FLEET].close()
 
