@@ -17,7 +17,7 @@ from babylon.core.settings import ServingSettings
 from babylon.serving.gateway.arm_pins import ArmPins
 from babylon.serving.gateway.asgi import ClientLeft, Headers, Receive, Response, Scope, Send
 from babylon.serving.gateway.auth import KeyRing
-from babylon.serving.gateway.calls import Calls
+from babylon.serving.gateway.calls import CallHandler
 from babylon.serving.gateway.dialects import DIALECTS
 from babylon.serving.gateway.engine_client import EngineClient
 from babylon.serving.gateway.follower import RouteFollower
@@ -34,7 +34,7 @@ from babylon.store import Store
 class Gateway:
     """The ASGI application."""
 
-    def __init__(self, calls: Calls, shipper: Shipper) -> None:
+    def __init__(self, calls: CallHandler, shipper: Shipper) -> None:
         self._calls, self._shipper = calls, shipper
         self._add_gauges(calls.metrics.add_gauge)
 
@@ -114,7 +114,11 @@ class Gateway:
             "Calls written to the database.",
             lambda: shipper.shipped_calls,
         )
-        add("babylon_unrecorded_calls", "Calls served without a record.", lambda: recorder.lost)
+        add(
+            "babylon_unrecorded_calls",
+            "Calls served without a record.",
+            lambda: recorder.lost,
+        )
 
     async def _refuse(self, response: Response, error: RequestError) -> None:
         """Send an OpenAI error: as the response, or as the last event of a stream."""
@@ -164,7 +168,7 @@ async def open_gateway(
             gateway=gateway_id,
             url=url,
         )
-        calls = Calls(
+        calls = CallHandler(
             engine=engine,
             table=table,
             pins=pins,

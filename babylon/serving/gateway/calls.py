@@ -40,7 +40,7 @@ _BROKEN_OFF = (StreamCut, msgspec.DecodeError, aiohttp.ClientError, TimeoutError
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Calls:
+class CallHandler:
     """Serves calls with the parts of one gateway."""
 
     engine: EngineClient

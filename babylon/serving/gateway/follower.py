@@ -47,7 +47,7 @@ class RouteFollower:
         self._store, self._loader, self._table = store, loader, table
         self._keys, self._recorder = keys, recorder
         self._alias, self._gateway, self._url = alias, gateway, url
-        self._away: str | None = None
+        self._outage: str | None = None
         self._desired: Desired | None = None
         self._proposals_read = 0
         self._announced_in_flight: dict[str, int] = {}
@@ -58,8 +58,8 @@ class RouteFollower:
     @property
     def problem(self) -> str | None:
         """Reason why the newest route is not in force, although an older one is served."""
-        if self._away or self._desired is None:
-            return self._away
+        if self._outage or self._desired is None:
+            return self._outage
         arms, refusals = self._desired.route.versions, self._loader.refusals
         return next((why for policy, why in refusals.items() if policy.version in arms), None)
 
@@ -99,9 +99,9 @@ class RouteFollower:
         problem = f"the database does not respond ({error or type(error).__name__})"
         if self._table.route is None:
             self._loader.report(problem)
-        elif self._away is None:
+        elif self._outage is None:
             log.warning("%s: route %d stays in force", problem, self._table.route.route_version)
-        self._away = problem
+        self._outage = problem
 
     async def _follow(self) -> None:
         try:
@@ -110,7 +110,7 @@ class RouteFollower:
             self.no_policy = True
             self._loader.report(str(error))
             return
-        self.no_policy, self._away = False, None
+        self.no_policy, self._outage = False, None
         versions, targets = wanted(newest), dict(self._loader.loaded)
         if unknown := versions.keys() - targets.keys():
             for version, uri in (await checkpoint_uris(self._store, unknown)).items():

@@ -56,7 +56,7 @@ class PolicyLoader:
         self._ours = re.compile(rf"{re.escape(alias)}-v(\d+)")
         self._wanted: Sequence[WantedPolicy] = ()
         self._due = asyncio.Event()
-        self._stops = 0
+        self._stops = 0  # calls of stop_serving
 
     async def run(self) -> NoReturn:
         while True:
@@ -155,7 +155,7 @@ class PolicyLoader:
                 self.loaded[policy.version] = policy.target
 
     async def _await_load(self, load: Coroutine[object, object, None]) -> None:
-        """Await a load, which may take minutes, and check the served policies on doubt."""
+        """Await a load, which may take minutes, and check the arms meanwhile if not serving."""
         loading = asyncio.create_task(load)
         try:
             while not (await asyncio.wait([loading], timeout=RETRY_S))[0]:
@@ -177,7 +177,7 @@ class PolicyLoader:
             self._report_change(stops)
 
     def _report_change(self, stops: int) -> None:
-        """Report a change, and serve again if there was no doubt since the check began."""
+        """Call ``changed``, and serve again unless ``stop_serving`` was called since the check."""
         self.changed()
         served = self._table.route and self._arms_loaded()
         if self._table.unavailable and served and stops == self._stops:
