@@ -125,20 +125,12 @@ def decode_object(body: bytes) -> JsonObject:
 
 
 def parse_chat(fields: Mapping[str, object]) -> ChatRequest:
-    """Validate a chat request.
-
-    Raises:
-        RequestError: 400, with the name of the field and its allowed values.
-    """
+    """Validate a chat request, or raise ``RequestError`` 400 with the field and what it allows."""
     return _validated(fields, ChatRequest, "chat")
 
 
 def parse_completion(fields: Mapping[str, object]) -> CompletionRequest:
-    """Validate a completion request.
-
-    Raises:
-        RequestError: 400, with the name of the field and its allowed values.
-    """
+    """Validate a completion request, with the same error."""
     completion = _validated(fields, CompletionRequest, "completion")
     if completion.echo or completion.best_of not in (None, 1):
         raise RequestError(400, "echo and best_of are not supported: leave them out")

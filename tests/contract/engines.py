@@ -1,4 +1,4 @@
-"""Engines to hold against the contract, and what a test asks of one."""
+"""Engines under test, and a client for them."""
 
 import json
 import os
@@ -51,7 +51,7 @@ class Answer:
 
     @property
     def prompt_token_ids(self) -> list[int]:
-        """Of a chat they come beside the choices, of a completion within the first one."""
+        """The prompt's tokens: beside the choices of a chat, in a completion's first choice."""
         given = [part.get("prompt_token_ids") for part in (*self.bodies, *self.choices)]
         (ids,) = [ids for ids in given if ids]
         return list(ids)
@@ -137,7 +137,7 @@ class EngineUnderTest:
 
 
 def asked(name: str, **fields: Any) -> dict[str, Any]:
-    """What the gateway always asks for; sampling is spelled out."""
+    """A request's fields as the gateway sends them, with explicit sampling."""
     added = {"stream_options": {"include_usage": True}} if fields.get("stream") else {}
     return {
         "model": name,
@@ -152,7 +152,7 @@ def asked(name: str, **fields: Any) -> dict[str, Any]:
 
 
 def host_settings(home: Path, double: Path, **changes: Any) -> Settings:
-    """Of a host of vLLM servers, the double's or real ones."""
+    """Settings of a host of vLLM servers, doubles or real ones."""
     return load_settings(
         **{
             **changes,

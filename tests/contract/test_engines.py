@@ -1,6 +1,5 @@
-"""What every engine promises whoever routes calls to it: ``babylon.serving.engine_protocol``,
-OpenAI's wire with
-vLLM's token ids, and logprobs that are those of the policy that was asked for."""
+"""The contract of every engine: ``babylon.serving.engine_protocol``, OpenAI's wire format with
+vLLM's token ids, and logprobs of the requested policy."""
 
 import asyncio
 import json

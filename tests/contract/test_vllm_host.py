@@ -1,4 +1,4 @@
-"""What the host of vLLM servers does beyond the contract: it starts them, one a model, brings back
+"""The host of vLLM servers beyond the contract: it starts them, one a model, brings back
 what they lose, and stops them when nobody needs them."""
 
 import asyncio

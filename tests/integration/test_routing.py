@@ -1,4 +1,4 @@
-"""Two gateway replicas over one engine: who is answered by which policy, and who is told."""
+"""Two gateway replicas over one engine: routing, experiments and announcements."""
 
 import asyncio
 import os
@@ -22,7 +22,7 @@ from babylon.core.errors import ServingError
 from babylon.core.settings import Settings
 from babylon.serving.engine.engine_process import POLICIES, make_app
 from babylon.serving.gateway.app import open_gateway
-from babylon.serving.gateway.gateway_id import new_gateway_id, remove_dead_gateways
+from babylon.serving.gateway.gateway_process import new_gateway_id, remove_dead_gateways
 from babylon.serving.gateway.route_table import ArmSplit, Target
 from babylon.store import Store, open_store
 from babylon.store.calls import wait_until_recorded
@@ -160,7 +160,7 @@ async def replicas(
 
 
 def agents(count: int, smaller: float, greater: float) -> list[str]:
-    """Those that come to the challenger when its share grows."""
+    """Agents that come to the challenger when its share grows."""
     before, after = (ArmSplit(CHALLENGER, share, "experiment") for share in (smaller, greater))
     names = (f"agent-{number}" for number in range(10_000))
     found = (n for n in names if before.arm(n) == "champion" and after.arm(n) == "challenger")
@@ -209,7 +209,7 @@ async def test_a_trajectory_keeps_its_arm_through_a_ramp_on_every_replica(
 
 
 def next_salt(agent: str) -> str:
-    """Of an experiment in which the agent is the challenger's, of nine in ten."""
+    """Salt of an experiment with a share of 0.9 that gives the agent to the challenger."""
     salts = (f"next-{number}" for number in range(100))
     return next(
         salt for salt in salts if ArmSplit(CHALLENGER, 0.9, salt).arm(agent) == "challenger"

@@ -1,4 +1,4 @@
-"""Clients that mean harm, are broken, or may not do what they ask: clean errors, and it goes on."""
+"""Hostile, broken and unauthorised clients: each gets an error, and the gateway keeps serving."""
 
 import asyncio
 import json
@@ -21,7 +21,7 @@ BODY = {"model": "babylon", "messages": HELLO}
 
 
 class SlowUpstream(Upstream):
-    """Answers when it is told to."""
+    """An engine that answers when the test lets it."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -51,7 +51,7 @@ async def gateway(store: Store, settings: Settings, engine: SlowUpstream) -> Asy
 
 
 async def raw(port: int, *pieces: bytes, timeout_s: float = 10) -> bytes:
-    """What comes back until the connection is closed."""
+    """All bytes until the connection is closed."""
     reader, writer = await asyncio.open_connection("127.0.0.1", port)
     try:
         async with asyncio.timeout(timeout_s):

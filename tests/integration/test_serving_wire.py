@@ -1,4 +1,4 @@
-"""What passes through the gateway: every field to the engine, every answer to the client."""
+"""The gateway's wire format: every field reaches the engine, every answer the client."""
 
 import json
 from collections.abc import AsyncIterator, Callable

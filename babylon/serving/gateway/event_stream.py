@@ -3,7 +3,7 @@
 https://html.spec.whatwg.org/multipage/server-sent-events.html#parsing-an-event-stream
 
 Written by hand because the libraries (httpx-sse, aiosseclient, sseclient-py, openai's SSEDecoder)
-drop the comments, which the gateway relays, and most of them accept only decoded text.
+drop the comments, which the gateway relays, and some accept only decoded text.
 """
 
 from msgspec import Struct

@@ -3,19 +3,23 @@
 import asyncio
 import gc
 import logging
+import os
+import platform
+import secrets
 import signal
 import sys
 
+import psutil
 import uvicorn
 import uvloop
 
 from babylon.core.errors import BabylonError
 from babylon.core.settings import Settings, load_settings
 from babylon.serving.gateway.app import Gateway, open_gateway
-from babylon.serving.gateway.gateway_id import new_gateway_id, remove_dead_gateways
 from babylon.serving.gateway.http_guard import server_config
 from babylon.serving.supervise import exit_with_supervisor
-from babylon.store import open_store
+from babylon.store import Store, open_store
+from babylon.store.gateways import live_gateways, remove_gateway
 
 
 async def run(settings: Settings) -> None:
@@ -34,6 +38,25 @@ async def run(settings: Settings) -> None:
             url=settings.serving.endpoint,
         ) as gateway:
             await _serve(gateway, port)
+
+
+def new_gateway_id(port: int) -> str:
+    """Return an id of this process. Several gateways may share one address, also over time."""
+    return f"{platform.node()}:{port}:{os.getpid()}:{secrets.token_hex(3)}"
+
+
+async def remove_dead_gateways(store: Store, gateway_id: str) -> None:
+    """Remove the rows of gateways on this host and port whose processes are gone.
+
+    A deployment then does not wait for them. A gateway that still runs, in a container with the
+    same host name, adds its row again with its next announcement.
+    """
+    place, _, _ = gateway_id.rsplit(":", 2)
+    for gateway in await live_gateways(store):
+        if gateway.gateway_id.startswith(f"{place}:"):
+            pid = int(gateway.gateway_id.split(":")[-2])
+            if pid == os.getpid() or not psutil.pid_exists(pid):
+                await remove_gateway(store, gateway.gateway_id)
 
 
 async def _serve(gateway: Gateway, port: int) -> None:

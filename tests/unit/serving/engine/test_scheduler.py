@@ -24,7 +24,7 @@ def policies(tmp_path_factory: pytest.TempPathFactory) -> list[LoadedPolicy]:
 
 @pytest.fixture
 def turns(monkeypatch: pytest.MonkeyPatch) -> list[scheduling._Lane]:
-    """Whose turn it was, one entry a step."""
+    """Policies in the order of their turns, one entry per step."""
     seen: list[scheduling._Lane] = []
     original = scheduling._Lane.turn
 

@@ -1,4 +1,4 @@
-"""What the loader holds to be loaded while the policies change under it."""
+"""The loader's view of loaded policies while an engine and the wanted policies change."""
 
 import asyncio
 from collections.abc import Callable
@@ -36,7 +36,7 @@ class HoldsTwo:
 
 
 async def looked(engine: HoldsTwo, loader: PolicyLoader, meanwhile: Callable[[], None]) -> None:
-    """Two looks of the loader at the engine."""
+    """Two checks of the engine by the loader."""
     engine.meanwhile = meanwhile
     running = asyncio.create_task(loader.run())
     async with asyncio.timeout(20):

@@ -1,4 +1,4 @@
-"""Which policies a gateway holds, and what it serves of those that are loaded."""
+"""The policies that a gateway holds, and the route that it serves with them."""
 
 from datetime import UTC, datetime
 

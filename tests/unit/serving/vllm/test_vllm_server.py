@@ -1,4 +1,4 @@
-"""Servers that answer otherwise than one would like: over real HTTP, with vLLM's answers."""
+"""Servers in trouble: real HTTP, with vLLM's answers."""
 
 import asyncio
 from collections.abc import AsyncIterator
@@ -75,7 +75,7 @@ async def test_adapter_that_cannot_answer_is_refused_and_unloaded() -> None:
 
 
 async def test_a_held_policy_that_the_server_has_lost_for_good_is_dropped() -> None:
-    """Whoever needs it asks again, and is told why."""
+    """The next load of the policy gets the reason."""
     held = [{"id": "p-v1", "root": "/adapters/1", "parent": "ours"}, BASE]
 
     async def cards(request: web.Request) -> web.Response:
