@@ -14,6 +14,7 @@ from typing import Any
 from urllib.error import URLError
 
 import aiohttp
+from pydantic import SecretStr
 
 from babylon.core.settings import Settings, load_settings
 from babylon.serving.gateway.engine_client import EngineClient
@@ -151,19 +152,20 @@ def asked(name: str, **fields: Any) -> dict[str, Any]:
     }
 
 
-def host_settings(home: Path, double: Path, **changes: Any) -> Settings:
+def host_settings(
+    home: Path, double: Path, *, database_url: SecretStr | None = None, **serving: str
+) -> Settings:
     """Settings of a host of vLLM servers, doubles or real ones."""
     return load_settings(
-        **{
-            **changes,
-            "home": home,
-            "serving": {
-                "engine": "vllm",
-                "engine_port": free_port(),
-                "vllm_python": VLLM_PYTHON or str(double),
-                "vllm_args": _REAL_ARGS if VLLM_PYTHON else "",
-            },
-        }
+        home=home,
+        database={"url": database_url},
+        serving={
+            "engine": "vllm",
+            "engine_port": free_port(),
+            "vllm_python": VLLM_PYTHON or str(double),
+            "vllm_args": _REAL_ARGS if VLLM_PYTHON else "",
+            **serving,
+        },
     )
 
 

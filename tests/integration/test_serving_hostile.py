@@ -141,7 +141,7 @@ async def test_a_key_speaks_for_its_agents_only(gateway: Canned) -> None:
             {"user": "bob"},
             {"user": "alice", "extra_headers": {"x-babylon-agent": "bob"}},
         ):
-            with pytest.raises(openai.PermissionDeniedError, match="speaks for alice"):
+            with pytest.raises(openai.PermissionDeniedError, match="key is for alice"):
                 await client.chat.completions.create(**BODY, **named)
         await client.chat.completions.create(**BODY)
     async with gateway.client(str(new_key())) as client:
