@@ -147,6 +147,15 @@ async def until_healthy(url: str, timeout_s: float = 20) -> None:
             await asyncio.sleep(0.02)
 
 
+async def until_no_policy(url: str) -> None:
+    async with asyncio.timeout(20), aiohttp.ClientSession() as session:
+        while True:
+            async with session.get(f"{url}/health") as response:
+                if (await response.json())["status"] == "no policy":
+                    return
+            await asyncio.sleep(0.02)
+
+
 def assert_exact(row: asyncpg.Record) -> None:
     """Tokens, text and logprobs of a recorded call agree with the policy that it names."""
     text = TOKENIZER.decode(row["completion_token_ids"], skip_special_tokens=True)
@@ -284,7 +293,7 @@ async def test_without_a_policy_the_gateway_says_what_to_run_and_waits_for_one(
     store: Store, settings: Settings, checkpoints: list[Path]
 ) -> None:
     async with running_stack(store, settings) as stack:
-        await asyncio.sleep(0.1)
+        await until_no_policy(stack.url)
         with pytest.raises(openai.InternalServerError, match="babylon model init") as caught:
             await stack.chat()
         assert caught.value.status_code == 503
