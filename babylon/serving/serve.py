@@ -91,7 +91,7 @@ def _engine(settings: Settings) -> Service:
         ConfigError: the settings name no vLLM.
     """
     if settings.serving.engine == "vllm":
-        require_vllm(settings)
+        require_vllm(settings.serving)
         command, environment = ["babylon.serving.vllm.vllm_host"], settings.environment()
     else:
         command = [

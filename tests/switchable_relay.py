@@ -6,15 +6,15 @@ import contextlib
 from tests.ports import free_port
 
 
-class Door:
-    """A TCP relay to a local port, which can be shut and opened again."""
+class SwitchableRelay:
+    """A TCP relay to a local port, that a test can shut and open again."""
 
     def __init__(self, target: int) -> None:
         self.port = free_port()
         self._target = target
         self._writers: list[asyncio.StreamWriter] = []
 
-    async def __aenter__(self) -> "Door":
+    async def __aenter__(self) -> "SwitchableRelay":
         await self.open()
         return self
 
