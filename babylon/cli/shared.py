@@ -8,7 +8,7 @@ import typer
 
 from babylon.cli.output import print_json
 from babylon.core.settings import Settings
-from babylon.training.health import figure
+from babylon.training.update_health import figure
 
 T = TypeVar("T")
 Version = Annotated[int, typer.Argument(min=0, metavar="VERSION", help="Policy version.")]
