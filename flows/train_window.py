@@ -57,7 +57,7 @@ async def train_window(
         BabylonError: A stage failed; the window's row keeps the reason.
     """
     settings = await settings_with(overrides, blocks)
-    require_scorer(settings)
+    require_scorer(settings.scoring.scorer, settings.judge)
     async with open_store(settings) as store:
         window = await _choose(store, settings, window_id)
         try:

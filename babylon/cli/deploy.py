@@ -3,7 +3,6 @@
 ``babylon model promote | rollback`` are two of these commands under other names.
 """
 
-import asyncio
 from collections.abc import Awaitable, Callable
 from dataclasses import asdict
 from typing import TYPE_CHECKING, Annotated
@@ -12,9 +11,9 @@ import typer
 
 from babylon.cli import model
 from babylon.cli.experiment import analyse
-from babylon.cli.model import Version, show_values, with_store
 from babylon.cli.options import Json
 from babylon.cli.output import print_json, print_table, stderr
+from babylon.cli.shared import Version, show_values, with_store
 from babylon.core.settings import load_settings
 
 if TYPE_CHECKING:
@@ -110,7 +109,7 @@ def status(json: Json = False) -> None:
 
         return await deployment_status(store)
 
-    now = asyncio.run(with_store(found))
+    now = with_store(load_settings(), found)
     if json:
         about = asdict(now)
         print_json({**about.pop("route"), **about})
@@ -142,7 +141,7 @@ def _make(changing: "Changing", json: bool) -> None:
         with stderr.status("gateways load and check the policy, then take the route"):
             return await changing(store)
 
-    change = asyncio.run(with_store(made))
+    change = with_store(load_settings(), made)
     if json:
         print_json(asdict(change))
         return

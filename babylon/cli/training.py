@@ -146,8 +146,8 @@ def train(
         check_settled(parse_window_id(window, settings.windows.minutes), Clock(now=tomorrow), 0.0)
     for bound in filter(None, (first, last)):
         parse_bound(bound)
-    require_scorer(settings)
-    require_trainer(settings)
+    require_scorer(settings.scoring.scorer, settings.judge)
+    require_trainer(settings.training, settings.model)
     _become_flow(
         TrainRequest(
             mode=mode.value,

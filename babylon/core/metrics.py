@@ -3,34 +3,12 @@
 The command line, Prefect, W&B and the column ``metrics`` of ``babylon.windows`` share these names.
 """
 
-import math
 from collections.abc import Mapping
-from dataclasses import asdict
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from babylon.core.types import Artifact, Claim, Deployed, Metrics, Scored, Trained, Verdict
 
-if TYPE_CHECKING:
-    from babylon.training.update import Update
-
 SCORER_METRIC = "judge_"  # before the names of what a scorer tells of itself
-
-
-def update_metrics(update: "Update", scored: Scored) -> Metrics:
-    """The update's report and the calls that were left out of it, by reason.
-
-    A number that is not finite becomes None: JSON has no word for it.
-    """
-    metrics = {
-        **asdict(update.report),
-        **{f"calls_{reason}": count for reason, count in asdict(update.excluded).items()},
-        "kl_divergence": update.report.kl_after,
-        "avg_reward": scored.avg_reward,
-    }
-    return {
-        name: None if isinstance(value, float) and not math.isfinite(value) else value
-        for name, value in metrics.items()
-    }
 
 
 def scored_metrics(scored: Scored) -> Metrics:

@@ -1,24 +1,24 @@
-"""A question to a policy, and the answer with its exact tokens."""
+"""Probes: chats that check how a policy answers, and its answers with the exact tokens."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Ask:
     """A chat to answer at temperature 1."""
 
-    messages: Sequence[dict[str, Any]]
+    messages: Sequence[Mapping[str, object]]
     max_tokens: int
     seed: int
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ProbeAnswer:
-    """``logprobs`` ``[T]`` are those with which the tokens were sampled, NaN for a missing one.
+    """An answer of T tokens.
 
-    ``ended``: the policy stopped by itself.
+    ``logprobs`` ``[T]``: the logprobs with which the tokens were sampled, NaN where one is missing.
+    ``ended``: the policy stopped by itself, not at ``max_tokens``.
     """
 
     prompt_token_ids: Sequence[int]

@@ -21,7 +21,7 @@ from babylon.core.types import Change, Claim
 from babylon.deployment.checks.check_result import Checked
 from babylon.store.connection import Store
 from babylon.store.gateways import (
-    Gateway,
+    GatewayRow,
     live_gateways,
     wait_for_acks,
     wait_until_drained,
@@ -39,7 +39,7 @@ DRAIN_S = 30.0  # streams may take minutes; the policy stays loaded for them
 FORCED = "; its checks were skipped by hand"  # at the end of a reason
 
 # Store, new policy, champion, gateways → result.
-RunChecks = Callable[[Store, int, int, Sequence[Gateway]], Awaitable[Checked]]
+RunChecks = Callable[[Store, int, int, Sequence[GatewayRow]], Awaitable[Checked]]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -193,7 +193,7 @@ def checks_under(settings: Settings) -> RunChecks:
 
         return check_policy
 
-    async def run(store: Store, new: int, champion: int, gateways: Sequence[Gateway]) -> Checked:
+    async def run(store: Store, new: int, champion: int, gateways: Sequence[GatewayRow]) -> Checked:
         check_policy = await asyncio.to_thread(load)
         policies = await get_policy(store, new), await get_policy(store, champion)
         return await check_policy(store, settings, *policies, gateways)

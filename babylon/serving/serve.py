@@ -23,7 +23,7 @@ from babylon.core.processes import Service, Supervised, supervised
 from babylon.core.settings import ServingSettings, Settings
 from babylon.serving.ports import require_free_port
 from babylon.serving.vllm.command import require_vllm
-from babylon.store.revival import kept_running
+from babylon.store.server import kept_running
 
 logger = logging.getLogger(__name__)
 
@@ -53,7 +53,11 @@ async def serve(settings: Settings) -> None:
     home, port = settings.home, settings.serving.admin_port
     require_free_port(port, user="the admin API", variable="ADMIN_PORT")
     admin = _service("admin API", "babylon.deployment.admin", home, settings.environment())
-    async with serving(settings) as running, kept_running(settings), supervised(admin):
+    async with (
+        serving(settings) as running,
+        kept_running(settings.database, settings.home),
+        supervised(admin),
+    ):
         key = local_key_path(home.root)
         logger.info("agents call %s with the key in %s; logs: %s", running.url, key, home.logs)
         await stop.wait()
@@ -73,7 +77,7 @@ async def serving(settings: Settings) -> AsyncIterator[Serving]:
     require_free_port(given.engine_port, user="the engine", variable="ENGINE_PORT")
     require_free_port(given.endpoint_port, user="the gateway", variable="LOCAL_ENDPOINT")
     if given.engine == "vllm":
-        require_vllm(settings)
+        require_vllm(settings.serving)
         engine = _service("engine", "babylon.serving.vllm.vllm_host", settings.home, environment)
     else:
         engine = _torch_engine(given.engine_port, settings.home)

@@ -16,7 +16,7 @@ from babylon.scoring.scorer import ScoringContext, score
 from babylon.store import Store
 from babylon.store import scores as stored
 from babylon.store.connection import guarded
-from babylon.store.judgments import tell_game
+from babylon.store.judgments import write_to_game
 
 
 async def score_window(store: Store, settings: Settings, thinned: Thinned) -> Scored:
@@ -54,7 +54,7 @@ async def score_window(store: Store, settings: Settings, thinned: Thinned) -> Sc
         stage="scored",
     )
     rows = [
-        stored.Score(
+        stored.StoredScore(
             trajectory_id=trajectory.trajectory_id,
             scorer=settings.scoring.scorer,
             score=given.value,
@@ -73,7 +73,7 @@ async def score_window(store: Store, settings: Settings, thinned: Thinned) -> Sc
         scenarios = {t.trajectory_id: t.scenario_id for t in trajectories}
         failpoint("write_back.before")
         async with guarded(store, thinned.claim) as connection:
-            await tell_game(connection, scenarios, rows, context.metrics)
+            await write_to_game(connection, scenarios, rows, context.metrics)
         failpoint("write_back.after")
     return Scored(
         claim=thinned.claim,

@@ -2,16 +2,14 @@
 
 import asyncio
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 from babylon.core.errors import ConfigError
-from babylon.core.lineage import staleness
-from babylon.core.metrics import update_metrics
 from babylon.core.settings import Settings
 from babylon.core.trajectories import training_rows
 from babylon.core.types import Claim, Scored, Trained
 from babylon.policies.checkpoint_files import checkpoint_digest
 from babylon.store.connection import Store
+from babylon.store.lineage import parents, staleness
 from babylon.store.policies import (
     Policy,
     champion,
@@ -19,15 +17,12 @@ from babylon.store.policies import (
     commit_policy,
     ensure_base,
     list_policies,
-    parents,
     policy_of_batch,
 )
 from babylon.training.backends.registry import updater
-from babylon.training.backends.updater import Progress, TrainInput
-from babylon.training.takeover import claim_name, take_up_progress
-
-if TYPE_CHECKING:
-    from babylon.training.grpo.config import TrainerConfig
+from babylon.training.backends.train_input import Progress, TrainInput
+from babylon.training.progress_directory import claim_name, take_up_progress
+from babylon.training.update_result import update_metrics
 
 
 async def train_window(
@@ -47,7 +42,10 @@ async def train_window(
     if committed := await policy_of_batch(store, batch_of(claim.window_id)):
         return trained_from(claim, committed)  # the answer to an earlier commit got lost
     work = await _work(store, settings, scored, progress)
-    update = await updater(settings.training.trainer)(work)
+    trainer = await asyncio.to_thread(
+        updater, settings.training.trainer
+    )  # its import takes seconds
+    update = await trainer(work)
     metrics = update_metrics(update, scored)
     batch_id = batch_of(claim.window_id)
     version = await commit_policy(
@@ -88,32 +86,11 @@ async def _work(
         parent=parent,
         rows=rows,
         target=checkpoint_directory(settings, scored.claim),
-        progress_directory=await asyncio.to_thread(take_up_progress, settings, scored.claim),
-        config=trainer_config(settings),
+        progress_directory=await asyncio.to_thread(take_up_progress, settings.home, scored.claim),
         # of the window's own policies only: the update is the same whatever else was trained since
         staleness={version: age for version, age in ages.items() if version in played},
         behaviours=await checkpoints_at_hand(store, unlogged),
         progress=progress,
-    )
-
-
-def trainer_config(settings: Settings) -> "TrainerConfig":
-    """The settings that say how a window is trained."""
-    from babylon.training.grpo.config import TrainerConfig  # torch takes seconds to import
-
-    return TrainerConfig(
-        iterations=settings.training.iterations,
-        trajectories_per_step=settings.training.batch_size * settings.training.accumulation,
-        max_tokens=settings.training.max_tokens,
-        learning_rate=settings.training.effective_learning_rate,
-        warmup_steps=settings.training.warmup_steps,
-        loss=settings.training.loss,
-        advantage=settings.training.advantage,
-        call_weight=settings.training.call_weight,
-        kl_penalty=settings.training.kl_penalty,
-        max_staleness=settings.training.max_staleness,
-        max_missing_logprobs=settings.training.max_missing_logprobs,
-        seed=settings.seed,
     )
 
 
@@ -151,7 +128,8 @@ async def ensure_champion(
     if not await list_policies(store):
         from babylon.training.base_model import resolve_base
 
-        base = str(await asyncio.to_thread(resolve_base, settings, progress))
+        name, models = settings.model.base, settings.home.models
+        base = str(await asyncio.to_thread(resolve_base, name, models, settings.seed, progress))
         await ensure_base(
             store,
             uri=base,

@@ -64,7 +64,7 @@ class Likelihoods:
 
 def import_trainer() -> None:
     """Import torch and transformers, which takes seconds."""
-    import babylon.training.trial  # noqa: F401
+    import babylon.training.likelihood  # noqa: F401
 
 
 def measure(contenders: Contenders, probes: Sequence[Probe]) -> Likelihoods:
@@ -73,7 +73,7 @@ def measure(contenders: Contenders, probes: Sequence[Probe]) -> Likelihoods:
     Raises:
         ModelError: The policy does not load.
     """
-    from babylon.training.trial import logprobs_of
+    from babylon.training.likelihood import logprobs_of
 
     replies = _replies(probes, "policy")
     given = [reply.answer for reply in replies]

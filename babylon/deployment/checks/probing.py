@@ -15,7 +15,7 @@ import aiohttp
 import msgspec
 
 from babylon.core.probes import Ask, ProbeAnswer
-from babylon.store.gateways import Gateway
+from babylon.store.gateways import GatewayRow
 
 TIMEOUT_S = 300.0  # one call, including its wait in the queue
 AT_ONCE = 64  # calls at one gateway; few enough to leave agents their places
@@ -56,7 +56,7 @@ Question = tuple[int, Ask]  # index of the golden prompt, question
 
 
 async def probe(
-    gateways: Sequence[Gateway], questions: Sequence[Question], target: ProbeTarget
+    gateways: Sequence[GatewayRow], questions: Sequence[Question], target: ProbeTarget
 ) -> list[Probe]:
     """Ask each question once, at the gateways in turn."""
     headers = {"Authorization": f"Bearer {target.key}"}
@@ -73,7 +73,7 @@ async def probe(
 
 async def _probe_one(
     session: aiohttp.ClientSession,
-    gateway: Gateway,
+    gateway: GatewayRow,
     questions: Sequence[Question],
     target: ProbeTarget,
 ) -> list[Probe]:
@@ -93,7 +93,7 @@ async def _probe_one(
 
 
 async def _ask(
-    session: aiohttp.ClientSession, gateway: Gateway, model: str, version: int, ask: Ask
+    session: aiohttp.ClientSession, gateway: GatewayRow, model: str, version: int, ask: Ask
 ) -> ProbeAnswer | Faulty:
     name = f"{model}-v{version}"
     body = {

@@ -21,8 +21,8 @@ from babylon.ops.up.services import UpService, environment, services
 from babylon.serving.ports import require_free_port
 from babylon.stages.train import ensure_champion
 from babylon.store import database_status, open_store
-from babylon.store.connection import database_url
-from babylon.training.backends.updater import Progress
+from babylon.store.server import database_url
+from babylon.training.backends.train_input import Progress
 
 _POLL_S = 0.5
 _TIMEOUT = aiohttp.ClientTimeout(total=5)
@@ -56,7 +56,10 @@ async def up(settings: Settings, progress: Progress | None = None) -> list[Servi
         for service in missing:
             for port, variable in service.ports.items():
                 require_free_port(port, user=service.name, variable=variable)
-        async with database_url(settings) as url, open_store(settings, migrate=True) as store:
+        async with (
+            database_url(settings.database, settings.home) as url,
+            open_store(settings, migrate=True) as store,
+        ):
             await ensure_champion(store, settings, progress=progress)
             database = {PREFECT_DATABASE: await prefect_database(store, url)}
             api = api_url(settings.prefect.port)
@@ -79,7 +82,7 @@ async def down(settings: Settings) -> list[str]:
             if await asyncio.to_thread(processes.stop, service.name)
         ]
         if stopped:
-            async with database_url(settings):
+            async with database_url(settings.database, settings.home):
                 pass  # the last user stops the embedded server; killed services did not
         return stopped
 

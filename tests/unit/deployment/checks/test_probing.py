@@ -13,7 +13,7 @@ from aiohttp.test_utils import TestServer
 from babylon.core.probes import Ask, ProbeAnswer
 from babylon.deployment.checks import probing
 from babylon.deployment.checks.probing import Faulty, Probe, ProbeTarget, probe
-from babylon.store.gateways import Gateway
+from babylon.store.gateways import GatewayRow
 
 ASKED = ProbeTarget(model="babylon", policy_version=7, champion_version=5, key="sk-secret")
 QUESTIONS = [
@@ -38,7 +38,7 @@ def sound(name: str) -> dict[str, Any]:
 @asynccontextmanager
 async def gateways(
     count: int = 1, fault: Fault | None = None, statuses: list[int] | None = None
-) -> AsyncIterator[tuple[list[Gateway], list[dict[str, Any]]]]:
+) -> AsyncIterator[tuple[list[GatewayRow], list[dict[str, Any]]]]:
     """Running gateways and the requests that they got; ``fault`` spoils the policy's answers,
     ``statuses`` are those of the policy's first answers."""
     seen: list[dict[str, Any]] = []
@@ -60,7 +60,7 @@ async def gateways(
     app.router.add_post("/v1/chat/completions", chat)
     async with TestServer(app, host="127.0.0.1") as server:
         url = str(server.make_url("")).rstrip("/")
-        yield [Gateway(gateway_id=f"g{n}", url=url, route_version=1) for n in range(count)], seen
+        yield [GatewayRow(gateway_id=f"g{n}", url=url, route_version=1) for n in range(count)], seen
 
 
 async def faults_of(fault: Fault) -> list[str]:

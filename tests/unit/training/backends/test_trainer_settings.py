@@ -8,16 +8,16 @@ import babylon.cli.training
 from babylon.cli import main
 from babylon.cli.requests import TrainRequest, decode
 from babylon.core.settings import LOSSES_WITH_NORMALISER, Loss, TrainingSettings, load_settings
-from babylon.stages.train import trainer_config
 from babylon.training.backends.registry import updater
-from babylon.training.backends.torch_trainer import update_torch
+from babylon.training.backends.torch_trainer import trainer_config, update_torch
 from babylon.training.grpo.advantage import Advantage, CallWeight
 from babylon.training.grpo.config import MAX_STALENESS, TrainerConfig
 from babylon.training.grpo.losses import LOSSES
 
 
 def test_the_defaults_are_the_trainers_own() -> None:
-    assert trainer_config(load_settings()) == TrainerConfig()
+    settings = load_settings()
+    assert trainer_config(settings.training, settings.seed) == TrainerConfig()
 
 
 @pytest.mark.parametrize(
@@ -43,7 +43,8 @@ def test_each_variable_changes_what_the_trainer_is_told(
     monkeypatch: pytest.MonkeyPatch, variable: str, value: str, changed: dict[str, object]
 ) -> None:
     monkeypatch.setenv(variable, value)
-    config = trainer_config(load_settings())
+    settings = load_settings()
+    config = trainer_config(settings.training, settings.seed)
     default = TrainerConfig()
     told = {name: getattr(config, name) for name in TrainerConfig.__slots__}
     assert {n: v for n, v in told.items() if v != getattr(default, n)} == changed
