@@ -1,6 +1,6 @@
-"""A named base model and how it is tuned."""
+"""A named base model and its tuning."""
 
-from typing import Any, Literal
+from typing import Literal
 
 from prefect.blocks.core import Block
 from pydantic import Field, HttpUrl
@@ -28,7 +28,7 @@ class BabylonModel(Block):
         default=None, description="Train a LoRA adapter, or all weights."
     )
 
-    def overrides(self) -> dict[str, Any]:
-        """What the block gives; a field that is empty leaves what the environment says."""
+    def overrides(self) -> dict[str, str]:
+        """Return the fields that are set. The environment decides the others."""
         fields = ("base_model", "model_name", "tuning")
         return {name: value for name in fields if (value := getattr(self, name)) is not None}

@@ -1,8 +1,8 @@
 """Weights & Biases: one run a model, one step a policy version, in a process of its own.
 
 wandb starts a service, threads and exit hooks, and reads the environment; none of that belongs
-into a worker that lives for months. So each window is handed to ``python -m babylon.tracking``,
-which logs it and ends. Offline (the default) it leaves files under ``BABYLON_HOME/wandb``, to be
+into a worker that lives for months. So each window is handed to ``python -m
+babylon.stages.tracking``, which logs it and ends. Offline (the default) it leaves files under ``BABYLON_HOME/wandb``, to be
 sent by ``wandb sync``, and touches no network.
 """
 
@@ -44,7 +44,7 @@ def track_window(settings: Settings, metrics: Metrics) -> bool:
     }
     try:
         done = subprocess.run(
-            [sys.executable, "-P", "-m", "babylon.tracking"],
+            [sys.executable, "-P", "-m", __name__],
             input=json.dumps(window),
             env=_environment(settings.home / "wandb"),
             capture_output=True,
