@@ -81,10 +81,16 @@ babylon.cli.main(["endless"])
 
 
 @pytest.fixture(autouse=True)
-def sigterm() -> Iterator[None]:
-    before = signal.getsignal(signal.SIGTERM)
+def process_state() -> Iterator[None]:
+    """Commands set a signal handler and Prefect's environment for a process of their own."""
+    handler, environment = signal.getsignal(signal.SIGTERM), dict(os.environ)
+    for name in environment:
+        if name.startswith("PREFECT_"):
+            del os.environ[name]
     yield
-    signal.signal(signal.SIGTERM, before)
+    signal.signal(signal.SIGTERM, handler)
+    os.environ.clear()
+    os.environ.update(environment)
 
 
 def exit_code(*arguments: str) -> int:
