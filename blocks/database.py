@@ -22,5 +22,5 @@ class BabylonDatabase(Block):
 
     url: SecretStr = Field(description="Connection URL, postgresql://user:password@host/database.")
 
-    def overrides(self) -> dict[str, SecretStr]:
-        return {"database_url": self.url}
+    def overrides(self) -> dict[str, dict[str, SecretStr]]:
+        return {"database": {"url": self.url}}

@@ -8,7 +8,7 @@ from prefect.blocks.core import Block
 from babylon.blocks.database import BabylonDatabase
 from babylon.blocks.model import BabylonModel
 from babylon.core.errors import ConfigError
-from babylon.core.settings import Settings, load_settings
+from babylon.core.settings import Settings, load_settings, merge_overrides
 
 Overrides = dict[str, Any]  # settings by name
 KINDS: dict[str, type[BabylonDatabase] | type[BabylonModel]] = {
@@ -27,8 +27,8 @@ async def settings_with(
     """
     merged: Overrides = {}
     for name in blocks:
-        merged |= (await _load(name)).overrides()
-    return load_settings(**merged | dict(overrides or {}))
+        merged = merge_overrides(merged, (await _load(name)).overrides())
+    return load_settings(**merge_overrides(merged, overrides))
 
 
 async def _load(name: str) -> BabylonDatabase | BabylonModel:

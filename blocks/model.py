@@ -28,7 +28,10 @@ class BabylonModel(Block):
         default=None, description="Train a LoRA adapter, or all weights."
     )
 
-    def overrides(self) -> dict[str, str]:
+    def overrides(self) -> dict[str, dict[str, str]]:
         """Return the fields that are set. The environment decides the others."""
-        fields = ("base_model", "model_name", "tuning")
-        return {name: value for name in fields if (value := getattr(self, name)) is not None}
+        model = {"base": self.base_model, "name": self.model_name}
+        return {
+            "model": {name: value for name, value in model.items() if value is not None},
+            "training": {"tuning": self.tuning} if self.tuning else {},
+        }

@@ -28,7 +28,7 @@ async def continuous(
 ) -> AsyncIterator[WindowResult]:
     """Train the windows that are ready, oldest first, and yield each result.
 
-    Look for windows at once, then whenever another ``settings.frequency`` windows have closed by
+    Look for windows at once, then whenever another ``settings.windows.frequency`` windows have closed by
     the database's clock. A window that fails is tried again at a later look.
 
     Raises:
@@ -47,10 +47,10 @@ async def continuous(
             waiting = []
         for window in waiting:
             yield await attempt(window.key, overrides)
-        settled = looked - ahead - timedelta(seconds=settings.grace_s)
+        settled = looked - ahead - timedelta(seconds=settings.windows.grace_s)
         moment = next_look(settings, settled) + ahead
         if look == 0:  # look again soon: a run that died just before may still hold a lease
-            moment = min(moment, datetime.now(UTC) + timedelta(seconds=settings.lease_s))
+            moment = min(moment, datetime.now(UTC) + timedelta(seconds=settings.windows.lease_s))
         log.info("next look at %s UTC", f"{moment:%Y-%m-%dT%H:%M:%S}")
         await sleep_until(moment)
 
@@ -67,6 +67,6 @@ def next_look(settings: Settings, settled: datetime) -> datetime:
 
     Rows up to ``settled`` have arrived already; late ones get ``grace_s`` more.
     """
-    first = window_at(settled, settings.minutes)
-    span = timedelta(minutes=settings.minutes * settings.frequency)
-    return first.start + span + timedelta(seconds=settings.grace_s)
+    first = window_at(settled, settings.windows.minutes)
+    span = timedelta(minutes=settings.windows.minutes * settings.windows.frequency)
+    return first.start + span + timedelta(seconds=settings.windows.grace_s)

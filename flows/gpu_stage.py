@@ -93,7 +93,7 @@ class GpuStages:
             idempotency_key=f"{flow_run.id}/{stage}/{attempt}",
             tags=[stage],
         )
-        run = await _finished(run, self.settings.gpu_timeout_s)
+        run = await _finished(run, self.settings.prefect.gpu_timeout_s)
         assert run.state is not None  # it is final
         return await run.state.aresult()
 

@@ -39,7 +39,7 @@ async def train_window(
     Each stage commits its result, and a run that died is resumed after ``score`` or ``train``.
 
     Args:
-        overrides: Settings by name, over environment and blocks (``{"min_agents": 5}``).
+        overrides: Settings by group, over environment and blocks (``{"windows": {"min_agents": 5}}``).
         blocks: Names of blocks to take settings from (``"babylon-database/live"``).
         placement: Run training and checkpoint validation here, or on the ``gpu`` work pool.
 

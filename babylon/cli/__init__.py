@@ -18,6 +18,7 @@ import typer
 from babylon.cli import (
     agents,
     arena,
+    config,
     database,
     dataset,
     deploy,
@@ -50,6 +51,7 @@ for name, module in {
     "keys": keys,
     "dataset": dataset,
     "db": database,
+    "config": config,
     "agents": agents,
     "arena": arena,
 }.items():

@@ -36,7 +36,7 @@ def run(outer: Settings, windows: int) -> DemoReport:
 
     with demo_progress() as (say, step):
         return asyncio.run(
-            run_demo(settings, outer.models, windows=windows, train=train, say=say, step=step)
+            run_demo(settings, outer.home.models, windows=windows, train=train, say=say, step=step)
         )
 
 

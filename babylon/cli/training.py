@@ -18,28 +18,18 @@ from babylon.core.types import WindowResult
 from babylon.core.windows import Clock, check_settled, parse_bound, parse_window_id
 
 app = typer.Typer()
-OVERRIDES = (
-    "window_minutes",
-    "frequency",
-    "recipe",
-    "include_late",
-    "min_agents",
-    "min_actions",
-    "iterations",
-    "target_trajectories",
-    "max_dropout",
-    "lookback_hours",
-    "reward_threshold",
-    "scorer",
-    "trainer",
-    "loss",
-)
-"""Options of ``train`` that are settings of the same name."""
+OVERRIDES = {
+    "windows": ("frequency", "recipe", "include_late", "min_agents", "lookback_hours"),
+    "quality": ("min_actions", "target_trajectories", "max_dropout", "reward_threshold"),
+    "scoring": ("scorer",),
+    "training": ("iterations", "trainer", "loss"),
+}
+"""Options of ``train`` that are settings of the same name, by group."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TrainRequest:
-    """The windows to train, and the settings by name that hold for them."""
+    """The windows to train, and the settings by group that hold for them."""
 
     mode: Mode
     window: str | None
@@ -76,6 +66,8 @@ def train(
 ) -> None:
     """Train on recorded play: one window, every window as it closes, or a range of past windows."""
     options = locals()
+    overrides = {group: {name: options[name] for name in OVERRIDES[group]} for group in OVERRIDES}
+    overrides["windows"]["minutes"] = window_minutes
     request = TrainRequest(
         mode=mode,
         window=window,
@@ -83,12 +75,12 @@ def train(
         first=first,
         last=last,
         limit=limit,
-        overrides=given(**{name: options[name] for name in OVERRIDES}),
+        overrides=given(**overrides),
     )
     _check_usage(request)
     settings = load_settings(**request.overrides)
     _check_request(request, settings)
-    with prefect_ready(settings.home, json=json):
+    with prefect_ready(settings.home.root, json=json):
         results = _run(request, settings)
     report = training_report(mode, results, _searched(request, settings))
     print_json(report) if json else print_training(report, results, settings)
@@ -103,7 +95,7 @@ def demo(
 ) -> None:
     """A fleet plays simulated hours; each is trained, validated and deployed."""
     settings = load_settings(**given(seed=seed))
-    with prefect_ready(settings.home, json=json):
+    with prefect_ready(settings.home.root, json=json):
         from babylon.cli.demo import print_demo, run
         from babylon.ops.demo import report_json
 
@@ -114,7 +106,7 @@ def demo(
 
 def _check_usage(request: TrainRequest) -> None:
     """Refuse options that contradict each other."""
-    mode, overrides = request.mode, request.overrides
+    mode, windows = request.mode, request.overrides.get("windows", {})
     bounds = request.first or request.last or request.limit
     if request.window and mode is not Mode.SINGLE:
         raise typer.BadParameter(f"--window names one window: not with --mode {mode}")
@@ -124,12 +116,12 @@ def _check_usage(request: TrainRequest) -> None:
         raise typer.BadParameter(f"--from, --to and --limit are for --mode backfill, not {mode}")
     if request.hours and request.first:
         raise typer.BadParameter("--backfill-hours and --from both set the begin: give one")
-    if "frequency" in overrides and mode is not Mode.CONTINUOUS:
+    if "frequency" in windows and mode is not Mode.CONTINUOUS:
         raise typer.BadParameter(f"--frequency is for --mode continuous, not {mode}")
-    if "recipe" in overrides and mode is Mode.CONTINUOUS:
+    if "recipe" in windows and mode is Mode.CONTINUOUS:
         raise typer.BadParameter("--recipe trains past windows: not with --mode continuous")
-    named = "recipe" in overrides or "+" in (request.window or "")
-    if "include_late" in overrides and not named:
+    named = "recipe" in windows or "+" in (request.window or "")
+    if "include_late" in windows and not named:
         raise typer.BadParameter("--include-late trains nothing by itself: name a --recipe")
 
 
@@ -144,7 +136,9 @@ def _check_request(request: TrainRequest, settings: Settings) -> None:
 
     if request.window is not None:
         tomorrow = datetime.now(UTC) + timedelta(days=1)  # the database's clock decides
-        check_settled(parse_window_id(request.window, settings.minutes), Clock(now=tomorrow), 0.0)
+        check_settled(
+            parse_window_id(request.window, settings.windows.minutes), Clock(now=tomorrow), 0.0
+        )
     first = parse_bound(request.first) if request.first else None
     end = parse_bound(request.last, last=True) if request.last else None
     if first and end and first >= end:
@@ -198,4 +192,4 @@ def _searched(request: TrainRequest, settings: Settings) -> str | None:
     until = f" to {request.last}" if request.last else ""
     if request.first:
         return f"from {request.first}{until}"
-    return f"of the last {request.hours or settings.lookback_hours} h{until}"
+    return f"of the last {request.hours or settings.windows.lookback_hours} h{until}"

@@ -1,9 +1,9 @@
-"""The settings that decide the scores of a window, as one short digest.
+"""A digest of the settings that decide the scores of a window.
 
 A run that was interrupted after scoring is resumed only under the same fingerprint. A setting
-belongs here if another value may change the scored artifact: the rows that are collected and
-accepted, the thinning, or a score. Ports, timeouts, concurrency, training, deployment and tracking
-do not belong here: an update has its own digest (``babylon.training.update_progress``).
+counts if another value may change the scored artifact: its rows, its thinning or a score. The
+budget of the judge counts, because it decides between the judge, the cheaper one and the heuristic.
+An update has a digest of its own (``babylon.training.update_progress``).
 """
 
 import hashlib
@@ -12,43 +12,19 @@ import msgspec
 
 from babylon.core.settings import Settings
 
-DECIDES_SCORES = (
-    "seed",
-    # rows of the window
-    "minutes",
-    "recipe",
-    "include_late",
-    "min_agents",
-    "min_actions",
-    "reward_threshold",
-    # dropout
-    "target_trajectories",
-    "max_dropout",
-    # scores
-    "scorer",
-    "judge_model",
-    "judge_model_path",
-    "judge_base_url",
-    "judge_temperature",
-    "judge_rubric",
-    "judge_context_tokens",
-    "judge_passes",
-    "judge_write_back",
-    # the budget decides between the judge, the cheaper judge and the heuristic
-    "judge_window_tokens",
-    "judge_day_tokens",
-    "judge_window_usd",
-    "judge_day_usd",
-    "judge_prompt_usd",
-    "judge_completion_usd",
-    "judge_cheaper_model",
-    "judge_cheaper_prompt_usd",
-    "judge_cheaper_completion_usd",
-    "judge_heuristic",
-)
+DECISIVE = ("windows", "quality", "scoring", "judge")  # groups of settings, and the seed
+INDIFFERENT = {
+    "windows": {"lookback_hours", "frequency", "grace_s", "lease_s"},
+    "judge": {"api_key", "concurrency", "timeout_s"},
+}
+"""Settings of these groups that decide when and how fast a window is scored, not its scores."""
 
 
 def scoring_fingerprint(settings: Settings) -> str:
-    """Return the digest of the values of ``DECIDES_SCORES``."""
-    values = [getattr(settings, name) for name in DECIDES_SCORES]
-    return hashlib.sha256(msgspec.json.encode(values, enc_hook=str)).hexdigest()[:16]
+    """Return 16 hexadecimal digits that change with the seed and each decisive setting."""
+    values = {
+        group: getattr(settings, group).model_dump(mode="json", exclude=INDIFFERENT.get(group))
+        for group in DECISIVE
+    }
+    text = msgspec.json.encode({"seed": settings.seed, **values})
+    return hashlib.sha256(text).hexdigest()[:16]

@@ -22,7 +22,7 @@ ASK = """
 import os
 from babylon.cli.flow_runs import prepare_prefect
 from babylon.core.settings import load_settings
-prepare_prefect(load_settings().home)
+prepare_prefect(load_settings().home.root)
 print(os.environ.get("PREFECT_API_URL"))
 """
 # Prefect itself makes its directory; a PREFECT_HOME elsewhere shows that nothing else is made.

@@ -7,27 +7,27 @@ from babylon.stages.fingerprint import scoring_fingerprint
 
 
 def fingerprint(**changes: object) -> str:
-    return scoring_fingerprint(load_settings(database_url=None, **changes))
+    return scoring_fingerprint(load_settings(**changes))
 
 
 @pytest.mark.parametrize(
     "change",
     [
         {"seed": 7},
-        {"window_minutes": 30},
-        {"min_agents": 5},
-        {"min_actions": 9},
-        {"reward_threshold": 0.5},
-        {"target_trajectories": 10},
-        {"max_dropout": 0.1},
-        {"include_late": True},
-        {"scorer": "ruler"},
-        {"judge_model": "other"},
-        {"judge_rubric": "trading-v2"},
-        {"judge_temperature": 0.5},
-        {"judge_passes": 5},
-        {"judge_day_usd": 1.0},
-        {"judge_heuristic": False},
+        {"windows": {"minutes": 30}},
+        {"windows": {"min_agents": 5}},
+        {"quality": {"min_actions": 9}},
+        {"quality": {"reward_threshold": 0.5}},
+        {"quality": {"target_trajectories": 10}},
+        {"quality": {"max_dropout": 0.1}},
+        {"windows": {"include_late": True}},
+        {"scoring": {"scorer": "ruler"}},
+        {"judge": {"model": "other"}},
+        {"judge": {"rubric": "trading-v2"}},
+        {"judge": {"temperature": 0.5}},
+        {"judge": {"passes": 5}},
+        {"judge": {"day_usd": 1.0}},
+        {"judge": {"heuristic_fallback": False}},
     ],
     ids=str,
 )
@@ -38,18 +38,18 @@ def test_a_setting_that_changes_scores_changes_it(change: dict[str, object]) -> 
 @pytest.mark.parametrize(
     "change",
     [
-        {"admin_port": 9000},
-        {"wandb_mode": "online"},
-        {"wandb_project": "p"},
-        {"gpu_timeout_s": 1.0},
-        {"judge_concurrency": 2},
-        {"judge_timeout_s": 5.0},
-        {"lease_s": 5.0},
-        {"lookback_hours": 5},
-        {"iterations": 2},
-        {"learning_rate": 0.1},
-        {"arena_scenarios": 64},
-        {"deployment_strategy": "ab"},
+        {"serving": {"admin_port": 9000}},
+        {"tracking": {"mode": "online"}},
+        {"tracking": {"project": "p"}},
+        {"prefect": {"gpu_timeout_s": 1.0}},
+        {"judge": {"concurrency": 2}},
+        {"judge": {"timeout_s": 5.0}},
+        {"windows": {"lease_s": 5.0}},
+        {"windows": {"lookback_hours": 5}},
+        {"training": {"iterations": 2}},
+        {"training": {"learning_rate": 0.1}},
+        {"evaluation": {"scenarios": 64}},
+        {"deployment": {"strategy": "ab"}},
         {"home": "elsewhere"},
     ],
     ids=str,
