@@ -11,7 +11,7 @@ from itertools import count
 
 from babylon.blocks.load import Overrides
 from babylon.core.clock import sleep_until
-from babylon.core.settings import Settings
+from babylon.core.settings import Settings, WindowSettings, load_settings
 from babylon.core.types import WindowResult
 from babylon.core.windows import Window, window_at
 from babylon.flows.attempt import attempt
@@ -24,16 +24,17 @@ log = logging.getLogger("babylon.flows")
 
 
 async def continuous(
-    settings: Settings, overrides: Overrides | None = None
+    overrides: Overrides | None = None,
 ) -> AsyncIterator[WindowResult]:
     """Train the windows that are ready, oldest first, and yield each result.
 
-    Look for windows at once, then whenever another ``settings.windows.frequency`` windows have closed by
-    the database's clock. A window that fails is tried again at a later look.
+    Look for windows at once, then whenever another ``frequency`` windows have closed by the
+    database's clock. A window that fails is tried again at a later look.
 
     Raises:
         DatabaseError, OSError: the database is unreachable at the start. Later this is logged.
     """
+    settings = load_settings(**(overrides or {}))
     ahead = timedelta(0)  # of this machine's clock
     for look in count():
         looked = datetime.now(UTC)
@@ -48,7 +49,7 @@ async def continuous(
         for window in waiting:
             yield await attempt(window.key, overrides)
         settled = looked - ahead - timedelta(seconds=settings.windows.grace_s)
-        moment = next_look(settings, settled) + ahead
+        moment = next_look(settings.windows, settled) + ahead
         if look == 0:  # look again soon: a run that died just before may still hold a lease
             moment = min(moment, datetime.now(UTC) + timedelta(seconds=settings.windows.lease_s))
         log.info("next look at %s UTC", f"{moment:%Y-%m-%dT%H:%M:%S}")
@@ -62,11 +63,11 @@ async def _waiting(settings: Settings) -> tuple[list[Window], datetime]:
         return await pending_windows(store, settings, clock=clock), clock.now
 
 
-def next_look(settings: Settings, settled: datetime) -> datetime:
+def next_look(windows: WindowSettings, settled: datetime) -> datetime:
     """Return the close of ``frequency`` windows, the first of which holds ``settled``, plus grace.
 
     Rows up to ``settled`` have arrived already; late ones get ``grace_s`` more.
     """
-    first = window_at(settled, settings.windows.minutes)
-    span = timedelta(minutes=settings.windows.minutes * settings.windows.frequency)
-    return first.start + span + timedelta(seconds=settings.windows.grace_s)
+    first = window_at(settled, windows.minutes)
+    span = timedelta(minutes=windows.minutes * windows.frequency)
+    return first.start + span + timedelta(seconds=windows.grace_s)

@@ -39,7 +39,7 @@ async def train_window(
     Each stage commits its result, and a run that died is resumed after ``score`` or ``train``.
 
     Args:
-        overrides: Settings by group, over environment and blocks (``{"windows": {"min_agents": 5}}``).
+        overrides: Settings by group: ``{"windows": {"min_agents": 5}}``.
         blocks: Names of blocks to take settings from (``"babylon-database/live"``).
         placement: Run training and checkpoint validation here, or on the ``gpu`` work pool.
 
@@ -53,7 +53,7 @@ async def train_window(
     async with open_store(settings) as store:
         window = await window_to_train(store, settings, window_id)
         try:
-            async with claimed(store, settings, window) as claim:
+            async with claimed(store, settings.windows, window) as claim:
                 started = time.monotonic()
                 scored, trained = await resume(store, settings, claim)
                 if scored is None:

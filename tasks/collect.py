@@ -13,6 +13,6 @@ from babylon.tasks.stage import stage
 async def collect(settings: Settings, claim: Claim, window: Window) -> Collected:
     """Read the window and commit what was read. Rows that arrive later are late."""
     async with open_store(settings) as store:
-        collected = await collect_window(store, settings, claim, window)
+        collected = await collect_window(store, settings.home, claim, window)
         await commit_collected(store, collected)
     return collected

@@ -11,4 +11,4 @@ from babylon.tasks.stage import stage
 @stage("publish")
 async def publish(settings: Settings, scored: Scored) -> Published:
     """Write the window's file. Publishing a window again gives the same file."""
-    return await asyncio.to_thread(publish_window, settings, scored)
+    return await asyncio.to_thread(publish_window, settings.home, scored)

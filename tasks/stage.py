@@ -52,9 +52,10 @@ def stage(name: str) -> Callable[[Callable[P, Coroutine[Any, Any, R]]], Stage[P,
 
 async def run_after(window_id: str, task: Stage[P, R], *args: P.args, **kwargs: P.kwargs) -> None:
     """Run a stage of a finished window. Its failure is logged and does not reopen the window."""
-    ended = await task(*args, **kwargs, return_state=True)  # type: ignore[call-overload]
-    if not ended.is_completed():
-        log.error("window %s is finished; %s after it: %s", window_id, task.name, ended.message)
+    try:
+        await task(*args, **kwargs)
+    except Exception as error:  # nothing that follows a finished window may undo it
+        log.error("window %s is finished; %s after it failed: %s", window_id, task.name, error)
 
 
 def is_connection_error(error: object) -> bool:

@@ -13,7 +13,7 @@ from babylon.cli.flow_runs import prefect_ready, stop_signals
 from babylon.cli.options import Mode, given
 from babylon.cli.output import print_json
 from babylon.cli.training_report import print_training, training_report
-from babylon.core.settings import Settings, load_settings
+from babylon.core.settings import Settings, WindowSettings, load_settings
 from babylon.core.types import WindowResult
 from babylon.core.windows import Clock, check_settled, parse_bound, parse_window_id
 
@@ -81,9 +81,9 @@ def train(
     settings = load_settings(**request.overrides)
     _check_request(request, settings)
     with prefect_ready(settings.home.root, json=json):
-        results = _run(request, settings)
-    report = training_report(mode, results, _searched(request, settings))
-    print_json(report) if json else print_training(report, results, settings)
+        results = _run(request)
+    report = training_report(mode, results, _searched(request, settings.windows))
+    print_json(report) if json else print_training(report, results, settings.home)
     raise typer.Exit(0 if report["ok"] else 1)
 
 
@@ -136,9 +136,8 @@ def _check_request(request: TrainRequest, settings: Settings) -> None:
 
     if request.window is not None:
         tomorrow = datetime.now(UTC) + timedelta(days=1)  # the database's clock decides
-        check_settled(
-            parse_window_id(request.window, settings.windows.minutes), Clock(now=tomorrow), 0.0
-        )
+        window = parse_window_id(request.window, settings.windows.minutes)
+        check_settled(window, Clock(now=tomorrow), 0.0)
     first = parse_bound(request.first) if request.first else None
     end = parse_bound(request.last, last=True) if request.last else None
     if first and end and first >= end:
@@ -147,7 +146,7 @@ def _check_request(request: TrainRequest, settings: Settings) -> None:
     require_trainer(settings)
 
 
-def _run(request: TrainRequest, settings: Settings) -> list[WindowResult]:
+def _run(request: TrainRequest) -> list[WindowResult]:
     """Run the flow of the mode. In mode ``continuous`` a signal is the normal end."""
     from babylon.cli.progress import stage_progress
 
@@ -155,7 +154,7 @@ def _run(request: TrainRequest, settings: Settings) -> list[WindowResult]:
         if request.mode is Mode.CONTINUOUS:
             results: list[WindowResult] = []
             with suppress(*stop_signals()):
-                asyncio.run(_train_continuously(request, settings, results))
+                asyncio.run(_train_continuously(request, results))
             return results
         return asyncio.run(_train_past(request))
 
@@ -175,21 +174,19 @@ async def _train_past(request: TrainRequest) -> list[WindowResult]:
     )
 
 
-async def _train_continuously(
-    request: TrainRequest, settings: Settings, results: list[WindowResult]
-) -> None:
+async def _train_continuously(request: TrainRequest, results: list[WindowResult]) -> None:
     """Append each result to ``results``, which the caller keeps when a signal ends this."""
     from babylon.flows.continuous import continuous
 
-    async for result in continuous(settings, request.overrides):
+    async for result in continuous(request.overrides):
         results.append(result)
 
 
-def _searched(request: TrainRequest, settings: Settings) -> str | None:
+def _searched(request: TrainRequest, windows: WindowSettings) -> str | None:
     """Name the range that was searched for windows; None when one window was named."""
     if request.window:
         return None
     until = f" to {request.last}" if request.last else ""
     if request.first:
         return f"from {request.first}{until}"
-    return f"of the last {request.hours or settings.windows.lookback_hours} h{until}"
+    return f"of the last {request.hours or windows.lookback_hours} h{until}"

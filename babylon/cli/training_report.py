@@ -7,7 +7,7 @@ from typing import TypedDict
 from rich.text import Text
 
 from babylon.cli.output import print_table
-from babylon.core.settings import Settings
+from babylon.core.home import Home
 from babylon.core.types import Metrics, WindowResult
 from babylon.core.windows import DONE, WindowState
 
@@ -65,9 +65,7 @@ def window_table(
     return ["window", "state", *COLUMNS], rows
 
 
-def print_training(
-    report: TrainingReport, results: Sequence[WindowResult], settings: Settings
-) -> None:
+def print_training(report: TrainingReport, results: Sequence[WindowResult], home: Home) -> None:
     """Print the table, each window's reason, and where to look next."""
     if results:
         columns, rows = window_table(results)
@@ -80,7 +78,7 @@ def print_training(
     print("\nWhere to look next:")
     print("  babylon model list           every policy and its verdict")
     print("  babylon deploy status        the route in force")
-    print(f"  {settings.home.datasets}    the published windows")
+    print(f"  {home.datasets}    the published windows")
 
 
 def _figure(metrics: Metrics, form: str, unit: str, names: tuple[str, ...]) -> Text | None:

@@ -33,7 +33,7 @@ async def build_tables(store: Store, settings: Settings, scored: Scored) -> list
 
     Scenarios that the rows do not tell are left out, and the log says why.
     """
-    trajectories = publish_window(settings, scored)
+    trajectories = publish_window(settings.home, scored)
     scenarios, rebuilt = publish_scenarios(settings, scored)
     for skipped in rebuilt.skipped:
         log.warning("window %s: %s", skipped.window_id, skipped.reason)

@@ -15,7 +15,7 @@ from babylon.core.artifacts import read_artifact
 from babylon.core.errors import ArtifactError, DatabaseError, FencedError, WindowNotReadyError
 from babylon.core.failpoints import failpoint
 from babylon.core.metrics import scored_metrics
-from babylon.core.settings import Settings
+from babylon.core.settings import Settings, WindowSettings
 from babylon.core.types import Claim, Collected, Scored, Trained
 from babylon.core.windows import DONE, IN_WORK, Window, WindowState
 from babylon.stages.fingerprint import scoring_fingerprint
@@ -30,7 +30,7 @@ _PROCESS = uuid4().hex[:8]  # containers may share host name and process ids
 
 
 @asynccontextmanager
-async def claimed(store: Store, settings: Settings, window: Window) -> AsyncIterator[Claim]:
+async def claimed(store: Store, windows: WindowSettings, window: Window) -> AsyncIterator[Claim]:
     """Claim a window and renew its lease while the body runs.
 
     If the body raises, the window becomes ``skipped`` (``WindowNotReadyError``) or ``failed``, with
@@ -51,14 +51,14 @@ async def claimed(store: Store, settings: Settings, window: Window) -> AsyncIter
         store,
         window,
         owner=owner,
-        lease_s=settings.windows.lease_s,
-        grace_s=settings.windows.grace_s,
+        lease_s=windows.lease_s,
+        grace_s=windows.grace_s,
     )
     failpoint("claim.after")
     try:
-        async with hold_lease(store, claim, settings.windows.lease_s):
+        async with hold_lease(store, claim, windows.lease_s):
             if window.recipe:
-                await _admit_late(store, settings, claim, window)
+                await _note_late(store, windows, claim, window)
             yield claim
     except FencedError:
         raise
@@ -89,7 +89,7 @@ async def resume(
             )
         return scored, trained_from(claim, policy)
     if row.state == WindowState.SCORED:
-        if scored and await _is_current(scored, settings):
+        if scored and await _is_current(scored, scoring_fingerprint(settings)):
             return scored, None
         await set_state(store, claim, WindowState.CLAIMED)
     return None, None
@@ -107,8 +107,8 @@ async def commit_scored(store: Store, scored: Scored) -> None:
     await set_state(store, scored.claim, WindowState.SCORED, metrics=metrics, scored=scored)
 
 
-async def _is_current(scored: Scored, settings: Settings) -> bool:
-    if scored.fingerprint != scoring_fingerprint(settings):
+async def _is_current(scored: Scored, fingerprint: str) -> bool:
+    if scored.fingerprint != fingerprint:
         return False
     try:
         await asyncio.to_thread(read_artifact, scored.artifact, ["trajectory_id"])
@@ -126,10 +126,10 @@ async def _check_done(store: Store, window: Window) -> None:
         )
 
 
-async def _admit_late(store: Store, settings: Settings, claim: Claim, window: Window) -> None:
+async def _note_late(store: Store, windows: WindowSettings, claim: Claim, window: Window) -> None:
     """Record the late rows before anything is collected; admit them with ``--include-late``."""
     await note_late(store, window.minutes, window.start, window.end)
-    if settings.windows.include_late:
+    if windows.include_late:
         await admit_late(store, claim, window)
 
 

@@ -3,7 +3,7 @@
 from dataclasses import replace
 from datetime import datetime, timedelta
 
-from babylon.core.settings import Settings
+from babylon.core.settings import Settings, WindowSettings
 from babylon.core.windows import (
     DONE,
     Clock,
@@ -67,9 +67,8 @@ async def window_to_train(
     if waiting:
         return waiting[-1][0]
     settled = clock.now - timedelta(seconds=settings.windows.grace_s)
-    return replace(
-        last_complete_window(settled, settings.windows.minutes), recipe=settings.windows.recipe
-    )
+    window = last_complete_window(settled, settings.windows.minutes)
+    return replace(window, recipe=settings.windows.recipe)
 
 
 async def _waiting(
@@ -78,7 +77,7 @@ async def _waiting(
     reports = await window_reports(store, settings, since=since, until=until, clock=clock)
     ours = [report for report in reports if report.minutes == settings.windows.minutes]
     if settings.windows.recipe:
-        return _for_recipe(ours, settings)
+        return _for_recipe(ours, settings.windows)
     return [
         (parse_window_id(report.window_id, report.minutes), report.state)
         for report in ours
@@ -91,15 +90,15 @@ def _is_half_finished(report: WindowReport) -> bool:
 
 
 def _for_recipe(
-    reports: list[WindowReport], settings: Settings
+    reports: list[WindowReport], windows: WindowSettings
 ) -> list[tuple[Window, WindowState]]:
     """A recipe trains each window once. A window that it skipped is not tried again either."""
-    recipe = settings.windows.recipe
+    recipe = windows.recipe
     known = {report.window_id: report for report in reports}
     waiting, over = [], DONE | {WindowState.SKIPPED}
     for report in reports:
         unused = report.trajectories - report.trained
-        unused += report.late if settings.windows.include_late else 0
+        unused += report.late if windows.include_late else 0
         if report.state not in DONE or "+" in report.window_id or not unused:
             continue
         window = parse_window_id(f"{report.window_id}+{recipe}", report.minutes)

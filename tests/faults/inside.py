@@ -22,7 +22,6 @@ prepare_prefect(load_settings().home.root)
 
 import openai.resources  # noqa: E402, F401  the imports of a run, made once for all workers
 from prefect import Flow, Task  # noqa: E402
-from prefect.states import Completed  # noqa: E402
 
 import babylon.flows.backfill  # noqa: E402
 import babylon.flows.continuous  # noqa: E402, F401
@@ -54,10 +53,10 @@ def _take_prefect_out(module: Any) -> None:
 
 
 def _plain(wrapped: Any) -> Callable[..., Coroutine[Any, Any, Any]]:
-    async def run(*args: Any, return_state: bool = False, **options: Any) -> Any:
-        result = await wrapped.fn(*args, **options)
-        return Completed(data=result) if return_state else result
+    async def run(*args: Any, **options: Any) -> Any:
+        return await wrapped.fn(*args, **options)
 
+    run.name = wrapped.name  # type: ignore[attr-defined]
     return run
 
 

@@ -31,7 +31,7 @@ async def work(settings: Settings, windows: list[Window], seed: int) -> None:
             Random(seed).shuffle(left)
             for window in left:
                 try:
-                    async with claimed(store, settings, window) as claim:
+                    async with claimed(store, settings.windows, window) as claim:
                         await _train(store, settings, claim, window)
                 except WindowError:  # somebody else's, or done meanwhile
                     continue

@@ -50,7 +50,7 @@ async def second_check(store: Store, settings: Settings, trained: Trained) -> Of
 
 
 async def _held_out(store: Store, row: WindowRow, trained: Trained) -> list[Artifact]:
-    artifacts = []
+    artifacts: list[Artifact] = []
     if row.scored is None:
         return artifacts
     if row.scored.held_out:

@@ -20,7 +20,6 @@ from babylon.cli.demo import print_demo
 from babylon.cli.output import print_table, show_logs
 from babylon.cli.training import TrainRequest
 from babylon.cli.training_report import window_table
-from babylon.core.settings import Settings
 from babylon.core.types import Published, WindowResult
 from babylon.core.windows import WindowState, window_at
 from babylon.ops.demo import DemoReport, Final
@@ -250,7 +249,7 @@ def test_whether_a_window_of_today_is_over_is_for_the_database_to_say(
     """The clock of this machine may be wrong by hours."""
     asked: list[str | None] = []
 
-    def run(request: TrainRequest, _: Settings) -> NoReturn:
+    def run(request: TrainRequest) -> NoReturn:
         asked.append(request.window)
         raise SystemExit(0)
 

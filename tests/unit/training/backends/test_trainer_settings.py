@@ -9,7 +9,6 @@ from babylon.cli.training import TrainRequest
 from babylon.core.settings import (
     LOSSES_WITH_NORMALISER,
     Loss,
-    Settings,
     TrainingSettings,
     load_settings,
 )
@@ -73,7 +72,7 @@ def test_the_command_line_hands_on_who_trains_and_by_which_loss(
 ) -> None:
     handed: list[TrainRequest] = []
 
-    def run(request: TrainRequest, _: Settings) -> None:
+    def run(request: TrainRequest) -> None:
         handed.append(request)
         raise SystemExit(0)
 
