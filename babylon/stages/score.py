@@ -24,13 +24,13 @@ async def score_window(store: Store, settings: Settings, thinned: Thinned) -> Sc
     """Score the window's trajectories with ``settings.scoring.scorer``.
 
     Raises:
-        ConfigError: there is no such scorer, or it lacks a setting.
+        ConfigError: the scorer does not exist, or lacks a setting.
         ScoringError: the scorer failed; nothing was stored.
-        BudgetSpentError: the judge's budget is spent; the window waits for a later run.
+        BudgetSpentError: the judge's budget is spent; a later run tries again.
     """
     if settings.scoring.write_back and not store.game_tables_ours:
         raise ConfigError(
-            "JUDGE_WRITE_BACK is on, but the game's tables are somebody else's and are never"
+            "JUDGE_WRITE_BACK is on, but the game's tables belong to another system and are never"
             " written: unset it; babylon.scores and babylon.judgments hold the same"
         )
     scorer = load_scorer(settings.scoring.scorer)

@@ -385,7 +385,7 @@ async def test_a_killed_workers_update_is_finished_by_the_next_bit_for_bit(
         training_rows(window.artifact),
         tmp_path / "uninterrupted",
         tuning=settings.training.tuning,
-        config=trainer_config(settings),
+        config=trainer_config(settings.training, settings.seed),
         staleness={0: 0},
     )
     weights = [

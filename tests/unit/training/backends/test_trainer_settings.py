@@ -21,7 +21,7 @@ from babylon.training.grpo.losses import LOSSES
 
 
 def test_the_defaults_are_the_trainers_own() -> None:
-    assert trainer_config(load_settings()) == TrainerConfig()
+    assert trainer_config(TrainingSettings(), seed=0) == TrainerConfig()
 
 
 @pytest.mark.parametrize(
@@ -47,7 +47,8 @@ def test_each_variable_changes_what_the_trainer_is_told(
     monkeypatch: pytest.MonkeyPatch, variable: str, value: str, changed: dict[str, object]
 ) -> None:
     monkeypatch.setenv(variable, value)
-    config = trainer_config(load_settings())
+    settings = load_settings()
+    config = trainer_config(settings.training, settings.seed)
     default = TrainerConfig()
     told = {name: getattr(config, name) for name in TrainerConfig.__slots__}
     assert {n: v for n, v in told.items() if v != getattr(default, n)} == changed
