@@ -51,8 +51,8 @@ class WindowReport:
     ``eligible`` of the ``trajectories``, by ``agents`` different agents, passed every check. The
     others are in ``rejections`` by reason, with samples. For a finished window these are the
     counts of its run, without samples; ``trained`` trajectories moved the policy, and ``late``
-    ones arrived after the run. ``owner`` holds the lease now. ``reason`` is that of the last run. After a failure
-    the window is ``resting`` until ``retry_at``. ``age_s`` counts from the window's end.
+    ones arrived after the run. ``owner`` holds the lease now. ``reason`` is that of the last run.
+    After a failure the window is ``resting`` until ``retry_at``. ``age_s`` counts from its end.
     """
 
     window_id: str

@@ -1,6 +1,7 @@
 """Stage ``score``: one number a trajectory, stored and added to the artifact."""
 
 import asyncio
+from collections.abc import Sequence
 from statistics import fmean
 
 import polars as pl
@@ -9,10 +10,10 @@ from babylon.core.artifacts import rewrite_artifact
 from babylon.core.errors import ConfigError
 from babylon.core.failpoints import failpoint
 from babylon.core.settings import Settings
-from babylon.core.trajectories import read_trajectories
+from babylon.core.trajectories import Trajectory, read_trajectories
 from babylon.core.types import Scored, Thinned
 from babylon.scoring.registry import load_scorer
-from babylon.scoring.scorer import ScoringContext, score
+from babylon.scoring.scorer import Score, ScoringContext, score
 from babylon.stages.fingerprint import scoring_fingerprint
 from babylon.store import Store
 from babylon.store import scores as stored
@@ -54,19 +55,7 @@ async def score_window(store: Store, settings: Settings, thinned: Thinned) -> Sc
         lambda frame: frame.with_columns(score=column),
         stage="scored",
     )
-    rows = [
-        stored.Score(
-            trajectory_id=trajectory.trajectory_id,
-            scorer=settings.scoring.scorer,
-            score=given.value,
-            components=given.components,
-            low=given.low,
-            high=given.high,
-            reasons=given.reasons,
-            seen=given.seen,
-        )
-        for trajectory, given in zip(trajectories, scores, strict=True)
-    ]
+    rows = _rows(settings.scoring.scorer, trajectories, scores)
     await stored.replace_scores(store, thinned.claim, rows)
     if thinned.saved_judge_tokens:
         context.metrics["saved_tokens"] = thinned.saved_judge_tokens
@@ -87,3 +76,21 @@ async def score_window(store: Store, settings: Settings, thinned: Thinned) -> Sc
         held_out=thinned.held_out,
         fingerprint=scoring_fingerprint(settings),
     )
+
+
+def _rows(
+    scorer: str, trajectories: Sequence[Trajectory], scores: Sequence[Score]
+) -> list[stored.Score]:
+    return [
+        stored.Score(
+            trajectory_id=trajectory.trajectory_id,
+            scorer=scorer,
+            score=given.value,
+            components=given.components,
+            low=given.low,
+            high=given.high,
+            reasons=given.reasons,
+            seen=given.seen,
+        )
+        for trajectory, given in zip(trajectories, scores, strict=True)
+    ]

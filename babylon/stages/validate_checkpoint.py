@@ -64,9 +64,7 @@ async def _met(
     progress: Progress | None,
 ) -> Verdict:
     """Play the match, check a winner against recorded play, and write the report."""
-    if (
-        serving.policy_version == trained.policy_version
-    ):  # deployed before a crash
+    if serving.policy_version == trained.policy_version:  # deployed before a crash
         serving = await get_policy(store, trained.parent_version)
     worlds = await asyncio.to_thread(
         unseen_scenarios,
