@@ -1,1 +1,1 @@
-"""Measurements that anyone can run: ``python -m benchmarks.NAME``; figures: docs/benchmarks.md."""
+"""Benchmarks, run with ``python -m benchmarks.NAME``. docs/benchmarks.md holds the figures."""

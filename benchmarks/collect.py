@@ -1,20 +1,23 @@
-"""How fast a window is collected: ``python -m benchmarks.collect [--rows 5000] [--json FILE]``
+"""Speed of collecting and validating a window, compared with simpler ways to read its rows.
 
-One embedded Postgres, one table of recorded play (65 KB of ``stepsJson`` a trajectory; with
-``--logs`` also a row of ``llm_call_logs`` for each of its 81 calls, 23 KB in all). Every way reads
-the same bytes of it:
+    python -m benchmarks.collect [--rows 5000] [--rounds 3] [--logs] [--json FILE]
 
-    ceiling   COPY of the columns that collecting needs, thrown away: Postgres can do no better
-    typed     a cursor, and the steps decoded as typed records, thrown away: no check, no file
+Prints a Markdown table: wall time (absolute, and relative to ``ceiling`` and ``plain``), CPU time
+and peak memory of each way, medians over the rounds. All ways read the same rows from one embedded
+Postgres: 65 KB of ``stepsJson`` per trajectory, with ``--logs`` also 81 rows of ``llm_call_logs``
+(23 KB).
+
+    ceiling   COPY of the columns that collecting needs, discarded: the fastest that Postgres can do
+    typed     a cursor, and the steps decoded as typed records: no check, no file
     packed    a cursor, and the rows in one Parquet file: no check, nothing decoded
     plain     ``fetch`` of everything, ``json.loads``, pydantic models: no check, no file
     ours      collect (calls joined) and validate, each with its Parquet file
 
-``typed`` and ``packed`` say what of our time no care can save. Each runs in a process of its own,
-in turn; wall and CPU time are counted from the open connection on, peak memory is the process's.
-The tables are as the game declares them (compressed by Postgres), or with ``--storage external`` as
-our own migration makes them. At last a small window is collected before and after ``--others`` rows
-of other windows join the table.
+``typed`` and ``packed`` bound the time that ``ours`` needs for decoding and for writing. The ways
+take turns, each in its own process. Times count from the open connection on; peak memory is the
+whole process's. The tables are as the game declares them (compressed by Postgres), or with
+``--storage external`` as our migration makes them. The last line is the time of a small window
+before and after ``--others`` rows of other windows join the table.
 """
 
 import argparse
@@ -38,7 +41,7 @@ from pydantic import BaseModel
 from babylon.core.artifacts import ArtifactWriter
 from babylon.core.game_rows import COLUMNS, GAME_SCHEMA
 from babylon.core.settings import load_settings
-from babylon.quality.decode import Step
+from babylon.quality.decode import GameStep
 from babylon.stages.collect import collect_window
 from babylon.stages.validate import validate_window
 from babylon.store import open_store
@@ -48,8 +51,9 @@ from babylon.store.migrate import migrate
 from babylon.store.windows import claim_window
 from benchmarks.collect_rows import WINDOW, fill, fill_others
 
+Figures = dict[str, float]
 Report = dict[str, Any]
-SMALL = 200  # trajectories of the window whose time must not grow with the table
+SMALL = 200  # trajectories of the small window; its time must not grow with the table
 _COMPRESSED = """
 ALTER TABLE trajectories ALTER "stepsJson" SET STORAGE EXTENDED,
     ALTER "metadataJson" SET STORAGE EXTENDED;
@@ -65,8 +69,8 @@ _LOGS = f"""
 """
 
 
-async def ceiling(url: str, home: Path) -> Report:
-    """Two COPYs, discarded."""
+async def ceiling(url: str, home: Path) -> Figures:
+    """Copy the two tables and discard the bytes."""
 
     async def discard(data: bytes) -> None:
         pass
@@ -80,9 +84,9 @@ async def ceiling(url: str, home: Path) -> Report:
     return report
 
 
-async def typed(url: str, home: Path) -> Report:
-    """The logs are fetched and left alone."""
-    decoder = msgspec.json.Decoder(tuple[Step, ...])
+async def typed(url: str, home: Path) -> Figures:
+    """Decode the steps; fetch the logs without decoding them."""
+    decoder = msgspec.json.Decoder(tuple[GameStep, ...])
     connection = await asyncpg.connect(url)
     measured = _Clock()
     async for rows in _batches(connection, _TRAJECTORIES):
@@ -95,8 +99,8 @@ async def typed(url: str, home: Path) -> Report:
     return report
 
 
-async def packed(url: str, home: Path) -> Report:
-    """One file for each table."""
+async def packed(url: str, home: Path) -> Figures:
+    """Write one file per table."""
     connection = await asyncpg.connect(url)
     measured = _Clock()
     for query, schema in ((_TRAJECTORIES, _READ), (_LOGS, _LOGGED)):
@@ -118,7 +122,7 @@ _LOGGED = pl.Schema(
 
 
 async def _batches(
-    connection: "asyncpg.Connection[Any]", query: str
+    connection: "asyncpg.Connection[asyncpg.Record]", query: str
 ) -> AsyncIterator[list[asyncpg.Record]]:
     async with connection.transaction(readonly=True):
         cursor = await connection.cursor(query)
@@ -126,8 +130,8 @@ async def _batches(
             yield rows
 
 
-async def plain(url: str, home: Path) -> Report:
-    """Everything at once, as dictionaries, as models."""
+async def plain(url: str, home: Path) -> Figures:
+    """Fetch everything at once, then make dictionaries, then models."""
     connection = await asyncpg.connect(url)
     measured = _Clock()
     rows = await connection.fetch(_TRAJECTORIES)
@@ -148,8 +152,8 @@ async def plain(url: str, home: Path) -> Report:
     return report
 
 
-async def ours(url: str, home: Path) -> Report:
-    """The two stages."""
+async def ours(url: str, home: Path) -> Figures:
+    """Run the two stages."""
     settings = load_settings(database={"url": url}, home=home)
     async with open_store(settings) as store:
         claim = await claim_window(store, WINDOW, owner="benchmark", lease_s=3600)
@@ -165,7 +169,7 @@ async def ours(url: str, home: Path) -> Report:
     return report
 
 
-WAYS: dict[str, Callable[[str, Path], Coroutine[Any, Any, Report]]] = {
+WAYS: dict[str, Callable[[str, Path], Coroutine[None, None, Figures]]] = {
     "ceiling": ceiling,
     "typed": typed,
     "packed": packed,
@@ -174,21 +178,21 @@ WAYS: dict[str, Callable[[str, Path], Coroutine[Any, Any, Report]]] = {
 }
 
 
-def measure(way: str, url: str) -> Report:
-    """In a process of its own, with a home of its own."""
+def measure(way: str, url: str) -> Figures:
+    """Measure one way in its own process and home."""
     with tempfile.TemporaryDirectory() as home:
         command = [sys.executable, "-m", "benchmarks.collect", "--way", way, "--url", url]
         finished = subprocess.run(
             [*command, "--home", home], stdout=subprocess.PIPE, text=True, check=True
         )
-        report: Report = json.loads(finished.stdout)
+        report: Figures = json.loads(finished.stdout)
         return report
 
 
-def compare(url: str, rounds: int, ways: list[str]) -> Report:
-    """The median of each figure; the ways take turns, so that what else runs disturbs all alike."""
-    measure("ceiling", url)  # from the disk into memory
-    runs: dict[str, list[Report]] = {way: [] for way in ways}
+def compare(url: str, rounds: int, ways: list[str]) -> dict[str, Figures]:
+    """Return the median of each figure. The ways take turns, so other load affects all of them."""
+    measure("ceiling", url)  # warms the page cache
+    runs: dict[str, list[Figures]] = {way: [] for way in ways}
     for _ in range(rounds):
         for way in ways:
             runs[way].append(measure(way, url))
@@ -199,12 +203,12 @@ def compare(url: str, rounds: int, ways: list[str]) -> Report:
     }
 
 
-def beside_others(server: EmbeddedPostgres, others: int, rounds: int) -> Report:
-    """Seconds of a small window, alone and in a table of many other rows."""
+def beside_others(server: EmbeddedPostgres, others: int, rounds: int) -> Figures:
+    """Time a small window, alone and in a table of many other rows."""
     url = asyncio.run(_table(server, "small", SMALL, "external", logs=False))
     alone = compare(url, rounds, ["ours"])["ours"]["wall_s"]
     asyncio.run(_with(url, fill_others, others))
-    asyncio.run(_with(url, _execute, "ANALYZE"))  # as autovacuum does a minute later
+    asyncio.run(_with(url, _execute, "ANALYZE"))  # autovacuum would do this a minute later
     beside = compare(url, rounds, ["ours"])["ours"]["wall_s"]
     return {"others": others, "alone_s": alone, "beside_others_s": beside}
 
@@ -223,7 +227,7 @@ async def _table(
     return url
 
 
-async def _execute(connection: "asyncpg.Connection[Any]", sql: str) -> None:
+async def _execute(connection: "asyncpg.Connection[asyncpg.Record]", sql: str) -> None:
     await connection.execute(sql)
 
 
@@ -243,7 +247,7 @@ class _Clock:
     def wall_s(self) -> float:
         return time.perf_counter() - self._wall
 
-    def report(self, **more: float) -> Report:
+    def report(self, **more: float) -> Figures:
         peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024
         cpu_s = time.process_time() - self._cpu
         return {"wall_s": self.wall_s, "cpu_s": cpu_s, "peak_mb": peak, **more}
@@ -263,15 +267,15 @@ class _LlmCall(BaseModel):
 
 class _Provider(BaseModel):
     providerName: str
-    data: dict[str, Any]
+    data: dict[str, object]
     purpose: str
 
 
 class _Action(BaseModel):
     actionType: str
-    parameters: dict[str, Any]
+    parameters: dict[str, object]
     success: bool
-    result: dict[str, Any] | None = None
+    result: dict[str, object] | None = None
     reasoning: str | None = None
 
 
@@ -307,12 +311,12 @@ class _Trajectory(BaseModel):
     trajectory_id: str
     agent_id: str
     steps: list[_Step]
-    metrics: dict[str, Any]
-    metadata: dict[str, Any]
+    metrics: dict[str, object]
+    metadata: dict[str, object]
 
 
 def table(report: Report) -> str:
-    """Markdown, with what the way takes in terms of the ceiling and of the plain way."""
+    """Return a Markdown table."""
     lines = [
         "| way | wall | of ceiling | of plain | CPU | peak |",
         "| --- | ---: | ---: | ---: | ---: | ---: |",
@@ -345,8 +349,8 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--rows", type=int, default=5000)
     parser.add_argument("--rounds", type=int, default=3)
-    parser.add_argument("--others", type=int, default=1_000_000, help="0: not measured")
-    parser.add_argument("--logs", action="store_true", help="with the game's log of each call")
+    parser.add_argument("--others", type=int, default=1_000_000, help="0: do not measure")
+    parser.add_argument("--logs", action="store_true", help="include the game's log of each call")
     parser.add_argument("--storage", choices=["pglz", "external"], default="pglz")
     parser.add_argument("--ways", nargs="+", choices=list(WAYS), default=list(WAYS))
     parser.add_argument("--json", type=Path)

@@ -1,9 +1,9 @@
-"""Recorded play in bulk for the benchmark of collecting: rows as the game's recorder writes them.
+"""Rows of recorded play in bulk, for ``benchmarks.collect``.
 
-Steps have the keys, the texts and the numbers of the game's own rows of 2025-11-14, and Postgres
-packs them as tightly (pglz leaves an eighth to a seventh of either; a test compares). Those have
-some 30 steps and 25 KB; here a trajectory has 81 and 65 KB of ``stepsJson``, and where logs are
-wanted a row of ``llm_call_logs`` for each step.
+The steps have the keys, texts and kinds of numbers of the game's rows of 2025-11-14, and Postgres
+compresses both equally well (pglz to between an eighth and a seventh; a test compares them). The
+game's trajectories have about 30 steps and 25 KB. These have 81 steps and 65 KB of ``stepsJson``,
+and on request one row of ``llm_call_logs`` per step.
 """
 
 from collections.abc import Iterator
@@ -17,10 +17,11 @@ import orjson
 
 from babylon.core.windows import parse_window_id
 
+Row = tuple[object, ...]
 WINDOW = parse_window_id("2025-11-14T09:00")
 STEPS = 81
 AGENTS = 50
-DISTINCT = 300  # plays; after so many they come again, which no page of a file notices
+DISTINCT = 300  # distinct plays, repeated; far enough apart for no compression to profit
 OTHERS_PER_WINDOW = 1000
 _TICKERS = ("$BTC", "$SOL", "$ETH", "$WIF", "$TRUMP", "$DOGE", "$PEPE")
 _STRATEGIES = (
@@ -30,8 +31,8 @@ _STRATEGIES = (
 _ACTIONS, _SHARES = ("HOLD", "BUY_SHARES", "SELL_SHARES"), (84, 10, 6)
 
 
-def trajectories(count: int) -> Iterator[tuple[tuple[Any, ...], list[tuple[Any, ...]]]]:
-    """Each trajectory's row with those of its calls, in the order of the columns below."""
+def trajectories(count: int) -> Iterator[tuple[Row, list[Row]]]:
+    """Yield each trajectory's row and its calls' rows, in the order of the columns below."""
     for number in range(count):
         played = _played(number % DISTINCT)
         start = WINDOW.start + timedelta(seconds=number % 3000)
@@ -50,7 +51,7 @@ def trajectories(count: int) -> Iterator[tuple[tuple[Any, ...], list[tuple[Any, 
 
 @cache
 def _played(number: int) -> tuple[str, list[tuple[str, str, str, str]]]:
-    """``stepsJson``; and of each step's call the two prompts, the messages and the reply."""
+    """Return (``stepsJson``, each call's two prompts, messages and reply)."""
     random = Random(f"collect:{number}")
     strategy, pnl, steps, calls = random.choice(_STRATEGIES), 0.0, [], []
     for index in range(STEPS):
@@ -76,19 +77,21 @@ LOG_COLUMNS = (
 )
 
 
-async def fill(connection: "asyncpg.Connection[Any]", count: int, with_logs: bool = True) -> int:
-    """Write them, some hundreds at a time; returns the bytes of ``stepsJson``."""
+async def fill(
+    connection: "asyncpg.Connection[asyncpg.Record]", count: int, with_logs: bool = True
+) -> int:
+    """Write ``count`` trajectories in batches and return the bytes of ``stepsJson``."""
     await connection.execute(
         "INSERT INTO \"User\" (id) SELECT 'agent-' || n FROM generate_series(0, $1::int) n",
         AGENTS - 1,
     )
     size = 0
-    rows: list[tuple[Any, ...]] = []
-    logs: list[tuple[Any, ...]] = []
+    rows: list[Row] = []
+    logs: list[Row] = []
     for number, (row, of_calls) in enumerate(trajectories(count), start=1):
         rows.append(row)
         logs += of_calls if with_logs else []
-        size += len(row[8])
+        size += len(str(row[8]))  # stepsJson
         if number % 200 == 0 or number == count:
             await connection.copy_records_to_table(
                 "trajectories", records=rows, columns=TRAJECTORY_COLUMNS
@@ -100,8 +103,8 @@ async def fill(connection: "asyncpg.Connection[Any]", count: int, with_logs: boo
     return size
 
 
-async def fill_others(connection: "asyncpg.Connection[Any]", count: int) -> None:
-    """``count`` small rows of other windows."""
+async def fill_others(connection: "asyncpg.Connection[asyncpg.Record]", count: int) -> None:
+    """Write ``count`` small rows of other windows."""
     await connection.execute(
         """
         INSERT INTO trajectories ("id", "trajectoryId", "agentId", "startTime", "endTime",
@@ -174,7 +177,7 @@ def _step(random: Random, index: int, strategy: tuple[str, float], pnl: float) -
     }
 
 
-def _log(name: str, step: int, texts: tuple[str, ...], start: datetime) -> tuple[Any, ...]:
+def _log(name: str, step: int, texts: tuple[str, ...], start: datetime) -> Row:
     call_id = f"{name}-call-{step}-0"
     moment = _game(start + timedelta(seconds=step))
     identity = (call_id, name, f"{name}-step-{step}", call_id, moment, "gpt-4o-mini", "action")
@@ -185,6 +188,6 @@ def _game(moment: datetime) -> datetime:
     return moment.replace(tzinfo=None)
 
 
-def _json(value: Any) -> str:
-    """Numbers as JavaScript writes them, too."""
+def _json(value: object) -> str:
+    """Encode as JSON, with numbers as JavaScript writes them."""
     return orjson.dumps(value).decode()

@@ -1,8 +1,10 @@
-"""Does an hour of play become a better model? ``python -m benchmarks.demo --seeds 1 2 3``
+"""Improvement of the model by ``babylon demo``, for several seeds.
 
-Runs ``babylon demo`` once a seed, each in a home of its own and with a base model made afresh, and
-prints a Markdown table: P&L of base, final policy and oracle on unseen scenarios, the 95 % interval
-of the paired difference, the share of the gap closed, and the time.
+    python -m benchmarks.demo [--seeds 1 2 3] [--windows 12]
+
+Runs the demo once per seed, each in a new home with a newly made base model. Prints a Markdown
+table: P&L of the base, the final policy and the oracle on unseen scenarios, the paired difference
+with its 95 % interval, the share of the gap closed, and the wall time.
 """
 
 import argparse
@@ -12,7 +14,7 @@ import subprocess
 import sys
 import tempfile
 import time
-from typing import Any
+from typing import TypedDict
 
 HEADER = (
     "| seed | base | final | oracle | difference, 95 % interval | gap closed | time |",
@@ -20,8 +22,21 @@ HEADER = (
 )
 
 
-def run(seed: int, windows: int) -> dict[str, Any]:
-    """One demo, from the making of its base model to the closing comparison."""
+class DemoReport(TypedDict):
+    """The printed keys of ``babylon demo --json``."""
+
+    seed: int
+    pnl_base: float
+    pnl_final: float
+    pnl_oracle: float
+    difference: float
+    difference_low: float
+    difference_high: float
+    gap_closed: float
+
+
+def run(seed: int, windows: int) -> tuple[DemoReport, float]:
+    """Run one demo, from making its base model to the final comparison → (report, seconds)."""
     with tempfile.TemporaryDirectory() as home:
         started = time.monotonic()
         options = ["--seed", str(seed), "--windows", str(windows), "--json"]
@@ -32,16 +47,16 @@ def run(seed: int, windows: int) -> dict[str, Any]:
             text=True,
             check=True,
         )
-        report: dict[str, Any] = json.loads(finished.stdout)
-        return report | {"wall_s": time.monotonic() - started}
+        report: DemoReport = json.loads(finished.stdout)
+        return report, time.monotonic() - started
 
 
-def row(report: dict[str, Any]) -> str:
+def row(report: DemoReport, wall_s: float) -> str:
     low, high = report["difference_low"], report["difference_high"]
     return (
         f"| {report['seed']} | {report['pnl_base']:.1f} | {report['pnl_final']:.1f}"
         f" | {report['pnl_oracle']:.1f} | {report['difference']:+.1f} [{low:+.1f}, {high:+.1f}]"
-        f" | {report['gap_closed']:.0%} | {report['wall_s']:.0f} s |"
+        f" | {report['gap_closed']:.0%} | {wall_s:.0f} s |"
     )
 
 
@@ -52,7 +67,7 @@ def main() -> None:
     options = parser.parse_args()
     print("\n".join(HEADER), flush=True)
     for seed in options.seeds:
-        print(row(run(seed, options.windows)), flush=True)
+        print(row(*run(seed, options.windows)), flush=True)
 
 
 if __name__ == "__main__":

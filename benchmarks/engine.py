@@ -1,12 +1,16 @@
-"""How fast is the embedded engine beside plain ``generate``? ``python -m benchmarks.engine``
+"""Speed of the embedded engine, compared with transformers' ``generate``.
 
-The same prompts, number of new tokens, dtype and threads: transformers' batched ``generate`` on
-tokens that are ready (left-padded, cached, sampled), and the engine over HTTP, in turns. Its
-clients ask as the gateway does (logprobs, token ids, usage), each for its next answer as soon as
-it has one; whole answers and streams are measured apart. Policies are saved without an
-end-of-sequence token, so every answer has its full length.
+    python -m benchmarks.engine [--threads N] [--turns 3] [--rounds 1] [--json FILE]
 
-Also: how long a short answer takes beside long ones, and what adapters cost in memory.
+Prints a Markdown table of tokens per second and processor time, then as JSON the latency of a short
+answer beside long ones and the memory of adapters. Exits with an error if the engine is slower than
+70 % of ``generate`` with 32 clients.
+
+Both use the same prompts, number of new tokens, dtype and threads, in turns: transformers' batched
+``generate`` on prepared tokens (left-padded, cached, sampled), and the engine over HTTP. The
+engine's clients send requests like the gateway's (logprobs, token ids, usage), each the next one as
+soon as the last is answered. Whole answers and streams are measured separately. The policies have
+no end-of-sequence token, so every answer has its full length.
 """
 
 import argparse
@@ -42,7 +46,7 @@ CLIENTS = (1, 8, 32)
 NEW_TOKENS = 64
 SHORT, LONG, LONG_ANSWERS, SHORTS = 8, 512, 4, 20
 ADAPTERS = 4
-AIM = 0.7  # of plain generate's tokens per second, at 32 clients
+AIM = 0.7  # smallest accepted share of generate's tokens per second, at 32 clients
 LARGER = {"hidden_size": 512, "intermediate_size": 1536, "num_hidden_layers": 8}
 LARGER |= {"num_attention_heads": 8, "num_key_value_heads": 2, "head_dim": 64}
 Chat = list[dict[str, str]]
@@ -50,8 +54,11 @@ Chat = list[dict[str, str]]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Row:
-    """Medians over turns. ``cpu_ms`` is a thousand tokens' processor time, of the process that
-    samples; ``ratio`` the rate by plain generate's, turn by turn."""
+    """Medians over turns.
+
+    ``cpu_ms`` is the sampling process's processor time per thousand tokens. ``ratio`` is the rate
+    over plain generate's in the same turn.
+    """
 
     model: str
     clients: int
@@ -62,7 +69,7 @@ class Row:
 
 
 def save_policies(directory: Path) -> dict[str, Path]:
-    """The demo's architecture with its own tokenizer, and one of 25 million weights."""
+    """Save two policies: the demo's architecture, and one with 25 million weights."""
     tiny = make_embedded_model(EmbeddedModelRecipe(steps=2), directory)
     tokenizer = AutoTokenizer.from_pretrained(tiny)
     tokenizer.eos_token = None
@@ -94,7 +101,7 @@ class Plain:
 
     @torch.inference_mode()
     def generate(self, prompts: list[list[int]]) -> None:
-        """``NEW_TOKENS`` for each, in one batch."""
+        """Generate ``NEW_TOKENS`` for each prompt, in one batch."""
         padded = self._tokenizer.pad({"input_ids": prompts}, return_tensors="pt")
         output = self._model.generate(
             **padded,
@@ -110,7 +117,7 @@ class Plain:
 
 
 class Engine:
-    """The engine's process, and clients that ask it."""
+    """The engine's process and its clients."""
 
     def __init__(self, url: str, pid: int, session: aiohttp.ClientSession) -> None:
         self.url, self.pid, self._session = url, pid, session
@@ -142,7 +149,7 @@ class Engine:
             raise RuntimeError(f"the engine answered {response.status} {answer[-300:]!r}")
 
     async def ask_all(self, chats: Sequence[Chat], clients: int, *, stream: bool) -> None:
-        """Each client asks its share of them, one after the other."""
+        """Ask for all answers; each client asks for its share, one after the other."""
 
         async def client(number: int) -> None:
             for chat in chats[number::clients]:
@@ -171,8 +178,7 @@ async def running_engine(threads: int) -> AsyncIterator[Engine]:
 async def throughput(
     model: str, engine: Engine, plain: Plain, chats: Iterator[Chat], *, turns: int, rounds: int
 ) -> list[Row]:
-    """Plain, whole and streamed after one another in each turn, which has prompts of its own; the
-    first turn only warms up."""
+    """Measure plain, whole and streamed in each turn, with new prompts; the first turn warms up."""
     rows = []
     for clients in CLIENTS:
         tokens = clients * rounds * NEW_TOKENS
@@ -211,7 +217,7 @@ async def throughput(
 
 
 async def short_beside_long(engine: Engine, chats: Iterator[Chat]) -> dict[str, float]:
-    """Median ms of a short answer, alone and while long ones are streamed."""
+    """Return the median ms of a short answer, alone and beside streamed long answers."""
 
     async def timed() -> float:
         times = []
@@ -233,14 +239,14 @@ async def short_beside_long(engine: Engine, chats: Iterator[Chat]) -> dict[str, 
     beside = await timed()
     for task in background:
         if task.done():
-            task.result()  # it has failed, for it never ends
+            task.result()  # raises: the task ends only by an error
         task.cancel()
     await asyncio.gather(*background, return_exceptions=True)
     return {"alone_ms": alone, "beside_long_ms": beside}
 
 
 async def adapters_memory(engine: Engine, base: Path, directory: Path) -> dict[str, float]:
-    """The engine's megabytes before and after adapters of one base, and when they are gone."""
+    """Return the engine's memory in MB before and after loading adapters, and after unloading."""
     model = Qwen3ForCausalLM.from_pretrained(base)
     targets = sorted(adapter_targets(model, "all"))
     adapted: Any = get_peft_model(model, LoraConfig(r=LORA_RANK, target_modules=targets))
@@ -267,7 +273,7 @@ HEADER = (
 
 
 def as_line(row: Row) -> str:
-    """The row in Markdown."""
+    """Return the row in Markdown."""
     ratio = "" if row.how == "generate" else f"{row.ratio:.2f}"
     return (
         f"| {row.model} | {row.clients} | {row.how} | {row.tokens_per_s:,.0f} | {ratio}"
@@ -295,10 +301,12 @@ async def run(*, threads: int, turns: int, rounds: int) -> dict[str, Any]:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else None)
-    parser.add_argument("--threads", type=int, default=psutil.cpu_count() - 1 or 1, help="torch's")
+    parser.add_argument(
+        "--threads", type=int, default=psutil.cpu_count() - 1 or 1, help="torch threads"
+    )
     parser.add_argument("--turns", type=int, default=3)
-    parser.add_argument("--rounds", type=int, default=1, help="answers a client and turn")
-    parser.add_argument("--json", type=Path, help="write the report here too")
+    parser.add_argument("--rounds", type=int, default=1, help="answers per client and turn")
+    parser.add_argument("--json", type=Path, help="also write the report to this file")
     options = parser.parse_args()
     report = asyncio.run(run(threads=options.threads, turns=options.turns, rounds=options.rounds))
     print(json.dumps({"short": report["short"], "adapters_mb": report["adapters_mb"]}, indent=2))

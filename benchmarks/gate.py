@@ -1,20 +1,24 @@
-"""Does the gate let only better challengers through? ``python -m benchmarks.gate [--gates 500]``
+"""Error rates of the gate: the share of challengers that it promotes, by their true skill.
 
-Champion and challengers are scripted traders who believe the news in a share of the ticks and
-trade at random in the others. Each plays the same pool of worlds, in the real game, once; a
-simulated gate draws its scenarios from what they came to, batch by batch, and rules with the
-arena's own rule. The pool is the truth: shares are chosen so that a challenger's mean P&L in it is
-the stated multiple of the champion's. Draws are with replacement: without, a budget that is a
-quarter of the pool would know the truth better than as many fresh worlds do.
+    python -m benchmarks.gate [--gates 500] [--pool 8192] [--budget N] [--json]
+    python -m benchmarks.gate --model CHECKPOINT      time one whole gate of a checkpoint instead
 
-- *null*: the champion once more, with draws of its own. Who of the two is called the challenger is
-  tossed up anew in every scenario, so that their true difference is exactly zero.
-- *better*, *worse*: with the champion's draws, as two checkpoints have in the arena; and with
-  draws of their own, which no two checkpoints have there: nothing is left of the pairing but the
-  worlds.
+Prints a Markdown table with one row per challenger: true P&L relative to the champion's, standard
+deviation of the paired difference, shares of promotions, rejections and insufficient evidence, and
+mean number of scenarios. Exits with 1 if a bound is broken: the null promoted in more than 5 % of
+the gates, a worse challenger in more than 1 %, a 10 % better one in less than 80 %.
 
-Exits with 1 when a bound is broken: the null promoted in more than 5 % of the gates, a worse one
-in more than 1 %, one that is 10 % better in less than 80 %.
+Champion and challengers are scripted traders who follow the news in a share of the ticks and trade
+at random in the others. Each plays the same pool of worlds once in the real game. A simulated gate
+draws scenarios from these results, batch by batch, and applies the arena's rule. The pool defines
+the true P&L: the shares are chosen so that a challenger's mean P&L is the stated multiple of the
+champion's. Draws are with replacement, because a budget of a quarter of the pool drawn without
+replacement would estimate the pool's mean better than as many fresh worlds would.
+
+- *null*: the champion's policy again, with its own random draws. In every scenario a coin decides
+  which of the two is the challenger, so the true difference is exactly zero.
+- *better*, *worse*: with the champion's random draws, as two checkpoints have in the arena, and
+  with their own. The second case keeps only the worlds in common and does not occur in the arena.
 """
 
 import argparse
@@ -34,13 +38,13 @@ from babylon.evaluation.arena.match import BATCH, look_at, ruled
 from babylon.evaluation.arena.play import Floats, Plays, play, scripted
 from babylon.evaluation.arena.players import checkpoint_player
 from babylon.evaluation.arena.suite import unseen_scenarios
+from babylon.game.market.market import Seat
 from babylon.game.market.orders import Decision
 from babylon.game.market.scenario import Scenario
 from babylon.game.market.scripted import ScriptedAgent, news_follower, random_trader
-from babylon.game.market.seat import Seat
 
 POOL = 8192
-CHAMPION = 0.6  # share of ticks in which the news is believed
+CHAMPION = 0.6  # share of ticks in which the champion follows the news
 BETTER = 1.1
 WORSE = (0.99, 0.9)
 MAX_NULL, MAX_WORSE, MIN_BETTER = 0.05, 0.01, 0.8
@@ -48,7 +52,7 @@ MAX_NULL, MAX_WORSE, MIN_BETTER = 0.05, 0.01, 0.8
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Contest:
-    """One kind of challenger; ``bound`` says whether a share of promotions is as it must be."""
+    """A champion and a challenger; ``bound`` checks the share of promotions."""
 
     name: str
     champion: Plays
@@ -58,12 +62,12 @@ class Contest:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Outcome:
-    """What many gates of one contest came to; shares of the gates."""
+class ErrorRates:
+    """The results of many gates of one contest, as shares of the gates."""
 
     contest: str
     ratio: float  # true mean P&L, challenger's over champion's
-    deviation: float  # of the paired difference, dollars
+    deviation: float  # standard deviation of the paired difference, dollars
     promoted: float
     rejected: float
     insufficient: float
@@ -72,7 +76,7 @@ class Outcome:
 
 
 def trader(share: float) -> ScriptedAgent:
-    """Believes the news in this share of the ticks, and else trades at random."""
+    """Return an agent that follows the news in a share of the ticks, else trades at random."""
 
     def decide(seat: Seat, random: Random) -> Decision:
         believes = random.random() < share
@@ -82,25 +86,28 @@ def trader(share: float) -> ScriptedAgent:
 
 
 def shares_of(worlds: list[Scenario], targets: Sequence[float], seed: int) -> list[float]:
-    """The shares whose mean P&L on the worlds is about so many dollars: it grows with the share,
-    nearly along a line, so by interpolation between a few that are played."""
+    """Return the shares whose mean P&L on the worlds is about each of ``targets`` dollars.
+
+    Mean P&L is nearly linear in the share, so a few shares are played and the rest interpolated.
+    """
     grid = np.linspace(0.5, 0.7, 5)
     pnl = [play(scripted(trader(float(share)), seed), worlds).mean_pnl for share in grid]
     return [float(share) for share in np.interp(targets, pnl, grid)]
 
 
 def contests(worlds: list[Scenario]) -> Iterator[Contest]:
+    """Play the pool and yield the null and every better and worse challenger."""
     champion = play(scripted(trader(CHAMPION)), worlds)
     again = play(scripted(trader(CHAMPION), seed=1), worlds)
     yield Contest(
-        name="null: the same, draws of its own",
+        name="null: the same, own draws",
         champion=champion,
         challenger=again,
         tossed=True,
         bound=lambda promoted: promoted <= MAX_NULL,
     )
     ratios = (BETTER, *WORSE)
-    for seed, draws in ((0, "common draws"), (1, "draws of its own")):
+    for seed, draws in ((0, "common draws"), (1, "own draws")):
         shares = shares_of(worlds, [ratio * champion.mean_pnl for ratio in ratios], seed)
         for ratio, share in zip(ratios, shares, strict=True):
             yield Contest(
@@ -117,8 +124,8 @@ def _bound(ratio: float) -> Callable[[float], bool]:
     return lambda promoted: promoted <= MAX_WORSE
 
 
-def simulate(contest: Contest, gates: int, budget: int, seed: int) -> Outcome:
-    """Many gates, each on scenarios drawn from the pool with replacement."""
+def simulate(contest: Contest, gates: int, budget: int, seed: int) -> ErrorRates:
+    """Simulate gates, each on scenarios drawn from the pool with replacement."""
     random = np.random.default_rng(seed)
     ended: Counter[str] = Counter()
     scenarios = 0
@@ -133,7 +140,7 @@ def simulate(contest: Contest, gates: int, budget: int, seed: int) -> Outcome:
         scenarios += used
     promoted = ended["promote"] / gates
     difference = contest.challenger.pnl - contest.champion.pnl
-    return Outcome(
+    return ErrorRates(
         contest=contest.name,
         ratio=1.0 if contest.tossed else contest.challenger.mean_pnl / contest.champion.mean_pnl,
         deviation=float(difference.std()),
@@ -146,7 +153,7 @@ def simulate(contest: Contest, gates: int, budget: int, seed: int) -> Outcome:
 
 
 def gate(champion: Plays, challenger: Plays) -> tuple[str, int]:
-    """(ruling, scenarios used): look after every batch, as the arena does."""
+    """Look after every batch, as the arena does → (ruling, scenarios used)."""
     budget = len(champion.pnl)
     for end in range(BATCH, budget + BATCH, BATCH):
         before, after = _first(champion, end), _first(challenger, end)
@@ -180,8 +187,10 @@ def _drawn(one: Plays, other: Plays, drawn: NDArray[np.int64], swapped: NDArray[
 
 
 def whole_gate_s(checkpoint: str, budget: int) -> float:
-    """Wall-clock seconds that both sides' play of the whole budget takes, loading left out: the
-    checkpoint against itself, with draws of its own."""
+    """Return the wall time of a whole budget played by both sides, without loading.
+
+    The checkpoint plays against itself with other random draws.
+    """
     worlds = unseen_scenarios("gate", "timed", budget)
     players = [checkpoint_player(checkpoint, seed) for seed in (0, 1)]
     started = time.monotonic()
@@ -193,9 +202,9 @@ def whole_gate_s(checkpoint: str, budget: int) -> float:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--gates", type=int, default=500, help="simulated gates of each kind")
-    parser.add_argument("--pool", type=int, default=POOL, help="worlds that are played")
-    parser.add_argument("--budget", type=int, help="scenarios of a gate at most")
+    parser.add_argument("--gates", type=int, default=500, help="simulated gates per challenger")
+    parser.add_argument("--pool", type=int, default=POOL, help="worlds in the pool")
+    parser.add_argument("--budget", type=int, help="largest number of scenarios of a gate")
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--json", action="store_true")
     parser.add_argument("--model", help="time a whole gate of this checkpoint instead")
@@ -221,7 +230,7 @@ def main() -> None:
     sys.exit(0 if all(outcome.ok for outcome in outcomes) else 1)
 
 
-def _row(outcome: Outcome) -> str:
+def _row(outcome: ErrorRates) -> str:
     return (
         f"| {outcome.contest} | {outcome.ratio:.1%} | ${outcome.deviation:.0f}"
         f" | {outcome.promoted:.1%} | {outcome.rejected:.1%} | {outcome.insufficient:.1%}"

@@ -1,13 +1,13 @@
-"""How well do scorers rank, what does it cost, and what is ART's RULER worth beside ours?
+"""Ranking quality and cost of the scorers, compared with ART's RULER.
 
-    python -m benchmarks.judge [--json] [--sizes 4 24] [--conditions position] [--scorers ruler]
+    python -m benchmarks.judge [--json] [--sizes 4 24] [--conditions noise] [--scorers ruler]
 
-Windows with a known ranking (``benchmarks.judge_windows``) are judged by a judge whose noise and
-biases are known (``benchmarks.loopback_judge``), by every scorer on the same windows with the same
-seeds. Reported is Kendall's tau-b between scores and truth, a mean over windows; a window that a
-scorer could not score counts as a failure and as tau 0, never as absent. Tokens are what the judge
-counted of prompts and answers, repeated and repaired requests included. Costs are at one price for
-everyone, for comparison.
+Prints a Markdown table on stderr while it runs: Kendall's tau-b between scores and truth (mean over
+windows), calls, tokens and cost of each scorer. Prints the targets (with ``--json`` also all rows)
+as JSON on stdout. The windows have a known ranking (``benchmarks.judge_windows``), and the judge
+has known noise and biases (``benchmarks.loopback_judge``). All scorers get the same windows and
+seeds. A window that a scorer cannot score counts as a failure with tau 0. Tokens include repeated
+and repaired requests. Costs use the same price for all scorers.
 """
 
 import argparse
@@ -19,15 +19,14 @@ from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from math import sqrt
 from statistics import fmean, stdev
-from typing import Any
 
 import numpy as np
 
 from babylon.core.errors import BabylonError
+from babylon.scoring.judge.cached_judge import MemoryJudgments
 from babylon.scoring.judge.judge_client import JudgeClient
 from babylon.scoring.judge.judge_window import judge_window
 from babylon.scoring.judge.judgment import JudgeConfig, Method
-from babylon.scoring.judge.judgment_cache import MemoryJudgments
 from babylon.scoring.judge.rubrics import load_rubric
 from babylon.scoring.rewards.art_ruler import scores_by_art
 from babylon.scoring.rewards.heuristic import heuristic
@@ -36,8 +35,8 @@ from benchmarks.loopback_judge import LoopbackJudge, Mind
 
 MODEL = "loopback"
 RUBRIC = load_rubric("trading-v1")
-PROMPT_USD, COMPLETION_USD = 1.0, 4.0  # for a million tokens
-WINDOWS = {4: 40, 8: 20, 24: 8, 64: 4}  # size → how many windows
+PROMPT_USD, COMPLETION_USD = 1.0, 4.0  # per million tokens
+WINDOWS = {4: 40, 8: 20, 24: 8, 64: 4}  # size → number of windows
 FAULTS = {
     **{"malformed": 0.05, "fenced": 0.05, "missing_id": 0.03, "duplicate_id": 0.03},
     **{"out_of_range": 0.03, "rank_order": 0.1, "rate_limit": 0.05, "server_error": 0.05},
@@ -51,15 +50,15 @@ CONDITIONS: dict[str, Mind] = {
     "noise + position + curve": Mind(noise=0.2, position_bias=0.5, curve=1.0),
     "noise + faults": Mind(noise=0.2, faults=FAULTS, retry_after_s=0.1),
 }
-COMPARED = ("art-ruler", "ruler")  # always; the other scorers only where it is affordable
+COMPARED = ("art-ruler", "ruler")  # measured always; the others only in small windows
 ALL_COMPARED, ALL_UP_TO = ("zero noise", "noise + position"), 24
 Scores = Sequence[float]
 Scorer = Callable[[KnownWindow, str], Awaitable[Scores]]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Result:
-    """One scorer on one window. ``failure`` says why there are no scores; then tau is 0."""
+class WindowResult:
+    """A scorer's result on one window. ``failure`` is the reason of missing scores (tau 0)."""
 
     scorer: str
     condition: str
@@ -75,10 +74,10 @@ class Result:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Row:
-    """Means over the windows of one size under one condition.
+    """A scorer's means over the windows of one size under one condition.
 
-    ``gain`` is tau minus ART's on the same windows with the half width of its 95 % interval,
-    ``tokens_ratio`` tokens by ART's; both are None where ART did not run.
+    ``gain`` is tau minus ART's on the same windows, with the half-width of its 95 % interval.
+    ``tokens_ratio`` is tokens over ART's. Both are None if ART did not run.
     """
 
     condition: str
@@ -96,9 +95,9 @@ class Row:
 
 
 def kendall_tau(one: Sequence[float], other: Sequence[float]) -> float:
-    """Tau-b: concordant minus discordant pairs over the geometric mean of the untied ones.
+    """Kendall's tau-b: concordant minus discordant pairs over the geometric mean of untied pairs.
 
-    0 where either ranks nothing (all equal), for it then says nothing of the other.
+    0 if either sequence is constant.
     """
     a, b = np.asarray(one, dtype=float), np.asarray(other, dtype=float)
     signs_a, signs_b = np.sign(a[:, None] - a), np.sign(b[:, None] - b)
@@ -107,7 +106,7 @@ def kendall_tau(one: Sequence[float], other: Sequence[float]) -> float:
 
 
 def judged_by(method: Method) -> Scorer:
-    """Our judge, by one of its methods, with the settings that a user gets."""
+    """Return our judge with one of its methods and the default settings."""
 
     async def scores(window: KnownWindow, base_url: str) -> Scores:
         config = JudgeConfig(method=method, rubric=RUBRIC)
@@ -125,7 +124,7 @@ async def _heuristic(window: KnownWindow, base_url: str) -> Scores:
 
 
 async def _art_ruler(window: KnownWindow, base_url: str) -> Scores:
-    """ART's RULER with our rubric: its own is about reaching a goal sooner."""
+    """Score by ART's RULER with our rubric; its own rubric rewards reaching a goal sooner."""
     scores = await scores_by_art(
         [judged.trajectory for judged in window.judged],
         model=MODEL,
@@ -145,8 +144,8 @@ SCORERS: dict[str, Scorer] = {
 }
 
 
-async def judge_once(scorer: str, condition: str, size: int, seed: int) -> Result:
-    """One scorer on one window, with a judge of its own."""
+async def judge_once(scorer: str, condition: str, size: int, seed: int) -> WindowResult:
+    """Score one window with a new judge."""
     window = known_window(size, seed)
     scale = (min(window.profit_usd), max(window.profit_usd))
     mind = replace(CONDITIONS[condition], seed=seed, scale=scale)
@@ -157,11 +156,11 @@ async def judge_once(scorer: str, condition: str, size: int, seed: int) -> Resul
             tau = kendall_tau(await SCORERS[scorer](window, judge.base_url), window.profit_usd)
         except BabylonError as error:
             failure = str(error)
-        except Exception as error:  # ART lets through whatever litellm and pydantic raise
+        except Exception as error:  # ART does not catch errors of litellm and pydantic
             if scorer != "art-ruler":
                 raise
             failure = repr(error)
-    return Result(
+    return WindowResult(
         scorer=scorer,
         condition=condition,
         size=size,
@@ -175,8 +174,8 @@ async def judge_once(scorer: str, condition: str, size: int, seed: int) -> Resul
     )
 
 
-def summarise(results: Sequence[Result], arts: Sequence[Result]) -> Row:
-    """A row of the results of one scorer, beside ART's on the same windows (or none)."""
+def summarise(results: Sequence[WindowResult], arts: Sequence[WindowResult]) -> Row:
+    """Return a scorer's row, compared with ART's results on the same windows if there are any."""
     first = results[0]
     gains = [ours.tau - theirs.tau for ours, theirs in zip(results, arts, strict=bool(arts))]
     spread = stdev(gains) if len(gains) > 1 else 0.0
@@ -200,14 +199,17 @@ def summarise(results: Sequence[Result], arts: Sequence[Result]) -> Row:
 async def measure(
     scorers: Sequence[str] | None, conditions: Sequence[str], windows: Mapping[int, int]
 ) -> list[Row]:
-    """All rows, told as Markdown on stderr while they come; ``scorers`` None takes all of them
-    under two conditions, and those two that are ``COMPARED`` everywhere."""
+    """Measure all rows and print each on stderr.
+
+    ``scorers`` None: all scorers under the conditions ``ALL_COMPARED`` with windows up to
+    ``ALL_UP_TO``, elsewhere only those in ``COMPARED``.
+    """
     rows = []
     for condition in conditions:
         for size, count in windows.items():
-            arts: list[Result] = []
-            everyone = condition in ALL_COMPARED and size <= ALL_UP_TO
-            for scorer in scorers or (SCORERS if everyone else COMPARED):
+            arts: list[WindowResult] = []
+            affordable = condition in ALL_COMPARED and size <= ALL_UP_TO
+            for scorer in scorers or (SCORERS if affordable else COMPARED):
                 results = [await judge_once(scorer, condition, size, seed) for seed in range(count)]
                 arts = results if scorer == "art-ruler" else arts
                 rows.append(summarise(results, arts))
@@ -222,7 +224,7 @@ HEADER = (
 
 
 def as_line(row: Row) -> str:
-    """The row in Markdown."""
+    """Return the row in Markdown."""
     beside = row.gain is not None and row.scorer != "art-ruler"
     gain = f"{row.gain:+.2f} ± {row.gain_half_width:.2f}" if beside else ""
     ratio = f"{row.tokens_ratio:.2f}" if beside else ""
@@ -233,8 +235,8 @@ def as_line(row: Row) -> str:
     )
 
 
-def targets(rows: Sequence[Row]) -> dict[str, Any]:
-    """What ``ruler`` promises: None where the rows that would tell are missing."""
+def targets(rows: Sequence[Row]) -> dict[str, bool | None]:
+    """Return whether ``ruler`` reaches its targets; None if the needed rows are missing."""
     ours = [row for row in rows if row.scorer == "ruler"]
     exact = [row.tau for row in ours if row.condition == "zero noise"]
     biased = [row for row in ours if row.condition == "noise + position" and row.gain is not None]
@@ -252,7 +254,7 @@ def main() -> None:
     parser.add_argument("--sizes", type=int, nargs="+", choices=WINDOWS, default=[*WINDOWS])
     parser.add_argument("--conditions", nargs="+", choices=CONDITIONS, default=[*CONDITIONS])
     parser.add_argument("--scorers", nargs="+", choices=SCORERS)
-    parser.add_argument("--times", type=int, default=1, help="this many times the windows")
+    parser.add_argument("--times", type=int, default=1, help="multiply the number of windows")
     parser.add_argument("--json", action="store_true")
     options = parser.parse_args()
     windows = {size: WINDOWS[size] * options.times for size in options.sizes}

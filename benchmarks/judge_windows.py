@@ -1,12 +1,11 @@
-"""Windows whose best, second best, ... trajectory is known, played by the project's own simulator.
+"""Windows with a known ranking, played in the simulator, for ``benchmarks.judge``.
 
-``size`` agents play one scenario of ten ticks. The i-th of them follows the news with probability
-``i / (size - 1)`` and otherwise buys a random side of a random market, so skill is graded from
-chance to all that the news can give. Each agent also talks: it gives reasons of a length of its
-own, which has nothing to do with its skill.
+``size`` agents play one scenario of ten ticks. The i-th agent follows the news with probability
+``i / (size - 1)`` and otherwise buys a random side of a random market, so skill ranges from chance
+to full use of the news. Each agent also gives reasons, whose length is independent of its skill.
 
-**The true ranking is by realised profit in the window, to the cent.** It is what the loopback judge
-reads in every prompt, so a judge without noise or bias ranks by it exactly, whatever the method.
+**The true ranking is by realised profit in the window, to the cent.** The loopback judge reads this
+profit in every prompt, so without noise and bias it ranks exactly by it, with any method.
 """
 
 import json
@@ -23,7 +22,7 @@ from babylon.game.market.orders import Decision, render_decision
 from babylon.game.market.prompts import render_observation
 from babylon.game.market.scenario import Rules, Scenario, make_scenario
 from babylon.game.market.scripted import buy
-from babylon.recorder.records import Action, LlmCall, encode_step
+from babylon.recorder.steps import Action, LlmCall, encode_step
 from babylon.scoring.judge.judgment import GroundTruth, JudgedTrajectory
 
 START = datetime(2025, 11, 14, 9, tzinfo=UTC)
@@ -39,7 +38,7 @@ REASONS = (
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class KnownWindow:
-    """Trajectories in random order, with the skill and the profit (USD) of each."""
+    """A window's trajectories in random order, with each one's skill and profit in USD."""
 
     judged: tuple[JudgedTrajectory, ...]
     truth: GroundTruth
@@ -49,7 +48,7 @@ class KnownWindow:
 
 @cache
 def known_window(size: int, seed: int) -> KnownWindow:
-    """The window of a seed; the same one each time, without two equal profits."""
+    """Return the window of a seed. No two profits are equal."""
     scenario = make_scenario(f"judge:{size}:{seed}", Rules(ticks=TICKS), name=f"s{seed}")
     order = Random(f"order:{size}:{seed}").sample(range(size), size)
     skills = tuple(place / (size - 1) for place in order)
@@ -104,7 +103,7 @@ def _play(scenario: Scenario, agent: int, skill: float, random: Random) -> Judge
 
 
 def _decide(game: Game, skill: float, random: Random) -> Decision:
-    """Follow the news with probability ``skill``, else chance; any amount up to the largest."""
+    """Follow the news with probability ``skill``, else buy at random; any allowed amount."""
     news = game.scenario.news[game.tick]
     amount = round(random.uniform(25.0, min(game.scenario.rules.max_order, game.balance)), 2)
     if news and random.random() < skill:
@@ -126,7 +125,7 @@ def _step(
     outcome: Outcome,
     game: Game,
 ) -> dict[str, object]:
-    """A step as the recorder writes it."""
+    """Return a step as the recorder writes it."""
     side = outcome.side.value if outcome.side else None
     call = LlmCall(
         model="known",
@@ -152,7 +151,7 @@ def _step(
 
 
 def _truth(scenario: Scenario) -> GroundTruth:
-    """Rows of ``market_outcomes`` as the tracker writes them."""
+    """Return the rows of ``market_outcomes`` as the tracker writes them."""
     return GroundTruth(
         outcomes=tuple(
             {

@@ -1,21 +1,23 @@
-"""A judge whose mind is known: an OpenAI-compatible server that scores by a planted signal.
+"""A judge with known noise and biases: an OpenAI-compatible server for benchmarks and tests.
+
+    python -m benchmarks.loopback_judge [--port N] [--noise 0.2]     prints its base URL and serves
 
     async with LoopbackJudge(Mind(noise=0.2)) as judge:
         ...  # point an OpenAI client at judge.base_url; judge.requests, judge.prompt_tokens, ...
 
-It reads a prompt as a judge would: blocks ``<trajectory id="...">...</trajectory>``, and in each
-the quality that ``Mind.quality`` finds in the visible text. It answers in the JSON schema that the
-request asks for: an array of scored ids (listwise), the name of the better one (pairwise) or one
-number (pointwise). It is gullible on purpose: what stands outside the blocks it takes for its own
-instructions, so text that breaks out of its block is obeyed.
+The judge reads the blocks ``<trajectory id="...">...</trajectory>`` of a prompt. A block's quality
+is what ``Mind.quality`` finds in its visible text. The judge answers in the JSON schema of the
+request: an array of scored ids (listwise), the name of the better one (pairwise) or one number
+(pointwise). It obeys instructions outside the blocks on purpose, so that text which breaks out of
+its block has an effect.
 
-Every judgment of a block is ``x + noise * z + position + verbosity``, where ``x`` places the
-quality on ``scale`` (0 to 1) and z is standard normal; the score is ``0.25 + judgment / 2``, cut to
-[0, 1], so that a misjudged extreme is seldom cut. The random stream is seeded by ``seed`` and the
-prompt: the same prompt is answered alike, another order of the same blocks anew.
+A judgment of a block is ``x + noise * z + position + verbosity``, where ``x`` places the quality on
+``scale`` (0 to 1) and z is standard normal. The score is ``0.25 + judgment / 2``, clipped to
+[0, 1]; the margin keeps most misjudged extremes inside. ``seed`` and the prompt seed the random
+stream: the same prompt gets the same answer, another order of its blocks a new one.
 
-A token is four characters, begun ones counted, of all messages and of the response schema (prompt)
-or of the answer (completion): crude, and the same for everyone.
+A token is four characters, rounded up, of all messages and the response schema (prompt) or of the
+answer (completion).
 """
 
 import argparse
@@ -42,17 +44,17 @@ ORDER = re.compile(
 PNL = re.compile(r"P&L[^\d+\n-]{0,24}(?P<sign>[+-]?)\$?(?P<number>[+-]?[\d,]*\.?\d+)")
 CHOICE_NAMES = {"better", "preferred", "winner", "choice"}
 FAULTS = (
-    *("rate_limit", "server_error", "slow"),  # instead of, or before, an answer
+    *("rate_limit", "server_error", "slow"),  # instead of an answer, or before it
     *("malformed", "fenced", "missing_id", "duplicate_id", "unknown_id"),
     *("out_of_range", "nan", "rank_order"),
 )
 
 
 def last_pnl(block: str) -> float:
-    """The last number in US dollars that follows "P&L".
+    """Return the last number in US dollars that follows "P&L".
 
     Raises:
-        ValueError: there is none.
+        ValueError: The block has no such number.
     """
     found = list(PNL.finditer(block))
     if not found:
@@ -62,14 +64,15 @@ def last_pnl(block: str) -> float:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Mind:
-    """How the judge judges. All sizes are shares of the width of ``scale``.
+    """The judge's noise, biases and faults. Biases are shares of the width of ``scale``.
 
-    ``position_bias``: what the first block of a prompt gains over the last, falling linearly;
-    below zero the last gains. ``first_bias``: what the first block alone gains. ``verbosity_bias``:
-    what a block of twice the prompt's mean length gains. ``curve``: 0 scores by ``scale`` alone, 1
-    stretches each prompt's scores over the whole range. ``faults``: the rate of each of ``FAULTS``,
-    drawn anew when a prompt is sent again. ``stubborn``: drawn once a prompt, so retries fail too.
-    ``lacks``: request fields that it refuses, as older servers do. ``key``: no other gets in.
+    ``position_bias``: advantage of the first block over the last, falling linearly; negative: of
+    the last. ``first_bias``: advantage of the first block only. ``verbosity_bias``: advantage of a
+    block of twice the mean length. ``curve``: 0 scores by ``scale`` only, 1 stretches each prompt's
+    scores over the whole range. ``faults``: the rate of each of ``FAULTS``, drawn again when a
+    prompt is repeated. ``stubborn``: faults are drawn once per prompt, so retries fail, too.
+    ``lacks``: request fields that the server refuses, as older servers do. ``key``: the only
+    accepted API key.
     """
 
     quality: Callable[[str], float] = last_pnl
@@ -96,12 +99,12 @@ class Mind:
 
 
 def count_tokens(text: str) -> int:
-    """Four characters a token, the last one begun."""
+    """Count one token per four characters, rounded up."""
     return -(-len(text) // 4)
 
 
 def read_blocks(prompt: str) -> dict[str, str]:
-    """Id → text of each block as the judge reads it, entities resolved; the first of an id."""
+    """Return id → text of each block, with entities resolved. The first block of an id counts."""
     blocks: dict[str, str] = {}
     for name, text in BLOCK.findall(prompt):
         blocks.setdefault(html.unescape(name), html.unescape(text))
@@ -109,7 +112,7 @@ def read_blocks(prompt: str) -> dict[str, str]:
 
 
 def read_orders(prompt: str) -> dict[str, float]:
-    """Id → score that the text outside the blocks demands; ``above`` means the block before."""
+    """Return id → score demanded by text outside the blocks; ``above`` is the previous block."""
     orders: dict[str, float] = {}
     above, start = "", 0
     for block in [*BLOCK.finditer(prompt), None]:
@@ -123,10 +126,10 @@ def read_orders(prompt: str) -> dict[str, float]:
 
 
 def judge_blocks(mind: Mind, prompt: str) -> dict[str, float]:
-    """Id → score in [0, 1], in the order of the prompt.
+    """Return id → score in [0, 1], in the order of the prompt.
 
     Raises:
-        ValueError: there is no block, or no quality in one.
+        ValueError: The prompt has no block, or a block has no quality.
     """
     blocks = read_blocks(prompt)
     if not blocks:
@@ -155,7 +158,7 @@ def judge_blocks(mind: Mind, prompt: str) -> dict[str, float]:
 
 
 def answer_in_schema(schema: Mapping[str, Any], scores: Mapping[str, float]) -> dict[str, Any]:
-    """The scores in the form that a JSON schema asks for (any names, as told in the module)."""
+    """Return the scores in the form of a JSON schema, with any property names."""
     definitions = schema.get("$defs", {})
 
     def resolve(part: Mapping[str, Any]) -> Mapping[str, Any]:
@@ -202,7 +205,7 @@ def _reason(block: str, score: float) -> str:
 
 
 def spoil(fault: str, answer: dict[str, Any]) -> str:
-    """The text of an answer with one fault; faults that need a list leave other answers whole."""
+    """Return an answer's text with one fault. Faults of lists leave other answers unchanged."""
     entries = next((value for value in answer.values() if isinstance(value, list)), None)
     if fault == "malformed":
         return json.dumps(answer)[:-7]
@@ -227,7 +230,7 @@ def spoil(fault: str, answer: dict[str, Any]) -> str:
 
 
 class LoopbackJudge:
-    """The server, on a free port of 127.0.0.1, with counts of what it was asked and answered."""
+    """The server, by default on a free port of 127.0.0.1, with counts of requests and tokens."""
 
     def __init__(self, mind: Mind | None = None, *, port: int = 0) -> None:
         self.mind = mind or Mind()
@@ -361,7 +364,7 @@ def main() -> None:
     parser.add_argument("--noise", type=float, default=0.0)
     parser.add_argument("--position-bias", type=float, default=0.0)
     parser.add_argument("--delay-s", type=float, default=0.0)
-    parser.add_argument("--key", default="", help="answer to this API key alone")
+    parser.add_argument("--key", default="", help="the only accepted API key")
     parser.add_argument("--lacks", nargs="*", default=(), help="fields to refuse: response_format")
     options = vars(parser.parse_args())
     port = options.pop("port")

@@ -1,14 +1,18 @@
-"""How fast is the game? ``python -m benchmarks.market [--json FILE] [--turns N]``
+"""Speed of the game, scalar and vectorised.
 
-All on one core, by the rules of the hour (perps, funding, resolutions, feed), in turns that take
-every contender once, so that what else runs on the machine meets all alike; medians over the turns.
+    python -m benchmarks.market [--json FILE] [--turns N]
 
-- an hour of 20 scripted agents in one market, from its making to the settlement, against real time;
-- random actions through the vectorised core, observations and new worlds (of a pool) included: one
-  trader a world, as ``gymnasium.vector.VectorEnv``, and 20 traders in every market;
-- the same game scalar: ``Game`` with a scripted random agent, and Gymnasium's own
-  ``SyncVectorEnv`` over ``TraderEnv`` with the actions that the vectorised one gets;
-- the making of worlds, which the pool saves.
+Prints a Markdown table with wall time, processor time and rate of each contender, medians over the
+turns. Everything runs on one core under the hour's rules (perps, funding, resolutions, feed). Each
+turn runs every contender once, so that other load affects all of them. The contenders:
+
+- One hour of 20 scripted agents in one market, from its making to the settlement; also compared
+  with real time.
+- Random actions through the vectorised core, including observations and new worlds from a pool:
+  one trader per world as ``gymnasium.vector.VectorEnv``, and 20 traders in every market.
+- The scalar game: ``Game`` with a scripted random agent, and Gymnasium's ``SyncVectorEnv`` over
+  ``TraderEnv`` with random actions like the vectorised one's.
+- Making worlds, the work that the pool saves.
 """
 
 import argparse
@@ -41,22 +45,24 @@ Work = Callable[[], int]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Sizes:
-    """How much each contender plays in a turn."""
+    """Amount of play per contender and turn."""
 
-    agents: int = 20  # in one market
+    agents: int = 20  # agents in one market
     envs: int = 1024  # rows of the vector environment
     markets: int = 256  # rows of the core with ``agents`` each
-    plays: int = 2  # of every row
-    pool: int = 256  # worlds
+    plays: int = 2  # plays per row of the vector environment
+    pool: int = 256  # worlds in the pool
     scalar_games: int = 10
     sync_envs: int = 8
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Result:
-    """Medians of one contender. ``units`` is what a turn came to; ``times_reference`` compares the
-    agent-steps a second with Gymnasium's ``SyncVectorEnv``, ``times_real_time`` a game hour with an
-    hour."""
+class Speed:
+    """A contender's medians.
+
+    ``units`` is the work of one turn. ``times_reference`` compares agent-steps per second with
+    Gymnasium's ``SyncVectorEnv``, ``times_real_time`` a game hour with a real hour.
+    """
 
     name: str
     unit: str
@@ -64,13 +70,13 @@ class Result:
     wall_s: float
     cpu_s: float
     per_second: float
-    per_cpu_second: float  # what a core makes that nobody else uses
+    per_cpu_second: float  # rate of an otherwise idle core
     times_reference: float | None = None
     times_real_time: float | None = None
 
 
 def scripted_hour(sizes: Sizes) -> Work:
-    """One market, so many agents of all scripts, one hour → agent-steps."""
+    """Play one hour of all scripted agents in one market → agent-steps."""
     names = [*islice(cycle(SCRIPTED_AGENTS), sizes.agents)]
 
     def play() -> int:
@@ -91,13 +97,13 @@ def scripted_hour(sizes: Sizes) -> Work:
 
 
 def vectorised(sizes: Sizes) -> Work:
-    """One trader a world → agent-steps."""
+    """Play one trader per world → agent-steps."""
     envs = TraderVectorEnv(sizes.envs, HOUR, worlds=sizes.pool)
     return _stepping(envs, sizes.plays * HOUR.ticks)
 
 
 def synchronous(sizes: Sizes) -> Work:
-    """Gymnasium's loop over environments of one → agent-steps."""
+    """Play Gymnasium's loop over single environments → agent-steps."""
     envs = SyncVectorEnv([lambda: TraderEnv(HOUR)] * sizes.sync_envs)
     return _stepping(envs, HOUR.ticks)
 
@@ -116,7 +122,7 @@ def _stepping(envs: VectorEnv, steps: int) -> Work:
 
 
 def shared_markets(sizes: Sizes) -> Work:
-    """Many traders in every market → agent-steps."""
+    """Play many traders in every market → agent-steps."""
     scenarios = [make_scenario(seed, HOUR) for seed in range(sizes.markets)]
     core = Core(from_scenarios(scenarios, sizes.agents), sizes.markets)
     space = action_space(HOUR.markets, HOUR.perps)
@@ -134,7 +140,7 @@ def shared_markets(sizes: Sizes) -> Work:
 
 
 def scalar(sizes: Sizes) -> Work:
-    """The readable game, without observations → agent-steps."""
+    """Play the scalar game without observations → agent-steps."""
     scenarios = [make_scenario(seed, HOUR) for seed in range(sizes.scalar_games)]
 
     def play() -> int:
@@ -150,7 +156,7 @@ def scalar(sizes: Sizes) -> Work:
 
 
 def world_making(sizes: Sizes) -> Work:
-    """Scenarios from seeds, as arrays → worlds."""
+    """Make scenarios from seeds and convert them to arrays → worlds."""
 
     def make() -> int:
         return from_scenarios([make_scenario(seed, HOUR) for seed in range(sizes.pool)]).count
@@ -168,8 +174,8 @@ CONTENDERS: dict[str, tuple[str, Callable[[Sizes], Work]]] = {
 }
 
 
-def measure(sizes: Sizes, turns: int) -> list[Result]:
-    """Every contender in every turn, after one that warms up."""
+def measure(sizes: Sizes, turns: int) -> list[Speed]:
+    """Time every contender in every turn, after a warm-up turn."""
     works = {name: make(sizes) for name, (_, make) in CONTENDERS.items()}
     units = {name: work() for name, work in works.items()}
     timed: dict[str, list[tuple[float, float]]] = {name: [] for name in works}
@@ -181,12 +187,12 @@ def measure(sizes: Sizes, turns: int) -> list[Result]:
     return _results(units, timed)
 
 
-def _results(units: dict[str, int], timed: dict[str, list[tuple[float, float]]]) -> list[Result]:
+def _results(units: dict[str, int], timed: dict[str, list[tuple[float, float]]]) -> list[Speed]:
     wall = {name: median(wall for wall, _ in times) for name, times in timed.items()}
     cpu = {name: median(cpu for _, cpu in times) for name, times in timed.items()}
     rate = {name: units[name] / wall[name] for name in units}
     return [
-        Result(
+        Speed(
             name=name,
             unit=unit,
             units=units[name],
@@ -201,8 +207,8 @@ def _results(units: dict[str, int], timed: dict[str, list[tuple[float, float]]])
     ]
 
 
-def table(results: Sequence[Result]) -> str:
-    """A Markdown table."""
+def table(results: Sequence[Speed]) -> str:
+    """Return a Markdown table."""
     heads = ("contender", "a turn", "wall", "processor", "per second", "per second of processor")
     lines = [f"| {' | '.join((*heads, '× SyncVectorEnv', '× real time'))} |", "| --- " * 8 + "|"]
     for result in results:
@@ -225,15 +231,15 @@ def _times(ratio: float | None) -> str:
 
 
 def use_one_core() -> None:
-    """Where the system can: numpy's element-wise work is of one thread anyway."""
+    """Pin the process to one core, if the system can."""
     if hasattr(os, "sched_setaffinity"):
         os.sched_setaffinity(0, {max(os.sched_getaffinity(0))})
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description="How fast is the game?")
+    parser = argparse.ArgumentParser(description="Speed of the game, scalar and vectorised.")
     parser.add_argument("--turns", type=int, default=5)
-    parser.add_argument("--json", type=Path, metavar="FILE", help="write the results there as well")
+    parser.add_argument("--json", type=Path, metavar="FILE", help="also write the results to FILE")
     options = parser.parse_args()
     use_one_core()
     results = measure(Sizes(), options.turns)

@@ -10,10 +10,9 @@ from datetime import UTC, datetime, timedelta
 from itertools import count
 
 from babylon.blocks.load import Overrides
-from babylon.core.clock import sleep_until
 from babylon.core.settings import Settings, WindowSettings, load_settings
 from babylon.core.types import WindowResult
-from babylon.core.windows import Window, window_at
+from babylon.core.windows import Window, sleep_until, window_at
 from babylon.flows.attempt import attempt
 from babylon.stages.pending import pending_windows
 from babylon.store import open_store

@@ -48,7 +48,7 @@ async def train_window(
         BabylonError: A stage failed; the window's row keeps the reason.
     """
     settings = await settings_with(overrides, blocks)
-    require_scorer(settings)
+    require_scorer(settings.scoring.scorer, settings.judge)
     gpu = GpuStages(settings, overrides, blocks, placement)
     async with open_store(settings) as store:
         window = await window_to_train(store, settings, window_id)

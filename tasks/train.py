@@ -9,7 +9,7 @@ from babylon.stages.train import train_window
 from babylon.store import open_store
 from babylon.tasks.page import leave_page
 from babylon.tasks.stage import announce, stage
-from babylon.training.health import update_markdown
+from babylon.training.update_health import update_markdown
 
 
 @stage("train")

@@ -8,7 +8,7 @@ from datetime import UTC, datetime, timedelta
 from babylon.core.types import Claim, Verdict
 from babylon.core.windows import parse_window_id
 from babylon.store import Store
-from babylon.store.gateways import Gateway, announce_gateway, live_gateways
+from babylon.store.gateways import GatewayRow, announce_gateway, live_gateways
 from babylon.store.policies import champion, commit_policy, ensure_base
 from babylon.store.proposals import open_proposals
 from babylon.store.routes import current_route
@@ -84,7 +84,7 @@ async def announced(
         while True:
             route = await current_route(store)
             asked = {proposal.policy_version for proposal in await open_proposals(store)}
-            gateway = Gateway(
+            gateway = GatewayRow(
                 gateway_id="g1",
                 url="http://one",
                 route_version=min(route.route_version, until_route),

@@ -1,1 +1,1 @@
-"""openpipe-art: the client of its library, and our trainer as one of its backends."""
+"""Our trainer as a backend of ART (openpipe-art)."""

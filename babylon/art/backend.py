@@ -1,34 +1,35 @@
 """Our trainer, checkpoints and engine as a backend of ART (openpipe-art's ``art.Backend``).
 
-A script that was written for ART's own ``LocalBackend`` registers its model here instead, and runs
-on a CPU. Checkpoints lie where that backend puts them, ``<path>/<project>/models/<name>/
-checkpoints/<step>``; step 0 is the base model, or the adapter found there.
+A script written for ART's ``LocalBackend`` can register its model with this backend instead, and
+then also runs on a CPU. Checkpoints have the same paths as that backend's:
+``<path>/<project>/models/<name>/checkpoints/<step>``. Step 0 is the base model, or the adapter in
+that directory.
 
-Answers of ``model.openai_client()`` carry token ids and logprobs, so replies are trained on exactly
-as they were sampled; ART's convention, and so the assumption here, is temperature 1. Options of
-ART's own trainers that ours does not have are refused, not ignored.
+Answers of ``model.openai_client()`` carry token ids and logprobs, so replies are trained exactly as
+they were sampled. As in ART, the sampling temperature is assumed to be 1. Options of ART's own
+trainers that ours does not have raise an error.
 """
 
 import asyncio
 import itertools
 import logging
 import shutil
-from collections.abc import AsyncIterator, Iterable, Iterator
+from collections.abc import AsyncIterator, Iterable, Iterator, Mapping
 from contextlib import asynccontextmanager
 from contextvars import ContextVar
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
 
-from babylon.art.client import TrainResult
+from babylon.art.chats import calls_of
+from babylon.art.protocols import ArtModel, ArtTrajectory, SftConfig
 from babylon.core.errors import ConfigError, WindowNotReadyError
 from babylon.core.trajectories import TrainingRow
 from babylon.policies.base_name import local_directory
 from babylon.serving.engine.embedded import EmbeddedEngine
-from babylon.training.backends.art_chats import calls_of
+from babylon.training.backends.art_client import TrainResult
 from babylon.training.backends.art_metrics import GRADIENT_STEPS, TRAINABLE_GROUPS, to_art
 from babylon.training.grpo.config import TrainerConfig
-from babylon.training.sft import Imitated, fine_tune
+from babylon.training.sft import SftStep, fine_tune
 from babylon.training.trainable import Tuning
 from babylon.training.update import update_checkpoint
 
@@ -41,8 +42,8 @@ class Backend:
     """An ``art.Backend``.
 
     Args:
-        path: where models and their checkpoints lie.
-        config: how our trainer trains; ``learning_rate`` yields to that of ``train``.
+        path: directory of models and their checkpoints.
+        config: options of our trainer. A ``learning_rate`` given to ``train`` overrides this one.
     """
 
     def __init__(
@@ -58,18 +59,18 @@ class Backend:
         self._engine = EmbeddedEngine()
         self._training = asyncio.Lock()
 
-    async def register(self, model: Any) -> None:
-        """ART's logs of the model go beside its checkpoints."""
+    async def register(self, model: ArtModel) -> None:
+        """Make the model's directory, and let ART write its logs there."""
         model.base_path = str(self._path)
         self._directory(model).mkdir(parents=True, exist_ok=True)
 
     async def _prepare_backend_for_training(
-        self, model: Any, config: Any = None
+        self, model: ArtModel, config: Mapping[str, object] | None = None
     ) -> tuple[str, str]:
-        """Serve the model's newest checkpoint → (base URL, API key).
+        """Serve the model's newest checkpoint, and return (base URL, API key).
 
         Raises:
-            ConfigError: options for a vLLM server, which this is not.
+            ConfigError: ``config`` has options of a vLLM server, which this engine does not have.
             ModelError: the checkpoint does not load.
         """
         if config:
@@ -78,8 +79,8 @@ class Backend:
         await self._serve(model, self._newest(model))
         return url, "embedded"
 
-    def _model_inference_name(self, model: Any, step: int | None = None) -> str:
-        """``name@step``; the newest step unless one is given or leased."""
+    def _model_inference_name(self, model: ArtModel, step: int | None = None) -> str:
+        """``name@step``. The default step is the leased one, else the newest."""
         if not model.trainable:
             return str(model.inference_model_name or model.name)
         if step is None:
@@ -88,20 +89,21 @@ class Backend:
 
     async def train(
         self,
-        model: Any,
-        trajectory_groups: Iterable[Any],
+        model: ArtModel,
+        trajectory_groups: Iterable[Iterable[ArtTrajectory]],
         *,
         learning_rate: float | None = None,
         verbose: bool = False,
-        **unsupported: Any,
-    ) -> Any:
-        """One update → the new step and its metrics; the new checkpoint is served from then on.
+        **unsupported: object,
+    ) -> TrainResult:
+        """Run one update, serve the new checkpoint, and return the new step and its metrics.
 
-        Groups whose rewards do not differ teach nothing: without any other the step stays.
+        Groups whose rewards do not differ are dropped. If no other group is left, the step does not
+        change.
 
         Raises:
             ConfigError: an option of another backend's trainer.
-            TrainingError: the update diverged; the model stays at its step.
+            TrainingError: the update diverged; the step does not change.
         """
         if unsupported:
             raise ConfigError(
@@ -136,13 +138,13 @@ class Backend:
 
     async def _train_sft(
         self,
-        model: Any,
-        trajectories: Iterable[Any],
-        config: Any,
-        dev_config: Any,
+        model: ArtModel,
+        trajectories: Iterable[ArtTrajectory],
+        config: SftConfig,
+        dev_config: object,
         verbose: bool = False,
     ) -> AsyncIterator[dict[str, float]]:
-        """Imitate the assistant's messages; yields one record an optimiser step."""
+        """Train on the assistant's messages, and yield the metrics of every optimiser step."""
         async with self._training:
             step = self._newest(model)
             await self._serve(model, step)
@@ -164,18 +166,18 @@ class Backend:
         for record in _sft_metrics(steps, len(rows)):
             yield record
 
-    async def _get_step(self, model: Any) -> int:
+    async def _get_step(self, model: ArtModel) -> int:
         return self._newest(model)
 
-    async def _delete_checkpoint_files(self, model: Any, steps_to_keep: list[int]) -> None:
+    async def _delete_checkpoint_files(self, model: ArtModel, steps_to_keep: list[int]) -> None:
         """Delete every other step, and stop serving it."""
         for step in set(self._steps(model)) - set(steps_to_keep):
             self._engine.unload(f"{model.name}@{step}")
             await asyncio.to_thread(shutil.rmtree, self._checkpoint(model, step))
 
     @asynccontextmanager
-    async def adapter_lease(self, model: Any, step: int) -> AsyncIterator[None]:
-        """Inside the block the model's inference name stays that of ``step``."""
+    async def adapter_lease(self, model: ArtModel, step: int) -> AsyncIterator[None]:
+        """Context in which the model's inference name is that of ``step``."""
         await self._serve(model, step)
         token = _pinned.set({**(_pinned.get() or {}), model.name: step})
         try:
@@ -187,16 +189,16 @@ class Backend:
         """Stop serving."""
         await self._engine.close()
 
-    async def _serve(self, model: Any, step: int) -> None:
+    async def _serve(self, model: ArtModel, step: int) -> None:
         await self._engine.load(f"{model.name}@{step}", self._source(model, step), step)
 
     def _row(
         self,
-        model: Any,
+        model: ArtModel,
         step: int,
         trajectory_id: str,
         group: str,
-        trajectory: Any,
+        trajectory: ArtTrajectory,
         *,
         every_reply: bool = False,
     ) -> TrainingRow:
@@ -209,29 +211,29 @@ class Backend:
             calls=tuple(calls_of(trajectory, policy.prompt, every_reply=every_reply)),
         )
 
-    def _source(self, model: Any, step: int) -> str:
-        """The checkpoint of a step; step 0 is the base model unless an adapter lies there."""
+    def _source(self, model: ArtModel, step: int) -> str:
+        """The checkpoint of a step. Step 0 is the base model, unless it has a directory."""
         checkpoint = self._checkpoint(model, step)
         if step == 0 and not checkpoint.exists():
             local = local_directory(model.base_model)
             return str(local.resolve() if local else model.base_model)
         return str(checkpoint)
 
-    def _newest(self, model: Any) -> int:
+    def _newest(self, model: ArtModel) -> int:
         return max(self._steps(model), default=0)
 
-    def _steps(self, model: Any) -> list[int]:
+    def _steps(self, model: ArtModel) -> list[int]:
         found = (self._directory(model) / "checkpoints").glob("[0-9]*")
         return [int(path.name) for path in found if path.name.isdigit()]
 
-    def _checkpoint(self, model: Any, step: int) -> Path:
+    def _checkpoint(self, model: ArtModel, step: int) -> Path:
         return self._directory(model) / "checkpoints" / f"{step:04d}"
 
-    def _directory(self, model: Any) -> Path:
+    def _directory(self, model: ArtModel) -> Path:
         return self._path / str(model.project) / "models" / str(model.name)
 
 
-def _sft_metrics(steps: list[Imitated], trajectories: int) -> Iterator[dict[str, float]]:
+def _sft_metrics(steps: list[SftStep], trajectories: int) -> Iterator[dict[str, float]]:
     for step in steps:
         yield {
             "loss/train": step.loss,

@@ -16,37 +16,45 @@ WEEK_MIN = 7 * 24 * 60
 app = typer.Typer(help="Agents that play the simulated game.", no_args_is_help=True)
 
 
-class Policy(StrEnum):
+class AgentPolicy(StrEnum):
+    """Policies of the agents."""
+
     SCRIPTED = "scripted"
     LLM = "llm"
 
 
 class Preset(StrEnum):
+    """Rules of the game, by the names in ``babylon.game.market.scenario.PRESETS``."""
+
     STARTER = "starter"
     HOUR = "hour"
 
 
 @app.callback()
 def _group() -> None:
-    """Keeps ``spawn`` a command of its own while it is the only one."""
+    """Keep ``spawn`` a subcommand; Typer would merge an only command into its group."""
 
 
 @app.command()
 def spawn(
-    agents: Annotated[int, typer.Option(min=1, metavar="N", help="How many.")] = 5,
+    agents: Annotated[int, typer.Option(min=1, metavar="N", help="Number of agents.")] = 5,
     duration: Annotated[
         int,
-        typer.Option(min=1, max=WEEK_MIN, metavar="MINUTES", help="Game minutes, a decision each."),
+        typer.Option(
+            min=1, max=WEEK_MIN, metavar="MINUTES", help="Game minutes; one decision each."
+        ),
     ] = 10,
-    policy: Annotated[Policy, typer.Option(help="Scripted, or through the gateway.")] = Policy.LLM,
+    policy: Annotated[
+        AgentPolicy, typer.Option(help="llm calls the gateway, scripted needs no model.")
+    ] = AgentPolicy.LLM,
     rules: Annotated[
-        Preset, typer.Option(help="The demo's small game, or the full one: perps, feed, an hour.")
+        Preset, typer.Option(help="starter: the demo's small game; hour: perps, feed, a full hour.")
     ] = Preset.STARTER,
     shared: Annotated[
         bool, typer.Option("--shared", help="Agents of a scenario trade in one market.")
     ] = False,
     live: Annotated[
-        bool, typer.Option("--live", help="In real time, now; else at once, in the last hours.")
+        bool, typer.Option("--live", help="Play in real time. Default: at once, in past hours.")
     ] = False,
     seed: Annotated[int | None, typer.Option(help="Seed of the markets.")] = None,
     json: Json = False,

@@ -1,33 +1,32 @@
-"""``babylon db``: schema, and rows and traces in and out."""
+"""``babylon db``: the schema, and rows and traces in and out."""
 
 import asyncio
 from dataclasses import asdict
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated
 
 import typer
 
 from babylon.cli.options import Json
-from babylon.cli.output import print_json
+from babylon.cli.shared import show_values, with_store
 from babylon.core.settings import Settings, load_settings
 from babylon.core.windows import parse_window_id
-from babylon.formats.names import Format, Written
+from babylon.formats.format_names import Format, Written
 
-app = typer.Typer(help="The database, its schema, and what goes in and out.", no_args_is_help=True)
+app = typer.Typer(help="The database: its schema, imports and exports.", no_args_is_help=True)
 
 
 @app.command()
 def migrate(json: Json = False) -> None:
-    """Bring the database up to date; the game's own tables are never altered."""
-    status = asyncio.run(_migrate(load_settings()))
-    _show(status, json)
+    """Migrate the database to the newest version. The game's own tables are never altered."""
+    show_values(asyncio.run(_migrate(load_settings())), json)
 
 
 @app.command()
 def status(json: Json = False) -> None:
-    """Where the database is and which version of the schema it has; exit code 1 when not newest."""
+    """Show the database's address and version. The exit code is 1 if it is not the newest."""
     found = asyncio.run(_status(load_settings()))
-    _show(found, json)
+    show_values(found, json)
     raise typer.Exit(0 if found["revision"] == found["head"] else 1)
 
 
@@ -35,82 +34,63 @@ def status(json: Json = False) -> None:
 def import_(
     files: Annotated[list[Path], typer.Argument(exists=True, dir_okay=False, metavar="FILE...")],
     format: Annotated[
-        Format | None, typer.Option(help="Of every file; by default each file tells its own.")
+        Format | None, typer.Option(help="Format of all files. Default: detected for each file.")
     ] = None,
     window: Annotated[
-        str | None, typer.Option(metavar="ID", help="Where traces without times go.")
+        str | None, typer.Option(metavar="ID", help="Window for traces without times.")
     ] = None,
     agent: Annotated[
-        str, typer.Option(metavar="ID", help="Whose traces are that name no agent.")
+        str, typer.Option(metavar="ID", help="Agent for traces that name none.")
     ] = "imported",
     json: Json = False,
 ) -> None:
-    """Read the game's own rows (JSON lines, one table a file), or traces of other systems (ATIF,
-    chat messages, OpenTelemetry GenAI spans, OpenInference); rows already there stay."""
-    counts = asyncio.run(_import(load_settings(), files, format, window, agent))
-    _show(counts, json)
+    """Import the game's own rows (JSON lines, one file for each table) or traces of other systems
+    (ATIF, chat messages, OpenTelemetry GenAI spans, OpenInference). Existing rows stay."""
+    from babylon.formats.import_files import import_files
+
+    settings = load_settings()
+    added = with_store(
+        settings,
+        import_files,
+        files,
+        format=format,
+        window=None if window is None else parse_window_id(window, settings.windows.minutes),
+        agent_id=agent,
+        minutes=settings.windows.minutes,
+    )
+    show_values(dict(added), json)
 
 
 @app.command()
 def export(
-    window: Annotated[str, typer.Option(metavar="ID", help="The window to write.")],
-    format: Annotated[Written, typer.Option(help="What to write.")],
+    window: Annotated[str, typer.Option(metavar="ID", help="Window to export.")],
+    format: Annotated[Written, typer.Option(help="Format of the output.")],
     output: Annotated[
         Path,
-        typer.Option("--output", "-o", help="A file; of format game a folder, one file a table."),
+        typer.Option("--output", "-o", help="Output file; for the format game a folder of files."),
     ],
     json: Json = False,
 ) -> None:
-    """Write a window's play: the game's rows as they are, or ATIF or chat without ground truth."""
-    counts = asyncio.run(_export(load_settings(), window, format, output))
-    _show(counts, json)
+    """Export a window: the game's rows as they are, or ATIF or chat traces without ground truth."""
+    from babylon.formats.export_files import export_game, export_traces
 
-
-def _show(values: dict[str, Any], json: bool) -> None:
-    if json:
-        print_json(values)
+    settings = load_settings()
+    parse_window_id(window, settings.windows.minutes)
+    if format is Written.GAME:
+        counts = dict(with_store(settings, export_game, window, output))
     else:
-        for name, value in values.items():
-            print(f"{name:18} {value}")
+        counts = {"lines": with_store(settings, export_traces, window, format, output)}
+    show_values(counts, json)
 
 
-async def _migrate(settings: Settings) -> dict[str, Any]:
+async def _migrate(settings: Settings) -> dict[str, object]:
     from babylon.store import open_store
 
     async with open_store(settings, migrate=True):
         return await _status(settings)
 
 
-async def _status(settings: Settings) -> dict[str, Any]:
+async def _status(settings: Settings) -> dict[str, object]:
     from babylon.store import database_status
 
     return asdict(await database_status(settings))
-
-
-async def _import(
-    settings: Settings, files: list[Path], format: Format | None, window: str | None, agent: str
-) -> dict[str, Any]:
-    from babylon.formats.import_files import import_files
-    from babylon.store import open_store
-
-    async with open_store(settings) as store:
-        added = await import_files(
-            store,
-            files,
-            format=format,
-            window=None if window is None else parse_window_id(window, settings.windows.minutes),
-            agent_id=agent,
-            minutes=settings.windows.minutes,
-        )
-        return dict(added)
-
-
-async def _export(settings: Settings, window: str, format: Written, output: Path) -> dict[str, Any]:
-    from babylon.formats.export_files import export_game, export_traces
-    from babylon.store import open_store
-
-    parse_window_id(window, settings.windows.minutes)
-    async with open_store(settings) as store:
-        if format is Written.GAME:
-            return dict(await export_game(store, window, output))
-        return {"lines": await export_traces(store, window, format, output)}

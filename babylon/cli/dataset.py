@@ -4,21 +4,17 @@ import asyncio
 from dataclasses import asdict
 from datetime import datetime
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import Annotated
 
 import typer
-from rich.text import Text
 
 from babylon.cli.options import Json
-from babylon.cli.output import print_json, print_table, stderr
-from babylon.core.settings import Settings, load_settings
-
-if TYPE_CHECKING:
-    from babylon.core.types import Published
-    from babylon.dataset.replay.comparison import ReplayReport
+from babylon.cli.output import print_json, print_table
+from babylon.cli.shared import with_store
+from babylon.core.settings import load_settings
 
 app = typer.Typer(
-    help="Trained windows as a dataset, recorded windows as scenarios.", no_args_is_help=True
+    help="Build a dataset of trained windows, and replay recorded ones.", no_args_is_help=True
 )
 MONTH = "%Y-%m"
 
@@ -34,13 +30,22 @@ def build(
     json: Json = False,
 ) -> None:
     """Write the Parquet files of every trained window to the local dataset folder."""
+    from babylon.core.artifacts import local_path
+    from babylon.core.types import Published
+    from babylon.dataset.build import build_tables, windows_of
+    from babylon.store import Store
+
     settings = load_settings()
-    published = asyncio.run(_build(settings, day))
+
+    async def write(store: Store) -> list[Published]:
+        windows = await windows_of(store, day.date() if day else None)
+        tables = [await build_tables(store, settings, window) for window in windows]
+        return [published for table in tables for published in table]
+
+    published = with_store(settings, write)
     if json:
         print_json({"published": [asdict(one) for one in published]})
     else:
-        from babylon.core.artifacts import local_path
-
         rows = [[one.window_id, one.rows, str(local_path(one.uri))] for one in published]
         print_table("Dataset", ["window", "rows", "file"], rows)
     if not published:
@@ -51,7 +56,7 @@ def build(
 
 @app.command()
 def replay(
-    agent: Annotated[str, typer.Option(metavar="ID", help="Whose place is taken.")],
+    agent: Annotated[str, typer.Option(metavar="ID", help="Recorded agent that is replaced.")],
     month: Annotated[
         datetime | None,
         typer.Option(formats=[MONTH], metavar="YYYY-MM", help="Windows of this month (UTC)."),
@@ -60,27 +65,27 @@ def replay(
     policy: Annotated[
         str,
         typer.Option(
-            metavar="WHO",
-            help="Who plays: recorded, scripted:NAME, a policy version, or a checkpoint's path.",
+            metavar="PLAYER", help="recorded, scripted:NAME, a policy version or a checkpoint path."
         ),
     ] = "recorded",
     source: Annotated[
         Path | None,
-        typer.Option("--from", help="A dataset's folder or file, in place of the database."),
+        typer.Option("--from", help="Folder or file of a dataset. Default: the database."),
     ] = None,
     interpolate: Annotated[
         bool,
         typer.Option(
-            "--interpolate", help="Draw straight lines where only start and end are known."
+            "--interpolate", help="Interpolate prices of which only start and end are known."
         ),
     ] = False,
     json: Json = False,
 ) -> None:
-    """Play recorded windows again and compare with what the recorded agent made of them."""
+    """Play recorded windows again with a policy, and compare its P&L with the recorded one."""
+    from babylon.cli.replay_page import print_replay
     from babylon.dataset.replay.comparison import replay_report
 
     if (month is None) == (window is None):
-        raise typer.BadParameter("give --month YYYY-MM or --window ID, one of them")
+        raise typer.BadParameter("give either --month YYYY-MM or --window ID")
     prefix = window or f"{month:{MONTH}}"
     report = asyncio.run(
         replay_report(
@@ -90,38 +95,4 @@ def replay(
     if json:
         print_json(report.summary())
     else:
-        _show(report)
-
-
-def _show(report: "ReplayReport") -> None:
-    rows = [
-        [
-            one.scenario_id,
-            one.prices,
-            Text(f"{one.recorded_pnl:+,.2f}"),
-            Text(f"{one.replayed_pnl:+,.2f}"),
-            Text(f"{one.difference:+,.2f}"),
-            Text(f"{one.malformed:.0%}"),
-        ]
-        for one in report.results
-    ]
-    columns = ["scenario", "prices", "recorded P&L", "replayed P&L", "difference", "malformed"]
-    print_table(f"{report.policy} in the place of {report.agent}", columns, rows)
-    print(
-        f"{len(report.results)} scenarios, mean P&L {report.mean_recorded:+.2f} recorded,"
-        f" {report.mean_replayed:+.2f} replayed (USD)"
-    )
-    for line in report.missing:
-        stderr.print(f"not recorded: {line}")
-    for skipped in report.skipped:
-        stderr.print(f"not replayed: {skipped.reason}")
-
-
-async def _build(settings: Settings, day: datetime | None) -> "list[Published]":
-    from babylon.dataset.build import build_tables, windows_of
-    from babylon.store import open_store
-
-    async with open_store(settings) as store:
-        windows = await windows_of(store, day.date() if day else None)
-        tables = [await build_tables(store, settings, one) for one in windows]
-    return [published for table in tables for published in table]
+        print_replay(report)

@@ -3,7 +3,6 @@
 ``babylon model promote | rollback`` are the same commands under the names that models have.
 """
 
-import asyncio
 from collections.abc import Awaitable, Callable
 from dataclasses import asdict
 from typing import TYPE_CHECKING, Annotated
@@ -12,9 +11,9 @@ import typer
 
 from babylon.cli import model
 from babylon.cli.experiment import analyse
-from babylon.cli.model import Version, show_values, with_store
 from babylon.cli.options import Json
 from babylon.cli.output import print_json, print_table, stderr
+from babylon.cli.shared import Version, show_values, with_store
 from babylon.core.settings import Settings, load_settings
 
 if TYPE_CHECKING:
@@ -106,7 +105,7 @@ def status(json: Json = False) -> None:
 
         return await deployment_status(store)
 
-    now = asyncio.run(with_store(found))
+    now = with_store(load_settings(), found)
     if json:
         about = asdict(now)
         print_json({**about.pop("route"), **about})
@@ -140,7 +139,7 @@ def _make(changing: "Changing", json: bool) -> None:
         with stderr.status("gateways load, check and take the route"):
             return await changing(store, settings)
 
-    change = asyncio.run(with_store(made))
+    change = with_store(settings, made)
     if json:
         print_json(asdict(change))
         return

@@ -1,33 +1,32 @@
-"""``babylon keys``: who may call the gateway, and for which agents."""
+"""``babylon keys``: API keys of the gateway, and the agents for which they may call."""
 
-import asyncio
 from dataclasses import asdict
-from typing import TYPE_CHECKING, Annotated, Any
+from datetime import datetime
+from typing import Annotated
 
 import typer
 
-from babylon.cli.model import show_values, with_store
 from babylon.cli.options import Json
 from babylon.cli.output import print_json, print_table
+from babylon.cli.shared import show_values, with_store
 from babylon.core.api_keys import SCOPES
-
-if TYPE_CHECKING:
-    from babylon.store import Store
+from babylon.core.settings import load_settings
 
 app = typer.Typer(help="API keys of the gateway.", no_args_is_help=True)
-Name = Annotated[str, typer.Argument(metavar="NAME", help="For people: whose key it is.")]
+Name = Annotated[str, typer.Argument(metavar="NAME", help="A name that tells keys apart.")]
 Scope = Annotated[
     list[str] | None,
-    typer.Option("--scope", help=f"{', '.join(SCOPES)}; repeat for several. Default: infer."),
+    typer.Option("--scope", help=f"One of {', '.join(SCOPES)}; repeatable. Default: infer."),
 ]
 Agent = Annotated[
     list[str] | None,
     typer.Option(
-        "--agent", help="An agent it may speak for, or crowd-*; repeatable. Default: any."
+        "--agent",
+        help="Agent that may use the key, or crowd-* for a prefix; repeatable. Default: all.",
     ),
 ]
 Concurrency = Annotated[
-    int | None, typer.Option(min=1, metavar="N", help="Calls at a time. Default: any number.")
+    int | None, typer.Option(min=1, metavar="N", help="Simultaneous calls. Default: no limit.")
 ]
 
 
@@ -39,39 +38,33 @@ def create(
     concurrency: Concurrency = None,
     json: Json = False,
 ) -> None:
-    """Make a key and show it, this one time: only its hash is kept."""
+    """Make a key and print it. It is printed only once, because only its hash is stored."""
+    from babylon.store.api_keys import create_key
 
-    async def made(store: "Store") -> dict[str, Any]:
-        from babylon.store.keys import create_key
-
-        key = await create_key(
-            store,
-            name,
-            scopes=scope or ["infer"],
-            agents=agent or None,
-            max_concurrency=concurrency,
-        )
-        return {"key_id": key.key_id, "name": name, "key": str(key)}
-
-    show_values(asyncio.run(with_store(made)), json)
+    key = with_store(
+        load_settings(),
+        create_key,
+        name,
+        scopes=scope or ["infer"],
+        agents=agent or None,
+        max_concurrency=concurrency,
+    )
+    show_values({"key_id": key.key_id, "name": name, "key": str(key)}, json)
 
 
 @app.command("list")
 def list_(json: Json = False) -> None:
-    """Every key that was made, without its secret."""
+    """List all keys, revoked ones too, without their secrets."""
+    from babylon.store.api_keys import list_keys
 
-    async def all_of_them(store: "Store") -> list[dict[str, Any]]:
-        from babylon.store.keys import list_keys
-
-        keys = [asdict(key) for key in await list_keys(store)]
-        return [{name: key[name] for name in key if name != "digest"} for key in keys]
-
-    keys = asyncio.run(with_store(all_of_them))
+    keys = [asdict(key) for key in with_store(load_settings(), list_keys)]
     if json:
-        print_json({"keys": keys})
+        print_json(
+            {"keys": [{name: key[name] for name in key if name != "digest"} for key in keys]}
+        )
         return
     columns = ["key_id", "name", "scopes", "agents", "max_concurrency", "created_at", "revoked_at"]
-    print_table("API keys", columns, [[_shown(key[name]) for name in columns] for key in keys])
+    print_table("API keys", columns, [[_cell(key[name]) for name in columns] for key in keys])
 
 
 @app.command()
@@ -79,16 +72,14 @@ def revoke(
     key_id: Annotated[str, typer.Argument(metavar="KEY_ID", help="See `babylon keys list`.")],
     json: Json = False,
 ) -> None:
-    """Take a key out of force; gateways refuse it at once."""
+    """Revoke a key. The gateways refuse it at once."""
+    from babylon.store.api_keys import revoke_key
 
-    async def revoked(store: "Store") -> dict[str, Any]:
-        from babylon.store.keys import revoke_key
-
-        await revoke_key(store, key_id)
-        return {"revoked": key_id}
-
-    show_values(asyncio.run(with_store(revoked)), json)
+    with_store(load_settings(), revoke_key, key_id)
+    show_values({"revoked": key_id}, json)
 
 
-def _shown(value: Any) -> Any:
+def _cell(value: object) -> object:
+    if isinstance(value, datetime):
+        return f"{value:%Y-%m-%d %H:%M}"
     return ", ".join(value) if isinstance(value, tuple) else value

@@ -142,8 +142,8 @@ def _check_request(request: TrainRequest, settings: Settings) -> None:
     end = parse_bound(request.last, last=True) if request.last else None
     if first and end and first >= end:
         raise typer.BadParameter(f"--from {request.first} is after --to {request.last}")
-    require_scorer(settings)
-    require_trainer(settings)
+    require_scorer(settings.scoring.scorer, settings.judge)
+    require_trainer(settings.training, settings.model)
 
 
 def _run(request: TrainRequest) -> list[WindowResult]:

@@ -1,1 +1,1 @@
-"""The vocabulary and the ground that every other package stands on."""
+"""Records, settings, errors, windows and artifacts that every other package uses."""

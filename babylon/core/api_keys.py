@@ -1,8 +1,8 @@
-"""API keys: 256 random bits behind a public id, of which only a hash is kept.
+"""API keys ``sk-babylon-<id>-<secret>``: a public id and 256 random bits.
 
-``sk-babylon-<id>-<secret>``. The hash is plain SHA-256: nobody guesses 256 random bits, so there
-is nothing that a slow hash would protect. The local key lets the programs of one home call its
-gateway; it lies in a file of that home, which only its owner can read, and in no database.
+Only the secret's SHA-256 is stored. A slow hash is not needed, because 256 random bits cannot be
+guessed. The local key lets the programs of one home call its gateway. It is in a file that only the
+home's owner can read, and in no database.
 """
 
 import os
@@ -21,7 +21,7 @@ _PREFIX = "sk-babylon-"
 
 @dataclass(frozen=True, slots=True)
 class ApiKey:
-    """A key as its holder has it."""
+    """A key with its secret."""
 
     key_id: str
     secret: str
@@ -31,43 +31,44 @@ class ApiKey:
 
     @property
     def digest(self) -> bytes:
-        """``[32]`` bytes, all that is stored of the secret."""
+        """SHA-256 of the secret, ``[32]`` bytes."""
         return sha256(self.secret.encode()).digest()
 
 
 def new_key(key_id: str | None = None) -> ApiKey:
-    """A key that nobody has yet."""
+    """Make a random key."""
     return ApiKey(key_id or secrets.token_hex(6), secrets.token_urlsafe(32))
 
 
 def parse_key(text: str) -> ApiKey | None:
-    """What was sent as a key, or ``None`` where it is none of ours."""
+    """Parse a key; return ``None`` if it is not one of ours."""
     key_id, found, secret = text.removeprefix(_PREFIX).partition("-")
     return ApiKey(key_id, secret) if found and text.startswith(_PREFIX) else None
 
 
 def local_key(home: Path) -> ApiKey:
-    """The key of the home's own programs, made by whoever needs it first.
+    """Return the home's local key; make it at the first call.
 
     Raises:
-        ConfigError: the file holds something else.
-        StorageError: the home cannot be made.
+        ConfigError: the file does not hold a local key.
+        StorageError: the home directory cannot be made.
     """
     path = local_key_path(home)
     if not path.exists():
         _write_once(path, f"{new_key(LOCAL)}\n")
     key = parse_key(path.read_text().strip())
     if key is None or key.key_id != LOCAL:
-        raise ConfigError(f"{path} holds no key of ours: delete it, a new one will be made")
+        raise ConfigError(f"{path} holds no babylon key: delete it, and a new one will be made")
     return key
 
 
 def local_key_path(home: Path) -> Path:
+    """Return the file of the home's local key."""
     return home / "local.key"
 
 
 def _write_once(path: Path, text: str) -> None:
-    """The first writer wins, and no reader sees half a file."""
+    """Write a file unless it exists. Readers never see a partial file."""
     make_directory(path.parent)
     part = path.with_name(f"{path.name}.{os.getpid()}.{secrets.token_hex(4)}")
     descriptor = os.open(part, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)

@@ -1,8 +1,8 @@
-"""Artifacts: the Parquet files that stages hand on, named by their content and never rewritten.
+"""Artifacts: the Parquet files that stages hand on, named by their content and never changed.
 
-A file is written under a temporary name, synced, hashed and renamed, so that a reader sees all of
-it or nothing. The same rows give the same bytes, hence the same name: a repeated stage overwrites
-its file with itself. Reading verifies the hash first. Frames are streamed, so a window need not
+A file is written under a temporary name, synced, hashed and renamed, so that readers never see a
+partial file. The same rows give the same bytes and so the same name; a repeated stage replaces its
+file by an equal one. Reading verifies the hash first. Rows are streamed, so that a window need not
 fit in memory.
 """
 
@@ -29,21 +29,21 @@ from babylon.core.errors import ArtifactError
 from babylon.core.failpoints import failpoint
 from babylon.core.types import SCHEMA_VERSION, Artifact
 
-Columns = dict[str, Sequence[Any] | pa.Array]  # name → values, all equally many
+Columns = dict[str, Sequence[Any] | pa.Array]  # name → values, all of one length
 DIGEST_CHARS = 8
 _ROWS_AT_A_TIME = 100
 _OLDEST = pl.CompatLevel.oldest()
-# Texts that differ in every row: a dictionary of them costs time and saves nothing.
+# Texts that differ in every row; a dictionary encoding would cost time and save nothing.
 _LARGE = frozenset({"steps_json", "logs_json", "gateway_json", "calls_json", "game_json"})
 
 
 class ArtifactWriter:
-    """A file in the making: ``with ArtifactWriter(...) as writer: writer.write(frame)``.
+    """Writes one artifact: ``with ArtifactWriter(...) as writer: writer.write(frame)``.
 
     After the block ``writer.artifact`` is the manifest of
-    ``directory/<window>-<stage>-<digest>.parquet``. When the block raises, nothing is left behind.
-    Rows are compressed in a thread while the caller makes the next ones; that it failed, the next
-    call says. With ``async with`` the file is closed and hashed in a thread, too.
+    ``directory/<window>-<stage>-<digest>.parquet``. When the block raises, no file is left.
+    A thread compresses rows while the caller makes the next ones; the next call raises its errors.
+    With ``async with`` the file is also closed and hashed in a thread.
     """
 
     artifact: Artifact
@@ -64,13 +64,13 @@ class ArtifactWriter:
             self._path,
             self._schema,
             compression="zstd",
-            compression_level=1,  # JSON becomes no smaller at 3, which takes twice as long
+            compression_level=1,  # level 3 takes twice as long and makes JSON no smaller
             use_dictionary=[name for name in schema if name not in _LARGE],
         )
         failpoint("artifact.opened")
 
     def write(self, rows: pl.DataFrame | Columns) -> None:
-        """Append one row group; it has the schema's columns, in any order."""
+        """Append one row group with the schema's columns, in any order."""
         with self._lock, _named(self._path):
             if isinstance(rows, pl.DataFrame):
                 table = rows.select(self._schema.names).to_arrow(compat_level=_OLDEST)
@@ -119,7 +119,7 @@ class ArtifactWriter:
         try:
             await asyncio.shield(leave)
         finally:
-            await asyncio.wait([leave])  # a cancelled caller still leaves properly
+            await asyncio.wait([leave])  # a cancelled caller closes the file too
 
     def _publish(self) -> Artifact:
         with self._path.open("rb") as written:
@@ -138,14 +138,13 @@ class ArtifactWriter:
 
 
 def _arrow_schema(schema: pl.Schema) -> pa.Schema:
-    """As the files have it."""
     return pl.DataFrame(schema=schema).to_arrow(compat_level=_OLDEST).schema
 
 
 def write_artifact(
     frame: pl.DataFrame, directory: Path, *, window_id: str, stage: str = ""
 ) -> Artifact:
-    """One frame as an artifact."""
+    """Write one frame as an artifact."""
     with ArtifactWriter(directory, frame.schema, window_id=window_id, stage=stage) as writer:
         for part in frame.iter_slices(_ROWS_AT_A_TIME):
             writer.write(part)
@@ -159,7 +158,7 @@ def rewrite_artifact(
     *,
     stage: str = "",
 ) -> Artifact:
-    """The artifact with ``change`` applied to every part of it, as a new one."""
+    """Write a new artifact from ``change`` applied to each part of this one."""
     with _verified(artifact) as file:
         schema = change(_frame(file.schema_arrow.empty_table())).schema
         with ArtifactWriter(directory, schema, window_id=artifact.window_id, stage=stage) as writer:
@@ -169,10 +168,10 @@ def rewrite_artifact(
 
 
 def read_artifact(artifact: Artifact, columns: Sequence[str] | None = None) -> pl.DataFrame:
-    """All rows; of the named columns only, where given: the others are not even read.
+    """Read all rows, of the given columns only.
 
     Raises:
-        ArtifactError: the file is missing or is not the one that was written.
+        ArtifactError: the file is missing or was changed after it was written.
     """
     with _verified(artifact) as file:
         return _frame(file.read(columns=columns))
@@ -181,14 +180,14 @@ def read_artifact(artifact: Artifact, columns: Sequence[str] | None = None) -> p
 def iter_artifact(
     artifact: Artifact, columns: Sequence[str] | None = None
 ) -> Iterator[pl.DataFrame]:
-    """The rows in their order, some at a time; the next ones are unpacked meanwhile."""
+    """Yield the rows in order, as frames of up to 100; a thread reads the next one meanwhile."""
     return map(_frame, iter_batches(artifact, columns))
 
 
 def iter_batches(
     artifact: Artifact, columns: Sequence[str] | None = None
 ) -> Iterator[pa.RecordBatch]:
-    """``iter_artifact`` as Arrow has it, for who writes a column on as it is."""
+    """Yield the rows as ``iter_artifact`` does, but as Arrow batches."""
     with _verified(artifact) as file, ThreadPoolExecutor(1) as ahead:
         batches = file.iter_batches(batch_size=_ROWS_AT_A_TIME, columns=columns)
         following = ahead.submit(next, batches, None)
@@ -198,7 +197,7 @@ def iter_batches(
 
 
 def remove_unfinished(directory: Path, older_than_s: float) -> None:
-    """Delete what killed writers left of their files; who still writes to one keeps it young."""
+    """Delete temporary files that nobody has written to for ``older_than_s`` seconds."""
     for path in directory.rglob(".*.tmp"):
         with suppress(FileNotFoundError):  # finished or removed meanwhile
             if path.stat().st_mtime < time.time() - older_than_s:
@@ -206,10 +205,10 @@ def remove_unfinished(directory: Path, older_than_s: float) -> None:
 
 
 def local_path(uri: str) -> Path:
-    """Where an artifact lies on this machine.
+    """Return the path of a ``file://`` URI.
 
     Raises:
-        ArtifactError: it lies elsewhere.
+        ArtifactError: the URI has another scheme.
     """
     parts = urlsplit(uri)
     if parts.scheme != "file":
@@ -219,7 +218,7 @@ def local_path(uri: str) -> Path:
 
 @contextmanager
 def _named(path: Path) -> Iterator[None]:
-    """Arrow says that a file could not be written, but not which."""
+    """Add the path to Arrow's errors, which do not name it."""
     try:
         yield
     except OSError as error:
@@ -248,7 +247,7 @@ def _verified(artifact: Artifact) -> Iterator[pq.ParquetFile]:
                 f" expected {artifact.sha256[:16]}…: {remedy}"
             )
         file.seek(0)
-        yield pq.ParquetFile(file, pre_buffer=False)  # else all of it stays in memory
+        yield pq.ParquetFile(file, pre_buffer=False)  # otherwise the whole file stays in memory
 
 
 def _frame(table: object) -> pl.DataFrame:

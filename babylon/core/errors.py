@@ -1,10 +1,8 @@
-"""One vocabulary of errors. Each message names the value received and the remedy.
+"""Errors that an operator can act on. Each message names the value received and the remedy.
 
-The command line turns a ``BabylonError`` into one line on stderr and a non-zero exit code;
-everything else propagates with its traceback, because it is a bug.
+The command line prints a ``BabylonError`` as one line on stderr and exits with a non-zero code. Any
+other exception is a bug and shows its traceback.
 """
-
-from typing import Any
 
 
 class BabylonError(Exception):
@@ -16,7 +14,7 @@ class ConfigError(BabylonError):
 
 
 class StorageError(BabylonError):
-    """The disk is full, or a place cannot be written."""
+    """The disk is full, or a path cannot be written."""
 
 
 class DatabaseError(BabylonError):
@@ -28,7 +26,7 @@ class WindowError(BabylonError):
 
 
 class WindowNotReadyError(WindowError):
-    """The window is unfinished or holds too few agents to be trained."""
+    """The window is not over, or has too few agents to be trained."""
 
 
 class AlreadyTrainedError(WindowError):
@@ -36,7 +34,7 @@ class AlreadyTrainedError(WindowError):
 
 
 class FencedError(WindowError):
-    """Another worker took the window over: this one's epoch is stale, its write was refused."""
+    """Another worker took the window over: the epoch is stale, and the write was refused."""
 
 
 class ArtifactError(BabylonError):
@@ -44,21 +42,21 @@ class ArtifactError(BabylonError):
 
 
 class ReplayError(BabylonError):
-    """A recorded window lacks what is needed to play it again, or contradicts the game's rules."""
+    """A recorded window lacks data needed for replay, or contradicts the game's rules."""
 
 
 class ScoringError(BabylonError):
-    """A scorer raised, or returned something that is not one finite number a trajectory."""
+    """A scorer raised an error, or did not return one finite number for each trajectory."""
 
 
 class ModelError(BabylonError):
-    """A model, tokenizer or checkpoint does not load or does not fit its base."""
+    """A model, tokenizer or checkpoint does not load, or does not fit its base model."""
 
 
 class CheckpointRefusedError(ModelError):
     """A checkpoint did not pass the ``checks`` before deployment; nothing was changed."""
 
-    def __init__(self, message: str, checks: dict[str, Any]) -> None:
+    def __init__(self, message: str, checks: dict[str, object]) -> None:
         super().__init__(message)
         self.checks = checks
 
@@ -76,11 +74,11 @@ class RouteConflictError(ServingError):
 
 
 class ExperimentError(ServingError):
-    """The request does not go with the experiment that runs, or none does; nothing was changed."""
+    """The request does not fit the running experiment, or none runs; nothing was changed."""
 
 
 class RecorderError(BabylonError):
-    """What an agent hands to the recorder cannot be stored as it is."""
+    """An agent gave the recorder a value that cannot be stored."""
 
 
 class ArenaError(BabylonError):

@@ -1,10 +1,10 @@
-"""Named places where a test ends or halts this process: before and after every side effect.
+"""Failpoints: named places, before and after every side effect, where a test stops this process.
 
-``BABYLON_FAILPOINT=policy.before`` kills the process when it comes to that place, as a power cut
-would: nothing is flushed, closed or told. ``artifact.written@3`` does so the third time,
-``checkpoint.written=stop`` halts the process until somebody sends SIGCONT, ``verdict.before=raise``
-raises an error. Several are separated by commas. While the variable is unset, a failpoint costs
-one look-up. ``tests/faults`` goes through all of them.
+``BABYLON_FAILPOINT=policy.before`` kills the process at that place, as a power cut would: nothing
+is flushed or closed. ``artifact.written@3`` kills it at the third visit,
+``checkpoint.written=stop`` halts it until it receives SIGCONT, and ``verdict.before=raise`` raises
+an error. Commas separate several failpoints. While the variable is unset, a failpoint costs one
+look-up. ``tests/faults`` visits all of them.
 """
 
 import os
@@ -91,28 +91,28 @@ _reached: Counter[str] = Counter()
 
 
 class FailpointError(BabylonError):
-    """What a failpoint raises whose action is ``raise``."""
+    """Raised by a failpoint whose action is ``raise``."""
 
 
 def failpoint(name: Name) -> None:
-    """Here the process is killed, halted or fails, if ``BABYLON_FAILPOINT`` says so."""
+    """Kill or halt the process, or raise an error, if ``BABYLON_FAILPOINT`` names this place."""
     if not (armed := _armed()):
         return
     _reached[name] += 1
     match armed.get((name, _reached[name])):
         case "kill":
             os.kill(os.getpid(), signal.SIGKILL)
-        case "stop":  # to this thread: sent to the process, it would run on until another stops it
+        case "stop":  # sent to the process, the signal could reach another thread first
             signal.pthread_kill(threading.get_ident(), signal.SIGSTOP)
         case "raise":
             raise FailpointError(f"failpoint {name} was reached: {VARIABLE} asks for an error here")
 
 
 def parse(text: str) -> dict[tuple[str, int], Action]:
-    """``artifact.written@2=stop,policy.before`` → which name, reached how often → what happens.
+    """Parse ``artifact.written@2=stop,policy.before`` into (name, visit) → action.
 
     Raises:
-        ConfigError: there is no such failpoint or action.
+        ConfigError: a failpoint or action is unknown.
     """
     armed: dict[tuple[str, int], Action] = {}
     for part in filter(None, text.split(",")):

@@ -1,36 +1,68 @@
-"""The game's ``trajectories`` rows as one of ours: which columns are read, and which rows count.
+"""Rows of the game's ``trajectories`` as Babylon reads them, and the condition for training rows.
 
-Column names of the game are camelCase and therefore quoted. Its times are UTC without a zone;
-Postgres knows infinity and years that no calendar here has, and such times are read as NULL.
+The game's column names are camelCase and therefore quoted. Its times are UTC without a zone.
+Postgres accepts infinity and years that Python's calendar lacks; such times are read as NULL.
 """
 
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from datetime import datetime
+from typing import Annotated, get_args, get_type_hints
 
 import polars as pl
 
 from babylon.core.windows import FIRST_YEAR, LAST_YEAR
 
 
-def _in_calendar(column: str) -> str:
-    bounds = f"'{FIRST_YEAR}-01-01' AND '{LAST_YEAR}-12-31'"
-    return f"CASE WHEN {column} BETWEEN {bounds} THEN {column} AT TIME ZONE 'UTC' END"
+@dataclass(frozen=True, slots=True, kw_only=True)
+class GameRow:
+    """One trajectory as the game wrote it, with the rows joined to it. Nothing is checked yet.
+
+    An annotated field is read from the game's column of that name. ``logs_json`` and
+    ``gateway_json`` are lists of ``quality.policy_calls.CollectedCall``. ``outcomes_json`` holds
+    the window's market outcomes, which are ground truth.
+    """
+
+    trajectory_id: Annotated[str, "trajectoryId"]
+    agent_id: Annotated[str, "agentId"]
+    window_id: Annotated[str | None, "windowId"]
+    scenario_id: Annotated[str | None, "scenarioId"]
+    start: Annotated[datetime | None, "startTime"]
+    end: Annotated[datetime | None, "endTime"]
+    total_reward: Annotated[float, "totalReward"]
+    final_pnl_usd: Annotated[float | None, "finalPnL"]
+    steps_json: Annotated[str, "stepsJson"]
+    metrics_json: Annotated[str, "metricsJson"]
+    metadata_json: Annotated[str, "metadataJson"]
+    reward_components_json: Annotated[str, "rewardComponentsJson"]
+    logs_json: str = "[]"
+    gateway_json: str = "[]"
+    outcomes_json: str = "[]"
 
 
-COLUMNS = f"""
-    t."trajectoryId" AS trajectory_id,
-    t."agentId" AS agent_id,
-    t."windowId" AS window_id,
-    t."scenarioId" AS scenario_id,
-    {_in_calendar('t."startTime"')} AS start,
-    {_in_calendar('t."endTime"')} AS "end",
-    t."totalReward" AS total_reward,
-    t."finalPnL" AS final_pnl_usd,
-    t."stepsJson" AS steps_json,
-    t."metricsJson" AS metrics_json,
-    t."metadataJson" AS metadata_json,
-    t."rewardComponentsJson" AS reward_components_json
-"""
+_TYPES = get_type_hints(GameRow)
+_GAME_COLUMNS = {
+    name: get_args(hint)[1]
+    for name, hint in get_type_hints(GameRow, include_extras=True).items()
+    if hint is not _TYPES[name]
+}
+
+
+def _polars_type(hint: object) -> pl.DataType:
+    kinds = {str: pl.String(), float: pl.Float64(), datetime: pl.Datetime("us", "UTC")}
+    return next(dtype for kind, dtype in kinds.items() if hint in (kind, kind | None))
+
+
+def _sql(name: str, column: str) -> str:
+    value = f't."{column}"'
+    if isinstance(GAME_SCHEMA[name], pl.Datetime):
+        bounds = f"'{FIRST_YEAR}-01-01' AND '{LAST_YEAR}-12-31'"
+        value = f"CASE WHEN {value} BETWEEN {bounds} THEN {value} AT TIME ZONE 'UTC' END"
+    return f'{value} AS "{name}"'
+
+
+GAME_SCHEMA = pl.Schema([(one.name, _polars_type(_TYPES[one.name])) for one in fields(GameRow)])
+COLUMNS = ",\n    ".join(_sql(name, column) for name, column in _GAME_COLUMNS.items())
+"""The select list that reads a ``GameRow``, without the joined fields, from ``trajectories t``."""
 
 UNTRAINED = """
     t."isTrainingData" AND NOT t."isEvaluation" AND NOT t."usedInTraining"
@@ -41,49 +73,3 @@ UNTRAINED = """
         SELECT FROM babylon.late l WHERE l.trajectory_id = t."trajectoryId" AND admitted_to IS NULL
     )
 """
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class GameRow:
-    """One trajectory as the game wrote it, with what was joined to it; nothing is judged yet.
-
-    ``logs_json`` and ``gateway_json`` are lists of ``quality.calls.LoggedCall`` and
-    ``GatewayCall``; ``outcomes_json`` are the window's market outcomes: ground truth.
-    """
-
-    trajectory_id: str
-    agent_id: str
-    window_id: str | None
-    scenario_id: str | None
-    start: datetime | None
-    end: datetime | None
-    total_reward: float
-    final_pnl_usd: float | None
-    steps_json: str
-    metrics_json: str
-    metadata_json: str
-    reward_components_json: str
-    logs_json: str = "[]"
-    gateway_json: str = "[]"
-    outcomes_json: str = "[]"
-
-
-GAME_SCHEMA = pl.Schema(
-    [
-        ("trajectory_id", pl.String),
-        ("agent_id", pl.String),
-        ("window_id", pl.String),
-        ("scenario_id", pl.String),
-        ("start", pl.Datetime("us", "UTC")),
-        ("end", pl.Datetime("us", "UTC")),
-        ("total_reward", pl.Float64),
-        ("final_pnl_usd", pl.Float64),
-        ("steps_json", pl.String),
-        ("metrics_json", pl.String),
-        ("metadata_json", pl.String),
-        ("reward_components_json", pl.String),
-        ("logs_json", pl.String),
-        ("gateway_json", pl.String),
-        ("outcomes_json", pl.String),
-    ]
-)

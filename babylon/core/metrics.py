@@ -4,29 +4,7 @@ The command line, Prefect, W&B and the column ``metrics`` of ``babylon.windows``
 A later run resumes from the stage's manifest (``WindowRow.scored``), never from metrics.
 """
 
-import math
-from collections.abc import Mapping
-
-from babylon.core.types import Deployed, Metric, Metrics, Scored, Trained, Verdict
-
-
-def update_metrics(
-    report: Mapping[str, Metric], excluded: Mapping[str, int], scored: Scored
-) -> Metrics:
-    """The report of an update, and the number of calls that it left out for each reason.
-
-    A number that is not finite becomes None, because JSON cannot hold it.
-    """
-    metrics = {
-        **report,
-        **{f"calls_{reason}": count for reason, count in excluded.items()},
-        "kl_divergence": report["kl_after"],
-        "avg_reward": scored.avg_reward,
-    }
-    return {
-        name: None if isinstance(value, float) and not math.isfinite(value) else value
-        for name, value in metrics.items()
-    }
+from babylon.core.types import Deployed, Metrics, Scored, Trained, Verdict
 
 
 def scored_metrics(scored: Scored) -> Metrics:

@@ -1,23 +1,25 @@
-"""A question to a policy, and its answer with the exact tokens."""
+"""Probes: chats that check how a policy answers, and its answers with the exact tokens."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Ask:
     """A chat to answer at temperature 1."""
 
-    messages: Sequence[dict[str, Any]]
+    messages: Sequence[Mapping[str, object]]
     max_tokens: int
     seed: int
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Answer:
-    """``logprobs`` ``[T]`` are those that the tokens were drawn with, NaN where one is missing;
-    ``ended``: the policy stopped by itself."""
+class ProbeAnswer:
+    """An answer of T tokens.
+
+    ``logprobs`` ``[T]``: the logprobs with which the tokens were sampled, NaN where one is missing.
+    ``ended``: the policy stopped by itself, not at ``max_tokens``.
+    """
 
     prompt_token_ids: Sequence[int]
     token_ids: Sequence[int]

@@ -1,8 +1,8 @@
-"""What every stage after validation reads: trajectories and the calls inside them.
+"""Trajectories and their calls, as every stage after validation reads them.
 
-A ``Call`` is one LLM request with the tokens that the policy really saw and wrote. Calls that the
-gateway recorded carry token ids and behaviour logprobs; calls known only from the game's log
-carry text alone, are *retokenized* by the trainer and marked so.
+A ``Call`` is one LLM request. A call that the gateway recorded has the token ids and the behaviour
+logprobs. A call known only from the game's log has text alone: the trainer tokenizes it again, and
+``retokenized`` is true.
 """
 
 from collections.abc import Iterable
@@ -26,9 +26,9 @@ class Message(msgspec.Struct, frozen=True, gc=False, kw_only=True):
 class Call(msgspec.Struct, frozen=True, gc=False, kw_only=True, omit_defaults=True):
     """One LLM request inside a step.
 
-    ``logprobs`` ``[T]``: natural log, of the distribution that was sampled from (after
-    temperature), one for each of the T completion tokens. ``untrainable``: why the gateway found
-    that the reply was not sampled from the policy alone, so that it must not be trained on.
+    ``logprobs`` ``[T]``: natural logarithms of the distribution that was sampled from (after
+    temperature), one for each of the T completion tokens. ``untrainable``: why the reply must not
+    be trained on, because it was not sampled from the policy alone.
     """
 
     step: int
@@ -44,15 +44,15 @@ class Call(msgspec.Struct, frozen=True, gc=False, kw_only=True, omit_defaults=Tr
 
     @property
     def retokenized(self) -> bool:
-        """True when the exact tokens are unknown and the trainer must tokenise the text itself."""
+        """True when the exact tokens are unknown, so that the trainer tokenizes the text."""
         return self.completion_token_ids is None
 
 
 class Trajectory(msgspec.Struct, frozen=True, kw_only=True):
-    """One agent's ordered steps in one window, reduced to what scoring and training need.
+    """One agent's play in one window, reduced to the facts that scoring and training need.
 
-    ``pnl_usd`` is the profit inside this window, not the agent's lifetime P&L. ``wins`` of
-    ``trades`` closed or resolved in profit; ``actions`` counts successful steps other than HOLD.
+    ``pnl_usd``: profit inside this window, not the agent's lifetime P&L. ``wins``: the ``trades``
+    that closed or resolved in profit. ``actions``: successful steps other than HOLD.
     """
 
     trajectory_id: str
@@ -70,12 +70,12 @@ class Trajectory(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def win_rate(self) -> float:
-        """Share of decided trades that made money, 0 when there was none."""
+        """``wins`` / ``trades``, 0 without trades."""
         return self.wins / self.trades if self.trades else 0.0
 
 
 class TrainingRow(msgspec.Struct, frozen=True, kw_only=True):
-    """All that the trainer may know of a trajectory: whose it is, how good, and its calls."""
+    """The part of a trajectory that the trainer may see: no ground truth."""
 
     trajectory_id: str
     agent_id: str
@@ -84,8 +84,8 @@ class TrainingRow(msgspec.Struct, frozen=True, kw_only=True):
     calls: tuple[Call, ...]
 
 
-# ``game_json`` (the row's steps as written), ``knowledge_json`` (ground truth) and
-# ``step_rewards_json`` (``quality.correctness.StepReward``, derived from it) are the judge's.
+# Only the judge reads ``game_json`` (the steps as the game wrote them), ``knowledge_json`` (ground
+# truth) and ``step_rewards_json`` (``quality.correctness.StepReward``, derived from ground truth).
 TRAJECTORY_SCHEMA = pl.Schema(
     [
         ("trajectory_id", pl.String),
@@ -111,8 +111,8 @@ _LEARNT_FROM = ("trajectory_id", "agent_id", "scenario_id", "score")
 
 def trajectory_row(
     trajectory: Trajectory, *, game_json: str, knowledge_json: str, step_rewards_json: str = "[]"
-) -> dict[str, Any]:
-    """One row of ``TRAJECTORY_SCHEMA``."""
+) -> dict[str, object]:
+    """Return a row of ``TRAJECTORY_SCHEMA``."""
     return {
         **{name: getattr(trajectory, name) for name in PLAIN},
         "calls_json": msgspec.json.encode(trajectory.calls).decode(),
@@ -123,13 +123,13 @@ def trajectory_row(
 
 
 def read_trajectories(artifact: Artifact) -> list[Trajectory]:
-    """Every trajectory of a validated (thinned, scored) artifact, without ground truth."""
+    """Read the trajectories of a validated, thinned or scored artifact, without ground truth."""
     rows = read_artifact(artifact, [*PLAIN, "calls_json"]).iter_rows(named=True)
     return [Trajectory(**plain, calls=calls) for plain, calls in _with_calls(rows)]
 
 
 def training_rows(artifact: Artifact) -> list[TrainingRow]:
-    """What the trainer reads of a scored artifact: the ground truth columns are not even read."""
+    """Read the trainer's rows of a scored artifact. The ground truth columns are not read."""
     rows = read_artifact(artifact, [*_LEARNT_FROM, "calls_json"]).iter_rows(named=True)
     return [TrainingRow(**plain, calls=calls) for plain, calls in _with_calls(rows)]
 

@@ -1,13 +1,14 @@
-"""Windows: half-open UTC intervals of play, and the states one goes through.
+"""Windows: half-open UTC intervals of play, and their states.
 
-A window id is its start, ``YYYY-MM-DDTHH:MM`` in UTC. It is parsed as UTC whatever the local
-time zone. Windows of M minutes start at multiples of M since midnight UTC.
+A window id is the window's start, ``YYYY-MM-DDTHH:MM`` in UTC, whatever the local time zone.
+Windows of M minutes start at multiples of M since midnight UTC.
 
-``open → closing → ready`` is what the clock alone decides (``settling``); nobody stores it. From
-the claim on a window's state is a row in Postgres, and every change is checked against
-``TRANSITIONS`` under the claim's epoch.
+The clock alone decides ``open → closing → ready`` (``settling``); these states are not stored. A
+claim stores the window's state in Postgres. Every later change is checked against ``TRANSITIONS``
+under the claim's epoch.
 """
 
+import asyncio
 import re
 from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
@@ -19,26 +20,27 @@ ID_FORMAT = "%Y-%m-%dT%H:%M"
 _ID_PATTERN = re.compile(r"\d{4}-\d{2}-\d{2}T\d{2}:\d{2}")
 RECIPE_PATTERN = r"[a-z0-9][a-z0-9-]{0,31}"
 MIN_MINUTES, MAX_MINUTES = 15, 24 * 60
-FIRST_YEAR, LAST_YEAR = 1970, 9998  # so that a window's neighbours are dates, too
-MAX_ATTEMPTS = 10  # over 80 hours: an outage that lasts a weekend must not lose its windows
+FIRST_YEAR, LAST_YEAR = 1970, 9998  # so that the windows before and after are valid dates too
+_NAP_S = 60  # so that a changed clock or a suspended machine is noticed
+MAX_ATTEMPTS = 10  # over 80 hours, so that an outage of a weekend loses no window
 FIRST_BACKOFF, MAX_BACKOFF = timedelta(minutes=15), timedelta(hours=24)
 
 
 class WindowState(StrEnum):
-    """Where a window is. ``TRANSITIONS`` says what may follow."""
+    """State of a window. ``TRANSITIONS`` lists the allowed changes."""
 
     OPEN = "open"  # being played
-    CLOSING = "closing"  # over, but rows of it may still be committed
-    READY = "ready"  # settled, and nobody has taken it
-    CLAIMED = "claimed"  # a worker holds the lease, or died with it; so with the next three
-    COLLECTED = "collected"  # what arrives from now on is late
+    CLOSING = "closing"  # over, but its rows may still be committed
+    READY = "ready"  # settled and not claimed
+    CLAIMED = "claimed"  # a worker holds the lease or died with it, as in the next three states
+    COLLECTED = "collected"  # rows that arrive from now on are late
     VALIDATED = "validated"
-    SCORED = "scored"  # judged: a later run may go on from here
-    TRAINED = "trained"  # a checkpoint is committed; verdict and deployment are due
+    SCORED = "scored"  # judged; a later run may continue from here
+    TRAINED = "trained"  # a checkpoint is committed; validation and deployment follow
     DEPLOYED = "deployed"
-    REJECTED = "rejected"  # trained, but the challenger did not pass
-    SKIPPED = "skipped"  # looked at, nothing to train (too few agents, no differing scores)
-    FAILED = "failed"  # a stage raised; the reason is stored and a later run may try again
+    REJECTED = "rejected"  # trained, but the challenger did not pass validation
+    SKIPPED = "skipped"  # nothing to train: too few agents, or equal scores
+    FAILED = "failed"  # a stage raised an error; the reason is stored, a later run may retry
 
 
 _STAGES = (
@@ -53,9 +55,9 @@ FINISHED = frozenset({WindowState.TRAINED, WindowState.DEPLOYED, WindowState.REJ
 DONE = FINISHED - {WindowState.TRAINED}
 _GIVEN_UP = frozenset({WindowState.SKIPPED, WindowState.FAILED})
 
-# Within a claim a window only goes forward, over any number of stages at a time. A stage may commit
-# again, because the answer to its first commit may be lost. A new claim starts over, except for a
-# window that is trained.
+# Within a claim the state only moves forward, and may skip stages. A stage may commit twice, as the
+# answer to its first commit may be lost. A new claim starts again from ``claimed``, except for a
+# trained window.
 TRANSITIONS: dict[WindowState, frozenset[WindowState]] = {
     WindowState.OPEN: frozenset({WindowState.CLOSING}),
     WindowState.CLOSING: frozenset({WindowState.READY}),
@@ -76,8 +78,9 @@ TRANSITIONS: dict[WindowState, frozenset[WindowState]] = {
 class Window:
     """A half-open interval ``[start, end)`` in UTC.
 
-    ``recipe`` is empty but where a window that is done is taken up once more for what was never
-    trained in it; its claims, scores and batch then go by ``key``, beside those of the first time.
+    ``recipe`` is not empty when a finished window is trained once more on rows that were not
+    trained before. Its claims, scores and batch then have ``key`` as their window id, beside those
+    of the first training.
     """
 
     start: datetime
@@ -95,12 +98,12 @@ class Window:
 
     @property
     def id(self) -> str:
-        """As the game names it."""
+        """The window id: ``2025-11-14T09:00``."""
         return self.start.strftime(ID_FORMAT)
 
     @property
     def key(self) -> str:
-        """As we name it: ``2025-11-14T09:00``, or ``2025-11-14T09:00+recipe``."""
+        """The id with the recipe: ``2025-11-14T09:00`` or ``2025-11-14T09:00+recipe``."""
         return f"{self.id}+{self.recipe}" if self.recipe else self.id
 
     @property
@@ -122,10 +125,10 @@ class Window:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Clock:
-    """What the database knows about time; a worker's own clock may be wrong by hours.
+    """The database's time; a worker's own clock may be wrong by hours.
 
-    ``oldest_writer``: since when the oldest transaction is open that has written something.
-    ``hidden``: sessions of other accounts, of whose transactions it tells us nothing.
+    ``oldest_writer``: start of the oldest open transaction that has written something.
+    ``hidden``: number of other accounts' sessions whose transactions we may not see.
     """
 
     now: datetime
@@ -134,7 +137,11 @@ class Clock:
 
 
 def check_minutes(minutes: int) -> None:
-    """Windows last 15 minutes to 24 hours and tile the day, so that each id has one interval."""
+    """Check that windows of this length tile the day, so that each id names one interval.
+
+    Raises:
+        ConfigError: the length is not 15 minutes to 24 hours, or does not divide a day.
+    """
     if not MIN_MINUTES <= minutes <= MAX_MINUTES or MAX_MINUTES % minutes:
         raise ConfigError(
             f"window of {minutes} minutes: choose {MIN_MINUTES} to {MAX_MINUTES} minutes"
@@ -143,7 +150,7 @@ def check_minutes(minutes: int) -> None:
 
 
 def parse_window_id(text: str, minutes: int = 60) -> Window:
-    """``2025-11-14T09:00`` → the window that starts then; a key names its recipe as well.
+    """Parse ``2025-11-14T09:00`` or ``2025-11-14T09:00+recipe``.
 
     Raises:
         WindowError: the text is not a window id, or no window of that length starts there.
@@ -173,10 +180,13 @@ def _parse_start(text: str) -> datetime:
 
 
 def parse_bound(text: str, *, last: bool = False) -> datetime:
-    """A date or window id → from when on windows start; of the ``last``, before when they do.
+    """Parse a date or window id as an end of a range of window starts.
+
+    The first bound is inclusive. With ``last`` the returned bound is exclusive: it lies after the
+    given date or window start.
 
     Raises:
-        WindowError: it is neither.
+        WindowError: the text is neither a date nor a window id.
     """
     is_date = re.fullmatch(r"\d{4}-\d{2}-\d{2}", text) is not None
     if not is_date and not _ID_PATTERN.fullmatch(text):
@@ -188,7 +198,7 @@ def parse_bound(text: str, *, last: bool = False) -> datetime:
 
 
 def window_at(moment: datetime, minutes: int = 60) -> Window:
-    """The window that contains a moment."""
+    """Return the window that contains a moment."""
     check_minutes(minutes)
     moment = moment.astimezone(UTC)
     midnight = moment.replace(hour=0, minute=0, second=0, microsecond=0)
@@ -197,16 +207,17 @@ def window_at(moment: datetime, minutes: int = 60) -> Window:
 
 
 def last_complete_window(now: datetime, minutes: int = 60) -> Window:
-    """The newest window that is over; the current one is never trained."""
+    """Return the newest window that is over."""
     return window_at(now, minutes).previous()
 
 
 def settling(window: Window, clock: Clock, grace_s: float) -> tuple[WindowState, str]:
-    """``open``, ``closing`` or ``ready``, and what a window that is not ready waits for.
+    """Return ``open``, ``closing`` or ``ready``, and the reason why the window is not ready.
 
-    Two things protect the last rows: a grace, for what is written a little late, and the wait for
-    every transaction that was open at its end. Such a wait lasts a window's length at most: what
-    is committed after it counts as late, and a forgotten session does not stop the system.
+    A window becomes ready after a grace period, for rows that are written a little late, and after
+    every transaction that was open then has ended. The wait for transactions lasts one window's
+    length at most, so that a forgotten session does not stop training. Rows that are committed
+    after it are late.
     """
     settled = window.end + timedelta(seconds=grace_s)
     patience = settled + timedelta(minutes=window.minutes)
@@ -221,27 +232,34 @@ def settling(window: Window, clock: Clock, grace_s: float) -> tuple[WindowState,
     if writer is not None and writer < settled and clock.now < patience:
         return (
             WindowState.CLOSING,
-            f"a transaction that has written is open since {_clock(writer)} UTC: it is waited for"
-            f" until {_clock(patience)}",
+            f"a transaction that wrote rows is open since {_clock(writer)} UTC: training waits"
+            f" for it until {_clock(patience)}",
         )
     return WindowState.READY, ""
 
 
 def check_settled(window: Window, clock: Clock, grace_s: float) -> None:
-    """
+    """Check that a window is ready.
+
     Raises:
-        WindowNotReadyError: rows of the window may still arrive; says until when.
+        WindowNotReadyError: rows of the window may still arrive; the message says until when.
     """
     state, why = settling(window, clock, grace_s)
     if state is not WindowState.READY:
         raise WindowNotReadyError(
-            f"window {window.id} is {state}: {why}; now is {_clock(clock.now)}, train it after that"
+            f"window {window.id} is {state}: {why}; it is {_clock(clock.now)} now, train it later"
         )
 
 
 def backoff(attempts: int) -> timedelta:
-    """How long a window that failed so many times in a row is left alone."""
+    """Return the wait before the next attempt, after ``attempts`` failures in a row."""
     return min(FIRST_BACKOFF * (1 << min(attempts - 1, 20)), MAX_BACKOFF)
+
+
+async def sleep_until(moment: datetime) -> None:
+    """Sleep until a moment of this machine's clock."""
+    while (seconds := (moment - datetime.now(UTC)).total_seconds()) > 0:
+        await asyncio.sleep(min(seconds, _NAP_S))
 
 
 def _clock(moment: datetime) -> str:

@@ -1,4 +1,4 @@
-"""Which windows the dataset consists of (those that were trained), and its three tables."""
+"""The dataset's windows (all trained ones) and its three tables."""
 
 import logging
 from datetime import date
@@ -17,7 +17,7 @@ log = logging.getLogger(__name__)
 
 
 async def windows_of(store: Store, day: date | None = None) -> list[Scored]:
-    """The scored manifests of the trained windows of a UTC day, or of all, oldest first."""
+    """Return the scored manifests of trained windows, of one UTC day or all, oldest first."""
     rows = sorted(await list_windows(store), key=lambda row: row.window_id)
     return [
         row.scored
@@ -29,12 +29,12 @@ async def windows_of(store: Store, day: date | None = None) -> list[Scored]:
 
 
 async def build_tables(store: Store, settings: Settings, scored: Scored) -> list[Published]:
-    """One file of each table: trajectories, scenarios, model_performance.
+    """Write a window's file of each table: trajectories, scenarios, model_performance.
 
-    Scenarios that the rows do not tell are left out, and the log says why.
+    Scenarios that cannot be rebuilt from the rows are left out and logged.
     """
     trajectories = publish_window(settings.home, scored)
-    scenarios, rebuilt = publish_scenarios(settings, scored)
+    scenarios, rebuilt = publish_scenarios(settings.home, scored)
     for skipped in rebuilt.skipped:
         log.warning("window %s: %s", skipped.window_id, skipped.reason)
-    return [trajectories, scenarios, await publish_performance(store, settings, scored)]
+    return [trajectories, scenarios, await publish_performance(store, settings.home, scored)]

@@ -1,20 +1,19 @@
-"""The table ``model_performance``: how each policy did, one row a window and measurement.
+"""The table ``model_performance``: one row per window, policy and kind of measurement.
 
-``play``: what the policy's own calls in the window's trajectories came to. ``validation``: the gate
-that compared the policy trained from the window with the one in force, one row for each of the two.
-P&L in USD (of play) or simulator dollars (of validation), means over ``trajectories`` or
-``scenarios``.
+``play`` is the mean over the window's trajectories that the policy played, in USD. ``validation``
+is the window's gate: one row for the policy trained from the window and one for the champion, means
+over the gate's scenarios in simulator dollars.
 """
 
 from collections import defaultdict
 from collections.abc import Iterator
 from statistics import fmean
-from typing import Any
+from typing import Literal, TypedDict
 
 import polars as pl
 
 from babylon.core.artifacts import write_artifact
-from babylon.core.settings import Settings
+from babylon.core.home import Home
 from babylon.core.trajectories import Trajectory, read_trajectories
 from babylon.core.types import Published, Scored
 from babylon.store import Store
@@ -43,7 +42,21 @@ SCHEMA = pl.Schema(
 _ROUTES = 10_000
 
 
-async def publish_performance(store: Store, settings: Settings, scored: Scored) -> Published:
+class Measurement(TypedDict, total=False):
+    """A policy's figures in a window, without the columns about the policy itself."""
+
+    policy_version: int | None
+    measured: Literal["play", "validation"]
+    trajectories: int
+    scenarios: int
+    pnl_usd: float | None
+    win_rate: float | None
+    malformed: float | None
+    promoted: bool | None
+    reason: str | None
+
+
+async def publish_performance(store: Store, home: Home, scored: Scored) -> Published:
     """Write the window's measurements into the local dataset folder."""
     window_id = scored.claim.window_id
     month = window_id[: len("YYYY-MM")]
@@ -56,14 +69,15 @@ async def publish_performance(store: Store, settings: Settings, scored: Scored) 
     frame = pl.DataFrame(
         [_row(row, policies, window_id, month) for row in rows], schema=SCHEMA
     ).sort("measured", "policy_version")
-    file = write_artifact(
-        frame, settings.home.datasets / TABLE / f"month={month}", window_id=window_id
-    )
+    file = write_artifact(frame, home.datasets / TABLE / f"month={month}", window_id=window_id)
     return Published(window_id=window_id, uri=file.uri, sha256=file.sha256, rows=file.rows)
 
 
-def played_rows(trajectories: list[Trajectory]) -> Iterator[dict[str, Any]]:
-    """A trajectory is a policy's when all its calls with known tokens are."""
+def played_rows(trajectories: list[Trajectory]) -> Iterator[Measurement]:
+    """Yield each policy's ``play`` row.
+
+    A trajectory counts for a policy if all its calls with a known version are that policy's.
+    """
     groups: defaultdict[int, list[Trajectory]] = defaultdict(list)
     for trajectory in trajectories:
         known = {call.policy_version for call in trajectory.calls}
@@ -81,13 +95,14 @@ def played_rows(trajectories: list[Trajectory]) -> Iterator[dict[str, Any]]:
         }
 
 
-def _validated(policy: Policy, routes: dict[int, int]) -> Iterator[dict[str, Any]]:
-    """Challenger and champion, of a policy that played at the gate."""
+def _validated(policy: Policy, routes: dict[int, int]) -> Iterator[Measurement]:
+    """Yield the challenger's and the champion's ``validation`` row if the gate was played."""
     verdict = policy.verdict
     if not verdict or not verdict.get("scenarios"):
         return
     champion = routes.get(verdict["route_version"], policy.parent_version)
-    if champion == policy.policy_version:  # it served already: its parent took the champion's place
+    if champion == policy.policy_version:
+        # The policy already served when its verdict was recorded: the gate compared its parent.
         champion = policy.parent_version
     for version, which in ((policy.policy_version, "after"), (champion, "before")):
         yield {
@@ -103,9 +118,10 @@ def _validated(policy: Policy, routes: dict[int, int]) -> Iterator[dict[str, Any
 
 
 def _row(
-    row: dict[str, Any], policies: dict[int, Policy], window_id: str, month: str
-) -> dict[str, Any]:
-    policy = policies.get(row["policy_version"])
+    row: Measurement, policies: dict[int, Policy], window_id: str, month: str
+) -> dict[str, object]:
+    version = row["policy_version"]
+    policy = None if version is None else policies.get(version)
     return {
         "parent_version": policy and policy.parent_version,
         "kind": policy and policy.kind,

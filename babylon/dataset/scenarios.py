@@ -1,19 +1,17 @@
-"""The table ``scenarios``: what was played, so that anybody can play it again.
+"""The table ``scenarios``: the played scenarios, for replay.
 
-``knowledge_json`` is the whole scenario with outcomes and the prices to come: ground truth, and the
-only column with any. The others say what it is about. One immutable file a window, as of
-``trajectories``; a scenario whose rows do not say enough is left out and named.
+``knowledge_json`` is the whole scenario with outcomes and future prices. It is the only column with
+ground truth. Each window has one immutable file. Scenarios that cannot be rebuilt are left out.
 """
 
 from collections.abc import Iterable
 from statistics import fmean
-from typing import Any
 
 import msgspec
 import polars as pl
 
 from babylon.core.artifacts import iter_artifact, write_artifact
-from babylon.core.settings import Settings
+from babylon.core.home import Home
 from babylon.core.types import Published, Scored
 from babylon.dataset.replay.recorded import Rebuilt, RecordedRow, RecordedScenario, RecordedStep
 from babylon.dataset.replay.recorded_windows import rebuild_rows
@@ -51,15 +49,13 @@ _COLUMNS = (
 )
 
 
-def publish_scenarios(settings: Settings, scored: Scored) -> tuple[Published, Rebuilt]:
-    """Write the window's scenarios into the local dataset folder."""
+def publish_scenarios(home: Home, scored: Scored) -> tuple[Published, Rebuilt]:
+    """Write the window's scenarios into the local dataset folder → (file, rebuilt scenarios)."""
     window_id = scored.claim.window_id
     rebuilt = rebuild_rows(list(_rows(scored)))
     month = window_id[: len("YYYY-MM")]
     frame = pl.DataFrame([_row(one, month) for one in rebuilt.scenarios], schema=SCHEMA)
-    file = write_artifact(
-        frame, settings.home.datasets / TABLE / f"month={month}", window_id=window_id
-    )
+    file = write_artifact(frame, home.datasets / TABLE / f"month={month}", window_id=window_id)
     published = Published(window_id=window_id, uri=file.uri, sha256=file.sha256, rows=file.rows)
     return published, rebuilt
 
@@ -77,7 +73,7 @@ def _rows(scored: Scored) -> Iterable[RecordedRow]:
             )
 
 
-def _row(recorded: RecordedScenario, month: str) -> dict[str, Any]:
+def _row(recorded: RecordedScenario, month: str) -> dict[str, object]:
     scenario = recorded.scenario
     pnl = [play.pnl_usd for play in recorded.plays]
     return {

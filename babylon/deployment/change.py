@@ -20,7 +20,7 @@ from babylon.core.settings import Settings
 from babylon.core.types import Change, Claim
 from babylon.store.connection import Store
 from babylon.store.gateways import (
-    Gateway,
+    GatewayRow,
     live_gateways,
     wait_for_acks,
     wait_until_drained,
@@ -35,7 +35,7 @@ if TYPE_CHECKING:
     from babylon.deployment.checks.check_result import Checked
 
 CheckPolicy = Callable[
-    [Store, Settings, Policy, Policy, Sequence[Gateway]], Coroutine[Any, Any, "Checked"]
+    [Store, Settings, Policy, Policy, Sequence[GatewayRow]], Coroutine[Any, Any, "Checked"]
 ]
 
 log = logging.getLogger(__name__)
@@ -196,7 +196,7 @@ async def _prepare(
 
 
 async def _checked(
-    store: Store, settings: Settings, before: Route, new: int, gateways: Sequence[Gateway]
+    store: Store, settings: Settings, before: Route, new: int, gateways: Sequence[GatewayRow]
 ) -> "Checked":
     check_policy = await asyncio.to_thread(_check_policy)
     policy, champion = await get_policy(store, new), await get_policy(store, before.policy_version)

@@ -4,7 +4,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from babylon.store.connection import Store
-from babylon.store.gateways import Gateway, live_gateways
+from babylon.store.gateways import GatewayRow, live_gateways
 from babylon.store.proposals import Proposal, open_proposals
 from babylon.store.routes import Route, current_route
 
@@ -17,7 +17,7 @@ class Status:
     """
 
     route: Route
-    gateways: Sequence[Gateway]
+    gateways: Sequence[GatewayRow]
     proposals: Sequence[Proposal]
     settled: bool
 

@@ -1,1 +1,1 @@
-"""Comparing two policies: in simulated worlds (arena) and on live agents (experiment)."""
+"""Comparison of two policies: in simulated worlds (arena) and on live agents (experiment)."""

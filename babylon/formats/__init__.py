@@ -1,3 +1,5 @@
-"""Traces of other systems, read into the game's rows and written from them: ATIF, chat messages,
-OpenTelemetry GenAI spans and the OpenInference dialect. ``docs/formats.md`` says what each format
-cannot carry. Everything here is pure; ``babylon.formats.import_files`` writes the rows."""
+"""Import and export of traces: ATIF, chat messages, OpenTelemetry GenAI and OpenInference spans.
+
+``docs/formats.md`` lists what each format cannot carry. Readers and writers are pure;
+``import_files`` and ``export_files`` use the database.
+"""

@@ -1,25 +1,26 @@
-"""ATIF, the Agent Trajectory Interchange Format (Harbor RFC 0001, version 1.7): its records.
+"""Records of ATIF, the Agent Trajectory Interchange Format (Harbor RFC 0001, version 1.7).
 
-A document is one trajectory: a list of system, user and agent steps, which read as one
-conversation. A reply's prompt is all that stands before it. Babylon's agents begin a new
-conversation with every tick, so the agent steps that we write say in ``extra.babylon.prompt_from``
-at which step their prompt begins; earlier replies inside a prompt are marked ``is_copied_context``.
+A document is one trajectory: a list of system, user and agent steps that form one conversation.
+The prompt of a reply is everything before it. Babylon's agents start a new conversation with every
+tick. Therefore our agent steps give the first step of their prompt in
+``extra.babylon.prompt_from``, and earlier replies inside a prompt are marked ``is_copied_context``.
 
-``metrics`` carries ``prompt_token_ids``, ``completion_token_ids`` and ``logprobs``; the policy
-version, which RFC 0001 does not know, is in ``metrics.extra.babylon``. Ground truth is not
-written. Unknown keys are ignored in reading, absent ones left out in writing.
+``metrics`` carries ``prompt_token_ids``, ``completion_token_ids`` and ``logprobs``. RFC 0001 has no
+policy version; ours is in ``metrics.extra.babylon``. Ground truth is not written. The reader
+ignores unknown keys. The writer omits default values.
 """
 
 from datetime import datetime
-from typing import Any, Literal
+from typing import Literal
 
 import msgspec
 
+from babylon.formats.documents import JsonObject
 from babylon.formats.trace import Purpose
 
 VERSION = "ATIF-v1.7"
 READABLE = "ATIF-v1."
-OURS = "babylon"  # the key of ``extra`` under which our own fields are
+OURS = "babylon"  # the key in ``extra`` that holds our own fields
 
 
 class TrajectoryExtra(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
@@ -35,7 +36,7 @@ class TrajectoryExtra(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=T
 
 
 class StepExtra(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
-    """``extra.babylon`` of a step. ``role`` is the message's where ``source`` does not say it."""
+    """``extra.babylon`` of a step. ``role`` is set if ``source`` does not give the role."""
 
     role: str | None = None
     step: int | None = None
@@ -46,13 +47,13 @@ class StepExtra(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     purpose: Purpose = "action"
     action_type: str | None = None
     latency_ms: int | None = None
-    action: dict[str, Any] | None = None
-    state: dict[str, Any] = {}
+    action: JsonObject | None = None
+    state: JsonObject = {}
     reward: float = 0.0
 
 
 class MetricsExtra(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
-    """``metrics.extra.babylon``: who sampled the tokens."""
+    """``metrics.extra.babylon``: the policy that sampled the tokens."""
 
     policy_version: int | None = None
     route_version: int = 0
@@ -60,42 +61,42 @@ class MetricsExtra(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True
     seed: int | None = None
 
 
-class Metrics(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
+class AtifMetrics(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     prompt_tokens: int | None = None
     completion_tokens: int | None = None
     prompt_token_ids: tuple[int, ...] | None = None
     completion_token_ids: tuple[int, ...] | None = None
     logprobs: tuple[float, ...] | None = None
-    extra: dict[str, Any] | None = None
+    extra: JsonObject | None = None
 
 
-class Agent(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
+class AtifAgent(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     name: str
     version: str
     model_name: str | None = None
 
 
-class Step(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
+class AtifStep(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     step_id: int
     source: Literal["system", "user", "agent"]
-    message: str | list[dict[str, Any]]
+    message: str | list[JsonObject]
     timestamp: datetime | None = None
     model_name: str | None = None
     reasoning_content: str | None = None
-    tool_calls: list[dict[str, Any]] | None = None
-    observation: dict[str, Any] | None = None
-    metrics: Metrics | None = None
+    tool_calls: list[JsonObject] | None = None
+    observation: JsonObject | None = None
+    metrics: AtifMetrics | None = None
     llm_call_count: int | None = None
     is_copied_context: bool | None = None
-    extra: dict[str, Any] | None = None
+    extra: JsonObject | None = None
 
 
 class Atif(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     schema_version: str
-    agent: Agent
-    steps: tuple[Step, ...]
+    agent: AtifAgent
+    steps: tuple[AtifStep, ...]
     session_id: str | None = None
     trajectory_id: str | None = None
-    final_metrics: dict[str, Any] | None = None
-    extra: dict[str, Any] | None = None
-    subagent_trajectories: list[dict[str, Any]] | None = None
+    final_metrics: JsonObject | None = None
+    extra: JsonObject | None = None
+    subagent_trajectories: list[JsonObject] | None = None

@@ -1,6 +1,6 @@
-"""A trace as an ATIF document."""
+"""Writer of ATIF: one trace becomes one document."""
 
-from typing import Any
+from typing import Literal
 
 import msgspec
 
@@ -8,23 +8,28 @@ from babylon.core.trajectories import Message
 from babylon.formats.atif import (
     OURS,
     VERSION,
-    Agent,
     Atif,
-    Metrics,
+    AtifAgent,
+    AtifMetrics,
+    AtifStep,
     MetricsExtra,
-    Step,
     StepExtra,
     TrajectoryExtra,
 )
+from babylon.formats.documents import JsonObject
 from babylon.formats.trace import Trace, TraceCall, TraceStep
 
-_SOURCES = {"system": "system", "user": "user", "assistant": "agent"}
+_SOURCES: dict[str, Literal["system", "user", "agent"]] = {
+    "system": "system",
+    "user": "user",
+    "assistant": "agent",
+}
 
 
-def write_atif(trace: Trace) -> dict[str, Any]:
-    """One document. What continues the conversation of the call before is written once."""
-    steps: list[Step] = []
-    said: tuple[Message, ...] = ()
+def write_atif(trace: Trace) -> JsonObject:
+    """Return one document. A call that continues the conversation adds only its new messages."""
+    steps: list[AtifStep] = []
+    said: tuple[Message, ...] = ()  # the conversation so far, from step id ``begin``
     begin = 1
     for number, step in enumerate(trace.steps):
         for index, call in enumerate(step.calls):
@@ -36,26 +41,26 @@ def write_atif(trace: Trace) -> dict[str, Any]:
             steps.append(_reply(len(steps) + 1, number, begin, call, step, last))
             said = (*call.messages, Message(role="assistant", content=call.response))
         if not step.calls:
-            steps.append(_idle(len(steps) + 1, number, step))
+            steps.append(_act_without_call(len(steps) + 1, number, step))
     atif = Atif(
         schema_version=VERSION,
         session_id=trace.trajectory_id,
         trajectory_id=trace.trajectory_id,
-        agent=Agent(name=trace.agent_id, version="unknown", model_name=_model(trace)),
+        agent=AtifAgent(name=trace.agent_id, version="unknown", model_name=_model(trace)),
         steps=tuple(steps),
         final_metrics=_totals(trace),
         extra=_ours(_trajectory_extra(trace)),
     )
-    document: dict[str, Any] = msgspec.to_builtins(atif)
+    document: JsonObject = msgspec.to_builtins(atif)
     return document
 
 
-def _context(step_id: int, message: Message, step: TraceStep) -> Step:
+def _context(step_id: int, message: Message, step: TraceStep) -> AtifStep:
     source = _SOURCES.get(message.role)
     agent = source == "agent"
-    return Step(
+    return AtifStep(
         step_id=step_id,
-        source=source or "user",  # type: ignore[arg-type]
+        source=source or "user",
         message=message.content,
         timestamp=step.at,
         llm_call_count=0 if agent else None,
@@ -66,7 +71,7 @@ def _context(step_id: int, message: Message, step: TraceStep) -> Step:
 
 def _reply(
     step_id: int, number: int, begin: int, call: TraceCall, step: TraceStep, last: bool
-) -> Step:
+) -> AtifStep:
     extra = StepExtra(
         step=number,
         prompt_from=begin,
@@ -76,9 +81,8 @@ def _reply(
         purpose=call.purpose,
         action_type=call.action_type,
         latency_ms=call.latency_ms,
-        **(_deed(step) if last else {}),
     )
-    return Step(
+    return AtifStep(
         step_id=step_id,
         source="agent",
         message=call.response,
@@ -87,36 +91,35 @@ def _reply(
         reasoning_content=call.reasoning,
         metrics=_metrics(call),
         llm_call_count=1,
-        extra=_ours(extra),
+        extra=_ours(_with_action(extra, step) if last else extra),
     )
 
 
-def _idle(step_id: int, number: int, step: TraceStep) -> Step:
-    """An action that no model was asked about."""
-    return Step(
+def _act_without_call(step_id: int, number: int, step: TraceStep) -> AtifStep:
+    return AtifStep(
         step_id=step_id,
         source="agent",
         message="",
         timestamp=step.at,
         llm_call_count=0,
-        extra=_ours(StepExtra(step=number, **_deed(step))),
+        extra=_ours(_with_action(StepExtra(step=number), step)),
     )
 
 
-def _deed(step: TraceStep) -> dict[str, Any]:
-    return {"action": step.action, "state": step.state, "reward": step.reward}
+def _with_action(extra: StepExtra, step: TraceStep) -> StepExtra:
+    return msgspec.structs.replace(extra, action=step.action, state=step.state, reward=step.reward)
 
 
-def _metrics(call: TraceCall) -> Metrics | None:
+def _metrics(call: TraceCall) -> AtifMetrics | None:
     tokens = call.tokens
     if tokens is None:
         known = (call.prompt_tokens, call.completion_tokens)
         return (
             None
             if known == (None, None)
-            else Metrics(prompt_tokens=known[0], completion_tokens=known[1])
+            else AtifMetrics(prompt_tokens=known[0], completion_tokens=known[1])
         )
-    return Metrics(
+    return AtifMetrics(
         prompt_tokens=len(tokens.prompt_token_ids),
         completion_tokens=len(tokens.completion_token_ids),
         prompt_token_ids=tokens.prompt_token_ids,
@@ -145,7 +148,7 @@ def _trajectory_extra(trace: Trace) -> TrajectoryExtra:
     )
 
 
-def _totals(trace: Trace) -> dict[str, Any]:
+def _totals(trace: Trace) -> JsonObject:
     metrics = [_metrics(call) for step in trace.steps for call in step.calls]
     known = [one for one in metrics if one is not None]
     return {
@@ -159,5 +162,5 @@ def _model(trace: Trace) -> str | None:
     return next((call.model for step in trace.steps for call in step.calls), None)
 
 
-def _ours(extra: msgspec.Struct) -> dict[str, Any]:
+def _ours(extra: msgspec.Struct) -> JsonObject:
     return {OURS: msgspec.to_builtins(extra)}

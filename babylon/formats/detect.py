@@ -1,12 +1,12 @@
-"""How a file tells its format, and who reads it."""
+"""The format of a file, and its reader."""
 
 from collections.abc import Iterable, Iterator
 from pathlib import Path
 
 from babylon.formats.atif_read import read_atif
-from babylon.formats.chat import read_chats
+from babylon.formats.chat_lines import read_chats
 from babylon.formats.documents import Document, ImportFileError, read_documents
-from babylon.formats.names import Format
+from babylon.formats.format_names import Format
 from babylon.formats.spans import read_span_traces
 from babylon.formats.trace import Trace
 
@@ -14,7 +14,9 @@ DEFAULT_AGENT = "imported"
 
 
 def guess_format(path: Path) -> Format | None:
-    """By the keys of the file's first object; ``None`` for spans, whose dialect they must tell.
+    """Guess a file's format from the keys of its first object.
+
+    ``None`` stands for spans; their attributes give the dialect.
 
     Raises:
         ImportFileError: the file cannot be read.
@@ -33,10 +35,10 @@ def guess_format(path: Path) -> Format | None:
 def read_traces(
     path: Path, format: Format | None, agent_id: str = DEFAULT_AGENT
 ) -> Iterator[Trace]:
-    """The traces of one file of any format but the game's.
+    """Yield the traces of one file of any format except the game's.
 
     Raises:
-        ImportFileError: a line cannot be read; the message names it.
+        ImportFileError: a line cannot be read. The message names it.
     """
     documents: Iterable[Document] = read_documents(path)
     match format:
@@ -52,4 +54,4 @@ def read_traces(
         case None:
             yield from read_span_traces(documents, agent_id)
         case Format.GAME:
-            raise ImportFileError(f"{path}: the game's rows are no traces")
+            raise ImportFileError(f"{path}: a file of the game's rows holds no traces")

@@ -1,6 +1,6 @@
 """``babylon db export``: a window's play as the game's rows, or as traces for other systems.
 
-Traces leave without ground truth: no ``gameKnowledge``, no outcomes, no verdicts on trades.
+Traces carry no ground truth: no ``gameKnowledge``, no outcomes, no verdicts on trades.
 """
 
 from collections import defaultdict
@@ -10,13 +10,15 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TextIO
 
+import asyncpg
 import msgspec
 
 from babylon.core.errors import DatabaseError, WindowError
 from babylon.core.trajectories import Message
 from babylon.formats.atif_write import write_atif
-from babylon.formats.chat import write_chat
-from babylon.formats.names import Written
+from babylon.formats.chat_lines import write_chat
+from babylon.formats.documents import JsonObject
+from babylon.formats.format_names import Written
 from babylon.formats.trace import Tokens, Trace, TraceCall, TraceStep, utc
 from babylon.store.connection import Store, require_game_tables
 
@@ -41,18 +43,20 @@ _GAME_FILES = {
     ' ORDER BY call_id COLLATE "C"',
 }
 GAME_FILES = tuple(_GAME_FILES)
-_WRITERS: dict[Written, Callable[[Trace], Iterable[Any]]] = {
+_WRITERS: dict[Written, Callable[[Trace], Iterable[JsonObject]]] = {
     Written.ATIF: lambda trace: [write_atif(trace)],
     Written.CHAT: write_chat,
 }
 
 
 async def export_game(store: Store, window_id: str, folder: Path) -> dict[str, int]:
-    """One file of JSON lines a table, which ``import_files`` reads back; lines by table.
+    """Write one file of JSON lines for each table, and return the number of lines by table.
+
+    ``import_files`` reads these files back.
 
     Raises:
-        WindowError: nothing was recorded under that window id.
-        DatabaseError: a file is there already.
+        WindowError: no trajectory has that window id.
+        DatabaseError: a file exists already.
     """
     require_game_tables(store)
     await _require_trajectories(store, window_id)
@@ -67,16 +71,16 @@ async def export_game(store: Store, window_id: str, folder: Path) -> dict[str, i
 
 
 async def export_traces(store: Store, window_id: str, format: Written, path: Path) -> int:
-    """JSON lines of ``atif`` (a trajectory each) or ``chat`` (a call each); returns how many.
+    """Write JSON lines, one trajectory (``atif``) or one call (``chat``) each; return their number.
 
     Raises:
-        WindowError: nothing was recorded under that window id.
-        DatabaseError: the file is there already.
+        WindowError: no trajectory has that window id.
+        DatabaseError: the file exists already.
     """
     await _require_trajectories(store, window_id)
     lines = 0
     with open_new(path) as file:
-        async for trace in read_window(store, window_id):
+        async for trace in read_window_traces(store, window_id):
             for document in _WRITERS[format](trace):
                 file.write(msgspec.json.encode(document).decode() + "\n")
                 lines += 1
@@ -91,9 +95,13 @@ async def _require_trajectories(store: Store, window_id: str) -> None:
 
 @contextmanager
 def open_new(path: Path) -> Iterator[TextIO]:
-    """A file that appears whole or not at all, and never in the place of another."""
+    """Open a new file that appears under its name only when it is complete.
+
+    Raises:
+        DatabaseError: the file exists already.
+    """
     if path.exists():
-        raise DatabaseError(f"{path} is there already: remove it, or choose another place")
+        raise DatabaseError(f"{path} exists already: remove it, or choose another path")
     part = path.with_name(f".{path.name}.part")
     try:
         with part.open("w", encoding="utf-8", newline="\n") as file:
@@ -110,8 +118,8 @@ async def _rows(store: Store, window_id: str, table: str) -> AsyncIterator[str]:
             yield record[0]
 
 
-async def read_window(store: Store, window_id: str) -> AsyncIterator[Trace]:
-    """Every trajectory of the window with its calls, exact tokens where the gateway saw them."""
+async def read_window_traces(store: Store, window_id: str) -> AsyncIterator[Trace]:
+    """Yield every trajectory of the window with its calls, and their tokens if recorded."""
     async with (
         store.pool.acquire() as connection,
         connection.transaction(isolation="repeatable_read", readonly=True),
@@ -140,14 +148,16 @@ _CALLS = """
 
 async def _by_trajectory(
     connection: "Connection", query: str, ids: Sequence[str]
-) -> defaultdict[str, list[Any]]:
-    rows: defaultdict[str, list[Any]] = defaultdict(list)
+) -> defaultdict[str, list[asyncpg.Record]]:
+    rows: defaultdict[str, list[asyncpg.Record]] = defaultdict(list)
     for row in await connection.fetch(query, ids):
         rows[row["trajectory_id"]].append(row)
     return rows
 
 
-def _trace(record: Any, logs: list[Any], calls: list[Any]) -> Trace:
+def _trace(
+    record: asyncpg.Record, logs: list[asyncpg.Record], calls: list[asyncpg.Record]
+) -> Trace:
     own = record["trajectoryId"]
     by_id = {log["call_id"]: log for log in logs}
     steps: list[TraceStep] = []
@@ -170,7 +180,11 @@ def _trace(record: Any, logs: list[Any], calls: list[Any]) -> Trace:
 
 
 def _step(
-    step: dict[str, Any], own: str, number: int, logs: dict[str, Any], waiting: list[Any]
+    step: dict[str, Any],
+    own: str,
+    number: int,
+    logs: dict[str, asyncpg.Record],
+    waiting: list[asyncpg.Record],
 ) -> TraceStep:
     calls = tuple(
         _call(raw, logs.get(f"{own}-call-{number}-{index}"), waiting)
@@ -187,14 +201,15 @@ def _step(
     )
 
 
-def _call(raw: dict[str, Any], log: Any, waiting: list[Any]) -> TraceCall:
-    """The call of the step, with the log's messages and the gateway's tokens where they agree."""
+def _call(
+    raw: dict[str, Any], log: asyncpg.Record | None, waiting: list[asyncpg.Record]
+) -> TraceCall:
+    """Return a step's call, with the messages of its log row and the tokens of its gateway row."""
     prompts = (("system", raw.get("systemPrompt")), ("user", raw.get("userPrompt")))
     messages = tuple(Message(role=role, content=text) for role, text in prompts if text)
     if log is not None and log["messages_json"]:
         messages = msgspec.json.decode(log["messages_json"], type=tuple[Message, ...])
     response = raw.get("response") or ""
-    tokens = _tokens(messages, response, waiting)
     return TraceCall(
         messages=messages,
         response=response,
@@ -208,11 +223,14 @@ def _call(raw: dict[str, Any], log: Any, waiting: list[Any]) -> TraceCall:
         latency_ms=raw.get("latencyMs"),
         prompt_tokens=None if log is None else log["prompt_tokens"],
         completion_tokens=None if log is None else log["completion_tokens"],
-        tokens=tokens,
+        tokens=_tokens(messages, response, waiting),
     )
 
 
-def _tokens(messages: tuple[Message, ...], response: str, waiting: list[Any]) -> Tokens | None:
+def _tokens(
+    messages: tuple[Message, ...], response: str, waiting: list[asyncpg.Record]
+) -> Tokens | None:
+    """Take the first gateway row with the same messages and response off ``waiting``."""
     for call in waiting:
         said = msgspec.json.decode(call["messages"], type=tuple[Message, ...])
         if call["response"] == response and said == messages:

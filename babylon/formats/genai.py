@@ -1,16 +1,15 @@
-"""A span of OpenTelemetry's GenAI semantic conventions as a call.
+"""Reader of spans in OpenTelemetry's GenAI semantic conventions.
 
 https://github.com/open-telemetry/semantic-conventions-genai: ``gen_ai.system_instructions``,
 ``gen_ai.input.messages`` and ``gen_ai.output.messages``, on the span or on its event
-``gen_ai.client.inference.operation.details``, structured or as a JSON string. They are opt-in.
+``gen_ai.client.inference.operation.details``, structured or as a JSON string. Programs record them
+only if asked to.
 """
-
-from typing import Any
 
 import msgspec
 
 from babylon.core.trajectories import Message
-from babylon.formats.documents import ImportFileError
+from babylon.formats.documents import ImportFileError, JsonObject
 from babylon.formats.message_text import parts_text, role_of
 from babylon.formats.otlp import Span, span_call
 from babylon.formats.trace import TraceCall
@@ -20,20 +19,20 @@ CALLS = ("chat", "text_completion", "generate_content")
 
 
 def is_call(span: Span) -> bool:
-    """Agents, tools and embeddings have spans, too."""
+    """Return True for a model call. Agents, tools and embeddings have spans as well."""
     return span.attributes.get(OPERATION) in CALLS
 
 
 def read_call(span: Span) -> TraceCall:
-    """The call of a chat span.
+    """Return the call of a chat span.
 
     Raises:
-        ImportFileError: its messages were not recorded, or are not text.
+        ImportFileError: the messages were not recorded, or are not text.
     """
     get = span.attributes.get
     output = _messages(span, "gen_ai.output.messages")
     if len(output) != 1:
-        raise ImportFileError(f"{span.place}: {len(output)} output messages: one reply is a call")
+        raise ImportFileError(f"{span.place}: {len(output)} output messages, expected 1")
     instructions = _decoded(span, "gen_ai.system_instructions")
     system = (
         [Message(role="system", content=parts_text(span.place, instructions))]
@@ -54,18 +53,18 @@ def read_call(span: Span) -> TraceCall:
 
 
 def conversation(span: Span) -> str | None:
-    return span.attributes.get("gen_ai.conversation.id")
+    return span.text("gen_ai.conversation.id")
 
 
 def agent(span: Span) -> str | None:
-    return span.attributes.get("gen_ai.agent.id") or span.attributes.get("gen_ai.agent.name")
+    return span.text("gen_ai.agent.id") or span.text("gen_ai.agent.name")
 
 
 def _messages(span: Span, key: str) -> list[Message]:
     raw = _decoded(span, key)
     if not isinstance(raw, list) or not raw:
         raise ImportFileError(
-            f"{span.place}: {key} is not there: record content in the traced program"
+            f"{span.place}: {key} is missing: record content in the traced program"
             " (OTEL_INSTRUMENTATION_GENAI_CAPTURE_MESSAGE_CONTENT=span_only)"
         )
     messages = []
@@ -76,8 +75,8 @@ def _messages(span: Span, key: str) -> list[Message]:
     return messages
 
 
-def _parts(message: dict[str, Any]) -> Any:
-    """A tool's answer is a part of its own kind; a string in it is text like any other."""
+def _parts(message: JsonObject) -> object:
+    """Return the parts of a message. A tool's answer becomes a text part."""
     parts = message.get("parts")
     if not isinstance(parts, list):
         return parts
@@ -89,7 +88,7 @@ def _parts(message: dict[str, Any]) -> Any:
     ]
 
 
-def _decoded(span: Span, key: str) -> Any:
+def _decoded(span: Span, key: str) -> object:
     value = span.attributes.get(key)
     if not isinstance(value, str):
         return value

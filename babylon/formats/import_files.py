@@ -1,31 +1,32 @@
-"""``babylon db import``: the game's own rows, or foreign traces, into the game's tables.
+"""``babylon db import``: the game's own rows, or traces of other systems, into the game's tables.
 
-A file of the game's rows holds one table, told by its name or by the keys of its first row.
-Postgres itself converts each value to the column's type. A trace becomes a trajectory with its call
-log, and recorded calls where its tokens are known. Rows that are there already stay as they are.
+A file of the game's rows holds one table. The file's name or the keys of its first row identify the
+table, and Postgres converts each value to the column's type. A trace becomes a trajectory with its
+call log, and recorded calls if its tokens are known. Existing rows stay unchanged.
 """
 
 from collections.abc import Iterable
 from dataclasses import asdict
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import asyncpg
 
 from babylon.core.errors import DatabaseError
-from babylon.core.storable import storable
+from babylon.core.text import storable
 from babylon.core.windows import Window
 from babylon.formats.detect import DEFAULT_AGENT, guess_format, read_traces
 from babylon.formats.documents import Document, ImportFileError, read_documents
-from babylon.formats.names import Format
-from babylon.formats.rows import TraceRows, trace_rows
+from babylon.formats.format_names import Format
+from babylon.formats.trace_rows import TraceRows, trace_rows
+from babylon.recorder.trajectory_rows import Row
 from babylon.store.connection import Store, affected, one_line
 
 if TYPE_CHECKING:
     from babylon.store.connection import Connection
 
-# In the order in which they refer to each other.
+# In the order of their foreign keys.
 TABLES = (
     "User",
     "trajectories",
@@ -42,7 +43,7 @@ _FILE_NAMES = {
     **{table.lower(): table for table in TABLES},
 }
 
-Columns = dict[str, frozenset[str]]  # of each table
+Columns = dict[str, frozenset[str]]  # table → names of its columns
 Source = tuple[Path, Format | None]
 
 
@@ -55,19 +56,19 @@ async def import_files(
     agent_id: str = DEFAULT_AGENT,
     minutes: int = 60,
 ) -> dict[str, int]:
-    """Import all files in one transaction; returns the number of new rows by table.
+    """Import all files in one transaction, and return the number of new rows by table.
 
-    ``format`` is that of every file, by default each file's own. ``window`` and ``agent_id`` are
-    for traces that name none; ``minutes`` is the length of windows.
+    ``format`` applies to every file; by default each file's format is guessed. ``window`` and
+    ``agent_id`` apply to traces that name none. ``minutes`` is the length of windows.
 
     Raises:
-        DatabaseError: the database is somebody else's, or a line cannot be imported (the message
-            names file, line and reason). Nothing was written then.
+        DatabaseError: the database is the game's own, or a line cannot be imported (the message
+            names file, line and reason). Nothing is written then.
     """
     if not store.game_tables_ours:
         raise DatabaseError(
-            "this database is the game's own: its rows are there already, and nothing is imported"
-            " into it; unset DATABASE_URL to import into the embedded database"
+            "nothing is imported into the game's own database: unset DATABASE_URL to import into"
+            " the embedded database"
         )
     sources = [(path, format or _guess(path)) for path in paths]
     now = datetime.now(UTC)
@@ -108,7 +109,7 @@ async def _insert_trace(
     added: dict[str, int],
 ) -> None:
     agent = rows.trajectory["agentId"]
-    tables: dict[str, list[dict[str, Any]]] = {
+    tables: dict[str, list[Row]] = {
         "User": [{"id": agent, "username": agent, "displayName": agent, "isAgent": True}],
         "trajectories": [rows.trajectory],
         "llm_call_logs": rows.logs,
@@ -121,7 +122,7 @@ async def _insert_trace(
             added[table] = added.get(table, 0) + new
 
 
-def _storable(value: Any) -> Any:
+def _storable(value: object) -> object:
     return storable(value) if isinstance(value, str) else value
 
 
@@ -135,12 +136,14 @@ async def _columns(connection: "Connection") -> Columns:
 
 
 def _table_of(path: Path, columns: Columns) -> str:
-    """By file name, else the one table that has all keys of the first row."""
+    """Return the table by file name, else the only table that has all keys of the first row."""
     if table := _FILE_NAMES.get(path.stem.lower()):
         return table
     first = next(iter(read_documents(path)), None)
     if first is None:
-        raise ImportFileError(f"{path} is empty and its name is no table's: {', '.join(TABLES)}")
+        raise ImportFileError(
+            f"{path} is empty, and its name is not one of {', '.join(sorted(_FILE_NAMES))}"
+        )
     fitting = [table for table in TABLES if first.value.keys() <= columns[table]]
     if len(fitting) != 1:
         raise ImportFileError(
@@ -153,7 +156,7 @@ def _table_of(path: Path, columns: Columns) -> str:
 async def _insert(
     connection: "Connection", table: str, line: Document, columns: frozenset[str]
 ) -> int:
-    """One row; a key that the row lacks gets the column's default."""
+    """Insert one row; return 1, or 0 if it exists. Absent keys get the column's default."""
     row = line.value
     if unknown := row.keys() - columns:
         raise ImportFileError(
@@ -170,6 +173,6 @@ async def _insert(
             row,
         )
     except asyncpg.PostgresError as error:
-        reason, _, _ = one_line(error).partition(" DETAIL: Failing row")  # the line says where
+        reason, _, _ = one_line(error).partition(" DETAIL: Failing row")  # the row may be long
         raise ImportFileError(f"{line.place}: {reason}") from error
     return affected(status)

@@ -1,38 +1,46 @@
-"""Text out of messages of many shapes. What is not text is refused: images have no place here, and
-a tool call is written by a chat template of which the trace says nothing."""
+"""The text of messages of many shapes.
 
-from typing import Any
+Images are refused. Tool calls are refused as well: the chat template decides how a tool call is
+written, and a trace does not name its template.
+"""
+
+from collections.abc import Mapping
+from typing import NoReturn
 
 from babylon.formats.documents import ImportFileError
 
 ROLES = ("system", "developer", "user", "assistant", "tool")
 
 
-def role_of(place: str, message: Any) -> str:
-    """The message's role; OpenAI's ``developer`` is the old ``system``.
+def role_of(place: str, message: object) -> str:
+    """Return the message's role. OpenAI's ``developer`` becomes ``system``.
 
     Raises:
-        ImportFileError: it has none that is known.
+        ImportFileError: the role is missing or unknown.
     """
     role = message.get("role") if isinstance(message, dict) else None
     if role not in ROLES:
-        raise ImportFileError(f"{place}: role {role!r} is none of {', '.join(ROLES)}")
+        raise ImportFileError(f"{place}: role {role!r} is not one of {', '.join(ROLES)}")
     return "system" if role == "developer" else str(role)
 
 
-def message_text(place: str, message: dict[str, Any]) -> str:
-    """``content`` as text, parts joined.
+def message_text(place: str, message: Mapping[str, object]) -> str:
+    """Return ``content`` as text, with its parts joined.
 
     Raises:
-        ImportFileError: there is something else in it.
+        ImportFileError: the message holds anything else.
     """
     if message.get("tool_calls") or message.get("function_call"):
         refuse_tool_call(place)
     return parts_text(place, message.get("content"))
 
 
-def parts_text(place: str, content: Any) -> str:
-    """A string, or a list of ``{"type": "text", "text" | "content": ...}`` parts."""
+def parts_text(place: str, content: object) -> str:
+    """Return a string, or the joined ``{"type": "text", "text" | "content": ...}`` parts of a list.
+
+    Raises:
+        ImportFileError: a part is not text.
+    """
     if isinstance(content, str):
         return content
     if not isinstance(content, list):
@@ -49,11 +57,13 @@ def parts_text(place: str, content: Any) -> str:
     return "".join(texts)
 
 
-def refuse_tool_call(place: str) -> None:
-    """Raises:
-    ImportFileError: always.
+def refuse_tool_call(place: str) -> NoReturn:
+    """Raise the error for a tool call.
+
+    Raises:
+        ImportFileError: always.
     """
     raise ImportFileError(
-        f"{place}: a tool call, whose tokens nobody can tell from its fields: import ATIF with"
-        " token ids, or leave such messages out"
+        f"{place}: a tool call cannot be imported, because its fields do not give its tokens:"
+        " import ATIF with token ids, or leave such messages out"
     )

@@ -1,16 +1,15 @@
-"""A span of the OpenInference dialect (Arize Phoenix and others) as a call.
+"""Reader of spans in the OpenInference dialect (Arize Phoenix and others).
 
-https://arize-ai.github.io/openinference/spec/: lists of objects are flattened into
-``llm.input_messages.0.message.role``; ``message.contents`` holds several parts of one message.
+https://arize-ai.github.io/openinference/spec/: lists of objects are flattened into keys such as
+``llm.input_messages.0.message.role``. ``message.contents`` holds the parts of one message.
 """
 
 import re
-from typing import Any
 
 import msgspec
 
 from babylon.core.trajectories import Message
-from babylon.formats.documents import ImportFileError
+from babylon.formats.documents import ImportFileError, JsonObject
 from babylon.formats.message_text import parts_text, refuse_tool_call, role_of
 from babylon.formats.otlp import Span, span_call
 from babylon.formats.trace import TraceCall
@@ -20,20 +19,20 @@ _PART = re.compile(r"message\.contents\.(\d+)\.message_content\.(type|text)")
 
 
 def is_call(span: Span) -> bool:
-    """Chains, tools and agents have spans, too."""
+    """Return True for a model call. Chains, tools and agents have spans as well."""
     return span.attributes.get(KIND) == "LLM"
 
 
 def read_call(span: Span) -> TraceCall:
-    """The call of an LLM span.
+    """Return the call of an LLM span.
 
     Raises:
-        ImportFileError: its messages were not recorded, or are not text.
+        ImportFileError: the messages were not recorded, or are not text.
     """
     get = span.attributes.get
     output = _messages(span, "llm.output_messages")
     if len(output) != 1:
-        raise ImportFileError(f"{span.place}: {len(output)} output messages: one reply is a call")
+        raise ImportFileError(f"{span.place}: {len(output)} output messages, expected 1")
     parameters = _parameters(span)
     limit = parameters.get("max_completion_tokens") or parameters.get("max_tokens")
     return span_call(
@@ -50,15 +49,15 @@ def read_call(span: Span) -> TraceCall:
 
 
 def conversation(span: Span) -> str | None:
-    return span.attributes.get("session.id")
+    return span.text("session.id")
 
 
 def agent(span: Span) -> str | None:
-    return span.attributes.get("agent.name") or span.attributes.get("user.id")
+    return span.text("agent.name") or span.text("user.id")
 
 
 def _messages(span: Span, key: str) -> list[Message]:
-    fields: dict[int, dict[str, Any]] = {}
+    fields: dict[int, JsonObject] = {}
     for name, value in span.attributes.items():
         if name.startswith(f"{key}."):
             index, _, rest = name.removeprefix(f"{key}.").partition(".")
@@ -66,16 +65,16 @@ def _messages(span: Span, key: str) -> list[Message]:
                 fields.setdefault(int(index), {})[rest] = value
     if not fields:
         raise ImportFileError(
-            f"{span.place}: {key} is not there: record content in the traced program"
+            f"{span.place}: {key} is missing: record content in the traced program"
             " (OPENINFERENCE_HIDE_INPUTS and OPENINFERENCE_HIDE_OUTPUTS unset)"
         )
     return [_message(f"{span.place}: {key}.{index}", fields[index]) for index in sorted(fields)]
 
 
-def _message(place: str, fields: dict[str, Any]) -> Message:
+def _message(place: str, fields: JsonObject) -> Message:
     if any(name.startswith("message.tool_calls.") for name in fields):
         refuse_tool_call(place)
-    parts: dict[int, dict[str, Any]] = {}
+    parts: dict[int, JsonObject] = {}
     for name, value in fields.items():
         if found := _PART.fullmatch(name):
             parts.setdefault(int(found[1]), {})[found[2]] = value
@@ -84,11 +83,10 @@ def _message(place: str, fields: dict[str, Any]) -> Message:
     return Message(role=role, content=parts_text(place, content))
 
 
-def _parameters(span: Span) -> dict[str, Any]:
-    text = span.attributes.get("llm.invocation_parameters") or "{}"
+def _parameters(span: Span) -> JsonObject:
     try:
-        return msgspec.json.decode(text, type=dict[str, Any])
-    except (msgspec.DecodeError, TypeError) as error:
+        return msgspec.json.decode(span.text("llm.invocation_parameters") or "{}", type=JsonObject)
+    except msgspec.DecodeError as error:
         raise ImportFileError(
             f"{span.place}: llm.invocation_parameters is not a JSON object: {error}"
         ) from error

@@ -1,7 +1,7 @@
-"""Spans as trajectories: one a conversation, or a trace where no conversation is named.
+"""Spans as trajectories: one for each conversation, or for each trace without a conversation id.
 
-Calls follow each other by their start. The agent is the one that the call or a span around it
-names, else the service.
+Calls are ordered by their start. The agent's name comes from the call's span, else from the nearest
+enclosing span that names one, else from the service.
 """
 
 from collections.abc import Iterable, Iterator
@@ -20,10 +20,10 @@ DIALECTS: dict[Dialect, ModuleType] = {"otel": genai, "openinference": openinfer
 def read_span_traces(
     documents: Iterable[Document], agent_id: str, dialect: Dialect | None = None
 ) -> Iterator[Trace]:
-    """The traces in files of OTLP JSON.
+    """Yield the traces of OTLP JSON documents.
 
     Raises:
-        ImportFileError: no span is a call of the dialect, or one cannot be read.
+        ImportFileError: no span is a call of the dialect, or a span cannot be read.
     """
     documents = list(documents)
     place = documents[0].place if documents else "an empty file"
@@ -52,10 +52,10 @@ def read_span_traces(
 
 
 def _dialect(place: str, spans: list[Span]) -> Dialect:
-    """The one in which there are calls.
+    """Return the dialect of the calls.
 
     Raises:
-        ImportFileError: there are two, so each call would be read twice, or none.
+        ImportFileError: the spans hold calls of no dialect or of both; then each would count twice.
     """
     found = [name for name, reader in DIALECTS.items() if any(map(reader.is_call, spans))]
     if len(found) == 1:

@@ -1,26 +1,32 @@
-"""A trajectory between formats: what all of them can be read into and written from.
+"""A trajectory between formats: every format is read into a ``Trace`` and written from one.
 
-Ground truth has no place here: a trace goes into training text and to strangers.
+A trace holds no ground truth, because it is trained on and given to other people.
 """
 
 from datetime import UTC, datetime
-from typing import Any, Literal
+from typing import Literal, TypeVar
 
 import msgspec
 
 from babylon.core.trajectories import Message
 from babylon.core.windows import FIRST_YEAR, LAST_YEAR
-from babylon.formats.documents import ImportFileError
+from babylon.formats.documents import ImportFileError, JsonObject
 
+T = TypeVar("T")
 Purpose = Literal["action", "reasoning", "evaluation", "response"]
-RESPONSE = "RESPONSE"  # the action of a step of which only the reply is known
+RESPONSE = "RESPONSE"  # action type of a step whose action is unknown
+
+
+def unknown_action() -> JsonObject:
+    """Return the action of a step of which only the reply is known."""
+    return {"actionType": RESPONSE, "success": True, "parameters": {}}
 
 
 class Tokens(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     """The exact tokens of a call, and the policy that sampled them.
 
-    ``logprobs`` ``[T]``: natural log, of the distribution that was sampled from, one for each of
-    the T completion tokens.
+    ``logprobs`` ``[T]``: natural logarithms under the sampled distribution, one for each of the T
+    completion tokens.
     """
 
     prompt_token_ids: tuple[int, ...]
@@ -33,7 +39,7 @@ class Tokens(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
 
 
 class TraceCall(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
-    """One LLM request. ``tokens`` is None where they are unknown: such a call is retokenized."""
+    """One LLM request. A call without ``tokens`` is retokenized by the trainer."""
 
     messages: tuple[Message, ...]
     response: str
@@ -51,22 +57,20 @@ class TraceCall(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
 
 
 class TraceStep(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
-    """One observation, the calls it led to, and the action. ``at`` is None where nobody noted it.
+    """One observation, its calls, and the action. ``at`` is None if the trace gives no time.
 
     ``action`` and ``state`` have the game's own keys.
     """
 
     calls: tuple[TraceCall, ...]
     at: datetime | None = None
-    action: dict[str, Any] = msgspec.field(
-        default_factory=lambda: {"actionType": RESPONSE, "success": True, "parameters": {}}
-    )
-    state: dict[str, Any] = {}
+    action: JsonObject = msgspec.field(default_factory=unknown_action)
+    state: JsonObject = {}
     reward: float = 0.0
 
 
 class Trace(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
-    """One agent's ordered steps. Times are UTC; P&L and balance in USD."""
+    """One agent's ordered steps. Times are UTC; P&L and balance are in USD."""
 
     trajectory_id: str
     agent_id: str
@@ -78,30 +82,30 @@ class Trace(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     final_balance: float | None = None
     final_pnl: float | None = None
     status: str = "completed"
-    place: str = ""  # the file and line that it was read from
+    place: str = ""  # file and line of the trace
 
 
 def check_tokens(place: str, tokens: Tokens) -> Tokens:
-    """The tokens, if there is one finite logprob for each token that was sampled.
+    """Return the tokens if there are prompt tokens and one logprob for each completion token.
 
     Raises:
-        ImportFileError: there is not.
+        ImportFileError: the lists are empty or differ in length.
     """
     sampled, given = len(tokens.completion_token_ids), len(tokens.logprobs)
     if not sampled or not tokens.prompt_token_ids or sampled != given:
         raise ImportFileError(
             f"{place}: {len(tokens.prompt_token_ids)} prompt tokens, {sampled} completion tokens"
-            f" and {given} logprobs: give every completion token its logprob, or leave all three"
-            " out (the text is tokenized again then)"
+            f" and {given} logprobs: give one logprob for each completion token, or leave out all"
+            " three, so that the text is tokenized again"
         )
     return tokens
 
 
-def convert(place: str, value: Any, kind: type[Any]) -> Any:
-    """A decoded JSON value as a record.
+def convert(place: str, value: object, kind: type[T]) -> T:
+    """Return a decoded JSON value as a record.
 
     Raises:
-        ImportFileError: it has another shape; the message says where.
+        ImportFileError: the value has another shape. The message names the place.
     """
     try:
         return msgspec.convert(value, kind)
@@ -110,10 +114,10 @@ def convert(place: str, value: Any, kind: type[Any]) -> Any:
 
 
 def utc(place: str, moment: datetime | None) -> datetime | None:
-    """In UTC; a time without a zone is taken as UTC, as the game writes it.
+    """Return the moment in UTC. A time without a zone counts as UTC, as in the game's tables.
 
     Raises:
-        ImportFileError: no window can hold it.
+        ImportFileError: the year is outside the range of windows.
     """
     if moment is None:
         return None

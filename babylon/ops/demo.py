@@ -137,12 +137,12 @@ async def run_demo(
 async def _register_base(store: Store, settings: Settings, models: Path, step: Step) -> None:
     from babylon.training.base_model import resolve_base
 
-    cached = settings.replace(home=models.parent)
-
     def progress(done: int, total: int) -> None:
         step("base model", done, total)
 
-    base = await asyncio.to_thread(resolve_base, cached, progress)
+    base = await asyncio.to_thread(
+        resolve_base, settings.model.base, models, settings.seed, progress
+    )
     await ensure_base(
         store,
         uri=str(base),

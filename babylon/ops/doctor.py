@@ -167,7 +167,7 @@ async def check_vllm(settings: Settings) -> list[Check]:
     if settings.serving.engine != "vllm":
         return []
     try:
-        detail = await asyncio.to_thread(require_vllm, settings)
+        detail = await asyncio.to_thread(require_vllm, settings.serving)
         if settings.serving.engine_url:
             async with aiohttp.ClientSession() as http:
                 cards = await VllmClient(http, settings.serving.engine_url.rstrip("/")).cards()

@@ -1,1 +1,1 @@
-"""What a checkpoint is on disk: load, save, digest, tokenizer, layers."""
+"""Checkpoints on disk: loading, digests, tokenizers, layers, durable writes."""

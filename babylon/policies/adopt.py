@@ -1,46 +1,30 @@
-"""A LoRA adapter that somebody else trained becomes a checkpoint of ours."""
+"""Conversion of LoRA adapters from other trainers into checkpoints of ours."""
 
 import json
 import os
 import shutil
-from collections.abc import Callable, Sequence
 from pathlib import Path
 
-from peft import PeftConfig
 from transformers import AutoTokenizer
 
 from babylon.core.errors import TrainingError
 from babylon.policies.durable import sync
-from babylon.policies.load import is_adapter
 
 _CONFIG, _WEIGHTS = "adapter_config.json", "adapter_model.safetensors"
 
 
-def adapter_base(policy: Path | str) -> str:
-    """The full model that a policy's adapter belongs on: the policy itself when it is one."""
-    if not is_adapter(policy):
-        return str(policy)
-    return str(PeftConfig.from_pretrained(str(policy)).base_model_name_or_path)
-
-
-def decoder(policy: Path | str) -> Callable[[Sequence[int]], str]:
-    """Token ids → all that a policy's tokenizer makes of them."""
-    tokenizer = AutoTokenizer.from_pretrained(str(policy))
-    return lambda token_ids: str(tokenizer.decode(list(token_ids)))
-
-
 def adopt_adapter(source: Path, base: str, target: Path) -> Path:
-    """Copy an adapter to ``target``, on our base model and with its tokenizer.
+    """Copy an adapter to ``target``, with our base model's path and tokenizer.
 
-    The trainer that made the adapter names its own copy of the base model, which is not at hand
-    here, and need not ship a tokenizer. The directory appears complete or not at all.
+    The adapter's configuration names the trainer's own copy of the base model, and the tokenizer
+    can be missing. The directory appears complete or not at all.
 
     Raises:
         TrainingError: ``source`` holds no LoRA adapter; nothing was written.
     """
     if missing := [name for name in (_CONFIG, _WEIGHTS) if not (source / name).is_file()]:
         found = ", ".join(sorted(path.name for path in source.iterdir())) or "nothing"
-        raise TrainingError(f"the trained checkpoint has no {missing[0]}, but {found}")
+        raise TrainingError(f"the trained checkpoint has no {missing[0]}, only {found}")
     config = json.loads((source / _CONFIG).read_text())
     if config.get("peft_type") != "LORA":
         raise TrainingError(f"the trained checkpoint is {config.get('peft_type')!r}, not LORA")

@@ -1,4 +1,4 @@
-"""What ``BASE_MODEL`` names, told apart without loading anything."""
+"""``BASE_MODEL``: a directory or a model id of the Hugging Face hub."""
 
 import os.path
 from pathlib import Path
@@ -7,10 +7,10 @@ from babylon.core.errors import ModelError
 
 
 def local_directory(name: str) -> Path | None:
-    """The directory of that name, or ``None`` for an id of the Hugging Face hub.
+    """The directory of this name, or None for an id of the Hugging Face hub.
 
     Raises:
-        ModelError: it can only be a path, and no directory is there.
+        ModelError: the name has the form of a path, and there is no such directory.
     """
     path = Path(os.path.expanduser(name))
     if path.is_dir():

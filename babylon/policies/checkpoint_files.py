@@ -1,4 +1,4 @@
-"""What the files of a checkpoint say, without loading it: digest, context, an adapter's base."""
+"""Digest, context and base model of a checkpoint, read from its files without loading it."""
 
 import hashlib
 import json
@@ -6,26 +6,28 @@ from pathlib import Path
 
 from babylon.core.errors import ModelError
 
-# Weights, configuration and tokenizer decide what a policy says; the optimiser's state does not.
-_DECIDES = {".safetensors", ".bin", ".json", ".jinja", ".model", ".txt"}
+# Suffixes of weights, configuration and tokenizer. The optimiser's state is left out.
+_DIGESTED = {".safetensors", ".bin", ".json", ".jinja", ".model", ".txt"}
 _ADAPTER = "adapter_config.json"
 
 
 def local_path(uri: str) -> Path:
-    """Where a policy lies."""
+    """The path of a policy's ``uri``."""
     return Path(uri.removeprefix("file://"))
 
 
 def checkpoint_digest(uri: str) -> str | None:
-    """SHA-256 over names and contents of the files that decide what a policy says; ``None`` when
-    there is no such directory, as for a model of the Hugging Face hub. Blocking, a second a GB.
+    """SHA-256 over names and contents of weights, configuration and tokenizer.
+
+    None if there is no such directory, as for a model of the Hugging Face hub. Blocking, a second
+    a GB.
     """
     directory = local_path(uri)
     if not directory.is_dir():
         return None
     digest = hashlib.sha256()
     for path in sorted(directory.rglob("*")):
-        if path.suffix in _DECIDES and path.is_file():
+        if path.suffix in _DIGESTED and path.is_file():
             with path.open("rb") as file:
                 content = hashlib.file_digest(file, "sha256").hexdigest()
             digest.update(f"{path.relative_to(directory)}\n{content}\n".encode())
@@ -33,10 +35,10 @@ def checkpoint_digest(uri: str) -> str | None:
 
 
 def adapter_base(uri: str) -> str | None:
-    """The model that an adapter belongs on; ``None`` when the checkpoint is a full model.
+    """The base model of an adapter, or None if the checkpoint is a full model.
 
     Raises:
-        ModelError: the adapter's configuration cannot be read, or names no base.
+        ModelError: the adapter's configuration cannot be read, or names no base model.
     """
     path = local_path(uri) / _ADAPTER
     if not path.exists():
@@ -51,7 +53,7 @@ def adapter_base(uri: str) -> str | None:
 
 
 def context_of(uri: str) -> int | None:
-    """Tokens that prompt and answer may have together; of the hub's models nobody knows.
+    """Maximum number of tokens of prompt and answer together. None for models of the hub.
 
     Raises:
         ModelError: an adapter's configuration cannot be read.

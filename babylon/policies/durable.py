@@ -1,4 +1,4 @@
-"""Writing to disk so that a power cut leaves the whole or nothing, and a full disk says so."""
+"""Durable writes: they survive a power cut, and report a full disk as an ``OSError``."""
 
 import os
 import re
@@ -12,7 +12,7 @@ from safetensors import SafetensorError
 
 
 def sync(path: Path) -> None:
-    """A file or a directory's entries, to the disk."""
+    """Flush a file, or a directory's entries, to the disk."""
     descriptor = os.open(path, os.O_RDONLY)
     try:
         os.fsync(descriptor)
@@ -22,11 +22,12 @@ def sync(path: Path) -> None:
 
 @contextmanager
 def written(path: Path) -> Iterator[None]:
-    """The body writes this file or directory; what it leaves when it fails is removed again: part
-    of a checkpoint would keep a full disk full.
+    """Context that writes this file or directory, and removes it if the body fails.
+
+    Part of a checkpoint would otherwise keep a full disk full.
 
     Raises:
-        OSError: as the system said it, where torch and safetensors tell of their own internals.
+        OSError: the system's error, in place of the errors that torch and safetensors make of it.
     """
     try:
         yield
@@ -40,12 +41,13 @@ def written(path: Path) -> Iterator[None]:
 
 
 def save_tensors(state: object, path: Path) -> None:
-    """``torch.save``, through a file of Python's: torch's own forgets why it could not write."""
+    """``torch.save`` through a Python file, because torch's own loses the cause of an error."""
     with open(path, "wb") as file:
         torch.save(state, file)
 
 
 def _errno(error: BaseException) -> int | None:
+    """The system's error number in the chain of an error's causes."""
     cause: BaseException | None = error
     while cause is not None:
         if isinstance(cause, OSError):

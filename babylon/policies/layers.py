@@ -1,14 +1,15 @@
-"""Which layers are tuned: all, attention alone, or feed-forward alone.
+"""Selection of the tuned layers: all, attention only, or feed-forward only.
 
-``attention`` and ``ffn`` are the blocks' modules of that name with everything inside them, such as
-the norms of queries and keys. Embeddings, head and the norms between the blocks' modules belong to
-neither: they are tuned by full fine-tuning of all layers only. An adapter on all layers is on
-every linear layer but the head.
+``attention`` and ``ffn`` are the blocks' modules of these names with everything inside, such as the
+norms of queries and keys. Embeddings, head and the norms between the blocks' modules belong to
+neither; only full fine-tuning of all layers tunes them. An adapter on all layers is on every linear
+layer except the head.
 """
 
-from typing import Any, Literal
+from typing import Literal, NoReturn
 
 from torch import nn
+from transformers import PreTrainedModel
 from transformers.pytorch_utils import Conv1D
 
 from babylon.core.errors import ModelError
@@ -21,18 +22,19 @@ _MODULES = {
 
 
 def is_selected(name: str, layers: TransferLayers) -> bool:
-    """Whether a parameter or module of this dotted name is to be tuned."""
+    """True if a parameter or module of this dotted name is tuned."""
     return layers == "all" or not _MODULES[layers].isdisjoint(name.split("."))
 
 
-def adapter_targets(model: Any, layers: TransferLayers) -> set[str]:
-    """Names of the linear layers that an adapter goes on: the last two parts of each, which tell
-    attention from feed-forward where both call a layer the same.
+def adapter_targets(model: PreTrainedModel, layers: TransferLayers) -> set[str]:
+    """The last two parts of the names of the linear layers that get an adapter.
+
+    The last part alone can be the same in attention and feed-forward.
 
     Raises:
         ModelError: the model has no such layers.
     """
-    head = model.get_output_embeddings()
+    head = model.get_output_embeddings()  # type: ignore[no-untyped-call]
     names = {
         ".".join(name.split(".")[-2:])
         for name, module in model.named_modules()
@@ -40,14 +42,16 @@ def adapter_targets(model: Any, layers: TransferLayers) -> set[str]:
         and module is not head
         and is_selected(name, layers)
     }
-    return names or _refuse(model, layers)
+    if not names:
+        _refuse(model, layers)
+    return names
 
 
-def tune_only(model: Any, layers: TransferLayers) -> None:
-    """Freeze what of the trainable parameters is not selected.
+def tune_only(model: nn.Module, layers: TransferLayers) -> None:
+    """Freeze the parameters outside ``layers``.
 
     Raises:
-        ModelError: nothing would be left to tune.
+        ModelError: no parameter would be left to tune.
     """
     for name, parameter in model.named_parameters():
         if not is_selected(name, layers):
@@ -56,8 +60,9 @@ def tune_only(model: Any, layers: TransferLayers) -> None:
         _refuse(model, layers)
 
 
-def _refuse(model: Any, layers: TransferLayers) -> set[str]:
+def _refuse(model: nn.Module, layers: TransferLayers) -> NoReturn:
+    kind = getattr(model, "config", None)
     raise ModelError(
-        f"TRANSFER_LAYERS={layers}, but the model ({model.config.model_type}) has no modules that"
-        " are called so: set it to all"
+        f"TRANSFER_LAYERS={layers}, but the model ({getattr(kind, 'model_type', kind)}) has no"
+        " modules with these names: set it to all"
     )

@@ -1,15 +1,16 @@
-"""Load what ``save_pretrained`` wrote: a full model, or a LoRA adapter merged into its base.
+"""Load a checkpoint of ``save_pretrained``: a full model, or a LoRA adapter with its base model.
 
-Frozen policies of one base share it. The adapter of a large base stays beside its weights, which
-are in memory once, for all of its policies; that of a small one is merged, which is faster, and
-only what it leaves alone is shared. The base is forgotten with the last of its policies.
+Frozen policies of one base model share its weights. If the base is large, its weights are in memory
+once, and each policy adds its adapter. If the base is small, adapters are merged, which is faster,
+and policies share only the weights that no adapter changes. A base is freed together with the last
+of its policies.
 """
 
 import copy
 import warnings
 from pathlib import Path
 from threading import Lock
-from typing import Any, cast
+from typing import cast
 from weakref import WeakKeyDictionary, WeakValueDictionary
 
 import torch
@@ -26,31 +27,32 @@ from babylon.core.errors import ModelError
 
 # peft 0.21 reads an attribute that transformers 5 renamed.
 warnings.filterwarnings("ignore", ".is_gradient_checkpointing. is deprecated", FutureWarning)
-# Loading weights is quick, and standard error is for our own words.
+# Keep progress bars out of our standard error.
 logging.disable_progress_bar()  # type: ignore[no-untyped-call]
 
-_REASON = 300  # characters: some of these errors fill a screen
-_LARGE = 64 * 2**20  # bytes
+_REASON = 300  # characters of an error: some are very long
+_LARGE = 64 * 2**20  # bytes of a base model; adapters of larger bases are not merged
 _bases: WeakValueDictionary[tuple[str, int], PreTrainedModel] = WeakValueDictionary()
 _base_of: WeakKeyDictionary[PreTrainedModel, PreTrainedModel] = WeakKeyDictionary()
 _bases_lock = Lock()
 
 
 def is_adapter(path: str | Path) -> bool:
-    """Whether a directory holds a LoRA adapter rather than a full model."""
+    """True if a directory holds a LoRA adapter and not a full model."""
     return (Path(path) / "adapter_config.json").exists()
 
 
 def load_policy(
     path: str | Path, *, frozen: bool = False
 ) -> tuple[PreTrainedModel, PreTrainedTokenizerBase]:
-    """A policy in eval mode, in fp32, on the GPU when there is one, and its tokenizer.
+    """Load a policy in eval mode, in fp32, on the GPU if there is one, and its tokenizer.
 
-    ``path`` is a directory or a Hugging Face id. A ``frozen`` policy's weights may be another's
-    as well: they must not be changed.
+    Args:
+        path: a directory or a Hugging Face id.
+        frozen: the caller does not change the weights, so other policies can share them.
 
     Raises:
-        ModelError: nothing loads from there.
+        ModelError: nothing loads from ``path``.
     """
     try:
         if is_adapter(path):
@@ -58,37 +60,40 @@ def load_policy(
         else:
             model = _sharing(_shared_base(str(path))) if frozen else _full(str(path))
         tokenizer = AutoTokenizer.from_pretrained(str(path))
-    except Exception as error:  # four libraries read these files, and raise what they like
+    except Exception as error:  # four libraries read these files, and raise many types
         reason = " ".join(str(error).split())[:_REASON].rstrip(".") or type(error).__name__
         raise ModelError(f"no policy loads from {path}: {reason}") from error
     return model, tokenizer
 
 
 def _full(path: str) -> PreTrainedModel:
-    model: Any = AutoModelForCausalLM.from_pretrained(path, dtype=torch.float32)
-    device = "cuda" if torch.cuda.is_available() else "cpu"
-    return cast(PreTrainedModel, model.to(device).eval())
+    model: PreTrainedModel = AutoModelForCausalLM.from_pretrained(path, dtype=torch.float32)
+    torch.nn.Module.to(model, "cuda" if torch.cuda.is_available() else "cpu")
+    return model  # in eval mode, by from_pretrained
 
 
 def _merged(path: str, config: PeftConfig, frozen: bool) -> PreTrainedModel:
     base = str(config.base_model_name_or_path)
-    in_place = getattr(config, "bias", "none") != "none"  # loading overwrites the base's biases
-    if not frozen or in_place:
-        merged: Any = PeftModel.from_pretrained(_full(base), path).merge_and_unload()
+    overwrites = getattr(config, "bias", "none") != "none"  # the adapter replaces base biases
+    if not frozen or overwrites:
+        merged = PeftModel.from_pretrained(_full(base), path).merge_and_unload()
         return cast(PreTrainedModel, merged.eval())
     shared = _shared_base(base)
-    adapted: Any = PeftModel.from_pretrained(_sharing(shared), path)
+    adapted = PeftModel.from_pretrained(_sharing(shared), path)
     large = sum(weight.nbytes for weight in shared.parameters()) > _LARGE
-    # a safe merge is one into copies
-    policy = adapted.get_base_model() if large else adapted.merge_and_unload(safe_merge=True)
+    # a safe merge writes to copies, so the shared weights do not change
+    made = adapted.get_base_model() if large else adapted.merge_and_unload(safe_merge=True)
+    policy = cast(PreTrainedModel, made.eval())
     _base_of[policy] = shared
-    return cast(PreTrainedModel, policy.eval())
+    return policy
 
 
 def _sharing(base: PreTrainedModel) -> PreTrainedModel:
-    """A copy whose parameters are its own, but not what they hold: who computes with one model in
-    a way of its own (attention, say) does not change the others."""
-    memo: dict[int, Any] = {
+    """A copy of the model that shares the data of its parameters.
+
+    Changes of the modules, such as another attention, do not affect the other copies.
+    """
+    memo: dict[int, object] = {
         id(weight): torch.nn.Parameter(weight.data, requires_grad=False)
         for weight in base.parameters()
     }
@@ -98,7 +103,7 @@ def _sharing(base: PreTrainedModel) -> PreTrainedModel:
 
 
 def _shared_base(path: str) -> PreTrainedModel:
-    """One model for all who ask, unless its directory was written anew meanwhile."""
+    """The model at ``path``, loaded once, and again if a file in its directory changed."""
     files = Path(path).iterdir() if Path(path).is_dir() else ()
     key = path, max((file.stat().st_mtime_ns for file in files), default=0)
     with _bases_lock:

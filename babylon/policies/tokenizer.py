@@ -1,4 +1,4 @@
-"""Tokenizing chats, and the embedded model's own tokenizer: byte-level, so any text will do."""
+"""Tokens of chats, and the embedded model's tokenizer, which is byte-level and takes any text."""
 
 from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
@@ -15,9 +15,9 @@ CHAT_TEMPLATE = (
 
 
 def train_tokenizer(texts: Iterable[str], vocab_size: int) -> PreTrainedTokenizerFast:
-    """Learn merges from texts. Numbers and line breaks stay tokens of their own.
+    """Train a tokenizer on texts. Digits and line breaks are never merged with other text.
 
-    Merges may span words: the fixed parts of prompts and replies shrink to a few tokens.
+    Merges can span words, so the fixed parts of prompts and replies become a few tokens.
     """
     tokenizer = Tokenizer(models.BPE())
     tokenizer.pre_tokenizer = pre_tokenizers.Sequence(
@@ -47,14 +47,20 @@ def train_tokenizer(texts: Iterable[str], vocab_size: int) -> PreTrainedTokenize
 def render_prompt(
     tokenizer: PreTrainedTokenizerBase, messages: Sequence[dict[str, str]]
 ) -> list[int]:
-    """Messages → the tokens that a policy is asked to continue, by its chat template."""
+    """Messages → prompt tokens, by the tokenizer's chat template."""
     ids = tokenizer.apply_chat_template(
         list(messages), add_generation_prompt=True, return_dict=False
     )
     return cast(list[int], ids)
 
 
+def decoder(path: Path | str) -> Callable[[Sequence[int]], str]:
+    """Return a function: token ids → text with special tokens, by the tokenizer at ``path``."""
+    tokenizer = AutoTokenizer.from_pretrained(str(path))
+    return lambda token_ids: str(tokenizer.decode(list(token_ids)))
+
+
 def prompt_length(path: str | Path) -> Callable[[Sequence[dict[str, str]]], int]:
-    """How many tokens the chat template of a checkpoint makes of messages."""
+    """Return a function: messages → number of prompt tokens of the checkpoint at ``path``."""
     tokenizer = AutoTokenizer.from_pretrained(str(path))
     return lambda messages: len(render_prompt(tokenizer, messages))

@@ -1,1 +1,1 @@
-"""Data quality: which of the game's rows can be trained on, and why the others cannot."""
+"""Data quality: the checks that accept a row of the game for training or reject it."""

@@ -1,30 +1,29 @@
-"""Which trades turned out right: derived from the window's outcomes, beside the recorded steps.
+"""Correctness of trades, derived from the window's outcomes. Recorded steps stay unchanged.
 
-A recorded step is never changed. A trade is decided here when its position was held to the end:
-one that was sold or closed later in the trajectory says itself what it made.
+A trade is decided here if its position was held to the end. If the position was sold or closed in
+the trajectory, that later step records the result.
 
-    prediction  right when its side is the resolution; reward = shares / dollars - 1, or -1
-    perpetual   right when the price went its way after the trade, to the window's last price;
-                reward = leverage * (end / entry - 1), of a short position the negative of it
+    prediction  correct if its side is the resolution; reward = shares / dollars - 1, else -1
+    perpetual   correct if the price moved in its direction until the window's last price;
+                reward = leverage * (end / entry - 1), with the sign reversed for a short position
 
-A reward is the return on the money at stake, cut to [-1, 1]. Where shares or dollars are not on
-record a right prediction has 1; without an entry price a perpetual has the window's first.
+A reward is the return on the money at stake, clipped to [-1, 1]. A correct prediction without
+recorded shares or dollars gets 1. A perpetual without an entry price uses the window's first price.
 """
 
 import math
 from collections.abc import Mapping, Sequence
-from typing import Any
 
 import msgspec
 
-from babylon.quality.decode import Action, Step
+from babylon.quality.decode import GameAction, GameStep
 
 _SIDES = {"LONG": 1, "SHORT": -1}
 _OPENING, _CLOSING, _DECISION = ("BUY", "OPEN"), ("SELL", "CLOSE"), "TRADING_DECISION"
 
 
 class StepReward(msgspec.Struct, frozen=True, kw_only=True, rename="camel", omit_defaults=True):
-    """What outcomes say of one step: of a prediction or of a perpetual, never both."""
+    """Correctness and reward of one step's trade: a prediction or a perpetual, never both."""
 
     step_number: int
     reward: float
@@ -37,33 +36,36 @@ class StepReward(msgspec.Struct, frozen=True, kw_only=True, rename="camel", omit
 
 
 class Outcomes:
-    """The window's ``market_outcomes``, by market; what is open or no number decides nothing."""
+    """The window's ``market_outcomes`` by market. Open questions and non-numbers are left out."""
 
-    def __init__(self, rows: Sequence[Mapping[str, Any]]) -> None:
+    def __init__(self, rows: Sequence[Mapping[str, object]]) -> None:
         self.resolved: dict[str, str] = {}
         self.prices: dict[str, tuple[float, float]] = {}
         for row in rows:
             answer = str(row.get("outcome")).upper()
-            if row.get("predictionMarketId") and answer in ("YES", "NO"):
-                self.resolved[row["predictionMarketId"]] = answer
+            if (market := row.get("predictionMarketId")) and answer in ("YES", "NO"):
+                self.resolved[str(market)] = answer
             start, end = _positive(row.get("startPrice")), _positive(row.get("endPrice"))
-            if row.get("stockTicker") and start and end:
-                self.prices[row["stockTicker"]] = (start, end)
+            if (ticker := row.get("stockTicker")) and start and end:
+                self.prices[str(ticker)] = (start, end)
 
     def __bool__(self) -> bool:
         return bool(self.resolved or self.prices)
 
 
 def step_rewards(
-    steps: Sequence[Step], outcomes: Outcomes, scenario_id: str
+    steps: Sequence[GameStep], outcomes: Outcomes, scenario_id: str
 ) -> tuple[StepReward, ...]:
-    """One for each step whose trade is decided, in order. Outcomes may name a market with its
-    scenario (``<scenario>:<market>``): each scenario has a market m1."""
+    """Return the reward of each step whose trade is decided, in order.
+
+    Outcomes may prefix a market with its scenario (``<scenario>:<market>``), because every scenario
+    has a market ``m1``.
+    """
     if not outcomes:
         return ()
     rewards = []
     closed: set[str] = set()
-    for step in reversed(steps):
+    for step in reversed(steps):  # closing steps come before the trades that they close
         action = step.action
         market = _market(action)
         if not action.success or market is None:
@@ -77,7 +79,7 @@ def step_rewards(
     return tuple(reversed(rewards))
 
 
-def _prediction(step: Step, names: Sequence[str], outcomes: Outcomes) -> StepReward | None:
+def _prediction(step: GameStep, names: Sequence[str], outcomes: Outcomes) -> StepReward | None:
     answer = next((outcomes.resolved[name] for name in names if name in outcomes.resolved), None)
     side = _side(step.action)
     if answer is None or side not in ("YES", "NO"):
@@ -87,11 +89,11 @@ def _prediction(step: Step, names: Sequence[str], outcomes: Outcomes) -> StepRew
     return StepReward(
         step_number=step.step_number,
         prediction_correct=side == answer,
-        reward=_cut(gain) if side == answer else -1.0,
+        reward=_clip(gain) if side == answer else -1.0,
     )
 
 
-def _perpetual(step: Step, names: Sequence[str], outcomes: Outcomes) -> StepReward | None:
+def _perpetual(step: GameStep, names: Sequence[str], outcomes: Outcomes) -> StepReward | None:
     prices = next((outcomes.prices[name] for name in names if name in outcomes.prices), None)
     sign = _SIDES.get(_side(step.action))
     if prices is None or sign is None:
@@ -103,24 +105,29 @@ def _perpetual(step: Step, names: Sequence[str], outcomes: Outcomes) -> StepRewa
     return StepReward(
         step_number=step.step_number,
         perp_correct=change > 0,
-        reward=_cut((_number(step.action, "leverage") or 1.0) * change),
+        reward=_clip((_number(step.action, "leverage") or 1.0) * change),
     )
 
 
-def _market(action: Action) -> str | None:
-    parameters = action.parameters if isinstance(action.parameters, dict) else {}
+def _market(action: GameAction) -> str | None:
+    parameters = _fields(action.parameters)
     name = parameters.get("marketId") or parameters.get("ticker")
     return name if isinstance(name, str) else None
 
 
-def _side(action: Action) -> str:
-    return str(action.parameters.get("side") or action.parameters.get("outcome")).upper()
+def _side(action: GameAction) -> str:
+    parameters = _fields(action.parameters)
+    return str(parameters.get("side") or parameters.get("outcome")).upper()
 
 
-def _number(action: Action, key: str) -> float | None:
-    """Of the result, else of the parameters: what was done goes before what was asked for."""
-    result = action.result if isinstance(action.result, dict) else {}
-    return _positive(result.get(key)) or _positive(action.parameters.get(key))
+def _number(action: GameAction, key: str) -> float | None:
+    """Return a positive number of the result, else of the parameters that were asked for."""
+    result, parameters = _fields(action.result), _fields(action.parameters)
+    return _positive(result.get(key)) or _positive(parameters.get(key))
+
+
+def _fields(value: object) -> dict[str, object]:
+    return value if isinstance(value, dict) else {}
 
 
 def _positive(value: object) -> float | None:
@@ -129,5 +136,5 @@ def _positive(value: object) -> float | None:
     return float(value) if math.isfinite(value) and value > 0 else None
 
 
-def _cut(reward: float) -> float:
+def _clip(reward: float) -> float:
     return max(-1.0, min(1.0, reward))

@@ -1,12 +1,11 @@
-"""The game's JSON as typed records, or the reason and the path why it is none.
+"""Decoder of the game's JSON: typed records, or a rejection with its reason and path.
 
 Two writers fill these columns: the recorder, and an older one that adds keys (``stepId``,
-``done``, ``attemptId``, …). What training reads is required; all other keys may be there or not.
+``done``, ``attemptId``, …). The fields that training reads are required. Other keys are ignored.
 
-JSON that parses is not yet sound: a duplicate key (one value silently wins), ``\\u0000`` (which
-Postgres cannot store) or an integer of more than 64 bits would pass. Text is *plain* when it
-re-encodes to itself: then it has none of these faults. Text that is not is read strictly, and
-slowly.
+A JSON parser accepts some unsound text: a duplicate key (one value silently wins), ``\\u0000``
+(Postgres cannot store it), or an integer of more than 64 bits. Text is *plain* if it re-encodes to
+itself; plain text has none of these faults. Other text is also read by a strict, slow parser.
 """
 
 import gc
@@ -15,7 +14,7 @@ import math
 import re
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
-from typing import Annotated, Any, NoReturn, TypeVar
+from typing import Annotated, NoReturn, TypeVar
 
 import msgspec
 import orjson
@@ -29,69 +28,73 @@ MAX_DEPTH = 200
 POLICY_PURPOSES = frozenset({"action", "reasoning", "response"})
 
 _Count = Annotated[int, msgspec.Meta(ge=0, lt=2**31)]
-# gc=False spares the garbage collector: none of these records is part of a cycle.
+# gc=False is safe and saves time: none of these records is part of a reference cycle.
 
 
 class EnvironmentState(msgspec.Struct, frozen=True, gc=False, rename="camel"):
-    """What the agent saw of itself before it acted. ``agent_pnl`` (USD) is its lifetime P&L."""
+    """The agent's own state before its action. ``agent_pnl`` (USD) is its lifetime P&L."""
 
     agent_pnl: float = msgspec.field(name="agentPnL")
 
 
-class LlmCall(msgspec.Struct, frozen=True, gc=False, rename="camel"):
-    """One request; ``purpose`` ``evaluation`` is not the policy's and is never trained. The older
-    writer gives each an id of its own."""
+class GameLlmCall(msgspec.Struct, frozen=True, gc=False, rename="camel"):
+    """One request. A call with ``purpose`` ``evaluation`` is not the policy's and is not trained.
+
+    The older writer gives each call its own ``call_id``.
+    """
 
     system_prompt: str
     user_prompt: str
     purpose: str
     temperature: Annotated[float, msgspec.Meta(ge=0)]
-    call_id: Any = None
-    response: str | None = None  # absent or null when the provider failed: Reason.NO_RESPONSE
+    call_id: object = None
+    response: str | None = None  # None if the provider failed: Reason.NO_RESPONSE
 
 
 class Correctness(msgspec.Struct, frozen=True, gc=False, rename="camel"):
-    """Whether a decided trade was right."""
+    """Verdict on a decided trade."""
 
     prediction_correct: bool | None = None
     perp_correct: bool | None = None
 
 
-class Action(msgspec.Struct, frozen=True, gc=False, rename="camel"):
-    """What the agent did. ``parameters`` and ``result`` are free-form; closed trades carry
-    ``pnl`` in the result."""
+class GameAction(msgspec.Struct, frozen=True, gc=False, rename="camel"):
+    """An action. ``parameters`` and ``result`` are free-form; closed trades have ``result.pnl``."""
 
     action_type: str
     success: bool
-    parameters: Any = None
-    result: Any = None
+    parameters: object = None
+    result: object = None
     correctness: Correctness | None = None
 
 
-class Step(msgspec.Struct, frozen=True, gc=False, rename="camel"):
-    """One observation, the calls it led to, and the action taken."""
+class GameStep(msgspec.Struct, frozen=True, gc=False, rename="camel"):
+    """One observation, its calls, and the action."""
 
     step_number: _Count
     environment_state: EnvironmentState
-    llm_calls: tuple[LlmCall, ...]
-    action: Action
+    llm_calls: tuple[GameLlmCall, ...]
+    action: GameAction
 
 
-class Metrics(msgspec.Struct, frozen=True, rename="camel"):
-    """Of ``metricsJson`` only the final lifetime P&L (USD) is read."""
+class GameMetrics(msgspec.Struct, frozen=True, rename="camel"):
+    """The field of ``metricsJson`` that training reads: the final lifetime P&L (USD)."""
 
     final_pnl: float | None = msgspec.field(name="finalPnL", default=None)
 
 
-class Metadata(msgspec.Struct, frozen=True, rename="camel"):
-    """``game_knowledge`` is ground truth: for the judge, never for the policy."""
+class GameMetadata(msgspec.Struct, frozen=True, rename="camel"):
+    """The field of ``metadataJson`` that the judge reads: ground truth, never for the policy."""
 
-    game_knowledge: dict[str, Any] = {}
+    game_knowledge: dict[str, object] = {}
 
 
 @contextmanager
-def collector_at_rest() -> Iterator[None]:
-    """Decoded JSON has no cycles, and looking for some takes a third of the time of a check."""
+def garbage_collection_paused() -> Iterator[None]:
+    """Pause Python's cyclic garbage collection, which takes a third of the time of a check.
+
+    Decoded JSON has no reference cycles to collect.
+    """
     enabled = gc.isenabled()
     gc.disable()
     try:
@@ -101,27 +104,29 @@ def collector_at_rest() -> Iterator[None]:
             gc.enable()
 
 
-def plain(text: str) -> Any:
-    """The document that the text spells, where that is sound by its spelling alone: compact, as
-    JavaScript writes it. Otherwise ``msgspec.UNSET``."""
+def decode_plain(text: str) -> object:
+    """Return the document if the text is plain: compact, as JavaScript writes it, and sound.
+
+    Return ``msgspec.UNSET`` for any other text.
+    """
     with suppress(orjson.JSONDecodeError, orjson.JSONEncodeError, UnicodeError):
         raw = text.encode()
         document = orjson.loads(raw)
-        escaped = b"\\" in raw  # without an escape there is nothing to search for
+        escaped = b"\\" in raw  # without an escape there is no NUL to search for
         if orjson.dumps(document) == raw and not (escaped and _NUL.search(raw)):
             return document
     return msgspec.UNSET
 
 
 def decode(text: str, kind: type[T], column: str) -> T:
-    """A game column as ``kind``.
+    """Return a game column as ``kind``.
 
     Raises:
-        RejectedError: malformed JSON, a missing field or a non-finite number; the detail says
-            where, for example ``stepsJson[3].action``.
+        RejectedError: malformed JSON, a missing field or a non-finite number. The detail names the
+            place, for example ``stepsJson[3].action``.
     """
     try:
-        document = plain(text)
+        document = decode_plain(text)
         if document is msgspec.UNSET:
             document = msgspec.json.decode(text.encode())
             _read_strictly(text)
@@ -143,7 +148,7 @@ _NUL = re.compile(rb"\\u0000")  # twice as fast as `in`
 
 
 def _reject_shape(message: str, column: str) -> NoReturn:
-    """Translate msgspec's message, which ends in `` - at `$[0].action` ``, unless at the top."""
+    """Translate msgspec's message, which ends in `` - at `$[0].action` `` below the top level."""
     what, _, where = message.partition(" - at ")
     path = column + where.strip("`").removeprefix("$")
     if what.startswith("Object missing required field"):
@@ -155,13 +160,13 @@ def _reject_shape(message: str, column: str) -> NoReturn:
 
 
 def _reject_text(text: str, message: str, column: str) -> NoReturn:
-    """Malformed, unless all that is wrong are the words NaN and Infinity."""
+    """Reject unparsable text. NaN and Infinity have their own reason."""
     try:
         _read_strictly(text)
     except _FaultError as fault:
         raise RejectedError(fault.reason, f"{column}: {fault}") from fault
     except ValueError:
-        pass  # malformed for Python's parser too: msgspec's message has the position
+        pass  # Python's parser fails too, but msgspec's message has the position
     raise RejectedError(Reason.MALFORMED_JSON, f"{column}: {message}")
 
 
@@ -172,11 +177,11 @@ class _FaultError(ValueError):
 
 
 def _read_strictly(text: str) -> None:
-    """Raise on what msgspec lets pass, and on NaN and Infinity by name."""
+    """Raise on faults that msgspec accepts, and on NaN and Infinity by name."""
     _check_tree(_STRICT.decode(text), 0)
 
 
-def _unique(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+def _unique(pairs: list[tuple[str, object]]) -> dict[str, object]:
     unique = dict(pairs)
     if len(unique) < len(pairs):
         keys = [key for key, _ in pairs]

@@ -1,4 +1,4 @@
-"""What validation came to, as a page: counts by reason, and a few trajectories of each."""
+"""The result of validation as a page: counts by reason, and sample trajectories of each."""
 
 from collections.abc import Sequence
 
@@ -6,7 +6,7 @@ from babylon.store.rejections import RejectedFor
 
 
 def quality_markdown(window_id: str, accepted: int, reasons: Sequence[RejectedFor]) -> str:
-    """Ids and details are other people's text: none of it becomes a column or a line."""
+    """Return the page in Markdown. Ids and details are escaped, so they add no column or line."""
     rejected = sum(reason.count for reason in reasons)
     lines = [f"# {window_id}: {accepted} trajectories accepted, {rejected} rejected"]
     if reasons:
@@ -20,7 +20,7 @@ def quality_markdown(window_id: str, accepted: int, reasons: Sequence[RejectedFo
 
 
 def reason_lines(reasons: Sequence[RejectedFor]) -> list[str]:
-    """The same for a terminal: a line a reason, and below it a line a sample."""
+    """Return the page for a terminal: a line for each reason, then a line for each sample."""
     lines = []
     for reason in reasons:
         lines.append(f"{reason.count} {reason.reason}")
@@ -29,7 +29,7 @@ def reason_lines(reasons: Sequence[RejectedFor]) -> list[str]:
 
 
 def _line(text: str) -> str:
-    """One line, without what a terminal would obey."""
+    """Return one line without control characters."""
     return "".join(c if c.isprintable() else "\ufffd" for c in " ".join(text.split()))
 
 

@@ -1,12 +1,11 @@
-"""Records what an agent does, and writes it as the game's own rows when the trajectory ends.
+"""The recorder of trajectories. It writes the game's own rows when a trajectory ends.
 
-A trajectory belongs to the window in which it started, and no step of it lies outside: an agent
-that plays on over the boundary finishes one trajectory and starts the next.
+A trajectory belongs to the window in which it started, and all its steps lie in that window. An
+agent that plays across the boundary finishes one trajectory and starts the next.
 """
 
 from collections.abc import Callable, Mapping, Sequence
 from datetime import UTC, datetime
-from typing import Any
 from uuid import uuid4
 
 import asyncpg
@@ -14,11 +13,11 @@ import asyncpg
 from babylon.core.errors import DatabaseError, RecorderError, WindowError
 from babylon.core.failpoints import failpoint
 from babylon.core.windows import Window, window_at
-from babylon.recorder.records import Action, LlmCall, ProviderAccess, encode_step
-from babylon.recorder.rows import Played, Row, call_row, insert_rows, trajectory_row
+from babylon.recorder.steps import Action, LlmCall, ProviderAccess
+from babylon.recorder.trajectory_rows import OpenTrajectory, Row, insert_statement, trajectory_row
 from babylon.store import Store, require_game_tables
 
-_MAX_SCENARIO_ID = 100  # what the game's column holds
+_MAX_SCENARIO_ID = 100  # characters in the game's column
 
 
 def utc_now() -> datetime:
@@ -26,9 +25,10 @@ def utc_now() -> datetime:
 
 
 class TrajectoryRecorder:
-    """Any number of agents may share one recorder.
+    """Recorder of any number of trajectories at once.
 
-    ``clock`` gives the time where a call does not (``at``); simulated time is as good as any.
+    ``minutes`` is the length of windows. ``clock`` gives the time of a call without ``at``; it may
+    be simulated.
     """
 
     def __init__(
@@ -38,7 +38,7 @@ class TrajectoryRecorder:
         self._store = store
         self._minutes = minutes
         self._clock = clock
-        self._open: dict[str, Played] = {}
+        self._open: dict[str, OpenTrajectory] = {}
 
     def start(
         self,
@@ -48,7 +48,11 @@ class TrajectoryRecorder:
         at: datetime | None = None,
         trajectory_id: str | None = None,
     ) -> str:
-        """Begin a trajectory; the scenario is the window itself where none is named."""
+        """Start a trajectory and return its id. The default scenario is the window.
+
+        Raises:
+            RecorderError: the scenario id is too long, or the trajectory is open already.
+        """
         start = moment_in_utc(at, self._clock)
         window = window_at(start, self._minutes)
         name = trajectory_id or uuid4().hex
@@ -58,56 +62,49 @@ class TrajectoryRecorder:
                 f"scenario id {scenario!r} is longer than {_MAX_SCENARIO_ID} characters: shorten it"
             )
         if name in self._open:
-            raise RecorderError(f"trajectory {name!r} is being recorded already: finish it first")
-        self._open[name] = Played(name, agent_id, scenario, window, start, start)
+            raise RecorderError(f"trajectory {name!r} is open already: finish it first")
+        self._open[name] = OpenTrajectory(name, agent_id, scenario, window, start, start)
         return name
 
     def window(self, trajectory_id: str) -> Window:
-        """The window a trajectory belongs to; play after its end is another trajectory's."""
+        """Return the window of an open trajectory."""
         return self._find(trajectory_id).window
 
     def next_step(self, trajectory_id: str) -> int:
-        """The number that the next step will have, for the headers of its requests."""
+        """Return the number of the next step, for the ``x-babylon-step`` header of its requests."""
         return len(self._find(trajectory_id).steps)
 
     def step(
         self,
         trajectory_id: str,
         *,
-        environment_state: Mapping[str, Any],
+        environment_state: Mapping[str, object],
         llm_calls: Sequence[LlmCall],
         action: Action,
         reward: float,
         provider_accesses: Sequence[ProviderAccess] = (),
         at: datetime | None = None,
     ) -> int:
-        """Add a step, in time order; returns its number.
+        """Add a step and return its number. Steps come in time order.
+
+        ``environment_state`` must have the keys ``agentBalance`` (USD), ``agentPnL`` (USD, the
+        agent's lifetime P&L) and ``openPositions``; it may have more.
 
         Raises:
-            WindowError: the moment is not in the trajectory's window, or before the last step.
-            RecorderError: a value cannot be stored; the step was not added.
+            WindowError: the time is outside the trajectory's window or before its last step.
+            RecorderError: a key is missing or a value cannot be stored. The step is not added.
         """
         played = self._find(trajectory_id)
         moment = moment_in_utc(at, self._clock)
         if not played.last <= moment < played.window.end:
             raise WindowError(
                 f"trajectory {trajectory_id}: a step at {moment.isoformat()} is not between its"
-                f" last moment {played.last.isoformat()} and the end of window {played.window.id}:"
-                " finish it and start another"
+                f" last step {played.last.isoformat()} and the end of window {played.window.id}:"
+                " finish the trajectory and start another"
             )
-        number = len(played.steps)
-        step = encode_step(
-            number, moment, environment_state, provider_accesses, llm_calls, action, reward
+        return played.add_step(
+            moment, environment_state, llm_calls, action, reward, provider_accesses
         )
-        calls = [call_row(played, number, i, call, moment) for i, call in enumerate(llm_calls)]
-        played.steps.append(step)
-        played.calls.extend(calls)
-        played.last = moment
-        played.total_reward += reward
-        played.counts["errors"] += not action.success
-        played.counts["trades"] += action.success and action.is_trade
-        played.counts["posts"] += action.success and action.action_type == "CREATE_POST"
-        return number
 
     async def finish(
         self,
@@ -116,16 +113,16 @@ class TrajectoryRecorder:
         final_balance: float | None = None,
         final_pnl: float | None = None,
         status: str = "completed",
-        game_knowledge: Mapping[str, Any] | None = None,
+        game_knowledge: Mapping[str, object] | None = None,
         at: datetime | None = None,
     ) -> None:
-        """Write the trajectory and its calls in one transaction, and forget it.
+        """Write the trajectory and its calls in one transaction, and close it.
 
-        ``final_pnl`` is the agent's lifetime profit in USD, as the game means it;
-        ``game_knowledge`` is ground truth for the judge alone.
+        ``final_balance`` and ``final_pnl`` are in USD; ``final_pnl`` is the agent's lifetime P&L.
+        ``game_knowledge`` is ground truth that only the judge sees.
 
         Raises:
-            DatabaseError: the row is there already, or the game does not know the agent.
+            DatabaseError: the trajectory is stored already, or the game does not know the agent.
         """
         played = self._find(trajectory_id)
         row = trajectory_row(
@@ -134,7 +131,7 @@ class TrajectoryRecorder:
             now=self._clock(),
             final={"finalBalance": final_balance, "finalPnL": final_pnl},
             status=status,
-            knowledge=dict(game_knowledge or {}),
+            knowledge=game_knowledge or {},
         )
         failpoint("recorder.before")
         await self._write(row, played.calls)
@@ -150,9 +147,10 @@ class TrajectoryRecorder:
                     row["agentId"],
                 )
             try:
-                await insert_rows(connection, "trajectories", [row])
+                await connection.executemany(*insert_statement("trajectories", [row]))
                 failpoint("recorder.inserted")
-                await insert_rows(connection, "llm_call_logs", calls)
+                if calls:
+                    await connection.executemany(*insert_statement("llm_call_logs", calls))
             except asyncpg.ForeignKeyViolationError as error:
                 raise DatabaseError(
                     f"agent {row['agentId']!r} is not a user of this game ({error.detail}):"
@@ -163,20 +161,18 @@ class TrajectoryRecorder:
                     f"trajectory {row['trajectoryId']!r} is stored already: {error.detail}"
                 ) from error
 
-    def _find(self, trajectory_id: str) -> Played:
+    def _find(self, trajectory_id: str) -> OpenTrajectory:
         played = self._open.get(trajectory_id)
         if played is None:
-            raise RecorderError(
-                f"trajectory {trajectory_id!r} is not being recorded: call start first"
-            )
+            raise RecorderError(f"trajectory {trajectory_id!r} is not open: call start first")
         return played
 
 
 def moment_in_utc(at: datetime | None, clock: Callable[[], datetime]) -> datetime:
-    """The given moment, or the clock's.
+    """Return the given moment or the clock's, in UTC.
 
     Raises:
-        RecorderError: it has no time zone, so which moment it means is anybody's guess.
+        RecorderError: the moment has no time zone.
     """
     moment = at or clock()
     if moment.tzinfo is None:

@@ -1,9 +1,9 @@
-"""Scorers by name: the built-in ones, and any ``package.module:function`` of the user's own."""
+"""Scorers by name: the built-in ones, and any ``package.module:function`` of the user."""
 
 import importlib
 
 from babylon.core.errors import ConfigError
-from babylon.core.settings import Settings
+from babylon.core.settings import JudgeSettings
 from babylon.scoring.judge.judge_requirements import require_art_judge, require_judge
 from babylon.scoring.scorer import Scorer
 
@@ -14,22 +14,22 @@ SCORERS = {
     "regression": "babylon.scoring.judge.judge_scorers:regression",
     "art-ruler": "babylon.scoring.rewards.art_ruler:art_ruler",
 }
-"""Name → where it is; imported only when it is chosen."""
+"""Name → function. The module is imported when the scorer is chosen."""
 
-ASKING_A_JUDGE = ("ruler", "preference", "regression")
+NEEDS_JUDGE = ("ruler", "preference", "regression")
 
 
 def load_scorer(name: str) -> Scorer:
-    """The scorer of that name.
+    """Return the scorer of that name.
 
     Raises:
-        ConfigError: there is none; the message lists what there is or says what does not import.
+        ConfigError: the name is unknown, or the module does not import.
     """
     module_name, colon, attribute = SCORERS.get(name, name).partition(":")
     if not (colon and module_name and attribute) or module_name.startswith("."):
         raise ConfigError(
             f"scorer {name!r} is unknown: choose {', '.join(SCORERS)}"
-            " or a function of your own, package.module:function"
+            " or your own function, package.module:function"
         )
     try:
         module = importlib.import_module(module_name)
@@ -38,7 +38,7 @@ def load_scorer(name: str) -> Scorer:
             f"scorer {name!r}: module {module_name!r} does not import ({error}):"
             " install it or put its folder on PYTHONPATH"
         ) from error
-    except Exception as error:  # other people's code: a syntax error, or whatever it raises
+    except Exception as error:  # the user's module may raise anything
         raise ConfigError(
             f"scorer {name!r}: module {module_name!r} does not import ({error!r}): correct it"
         ) from error
@@ -51,14 +51,14 @@ def load_scorer(name: str) -> Scorer:
     return found
 
 
-def require_scorer(settings: Settings) -> None:
-    """Can the chosen scorer work? Asked before a window is claimed.
+def require_scorer(scorer: str, judge: JudgeSettings) -> None:
+    """Check the chosen scorer before a window is claimed.
 
     Raises:
-        ConfigError: there is no such scorer, or a setting that it needs is missing; it says which.
+        ConfigError: the scorer is unknown, or a setting that it needs is missing.
     """
-    load_scorer(settings.scoring.scorer)
-    if settings.scoring.scorer in ASKING_A_JUDGE:
-        require_judge(settings)
-    elif settings.scoring.scorer == "art-ruler":
-        require_art_judge(settings)
+    load_scorer(scorer)
+    if scorer in NEEDS_JUDGE:
+        require_judge(scorer, judge)
+    elif scorer == "art-ruler":
+        require_art_judge(judge)

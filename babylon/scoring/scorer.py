@@ -1,18 +1,17 @@
-"""What a scorer is: all trajectories of a window in, one number for each out.
+"""The protocol of scorers: all trajectories of a window in, one score for each out.
 
-A scorer is a plain or ``async`` callable. It gets every trajectory of one window at once, in a
-fixed order, and returns one finite score each, in that order: higher is better. Only differences
-inside a group (window, scenario) matter to the trainer. Use a scale of about 0 to 1: a group whose
-scores have a standard deviation below a thousandth counts as equal and teaches nothing. Money is
-in US dollars (``pnl_usd``), rates are shares from 0 to 1. A scorer that cannot judge raises: a
-failure is never a low score.
+A scorer is a plain or ``async`` callable. It gets all trajectories of one window at once, in a
+fixed order, and returns one finite score for each, in that order. Higher is better. The trainer
+uses only differences inside a group (scenario). Scores should lie between about 0 and 1: a group
+whose scores have a standard deviation below 0.001 counts as equal and is not trained on. A scorer
+that cannot judge raises an error. A failure is never a low score.
 
     def profit(trajectories: Sequence[Trajectory]) -> list[float]:
         return [trajectory.pnl_usd for trajectory in trajectories]
 
-A scorer with a parameter named ``context`` gets a ``ScoringContext`` by that name: settings, the
-database, and the window's artifact, from which ``babylon.scoring.judge.evidence`` reads the
-recorded steps and the ground truth.
+A scorer with a parameter named ``context`` gets a ``ScoringContext``: the settings, the database
+and the window's artifact. ``babylon.scoring.judge.evidence`` reads the recorded steps and the
+ground truth from that artifact.
 """
 
 import asyncio
@@ -20,21 +19,18 @@ import inspect
 import math
 from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass, field, replace
-from typing import TYPE_CHECKING, Any, TypeAlias
+from typing import Any, TypeAlias
 
 from babylon.core.errors import BabylonError, ScoringError
 from babylon.core.settings import Settings
 from babylon.core.trajectories import Trajectory
 from babylon.core.types import Artifact
-
-if TYPE_CHECKING:
-    from babylon.store import Store
+from babylon.store import Store
 
 
 @dataclass(frozen=True, slots=True)
 class Score:
-    """A score and, where the scorer tells, the parts that it was made of, the ends of an interval,
-    reasons, and the text that it was judged by."""
+    """A score with optional details: its parts, its interval, and the judge's reasons and text."""
 
     value: float
     components: dict[str, float] = field(default_factory=dict)
@@ -46,14 +42,14 @@ class Score:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ScoringContext:
-    """What a scorer may need beside the trajectories.
+    """Data for scorers that need more than the trajectories.
 
-    ``metrics`` is the scorer's to fill; the window's metrics show each as ``judge_<name>``.
+    A scorer may fill ``metrics``. The window's metrics show each entry as ``judge_<name>``.
     """
 
     window_id: str
     settings: Settings
-    store: "Store"
+    store: Store
     artifact: Artifact
     metrics: dict[str, float | int | str] = field(default_factory=dict)
 
@@ -68,21 +64,21 @@ async def score(
     trajectories: Sequence[Trajectory],
     context: ScoringContext | None = None,
 ) -> list[Score]:
-    """Run a scorer, plain ones in a thread, and check what it returns.
+    """Run a scorer and check its scores. A plain scorer runs in a thread.
 
     Raises:
-        ScoringError: it raised, or did not return one finite number a trajectory.
+        ScoringError: the scorer raised, or did not return one finite number for each trajectory.
     """
     try:
         more = {"context": context} if _wants_context(scorer) else {}
-        returned: Any = await asyncio.to_thread(scorer, trajectories, **more)
+        returned: object = await asyncio.to_thread(scorer, trajectories, **more)
         if inspect.isawaitable(returned):
             returned = await returned
     except BabylonError:
         raise
-    except (Exception, SystemExit) as error:  # other people's code: whatever it raises is a failure
+    except (Exception, SystemExit) as error:  # the user's code may raise anything
         raise ScoringError(
-            f"scorer {name} raised {error!r} on {_which(trajectories)}: nothing was scored"
+            f"scorer {name} raised {error!r} on {_ids(trajectories)}: nothing was scored"
         ) from error
     if not isinstance(returned, Sequence) or len(returned) != len(trajectories):
         got = f"{len(returned)}" if isinstance(returned, Sequence) else f"{returned!r}"
@@ -113,11 +109,11 @@ def _checked(name: str, value: Any, trajectory: Trajectory) -> Score:
 def _wants_context(scorer: Scorer) -> bool:
     try:
         return "context" in inspect.signature(scorer).parameters
-    except ValueError:  # some built-in callables have none to show
+    except ValueError:  # some built-in callables have no signature
         return False
 
 
-def _which(trajectories: Sequence[Trajectory]) -> str:
+def _ids(trajectories: Sequence[Trajectory]) -> str:
     ids = [trajectory.trajectory_id for trajectory in trajectories]
     shown = ", ".join(ids[:3]) + (", …" if len(ids) > 3 else "")
     return f"{len(ids)} trajectories ({shown})"

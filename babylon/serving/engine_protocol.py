@@ -1,9 +1,9 @@
-"""How whoever routes calls talks to an engine, whatever that engine is.
+"""The HTTP protocol between the gateway and an engine of any kind.
 
-``GET /v1/models`` lists what is ready to answer, ``PUT /policies/{name}`` loads a checkpoint under
-an immutable name, ``DELETE`` unloads it, ``GET /health`` says how it goes. A listed policy may
-answer elsewhere (``url``) and under another name (``model``); without them it is here, under its
-own. Nobody is asked who they are: engines listen on loopback.
+``GET /v1/models`` lists the policies that are ready to answer. ``PUT /policies/{name}`` loads a
+checkpoint under an immutable name, ``DELETE`` unloads it. ``GET /health`` reports the state. Calls
+for a listed policy go to its ``url`` and name its ``model``; by default these are the engine's own
+address and the policy's name. There is no authentication: engines listen on loopback.
 """
 
 from collections.abc import Awaitable, Callable
@@ -19,14 +19,14 @@ Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
 
 
 class PolicySource(Struct, frozen=True):
-    """Body of ``PUT /policies/{name}``: a checkpoint directory and the version it is."""
+    """Body of ``PUT /policies/{name}``: a checkpoint directory and its policy version."""
 
     path: Annotated[str, Meta(min_length=1)]
     version: int
 
 
 class PolicyCard(Struct, frozen=True, kw_only=True, omit_defaults=True):
-    """One entry of ``GET /v1/models``. ``root`` is the checkpoint."""
+    """One entry of ``GET /v1/models``; ``root`` is the checkpoint."""
 
     id: str
     root: str
@@ -40,7 +40,7 @@ class PolicyCard(Struct, frozen=True, kw_only=True, omit_defaults=True):
 
 @web.middleware
 async def openai_errors(request: web.Request, handler: Handler) -> web.StreamResponse:
-    """Every refusal in OpenAI's shape."""
+    """Turn every error into an OpenAI error response."""
     try:
         return await handler(request)
     except RequestError as error:

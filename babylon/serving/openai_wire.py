@@ -1,21 +1,25 @@
-"""OpenAI's wire format, and the vLLM fields beside it, as engine and gateway speak it.
+"""OpenAI's wire format with vLLM's additional fields, shared by engine and gateway.
 
-vLLM's additions: ``return_token_ids`` in a request brings ``prompt_token_ids`` (once) and
-``choices[].token_ids``; with ``logprobs`` these make a call exact training data.
+With ``return_token_ids`` in a request, vLLM answers with ``prompt_token_ids`` (once) and
+``choices[].token_ids``. Together with ``logprobs`` they make a call exact training data.
+
+The types are ours because openai's request types are TypedDicts, which validate nothing.
 """
 
 from collections.abc import Mapping
-from typing import Annotated, Any, TypeVar
+from typing import Annotated, Any, TypeAlias, TypeVar
 
 import msgspec
 from msgspec import Meta, Struct
 
 from babylon.core.errors import ServingError
 
+JsonObject: TypeAlias = dict[str, Any]  # decoded, not validated
 MAX_BODY_BYTES = 4 * 2**20
 DONE = b"data: [DONE]\n\n"
 
-# Parameters that bend the distribution beyond temperature and top_p, with the values that do not.
+# Parameters that change the sampling distribution, beside temperature and top_p, and the values
+# with which they do not.
 _NEUTRAL: dict[str, tuple[object, ...]] = {
     "frequency_penalty": (None, 0),
     "presence_penalty": (None, 0),
@@ -37,7 +41,7 @@ _NEUTRAL: dict[str, tuple[object, ...]] = {
 
 
 class RequestError(ServingError):
-    """A request that is refused: an HTTP status, and a message in OpenAI's error shape."""
+    """A refused request, with its HTTP status and its message in OpenAI's error format."""
 
     def __init__(self, status: int, message: str, *, code: str | None = None) -> None:
         super().__init__(message)
@@ -53,7 +57,7 @@ class StreamOptions(Struct, frozen=True):
 
 
 class SamplingRequest(Struct, frozen=True, kw_only=True):
-    """The fields of a request that Babylon reads; others are left to the engine."""
+    """The fields of a request that Babylon reads. The engine gets all other fields unchanged."""
 
     model: Annotated[str, Meta(min_length=1, max_length=200)]
     stream: bool | None = None
@@ -78,26 +82,26 @@ class SamplingRequest(Struct, frozen=True, kw_only=True):
 
     @property
     def wants_usage(self) -> bool:
-        """In a stream usage comes only when asked for."""
+        """True if a stream ends with a usage chunk."""
         return self.stream_options is not None and self.stream_options.include_usage
 
 
 class ChatRequest(SamplingRequest, frozen=True, kw_only=True):
     """``POST /v1/chat/completions``."""
 
-    messages: Annotated[list[dict[str, Any]], Meta(min_length=1)]
+    messages: Annotated[list[JsonObject], Meta(min_length=1)]
     max_completion_tokens: Annotated[int, Meta(ge=1, lt=2**31)] | None = None
     logprobs: bool | None = None
     top_logprobs: int | None = None
 
     @property
     def limit(self) -> int | None:
-        """OpenAI's new name of the token limit wins over the old one."""
+        """The token limit. OpenAI's new field takes precedence over ``max_tokens``."""
         return self.max_completion_tokens or self.max_tokens
 
 
 class CompletionRequest(SamplingRequest, frozen=True, kw_only=True):
-    """``POST /v1/completions``: one prompt, as text or tokens."""
+    """``POST /v1/completions``: one prompt, as text or token ids."""
 
     prompt: str | Annotated[list[Annotated[int, Meta(ge=0, lt=2**31)]], Meta(min_length=1)]
     logprobs: Annotated[int, Meta(ge=0)] | None = None
@@ -105,54 +109,61 @@ class CompletionRequest(SamplingRequest, frozen=True, kw_only=True):
     best_of: int | None = None
 
 
-Asked = TypeVar("Asked", bound=SamplingRequest)
+Sampled = TypeVar("Sampled", bound=SamplingRequest)
 
 
-def decode_object(body: bytes) -> dict[str, Any]:
-    """A JSON object, or ``RequestError`` 400 that says what is wrong with it."""
+def decode_object(body: bytes) -> JsonObject:
+    """Decode a request body.
+
+    Raises:
+        RequestError: 400, it is not a JSON object.
+    """
     try:
-        return msgspec.json.decode(body, type=dict[str, Any])
+        return msgspec.json.decode(body, type=JsonObject)
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
         raise RequestError(400, f"the body is not a JSON object: {error}") from error
 
 
-def parse_chat(fields: Mapping[str, Any]) -> ChatRequest:
-    """Check the fields of a chat request; the error names the field and what is allowed."""
-    return _parsed(fields, ChatRequest, "chat")
+def parse_chat(fields: Mapping[str, object]) -> ChatRequest:
+    """Validate a chat request, or raise ``RequestError`` 400 with the field and what it allows."""
+    return _validated(fields, ChatRequest, "chat")
 
 
-def parse_completion(fields: Mapping[str, Any]) -> CompletionRequest:
-    """Check the fields of a completion request, likewise."""
-    completion = _parsed(fields, CompletionRequest, "completion")
+def parse_completion(fields: Mapping[str, object]) -> CompletionRequest:
+    """Validate a completion request, with the same error."""
+    completion = _validated(fields, CompletionRequest, "completion")
     if completion.echo or completion.best_of not in (None, 1):
-        raise RequestError(400, "echo and best_of are not served: leave them out")
+        raise RequestError(400, "echo and best_of are not supported: leave them out")
     return completion
 
 
-def constraints(fields: Mapping[str, Any]) -> list[str]:
-    """Names of the given parameters that bend the distribution beyond temperature and top_p."""
+def constraints(fields: Mapping[str, object]) -> list[str]:
+    """Return the names of the parameters that change the sampling distribution.
+
+    Temperature and top_p are not among them.
+    """
     return [name for name, neutral in _NEUTRAL.items() if fields.get(name) not in neutral]
 
 
 def error_body(status: int, message: str, code: str | None = None) -> bytes:
-    """``{"error": ...}`` as OpenAI writes it."""
+    """Encode an error response in OpenAI's format."""
     kind = "invalid_request_error" if status < 500 else "server_error"
     error = {"message": message, "type": kind, "param": None, "code": code}
     return msgspec.json.encode({"error": error})
 
 
 def sse(payload: bytes) -> bytes:
-    """One server-sent event."""
+    """Encode a payload without line breaks as a server-sent event."""
     return b"data: " + payload + b"\n\n"
 
 
-def _parsed(fields: Mapping[str, Any], kind: type[Asked], name: str) -> Asked:
+def _validated(fields: Mapping[str, object], kind: type[Sampled], name: str) -> Sampled:
     try:
         asked = msgspec.convert(fields, kind)
     except msgspec.ValidationError as error:
         raise RequestError(400, f"bad {name} request: {error}") from error
     if asked.n not in (None, 1):
-        raise RequestError(400, f"n={asked.n}: only n=1 is served, send one request an answer")
+        raise RequestError(400, f"n={asked.n}: only n=1 is supported, send one request per answer")
     if asked.temperature is not None and 0 < asked.temperature < 0.01:
         raise RequestError(400, f"temperature={asked.temperature}: choose 0 (greedy) or 0.01 to 2")
     return asked

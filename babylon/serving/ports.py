@@ -1,4 +1,4 @@
-"""Is a port free, and if not, whose is it."""
+"""Checks that a port is free, and finds the process that holds it."""
 
 import socket
 from contextlib import suppress
@@ -9,10 +9,11 @@ from babylon.core.errors import ServingError
 
 
 def require_free_port(port: int, *, user: str, variable: str) -> None:
-    """Before ``user`` listens on it; ``variable`` is the setting that moves it elsewhere.
+    """Check a port before ``user`` listens on it. ``variable`` is the setting that changes it.
 
     Raises:
-        ServingError: the port is taken; names the process that has it, where one may know.
+        ServingError: the port is taken. The message names the process that holds it, if the
+            system tells.
     """
     with socket.socket() as probe:
         probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
@@ -26,7 +27,7 @@ def require_free_port(port: int, *, user: str, variable: str) -> None:
 
 
 def holder(port: int) -> int | None:
-    """The process that has the port, where the system lets us know."""
+    """Return the pid of the process that listens on the port, if the system tells."""
     with suppress(psutil.AccessDenied):
         for connection in psutil.net_connections("tcp"):
             if connection.laddr and connection.laddr.port == port and connection.pid:
@@ -35,8 +36,8 @@ def holder(port: int) -> int | None:
 
 
 def _by_whom(port: int) -> str:
-    """`` by process 123 (name)`` where one may know."""
+    """Return `` by process 123 (name)``, or nothing if the system does not tell."""
     pid = holder(port)
-    with suppress(psutil.Error):  # it may be gone by now
+    with suppress(psutil.Error):  # the process may have ended by now
         return f" by process {pid} ({psutil.Process(pid).name()})" if pid else ""
     return ""

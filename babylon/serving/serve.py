@@ -23,7 +23,7 @@ from babylon.core.settings import Settings
 from babylon.serving.ports import require_free_port
 from babylon.serving.supervise import Service, Supervised, supervised
 from babylon.serving.vllm.command import require_vllm
-from babylon.store.revival import kept_running
+from babylon.store.server import kept_running
 
 logger = logging.getLogger(__name__)
 
@@ -53,7 +53,7 @@ async def serve(settings: Settings) -> None:
     require_free_port(settings.serving.admin_port, user="the admin API", variable="ADMIN_PORT")
     async with (
         serving(settings) as running,
-        kept_running(settings),
+        kept_running(settings.database, settings.home),
         supervised(_admin(settings)),
     ):
         key = local_key_path(settings.home.root)
@@ -91,7 +91,7 @@ def _engine(settings: Settings) -> Service:
         ConfigError: the settings name no vLLM.
     """
     if settings.serving.engine == "vllm":
-        require_vllm(settings)
+        require_vllm(settings.serving)
         command, environment = ["babylon.serving.vllm.vllm_host"], settings.environment()
     else:
         command = [

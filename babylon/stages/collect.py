@@ -23,7 +23,7 @@ from babylon.core.game_rows import COLUMNS, GAME_SCHEMA, UNTRAINED
 from babylon.core.home import Home
 from babylon.core.types import Claim, Collected
 from babylon.core.windows import Window
-from babylon.quality.calls import LoggedCall
+from babylon.quality.policy_calls import CollectedCall
 from babylon.store import Store, require_game_tables
 from babylon.store.calls import wait_until_recorded
 
@@ -147,9 +147,10 @@ async def _write(writer: ArtifactWriter, columns: Columns) -> None:
 
 async def _logged(connection: "Connection", ids: Sequence[str]) -> dict[str, str]:
     """Return trajectory id → JSON list of its calls in the game's log, in order of time."""
-    calls: defaultdict[str, list[LoggedCall]] = defaultdict(list)
-    for trajectory_id, *values in await connection.fetch(_LOGS, ids):
-        calls[trajectory_id].append(LoggedCall(*values))
+    calls: defaultdict[str, list[CollectedCall]] = defaultdict(list)
+    for trajectory_id, call_id, response, messages, top_p in await connection.fetch(_LOGS, ids):
+        call = CollectedCall(call_id=call_id, response=response, messages=messages, top_p=top_p)
+        calls[trajectory_id].append(call)
     return {name: msgspec.json.encode(of_one).decode() for name, of_one in calls.items()}
 
 

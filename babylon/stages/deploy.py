@@ -17,7 +17,7 @@ from babylon.deployment.decide_experiment import Decided, decide
 from babylon.deployment.experiments import run_experiment
 from babylon.deployment.replace import replace_champion
 from babylon.store.connection import Store
-from babylon.store.policies import descends
+from babylon.store.lineage import descends
 from babylon.store.route_history import all_routes, same_champion_since
 from babylon.store.routes import Route
 

@@ -18,7 +18,7 @@ import polars as pl
 from babylon.core.artifacts import read_artifact, rewrite_artifact
 from babylon.core.settings import Settings
 from babylon.core.types import Thinned, Validated
-from babylon.scoring.judge.savings import saved_tokens
+from babylon.scoring.judge.evidence import saved_tokens
 
 MIN_GROUP = 2
 
@@ -63,7 +63,9 @@ def thin_window(settings: Settings, validated: Validated) -> Thinned:
         agents=len(agents),
         dropped=len(dropped),
         held_out=held_out,
-        saved_judge_tokens=saved_tokens(settings, validated.artifact, dropped),
+        saved_judge_tokens=saved_tokens(
+            settings.scoring.scorer, settings.judge, validated.artifact, dropped
+        ),
     )
 
 

@@ -23,13 +23,13 @@ from babylon.core.windows import (
     settling,
     window_at,
 )
-from babylon.quality.checks import check_row
 from babylon.quality.reasons import Reason
+from babylon.quality.row_checks import check_row
 from babylon.store import Store, require_game_tables
-from babylon.store.counts import WindowCounts, count_windows
 from babylon.store.database_clock import read_clock
 from babylon.store.late import note_late
 from babylon.store.rejections import RejectedFor, Rejection, RejectionTally
+from babylon.store.window_counts import WindowCounts, count_windows
 from babylon.store.windows import WindowRow, list_windows
 
 _ROWS_AT_A_TIME = 200
@@ -117,7 +117,7 @@ class _Subject:
                 )
             )
             return
-        verdict = check_row(row, self.window, settings)
+        verdict = check_row(row, self.window, settings.quality)
         if isinstance(verdict, Rejection):
             self.rejected.add(verdict)
         else:

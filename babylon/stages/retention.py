@@ -20,21 +20,21 @@ from babylon.core.artifacts import remove_unfinished
 from babylon.core.errors import ModelError
 from babylon.core.failpoints import failpoint
 from babylon.core.home import Home
-from babylon.core.lineage import staleness
 from babylon.core.settings import Settings
 from babylon.core.windows import IN_WORK, WindowState
-from babylon.store.connection import Store
-from babylon.store.retention import (
+from babylon.store.checkpoints_in_use import (
     Held,
     Holdings,
     WorkedWindow,
     checkpoints,
-    forget_arms,
     holding,
     mark_removed,
     worked_windows,
 )
+from babylon.store.connection import Store
+from babylon.store.lineage import staleness
 from babylon.store.route_history import champions
+from babylon.store.trajectory_arms import forget_arms
 
 log = logging.getLogger(__name__)
 UNFINISHED_S = 3600.0  # an artifact in progress is written to far more often

@@ -18,7 +18,7 @@ from babylon.stages.fingerprint import scoring_fingerprint
 from babylon.store import Store
 from babylon.store import scores as stored
 from babylon.store.connection import guarded
-from babylon.store.judgments import tell_game
+from babylon.store.judgments import write_to_game
 
 
 async def score_window(store: Store, settings: Settings, thinned: Thinned) -> Scored:
@@ -63,7 +63,7 @@ async def score_window(store: Store, settings: Settings, thinned: Thinned) -> Sc
         scenarios = {t.trajectory_id: t.scenario_id for t in trajectories}
         failpoint("write_back.before")
         async with guarded(store, thinned.claim) as connection:
-            await tell_game(connection, scenarios, rows, context.metrics)
+            await write_to_game(connection, scenarios, rows, context.metrics)
         failpoint("write_back.after")
     return Scored(
         claim=thinned.claim,
@@ -80,9 +80,9 @@ async def score_window(store: Store, settings: Settings, thinned: Thinned) -> Sc
 
 def _rows(
     scorer: str, trajectories: Sequence[Trajectory], scores: Sequence[Score]
-) -> list[stored.Score]:
+) -> list[stored.StoredScore]:
     return [
-        stored.Score(
+        stored.StoredScore(
             trajectory_id=trajectory.trajectory_id,
             scorer=scorer,
             score=given.value,

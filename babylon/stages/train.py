@@ -1,19 +1,16 @@
 """Stage ``train``: one update of the champion, committed as the next policy version."""
 
 import asyncio
-from dataclasses import asdict
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 from babylon.core.errors import ConfigError
 from babylon.core.home import Home
-from babylon.core.lineage import staleness
-from babylon.core.metrics import update_metrics
-from babylon.core.settings import Settings, TrainingSettings
+from babylon.core.settings import Settings
 from babylon.core.trajectories import training_rows
 from babylon.core.types import Claim, Scored, Trained
 from babylon.policies.checkpoint_files import checkpoint_digest
 from babylon.store.connection import Store
+from babylon.store.lineage import parents, staleness
 from babylon.store.policies import (
     Policy,
     champion,
@@ -21,15 +18,12 @@ from babylon.store.policies import (
     commit_policy,
     ensure_base,
     list_policies,
-    parents,
     policy_of_batch,
 )
 from babylon.training.backends.registry import updater
-from babylon.training.backends.updater import Progress, TrainInput
-from babylon.training.takeover import claim_name, take_up_progress
-
-if TYPE_CHECKING:
-    from babylon.training.grpo.config import TrainerConfig
+from babylon.training.backends.train_input import Progress, TrainInput
+from babylon.training.progress_directory import claim_name, take_up_progress
+from babylon.training.update_result import update_metrics
 
 
 async def train_window(
@@ -49,8 +43,10 @@ async def train_window(
     if committed := await policy_of_batch(store, batch_of(claim.window_id)):
         return trained_from(claim, committed)  # the answer to an earlier commit was lost
     work = await _work(store, settings, scored, progress)
-    update = await updater(settings.training.trainer)(work)
-    metrics = update_metrics(asdict(update.report), asdict(update.excluded), scored)
+    # in a thread, because importing a trainer takes seconds
+    trainer = await asyncio.to_thread(updater, settings.training.trainer)
+    update = await trainer(work)
+    metrics = update_metrics(update, scored)
     batch_id = batch_of(claim.window_id)
     version = await commit_policy(
         store,
@@ -90,32 +86,11 @@ async def _work(
         parent=parent,
         rows=rows,
         target=checkpoint_directory(settings.home, scored.claim),
-        progress_directory=await asyncio.to_thread(take_up_progress, settings, scored.claim),
-        config=trainer_config(settings.training, settings.seed),
+        progress_directory=await asyncio.to_thread(take_up_progress, settings.home, scored.claim),
         # only of policies that played: the update does not depend on what was trained since
         staleness={version: age for version, age in ages.items() if version in played},
         behaviours=await checkpoints_at_hand(store, unlogged),
         progress=progress,
-    )
-
-
-def trainer_config(training: TrainingSettings, seed: int) -> "TrainerConfig":
-    """Return the trainer's configuration."""
-    from babylon.training.grpo.config import TrainerConfig  # torch takes seconds to import
-
-    return TrainerConfig(
-        iterations=training.iterations,
-        trajectories_per_step=training.batch_size * training.accumulation,
-        max_tokens=training.max_tokens,
-        learning_rate=training.effective_learning_rate,
-        warmup_steps=training.warmup_steps,
-        loss=training.loss,
-        advantage=training.advantage,
-        call_weight=training.call_weight,
-        kl_penalty=training.kl_penalty,
-        max_staleness=training.max_staleness,
-        max_missing_logprobs=training.max_missing_logprobs,
-        seed=seed,
     )
 
 
@@ -153,7 +128,8 @@ async def ensure_champion(
     if not await list_policies(store):
         from babylon.training.base_model import resolve_base
 
-        base = str(await asyncio.to_thread(resolve_base, settings, progress))
+        name, models = settings.model.base, settings.home.models
+        base = str(await asyncio.to_thread(resolve_base, name, models, settings.seed, progress))
         await ensure_base(
             store,
             uri=base,

@@ -18,8 +18,8 @@ from babylon.core.settings import Settings
 from babylon.core.trajectories import TRAJECTORY_SCHEMA, trajectory_row
 from babylon.core.types import Artifact, Collected, Validated
 from babylon.core.windows import Window, parse_window_id
-from babylon.quality.checks import Accepted, check_row
-from babylon.quality.decode import collector_at_rest
+from babylon.quality.decode import garbage_collection_paused
+from babylon.quality.row_checks import Accepted, check_row
 from babylon.store import Store
 from babylon.store.rejections import Rejection, replace_rejections
 
@@ -54,11 +54,11 @@ def check_artifact(
     ) as writer:
         for batch in iter_batches(raw, list(GAME_SCHEMA)):
             sound, accepted = [], []
-            with collector_at_rest():
+            with garbage_collection_paused():
                 collected = batch.to_pydict()
                 for values in zip(*collected.values(), strict=True):
                     row = GameRow(**dict(zip(collected, values, strict=True)))
-                    verdict = check_row(row, window, settings)
+                    verdict = check_row(row, window, settings.quality)
                     sound.append(isinstance(verdict, Accepted))
                     if isinstance(verdict, Rejection):
                         rejections.append(verdict)

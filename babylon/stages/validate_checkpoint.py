@@ -13,18 +13,19 @@ import msgspec
 from babylon.core.home import Home
 from babylon.core.settings import Settings
 from babylon.core.types import Trained, Verdict
-from babylon.evaluation.arena.held_out import second_check
+from babylon.evaluation.arena.held_out import held_out_check
 from babylon.evaluation.arena.match import Match, Progress, compare
 from babylon.evaluation.arena.match_page import write_report
-from babylon.evaluation.arena.player_result import result_of, yardsticks
+from babylon.evaluation.arena.play import result_of, yardsticks
 from babylon.evaluation.arena.players import checkpoint_player
 from babylon.evaluation.arena.suite import digest, unseen_scenarios
 from babylon.game.market.scenario import PRESETS, Scenario
 from babylon.store.connection import Store
-from babylon.store.policies import Policy, champion, descends, get_policy, set_verdict
+from babylon.store.lineage import descends
+from babylon.store.policies import Policy, champion, get_policy, set_verdict
 from babylon.store.route_history import RESTORER, all_routes, same_champion_since, taken_back
-from babylon.training.health import ruled_out
-from babylon.training.takeover import claim_name
+from babylon.training.progress_directory import claim_name
+from babylon.training.update_health import ruled_out
 
 
 async def validate_checkpoint(
@@ -81,7 +82,7 @@ async def _met(
     )
     verdict = _verdict(trained, route_version, match, await asyncio.to_thread(digest, worlds))
     if verdict.promote:
-        check = await second_check(store, settings, trained)
+        check = await held_out_check(store, trained, settings.training.max_tokens)
         verdict = replace(verdict, off_policy=check)
         if check.veto:
             reason = f"vetoed by recorded play, {check}; in the arena, {verdict.reason}"

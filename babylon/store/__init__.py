@@ -1,4 +1,4 @@
-"""Postgres is the source of truth: windows and their leases, policies, routes, recorded calls."""
+"""Postgres: windows and their leases, policies, routes, recorded calls. See docs/store.md."""
 
 from babylon.store.connection import (
     DatabaseStatus,

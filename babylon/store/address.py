@@ -1,4 +1,4 @@
-"""From a database URL, as people write it, to the arguments of ``asyncpg.connect``."""
+"""Database URLs: arguments for ``asyncpg.connect``, and the address without its password."""
 
 from typing import Any
 from urllib.parse import parse_qsl, urlencode, urlsplit, urlunsplit
@@ -6,21 +6,21 @@ from urllib.parse import parse_qsl, urlencode, urlsplit, urlunsplit
 from babylon.core.errors import ConfigError
 
 _SCHEMES = {"postgres", "postgresql", "postgresql+asyncpg"}
-# What the game's Prisma client understands and Postgres does not.
+# Parameters of the game's Prisma client that Postgres rejects.
 _PRISMA_ONLY = {
     "connect_timeout", "connection_limit", "pgbouncer", "pool_timeout", "schema", "socket_timeout",
 }  # fmt: skip
 
 
 def connect_arguments(url: str) -> dict[str, Any]:
-    """Arguments for ``asyncpg.connect`` and ``asyncpg.create_pool``; sessions run in UTC.
+    """Return the arguments for ``asyncpg.connect`` and ``asyncpg.create_pool``.
 
-    As with Prisma, the game's tables lie in ``schema``, by default ``public`` (Postgres' own
-    default would look into our schema first where the account is called babylon); ``pgbouncer``
-    turns prepared statements off; Prisma's other parameters are dropped.
+    Sessions run in UTC. Prisma's parameters work as they do in Prisma: ``schema`` names the schema
+    of the game's tables, ``public`` by default, and ``pgbouncer=true`` turns prepared statements
+    off. Its other parameters are dropped.
 
     Raises:
-        ConfigError: not a Postgres URL.
+        ConfigError: the URL is not a Postgres URL.
     """
     parts = urlsplit(url)
     if parts.scheme not in _SCHEMES:
@@ -31,6 +31,8 @@ def connect_arguments(url: str) -> dict[str, Any]:
     query = dict(parse_qsl(parts.query))
     rest = {name: value for name, value in query.items() if name not in _PRISMA_ONLY}
     dsn = urlunsplit(parts._replace(scheme="postgresql", query=urlencode(rest)))
+    # Postgres' default search path starts with a schema named like the account. For an account
+    # called babylon that is our own schema, so the path is always set.
     schema = query.get("schema", "public").replace('"', '""')
     server_settings = {
         "timezone": "UTC",
@@ -44,7 +46,11 @@ def connect_arguments(url: str) -> dict[str, Any]:
 
 
 def place(url: str) -> str:
-    """``host:port/database``, for messages: never the password."""
+    """Return ``host:port/database`` for messages, without the password.
+
+    Raises:
+        ConfigError: the port is not a number between 0 and 65535.
+    """
     parts = urlsplit(url)
     try:
         port = parts.port or 5432

@@ -1,4 +1,7 @@
-"""Calls that the gateway answered, with the exact tokens: what tomorrow's training reads."""
+"""The tables ``calls`` and ``recording_gaps``: every call that a gateway answered.
+
+Training reads them: a call holds the exact tokens and logprobs that the policy sampled.
+"""
 
 import asyncio
 import time
@@ -17,7 +20,7 @@ from babylon.store.connection import Store
 from babylon.store.gateways import live_gateways
 from babylon.store.routes import CHANNEL
 
-ARE_CALLS_RECORDED = "recorded?"  # what gateways are asked on the channel
+ARE_CALLS_RECORDED = "recorded?"  # asks the gateways to announce ``recorded_until`` at once
 _POLL_S = 0.05
 
 
@@ -58,7 +61,7 @@ class RecordedCall:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RecordingGap:
-    """Answers that were served but not recorded, because the disk took nothing more."""
+    """Calls that were answered but not recorded, because the disk was full."""
 
     gateway_id: str
     began_at: datetime
@@ -76,14 +79,14 @@ _INSERT = (
 
 
 async def insert_calls(store: Store, calls: Iterable[RecordedCall]) -> None:
-    """Store them all or none; a call that is there already (same ``call_id``) stays as it is."""
+    """Insert all calls or none. A call whose ``call_id`` is stored already stays as it is."""
     await store.pool.executemany(_INSERT, [_row(call) for call in calls])
 
 
 async def copy_calls(store: Store, calls: Sequence[RecordedCall]) -> None:
-    """The same, quicker: by COPY, unless a call is there already or cannot be stored at all.
+    """Insert calls as ``insert_calls`` does, but faster: by COPY, while every call is new.
 
-    COPY's text format is written here: asyncpg looks at every token of an array several times.
+    COPY's text format is written here, because asyncpg encodes every array element several times.
     """
     try:
         await store.pool.copy_to_table(
@@ -97,7 +100,7 @@ async def copy_calls(store: Store, calls: Sequence[RecordedCall]) -> None:
 
 
 async def upsert_gap(store: Store, gap: RecordingGap) -> None:
-    """A gap grows while the disk is full: its beginning names it."""
+    """Store a gap, or extend the one that began at the same time."""
     await store.pool.execute(
         "INSERT INTO babylon.recording_gaps VALUES ($1, $2, $3, $4, $5)"
         " ON CONFLICT (gateway_id, began_at)"
@@ -109,11 +112,10 @@ async def upsert_gap(store: Store, gap: RecordingGap) -> None:
 async def wait_until_recorded(
     store: Store, moment: datetime | None = None, *, timeout_s: float = 10.0
 ) -> None:
-    """Return when every call that a live gateway had answered by then (default: now) is in
-    ``babylon.calls``.
+    """Wait until every call that a live gateway answered before ``moment`` (now) is stored.
 
     Raises:
-        ServingError: names the gateways that still hold calls after the timeout.
+        ServingError: gateways still hold calls after the timeout; the message names them.
     """
     moment, deadline = moment or datetime.now(UTC), time.monotonic() + timeout_s
     while True:
@@ -135,7 +137,7 @@ async def wait_until_recorded(
 
 
 async def _lines(calls: Sequence[RecordedCall]) -> AsyncIterator[bytes]:
-    """COPY's text format: https://www.postgresql.org/docs/current/sql-copy.html"""
+    """Yield COPY's text format: https://www.postgresql.org/docs/current/sql-copy.html"""
     yield b"".join(map(_line, calls))
 
 
@@ -150,7 +152,7 @@ def _text(value: str) -> str:  # str.translate takes three times as long
 
 def _array(value: list[float]) -> str:
     listed = msgspec.json.encode(value).decode()
-    if "null" in listed:  # not a number: which number is not, Python says
+    if "null" in listed:  # JSON writes NaN and infinity as null; Python writes nan and inf
         listed = str(value)
     return "{" + listed[1:-1] + "}"
 

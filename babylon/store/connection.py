@@ -1,13 +1,14 @@
-"""Opening the store: embedded server or ``DATABASE_URL``, version check, connection pool."""
+"""Opening the store: version check, connection pool, and errors that an operator can act on."""
 
 import asyncio
 from collections.abc import AsyncIterator, Iterator
 from contextlib import asynccontextmanager, contextmanager
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, TypeAlias
+from typing import Any, TypeAlias
 
 import asyncpg
 import msgspec
+from asyncpg.pool import PoolConnectionProxy
 
 from babylon.core.errors import DatabaseError, FencedError
 from babylon.core.settings import Settings
@@ -15,28 +16,27 @@ from babylon.core.types import Claim
 from babylon.store.address import connect_arguments, place
 from babylon.store.migrate import HEAD, check_not_newer, current_revision
 from babylon.store.migrate import migrate as run_migrations
+from babylon.store.server import database_url
 
-if TYPE_CHECKING:
-    from asyncpg.pool import PoolConnectionProxy
-
-    Pool: TypeAlias = asyncpg.Pool[asyncpg.Record]
-    Connection: TypeAlias = PoolConnectionProxy[asyncpg.Record]
+# Quoted, because asyncpg's classes are generic in its stubs only.
+Pool: TypeAlias = "asyncpg.Pool[asyncpg.Record]"
+Connection: TypeAlias = "PoolConnectionProxy[asyncpg.Record]"
 
 GAME_TABLES = ("trajectories", "llm_call_logs", "market_outcomes")
 MAX_CONNECTIONS = 10
 CLOSE_S = 10.0
-HALTED_S = 60.0  # a worker that halts inside a write loses its locks after so long
+HALTED_S = 60.0  # a worker that halts inside a write loses its locks after this time
 UNREACHABLE = (
     DatabaseError,
     OSError,
     asyncpg.PostgresError,
     asyncpg.InterfaceError,
-    asyncpg.InternalClientError,  # of a connection that broke in the middle of a query
+    asyncpg.InternalClientError,  # the connection broke in the middle of a query
 )
 _OPERATOR = (
     ConnectionRefusedError,
     asyncpg.PostgresConnectionError,
-    asyncpg.InternalClientError,  # of a connection that broke in the middle of a cursor
+    asyncpg.InternalClientError,  # the connection broke in the middle of a cursor
     asyncpg.InsufficientResourcesError,
     asyncpg.OperatorInterventionError,
     asyncpg.ReadOnlySQLTransactionError,
@@ -47,18 +47,18 @@ _OPERATOR = (
 class Store:
     """An open, migrated database. ``jsonb`` columns read and write as Python values.
 
-    ``game_tables_ours``: we made the game's tables and may write to all of them.
-    ``has_game_tables``: trajectories, calls and outcomes are there, whoever made them.
+    ``game_tables_ours``: our migrations made the game's tables, so we may write to all of them.
+    ``has_game_tables``: the tables of ``GAME_TABLES`` exist, whoever made them.
     """
 
-    pool: "Pool"
+    pool: Pool
     game_tables_ours: bool
     has_game_tables: bool
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DatabaseStatus:
-    """Where a database is; ``revision`` is ``None`` before the first migration."""
+    """A database's address and version; ``revision`` is ``None`` before the first migration."""
 
     place: str
     revision: str | None
@@ -69,10 +69,10 @@ class DatabaseStatus:
 
 @asynccontextmanager
 async def open_store(settings: Settings, *, migrate: bool = False) -> AsyncIterator[Store]:
-    """The store that ``settings`` name, migrated. The embedded one always migrates itself.
+    """Open the database that ``settings`` name; the embedded one is always migrated first.
 
     Raises:
-        DatabaseError: the database is down, refuses us, or is not migrated.
+        DatabaseError: the database is down, refuses the connection, or is not migrated.
     """
     async with _open_pool(settings) as (pool, arguments):
         async with pool.acquire() as connection:
@@ -91,7 +91,7 @@ async def open_store(settings: Settings, *, migrate: bool = False) -> AsyncItera
 
 
 async def database_status(settings: Settings) -> DatabaseStatus:
-    """Look without changing anything: works before the first migration too."""
+    """Read the status of a database without changing it, migrated or not."""
     async with _open_pool(settings) as (pool, arguments), pool.acquire() as connection:
         revision = await current_revision(connection)
         ours, present = await _game_tables(connection, migrated=revision is not None)
@@ -105,10 +105,10 @@ async def database_status(settings: Settings) -> DatabaseStatus:
 
 
 def require_game_tables(store: Store) -> None:
-    """Without the game's tables there is nothing to record and nothing to collect.
+    """Check that play can be recorded and collected.
 
     Raises:
-        DatabaseError: they are not there.
+        DatabaseError: the database has no game tables.
     """
     if not store.has_game_tables:
         raise DatabaseError(
@@ -118,11 +118,11 @@ def require_game_tables(store: Store) -> None:
 
 
 @asynccontextmanager
-async def guarded(store: Store, claim: Claim) -> AsyncIterator["Connection"]:
-    """A transaction that exists only while the claim holds: writers of one window take turns.
+async def guarded(store: Store, claim: Claim) -> AsyncIterator[Connection]:
+    """Open a transaction that holds the window's row and checks the claim's epoch.
 
     Raises:
-        FencedError: a higher epoch exists; nothing was written.
+        FencedError: the window has another epoch; nothing was written.
     """
     async with store.pool.acquire() as connection, connection.transaction():
         await connection.execute(f"SET LOCAL idle_in_transaction_session_timeout = '{HALTED_S:g}s'")
@@ -139,51 +139,33 @@ async def guarded(store: Store, claim: Claim) -> AsyncIterator["Connection"]:
 
 
 def affected(status: str) -> int:
-    """Rows that a command changed, from its status (``UPDATE 1``)."""
+    """Number of rows that a command changed, from its status (``UPDATE 1``)."""
     return int(status.rsplit(" ", 1)[-1])
 
 
 def one_line(error: Exception) -> str:
-    """Postgres' message with its detail and hint, which come as lines of their own."""
+    """Postgres' message, detail and hint on one line."""
     return " ".join(str(error).split())
 
 
 @asynccontextmanager
-async def database_url(settings: Settings) -> AsyncIterator[str]:
-    """``DATABASE_URL``, or the embedded server's address while the block uses that server."""
-    if settings.database.url is not None:
-        yield settings.database.url.get_secret_value()
-        return
-    from babylon.store.embedded import EmbeddedPostgres  # not on Windows, which has no wheel
-
-    server = EmbeddedPostgres(settings.home.root)
-    start = asyncio.ensure_future(asyncio.to_thread(server.acquire))
-    try:
-        await asyncio.shield(start)
-        yield server.url()
-    finally:
-        await asyncio.wait([start])  # a cancelled caller still leaves properly
-        await asyncio.to_thread(server.release)
-
-
-@asynccontextmanager
-async def _open_pool(settings: Settings) -> AsyncIterator[tuple["Pool", dict[str, Any]]]:
-    async with database_url(settings) as url:
+async def _open_pool(settings: Settings) -> AsyncIterator[tuple[Pool, dict[str, Any]]]:
+    async with database_url(settings.database, settings.home) as url:
         arguments = connect_arguments(url)
-        with _explained(url):
+        with _connecting(url):
             pool = await asyncpg.create_pool(
                 **arguments, min_size=1, max_size=MAX_CONNECTIONS, init=_prepare
             )
         try:
-            with _refusals(url):
+            with _working(url):
                 yield pool, arguments
         finally:
             await _close(pool)
 
 
 @contextmanager
-def _explained(url: str) -> Iterator[None]:
-    """Failures to connect, as one line that says where and what to do."""
+def _connecting(url: str) -> Iterator[None]:
+    """Turn a failure to connect into one line that names the place and the remedy."""
     try:
         yield
     except OSError as error:  # refused, unreachable, unknown host, timed out
@@ -199,8 +181,11 @@ def _explained(url: str) -> Iterator[None]:
 
 
 @contextmanager
-def _refusals(url: str) -> Iterator[None]:
-    """What only the database's operator can repair, as one line; other errors are bugs."""
+def _working(url: str) -> Iterator[None]:
+    """Turn errors that only the database's operator can repair into one line.
+
+    Other errors pass unchanged: they are bugs.
+    """
     try:
         yield
     except asyncpg.InsufficientPrivilegeError as error:
@@ -215,10 +200,10 @@ def _refusals(url: str) -> Iterator[None]:
         ) from error
 
 
-async def _close(pool: "Pool") -> None:
+async def _close(pool: Pool) -> None:
     try:
         await asyncio.wait_for(pool.close(), CLOSE_S)
-    except TimeoutError:  # a query still runs, or its connection was never given back
+    except TimeoutError:  # a query still runs, or a connection was never released
         pool.terminate()
 
 
@@ -228,12 +213,12 @@ async def _prepare(connection: "asyncpg.Connection[asyncpg.Record]") -> None:
     )
 
 
-def _to_json(value: Any) -> str:
+def _to_json(value: object) -> str:
     return msgspec.json.encode(value).decode()
 
 
-async def _game_tables(connection: "Connection", migrated: bool = True) -> tuple[bool | None, bool]:
-    """(are the game's tables ours, are they there)."""
+async def _game_tables(connection: Connection, migrated: bool = True) -> tuple[bool | None, bool]:
+    """Return (are the game's tables ours, do they exist)."""
     ours = await connection.fetchval("SELECT ours FROM babylon.database") if migrated else None
     found = await connection.fetchval(
         "SELECT count(to_regclass(name)) FROM unnest($1::text[]) AS name", list(GAME_TABLES)

@@ -1,18 +1,13 @@
-"""The database's clock and its open transactions: when the last rows of a window are in.
+"""The database's clock and its open transactions.
 
-Windows close and leases end by the clock of the database, the one that all workers share.
+Windows close and leases end by the database's clock, because all workers share it.
 """
 
-from typing import TYPE_CHECKING
-
 from babylon.core.windows import Clock
-from babylon.store.connection import Store
+from babylon.store.connection import Connection, Store
 
-if TYPE_CHECKING:
-    from babylon.store.connection import Connection
-
-# A transaction gets its id with its first write: readers, however long they read, are no danger.
-# Of other accounts' sessions the server hides age and state, unless we have pg_read_all_stats.
+# A transaction gets its id with its first write, so readers are never counted as writers. Without
+# pg_read_all_stats the server hides the age and state of other accounts' sessions.
 _CLOCK = """
 SELECT clock_timestamp() AS now,
        least(min(xact_start) FILTER (WHERE backend_xid IS NOT NULL),
@@ -25,12 +20,13 @@ WHERE datname = current_database() AND pid <> pg_backend_pid()
 
 
 async def read_clock(store: Store) -> Clock:
+    """Read the clock on a connection of its own."""
     async with store.pool.acquire() as connection:
         return await clock_of(connection)
 
 
-async def clock_of(connection: "Connection") -> Clock:
-    """Inside the caller's transaction; the time is the present one all the same."""
+async def clock_of(connection: Connection) -> Clock:
+    """Read the clock on this connection; inside a transaction too it is the present time."""
     row = await connection.fetchrow(_CLOCK)
     assert row is not None
     return Clock(**row)

@@ -1,26 +1,24 @@
-"""What gateways are to serve and to hold, as the database says it at one moment."""
+"""The desired state of the gateways: the route in force and the policies that are proposed."""
 
 from collections.abc import AsyncIterator, Mapping
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
 
 from babylon.core.errors import ModelError
-from babylon.store.connection import Store
-from babylon.store.gateways import Gateway, live_gateways
+from babylon.store.connection import Connection, Pool, Store
+from babylon.store.gateways import GatewayRow, live_gateways
 from babylon.store.policies import NO_POLICY
 from babylon.store.routes import Route, lock_routes
 
-if TYPE_CHECKING:
-    from babylon.store.connection import Connection, Pool
-
-_HALTED_S = 10.0  # a gateway that halts while nothing may change loses its lock after so long
+_HALTED_S = 10.0  # a gateway that halts while it holds the lock loses it after this time
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Desired:
-    """``route`` is in force; ``previous`` was champion until the present one was; ``proposals``:
-    policy version → the newest open proposal of it."""
+    """The route in force, the champion before this one, and the open proposals.
+
+    ``proposals`` maps each proposed policy version to its newest open proposal.
+    """
 
     route: Route
     previous: int | None
@@ -28,7 +26,8 @@ class Desired:
 
 
 async def desired(store: Store) -> Desired:
-    """
+    """Read the desired state.
+
     Raises:
         ModelError: there is no policy yet.
     """
@@ -36,8 +35,8 @@ async def desired(store: Store) -> Desired:
 
 
 @asynccontextmanager
-async def nothing_added(store: Store) -> AsyncIterator[tuple[Desired, list[Gateway]]]:
-    """No route and no proposal is added while the block runs; what there is, and who is there."""
+async def lock_desired(store: Store) -> AsyncIterator[tuple[Desired, list[GatewayRow]]]:
+    """Block new routes and proposals; yield the desired state and the live gateways."""
     async with store.pool.acquire() as connection, connection.transaction():
         await lock_routes(connection, _HALTED_S)
         yield await _read(connection), await live_gateways(store)
@@ -56,7 +55,8 @@ async def _read(database: "Pool | Connection") -> Desired:
     )
 
 
-# One statement, because agents are served by what was taken back until it is answered.
+# One statement reads one moment. Two could miss a policy whose proposal closes while its route is
+# committed, and the gateway would unload it.
 _DESIRED = """
 SELECT route.*,
        (SELECT policy_version FROM babylon.routes AS before

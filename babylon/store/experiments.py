@@ -1,25 +1,22 @@
-"""Experiments as the routes tell them, what their agents did, and the looks at them.
+"""Experiments: their routes, their agents' calls and plays, and the table ``experiment_reviews``.
 
-Calls belong to an experiment by the route that they were answered under, plays (trajectories) by
-their calls. Of the game's tables only columns are read that every writer fills, and the beginning
-of ``stepsJson``: profit inside a play is its last known lifetime P&L minus that of the first step.
+A call belongs to the experiment of the route under which it was answered. A play (trajectory)
+belongs to the experiment of its calls. From the game's tables these queries read only the columns
+that every writer fills, and the beginning of ``stepsJson``: profit inside a play is its last known
+lifetime P&L minus that of the first step.
 """
 
 from collections.abc import Sequence
 from dataclasses import dataclass
 from datetime import datetime
-from typing import TYPE_CHECKING, Any
 
-from babylon.store.connection import Store
+from babylon.store.connection import Connection, Store
 from babylon.store.routes import Mode, Route
-
-if TYPE_CHECKING:
-    from babylon.store.connection import Connection
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Experiment:
-    """The routes of one salt. ``stages`` are the times of one share each, as route versions."""
+    """The routes of one salt. Each of ``stages`` is the route versions of one share."""
 
     salt: str
     mode: Mode
@@ -32,15 +29,19 @@ class Experiment:
 
     @property
     def staged_routes(self) -> tuple[list[int], list[int]]:
-        """Route versions, and the stage of each."""
+        """All route versions, and the stage of each."""
         pairs = [(route, i) for i, stage in enumerate(self.stages) for route in stage]
         return [route for route, _ in pairs], [stage for _, stage in pairs]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class AgentCalls:
-    """What one agent (or nameless key) called for in one stage; ``challenger``: its first arm
-    there, ``both``: it met the other one too. Latencies in milliseconds."""
+    """Counts of one unit's calls in one stage; a unit is an agent, or an API key without an agent.
+
+    ``challenger``: the unit's first arm in the stage was the challenger. ``both``: it was answered
+    by both arms. ``broken_off`` calls ended in an error, ``cut`` ones at the token limit. Latencies
+    are in milliseconds.
+    """
 
     unit: str
     stage: int
@@ -55,10 +56,11 @@ class AgentCalls:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Play:
-    """A trajectory that called for the experiment; ``start`` is ``None`` when it was not written.
+    """A trajectory with calls in the experiment; ``start`` is ``None`` until its row is written.
 
     ``mixed``: some of its calls were answered by another arm, by a pinned version, or before or
-    after the experiment. ``opening_*`` are the first step's, ``None`` where they stand deeper.
+    after the experiment. ``opening_*`` are of the first step, ``None`` when they are not in the
+    beginning of ``stepsJson``.
     """
 
     trajectory_id: str
@@ -74,7 +76,7 @@ class Play:
 
 
 async def find_experiment(store: Store, salt: str | None = None) -> Experiment | None:
-    """The experiment of that salt, or the one that runs now; ``None`` when there is none."""
+    """Return the experiment of ``salt``, by default the running one; ``None`` if there is none."""
     if salt is None:
         salt = await store.pool.fetchval(
             "SELECT salt FROM babylon.routes ORDER BY route_version DESC LIMIT 1"
@@ -87,7 +89,7 @@ async def find_experiment(store: Store, salt: str | None = None) -> Experiment |
     routes = [Route(**row) for row in rows]
     last = routes[-1]
     split = last.split
-    assert split is not None and salt is not None  # it has a salt
+    assert split is not None and salt is not None  # the query selects routes with a salt
     shares, stages = _stages(routes)
     return Experiment(
         salt=salt,
@@ -108,7 +110,7 @@ def _stages(routes: Sequence[Route]) -> tuple[tuple[float, ...], tuple[tuple[int
     shares: list[float] = []
     stages: list[tuple[int, ...]] = []
     for route in routes:
-        assert route.share is not None  # it has a salt
+        assert route.share is not None  # routes with a salt have a share
         if shares and route.share == shares[-1]:
             stages[-1] += (route.route_version,)
         else:
@@ -117,14 +119,14 @@ def _stages(routes: Sequence[Route]) -> tuple[tuple[float, ...], tuple[tuple[int
     return tuple(shares), tuple(stages)
 
 
-async def agent_calls(connection: "Connection", experiment: Experiment) -> list[AgentCalls]:
-    """Every agent and stage with calls of either arm."""
+async def agent_calls(connection: Connection, experiment: Experiment) -> list[AgentCalls]:
+    """Return the calls of each agent in each stage, in either arm."""
     rows = await connection.fetch(_AGENTS, *experiment.staged_routes)
     return [AgentCalls(**row) for row in rows]
 
 
-async def pinned_calls(connection: "Connection", experiment: Experiment) -> int:
-    """Calls for a version by its name, which belong to no arm."""
+async def pinned_calls(connection: Connection, experiment: Experiment) -> int:
+    """Return the number of calls that asked for a policy version by name; they have no arm."""
     count: int = await connection.fetchval(
         "SELECT count(*) FROM babylon.calls WHERE route_version = ANY($1) AND arm = 'pinned'",
         experiment.staged_routes[0],
@@ -132,23 +134,25 @@ async def pinned_calls(connection: "Connection", experiment: Experiment) -> int:
     return count
 
 
-async def plays(connection: "Connection", experiment: Experiment) -> list[Play]:
-    """Every trajectory that the calls name."""
+async def plays(connection: Connection, experiment: Experiment) -> list[Play]:
+    """Return every trajectory that the experiment's calls name."""
     rows = await connection.fetch(_PLAYS, *experiment.staged_routes)
     return [Play(**row) for row in rows]
 
 
 async def plays_before(
-    connection: "Connection", experiment: Experiment, agents: Sequence[str], since: datetime
+    connection: Connection, experiment: Experiment, agents: Sequence[str], since: datetime
 ) -> list[Play]:
-    """What the agents had played, and the game had written, when the experiment began. Simulated
-    play is dated as it likes; when a row was written is told by ``createdAt``."""
+    """Return the agents' plays from ``since`` on that were written before the experiment began.
+
+    ``createdAt`` dates the writing. ``startTime`` cannot: simulated play may carry any date.
+    """
     rows = await connection.fetch(_BEFORE, list(agents), since, experiment.began_at)
     return [Play(**row) for row in rows]
 
 
-async def steps_of(connection: "Connection", trajectory_ids: Sequence[str]) -> dict[str, str]:
-    """``stepsJson`` by trajectory id."""
+async def steps_of(connection: Connection, trajectory_ids: Sequence[str]) -> dict[str, str]:
+    """Return trajectory id → ``stepsJson``."""
     rows = await connection.fetch(
         'SELECT "trajectoryId", "stepsJson" FROM trajectories'
         ' WHERE "trajectoryId" = ANY($1::text[])',
@@ -157,8 +161,8 @@ async def steps_of(connection: "Connection", trajectory_ids: Sequence[str]) -> d
     return {name: text for name, text in rows}
 
 
-async def scores_of(connection: "Connection", trajectory_ids: Sequence[str]) -> dict[str, float]:
-    """The score of each trajectory that was judged, by its first judgment."""
+async def scores_of(connection: Connection, trajectory_ids: Sequence[str]) -> dict[str, float]:
+    """Return trajectory id → the score in the first window that scored it."""
     rows = await connection.fetch(
         "SELECT DISTINCT ON (trajectory_id) trajectory_id, score FROM babylon.scores"
         " WHERE trajectory_id = ANY($1::text[]) ORDER BY trajectory_id, window_id",
@@ -168,8 +172,9 @@ async def scores_of(connection: "Connection", trajectory_ids: Sequence[str]) -> 
 
 
 async def keep_review(
-    store: Store, salt: str, reviewed_at: datetime, decision: str, numbers: dict[str, Any]
+    store: Store, salt: str, reviewed_at: datetime, decision: str, numbers: dict[str, object]
 ) -> None:
+    """Store the decision and the numbers of one review."""
     await store.pool.execute(
         "INSERT INTO babylon.experiment_reviews (salt, reviewed_at, decision, numbers)"
         " VALUES ($1, $2, $3, $4) ON CONFLICT DO NOTHING",
@@ -203,7 +208,7 @@ _NUMBER = r"\s*:\s*(-?[0-9]+(?:\.[0-9]+)?(?:[eE][-+]?[0-9]+)?)"
 
 
 def _opening(key: str) -> str:
-    """A number of the first step's state, if that stands at the beginning and is flat."""
+    """Return SQL for a number of the first step's state, if that is flat and comes first."""
     pattern = rf'^[^{{]*\{{[^{{]*"environmentState"\s*:\s*\{{[^{{}}]*"{key}"{_NUMBER}'
     return f"""substring(left(t."stepsJson", 4096) FROM '{pattern}')::float8"""
 
@@ -214,7 +219,7 @@ _COLUMNS = f"""
     {_opening("agentBalance")} AS opening_balance, t."metricsJson" AS metrics_json
 """
 
-# Whoever names another's trajectory is not heard: as in collecting, such a call is not its own.
+# A call that names another agent's trajectory is ignored, as in collecting.
 _PLAYS = f"""
 SELECT p.trajectory_id, p.unit, p.stage, p.mixed, {_COLUMNS}
 FROM (

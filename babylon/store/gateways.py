@@ -1,4 +1,4 @@
-"""Gateways that run: what each serves, holds and cannot load, told by itself every few seconds."""
+"""The table ``gateways``: each running gateway announces its state there every few seconds."""
 
 import asyncio
 import time
@@ -10,18 +10,21 @@ from babylon.core.errors import ServingError
 from babylon.core.failpoints import failpoint
 from babylon.store.connection import Store
 
-LIVE_S = 10.0  # a gateway that has not announced itself for so long is gone
+LIVE_S = 10.0  # a gateway that was silent for this time counts as gone
 _POLL_S = 0.02
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Gateway:
+class GatewayRow:
     """A running gateway.
 
-    ``loaded``: policy versions that it can serve at once; ``refusals``: versions that it cannot
-    load, and why, when it knew of the proposals up to ``proposals_read``; ``in_flight``: each
-    version that answers calls now → those that a route sent to it, 0 when all asked for it by its
-    name. Every call that it answered before ``recorded_until`` is in ``babylon.calls``.
+    Attributes:
+        loaded: the policy versions that it can serve at once.
+        refusals: policy version → why it cannot load that policy.
+        in_flight: each version that answers calls now → its calls that a route sent there. Calls
+            that ask for the version by name do not count, so the number may be 0.
+        proposals_read: the newest proposal that it knew when it wrote this row.
+        recorded_until: every call that it answered before this time is in ``babylon.calls``.
     """
 
     gateway_id: str
@@ -36,14 +39,15 @@ class Gateway:
     recorded_until: datetime | None = None
 
     def refusal(self, policy_version: int | None) -> str | None:
+        """Return why the gateway cannot load a policy, ``None`` if it does not refuse it."""
         return self.refusals.get(str(policy_version))
 
     def __str__(self) -> str:
         return f"{self.gateway_id} at {self.url}"
 
 
-async def announce_gateway(store: Store, gateway: Gateway) -> None:
-    """A gateway's sign of life; ``seen_at`` is the database's clock."""
+async def announce_gateway(store: Store, gateway: GatewayRow) -> None:
+    """Insert or update a gateway's row; ``seen_at`` is by the database's clock."""
     await store.pool.execute(
         "INSERT INTO babylon.gateways (gateway_id, url, route_version, loaded, refusals,"
         " in_flight, proposals_read, problem, recorded_until)"
@@ -66,35 +70,35 @@ async def announce_gateway(store: Store, gateway: Gateway) -> None:
 
 
 async def remove_gateway(store: Store, gateway_id: str) -> None:
-    """A gateway that stops says so, so that nobody waits for it."""
+    """Delete the row of a gateway that stops, so that nobody waits for it."""
     await store.pool.execute("DELETE FROM babylon.gateways WHERE gateway_id = $1", gateway_id)
 
 
-async def live_gateways(store: Store, within_s: float = LIVE_S) -> list[Gateway]:
-    """Gateways that gave a sign of life within so many seconds, by the database's clock."""
+async def live_gateways(store: Store, within_s: float = LIVE_S) -> list[GatewayRow]:
+    """Return the gateways that announced themselves in the last ``within_s`` seconds."""
     rows = await store.pool.fetch(
         "SELECT * FROM babylon.gateways WHERE seen_at > now() - $1::interval ORDER BY gateway_id",
         timedelta(seconds=within_s),
     )
-    return [Gateway(**row) for row in rows]
+    return [GatewayRow(**row) for row in rows]
 
 
 async def wait_until_loaded(
     store: Store, policy_version: int, timeout_s: float
-) -> tuple[Gateway, ...]:
-    """Wait until every live gateway can serve a policy that is proposed.
+) -> tuple[GatewayRow, ...]:
+    """Wait until every live gateway has loaded a proposed policy.
 
-    What a gateway refused before it knew of the proposal is no answer to it: it tries again.
+    A refusal from before the gateway read the proposal does not count: it will try again.
 
     Raises:
-        ServingError: one cannot load it, and why; or those that have not after the timeout.
+        ServingError: a gateway cannot load the policy, or some have not after the timeout.
     """
     proposal: int = await store.pool.fetchval(
         "SELECT coalesce(max(proposal_id), 0) FROM babylon.proposals WHERE policy_version = $1",
         policy_version,
     )
 
-    def refusal(gateway: Gateway) -> str | None:
+    def refusal(gateway: GatewayRow) -> str | None:
         read = gateway.proposals_read
         return None if read is not None and read < proposal else gateway.refusal(policy_version)
 
@@ -110,11 +114,11 @@ async def wait_until_loaded(
 async def wait_for_acks(
     store: Store, route_version: int, policy_version: int, timeout_s: float
 ) -> tuple[str, ...]:
-    """Wait until every live gateway serves this route or a newer one; returns their ids.
+    """Wait until every live gateway serves this route or a newer one; return their ids.
 
     Raises:
-        ServingError: names a gateway that cannot load the route's policy, at once, and why; or
-            after the timeout those that still serve an older route.
+        ServingError: a gateway cannot load the route's policy (raised at once), or some still
+            serve an older route after the timeout.
     """
     gateways = await _wait_for_all(
         store,
@@ -128,8 +132,13 @@ async def wait_for_acks(
 
 
 async def wait_until_drained(store: Store, policy_version: int, timeout_s: float) -> int:
-    """Wait until no live gateway answers a call that a route sent to a policy; returns how many
-    calls still are after the timeout. Calls for it by its name may come for ever."""
+    """Wait until no call that a route sent to the policy is being answered.
+
+    Calls that ask for the policy by name do not count, because they may go on for ever.
+
+    Returns:
+        The number of calls that are left after the timeout.
+    """
     deadline = time.monotonic() + timeout_s
     while True:
         gateways = await live_gateways(store)
@@ -141,11 +150,11 @@ async def wait_until_drained(store: Store, policy_version: int, timeout_s: float
 
 async def _wait_for_all(
     store: Store,
-    done: Callable[[Gateway], bool],
-    refusal: Callable[[Gateway], str | None],
+    done: Callable[[GatewayRow], bool],
+    refusal: Callable[[GatewayRow], str | None],
     what: str,
     timeout_s: float,
-) -> tuple[Gateway, ...]:
+) -> tuple[GatewayRow, ...]:
     deadline = time.monotonic() + timeout_s
     while True:
         gateways = await live_gateways(store)

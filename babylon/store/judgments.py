@@ -1,33 +1,30 @@
-"""Judgments: every reply that a judge was paid for, kept from the moment it came.
+"""The table ``judgments``: every reply that a judge was paid for.
 
-The table is the cache (a usable reply is found again by its key and never bought twice), the
-account (tokens and USD of windows and days, unusable replies included) and the record of why.
+It serves as the cache (a usable reply is found by its key and never bought twice), as the account
+(tokens and USD, unusable replies included) and as the record of the judge's reasons.
 """
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime
-from typing import TYPE_CHECKING
 
 import msgspec
 
 from babylon.core.failpoints import failpoint
-from babylon.store.connection import Store
-from babylon.store.scores import Score
+from babylon.store.connection import Connection, Store
+from babylon.store.scores import StoredScore
 
-if TYPE_CHECKING:
-    from babylon.store.connection import Connection
-
-Metrics = Mapping[str, float | int | str]
+ScorerMetrics = Mapping[str, float | int | str]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Purchase:
-    """One reply. ``trajectory_ids``, ``scores`` and ``explanations`` are in the order shown: the
-    permutation. ``problem`` says why a reply could not be used; then there are no scores.
+    """One reply of a judge.
 
-    ``key`` is a hash of judge, temperature, repetition and ``prompt_hash``, which covers prompt
-    version, rubric, ground truth, trajectories and permutation.
+    ``trajectory_ids``, ``scores`` and ``explanations`` are in the order in which the prompt showed
+    the trajectories. ``problem`` says why a reply cannot be used; then there are no scores. ``key``
+    is a hash of judge, temperature, repetition and ``prompt_hash``; that one covers prompt version,
+    rubric, ground truth, trajectories and their order.
     """
 
     key: str
@@ -47,7 +44,7 @@ class Purchase:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Spent:
-    """Tokens of prompts and replies, US dollars, and the requests that were paid for."""
+    """Tokens of prompts and replies, their cost in US dollars, and the number of paid requests."""
 
     tokens: int = 0
     usd: float = 0.0
@@ -61,7 +58,7 @@ class StoredJudgments:
         self._store, self._window_id = store, window_id
 
     async def find(self, key: str) -> Purchase | None:
-        """The usable reply to a prompt; else one that could not be used; else None."""
+        """Return the usable reply to a prompt, else an unusable one, else ``None``."""
         row = await self._store.pool.fetchrow(
             "SELECT key, scenario_id, judge, method, rubric, prompt_hash, trajectory_ids, scores,"
             " explanations, problem, prompt_tokens, completion_tokens, usd"
@@ -74,7 +71,7 @@ class StoredJudgments:
         return Purchase(**{**row, **lists})
 
     async def keep(self, purchase: Purchase) -> None:
-        """Write a reply down; of two usable ones to the same prompt the first stays the answer."""
+        """Store a reply."""
         failpoint("judgment.before")
         await self._store.pool.execute(
             "INSERT INTO babylon.judgments (window_id, key, scenario_id, judge, method, rubric,"
@@ -100,22 +97,25 @@ class StoredJudgments:
 
 
 async def spent_on_window(store: Store, window_id: str) -> Spent:
-    """All that the window's judgments ever cost."""
+    """Return the cost of all judgments of a window."""
     return await _sum(store, "window_id = $1", window_id)
 
 
 async def spent_since(store: Store, moment: datetime) -> Spent:
-    """All that judgments of any window cost since then."""
+    """Return the cost of all windows' judgments since ``moment``."""
     return await _sum(store, "created_at >= $1", moment)
 
 
-async def tell_game(
-    connection: "Connection", scenarios: Mapping[str, str], rows: Sequence[Score], metrics: Metrics
+async def write_to_game(
+    connection: Connection,
+    scenarios: Mapping[str, str],
+    rows: Sequence[StoredScore],
+    metrics: ScorerMetrics,
 ) -> None:
-    """The judge's scores in the game's own tables, where those are ours.
+    """Copy scores and reasons into the game's own tables, which must be ours.
 
-    ``scenarios``: trajectory id → scenario, the game's group. ``rank`` is that within the group,
-    1 the best; equal scores have equal ranks.
+    ``scenarios`` maps trajectory id → scenario, the game's group. A row's ``rank`` is its place in
+    the group: 1 is the best, and equal scores have equal ranks.
     """
     now = datetime.now(UTC)
     for row in rows:
@@ -169,5 +169,5 @@ async def _sum(store: Store, condition: str, value: str | datetime) -> Spent:
         f" FROM babylon.judgments WHERE {condition}",
         value,
     )
-    assert row is not None  # an aggregate has a row
+    assert row is not None  # an aggregate always returns a row
     return Spent(**row)

@@ -1,8 +1,8 @@
-"""Late rows: what was committed after its window had been collected, and so was not trained.
+"""The tables ``collected`` and ``late``: rows that a window's collection saw, or missed.
 
-Once a window is trained, every untrained row of it that its collection had not seen is put down as
-late, with the moment at which it was first noticed. Nothing collects it again, but a recipe that
-asks for late rows; it is then admitted to that recipe's window.
+When a window is trained, every untrained row of it that its collection did not see is noted as
+late, with the time of the note. A late row is collected only by a recipe that asks for late rows;
+it is then admitted to that recipe's window.
 """
 
 from collections.abc import Iterable
@@ -16,9 +16,9 @@ from babylon.core.windows import FINISHED, ID_FORMAT, Window, WindowState
 from babylon.store.connection import Store, affected, guarded
 from babylon.store.windows import change_state
 
-# A row without a window id belongs to the window of its start. Of one window its rows are found by
-# index, where the table has one; of all, Postgres joins by hash and reads its narrow columns once.
-# In the order of ids, so that two that note at once wait for each other and never in a circle.
+# A row without a window id belongs to the window of its start time. For one window Postgres finds
+# the rows by index; for all windows it joins by hash and reads the narrow columns once. Rows are
+# inserted in the order of their ids, so that two simultaneous notes cannot deadlock.
 _NOTE = f"""
 INSERT INTO babylon.late (trajectory_id, window_id, reason)
 WITH finished AS (
@@ -50,7 +50,7 @@ ON CONFLICT DO NOTHING
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LateRow:
-    """``reason``: written late, or committed late by a transaction that had begun in time."""
+    """``reason``: written late, or committed late by a transaction that began in time."""
 
     window_id: str
     trajectory_id: str
@@ -60,7 +60,7 @@ class LateRow:
 
 
 async def store_collected(store: Store, claim: Claim, trajectory_ids: Iterable[str]) -> None:
-    """The window is collected: these trajectories, whatever becomes of them, are not late.
+    """Move the window to ``collected``; these trajectories can no longer become late.
 
     Raises:
         FencedError: the claim is stale.
@@ -86,8 +86,12 @@ async def store_collected(store: Store, claim: Claim, trajectory_ids: Iterable[s
 async def note_late(
     store: Store, minutes: int, since: datetime | None = None, until: datetime | None = None
 ) -> int:
-    """Put down the late rows of finished windows that start in ``[since, until)``; how many are
-    new. ``minutes`` is the length of a window, for rows without a window id.
+    """Note the late rows of finished windows that start in ``[since, until)``.
+
+    ``minutes`` is the length of a window, for rows without a window id.
+
+    Returns:
+        The number of newly noted rows.
     """
     ids = [None if moment is None else f"{moment:{ID_FORMAT}}" for moment in (since, until)]
     states = [str(state) for state in FINISHED]
@@ -95,7 +99,7 @@ async def note_late(
 
 
 async def count_late(store: Store, window_id: str) -> int:
-    """Late rows of a window that no recipe admitted."""
+    """Return the number of late rows of a window that no recipe admitted."""
     count: int = await store.pool.fetchval(
         "SELECT count(*) FROM babylon.late WHERE window_id = $1 AND admitted_to IS NULL", window_id
     )
@@ -103,7 +107,7 @@ async def count_late(store: Store, window_id: str) -> int:
 
 
 async def list_late(store: Store, window_id: str | None = None) -> list[LateRow]:
-    """Every late row, admitted or not, of that window or of all."""
+    """Return the late rows of a window, or of all windows, admitted or not."""
     rows = await store.pool.fetch(
         "SELECT window_id, trajectory_id, reason, seen_at, admitted_to FROM babylon.late"
         " WHERE $1::text IS NULL OR window_id = $1 ORDER BY window_id, trajectory_id",
@@ -113,7 +117,7 @@ async def list_late(store: Store, window_id: str | None = None) -> list[LateRow]
 
 
 async def admit_late(store: Store, claim: Claim, window: Window) -> int:
-    """Let the claimed window of a recipe collect the late rows of the first time.
+    """Admit a window's late rows to the recipe that holds the claim; return their number.
 
     Raises:
         FencedError: the claim is stale.

@@ -1,17 +1,18 @@
-"""What was seen of markets: first and last of each window, whoever saw it and in which order."""
+"""The table ``observations``: the first and last observed value of each market in each window.
+
+Several trackers may observe the same market; their order does not matter.
+"""
 
 from collections.abc import Iterable
 from dataclasses import dataclass
 from datetime import datetime
 from enum import StrEnum
-from typing import TYPE_CHECKING
 
-if TYPE_CHECKING:
-    from babylon.store.connection import Connection
+from babylon.store.connection import Connection
 
 
-class Kind(StrEnum):
-    """What a value is: USD, P(YES), or 1 for YES and 0 for NO."""
+class ValueKind(StrEnum):
+    """Meaning of a value: USD, P(YES), or the outcome as 1 for YES and 0 for NO."""
 
     PRICE = "price"
     PROBABILITY = "probability"
@@ -19,9 +20,8 @@ class Kind(StrEnum):
 
 
 @dataclass(slots=True)
-class Seen:
-    """The first and the last observation, by their times; of two at one moment the later call
-    counts as the later one."""
+class ObservedValue:
+    """The first and last (time, value); of two with one time, the one added later is the last."""
 
     first: tuple[datetime, float]
     last: tuple[datetime, float]
@@ -34,18 +34,18 @@ class Seen:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Observation:
-    """What one tracker saw of one market in one window."""
+class MarketObservation:
+    """One tracker's observations of one market in one window."""
 
-    kind: Kind
+    kind: ValueKind
     name: str
     window_id: str
     question: str | None
-    seen: Seen
+    seen: ObservedValue
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class SeenPrice:
+class ObservedPrice:
     """First and last price of a window (USD)."""
 
     ticker: str
@@ -54,7 +54,7 @@ class SeenPrice:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class SeenQuestion:
+class ObservedQuestion:
     """``yes``: the last P(YES) before the window's end; ``resolved``: YES, NO or still open."""
 
     market_id: str
@@ -63,13 +63,13 @@ class SeenQuestion:
     resolved: str | None
 
 
-async def lock_outcomes(connection: "Connection") -> None:
-    """Until the end of the transaction nobody else keeps observations or writes outcomes."""
+async def lock_outcomes(connection: Connection) -> None:
+    """Block other writers of observations and outcomes until the transaction ends."""
     await connection.execute("SELECT pg_advisory_xact_lock(hashtext('babylon outcomes'))")
 
 
-async def keep(connection: "Connection", observations: Iterable[Observation]) -> None:
-    """Merge into what is known; keeping the same again changes nothing."""
+async def keep(connection: Connection, observations: Iterable[MarketObservation]) -> None:
+    """Merge observations into the table. Keeping the same ones again changes nothing."""
     await connection.executemany(
         _MERGE,
         [
@@ -79,20 +79,23 @@ async def keep(connection: "Connection", observations: Iterable[Observation]) ->
     )
 
 
-async def seen_prices(connection: "Connection", window_id: str) -> list[SeenPrice]:
+async def seen_prices(connection: Connection, window_id: str) -> list[ObservedPrice]:
+    """Return each ticker's prices in the window, by ticker."""
     rows = await connection.fetch(
         "SELECT name, first_value, last_value FROM babylon.observations"
         " WHERE window_id = $1 AND kind = 'price' ORDER BY name",
         window_id,
     )
-    return [SeenPrice(ticker=ticker, start_usd=start, end_usd=end) for ticker, start, end in rows]
+    return [
+        ObservedPrice(ticker=ticker, start_usd=start, end_usd=end) for ticker, start, end in rows
+    ]
 
 
-async def seen_questions(connection: "Connection", window_id: str) -> list[SeenQuestion]:
-    """Questions that were resolved in the window, or seen in it and not resolved before."""
+async def seen_questions(connection: Connection, window_id: str) -> list[ObservedQuestion]:
+    """Return the questions resolved in the window, or seen in it and still open before it."""
     rows = await connection.fetch(_QUESTIONS, window_id)
     return [
-        SeenQuestion(
+        ObservedQuestion(
             market_id=row["name"],
             question=row["question"],
             yes=row["yes"],

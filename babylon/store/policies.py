@@ -1,7 +1,7 @@
-"""Policies: every checkpoint that training committed, numbered; version 0 is the base model.
+"""The tables ``policies`` and ``trained``: committed checkpoints, and the trajectories they used.
 
-The commit of a policy is the one moment at which a window counts as trained: policy, consumed
-trajectories and the window's state change together or not at all.
+Version 0 is the base model. ``commit_policy`` makes a window trained: the policy, its consumed
+trajectories and the window's state change in one transaction.
 """
 
 from collections.abc import Iterable, Sequence
@@ -16,7 +16,7 @@ from babylon.core.errors import AlreadyTrainedError, ModelError
 from babylon.core.failpoints import failpoint
 from babylon.core.types import Claim
 from babylon.core.windows import WindowState
-from babylon.store.connection import Store, guarded
+from babylon.store.connection import Connection, Store, guarded
 from babylon.store.windows import change_state
 
 Kind = Literal["base", "full", "lora"]
@@ -25,10 +25,12 @@ NO_POLICY = "no policy is registered yet: run `babylon model init`"
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Policy:
-    """A row of ``babylon.policies``; ``uri`` is the directory that holds the weights, until
-    ``removed_at``, ``digest`` what they were when they were committed, ``checks`` how the policy
-    stood the newest checks before a route was to name it
-    (``babylon.deployment.checks.check_policy``)."""
+    """A row of ``babylon.policies``.
+
+    ``uri`` is the directory of the weights; it is gone after ``removed_at``. ``digest`` is the hash
+    of its files at the commit. ``verdict`` is the result of validation, ``checks`` that of the
+    newest checks before deployment (``babylon.deployment.checks.check_policy``).
+    """
 
     policy_version: int
     parent_version: int | None
@@ -48,7 +50,7 @@ class Policy:
 async def ensure_base(
     store: Store, *, uri: str, base_model: str, digest: str | None = None
 ) -> None:
-    """Make the base model policy 0 and serve it, unless there are policies already."""
+    """Register the base model as policy 0 and route to it, unless policy 0 exists."""
     failpoint("base.before")
     async with store.pool.acquire() as connection, connection.transaction():
         await connection.execute(
@@ -67,7 +69,7 @@ async def ensure_base(
 
 
 async def champion(store: Store) -> tuple[Policy, int]:
-    """The policy in force and the version of the route that says so.
+    """Return the champion and the version of the route in force.
 
     Raises:
         ModelError: there is no policy yet.
@@ -84,14 +86,14 @@ async def champion(store: Store) -> tuple[Policy, int]:
 
 
 async def get_policy(store: Store, version: int) -> Policy:
-    """The policy of that version.
+    """Return the policy of that version.
 
     Raises:
-        ModelError: there is none.
+        ModelError: it does not exist.
     """
     row = await store.pool.fetchrow(
         "SELECT * FROM babylon.policies WHERE policy_version = $1",
-        version if version < 2**31 else None,  # people type any number
+        version if version < 2**31 else None,  # a larger number does not fit the column
     )
     if row is None:
         if not await store.pool.fetchval("SELECT EXISTS (SELECT FROM babylon.policies)"):
@@ -101,19 +103,13 @@ async def get_policy(store: Store, version: int) -> Policy:
 
 
 async def list_policies(store: Store) -> list[Policy]:
-    """Oldest first."""
+    """Return all policies, oldest first."""
     rows = await store.pool.fetch("SELECT * FROM babylon.policies ORDER BY policy_version")
     return [Policy(**row) for row in rows]
 
 
-async def parents(store: Store) -> dict[int, int | None]:
-    """Every version → the one that it was trained from."""
-    rows = await store.pool.fetch("SELECT policy_version, parent_version FROM babylon.policies")
-    return {row["policy_version"]: row["parent_version"] for row in rows}
-
-
 async def checkpoints_at_hand(store: Store, versions: Iterable[int | None]) -> dict[int, str]:
-    """Version → where its checkpoint lies, of those that are ours and were not removed."""
+    """Return version → URI, for the registered versions whose checkpoint was not removed."""
     rows = await store.pool.fetch(
         "SELECT policy_version, uri FROM babylon.policies"
         " WHERE policy_version = ANY($1) AND removed_at IS NULL",
@@ -123,7 +119,7 @@ async def checkpoints_at_hand(store: Store, versions: Iterable[int | None]) -> d
 
 
 async def checkpoint_uris(store: Store, versions: Iterable[int]) -> dict[int, str]:
-    """Version → where its checkpoint lies, or lay."""
+    """Return version → URI, also for checkpoints that were removed."""
     rows = await store.pool.fetch(
         "SELECT policy_version, uri FROM babylon.policies WHERE policy_version = ANY($1)",
         list(versions),
@@ -131,36 +127,8 @@ async def checkpoint_uris(store: Store, versions: Iterable[int]) -> dict[int, st
     return {row["policy_version"]: row["uri"] for row in rows}
 
 
-async def descends(store: Store, version: int, ancestor: int) -> bool:
-    """Was ``version`` trained, over any number of windows, from ``ancestor``?"""
-    return bool(
-        await store.pool.fetchval(
-            "WITH RECURSIVE line AS (SELECT parent_version FROM babylon.policies"
-            " WHERE policy_version = $1 UNION SELECT p.parent_version FROM babylon.policies p"
-            " JOIN line ON p.policy_version = line.parent_version)"
-            " SELECT true FROM line WHERE parent_version = $2 LIMIT 1",
-            version,
-            ancestor,
-        )
-    )
-
-
-async def trained_into(store: Store, version: int, trajectory_ids: Sequence[str]) -> frozenset[str]:
-    """Those of the trajectories that went into that policy, or into one that it descends from."""
-    rows = await store.pool.fetch(
-        "WITH RECURSIVE line AS (SELECT parent_version, batch_id FROM babylon.policies"
-        " WHERE policy_version = $1 UNION SELECT p.parent_version, p.batch_id"
-        " FROM babylon.policies p JOIN line ON p.policy_version = line.parent_version)"
-        " SELECT trajectory_id FROM babylon.trained JOIN line USING (batch_id)"
-        " WHERE trajectory_id = ANY($2)",
-        version,
-        trajectory_ids,
-    )
-    return frozenset(row["trajectory_id"] for row in rows)
-
-
 async def policy_of_batch(store: Store, batch_id: str) -> Policy | None:
-    """What a batch was trained into, for a worker that resumes after a crash."""
+    """Return the policy that a batch was trained into; a worker resumes with it after a crash."""
     row = await store.pool.fetchrow("SELECT * FROM babylon.policies WHERE batch_id = $1", batch_id)
     return None if row is None else Policy(**row)
 
@@ -180,9 +148,7 @@ async def commit_policy(
 ) -> int:
     """Register a checkpoint and consume its trajectories, in one transaction.
 
-    Args:
-        digest: of the checkpoint's files (``babylon.policies.checkpoint_files``), for whoever
-        serves them.
+    ``digest`` is the hash of the checkpoint's files (``babylon.policies.checkpoint_files``).
 
     Returns:
         The new policy version.
@@ -194,6 +160,7 @@ async def commit_policy(
     failpoint("policy.before")
     async with guarded(store, claim) as connection:
         await _check_untrained(connection, claim)
+        # The lock makes version numbers consecutive: two commits must not read the same maximum.
         await connection.execute("LOCK TABLE babylon.policies IN SHARE ROW EXCLUSIVE MODE")
         version: int = await connection.fetchval(
             "INSERT INTO babylon.policies (policy_version, parent_version, kind, uri, base_model,"
@@ -210,7 +177,7 @@ async def commit_policy(
         )
         await _consume(connection, claim, batch_id, trajectory_ids)
         if store.game_tables_ours:
-            await _tell_game(connection, claim, version, batch_id, list(trajectory_ids))
+            await _write_to_game(connection, claim, version, batch_id, list(trajectory_ids))
         await change_state(connection, claim, WindowState.TRAINED)
         await connection.execute(
             "UPDATE babylon.windows SET batch_id = $2, metrics = metrics || $3"
@@ -227,7 +194,7 @@ async def commit_policy(
 async def set_verdict(
     store: Store, claim: Claim, policy_version: int, verdict: dict[str, Any]
 ) -> None:
-    """Store how the checkpoint's validation ended."""
+    """Store the verdict of the checkpoint's validation."""
     failpoint("verdict.before")
     async with guarded(store, claim) as connection:
         await connection.execute(
@@ -239,13 +206,13 @@ async def set_verdict(
 
 
 async def set_checks(store: Store, policy_version: int, checks: dict[str, Any]) -> None:
-    """Store how a policy stood the checks before a route was to name it."""
+    """Store the result of a policy's checks before deployment."""
     await store.pool.execute(
         "UPDATE babylon.policies SET checks = $2 WHERE policy_version = $1", policy_version, checks
     )
 
 
-async def _check_untrained(connection: Any, claim: Claim) -> None:
+async def _check_untrained(connection: Connection, claim: Claim) -> None:
     batch_id = await connection.fetchval(
         "SELECT batch_id FROM babylon.windows WHERE window_id = $1", claim.window_id
     )
@@ -256,7 +223,7 @@ async def _check_untrained(connection: Any, claim: Claim) -> None:
 
 
 async def _consume(
-    connection: Any, claim: Claim, batch_id: str, trajectory_ids: Sequence[str]
+    connection: Connection, claim: Claim, batch_id: str, trajectory_ids: Sequence[str]
 ) -> None:
     try:
         await connection.executemany(
@@ -270,10 +237,10 @@ async def _consume(
         ) from error
 
 
-async def _tell_game(
-    connection: Any, claim: Claim, version: int, batch_id: str, trajectory_ids: list[str]
+async def _write_to_game(
+    connection: Connection, claim: Claim, version: int, batch_id: str, trajectory_ids: list[str]
 ) -> None:
-    """The same facts in the game's own tables, where those are ours."""
+    """Copy the batch and the policy into the game's own tables, which must be ours."""
     await connection.execute(
         'UPDATE trajectories SET "usedInTraining" = true, "trainedInBatch" = $2,'
         ' "updatedAt" = now() WHERE "trajectoryId" = ANY($1)',

@@ -1,7 +1,7 @@
-"""Proposals: the first phase of a change of route. Every gateway loads the policy; nobody is
-served by it under the alias until a route names it.
+"""The table ``proposals``: a proposed policy is loaded by every gateway before a route names it.
 
-A proposal lives as long as its author renews it, so that one whose author died is over by itself.
+Agents are not served by a proposed policy until a route names it. The author renews the proposal;
+when the author dies, the proposal expires.
 """
 
 import asyncio
@@ -33,7 +33,7 @@ class Proposal:
 
 
 async def open_proposals(store: Store) -> list[Proposal]:
-    """Those whose author still wants them, oldest first."""
+    """Return the proposals that are neither closed nor expired, oldest first."""
     rows = await store.pool.fetch(
         "SELECT * FROM babylon.proposals WHERE outcome IS NULL AND open_until > now()"
         " ORDER BY proposal_id"
@@ -43,8 +43,9 @@ async def open_proposals(store: Store) -> list[Proposal]:
 
 @asynccontextmanager
 async def proposed(store: Store, policy_version: int, author: str) -> AsyncIterator[int]:
-    """A proposal, open and renewed while the block runs; its id. An error in the block is its
-    outcome.
+    """Open a proposal and renew it while the block runs; yield its id.
+
+    Its outcome is ``committed``, or the error that the block raised.
 
     Raises:
         ModelError: there is no such policy, or its checkpoint was removed.
@@ -63,7 +64,7 @@ async def proposed(store: Store, policy_version: int, author: str) -> AsyncItera
         renewing.cancel()
         (ended,) = await asyncio.gather(renewing, return_exceptions=True)
         if isinstance(ended, Exception):
-            log.error("proposal %d was not renewed any more", proposal_id, exc_info=ended)
+            log.error("renewing proposal %d failed", proposal_id, exc_info=ended)
         await _close(store, proposal_id, outcome)
 
 
@@ -83,8 +84,10 @@ async def _open(store: Store, policy_version: int, author: str) -> int:
 
 
 async def _renew(store: Store, proposal_id: int) -> None:
-    """A database that is away for a moment costs nothing. A proposal that ran out stays so: by now
-    gateways unload the policy, and to be wanted again it would have to be proposed anew."""
+    """Renew until the proposal expires; a short outage of the database does no harm.
+
+    An expired proposal is not reopened, because gateways may have unloaded the policy by then.
+    """
     while True:
         await asyncio.sleep(RENEW_S)
         try:
@@ -95,19 +98,24 @@ async def _renew(store: Store, proposal_id: int) -> None:
                 _LASTS,
             )
         except UNREACHABLE as error:
-            log.warning("proposal %d is not renewed for now: %r", proposal_id, error)
+            log.warning("proposal %d could not be renewed, trying again: %r", proposal_id, error)
             continue
         if not affected(status):
-            log.error("proposal %d ran out: it could not be renewed in time", proposal_id)
+            log.error("proposal %d expired: it was not renewed in time", proposal_id)
             return
 
 
 async def _close(store: Store, proposal_id: int, outcome: str) -> None:
-    """What became of the block is told by the block, also when the database cannot be told."""
+    """Store the outcome. Only log a database error, so that it does not hide the block's error."""
     try:
         await store.pool.execute(
             "UPDATE babylon.proposals SET outcome = $2 WHERE proposal_id = $1", proposal_id, outcome
         )
     except UNREACHABLE as error:
-        log.warning("proposal %d runs out by itself (%s): %r", proposal_id, outcome, error)
+        log.warning(
+            "proposal %d will expire, its outcome (%s) is not stored: %r",
+            proposal_id,
+            outcome,
+            error,
+        )
     failpoint("proposal.closed")

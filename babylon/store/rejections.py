@@ -1,4 +1,4 @@
-"""Trajectories that validation refused, each with a named reason."""
+"""The table ``rejections``: trajectories that validation refused, each with a named reason."""
 
 from collections.abc import Iterable
 from dataclasses import dataclass
@@ -7,7 +7,7 @@ from babylon.core.failpoints import failpoint
 from babylon.core.types import Claim
 from babylon.store.connection import Store, guarded
 
-SAMPLES = 3  # of each reason that are shown
+SAMPLES = 3  # shown for each reason
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -29,7 +29,7 @@ class RejectedFor:
 
 
 class RejectionTally:
-    """Counts by reason and keeps a few samples, however many rejections are added."""
+    """Counts rejections by reason and keeps the first samples of each by id."""
 
     def __init__(self) -> None:
         self._counts: dict[str, int] = {}
@@ -46,7 +46,7 @@ class RejectionTally:
         samples.sort(key=lambda sample: sample.trajectory_id)
 
     def reasons(self) -> list[RejectedFor]:
-        """The most frequent first."""
+        """Return the reasons, the most frequent first."""
         return [
             RejectedFor(reason=reason, count=count, samples=tuple(self._samples[reason]))
             for reason, count in sorted(self._counts.items(), key=lambda item: (-item[1], item[0]))
@@ -54,7 +54,7 @@ class RejectionTally:
 
 
 async def replace_rejections(store: Store, claim: Claim, rows: Iterable[Rejection]) -> None:
-    """Store the window's rejections in place of those of an earlier attempt."""
+    """Replace the window's rejections, which an earlier attempt may have stored."""
     failpoint("rejections.before")
     async with guarded(store, claim) as connection:
         await connection.execute(
@@ -69,7 +69,7 @@ async def replace_rejections(store: Store, claim: Claim, rows: Iterable[Rejectio
 
 
 async def window_rejections(store: Store, window_id: str) -> list[RejectedFor]:
-    """What the last validation of the window refused, the most frequent reason first."""
+    """Return the reasons of the window's last validation, the most frequent first."""
     rows = await store.pool.fetch(_BY_REASON, window_id, SAMPLES)
     samples: dict[str, list[Rejection]] = {}
     counts: dict[str, int] = {}

@@ -1,4 +1,4 @@
-"""What the list of routes says of the past: who replaced whom, and how a policy's turn ended."""
+"""The history of routes: which champion replaced which, and how a policy's turn ended."""
 
 from collections.abc import Iterable, Sequence
 
@@ -7,19 +7,19 @@ from babylon.store.connection import Store
 from babylon.store.policies import Policy, get_policy
 from babylon.store.routes import Route, list_routes
 
-RESTORER = "babylon"  # author of the routes that take back what gateways did not serve
+RESTORER = "babylon"  # author of routes that restore the policy before, after a failed change
 
 
 async def all_routes(store: Store) -> list[Route]:
-    """Newest first."""
+    """Return the routes, newest first."""
     return await list_routes(store, limit=10_000)
 
 
 async def previous_champion(store: Store) -> Policy:
-    """The policy to roll back to: the one that the present champion replaced.
+    """Return the policy to roll back to: the one that the present champion replaced.
 
     Raises:
-        ModelError: there was no other.
+        ModelError: no other policy was champion.
     """
     routes = reversed(await all_routes(store))
     served = champions([route.policy_version for route in routes])
@@ -32,10 +32,11 @@ async def previous_champion(store: Store) -> Policy:
 
 
 def champions(routed: Iterable[int]) -> list[int]:
-    """From the champion of every route, oldest first, those that replaced one another.
+    """Reduce the champions of all routes, oldest first, to those that replaced one another.
 
-    A route back to an earlier policy undoes those in between, so that neither a second rollback
-    nor one after a failed deployment leads to what was given up. A challenger is in nobody's place.
+    A route back to an earlier policy drops the policies in between. A second rollback, or a
+    rollback after a failed deployment, then never leads to an abandoned policy. Challengers
+    replace nobody.
     """
     served: dict[int, None] = {}
     for version in routed:
@@ -46,14 +47,16 @@ def champions(routed: Iterable[int]) -> list[int]:
 
 
 def same_champion_since(routes: Sequence[Route], route_version: int) -> bool:
-    """Has no other policy been champion since that route? ``routes``: newest first."""
+    """Return True if the champion did not change since that route. ``routes``: newest first."""
     since = {route.policy_version for route in routes if route.route_version >= route_version}
     return len(since) == 1
 
 
 def taken_back(routes: Sequence[Route], policy_version: int) -> Route | None:
-    """The route that last ended the policy's turn, as champion or challenger; ``None`` when it
-    never had one, or still has it. ``routes``: newest first."""
+    """Return the route that last ended the policy's turn as champion or challenger.
+
+    ``None``: it never had a turn, or still has it. ``routes``: newest first.
+    """
     after: Route | None = None
     for route in routes:
         if policy_version in route.versions:

@@ -1,22 +1,19 @@
-"""Routes: an append-only list whose newest row is in force.
+"""The table ``routes``: append-only; the newest row is in force.
 
-Gateways listen on the channel ``babylon_routes`` and announce which version they serve
-(``babylon.store.gateways``); a change is over when every live gateway serves the new one.
+Gateways listen on the channel ``babylon_routes`` and announce the route that they serve
+(``babylon.store.gateways``). A change is complete when every live gateway serves the new route.
 """
 
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from datetime import datetime
-from typing import TYPE_CHECKING, Literal
+from typing import Literal
 
 from babylon.core.errors import ModelError, RouteConflictError, ServingError
 from babylon.core.failpoints import failpoint
 from babylon.core.types import Claim
-from babylon.store.connection import HALTED_S, Store, guarded
-
-if TYPE_CHECKING:
-    from babylon.store.connection import Connection
+from babylon.store.connection import HALTED_S, Connection, Store, guarded
 
 CHANNEL = "babylon_routes"
 Mode = Literal["replace", "ab", "canary"]
@@ -24,8 +21,11 @@ Mode = Literal["replace", "ab", "canary"]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Split:
-    """The second arm of a route: ``share`` (0 to 1, neither of them) of the agents are answered by
-    the challenger. ``salt`` names the experiment and decides which agents those are."""
+    """The challenger's arm of a route.
+
+    ``share``, greater than 0 and less than 1, is the part of the agents that the challenger
+    answers. ``salt`` identifies the experiment and selects those agents by hash.
+    """
 
     mode: Mode
     challenger_version: int
@@ -35,7 +35,7 @@ class Split:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Route:
-    """Who serves: the champion, ``policy_version``, and in an experiment also a challenger."""
+    """A route: the champion (``policy_version``) and, in an experiment, a challenger."""
 
     route_version: int
     policy_version: int
@@ -49,12 +49,13 @@ class Route:
 
     @property
     def versions(self) -> frozenset[int]:
-        """The policies that serve."""
+        """Versions of the policies that serve."""
         versions = (self.policy_version, self.challenger_version)
         return frozenset(version for version in versions if version is not None)
 
     @property
     def split(self) -> Split | None:
+        """The challenger's arm, ``None`` outside an experiment."""
         if self.challenger_version is None or self.share is None or self.salt is None:
             return None
         return Split(
@@ -66,7 +67,7 @@ class Route:
 
 
 async def current_route(store: Store) -> Route:
-    """The route in force.
+    """Return the route in force.
 
     Raises:
         ServingError: no route was ever committed.
@@ -78,7 +79,7 @@ async def current_route(store: Store) -> Route:
 
 
 async def list_routes(store: Store, limit: int = 100) -> list[Route]:
-    """Newest first."""
+    """Return routes, newest first."""
     rows = await store.pool.fetch(
         "SELECT * FROM babylon.routes ORDER BY route_version DESC LIMIT $1", limit
     )
@@ -95,27 +96,23 @@ async def commit_route(
     split: Split | None = None,
     claim: Claim | None = None,
 ) -> int:
-    """Put a policy in force, if the route is still the one that the caller decided upon; with
-    ``split`` beside a challenger.
+    """Make a policy champion, with ``split`` beside a challenger.
+
+    ``expected_route_version`` is the route on which the caller decided.
 
     Returns:
         The new route version.
 
     Raises:
-        RouteConflictError: somebody else changed the route meanwhile.
+        RouteConflictError: another route is in force than the expected one.
         ModelError: no policy has that version, or its checkpoint was removed.
-        FencedError: the claim of the window that asks is stale.
+        FencedError: ``claim`` is stale.
     """
     failpoint("route.before")
     async with _transaction(store, claim) as connection:
         await lock_routes(connection)
-        current = await connection.fetchval("SELECT max(route_version) FROM babylon.routes") or 0
-        if current != expected_route_version:
-            raise RouteConflictError(
-                f"the route is at version {current}, not {expected_route_version}:"
-                " see `babylon model list` and decide again"
-            )
-        version: int = current + 1
+        await _require_route(connection, expected_route_version)
+        version = expected_route_version + 1
         await require_present(connection, policy_version)
         if split:
             await require_present(connection, split.challenger_version)
@@ -139,17 +136,21 @@ async def commit_route(
     return version
 
 
-async def lock_routes(connection: "Connection", halted_s: float = HALTED_S) -> None:
-    """Until the transaction ends, no route and no proposal is added. A process that halts in it
-    loses the lock after so long, or nobody could deploy any more."""
+async def lock_routes(connection: Connection, halted_s: float = HALTED_S) -> None:
+    """Block new routes and proposals until the transaction ends.
+
+    A process that halts loses the lock after ``halted_s``; otherwise it would block deployments.
+    """
     await connection.execute(
         f"SET LOCAL idle_in_transaction_session_timeout = '{halted_s:g}s';"
         " LOCK TABLE babylon.routes IN SHARE ROW EXCLUSIVE MODE"
     )
 
 
-async def require_present(connection: "Connection", policy_version: int) -> None:
-    """Under the lock on routes, which retention takes too: nothing is removed in between.
+async def require_present(connection: Connection, policy_version: int) -> None:
+    """Check that a policy has its checkpoint.
+
+    The caller holds the lock on routes, which retention takes too, so the checkpoint stays.
 
     Raises:
         ModelError: there is no such policy, or its checkpoint was removed.
@@ -166,9 +167,18 @@ async def require_present(connection: "Connection", policy_version: int) -> None
         )
 
 
+async def _require_route(connection: Connection, expected: int) -> None:
+    current = await connection.fetchval("SELECT max(route_version) FROM babylon.routes") or 0
+    if current != expected:
+        raise RouteConflictError(
+            f"the route is at version {current}, not {expected}:"
+            " see `babylon model list` and decide again"
+        )
+
+
 @asynccontextmanager
-async def _transaction(store: Store, claim: Claim | None) -> AsyncIterator["Connection"]:
-    """A transaction; one that a window's worker asks for holds only while its claim does."""
+async def _transaction(store: Store, claim: Claim | None) -> AsyncIterator[Connection]:
+    """Open a transaction, guarded by the claim if there is one."""
     if claim is not None:
         async with guarded(store, claim) as connection:
             yield connection

@@ -1,4 +1,4 @@
-"""Scores: one number a trajectory, of the trajectories that were scored and no others."""
+"""The table ``scores``: one number for each scored trajectory."""
 
 from collections.abc import Iterable
 from dataclasses import dataclass, field
@@ -9,9 +9,11 @@ from babylon.store.connection import Store, guarded, require_game_tables
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Score:
-    """What a scorer said, and the parts it was made of; of a judge the ends of the interval, its
-    reasons, and the text that it saw."""
+class StoredScore:
+    """A trajectory's score and its components.
+
+    A judge adds the ends of its interval, its reasons, and the text that it was shown (``seen``).
+    """
 
     trajectory_id: str
     scorer: str
@@ -24,8 +26,8 @@ class Score:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Scored:
-    """A score with whose it is, as it is stored; the scenario is the window where none is named."""
+class ScoredRow:
+    """A stored score with agent and scenario; without a scenario of its own, that is the window."""
 
     agent_id: str
     scenario_id: str
@@ -39,8 +41,8 @@ class Scored:
     seen: str | None
 
 
-async def list_scores(store: Store, window_id: str) -> list[Scored]:
-    """The window's scores by scenario, the best first; none when it was not scored."""
+async def list_scores(store: Store, window_id: str) -> list[ScoredRow]:
+    """Return the window's scores by scenario, best first; empty if it was not scored."""
     require_game_tables(store)
     rows = await store.pool.fetch(
         'SELECT t."agentId" AS agent_id, coalesce(t."scenarioId", s.window_id) AS scenario_id,'
@@ -49,11 +51,11 @@ async def list_scores(store: Store, window_id: str) -> list[Scored]:
         " WHERE s.window_id = $1 ORDER BY scenario_id, s.score DESC, s.trajectory_id",
         window_id,
     )
-    return [Scored(**row) for row in rows]
+    return [ScoredRow(**row) for row in rows]
 
 
-async def replace_scores(store: Store, claim: Claim, rows: Iterable[Score]) -> None:
-    """Store the window's scores in place of those of an earlier attempt."""
+async def replace_scores(store: Store, claim: Claim, rows: Iterable[StoredScore]) -> None:
+    """Replace the window's scores, which an earlier attempt may have stored."""
     failpoint("scores.before")
     async with guarded(store, claim) as connection:
         await connection.execute("DELETE FROM babylon.scores WHERE window_id = $1", claim.window_id)

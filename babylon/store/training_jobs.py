@@ -1,19 +1,19 @@
-"""Training jobs at a provider: who waits for which, and what came of it.
+"""The table ``training_jobs``: jobs that a provider trains for us, one row for each attempt.
 
-A job's row is written before the job is submitted and gets the provider's id before anybody polls,
-so that a crash loses neither. Of one model at most one job is open, and every write is fenced by
-the claim of the window that the job trains. While an open job is ``preparing`` nothing was
-submitted; ``submitting`` may or may not have reached the provider; ``running`` has an id.
+A job's row is written before the job is submitted, and the provider's id before anybody polls, so
+that a crash loses neither. At most one job of a model is open. Every write is guarded by the claim
+of the window that the job trains. A ``preparing`` job was not submitted, a ``submitting`` one may
+have reached the provider, and a ``running`` one has the provider's id.
 """
 
 from collections.abc import Sequence
 from dataclasses import dataclass
 from datetime import datetime, timedelta
-from typing import Any, Literal
+from typing import Literal
 
 from babylon.core.errors import FencedError, TrainingError
 from babylon.core.types import Claim
-from babylon.store.connection import Store, guarded
+from babylon.store.connection import Connection, Store, guarded
 
 Status = Literal["preparing", "submitting", "running", "done", "failed", "expired"]
 OPEN = ("preparing", "submitting", "running")
@@ -21,10 +21,10 @@ OPEN = ("preparing", "submitting", "running")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TrainingJob:
-    """A row of ``babylon.training_jobs``; ``left_s`` to its deadline, by the database's clock.
+    """A row of ``babylon.training_jobs``.
 
-    ``trajectory_ids``, ``counts`` and ``excluded`` tell what was sent, which need not be what a
-    later claim of the window would send.
+    ``left_s``: seconds to the deadline, by the database's clock. ``trajectory_ids``, ``counts`` and
+    ``excluded`` describe the batch that was sent; a later claim of the window may send another.
     """
 
     window_id: str
@@ -41,7 +41,7 @@ class TrainingJob:
     status: Status
     reason: str | None
     step: int | None
-    metrics: dict[str, Any]
+    metrics: dict[str, float]
     created_at: datetime
     submitted_at: datetime | None
     deadline: datetime
@@ -49,6 +49,7 @@ class TrainingJob:
 
     @property
     def open(self) -> bool:
+        """True until the job is done, failed or expired."""
         return self.status in OPEN
 
 
@@ -56,7 +57,7 @@ _COLUMNS = "*, extract(epoch FROM deadline - clock_timestamp())::float8 AS left_
 
 
 async def newest_job(store: Store, window_id: str) -> TrainingJob | None:
-    """The last attempt at a window."""
+    """Return the last attempt at a window."""
     row = await store.pool.fetchrow(
         f"SELECT {_COLUMNS} FROM babylon.training_jobs WHERE window_id = $1"
         " ORDER BY attempt DESC LIMIT 1",
@@ -66,7 +67,7 @@ async def newest_job(store: Store, window_id: str) -> TrainingJob | None:
 
 
 async def is_known_model(store: Store, model: str) -> bool:
-    """Whether this database ever submitted a job for that model."""
+    """Return True if this database ever submitted a job for that model."""
     return bool(
         await store.pool.fetchval(
             "SELECT EXISTS (SELECT FROM babylon.training_jobs WHERE model = $1"
@@ -77,7 +78,7 @@ async def is_known_model(store: Store, model: str) -> bool:
 
 
 async def is_superseded(store: Store, job: TrainingJob) -> bool:
-    """Whether a later job started before the checkpoint that this one made, which is then gone."""
+    """Return True if a later job started from an older checkpoint, which removed this job's."""
     return bool(
         await store.pool.fetchval(
             "SELECT EXISTS (SELECT FROM babylon.training_jobs WHERE model = $1"
@@ -102,9 +103,9 @@ async def begin_job(
     excluded: dict[str, int],
     deadline_s: float,
 ) -> TrainingJob:
-    """Write down that a job is to be submitted; ``deadline_s`` from now it is given up.
+    """Insert a job that is about to be submitted; it expires after ``deadline_s``.
 
-    An open job of the model whose deadline is over, of whatever window, is closed as expired.
+    An open job of the same model whose deadline has passed is closed first, as expired.
 
     Raises:
         FencedError: the claim is stale.
@@ -112,23 +113,7 @@ async def begin_job(
     """
     async with guarded(store, claim) as connection:
         await connection.execute("LOCK TABLE babylon.training_jobs IN SHARE ROW EXCLUSIVE MODE")
-        await connection.execute(
-            "UPDATE babylon.training_jobs SET status = 'expired', reason = 'nobody waited for it'"
-            " WHERE model = $1 AND status = ANY($2) AND deadline <= clock_timestamp()",
-            model,
-            OPEN,
-        )
-        if other := await connection.fetchrow(
-            "SELECT window_id, job_id, deadline FROM babylon.training_jobs"
-            " WHERE model = $1 AND status = ANY($2)",
-            model,
-            OPEN,
-        ):
-            raise TrainingError(
-                f"{trainer} still trains window {other['window_id']} (job"
-                f" {other['job_id'] or 'not yet known'}) on model {model}: train that window to its"
-                f" end, or wait until {other['deadline']:%Y-%m-%d %H:%M:%S} UTC"
-            )
+        await _require_no_open_job(connection, trainer, model)
         row = await connection.fetchrow(
             "INSERT INTO babylon.training_jobs (window_id, attempt, epoch, trainer, model,"
             " parent_version, parent_step, trajectory_ids, counts, excluded, deadline)"
@@ -150,25 +135,46 @@ async def begin_job(
         return TrainingJob(**row)
 
 
+async def _require_no_open_job(connection: Connection, trainer: str, model: str) -> None:
+    """Close the model's expired job, then check that none is open."""
+    await connection.execute(
+        "UPDATE babylon.training_jobs SET status = 'expired', reason = 'nobody waited for it'"
+        " WHERE model = $1 AND status = ANY($2) AND deadline <= clock_timestamp()",
+        model,
+        OPEN,
+    )
+    if other := await connection.fetchrow(
+        "SELECT window_id, job_id, deadline FROM babylon.training_jobs"
+        " WHERE model = $1 AND status = ANY($2)",
+        model,
+        OPEN,
+    ):
+        raise TrainingError(
+            f"{trainer} still trains window {other['window_id']} (job"
+            f" {other['job_id'] or 'not yet known'}) on model {model}: train that window to its"
+            f" end, or wait until {other['deadline']:%Y-%m-%d %H:%M:%S} UTC"
+        )
+
+
 async def take_job(store: Store, claim: Claim, job: TrainingJob) -> None:
-    """The claim follows an open job that an earlier claim of the window began."""
+    """Move an open job, which an earlier claim of the window began, to the present claim."""
     await _change(store, claim, job, "epoch = $4", claim.epoch)
 
 
 async def job_submitting(store: Store, claim: Claim, job: TrainingJob) -> None:
-    """The next thing that happens is the request to the provider."""
+    """Mark a job just before the request to the provider."""
     await _change(store, claim, job, "status = 'submitting', submitted_at = clock_timestamp()")
 
 
 async def job_submitted(store: Store, claim: Claim, job: TrainingJob, job_id: str) -> None:
-    """Store the provider's id of a job, before anybody waits for it."""
+    """Store the provider's id of a job."""
     await _change(store, claim, job, "status = 'running', job_id = $4", job_id)
 
 
 async def close_job(
     store: Store, claim: Claim, job: TrainingJob, status: Literal["failed", "expired"], reason: str
 ) -> None:
-    """The job comes to nothing, and another one may be submitted."""
+    """Close a job without a checkpoint. Another job may then be submitted."""
     await _change(store, claim, job, "status = $4, reason = $5", status, reason)
 
 
@@ -180,7 +186,7 @@ async def finish_job(
     step: int,
     metrics: dict[str, float],
 ) -> TrainingJob:
-    """The job made checkpoint ``step``."""
+    """Close a job that made the checkpoint ``step``."""
     change = "status = 'done', step = $4, metrics = $5"
     return await _change(store, claim, job, change, step, metrics)
 

@@ -1,8 +1,8 @@
-"""Windows: claims with a lease and an epoch, heartbeat, states.
+"""The table ``windows``: claims with a lease and an epoch, heartbeat, states.
 
-A claim raises the window's epoch, and every write names the epoch it was made under; so a worker
-that slept through its lease cannot write after another took over, however late it wakes. The lease
-only decides who may claim next; the epoch is the fence.
+A claim raises the window's epoch, and every later write checks that epoch. A worker that slept
+through its lease therefore cannot write after another worker took over. The lease only decides when
+another worker may claim the window; the epoch is what refuses stale writes.
 """
 
 import asyncio
@@ -13,6 +13,7 @@ from dataclasses import asdict, dataclass
 from datetime import datetime, timedelta
 from typing import Any
 
+import asyncpg
 import msgspec
 
 from babylon.core.errors import AlreadyTrainedError, FencedError, WindowError
@@ -27,7 +28,7 @@ from babylon.core.windows import (
     backoff,
     check_settled,
 )
-from babylon.store.connection import UNREACHABLE, Store, affected, guarded
+from babylon.store.connection import UNREACHABLE, Connection, Store, affected, guarded
 from babylon.store.database_clock import clock_of
 
 _COLUMNS = (
@@ -35,16 +36,17 @@ _COLUMNS = (
     " coalesce(lease_until > now(), false) AS leased, attempts, retry_at, batch_id, reason,"
     " metrics, scored, updated_at"
 )
-# States in which a worker still has something to do, and so keeps its lease.
+# States in which work is left, so that the worker keeps its lease.
 _ACTIVE = IN_WORK | {WindowState.TRAINED}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class WindowRow:
-    """A window as stored; ``leased`` while somebody holds it, by the database's clock.
+    """A row of ``babylon.windows``.
 
-    ``attempts``: claims since the last one that came to something; before ``retry_at`` nobody
-    takes the window up unasked. ``scored``: the manifest of the window's last scoring.
+    ``leased``: the lease runs, by the database's clock. ``attempts``: claims since the last one
+    that committed or finished. The scheduler leaves the window alone until ``retry_at``.
+    ``scored``: manifest of the last scoring.
     """
 
     window_id: str
@@ -66,14 +68,15 @@ class WindowRow:
 async def claim_window(
     store: Store, window: Window, *, owner: str, lease_s: float, grace_s: float = 0.0
 ) -> Claim:
-    """Take a window for ``lease_s`` seconds; whether it is over, the database's clock decides.
+    """Take a window for ``lease_s`` seconds.
 
-    One that is scored or trained stays so, and its new owner goes on there; any other begins anew.
-    An owner may claim again what it holds.
+    A scored or trained window keeps its state, so that the new owner continues there. Any other
+    window starts again. An owner may claim its own window again. The database's clock decides
+    whether the window is over.
 
     Raises:
-        AlreadyTrainedError: the window went all the way before.
-        WindowNotReadyError: rows of it may still arrive.
+        AlreadyTrainedError: the window was trained and deployed, or rejected, before.
+        WindowNotReadyError: rows of the window may still arrive.
         WindowError: another owner's lease still runs, or the window has another length.
     """
     async with store.pool.acquire() as connection, connection.transaction():
@@ -107,13 +110,13 @@ async def claim_window(
 
 @asynccontextmanager
 async def hold_lease(store: Store, claim: Claim, lease_s: float) -> AsyncIterator[None]:
-    """Renew the lease while the block runs; a lost lease cancels the block.
+    """Renew the lease while the block runs; cancel the block when the lease is lost.
 
-    The block shares the event loop with the heartbeat: long computation belongs in a thread. A
-    database that is away for less than the lease does no harm.
+    The block shares the event loop with the heartbeat, so long computation belongs in a thread. An
+    outage of the database that is shorter than the lease does no harm.
 
     Raises:
-        FencedError: another worker took over, or no renewal got through for a whole lease.
+        FencedError: another worker took over, or no renewal succeeded for a whole lease.
     """
     body = asyncio.current_task()
     assert body is not None
@@ -146,12 +149,14 @@ async def set_state(
     metrics: dict[str, Any] | None = None,
     scored: Scored | None = None,
 ) -> None:
-    """Change the state as ``TRANSITIONS`` allows. ``metrics`` are merged into the stored ones;
-    those of state ``scored`` replace them. ``scored`` replaces the stored manifest.
+    """Change the state as ``TRANSITIONS`` allows, and store reason, metrics and manifest.
+
+    Metrics are added to the stored ones. Only those of scoring replace them, because the metrics of
+    an earlier attempt are then no longer true.
 
     Raises:
         FencedError: the claim is stale.
-        WindowError: this state does not follow the present one.
+        WindowError: the present state does not allow this one.
     """
     failpoint("state.before")
     async with guarded(store, claim) as connection:
@@ -170,13 +175,13 @@ async def set_state(
 
 
 async def release(store: Store, claim: Claim, reason: str, *, failed: bool) -> None:
-    """Give the lease back in the state that was reached; ``reason`` says why the work stopped.
+    """Give the lease back and keep the state; ``reason`` says why the work stopped.
 
-    What ``failed`` is left alone for a while; what was merely stopped counts as no attempt.
+    After a failure the window waits before its next attempt. A stop does not count as an attempt.
 
     Raises:
         FencedError: the claim is stale.
-        WindowError: the claim came to its end before.
+        WindowError: the window's work had ended before.
     """
     failpoint("release.before")
     async with guarded(store, claim) as connection:
@@ -195,11 +200,14 @@ async def release(store: Store, claim: Claim, reason: str, *, failed: bool) -> N
     failpoint("release.after")
 
 
-async def change_state(connection: Any, claim: Claim, state: WindowState) -> None:
-    """The transition alone, inside the caller's guarded transaction.
+async def change_state(connection: Connection, claim: Claim, state: WindowState) -> None:
+    """Change the state inside the caller's guarded transaction.
 
-    A failure says when the window may be tried again; whatever else ends a claim, and a commit,
-    ends the count of attempts.
+    A failure sets the time of the next attempt. Every other end of a claim, and a commit, resets
+    the number of attempts.
+
+    Raises:
+        WindowError: the present state does not allow this one.
     """
     current, attempts = await _state_of(connection, claim)
     if state not in TRANSITIONS[current]:
@@ -221,15 +229,17 @@ async def change_state(connection: Any, claim: Claim, state: WindowState) -> Non
     )
 
 
-async def _state_of(connection: Any, claim: Claim) -> tuple[WindowState, int]:
-    """State and attempts of the claimed window."""
-    state, attempts = await connection.fetchrow(
+async def _state_of(connection: Connection, claim: Claim) -> tuple[WindowState, int]:
+    """Return the claimed window's state and attempts."""
+    row = await connection.fetchrow(
         "SELECT state, attempts FROM babylon.windows WHERE window_id = $1", claim.window_id
     )
-    return WindowState(state), attempts
+    assert row is not None  # the claim made it
+    return WindowState(row["state"]), row["attempts"]
 
 
 async def get_window(store: Store, window_id: str) -> WindowRow | None:
+    """Return a window's row, ``None`` if it was never claimed."""
     row = await store.pool.fetchrow(
         f"SELECT {_COLUMNS} FROM babylon.windows WHERE window_id = $1", window_id
     )
@@ -237,17 +247,17 @@ async def get_window(store: Store, window_id: str) -> WindowRow | None:
 
 
 async def list_windows(store: Store) -> list[WindowRow]:
-    """Every window that was ever claimed, oldest first."""
+    """Return every window that was ever claimed, oldest first."""
     rows = await store.pool.fetch(f"SELECT {_COLUMNS} FROM babylon.windows ORDER BY window_id")
     return [_window_row(row) for row in rows]
 
 
-def _window_row(row: Any) -> WindowRow:
+def _window_row(row: asyncpg.Record) -> WindowRow:
     scored = row["scored"] and msgspec.convert(row["scored"], Scored)
     return WindowRow(**{**row, "state": WindowState(row["state"]), "scored": scored})
 
 
-def _check_claimable(window: Window, found: Any, owner: str) -> None:
+def _check_claimable(window: Window, found: asyncpg.Record, owner: str) -> None:
     if found["state"] in DONE:
         raise AlreadyTrainedError(
             f"window {window.key} is {found['state']}: it was trained before, nothing was changed"

@@ -1,7 +1,7 @@
-"""The model that training starts from: ``BASE_MODEL``, or a tiny one made here from a seed.
+"""The model that training starts from: ``BASE_MODEL``, or a tiny one made from a seed.
 
-The embedded model has the Qwen3 architecture, its own byte-level tokenizer and chat template, and
-has imitated scripted agents of mixed skill for a fixed number of steps. It is saved with
+The tiny one, the embedded model, has the Qwen3 architecture, a byte-level tokenizer of its own and
+a chat template. It is trained to imitate scripted agents of mixed skill. It is saved with
 ``save_pretrained``, so transformers and vLLM load it like any other causal LM.
 """
 
@@ -19,7 +19,6 @@ import torch
 from transformers import PreTrainedTokenizerFast, Qwen3Config, Qwen3ForCausalLM
 
 from babylon.core.errors import ModelError
-from babylon.core.settings import Settings
 from babylon.game.market.transcripts import scripted_chats
 from babylon.policies.base_name import local_directory
 from babylon.policies.load import load_policy
@@ -27,13 +26,13 @@ from babylon.policies.tokenizer import render_prompt, train_tokenizer
 
 logger = logging.getLogger(__name__)
 IGNORED = -100  # torch's ignore_index
-INITIALIZER_RANGE = 0.08  # with the usual 0.02 so narrow a model takes five times as long to learn
+INITIALIZER_RANGE = 0.08  # with the usual 0.02, a model this narrow learns five times slower
 Progress = Callable[[int, int], None]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class EmbeddedModelRecipe:
-    """Everything that decides the embedded model; its name tells any two recipes apart."""
+    """Every input of the embedded model. Different recipes have different names."""
 
     seed: int = 0
     vocab_size: int = 1024
@@ -51,24 +50,33 @@ class EmbeddedModelRecipe:
         return f"embedded-{self.hidden_size}x{self.layers}-seed{self.seed}-{digest}"
 
 
-def resolve_base(settings: Settings, progress: Progress | None = None) -> Path | str:
-    """``BASE_MODEL`` (local path or hub id) when set, else the embedded one, made when missing.
+def resolve_base(
+    name: str | None, models: Path, seed: int, progress: Progress | None = None
+) -> Path | str:
+    """The base model ``name`` (local path or hub id), or else the embedded model of a seed.
+
+    Args:
+        name: ``BASE_MODEL``.
+        models: directory of embedded models. A missing one is made.
+        seed: of the embedded model.
 
     Raises:
         ModelError: ``BASE_MODEL`` does not load, or it has no chat template.
     """
-    if settings.model.base:
-        local = local_directory(settings.model.base)
-        base = local.resolve() if local else settings.model.base
-        _check_base(base, settings.model.base)
+    if name:
+        local = local_directory(name)
+        base = local.resolve() if local else name
+        _check_base(base, name)
         return base
-    return make_embedded_model(
-        EmbeddedModelRecipe(seed=settings.seed), settings.home.models, progress=progress
-    )
+    return make_embedded_model(EmbeddedModelRecipe(seed=seed), models, progress=progress)
 
 
 def _check_base(base: Path | str, name: str) -> None:
-    """Before anything refers to a base model it is loaded once, as engine and trainer will."""
+    """Load the base model once, so that a bad one fails here and not in engine or trainer.
+
+    Raises:
+        ModelError: it does not load, or it has no chat template.
+    """
     remedy = "BASE_MODEL names a directory that save_pretrained wrote, or a Hugging Face model id"
     try:
         _, tokenizer = load_policy(base)
@@ -81,7 +89,7 @@ def _check_base(base: Path | str, name: str) -> None:
 def make_embedded_model(
     recipe: EmbeddedModelRecipe, directory: Path, *, progress: Progress | None = None
 ) -> Path:
-    """Train and save the embedded model once; later calls return the cached directory."""
+    """Train and save the embedded model, or return its directory if it exists."""
     target = directory / recipe.name
     if target.exists():
         return target
@@ -93,7 +101,7 @@ def make_embedded_model(
     tokenizer.save_pretrained(temporary)
     try:
         os.rename(temporary, target)
-    except OSError:  # another process made the same model first
+    except OSError:  # another process has made the same model
         if not target.exists():
             raise
         shutil.rmtree(temporary)
@@ -109,7 +117,7 @@ def _blank_model(
     recipe: EmbeddedModelRecipe, tokenizer: PreTrainedTokenizerFast
 ) -> Qwen3ForCausalLM:
     config = Qwen3Config(
-        vocab_size=len(tokenizer),  # fewer than asked for when the texts are few
+        vocab_size=len(tokenizer),  # can be less than recipe.vocab_size
         hidden_size=recipe.hidden_size,
         intermediate_size=3 * recipe.hidden_size,
         num_hidden_layers=recipe.layers,
@@ -134,7 +142,7 @@ def _imitate(
     recipe: EmbeddedModelRecipe,
     progress: Progress | None,
 ) -> Qwen3ForCausalLM:
-    """Supervised training on the replies of scripted agents, one cosine of the learning rate."""
+    """Train on the replies of scripted agents, with one cosine cycle of the learning rate."""
     optimizer = torch.optim.AdamW(
         model.parameters(), lr=recipe.learning_rate, betas=(0.9, 0.95), weight_decay=0.01
     )
@@ -161,7 +169,7 @@ def _imitate(
 def _reply_loss(
     model: Qwen3ForCausalLM, input_ids: torch.Tensor, labels: torch.Tensor
 ) -> torch.Tensor:
-    """Mean cross-entropy of the labelled tokens; the head runs at their positions only.
+    """Mean cross-entropy of the labelled tokens. The head runs at their positions only.
 
     Padding is on the right and attention is causal, so no mask is needed.
     """
@@ -175,7 +183,7 @@ def _reply_loss(
 def _batch(
     tokenizer: PreTrainedTokenizerFast, chats: list[list[dict[str, str]]]
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """Right-padded ids and labels ``[B, L]``; only the reply and its end are labels."""
+    """Right-padded ids and labels ``[B, L]``. Only the reply and its end token are labels."""
     prompts = [render_prompt(tokenizer, chat[:-1]) for chat in chats]
     replies = [[*tokenizer.encode(chat[-1]["content"]), tokenizer.eos_token_id] for chat in chats]
     length = max(len(p) + len(r) for p, r in zip(prompts, replies, strict=True))

@@ -1,12 +1,19 @@
-"""How much likelier a policy makes recorded play than the policies that played it."""
+"""Logprobs that a checkpoint gives to recorded completions, by the trainer's own forward pass."""
 
+import gc
 import math
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
-from babylon.core.trajectories import Call, Trajectory
+import torch
+
+from babylon.core.errors import ModelError
+from babylon.core.probes import ProbeAnswer
+from babylon.core.trajectories import Trajectory
 from babylon.policies.load import load_policy
-from babylon.training.grpo.memory import FittingForward
+from babylon.training.call_tokens import exact_tokens
+from babylon.training.grpo.forward import PolicyForward
+from babylon.training.grpo.memory import FittingForward, OutOfMemoryError
 from babylon.training.grpo.prefix_tree import compile_tree
 from babylon.training.grpo.training_input import CallTokens
 
@@ -14,17 +21,17 @@ from babylon.training.grpo.training_input import CallTokens
 def log_ratios(
     path: Path | str, trajectories: Sequence[Trajectory], max_tokens: int | None = None
 ) -> Mapping[str, float]:
-    """Trajectory id → log of its probability under the policy over that under who played it.
+    """Trajectory id → log of its probability under ``path`` over that under its behaviour policy.
 
-    Over all tokens of all its calls. A trajectory with a call whose tokens or behaviour logprobs
-    are not exactly known, or that was not sampled from the policy alone, is left out. Blocking.
+    The sum over all tokens of all its calls. A trajectory is left out when one of its calls has
+    unknown tokens or logprobs, or was not sampled from the policy alone. Blocking.
 
     Raises:
         ModelError: no policy loads from ``path``.
     """
     owners, calls = [], []
     for trajectory in trajectories:
-        exact = [tokens for call in trajectory.calls if (tokens := _exact(call))]
+        exact = [tokens for call in trajectory.calls if (tokens := exact_tokens(call))]
         if exact and len(exact) == len(trajectory.calls):
             owners += [trajectory.trajectory_id] * len(exact)
             calls += exact
@@ -36,21 +43,49 @@ def log_ratios(
     values = fitting.run(lambda forward: forward.logprobs(tree)).logprobs.tolist()
     ratios = dict.fromkeys(owners, 0.0)
     for owner, call, now in zip(owners, calls, values, strict=True):
-        assert call.logprobs is not None  # exact
+        assert call.logprobs is not None  # exact_tokens
         ratios[owner] += math.fsum(now[: len(call.logprobs)]) - math.fsum(call.logprobs)
     return ratios
 
 
-def _exact(call: Call) -> CallTokens | None:
-    """The call's tokens, if its logprobs are those of the distribution it was sampled from."""
-    if call.untrainable is not None or call.temperature <= 0 or call.top_p < 1:
-        return None
-    if not call.prompt_token_ids or not call.completion_token_ids or call.logprobs is None:
-        return None
-    return CallTokens(
-        prompt=call.prompt_token_ids,
-        completion=call.completion_token_ids,
-        logprobs=call.logprobs,
-        temperature=call.temperature,
-        policy_version=call.policy_version,
-    )
+def logprobs_of(path: str, answers: Sequence[ProbeAnswer], max_tokens: int | None) -> list[float]:
+    """Logprobs of every token of every answer, one after the other, in fp32 on every device.
+
+    Checks of an engine compare them with the engine's own. Blocking; the model's memory is free
+    again afterwards.
+
+    Args:
+        max_tokens: input tokens of a portion of the forward pass.
+
+    Raises:
+        ModelError: the checkpoint does not load, has weights that are not finite, or its forward
+            pass does not fit into memory.
+    """
+    calls = [
+        CallTokens(prompt=answer.prompt_token_ids, completion=answer.token_ids, logprobs=None)
+        for answer in answers
+    ]
+    rows = _fp32_logprobs(path, calls, max_tokens)
+    gc.collect()  # models contain reference cycles, and the next model needs the memory
+    if torch.cuda.is_available():
+        torch.cuda.empty_cache()
+    return [x for row, call in zip(rows, calls, strict=True) for x in row[: len(call.completion)]]
+
+
+def _fp32_logprobs(
+    path: str, calls: Sequence[CallTokens], max_tokens: int | None
+) -> list[list[float]]:
+    tree = compile_tree(calls)
+
+    def attempt(forward: PolicyForward) -> list[list[float]]:
+        with torch.autocast("cuda", enabled=False):
+            rows: list[list[float]] = forward.logprobs(tree).logprobs.tolist()
+        return rows
+
+    model, _ = load_policy(path, frozen=True)
+    if not all(weight.isfinite().all() for weight in model.parameters()):
+        raise ModelError(f"weights of {path} are not finite")
+    try:
+        return FittingForward(model, max_tokens).run(attempt)
+    except OutOfMemoryError as error:
+        raise ModelError(str(error)) from error

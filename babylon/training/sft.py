@@ -1,6 +1,7 @@
-"""Supervised fine-tuning of a checkpoint on given chats: the likelihood of every reply.
+"""Supervised fine-tuning (SFT) of a checkpoint on the replies of given chats.
 
-One pass; a batch is one optimiser step, its loss the mean over the batch's reply tokens.
+One pass over the chats. A batch is one optimiser step, and its loss is the mean negative
+log-likelihood of the batch's reply tokens.
 """
 
 from collections.abc import Iterator, Sequence
@@ -11,16 +12,16 @@ import torch
 
 from babylon.core.errors import TrainingError
 from babylon.core.trajectories import TrainingRow
+from babylon.training.call_tokens import scored_trajectories
 from babylon.training.grpo.training_input import CallTokens
 from babylon.training.trainable import Tuning, load_trainable, save_checkpoint
-from babylon.training.update import scored_trajectories
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Imitated:
-    """One optimiser step: mean loss in nats a token, tokens, rate and gradient norm."""
+class SftStep:
+    """One optimiser step."""
 
-    loss: float
+    loss: float  # mean, nats a token
     tokens: int
     learning_rate: float
     grad_norm: float
@@ -34,12 +35,11 @@ def fine_tune(
     tuning: Tuning,
     learning_rates: Iterator[float],
     batch_size: int,
-) -> list[Imitated]:
-    """Imitate the replies of ``rows``, ``batch_size`` rows a step; scores do not matter.
+) -> list[SftStep]:
+    """Train on the replies of ``rows``, ``batch_size`` rows a step. Scores are ignored.
 
     Raises:
-        TrainingError: there is no reply to learn from, or the loss is not finite; nothing was
-            written.
+        TrainingError: there are no replies, or the loss is not finite; nothing was written.
         ModelError: the parent does not load.
     """
     trainable = load_trainable(parent, tuning, 0.0)
@@ -48,7 +48,7 @@ def fine_tune(
     chats = [t.calls for t in scored_trajectories(trainable.tokenizer, rows, context)[0]]
     if not chats:
         raise TrainingError(f"none of the {len(rows)} chats has a reply to learn from")
-    model.eval()  # no dropout layers, as in reinforcement learning
+    model.eval()  # no dropout, as in reinforcement learning
     steps = []
     for start in range(0, len(chats), batch_size):
         rate = next(learning_rates)
@@ -65,7 +65,7 @@ def _step(
     optimizer: torch.optim.Optimizer,
     calls: Sequence[CallTokens],
     rate: float,
-) -> Imitated:
+) -> SftStep:
     tokens = sum(len(call.completion) for call in calls)
     total = 0.0
     for call in calls:
@@ -78,7 +78,7 @@ def _step(
         raise TrainingError(f"loss is {total}, gradient norm {norm}: lower the learning rate")
     optimizer.step()
     optimizer.zero_grad(set_to_none=True)
-    return Imitated(loss=total, tokens=tokens, learning_rate=rate, grad_norm=norm)
+    return SftStep(loss=total, tokens=tokens, learning_rate=rate, grad_norm=norm)
 
 
 def _negative_log_likelihood(model: torch.nn.Module, call: CallTokens) -> torch.Tensor:

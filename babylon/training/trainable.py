@@ -1,9 +1,9 @@
-"""A policy made trainable: weights in fp32, or a LoRA adapter on frozen ones; and saving it.
+"""Load a policy for training, and save it: fp32 weights, or a LoRA adapter on frozen weights.
 
-The master weights are fp32 whatever the parent was saved in: bf16 would round an update of 1e-6
-away. Adapters chain: LoRA on a LoRA checkpoint goes on with that adapter, on anything else it
-starts a new one. The optimiser's state lies beside the weights and is carried from window to
-window while it belongs to the same parameters, by name.
+Master weights are fp32 even if the parent was saved in bf16, because bf16 rounds an update of 1e-6
+to zero. LoRA training of a LoRA checkpoint continues its adapter; LoRA training of a full model
+starts a new adapter. The optimiser's state is saved beside the weights, and is carried from window
+to window as long as the names of the tuned parameters stay the same.
 """
 
 import logging
@@ -14,12 +14,12 @@ from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from tempfile import mkdtemp
-from typing import Any, Literal
+from typing import Literal
 
 import torch
 from peft import (
     LoraConfig,
-    PeftConfig,
+    PeftModel,
     get_peft_model,
     load_peft_weights,
     set_peft_model_state_dict,
@@ -41,23 +41,23 @@ _OPTIMIZER_FILE = "optimizer.pt"
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Trainable:
-    """A model whose ``requires_grad`` parameters are what is tuned, with their optimiser."""
+    """A model with its tokenizer and optimiser. Parameters with ``requires_grad`` are tuned."""
 
-    model: Any
+    model: PreTrainedModel | PeftModel
     tokenizer: PreTrainedTokenizerBase
     optimizer: torch.optim.Optimizer
     tuning: Tuning
 
     @property
     def tuned(self) -> dict[str, torch.nn.Parameter]:
-        """What is tuned, by name, in the optimiser's order."""
+        """The tuned parameters by name, in the optimiser's order."""
         return {name: p for name, p in self.model.named_parameters() if p.requires_grad}
 
     def reference(self) -> AbstractContextManager[object]:
-        """The frozen anchor of a KL penalty: the model without its adapter.
+        """Context in which the model is the frozen reference of a KL penalty (no adapter).
 
         Raises:
-            ModelError: full fine-tuning keeps no copy of the weights it started from.
+            ModelError: ``tuning`` is "full", which keeps no copy of the initial weights.
         """
         if self.tuning == "full":
             raise ModelError("KL_PENALTY needs a frozen reference: set TUNING=lora, or unset it")
@@ -65,8 +65,8 @@ class Trainable:
 
     @contextmanager
     def _without_adapter(self) -> Iterator[None]:
-        """peft lets every adapter weight be tuned afterwards, also those that are frozen."""
-        tuned = self.tuned
+        tuned = self.tuned  # peft unfreezes all adapter weights at the end of disable_adapter
+        assert isinstance(self.model, PeftModel)
         with self.model.disable_adapter():
             yield
         for name, parameter in self.model.named_parameters():
@@ -79,16 +79,17 @@ def load_trainable(
     learning_rate: float,
     transfer_layers: TransferLayers = "all",
 ) -> Trainable:
-    """The parent policy, ready for more training.
+    """Load the parent policy for training.
 
     Raises:
-        ModelError: nothing loads from ``parent``, or it has no layers of the kind to tune.
+        ModelError: nothing loads from ``parent``, or it has no layers of the selected kind.
     """
+    model: PreTrainedModel | PeftModel
     if tuning == "lora":
         model, tokenizer = _with_adapter(parent, transfer_layers)
     else:
         model, tokenizer = load_policy(parent)
-        model.requires_grad_(True)  # merging an adapter froze what it was merged into
+        model.requires_grad_(True)  # merging an adapter froze the weights below it
     tune_only(model, transfer_layers)
     parameters = [p for p in model.parameters() if p.requires_grad]
     optimizer = torch.optim.AdamW(
@@ -100,7 +101,7 @@ def load_trainable(
 
 
 def save_checkpoint(trainable: Trainable, target: Path) -> Path:
-    """Write weights, tokenizer and optimiser; the directory appears complete or not at all."""
+    """Write weights, tokenizer and optimiser. ``target`` appears complete or not at all."""
     target.parent.mkdir(parents=True, exist_ok=True)
     temporary = Path(mkdtemp(dir=target.parent, prefix=f".{target.name}-"))
     failpoint("checkpoint.before")
@@ -112,7 +113,7 @@ def save_checkpoint(trainable: Trainable, target: Path) -> Path:
         for path in (*temporary.iterdir(), temporary):
             sync(path)
     failpoint("checkpoint.written")
-    if target.exists():  # left by a run that crashed before it could commit
+    if target.exists():  # left by a run that crashed before its commit
         shutil.rmtree(target)
     os.rename(temporary, target)
     sync(target.parent)
@@ -122,40 +123,43 @@ def save_checkpoint(trainable: Trainable, target: Path) -> Path:
 
 def _with_adapter(
     parent: Path | str, layers: TransferLayers
-) -> tuple[Any, PreTrainedTokenizerBase]:
-    """The parent's adapter, on more layers if need be, or a new one; new layers change nothing."""
-    chained = is_adapter(parent)
-    config: Any = PeftConfig.from_pretrained(str(parent)) if chained else None
-    base: PreTrainedModel
-    base, tokenizer = load_policy(config.base_model_name_or_path if chained else parent)
-    targets = adapter_targets(base, layers)
-    if chained:
-        if isinstance(config.target_modules, str):
-            raise ModelError(
-                f"{parent}: the adapter names its layers by a pattern, {config.target_modules!r}:"
-                " set TUNING=full, which merges it"
-            )
-        config.target_modules = sorted({*config.target_modules, *targets})
-        config.inference_mode = False
-    else:
-        config = LoraConfig(r=LORA_RANK, lora_alpha=LORA_ALPHA, target_modules=sorted(targets))
-    with torch.random.fork_rng():
-        torch.manual_seed(0)
-        model = get_peft_model(base, config)
-    if chained:
-        set_peft_model_state_dict(model, load_peft_weights(str(parent)))
+) -> tuple[PeftModel, PreTrainedTokenizerBase]:
+    """The parent's adapter, extended to ``layers``, or a new one. New layers start at zero."""
+    if not is_adapter(parent):
+        base, tokenizer = load_policy(parent)
+        targets = sorted(adapter_targets(base, layers))
+        config = LoraConfig(r=LORA_RANK, lora_alpha=LORA_ALPHA, target_modules=targets)
+        return _adapted(base, config), tokenizer
+    config = LoraConfig.from_pretrained(str(parent))
+    base, tokenizer = load_policy(str(config.base_model_name_or_path))
+    if isinstance(config.target_modules, str):
+        raise ModelError(
+            f"{parent}: the adapter names its layers by a pattern, {config.target_modules!r}:"
+            " set TUNING=full, which merges it"
+        )
+    config.target_modules = sorted({*config.target_modules, *adapter_targets(base, layers)})
+    config.inference_mode = False
+    model = _adapted(base, config)
+    set_peft_model_state_dict(model, load_peft_weights(str(parent)))
     return model, tokenizer
 
 
+def _adapted(base: PreTrainedModel, config: LoraConfig) -> PeftModel:
+    """A new adapter on ``base``, with the same initial weights on every call."""
+    with torch.random.fork_rng():
+        torch.manual_seed(0)
+        return get_peft_model(base, config)
+
+
 def _carry_over(trainable: Trainable, parent: Path) -> None:
-    """Take the parent's moments when they belong to the same parameters."""
+    """Load the parent's optimiser state if it belongs to the same parameters."""
     path = parent / _OPTIMIZER_FILE
     if not path.exists():
         return
     saved = torch.load(path, map_location="cpu", weights_only=True)
     tuned = trainable.tuned
     if saved.get("names") != list(tuned) or not _fits(saved["state"]["state"], tuned):
-        logger.info("%s is of other parameters: the optimiser starts anew", path)
+        logger.info("%s belongs to other parameters: the optimiser starts over", path)
         return
     rates = [group["lr"] for group in trainable.optimizer.param_groups]
     trainable.optimizer.load_state_dict(saved["state"])
@@ -163,7 +167,7 @@ def _carry_over(trainable: Trainable, parent: Path) -> None:
         group["lr"] = rate
 
 
-def _fits(state: dict[int, Any], tuned: dict[str, torch.nn.Parameter]) -> bool:
+def _fits(state: dict[int, dict[str, torch.Tensor]], tuned: dict[str, torch.nn.Parameter]) -> bool:
     return len(state) == len(tuned) and all(
         state[index]["exp_avg"].shape == parameter.shape
         for index, parameter in enumerate(tuned.values())

@@ -1,0 +1,1 @@
+"""Benchmark of the gateway; run ``python -m benchmarks.gateway``."""

@@ -1,12 +1,17 @@
-"""What does the gateway cost a request? ``python -m benchmarks.gateway [--litellm FILE]``
+"""Cost of a request through the gateway, compared with LiteLLM's proxy.
 
-A trivial engine is asked directly, through our gateway (keys checked, every call recorded without
-loss into Postgres) and through LiteLLM's proxy, once at the least that it can do and once recording
-each call, in turns. Processor time is the proxy's own process, user and system, while the engine
-answers at once, until it is at rest again; latency is measured with 16 clients while the engine
-waits 50 to 150 ms, and without that wait, so that no proxy is measured by its queue unless it
-cannot keep up.
-``make bench-gateway`` installs LiteLLM into an environment of its own and names it here.
+    python -m benchmarks.gateway [--litellm FILE] [--requests 1000] [--turns 3] [--json FILE]
+
+Prints a Markdown table: processor time per request, requests per second, latency and memory, for
+whole and streamed answers. ``make bench-gateway`` installs LiteLLM into its own environment and
+passes its executable.
+
+A trivial engine is asked directly, through our gateway (keys checked, every call recorded in
+Postgres without loss), and through LiteLLM's proxy in its minimal configuration and recording each
+call, in turns. Processor time is user plus system time of the proxy's processes while the engine
+answers at once, until they are idle again. Latency is measured with 16 clients while the engine
+waits 50 to 150 ms, and excludes that wait. At this load a proxy has no queue unless it cannot keep
+up.
 """
 
 import argparse
@@ -29,13 +34,13 @@ from benchmarks.gateway.load import Latencies, Target, load
 
 CLIENTS = 16
 DELAY_S = 0.1
-REST_S = 0.5  # what was put off, shipping and logging, counts too
+REST_S = 0.5  # work done after the answers, such as shipping and logging, counts, too
 WARM_UP = 64
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Row:
-    """One contender, streaming or not: medians over the turns, and the process at their end."""
+    """One contender, streamed or whole: medians over the turns, and memory at the end."""
 
     name: str
     stream: bool
@@ -47,13 +52,14 @@ class Row:
 
 
 def cpu_s(pid: int) -> float:
-    """Processor time of a process and its children, user and system."""
+    """Return a process's user and system time in seconds, with its children."""
     process = psutil.Process(pid)
     times = [one.cpu_times() for one in (process, *process.children(recursive=True))]
     return float(sum(one.user + one.system for one in times))
 
 
 def memory_mb(pid: int) -> float:
+    """Return a process's resident memory in MB, with its children."""
     process = psutil.Process(pid)
     family = (process, *process.children(recursive=True))
     return float(sum(one.memory_info().rss for one in family) / 2**20)
@@ -70,7 +76,7 @@ async def set_delay(engine: Target, seconds: float) -> None:
 async def measure(
     engine: Target, targets: list[Target], *, stream: bool, requests: int, turns: int
 ) -> list[Row]:
-    """In every turn all targets, one after the other: other work on the machine strikes alike."""
+    """Measure all targets in every turn, so that other load affects all of them."""
     costs: dict[str, list[float]] = {target.name: [] for target in targets}
     rates: dict[str, list[float]] = {target.name: [] for target in targets}
     paced: dict[str, list[Latencies]] = {target.name: [] for target in targets}
@@ -105,9 +111,10 @@ async def measure(
 
 
 async def run(proxy: Path | None, *, requests: int, turns: int) -> list[Row]:
-    """
+    """Start all contenders and measure them.
+
     Raises:
-        RuntimeError: an answer is wrong, or a call of ours is not in the database.
+        RuntimeError: An answer is wrong, or a call through our gateway is not in the database.
     """
     async with AsyncExitStack() as stack:
         directory = Path(stack.enter_context(tempfile.TemporaryDirectory()))
@@ -143,7 +150,7 @@ def free_ports(count: int) -> list[int]:
 
 def table(rows: list[Row]) -> str:
     lines = [
-        "| | answers | CPU-ms a request | of it, ours | requests/s | median ms | p99 ms | MB |",
+        "| | answers | CPU-ms per request | ours by it | requests/s | median ms | p99 ms | MB |",
         "| --- | --- | --- | --- | --- | --- | --- | --- |",
     ]
     our_cpu_ms = {row.stream: row.cpu_ms for row in rows if row.name == OURS}
@@ -161,16 +168,16 @@ def table(rows: list[Row]) -> str:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else None)
     parser.add_argument("--litellm", type=Path, help="LiteLLM's executable, in its environment")
-    parser.add_argument("--requests", type=int, default=1000, help="a turn and measurement")
+    parser.add_argument("--requests", type=int, default=1000, help="per turn and measurement")
     parser.add_argument("--turns", type=int, default=3)
-    parser.add_argument("--json", type=Path, help="write the rows here too")
+    parser.add_argument("--json", type=Path, help="also write the rows to this file")
     options = parser.parse_args()
     rows = asyncio.run(run(options.litellm, requests=options.requests, turns=options.turns))
     print(table(rows))
     if options.json:
         options.json.write_text(json.dumps([asdict(row) for row in rows], indent=2))
     if options.litellm is None:
-        sys.exit("LiteLLM was not measured: name its executable with --litellm")
+        sys.exit("LiteLLM was not measured: give its executable with --litellm")
 
 
 if __name__ == "__main__":

@@ -1,4 +1,4 @@
-"""What stands between the clients and the engine: nothing, our gateway, LiteLLM's proxy."""
+"""The contenders between clients and engine: none, our gateway, and LiteLLM's proxy."""
 
 import asyncio
 import os
@@ -32,7 +32,7 @@ litellm_settings: {{telemetry: false, drop_params: false{callbacks}}}
 
 @contextmanager
 def upstream(port: int, directory: Path) -> Iterator[Target]:
-    """The canned engine, which is also what clients ask directly."""
+    """Run the canned engine, which clients also ask directly."""
     command = ["-m", "benchmarks.gateway.upstream", f"--port={port}"]
     with _process([sys.executable, *command], directory / "upstream.log", {}) as pid:
         yield Target("direct", f"http://127.0.0.1:{port}", "none", pid)
@@ -40,8 +40,10 @@ def upstream(port: int, directory: Path) -> Iterator[Target]:
 
 @asynccontextmanager
 async def ours(port: int, engine_port: int, directory: Path) -> AsyncIterator[tuple[Target, Store]]:
-    """The gateway as ``babylon serve`` starts it: keys checked, every call recorded without loss,
-    with an embedded Postgres of its own."""
+    """Run the gateway as ``babylon serve`` starts it, with its own embedded Postgres.
+
+    It checks keys and records every call without loss.
+    """
     settings: Settings = load_settings(
         home=directory / "home",
         database={"url": None},
@@ -60,8 +62,11 @@ async def ours(port: int, engine_port: int, directory: Path) -> AsyncIterator[tu
 async def litellm(
     executable: Path, port: int, engine_port: int, directory: Path, *, recording: bool
 ) -> AsyncIterator[Target]:
-    """One worker and one key, no database. At the least it can do, or ``recording`` each call to
-    the disk, with the logprobs and tokens that the engine is asked for (``litellm_recorder``)."""
+    """Run LiteLLM's proxy with one worker, one key and no database.
+
+    It does the minimum, or with ``recording`` asks the engine for logprobs and token ids and writes
+    each call to the disk (``litellm_recorder``).
+    """
     home = directory / ("litellm-recording" if recording else "litellm")
     home.mkdir()
     config = home / "litellm.yaml"
@@ -87,9 +92,10 @@ async def litellm(
 
 
 async def until_ready(url: str, pid: int) -> None:
-    """
+    """Wait until a server answers.
+
     Raises:
-        RuntimeError: it does not answer in time.
+        RuntimeError: The server does not answer in time.
     """
     deadline = time.monotonic() + START_S
     async with aiohttp.ClientSession() as session:

@@ -1,8 +1,8 @@
-"""Recording with LiteLLM's means: a callback that keeps every call as a line of JSON on the disk.
+"""LiteLLM callback that writes every call as a line of JSON to the disk.
 
-LiteLLM imports this file from beside its configuration, which names it under ``callbacks``
+LiteLLM imports this file from the directory of its configuration, where ``callbacks`` names it
 (https://docs.litellm.ai/docs/proxy/logging, "Custom Callback Class"). It runs in LiteLLM's
-environment, and after the answer: a call of a proxy that dies may be lost.
+environment and after the answer, so a call may be lost if the proxy dies.
 """
 
 import json
@@ -15,7 +15,7 @@ FILE = "litellm.calls"
 
 
 class Recorder(CustomLogger):
-    """Syncs in the event loop: a thread would cost LiteLLM more processor time than it saves."""
+    """Writes in the event loop: a thread would cost LiteLLM more processor time than it saves."""
 
     def __init__(self) -> None:
         super().__init__()

@@ -1,4 +1,4 @@
-"""Clients that ask the same thing again and again, and how long each answer took."""
+"""Load generator: clients that repeat one request, and the latency of each answer."""
 
 import asyncio
 import json
@@ -19,7 +19,7 @@ _MESSAGES = [
 
 @dataclass(frozen=True, slots=True)
 class Target:
-    """An OpenAI endpoint and the process that is it."""
+    """An OpenAI endpoint and the id of its process."""
 
     name: str
     url: str
@@ -29,7 +29,7 @@ class Target:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Latencies:
-    """Seconds of every request, from sending to the last byte, without what the engine waited."""
+    """Seconds of every request from sending to the last byte, without the engine's wait."""
 
     seconds: list[float]
     wall_s: float
@@ -50,12 +50,12 @@ class Latencies:
 async def load(
     target: Target, *, requests: int, clients: int, stream: bool, delay_s: float = 0.0
 ) -> Latencies:
-    """``clients`` at a time, each with its next request as soon as the last is answered.
+    """Send requests by ``clients`` clients, each the next as soon as the last is answered.
 
-    ``delay_s`` is what the engine waits in the mean; each request's seed says how long.
+    ``delay_s`` is the engine's mean wait; a request's seed determines its own.
 
     Raises:
-        RuntimeError: an answer is not what was asked for.
+        RuntimeError: An answer is wrong.
     """
     headers = {
         "authorization": f"Bearer {target.key}",

@@ -1,18 +1,18 @@
-"""A trivial engine: the same canned answer to everybody, in the wire format of vLLM.
+"""A trivial engine that gives every request the same answer, in the wire format of vLLM.
 
     python -m benchmarks.gateway.upstream --port 9000
 
-A pure ASGI application on uvicorn that parses nothing. Logprobs and token ids are in the answer
-only where they are asked for, as with vLLM.
+It is a plain ASGI application on uvicorn and parses nothing. As with vLLM, the answer contains
+logprobs and token ids only on request. It prints nothing; ``benchmarks.gateway`` starts it.
 """
 
 import argparse
 import asyncio
 import json
 import re
-from typing import Any
 
 import uvicorn
+from starlette.types import Receive, Scope, Send
 
 TOKENS = 16
 PROMPT_TOKENS = 200
@@ -22,13 +22,13 @@ _JSON = (b"content-type", b"application/json")
 _EVENTS = (b"content-type", b"text/event-stream")
 
 
-def _choice(number: int) -> dict[str, Any]:
+def _choice(number: int) -> dict[str, object]:
     last = number == TOKENS - 1
     delta = {"content": f" word{number}"}
     return {"index": 0, "delta": delta, "logprobs": None, "finish_reason": "stop" if last else None}
 
 
-def _score(number: int) -> dict[str, Any]:
+def _score(number: int) -> dict[str, object]:
     token = f" word{number}"
     return {
         "token": token,
@@ -39,19 +39,19 @@ def _score(number: int) -> dict[str, Any]:
 
 
 def share_of_delay(seed: int) -> float:
-    """From 0.5 to 1.5: answers of one length would make all clients ask at one moment."""
+    """Return a request's share of the mean delay, 0.5 to 1.5; it keeps clients out of step."""
     return 0.5 + seed % 1000 / 1000
 
 
 def whole(exact: bool) -> bytes:
-    """A chat completion; ``exact``: with logprobs and token ids."""
-    choice: dict[str, Any] = {
+    """Return a chat completion; ``exact``: with logprobs and token ids."""
+    choice: dict[str, object] = {
         "index": 0,
         "message": {"role": "assistant", "content": "".join(f" word{i}" for i in range(TOKENS))},
         "logprobs": {"content": [_score(i) for i in range(TOKENS)]} if exact else None,
         "finish_reason": "stop",
     }
-    body: dict[str, Any] = _head("chat.completion") | {
+    body: dict[str, object] = _head("chat.completion") | {
         "choices": [choice],
         "usage": {
             "prompt_tokens": PROMPT_TOKENS,
@@ -66,11 +66,11 @@ def whole(exact: bool) -> bytes:
 
 
 def events(exact: bool) -> list[bytes]:
-    """The same as a stream, an event a token."""
+    """Return the completion as a stream, one event per token."""
     head = _head("chat.completion.chunk")
     first = {"index": 0, "delta": {"role": "assistant", "content": ""}, "finish_reason": None}
     prompt = {"prompt_token_ids": list(range(PROMPT_TOKENS))} if exact else {}
-    chunks: list[dict[str, Any]] = [head | {"choices": [first]} | prompt]
+    chunks: list[dict[str, object]] = [head | {"choices": [first]} | prompt]
     for number in range(TOKENS):
         choice = _choice(number)
         if exact:
@@ -84,13 +84,16 @@ def events(exact: bool) -> list[bytes]:
     ]
 
 
-def _head(kind: str) -> dict[str, Any]:
+def _head(kind: str) -> dict[str, object]:
     return {"id": "chatcmpl-canned", "object": kind, "created": 1, "model": MODEL}
 
 
 class Upstream:
-    """The ASGI application. ``PUT /delay/SECONDS`` sets what passes before an answer begins; the
-    request's seed says how much of it (see ``share_of_delay``)."""
+    """The ASGI application.
+
+    ``PUT /delay/SECONDS`` sets the mean wait before an answer begins. A request's seed determines
+    its own wait (see ``share_of_delay``).
+    """
 
     def __init__(self) -> None:
         self._delay_s = 0.0
@@ -98,7 +101,7 @@ class Upstream:
         self._whole = {exact: whole(exact) for exact in (False, True)}
         self._events = {exact: events(exact) for exact in (False, True)}
 
-    async def __call__(self, scope: Any, receive: Any, send: Any) -> None:
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         body, more = b"", True
         while more:
             message = await receive()
@@ -119,7 +122,7 @@ class Upstream:
                 data = [{"id": name} for name in self._policies]
                 await _reply(send, json.dumps({"data": data}).encode())
 
-    async def _answer(self, body: bytes, send: Any) -> None:
+    async def _answer(self, body: bytes, send: Send) -> None:
         exact = b'"return_token_ids":true' in body
         if b'"stream":true' not in body and b'"stream": true' not in body:
             await _reply(send, self._whole[exact])
@@ -131,7 +134,7 @@ class Upstream:
         await send({"type": "http.response.body", "body": b"", "more_body": False})
 
 
-async def _reply(send: Any, body: bytes) -> None:
+async def _reply(send: Send, body: bytes) -> None:
     headers = [_JSON, (b"content-length", str(len(body)).encode())]
     await send({"type": "http.response.start", "status": 200, "headers": headers})
     await send({"type": "http.response.body", "body": body, "more_body": False})

@@ -1,6 +1,6 @@
-"""``python -m benchmarks.trainer``: all cases, or as told; see docs/benchmarks.md.
+"""``python -m benchmarks.trainer``: all cases, or the chosen ones; see docs/benchmarks.md.
 
-Exits 1 when a peer that was asked for is not installed, after measuring the others.
+Exits with 1 if a chosen peer is not installed, after measuring the others.
 """
 
 import argparse
@@ -75,7 +75,7 @@ def _runs(model: str | None, case: str | None) -> list[tuple[str, str]]:
 
 
 def _chosen(peers: Sequence[str], tuning: Tuning) -> list[Contender]:
-    """Ours and the naive one always; ours with LoRA beside full tuning only for AgileRL's sake."""
+    """The chosen contenders, with ours and the naive one. AgileRL is compared with our LoRA."""
     wanted = {"babylon", "naive", *peers}
     return [
         contender
@@ -122,9 +122,11 @@ def _measure(
 
 
 def measures(contender: Contender, model: str, case: str, everything: bool) -> bool:
-    """LoRA on the small model only. Unless a model or case was asked for, what decides least is
-    left out too: LoRA but for high sharing, TRL as it comes on the larger model, and under skew
-    the better head without the buckets."""
+    """True if this combination is measured. LoRA runs on the small model only.
+
+    Unless ``everything`` is measured, the least informative ones are left out: LoRA without
+    high sharing, unmodified TRL on the larger model, and under skew its better head alone.
+    """
     if contender.tuning == "lora":
         return model == "small" and (everything or case == "high")
     left_out = {("larger", "high"): "TRL", ("small", "skew"): "TRL, completion head"}

@@ -1,12 +1,12 @@
-"""The logged windows that everybody trains on: token ids, loss mask, mu, advantages, from a seed.
+"""The logged windows of the benchmark: token ids, loss mask, mu, advantages, from a seed.
 
-The calls of 10 agents over some ticks, all in one optimiser step. A prompt is made of segments:
-the system prompt (shared by all calls), the market (shared by the agents of a tick), the agent's
-private state. The cases differ in what is shared and how long it is:
+The calls of 10 agents over some ticks, all in one optimiser step. A prompt consists of the system
+prompt (shared by all calls), the market (shared by the agents of a tick) and the agent's private
+state. The cases differ in the lengths and the sharing of these segments:
 
 - ``high``: 12 ticks; system 256, market 640, private 96, response 40 tokens.
-- ``low``: 6 ticks, all half as long, and the private state stands before the market, so that only
-  the system prompt is a shared prefix: what a careless prompt order costs.
+- ``low``: 6 ticks, all segments half as long, and the private state before the market, so that only
+  the system prompt is a shared prefix. It shows the cost of a bad prompt order.
 - ``zero``: as ``low``, and no token is shared.
 - ``skew``: 12 ticks, shared as in ``high``; system 64, market 32 to 1,024 by tick, private 16 to
   256, response 4 to 160, all log-uniform: the longest call is over ten times the shortest.
@@ -25,7 +25,7 @@ AGENTS = 10
 CASES = {"high": 12, "low": 6, "zero": 6, "skew": 12}  # name → ticks
 LONG = {"long": 12}
 _TICKS = CASES | LONG
-PADDING = 0  # drawn for no token, so that a peer may tell padding by its id
+PADDING = 0  # never drawn as a token, because some peers recognise padding by its id
 _EQUAL = {  # system, market, private, response
     "high": (256, 640, 96, 40),
     "low": (128, 320, 48, 20),
@@ -67,16 +67,16 @@ class Window:
         return max(len(call) for call in self.calls)
 
     def head(self, calls: int) -> "Window":
-        """The first calls, tick by tick; advantages add up to 0 over every ``AGENTS`` of them."""
+        """The first calls, by tick. The advantages of every ``AGENTS`` calls sum to zero."""
         return replace(self, calls=self.calls[:calls])
 
     def on_policy(self) -> "Window":
-        """Without mu: whoever trains takes its own logprobs, and all ratios are 1."""
+        """The window without mu: trainers use their own logprobs, and all ratios are 1."""
         return replace(self, calls=[replace(call, mu=None) for call in self.calls])
 
 
 def make_window(name: str, *, vocab: int, seed: int) -> Window:
-    """The same name, vocabulary and seed give the same window."""
+    """Make a window. The same name, vocabulary and seed give the same window."""
     random = np.random.default_rng([seed, list(_TICKS).index(name)])
     shared: dict[tuple[object, ...], Ints] = {}
 
@@ -136,7 +136,7 @@ def _lengths(name: str, random: np.random.Generator) -> _Lengths:
 
 
 def _log_uniform(low: int, high: int, count: int, random: np.random.Generator) -> Ints:
-    """Evenly spaced on a logarithmic scale, both ends included, in random order."""
+    """Values evenly spaced on a logarithmic scale, both ends included, in random order."""
     return random.permutation(np.geomspace(low, high, count).round().astype(np.int64))
 
 

@@ -1,4 +1,4 @@
-"""How much of a GPU our trainer uses: ``python -m benchmarks.trainer --device cuda``, minutes.
+"""Our trainer's use of a GPU: ``python -m benchmarks.trainer --device cuda``, minutes.
 
 Qwen2.5-0.5B tuned in full (fp32 master weights, bf16 autocast) and Qwen2.5-7B by LoRA (bf16 base,
 fp32 adapters), random weights, one window of ``long`` calls. Model FLOP utilisation counts every
@@ -63,7 +63,7 @@ class GpuResult:
 
 
 def run_cuda(json_file: str | None) -> int:
-    """Print the table; exit status 1 where there is no CUDA device."""
+    """Print the table. Return the exit status, 1 without a CUDA device."""
     if not torch.cuda.is_available():
         print("no CUDA device: run without --device cuda to measure this CPU", file=sys.stderr)
         return 1
@@ -109,7 +109,7 @@ def measure(
     repeats: int = REPEATS,
     max_tokens: int = MAX_TOKENS,
 ) -> GpuResult:
-    """Median of ``repeats`` whole iterations after one to warm up; out of memory, in halves."""
+    """Measure the median of ``repeats`` iterations. A warm-up finds a fitting portion."""
     model = _policy(config, tuning, device)
     optimizer = make_optimizer(model)
     tree, loss = compile_tree(call_tokens(window)), WindowLoss(window, device)
@@ -146,7 +146,7 @@ def measure(
 def _fitting(
     iterate: Callable[[int], float], optimizer: torch.optim.Optimizer, max_tokens: int
 ) -> int:
-    """The warm-up: the largest portion, halved as often as needed, that fits into memory."""
+    """Run one iteration, halving the portion until it fits into memory."""
     while True:
         try:
             iterate(max_tokens)

@@ -1,12 +1,12 @@
-"""What has to be computed, and how fast this machine multiplies matrices.
+"""Floating-point operations of an iteration, and this machine's rate of matrix products.
 
 Per iteration, forward and backward: ``c N U + c_h d V M + 14 L H d_h S``, with U tokens through the
 layers, N weights in them, M positions through the head, S the sum over tokens of the keys each of
 them sees (itself included), L layers, H heads of width d_h, model width d, vocabulary V.
 
-``c`` is 6 where weights are trained and 4 where they are frozen (no weight gradient); adapters are
-trained. ``c_h`` is 6 or 4 alike. 14 is 4 forward and 10 backward, where scores are computed again.
-Only keys in a token's past count, whatever a kernel computes beyond that.
+``c`` is 6 for trained weights and 4 for frozen weights (no weight gradient). Adapters are trained.
+``c_h`` is 6 or 4 in the same way. 14 is 4 forward and 10 backward, where scores are computed again.
+Only keys in a token's past count, even if a kernel computes more.
 """
 
 import time
@@ -38,14 +38,14 @@ NOTHING = Work(tokens=0, scored=0, pairs=0)
 
 
 def rows_work(lengths: Iterable[int], scored: int) -> Work:
-    """Rows run on their own from their first token; padding counts if it is in the lengths."""
+    """Work of rows that run alone. Padding counts if ``lengths`` include it."""
     lengths = list(lengths)
     pairs = sum(length * (length + 1) // 2 for length in lengths)
     return Work(tokens=sum(lengths), scored=scored, pairs=pairs)
 
 
 def tree_work(sequences: Iterable[Iterable[int]], scored: int) -> Work:
-    """Every distinct prefix once: its last token sees as many keys as the prefix is long."""
+    """Work of every distinct prefix once. Its last token sees all keys of the prefix."""
     root: dict[int, dict[int, object]] = {}
     tokens = pairs = 0
     for sequence in sequences:

@@ -1,4 +1,4 @@
-"""Peak memory of a phase of this process, in bytes; Linux tells, elsewhere it is not measured."""
+"""Peak memory of a phase of this process in bytes, on Linux only."""
 
 import contextlib
 import ctypes
@@ -20,7 +20,7 @@ def resident_bytes() -> int | None:
 
 
 def peak_bytes() -> int | None:
-    """Highest since :func:`reset_peak`, or since the process started where that is not allowed."""
+    """Peak since :func:`reset_peak`, or since the process started if resets are not allowed."""
     return _read("VmHWM")
 
 

@@ -1,4 +1,4 @@
-"""The policies: random weights from a seed, the same in every process, and what is trained."""
+"""The policies: random weights from a seed, the same in every process, and their trained part."""
 
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -26,7 +26,7 @@ _HEAD_SCALE = 0.1  # near-uniform replies: near enough to the window's mu that n
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ModelShape:
-    """What the FLOP formula needs."""
+    """The sizes that the FLOP formula needs."""
 
     layers: int
     hidden: int
@@ -107,7 +107,7 @@ def build_model(
     device: str = "cpu",
     dtype: torch.dtype = torch.float32,
 ) -> PreTrainedModel:
-    """Random weights, frozen nowhere, no dropout in the config, PyTorch's own attention."""
+    """Build a model with random trainable weights, no dropout, and PyTorch's own attention."""
     torch.manual_seed(seed)
     family: Any = Qwen2ForCausalLM if isinstance(config, Qwen2Config) else Qwen3ForCausalLM
     config._attn_implementation = "sdpa"
@@ -135,7 +135,7 @@ def lora_config() -> LoraConfig:
 
 
 def canonical(name: str) -> str:
-    """A parameter's name without what wrappers and adapter names add to it."""
+    """A parameter's name without the parts that wrappers and adapters add."""
     name = name.removeprefix("base_model.model.")
     for piece in (".default", ".actor", ".base_layer", "._orig_mod"):
         name = name.replace(piece, "")
@@ -143,14 +143,14 @@ def canonical(name: str) -> str:
 
 
 def trained_parameters(model: torch.nn.Module) -> Iterator[tuple[str, torch.nn.Parameter]]:
-    """(canonical name, parameter) of all that is trained."""
+    """(canonical name, parameter) of every trained parameter."""
     for name, parameter in model.named_parameters():
         if parameter.requires_grad:
             yield canonical(name), parameter
 
 
 def seed_adapter(model: torch.nn.Module, seed: int) -> None:
-    """The same adapter for everybody, with a B that is not 0, lest A have no gradient."""
+    """Give all trainers the same adapter weights, with B not 0, so that A has a gradient."""
     with torch.no_grad():
         for name, parameter in model.named_parameters():
             if "lora_" in name:

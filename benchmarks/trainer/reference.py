@@ -1,4 +1,4 @@
-"""The gradient that all must agree on: one call at a time, straight from the formula.
+"""The reference gradient: one call at a time, directly from the formula.
 
 At ratio 1 every objective here has the gradient of ``-1/M sum A log pi``, with M trained tokens:
 the importance weight and all masks of ours are then 1, and clipping has no effect.
@@ -21,14 +21,14 @@ Gradients = Mapping[str, NDArray[np.float32]]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Agreement:
-    """Of two gradients, all parameters taken as one vector."""
+    """Agreement of two gradients, with all parameters as one vector."""
 
     cosine: float
     relative_error: float
 
 
 def reference_gradient(model: torch.nn.Module, window: Window) -> dict[str, Any]:
-    """Forward and backward of every call on its own, without padding or sharing."""
+    """The gradient of every call on its own, without padding or sharing, summed."""
     for call in window.calls:
         ids = torch.from_numpy(np.concatenate([call.prompt, call.completion]))
         logits: Tensor = model(input_ids=ids[None], use_cache=False).logits[0]
@@ -40,7 +40,7 @@ def reference_gradient(model: torch.nn.Module, window: Window) -> dict[str, Any]
 
 
 def gradients_of(model: torch.nn.Module) -> dict[str, Any]:
-    """fp32 copies by canonical name."""
+    """fp32 copies of all gradients by canonical name."""
     return {
         name: parameter.grad.detach().float().cpu().numpy().copy()
         for name, parameter in trained_parameters(model)

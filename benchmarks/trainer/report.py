@@ -18,7 +18,7 @@ HEADER = (
 
 
 def flat_work(result: CaseResult) -> Work:
-    """Every call on its own, unpadded; its last token is only ever a target."""
+    """Work of every call alone, unpadded. A call's last token is only a target."""
     lengths = [len(call) - 1 for call in result.window.calls]
     return rows_work(lengths, result.window.trained_tokens)
 
@@ -32,7 +32,7 @@ def ours(result: CaseResult, tuning: Tuning) -> Measured | None:
 
 
 def figures(result: CaseResult, record: Measured) -> dict[str, Any]:
-    """What is derived from a measurement. ``use_*`` are shares of the measured matmul rate."""
+    """Figures derived from a measurement. ``use_*`` are shares of the measured matmul rate."""
     unique, flat = window_work(result.window), flat_work(result)
     shape = shape_of(MODELS[result.model])
     available = result.matmul_rate * record.seconds
@@ -53,7 +53,7 @@ def figures(result: CaseResult, record: Measured) -> dict[str, Any]:
 
 
 def case_table(result: CaseResult) -> str:
-    """One Markdown table, with a line of what the window holds above it."""
+    """One Markdown table, below a line about the window."""
     window, unique, flat = result.window, window_work(result.window), flat_work(result)
     shape = shape_of(MODELS[result.model])
     lengths = [len(call) for call in window.calls]
@@ -95,7 +95,7 @@ def _row(result: CaseResult, record: Measured) -> str:
 def to_json(
     results: Sequence[CaseResult], machine: Mapping[str, Any], missing: Sequence[str]
 ) -> dict[str, Any]:
-    """Everything measured and derived."""
+    """All measured and derived figures."""
     return {
         "machine": dict(machine),
         "not_installed": list(missing),

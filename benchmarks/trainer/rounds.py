@@ -1,4 +1,4 @@
-"""Measuring: every contender in its own process, all in turn, so that noise strikes all alike."""
+"""Measurement of contenders in turn, each in its own process, so that noise affects all."""
 
 import json
 import os
@@ -146,7 +146,7 @@ def measure_case(
 def _round(
     processes: Sequence[Process], measured: Sequence[Measured], number: int, say: Say
 ) -> float:
-    """Everybody once; returns the machine's matmul rate of that moment."""
+    """Measure every contender once, and return the machine's current matmul rate."""
     say(f"repetition {number + 1}")
     for process, record in zip(processes, measured, strict=True):
         answer = process.ask("part", part=number)

@@ -24,7 +24,7 @@ from benchmarks.trainer.models import GRAD_CLIP, MODELS, Tuning, shape_of
 from benchmarks.trainer.reference import gradients_of
 
 NO_CLIP = 1e9
-SWEEP_CALLS = 2 * AGENTS  # two ticks: those who share prompts are timed on calls that do
+SWEEP_CALLS = 2 * AGENTS  # two ticks, so that trainers that share prompts can
 _LONG_S = 2.0  # beyond which one timing is enough to choose a size
 
 
@@ -46,9 +46,9 @@ class Worker:
         return {"tuning": self.tuning}
 
     def tune(self) -> dict[str, Any]:
-        """Tries every size; seconds are of the whole window.
+        """Time every size, in seconds of the whole window.
 
-        A size is timed on a few calls and scaled by what it makes the window cost.
+        A size is timed on a few calls and scaled by the work of the window at that size.
         """
         tried = {size: self._predicted_seconds(size) for size in self.contender.sizes(self.config)}
         return {"micro_batch": min(tried, key=tried.__getitem__), "tried": tried}
@@ -87,9 +87,9 @@ class Worker:
         return {}
 
     def warm(self, micro_batch: int) -> dict[str, Any]:
-        """Open the measured session and run a part and a step outside the clock.
+        """Open the measured session, and run a part and a step without timing them.
 
-        Ours has but one part, the whole window, for which the sweep before has warmed up enough.
+        Ours has only one part, the whole window, and the sweep has warmed it up.
         """
         memory.release()
         memory.reset_peak()
@@ -137,14 +137,14 @@ class Worker:
 
 
 def _spread(calls: Sequence[Any], count: int) -> list[Any]:
-    """Calls from all over the window."""
+    """Calls spread evenly over the window."""
     return [calls[index * len(calls) // count] for index in range(count)]
 
 
 def main() -> None:
     """``python -m benchmarks.trainer.worker INDEX TUNING SEED THREADS``, started by ``rounds``."""
     answers = os.fdopen(os.dup(1), "w")
-    os.dup2(2, 1)  # what libraries print must not be taken for an answer
+    os.dup2(2, 1)  # libraries print to stdout, which carries answers
     index, tuning, seed, threads = sys.argv[1:]
     torch.set_num_threads(int(threads))
     worker = Worker(CONTENDERS[int(index)], "lora" if tuning == "lora" else "full", int(seed))

@@ -9,9 +9,9 @@ from tests.contract import double
 from tests.contract.checkpoints import Checkpoints, make_checkpoints
 from tests.contract.engines import (
     ENGINES,
-    Door,
+    EngineUnderTest,
     host_settings,
-    open_door,
+    open_engine,
     running_embedded,
     running_host,
 )
@@ -39,22 +39,22 @@ def engine_url(
     """One engine for all tests: a name that was used once is never used again. It always has a
     model and an adapter, so that their servers stay."""
     settings = host_settings(tmp_path_factory.mktemp("home"), vllm_double)
-    engine = running_embedded() if request.param == "embedded" else running_host(settings)
-    with engine as url:
+    running_engine = running_embedded() if request.param == "embedded" else running_host(settings)
+    with running_engine as url:
         asyncio.run(_load_first(url, checkpoints))
         yield url
 
 
 async def _load_first(url: str, checkpoints: Checkpoints) -> None:
-    async for door in open_door(url):
-        await door.load("policy-v0", checkpoints.base)
-        await door.load("policy-v1", checkpoints.adapters[3])
+    async for engine in open_engine(url):
+        await engine.load("policy-v0", checkpoints.base)
+        await engine.load("policy-v1", checkpoints.adapters[3])
 
 
 @pytest.fixture
-async def door(engine_url: str) -> AsyncIterator[Door]:
-    async for door in open_door(engine_url):
-        yield door
+async def engine(engine_url: str) -> AsyncIterator[EngineUnderTest]:
+    async for engine in open_engine(engine_url):
+        yield engine
 
 
 @pytest.fixture
@@ -63,22 +63,24 @@ def name() -> str:
 
 
 @pytest.fixture
-async def base(door: Door, checkpoints: Checkpoints) -> AsyncIterator[str]:
+async def base(engine: EngineUnderTest, checkpoints: Checkpoints) -> AsyncIterator[str]:
     """A full model under a name of this test's own."""
-    name = await door.load(_new_name(), checkpoints.base)
+    name = await engine.load(_new_name(), checkpoints.base)
     yield name
-    await door.engine.unload(name)
+    await engine.client.unload(name)
 
 
 @pytest.fixture
-async def adapters(door: Door, checkpoints: Checkpoints) -> AsyncIterator[dict[str, Path]]:
+async def adapters(
+    engine: EngineUnderTest, checkpoints: Checkpoints
+) -> AsyncIterator[dict[str, Path]]:
     """The first two adapters under names of this test's own."""
     names = {_new_name(): path for path in checkpoints.adapters[:2]}
     for name, path in names.items():
-        await door.load(name, path)
+        await engine.load(name, path)
     yield names
-    for name in names.keys() & (await door.cards()).keys():
-        await door.engine.unload(name)
+    for name in names.keys() & (await engine.cards()).keys():
+        await engine.client.unload(name)
 
 
 def _new_name() -> str:

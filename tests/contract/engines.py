@@ -1,4 +1,4 @@
-"""Engines to hold against the contract, and what a test asks of one."""
+"""Engines under test, and a client for them."""
 
 import json
 import os
@@ -14,9 +14,10 @@ from typing import Any
 from urllib.error import URLError
 
 import aiohttp
+from pydantic import SecretStr
 
 from babylon.core.settings import Settings, load_settings
-from babylon.serving.gateway.engine_client import Engine
+from babylon.serving.gateway.engine_client import EngineClient
 from babylon.serving.gateway.route_table import Target
 from tests.contract.checkpoints import CONTEXT
 from tests.ports import free_port
@@ -51,7 +52,7 @@ class Answer:
 
     @property
     def prompt_token_ids(self) -> list[int]:
-        """Of a chat they come beside the choices, of a completion within the first one."""
+        """The prompt's tokens: beside the choices of a chat, in a completion's first choice."""
         given = [part.get("prompt_token_ids") for part in (*self.bodies, *self.choices)]
         (ids,) = [ids for ids in given if ids]
         return list(ids)
@@ -81,18 +82,18 @@ class Answer:
 
 
 @dataclass
-class Door:
-    """An engine's door, through which policies come and go and calls are made."""
+class EngineUnderTest:
+    """Client of one engine: loads and unloads policies, and makes calls."""
 
     url: str
     http: aiohttp.ClientSession
-    engine: Engine = field(init=False)
+    client: EngineClient = field(init=False)
 
     def __post_init__(self) -> None:
-        self.engine = Engine(self.http, self.url)
+        self.client = EngineClient(self.http, self.url)
 
     async def load(self, name: str, path: Path) -> str:
-        await self.engine.load(Target(name, 1, str(path)))
+        await self.client.load(Target(name, 1, str(path)))
         return name
 
     async def put(self, name: str, path: Path, version: int = 1) -> tuple[int, dict[str, Any]]:
@@ -111,7 +112,7 @@ class Door:
 
     async def send(self, name: str, body: bytes, path: str = "/v1/chat/completions") -> Answer:
         """A request as the gateway sends it."""
-        async with await self.engine.call(path, body, name) as response:
+        async with await self.client.call(path, body, name) as response:
             text = await response.text()
             if response.content_type != "text/event-stream":
                 return Answer(response.status, [json.loads(text)])
@@ -130,14 +131,14 @@ class Door:
         """A streamed chat whose first token has come."""
         body = asked(name, messages=HELLO, stream=True, **fields)
         path = "/v1/chat/completions"
-        response = await self.engine.call(path, json.dumps(body).encode(), name)
+        response = await self.client.call(path, json.dumps(body).encode(), name)
         for _ in ("the role", "the first token"):
             await response.content.readuntil(b"\n\n")
         return response
 
 
 def asked(name: str, **fields: Any) -> dict[str, Any]:
-    """What the gateway always asks for; sampling is spelled out."""
+    """A request's fields as the gateway sends them, with explicit sampling."""
     added = {"stream_options": {"include_usage": True}} if fields.get("stream") else {}
     return {
         "model": name,
@@ -151,19 +152,20 @@ def asked(name: str, **fields: Any) -> dict[str, Any]:
     }
 
 
-def host_settings(home: Path, double: Path, **changes: Any) -> Settings:
-    """Of a host of vLLM servers, the double's or real ones."""
+def host_settings(
+    home: Path, double: Path, *, database_url: SecretStr | None = None, **serving: str
+) -> Settings:
+    """Settings of a host of vLLM servers, doubles or real ones."""
     return load_settings(
-        **{
-            **changes,
-            "home": home,
-            "serving": {
-                "engine": "vllm",
-                "engine_port": free_port(),
-                "vllm_python": VLLM_PYTHON or str(double),
-                "vllm_args": _REAL_ARGS if VLLM_PYTHON else "",
-            },
-        }
+        home=home,
+        database={"url": database_url},
+        serving={
+            "engine": "vllm",
+            "engine_port": free_port(),
+            "vllm_python": VLLM_PYTHON or str(double),
+            "vllm_args": _REAL_ARGS if VLLM_PYTHON else "",
+            **serving,
+        },
     )
 
 
@@ -199,11 +201,11 @@ def running_embedded() -> Iterator[str]:
         yield f"http://127.0.0.1:{port}"
 
 
-async def open_door(url: str) -> AsyncIterator[Door]:
+async def open_engine(url: str) -> AsyncIterator[EngineUnderTest]:
     async with aiohttp.ClientSession(timeout=aiohttp.ClientTimeout(total=PATIENCE_S)) as http:
-        door = Door(url, http)
-        await door.engine.policies()  # and where they answer
-        yield door
+        engine = EngineUnderTest(url, http)
+        await engine.client.policies()  # and where they answer
+        yield engine
 
 
 def _answers(url: str) -> bool:

@@ -13,7 +13,13 @@ from babylon.core.errors import ServingError
 from babylon.serving.gateway.engine_client import EngineDownError
 from babylon.serving.vllm.command import vllm_service
 from tests.contract.checkpoints import Checkpoints
-from tests.contract.engines import Door, host_settings, open_door, running, running_host
+from tests.contract.engines import (
+    EngineUnderTest,
+    host_settings,
+    open_engine,
+    running,
+    running_host,
+)
 from tests.contract.test_engines import TOLERANCE, distance
 from tests.ports import free_port
 
@@ -31,7 +37,8 @@ def running_server(
 ) -> Iterator[Existing]:
     """As an operator would start one, under a name of the operator's choice."""
     port = free_port()
-    service = vllm_service(host_settings(home, double), str(base), "ours", port)
+    settings = host_settings(home, double)
+    service = vllm_service(settings.serving, str(base), "ours", port, logs=settings.home.logs)
     command = list(service.command)
     command = command[command.index("babylon.serving.vllm.process_group") + 1 :]
     with running(command, f"http://127.0.0.1:{port}", environment):
@@ -48,12 +55,12 @@ def existing(
         yield server
 
 
-async def opened(existing: Existing) -> AsyncIterator[Door]:
-    """A host for that server, and the door to it."""
+async def opened(existing: Existing) -> AsyncIterator[EngineUnderTest]:
+    """A host for that server, and the client of it."""
     settings = host_settings(existing.home, existing.double, engine_url=existing.url)
     with running_host(settings) as url:
-        async for door in open_door(url):
-            yield door
+        async for engine in open_engine(url):
+            yield engine
 
 
 async def test_adapters_come_and_go_at_a_server_that_outlives_its_host(
@@ -74,10 +81,10 @@ async def test_adapters_come_and_go_at_a_server_that_outlives_its_host(
         assert str(checkpoints.adapters[0]) in body["error"]["message"]
         for name, path in held.items():
             await host.load(name, path)
-        await host.engine.unload("babylon-v1")
+        await host.client.unload("babylon-v1")
         answer = await host.chat("babylon-v1")
         assert answer.status == 404
-        await host.engine.unload("babylon-v0")
+        await host.client.unload("babylon-v0")
         async with host.http.get(f"{existing.url}/health") as response:
             assert response.status == 200
 

@@ -1,6 +1,5 @@
-"""What every engine promises whoever routes calls to it: ``babylon.serving.engine_protocol``,
-OpenAI's wire with
-vLLM's token ids, and logprobs that are those of the policy that was asked for."""
+"""The contract of every engine: ``babylon.serving.engine_protocol``, OpenAI's wire format with
+vLLM's token ids, and logprobs of the requested policy."""
 
 import asyncio
 import json
@@ -13,7 +12,7 @@ import torch
 from babylon.core.errors import ServingError
 from babylon.serving.gateway.route_table import Target
 from tests.contract.checkpoints import CONTEXT, END, Checkpoints, trainer_logprobs
-from tests.contract.engines import HELLO, Answer, Door, asked
+from tests.contract.engines import HELLO, Answer, EngineUnderTest, asked
 from tests.tiny_policy import tiny_tokenizer
 
 TOKENIZER = tiny_tokenizer()
@@ -49,69 +48,69 @@ def assert_text(answer: Answer) -> None:
 
 
 async def test_loaded_policy_is_listed_with_what_it_is(
-    door: Door, checkpoints: Checkpoints, base: str, adapters: dict[str, Path]
+    engine: EngineUnderTest, checkpoints: Checkpoints, base: str, adapters: dict[str, Path]
 ) -> None:
-    cards = await door.cards()
+    cards = await engine.cards()
     for name, path in {base: checkpoints.base, **adapters}.items():
         assert (cards[name]["root"], cards[name]["version"]) == (str(path), 1)
-    assert {base, *adapters} <= await door.engine.policies()
-    assert {base, *adapters} <= set((await door.health())["policies"])
-    assert (await door.health())["status"] == "ok"
+    assert {base, *adapters} <= await engine.client.policies()
+    assert {base, *adapters} <= set((await engine.health())["policies"])
+    assert (await engine.health())["status"] == "ok"
 
 
 async def test_same_again_is_a_no_op_and_a_name_never_changes_its_meaning(
-    door: Door, checkpoints: Checkpoints, adapters: dict[str, Path]
+    engine: EngineUnderTest, checkpoints: Checkpoints, adapters: dict[str, Path]
 ) -> None:
     name, path = next(iter(adapters.items()))
-    before = await door.chat(name, seed=1)
-    assert (await door.put(name, path))[0] == 200
+    before = await engine.chat(name, seed=1)
+    assert (await engine.put(name, path))[0] == 200
     for other in ((checkpoints.adapters[2], 1), (checkpoints.base, 1), (path, 2)):
-        status, body = await door.put(name, *other)
+        status, body = await engine.put(name, *other)
         assert status == 409
         assert "under another name" in body["error"]["message"]
-    assert (await door.chat(name, seed=1)).token_ids == before.token_ids
+    assert (await engine.chat(name, seed=1)).token_ids == before.token_ids
 
 
 async def test_what_does_not_load_is_refused_with_its_path(
-    door: Door, tmp_path: Path, name: str
+    engine: EngineUnderTest, tmp_path: Path, name: str
 ) -> None:
     for path in (tmp_path, tmp_path / "nowhere"):
-        status, body = await door.put(name, path)
+        status, body = await engine.put(name, path)
         assert status == 400
         assert str(path) in body["error"]["message"]
         with pytest.raises(ServingError, match=str(path)):
-            await door.engine.load(Target(name, 1, str(path)))
-    async with door.http.put(f"{door.url}/policies/{name}", data=b"{}") as response:
+            await engine.client.load(Target(name, 1, str(path)))
+    async with engine.http.put(f"{engine.url}/policies/{name}", data=b"{}") as response:
         assert response.status == 400
         assert "path" in (await response.json())["error"]["message"]
-    assert name not in await door.cards()
+    assert name not in await engine.cards()
 
 
 async def test_unloaded_policy_finishes_what_it_has_begun_and_answers_nothing_more(
-    door: Door, adapters: dict[str, Path]
+    engine: EngineUnderTest, adapters: dict[str, Path]
 ) -> None:
     name, other = adapters
-    begun = await door.begin(name, seed=3, max_tokens=300)
-    await door.engine.unload(name)
-    assert name not in await door.cards()
-    assert (await door.chat(name)).status == 404
+    begun = await engine.begin(name, seed=3, max_tokens=300)
+    await engine.client.unload(name)
+    assert name not in await engine.cards()
+    assert (await engine.chat(name)).status == 404
     rest = (await begun.text()).split("\n\n")
     assert rest[-2:] == ["data: [DONE]", ""]
     chunks = [json.loads(event.removeprefix("data: ")) for event in rest[:-2]]
     assert Answer(200, chunks).finish_reason in ("stop", "length")
-    assert (await door.chat(other)).status == 200
+    assert (await engine.chat(other)).status == 200
     with pytest.raises(ServingError, match=name):
-        await door.engine.unload(name)
+        await engine.client.unload(name)
 
 
 async def test_an_unloaded_policy_comes_back_as_it_was(
-    door: Door, adapters: dict[str, Path]
+    engine: EngineUnderTest, adapters: dict[str, Path]
 ) -> None:
     name, path = next(iter(adapters.items()))
-    before = await door.chat(name, seed=5)
-    await door.engine.unload(name)
-    await door.load(name, path)
-    after = await door.chat(name, seed=5)
+    before = await engine.chat(name, seed=5)
+    await engine.client.unload(name)
+    await engine.load(name, path)
+    after = await engine.chat(name, seed=5)
     assert after.token_ids == before.token_ids
     assert distance(after, path) < TOLERANCE
 
@@ -120,9 +119,9 @@ async def test_an_unloaded_policy_comes_back_as_it_was(
 
 
 async def test_whole_answer_is_its_text_its_tokens_their_logprobs_and_usage(
-    door: Door, base: str
+    engine: EngineUnderTest, base: str
 ) -> None:
-    answer = await door.chat(base)
+    answer = await engine.chat(base)
     assert_aligned(answer)
     assert_text(answer)
     assert answer.prompt_token_ids == TOKENIZER.apply_chat_template(
@@ -130,10 +129,12 @@ async def test_whole_answer_is_its_text_its_tokens_their_logprobs_and_usage(
     )
 
 
-async def test_stream_adds_up_to_the_whole_answer(door: Door, adapters: dict[str, Path]) -> None:
+async def test_stream_adds_up_to_the_whole_answer(
+    engine: EngineUnderTest, adapters: dict[str, Path]
+) -> None:
     name = next(iter(adapters))
-    whole = await door.chat(name, seed=7)
-    stream = await door.chat(name, seed=7, stream=True)
+    whole = await engine.chat(name, seed=7)
+    stream = await engine.chat(name, seed=7, stream=True)
     assert_aligned(stream)
     assert stream.done and len(stream.choices) > 1
     assert stream.choices[0]["delta"]["role"] == "assistant"
@@ -148,11 +149,11 @@ async def test_stream_adds_up_to_the_whole_answer(door: Door, adapters: dict[str
 
 @pytest.mark.parametrize("stream", [False, True])
 async def test_completion_of_a_text_or_of_its_tokens(
-    door: Door, checkpoints: Checkpoints, base: str, stream: bool
+    engine: EngineUnderTest, checkpoints: Checkpoints, base: str, stream: bool
 ) -> None:
     ids = TOKENIZER.encode("buy the dip")
     fields = {"seed": 2, "temperature": 0.6, "stream": stream}
-    answers = [await door.complete(base, prompt, **fields) for prompt in ("buy the dip", ids)]
+    answers = [await engine.complete(base, prompt, **fields) for prompt in ("buy the dip", ids)]
     for answer in answers:
         assert_aligned(answer)
         assert answer.prompt_token_ids == ids
@@ -161,18 +162,20 @@ async def test_completion_of_a_text_or_of_its_tokens(
     assert answers[0].token_ids == answers[1].token_ids
 
 
-async def test_same_seed_same_answer(door: Door, base: str) -> None:
-    answers = [(await door.chat(base, seed=seed)).token_ids for seed in (11, 11, 12)]
+async def test_same_seed_same_answer(engine: EngineUnderTest, base: str) -> None:
+    answers = [(await engine.chat(base, seed=seed)).token_ids for seed in (11, 11, 12)]
     assert answers[0] == answers[1] != answers[2]
 
 
-async def test_greedy_answers_are_the_likeliest_tokens(door: Door, base: str) -> None:
-    answers = [(await door.chat(base, seed=seed, temperature=0)).token_ids for seed in (1, 2)]
+async def test_greedy_answers_are_the_likeliest_tokens(engine: EngineUnderTest, base: str) -> None:
+    answers = [(await engine.chat(base, seed=seed, temperature=0)).token_ids for seed in (1, 2)]
     assert answers[0] == answers[1]
 
 
-async def test_answer_ends_at_its_end_token_or_at_the_limit(door: Door, base: str) -> None:
-    answers = [await door.chat(base, seed=seed, max_tokens=60) for seed in range(12)]
+async def test_answer_ends_at_its_end_token_or_at_the_limit(
+    engine: EngineUnderTest, base: str
+) -> None:
+    answers = [await engine.chat(base, seed=seed, max_tokens=60) for seed in range(12)]
     ends = {answer.finish_reason for answer in answers}
     assert ends == {"stop", "length"}
     for answer in answers:
@@ -183,11 +186,11 @@ async def test_answer_ends_at_its_end_token_or_at_the_limit(door: Door, base: st
 
 @pytest.mark.parametrize("stream", [False, True])
 async def test_stop_string_ends_the_answer_and_stays_out_of_it(
-    door: Door, base: str, stream: bool
+    engine: EngineUnderTest, base: str, stream: bool
 ) -> None:
-    free = await door.chat(base, seed=4, max_tokens=60)
+    free = await engine.chat(base, seed=4, max_tokens=60)
     stop = next(free.text[i : i + 2] for i in range(5, 50) if free.text[i : i + 2].isascii())
-    stopped = await door.chat(base, seed=4, max_tokens=60, stop=[stop], stream=stream)
+    stopped = await engine.chat(base, seed=4, max_tokens=60, stop=[stop], stream=stream)
     assert_aligned(stopped)
     assert stopped.text == free.text[: free.text.index(stop)]
     assert stopped.finish_reason == "stop"
@@ -199,7 +202,7 @@ async def test_stop_string_ends_the_answer_and_stays_out_of_it(
 
 @pytest.mark.parametrize("temperature", [1.0, 0.6])
 async def test_logprobs_are_those_of_the_trainers_forward_pass(
-    door: Door,
+    engine: EngineUnderTest,
     checkpoints: Checkpoints,
     base: str,
     adapters: dict[str, Path],
@@ -208,8 +211,8 @@ async def test_logprobs_are_those_of_the_trainers_forward_pass(
     for name, path in {base: checkpoints.base, **adapters}.items():
         sampling = {"temperature": temperature, "max_tokens": 100}
         answers = [
-            await door.chat(name, **sampling),
-            await door.chat(name, stream=True, **sampling),
+            await engine.chat(name, **sampling),
+            await engine.chat(name, stream=True, **sampling),
         ]
         for answer in answers:
             assert_aligned(answer)
@@ -217,7 +220,11 @@ async def test_logprobs_are_those_of_the_trainers_forward_pass(
 
 
 async def test_adapters_loaded_under_load_are_never_mixed_up(
-    door: Door, checkpoints: Checkpoints, base: str, adapters: dict[str, Path], name: str
+    engine: EngineUnderTest,
+    checkpoints: Checkpoints,
+    base: str,
+    adapters: dict[str, Path],
+    name: str,
 ) -> None:
     """Streams of a model and its adapters, all with one prompt, while a third adapter comes."""
     third = checkpoints.adapters[2]
@@ -227,7 +234,7 @@ async def test_adapters_loaded_under_load_are_never_mixed_up(
 
     async def client(policy: str, path: Path, seed: int) -> None:
         while not loaded.is_set():
-            answers.append((path, await door.chat(policy, seed=seed, stream=True)))
+            answers.append((path, await engine.chat(policy, seed=seed, stream=True)))
 
     clients = [
         asyncio.create_task(client(policy, path, seed))
@@ -236,11 +243,11 @@ async def test_adapters_loaded_under_load_are_never_mixed_up(
     ]
     while len(answers) < len(clients):  # all of them are under way
         await asyncio.sleep(0.01)
-    await door.load(name, third)
-    answers += [(third, await door.chat(name, seed=seed)) for seed in range(3)]
+    await engine.load(name, third)
+    answers += [(third, await engine.chat(name, seed=seed)) for seed in range(3)]
     loaded.set()
     await asyncio.gather(*clients)
-    await door.engine.unload(name)
+    await engine.client.unload(name)
 
     paths = {*served.values(), third}
     assert {path for path, _ in answers} == paths
@@ -267,9 +274,9 @@ async def test_adapters_loaded_under_load_are_never_mixed_up(
     ],
 )
 async def test_bad_request_is_refused_in_openai_shape(
-    door: Door, base: str, fields: dict[str, Any], status: int
+    engine: EngineUnderTest, base: str, fields: dict[str, Any], status: int
 ) -> None:
-    answer = await door.send(
+    answer = await engine.send(
         base, json.dumps(asked(base, **{"messages": HELLO, **fields})).encode()
     )
     assert answer.status == status, answer.bodies
@@ -277,16 +284,18 @@ async def test_bad_request_is_refused_in_openai_shape(
     assert {"type", "code"} <= answer.error.keys()
 
 
-async def test_policy_that_is_not_there_is_a_404_that_names_it(door: Door, base: str) -> None:
-    answer = await door.chat("nobody-v1")
+async def test_policy_that_is_not_there_is_a_404_that_names_it(
+    engine: EngineUnderTest, base: str
+) -> None:
+    answer = await engine.chat("nobody-v1")
     assert answer.status == 404
-    async with door.http.delete(f"{door.url}/policies/nobody-v1") as response:
+    async with engine.http.delete(f"{engine.url}/policies/nobody-v1") as response:
         assert response.status == 404
         assert "nobody-v1" in (await response.json())["error"]["message"]
 
 
 @pytest.mark.parametrize("body", [b"", b"{", b"[]", b"\xff\xfe"])
-async def test_body_that_is_no_json_object_is_refused(door: Door, body: bytes) -> None:
-    async with await door.engine.call("/v1/chat/completions", body, "policy-v0") as response:
+async def test_body_that_is_no_json_object_is_refused(engine: EngineUnderTest, body: bytes) -> None:
+    async with await engine.client.call("/v1/chat/completions", body, "policy-v0") as response:
         assert response.status == 400
         assert (await response.json())["error"]["message"]

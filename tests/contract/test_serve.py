@@ -102,7 +102,7 @@ async def test_agents_are_served_by_vllm_and_every_call_is_recorded_exactly(
 
 
 async def ask(client: AsyncOpenAI, *, stream: bool = False) -> str:
-    """One answer; returns the model that the client is told."""
+    """Make a call; return the model in the answer."""
     answer = await client.chat.completions.create(
         model="babylon",
         messages=HELLO,  # type: ignore[arg-type]

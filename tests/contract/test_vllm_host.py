@@ -1,4 +1,4 @@
-"""What the host of vLLM servers does beyond the contract: it starts them, one a model, brings back
+"""The host of vLLM servers beyond the contract: it starts them, one a model, brings back
 what they lose, and stops them when nobody needs them."""
 
 import asyncio
@@ -18,9 +18,9 @@ from tests.contract.checkpoints import Checkpoints
 from tests.contract.engines import (
     PATIENCE_S,
     VLLM_PYTHON,
-    Door,
+    EngineUnderTest,
     host_settings,
-    open_door,
+    open_engine,
     running_host,
 )
 from tests.contract.test_engines import TOLERANCE, assert_aligned, distance
@@ -33,9 +33,9 @@ def host_url(tmp_path_factory: pytest.TempPathFactory, vllm_double: Path) -> Ite
 
 
 @pytest.fixture
-async def host(host_url: str) -> AsyncIterator[Door]:
-    async for door in open_door(host_url):
-        yield door
+async def host(host_url: str) -> AsyncIterator[EngineUnderTest]:
+    async for engine in open_engine(host_url):
+        yield engine
 
 
 def family(url: str) -> list[psutil.Process]:
@@ -58,7 +58,7 @@ async def until(condition: Callable[[], bool]) -> None:
             await asyncio.sleep(0.05)
 
 
-async def begin_some(name: str, host: Door) -> list[aiohttp.ClientResponse]:
+async def begin_some(name: str, host: EngineUnderTest) -> list[aiohttp.ClientResponse]:
     """Streams, of which some are long."""
     return await asyncio.gather(
         *(host.begin(name, seed=seed, max_tokens=400) for seed in range(24))
@@ -72,7 +72,7 @@ def gone(processes: list[psutil.Process]) -> bool:
 
 
 async def test_a_model_shares_the_server_that_was_started_for_its_adapter(
-    host: Door, checkpoints: Checkpoints
+    host: EngineUnderTest, checkpoints: Checkpoints
 ) -> None:
     await host.load("babylon-v1", checkpoints.adapters[0])
     await host.load("babylon-v0", checkpoints.base)
@@ -89,7 +89,7 @@ async def test_a_model_shares_the_server_that_was_started_for_its_adapter(
 
 
 async def test_full_weights_come_beside_the_old_and_go_when_their_answers_are_finished(
-    host: Door, checkpoints: Checkpoints
+    host: EngineUnderTest, checkpoints: Checkpoints
 ) -> None:
     await host.load("babylon-v2", checkpoints.other_base)
     before = [server["url"] for server in (await host.health())["servers"]][:-1]
@@ -99,7 +99,7 @@ async def test_full_weights_come_beside_the_old_and_go_when_their_answers_are_fi
     assert distance(answer, checkpoints.other_base) < TOLERANCE < distance(answer, checkpoints.base)
     processes = family(green)
     begun = await begin_some("babylon-v2", host)
-    await host.engine.unload("babylon-v2")
+    await host.client.unload("babylon-v2")
     assert "babylon-v2" not in await host.cards()
     for response in begun:
         assert (await response.text()).endswith("data: [DONE]\n\n")
@@ -109,7 +109,7 @@ async def test_full_weights_come_beside_the_old_and_go_when_their_answers_are_fi
 
 
 async def test_model_that_does_not_start_is_refused_with_the_reason_and_leaves_nothing(
-    host: Door, checkpoints: Checkpoints, tmp_path: Path
+    host: EngineUnderTest, checkpoints: Checkpoints, tmp_path: Path
 ) -> None:
     broken = shutil.copytree(checkpoints.other_base, tmp_path / "broken")
     weights = broken / "model.safetensors"
@@ -122,7 +122,7 @@ async def test_model_that_does_not_start_is_refused_with_the_reason_and_leaves_n
 
 
 async def test_killed_server_comes_back_with_all_it_held_before_it_is_listed(
-    host: Door, checkpoints: Checkpoints
+    host: EngineUnderTest, checkpoints: Checkpoints
 ) -> None:
     held = {
         "babylon-v0": checkpoints.base,
@@ -152,7 +152,9 @@ async def test_killed_server_comes_back_with_all_it_held_before_it_is_listed(
     assert (await host.health())["status"] == "ok"
 
 
-async def test_servers_end_with_a_host_that_is_killed(host: Door, checkpoints: Checkpoints) -> None:
+async def test_servers_end_with_a_host_that_is_killed(
+    host: EngineUnderTest, checkpoints: Checkpoints
+) -> None:
     await host.load("babylon-v0", checkpoints.base)
     processes = family((await host.cards())["babylon-v0"]["url"])
     leash = processes[0].parent()

@@ -14,8 +14,8 @@ import polars as pl
 from babylon.core.artifacts import ArtifactWriter, iter_artifact
 from babylon.core.game_rows import GAME_SCHEMA
 from babylon.core.trajectories import read_trajectories
-from babylon.quality.checks import MAX_DETAIL
 from babylon.quality.reasons import Reason
+from babylon.quality.row_checks import MAX_DETAIL
 from babylon.stages.collect import collect_window
 from babylon.stages.validate import check_artifact, validate_window
 from babylon.store.rejections import replace_rejections, window_rejections
@@ -121,7 +121,8 @@ async def test_one_bad_row_in_a_hundred_is_found_exactly(store, settings):
     await insert_trajectories(store, *rows)
     claimed = await claim(store)
     raw = await collect_window(store, settings.home, claimed, WINDOW)
-    few = settings.replace(windows={"min_agents": 1})  # all rows are one agent's
+    windows = settings.windows.model_copy(update={"min_agents": 1})  # below the limit of settings
+    few = settings.model_copy(update={"windows": windows})  # all rows are one agent's
     validated = await validate_window(store, few, raw)
     found = await store.pool.fetch("SELECT trajectory_id, reason FROM babylon.rejections")
     assert {row["trajectory_id"]: row["reason"] for row in found} == planted

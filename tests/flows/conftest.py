@@ -22,7 +22,7 @@ from babylon.core.types import Scored, Trained, Verdict
 from babylon.stages.train import batch_of
 from babylon.store import Store
 from babylon.store.policies import champion, commit_policy, ensure_base
-from babylon.training.backends.updater import Progress
+from babylon.training.backends.train_input import Progress
 from tests.integration.game import insert_real_window
 
 

@@ -14,8 +14,8 @@ from babylon.flows.continuous import continuous, next_look
 from babylon.flows.publish_dataset import publish_dataset
 from babylon.store import Store
 from babylon.tasks.stage import listener
-from tests.door import Door
 from tests.flows.conftest import Workshop
+from tests.switchable_relay import SwitchableRelay
 
 WINDOW = "2025-11-14T09:00"
 CENTURY = {"windows": {"lookback_hours": 876_000}}
@@ -143,22 +143,22 @@ async def test_continuous_outlives_a_database_that_goes_away_and_comes_back(
     url = urlsplit(played.database_url.get_secret_value())
     assert url.port is not None
     looks = 0
-    async with Door(url.port) as door:
+    async with SwitchableRelay(url.port) as relay:
 
         async def nap(_: datetime) -> None:
             nonlocal looks
             looks += 1
             if looks == 1:
-                door.shut()
+                relay.shut()
             elif looks == 2:
                 assert "the database is away" in caplog.text
                 await store.pool.execute("UPDATE babylon.windows SET retry_at = now()")
                 workshop.training_error = None
-                await door.open()
+                await relay.open()
             else:
                 raise TrainingError("enough")
 
-        through = url._replace(netloc=url.netloc.replace(f":{url.port}", f":{door.port}"))
+        through = url._replace(netloc=url.netloc.replace(f":{url.port}", f":{relay.port}"))
         monkeypatch.setenv("DATABASE_URL", through.geturl())
         monkeypatch.setattr("babylon.flows.continuous.sleep_until", nap)
         workshop.training_error = TrainingError("loss is nan")

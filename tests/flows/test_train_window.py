@@ -21,7 +21,7 @@ from babylon.stages.readiness import window_reports
 from babylon.store import Store
 from babylon.store.policies import champion, list_policies
 from babylon.store.windows import get_window, list_windows
-from babylon.training.backends.updater import Progress
+from babylon.training.backends.train_input import Progress
 from tests.conftest import real_rows
 from tests.deployments import announced
 from tests.flows.conftest import Workshop

@@ -24,7 +24,7 @@ pytestmark = [
 
 @pytest.mark.parametrize("lora", [False, True])
 @pytest.mark.parametrize(
-    ("path", "bound"), [("packed", 10_000), ("packed", 300), ("depth_first", 300), ("plain", 2000)]
+    ("path", "bound"), [("packed", 10_000), ("packed", 300), ("piecewise", 300), ("padded", 2000)]
 )
 def test_every_path_gives_the_gradient_of_the_formula(path: Path, bound: int, lora: bool) -> None:
     calls = shared_window()
@@ -42,7 +42,7 @@ def test_cuda_takes_the_packed_path() -> None:
     assert PolicyForward(model_of(head_dim=64).cuda()).path == "packed"
 
 
-@pytest.mark.parametrize("path", ["packed", "depth_first"])
+@pytest.mark.parametrize("path", ["packed", "piecewise"])
 def test_bf16_products_stay_near_fp32(path: Path) -> None:
     calls, model = shared_window(), model_of(head_dim=64).cuda()
     tree = compile_tree(calls)
@@ -50,6 +50,6 @@ def test_bf16_products_stay_near_fp32(path: Path) -> None:
     def logprobs(path: Path) -> Any:
         return PolicyForward(model, max_tokens=300, path=path).logprobs(tree).logprobs
 
-    exact = logprobs("plain")
+    exact = logprobs("padded")
     with torch.autocast("cuda", torch.bfloat16):
         torch.testing.assert_close(logprobs(path), exact, atol=0.3, rtol=0.0)

@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from babylon.evaluation.arena.checkpoint_player import reply_policy
+from babylon.evaluation.arena.checkpoint_replies import reply_policy
 from babylon.policies.load import load_policy
 from babylon.training.grpo.config import TrainerConfig
 from babylon.training.grpo.memory import mixed_precision

@@ -46,7 +46,15 @@ async def canned_gateway(store: Store, settings: Settings, engine: Any) -> Async
         url, engine_url = (f"http://127.0.0.1:{one.getsockname()[1]}" for one in (front, back))
         await stack.enter_async_context(on_uvicorn(engine, back))
         gateway = await stack.enter_async_context(
-            open_gateway(store, settings, engine_url=engine_url, gateway_id="test", url=url)
+            open_gateway(
+                store,
+                settings.home,
+                settings.serving,
+                alias=settings.model.name,
+                engine_url=engine_url,
+                gateway_id="test",
+                url=url,
+            )
         )
         await stack.enter_async_context(on_uvicorn(gateway, front))
         await until_healthy(url)

@@ -15,8 +15,8 @@ from babylon.core.api_keys import local_key
 from babylon.core.settings import Settings
 from babylon.deployment.admin.app import Admin
 from babylon.store import Store
-from babylon.store.gateways import Gateway, announce_gateway, live_gateways
-from babylon.store.keys import create_key, revoke_key
+from babylon.store.api_keys import create_key, revoke_key
+from babylon.store.gateways import GatewayRow, announce_gateway, live_gateways
 from babylon.store.proposals import open_proposals
 from babylon.store.routes import commit_route, current_route, list_routes
 from tests.deployments import announced, serving, three_policies
@@ -164,7 +164,7 @@ async def test_while_an_experiment_runs_another_change_is_409(admin: Client) -> 
 @asynccontextmanager
 async def loading(admin: Client, store: Store) -> AsyncIterator[asyncio.Task[tuple[int, Any]]]:
     """A change that waits until a gateway has loaded policy 1."""
-    await announce_gateway(store, Gateway(gateway_id="g1", url="http://one", route_version=1))
+    await announce_gateway(store, GatewayRow(gateway_id="g1", url="http://one", route_version=1))
     asked = asyncio.create_task(admin.post("replace", {"policy_version": 1, "force": True}))
     while not await open_proposals(store):
         await asyncio.sleep(0.01)

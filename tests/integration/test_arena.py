@@ -26,8 +26,8 @@ from babylon.core.trajectories import (
 )
 from babylon.core.types import Scored, Trained
 from babylon.core.windows import parse_window_id
-from babylon.evaluation.arena.held_out import second_check
-from babylon.evaluation.arena.leaderboard import open_venue, played
+from babylon.evaluation.arena.held_out import held_out_check
+from babylon.evaluation.arena.leaderboard import check_suite, player_result
 from babylon.evaluation.arena.match_page import verdict_markdown
 from babylon.evaluation.arena.play import Decide
 from babylon.evaluation.arena.players import find_player, scripted_player
@@ -256,7 +256,7 @@ async def test_recorded_play_that_was_not_trained_on_is_a_second_check(
     naysayer = await asyncio.to_thread(taught, base, tmp_path / "no", "no", chats=24)
     rejected = await challenge(store, base, hour=8)
     trained = await challenge(store, naysayer, hour=9)
-    assert (await second_check(store, quick, trained)).problem is not None
+    assert (await held_out_check(store, trained, None)).problem is not None
 
     checks = []
     for wins in ("yes", "no"):
@@ -265,12 +265,12 @@ async def test_recorded_play_that_was_not_trained_on_is_a_second_check(
             "UPDATE babylon.windows SET state = 'rejected' WHERE window_id = $1",
             rejected.claim.window_id,
         )
-        checks.append(await second_check(store, quick, trained))
+        checks.append(await held_out_check(store, trained, None))
     assert [check.trajectories for check in checks] == [80, 80], checks
     assert {check.veto for check in checks} == {True, False}, checks
 
     child = await challenge(store, naysayer, hour=10, parent=rejected.policy_version)
-    assert (await second_check(store, quick, child)).problem == (
+    assert (await held_out_check(store, child, None)).problem == (
         "no held-out play: all that was recorded was trained on"
     )
 
@@ -278,16 +278,16 @@ async def test_recorded_play_that_was_not_trained_on_is_a_second_check(
 async def test_what_dropout_left_out_is_held_out(store: Store, quick: Settings, base: Path) -> None:
     trained = await challenge(store, base)
     await recorded(store, quick, base, trained, wins="no")
-    assert (await second_check(store, quick, trained)).trajectories == 0
+    assert (await held_out_check(store, trained, None)).trajectories == 0
     row = await get_window(store, trained.claim.window_id)
     assert row is not None and row.scored is not None
     scored = replace(row.scored, held_out=row.scored.artifact)
     await store.pool.execute("UPDATE babylon.windows SET scored = $1", asdict(scored))
-    check = await second_check(store, quick, trained)
+    check = await held_out_check(store, trained, None)
     assert check.ess == pytest.approx(80, abs=0.1) and not check.veto
 
     local_path(scored.artifact.uri).unlink()
-    lost = await second_check(store, quick, trained)
+    lost = await held_out_check(store, trained, None)
     assert lost.problem is not None and "cannot be read" in lost.problem
     rejected = await challenge(store, base, hour=8)
     await recorded(store, quick, base, rejected, wins="no")
@@ -295,7 +295,7 @@ async def test_what_dropout_left_out_is_held_out(store: Store, quick: Settings, 
         "UPDATE babylon.windows SET state = 'rejected' WHERE window_id = $1",
         rejected.claim.window_id,
     )
-    assert (await second_check(store, quick, trained)).trajectories == 80  # of the other window
+    assert (await held_out_check(store, trained, None)).trajectories == 80  # of the other window
 
 
 async def test_what_a_recipe_trained_of_the_left_out_is_held_out_no_more_and_each_counts_once(
@@ -313,42 +313,42 @@ async def test_what_a_recipe_trained_of_the_left_out_is_held_out_no_more_and_eac
         trained.claim.window_id,
         trained.batch_id,
     )
-    assert (await second_check(store, quick, trained)).trajectories == 60
-    assert (await second_check(store, quick, later)).trajectories == 60  # its parent saw them
+    assert (await held_out_check(store, trained, None)).trajectories == 60
+    assert (await held_out_check(store, later, None)).trajectories == 60  # its parent saw them
     other = await challenge(store, base, hour=11)
-    assert (await second_check(store, quick, other)).trajectories == 80
+    assert (await held_out_check(store, other, None)).trajectories == 80
 
 
 async def test_a_suite_whose_worlds_changed_is_refused(store: Store) -> None:
-    await open_venue(store, SUITE)
-    await open_venue(store, SUITE)
-    await open_venue(store, replace(SUITE, version=2))
+    await check_suite(store, SUITE)
+    await check_suite(store, SUITE)
+    await check_suite(store, replace(SUITE, version=2))
     with pytest.raises(ArenaError, match=r"suite small@1 was registered here with digest"):
-        await open_venue(store, replace(SUITE, rules=Rules(ticks=2, fee=0.002)))
+        await check_suite(store, replace(SUITE, rules=Rules(ticks=2, fee=0.002)))
 
 
 async def test_what_was_played_once_is_not_played_again(store: Store, quick: Settings) -> None:
-    venue = await open_venue(store, SUITE)
+    venue = await check_suite(store, SUITE)
     policy = await find_player(store, "0", seed=0)
-    first = await played(store, venue, policy, 0)
+    first = await player_result(store, venue, policy, 0)
 
     def unplayable() -> Decide:
         raise AssertionError("entered again")
 
-    assert await played(store, venue, replace(policy, enter=unplayable), 0) == first
+    assert await player_result(store, venue, replace(policy, enter=unplayable), 0) == first
     with pytest.raises(AssertionError, match="entered again"):
-        await played(store, venue, replace(policy, enter=unplayable), 1)
+        await player_result(store, venue, replace(policy, enter=unplayable), 1)
 
     news = scripted_player("news", 0)
     other = replace(news, enter=scripted_player("contrarian", 0).enter)
-    assert await played(store, venue, news, 0) != await played(store, venue, other, 0)
+    assert await player_result(store, venue, news, 0) != await player_result(store, venue, other, 0)
 
 
 @pytest.mark.parametrize(
     ("who", "complaint"),
     [
-        ("scripted:nobody", "no scripted agent is called 'nobody': there are random, news"),
-        ("/nowhere", "'/nowhere' is no player"),
+        ("scripted:nobody", "no scripted agent is called 'nobody': choose from random, news"),
+        ("/nowhere", "'/nowhere' is not a player"),
         ("7", "no policy version 7"),
         ("99999999999", "no policy version 99999999999"),
     ],
@@ -380,7 +380,7 @@ async def test_the_command_line_compares_two_and_ranks_all(
     report = json.loads((Path(duel["report"]) / "report.json").read_text())
     assert [*report["players"]] == ["scripted:random", "scripted:oracle", "news"]
     for same in ("0", "00"):
-        with pytest.raises(ArenaError, match="policy 0 against itself"):
+        with pytest.raises(ArenaError, match="policy 0 cannot be compared with itself"):
             await asyncio.to_thread(arena.play, "0", same)
 
     with pytest.raises(typer.Exit) as left:

@@ -22,14 +22,14 @@ from babylon.deployment.checks.golden_prompts import PROMPTS, SAMPLES, golden_pr
 from babylon.policies.checkpoint_files import checkpoint_digest
 from babylon.store import Store
 from babylon.store.calls import RecordedCall, insert_calls, wait_until_recorded
-from babylon.store.gateways import Gateway, live_gateways, wait_until_loaded
+from babylon.store.gateways import GatewayRow, live_gateways, wait_until_loaded
 from babylon.store.policies import ensure_base, get_policy
 from babylon.store.proposals import proposed
 from tests.integration.test_serving import Stack, running_stack, until_healthy
 from tests.tiny_policy import save_tiny_policy, tiny_model, tiny_tokenizer
 
 HOLD = '{"action":"hold"}'
-NOBODY = (Gateway(gateway_id="g", url="http://127.0.0.1:9", route_version=1),)  # is never asked
+NOBODY = (GatewayRow(gateway_id="g", url="http://127.0.0.1:9", route_version=1),)  # is never asked
 ASKED = [f"m{number} 0.5{number}" for number in range(PROMPTS)]
 
 
@@ -129,7 +129,7 @@ async def asked(stack: Stack) -> None:
 @asynccontextmanager
 async def held(
     stack: Stack, version: int, path: Path, kind: str = "full"
-) -> AsyncIterator[tuple[Gateway, ...]]:
+) -> AsyncIterator[tuple[GatewayRow, ...]]:
     """A proposed policy, which every gateway has loaded, while the champion serves."""
     await register(stack.store, version, path, kind)
     async with proposed(stack.store, version, "test"):
@@ -140,7 +140,7 @@ async def check(
     store: Store,
     settings: Settings,
     version: int,
-    gateways: Sequence[Gateway] = NOBODY,
+    gateways: Sequence[GatewayRow] = NOBODY,
     trained: Path | None = None,
 ) -> Checked:
     """``trained``: what training really made, where engines hold something else."""

@@ -18,10 +18,10 @@ from babylon.core.metrics import scored_metrics
 from babylon.core.trajectories import Trajectory, read_trajectories, training_rows
 from babylon.core.types import Artifact
 from babylon.recorder import Action, LlmCall, TrajectoryRecorder
+from babylon.scoring.judge.ground_truth import truth_lines
 from babylon.scoring.judge.judgment import GroundTruth
-from babylon.scoring.judge.truth import truth_lines
 from babylon.serving.gateway.exchange import Exchange, Identity
-from babylon.serving.gateway.route_table import Route, Target
+from babylon.serving.gateway.route_table import ServingRoute, Target
 from babylon.serving.openai_wire import parse_chat
 from babylon.stages.collect import collect_window
 from babylon.stages.dropout import thin_window
@@ -236,9 +236,9 @@ async def test_a_sampled_nul_is_recorded_by_both_and_joined(store, settings):
         exchange = Exchange(
             call_id=agent,
             identity=Identity(agent_id=agent, trajectory_id=trajectory, step=0),
-            chat=parse_chat(fields),
+            request=parse_chat(fields),
             fields=fields,
-            route=Route(1, "babylon", target),
+            route=ServingRoute(1, "babylon", target),
             target=target,
             text="HOLD\0",
             prompt_token_ids=[1],

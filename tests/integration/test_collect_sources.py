@@ -101,7 +101,8 @@ async def test_recorded_steps_reach_judge_and_table_byte_for_byte(store, setting
 
 async def validated_alone(store, settings):
     """The window, although few agents played."""
-    few = settings.replace(windows={"min_agents": 1})
+    windows = settings.windows.model_copy(update={"min_agents": 1})  # below the limit of settings
+    few = settings.model_copy(update={"windows": windows})
     collected = await collect_window(store, few.home, await claim(store), WINDOW)
     return await validate_window(store, few, collected)
 

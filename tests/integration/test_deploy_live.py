@@ -93,7 +93,9 @@ async def fleet(store: Store, settings: Settings, checkpoints: list[Path]) -> As
             running_stack(store, settings) as stack,
             open_gateway(
                 store,
-                settings,
+                settings.home,
+                settings.serving,
+                alias=settings.model.name,
                 engine_url=str(stack.engine.make_url("")).rstrip("/"),
                 gateway_id="second",
                 url=url,

@@ -11,6 +11,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -21,9 +22,8 @@ import pytest
 from babylon.core.errors import DatabaseError
 from babylon.core.settings import load_settings
 from babylon.store import open_store
-from babylon.store.connection import database_url
-from babylon.store.embedded import EmbeddedPostgres, _make, running_postgres
-from babylon.store.revival import kept_running
+from babylon.store.embedded import EmbeddedPostgres, _make
+from babylon.store.server import database_url, kept_running
 
 CAP_DAC_OVERRIDE, CAP_DAC_READ_SEARCH = 1, 2  # their numbers in capabilities(7)
 as_root = pytest.mark.skipif(os.geteuid() != 0, reason="only root becomes another user")
@@ -31,13 +31,15 @@ as_root = pytest.mark.skipif(os.geteuid() != 0, reason="only root becomes anothe
 USER_PROCESS = """
 import sys, time
 from pathlib import Path
-from babylon.store.embedded import running_postgres
-with running_postgres(Path(sys.argv[1])) as server:
-    print(server.url(), flush=True)
-    sys.stdin.read()
+from babylon.store.embedded import EmbeddedPostgres
+server = EmbeddedPostgres(Path(sys.argv[1]))
+server.acquire()
+print(server.url(), flush=True)
+sys.stdin.read()
+server.release()
 """
 
-# What initdb said on a full disk.
+# Output of initdb on a full disk.
 FULL_DISK = """\
 The default text search configuration will be set to "english".
 
@@ -65,7 +67,7 @@ def home(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
 
 
 def _postmaster(server: EmbeddedPostgres) -> psutil.Process | None:
-    """The running postmaster of this cluster, by its command line."""
+    """Return the running postmaster of this cluster, found by its command line."""
     for process in psutil.process_iter():
         try:
             if str(server.data) in process.cmdline():
@@ -76,7 +78,7 @@ def _postmaster(server: EmbeddedPostgres) -> psutil.Process | None:
 
 
 def _capabilities(process: psutil.Process) -> set[int]:
-    """The numbers of all capabilities that it has or passes on."""
+    """Return the numbers of all capabilities that the process has or passes on."""
     status = Path(f"/proc/{process.pid}/status").read_text()
     found = {int(mask, 16) for mask in re.findall(r"^Cap(?:Prm|Eff|Inh|Amb):\s(\w+)", status, re.M)}
     return {number for number in range(64) for mask in found if mask >> number & 1}
@@ -101,7 +103,7 @@ def _query(url: str, sql: str) -> Any:
 
 
 def _user(home: Path) -> "subprocess.Popen[str]":
-    """Another process that uses the server until its standard input closes."""
+    """Start a process that uses the server until its standard input closes."""
     return subprocess.Popen(
         [sys.executable, "-c", USER_PROCESS, str(home)],
         stdin=subprocess.PIPE,
@@ -110,8 +112,18 @@ def _user(home: Path) -> "subprocess.Popen[str]":
     )
 
 
+@contextmanager
+def running_postgres(home: Path) -> Iterator[EmbeddedPostgres]:
+    server = EmbeddedPostgres(home)
+    server.acquire()
+    try:
+        yield server
+    finally:
+        server.release()
+
+
 def _url(process: "subprocess.Popen[str]") -> str:
-    """What it uses, once it does."""
+    """Return the URL that the process prints when its server runs."""
     assert process.stdout is not None
     return process.stdout.readline().strip()
 
@@ -181,7 +193,7 @@ async def test_a_server_that_dies_under_its_users_is_started_again_at_the_same_a
     home: Path,
 ) -> None:
     settings = load_settings(home=home, database={"url": None})
-    async with kept_running(settings), asyncio.timeout(60):
+    async with kept_running(settings.database, settings.home), asyncio.timeout(60):
         server = EmbeddedPostgres(home)
         url = server.url("postgres")
         for _ in range(2):
@@ -217,7 +229,7 @@ def test_a_taken_port_is_replaced(home: Path) -> None:
             assert _query(server.url(), "SELECT 1") == 1
 
 
-def test_a_user_that_was_asleep_while_others_came_and_went_is_not_cut_off(home: Path) -> None:
+def test_a_suspended_user_keeps_the_server_while_others_come_and_go(home: Path) -> None:
     process = _user(home)
     url = _url(process)
     process.send_signal(signal.SIGSTOP)
@@ -241,7 +253,7 @@ def test_an_unusable_cluster_is_reported_with_the_servers_own_words(home: Path) 
         version.write_text(sound)
 
 
-def test_a_cluster_that_cannot_be_made_is_told_in_one_line(tmp_path: Path) -> None:
+def test_a_cluster_that_cannot_be_made_is_reported_in_one_line(tmp_path: Path) -> None:
     (tmp_path / "transcript").write_text(FULL_DISK)
     arguments = {"args": ["/bin/sh", "-c", "cat transcript; exit 1"], "cwd": tmp_path}
     reason = 'could not extend file "base/1/2691": wrote only 4096 of 8192 bytes at block 10'
@@ -266,7 +278,7 @@ def test_a_statement_that_fails_leaves_no_half_made_cluster(
 
 
 @as_root
-async def test_roots_closed_directories_are_passed_with_one_capability(home: Path) -> None:
+async def test_one_capability_lets_postgres_pass_roots_closed_directories(home: Path) -> None:
     async with open_store(load_settings(home=home)) as store:
         assert await store.pool.fetchval("SELECT count(*) FROM babylon.windows") == 0
         postmaster = _postmaster(EmbeddedPostgres(home))
@@ -289,7 +301,7 @@ def test_capabilities_are_given_only_where_a_directory_is_closed(
 
 
 @as_root
-def test_root_that_may_not_give_capabilities_is_told_which_directory_is_closed(
+def test_root_without_setpcap_gets_an_error_that_names_the_closed_directory(
     tmp_path: Path,
 ) -> None:
     limited = ["setpriv", "--inh-caps=-all", "--bounding-set=-setpcap"]
@@ -314,7 +326,8 @@ async def test_the_embedded_store_migrates_itself(home: Path) -> None:
 
 async def test_a_cancelled_start_leaves_no_server_behind(home: Path) -> None:
     async def use() -> None:
-        async with database_url(load_settings(home=home)):
+        settings = load_settings(home=home)
+        async with database_url(settings.database, settings.home):
             await asyncio.sleep(60)
 
     for delay_s in (0.0, 0.05, 0.5):

@@ -1,4 +1,4 @@
-"""Foreign traces into the database and out of it again."""
+"""Traces of other systems into the database and out again."""
 
 import json
 from pathlib import Path
@@ -13,8 +13,8 @@ from babylon.core.trajectories import read_trajectories
 from babylon.core.windows import parse_window_id
 from babylon.formats.atif_write import write_atif
 from babylon.formats.export_files import export_game, export_traces
+from babylon.formats.format_names import Format, Written
 from babylon.formats.import_files import import_files
-from babylon.formats.names import Format, Written
 from babylon.game.fleet.fleet_plan import FleetPlan
 from babylon.game.fleet.spawn import run_fleet
 from babylon.stages.collect import collect_window
@@ -50,7 +50,8 @@ async def test_exact_tokens_come_through_atif_to_training(
     added = await import_files(store, [file])
     assert added == {"User": 1, "trajectories": 2, "llm_call_logs": 10, "babylon.calls": 8}
     assert set((await import_files(store, [file])).values()) == {0}
-    one = settings.replace(windows={"min_agents": 1})
+    windows = settings.windows.model_copy(update={"min_agents": 1})  # below the limit of settings
+    one = settings.model_copy(update={"windows": windows})
     from babylon.store.windows import claim_window
 
     held = await claim_window(store, WINDOW, owner="test", lease_s=60)
@@ -163,10 +164,10 @@ async def test_a_chat_without_times_goes_where_it_is_told(store: Store, tmp_path
 @pytest.mark.parametrize(
     ("bad", "message"),
     [
-        ({"messages": []}, r"sft\.jsonl:2: messages is not a list"),
+        ({"messages": []}, r"sft\.jsonl:2: messages is not a non-empty list"),
         ({**CHAT, "metadata": {"trajectory_id": "t", "agent_id": "a", "step": 0,
           "window_id": "2025-11-14T08:00", "at": "2025-11-14T09:00:00Z"}},
-         r"sft\.jsonl:2: .* is not in its window 2025-11-14T08:00: set WINDOW_MINUTES, now 60"),
+         r"sft\.jsonl:2: .* outside its window 2025-11-14T08:00: set WINDOW_MINUTES .now 60"),
     ],
 )  # fmt: skip
 async def test_a_bad_line_is_named_and_nothing_is_imported(
@@ -193,6 +194,6 @@ async def test_an_export_never_replaces_a_file_and_never_leaves_half_of_one(
         await export_traces(store, WINDOW.id, Written.ATIF, tmp_path / "out")
     await import_files(store, [write_lines(tmp_path / "in.jsonl", write_atif(a_trace()))])
     (tmp_path / "out").write_text("mine")
-    with pytest.raises(DatabaseError, match="out is there already: remove it"):
+    with pytest.raises(DatabaseError, match="out exists already: remove it"):
         await export_traces(store, WINDOW.id, Written.CHAT, tmp_path / "out")
     assert sorted(path.name for path in tmp_path.iterdir() if path.is_file()) == ["in.jsonl", "out"]

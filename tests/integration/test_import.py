@@ -84,7 +84,7 @@ async def test_files_that_tell_no_table(store: Store, tmp_path: Path) -> None:
         await import_files(store, [tmp_path / "missing.jsonl"])
     odd = tmp_path / "odd.jsonl"
     odd.write_text("")
-    with pytest.raises(DatabaseError, match="empty and its name is no table's"):
+    with pytest.raises(DatabaseError, match="empty, and its name is not one of"):
         await import_files(store, [odd])
     odd.write_text('{"id": "1"}')
     with pytest.raises(DatabaseError, match="the keys id fit 7 tables"):

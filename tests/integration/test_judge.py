@@ -1,4 +1,4 @@
-"""The judge as a stage, on a real Postgres, before a loopback judge over real HTTP."""
+"""The score stage with a loopback judge, on a real Postgres and over real HTTP."""
 
 import asyncio
 import json
@@ -158,10 +158,10 @@ async def test_a_failure_half_way_keeps_what_was_bought(store, settings, thinned
 
 KILLED = """
 import asyncio, json, sys
-from babylon.score import score_window
-from babylon.settings import load_settings
+from babylon.stages.score import score_window
+from babylon.core.settings import load_settings
 from babylon.store import open_store
-from babylon.types import Artifact, Claim, Thinned
+from babylon.core.types import Artifact, Claim, Thinned
 
 async def run():
     fields = json.loads(sys.argv[1])
@@ -286,7 +286,7 @@ async def test_somebody_elses_game_is_never_written(store, settings, thinned):
     [
         (
             {"judge": {"model": None}},
-            "scorer 'ruler' asks a judge, and none is named: set JUDGE_MODEL",
+            "scorer 'ruler' needs a judge: set JUDGE_MODEL",
         ),
         ({"judge": {"base_url": "https://api.openai.com/v1"}}, "set OPENAI_API_KEY"),
         ({"judge": {"prompt_usd": 0, "completion_usd": 0, "day_usd": 1}}, "needs prices"),
@@ -354,7 +354,7 @@ async def test_explain_names_best_and_worst_and_shows_what_the_judge_saw(
 
 
 def _cli(arguments):
-    """As ``main``, but for the signal handlers, which only the main thread may set."""
+    """Run as ``main`` without signal handlers, which only the main thread may set."""
     from unittest import mock
 
     with mock.patch("babylon.cli.signal.signal"):

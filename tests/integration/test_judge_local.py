@@ -1,19 +1,17 @@
 """A checkpoint as judge: the project's engine serves a tiny model that answers, or babbles."""
 
-from contextlib import AsyncExitStack
-
 import pytest
 import torch
 
 from babylon.core.errors import ConfigError, ScoringError
-from babylon.core.settings import load_settings
+from babylon.core.settings import JudgeSettings
+from babylon.scoring.judge.cached_judge import MemoryJudgments
+from babylon.scoring.judge.group_prompts import prepare_group
 from babylon.scoring.judge.judge_requirements import require_judge
 from babylon.scoring.judge.judge_scorers import open_judge
 from babylon.scoring.judge.judge_window import judge_window
 from babylon.scoring.judge.judgment import GroundTruth, JudgeConfig
-from babylon.scoring.judge.judgment_cache import MemoryJudgments
 from babylon.scoring.judge.rubrics import Rubric
-from babylon.scoring.judge.sheet import prepare
 from tests.judged import judged, step
 from tests.tiny_policy import tiny_model, tiny_tokenizer
 
@@ -24,15 +22,10 @@ GROUP = [judged("good", 90.0, [step(0, said="b")]), judged("bad", -90.0, [step(0
 ANSWERS = ['{"score":0.9}', '{"score":0.1}']
 
 
-def settings_for(path, tmp_path):
-    return load_settings(home=tmp_path, judge={"model_path": path})
-
-
 async def judged_by(path, tmp_path):
-    settings = settings_for(path, tmp_path)
-    require_judge(settings)
-    async with AsyncExitStack() as stack:
-        client, config = await open_judge(stack, settings, CONFIG, cheaper=False)
+    judge = JudgeSettings(model_path=path)
+    require_judge("regression", judge)
+    async with open_judge(judge, CONFIG, tmp_path / "judge.log") as (client, config):
         assert (client.temperature, config.context_tokens) == (0.7, CONTEXT)
         assert client.name.startswith(f"{path.name}@")
         return await judge_window(client, GROUP, GroundTruth(), config, cache=MemoryJudgments())
@@ -41,7 +34,7 @@ async def judged_by(path, tmp_path):
 def taught(directory):
     """A model overfitted to the two prompts of ``GROUP`` and their answers."""
     tokenizer, model = tiny_tokenizer(), tiny_model(0, max_positions=CONTEXT)
-    sheet = prepare(GROUP, GroundTruth(), CONFIG)
+    sheet = prepare_group(GROUP, GroundTruth(), CONFIG)
     chats = [
         [*sheet.prompt((item,)).messages, {"role": "assistant", "content": answer}]
         for item, answer in enumerate(ANSWERS)
@@ -87,6 +80,6 @@ async def test_a_path_without_a_model_is_named(tmp_path):
 
 
 def test_one_judge_at_a_time(tmp_path):
-    both = load_settings(home=tmp_path, judge={"model": "m", "model_path": tmp_path})
+    both = JudgeSettings(model="m", model_path=tmp_path)
     with pytest.raises(ConfigError, match="name two judges: unset one"):
-        require_judge(both)
+        require_judge("ruler", both)

@@ -125,7 +125,7 @@ async def test_a_window_waits_for_the_transaction_that_wrote_before_its_end(stor
         clock = await read_clock(store)
         assert clock.oldest_writer is not None and clock.oldest_writer < clock.now
         grace_s = (clock.now - last.end).total_seconds()  # settled right now
-        with pytest.raises(WindowNotReadyError, match="a transaction that has written is open"):
+        with pytest.raises(WindowNotReadyError, match="a transaction that wrote rows is open"):
             await claim_window(store, last, owner="w", lease_s=60, grace_s=grace_s)
         assert await get_window(store, last.id) is None
         await reading.commit()

@@ -1,4 +1,4 @@
-"""A proposal lives as long as its author renews it, whatever the database does meanwhile."""
+"""Renewal, expiry and outcome of proposals, also during outages of the database."""
 
 import asyncio
 import logging
@@ -37,7 +37,7 @@ async def test_renewal_goes_on_after_the_database_was_away(
 ) -> None:
     async with proposed(store, 1, "test"):
         await store.pool.execute(HIDE)
-        await until_logged(caplog, "is not renewed for now")
+        await until_logged(caplog, "could not be renewed, trying again")
         await store.pool.execute(SHOW)
         before = await open_until(store)
         async with asyncio.timeout(20):
@@ -46,32 +46,32 @@ async def test_renewal_goes_on_after_the_database_was_away(
     assert await outcomes(store) == ["committed"]
 
 
-async def test_a_proposal_that_ran_out_is_not_revived_and_that_is_said(
+async def test_an_expired_proposal_is_not_reopened_and_an_error_is_logged(
     store: Store, caplog: pytest.LogCaptureFixture
 ) -> None:
     async with proposed(store, 1, "test") as proposal_id:
         await store.pool.execute("UPDATE babylon.proposals SET open_until = '2025-11-14 UTC'")
-        await until_logged(caplog, f"proposal {proposal_id} ran out")
+        await until_logged(caplog, f"proposal {proposal_id} expired")
         assert not await open_proposals(store)
 
 
-async def test_a_database_that_cannot_be_told_the_outcome_hides_no_error(
+async def test_an_outcome_that_cannot_be_stored_hides_no_error(
     store: Store, caplog: pytest.LogCaptureFixture
 ) -> None:
     with pytest.raises(ModelError, match="of the block"):
         async with proposed(store, 1, "test"):
             await store.pool.execute(HIDE)
             raise ModelError("of the block")
-    assert "runs out by itself (of the block)" in caplog.text
+    assert "will expire, its outcome (of the block) is not stored" in caplog.text
     await store.pool.execute(SHOW)
     assert len(await open_proposals(store)) == 1
 
 
-async def test_a_renewal_that_is_broken_is_said_with_its_place(
+async def test_a_broken_renewal_is_logged_with_its_traceback(
     store: Store, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(proposals, "affected", lambda status: int("no number"))
     async with proposed(store, 1, "test"):
         await asyncio.sleep(0.3)
     (record,) = [one for one in caplog.records if one.levelno == logging.ERROR]
-    assert "was not renewed any more" in record.message and record.exc_info
+    assert record.message.startswith("renewing proposal") and record.exc_info

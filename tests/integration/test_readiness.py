@@ -215,7 +215,7 @@ async def test_check_ends_in_one_clear_line_and_an_exit_code(store, command):
     assert (code, text.splitlines()[-1]) == (0, f"READY FOR TRAINING: {WINDOW.id}")
     code, text = await command("check", "--min-agents", "6")
     assert code == 1 and "5 eligible agents, minimum is 6" in text
-    assert text.splitlines()[-1].startswith("NOT READY: no window recorded waits with 6")
+    assert text.splitlines()[-1].startswith("NOT READY: no recorded window waits with 6")
     code, text = await command("check", "--min-agents", "6", "--json")
     assert (code, json.loads(text)["ready"]) == (1, False)
 
@@ -227,7 +227,7 @@ async def test_late_trajectories_are_counted_and_named(store, command):
     await set_state(store, held, WindowState.TRAINED)
     await set_state(store, held, WindowState.REJECTED)
     _, text = await command("list", "--include-late")
-    assert "1 late (train --recipe NAME --include-late takes them up)" in text
+    assert "1 late (`train --recipe NAME --include-late` trains them)" in text
     assert "Late trajectories" in text and "one" in text.split("Late trajectories")[1]
     _, text = await command("list", "--include-late", "--json")
     (late,) = json.loads(text)["late"]

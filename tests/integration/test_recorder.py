@@ -154,7 +154,7 @@ async def test_a_trajectory_ends_where_its_window_ends(store: Store) -> None:
     assert (window.id, window.end) == (WINDOW_ID, START.replace(minute=15))
     _step(recorder, trajectory_id, 60)
     for wrong in (window.end, START + timedelta(seconds=59)):
-        with pytest.raises(WindowError, match="finish it and start another"):
+        with pytest.raises(WindowError, match="finish the trajectory and start another"):
             _step(recorder, trajectory_id, 0, at=wrong)
     with pytest.raises(RecorderError, match="no time zone"):
         _step(recorder, trajectory_id, 0, at=datetime(2025, 11, 14, 9, 5))

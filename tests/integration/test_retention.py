@@ -18,13 +18,13 @@ from babylon.stages import retention
 from babylon.stages.retention import retire_checkpoints, sweep
 from babylon.stages.train import checkpoint_directory
 from babylon.store import Store
-from babylon.store.pins import pin_arm
 from babylon.store.policies import commit_policy, ensure_base, get_policy, list_policies
 from babylon.store.proposals import proposed
 from babylon.store.route_history import previous_champion
 from babylon.store.routes import Split, commit_route, current_route
+from babylon.store.trajectory_arms import pin_arm
 from babylon.store.windows import claim_window, set_state
-from babylon.training.takeover import progress_directory
+from babylon.training.progress_directory import progress_directory
 
 START = datetime(2025, 11, 14, 0, tzinfo=UTC)
 
@@ -42,7 +42,7 @@ def make(directory: Path) -> Path:
 async def train(
     store: Store, settings: Settings, hour: int, parent: int, *, done: bool = True
 ) -> Claim:
-    """A window whose checkpoint is committed, and rejected unless it is left ``trained``."""
+    """Commit a checkpoint for a window; with ``done`` the window ends as rejected."""
     claim = await claim_window(store, window(hour), owner="worker", lease_s=60)
     make(checkpoint_directory(settings.home, claim))
     await commit(store, settings, claim, parent)
@@ -67,7 +67,7 @@ async def commit(store: Store, settings: Settings, claim: Claim, parent: int) ->
 
 @pytest.fixture
 async def lean(store: Store, settings: Settings, tmp_path: Path) -> Settings:
-    """Keeps one of each kind; the base model lies elsewhere."""
+    """Settings that keep one checkpoint of each kind; the base model is outside the home."""
     await ensure_base(store, uri=str(make(tmp_path / "base")), base_model="tiny")
     return settings.replace(deployment={"keep_checkpoints": 1}, training={"max_staleness": 0})
 
@@ -80,7 +80,7 @@ async def removed(store: Store) -> list[int]:
     return [p.policy_version for p in await list_policies(store) if p.removed_at]
 
 
-async def test_what_nobody_needs_goes_and_its_row_says_so(store: Store, lean: Settings) -> None:
+async def test_unused_checkpoints_are_removed_and_marked(store: Store, lean: Settings) -> None:
     for hour in range(4):
         await train(store, lean, hour, parent=hour)
         await replace_champion(store, lean, hour + 1, Order(author="test", reason="better"))
@@ -189,7 +189,7 @@ async def test_an_adapter_that_does_not_name_its_base_keeps_everything_and_is_na
     assert await removed(store) == [] and len(there(lean)) == 3
 
 
-async def test_a_crash_between_mark_and_deletion_is_made_good(store: Store, lean: Settings) -> None:
+async def test_a_crash_between_mark_and_deletion_is_repaired(store: Store, lean: Settings) -> None:
     for hour in range(2):
         await train(store, lean, hour, parent=hour)
     await store.pool.execute(
@@ -199,7 +199,7 @@ async def test_a_crash_between_mark_and_deletion_is_made_good(store: Store, lean
     assert there(lean) == ["2025-11-14T0100-e1"]
 
 
-async def test_a_directory_that_cannot_be_deleted_is_said_and_tried_again(
+async def test_a_directory_that_cannot_be_deleted_is_logged_and_tried_again(
     store: Store, lean: Settings, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     for hour in range(2):
@@ -228,9 +228,13 @@ async def test_directories_of_claims_that_cannot_commit_are_swept_and_no_others(
         target = make(checkpoint_directory(lean.home, claim))
         make(target.with_name(f".{target.name}-x1y2z3w4"))  # its temporary one
     foreign = Claim(window_id="2020-01-01T00:00", epoch=3, owner="of another database")
-    for other in (checkpoint_directory(lean.home, foreign), lean.checkpoints / "mine", lean.models):
+    for other in (
+        checkpoint_directory(lean.home, foreign),
+        lean.home.checkpoints / "mine",
+        lean.home.models,
+    ):
         make(other)
-    (lean.checkpoints / "2025-11-14T0100-e7").symlink_to(lean.models)
+    (lean.home.checkpoints / "2025-11-14T0100-e7").symlink_to(lean.home.models)
     await retire_checkpoints(store, lean)
     assert there(lean) == [
         ".2025-11-14T0000-e2-x1y2z3w4",
@@ -239,14 +243,14 @@ async def test_directories_of_claims_that_cannot_commit_are_swept_and_no_others(
         "2025-11-14T0100-e7",
         "mine",
     ]
-    assert (lean.models / "model.safetensors").exists()
+    assert (lean.home.models / "model.safetensors").exists()
 
 
 async def test_a_home_that_is_reached_by_another_path_keeps_its_checkpoints(
     store: Store, lean: Settings, tmp_path: Path
 ) -> None:
     await train(store, lean, 0, parent=0)
-    (tmp_path / "link").symlink_to(lean.home)
+    (tmp_path / "link").symlink_to(lean.home.root)
     await retire_checkpoints(store, lean.replace(home=tmp_path / "link"))
     assert there(lean) == ["2025-11-14T0000-e1"]
 
@@ -263,7 +267,7 @@ async def test_a_recipe_called_like_another_ones_claim_keeps_its_checkpoint(
         await set_state(store, claims[0], state)
     for claim in claims:
         make(checkpoint_directory(lean.home, claim))
-    make(lean.checkpoints / ".2025-11-14T0000+x-e1-abc_1234")
+    make(lean.home.checkpoints / ".2025-11-14T0000+x-e1-abc_1234")
     await sweep(store, lean.home, lean.windows.lookback_hours)
     assert there(lean) == ["2025-11-14T0000+x-e2-e1"]
 
@@ -299,12 +303,12 @@ async def test_progress_stays_while_its_window_may_go_on_from_it(
     await store.pool.execute(
         "UPDATE babylon.windows SET updated_at = now() - $2::interval WHERE window_id = $1",
         old.window_id,
-        timedelta(hours=lean.lookback_hours + 1),
+        timedelta(hours=lean.windows.lookback_hours + 1),
     )
     for claim in (done, claimed, failed, old):
-        make(progress_directory(lean, claim))
+        make(progress_directory(lean.home, claim))
     await retire_checkpoints(store, lean)
-    assert sorted(path.name for path in lean.progress.iterdir()) == [
+    assert sorted(path.name for path in lean.home.progress.iterdir()) == [
         "2025-11-14T0100-e1",
         "2025-11-14T0200-e1",
     ]
@@ -332,7 +336,7 @@ async def test_arms_are_forgotten_when_their_experiment_ended_long_ago(
             hours,
         )
     kept = "SELECT array_agg(salt ORDER BY salt) FROM babylon.trajectory_arms"
-    for lookback_hours, expected in ((300.5, 3), (299, 2)):
+    for lookback_hours, expected in ((301, 3), (299, 2)):
         settings = lean.replace(windows={"lookback_hours": lookback_hours})
         await retire_checkpoints(store, settings)
         assert len(await store.pool.fetchval(kept)) == expected
@@ -345,17 +349,17 @@ async def test_nothing_outside_this_home_is_ever_removed(
     for hour in range(3):
         await train(store, lean, hour, parent=hour)
     elsewhere = make(tmp_path / "elsewhere")
-    for version, uri in ((1, elsewhere), (2, lean.checkpoints / "deeper" / "one")):
+    for version, uri in ((1, elsewhere), (2, lean.home.checkpoints / "deeper" / "one")):
         await store.pool.execute(
             "UPDATE babylon.policies SET uri = $2 WHERE policy_version = $1", version, str(uri)
         )
-    make(lean.checkpoints / "deeper" / "one")
+    make(lean.home.checkpoints / "deeper" / "one")
     assert await retire_checkpoints(store, lean) == ()
-    assert elsewhere.exists() and (lean.checkpoints / "deeper" / "one").exists()
+    assert elsewhere.exists() and (lean.home.checkpoints / "deeper" / "one").exists()
 
 
 async def test_promotion_and_removal_take_turns(store: Store, lean: Settings) -> None:
-    """Whichever is first, the other respects it: what serves is there."""
+    """In either order, the policy that serves keeps its checkpoint."""
     for hour in range(3):
         await train(store, lean, hour, parent=hour)
     results = await asyncio.gather(

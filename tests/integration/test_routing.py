@@ -1,4 +1,4 @@
-"""Two gateway replicas over one engine: who is answered by which policy, and who is told."""
+"""Two gateway replicas over one engine: routing, experiments and announcements."""
 
 import asyncio
 import os
@@ -22,12 +22,12 @@ from babylon.core.errors import ServingError
 from babylon.core.settings import Settings
 from babylon.serving.engine.engine_process import POLICIES, make_app
 from babylon.serving.gateway.app import open_gateway
-from babylon.serving.gateway.identity import new_gateway_id, remove_dead
-from babylon.serving.gateway.route_table import Split, Target
+from babylon.serving.gateway.gateway_process import new_gateway_id, remove_dead_gateways
+from babylon.serving.gateway.route_table import ArmSplit, Target
 from babylon.store import Store, open_store
 from babylon.store.calls import wait_until_recorded
 from babylon.store.gateways import (
-    Gateway,
+    GatewayRow,
     announce_gateway,
     live_gateways,
     remove_gateway,
@@ -38,8 +38,8 @@ from babylon.store.gateways import (
 from babylon.store.proposals import proposed
 from babylon.store.routes import Split as StoredSplit
 from babylon.store.routes import commit_route, current_route
-from tests.door import Door
 from tests.integration.test_serving import HELLO, on_uvicorn, register, until_healthy
+from tests.switchable_relay import SwitchableRelay
 from tests.tiny_policy import save_tiny_policy
 
 CHALLENGER = Target("babylon-v1", 1, "")
@@ -131,7 +131,9 @@ async def running(
             url = f"http://127.0.0.1:{listener.getsockname()[1]}"
             gateway = open_gateway(
                 behind or store,
-                settings,
+                settings.home,
+                settings.serving,
+                alias=settings.model.name,
                 engine_url=str(server.make_url("")).rstrip("/"),
                 gateway_id=f"replica-{number}",
                 url=url,
@@ -158,8 +160,8 @@ async def replicas(
 
 
 def agents(count: int, smaller: float, greater: float) -> list[str]:
-    """Those that come to the challenger when its share grows."""
-    before, after = (Split(CHALLENGER, share, "experiment") for share in (smaller, greater))
+    """Agents that come to the challenger when its share grows."""
+    before, after = (ArmSplit(CHALLENGER, share, "experiment") for share in (smaller, greater))
     names = (f"agent-{number}" for number in range(10_000))
     found = (n for n in names if before.arm(n) == "champion" and after.arm(n) == "challenger")
     return [next(found) for _ in range(count)]
@@ -173,7 +175,7 @@ async def test_every_replica_splits_agents_alike_and_says_and_records_the_arm(
     answers = [
         await asyncio.gather(*(replicas.ask(name, at=at) for name in names)) for at in (0, 1)
     ]
-    expected = [Split(CHALLENGER, 0.4, "experiment").arm(name) for name in names]
+    expected = [ArmSplit(CHALLENGER, 0.4, "experiment").arm(name) for name in names]
     assert {"champion", "challenger"} == set(expected)
     for headers in answers:
         assert [answer["x-arm"] for answer in headers] == expected
@@ -207,9 +209,11 @@ async def test_a_trajectory_keeps_its_arm_through_a_ramp_on_every_replica(
 
 
 def next_salt(agent: str) -> str:
-    """Of an experiment in which the agent is the challenger's, of nine in ten."""
+    """Salt of an experiment with a share of 0.9 that gives the agent to the challenger."""
     salts = (f"next-{number}" for number in range(100))
-    return next(salt for salt in salts if Split(CHALLENGER, 0.9, salt).arm(agent) == "challenger")
+    return next(
+        salt for salt in salts if ArmSplit(CHALLENGER, 0.9, salt).arm(agent) == "challenger"
+    )
 
 
 async def test_a_trajectory_keeps_its_arm_while_the_database_is_away_and_afterwards(
@@ -219,16 +223,16 @@ async def test_a_trajectory_keeps_its_arm_while_the_database_is_away_and_afterwa
     await register(store, checkpoints)
     assert settings.database.url is not None
     url = urlsplit(settings.database.url.get_secret_value())
-    async with Door(url.port or 5432) as door:
-        through = url._replace(netloc=url.netloc.replace(str(url.port), str(door.port))).geturl()
+    async with SwitchableRelay(url.port or 5432) as relay:
+        through = url._replace(netloc=url.netloc.replace(str(url.port), str(relay.port))).geturl()
         proxied = settings.replace(database={"url": SecretStr(through)})
         async with open_store(proxied) as behind, running(store, settings, behind) as replicas:
             await replicas.share(0.1)
             assert (await replicas.ask(early, "early"))["x-arm"] == "champion"
-            door.shut()
+            relay.shut()
             assert (await replicas.ask(early, "early"))["x-arm"] == "champion"
             assert (await replicas.ask(late, "late"))["x-arm"] == "champion"  # the split decides
-            await door.open()
+            await relay.open()
             async with asyncio.timeout(WAIT_S):
                 while not await store.pool.fetchval(
                     "SELECT arm FROM babylon.trajectory_arms WHERE trajectory_id = 'late'"
@@ -348,7 +352,7 @@ async def test_an_engine_that_lost_its_policies_gets_both_arms_again(replicas: R
 
 
 async def test_what_another_gateway_could_serve_stays_loaded(replicas: Replicas) -> None:
-    other = Gateway(gateway_id="other", url="http://other", route_version=1, loaded=[0, 1])
+    other = GatewayRow(gateway_id="other", url="http://other", route_version=1, loaded=[0, 1])
 
     async def live() -> None:
         while True:
@@ -374,7 +378,7 @@ async def test_replicas_on_one_host_and_port_are_different_and_a_killed_one_is_f
     killed = mine.replace(f":{os.getpid()}:", f":{2**22 + 1}:")  # no process has that id
     elsewhere = new_gateway_id(8001)
     for gateway_id in (killed, elsewhere):
-        await announce_gateway(store, Gateway(gateway_id=gateway_id, url="", route_version=1))
-    await remove_dead(store, mine)
+        await announce_gateway(store, GatewayRow(gateway_id=gateway_id, url="", route_version=1))
+    await remove_dead_gateways(store, mine)
     assert [gateway.gateway_id for gateway in await live_gateways(store)] == [elsewhere]
     await remove_gateway(store, elsewhere)

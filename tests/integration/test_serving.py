@@ -31,7 +31,7 @@ from babylon.store.calls import wait_until_recorded
 from babylon.store.gateways import live_gateways, wait_for_acks
 from babylon.store.policies import ensure_base
 from babylon.store.routes import commit_route, current_route
-from tests.door import Door
+from tests.switchable_relay import SwitchableRelay
 from tests.tiny_policy import plain_logprobs, save_tiny_policy, tiny_model, tiny_tokenizer
 
 HELLO = [{"role": "user", "content": "hello"}]
@@ -92,7 +92,9 @@ async def running_stack(store: Store, settings: Settings) -> AsyncIterator[Stack
             TestServer(make_app(), host="127.0.0.1") as engine,
             open_gateway(
                 store,
-                settings,
+                settings.home,
+                settings.serving,
+                alias=settings.model.name,
                 engine_url=str(engine.make_url("")).rstrip("/"),
                 gateway_id="test",
                 url=url,
@@ -142,6 +144,15 @@ async def until_healthy(url: str, timeout_s: float = 20) -> None:
                 async with session.get(f"{url}/health") as response:
                     if response.status == 200:
                         return
+            await asyncio.sleep(0.02)
+
+
+async def until_no_policy(url: str) -> None:
+    async with asyncio.timeout(20), aiohttp.ClientSession() as session:
+        while True:
+            async with session.get(f"{url}/health") as response:
+                if (await response.json())["status"] == "no policy":
+                    return
             await asyncio.sleep(0.02)
 
 
@@ -282,7 +293,7 @@ async def test_without_a_policy_the_gateway_says_what_to_run_and_waits_for_one(
     store: Store, settings: Settings, checkpoints: list[Path]
 ) -> None:
     async with running_stack(store, settings) as stack:
-        await asyncio.sleep(0.1)
+        await until_no_policy(stack.url)
         with pytest.raises(openai.InternalServerError, match="babylon model init") as caught:
             await stack.chat()
         assert caught.value.status_code == 503
@@ -359,13 +370,13 @@ async def test_database_that_is_gone_for_a_while_stops_neither_answers_nor_their
     await register(store, checkpoints)
     assert settings.database.url is not None
     url = urlsplit(settings.database.url.get_secret_value())
-    async with Door(url.port or 5432) as door:
-        through = url._replace(netloc=url.netloc.replace(str(url.port), str(door.port))).geturl()
+    async with SwitchableRelay(url.port or 5432) as relay:
+        through = url._replace(netloc=url.netloc.replace(str(url.port), str(relay.port))).geturl()
         proxied = settings.replace(database={"url": SecretStr(through)})
         async with open_store(proxied) as behind, running_stack(behind, settings) as stack:
             await until_healthy(stack.url)
             answered = {(await stack.chat()).headers["x-call-id"]}
-            door.shut()
+            relay.shut()
             while "the database" not in (await health(stack.url))["reason"]:
                 await asyncio.sleep(0.05)
             for number in range(6):
@@ -375,7 +386,7 @@ async def test_database_that_is_gone_for_a_while_stops_neither_answers_nor_their
                         pass
                 answered.add(response.headers["x-call-id"])
                 assert response.headers["x-route-version"] == "1"
-            await door.open()
+            await relay.open()
             await wait_until_recorded(store, timeout_s=20)
             rows = await store.pool.fetch("SELECT call_id FROM babylon.calls")
             assert {row["call_id"] for row in rows} == answered

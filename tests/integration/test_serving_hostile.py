@@ -1,4 +1,4 @@
-"""Clients that mean harm, are broken, or may not do what they ask: clean errors, and it goes on."""
+"""Hostile, broken and unauthorised clients: each gets an error, and the gateway keeps serving."""
 
 import asyncio
 import json
@@ -13,7 +13,7 @@ from babylon.core.api_keys import new_key
 from babylon.core.settings import Settings
 from babylon.serving.gateway import asgi, http_guard, limits
 from babylon.store import Store
-from babylon.store.keys import create_key, revoke_key
+from babylon.store.api_keys import create_key, revoke_key
 from benchmarks.gateway.upstream import Upstream
 from tests.integration.canned_gateway import HELLO, Canned, canned_gateway
 
@@ -21,7 +21,7 @@ BODY = {"model": "babylon", "messages": HELLO}
 
 
 class SlowUpstream(Upstream):
-    """Answers when it is told to."""
+    """An engine that answers when the test lets it."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -51,7 +51,7 @@ async def gateway(store: Store, settings: Settings, engine: SlowUpstream) -> Asy
 
 
 async def raw(port: int, *pieces: bytes, timeout_s: float = 10) -> bytes:
-    """What comes back until the connection is closed."""
+    """All bytes until the connection is closed."""
     reader, writer = await asyncio.open_connection("127.0.0.1", port)
     try:
         async with asyncio.timeout(timeout_s):
@@ -141,7 +141,7 @@ async def test_a_key_speaks_for_its_agents_only(gateway: Canned) -> None:
             {"user": "bob"},
             {"user": "alice", "extra_headers": {"x-babylon-agent": "bob"}},
         ):
-            with pytest.raises(openai.PermissionDeniedError, match="speaks for alice"):
+            with pytest.raises(openai.PermissionDeniedError, match="key is for alice"):
                 await client.chat.completions.create(**BODY, **named)
         await client.chat.completions.create(**BODY)
     async with gateway.client(str(new_key())) as client:
@@ -198,7 +198,7 @@ async def test_slow_heads_and_slow_bodies_are_not_waited_for(
     assert await raw(gateway.port) == b""
     assert await raw(gateway.port, head(gateway)[:-2]) == b""
     answer = await raw(gateway.port, head(gateway, "content-length: 100"), b"{")
-    assert b" 408 " in answer and b"no whole body" in answer
+    assert b" 408 " in answer and b"incomplete body" in answer
 
 
 async def test_a_client_that_reads_nothing_is_cut_off_and_the_call_kept_as_a_part(
@@ -248,7 +248,7 @@ async def test_a_place_that_does_not_come_is_not_waited_for_for_ever(
         async with asyncio.timeout(10):
             while engine.asked < 2:
                 await asyncio.sleep(0.01)
-        with pytest.raises(openai.InternalServerError, match="no place after"):
+        with pytest.raises(openai.InternalServerError, match="no free slot after"):
             await client.chat.completions.create(**BODY)
         engine.go.set()
         await asyncio.gather(*served)

@@ -26,9 +26,9 @@ from babylon.store.calls import wait_until_recorded
 from babylon.store.gateways import live_gateways
 from babylon.store.policies import ensure_base
 from benchmarks.gateway.upstream import Upstream
-from tests.door import Door
 from tests.integration.test_serving import on_uvicorn, until_healthy
 from tests.ports import free_port
+from tests.switchable_relay import SwitchableRelay
 from tests.tiny_policy import save_tiny_policy
 
 
@@ -149,14 +149,14 @@ async def test_calls_of_a_killed_gateway_are_stored_once_when_postgres_and_it_ar
     async with (
         asyncio.timeout(60),
         on_uvicorn(Upstream(), engine),
-        Door(url.port or 5432) as door,
+        SwitchableRelay(url.port or 5432) as relay,
         AsyncOpenAI(
             base_url=f"{settings.serving.endpoint}/v1",
             api_key=str(local_key(settings.home.root)),
             max_retries=0,
         ) as client,
     ):
-        through = url._replace(netloc=url.netloc.replace(str(url.port), str(door.port))).geturl()
+        through = url._replace(netloc=url.netloc.replace(str(url.port), str(relay.port))).geturl()
         behind = settings.replace(database={"url": SecretStr(through)})
         gateway = gateway_process(behind)
         await until_healthy(settings.serving.endpoint)
@@ -168,7 +168,7 @@ async def test_calls_of_a_killed_gateway_are_stored_once_when_postgres_and_it_ar
 
         agents = [asyncio.create_task(agent()) for _ in range(8)]
         await more_than(answered, 40)
-        door.shut()
+        relay.shut()
         await more_than(answered, 200)
         gateway.kill()
         gateway.wait()
@@ -183,7 +183,7 @@ async def test_calls_of_a_killed_gateway_are_stored_once_when_postgres_and_it_ar
         finally:
             gateway.terminate()
             gateway.wait()
-        await door.open()
+        await relay.open()
     rows = await store.pool.fetch("SELECT call_id, trainable FROM babylon.calls")
     assert {row["call_id"] for row in rows} >= set(answered)
     assert all(row["trainable"] for row in rows)

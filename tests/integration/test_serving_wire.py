@@ -1,7 +1,7 @@
-"""What passes through the gateway: every field to the engine, every answer to the client."""
+"""The gateway's wire format: every field reaches the engine, every answer the client."""
 
 import json
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable
 from typing import Any
 
 import aiohttp
@@ -10,7 +10,7 @@ import pytest
 
 from babylon.core.settings import Settings
 from babylon.store import Store
-from benchmarks.gateway.upstream import Upstream
+from benchmarks.gateway.upstream import TOKENS, Upstream, events
 from tests.integration.canned_gateway import HELLO, Canned, canned_gateway
 
 TOOLS = [{"type": "function", "function": {"name": "buy", "parameters": {"type": "object"}}}]
@@ -47,9 +47,14 @@ class Scripted(Upstream):
         self.asked: list[dict[str, Any]] = []
         self.reply: dict[str, Any] | None = None
         self.status = 200
+        self.dialect: Callable[[list[bytes]], bytes] | None = None
 
     async def _answer(self, body: bytes, send: Any) -> None:
         self.asked.append(json.loads(body))
+        if self.dialect is not None:
+            payloads = [event.removeprefix(b"data: ").rstrip() for event in events(exact=True)]
+            await self._send_by_byte(self.dialect(payloads), send)
+            return
         if self.reply is None:
             await super()._answer(body, send)
             return
@@ -58,6 +63,44 @@ class Scripted(Upstream):
             data = b"data: " + data + b"\n\ndata: [DONE]\n\n"
         await send({"type": "http.response.start", "status": self.status, "headers": []})
         await send({"type": "http.response.body", "body": data, "more_body": False})
+
+    async def _send_by_byte(self, body: bytes, send: Any) -> None:
+        await send({"type": "http.response.start", "status": 200, "headers": []})
+        for byte in body:
+            message = {"type": "http.response.body", "body": bytes([byte]), "more_body": True}
+            await send(message)
+        await send({"type": "http.response.body", "body": b"", "more_body": False})
+
+
+def _stream(
+    *, end: bytes = b"\n", head: bytes = b"", before: bytes = b"data: ", between: bytes = b""
+) -> Callable[[list[bytes]], bytes]:
+    """An upstream's dialect: ``before`` each payload, ``between`` events, ``end`` of lines."""
+
+    def encode(payloads: list[bytes]) -> bytes:
+        body = b"".join(between + before + payload + b"\n\n" for payload in payloads)
+        return head + body.replace(b"\n", end)
+
+    return encode
+
+
+def _on_several_lines(payloads: list[bytes]) -> bytes:
+    """JSON may break a line wherever it has a space; each line is a data field of its own."""
+    *chunks, done = payloads
+    split = [b"data: " + chunk.replace(b", ", b",\ndata: ") + b"\n\n" for chunk in chunks]
+    return b"".join(split) + b"data: " + done + b"\n\n"
+
+
+DIALECTS = {
+    "comments": _stream(between=b": ping\n\n"),
+    "no space": _stream(before=b"data:"),
+    "fields": _stream(before=b"event: message\nid: 1\nretry: 10\ntrace: x\ndata: "),
+    "several lines": _on_several_lines,
+    "CR LF": _stream(end=b"\r\n", between=b": ping\n\n"),
+    "CR": _stream(end=b"\r"),
+    "byte order mark": _stream(head=b"\xef\xbb\xbf"),
+    "heartbeats": _stream(between=b"data\n\n"),
+}
 
 
 @pytest.fixture
@@ -87,7 +130,7 @@ async def test_tools_and_json_mode_reach_the_engine_as_they_were_sent(
     assert {name: asked[name] for name in sent} == sent
     (row,) = await gateway.rows()
     assert json.loads(row["parameters"]) == sent
-    assert row["untrainable_reason"] == "the distribution was bent by response_format"
+    assert row["untrainable_reason"] == "the sampling distribution was changed by response_format"
 
 
 @pytest.mark.parametrize("stream", [False, True])
@@ -167,6 +210,25 @@ async def test_a_refusal_of_the_engine_is_the_clients_and_no_call(
     assert await gateway.rows() == []
 
 
+@pytest.mark.parametrize("dialect", DIALECTS)
+async def test_a_stream_in_any_legal_dialect_is_answered_and_recorded(
+    gateway: Canned, engine: Scripted, dialect: str
+) -> None:
+    engine.dialect = DIALECTS[dialect]
+    async with gateway.client() as client:
+        stream = await client.chat.completions.create(model="babylon", messages=HELLO, stream=True)
+        chunks = [chunk.choices[0].delta.content async for chunk in stream if chunk.choices]
+    text = "".join(f" word{number}" for number in range(TOKENS))
+    assert "".join(filter(None, chunks)) == text
+    (row,) = await gateway.rows()
+    assert (row["response"], row["trainable"], row["finish_reason"]) == (text, True, "stop")
+    async with (
+        aiohttp.ClientSession() as session,
+        session.get(f"{gateway.url}/health/ready") as health,
+    ):
+        assert health.status == 200
+
+
 async def test_metrics_count_calls_by_arm_and_version(gateway: Canned) -> None:
     async with gateway.client() as client:
         await client.chat.completions.create(model="babylon", messages=HELLO)
@@ -186,12 +248,12 @@ async def test_metrics_count_calls_by_arm_and_version(gateway: Canned) -> None:
         assert response.content_type == "text/plain"
         lines = (await response.text()).splitlines()
     for line in (
-        'babylon_calls_total{arm="champion",version="0",outcome="200"} 1',
-        'babylon_calls_total{arm="pinned",version="0",outcome="200"} 1',
-        'babylon_first_token_seconds_count{arm="pinned",version="0"} 1',
-        'babylon_refused_total{status="404"} 1',
-        "babylon_recorded_calls 2",
-        "babylon_recording_backlog_bytes 0",
-        "babylon_calls_in_flight 0",
+        'babylon_calls_total{arm="champion",outcome="200",version="0"} 1.0',
+        'babylon_calls_total{arm="pinned",outcome="200",version="0"} 1.0',
+        'babylon_first_token_seconds_count{arm="pinned",version="0"} 1.0',
+        'babylon_refused_total{status="404"} 1.0',
+        "babylon_recorded_calls 2.0",
+        "babylon_recording_backlog_bytes 0.0",
+        "babylon_calls_in_flight 0.0",
     ):
         assert line in lines

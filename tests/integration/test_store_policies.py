@@ -15,7 +15,7 @@ from babylon.core.windows import Window, WindowState
 from babylon.store import Store
 from babylon.store.calls import RecordedCall, insert_calls
 from babylon.store.gateways import (
-    Gateway,
+    GatewayRow,
     announce_gateway,
     live_gateways,
     remove_gateway,
@@ -31,7 +31,7 @@ from babylon.store.policies import (
     set_verdict,
 )
 from babylon.store.routes import CHANNEL, commit_route, current_route, list_routes
-from babylon.store.scores import Score, replace_scores
+from babylon.store.scores import StoredScore, replace_scores
 from babylon.store.windows import claim_window, get_window
 from tests.unit.serving.gateway.calls import call
 
@@ -39,8 +39,8 @@ WINDOW = Window(datetime(2025, 11, 14, 9, tzinfo=UTC))
 CALL = call(1)
 
 
-def gateway(gateway_id: str, url: str, route_version: int) -> Gateway:
-    return Gateway(gateway_id=gateway_id, url=url, route_version=route_version)
+def gateway(gateway_id: str, url: str, route_version: int) -> GatewayRow:
+    return GatewayRow(gateway_id=gateway_id, url=url, route_version=route_version)
 
 
 async def _commit(store: Store, claim: Claim, *, batch: str, trajectories: list[str]) -> int:
@@ -91,7 +91,7 @@ async def test_a_policy_its_trajectories_and_the_window_commit_together(store: S
     await ensure_base(store, uri="file:///m", base_model="tiny")
     await _trajectory(store, "t1")
     claim = await claim_window(store, WINDOW, owner="worker", lease_s=60)
-    await replace_scores(store, claim, [Score(trajectory_id="t1", scorer="x", score=0.5)])
+    await replace_scores(store, claim, [StoredScore(trajectory_id="t1", scorer="x", score=0.5)])
     assert await policy_of_batch(store, "b1") is None
 
     assert await _commit(store, claim, batch="b1", trajectories=["t1", "t2"]) == 1

@@ -9,7 +9,7 @@ from babylon.core.errors import AlreadyTrainedError, FencedError, WindowError
 from babylon.core.windows import Window, WindowState
 from babylon.store import Store
 from babylon.store.rejections import Rejection, replace_rejections
-from babylon.store.scores import Score, replace_scores
+from babylon.store.scores import StoredScore, replace_scores
 from babylon.store.windows import (
     claim_window,
     get_window,
@@ -42,7 +42,7 @@ async def test_an_expired_lease_is_taken_over_and_its_holder_fenced(store: Store
     with pytest.raises(FencedError, match="slow holds epoch 1, but epoch 2"):
         await set_state(store, stale, WindowState.SKIPPED)
     with pytest.raises(FencedError):
-        await replace_scores(store, stale, [Score(trajectory_id="t", scorer="s", score=1.0)])
+        await replace_scores(store, stale, [StoredScore(trajectory_id="t", scorer="s", score=1.0)])
     assert await store.pool.fetchval("SELECT count(*) FROM babylon.scores") == 0
     await set_state(store, fresh, WindowState.SKIPPED, reason="2 agents", metrics={"agents": 2})
     (row,) = await list_windows(store)

@@ -66,7 +66,7 @@ def test_what_goes_out_comes_back_in(played: None, capsys: Capture, tmp_path: Pa
         assert answer(capsys, *export) == {"lines": count}
         assert set(answer(capsys, "db", "import", file).values()) == {0}
         assert run(*export) == 1
-        assert "is there already" in capsys.readouterr().err
+        assert "exists already" in capsys.readouterr().err
     written = answer(
         capsys, "db", "export", "--window", WINDOW, "--format", "game", "-o", str(tmp_path / "all")
     )
@@ -77,7 +77,7 @@ def test_what_goes_out_comes_back_in(played: None, capsys: Capture, tmp_path: Pa
 @pytest.mark.parametrize(
     ("arguments", "code", "message"),
     [
-        (["dataset", "replay", "--agent", "a"], 2, "give --month YYYY-MM or --window ID"),
+        (["dataset", "replay", "--agent", "a"], 2, "give either --month YYYY-MM or --window ID"),
         (["dataset", "replay", "--agent", "a", "--month", "2024-01"], 1, "--from"),
         (["db", "export", "--window", "noon", "--format", "chat", "-o", "x"], 1, "window id"),
     ],

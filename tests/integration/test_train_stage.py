@@ -31,7 +31,7 @@ from babylon.policies.load import load_policy
 from babylon.policies.tokenizer import render_prompt
 from babylon.stages.deploy import deploy_checkpoint
 from babylon.stages.retention import retire_checkpoints
-from babylon.stages.train import train_window, trainer_config
+from babylon.stages.train import train_window
 from babylon.stages.validate_checkpoint import validate_checkpoint
 from babylon.store import Store
 from babylon.store.calls import insert_calls
@@ -40,8 +40,9 @@ from babylon.store.policies import champion, ensure_base, get_policy, set_checks
 from babylon.store.proposals import proposed
 from babylon.store.routes import Split, commit_route
 from babylon.store.windows import claim_window, get_window, set_state
+from babylon.training.backends.torch_trainer import trainer_config
 from babylon.training.grpo.train_report import TrainReport
-from babylon.training.takeover import FILE, progress_directory, take_up_progress
+from babylon.training.progress_directory import PROGRESS_FILE, progress_directory, take_up_progress
 from babylon.training.update import update_checkpoint
 from tests.integration.test_checks import ASKED, call
 from tests.integration.test_serving import running_stack, until_healthy
@@ -308,7 +309,7 @@ async def test_policies_are_listed_and_shown_for_people(
     assert line.split(maxsplit=1) == ["checks.kl", f"FAILED: {checks[0].reason}"]
     assert [one[:20] for one in lines if one.startswith("! ")] == [
         "! Not to be promoted",
-        "! No call is of the ",
+        "! No call was sample",
         "! Memory ran out 2 t",
     ]
 
@@ -316,10 +317,10 @@ async def test_policies_are_listed_and_shown_for_people(
 WORKER = """
 import asyncio, sys, time
 import msgspec
-from babylon.settings import load_settings
+from babylon.core.settings import load_settings
 from babylon.store import open_store
-from babylon.train import train_window
-from babylon.types import Scored
+from babylon.stages.train import train_window
+from babylon.core.types import Scored
 
 def progress(done, total):
     if done == 4:
@@ -369,7 +370,7 @@ async def test_a_killed_workers_update_is_finished_by_the_next_bit_for_bit(
     assert await asyncio.to_thread(process.stdout.readline) == b"4 of 9\n"
     process.send_signal(signal.SIGKILL)
     await asyncio.to_thread(process.wait)
-    assert (progress_directory(settings, window.claim) / FILE).exists()
+    assert (progress_directory(settings.home, window.claim) / PROGRESS_FILE).exists()
 
     steps: list[int] = []
     after = await claim_window(
@@ -393,7 +394,7 @@ async def test_a_killed_workers_update_is_finished_by_the_next_bit_for_bit(
         for directory in (Path(trained.checkpoint_uri), tmp_path / "uninterrupted")
     ]
     assert weights[0] == weights[1]
-    assert not list(settings.home.progress.rglob(FILE))
+    assert not list(settings.home.progress.rglob(PROGRESS_FILE))
 
 
 async def test_a_fenced_workers_late_progress_touches_nobody_elses(
@@ -408,20 +409,25 @@ async def test_a_fenced_workers_late_progress_touches_nobody_elses(
     other = Claim(window_id="2025-11-14T10:00", epoch=1, owner="a")
     save_progress(quick, other, b"another window's")
 
-    own = take_up_progress(quick, third)
-    assert (own / FILE).read_bytes() == b"newer"
+    own = take_up_progress(quick.home, third)
+    assert (own / PROGRESS_FILE).read_bytes() == b"newer"
     save_progress(quick, second, b"written after it was fenced")
-    assert (own / FILE).read_bytes() == b"newer"
-    assert take_up_progress(quick, third) == own and (own / FILE).read_bytes() == b"newer"
-    assert (progress_directory(quick, other) / FILE).read_bytes() == b"another window's"
+    assert (own / PROGRESS_FILE).read_bytes() == b"newer"
+    assert (
+        take_up_progress(quick.home, third) == own
+        and (own / PROGRESS_FILE).read_bytes() == b"newer"
+    )
+    assert (
+        progress_directory(quick.home, other) / PROGRESS_FILE
+    ).read_bytes() == b"another window's"
 
 
 def save_progress(settings: Settings, claim: Claim, content: bytes) -> None:
     """As the trainer does: another file takes the place of the one before."""
-    directory = progress_directory(settings, claim)
+    directory = progress_directory(settings.home, claim)
     directory.mkdir(parents=True, exist_ok=True)
     (directory / "temporary").write_bytes(content)
-    os.replace(directory / "temporary", directory / FILE)
+    os.replace(directory / "temporary", directory / PROGRESS_FILE)
 
 
 async def test_a_failed_window_goes_on_where_it_failed(

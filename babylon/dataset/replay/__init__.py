@@ -1,6 +1,7 @@
-"""Offline replay: recorded windows as scenarios that anybody can play again.
+"""Offline replay: recorded windows as scenarios that any agent can play again.
 
-``observed`` is what a fleet records of a market so that it can be replayed; ``rebuild`` makes
-scenarios of a fleet's rows, ``live`` of the live game's; ``windows`` and ``files`` fetch the rows
-from Postgres and from a dataset; ``play`` lets an agent play in the place of a recorded one.
+``rebuild_fleet`` makes scenarios from a fleet's rows and ``rebuild_live`` from the live game's.
+``recorded_windows`` reads rows from Postgres, ``dataset_reader`` from a dataset.
+``counterfactual`` plays an agent in the place of a recorded one, and ``comparison`` reports the
+difference.
 """

@@ -1,10 +1,9 @@
-"""``babylon dataset replay``: from a time and an agent to recorded and replayed P&L."""
+"""``babylon dataset replay``: the recorded and replayed P&L of an agent's windows."""
 
 import asyncio
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from statistics import fmean
-from typing import Any
 
 from babylon.core.errors import ReplayError
 from babylon.core.settings import Settings
@@ -21,7 +20,7 @@ RECORDED = "recorded"
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ReplayReport:
-    """``policy`` played in the place of ``agent``; P&L in USD, means over the scenarios."""
+    """Results of ``policy`` in the place of ``agent``; P&L in USD, means over the scenarios."""
 
     policy: str
     agent: str
@@ -37,7 +36,8 @@ class ReplayReport:
     def mean_replayed(self) -> float:
         return fmean(one.replayed_pnl for one in self.results)
 
-    def summary(self) -> dict[str, Any]:
+    def summary(self) -> dict[str, object]:
+        """Return the report for ``--json``."""
         return {
             "policy": self.policy,
             "agent": self.agent,
@@ -60,16 +60,19 @@ async def replay_report(
 ) -> ReplayReport:
     """Replay every scenario of the windows whose id begins with ``prefix``.
 
+    The rows come from the dataset at ``source``, or from the database.
+
     Raises:
-        ReplayError: nothing can be replayed, or the agent was not recorded.
-        ArenaError: ``policy`` is nobody, or its checkpoint was removed.
-        ModelError: there is no policy of that version, or it does not load.
+        ReplayError: No scenario can be replayed, or the agent was not recorded.
+        ArenaError: ``policy`` is not a player, or its checkpoint was removed.
+        ModelError: ``policy`` does not exist or does not load.
     """
-    rebuilt = (
-        await _from_database(settings, prefix, interpolate)
-        if source is None
-        else await asyncio.to_thread(read_dataset, source, prefix)
-    )
+    if source is not None:
+        rebuilt = await asyncio.to_thread(read_dataset, source, prefix)
+    else:
+        async with open_store(settings) as store:
+            windows = await recorded_windows(store, prefix)
+            rebuilt = await rebuild_windows(store, windows, interpolate=interpolate)
     if not rebuilt.scenarios:
         raise ReplayError(_none(prefix, rebuilt))
     decide = await _decide(settings, policy)
@@ -89,14 +92,8 @@ async def replay_report(
     )
 
 
-async def _from_database(settings: Settings, prefix: str, interpolate: bool) -> Rebuilt:
-    async with open_store(settings) as store:
-        windows = await recorded_windows(store, prefix)
-        return await rebuild_windows(store, windows, interpolate=interpolate)
-
-
 async def _decide(settings: Settings, policy: str) -> Decide | None:
-    """Loads the policy's weights, where it has any."""
+    """Load the policy; None stands for the recorded agent itself."""
     if policy == RECORDED:
         return None
     if is_version(policy):

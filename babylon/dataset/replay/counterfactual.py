@@ -1,7 +1,7 @@
-"""An agent plays in the place of a recorded one, many scenarios in lock-step.
+"""Counterfactual play: an agent in the place of a recorded one, many scenarios in lock-step.
 
-Where agents shared a market, the others do again what they did. The agent trades at the recorded
-prices as its own orders move them; the crowd does what it did.
+The crowd repeats its orders. In a shared market the other agents repeat their decisions. The
+agent's own orders move the prices.
 """
 
 from collections.abc import Sequence
@@ -12,23 +12,23 @@ from babylon.core.errors import ReplayError
 from babylon.dataset.replay.recorded import Prices, RecordedPlay, RecordedScenario
 from babylon.evaluation.arena.play import Decide, is_malformed
 from babylon.game.market.game import make_market
+from babylon.game.market.market import Seat
 from babylon.game.market.orders import Decision, Hold, parse_decision
 from babylon.game.market.scripted import ScriptedAgent
-from babylon.game.market.seat import Seat
 
 
 @dataclass(frozen=True, slots=True)
 class _Place:
-    """A seat in a market, and whose it was."""
+    """A seat in a rebuilt market, and the recorded play it replaces."""
 
     seat: Seat
     play: RecordedPlay
-    players: tuple[tuple[str, RecordedPlay], ...]  # of the market, in their order
+    players: tuple[tuple[str, RecordedPlay], ...]  # all players of the market, in order
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Replayed:
-    """What a scenario came to; P&L in USD, ``malformed`` as a share of the decisions."""
+    """A replayed scenario's result; P&L in USD, ``malformed`` as a share of the decisions."""
 
     window_id: str
     scenario_id: str
@@ -45,10 +45,10 @@ class Replayed:
 
 
 def replayed(play: RecordedPlay) -> ScriptedAgent:
-    """A recorded agent for any market: it decides in each tick as it did, then holds.
+    """Return a scripted agent that repeats the recorded decisions tick by tick, then holds.
 
     Raises:
-        ReplayError: when it answered what is not known.
+        ReplayError: The ticks of its replies are unknown.
     """
     _require_replies(play)
 
@@ -61,18 +61,19 @@ def replayed(play: RecordedPlay) -> ScriptedAgent:
 def replay(
     recorded: Sequence[RecordedScenario], agent_id: str, decide: Decide | None = None
 ) -> list[Replayed]:
-    """Play every scenario in which ``agent_id`` was recorded, in its place. Where nobody takes it,
-    the agent itself decides again as it did.
+    """Play every scenario in which ``agent_id`` was recorded, in its place.
+
+    Without ``decide``, the agent repeats its recorded decisions.
 
     Raises:
-        ReplayError: it was recorded in none of them, or when it answered is not known.
+        ReplayError: The agent was not recorded, or the ticks of its replies are unknown.
     """
     found = [(one, play) for one in recorded for play in one.plays if play.agent_id == agent_id]
     if not found:
         agents = sorted({play.agent_id for one in recorded for play in one.plays})
         raise ReplayError(
-            f"agent {agent_id!r} was not recorded in these {len(recorded)} scenarios: recorded are"
-            f" {', '.join(agents[:20]) or 'none'}{', …' if len(agents) > 20 else ''}"
+            f"agent {agent_id!r} was not recorded in these {len(recorded)} scenarios; recorded"
+            f" agents: {', '.join(agents[:20]) or 'none'}{', …' if len(agents) > 20 else ''}"
         )
     for _, play in found if decide is None else ():
         _require_replies(play)
@@ -93,8 +94,8 @@ def replay(
 def _require_replies(play: RecordedPlay) -> None:
     if not play.replies:
         raise ReplayError(
-            f"trajectory {play.trajectory_id}: when it answered what is not in the dataset:"
-            " replay it from the database, or name a --policy that takes its place"
+            f"trajectory {play.trajectory_id}: the dataset does not hold the times of its replies:"
+            " replay it from the database, or choose another --policy than recorded"
         )
 
 

@@ -1,16 +1,22 @@
-"""Scenarios and replies out of a dataset: its tables ``scenarios`` and ``trajectories``."""
+"""Scenarios and replies read from a dataset's tables ``scenarios`` and ``trajectories``."""
 
 from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from typing import TypedDict, cast
 
 import msgspec
 import polars as pl
 
 from babylon.core.errors import ReplayError
 from babylon.core.trajectories import Call
-from babylon.dataset.replay.recorded import Rebuilt, RecordedPlay, RecordedScenario, Skipped
+from babylon.dataset.replay.recorded import (
+    Prices,
+    Rebuilt,
+    RecordedPlay,
+    RecordedScenario,
+    Skipped,
+)
 from babylon.game.market.scenario import Scenario
 
 SCENARIOS, TRAJECTORIES = "scenarios", "trajectories"
@@ -29,20 +35,26 @@ _DEEPEST = 4  # <dataset>/<table>/month=<month>/<file>
 
 
 def read_dataset(place: Path, prefix: str) -> Rebuilt:
-    """The scenarios of the windows whose id begins with ``prefix``. ``place`` is a dataset's folder
-    (or one above its tables), or a ``trajectories`` file inside one.
+    """Read the scenarios of the windows whose id begins with ``prefix``.
+
+    ``place`` is a dataset's folder, a folder or a file inside it. A ``trajectories`` file limits
+    the plays to its own.
 
     Raises:
-        ReplayError: there is no such folder, or it lacks one of the two tables or the time.
+        ReplayError: The path does not exist, lacks one of the two tables, or has no such window.
     """
     if not place.exists():
-        raise ReplayError(f"{place} is not there: give a dataset's folder, or one of its files")
+        raise ReplayError(f"{place} does not exist: give a dataset's folder or one of its files")
     root = _root(place)
     only = place if place.is_file() and place.parent.parent.name == TRAJECTORIES else None
     trajectories = _read(root, TRAJECTORIES, prefix, only)
-    plays = {row["trajectory_id"]: _play(row) for row in trajectories.iter_rows(named=True)}
+    plays = {
+        row["trajectory_id"]: _play(cast(TrajectoryRow, row))
+        for row in trajectories.iter_rows(named=True)
+    }
     known = [
-        _scenario(row, plays) for row in _read(root, SCENARIOS, prefix, None).iter_rows(named=True)
+        _scenario(cast(ScenarioRow, row), plays)
+        for row in _read(root, SCENARIOS, prefix, None).iter_rows(named=True)
     ]
     played = {play.trajectory_id for one in known for play in one.plays}
     others = trajectories.filter(~pl.col("trajectory_id").is_in(played))
@@ -50,7 +62,7 @@ def read_dataset(place: Path, prefix: str) -> Rebuilt:
         Skipped(
             window_id=window_id,
             scenario_id=scenario_id,
-            reason=f"scenario {scenario_id} of {window_id} is not among the dataset's scenarios",
+            reason=f"scenario {scenario_id} of {window_id} is not in the table {SCENARIOS}",
         )
         for window_id, scenario_id in others.select("window_id", "scenario_id")
         .unique()
@@ -61,9 +73,8 @@ def read_dataset(place: Path, prefix: str) -> Rebuilt:
         Skipped(
             window_id=one.window_id,
             scenario_id=one.scenario.scenario_id,
-            reason=f"scenario {one.scenario.scenario_id} of {one.window_id}: of"
-            f" {', '.join(absent)}, who played in the same market, there are no replies for all"
-            " ticks",
+            reason=f"scenario {one.scenario.scenario_id} of {one.window_id}: its market was shared"
+            f" with {', '.join(absent)}, whose replies are incomplete",
         )
         for one in known
         if one.plays and (absent := _absent(one))
@@ -73,19 +84,19 @@ def read_dataset(place: Path, prefix: str) -> Rebuilt:
 
 
 def _absent(recorded: RecordedScenario) -> list[str]:
-    """Who shared the market, and cannot do again what it did."""
+    """Return the players of a shared market whose replies are incomplete."""
     there = {play.agent_id for play in recorded.plays if play.replies}
     return [name for name in recorded.players if name not in there]
 
 
 def _root(place: Path) -> Path:
-    """The folder that holds the tables' folders."""
+    """Return the folder that contains the tables' folders."""
     for folder in (place, *place.parents)[:_DEEPEST]:
         if (folder / SCENARIOS).is_dir():
             return folder
     raise ReplayError(
-        f"{place} has no folder {SCENARIOS} beside {TRAJECTORIES}: it holds outcomes and prices,"
-        " without which nothing can be replayed; `babylon dataset build` writes both"
+        f"{place} has no folder {SCENARIOS} beside {TRAJECTORIES}: replay needs its outcomes and"
+        " prices; `babylon dataset build` writes both"
     )
 
 
@@ -97,26 +108,48 @@ def _read(root: Path, table: str, prefix: str, only: Path | None) -> pl.DataFram
             rows = pl.scan_parquet(file, hive_partitioning=False).select(_COLUMNS[table])
             frame = rows.filter(pl.col("window_id").str.starts_with(prefix)).collect()
         except (pl.exceptions.PolarsError, OSError) as error:
-            raise ReplayError(f"{file} is no file of a dataset: {error}") from error
+            raise ReplayError(f"{file} is not a dataset's file: {error}") from error
         if frame.height:
             frames.append(frame)
     if not frames:
         raise ReplayError(
-            f"{root / table} has nothing of {prefix}: there are {len(files)} files"
+            f"{root / table} has no rows of {prefix}: there are {len(files)} files"
             f" ({', '.join(file.name for file in files[-3:]) or 'none'})"
         )
     return _newest(pl.concat(frames))
 
 
 def _newest(frame: pl.DataFrame) -> pl.DataFrame:
-    """A window that was published twice says everything twice."""
+    """Keep each row's newest copy: a window that was published twice has every row twice."""
     key = "trajectory_id" if "trajectory_id" in frame.columns else "knowledge_json"
     return frame.unique(["window_id", key], keep="last", maintain_order=True).sort("window_id", key)
 
 
-def _scenario(row: dict[str, Any], plays: Mapping[str, RecordedPlay]) -> RecordedScenario:
+class ScenarioRow(TypedDict):
+    """A row of the table ``scenarios``; the columns that replay reads."""
+
+    window_id: str
+    players: list[str]
+    prices: Prices
+    missing: list[str]
+    trajectory_ids: list[str]
+    knowledge_json: str
+
+
+class TrajectoryRow(TypedDict):
+    """A row of the table ``trajectories``; the columns that replay reads."""
+
+    trajectory_id: str
+    agent_id: str
+    window_id: str
+    scenario_id: str
+    pnl_usd: float
+    calls_json: str
+
+
+def _scenario(row: ScenarioRow, plays: Mapping[str, RecordedPlay]) -> RecordedScenario:
     scenario = msgspec.json.decode(row["knowledge_json"], type=Scenario)
-    by_tick = row["prices"] == "exact" or bool(scenario.questions)  # else of the live game
+    by_tick = row["prices"] == "exact"  # a fleet's; agents of the live game answer at any time
     return RecordedScenario(
         window_id=row["window_id"],
         scenario=scenario,
@@ -132,13 +165,12 @@ def _scenario(row: dict[str, Any], plays: Mapping[str, RecordedPlay]) -> Recorde
 
 
 def _timed(play: RecordedPlay, ticks: int | None) -> RecordedPlay:
-    """Without its replies, unless there is one a tick: a trajectory's calls have steps and no time,
-    and agents of the live game answer when they like."""
+    """Drop the replies unless there is one per tick: the dataset's calls have no times."""
     return play if len(play.replies) == ticks else replace(play, replies=())
 
 
-def _play(row: dict[str, Any]) -> RecordedPlay:
-    """The last reply of each step is the one that was acted on."""
+def _play(row: TrajectoryRow) -> RecordedPlay:
+    """Return a row's play. The last reply of a step was carried out."""
     calls = msgspec.json.decode(row["calls_json"], type=tuple[Call, ...])
     replies = {call.step: call.response for call in calls}
     return RecordedPlay(

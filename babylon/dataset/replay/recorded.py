@@ -1,8 +1,8 @@
-"""What was recorded of play, and what replay makes of it."""
+"""Records of replay: rows as they were written, and the scenarios rebuilt from them."""
 
 from dataclasses import dataclass
-from datetime import UTC, datetime
-from typing import Any, Literal
+from datetime import datetime
+from typing import Literal, TypedDict
 
 import msgspec
 
@@ -12,29 +12,28 @@ Prices = Literal["exact", "seen", "interpolated"]
 
 
 class RecordedState(msgspec.Struct, frozen=True, kw_only=True, rename="camel"):
-    """Of ``environmentState``; ``market`` is a ``SeenTick``, where a fleet wrote it."""
+    """The ``environmentState`` of a step. ``market`` is a ``SeenTick`` if a fleet wrote it."""
 
     agent_balance: float
     agent_pnl: float = msgspec.field(name="agentPnL")
-    market: Any = None
+    market: object = None
 
 
 class RecordedAccess(msgspec.Struct, frozen=True, kw_only=True):
-    """Data that the agent looked at."""
+    """Data that the agent read from a provider."""
 
-    data: Any = None
+    data: object = None
 
 
 class RecordedReply(msgspec.Struct, frozen=True, kw_only=True, rename="camel"):
-    """Of an LLM call."""
+    """The reply of an LLM call."""
 
     purpose: str = ""
-    user_prompt: str = ""
     response: str | None = None
 
 
 class RecordedStep(msgspec.Struct, frozen=True, kw_only=True, rename="camel"):
-    """One element of ``stepsJson``; ``timestamp`` in milliseconds since 1970, UTC."""
+    """An element of ``stepsJson``. ``timestamp`` is in milliseconds since 1970, UTC."""
 
     timestamp: float
     environment_state: RecordedState
@@ -42,30 +41,31 @@ class RecordedStep(msgspec.Struct, frozen=True, kw_only=True, rename="camel"):
     llm_calls: tuple[RecordedReply, ...] = ()
 
     @property
-    def moment(self) -> datetime:
-        return datetime.fromtimestamp(self.timestamp / 1000, UTC)
-
-    @property
     def reply(self) -> str | None:
-        """The last one, which was acted on."""
-        asked = self._asked
-        return (asked[-1].response or "") if asked else None
+        """The step's last action reply, which was carried out; None if there was no action call."""
+        actions = [call for call in self.llm_calls if call.purpose == "action"]
+        return (actions[-1].response or "") if actions else None
 
-    @property
-    def prompt(self) -> str:
-        """What was said to the agent for that reply."""
-        asked = self._asked
-        return asked[-1].user_prompt if asked else ""
 
-    @property
-    def _asked(self) -> list[RecordedReply]:
-        return [call for call in self.llm_calls if call.purpose == "action"]
+class MarketOutcome(TypedDict, total=False):
+    """A row of ``market_outcomes``, by the game's column names: a ticker's or a market's."""
+
+    stockTicker: str | None
+    startPrice: float | None
+    endPrice: float | None
+    predictionMarketId: str | None
+    question: str | None
+    outcome: str | None
+    finalProbability: float | None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RecordedRow:
-    """A trajectory as it was written, with at least one step; ``knowledge`` (the game's
-    ``gameKnowledge``) and ``outcomes`` (the window's market outcomes) are ground truth."""
+    """A trajectory as it was written, with at least one step.
+
+    ``knowledge`` (the game's ``gameKnowledge``) and ``outcomes`` (the window's market outcomes) are
+    ground truth.
+    """
 
     trajectory_id: str
     agent_id: str
@@ -74,14 +74,16 @@ class RecordedRow:
     start: datetime
     pnl_usd: float
     steps: tuple[RecordedStep, ...]
-    knowledge: dict[str, Any]
-    outcomes: tuple[dict[str, Any], ...]
+    knowledge: dict[str, object]
+    outcomes: tuple[MarketOutcome, ...]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RecordedPlay:
-    """What one agent answered, a reply a tick, and the P&L (USD) that it made of it. No replies:
-    nothing says in which tick it answered what."""
+    """An agent's replies, one per tick, and its P&L in USD.
+
+    ``replies`` is empty if the ticks of the replies are unknown.
+    """
 
     trajectory_id: str
     agent_id: str
@@ -91,12 +93,12 @@ class RecordedPlay:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RecordedScenario:
-    """A scenario that was played, and how.
+    """A scenario and how it was played.
 
-    ``players`` share one market, in that order; where there are none, every agent has its own copy.
-    ``prices`` says where the prices come from: ``exact`` are those of the recorded game to the
-    last digit, ``seen`` those that were seen in the minutes of the window, ``interpolated`` has
-    straight lines from a known start to a known end. ``missing`` tells what was not recorded.
+    ``players`` shared one market, in the order of joining; empty: every agent had its own copy.
+    ``prices`` is the source of the prices. ``exact``: the recorded game's, at full precision.
+    ``seen``: those that agents saw, minute by minute. ``interpolated``: some are straight lines
+    from a known start to a known end. ``missing`` lists what was not recorded.
     """
 
     window_id: str
@@ -109,7 +111,7 @@ class RecordedScenario:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Skipped:
-    """A scenario that cannot be replayed, and why."""
+    """A scenario that cannot be replayed, with the reason."""
 
     window_id: str
     scenario_id: str
@@ -118,7 +120,7 @@ class Skipped:
 
 @dataclass(frozen=True, slots=True)
 class Rebuilt:
-    """The scenarios that can be replayed, and those that cannot."""
+    """The scenarios that can be replayed and those that were skipped."""
 
     scenarios: tuple[RecordedScenario, ...]
     skipped: tuple[Skipped, ...] = ()

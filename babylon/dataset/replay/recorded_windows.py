@@ -1,21 +1,23 @@
-"""Recorded windows in Postgres as scenarios."""
+"""Scenarios of the windows recorded in Postgres."""
 
 from collections.abc import Sequence
+from datetime import datetime
+from itertools import groupby
 from math import isfinite
-from typing import Any
+from typing import TypedDict, cast
 
 from babylon.core.errors import ReplayError
-from babylon.dataset.replay.from_prompts import rebuild_from_prompts, tells_prices
-from babylon.dataset.replay.live import rebuild_live
-from babylon.dataset.replay.rebuild import by_scenario, is_observed, rebuild
+from babylon.dataset.replay.rebuild_fleet import rebuild_fleet
+from babylon.dataset.replay.rebuild_live import rebuild_live
 from babylon.dataset.replay.recorded import (
+    MarketOutcome,
     Rebuilt,
     RecordedRow,
     RecordedScenario,
     RecordedStep,
     Skipped,
 )
-from babylon.quality.decode import Metadata, decode
+from babylon.quality.decode import GameMetadata, decode
 from babylon.quality.reasons import Reason, RejectedError
 from babylon.store.connection import Store, require_game_tables
 
@@ -38,10 +40,10 @@ _OUTCOMES = """
 
 
 async def recorded_windows(store: Store, prefix: str) -> list[str]:
-    """Ids of the windows that begin with ``prefix`` (a month, a day, or a whole id), oldest first.
+    """Return the ids that begin with ``prefix`` (a month, a day or a whole id), oldest first.
 
     Raises:
-        ReplayError: nothing was recorded then.
+        ReplayError: No trajectory was recorded in those windows.
     """
     require_game_tables(store)
     ids = [row["windowId"] for row in await store.pool.fetch(_WINDOWS, prefix)]
@@ -56,7 +58,7 @@ async def recorded_windows(store: Store, prefix: str) -> list[str]:
 async def rebuild_windows(
     store: Store, window_ids: Sequence[str], *, interpolate: bool = False
 ) -> Rebuilt:
-    """Every scenario of the windows, and those that cannot be replayed with the reason."""
+    """Rebuild every scenario of the windows."""
     scenarios: list[RecordedScenario] = []
     skipped: list[Skipped] = []
     for window_id in window_ids:
@@ -68,17 +70,18 @@ async def rebuild_windows(
 
 
 def rebuild_rows(rows: Sequence[RecordedRow | Skipped], *, interpolate: bool = False) -> Rebuilt:
-    """The same of rows at hand."""
+    """Rebuild every scenario of the rows.
+
+    Rows with a ``market`` in their first step are a fleet's; all others are the live game's.
+    """
     scenarios: list[RecordedScenario] = []
     skipped = [row for row in rows if isinstance(row, Skipped)]
-    for group in by_scenario([row for row in rows if isinstance(row, RecordedRow)]):
+    for group in _by_scenario([row for row in rows if isinstance(row, RecordedRow)]):
         try:
-            if is_observed(group[0]):
-                found = rebuild(group)
+            if group[0].steps[0].environment_state.market is not None:
+                found = rebuild_fleet(group)
                 scenarios += found.scenarios
                 skipped += found.skipped
-            elif tells_prices(group[0]):
-                scenarios.append(rebuild_from_prompts(group))
             else:
                 scenarios.append(rebuild_live(group, interpolate=interpolate))
         except ReplayError as error:
@@ -90,44 +93,58 @@ def rebuild_rows(rows: Sequence[RecordedRow | Skipped], *, interpolate: bool = F
 
 
 async def recorded_rows(store: Store, window_id: str) -> list[RecordedRow | Skipped]:
-    """The window's rows, whether they were trained or not."""
-    outcomes = tuple(dict(row) for row in await store.pool.fetch(_OUTCOMES, window_id))
+    """Return the window's rows, trained or not."""
+    fetched = await store.pool.fetch(_OUTCOMES, window_id)
+    outcomes = tuple(cast(MarketOutcome, dict(row)) for row in fetched)
     rows = []
     async with store.pool.acquire() as connection, connection.transaction(readonly=True):
         async for row in connection.cursor(_ROWS, window_id):
+            ids = RowIds(
+                trajectory_id=row["trajectory_id"],
+                agent_id=row["agent_id"],
+                window_id=row["window_id"],
+                scenario_id=row["scenario_id"],
+                start=row["start"],
+            )
             texts = (row["steps"], row["metadata"])
-            plain = {name: row[name] for name in _PLAIN}
-            rows.append(recorded_row(plain, *texts, outcomes, row["final_pnl_usd"]))
+            rows.append(recorded_row(ids, *texts, outcomes, row["final_pnl_usd"]))
     return rows
 
 
-_PLAIN = ("trajectory_id", "agent_id", "window_id", "scenario_id", "start")
+class RowIds(TypedDict):
+    """The columns that are copied into a ``RecordedRow`` unchanged."""
+
+    trajectory_id: str
+    agent_id: str
+    window_id: str
+    scenario_id: str
+    start: datetime
+
+
 Steps = tuple[RecordedStep, ...]
 
 
 def recorded_row(
-    plain: dict[str, Any],
+    ids: RowIds,
     steps_json: str,
     metadata_json: str,
-    outcomes: tuple[dict[str, Any], ...],
+    outcomes: tuple[MarketOutcome, ...],
     final_pnl_usd: float | None,
 ) -> RecordedRow | Skipped:
-    """A row as a record, or why it is none. P&L inside the window is the last known lifetime P&L
-    minus the first step's."""
+    """Decode a row; ``Skipped`` if it cannot be decoded.
+
+    The P&L inside the window is the last known lifetime P&L minus the first step's.
+    """
     try:
         steps = decode(steps_json, Steps, "stepsJson")
-        knowledge = decode(metadata_json, Metadata, "metadataJson").game_knowledge
+        knowledge = decode(metadata_json, GameMetadata, "metadataJson").game_knowledge
         if not steps:
             raise RejectedError(Reason.EMPTY_STEPS, "stepsJson is []")
         pnl_usd = _pnl_usd(steps, final_pnl_usd)
     except RejectedError as error:
-        reason = f"trajectory {plain['trajectory_id']}: {error}"
-        return Skipped(
-            window_id=plain["window_id"], scenario_id=plain["scenario_id"], reason=reason
-        )
-    return RecordedRow(
-        **plain, pnl_usd=pnl_usd, steps=steps, knowledge=knowledge, outcomes=outcomes
-    )
+        reason = f"trajectory {ids['trajectory_id']}: {error}"
+        return Skipped(window_id=ids["window_id"], scenario_id=ids["scenario_id"], reason=reason)
+    return RecordedRow(**ids, pnl_usd=pnl_usd, steps=steps, knowledge=knowledge, outcomes=outcomes)
 
 
 def _pnl_usd(steps: Steps, final_pnl_usd: float | None) -> float:
@@ -136,3 +153,9 @@ def _pnl_usd(steps: Steps, final_pnl_usd: float | None) -> float:
     if not isfinite(pnl):
         raise RejectedError(Reason.NON_FINITE_NUMBER, f"finalPnL {last!r}: P&L is {pnl!r}")
     return pnl
+
+
+def _by_scenario(rows: Sequence[RecordedRow]) -> list[list[RecordedRow]]:
+    """Group the rows by window and scenario, in order of their ids."""
+    ordered = sorted(rows, key=lambda r: (r.window_id, r.scenario_id, r.trajectory_id))
+    return [list(group) for _, group in groupby(ordered, lambda r: (r.window_id, r.scenario_id))]

@@ -20,7 +20,7 @@ from babylon.deployment.checks.logprob_gap import tolerance
 from babylon.deployment.checks.probing import Asked, Faulty, Probe, probe
 from babylon.deployment.checks.reply_checks import judge
 from babylon.store.connection import Store
-from babylon.store.gateways import Gateway
+from babylon.store.gateways import GatewayRow
 from babylon.store.policies import Policy, get_policy, set_checks
 
 
@@ -29,7 +29,7 @@ async def check_policy(
     settings: Settings,
     policy: Policy,
     champion: Policy,
-    gateways: Sequence[Gateway],
+    gateways: Sequence[GatewayRow],
 ) -> Checked:
     """Check a policy that every one of ``gateways``, at least one, has loaded; the result is stored
     with it.
@@ -52,7 +52,7 @@ async def _checks(
     settings: Settings,
     policy: Policy,
     champion: Policy,
-    gateways: Sequence[Gateway],
+    gateways: Sequence[GatewayRow],
 ) -> list[Check]:
     root = await get_policy(store, 0)
     checks = await asyncio.to_thread(check_files, policy, champion, root)

@@ -5,7 +5,7 @@ from dataclasses import dataclass
 from itertools import groupby
 
 from babylon.core.errors import ModelError
-from babylon.core.probes import Answer
+from babylon.core.probes import ProbeAnswer
 from babylon.deployment.checks.probing import Probe
 from babylon.policies.checkpoint_files import local_path
 
@@ -28,7 +28,7 @@ class Reply:
 
     prompt: int
     gateway: str
-    answer: Answer
+    answer: ProbeAnswer
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -70,7 +70,7 @@ def look(contenders: Contenders, probes: Sequence[Probe]) -> Seen:
     Raises:
         ModelError: the policy does not load.
     """
-    from babylon.training.trial import logprobs_of
+    from babylon.training.likelihood import logprobs_of
 
     replies = _replies(probes, "policy")
     given = [reply.answer for reply in replies]
@@ -101,5 +101,5 @@ def _replies(probes: Sequence[Probe], who: str) -> list[Reply]:
     return [
         Reply(prompt=probe.prompt, gateway=probe.gateway, answer=answer)
         for probe in probes
-        if isinstance(answer := getattr(probe, who), Answer)
+        if isinstance(answer := getattr(probe, who), ProbeAnswer)
     ]

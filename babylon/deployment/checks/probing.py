@@ -13,8 +13,8 @@ from typing import Annotated
 import aiohttp
 import msgspec
 
-from babylon.core.probes import Answer, Ask
-from babylon.store.gateways import Gateway
+from babylon.core.probes import Ask, ProbeAnswer
+from babylon.store.gateways import GatewayRow
 
 TIMEOUT_S = 300.0  # of one call, waiting for a place included
 AT_ONCE = 64  # calls of one gateway, half of them the champion's: its agents keep their places
@@ -37,8 +37,8 @@ class Probe:
 
     prompt: int  # in the golden prompts
     gateway: str
-    policy: Answer | Faulty
-    champion: Answer | Faulty
+    policy: ProbeAnswer | Faulty
+    champion: ProbeAnswer | Faulty
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -55,7 +55,7 @@ Question = tuple[int, Ask]  # the golden prompt that it is of
 
 
 async def probe(
-    gateways: Sequence[Gateway], questions: Sequence[Question], asked: Asked
+    gateways: Sequence[GatewayRow], questions: Sequence[Question], asked: Asked
 ) -> list[Probe]:
     """The questions in turn to the gateways, each of them once."""
     headers = {"Authorization": f"Bearer {asked.key}"}
@@ -72,13 +72,13 @@ async def probe(
 
 async def _probe_one(
     session: aiohttp.ClientSession,
-    gateway: Gateway,
+    gateway: GatewayRow,
     questions: Sequence[Question],
     asked: Asked,
 ) -> list[Probe]:
     room = asyncio.Semaphore(AT_ONCE)
 
-    async def answer(version: int, ask: Ask) -> Answer | Faulty:
+    async def answer(version: int, ask: Ask) -> ProbeAnswer | Faulty:
         async with room:
             return await _ask(session, gateway, asked.model, version, ask)
 
@@ -92,8 +92,8 @@ async def _probe_one(
 
 
 async def _ask(
-    session: aiohttp.ClientSession, gateway: Gateway, model: str, version: int, ask: Ask
-) -> Answer | Faulty:
+    session: aiohttp.ClientSession, gateway: GatewayRow, model: str, version: int, ask: Ask
+) -> ProbeAnswer | Faulty:
     name = f"{model}-v{version}"
     body = {
         "model": name,
@@ -156,7 +156,7 @@ class _Completion(msgspec.Struct):
     prompt_token_ids: list[int] | None = None
 
 
-def _checked(body: bytes, name: str, version: int, served: str | None) -> Answer | Faulty:
+def _checked(body: bytes, name: str, version: int, served: str | None) -> ProbeAnswer | Faulty:
     """The answer, if it is of the policy that was asked for and its parts fit together."""
     try:
         answer = msgspec.json.decode(body, type=_Completion)
@@ -173,7 +173,7 @@ def _checked(body: bytes, name: str, version: int, served: str | None) -> Answer
             problem=f"{len(prompt)} prompt ids, {len(ids)} token ids, {len(scores)} logprobs, but"
             f" usage says {counted} tokens"
         )
-    return Answer(
+    return ProbeAnswer(
         prompt_token_ids=prompt,
         token_ids=ids,
         logprobs=[math.nan if one.logprob is None else one.logprob for one in scores],

@@ -4,7 +4,7 @@ fails."""
 import math
 from collections.abc import Iterator, Sequence
 
-from babylon.core.redaction import redact
+from babylon.core.text import redact
 from babylon.deployment.checks.check_result import Check
 from babylon.deployment.checks.golden_prompts import GoldenPrompt
 from babylon.deployment.checks.likelihoods import BASE, CHAMPION, Reply, Seen

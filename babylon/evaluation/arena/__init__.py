@@ -1,1 +1,1 @@
-"""The arena: policies meet on worlds that nobody was trained on, and only a better one passes."""
+"""The arena: comparison of policies on worlds that no training has used."""

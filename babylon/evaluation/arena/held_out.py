@@ -1,10 +1,10 @@
-"""The second check: recorded play that the challenger was not trained on.
+"""The gate's second check: the challenger's P&L on recorded play that it was not trained on.
 
-Two sources, the newest windows first: what dropout left out of a window; and whole windows that
-were trained into a policy from which the challenger does not descend, because its verdict was not
-to promote. A recipe may train what dropout left out, and leave some of that out again: whatever
-went into the challenger or a policy before it is no held-out play, and each trajectory counts once.
-A home whose windows are small and all promoted has neither, and the verdict says so.
+Held-out play has two sources, newest windows first: trajectories that dropout removed from a
+window, and whole windows whose policy was not promoted, so that the challenger does not descend
+from it. Trajectories that were trained into the challenger or its ancestors are excluded, and each
+trajectory counts once. If all windows are small and promoted, there is no held-out play, and the
+verdict says so.
 """
 
 import asyncio
@@ -14,28 +14,32 @@ from collections.abc import Sequence
 import numpy as np
 
 from babylon.core.errors import ArtifactError
-from babylon.core.settings import Settings
 from babylon.core.trajectories import Trajectory, read_trajectories
 from babylon.core.types import Artifact, OffPolicy, Trained
 from babylon.core.windows import WindowState
 from babylon.evaluation.arena.off_policy import off_policy
 from babylon.store.connection import Store
-from babylon.store.policies import descends, policy_of_batch, trained_into
+from babylon.store.lineage import descends, trained_into
+from babylon.store.policies import policy_of_batch
 from babylon.store.windows import WindowRow, list_windows
 
-MOST = 512  # trajectories: enough for a mean, minutes of a large model
+MOST = 512  # trajectories: enough for a mean; a large model needs minutes for them
 log = logging.getLogger(__name__)
 
 
-async def second_check(store: Store, settings: Settings, trained: Trained) -> OffPolicy:
-    """Importance-weighted P&L of the held-out play, or why it says nothing."""
+async def held_out_check(store: Store, trained: Trained, max_tokens: int | None) -> OffPolicy:
+    """Return the importance-weighted P&L of held-out play, or the reason why there is none.
+
+    Args:
+        max_tokens: Largest number of tokens computed at once; None: no limit.
+    """
     found: dict[str, Trajectory] = {}
     problem = "no held-out play: all that was recorded was trained on"
     for row in reversed(await list_windows(store)):
         for artifact in await _held_out(store, row, trained):
             try:
                 played = await asyncio.to_thread(read_trajectories, artifact)
-            except ArtifactError as error:  # of one window: the others tell all the same
+            except ArtifactError as error:  # one unreadable window must not stop the check
                 problem = f"held-out play cannot be read: {error}"
                 log.warning("window %s: %s", row.window_id, problem)
                 continue
@@ -46,7 +50,7 @@ async def second_check(store: Store, settings: Settings, trained: Trained) -> Of
             break
     if not found:
         return OffPolicy(problem=problem)
-    return await asyncio.to_thread(_check, settings, trained, [*found.values()][:MOST])
+    return await asyncio.to_thread(_check, trained, [*found.values()][:MOST], max_tokens)
 
 
 async def _held_out(store: Store, row: WindowRow, trained: Trained) -> list[Artifact]:
@@ -62,10 +66,10 @@ async def _held_out(store: Store, row: WindowRow, trained: Trained) -> list[Arti
     return artifacts
 
 
-def _check(settings: Settings, trained: Trained, played: Sequence[Trajectory]) -> OffPolicy:
+def _check(trained: Trained, played: Sequence[Trajectory], max_tokens: int | None) -> OffPolicy:
     from babylon.training.likelihood import log_ratios  # torch takes seconds to import
 
-    ratios = log_ratios(trained.checkpoint_uri, played, settings.training.max_tokens)
+    ratios = log_ratios(trained.checkpoint_uri, played, max_tokens)
     exact = [trajectory for trajectory in played if trajectory.trajectory_id in ratios]
     if not exact:
         return OffPolicy(

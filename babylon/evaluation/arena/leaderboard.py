@@ -1,4 +1,4 @@
-"""All players on one frozen suite. What was played once is not played again."""
+"""The results of all players on one frozen suite, stored in Postgres so that each plays once."""
 
 import asyncio
 from collections.abc import Callable, Sequence
@@ -7,63 +7,68 @@ from dataclasses import asdict, dataclass
 import msgspec
 
 from babylon.core.errors import ModelError
-from babylon.evaluation.arena.play import play
-from babylon.evaluation.arena.player_result import Result, result_of
+from babylon.evaluation.arena.play import PlayerResult, play, result_of
 from babylon.evaluation.arena.players import Player, identity_of, policy_player, scripted_player
 from babylon.evaluation.arena.suite import Suite, digest
 from babylon.game.market.scenario import Scenario
 from babylon.game.market.scripted import SCRIPTED_AGENTS
-from babylon.store.arena import register_suite, store_result, stored_result
+from babylon.store.arena_results import register_suite, store_result, stored_result
 from babylon.store.connection import Store
 from babylon.store.policies import list_policies
 
-Entered = Callable[[str, int, int], None]  # who plays next, done, of so many
+PlayerStarted = Callable[[str, int, int], None]  # (player's name, players done, players in all)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Standing:
-    """A row of the leaderboard; ``problem`` says why a player has no result."""
+    """A row of the leaderboard; ``problem`` is the reason of a missing result."""
 
     player: str
-    result: Result | None
+    result: PlayerResult | None
     problem: str | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Venue:
-    """A suite that was checked against its registration, with its worlds made."""
+class CheckedSuite:
+    """A suite whose digest matches its registration, with its worlds."""
 
     suite: Suite
     digest: str
     worlds: list[Scenario]
 
 
-async def open_venue(store: Store, suite: Suite) -> Venue:
-    """Raises ArenaError when the suite's worlds are not those that were registered."""
+async def check_suite(store: Store, suite: Suite) -> CheckedSuite:
+    """Make the suite's worlds, and register their digest if the suite is new.
+
+    Raises:
+        ArenaError: The worlds differ from the registered ones.
+    """
     worlds = suite.worlds()
     found = digest(worlds)
     await register_suite(store, suite.name, suite.version, digest=found, scenarios=suite.scenarios)
-    return Venue(suite=suite, digest=found, worlds=worlds)
+    return CheckedSuite(suite=suite, digest=found, worlds=worlds)
 
 
-async def played(store: Store, venue: Venue, player: Player, seed: int) -> Result:
-    """The player's result at this venue, from Postgres where it is known.
+async def player_result(
+    store: Store, suite: CheckedSuite, player: Player, seed: int
+) -> PlayerResult:
+    """Return the player's stored result on this suite, or play it and store the result.
 
     Raises:
-        ModelError: the player's checkpoint does not load.
+        ModelError: The player's checkpoint does not load.
     """
-    identity = identity_of(player, venue.worlds)
-    if identity and (known := await stored_result(store, venue.digest, identity, seed)):
-        return msgspec.convert(known, Result)
+    identity = identity_of(player, suite.worlds)
+    if identity and (known := await stored_result(store, suite.digest, identity, seed)):
+        return msgspec.convert(known, PlayerResult)
     decide = await asyncio.to_thread(player.enter)
-    result = result_of(await asyncio.to_thread(play, decide, venue.worlds))
+    result = result_of(await asyncio.to_thread(play, decide, suite.worlds))
     if identity:
-        await store_result(store, venue.digest, identity, seed, asdict(result))
+        await store_result(store, suite.digest, identity, seed, asdict(result))
     return result
 
 
-async def everyone(store: Store, seed: int) -> list[Player]:
-    """Every policy whose checkpoint is there, and every scripted agent."""
+async def all_players(store: Store, seed: int) -> list[Player]:
+    """Return all policies whose checkpoints still exist, and all scripted agents."""
     policies = [policy for policy in await list_policies(store) if policy.removed_at is None]
     return [
         *(policy_player(policy, seed) for policy in policies),
@@ -72,16 +77,20 @@ async def everyone(store: Store, seed: int) -> list[Player]:
 
 
 async def leaderboard(
-    store: Store, venue: Venue, players: Sequence[Player], seed: int, entered: Entered | None = None
+    store: Store,
+    suite: CheckedSuite,
+    players: Sequence[Player],
+    seed: int,
+    started: PlayerStarted | None = None,
 ) -> list[Standing]:
-    """Best first; those that cannot play last."""
+    """Return all standings by mean P&L, best first. Players without a result come last."""
     standings = []
     for number, player in enumerate(players):
-        if entered is not None:
-            entered(player.name, number, len(players))
+        if started is not None:
+            started(player.name, number, len(players))
         try:
-            result = await played(store, venue, player, seed)
-        except ModelError as error:  # of one checkpoint: the others are compared all the same
+            result = await player_result(store, suite, player, seed)
+        except ModelError as error:  # one broken checkpoint must not stop the comparison
             standings.append(Standing(player=player.name, result=None, problem=str(error)))
         else:
             standings.append(Standing(player=player.name, result=result))

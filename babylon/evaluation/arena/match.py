@@ -1,10 +1,10 @@
-"""Champion against challenger, batch by batch, until it is clear either way.
+"""A match of champion and challenger, played in batches until the result is clear.
 
-A challenger is promoted once the confidence sequence of its paired P&L difference lies above
-zero, and rejected once it lies below zero, or as soon as its replies or its losses on the way are
-notably worse. Whoever is neither by the end of the budget, or could hardly become so, is not
-promoted: the evidence is insufficient. A challenger as good as the champion therefore hardly ever
-passes, and small losses, each too small to be seen, cannot add up over the hours.
+The challenger is promoted once the confidence sequence of its paired P&L difference lies above
+zero. It is rejected once the sequence lies below zero, or once its replies or its drawdown are
+notably worse. If neither happens within the budget, or can hardly happen any more, the evidence is
+insufficient and the champion stays. A challenger that is only as good as the champion therefore
+hardly ever passes, and losses too small to detect cannot add up over the hours.
 """
 
 import asyncio
@@ -16,25 +16,25 @@ from babylon.evaluation.arena.confidence import Interval, can_reach, confidence_
 from babylon.evaluation.arena.play import Decide, Plays, joined, play
 from babylon.game.market.scenario import Scenario
 
-BATCH = 128  # scenarios between two looks: enough for the first mean to be nearly normal
+BATCH = 128  # scenarios between two looks: enough for a nearly normal mean
 MAX_EXTRA_MALFORMED = 0.02  # share of replies
-MAX_EXTRA_DRAWDOWN = 0.1  # share of the start balance, above what it earns more
-COLLAPSED = 0.95  # share of one decision among all
-Progress = Callable[[int, int], None]  # scenarios played, of at most so many
+MAX_EXTRA_DRAWDOWN = 0.1  # share of the start balance, on top of the extra profit
+COLLAPSED = 0.95  # share of all decisions that are the same one
+Progress = Callable[[int, int], None]  # (scenarios played, scenarios at most)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Look:
-    """What was known of the paired P&L difference after so many scenarios."""
+    """The paired P&L difference after ``scenarios`` scenarios."""
 
     scenarios: int
     difference: Interval
-    hopeful: bool  # may the rest of the budget still show a gain?
+    hopeful: bool  # the rest of the budget may still show a gain
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class Match:
-    """How it was played and how it ended."""
+    """A finished match: both players' results, the looks and the ruling."""
 
     champion: Plays
     challenger: Plays
@@ -49,7 +49,7 @@ async def compare(
     worlds: Sequence[Scenario],
     progress: Progress | None = None,
 ) -> Match:
-    """Both play the worlds, the first batch of all and the next while nothing is clear."""
+    """Let both play the worlds, batch by batch, until there is a ruling."""
     before: list[Plays] = []
     after: list[Plays] = []
     looks: list[Look] = []
@@ -64,7 +64,7 @@ async def compare(
             progress(looks[-1].scenarios, len(worlds))
         if ended := ruled(champions, challengers, looks[-1], len(worlds)):
             break
-    assert ended is not None  # the last look rules
+    assert ended is not None  # the last look always rules
     return Match(
         champion=champions,
         challenger=challengers,
@@ -75,9 +75,11 @@ async def compare(
 
 
 def look_at(champion: Plays, challenger: Plays, budget: int) -> Look:
-    """What is known after the scenarios that both played, of ``budget`` that they may."""
+    """Return the look after the scenarios that both played, out of ``budget``."""
     differences = challenger.pnl - champion.pnl
-    tightest = budget / 4  # at an eighth of the budget and at all of it 2 % wider than it could be
+    # With t* at a quarter of the budget, the sequence is at most 2 % wider than the tightest
+    # possible one, both at an eighth of the budget and at its end.
+    tightest = budget / 4
     return Look(
         scenarios=len(differences),
         difference=confidence_sequence(differences, tightest),
@@ -86,7 +88,7 @@ def look_at(champion: Plays, challenger: Plays, budget: int) -> Look:
 
 
 def ruled(champion: Plays, challenger: Plays, look: Look, budget: int) -> tuple[Ruling, str] | None:
-    """(ruling, reason with the numbers) on what was played so far; None while it is open."""
+    """Return (ruling, reason with figures) on the play so far; None while undecided."""
     difference = look.difference
     if reason := unfit(champion, challenger):
         return "reject", reason
@@ -98,24 +100,24 @@ def ruled(champion: Plays, challenger: Plays, look: Look, budget: int) -> tuple[
         return None
     return "insufficient", (
         f"insufficient evidence: P&L difference {difference} after {look.scenarios} of {budget}"
-        " scenarios" + ("" if look.scenarios == budget else ", of which the rest would not help")
+        " scenarios" + ("" if look.scenarios == budget else "; the rest could hardly change it")
     )
 
 
 def unfit(champion: Plays, challenger: Plays) -> str | None:
-    """Why a challenger must not serve, whatever it earned."""
+    """Return the reason why a challenger must not serve regardless of its P&L, if there is one."""
     before, after = float(champion.malformed.mean()), float(challenger.malformed.mean())
     if after > before + MAX_EXTRA_MALFORMED:
         return (
-            f"malformed replies rose from {before:.1%} to {after:.1%},"
-            f" allowed is {MAX_EXTRA_MALFORMED:.0%} more"
+            f"malformed replies rose from {before:.1%} to {after:.1%};"
+            f" the limit is {MAX_EXTRA_MALFORMED:.0%} more"
         )
     decision, share = challenger.commonest
     if share >= COLLAPSED and champion.commonest[1] < COLLAPSED:
-        return f"collapsed: {share:.1%} of its replies decide the same, {decision}"
+        return f"collapsed: {share:.1%} of its decisions are the same, {decision}"
     before, after = float(champion.drawdown.mean()), float(challenger.drawdown.mean())
     gain = max(0.0, challenger.mean_pnl - champion.mean_pnl)
     allowed = MAX_EXTRA_DRAWDOWN * champion.start_balance + gain
     if after > before + allowed:
-        return f"drawdown rose from ${before:.0f} to ${after:.0f}, allowed is ${allowed:.0f} more"
+        return f"drawdown rose from ${before:.0f} to ${after:.0f}; the limit is ${allowed:.0f} more"
     return None

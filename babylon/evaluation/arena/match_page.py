@@ -1,10 +1,9 @@
-"""What a match leaves behind: ``report.json``, three pictures, and a page for people."""
+"""The report of a match: ``report.json``, three plots and a Markdown page."""
 
 import os
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict
 from pathlib import Path
-from typing import Any
 
 import msgspec
 
@@ -12,20 +11,23 @@ from babylon.core.home import make_directory
 from babylon.core.types import Verdict
 from babylon.evaluation.arena.match import Look
 from babylon.evaluation.arena.match_plots import plot_differences, plot_equity, plot_sequence
-from babylon.evaluation.arena.player_result import Result
+from babylon.evaluation.arena.play import PlayerResult
 
 PICTURES = ("differences.png", "equity.png", "sequence.png")
 
 
 def write_report(
-    directory: Path, results: Mapping[str, Result], looks: Sequence[Look], facts: Mapping[str, Any]
+    directory: Path,
+    results: Mapping[str, PlayerResult],
+    looks: Sequence[Look],
+    facts: Mapping[str, object],
 ) -> None:
-    """Two players, then yardsticks, on the same worlds. Blocking.
+    """Write a match's ``report.json`` and plots. Blocking.
 
     Args:
-        results: by name; the first two are champion and challenger.
-        looks: how the difference between those two became clear; none when it was looked at once.
-        facts: what else ``report.json`` is to tell.
+        results: Results by name: champion, challenger, then yardsticks, on the same worlds.
+        looks: The looks at their difference; empty after a single look.
+        facts: More keys of ``report.json``.
     """
     make_directory(directory)
     plot_differences(results, directory / PICTURES[0])
@@ -43,7 +45,7 @@ def write_report(
 
 
 def verdict_markdown(verdict: Verdict) -> str:
-    """A verdict as a page; what was not measured is left out."""
+    """Return a verdict's page, without the figures that were not measured."""
     rows = [
         ("mean P&L, $", verdict.pnl_before, verdict.pnl_after, ".1f"),
         ("win rate", verdict.win_rate_before, verdict.win_rate_after, ".1%"),
@@ -68,7 +70,7 @@ def verdict_markdown(verdict: Verdict) -> str:
             *(["| yardstick | mean P&L, $ |", "| --- | ---: |", *yardsticks] if yardsticks else []),
             "",
             f"{verdict.scenarios} scenarios, suite `{verdict.suite_digest or 'none'}`.",
-            f"Recorded play: {verdict.off_policy or 'not asked, the arena did not promote'}.",
-            f"Pictures and every figure: `{verdict.report}`." if verdict.report else "",
+            f"Recorded play: {verdict.off_policy or 'not checked, the arena did not promote'}.",
+            f"Plots and all figures: `{verdict.report}`." if verdict.report else "",
         ]
     )

@@ -1,4 +1,4 @@
-"""A match as pictures: where the difference comes from, how money grew, when it was clear."""
+"""Plots of a match: P&L differences by scenario, equity curves and the confidence sequence."""
 
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
@@ -8,11 +8,11 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
 from babylon.evaluation.arena.match import Look
-from babylon.evaluation.arena.player_result import Result
+from babylon.evaluation.arena.play import PlayerResult
 
 
-def plot_differences(results: Mapping[str, Result], path: Path) -> None:
-    """The P&L of the second less the first's, a bar a scenario, from worst to best."""
+def plot_differences(results: Mapping[str, PlayerResult], path: Path) -> None:
+    """Plot the second player's P&L minus the first's, one bar per scenario, sorted."""
     (first, before), (second, after) = list(results.items())[:2]
 
     def draw(axes: Axes) -> None:
@@ -21,16 +21,16 @@ def plot_differences(results: Mapping[str, Result], path: Path) -> None:
         axes.bar(np.arange(len(differences)), differences, width=1.0, color=colors)
         mean = differences.mean()
         axes.axhline(mean, color="black", linestyle="--", label=f"mean {mean:+.1f}")
-        axes.set_xlabel("scenario, in the order of the difference")
+        axes.set_xlabel("scenario, sorted by difference")
         axes.set_ylabel("P&L difference, $")
-        axes.set_title(f"P&L by scenario: {second} less {first}")
+        axes.set_title(f"P&L by scenario: {second} minus {first}")
         axes.legend(loc="upper left")
 
     _save(path, draw)
 
 
-def plot_equity(results: Mapping[str, Result], path: Path) -> None:
-    """Mean profit tick by tick; the first two stand out, the others are yardsticks."""
+def plot_equity(results: Mapping[str, PlayerResult], path: Path) -> None:
+    """Plot mean profit by tick. Lines: the two players; dotted lines: the yardsticks."""
 
     def draw(axes: Axes) -> None:
         for number, (name, result) in enumerate(results.items()):
@@ -46,7 +46,7 @@ def plot_equity(results: Mapping[str, Result], path: Path) -> None:
 
 
 def plot_sequence(looks: Sequence[Look], path: Path) -> None:
-    """The confidence sequence of the paired difference, look by look, against zero."""
+    """Plot the confidence sequence of the paired difference, look by look."""
 
     def draw(axes: Axes) -> None:
         means = [look.difference.mean for look in looks]
@@ -56,13 +56,13 @@ def plot_sequence(looks: Sequence[Look], path: Path) -> None:
             yerr=[look.difference.high - mean for look, mean in zip(looks, means, strict=True)],
             fmt="o-",
             capsize=5,
-            label="mean, and where the truth is at all looks together (95 %)",
+            label="mean, with 95 % confidence sequence",
         )
         axes.axhline(0, color="black", linewidth=0.8)
         axes.set_xlim(0, looks[-1].scenarios * 1.1)
         axes.set_xlabel("scenarios played")
         axes.set_ylabel("P&L difference, $")
-        axes.set_title("Confidence sequence: challenger less champion")
+        axes.set_title("Confidence sequence: challenger minus champion")
         axes.legend(loc="upper right")
 
     _save(path, draw)

@@ -1,12 +1,12 @@
-"""What would the challenger have earned where others played? Weighted importance sampling.
+"""Off-policy estimate of the challenger's P&L from other players' trajectories.
 
-A trajectory counts as often as the challenger would have played it more than its player did:
-weighted (self-normalised) importance sampling, per trajectory (Precup, Sutton, Singh 2000,
-"Eligibility traces for off-policy policy evaluation", section 3). What it earned is taken above
-the mean of the others in its scenario, so that an easy market is nobody's merit. Weights are cut
-at sqrt(n) times their mean (Ionides 2008, "Truncated importance sampling"), a little bias for a
-bounded variance. ``ess = (sum w)² / sum w²`` (Kong 1992) of the n trajectories says how much is
-left; with too little the estimate is refused.
+The method is weighted (self-normalised) importance sampling per trajectory (Precup, Sutton, Singh
+2000, "Eligibility traces for off-policy policy evaluation", section 3): a trajectory's weight is
+its probability under the challenger over that under its player. Its P&L is taken relative to the
+mean of the others in its scenario, so that easy markets do not count. Weights are truncated at
+sqrt(n) times their mean (Ionides 2008, "Truncated importance sampling"), which bounds the variance
+at the cost of a small bias. The effective sample size is ``ess = (sum w)² / sum w²`` (Kong 1992);
+below ``MIN_ESS`` there is no estimate.
 """
 
 from collections.abc import Sequence
@@ -16,17 +16,17 @@ import numpy as np
 from babylon.core.types import OffPolicy
 from babylon.evaluation.arena.play import Floats
 
-MIN_ESS = 30.0  # trajectories, as for any mean whose interval is to be normal
-_Z = 2.576  # 99 %: a veto is to be beyond doubt
+MIN_ESS = 30.0  # trajectories; below, the mean's interval is not normal
+_Z = 2.576  # 99 %: the check can veto, so it must be nearly certain
 
 
 def off_policy(log_ratios: Floats, pnl_usd: Floats, scenarios: Sequence[str]) -> OffPolicy:
-    """The challenger's P&L above the players', from n trajectories.
+    """Estimate the challenger's P&L minus the players', from n trajectories.
 
     Args:
-        log_ratios: ``[n]`` log of the probability under the challenger over that of its player.
-        pnl_usd: ``[n]`` what each earned.
-        scenarios: ``[n]`` where; a trajectory that is alone in its scenario says nothing.
+        log_ratios: ``[n]`` log of the probability under the challenger over that under the player.
+        pnl_usd: ``[n]`` each trajectory's P&L.
+        scenarios: ``[n]`` each trajectory's scenario; one alone in its scenario is ignored.
     """
     _, index, count = np.unique(scenarios, return_inverse=True, return_counts=True)
     size, total = count[index], np.bincount(index, pnl_usd)[index]
@@ -41,7 +41,7 @@ def off_policy(log_ratios: Floats, pnl_usd: Floats, scenarios: Sequence[str]) ->
     weights /= weights.sum()
     ess = float(1 / (weights**2).sum())
     if ess < MIN_ESS:
-        problem = f"too small: ESS {ess:.1f} of {n} held-out trajectories, needed is {MIN_ESS:g}"
+        problem = f"too small: ESS {ess:.1f} of {n} held-out trajectories; {MIN_ESS:g} needed"
         return OffPolicy(trajectories=n, ess=ess, problem=problem)
     difference = float(weights @ earned)
     half = _Z * float(np.sqrt(((weights * (earned - difference)) ** 2).sum()))

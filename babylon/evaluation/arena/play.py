@@ -1,8 +1,8 @@
-"""Play many scenarios in lock-step, so that a batched policy answers all of them at once.
+"""Playing many scenarios in lock-step, so that a batched policy answers all of them at once.
 
-Common random numbers, twice: whoever plays meets the same worlds, and draws each reply with the
-uniforms of that world and tick, whatever happened before. Two policies that think alike then act
-alike, and what is left of a paired difference is what really differs between them.
+Players share two kinds of random numbers: the worlds, and the uniforms with which each reply of a
+world and tick is drawn, independent of earlier ticks. Equal policies then act equally, and a paired
+difference measures only where two policies really differ.
 """
 
 from collections import Counter
@@ -15,32 +15,34 @@ from statistics import fmean
 import numpy as np
 from numpy.typing import NDArray
 
+from babylon.evaluation.arena.confidence import Interval, mean_interval
 from babylon.game.market.game import Game
+from babylon.game.market.market import Seat
 from babylon.game.market.orders import Decision, Hold, parse_decision
 from babylon.game.market.prompts import render_observation
 from babylon.game.market.scenario import Scenario
-from babylon.game.market.scripted import ScriptedAgent
-from babylon.game.market.seat import Seat
+from babylon.game.market.scripted import SCRIPTED_AGENTS, ScriptedAgent
 
 Chat = list[dict[str, str]]
 Floats = NDArray[np.float64]
 ReplyPolicy = Callable[[Sequence[Chat], Sequence[int]], Sequence[str]]
-"""(chats, a seed for each) → replies."""
+"""(chats, one seed per chat) → replies."""
 Decide = Callable[[Sequence[Seat]], Sequence[Decision]]
-NAME = "arena"  # of every player, in its prompts
+YARDSTICKS = ("random", "news", "oracle")
+NAME = "arena"  # every player's name in its prompts
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class Plays:
-    """How one player did in N scenarios, in their order; simulator dollars.
+    """A player's results in N scenarios, in order; money in simulator dollars.
 
     ``equity`` ``[N, ticks + 1]``: profit so far, before each tick and after settlement.
-    ``drawdown`` ``[N]``: its largest fall below an earlier height, at least 0.
-    ``decisions``: how often each was taken, over all scenarios.
+    ``drawdown`` ``[N]``: largest fall of the equity below an earlier value.
+    ``decisions``: number of times that each decision was taken, over all scenarios.
     """
 
     equity: Floats
-    win_rate: Floats  # [N] of decided trades, 0 without any
+    win_rate: Floats  # [N] share of decided trades that won; 0 without any
     malformed: Floats  # [N] share of a scenario's replies
     decisions: Counter[Decision]
     start_balance: float
@@ -61,13 +63,13 @@ class Plays:
 
     @property
     def commonest(self) -> tuple[Decision, float]:
-        """The decision taken most often, and its share of all."""
+        """The most frequent decision, and its share of all."""
         ((decision, count),) = self.decisions.most_common(1)
         return decision, count / self.decisions.total()
 
 
 def joined(parts: Iterable[Plays]) -> Plays:
-    """Several batches of one player as one."""
+    """Concatenate the batches of one player."""
     batches = list(parts)
     return Plays(
         equity=np.concatenate([part.equity for part in batches]),
@@ -79,7 +81,7 @@ def joined(parts: Iterable[Plays]) -> Plays:
 
 
 def replies(policy: ReplyPolicy, seed: int = 0) -> Decide:
-    """Decide by asking a policy that reads chats and writes replies."""
+    """Return decisions by a policy that answers chats."""
 
     def decide(seats: Sequence[Seat]) -> Sequence[Decision]:
         chats = [render_observation(seat, seat.account.name) for seat in seats]
@@ -92,7 +94,7 @@ def replies(policy: ReplyPolicy, seed: int = 0) -> Decide:
 
 
 def scripted(agent: ScriptedAgent, seed: int = 0) -> Decide:
-    """Decide by a scripted agent."""
+    """Return decisions by a scripted agent."""
 
     def decide(seats: Sequence[Seat]) -> Sequence[Decision]:
         return [agent(seat, Random(_draw(seed, seat))) for seat in seats]
@@ -101,7 +103,7 @@ def scripted(agent: ScriptedAgent, seed: int = 0) -> Decide:
 
 
 def play(decide: Decide, scenarios: Sequence[Scenario]) -> Plays:
-    """Play each scenario once, from the first tick to settlement. All last equally long."""
+    """Play each scenario once, from the first tick to the settlement. All have equal length."""
     games = [Game(scenario, NAME) for scenario in scenarios]
     malformed = np.zeros(len(games))
     decisions: Counter[Decision] = Counter()
@@ -125,7 +127,7 @@ def play(decide: Decide, scenarios: Sequence[Scenario]) -> Plays:
 
 
 def is_malformed(decision: Decision) -> bool:
-    """Did the reply mean nothing that can be decided?"""
+    """Return whether the reply could not be parsed as a decision."""
     return isinstance(decision, Hold) and decision.error is not None
 
 
@@ -136,3 +138,37 @@ def _draw(seed: int, seat: Seat) -> str:
 def _win_rate(game: Game) -> float:
     decided = [won for outcome in game.outcomes if (won := game.won(outcome)) is not None]
     return fmean(decided) if decided else 0.0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PlayerResult:
+    """A player's P&L by scenario in simulator dollars, and the means of its other figures.
+
+    ``equity`` ``[ticks + 1]``: mean profit so far, before each tick and after settlement.
+    """
+
+    pnl: tuple[float, ...]
+    equity: tuple[float, ...]
+    win_rate: float
+    malformed: float
+    drawdown: float
+
+    @property
+    def mean_pnl(self) -> Interval:
+        """Mean P&L with the 95 % interval of a single look."""
+        return mean_interval(self.pnl)
+
+
+def result_of(plays: Plays) -> PlayerResult:
+    return PlayerResult(
+        pnl=tuple(plays.pnl.round(4).tolist()),
+        equity=tuple(plays.equity.mean(axis=0).round(4).tolist()),
+        win_rate=float(plays.win_rate.mean()),
+        malformed=float(plays.malformed.mean()),
+        drawdown=float(plays.drawdown.mean()),
+    )
+
+
+def yardsticks(worlds: Sequence[Scenario]) -> dict[str, PlayerResult]:
+    """Return the results of scripted agents on the same worlds: random, news and oracle."""
+    return {name: result_of(play(scripted(SCRIPTED_AGENTS[name]), worlds)) for name in YARDSTICKS}

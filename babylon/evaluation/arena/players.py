@@ -1,4 +1,4 @@
-"""Who plays: a registered policy, a checkpoint directory, or a scripted agent."""
+"""The arena's players: registered policies, checkpoint directories and scripted agents."""
 
 import hashlib
 from collections.abc import Callable
@@ -19,10 +19,10 @@ _FINGERPRINT_WORLDS = 8
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Player:
-    """``enter`` makes it ready to play, loading its weights. Blocking.
+    """A player. ``enter`` loads its weights and returns its decisions; it blocks.
 
-    ``identity`` names what never changes, so that its results can be kept; a directory, whose
-    content may, has none. A scripted agent's is filled in by ``identity_of``.
+    Results are stored under ``identity``. A directory has none, because its content may change.
+    ``identity_of`` completes a scripted agent's.
     """
 
     name: str
@@ -34,11 +34,10 @@ def checkpoint_player(path: str, seed: int) -> Decide:
     """Load a checkpoint as the engine does. Blocking.
 
     Raises:
-        ModelError: the checkpoint does not load, or cannot answer.
+        ModelError: The checkpoint does not load or cannot answer.
     """
-    from babylon.evaluation.arena.checkpoint_player import (
-        reply_policy,  # torch takes seconds to import
-    )
+    # Imported here because torch takes seconds to import.
+    from babylon.evaluation.arena.checkpoint_replies import reply_policy
 
     return replies(reply_policy(path), seed)
 
@@ -53,10 +52,14 @@ def policy_player(policy: Policy, seed: int) -> Player:
 
 
 def scripted_player(name: str, seed: int) -> Player:
-    """Raises ArenaError when there is no such agent."""
+    """Return a scripted agent's player.
+
+    Raises:
+        ArenaError: No scripted agent has that name.
+    """
     if name not in SCRIPTED_AGENTS:
         raise ArenaError(
-            f"no scripted agent is called {name!r}: there are {', '.join(SCRIPTED_AGENTS)}"
+            f"no scripted agent is called {name!r}: choose from {', '.join(SCRIPTED_AGENTS)}"
         )
     agent = SCRIPTED_AGENTS[name]
     return Player(
@@ -67,8 +70,11 @@ def scripted_player(name: str, seed: int) -> Player:
 
 
 def identity_of(player: Player, worlds: list[Scenario]) -> str | None:
-    """A policy's weights never change under its version; a scripted agent is what it does: how its
-    first worlds ended is part of its identity, so a changed agent is another one."""
+    """Return the identity under which results are stored; None: do not store.
+
+    A policy version's weights never change. A scripted agent's code may, so its identity carries a
+    digest of its results in the first worlds.
+    """
     if player.identity is None or not player.identity.startswith(SCRIPTED):
         return player.identity
     ended = play(player.enter(), worlds[:_FINGERPRINT_WORLDS]).pnl.round(2).tolist()
@@ -76,11 +82,11 @@ def identity_of(player: Player, worlds: list[Scenario]) -> str | None:
 
 
 async def find_player(store: Store, text: str, seed: int) -> Player:
-    """A policy version, or whoever ``unregistered_player`` finds.
+    """Return the player of a policy version, or that of ``unregistered_player``.
 
     Raises:
-        ArenaError: it is nobody, or its checkpoint was removed.
-        ModelError: there is no policy of that version.
+        ArenaError: The text names no player, or the policy's checkpoint was removed.
+        ModelError: The policy version does not exist.
     """
     if not is_version(text):
         return unregistered_player(text, seed)
@@ -88,23 +94,27 @@ async def find_player(store: Store, text: str, seed: int) -> Player:
     if policy.removed_at is not None:
         raise ArenaError(
             f"the checkpoint of policy {text} was removed on {policy.removed_at:%Y-%m-%d}:"
-            " see `babylon model list` for those that are there"
+            " `babylon model list` shows the policies that can play"
         )
     return policy_player(policy, seed)
 
 
 def is_version(text: str) -> bool:
-    """Does it name a registered policy, for which a database is needed?"""
+    """Return whether the text names a registered policy, which needs a database to find."""
     return text.isdecimal()
 
 
 def unregistered_player(text: str, seed: int) -> Player:
-    """``scripted:NAME``, or the path of a checkpoint. Raises ArenaError when it is neither."""
+    """Return the player of ``scripted:NAME`` or of a checkpoint's path.
+
+    Raises:
+        ArenaError: The text is neither.
+    """
     if text.startswith(SCRIPTED):
         return scripted_player(text.removeprefix(SCRIPTED), seed)
     if not Path(text).is_dir():
         raise ArenaError(
-            f"{text!r} is no player: name a policy version, a checkpoint directory, or"
+            f"{text!r} is not a player: give a policy version, a checkpoint directory, or"
             f" {SCRIPTED}{{{','.join(SCRIPTED_AGENTS)}}}"
         )
     return Player(name=text, enter=partial(checkpoint_player, text, seed))

@@ -1,11 +1,11 @@
-"""Worlds that are kept for the arena alone, and how a set of them is recognised again.
+"""Worlds that only the arena uses, and frozen suites of them.
 
-A window's gate takes fresh worlds, seeded by its batch: on worlds that are always the same, a
-champion would be the luckiest of all that played them, and each hour's challenger would meet that
-luck. The leaderboard, where all are to be compared, takes one frozen ``Suite``. Its digest is in
-Postgres from its first use on; worlds that no longer match it are refused, not quietly compared.
+A window's gate makes fresh worlds, seeded by its batch. On fixed worlds, the champion would be the
+luckiest of all policies that played them, and every challenger would compete with that luck. The
+leaderboard compares all players on one frozen ``Suite``. A suite's digest is stored in Postgres at
+its first use; if its worlds change later, it is refused.
 
-Fleets and transcripts draw worlds under other names (``fleet:``, ``transcript:``).
+Fleets and transcripts seed their worlds with other prefixes (``fleet:``, ``transcript:``).
 """
 
 import hashlib
@@ -27,7 +27,7 @@ _REFERENCE_WORLDS = 8
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Suite:
-    """A frozen set of worlds. Another set of the same name is another ``version``."""
+    """A frozen set of worlds. A changed set needs a new ``version``."""
 
     name: str
     version: int
@@ -44,31 +44,35 @@ class Suite:
 SUITES = {
     suite.name: suite
     for suite in (
-        Suite(name="starter", version=1, rules=STARTER, scenarios=512),
-        Suite(name="hour", version=1, rules=HOUR, scenarios=64),
+        Suite(name="starter", version=2, rules=STARTER, scenarios=512),
+        Suite(name="hour", version=2, rules=HOUR, scenarios=64),
     )
 }
 
 
 def find_suite(name: str) -> Suite:
-    """Raises ArenaError when there is none of that name."""
+    """Return the suite of that name.
+
+    Raises:
+        ArenaError: No suite has that name.
+    """
     if name not in SUITES:
-        raise ArenaError(f"no suite is called {name!r}: there are {', '.join(SUITES)}")
+        raise ArenaError(f"no suite is called {name!r}: choose from {', '.join(SUITES)}")
     return SUITES[name]
 
 
 def unseen_scenarios(
     purpose: str, name: str, count: int, rules: Rules | None = None
 ) -> list[Scenario]:
-    """Seeded worlds kept for one purpose: ``arena``, ``gate`` or ``final``."""
+    """Make seeded worlds for one purpose only: ``arena``, ``gate`` or ``final``."""
     return [make_scenario(f"{purpose}:{name}:{number}", rules) for number in range(count)]
 
 
 def digest(worlds: Sequence[Scenario]) -> str:
-    """sha256 over what the worlds hold, and over how they are shown and played.
+    """Return the sha256 of the worlds, and of the first worlds' prompts and played results.
 
-    The second half is a scripted agent's play of the first few, to the cent, and their prompts: a
-    change of the game's mechanics makes other worlds of the same questions and news.
+    The results of a scripted agent, to the cent, are part of it because a change of the game's
+    mechanics changes the worlds, even with the same questions and news.
     """
     sha = hashlib.sha256()
     for world in worlds:

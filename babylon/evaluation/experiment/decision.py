@@ -1,13 +1,13 @@
-"""From the numbers of a look to what is to be done, and why.
+"""The decision of a review, and its reason.
 
-The order is the rule: harm first, then whether the comparison means anything at all, then evidence
-for either side, and at the horizon the champion stays.
+The checks have an order: first harm, then the validity of the comparison, then the evidence. At the
+experiment's horizon the champion stays.
 """
 
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from babylon.core.settings import Settings
+from babylon.core.settings import ExperimentSettings
 from babylon.evaluation.experiment.review_records import (
     Comparison,
     Decision,
@@ -18,7 +18,7 @@ from babylon.evaluation.experiment.review_records import (
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Evidence:
-    """``hours`` since the experiment began."""
+    """The figures that decide; ``hours`` since the experiment began."""
 
     pnl: Comparison | None
     ratios: Sequence[SampleRatio]
@@ -26,53 +26,52 @@ class Evidence:
     hours: float
 
 
-def decide(evidence: Evidence, settings: Settings) -> tuple[Decision, str]:
-    """The decision and its reason in words."""
+def decide(evidence: Evidence, settings: ExperimentSettings) -> tuple[Decision, str]:
+    """Return the decision and its reason."""
     if broken := [guard for guard in evidence.guardrails if guard.state == "broken"]:
         return "rollback", f"guardrail broken: {'; '.join(map(told, broken))}"
     if missing := _missing(evidence, settings):
         return _undecided(evidence, settings, missing)
     assert evidence.pnl is not None  # nothing is missing
     pnl = f"P&L {evidence.pnl} $ a play"
-    if evidence.pnl.high < -settings.experiment.tolerated_loss_usd:
+    if evidence.pnl.high < -settings.tolerated_loss_usd:
         return "rollback", f"{pnl}: worse than the champion"
     if evidence.pnl.low <= 0:
         return _undecided(evidence, settings, f"{pnl}: not yet clear")
     if doubtful := [guard for guard in evidence.guardrails if guard.state == "doubtful"]:
         return _undecided(evidence, settings, f"{pnl}, but {'; '.join(map(told, doubtful))}")
-    if evidence.hours < settings.experiment.min_hours:
+    if evidence.hours < settings.min_hours:
         return "insufficient", (
-            f"{pnl}, but only {evidence.hours:.1f} h old:"
-            f" AB_MIN_HOURS={settings.experiment.min_hours:g}"
+            f"{pnl}, but only {evidence.hours:.1f} h old: AB_MIN_HOURS={settings.min_hours:g}"
         )
     return "promote", f"{pnl}: better than the champion"
 
 
 def told(guard: Guardrail) -> str:
-    """A guardrail that was measured, in words."""
+    """Return a measured guardrail as text."""
     interval = f"{guard.change:.3g} [{guard.low:.3g}, {guard.high:.3g}]"
     return f"{guard.name} {interval}, bound {guard.bound:g}"
 
 
-def _missing(evidence: Evidence, settings: Settings) -> str:
-    """Why the P&L says nothing yet, whatever it is."""
+def _missing(evidence: Evidence, settings: ExperimentSettings) -> str:
+    """Return the reason why the P&L cannot decide yet, or an empty string."""
     for ratio in evidence.ratios:
         if ratio.broken:
             return (
                 f"sample ratio broken: {ratio.challenger} challengers of"
                 f" {ratio.champion + ratio.challenger} agents, {ratio.expected:.1f} expected"
-                f" (p = {ratio.p_value:.2g}): something besides chance decides the arm, find out"
-                " what before anything is promoted"
+                f" (p = {ratio.p_value:.2g}): the arms are not assigned at random; find the cause"
+                " before promoting anything"
             )
     if evidence.pnl is None:
         return "no stage with finished play of two agents in each arm"
     agents = evidence.ratios[-1].champion + evidence.ratios[-1].challenger
-    if agents < settings.experiment.min_agents:
-        return f"{agents} agents with finished play: AB_MIN_AGENTS={settings.experiment.min_agents}"
+    if agents < settings.min_agents:
+        return f"{agents} agents with finished play: AB_MIN_AGENTS={settings.min_agents}"
     return ""
 
 
-def _undecided(evidence: Evidence, settings: Settings, why: str) -> tuple[Decision, str]:
-    if evidence.hours >= settings.experiment.max_hours:
-        return "keep", f"undecided after AB_MAX_HOURS={settings.experiment.max_hours:g}: {why}"
+def _undecided(evidence: Evidence, settings: ExperimentSettings, why: str) -> tuple[Decision, str]:
+    if evidence.hours >= settings.max_hours:
+        return "keep", f"undecided after AB_MAX_HOURS={settings.max_hours:g}: {why}"
     return "insufficient", why

@@ -1,24 +1,25 @@
-"""Challenger less champion, with an interval that holds at every look together.
+"""Challenger minus champion, with a confidence sequence that holds at all looks together.
 
-Within a stage (a time of one share) the difference of the arms' means over agents is unbiased. The
-stages' differences are averaged by ``N1 N0 / (N1 + N0)`` of their plays, so that time, which the
-stages do not share, cancels. A single stage is the textbook's difference of two means.
+Within a stage (a period of constant share) the difference of the arms' means over agents is
+unbiased. The stages' differences are averaged with weights ``N1 N0 / (N1 + N0)`` of their plays, so
+that changes over time cancel. A single stage gives the textbook difference of two means.
 
 CUPED (Deng, Xu, Kohavi, Walker 2013, "Improving the sensitivity of online controlled experiments by
 utilizing pre-experiment data"): each agent's mean before the experiment, times a pooled theta, is
-subtracted. Agents without history get the mean of the others, which adjusts nothing: whether an
-agent has one was settled before it was dealt an arm, so neither choice shifts the difference.
+subtracted. Agents without history get the mean of the others, which leaves them unadjusted. An
+agent's history is fixed before its arm is drawn, so neither choice biases the difference.
 
-Variance: from each agent's influence on the difference, so that all its plays are one cluster, on
-both arms together: Waudby-Smith et al., arXiv 2103.06476, section 3.1 (randomised experiments), for
-which one sequence of the difference is tighter than the union of one for each arm.
+Variance: it is computed from each agent's influence on the difference, with all plays of an agent
+as one cluster and both arms together (Waudby-Smith et al., arXiv 2103.06476, section 3.1,
+randomised experiments). One sequence of the difference is tighter than two of the arms.
 
-Time: agents come and go on playing, so the sequence's clock is not the number of agents but the
-information 1 / variance, in which such differences have independent increments (Scharfstein,
-Tsiatis, Robins 1997); it is told in plays. Few agents: the normal factor becomes Student's by the
-inverse of Wallace's approximation (1959), its degrees of freedom are Satterthwaite's, and neither
-arm's variance is believed to be smaller than that of both: where few play, the rare great win has
-not happened yet.
+Time: agents arrive and continue to play, so the sequence's clock is not the number of agents but
+the information 1 / variance, in which such differences have independent increments (Scharfstein,
+Tsiatis, Robins 1997). It is expressed in plays.
+
+Few agents: the normal factor is replaced by Student's through the inverse of Wallace's
+approximation (1959), with Satterthwaite's degrees of freedom. Each arm's variance is at least the
+pooled variance, because a small arm may not have seen the rare large win yet.
 """
 
 import math
@@ -26,48 +27,49 @@ import math
 import numpy as np
 
 from babylon.evaluation.arena.confidence import standard_errors
-from babylon.evaluation.experiment.cells import Cells, Floats, Ints
+from babylon.evaluation.experiment.agent_outcomes import AgentOutcomes, Floats, Ints
 from babylon.evaluation.experiment.review_records import Comparison
 
-TIGHTEST = 500  # plays, as of independent agents in an even split, at which the sequence is
+TIGHTEST = 500  # plays of independent agents in an even split at which the sequence is tightest
 _ROUNDING = 1e-9
-_LARGEST = 700.0  # whose exponential is still a number
+_LARGEST = 700.0  # exp of larger numbers overflows
 
 
-def difference(cells: Cells, *, shares: bool = False) -> Comparison | None:
-    """Compare the arms; ``None`` without two agents on each side of any stage.
+def difference(outcomes: AgentOutcomes, *, shares: bool = False) -> Comparison | None:
+    """Compare the arms; None if no stage has two agents in each arm.
 
     Args:
-        shares: outcomes are shares of something rare. Among a few agents nobody may have had any
-            by luck, so each arm's variance is as with two agents more, one at 0 and one at 1
-            (Agresti, Caffo 2000).
+        shares: The outcomes are shares of a rare event. A few agents may all be at 0 by chance, so
+            each arm's variance is computed with two more agents, one at 0 and one at 1 (Agresti,
+            Caffo 2000).
     """
-    weights = _stage_weights(cells)
+    weights = _stage_weights(outcomes)
     if not weights.any():
         return None
-    cells = _only(cells, weights)
-    groups, size = cells.groups, np.bincount(cells.groups)
-    sign = np.where(cells.challenger, 1.0, -1.0)
-    influence = sign * weights[cells.stage] / size[groups]
-    before = _history(cells)
-    theta = _theta(cells, before, weights)
-    adjusted = cells.outcome - theta * before
-    variance, freedom = _variance(cells, adjusted, influence, shares)
-    plain, _ = _variance(cells, cells.outcome, influence, shares)
+    outcomes = _only(outcomes, weights)
+    groups, size = outcomes.groups, np.bincount(outcomes.groups)
+    sign = np.where(outcomes.challenger, 1.0, -1.0)
+    influence = sign * weights[outcomes.stage] / size[groups]
+    before = _history(outcomes)
+    theta = _theta(outcomes, before, weights)
+    adjusted = outcomes.mean - theta * before
+    variance, freedom = _variance(outcomes, adjusted, influence, shares)
+    plain, _ = _variance(outcomes, outcomes.mean, influence, shares)
     middle = float(influence @ adjusted)
     rounding = _ROUNDING * float(np.abs(adjusted).max())
-    if variance <= rounding**2:  # all agents of an arm came to exactly the same
+    # If all agents of an arm have the same outcome, the variance is only rounding error.
+    if variance <= rounding**2:
         middle, variance = middle if abs(middle) > rounding else 0.0, 0.0
-    information = _information(cells, influence, variance)
+    information = _information(outcomes, influence, variance)
     half = 0.0
     if variance:
         half = math.sqrt(variance) * student(standard_errors(information / TIGHTEST), freedom)
     limit = 1.0 if shares else math.inf
     return Comparison(
-        champion=0.0 - float(influence @ np.where(cells.challenger, 0, adjusted)),
-        challenger=float(influence @ np.where(cells.challenger, adjusted, 0)),
-        champion_agents=_count(cells, False),
-        challenger_agents=_count(cells, True),
+        champion=0.0 - float(influence @ np.where(outcomes.challenger, 0, adjusted)),
+        challenger=float(influence @ np.where(outcomes.challenger, adjusted, 0)),
+        champion_agents=_count(outcomes, False),
+        challenger_agents=_count(outcomes, True),
         difference=middle,
         low=max(middle - half, -limit),
         high=min(middle + half, limit),
@@ -77,18 +79,18 @@ def difference(cells: Cells, *, shares: bool = False) -> Comparison | None:
 
 
 def student(normal: float, freedom: float) -> float:
-    """Student's quantile of the same probability as a normal one."""
+    """Return Student's quantile with the probability of the normal quantile ``normal``."""
     if math.isinf(freedom):
         return normal
     wallace = normal * (8 * freedom + 3) / (8 * freedom + 1)
     return math.sqrt(freedom * math.expm1(min(wallace**2 / freedom, _LARGEST)))
 
 
-def _stage_weights(cells: Cells) -> Floats:
-    """``[stages]``, in sum 1; 0 for a stage with less than two agents in an arm."""
-    stages = int(cells.stage.max(initial=-1)) + 1
-    plays = np.bincount(cells.groups, cells.plays, 2 * stages).reshape(stages, 2)
-    agents = np.bincount(cells.groups, minlength=2 * stages).reshape(stages, 2)
+def _stage_weights(outcomes: AgentOutcomes) -> Floats:
+    """``[stages]`` with sum 1; 0 for a stage with fewer than two agents in an arm."""
+    stages = int(outcomes.stage.max(initial=-1)) + 1
+    plays = np.bincount(outcomes.groups, outcomes.plays, 2 * stages).reshape(stages, 2)
+    agents = np.bincount(outcomes.groups, minlength=2 * stages).reshape(stages, 2)
     total = plays.sum(axis=1)
     weights = np.zeros(stages)
     np.divide(plays.prod(axis=1), total, out=weights, where=total > 0)
@@ -96,54 +98,56 @@ def _stage_weights(cells: Cells) -> Floats:
     return weights / weights.sum() if weights.any() else weights
 
 
-def _only(cells: Cells, weights: Floats) -> Cells:
-    kept = weights[cells.stage] > 0
-    return Cells(
-        unit=cells.unit[kept],
-        stage=cells.stage[kept],
-        challenger=cells.challenger[kept],
-        outcome=cells.outcome[kept],
-        plays=cells.plays[kept],
-        spread=cells.spread[kept],
-        before=cells.before[kept],
+def _only(outcomes: AgentOutcomes, weights: Floats) -> AgentOutcomes:
+    kept = weights[outcomes.stage] > 0
+    return AgentOutcomes(
+        unit=outcomes.unit[kept],
+        stage=outcomes.stage[kept],
+        challenger=outcomes.challenger[kept],
+        mean=outcomes.mean[kept],
+        plays=outcomes.plays[kept],
+        spread=outcomes.spread[kept],
+        before=outcomes.before[kept],
     )
 
 
-def _history(cells: Cells) -> Floats:
-    """``[c]`` the covariate around its mean; 0 where an agent has none."""
-    known = ~np.isnan(cells.before)
+def _history(outcomes: AgentOutcomes) -> Floats:
+    """``[c]`` the covariate minus its mean; 0 for an agent without history."""
+    known = ~np.isnan(outcomes.before)
     if not known.any():
-        return np.zeros(len(cells.before))
-    history: Floats = np.where(known, cells.before - cells.before[known].mean(), 0.0)
+        return np.zeros(len(outcomes.before))
+    history: Floats = np.where(known, outcomes.before - outcomes.before[known].mean(), 0.0)
     return history
 
 
-def _theta(cells: Cells, before: Floats, weights: Floats) -> float:
-    """Pooled over arms and stages, within each: the effect itself must not count as history."""
-    deviation = _within(before, cells.groups)
-    weight = weights[cells.stage]
+def _theta(outcomes: AgentOutcomes, before: Floats, weights: Floats) -> float:
+    """Pooled regression slope, within arms and stages so that the effect itself is excluded."""
+    deviation = _within(before, outcomes.groups)
+    weight = weights[outcomes.stage]
     squares = float(weight @ deviation**2)
-    return float(weight @ (deviation * cells.outcome)) / squares if squares else 0.0
+    return float(weight @ (deviation * outcomes.mean)) / squares if squares else 0.0
 
 
 def _within(values: Floats, groups: Ints) -> Floats:
-    """Deviations from the mean of the group."""
+    """Deviations from the group's mean."""
     size = np.maximum(np.bincount(groups), 1)
     deviations: Floats = values - (np.bincount(groups, values) / size)[groups]
     return deviations
 
 
 def _variance(
-    cells: Cells, outcome: Floats, influence: Floats, shares: bool
+    outcomes: AgentOutcomes, outcome: Floats, influence: Floats, shares: bool
 ) -> tuple[float, float]:
-    """The variance of the difference, an agent's cells together, and its degrees of freedom."""
-    groups, size = cells.groups, np.bincount(cells.groups)
+    """Return the difference's variance, clustered by agent, and its degrees of freedom."""
+    groups, size = outcomes.groups, np.bincount(outcomes.groups)
     weight = np.bincount(groups, np.abs(influence)) ** 2
     degrees = np.maximum(size - 1.0, 1.0)
     within = _within(outcome, groups)
     inner = influence * within * np.sqrt(size / degrees)[groups]
-    parts = np.bincount(groups, inner**2)  # as if agents were different ones in each stage
-    pooled = np.bincount(cells.stage, within**2) / np.maximum(np.bincount(cells.stage) - 2.0, 1.0)
+    parts = np.bincount(groups, inner**2)  # each arm and stage by itself, without clustering
+    pooled = np.bincount(outcomes.stage, within**2) / np.maximum(
+        np.bincount(outcomes.stage) - 2.0, 1.0
+    )
     floor = weight * pooled[np.arange(len(size)) // 2] / np.maximum(size, 1)
     squares = float((np.maximum(parts, floor) ** 2 / degrees).sum())
     more = np.maximum(floor - parts, 0.0)
@@ -151,17 +155,19 @@ def _variance(
         mean = np.bincount(groups, outcome) / np.maximum(size, 1)
         more += weight * (mean**2 + (1 - mean) ** 2) / ((size + 1) * (size + 2))
     freedom = float((parts + more).sum()) ** 2 / squares if squares else math.inf
-    return float((np.bincount(cells.unit, inner) ** 2).sum() + more.sum()), freedom
+    return float((np.bincount(outcomes.unit, inner) ** 2).sum() + more.sum()), freedom
 
 
-def _information(cells: Cells, influence: Floats, variance: float) -> float:
-    """Plays of independent agents, half in each arm, whose difference has this variance; at least
-    as many as there are agents, of whom those of an arm may have done alike by luck."""
-    agents = 4 / float((np.bincount(cells.unit, np.abs(influence)) ** 2).sum())
-    between = float(cells.plays @ _within(cells.outcome, cells.groups) ** 2)
-    of_one = (float(cells.spread.sum()) + between) / float(cells.plays.sum())
+def _information(outcomes: AgentOutcomes, influence: Floats, variance: float) -> float:
+    """Number of plays of independent agents, half in each arm, that would give this variance.
+
+    It is at least the number of agents: their outcomes may be alike by chance.
+    """
+    agents = 4 / float((np.bincount(outcomes.unit, np.abs(influence)) ** 2).sum())
+    between = float(outcomes.plays @ _within(outcomes.mean, outcomes.groups) ** 2)
+    of_one = (float(outcomes.spread.sum()) + between) / float(outcomes.plays.sum())
     return max(agents, 4 * of_one / variance) if variance else agents
 
 
-def _count(cells: Cells, challenger: bool) -> int:
-    return len(np.unique(cells.unit[cells.challenger == challenger]))
+def _count(outcomes: AgentOutcomes, challenger: bool) -> int:
+    return len(np.unique(outcomes.unit[outcomes.challenger == challenger]))

@@ -1,7 +1,7 @@
-"""Guardrails: what a challenger that earns more must not pay for it with.
+"""Guardrails: measures that a challenger must not make notably worse, whatever it earns.
 
-Each is compared like P&L, agent by agent, with a sequence of its own. It is broken when the whole
-interval lies beyond the bound, and doubtful when only its middle does: that forbids to promote.
+Each is compared like P&L, by agent, with its own confidence sequence. It is broken if the whole
+interval lies beyond the bound. It is doubtful if only the centre does, which blocks a promotion.
 """
 
 import math
@@ -9,16 +9,16 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
-from babylon.evaluation.experiment.cells import Cells
+from babylon.evaluation.experiment.agent_outcomes import AgentOutcomes
 from babylon.evaluation.experiment.difference import difference
 from babylon.evaluation.experiment.review_records import Guardrail, State
 
-_LARGEST = 700.0  # whose exponential is still a number
+_LARGEST = 700.0  # exp of larger numbers overflows
 
 
 @dataclass(frozen=True, slots=True)
 class Measure:
-    """``bound`` on the difference of shares; of ``latency``, on the ratio."""
+    """A measure with its ``bound`` on the difference of shares, or on the ratio of latencies."""
 
     name: str
     bound: float
@@ -33,15 +33,15 @@ MEDIAN = Measure("latency, median", 1.5, latency=True)
 P95 = Measure("latency, 95th percentile", 1.5, latency=True)
 
 
-def guard(measure: Measure, cells: Cells) -> Guardrail:
-    """``cells``: shares, or milliseconds (above 0) of a latency."""
+def guard(measure: Measure, outcomes: AgentOutcomes) -> Guardrail:
+    """``outcomes``: shares, or milliseconds (above 0) of a latency."""
     if measure.latency:
-        cells = _logarithms(cells)
-    found = difference(cells, shares=not measure.latency)
+        outcomes = _logarithms(outcomes)
+    found = difference(outcomes, shares=not measure.latency)
     if found is None:
         return Guardrail(name=measure.name, state="unknown", bound=measure.bound)
     figures = [found.champion, found.challenger, found.difference, found.low, found.high]
-    if measure.latency:  # means of logarithms: geometric means, and their ratio
+    if measure.latency:  # exp of means of logarithms: geometric means and their ratio
         figures = [math.exp(min(value, _LARGEST)) for value in figures]
     champion, challenger, change, low, high = figures
     return Guardrail(
@@ -60,5 +60,5 @@ def _state(low: float, change: float, bound: float) -> State:
     return "broken" if low > bound else "doubtful" if change > bound else "passes"
 
 
-def _logarithms(cells: Cells) -> Cells:
-    return replace(cells, outcome=np.log(np.maximum(cells.outcome, 1.0)))
+def _logarithms(outcomes: AgentOutcomes) -> AgentOutcomes:
+    return replace(outcomes, mean=np.log(np.maximum(outcomes.mean, 1.0)))

@@ -1,7 +1,7 @@
-"""One look at an experiment: read, compare, decide, and keep what was seen.
+"""The review of an experiment: read its plays, compare the arms, decide and store the review.
 
-Agents of one market move the prices of one another, so an agent's result depends a little on the
-arms of others (interference). Dealing agents, not markets, cannot remove that; the report says so.
+Agents of one market move each other's prices, so an agent's result depends a little on the arms of
+others (interference). Assigning agents rather than markets cannot remove that; the page says so.
 """
 
 from collections import Counter
@@ -12,9 +12,9 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from babylon.core.settings import Settings
+from babylon.core.settings import Settings, WindowSettings
 from babylon.core.windows import last_complete_window
-from babylon.evaluation.experiment.cells import Exposure, cells_of, make_cells
+from babylon.evaluation.experiment.agent_outcomes import Exposure, agent_outcomes, outcomes_of_plays
 from babylon.evaluation.experiment.decision import Evidence, decide
 from babylon.evaluation.experiment.difference import difference
 from babylon.evaluation.experiment.guardrails import (
@@ -27,7 +27,7 @@ from babylon.evaluation.experiment.guardrails import (
     Measure,
     guard,
 )
-from babylon.evaluation.experiment.plays import Result, finished, means, results
+from babylon.evaluation.experiment.play_results import PlayResult, finished, means, results
 from babylon.evaluation.experiment.review_records import Guardrail, Review, SampleRatio
 from babylon.evaluation.experiment.sample_ratio import sample_ratio
 from babylon.store.connection import Store, require_game_tables
@@ -51,13 +51,13 @@ __all__ = ["Review", "review"]
 
 
 async def review(store: Store, settings: Settings, experiment: str | None = None) -> Review | None:
-    """Look at an experiment, by the salt of its routes, or at the one that runs now.
+    """Review the experiment with that salt, or the running one.
 
     Returns:
-        ``None`` when no experiment runs, or none has that salt.
+        The stored review. None if there is no such experiment.
 
     Raises:
-        DatabaseError: the database has no game tables, so there is no play.
+        DatabaseError: The database has no game tables and therefore no play.
     """
     require_game_tables(store)
     found = await find_experiment(store, experiment)
@@ -78,10 +78,11 @@ async def _look(connection: "Connection", settings: Settings, found: Experiment)
     exposures = [
         Exposure(unit=one.unit, stage=one.stage, challenger=one.challenger) for one in agents
     ]
-    played, excluded = await _played(connection, settings, found, now)
-    before = await _before(connection, settings, found, played)
+    played, excluded = await _played(connection, settings.windows, found, now)
+    since = found.began_at - timedelta(hours=settings.windows.lookback_hours)
+    before = await _before(connection, found, played, since)
     pnl = [(play.unit, play.stage, play.pnl_usd) for play in played]
-    cells = cells_of(exposures, pnl, before)
+    outcomes = outcomes_of_plays(exposures, pnl, before)
     scores = await scores_of(connection, [play.trajectory_id for play in played])
     judged = [
         (play.unit, play.stage, scores[play.trajectory_id])
@@ -91,13 +92,13 @@ async def _look(connection: "Connection", settings: Settings, found: Experiment)
     everybody = _ratio(exposures, found)
     measured = {play.unit for play in played}
     with_play = _ratio([one for one in exposures if one.unit in measured], found)
-    compared = difference(cells)
+    compared = difference(outcomes)
     guardrails = _guardrails(agents, exposures, played)
     hours = ((found.ended_at or now) - found.began_at) / timedelta(hours=1)
     evidence = Evidence(
         pnl=compared, ratios=(everybody, with_play), guardrails=guardrails, hours=hours
     )
-    decision, reason = decide(evidence, settings)
+    decision, reason = decide(evidence, settings.experiment)
     return Review(
         experiment=found.salt,
         mode=found.mode,
@@ -116,19 +117,22 @@ async def _look(connection: "Connection", settings: Settings, found: Experiment)
         calls=sum(one.calls for one in agents),
         crossed=_crossed(agents),
         pnl=compared,
-        raw_pnl=difference(replace(cells, before=np.full(len(cells.before), np.nan))),
-        score=difference(cells_of(exposures, judged, {})),
+        raw_pnl=difference(replace(outcomes, before=np.full(len(outcomes.before), np.nan))),
+        score=difference(outcomes_of_plays(exposures, judged, {})),
         guardrails=guardrails,
         excluded=dict(excluded),
     )
 
 
 async def _played(
-    connection: "Connection", settings: Settings, found: Experiment, now: datetime
-) -> tuple[list[Result], Counter[str]]:
-    """Play that counts; of a window that is not over, one arm's could be done sooner."""
-    settled = now - timedelta(seconds=settings.windows.grace_s)
-    over = last_complete_window(settled, settings.windows.minutes).end
+    connection: "Connection", windows: WindowSettings, found: Experiment, now: datetime
+) -> tuple[list[PlayResult], Counter[str]]:
+    """Return the results of plays that count, and the number of others by reason.
+
+    Only complete windows count: in an open one, the arm that plays faster would be ahead.
+    """
+    settled = now - timedelta(seconds=windows.grace_s)
+    over = last_complete_window(settled, windows.minutes).end
     counting, excluded = finished(await plays(connection, found), over)
     played, without = await results(connection, counting)
     excluded += without
@@ -138,16 +142,16 @@ async def _played(
 
 
 async def _before(
-    connection: "Connection", settings: Settings, found: Experiment, played: Sequence[Result]
+    connection: "Connection", found: Experiment, played: Sequence[PlayResult], since: datetime
 ) -> dict[str, float]:
+    """Return the units' mean P&L between ``since`` and the experiment's beginning."""
     units = sorted({play.unit for play in played})
-    since = found.began_at - timedelta(hours=settings.windows.lookback_hours)
     history, _ = await results(connection, await plays_before(connection, found, units, since))
     return means(history)
 
 
 def _ratio(exposures: Sequence[Exposure], found: Experiment) -> SampleRatio:
-    """By the first stage that each agent was in; exposures are ordered by stage."""
+    """Return the sample ratio over the agents' first stages. Exposures are ordered by stage."""
     first: dict[str, Exposure] = {}
     for one in exposures:
         first.setdefault(one.unit, one)
@@ -156,7 +160,7 @@ def _ratio(exposures: Sequence[Exposure], found: Experiment) -> SampleRatio:
 
 
 def _crossed(agents: Sequence[AgentCalls]) -> int:
-    """Agents that met both arms."""
+    """Return the number of agents that were exposed to both arms."""
     arms: dict[str, set[bool]] = {}
     for one in agents:
         arms.setdefault(one.unit, set()).update({one.challenger, one.challenger ^ one.both})
@@ -164,15 +168,15 @@ def _crossed(agents: Sequence[AgentCalls]) -> int:
 
 
 def _guardrails(
-    agents: Sequence[AgentCalls], exposures: Sequence[Exposure], played: Sequence[Result]
+    agents: Sequence[AgentCalls], exposures: Sequence[Exposure], played: Sequence[PlayResult]
 ) -> tuple[Guardrail, ...]:
     calls = np.array([one.calls for one in agents], float)
 
     def of_calls(measure: Measure, values: list[float]) -> Guardrail:
-        return guard(measure, make_cells(exposures, np.array(values, float), plays=calls))
+        return guard(measure, agent_outcomes(exposures, np.array(values, float), plays=calls))
 
     def of_plays(measure: Measure, values: list[tuple[str, int, float]]) -> Guardrail:
-        return guard(measure, cells_of(exposures, values, {}))
+        return guard(measure, outcomes_of_plays(exposures, values, {}))
 
     failed = [(one.unit, one.stage, one.failed) for one in played if one.failed is not None]
     return (

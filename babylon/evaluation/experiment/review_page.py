@@ -1,4 +1,4 @@
-"""A review as a page for people."""
+"""A review as a Markdown page."""
 
 from collections.abc import Iterator
 
@@ -11,9 +11,9 @@ WORDS = {
     "insufficient": "not enough evidence yet",
 }
 INTERFERENCE = (
-    "Agents of one market move each other's prices, so a few of an arm's gains may be the other"
-    " arm's losses: the difference says who does better beside the other, not what all agents"
-    " would earn with one of them."
+    "Agents of one market move each other's prices, so some of an arm's gains may be the other"
+    " arm's losses. The difference compares the arms side by side; it does not predict the P&L if"
+    " all agents used one of them."
 )
 
 
@@ -42,7 +42,7 @@ def review_markdown(review: Review) -> str:
             "",
             *_excluded(review),
             INTERFERENCE,
-            f"Looked at {review.reviewed_at:%Y-%m-%d %H:%M:%S} UTC.",
+            f"Reviewed {review.reviewed_at:%Y-%m-%d %H:%M:%S} UTC.",
         ]
     )
 
@@ -54,8 +54,8 @@ def _measures(review: Review) -> Iterator[str]:
     ):
         yield f"| {name} | {ratio.champion} | {ratio.challenger} | {_ratio(ratio)} |"
     for name, found, form in (
-        ("P&L a play, $", review.raw_pnl, ".2f"),
-        ("P&L a play, $, adjusted for history", review.pnl, ".2f"),
+        ("P&L per play, $", review.raw_pnl, ".2f"),
+        ("P&L per play, $, adjusted for history", review.pnl, ".2f"),
         ("score (decides nothing)", review.score, ".3f"),
     ):
         if found is not None:
@@ -82,8 +82,8 @@ def _told(review: Review) -> Iterator[str]:
         )
     if review.crossed:
         yield (
-            f"{review.crossed} agents met both arms, when the share changed: each counts in the arm"
-            " that it met first at each share."
+            f"{review.crossed} agents were in both arms, because the share changed. At each share,"
+            " an agent counts in its first arm."
         )
 
 

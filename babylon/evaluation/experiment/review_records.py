@@ -1,4 +1,4 @@
-"""What a look at an experiment found: plain records, ``dataclasses.asdict`` gives JSON."""
+"""Records of an experiment's review; ``dataclasses.asdict`` makes JSON of them."""
 
 from dataclasses import dataclass, field
 from datetime import datetime
@@ -10,11 +10,11 @@ State = Literal["passes", "doubtful", "broken", "unknown"]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Comparison:
-    """Challenger less champion, with the ends of a 95 % confidence sequence.
+    """Challenger minus champion, with the ends of a 95 % confidence sequence.
 
-    The means are those of agents, over the same mixture of stages. ``explained``: share of the
-    variance of the difference that the agents' play before the experiment took away.
-    ``information``: how many independent plays, half of them on each side, would say as much.
+    ``champion`` and ``challenger`` are means over agents, with the same weights of stages.
+    ``explained``: share of the difference's variance that play before the experiment explains.
+    ``information``: number of independent plays, half in each arm, with the same variance.
     """
 
     champion: float
@@ -33,8 +33,11 @@ class Comparison:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SampleRatio:
-    """Agents on each side against the split: ``expected`` challengers, and how probable a count
-    at least as improbable as this one is."""
+    """Agents in each arm against the split.
+
+    ``expected`` is the expected number of challengers. ``p_value`` is the probability of a count at
+    least as improbable as this one.
+    """
 
     champion: int
     challenger: int
@@ -45,10 +48,10 @@ class SampleRatio:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Guardrail:
-    """Something that the challenger must not make worse by more than ``bound``.
+    """A measure that the challenger must not make worse by more than ``bound``.
 
-    ``champion`` and ``challenger`` are shares, or milliseconds for latencies; ``change`` with its
-    ends is their difference, or their ratio. ``unknown``: too few agents to say.
+    ``champion`` and ``challenger`` are shares, or milliseconds for latencies. ``change``, ``low``
+    and ``high`` are their difference, or the ratio for latencies. ``unknown``: too few agents.
     """
 
     name: str
@@ -63,12 +66,11 @@ class Guardrail:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Review:
-    """One look at an experiment, and what follows from it.
+    """A review of an experiment, with its decision.
 
-    ``pnl`` decides: USD a play, adjusted for the agents' play before the experiment; ``raw_pnl`` is
-    the same without that. ``score`` is told where play was judged, and decides nothing.
-    ``excluded``: why plays were left out → how many. ``crossed``: agents that a change of the share
-    moved to the other arm.
+    ``pnl`` decides: USD per play, adjusted for the agents' play before the experiment. ``raw_pnl``
+    is unadjusted. ``score`` compares judged play and decides nothing. ``excluded``: number of
+    excluded plays by reason. ``crossed``: agents that a change of the share moved to the other arm.
     """
 
     experiment: str
@@ -95,6 +97,9 @@ class Review:
 
     @property
     def warns(self) -> bool:
-        """Is the sample ratio broken, or a guardrail at least doubtful? No time for more agents."""
+        """True if the sample ratio is broken or a guardrail is at least doubtful.
+
+        The challenger's share must not grow then.
+        """
         broken = self.agents.broken or self.measured_agents.broken
         return broken or any(guard.state in ("doubtful", "broken") for guard in self.guardrails)

@@ -1,10 +1,9 @@
-"""Sample-ratio check: are there as many agents on each side as the split says?
+"""Sample-ratio check: the numbers of agents in the arms must match the split.
 
-Where there are not, something decides the arm besides chance (agents that a policy drives away,
-a faulty split), and no comparison of the arms means anything: Fabijan et al. (2019), "Diagnosing
-sample ratio mismatch in online controlled experiments". Each agent has its own probability, the
-share at its first call, so the count is Poisson-binomial; its exact distribution is a convolution
-of one binomial for each share.
+If they do not, the arms are not random (a policy drives agents away, or the split is faulty), and
+no comparison is valid: Fabijan et al. (2019), "Diagnosing sample ratio mismatch in online
+controlled experiments". Each agent's probability is the share at its first call, so the number of
+challengers is Poisson-binomial. Its exact distribution is a convolution of one binomial per share.
 """
 
 import math
@@ -13,14 +12,14 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from babylon.evaluation.experiment.cells import Floats
+from babylon.evaluation.experiment.agent_outcomes import Floats
 from babylon.evaluation.experiment.review_records import SampleRatio
 
 ALPHA = 0.001
 
 
 def sample_ratio(shares: Sequence[float], challengers: int) -> SampleRatio:
-    """``shares``: of each agent, the probability with which it became a challenger."""
+    """Test the number of challengers. ``shares``: each agent's probability of being one."""
     expected = math.fsum(shares)
     chances = np.ones(1)
     for share, agents in Counter(shares).items():

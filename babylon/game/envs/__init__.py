@@ -1,4 +1,4 @@
-"""The game for the usual tools of reinforcement learning: Gymnasium and PettingZoo.
+"""Gymnasium and PettingZoo environments of the game.
 
 Importing this package registers ``Babylon/Trader-v0`` (the hour) and ``Babylon/TraderStarter-v0``
 (the small game), both with a vectorised version for ``gymnasium.make_vec``.

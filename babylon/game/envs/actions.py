@@ -1,15 +1,16 @@
-"""The action space of a trader: what to do with which question or perp, how much, what leverage.
+"""The action space of a trader: verb, size and leverage.
 
-``MultiDiscrete([1 + 3 M + 3 P, 4, 7])`` (without the last where there are no perps):
+``MultiDiscrete([1 + 3 M + 3 P, 4, 7])``, without the last entry if there are no perps:
 
-- 0 holds; then buy YES, buy NO, sell of each question; then open long, open short, close of each
-  perp;
-- the size in quarters: of the most that an order may take from the balance, in whole cents and fees
-  included, or of the larger position held, for a sale; a closing closes all;
-- the leverage, of ``LEVERAGES``.
+- The verb: 0 holds; then buy YES, buy NO and sell for each question; then open long, open short and
+  close for each perp.
+- The size in quarters. A purchase or opening takes quarters of the largest order that the rules and
+  the balance allow, in whole cents and including fees. A sale sells quarters of the larger position
+  held. A closing closes the whole position.
+- The leverage, an index into ``LEVERAGES``.
 
-An order of nothing (there is no money left, or nothing to sell) is refused like any other that the
-market refuses: it costs the tick.
+An order of size zero (no money left, or nothing to sell) is refused by the market, and the tick is
+used up.
 """
 
 from functools import cache
@@ -33,13 +34,13 @@ BY_NUMBER = {number: kind for kind, number in KINDS.items()}
 
 
 def action_space(questions: int, perps: int) -> MultiDiscrete:
-    """Of one trader."""
+    """Return the action space of one trader."""
     verbs = 1 + len(OF_QUESTION) * questions + len(OF_PERP) * perps
     return MultiDiscrete([verbs, SIZES, len(LEVERAGES)] if perps else [verbs, SIZES])
 
 
 def to_orders(actions: Action, ledger: Ledger, rules: Rules) -> Orders:
-    """The orders that actions [B, N, 2 or 3] mean."""
+    """Convert actions [B, N, 2 or 3] to orders [B, N]."""
     kinds, targets = _verbs(ledger.shares.shape[2], ledger.size.shape[2])
     kind, target = kinds[actions[..., 0]], targets[actions[..., 0]]
     leverage = LEVERAGES[actions[..., 2]] if actions.shape[-1] > 2 else np.ones(kind.shape)
@@ -54,7 +55,7 @@ def to_orders(actions: Action, ledger: Ledger, rules: Rules) -> Orders:
 
 
 def to_decision(orders: Orders, trader: int, scenario: Scenario) -> Decision:
-    """What an order [1, N] is in the scalar game."""
+    """Convert one trader's order of ``orders`` [1, N] to a decision in the scalar game."""
     number, target = int(orders.kind[0, trader]), int(orders.target[0, trader])
     if number == HOLD:
         return Hold()
@@ -69,7 +70,7 @@ def to_decision(orders: Orders, trader: int, scenario: Scenario) -> Decision:
 
 @cache
 def _verbs(questions: int, perps: int) -> tuple[Ints, Ints]:
-    """Kind and target of every verb."""
+    """Return (kind, target) of every verb."""
     kinds = [KINDS[kind] for _ in range(questions) for kind in OF_QUESTION]
     kinds += [KINDS[kind] for _ in range(perps) for kind in OF_PERP]
     targets = [*np.repeat(np.arange(questions), len(OF_QUESTION))]

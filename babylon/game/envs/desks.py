@@ -1,7 +1,7 @@
-"""Orders of one trader a world, carried out in all worlds at once.
+"""Trading in all worlds at once, one trader per world.
 
-The same rules, in the same order, as ``market/predictions.py`` and ``market/futures.py``; the
-formulas are theirs. An order that the market refuses changes nothing.
+The checks are those of ``market/prediction_desk.py`` and ``market/perp_desk.py``, in the same
+order, with the same formulas. A refused order changes nothing.
 """
 
 from dataclasses import dataclass
@@ -22,12 +22,14 @@ OPEN_LONG, OPEN_SHORT = KINDS[OrderKind.OPEN_LONG], KINDS[OrderKind.OPEN_SHORT]
 
 @dataclass(frozen=True, slots=True)
 class Orders:
-    """One decision a trader; every array has the same shape. ``kind`` is ``HOLD`` or one of
-    ``KINDS``; ``target`` is the number of a question, or of a perp."""
+    """One decision per trader; all arrays have the same shape.
+
+    ``kind`` is ``HOLD`` or one of ``KINDS``. ``target`` is the index of a question or a perp.
+    """
 
     kind: Ints
     target: Ints
-    amount: Floats  # dollars, shares (of a sale), or dollars of size (of a perp)
+    amount: Floats  # dollars; shares for a sale; dollars of notional for a perp
     leverage: Floats
 
     def of(self, rows: Ints, traders: Ints) -> "Orders":
@@ -38,9 +40,12 @@ class Orders:
 
 
 def trade(ledger: Ledger, rules: Rules, price: Floats, traders: Ints, orders: Orders) -> Bools:
-    """Carry out one order a world: that of ``traders`` [B] → which were not refused [B].
+    """Carry out one order per world → mask of those that were not refused [B].
 
-    ``orders`` are those traders' own; ``price`` [B, P] is that of the perps.
+    Args:
+        price: ``[B, P]`` the perps' prices.
+        traders: ``[B]`` each world's trader.
+        orders: ``[B]`` the traders' orders.
     """
     done: Bools = orders.kind == HOLD
     done[_buy(ledger, rules, traders, orders)] = True
@@ -66,7 +71,7 @@ def _buy(ledger: Ledger, rules: Rules, traders: Ints, orders: Orders) -> Ints:
 
 
 def mint(ledger: Ledger, rows: Ints, market: Ints, side: Ints, dollars: Floats) -> Floats:
-    """Turn dollars into pairs and swap the unwanted half into the pool → shares received."""
+    """Mint pairs for dollars and swap the unwanted half into the pool → shares received."""
     own, other, shares = amm.buy(
         ledger.reserves[rows, market, side], ledger.reserves[rows, market, 1 - side], dollars
     )
@@ -77,7 +82,7 @@ def mint(ledger: Ledger, rows: Ints, market: Ints, side: Ints, dollars: Floats) 
 
 
 def _sell(ledger: Ledger, rules: Rules, traders: Ints, orders: Orders) -> Ints:
-    """So many shares of the larger position in a market."""
+    """Sell ``amount`` shares of the larger position in a market."""
     rows = np.flatnonzero(orders.kind == KINDS[OrderKind.SELL])
     market, amount = orders.target[rows], orders.amount[rows]
     held = ledger.shares[rows, traders[rows], market]
@@ -121,7 +126,7 @@ def _open(ledger: Ledger, rules: Rules, price: Floats, traders: Ints, orders: Or
 
 
 def _close(ledger: Ledger, rules: Rules, price: Floats, traders: Ints, orders: Orders) -> Ints:
-    """Both directions, when both are held."""
+    """Close a perp's long and short position."""
     rows = np.flatnonzero(orders.kind == KINDS[OrderKind.CLOSE])
     perp = orders.target[rows]
     fine = (ledger.size[rows, traders[rows], perp] > 0.0).any(1)

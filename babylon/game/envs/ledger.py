@@ -1,7 +1,7 @@
-"""The state of B worlds with N traders each, as arrays; money in dollars, everything in float64.
+"""The state of B worlds with N traders each, as float64 arrays; money in dollars.
 
-Axes: B worlds, N traders, M questions, P perps, and last of all two: the sides YES and NO of a
-question, or the directions long and short of a perp.
+Axes: B worlds, N traders, M questions, P perps. A last axis of 2 is YES and NO of a question, or
+long and short of a perp.
 """
 
 from dataclasses import dataclass
@@ -12,20 +12,20 @@ import numpy as np
 from babylon.game.envs.worlds import Bools, Floats, Ints
 from babylon.game.market import amm, perps
 
-SIGN = np.array([1.0, -1.0])  # of long and short
-NEVER = SIGN * -np.inf  # the liquidation price of no position
+SIGN = np.array([1.0, -1.0])  # long, short
+NEVER = SIGN * -np.inf  # liquidation price of an empty position
 Index = Ints | tuple[Ints, ...] | EllipsisType
 
 
 @dataclass(slots=True)
 class Ledger:
-    """Everything that changes as worlds are played. An empty position has size 0 and entry 1."""
+    """All state that changes during play. An empty position has size 0 and entry 1."""
 
-    world: Ints  # [B] which scenario is played
+    world: Ints  # [B] index of the scenario
     tick: Ints  # [B]
-    reserves: Floats  # [B, M, 2] of the pools
-    pairs: Floats  # [B, M] outstanding, which is the collateral
-    open: Bools  # [B, M] not resolved
+    reserves: Floats  # [B, M, 2] the pools' shares
+    pairs: Floats  # [B, M] outstanding pairs, equal to the collateral
+    open: Bools  # [B, M] False: resolved
     exchange: Floats  # [B]
     balance: Floats  # [B, N]
     shares: Floats  # [B, N, M, 2]
@@ -35,7 +35,7 @@ class Ledger:
     limit: Floats  # [B, N, P, 2] liquidation price
 
     def start(self, rows: Ints, worlds: Ints, start_balance: float) -> None:
-        """Put these rows at the beginning of these worlds."""
+        """Reset ``rows`` to the start of ``worlds``."""
         self.world[rows] = worlds
         self.tick[rows] = 0
         self.reserves[rows] = amm.INITIAL_RESERVE
@@ -47,16 +47,17 @@ class Ledger:
         self.clear_positions(rows)
 
     def clear_positions(self, where: Index) -> None:
-        """Forget the positions there."""
+        """Set positions to empty."""
         self.size[where] = 0.0
         self.margin[where] = 0.0
         self.entry[where] = 1.0
         self.limit[where] = np.broadcast_to(NEVER, self.limit.shape)[where]
 
     def equity(self, price: Floats) -> Floats:
-        """Cash, what shares would fetch if sold now, and what perps are worth; no fees. [B, N]
+        """Return balance, sale value of the shares, and worth of the perps; before fees. [B, N]
 
-        ``price`` [B, P] is that of the perps."""
+        ``price`` [B, P] are the perps' prices.
+        """
         own = self.reserves[:, None]
         _, _, dollars = amm.sell(own, own[..., ::-1], self.shares)
         held: Floats = np.where(self.shares > 0.0, dollars, 0.0).sum((2, 3))
@@ -64,19 +65,19 @@ class Ledger:
         return self.balance + held + perps_worth
 
     def profit(self, price: Floats) -> Floats:
-        """What every position has made, in dollars. [B, N, P, 2]"""
+        """Return the P&L of every position in dollars. [B, N, P, 2]"""
         return perps.pnl(self.size, self.entry, price[:, None, :, None], SIGN)
 
     @property
     def total(self) -> Floats:
-        """All the money there is in each world. [B]"""
+        """Return the dollars of traders, exchange and markets in each world. [B]"""
         cash: Floats = self.balance.sum(1) + self.margin.sum((1, 2, 3))
         collateral: Floats = self.pairs.sum(1)
         return cash + self.exchange + collateral
 
 
 def blank(rows: int, traders: int, questions: int, perps_count: int) -> Ledger:
-    """A ledger of so many rows, to be started."""
+    """Return a ledger of ``rows`` rows, to be filled by ``start``."""
     position = (rows, traders, perps_count, 2)
     return Ledger(
         world=np.zeros(rows, dtype=np.int64),

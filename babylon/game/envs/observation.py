@@ -1,10 +1,10 @@
-"""What traders observe, as numbers.
+"""Observations as feature vectors.
 
-A row has the features of the trader, then each feature of all questions, then each of all perps,
-in the order of ``feature_names``. Most lie within ± 1; money is in start balances. News is 1 where
-a headline is good for the question or perp, -1 where it is bad. A resolved question has the price
-1 or 0. Nothing tells an outcome before its question resolves, nor a price to come. The feed is
-words alone, and is not here.
+A row holds the trader's features, then each question feature for all questions, then each perp
+feature for all perps, in the order of ``feature_names``. Most values lie within ± 1. Money is in
+units of the start balance. News is 1 for a good headline and -1 for a bad one. A resolved question
+has the price 1 or 0. No feature reveals an outcome before its question resolves, or a future
+price. The feed is text only and is left out.
 """
 
 import numpy as np
@@ -16,7 +16,7 @@ from babylon.game.envs.worlds import Floats, Worlds
 from babylon.game.market.perps import FUNDING_MINUTES
 
 Observation = NDArray[np.float32]
-BOUND = 1000.0  # to which features are clipped
+BOUND = 1000.0  # features are clipped to ± BOUND
 TRADER = ("share of the ticks left", "share of the time to funding", "balance", "equity")
 QUESTION = (
     "P(YES)",
@@ -41,7 +41,7 @@ PERP = (
 
 
 def feature_names(questions: int, perps: int) -> list[str]:
-    """Of every column of an observation."""
+    """Return the name of every column of an observation."""
     return [
         *TRADER,
         *(f"m{number}: {name}" for name in QUESTION for number in range(1, questions + 1)),
@@ -50,12 +50,12 @@ def feature_names(questions: int, perps: int) -> list[str]:
 
 
 def observation_space(questions: int, perps: int) -> Space[Observation]:
-    """``Box`` [4 + 7 questions + 9 perps], float32."""
+    """Return the observation space: ``Box`` [4 + 7 questions + 9 perps], float32."""
     return Box(-BOUND, BOUND, (len(feature_names(questions, perps)),), np.float32)
 
 
 def observe(ledger: Ledger, worlds: Worlds, equity: Floats) -> Observation:
-    """Of every trader in every world; ``equity`` [B, N] in dollars. [B, N, features]"""
+    """Return all traders' observations [B, N, features]; ``equity`` [B, N] in dollars."""
     blocks = [
         *_trader(ledger, worlds, equity),
         *_questions(ledger, worlds),
@@ -119,6 +119,6 @@ def _perps(ledger: Ledger, worlds: Worlds) -> list[Floats]:
 
 
 def _news(ledger: Ledger, worlds: Worlds, which: slice) -> tuple[Floats, Floats]:
-    """Of this tick, and the sum so far, about these topics."""
+    """Return this tick's news and the sum so far, for a slice of topics."""
     where = (ledger.world, ledger.tick, None, which)
     return worlds.news[where], worlds.told[where]

@@ -1,10 +1,8 @@
 """``pettingzoo.ParallelEnv``: several traders in one market, who move each other's prices.
 
-All decide by the same state; a seeded order says who is carried out first. Spaces, rewards and
-ends are those of ``TraderEnv``.
+All traders decide on the same state. Their decisions are carried out in a seeded random order.
+Spaces, rewards and ends are those of ``TraderEnv``.
 """
-
-from typing import Any
 
 import numpy as np
 from gymnasium.spaces import MultiDiscrete, Space
@@ -14,19 +12,25 @@ from pettingzoo import ParallelEnv
 from babylon.game.envs.actions import Action, action_space, to_decision, to_orders
 from babylon.game.envs.observation import Observation, observation_space, observe
 from babylon.game.envs.snapshot import ledger_of
-from babylon.game.envs.trader import REWARD_USD, choose_scenario, outcome_info, rules_of
+from babylon.game.envs.trader import (
+    REWARD_USD,
+    Info,
+    choose_scenario,
+    outcome_info,
+    rules_of,
+)
 from babylon.game.envs.worlds import from_scenarios
 from babylon.game.market.game import make_market
 from babylon.game.market.prompts import render_observation
 from babylon.game.market.scenario import Rules
 
-Infos = dict[str, dict[str, Any]]
+Infos = dict[str, Info]
 
 
 class MarketEnv(ParallelEnv):  # type: ignore[misc]  # pettingzoo is not typed
-    """So many ``traders`` under ``rules``, a preset's name or ``Rules``."""
+    """A market of ``traders`` under ``rules``, a preset's name or ``Rules``."""
 
-    metadata: dict[str, Any] = {"render_modes": ["ansi"], "name": "babylon_market_v0"}  # noqa: RUF012
+    metadata: Info = {"render_modes": ["ansi"], "name": "babylon_market_v0"}  # noqa: RUF012
 
     def __init__(
         self, traders: int = 4, rules: Rules | str = "hour", render_mode: str | None = None
@@ -48,9 +52,9 @@ class MarketEnv(ParallelEnv):  # type: ignore[misc]  # pettingzoo is not typed
         return self._action_spaces[agent]
 
     def reset(
-        self, seed: int | None = None, options: dict[str, Any] | None = None
+        self, seed: int | None = None, options: Info | None = None
     ) -> tuple[dict[str, Observation], Infos]:
-        """Begin a play of everybody → observations, infos."""
+        """Begin a play → observations, infos."""
         if seed is not None:
             self._random, _ = np_random(seed)
         scenario = choose_scenario(self._random, self.rules, options)
@@ -66,14 +70,14 @@ class MarketEnv(ParallelEnv):  # type: ignore[misc]  # pettingzoo is not typed
     def step(
         self, actions: dict[str, Action]
     ) -> tuple[dict[str, Observation], dict[str, float], dict[str, bool], dict[str, bool], Infos]:
-        """One tick of everybody.
+        """Play one tick.
 
         Raises:
-            ValueError: somebody who still plays has no action.
+            ValueError: An active trader has no action.
         """
         missing = [name for name in self.agents if name not in actions]
         if missing:
-            raise ValueError(f"no action of {', '.join(missing)}: every trader acts in every tick")
+            raise ValueError(f"no action for {', '.join(missing)}: every trader acts in every tick")
         names, market = self.agents, self.market
         chosen = np.stack([actions[name] for name in names])[None]
         orders = to_orders(chosen, self._ledger, self.market.rules)
@@ -95,7 +99,7 @@ class MarketEnv(ParallelEnv):  # type: ignore[misc]  # pettingzoo is not typed
         )
 
     def render(self) -> str | None:
-        """What LLM agents in the traders' places would read now."""
+        """Return the prompts of LLM agents in the traders' places."""
         if self.render_mode != "ansi":
             return None
         chats = {name: render_observation(self.seats[name], name) for name in self.agents}

@@ -1,5 +1,7 @@
-"""The scalar game's state in the arrays of the vectorised core: what its traders observe is made of
-it, and tests compare the two games by it."""
+"""The scalar game's state as the arrays of the vectorised core.
+
+The scalar environments compute observations from it, and tests compare the two games with it.
+"""
 
 from collections.abc import Sequence
 
@@ -10,8 +12,10 @@ from babylon.game.market.perps import Direction
 
 
 def ledger_of(market: Market, names: Sequence[str]) -> Ledger:
-    """A ledger of one row, with the named accounts. A question that is resolved has no pool: its
-    reserves are the first ones."""
+    """Return a ledger of one row with the named accounts.
+
+    A resolved question has no pool; its reserves are the initial ones.
+    """
     questions, listed = market.scenario.questions, market.scenario.perps
     ledger = blank(1, len(names), len(questions), len(listed))
     ledger.tick[0] = market.tick

@@ -1,12 +1,9 @@
-"""``gymnasium.Env``: one trader plays one seeded scenario after the other, from its first tick to
-the settlement.
+"""``gymnasium.Env``: one trader plays a seeded scenario from its first tick to the settlement.
 
 The reward is the change of the trader's equity in hundreds of dollars, as in the recorded
-trajectories; over a play they add up to its P&L. A play ends with its scenario, which is its true
-end (the time left is observed): ``terminated``, never ``truncated``.
+trajectories. The rewards of a play add up to its P&L. A play ends with its scenario. It is then
+``terminated``, never ``truncated``, because the time left is part of the observation.
 """
-
-from typing import Any
 
 import gymnasium
 import numpy as np
@@ -23,14 +20,15 @@ from babylon.game.market.scenario import PRESETS, Rules, Scenario, make_scenario
 
 REWARD_USD = 100.0
 NAME = "trader"
-Step = tuple[Observation, float, bool, bool, dict[str, Any]]
+Info = dict[str, object]
+Step = tuple[Observation, float, bool, bool, Info]
 
 
 def rules_of(rules: Rules | str) -> Rules:
-    """Rules by the name of a preset, or as they are.
+    """Return the rules of a preset's name, or the given rules.
 
     Raises:
-        ValueError: no preset has that name.
+        ValueError: No preset has that name.
     """
     if isinstance(rules, Rules):
         return rules
@@ -39,17 +37,18 @@ def rules_of(rules: Rules | str) -> Rules:
     return PRESETS[rules]
 
 
-def choose_scenario(
-    random: np.random.Generator, rules: Rules, options: dict[str, Any] | None
-) -> Scenario:
-    """The scenario of a stream's next seed, or ``options["scenario"]``.
+def choose_scenario(random: np.random.Generator, rules: Rules, options: Info | None) -> Scenario:
+    """Return ``options["scenario"]``, or the scenario of the random stream's next seed.
 
     Raises:
-        ValueError: the given one does not fit the spaces.
+        TypeError: ``options["scenario"]`` is not a scenario.
+        ValueError: The given scenario does not fit the spaces.
     """
-    given: Scenario | None = (options or {}).get("scenario")
+    given = (options or {}).get("scenario")
     if given is None:
         return make_scenario(int(random.integers(2**31)), rules)
+    if not isinstance(given, Scenario):
+        raise TypeError(f"options['scenario'] is {given!r}: give a Scenario")
     sizes = len(given.questions), len(given.perps)
     if sizes != (rules.markets, rules.perps):
         raise ValueError(
@@ -60,14 +59,14 @@ def choose_scenario(
 
 
 class TraderEnv(gymnasium.Env[Observation, Action]):
-    """``rules`` are a preset's name (``hour``, ``starter``) or ``Rules``, opponents included.
+    """One trader in its own market under ``rules``, a preset's name or ``Rules``.
 
     ``reset(options={"scenario": scenario})`` plays that scenario instead of a seeded one. With
-    ``render_mode="ansi"``, ``render`` returns the prompt of an LLM agent; ``play`` takes what it
-    decides, so that ``play(parse_decision(reply))`` is a step in words.
+    ``render_mode="ansi"``, ``render`` returns the prompt of an LLM agent, and
+    ``play(parse_decision(reply))`` plays its reply.
     """
 
-    metadata: dict[str, Any] = {"render_modes": ["ansi"], "render_fps": 1}  # noqa: RUF012  # gymnasium's own name
+    metadata: Info = {"render_modes": ["ansi"], "render_fps": 1}  # noqa: RUF012  # gymnasium's name
 
     def __init__(self, rules: Rules | str = "hour", render_mode: str | None = None) -> None:
         self.rules = rules_of(rules)
@@ -76,8 +75,8 @@ class TraderEnv(gymnasium.Env[Observation, Action]):
         self.action_space = action_space(self.rules.markets, self.rules.perps)
 
     def reset(
-        self, *, seed: int | None = None, options: dict[str, Any] | None = None
-    ) -> tuple[Observation, dict[str, Any]]:
+        self, *, seed: int | None = None, options: Info | None = None
+    ) -> tuple[Observation, Info]:
         """Begin a play → observation, info."""
         super().reset(seed=seed)
         scenario = choose_scenario(self.np_random, self.rules, options)
@@ -85,12 +84,12 @@ class TraderEnv(gymnasium.Env[Observation, Action]):
         return self._observe(), {"scenario_id": scenario.scenario_id}
 
     def step(self, action: Action) -> Step:
-        """One tick. Info tells the P&L in dollars, and what became of the action."""
+        """Play one tick. Info holds the P&L in dollars and the outcome of the action."""
         orders = to_orders(np.asarray(action)[None, None], self._ledger, self.game.scenario.rules)
         return self.play(to_decision(orders, 0, self.game.scenario))
 
     def play(self, decision: Decision) -> Step:
-        """``step`` with a decision instead of an action."""
+        """Play one tick with a decision instead of an action."""
         before = self.game.pnl
         outcome = self.game.act(decision)
         if self.game.over:
@@ -105,7 +104,7 @@ class TraderEnv(gymnasium.Env[Observation, Action]):
         )
 
     def render(self) -> str | None:
-        """What an LLM agent would read now."""
+        """Return the prompt of an LLM agent, or the P&L when the play is over."""
         if self.render_mode != "ansi":
             return None
         if self.game.over:
@@ -118,7 +117,7 @@ class TraderEnv(gymnasium.Env[Observation, Action]):
         return observations.reshape(-1)
 
 
-def outcome_info(outcome: Outcome) -> dict[str, Any]:
-    """What became of an action, for an info."""
-    info = {"action_type": outcome.action_type, "success": outcome.success}
+def outcome_info(outcome: Outcome) -> Info:
+    """Return an action's outcome for an info dict."""
+    info: Info = {"action_type": outcome.action_type, "success": outcome.success}
     return info if outcome.error is None else {**info, "error": outcome.error}

@@ -1,13 +1,12 @@
-"""``gymnasium.vector.VectorEnv`` over the vectorised core: one trader each in many worlds at once.
+"""``gymnasium.vector.VectorEnv`` over the vectorised core: one trader in each of many worlds.
 
-Worlds come from a pool of scenarios that are made once; whenever a play ends the next world is
-drawn, within the same step (``AutoresetMode.SAME_STEP``): the observation is then the new world's
+Worlds are drawn from a pool of scenarios that is made once. A play that ends is followed by the
+next world within the same step (``AutoresetMode.SAME_STEP``): the observation is the new world's
 first, and info holds ``final_obs`` and ``final_info``. Spaces and rewards are those of
 ``TraderEnv``.
 """
 
 from collections.abc import Sequence
-from typing import Any
 
 import numpy as np
 from gymnasium.vector import AutoresetMode, VectorEnv
@@ -15,20 +14,21 @@ from gymnasium.vector.utils import batch_space
 
 from babylon.game.envs.actions import Action, action_space, to_orders
 from babylon.game.envs.observation import Observation, observation_space, observe
-from babylon.game.envs.trader import REWARD_USD, choose_scenario, rules_of
+from babylon.game.envs.trader import REWARD_USD, Info, choose_scenario, rules_of
 from babylon.game.envs.vector_core import Core
 from babylon.game.envs.worlds import Bools, Floats, Ints, Worlds, from_scenarios
 from babylon.game.market.scenario import Rules, Scenario
 
 
-class TraderVectorEnv(VectorEnv[Observation, Action, Any]):
-    """``num_envs`` worlds at a time, of a pool of ``scenarios``, or of so many ``worlds`` that are
-    seeded under ``rules``. With a pool of its own, ``reset(seed=...)`` makes it anew.
+class TraderVectorEnv(VectorEnv[Observation, Action, Floats | Bools]):
+    """``num_envs`` worlds played at once.
 
-    ``reset(options={"reset_mask": mask})`` begins only those worlds anew.
+    The pool consists of the given ``scenarios``, or of ``worlds`` scenarios made under ``rules``.
+    In the second case ``reset(seed=...)`` makes the pool anew.
+    ``reset(options={"reset_mask": mask})`` resets only those worlds.
     """
 
-    metadata: dict[str, Any] = {"autoreset_mode": AutoresetMode.SAME_STEP}  # noqa: RUF012
+    metadata: Info = {"autoreset_mode": AutoresetMode.SAME_STEP}  # noqa: RUF012
 
     def __init__(
         self,
@@ -49,23 +49,27 @@ class TraderVectorEnv(VectorEnv[Observation, Action, Any]):
         self.core: Core | None = None
 
     def reset(
-        self, *, seed: int | None = None, options: dict[str, Any] | None = None
-    ) -> tuple[Observation, dict[str, Any]]:
-        """Begin a play in every row, or in those of ``reset_mask`` → observations, info."""
+        self, *, seed: int | None = None, options: Info | None = None
+    ) -> tuple[Observation, Info]:
+        """Begin a play in every row, or in the rows of ``reset_mask`` → observations, info."""
         super().reset(seed=seed)
         mask = (options or {}).get("reset_mask")
         if self.core is None or (seed is not None and mask is None):
             self.core, mask = Core(self._given or self._make_worlds(), self.num_envs), None
-        self._begin(self.core, self.core.rows if mask is None else np.flatnonzero(mask))
+        rows = self.core.rows if mask is None else np.flatnonzero(np.asarray(mask))
+        self._begin(self.core, rows)
         return self._observe(self.core), {}
 
-    def step(self, actions: Action) -> tuple[Observation, Floats, Bools, Bools, dict[str, Any]]:
-        """One tick of every world. Info tells each P&L in dollars, and which actions succeeded."""
+    def step(self, actions: Action) -> tuple[Observation, Floats, Bools, Bools, Info]:
+        """Play one tick of every world.
+
+        Info holds each world's P&L in dollars, and whether each action was carried out.
+        """
         core = self._core
         orders = to_orders(np.asarray(actions)[:, None], core.ledger, core.rules)
         change, done = core.step(orders)
         over, observation = core.over, self._observe(core)
-        values = {"pnl": core.equity[:, 0] - core.rules.start_balance, "success": done[:, 0]}
+        values: Info = {"pnl": core.equity[:, 0] - core.rules.start_balance, "success": done[:, 0]}
         info = _masked(values, ~over)
         if over.any():
             info |= _final(observation, values, over)
@@ -76,7 +80,7 @@ class TraderVectorEnv(VectorEnv[Observation, Action, Any]):
     @property
     def _core(self) -> Core:
         if self.core is None:
-            raise ValueError("reset() comes before step()")
+            raise ValueError("call reset() before step()")
         return self.core
 
     def _make_worlds(self) -> Worlds:
@@ -91,13 +95,13 @@ class TraderVectorEnv(VectorEnv[Observation, Action, Any]):
         return observe(core.ledger, core.worlds, core.equity)[:, 0]
 
 
-def _masked(values: dict[str, Any], rows: Bools) -> dict[str, Any]:
-    """In gymnasium's form: beside every key a mask of the rows that have it."""
+def _masked(values: Info, rows: Bools) -> Info:
+    """Add to every key ``k`` gymnasium's mask ``_k`` of the rows that have it."""
     return values | {f"_{key}": rows.copy() for key in values}
 
 
-def _final(observation: Observation, values: dict[str, Any], over: Bools) -> dict[str, Any]:
-    """How the plays that are over ended; of the others there is no observation."""
+def _final(observation: Observation, values: Info, over: Bools) -> Info:
+    """Return gymnasium's ``final_obs`` and ``final_info`` of the plays that are over."""
     last = np.full(len(over), None, dtype=object)
     for row in np.flatnonzero(over):
         last[row] = observation[row]

@@ -1,8 +1,8 @@
-"""The game in B worlds at once, N traders in each: the vectorised twin of ``market.Market``.
+"""The game in B worlds at once with N traders each: the vectorised version of ``market.Market``.
 
-It plays what the scalar game plays, by the same formulas and in the same order of events (a test
-holds every balance, pool, position and reward of both against each other). What is written on the
-feed moves no money and has no place here, nor have scripted opponents.
+It uses the same formulas and the same order of events as the scalar game. A test compares every
+balance, pool, position and reward of both. The feed moves no money and is left out; scripted
+opponents are not supported.
 """
 
 import numpy as np
@@ -11,48 +11,50 @@ from babylon.game.envs import desks
 from babylon.game.envs.desks import Orders
 from babylon.game.envs.ledger import SIGN, Ledger, blank
 from babylon.game.envs.worlds import Bools, Floats, Ints, Worlds
-from babylon.game.market import amm, perps
+from babylon.game.market import perps
 
 
 class Core:
-    """``step`` carries out a decision of every trader and begins the next tick; the last one
-    settles. Rows that are ``over`` must be started anew before the next step."""
+    """B rows, each playing one world.
+
+    ``step`` carries out one decision per trader and begins the next tick; the last tick settles.
+    Rows that are ``over`` must be started again before the next step.
+    """
 
     def __init__(self, worlds: Worlds, rows: int) -> None:
         if worlds.rules.opponents:
             names = ", ".join(worlds.rules.opponents)
-            raise ValueError(f"opponents ({names}) play in the scalar game alone: take TraderEnv")
+            raise ValueError(f"opponents ({names}) play only in the scalar game: use TraderEnv")
         self.worlds = worlds
         self.rules = worlds.rules
         self.rows = np.arange(rows)
         self.ledger: Ledger = blank(rows, worlds.traders, worlds.questions, worlds.perps)
         self.equity = np.zeros((rows, worlds.traders))
-        self._crowd_aims = not np.isnan(worlds.crowd).all()
 
     @property
     def over(self) -> Bools:
-        """[B]"""
+        """Mask of the rows whose world has ended. [B]"""
         return self.ledger.tick >= self.rules.ticks
 
     @property
     def price(self) -> Floats:
-        """Of the perps, in dollars. [B, P]"""
+        """The perps' prices in dollars. [B, P]"""
         return self.worlds.price[self.ledger.world, self.ledger.tick]
 
     def start(self, rows: Ints, worlds: Ints) -> None:
-        """Begin these worlds in these rows."""
+        """Begin ``worlds`` in ``rows``."""
         self.ledger.start(rows, worlds, self.rules.start_balance)
         self.equity[rows] = self.rules.start_balance
         self._begin_tick(rows)
 
     def step(self, orders: Orders) -> tuple[Floats, Bools]:
-        """→ change of equity in dollars [B, N], which orders were carried out [B, N].
+        """Play one tick → change of equity in dollars [B, N], mask of carried-out orders [B, N].
 
         Raises:
-            ValueError: a row is over.
+            ValueError: A row is over.
         """
         if self.over.any():
-            raise ValueError(f"rows {np.flatnonzero(self.over)} are over: start them anew")
+            raise ValueError(f"rows {np.flatnonzero(self.over)} are over: start them again")
         done = self._carry_out(orders)
         self._end_tick()
         before, self.equity = self.equity, self.ledger.equity(self.price)
@@ -84,7 +86,7 @@ class Core:
         self._begin_tick(np.flatnonzero(~over))
 
     def _liquidate(self) -> None:
-        """Close positions whose price has reached the limit: the exchange keeps the margin."""
+        """Close positions whose price has reached the limit; the exchange keeps the margin."""
         ledger = self.ledger
         hit = np.nonzero(SIGN * (self.price[:, None, :, None] - ledger.limit) <= 0.0)
         if len(hit[0]):
@@ -100,7 +102,7 @@ class Core:
         ledger.exchange[rows] += paid.sum(1)
 
     def _resolve(self, due: Bools) -> None:
-        """Close these markets [B, M]: a winning share pays $1, the rest is the exchange's."""
+        """Close the markets of ``due`` [B, M]. A winning share pays $1."""
         row, market = np.nonzero(due)
         if not len(row):
             return
@@ -113,7 +115,7 @@ class Core:
         ledger.open[row, market] = False
 
     def _close_all(self, rows: Ints) -> None:
-        """Every perp position of these rows at the last price, fees included."""
+        """Close every perp position of these rows at the last price and charge the fees."""
         if not len(rows):
             return
         ledger = self.ledger
@@ -123,27 +125,14 @@ class Core:
         ledger.clear_positions(rows)
 
     def _begin_tick(self, rows: Ints) -> None:
-        """The crowd trades, on the exchange's account."""
+        """Carry out the crowd's orders for the exchange."""
         ledger, worlds = self.ledger, self.worlds
         world, tick = ledger.world[rows], ledger.tick[rows]
-        if self._crowd_aims:
-            self._crowd_to(rows, worlds.crowd[world, tick])
+
         market = worlds.noise_market[world, tick]
         trades = np.flatnonzero(market >= 0)
         trades = trades[ledger.open[rows[trades], market[trades]]]
         side, dollars = worlds.noise_side[world, tick], worlds.noise_dollars[world, tick]
-        self._crowd(rows[trades], market[trades], side[trades], dollars[trades])
-
-    def _crowd_to(self, rows: Ints, price: Floats) -> None:
-        """Move P(YES) to ``price`` [K, M] where it is one, as ``Pool.order_to`` does."""
-        at, market = np.nonzero(~np.isnan(price) & self.ledger.open[rows])
-        reserves = self.ledger.reserves[rows[at], market]
-        yes, no, price = reserves[:, 0], reserves[:, 1], price[at, market]
-        up = price >= amm.probability(yes, no)
-        needed = amm.reserve_at(yes, no, np.where(up, price, 1.0 - price))
-        dollars = np.maximum(0.0, needed - np.where(up, no, yes))
-        self._crowd(rows[at], market, np.where(up, 0, 1), dollars)
-
-    def _crowd(self, rows: Ints, market: Ints, side: Ints, dollars: Floats) -> None:
-        np.subtract.at(self.ledger.exchange, rows, dollars)
-        desks.mint(self.ledger, rows, market, side, dollars)
+        rows, dollars = rows[trades], dollars[trades]
+        ledger.exchange[rows] -= dollars
+        desks.mint(ledger, rows, market[trades], side[trades], dollars)

@@ -1,4 +1,4 @@
-"""Scenarios as arrays: what the vectorised core plays, and how traders of one market take turns."""
+"""Scenarios as arrays for the vectorised core."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -20,23 +20,23 @@ Bools = NDArray[np.bool_]
 class Worlds:
     """W scenarios of the same rules. T ticks, M questions, P perps, N traders.
 
-    ``news`` has a column a topic (questions, then perps): 1 where the headline of a tick is good
-    for it (YES, or up), -1 where it is bad, else 0.
+    ``news`` has one column per topic (questions, then perps): 1 if the tick's headline is good for
+    it (YES, or up), -1 if it is bad, else 0.
     """
 
     rules: Rules
-    outcome: Ints  # [W, M] the side that wins: 0 is YES, 1 is NO. Ground truth
+    outcome: Ints  # [W, M] the winning side: 0 is YES, 1 is NO. Ground truth
     resolves_at: Ints  # [W, M]
-    crowd: Floats  # [W, T, M] P(YES) to which the crowd moves a price; NaN: nowhere
+
     noise_market: Ints  # [W, T] -1: no order
     noise_side: Ints  # [W, T]
     noise_dollars: Floats  # [W, T]
     news: Floats  # [W, T + 1, M + P]
-    told: Floats  # [W, T + 1, M + P] the sum of ``news`` so far
+    told: Floats  # [W, T + 1, M + P] cumulative sum of ``news``
     price: Floats  # [W, T + 1, P] dollars
     funding_rate: Floats  # [W, P]
-    to_funding: Ints  # [W, T + 1] minutes until the next funding; a whole period: paid now
-    turns: Ints  # [W, T, N] who carries out his decision first, second, ...
+    to_funding: Ints  # [W, T + 1] minutes until the next funding; FUNDING_MINUTES: paid now
+    turns: Ints  # [W, T, N] the traders in the order in which their decisions are carried out
 
     @property
     def count(self) -> int:
@@ -56,10 +56,10 @@ class Worlds:
 
 
 def from_scenarios(scenarios: Sequence[Scenario], traders: int = 1) -> Worlds:
-    """Convert scenarios, each for a market of its own with so many traders.
+    """Convert scenarios to arrays, each with its own market of ``traders``.
 
     Raises:
-        ValueError: there is none, or they differ in rules or size.
+        ValueError: The list is empty, or the scenarios differ in rules or size.
     """
     _check(scenarios)
     rules = scenarios[0].rules
@@ -69,7 +69,6 @@ def from_scenarios(scenarios: Sequence[Scenario], traders: int = 1) -> Worlds:
         rules=rules,
         outcome=_ints([[_side(q.outcome) for q in s.questions] for s in scenarios]),
         resolves_at=_ints([[_end(q.resolves_at, rules) for q in s.questions] for s in scenarios]),
-        crowd=np.array([_crowd(scenario) for scenario in scenarios]),
         noise_market=noise[..., 0].astype(np.int64),
         noise_side=noise[..., 1].astype(np.int64),
         noise_dollars=noise[..., 2],
@@ -85,7 +84,7 @@ def from_scenarios(scenarios: Sequence[Scenario], traders: int = 1) -> Worlds:
 
 
 def topics(scenario: Scenario) -> list[str]:
-    """What news can be about: market ids, then tickers."""
+    """Return the topics of news: market ids, then tickers."""
     return [q.market_id for q in scenario.questions] + [p.ticker for p in scenario.perps]
 
 
@@ -98,7 +97,7 @@ def _check(scenarios: Sequence[Scenario]) -> None:
         if sizes[0] != sizes[1]:
             raise ValueError(
                 f"{scenario.scenario_id} and {first.scenario_id} differ in rules or size:"
-                f" {sizes[1]} and {sizes[0]}; worlds that play together must be alike"
+                f" {sizes[1]} and {sizes[0]}; all must be equal"
             )
 
 
@@ -114,15 +113,8 @@ def _end(resolves_at: int | None, rules: Rules) -> int:
     return rules.ticks if resolves_at is None else resolves_at
 
 
-def _crowd(scenario: Scenario) -> Floats:
-    ticks = scenario.rules.ticks
-    nowhere = (np.nan,) * ticks
-    paths = [(q.probabilities or nowhere)[:ticks] for q in scenario.questions]
-    return np.array(paths).reshape(len(paths), ticks).T
-
-
 def _noise(scenario: Scenario) -> Floats:
-    """Market, side and dollars of every tick's order."""
+    """Return market, side and dollars of every tick's order. [T, 3]"""
     names = topics(scenario)
     orders = np.zeros((scenario.rules.ticks, 3))
     orders[:, 0] = -1.0
@@ -159,7 +151,7 @@ def _turns(scenario: Scenario, traders: int) -> Ints:
 
 
 def turn_order(scenario_id: str, tick: int, traders: int) -> list[int]:
-    """In which order a market carries out the decisions of a tick: as ``Market`` draws it."""
+    """Return the order in which a tick's decisions are carried out, as ``Market`` draws it."""
     order = list(range(traders))
     if traders > 1:
         Random(f"order:{scenario_id}:{tick}").shuffle(order)

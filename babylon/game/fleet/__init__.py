@@ -1,1 +1,1 @@
-"""Fleets of agents that play the game and record it."""
+"""Fleets of agents that play the game and record their play."""

@@ -1,6 +1,7 @@
-"""Who decides for the agents of a fleet: an ``Answer`` turns what an agent sees into its reply.
+"""Sources of a fleet's replies: an OpenAI-compatible endpoint, or scripted agents.
 
-An endpoint and scripts are here; anything with the same signature is one more.
+An ``Answer`` is a function from an agent's turn to its reply. Tests and programs may pass their
+own.
 """
 
 import time
@@ -8,13 +9,12 @@ from collections.abc import Callable, Coroutine
 from dataclasses import dataclass
 from hashlib import blake2b
 from random import Random
-from typing import Any
 
 import openai
 
 from babylon.core.errors import ServingError
+from babylon.game.market.market import Seat
 from babylon.game.market.orders import MAX_REPLY_TOKENS, render_decision
-from babylon.game.market.seat import Seat
 from babylon.game.market.transcripts import draw_agent
 
 TEMPERATURE = 1.0
@@ -22,7 +22,7 @@ TEMPERATURE = 1.0
 
 @dataclass(frozen=True, slots=True)
 class Reply:
-    """An agent's answer to one observation."""
+    """An agent's reply to one observation."""
 
     text: str
     model: str
@@ -32,7 +32,7 @@ class Reply:
 
 @dataclass(frozen=True, slots=True)
 class Turn:
-    """Everything an answerer may use: who asks, in which step of which trajectory, and its game."""
+    """An agent's turn: its identity, its step, the chat messages and its seat in the market."""
 
     agent_id: str
     trajectory_id: str
@@ -41,12 +41,15 @@ class Turn:
     game: Seat
 
 
-Answer = Callable[[Turn], Coroutine[Any, Any, Reply]]
+Answer = Callable[[Turn], Coroutine[None, None, Reply]]
 
 
 def llm_answers(client: openai.AsyncOpenAI, model: str, seed: int) -> Answer:
-    """Ask an OpenAI-compatible endpoint; identity travels in headers. Each call is seeded, so that
-    an engine that honours seeds repeats the play."""
+    """Return an ``Answer`` that asks an OpenAI-compatible endpoint.
+
+    Headers carry the agent, trajectory and step. Each call has a seed, so that an engine that
+    honours seeds reproduces the play.
+    """
 
     async def answer(turn: Turn) -> Reply:
         started = time.monotonic()
@@ -80,7 +83,7 @@ def llm_answers(client: openai.AsyncOpenAI, model: str, seed: int) -> Answer:
 
 
 def scripted_answers(seed: int) -> Answer:
-    """Scripted agents of mixed skill, one script a scenario, answering in the LLM's format."""
+    """Return an ``Answer`` by scripted agents of mixed skill, one script per agent and scenario."""
 
     async def answer(turn: Turn) -> Reply:
         who = f"{seed}:{turn.game.scenario.scenario_id}:{turn.agent_id}"
@@ -92,6 +95,6 @@ def scripted_answers(seed: int) -> Answer:
 
 
 def call_seed(seed: int, turn: Turn) -> int:
-    """The seed of one call: another for each scenario, agent and step."""
+    """Return a call's seed, which depends on the scenario, the agent and the step."""
     identity = repr((seed, turn.game.scenario.scenario_id, turn.agent_id, turn.step))
     return int.from_bytes(blake2b(identity.encode(), digest_size=6).digest())

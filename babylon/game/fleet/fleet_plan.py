@@ -1,4 +1,4 @@
-"""Who plays when: a fleet's time cut into rounds, its agents dealt into scenarios of a few."""
+"""A fleet's plan: its time divided into rounds, its agents divided into scenarios."""
 
 from collections.abc import Collection
 from dataclasses import dataclass, field, replace
@@ -11,31 +11,32 @@ from babylon.core.windows import window_at
 from babylon.game.market.scenario import STARTER, Rules, Scenario, make_scenario
 
 TICK = timedelta(minutes=1)
-MAX_TICKS = 10  # of a round, where the rules have no longer game
+MAX_TICKS = 10  # longest round, unless the rules' game is longer
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class FleetPlan:
-    """Who plays when. ``duration_min`` in game minutes, one decision a minute and agent.
+    """A fleet to play: agents, time, rules and seed.
 
-    Trajectory ids begin with ``fleet_id``, so that fleets of one hour and seed stand side by side;
-    with a given one the same plan makes the same rows again.
+    Every agent decides once per game minute. Trajectory ids begin with ``fleet_id``, so that fleets
+    of the same hour and seed do not collide. The same plan with the same ``fleet_id`` makes the
+    same rows.
     """
 
     start: datetime
     duration_min: int
     agents: int
     agents_per_scenario: int = 8
-    rules: Rules = STARTER  # of every scenario, but for its length
-    shared: bool = False  # the agents of a scenario trade in one market
+    rules: Rules = STARTER  # ``ticks`` is replaced by the round's length
+    shared: bool = False  # the agents of a scenario share one market
     seed: int = 0
-    live: bool = False  # wait for the real clock
+    live: bool = False  # play in real time
     window_minutes: int = 60
     fleet_id: str = field(default_factory=lambda: uuid4().hex[:12])
 
 
 def plan_rounds(plan: FleetPlan) -> list[tuple[datetime, int]]:
-    """(start, ticks) of each round: as long as a game lasts, never across the end of a window."""
+    """Return (start, ticks) of each round. A round lasts one game and ends with its window."""
     longest = max(MAX_TICKS, plan.rules.ticks)
     rounds = []
     moment, left = plan.start.astimezone(UTC), plan.duration_min
@@ -54,8 +55,12 @@ def plan_rounds(plan: FleetPlan) -> list[tuple[datetime, int]]:
 def fleet_start(
     now: datetime, duration_min: int, minutes: int, taken: Collection[str] = ()
 ) -> datetime:
-    """Where a fast fleet plays: in the newest windows in a row that are over, ``duration_min`` of
-    them, and none of which is ``taken``: what is played into a trained window is never trained."""
+    """Return the start of a fast fleet.
+
+    It is the start of the newest consecutive complete windows that together hold ``duration_min``
+    minutes. Windows in ``taken`` are excluded, because play added to a trained window is never
+    trained.
+    """
     window = window_at(now, minutes)
     free = 0
     while free * minutes < duration_min:
@@ -65,7 +70,7 @@ def fleet_start(
 
 
 def shards(plan: FleetPlan) -> list[range]:
-    """Agents dealt into tables as evenly as possible."""
+    """Divide the agents into scenarios, as evenly as possible."""
     tables = max(1, round(plan.agents / plan.agents_per_scenario))
     bounds = [plan.agents * table // tables for table in range(tables + 1)]
     return [range(low, high) for low, high in pairwise(bounds)]
@@ -74,10 +79,10 @@ def shards(plan: FleetPlan) -> list[range]:
 def deal(
     plan: FleetPlan, start: datetime, ticks: int, number: int
 ) -> list[tuple[Scenario, list[str]]]:
-    """The scenarios of a round with the agents that play each.
+    """Return the scenarios of a round, each with its agents.
 
-    Worlds of other rules, and markets that are shared, have names of their own: agents are compared
-    under one name.
+    Agents of one scenario id are compared. The id therefore carries a digest of the rules, unless
+    they are the small game's, and of whether the market is shared.
     """
     window = window_at(start, plan.window_minutes)
     rules = replace(plan.rules, ticks=ticks)

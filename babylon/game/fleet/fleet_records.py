@@ -1,4 +1,4 @@
-"""A fleet's play as the live game's own rows: each step, and what became of the markets."""
+"""A fleet's steps and market outcomes in the format of the live game's rows."""
 
 from dataclasses import dataclass
 from datetime import datetime, timedelta
@@ -8,19 +8,18 @@ from babylon.game.fleet.answers import TEMPERATURE, Reply, Turn
 from babylon.game.fleet.fleet_plan import TICK
 from babylon.game.market.account import Outcome, PerpFill
 from babylon.game.market.amm import Side
-from babylon.game.market.market import Market
+from babylon.game.market.market import Market, Seat
 from babylon.game.market.orders import MAX_REPLY_TOKENS
 from babylon.game.market.perps import Direction
 from babylon.game.market.scenario import Scenario
-from babylon.game.market.seat import Seat
 from babylon.recorder import Action, LlmCall, MarketOutcomesTracker, TrajectoryRecorder
 
 Json = dict[str, object]
 
 
 @dataclass(frozen=True, slots=True)
-class Played:
-    """One step of one agent, recorded once it is known how its trades ended."""
+class PlayedStep:
+    """One step of one agent, recorded after the game when the ends of its trades are known."""
 
     turn: Turn
     moment: datetime
@@ -30,7 +29,7 @@ class Played:
     pnl_change: float
 
 
-def record_step(recorder: TrajectoryRecorder, played: Played) -> None:
+def record_step(recorder: TrajectoryRecorder, played: PlayedStep) -> None:
     turn, reply = played.turn, played.reply
     system, user = (message["content"] for message in turn.messages)
     call = LlmCall(
@@ -56,7 +55,7 @@ def record_step(recorder: TrajectoryRecorder, played: Played) -> None:
 
 
 def action_of(outcome: Outcome, seat: Seat, tick: int) -> Action:
-    """An outcome with the game's keys; ``seat`` is of a game that is settled."""
+    """Return an outcome as the row's action. The market of ``seat`` must be settled."""
     parameters: Json = {}
     result: Json | None = None
     correctness: Json | None = None
@@ -89,7 +88,7 @@ def action_of(outcome: Outcome, seat: Seat, tick: int) -> Action:
 
 
 def _perp_correctness(outcome: Outcome, fill: PerpFill, seat: Seat, tick: int) -> Json:
-    """``priceChange`` in percent from the opening to the end of the position."""
+    """Return a perp trade's correctness; ``priceChange`` in percent from opening to end."""
     end = fill.exit.price
     return {
         "perpCorrect": seat.won(outcome),
@@ -100,13 +99,13 @@ def _perp_correctness(outcome: Outcome, fill: PerpFill, seat: Seat, tick: int) -
 
 
 def sentiment(scenario: Scenario, ticker: str, tick: int) -> int:
-    """Of the newest headline about a ticker: 1 good, -1 bad, 0 where there was none."""
+    """Return the newest headline's hint about a ticker: 1 good, -1 bad, 0 no headline yet."""
     about = [news for news in scenario.news[: tick + 1] if news and news.market_id == ticker]
     return 0 if not about else 1 if about[-1].hints is Side.YES else -1
 
 
 def environment_state(seat: Seat) -> Json:
-    """What an agent knows of itself before it acts."""
+    """Return an agent's own state before it acts."""
     return {
         "agentBalance": seat.balance,
         "agentPnL": seat.pnl,
@@ -116,7 +115,7 @@ def environment_state(seat: Seat) -> Json:
 
 
 def ground_truth(scenario: Scenario) -> dict[str, Json]:
-    """For the judge alone."""
+    """Return a scenario's outcomes and final prices, which only the judge reads."""
     truth: dict[str, Json] = {
         "trueProbabilities": {
             question.market_id: float(question.outcome is Side.YES)
@@ -133,7 +132,7 @@ def ground_truth(scenario: Scenario) -> dict[str, Json]:
 
 
 def observe(tracker: MarketOutcomesTracker, market: Market, at: datetime) -> None:
-    """What can be seen of a market in a tick."""
+    """Track a market's public probabilities and prices at one tick."""
     scenario = market.scenario
     for question in scenario.questions:
         if pool := market.predictions.pools.get(question.market_id):
@@ -144,7 +143,7 @@ def observe(tracker: MarketOutcomesTracker, market: Market, at: datetime) -> Non
 
 
 def observe_end(tracker: MarketOutcomesTracker, scenario: Scenario, start: datetime) -> None:
-    """How questions were resolved, and where prices ended."""
+    """Track the resolutions of the questions and the last prices."""
     ticks = scenario.rules.ticks
     just_before = start - timedelta(seconds=1)
     for question in scenario.questions:
@@ -157,6 +156,9 @@ def observe_end(tracker: MarketOutcomesTracker, scenario: Scenario, start: datet
 
 
 def ticker_of(scenario: Scenario, ticker: str) -> str:
-    """The name of a scenario's perp in its window, where other scenarios have it at other prices;
-    the game's column holds 20 characters."""
+    """Return a perp's unique name in its window.
+
+    Other scenarios of the window have the same ticker at other prices. The game's column holds 20
+    characters.
+    """
     return f"{ticker}:{blake2b(scenario.scenario_id.encode(), digest_size=4).hexdigest()}"

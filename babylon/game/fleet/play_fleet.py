@@ -1,23 +1,22 @@
-"""A fleet that plays: LLM agents through an ordinary ``openai`` client, or scripted ones.
+"""Playing a fleet: LLM agents through an ordinary ``openai`` client, or scripted agents.
 
-Agents are dealt into scenarios of a few; a scenario lasts as long as its rules say, in ticks of one
-game minute, then the next round begins. Each agent has its own copy of the market, or the agents of
-a scenario share one. What they do is written by the recorder as the live game's own rows. Time is
-simulated (a past window is played as fast as it goes) or real (one tick a minute).
+A round deals the agents into scenarios of a few. A scenario lasts the ticks of its rules, one game
+minute each; then the next round begins. Each agent has its own copy of the market, or the agents of
+a scenario share one. The recorder writes the play in the format of the live game's rows. Time is
+simulated (a past window is played at full speed) or real (one tick per minute).
 """
 
 import asyncio
 from collections.abc import Callable, Coroutine, Iterable
 from dataclasses import dataclass
 from datetime import datetime
-from typing import Any, TypeVar
+from typing import TypeVar
 
-from babylon.core.clock import sleep_until
-from babylon.core.windows import window_at
+from babylon.core.windows import sleep_until, window_at
 from babylon.game.fleet.answers import Answer, Turn
 from babylon.game.fleet.fleet_plan import TICK, FleetPlan, deal, plan_rounds, shards
 from babylon.game.fleet.fleet_records import (
-    Played,
+    PlayedStep,
     environment_state,
     ground_truth,
     observe,
@@ -25,20 +24,20 @@ from babylon.game.fleet.fleet_records import (
     record_step,
 )
 from babylon.game.market.game import make_market
+from babylon.game.market.market import Seat
 from babylon.game.market.observed import observed
 from babylon.game.market.orders import parse_decision
 from babylon.game.market.prompts import render_observation
 from babylon.game.market.scenario import Scenario
-from babylon.game.market.seat import Seat
 from babylon.recorder import MarketOutcomesTracker, TrajectoryRecorder
 
-Progress = Callable[[int, int], None]
+Progress = Callable[[int, int], None]  # rounds played, rounds planned
 T = TypeVar("T")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class FleetResult:
-    """What a fleet came to; P&L in simulator dollars."""
+    """Totals of a fleet's play; ``mean_pnl`` per trajectory in simulator dollars."""
 
     windows: tuple[str, ...]
     scenarios: int
@@ -55,11 +54,13 @@ async def play_fleet(
     *,
     progress: Progress | None = None,
 ) -> FleetResult:
-    """Play all rounds, record every trajectory, and write each window's outcomes when it is over:
-    training may collect it while later ones are played.
+    """Play all rounds and record every trajectory.
+
+    A window's outcomes are written as soon as its last round is over, so that training can collect
+    it while later windows are played.
 
     Raises:
-        ServingError: the endpoint does not answer.
+        ServingError: The endpoint does not answer.
     """
     rounds = plan_rounds(plan)
     windows = [window_at(start, plan.window_minutes) for start, _ in rounds]
@@ -92,7 +93,7 @@ async def play_fleet(
 
 @dataclass(frozen=True, slots=True)
 class _Table:
-    """One market and those who play in it."""
+    """One market and its players."""
 
     plan: FleetPlan
     number: int
@@ -104,7 +105,7 @@ class _Table:
     tracker: MarketOutcomesTracker
 
     async def play(self) -> list[float]:
-        """One trajectory an agent, recorded once its trades are decided; returns the P&Ls."""
+        """Play to the end, record one trajectory per agent and return the agents' P&L."""
         market = make_market(self.scenario)
         seats = {agent: market.join(agent) for agent in self.agents}
         for agent in self.agents:
@@ -114,7 +115,7 @@ class _Table:
                 trajectory_id=self._trajectory_id(agent),
                 at=self.start,
             )
-        played: list[Played] = []
+        played: list[PlayedStep] = []
         while not market.over:
             played += await self._tick(seats)
         market.settle()
@@ -133,8 +134,8 @@ class _Table:
             )
         return [seat.pnl for seat in seats.values()]
 
-    async def _tick(self, seats: dict[str, Seat]) -> list[Played]:
-        """All see the same state, all answer, and their decisions are carried out."""
+    async def _tick(self, seats: dict[str, Seat]) -> list[PlayedStep]:
+        """Ask all agents about the same state, then carry out their decisions."""
         market = next(iter(seats.values())).market
         tick = market.tick
         moment = self.start + tick * TICK
@@ -155,7 +156,7 @@ class _Table:
             }
         )
         return [
-            Played(turn, moment, state, reply, outcomes[turn.agent_id], turn.game.pnl - pnl)
+            PlayedStep(turn, moment, state, reply, outcomes[turn.agent_id], turn.game.pnl - pnl)
             for turn, (state, pnl), reply in zip(turns, before, replies, strict=True)
         ]
 
@@ -166,7 +167,10 @@ class _Table:
 def _observe_unattended(
     tracker: MarketOutcomesTracker, scenario: Scenario, start: datetime
 ) -> None:
-    """The public history of a scenario of which each agent plays a copy: as nobody moves it."""
+    """Track the public history of a scenario as it runs without players.
+
+    Each agent plays its own copy, so no copy's prices are the public ones.
+    """
     market = make_market(scenario)
     while not market.over:
         observe(tracker, market, start + market.tick * TICK)
@@ -174,9 +178,11 @@ def _observe_unattended(
     observe_end(tracker, scenario, start)
 
 
-async def _together(awaitables: Iterable[Coroutine[Any, Any, T]]) -> list[T]:
-    """All results in order; the first error alone, because when the endpoint is down all say the
-    same."""
+async def _together(awaitables: Iterable[Coroutine[None, None, T]]) -> list[T]:
+    """Await all and return the results in order.
+
+    Only the first error is raised: if the endpoint is down, all errors are the same.
+    """
     try:
         async with asyncio.TaskGroup() as group:
             tasks = [group.create_task(awaitable) for awaitable in awaitables]

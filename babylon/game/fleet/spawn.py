@@ -1,4 +1,4 @@
-"""``babylon agents spawn``: one fleet from settings to recorded rows."""
+"""``babylon agents spawn``: plan a fleet, play it and record its rows."""
 
 from datetime import UTC, datetime
 from typing import Literal
@@ -34,11 +34,11 @@ async def spawn_agents(
     live: bool = False,
     progress: Progress | None = None,
 ) -> FleetResult:
-    """Let ``agents`` play ``duration_min`` game minutes by ``rules``, each in its own copy of the
-    market or in a ``shared`` one.
+    """Let ``agents`` play ``duration_min`` game minutes by ``rules``.
 
-    Fast play is dated into the newest windows that are over and that no training has begun on,
-    so they can be trained at once; ``live`` play takes place now, a decision a minute.
+    Each agent plays its own copy of the market, or with ``shared`` the agents of a scenario share
+    one. Fast play is dated into the newest complete windows whose training has not begun, so that
+    they can be trained at once. ``live`` play takes place now, with one decision per minute.
     """
     now = datetime.now(UTC)
     async with open_store(settings) as store:
@@ -69,16 +69,18 @@ async def run_fleet(
     *,
     progress: Progress | None = None,
 ) -> FleetResult:
-    """Play a plan through the endpoint of ``settings`` (``llm``) or without it (``scripted``).
-    On return every call is in the database.
+    """Play a plan through the endpoint of ``settings`` (``llm``) or by scripts (``scripted``).
+
+    On return, every call is in the database.
 
     Raises:
-        DatabaseError: the game's tables are somebody else's: simulated play has no place there.
+        DatabaseError: The database belongs to a live game.
+        ConfigError: The plan has no agent or no minute.
     """
     if store.has_game_tables and not store.game_tables_ours:
         raise DatabaseError(
-            "the database belongs to a live game, into which simulated play is not written:"
-            " unset DATABASE_URL to play on the embedded one"
+            "the database belongs to a live game, and simulated play is not written there:"
+            " unset DATABASE_URL to use the embedded database"
         )
     if plan.agents < 1 or plan.duration_min < 1:
         raise ConfigError(

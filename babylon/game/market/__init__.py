@@ -1,1 +1,1 @@
-"""The game itself: markets, orders, scenarios and prompts."""
+"""The game: markets, orders, scenarios, prompts and scripted agents."""

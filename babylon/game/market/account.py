@@ -1,4 +1,4 @@
-"""What a player owns, and what became of each of its decisions."""
+"""A player's account: money, holdings, perp positions and the outcomes of its decisions."""
 
 from dataclasses import dataclass, field
 
@@ -7,16 +7,19 @@ from babylon.game.market.perps import Direction, liquidation_price, pnl
 
 
 @dataclass(slots=True)
-class Exchange:
-    """The other side of every trade: it seeds the pools, trades for the crowd, is the counterparty
-    of perps, and earns fees, funding and liquidations. Its balance may be negative."""
+class MarketExchange:
+    """The counterparty of every trade.
+
+    It seeds the pools, trades for the crowd, takes the other side of perps, and receives fees,
+    funding and liquidated margins. Its balance may be negative.
+    """
 
     balance: float = 0.0
 
 
 @dataclass(slots=True)
 class Holding:
-    """Shares of one side of one market and the dollars paid for them, fees included."""
+    """Shares of one side of one market, and the dollars paid for them including fees."""
 
     shares: float = 0.0
     cost: float = 0.0
@@ -24,7 +27,7 @@ class Holding:
 
 @dataclass(slots=True)
 class Exit:
-    """How a perp position ended; shared by all orders that built it."""
+    """The end of a perp position, shared by the fills of all orders that built it."""
 
     price: float | None = None  # None while it is open
     liquidated: bool = False
@@ -54,8 +57,11 @@ class Position:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PerpFill:
-    """A perp order that was carried out at ``price``. Of an opening, ``exit`` tells the end of the
-    position once it has come; of a closing, ``entry`` is what it was opened at."""
+    """A perp order carried out at ``price``.
+
+    After an opening, ``exit`` is filled in when the position ends. After a closing, ``entry`` is
+    the price at which the position was opened.
+    """
 
     ticker: str
     direction: Direction
@@ -69,24 +75,24 @@ class PerpFill:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Outcome:
-    """What the game answers to a decision; ``error`` says why it was refused."""
+    """The result of a decision; ``error`` is the reason of a refusal."""
 
     action_type: str
     success: bool
     error: str | None = None
-    market_id: str | None = None  # of a trade in shares
+    market_id: str | None = None  # of a trade in a prediction market
     side: Side | None = None
     shares: float = 0.0
     dollars: float = 0.0
     perp: PerpFill | None = None
-    realised_pnl: float | None = None  # of a sale, and of a perp position that was closed
-    post_id: str | None = None  # what was written, or commented on
+    realised_pnl: float | None = None  # of a sale or a closed perp position
+    post_id: str | None = None  # the new post, or the post commented on
     content: str | None = None
 
 
 @dataclass(slots=True)
 class Account:
-    """One player's money (dollars), holdings, perp positions and history."""
+    """A player's balance in dollars, holdings, perp positions and history of outcomes."""
 
     name: str
     balance: float
@@ -96,7 +102,7 @@ class Account:
 
     @property
     def cash(self) -> float:
-        """The balance and the margins paid in."""
+        """Balance plus the margins of open positions, in dollars."""
         return self.balance + sum(position.margin for position in self.positions.values())
 
 

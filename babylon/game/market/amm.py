@@ -1,13 +1,13 @@
 """Constant-product market maker for one YES/NO question.
 
-``k = yes * no`` stays, and ``P(YES) = no / (yes + no)``.
+``k = yes * no`` is constant, and ``P(YES) = no / (yes + no)``.
 
-The live game pays out only the reserve difference ``yes - yes'``, so a small buy at even odds
-costs about $1 a share and no bet has a positive expected value. Here a buyer's money *mints
-pairs*: x dollars become x YES and x NO shares, the unwanted half is swapped into the pool, and the
-buyer holds ``x + yes - yes'``. A winning share pays $1, a losing one nothing.
+The live game pays out only the reserve difference ``yes - yes'``: a small purchase at even odds
+costs about $1 per share, and no bet has a positive expected value. Here a buyer's money mints
+pairs. x dollars become x YES and x NO shares, the unwanted half is swapped into the pool, and the
+buyer receives ``x + yes - yes'``. A winning share pays $1, a losing share nothing.
 
-The formulas are functions of floats or of numpy arrays alike; ``Pool`` is one market's reserves.
+The formulas take floats or numpy arrays. ``Pool`` holds one market's reserves.
 """
 
 import math
@@ -23,21 +23,21 @@ Number = TypeVar("Number", float, NDArray[np.float64])
 
 
 def probability(yes: Number, no: Number) -> Number:
-    """Price of a YES share in dollars."""
+    """Return the price of a YES share in dollars."""
     return no / (yes + no)
 
 
 def buy(own: Number, other: Number, dollars: Number) -> tuple[Number, Number, Number]:
-    """Spend ``dollars`` on the side whose reserve is ``own`` → (own, other afterwards, shares)."""
+    """Spend ``dollars`` on the side with the reserve ``own`` → (new own, new other, shares)."""
     other_after = other + dollars
     own_after = own * other / other_after
     return own_after, other_after, dollars + own - own_after
 
 
 def sell(own: Number, other: Number, shares: Number) -> tuple[Number, Number, Number]:
-    """Return ``shares`` of the side whose reserve is ``own`` → (own, other afterwards, dollars).
+    """Sell ``shares`` of the side with the reserve ``own`` → (new own, new other, dollars).
 
-    Shares are swapped for pairs, which are burned: x solves
+    The shares are swapped for pairs, which are burned. The proceeds x solve
     ``(own + shares - x) * (other - x) = k``.
     """
     total = own + shares + other
@@ -46,13 +46,8 @@ def sell(own: Number, other: Number, shares: Number) -> tuple[Number, Number, Nu
     return own + shares - dollars, other - dollars, dollars
 
 
-def reserve_at(yes: Number, no: Number, price: Number) -> Number:
-    """The reserve of the *other* side when a side's price is ``price``: ``sqrt(k p / (1 - p))``."""
-    return _sqrt(yes * no * price / (1.0 - price))
-
-
 def _sqrt(value: Number) -> Number:
-    """Both are rounded correctly, so they agree to the last bit."""
+    """Square root. numpy and math round correctly, so both give the same bits."""
     return np.sqrt(value) if isinstance(value, np.ndarray) else math.sqrt(value)
 
 
@@ -67,7 +62,7 @@ class Side(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class Pool:
-    """Reserves of YES and NO shares. Trading returns a new pool."""
+    """A market's reserves of YES and NO shares. Trading returns a new pool."""
 
     yes: float = INITIAL_RESERVE
     no: float = INITIAL_RESERVE
@@ -81,20 +76,14 @@ class Pool:
         return self.probability if side is Side.YES else 1.0 - self.probability
 
     def buy(self, side: Side, dollars: float) -> tuple["Pool", float]:
-        """Spend ``dollars`` on one side → (pool afterwards, shares received)."""
+        """Spend ``dollars`` on one side → (new pool, shares received)."""
         own, other, shares = buy(*self._reserves(side), dollars)
         return self._with(side, own, other), shares
 
     def sell(self, side: Side, shares: float) -> tuple["Pool", float]:
-        """Return ``shares`` of one side → (pool afterwards, dollars received)."""
+        """Sell ``shares`` of one side → (new pool, dollars received)."""
         own, other, dollars = sell(*self._reserves(side), shares)
         return self._with(side, own, other), dollars
-
-    def order_to(self, price: float) -> tuple[Side, float]:
-        """What to buy, and for how many dollars, so that a YES share costs ``price``."""
-        side, own_price = (Side.YES, price) if price >= self.probability else (Side.NO, 1.0 - price)
-        _, other = self._reserves(side)
-        return side, max(0.0, reserve_at(self.yes, self.no, own_price) - other)
 
     def _reserves(self, side: Side) -> tuple[float, float]:
         return (self.yes, self.no) if side is Side.YES else (self.no, self.yes)

@@ -1,4 +1,4 @@
-"""The social feed of a market: what strangers and players post, and the comments below."""
+"""The social feed of a market: posts of players and non-players, and their comments."""
 
 from dataclasses import dataclass, field
 
@@ -13,7 +13,7 @@ class FeedComment:
 
 @dataclass(slots=True)
 class FeedPost:
-    """``post_id`` is p1, p2, ... in the order of posting."""
+    """A post. Ids are p1, p2, ... in the order of posting."""
 
     post_id: str
     author: str
@@ -39,5 +39,8 @@ class Feed:
 
 
 def one_line(content: str) -> str:
-    """As it is shown to others: a line break could pass for another line of their prompt."""
+    """Return the text on one line, printable characters only.
+
+    A line break could pass for another line of the readers' prompts.
+    """
     return " ".join("".join(c if c.isprintable() else " " for c in content).split())

@@ -1,24 +1,22 @@
-"""One agent's play of one scenario: observe, decide, settle.
+"""One agent's play of one scenario.
 
-Every agent plays its own copy of the world, moved by the same crowd and, where the rules have
-them, the same opponents. Agents of a scenario therefore face the same world and differ by their
-decisions alone, which is what a GRPO group compares. Where agents share one ``Market`` (PettingZoo,
-shared fleets), each has a ``Seat`` in it.
+Every agent plays its own copy of the world, with the same crowd and the same opponents. Agents of
+a scenario differ only in their decisions, which is what a GRPO group compares. In shared markets
+(PettingZoo, shared fleets) each agent has a ``Seat`` instead.
 """
 
 from babylon.game.market.account import Outcome
-from babylon.game.market.market import Market
+from babylon.game.market.market import Market, Seat
 from babylon.game.market.orders import Decision
 from babylon.game.market.scenario import Scenario
 from babylon.game.market.scripted import SCRIPTED_AGENTS
-from babylon.game.market.seat import Seat
 
 
 def make_market(scenario: Scenario) -> Market:
-    """The market of a scenario, with the opponents that its rules name.
+    """Make the market of a scenario, with the opponents that its rules name.
 
     Raises:
-        ValueError: there is no scripted agent of a name.
+        ValueError: An opponent is not a scripted agent.
     """
     unknown = [name for name in scenario.rules.opponents if name not in SCRIPTED_AGENTS]
     if unknown:
@@ -29,17 +27,17 @@ def make_market(scenario: Scenario) -> Market:
 
 
 class Game(Seat):
-    """A market of one's own. ``act`` takes one decision a tick, ``settle`` ends the play."""
+    """The only seat in a market of its own."""
 
     def __init__(self, scenario: Scenario, name: str = "player") -> None:
         market = make_market(scenario)
         super().__init__(market, market.join(name).account)
 
     def act(self, decision: Decision) -> Outcome:
-        """Carry out one decision and move on to the next tick. A refused one costs the tick."""
+        """Carry out one decision and begin the next tick. A refused decision has no effect."""
         return self.market.step({self.account.name: decision})[self.account.name]
 
     def settle(self) -> float:
-        """Resolve every question, close every position. Returns the final P&L in dollars."""
+        """Resolve all questions, close all positions and return the final P&L in dollars."""
         self.market.settle()
         return self.pnl

@@ -1,38 +1,40 @@
-"""One market in which any number of accounts trade: pools, perps, news and feed in one state.
+"""A market shared by any number of accounts, and each player's view of it.
 
-In a tick every player sees the same state and decides once; the decisions are carried out in a
-seeded random order. Then the next tick begins: perp prices move (and liquidate), funding falls due
-at 00:00, 08:00 and 16:00, questions whose time has come resolve, the crowd trades, strangers post.
-``settle`` ends the play: what is open is resolved or closed.
+In a tick, all players see the same state and each decides once. The market carries out the
+decisions in a seeded random order and begins the next tick: perp prices move and positions are
+liquidated, funding is paid (at 00:00, 08:00 and 16:00), due questions resolve, the crowd trades and
+non-players post. ``settle`` ends the play: it resolves the open questions and closes the positions.
 
-Money is conserved: balances, margins, the exchange and the collateral of the open prediction
-markets always add up to what the players brought (``total``).
+Money is conserved. Balances, margins, the exchange's balance and the collateral of the open
+prediction markets always add up to the players' start balances (``total``).
 """
 
 from collections.abc import Callable, Iterable, Mapping
 from random import Random
 
-from babylon.game.market.account import Account, Exchange, Outcome, refused
-from babylon.game.market.amm import Side
+from babylon.game.market.account import Account, Holding, MarketExchange, Outcome, Position, refused
+from babylon.game.market.amm import Pool, Side
 from babylon.game.market.feed import MAX_CONTENT, Feed, one_line
-from babylon.game.market.futures import PerpDesk
 from babylon.game.market.orders import Comment, Decision, Hold, Order, Post
-from babylon.game.market.perps import is_funding_time
-from babylon.game.market.predictions import PredictionDesk
+from babylon.game.market.perp_desk import PerpDesk
+from babylon.game.market.perps import Direction, is_funding_time
+from babylon.game.market.prediction_desk import PredictionDesk
 from babylon.game.market.scenario import Rules, Scenario
-from babylon.game.market.seat import Seat
 
-Bot = Callable[[Seat, Random], Decision]
+Bot = Callable[["Seat", Random], Decision]
 
 
 class Market:
-    """The state of a scenario's world. ``bots`` play in it as well: before the others in a tick,
-    having seen the same as they."""
+    """The state of a scenario's world.
+
+    ``bots`` are scripted opponents. They see the same state as the players and are carried out
+    first.
+    """
 
     def __init__(self, scenario: Scenario, bots: Iterable[Bot] = ()) -> None:
         self.scenario = scenario
         self.tick = 0
-        self.exchange = Exchange()
+        self.exchange = MarketExchange()
         self.predictions = PredictionDesk(scenario.rules, self.exchange)
         self.futures = PerpDesk(
             scenario.rules, self.exchange, {perp.ticker: perp for perp in scenario.perps}
@@ -58,30 +60,31 @@ class Market:
 
     @property
     def total(self) -> float:
-        """All the money there is, in dollars."""
+        """Dollars held by all accounts, the exchange and the open markets."""
         cash = sum(account.cash for account in self.accounts.values())
         return cash + self.exchange.balance + self.predictions.collateral
 
-    def join(self, name: str) -> Seat:
+    def join(self, name: str) -> "Seat":
         """Open an account with the start balance.
 
         Raises:
-            ValueError: the name is taken.
+            ValueError: An account of that name exists.
         """
         if name in self.accounts:
-            raise ValueError(f"{name!r} has an account already: players need names of their own")
+            raise ValueError(f"{name!r} already has an account: give each player another name")
         account = self.accounts[name] = Account(name, self.rules.start_balance)
         return Seat(self, account)
 
     def step(self, decisions: Mapping[str, Decision]) -> dict[str, Outcome]:
-        """Carry out at most one decision an account, and begin the next tick. One that is refused
-        costs the tick.
+        """Carry out at most one decision per account and begin the next tick.
+
+        A refused decision has no effect: the account has used its turn.
 
         Raises:
-            ValueError: all ticks are played, or somebody has no account.
+            ValueError: All ticks are played, or a name has no account.
         """
         if unknown := decisions.keys() - self.accounts.keys():
-            raise ValueError(f"{sorted(unknown)} have no account: they must join first")
+            raise ValueError(f"{sorted(unknown)} have no account: call join first")
         if self.over:
             raise ValueError(f"all {self.tick} ticks of {self.scenario.scenario_id} are played")
         bots = {
@@ -167,11 +170,95 @@ class Market:
         }
 
     def _begin_tick(self) -> None:
-        for question in self.scenario.questions:
-            if question.probabilities:
-                self.predictions.crowd_to(question.market_id, question.probabilities[self.tick])
         if order := self.scenario.noise[self.tick]:
             self.predictions.crowd(order.market_id, order.side, order.dollars)
         for post in self.scenario.posts:
             if post.tick == self.tick:
                 self.feed.post(post.author, post.text, self.tick)
+
+
+class Seat:
+    """A player's view of the market and its own account.
+
+    ``scenario`` includes the ground truth.
+    """
+
+    def __init__(self, market: "Market", account: Account) -> None:
+        self.market = market
+        self.account = account
+
+    @property
+    def scenario(self) -> Scenario:
+        return self.market.scenario
+
+    @property
+    def tick(self) -> int:
+        return self.market.tick
+
+    @property
+    def over(self) -> bool:
+        return self.market.over
+
+    @property
+    def pools(self) -> dict[str, Pool]:
+        """Pools of the open questions, by market id."""
+        return self.market.predictions.pools
+
+    @property
+    def prices(self) -> dict[str, float]:
+        """Perp prices in dollars, by ticker."""
+        return self.market.futures.prices
+
+    @property
+    def balance(self) -> float:
+        return self.account.balance
+
+    @property
+    def holdings(self) -> dict[tuple[str, Side], Holding]:
+        return self.account.holdings
+
+    @property
+    def positions(self) -> dict[tuple[str, Direction], Position]:
+        return self.account.positions
+
+    @property
+    def outcomes(self) -> list[Outcome]:
+        return self.account.outcomes
+
+    @property
+    def equity(self) -> float:
+        """Balance, sale value of the shares, and margins with P&L of the perps; before fees."""
+        return (
+            self.balance
+            + sum(
+                self.pools[market].sell(side, holding.shares)[1]
+                for (market, side), holding in self.holdings.items()
+            )
+            + sum(
+                position.margin + position.pnl(self.market.futures.price(ticker))
+                for (ticker, _), position in self.positions.items()
+            )
+        )
+
+    @property
+    def pnl(self) -> float:
+        return self.equity - self.scenario.rules.start_balance
+
+    def won(self, outcome: Outcome) -> bool | None:
+        """Return whether a trade paid off.
+
+        A sale or a closing is judged by its P&L, bought shares by the outcome of their question, an
+        opened perp by the price at which its position ended. None: the decision was no trade, or
+        the position is still open.
+        """
+        if not outcome.success:
+            return None
+        if outcome.realised_pnl is not None:
+            return outcome.realised_pnl > 0
+        if (fill := outcome.perp) is not None:
+            end = fill.exit.price
+            return None if end is None else fill.direction.sign * (end - fill.price) > 0
+        if outcome.market_id is None:
+            return None
+        question = self.scenario.question(outcome.market_id)
+        return question is not None and question.outcome is outcome.side

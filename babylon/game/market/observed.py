@@ -1,21 +1,19 @@
-"""What a fleet records of a market in each step, so that the window can be replayed exactly.
+"""The market's state as a fleet records it in each step, for exact replay.
 
-It stands in the step's ``environmentState``, which in the live game has keys beyond the required
-ones, too: what the agent could see of the market before it acted, with all digits. What a scenario
-*is* (rules, questions, perps, who plays) stands in its first step. Nothing here is ground truth.
+It is the key ``market`` of the step's ``environmentState``: the market as the agent could see it
+before it acted, at full precision. The first step of a scenario also holds its rules, questions,
+perps and players. Nothing here is ground truth.
 """
-
-from typing import Any
 
 import msgspec
 
 from babylon.game.market.amm import Side
+from babylon.game.market.market import Seat
 from babylon.game.market.scenario import News, Rules
-from babylon.game.market.seat import Seat
 
 
 class SeenQuestion(msgspec.Struct, frozen=True, kw_only=True, rename="camel", omit_defaults=True):
-    """A prediction market, without its outcome."""
+    """A prediction market without its outcome."""
 
     market_id: str
     text: str
@@ -23,7 +21,7 @@ class SeenQuestion(msgspec.Struct, frozen=True, kw_only=True, rename="camel", om
 
 
 class SeenPerp(msgspec.Struct, frozen=True, kw_only=True, rename="camel", omit_defaults=True):
-    """A perpetual future, without its prices."""
+    """A perpetual future without its prices."""
 
     ticker: str
     name: str
@@ -31,8 +29,11 @@ class SeenPerp(msgspec.Struct, frozen=True, kw_only=True, rename="camel", omit_d
 
 
 class SeenGame(msgspec.Struct, frozen=True, kw_only=True, rename="camel", omit_defaults=True):
-    """What stays the same in a scenario. ``players`` share one market, in the order in which they
-    joined; alone, everybody plays a copy of it."""
+    """The constant parts of a scenario.
+
+    ``players`` are the accounts of the market in the order of joining. A single player means that
+    each agent played its own copy of the market.
+    """
 
     rules: Rules
     questions: tuple[SeenQuestion, ...]
@@ -42,7 +43,7 @@ class SeenGame(msgspec.Struct, frozen=True, kw_only=True, rename="camel", omit_d
 
 
 class SeenPool(msgspec.Struct, frozen=True, kw_only=True, rename="camel", omit_defaults=True):
-    """Reserves of a prediction market, in shares."""
+    """A prediction market's reserves, in shares."""
 
     market_id: str
     yes: float
@@ -57,7 +58,7 @@ class SeenPrice(msgspec.Struct, frozen=True, kw_only=True, rename="camel", omit_
 
 
 class SeenNews(msgspec.Struct, frozen=True, kw_only=True, rename="camel", omit_defaults=True):
-    """A headline; ``hints`` is what its words suggest, right or wrong."""
+    """A headline. ``hints`` is the outcome that its words suggest, right or wrong."""
 
     market_id: str
     text: str
@@ -65,14 +66,14 @@ class SeenNews(msgspec.Struct, frozen=True, kw_only=True, rename="camel", omit_d
 
 
 class SeenPost(msgspec.Struct, frozen=True, kw_only=True, rename="camel", omit_defaults=True):
-    """A new post of somebody who does not play."""
+    """A new post of a non-player."""
 
     author: str
     text: str
 
 
 class SeenTick(msgspec.Struct, frozen=True, kw_only=True, rename="camel", omit_defaults=True):
-    """One step's view of the market."""
+    """The market in one step."""
 
     tick: int
     pools: tuple[SeenPool, ...]
@@ -85,8 +86,8 @@ class SeenTick(msgspec.Struct, frozen=True, kw_only=True, rename="camel", omit_d
 KEY = "market"  # of ``environmentState``
 
 
-def observed(seat: Seat) -> dict[str, Any]:
-    """``{"market": ...}``, to be merged into the step's ``environmentState``."""
+def observed(seat: Seat) -> dict[str, object]:
+    """Return ``{"market": ...}``, to be merged into the step's ``environmentState``."""
     seen = SeenTick(
         tick=seat.tick,
         pools=tuple(
@@ -135,5 +136,5 @@ def _game(seat: Seat) -> SeenGame:
 
 
 def _players(seat: Seat) -> tuple[str, ...]:
-    """Who plays in this market, opponents of the rules apart: they joined first."""
+    """Return the accounts of the market without the rules' opponents, which joined first."""
     return tuple(seat.market.accounts)[len(seat.scenario.rules.opponents) :]

@@ -1,11 +1,11 @@
-"""What an agent may decide in a tick, and the JSON it is written in.
+"""Decisions of an agent, and their JSON.
 
 ``{"action":"trade","trade":{"type":"prediction","market":"m1","action":"buy_yes","amount":50}}``,
 ``{"action":"trade","trade":{"type":"perp","market":"OPNAI","action":"open_long","amount":200,
 "leverage":5}}``, ``{"action":"post","content":"…"}``,
-``{"action":"comment","post":"p3","content":"…"}`` or ``{"action":"hold"}``. A reply that is
-anything else is a failed action with an error, as in the live game; it never raises. Whether an
-order can be carried out is the market's to say.
+``{"action":"comment","post":"p3","content":"…"}`` or ``{"action":"hold"}``. Any other reply is a
+failed action with an error, as in the live game; parsing never raises. The market decides whether a
+well-formed order can be carried out.
 """
 
 import json
@@ -16,7 +16,7 @@ from typing import Literal
 
 import msgspec
 
-MAX_REPLY_TOKENS = 128  # more than any decision needs; the same in play and in the arena
+MAX_REPLY_TOKENS = 128  # more than any decision needs; used in play and in the arena
 
 
 class OrderKind(StrEnum):
@@ -34,8 +34,12 @@ class OrderKind(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class Order:
-    """Buy for ``amount`` dollars, sell ``amount`` shares, or open ``amount`` dollars of a perp,
-    of which ``amount / leverage`` are paid in; closing closes all, whatever the amount."""
+    """A trade.
+
+    ``amount`` is in dollars for a purchase, in shares for a sale, and in dollars of notional for
+    opening a perp, with a margin of ``amount / leverage``. Closing ignores it: the whole position
+    is closed.
+    """
 
     market: str
     kind: OrderKind
@@ -45,14 +49,14 @@ class Order:
 
 @dataclass(frozen=True, slots=True)
 class Post:
-    """Write on the feed."""
+    """A post on the feed."""
 
     content: str
 
 
 @dataclass(frozen=True, slots=True)
 class Comment:
-    """Write below a post of the feed."""
+    """A comment on a post of the feed."""
 
     post: str
     content: str
@@ -60,7 +64,7 @@ class Comment:
 
 @dataclass(frozen=True, slots=True)
 class Hold:
-    """Do nothing; ``error`` is set when nothing is done because the reply was malformed."""
+    """No action. ``error`` is set if the reply was malformed."""
 
     error: str | None = None
 
@@ -89,7 +93,7 @@ _DECODER = msgspec.json.Decoder(_Reply)
 
 
 def render_decision(decision: Decision) -> str:
-    """The reply that means a decision."""
+    """Return the JSON reply of a decision."""
     match decision:
         case Hold():
             return '{"action":"hold"}'
@@ -108,7 +112,7 @@ def render_decision(decision: Decision) -> str:
 
 
 def parse_decision(reply: str) -> Decision:
-    """The decision in a reply; a malformed one holds and says what was wrong with it."""
+    """Return the decision in a reply; ``Hold`` with an error if the reply is malformed."""
     try:
         decoded = _DECODER.decode(reply)
     except (msgspec.MsgspecError, UnicodeEncodeError, RecursionError) as error:

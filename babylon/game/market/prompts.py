@@ -1,17 +1,17 @@
-"""What an agent sees. Parts that agents share come first, so that prompts share their prefix:
-the system prompt, then the market, then what is private.
+"""The prompts of LLM agents.
 
-The small game has a prompt of its own, as terse as its model is small. Nothing is offered that the
-rules lack, and no ground truth is shown.
+The system prompt comes first, then the market, then the agent's own account. Agents of a market
+therefore share a prefix, which engines can cache. The small game has a shorter prompt, because its
+model is small. A prompt describes only actions that the rules allow, and shows no ground truth.
 """
 
 from hashlib import blake2b
 
 from babylon.game.market.account import Position
 from babylon.game.market.feed import MAX_CONTENT, FeedPost, one_line
+from babylon.game.market.market import Seat
 from babylon.game.market.perps import FUNDING_MINUTES, MAX_LEVERAGE, MIN_SIZE
 from babylon.game.market.scenario import Rules, Scenario
-from babylon.game.market.seat import Seat
 
 SYSTEM_PROMPT = (
     "You trade prediction markets. A winning share pays $1. Answer with one JSON object: "
@@ -24,13 +24,13 @@ STRATEGIES = (
     "bold: large stakes as soon as the evidence is clear",
     "watchful: waits for prices to leave what the news supports",
 )
-RECENT = 5  # news and posts that are shown
-MOVERS = 3
+RECENT = 5  # number of headlines and of posts shown
+MOVERS = 3  # number of top gainers and of top losers shown
 MAX_ERROR = 160  # characters
 
 
 def render_observation(game: Seat, agent_name: str) -> list[dict[str, str]]:
-    """The chat messages of one tick: system prompt, then markets and news, then what is private."""
+    """Return the chat messages of one tick: a system and a user message."""
     if _is_small(game.scenario):
         system, lines = SYSTEM_PROMPT, _small_game(game, agent_name)
     else:
@@ -43,7 +43,7 @@ def render_observation(game: Seat, agent_name: str) -> list[dict[str, str]]:
 
 
 def _is_small(scenario: Scenario) -> bool:
-    """Questions alone, of which all resolve at the end."""
+    """Return whether the scenario has only questions, and all of them resolve at the end."""
     timed = any(question.resolves_at is not None for question in scenario.questions)
     return not (timed or scenario.perps or scenario.rules.feed)
 
@@ -64,7 +64,7 @@ def _small_game(game: Seat, agent_name: str) -> list[str]:
 
 
 def system_prompt(rules: Rules) -> str:
-    """What can be done by these rules, and how it is answered."""
+    """Return the system prompt: the rules and the format of replies."""
     fields = ["prediction markets", *(["perpetual futures"] if rules.perps else [])]
     lines = [
         f"You trade {' and '.join(fields)}{', and write on a feed' if rules.feed else ''}."
@@ -101,7 +101,10 @@ def system_prompt(rules: Rules) -> str:
 
 
 def _market(game: Seat) -> list[str]:
-    """What stays comes before what changes, so that the prompts of an hour share it."""
+    """Return the lines about the market.
+
+    Constant lines come first, so that the prompts of one hour share a longer prefix.
+    """
     minute, ticks = game.market.minute_of_day, game.scenario.rules.ticks
     lines = ["Questions:"]
     lines += [
@@ -160,7 +163,7 @@ def _recent_news(game: Seat) -> list[str]:
 
 
 def _post(post: FeedPost) -> list[str]:
-    """A post with its newest comments."""
+    """Return the lines of a post and its two newest comments."""
     comments = [f"  {comment.author}: {comment.text}" for comment in post.comments[-2:]]
     return [f"{post.post_id} {post.author}: {post.text}", *comments]
 
@@ -195,7 +198,7 @@ def _position(ticker: str, position: Position, price: float) -> str:
 
 
 def strategy_of(agent_name: str) -> str:
-    """Every agent has a temper of its own, the same in every game."""
+    """Return an agent's strategy, a function of its name only."""
     return STRATEGIES[blake2b(agent_name.encode(), digest_size=1).digest()[0] % len(STRATEGIES)]
 
 

@@ -1,8 +1,8 @@
-"""What a scenario *is*: questions and how they resolve, perps and their prices, news, posts, crowd.
+"""Scenarios: questions with outcomes, perps with prices, news, posts and the crowd's orders.
 
-All of it follows from one seed, so that two policies can be compared on the same world (common
-random numbers). Outcomes and the prices to come are ground truth: agents see the questions, the
-present prices, the news and the feed.
+A scenario follows from one seed, so that two policies can be compared on the same world (common
+random numbers). Outcomes and future prices are ground truth. Agents see the questions, the current
+prices, the news and the feed.
 """
 
 from collections.abc import Mapping, Sequence
@@ -19,22 +19,25 @@ DAY_MINUTES = 24 * 60
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Rules:
-    """Size and difficulty of a scenario. Dollars, and ticks of play in which agents may act; a
-    tick is a minute. The defaults are the small game that the demo plays."""
+    """Size and difficulty of a scenario.
+
+    Money is in dollars. A tick is one minute, in which every agent decides once. The defaults are
+    the small game of the demo.
+    """
 
     markets: int = 3
     ticks: int = 6
     start_balance: float = 1000.0
-    max_order: float = 150.0  # the most that one order may take from the balance
-    fee: float = 0.001  # of the dollars in or out; of a perp's size
+    max_order: float = 150.0  # largest amount that one order takes from the balance
+    fee: float = 0.001  # share of the dollars traded, or of a perp's size
     news_reliability: float = 0.95  # P(news agrees with the outcome, or with a perp's trend)
-    noise_order: float = 60.0  # largest background order, one a tick
+    noise_order: float = 60.0  # largest background order; one per tick
     perps: int = 0
-    trend: float = 0.0005  # by which a perp's price drifts up or down, a tick
-    volatility: float = 0.002  # standard deviation of a perp's log price, a tick
-    spread: bool = False  # questions resolve one after the other, else all at the end
+    trend: float = 0.0005  # drift of a perp's log price per tick, up or down
+    volatility: float = 0.002  # standard deviation of a perp's log price per tick
+    spread: bool = False  # True: questions resolve one after the other; False: all at the end
     feed: bool = False
-    post_reliability: float = 0.6  # as news_reliability, of what strangers post
+    post_reliability: float = 0.6  # as news_reliability, for posts of non-players
     opponents: tuple[str, ...] = ()  # scripted agents that trade in the same market
 
 
@@ -45,37 +48,36 @@ PRESETS = {"starter": STARTER, "hour": HOUR}
 
 @dataclass(frozen=True, slots=True)
 class Question:
-    """One prediction market. ``outcome`` is ground truth."""
+    """A prediction market. ``outcome`` is ground truth."""
 
     market_id: str
     text: str
     outcome: Side
-    resolves_at: int | None = None  # the tick from which it cannot be traded; None: at the end
-    probabilities: tuple[float, ...] = ()  # P(YES) to which the crowd moves the price in each tick
+    resolves_at: int | None = None  # first tick in which trading is closed; None: the end
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Perp:
-    """One perpetual future. The prices after the present tick are ground truth."""
+    """A perpetual future. Prices after the current tick are ground truth."""
 
     ticker: str
     name: str
-    prices: tuple[float, ...]  # dollars, in every tick and at the end: ``ticks + 1`` of them
-    funding_rate: float = 0.0  # share of the size that longs pay, and shorts receive, at 00/08/16 h
+    prices: tuple[float, ...]  # [ticks + 1] dollars, in every tick and at the end
+    funding_rate: float = 0.0  # share of the size that longs pay to shorts at 00, 08 and 16 h
 
 
 @dataclass(frozen=True, slots=True)
 class News:
-    """A headline about one market or ticker, published just before agents act in a tick."""
+    """A headline about one market or ticker, published before agents act in a tick."""
 
     market_id: str
     text: str
-    hints: Side  # which outcome the words suggest (of a perp: YES is up); may be wrong
+    hints: Side  # the outcome that the words suggest (perps: YES is up); may be wrong
 
 
 @dataclass(frozen=True, slots=True)
 class NpcPost:
-    """What somebody who does not play posts at the beginning of a tick."""
+    """A post of a non-player at the beginning of a tick."""
 
     tick: int
     author: str
@@ -84,7 +86,7 @@ class NpcPost:
 
 @dataclass(frozen=True, slots=True)
 class NoiseOrder:
-    """A background order that moves the price before agents act in a tick."""
+    """A background order, carried out before agents act in a tick."""
 
     market_id: str
     side: Side
@@ -93,8 +95,11 @@ class NoiseOrder:
 
 @dataclass(frozen=True, slots=True)
 class Scenario:
-    """One seeded world. ``news`` and ``noise`` hold one entry a tick (``None``: nothing happens);
-    ``start_minute`` is the minute of the day (UTC) of tick 0."""
+    """A seeded world.
+
+    ``news`` and ``noise`` have one entry per tick; None: nothing happens. ``start_minute`` is the
+    minute of the UTC day at tick 0.
+    """
 
     scenario_id: str
     rules: Rules
@@ -113,7 +118,7 @@ class Scenario:
 
 
 class _Topic(NamedTuple):
-    """What news and posts are about, while it is traded."""
+    """A question or perp that news and posts are about until it stops trading."""
 
     market_id: str
     truth: Side
@@ -128,17 +133,21 @@ def make_scenario(
     name: str = "",
     start_minute: int | None = None,
 ) -> Scenario:
-    """The world of a seed. ``name`` becomes the scenario id (default ``scenario-<seed>``);
-    ``start_minute`` of the day is drawn where it matters and is not given.
+    """Make the world of a seed.
+
+    Args:
+        name: The scenario id; ``scenario-<seed>`` by default.
+        start_minute: Minute of the UTC day at tick 0. Drawn from the seed by default if there are
+            perps (funding depends on it), else 0.
 
     Raises:
-        ValueError: more markets or perps than there are names for.
+        ValueError: The rules ask for more markets or perps than there are names.
     """
     rules = rules or STARTER
     if max(rules.markets, rules.perps) > len(COMPANIES):
         raise ValueError(
-            f"{rules.markets} markets and {rules.perps} perps: there are names for at most"
-            f" {len(COMPANIES)} of each"
+            f"{rules.markets} markets and {rules.perps} perps: at most {len(COMPANIES)} of each"
+            " are possible"
         )
     random = Random(f"scenario:{seed}")
     questions = _questions(random, rules)
@@ -188,7 +197,7 @@ def _end(question: Question, rules: Rules) -> int:
 
 
 def _perps(random: Random, rules: Rules) -> tuple[tuple[Perp, ...], list[Side]]:
-    """The perps with their geometric random walks, and which way each of them drifts."""
+    """Draw the perps with their geometric random walks → (perps, direction of each drift)."""
     listed = random.sample([*zip(TICKERS, COMPANIES, strict=True)], rules.perps)
     trends = [random.choice([*Side]) for _ in listed]
     perps = tuple(
@@ -204,7 +213,7 @@ def _perps(random: Random, rules: Rules) -> tuple[tuple[Perp, ...], list[Side]]:
 
 
 def _walk(random: Random, rules: Rules, drift: float) -> tuple[float, ...]:
-    """Prices in whole cents, as they are shown: what agents read is what they trade at."""
+    """Draw a price path in whole cents, so that agents trade at the prices they read."""
     price = random.uniform(50.0, 500.0)
     prices = [price]
     for _ in range(rules.ticks):
@@ -218,8 +227,11 @@ def _open(topics: list[_Topic], tick: int) -> list[_Topic]:
 
 
 def _schedule(random: Random, topics: list[_Topic], rules: Rules) -> list[_Topic]:
-    """What each tick's news is about: everything equally often, in random order; another topic
-    takes the place of one that is no longer traded."""
+    """Draw the topic of each tick's news.
+
+    All topics come equally often, in random order. A topic that no longer trades is replaced by an
+    open one.
+    """
     repeated = [topics[tick % len(topics)] for tick in range(rules.ticks)]
     random.shuffle(repeated)
     return [
@@ -235,7 +247,7 @@ def _news(random: Random, topic: _Topic, rules: Rules) -> News:
 
 
 def _posts(random: Random, topics: list[_Topic], rules: Rules) -> tuple[NpcPost, ...]:
-    """A post every other tick."""
+    """Draw a post for every other tick."""
     posts = []
     for tick in range(0, rules.ticks, 2):
         topic = random.choice(_open(topics, tick))

@@ -1,8 +1,8 @@
 """Scripted agents of known skill: opponents, teachers of the embedded base model, yardsticks.
 
-An agent is a function of its seat and a random stream. The oracle alone looks at ground truth.
-Where the rules have perps all but ``hold`` play them, at a modest leverage; where they have a feed,
-most of them say something now and then.
+An agent is a function of its seat and a random stream. Only the oracle reads the ground truth. If
+the rules have perps, all agents but ``hold`` trade them at a moderate leverage. If the rules have a
+feed, all but ``hold`` and ``oracle`` write on it now and then.
 """
 
 from collections.abc import Callable
@@ -10,15 +10,15 @@ from math import ceil, floor
 from random import Random
 
 from babylon.game.market.amm import Side
+from babylon.game.market.market import Seat
 from babylon.game.market.orders import Comment, Decision, Hold, Order, OrderKind, Post
 from babylon.game.market.perps import LIQUIDATED_SHARE, MAX_LEVERAGE, MIN_SIZE, Direction
 from babylon.game.market.scenario import Perp
-from babylon.game.market.seat import Seat
 
 ScriptedAgent = Callable[[Seat, Random], Decision]
 AMOUNTS = (25, 50, 100, 150)
 LEVERAGE = 5.0
-CHATTER = 0.1  # share of the ticks in which an agent that talks writes on the feed
+CHATTER = 0.1  # share of the ticks in which a sociable agent writes on the feed
 
 
 def buy(market: str, side: Side, amount: float) -> Order:
@@ -28,8 +28,11 @@ def buy(market: str, side: Side, amount: float) -> Order:
 def stake_on(
     seat: Seat, market: str, side: Side, stake: float, leverage: float = LEVERAGE
 ) -> Decision:
-    """Stake so many dollars, or all that is left, on a side of a question, or on a perp's rise
-    (YES) or fall; a position the other way is closed first."""
+    """Stake ``stake`` dollars, or the whole balance if it is smaller.
+
+    The bet is on a side of a question, or on a perp's rise (YES) or fall (NO). An open position in
+    the other direction is closed instead.
+    """
     left = min(stake, floor(seat.balance))
     if market in seat.pools:
         return buy(market, side, left) if left >= 1 else Hold()
@@ -46,19 +49,19 @@ def stake_on(
 
 
 def random_trader(seat: Seat, random: Random) -> Decision:
-    """A random side of a random market or perp, a random amount."""
+    """Trade a random side of a random market or perp for a random amount."""
     market = random.choice([*seat.pools, *seat.prices])
     return stake_on(seat, market, random.choice([*Side]), random.choice(AMOUNTS))
 
 
 def news_follower(seat: Seat, random: Random) -> Decision:
-    """Believes every headline."""
+    """Trade on every headline."""
     news = seat.scenario.news[seat.tick]
     return stake_on(seat, news.market_id, news.hints, random.choice(AMOUNTS)) if news else Hold()
 
 
 def contrarian(seat: Seat, random: Random) -> Decision:
-    """Believes the opposite of every headline."""
+    """Trade against every headline."""
     news = seat.scenario.news[seat.tick]
     if news is None:
         return Hold()
@@ -66,8 +69,7 @@ def contrarian(seat: Seat, random: Random) -> Decision:
 
 
 def momentum(seat: Seat, random: Random) -> Decision:
-    """Buys the side that the price already favours most, or goes with the perp that has moved
-    furthest."""
+    """Buy the side that the price favours most, or follow the perp that has moved furthest."""
     if seat.prices and (random.random() < 0.5 or not seat.pools):
         perp, move = max(_moves(seat), key=lambda item: abs(item[1]))
         return stake_on(seat, perp, _side(move >= 0), random.choice(AMOUNTS))
@@ -78,11 +80,14 @@ def momentum(seat: Seat, random: Random) -> Decision:
 
 
 def market_maker(seat: Seat, random: Random) -> Decision:
-    """Buys what the crowd has made cheap, and sells it when it is dear. Of perps, whose price no
-    order moves, it takes the one that funding pays best."""
+    """Buy the cheapest side and sell it once its price is above one half.
+
+    No order moves a perp's price. Of the perps, hold the one with the highest funding income.
+    """
     for (market, side), holding in seat.holdings.items():
         if seat.pools[market].price(side) > 0.5:
-            return Order(market, OrderKind.SELL, ceil(holding.shares))  # in words, too, all of it
+            # A reply shows six digits: rounding up sells the whole holding after rendering, too.
+            return Order(market, OrderKind.SELL, ceil(holding.shares))
     if seat.scenario.perps and not seat.positions:
         perp = max(seat.scenario.perps, key=lambda perp: abs(perp.funding_rate))
         return stake_on(seat, perp.ticker, _side(perp.funding_rate < 0), AMOUNTS[0], leverage=1.0)
@@ -93,13 +98,16 @@ def market_maker(seat: Seat, random: Random) -> Decision:
 
 
 def holder(seat: Seat, random: Random) -> Decision:
-    """Never trades."""
+    """Hold in every tick."""
     return Hold()
 
 
 def oracle(seat: Seat, random: Random) -> Decision:
-    """Knows every outcome and every price, and stakes the most it may where a dollar gains most:
-    on the outcome whose share is cheapest, or on the perp that goes furthest without a setback."""
+    """Stake the largest allowed order on the bet with the highest gain per dollar.
+
+    The oracle knows all outcomes and all prices to come. It compares the cheapest winning share
+    with each perp at the highest leverage that survives to the end.
+    """
     stake = min(seat.scenario.rules.max_order, seat.balance)
     if stake < 1:
         return Hold()
@@ -117,7 +125,7 @@ def oracle(seat: Seat, random: Random) -> Decision:
 
 
 def _best_leverage(perp: Perp, seat: Seat) -> tuple[float, Side, float]:
-    """What a dollar of margin gains to the end, which way, at the most leverage that survives."""
+    """Return (gain per dollar of margin, side, highest leverage that survives to the end)."""
     now, *later = perp.prices[seat.tick :]
     side = _side(later[-1] >= now)
     sign = 1.0 if side is Side.YES else -1.0
@@ -129,13 +137,13 @@ def _best_leverage(perp: Perp, seat: Seat) -> tuple[float, Side, float]:
 
 
 def _moves(seat: Seat) -> list[tuple[str, float]]:
-    """How far each perp has come since the beginning."""
+    """Each perp's price change since tick 0, as a fraction."""
     perps = seat.scenario.perps
     return [(perp.ticker, seat.prices[perp.ticker] / perp.prices[0] - 1.0) for perp in perps]
 
 
 def _furthest_from_even(seat: Seat) -> tuple[str, float]:
-    """The question of which the crowd is surest, and its P(YES)."""
+    """Return the market whose price is furthest from one half, with its P(YES)."""
     prices = {market: pool.probability for market, pool in seat.pools.items()}
     return max(prices.items(), key=lambda item: abs(item[1] - 0.5))
 
@@ -145,7 +153,7 @@ def _side(yes: bool) -> Side:
 
 
 def sociable(agent: ScriptedAgent) -> ScriptedAgent:
-    """The same agent, which writes on the feed instead now and then, where there is one."""
+    """Let an agent write on the feed in a share ``CHATTER`` of its ticks, if there is a feed."""
 
     def decide(seat: Seat, random: Random) -> Decision:
         if seat.scenario.rules.feed and random.random() < CHATTER:
@@ -156,7 +164,7 @@ def sociable(agent: ScriptedAgent) -> ScriptedAgent:
 
 
 def _chatter(seat: Seat, random: Random) -> Decision:
-    """A comment on the newest post, or a post about the headline."""
+    """Comment on the newest post, or post the headline."""
     posts, news = seat.market.feed.posts, seat.scenario.news[seat.tick]
     if posts and (news is None or random.random() < 0.5):
         return Comment(posts[-1].post_id, random.choice(("I agree", "I doubt it", "source?")))
@@ -173,6 +181,6 @@ SCRIPTED_AGENTS: dict[str, ScriptedAgent] = {
     "oracle": oracle,
 }
 
-# From most to least skilled, by mean P&L in the small game and in the full hour alike. The crowd
-# knows nothing, so to lean against it pays a little, and to follow it costs more than chance does.
+# From highest to lowest mean P&L, in the small game and in the full hour. The crowd trades at
+# random: trading against it pays a little, and following it loses more than random trading.
 LADDER = ("oracle", "news", "maker", "hold", "random", "momentum", "contrarian")

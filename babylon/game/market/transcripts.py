@@ -1,7 +1,7 @@
-"""Chats of scripted agents of mixed skill: what the embedded base model learns to imitate.
+"""Chats of scripted agents of mixed skill, the training data of the embedded base model.
 
-The mixture knows the format and has *some* skill, so that reinforcement has something to prefer:
-four agents in ten believe the news, the others trade at random, with the trend, against
+The mixture writes valid replies and has some skill, so that rewards of its samples differ: in the
+small game four agents in ten follow the news; the others trade at random, with the trend, against
 the news, or hold.
 """
 
@@ -26,7 +26,7 @@ HOUR_MIXTURE = {
 
 
 def scripted_chats(seed: int, rules: Rules | None = None) -> Iterator[list[dict[str, str]]]:
-    """Endless chats, one a decision: system, user and the assistant's reply."""
+    """Yield chats without end, one per decision: system, user and assistant message."""
     random = Random(f"transcripts:{seed}")
     for number in range(1_000_000_000):
         game = Game(make_scenario(f"transcript:{seed}:{number}", rules))
@@ -40,8 +40,7 @@ def scripted_chats(seed: int, rules: Rules | None = None) -> Iterator[list[dict[
 
 
 def draw_agent(random: Random, rules: Rules = STARTER) -> tuple[str, ScriptedAgent]:
-    """One scripted agent of the mixture, with its name; where there are perps it has a market
-    maker in it as well."""
+    """Draw a scripted agent → (name, agent). With perps, the mixture includes a market maker."""
     mixture = HOUR_MIXTURE if rules.perps else MIXTURE
     name = random.choices([*mixture], [*mixture.values()])[0]
     return name, SCRIPTED_AGENTS[name]

@@ -1,4 +1,4 @@
-"""The words that worlds are made of."""
+"""Company names, tickers, headlines and rumours from which scenarios are made."""
 
 from babylon.game.market.amm import Side
 

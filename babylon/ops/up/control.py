@@ -15,8 +15,8 @@ from babylon.ops.up.services import ROOT, SERVER, Service, environment, services
 from babylon.serving.ports import require_free_port
 from babylon.stages.train import ensure_champion
 from babylon.store import database_status, open_store
-from babylon.store.connection import database_url
-from babylon.training.backends.updater import Progress
+from babylon.store.server import database_url
+from babylon.training.backends.train_input import Progress
 
 _POLL_S = 0.5
 _TIMEOUT = aiohttp.ClientTimeout(total=5)
@@ -71,7 +71,7 @@ async def down(settings: Settings) -> list[str]:
             if await asyncio.to_thread(processes.stop, service.name)
         ]
         if stopped:
-            async with database_url(settings):
+            async with database_url(settings.database, settings.home):
                 pass  # the last user to leave stops the embedded server, even after a SIGKILL
         return stopped
 

@@ -1,4 +1,4 @@
-"""The judge: trajectories and ground truth in, one calibrated score each out.
+"""The judge: a language model that scores trajectories against ground truth.
 
-``window.judge_window`` is the way in; ``docs/judge.md`` tells how and why.
+``judge_window.judge_window`` is the entry point. ``docs/judge.md`` describes the method.
 """

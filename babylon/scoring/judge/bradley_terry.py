@@ -1,10 +1,12 @@
-"""Who is better of two, many times → one score a trajectory (Bradley and Terry 1952).
+"""Bradley-Terry model: scores of trajectories from pairwise preferences (Bradley and Terry 1952).
 
-P(i preferred to j, i shown first) = sigmoid(theta_i - theta_j + first), with
-theta ~ N(0, v): ridge, its strength v estimated by EM. ``first`` is what being shown first is
-worth, and free. Standard errors are those of the quasi-likelihood (McCullagh and Nelder 1989,
-ch. 9): the curvature times the dispersion that the residuals show. A judge that never contradicts
-itself leaves residuals near zero, and intervals close; one that guesses has dispersion one.
+P(i preferred to j, i shown first) = sigmoid(theta_i - theta_j + first)
+
+The prior theta ~ N(0, v) acts as a ridge; EM estimates its variance v. ``first`` is the advantage
+of the position shown first, and has a flat prior. Standard errors come from the quasi-likelihood
+(McCullagh and Nelder 1989, ch. 9): the curvature times the dispersion of the residuals. A judge
+that never contradicts itself leaves residuals near zero, so its intervals shrink to points. A judge
+that guesses has dispersion one. The fit is our own, because choix has no term for the order shown.
 """
 
 from collections.abc import Sequence
@@ -20,12 +22,12 @@ Win = tuple[int, int, bool]
 _ROUNDS = 60
 _FIRST_VARIANCE = 1000.0
 _VARIANCES = (0.05, 1000.0)
-_DISPERSION = 1e-4  # the least
+_MIN_DISPERSION = 1e-4
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Fit:
-    """``worth`` ``[N]``, what being ``first`` is worth, covariance ``[N + 1, N + 1]`` of both."""
+    """``worth`` ``[N]``, advantage of being ``first``, and their covariance ``[N + 1, N + 1]``."""
 
     worth: Floats
     first: float
@@ -34,8 +36,10 @@ class _Fit:
 
 
 def fit_preferences(wins: Sequence[Win], items: int) -> Estimate:
-    """A score is the probability of being preferred to a random other trajectory, whichever is
-    shown first."""
+    """Return scores: the probability of being preferred to a random other trajectory.
+
+    The probability leaves out the advantage of being shown first.
+    """
     fit = _fit(wins, items)
     errors = centred_errors(fit.covariance[:items, :items]) * np.sqrt(fit.dispersion)
     return Estimate(
@@ -47,10 +51,10 @@ def fit_preferences(wins: Sequence[Win], items: int) -> Estimate:
 
 
 def information(wins: Sequence[Win], items: int) -> Floats:
-    """What asking about i and j, i shown first, would tell: ``[N, N]``.
+    """Return the information ``[N, N]`` of comparing i with j, i shown first (D-optimal design).
 
-    It is the variance of the answer times that of its log odds (D-optimal design): an answer known
-    beforehand tells nothing, be it for the trajectories or for what being first is worth.
+    It is the variance of the answer times the variance of its log odds. An answer that is certain
+    beforehand has no information, whether the trajectories or the position make it certain.
     """
     fit = _fit(wins, items)
     own = fit.covariance[:items, :items]
@@ -85,7 +89,7 @@ def _fit(wins: Sequence[Win], items: int) -> _Fit:
 
 
 def _design(wins: Sequence[Win], items: int) -> tuple[Floats, Floats]:
-    """One row a comparison, +1 for the one shown first and -1 for the other."""
+    """Return one row for each comparison: +1 for the item shown first, -1 for the other."""
     design, outcome = np.zeros((len(wins), items + 1)), np.zeros(len(wins))
     for row, (winner, loser, winner_first) in enumerate(wins):
         first, second = (winner, loser) if winner_first else (loser, winner)
@@ -95,15 +99,15 @@ def _design(wins: Sequence[Win], items: int) -> tuple[Floats, Floats]:
 
 
 def _dispersion(design: Floats, outcome: Floats, chance: Floats, covariance: Floats) -> float:
-    """Pearson's statistic over the degrees of freedom that the fit leaves."""
+    """Return Pearson's statistic over the remaining degrees of freedom, clipped to [1e-4, 1]."""
     weight = np.maximum(chance * (1 - chance), 1e-9)
     used = float(np.einsum("ij,jk,ik,i->", design, covariance, design, weight))
     pearson = float(((outcome - chance) ** 2 / weight).sum())
-    return min(1.0, max(pearson / max(len(outcome) - used, 1.0), _DISPERSION))
+    return min(1.0, max(pearson / max(len(outcome) - used, 1.0), _MIN_DISPERSION))
 
 
 def _against_others(worth: Floats, field: Floats) -> Floats:
-    """Mean probability ``[N]`` that each worth beats the field's others."""
+    """Return the mean probability ``[N]`` that each worth beats the others of the field."""
     chances = _sigmoid(worth[:, None] - field[None, :])
     own = np.diag(chances)
     result: Floats = (chances.sum(axis=1) - own) / max(len(field) - 1, 1)

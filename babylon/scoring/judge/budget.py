@@ -1,8 +1,8 @@
-"""What judging may still cost: tokens and US dollars, of a window and of a UTC day.
+"""The judge's budget: tokens and US dollars of a window and of a UTC day.
 
-Each request reserves an upper estimate before it is sent and settles what it really cost, so that
-requests in flight are counted. Processes that judge other windows at the same time are not: they
-may together exceed the day's limit by what each has in flight.
+Each request reserves an upper estimate before it is sent, and settles its real cost afterwards.
+Therefore requests in flight count. Requests in flight in other processes do not count, so several
+processes may together exceed the day's limit by those requests.
 """
 
 from collections.abc import Iterator
@@ -14,13 +14,15 @@ from babylon.store.judgments import Spent
 
 
 class BudgetSpentError(WindowNotReadyError):
-    """The judge's budget does not allow the next request. The window waits: a later run, when the
-    budget is fresh or larger, goes on with what was bought."""
+    """The judge's budget does not allow the next request.
+
+    The window waits. A later run with more budget reuses the judgments that were bought.
+    """
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Limits:
-    """Most tokens and US dollars; None is no limit."""
+class BudgetLimits:
+    """Maximum tokens and US dollars. None means no limit."""
 
     tokens: int | None = None
     usd: float | None = None
@@ -32,40 +34,40 @@ class Limits:
 
 @dataclass(slots=True)
 class Reservation:
-    """An estimate that becomes what it cost."""
+    """The reserved estimate. The caller replaces ``cost`` with the real cost."""
 
     cost: Spent
 
 
 class Budget:
-    """One window's; ``window`` and ``day`` are limits with what was spent of each before."""
+    """The budget of one window: limits of the window and the day, and the amounts spent before."""
 
     def __init__(
         self,
-        window: Limits | None = None,
-        day: Limits | None = None,
+        window: BudgetLimits | None = None,
+        day: BudgetLimits | None = None,
         *,
         spent_on_window: Spent | None = None,
         spent_today: Spent | None = None,
     ) -> None:
-        self._limits = {"window": window or Limits(), "day": day or Limits()}
+        self._limits = {"window": window or BudgetLimits(), "day": day or BudgetLimits()}
         self._before = {"window": spent_on_window or Spent(), "day": spent_today or Spent()}
         self.spent = Spent()  # in this run, reservations included
 
     def fits(self, cost: Spent) -> bool:
-        """Would that much more stay within every limit?"""
+        """Return True if the cost stays within every limit."""
         return self._exceeded(cost) is None
 
     @contextmanager
     def reserve(self, estimate: Spent) -> Iterator[Reservation]:
-        """Hold an estimate while a request runs; the caller sets ``cost`` to what it came to.
+        """Reserve an estimate while a request runs. The caller sets ``cost`` to the real cost.
 
         Raises:
             BudgetSpentError: the estimate does not fit.
         """
         if (limit := self._exceeded(estimate)) is not None:
             raise BudgetSpentError(
-                f"the judge's budget of the {limit} is spent: {self._told(limit)}, the next request"
+                f"the judge's budget of the {limit} is spent: {self._used(limit)}; the next request"
                 f" costs up to {estimate.tokens} tokens and ${estimate.usd:.4f}; raise"
                 f" JUDGE_{limit.upper()}_TOKENS or JUDGE_{limit.upper()}_USD, or wait"
             )
@@ -86,7 +88,7 @@ class Budget:
                 return name
         return None
 
-    def _told(self, name: str) -> str:
+    def _used(self, name: str) -> str:
         limits, spent = self._limits[name], _plus(self._before[name], self.spent)
         parts = [] if limits.tokens is None else [f"{spent.tokens} of {limits.tokens} tokens"]
         parts += [] if limits.usd is None else [f"${spent.usd:.4f} of ${limits.usd:g}"]

@@ -1,19 +1,22 @@
-"""Scores of many requests → one score a trajectory, each with an interval.
+"""Calibration: the scores of many requests become one score and interval for each trajectory.
 
-A judge that scores lists is noisy, favours places in the list, and has no fixed scale: the same
-trajectory gets another number in other company. Score s of trajectory i at place p of request r:
+A judge that scores lists is noisy, prefers some places in the list, and has no fixed scale: the
+same trajectory gets different scores in different lists. The score s of trajectory i at place p of
+request r is modelled as
 
     s = mean + theta_i + a_r + b(p) + noise,    noise ~ N(0, sigma2)
 
-with theta_i ~ N(0, v_theta) the trajectory's worth, a_r ~ N(0, v_a) how generous the request was,
-and b(p) the bias for a place: a slope along the list, and with a variance of their own the first
-place and the last, or the ends against the middle would be as uncertain as first against last.
-It is the ridge Plackett-Luce of scores rather than ranks: comparisons within requests, tied
-together by what requests share. No ridge is chosen, because the variances follow from the data
-(Henderson's mixed model equations, with MacKay's fixed point for the variances, Neural Computation
-4, 1992). So the reliability of the judge, v_theta / (v_theta + sigma2) (arXiv 2601.21817 for judges
-that compare pairs), decides how far scores shrink together and how wide intervals are; of a judge
-that never contradicts itself sigma2 goes to its floor, and intervals close.
+theta_i ~ N(0, v_theta) is the trajectory's worth, a_r ~ N(0, v_a) the generosity of the request,
+and b(p) the bias of the place: a slope along the list, plus offsets of the first and the last
+place. The offsets have their own variance; otherwise the contrast of ends and middle would be as
+uncertain as that of first and last. The model is a ridge Plackett-Luce on scores instead of ranks:
+it compares within requests and links requests by their shared trajectories.
+
+The data determine the variances (Henderson's mixed model equations; MacKay's fixed point for the
+variances, Neural Computation 4, 1992), so there is no ridge to choose. The judge's reliability,
+v_theta / (v_theta + sigma2) (arXiv 2601.21817, for judges that compare pairs), decides how far
+scores shrink towards each other and how wide the intervals are. If a judge never contradicts
+itself, sigma2 falls to its floor and the intervals shrink to points.
 """
 
 from collections.abc import Sequence
@@ -25,15 +28,15 @@ import numpy.typing as npt
 
 Floats = npt.NDArray[np.float64]
 
-Z = 0.674  # half width of an interval in standard errors: it holds the truth every other time
+Z = 0.674  # half width of a 50 % interval in standard errors
 _ROUNDS = 60
-_FLOOR = 1e-13  # of a variance: beyond what judges write and doubles hold
-_LEAST_FREEDOM = 0.5  # degrees of freedom that the noise is taken to have at least
+_FLOOR = 1e-13  # least variance; judges write fewer digits than this
+_LEAST_FREEDOM = 0.5  # least degrees of freedom of the noise
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Observation:
-    """One score: of ``item`` in ``request`` at ``place`` (0 first, 1 last; 0.5 alone)."""
+class ScoreObservation:
+    """One score of ``item`` in ``request`` at ``place`` (0 first, 1 last, 0.5 if alone)."""
 
     request: int
     item: int
@@ -54,9 +57,11 @@ class Estimate:
     reliability: float
 
 
-def calibrate(observations: Sequence[Observation], items: int, *, together: bool) -> Estimate:
-    """Fit the model. ``together``: requests showed several trajectories; alone there is neither
-    company nor place, and the model is a mean with noise.
+def calibrate(observations: Sequence[ScoreObservation], items: int, *, together: bool) -> Estimate:
+    """Fit the model and return its estimate.
+
+    ``together`` is True if requests showed several trajectories. Otherwise the model has neither
+    a_r nor b(p).
     """
     fit = _Fit(observations, items, together)
     for _ in range(_ROUNDS):
@@ -65,7 +70,7 @@ def calibrate(observations: Sequence[Observation], items: int, *, together: bool
 
 
 def _within_unit(scores: Floats, half: Floats, reliability: float) -> Estimate:
-    """Into [0, 1] without changing the order: squeezed where noise carried one beyond."""
+    """Rescale scores to [0, 1] if any lies outside. The order stays the same."""
     floor, top = min(0.0, float(scores.min())), max(1.0, float(scores.max()))
     scores, half = (scores - floor) / (top - floor), half / (top - floor)
     return Estimate(
@@ -77,9 +82,11 @@ def _within_unit(scores: Floats, half: Floats, reliability: float) -> Estimate:
 
 
 class _Fit:
-    """Where the iteration is: posterior mean and covariance of (theta, a, b), and variances."""
+    """State of the fit: posterior mean and covariance of (theta, a, b), and variances."""
 
-    def __init__(self, observations: Sequence[Observation], items: int, together: bool) -> None:
+    def __init__(
+        self, observations: Sequence[ScoreObservation], items: int, together: bool
+    ) -> None:
         self._items, self._together = items, together
         self._request = np.array([o.request for o in observations])
         self._item = np.array([o.item for o in observations])
@@ -117,7 +124,7 @@ class _Fit:
         return centred_errors(self._covariance[: self._items, : self._items])
 
     def step(self) -> None:
-        """One round: posterior given the variances, then the variances given it."""
+        """Run one round: the posterior given the variances, then the variances given that."""
         prior = np.concatenate(
             [
                 np.full(block.stop - block.start, 1 / variance)
@@ -141,19 +148,21 @@ class _Fit:
 
 
 def centred_errors(covariance: Floats) -> Floats:
-    """Standard errors ``[N]`` of each worth against the mean worth: where all of them lie together
-    is no uncertainty of their order."""
+    """Return standard errors ``[N]`` of each worth relative to the mean worth.
+
+    The uncertainty of the mean itself does not affect the order, so it is left out.
+    """
     centred = np.diag(covariance) - 2 * covariance.mean(axis=0) + covariance.mean()
     result: Floats = np.sqrt(np.maximum(centred, 0.0))
     return result
 
 
 def tie(estimate: Estimate) -> Floats:
-    """Scores ``[N]`` in which trajectories that the judge could not tell apart have the same.
+    """Return scores ``[N]`` in which indistinguishable trajectories have equal scores.
 
-    From the best down, all whose interval overlaps that of the best one left form a tie, and get
-    its mean. Each is held against the leader, not merely against a neighbour, so chains do not
-    grow.
+    From the best score down, all items whose interval overlaps the leader's interval form a tie and
+    get their mean. Each is compared with the leader and not with its neighbour, because overlapping
+    neighbours could otherwise chain the whole group into one tie.
     """
     order = np.argsort(-estimate.scores, kind="stable")
     tied = estimate.scores.copy()
@@ -167,7 +176,7 @@ def tie(estimate: Estimate) -> Floats:
 
 
 def unstable(estimate: Estimate) -> list[int]:
-    """Trajectories whose interval overlaps that of a neighbour in the order, best first."""
+    """Return the items whose interval overlaps a neighbour's in the order, best first."""
     order = [int(item) for item in np.argsort(-estimate.scores, kind="stable")]
     overlapping = [estimate.high[lower] >= estimate.low[upper] for upper, lower in pairwise(order)]
     above, below = [False, *overlapping], [*overlapping, False]
@@ -175,5 +184,5 @@ def unstable(estimate: Estimate) -> list[int]:
 
 
 def _biases(place: Floats) -> Floats:
-    """Columns ``[observations, 3]``: along the list from first to last, first of it, last of it."""
+    """Return columns ``[observations, 3]``: slope along the list, first place, last place."""
     return np.stack([0.5 - place, place == 0.0, place == 1.0], axis=1).astype(float)

@@ -1,31 +1,31 @@
-"""A trajectory as text for the judge: everything that fits, then by rule what matters most.
+"""Condensing: a trajectory as text for the judge, shortened by fixed rules to fit a limit.
 
-One line a step, ``[3] seen | "words" | action -> result``: what was new to the agent (lines of its
-prompt and of its providers that it had not seen before), its words (of a reply that is a JSON
-order, the reasoning in it), the action with its parameters, and the result. Numbers have two
-decimals, small ones three figures. Lines that all trajectories of a group saw first at the same
-step are told once, beside the group (``common_lines``).
+Each step is one line, ``[3] seen | "words" | action -> result``: the lines of prompt and providers
+that were new to the agent, the agent's words (for a reply that is a JSON order, its reasoning), the
+action with its parameters, and the result. Numbers have two decimals; small numbers have three
+significant digits. Lines that all trajectories of a group saw first at the same step are written
+once for the group (``common_lines``).
 
-Where the text is longer than the limit, details go in this order, each time for all steps alike:
+If the text exceeds the limit, it is shortened in this order, all steps alike:
 
-1. texts are cut to 300 characters, then to 80; both ends stay, and how much is missing is said;
-2. of the steps, those that matter least go: first holds and failures from the middle, then other
-   actions by the size of their result. The first and the last step stay, and each gap says how
-   many steps of which actions are left out. Prices seen and results stand in every kept step;
-3. in the end, the summary alone.
+1. Texts are cut to 300 characters, then to 80. Both ends stay, and the cut names the number of
+   missing characters.
+2. The least important steps are left out: first holds and failures, then other actions with small
+   results. The first and the last step stay. Each gap names the number and kind of its steps. Every
+   kept step has its prices and its result.
+3. Only the summary is left.
 
 The same trajectory and limit give the same text.
 """
 
 import json
 from collections import Counter
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from itertools import groupby
-from typing import Any
 
-from babylon.scoring.judge.judgment import JudgedTrajectory
-from babylon.scoring.judge.prompt_text import count_tokens, escape, shorten
+from babylon.scoring.judge.judgment import JudgedTrajectory, RecordedStep
+from babylon.scoring.judge.prompt import count_tokens, escape, shorten
 
 _WHOLE = 1_000_000
 _LIMITS = (_WHOLE, 300, 80)  # characters of one text
@@ -33,7 +33,7 @@ _LIMITS = (_WHOLE, 300, 80)  # characters of one text
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StepText:
-    """The parts of one step's line; ``weight`` says how much is lost without it."""
+    """The parts of one step's line. Steps with a smaller ``weight`` are kept first."""
 
     number: int
     saw: tuple[str, ...]
@@ -44,33 +44,35 @@ class StepText:
     weight: tuple[float, ...]
 
     def line(self, limit: int) -> str:
-        """``|`` parts the parts, so none in them stays one: an agent's words cannot pose as a
-        result."""
+        """Return the line with each text cut to about ``limit`` characters.
+
+        ``|`` inside a part is replaced, so that an agent's words cannot look like a result.
+        """
         saw = shorten(" / ".join(self.saw), 2 * limit)
         said = shorten(self.said, limit).replace('"', "'")
         parts = [saw] if saw else []
         parts += [f'"{said}"'] if said else []
         parts += [shorten(self.did, limit)]
         parts += [f"-> {shorten(self.result, limit)}"] if self.result else []
-        told = " | ".join(part.replace("|", "¦") for part in parts)
-        return escape(f"[{self.number}] {told}")
+        line = " | ".join(part.replace("|", "¦") for part in parts)
+        return escape(f"[{self.number}] {line}")
 
 
 Line = tuple[int, str]
-"""A line that an agent was shown, and the number of the step in which it first was."""
+"""The step at which an agent first saw a line, and the line."""
 
 
 def shown_lines(judged: JudgedTrajectory) -> list[Line]:
-    """Every line that the agent was shown, in order, once each."""
+    """Return every line that the agent was shown, once each, in order."""
     lines: dict[str, int] = {}
     for index, step in enumerate(judged.steps):
-        for line in _shown(step):
+        for line in _lines_of_step(step):
             lines.setdefault(line, _number(step, index))
     return [(number, line) for line, number in lines.items()]
 
 
 def common_lines(group: Sequence[JudgedTrajectory]) -> list[Line]:
-    """Lines that every trajectory of a group was shown first at the same step, in order."""
+    """Return the lines that every trajectory of a group was first shown at the same step."""
     if len(group) < 2:
         return []
     others = [set(shown_lines(judged)) for judged in group[1:]]
@@ -78,24 +80,24 @@ def common_lines(group: Sequence[JudgedTrajectory]) -> list[Line]:
 
 
 def render_common(lines: Sequence[Line]) -> list[str]:
-    """One line of text a step."""
+    """Return one line of text for each step."""
     steps = groupby(lines, key=lambda line: line[0])
     return [escape(f"[{number}] {' / '.join(line for _, line in own)}") for number, own in steps]
 
 
 def condense(judged: JudgedTrajectory, common: Iterable[Line], limit: int) -> str:
-    """The trajectory in at most ``limit`` tokens (our count); the summary always stands."""
+    """Return the trajectory in at most ``limit`` tokens (``count_tokens``), with its summary."""
     summary = summarise(judged)
     steps = _step_texts(judged, frozenset(common))
     for characters in _LIMITS:
         text = _join([step.line(characters) for step in steps], summary)
         if count_tokens(text) <= limit:
             return text
-    return _join(_fewer(steps, limit - count_tokens(summary)), summary)
+    return _join(_keep_most_important(steps, limit - count_tokens(summary)), summary)
 
 
 def summarise(judged: JudgedTrajectory) -> str:
-    """The last line of a trajectory: what came of it."""
+    """Return the last line of a trajectory: its counts, balance and P&L."""
     own = judged.trajectory
     state = judged.steps[-1].get("environmentState", {}) if judged.steps else {}
     balance = state.get("agentBalance")
@@ -110,8 +112,8 @@ def _join(lines: Sequence[str], summary: str) -> str:
     return "\n".join([*lines, summary])
 
 
-def _fewer(steps: Sequence[StepText], limit: int) -> list[str]:
-    """The steps that matter most, as many as fit, with each gap counted."""
+def _keep_most_important(steps: Sequence[StepText], limit: int) -> list[str]:
+    """Return the lines of the most important steps that fit, with a line for each gap."""
     last = len(steps) - 1
     order = sorted(range(len(steps)), key=lambda i: (i not in (0, last), steps[i].weight, -i))
     kept: set[int] = set()
@@ -148,19 +150,19 @@ def _step_texts(judged: JudgedTrajectory, common: frozenset[Line]) -> list[StepT
     seen = {line for _, line in common}
     texts = []
     for index, step in enumerate(judged.steps):
-        new = [line for line in _shown(step) if line not in seen]
+        new = [line for line in _lines_of_step(step) if line not in seen]
         seen.update(new)
         texts.append(_step_text(step, index, tuple(dict.fromkeys(new))))
     return texts
 
 
-def _step_text(step: Mapping[str, Any], index: int, saw: tuple[str, ...]) -> StepText:
+def _step_text(step: RecordedStep, index: int, saw: tuple[str, ...]) -> StepText:
     action = step.get("action", {})
     name = str(action.get("actionType", "?"))
     parameters = _compact(action.get("parameters"))
-    said = " / ".join(_said(step, action))
+    said = " / ".join(_words_of_step(step, action))
     failed = "" if action.get("success") else f"failed: {action.get('error') or 'no reason given'}"
-    result = " ".join(filter(None, [failed, _compact(action.get("result")), _right(action)]))
+    result = " ".join(filter(None, [failed, _compact(action.get("result")), _verdict(action)]))
     gain = _gain(action.get("result"))
     return StepText(
         number=_number(step, index),
@@ -173,13 +175,13 @@ def _step_text(step: Mapping[str, Any], index: int, saw: tuple[str, ...]) -> Ste
     )
 
 
-def _number(step: Mapping[str, Any], index: int) -> int:
+def _number(step: RecordedStep, index: int) -> int:
     number = step.get("stepNumber")
     return number if isinstance(number, int) else index
 
 
-def _said(step: Mapping[str, Any], action: Mapping[str, Any]) -> list[str]:
-    """The agent's words of a step: its replies, and reasons where they are not among them."""
+def _words_of_step(step: RecordedStep, action: RecordedStep) -> list[str]:
+    """Return the agent's words of a step: its replies, then reasons that these do not repeat."""
     words: dict[str, None] = {}
     for call in step.get("llmCalls", ()):
         if call.get("purpose") != "evaluation":
@@ -190,7 +192,7 @@ def _said(step: Mapping[str, Any], action: Mapping[str, Any]) -> list[str]:
 
 
 def _words(response: object) -> list[str]:
-    """A reply; of one that is a JSON order only its reasoning, because ``did`` tells the order."""
+    """Return a reply's text. A JSON order gives only its reasoning; ``did`` holds the order."""
     texts = _texts(response)
     if not texts or not texts[0].lstrip().startswith("{"):
         return texts
@@ -202,8 +204,8 @@ def _words(response: object) -> list[str]:
     return _texts(*[part.get("reasoning") for part in parts if isinstance(part, dict)])
 
 
-def _shown(step: Mapping[str, Any]) -> list[str]:
-    """What the agent read before it acted, line by line."""
+def _lines_of_step(step: RecordedStep) -> list[str]:
+    """Return the lines that the agent read before its action."""
     lines: list[str] = []
     for call in step.get("llmCalls", ()):
         if call.get("purpose") != "evaluation":
@@ -220,8 +222,8 @@ def _texts(*values: object) -> list[str]:
     return [value for value in values if isinstance(value, str) and value.strip()]
 
 
-def _right(action: Mapping[str, Any]) -> str:
-    """The game's own verdict on a decided trade."""
+def _verdict(action: RecordedStep) -> str:
+    """Return the game's verdict on a decided trade."""
     correctness = action.get("correctness") or {}
     for key in ("predictionCorrect", "perpCorrect"):
         if isinstance(correctness.get(key), bool):
@@ -235,7 +237,7 @@ def _gain(result: object) -> float:
 
 
 def _compact(value: object) -> str:
-    """``key=value`` of an object, else JSON without spaces; nothing for nothing."""
+    """Return ``key=value`` pairs of an object, other values as compact JSON, "" for empty ones."""
     if value in (None, {}, [], ""):
         return ""
     if isinstance(value, dict):

@@ -1,38 +1,40 @@
-"""A judge behind an OpenAI-compatible server.
+"""Client of a judge behind an OpenAI-compatible server.
 
 The SDK retries rate limits, server errors and lost connections with jitter, and honours
-``Retry-After``. Structured output is asked for where the server knows it, and the newer name of
-the limit of an answer.
+``Retry-After``. Requests use structured output and ``max_completion_tokens``, unless the server
+refuses them.
 """
 
 import asyncio
 import logging
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from types import TracebackType
-from typing import Any, Self
+from typing import Self, cast
 
 import openai
+from openai.types.chat import ChatCompletion, ChatCompletionMessageParam
 
 from babylon.core.errors import ScoringError
-from babylon.scoring.judge.prompt import Schema
-from babylon.scoring.judge.prompt_text import count_tokens
+from babylon.scoring.judge.prompt import Schema, count_tokens
 from babylon.store.judgments import Spent
 
 log = logging.getLogger(__name__)
 
 RETRIES = 6
-_ABOUT_FORM = re.compile(r"response.?format|json.?schema|structured|guided|grammar", re.IGNORECASE)
+_SCHEMA_REFUSED = re.compile(
+    r"response.?format|json.?schema|structured|guided|grammar", re.IGNORECASE
+)
 
 
 class PromptTooLongError(Exception):
-    """The server refuses the prompt for its length."""
+    """The prompt does not fit into the judge's context."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Price:
-    """US dollars for a million tokens."""
+    """Prices in US dollars per million tokens."""
 
     prompt_usd: float = 0.0
     completion_usd: float = 0.0
@@ -43,8 +45,8 @@ class Price:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Answer:
-    """The text of a reply and its tokens: the server's count, or ours where it gives none."""
+class JudgeAnswer:
+    """The text of a reply and its tokens: the server's count, or ``count_tokens`` without one."""
 
     text: str
     prompt_tokens: int
@@ -52,10 +54,10 @@ class Answer:
 
 
 class JudgeClient:
-    """Asks one model; at most ``concurrency`` requests at a time.
+    """Client of one model, with at most ``concurrency`` requests at a time.
 
-    ``name`` is what judgments are stored under, by default the model. ``temperature`` None leaves
-    it to the server, because some models take only their own.
+    Judgments are stored under ``name``, by default the model. With ``temperature`` None the server
+    chooses, because some models accept only their own temperature.
     """
 
     def __init__(
@@ -91,11 +93,11 @@ class JudgeClient:
 
     async def ask(
         self, messages: Sequence[dict[str, str]], schema: Schema, *, max_tokens: int
-    ) -> Answer:
-        """One reply.
+    ) -> JudgeAnswer:
+        """Return one reply.
 
         Raises:
-            PromptTooLongError: it does not fit into the judge's context.
+            PromptTooLongError: the prompt does not fit into the judge's context.
             ScoringError: the server refuses, or does not answer after all retries.
         """
         try:
@@ -105,16 +107,16 @@ class JudgeClient:
             if isinstance(error, openai.BadRequestError) and _is_length(error):
                 raise PromptTooLongError(str(error)) from error
             raise ScoringError(
-                f"judge {self.name} at {self._url}: {str(error).rstrip('.')}; nothing that it"
-                " judged before is lost: correct JUDGE_MODEL, JUDGE_BASE_URL or the key, or run"
-                " the window again later"
+                f"judge {self.name} at {self._url}: {str(error).rstrip('.')}; earlier judgments are"
+                " stored: correct JUDGE_MODEL, JUDGE_BASE_URL or the key, or run the window again"
+                " later"
             ) from error
         text = (reply.choices[0].message.content or "") if reply.choices else ""
         usage = reply.usage
         if usage is None:
             asked = sum(count_tokens(message["content"]) for message in messages)
-            return Answer(text=text, prompt_tokens=asked, completion_tokens=count_tokens(text))
-        return Answer(
+            return JudgeAnswer(text=text, prompt_tokens=asked, completion_tokens=count_tokens(text))
+        return JudgeAnswer(
             text=text,
             prompt_tokens=usage.prompt_tokens,
             completion_tokens=usage.completion_tokens,
@@ -122,18 +124,20 @@ class JudgeClient:
 
     async def _complete(
         self, messages: Sequence[dict[str, str]], schema: Schema, max_tokens: int
-    ) -> Any:
-        create: Any = self._client.chat.completions.create
+    ) -> ChatCompletion:
+        sent = cast(list[ChatCompletionMessageParam], list(messages))
         while True:
             options = self._options(schema, max_tokens)
             try:
-                return await create(model=self.model, messages=messages, **options)
+                return await self._client.chat.completions.create(
+                    model=self.model, messages=sent, extra_body=options
+                )
             except (openai.BadRequestError, openai.UnprocessableEntityError) as error:
-                if not self._can_do_without(str(error), options):
+                if not self._adapt(str(error), options):
                     raise
 
-    def _options(self, schema: Schema, max_tokens: int) -> dict[str, Any]:
-        options: dict[str, Any] = {self._length: max_tokens}
+    def _options(self, schema: Schema, max_tokens: int) -> dict[str, object]:
+        options: dict[str, object] = {self._length: max_tokens}
         if self.temperature is not None:
             options["temperature"] = self.temperature
         if self._structured:
@@ -141,15 +145,15 @@ class JudgeClient:
             options["response_format"] = {"type": "json_schema", "json_schema": form}
         return options
 
-    def _can_do_without(self, refusal: str, asked: Mapping[str, Any]) -> bool:
-        """Whether the refused request may be sent again without what the server does not know.
+    def _adapt(self, refusal: str, asked: dict[str, object]) -> bool:
+        """Drop an option that the server refused. Return True if the request may be sent again.
 
-        The prompt asks for the same JSON in words, and every reply is checked.
+        The prompt also asks for the JSON in words, and every reply is checked.
         """
-        if "response_format" in asked and _ABOUT_FORM.search(refusal):
+        if "response_format" in asked and _SCHEMA_REFUSED.search(refusal):
             if self._structured:
                 log.warning(
-                    "judge %s at %s does not take a JSON schema: its form is asked for in words",
+                    "judge %s at %s refuses JSON schemas: the prompt alone asks for the form",
                     *(self.name, self._url),
                 )
             self._structured = False

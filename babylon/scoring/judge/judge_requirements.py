@@ -1,53 +1,54 @@
-"""Can the judge that the settings name be asked? Before a window is claimed or anything bought."""
+"""Checks of the judge's settings, before a window is claimed or a judgment is bought."""
 
 from pathlib import Path
 
 from babylon.core.errors import ConfigError
-from babylon.core.settings import Settings
+from babylon.core.settings import JudgeSettings
 from babylon.scoring.judge.rubrics import load_rubric
 
 _OPENAI = "api.openai.com"
 _CONFIGS = ("config.json", "adapter_config.json")
 
 
-def require_judge(settings: Settings) -> None:
-    """Of ``ruler``, ``preference`` and ``regression``.
+def require_judge(scorer: str, judge: JudgeSettings) -> None:
+    """Check the settings of ``ruler``, ``preference`` and ``regression``.
 
     Raises:
-        ConfigError: no judge is named, or two are; a checkpoint, rubric, key or price is missing.
+        ConfigError: no judge or two judges are named, or a checkpoint, rubric, key or price is
+            missing.
     """
-    if settings.judge.model is None and settings.judge.model_path is None:
+    if judge.model is None and judge.model_path is None:
         raise ConfigError(
-            f"scorer {settings.scoring.scorer!r} asks a judge, and none is named: set JUDGE_MODEL,"
-            f" a model of the server at JUDGE_BASE_URL ({settings.judge.base_url}), or"
-            " JUDGE_MODEL_PATH, a checkpoint directory; or use --scorer heuristic, which needs none"
+            f"scorer {scorer!r} needs a judge: set JUDGE_MODEL to a model of the server at"
+            f" JUDGE_BASE_URL ({judge.base_url}), or JUDGE_MODEL_PATH to a checkpoint"
+            " directory; --scorer heuristic needs no judge"
         )
-    if settings.judge.model is not None and settings.judge.model_path is not None:
+    if judge.model is not None and judge.model_path is not None:
         raise ConfigError(
-            f"JUDGE_MODEL={settings.judge.model!r} and JUDGE_MODEL_PATH="
-            f"{str(settings.judge.model_path)!r} name two judges: unset one of them"
+            f"JUDGE_MODEL={judge.model!r} and JUDGE_MODEL_PATH="
+            f"{str(judge.model_path)!r} name two judges: unset one of them"
         )
-    load_rubric(settings.judge.rubric)
-    if settings.judge.model_path is not None:
-        _require_checkpoint(settings.judge.model_path)
+    load_rubric(judge.rubric)
+    if judge.model_path is not None:
+        _require_checkpoint(judge.model_path)
     else:
-        _require_key(settings)
-        _require_prices(settings)
+        _require_key(judge)
+        _require_prices(judge)
 
 
-def require_art_judge(settings: Settings) -> None:
-    """Of ``art-ruler``.
+def require_art_judge(judge: JudgeSettings) -> None:
+    """Check the settings of ``art-ruler``.
 
     Raises:
         ConfigError: no ``JUDGE_MODEL`` is named; a rubric or key is missing.
     """
-    if settings.judge.model is None:
+    if judge.model is None:
         raise ConfigError(
             "art-ruler: JUDGE_MODEL is not set: name a model of the server at JUDGE_BASE_URL"
-            f" ({settings.judge.base_url}); a checkpoint at JUDGE_MODEL_PATH is not asked by ART"
+            f" ({judge.base_url}); ART cannot use a checkpoint at JUDGE_MODEL_PATH"
         )
-    load_rubric(settings.judge.rubric)
-    _require_key(settings)
+    load_rubric(judge.rubric)
+    _require_key(judge)
 
 
 def _require_checkpoint(path: Path) -> None:
@@ -58,17 +59,17 @@ def _require_checkpoint(path: Path) -> None:
         )
 
 
-def _require_key(settings: Settings) -> None:
-    if _OPENAI in settings.judge.base_url and settings.judge.api_key is None:
+def _require_key(judge: JudgeSettings) -> None:
+    if _OPENAI in judge.base_url and judge.api_key is None:
         raise ConfigError(
-            f"judge: {settings.judge.base_url} asks for a key: set OPENAI_API_KEY, or"
+            f"judge: {judge.base_url} needs a key: set OPENAI_API_KEY, or set"
             " JUDGE_BASE_URL to another OpenAI-compatible server"
         )
 
 
-def _require_prices(settings: Settings) -> None:
-    limits = (settings.judge.window_usd, settings.judge.day_usd)
-    priced = settings.judge.prompt_usd or settings.judge.completion_usd
+def _require_prices(judge: JudgeSettings) -> None:
+    limits = (judge.window_usd, judge.day_usd)
+    priced = judge.prompt_usd or judge.completion_usd
     if any(limit is not None for limit in limits) and not priced:
         raise ConfigError(
             "judge: a limit in US dollars needs prices: set JUDGE_PROMPT_USD_PER_MTOK and"

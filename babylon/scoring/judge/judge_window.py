@@ -1,4 +1,4 @@
-"""A window's trajectories → one score each: first pass, repetition where unstable, one scale."""
+"""Judging a window: one pass over each group, repetition of unstable trajectories, calibration."""
 
 from collections import defaultdict
 from collections.abc import Callable, Sequence
@@ -9,10 +9,12 @@ from statistics import fmean
 
 import numpy as np
 
+from babylon.scoring.judge.block_design import informative_pairs, mixed_blocks, ring_blocks
 from babylon.scoring.judge.bradley_terry import Win, fit_preferences, information
 from babylon.scoring.judge.budget import Budget, BudgetSpentError
-from babylon.scoring.judge.calibrate import Estimate, Observation, calibrate, tie, unstable
-from babylon.scoring.judge.design import again, ring, telling
+from babylon.scoring.judge.cached_judge import BlockVerdict, CachedJudge, JudgmentCache, await_all
+from babylon.scoring.judge.calibrate import Estimate, ScoreObservation, calibrate, tie, unstable
+from babylon.scoring.judge.group_prompts import Block, GroupPrompts, prepare_group
 from babylon.scoring.judge.judge_client import JudgeClient
 from babylon.scoring.judge.judgment import (
     GroundTruth,
@@ -23,9 +25,6 @@ from babylon.scoring.judge.judgment import (
     Level,
     Method,
 )
-from babylon.scoring.judge.judgment_cache import JudgmentCache
-from babylon.scoring.judge.panel import Panel, Verdict, together
-from babylon.scoring.judge.sheet import Block, Sheet, prepare
 from babylon.store.judgments import Spent
 
 
@@ -38,84 +37,90 @@ async def judge_window(
     cache: JudgmentCache,
     budget: Budget | None = None,
 ) -> Judgments:
-    """Judge a window's groups (its scenarios), each by itself.
+    """Judge each group (scenario) of a window by itself.
 
     Raises:
-        ScoringError: the judge fails, or does not judge as asked; what was bought is kept.
+        ScoringError: the judge fails or gives no usable reply. Bought judgments are stored.
         BudgetSpentError: one pass over the window does not fit into the budget.
     """
     budget = budget or Budget()
-    panel = Panel(client, cache, budget)
+    judge = CachedJudge(client, cache, budget)
     groups: dict[str, list[JudgedTrajectory]] = defaultdict(list)
     for one in judged:
         groups[one.trajectory.scenario_id].append(one)
-    sittings = [Sitting(prepare(group, truth, config)) for group in groups.values()]
-    await _require_one_pass(panel, budget, sittings)
-    await together([sitting.take(panel, sitting.first_pass()) for sitting in sittings])
-    cut_short = False
+    judgings = [GroupJudging(prepare_group(group, truth, config)) for group in groups.values()]
+    await _require_one_pass(judge, budget, judgings)
+    await await_all([group.judge_blocks(judge, group.first_pass()) for group in judgings])
+    budget_ran_out = False
     if config.repeats:
-        cut_short = any(await together([sitting.repeat(panel, budget) for sitting in sittings]))
-    scores = {score.trajectory_id: score for sitting in sittings for score in sitting.scores()}
+        budget_ran_out = any(await await_all([group.repeat(judge, budget) for group in judgings]))
+    scores = {score.trajectory_id: score for group in judgings for score in group.scores()}
     return Judgments(
         scores=tuple(scores[one.trajectory.trajectory_id] for one in judged),
-        level=Level.ONE_PASS if cut_short or not config.repeats else Level.FULL,
-        reliability=fmean(sitting.estimate().reliability for sitting in sittings),
-        requests=panel.requests,
-        prompt_tokens=panel.prompt_tokens,
-        completion_tokens=panel.completion_tokens,
-        usd=panel.usd,
+        level=Level.ONE_PASS if budget_ran_out or not config.repeats else Level.FULL,
+        reliability=fmean(group.estimate().reliability for group in judgings),
+        requests=judge.requests,
+        prompt_tokens=judge.prompt_tokens,
+        completion_tokens=judge.completion_tokens,
+        usd=judge.usd,
     )
 
 
-async def _require_one_pass(panel: Panel, budget: Budget, sittings: Sequence["Sitting"]) -> None:
-    costs = [await panel.cost(sitting.sheet, sitting.first_pass()) for sitting in sittings]
+async def _require_one_pass(
+    judge: CachedJudge, budget: Budget, judgings: Sequence["GroupJudging"]
+) -> None:
+    costs = [await judge.cost(group.prompts, group.first_pass()) for group in judgings]
     total = Spent(tokens=sum(c.tokens for c in costs), usd=sum(c.usd for c in costs))
     with budget.reserve(total) as reservation:
         reservation.cost = Spent()
 
 
 @dataclass(slots=True)
-class Sitting:
-    """One group before the judge: what was said of it so far."""
+class GroupJudging:
+    """The judging of one group, with the verdicts so far."""
 
-    sheet: Sheet
-    verdicts: list[Verdict] = field(default_factory=list)
+    prompts: GroupPrompts
+    verdicts: list[BlockVerdict] = field(default_factory=list)
     _fitted: tuple[int, Estimate] | None = None
 
     @property
     def items(self) -> int:
-        return len(self.sheet.shown)
+        return len(self.prompts.shown)
 
     def first_pass(self) -> list[Block]:
-        return ring(self.items, self.sheet.block_size, self._random("first"))
+        """Return the blocks that show every trajectory at least once."""
+        return ring_blocks(self.items, self.prompts.block_size, self._random("first"))
 
-    async def take(self, panel: Panel, blocks: Sequence[Block], *, repeat: int = 0) -> None:
-        self.verdicts += await panel.judge(self.sheet, blocks, repeat=repeat)
+    async def judge_blocks(
+        self, judge: CachedJudge, blocks: Sequence[Block], *, repeat: int = 0
+    ) -> None:
+        self.verdicts += await judge.judge(self.prompts, blocks, repeat=repeat)
 
-    async def repeat(self, panel: Panel, budget: Budget) -> bool:
-        """Repeat what is unstable until nothing is, or passes or budget end.
+    async def repeat(self, judge: CachedJudge, budget: Budget) -> bool:
+        """Judge unstable trajectories again until none is left, or passes or budget run out.
 
-        Returns whether it was the budget.
+        Return True if the budget ran out.
         """
         number = 0
         while blocks := self._next(number):
             number += 1
-            if not budget.fits(await panel.cost(self.sheet, blocks, repeat=number)):
+            if not budget.fits(await judge.cost(self.prompts, blocks, repeat=number)):
                 return True
             try:
-                await self.take(panel, blocks, repeat=number)
-            except BudgetSpentError:  # repairs cost more than was estimated; one pass is complete
+                await self.judge_blocks(judge, blocks, repeat=number)
+            except BudgetSpentError:  # repairs can exceed the estimate; one pass is complete
                 return True
         return False
 
     def estimate(self) -> Estimate:
-        """What all verdicts so far come to; computed once for them."""
+        """Return the estimate from all verdicts so far, computed once for them."""
         if self._fitted is None or self._fitted[0] != len(self.verdicts):
-            estimate = _ESTIMATORS[self.sheet.config.method](self.verdicts, self.items)
+            estimate = _ESTIMATORS[self.prompts.config.method](self.verdicts, self.items)
             self._fitted = (len(self.verdicts), estimate)
         return self._fitted[1]
 
     def scores(self) -> list[JudgedScore]:
+        """Return the group's scores, with ties, intervals and reasons."""
         estimate = self.estimate()
         tied = tie(estimate)
         reasons: dict[int, dict[str, None]] = defaultdict(dict)
@@ -129,18 +134,20 @@ class Sitting:
                 low=float(estimate.low[item]),
                 high=float(estimate.high[item]),
                 reasons=tuple(reason for reason in reasons[item] if reason),
-                seen=self.sheet.seen(item),
+                seen=self.prompts.seen(item),
             )
-            for item, shown in enumerate(self.sheet.shown)
+            for item, shown in enumerate(self.prompts.shown)
         ]
 
     def _next(self, number: int) -> list[Block]:
-        """The blocks to ask now; none when all is stable or the passes are used up."""
-        room = int(self._most) - sum(len(verdict.block) for verdict in self.verdicts)
-        size = self.sheet.block_size
+        """Return the next blocks, none if all trajectories are stable or the passes are used up."""
+        room = int(self._max_appearances) - sum(len(verdict.block) for verdict in self.verdicts)
+        size = self.prompts.block_size
         if self.items < 2 or room < 1:
             return []
-        pairs = self.sheet.config.method == "preference"
+        pairs = self.prompts.config.method == "preference"
+        # One pass shows no contradictions, so the first repetition measures the judge's noise.
+        # Pairs need none, because the ring has every item first once and second once.
         if number == 0 and not pairs:
             return self._probe()
         estimate = self.estimate()
@@ -148,27 +155,27 @@ class Sitting:
         if pairs:
             order = [int(item) for item in np.argsort(-estimate.scores, kind="stable")]
             asked = {verdict.block for verdict in self.verdicts}
-            tells = information(_wins(self.verdicts), self.items)
-            return telling(order, asked, set(doubtful), tells)[: room // 2]
+            known = information(_wins(self.verdicts), self.items)
+            return informative_pairs(order, asked, set(doubtful), known)[: room // 2]
         widest = sorted(doubtful, key=lambda item: -width[item])[:room]
         if size == 1:
             return [(item,) for item in widest]
-        if self.items <= size and doubtful:  # one list holds everybody, and parts of it tell less
-            widest = list(range(self.items))
+        if self.items <= size and doubtful:
+            widest = list(range(self.items))  # one list of the whole group tells more than a part
         if len(widest) < 2:
             return []
-        return again(widest, size, self._places(), self._random(number))
+        return mixed_blocks(widest, size, self._places(), self._random(number))
 
     def _probe(self) -> list[Block]:
-        """The first block again, reversed; of single ones as many as a block has."""
-        few = self.first_pass()[: max(1, 6 // self.sheet.block_size)]
+        """Return the first block in reversed order; if blocks are single items, the first six."""
+        few = self.first_pass()[: max(1, 6 // self.prompts.block_size)]
         return [block[::-1] for block in few]
 
     @property
-    def _most(self) -> float:
-        """Appearances. A pair tells one bit: to sort takes log2 N of them for each trajectory."""
-        pairs = 1 + log2(self.items) if self.sheet.config.method == "preference" else 1
-        return self.sheet.config.passes * pairs * self.items
+    def _max_appearances(self) -> float:
+        """Maximum number of appearances. Sorting by pairs takes log2 N of them for each item."""
+        pairs = 1 + log2(self.items) if self.prompts.config.method == "preference" else 1
+        return self.prompts.config.passes * pairs * self.items
 
     def _places(self) -> dict[int, list[float]]:
         places: dict[int, list[float]] = defaultdict(list)
@@ -178,18 +185,22 @@ class Sitting:
         return places
 
     def _random(self, purpose: object) -> Random:
-        sheet = self.sheet
-        return Random(f"{sheet.config.seed}:{sheet.window_id}:{sheet.scenario_id}:{purpose}")
+        prompts = self.prompts
+        return Random(f"{prompts.config.seed}:{prompts.window_id}:{prompts.scenario_id}:{purpose}")
 
 
 def _place(at: int, count: int) -> float:
     return at / (count - 1) if count > 1 else 0.5
 
 
-def _from_scores(verdicts: Sequence[Verdict], items: int, *, together: bool = True) -> Estimate:
+def _from_scores(
+    verdicts: Sequence[BlockVerdict], items: int, *, together: bool = True
+) -> Estimate:
     return calibrate(
         [
-            Observation(request=request, item=item, place=_place(at, len(v.block)), score=score)
+            ScoreObservation(
+                request=request, item=item, place=_place(at, len(v.block)), score=score
+            )
             for request, v in enumerate(verdicts)
             for at, (item, score) in enumerate(zip(v.block, v.scores, strict=True))
         ],
@@ -198,15 +209,15 @@ def _from_scores(verdicts: Sequence[Verdict], items: int, *, together: bool = Tr
     )
 
 
-def _alone(verdicts: Sequence[Verdict], items: int) -> Estimate:
+def _from_single_scores(verdicts: Sequence[BlockVerdict], items: int) -> Estimate:
     return _from_scores(verdicts, items, together=False)
 
 
-def _from_wins(verdicts: Sequence[Verdict], items: int) -> Estimate:
+def _from_wins(verdicts: Sequence[BlockVerdict], items: int) -> Estimate:
     return fit_preferences(_wins(verdicts), items)
 
 
-def _wins(verdicts: Sequence[Verdict]) -> list[Win]:
+def _wins(verdicts: Sequence[BlockVerdict]) -> list[Win]:
     wins = []
     for verdict in verdicts:
         first, second = verdict.block
@@ -215,8 +226,8 @@ def _wins(verdicts: Sequence[Verdict]) -> list[Win]:
     return wins
 
 
-_ESTIMATORS: dict[Method, Callable[[Sequence[Verdict], int], Estimate]] = {
+_ESTIMATORS: dict[Method, Callable[[Sequence[BlockVerdict], int], Estimate]] = {
     "ruler": _from_scores,
     "preference": _from_wins,
-    "regression": _alone,
+    "regression": _from_single_scores,
 }

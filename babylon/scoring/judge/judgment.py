@@ -1,52 +1,52 @@
-"""What goes into a judgment and what comes out of it."""
+"""Input and output of a judgment."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass
 from enum import StrEnum
-from typing import Any, Literal
+from typing import Any, Literal, TypeAlias
 
 from babylon.core.trajectories import Trajectory
 from babylon.scoring.judge.rubrics import Rubric
 
 Method = Literal["ruler", "preference", "regression"]
+RecordedStep: TypeAlias = Mapping[str, Any]
+"""A step's JSON as the game recorded it. Its writers differ, so readers look up each key."""
+
 BLOCK_SIZES: dict[Method, int] = {"ruler": 6, "preference": 2, "regression": 1}
 
 
 class Level(StrEnum):
-    """How much judging the budget allowed, best first: the order of degradation."""
+    """Amount of judging that the budget allowed, best first."""
 
-    FULL = "full"  # repeated where unstable
+    FULL = "full"  # unstable trajectories repeated
     ONE_PASS = "one-pass"  # each trajectory once, anchors twice
     CHEAPER = "cheaper"  # one pass of JUDGE_CHEAPER_MODEL
-    HEURISTIC = "heuristic"  # no judge at all
+    HEURISTIC = "heuristic"  # no judge
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class JudgedTrajectory:
-    """A trajectory as the judge may see it: with its steps as the game recorded them.
-
-    ``knowledge`` is its ground truth (the game's ``gameKnowledge``).
-    """
+    """A trajectory with its recorded steps and its ground truth (``gameKnowledge``)."""
 
     trajectory: Trajectory
-    steps: tuple[Mapping[str, Any], ...]
-    knowledge: Mapping[str, Any]
+    steps: tuple[RecordedStep, ...]
+    knowledge: Mapping[str, object]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class GroundTruth:
-    """What really happened in the window: rows of ``market_outcomes``, by the game's names."""
+    """Ground truth of the window: rows of ``market_outcomes``, with the game's keys."""
 
-    outcomes: tuple[Mapping[str, Any], ...] = ()
+    outcomes: tuple[Mapping[str, object], ...] = ()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class JudgeConfig:
-    """How to judge.
+    """Configuration of the judge.
 
-    ``passes``: how often a trajectory is shown at most, in the mean of its group.
-    ``context_tokens`` is the judge's context, of which a prompt takes at most 60 %. ``repeats`` is
-    off where the budget allows one pass only.
+    ``passes`` is the maximum number of times that a trajectory is shown, averaged over its group.
+    A prompt takes at most 60 % of the judge's ``context_tokens``. ``repeats`` is False if the
+    budget allows one pass only.
     """
 
     method: Method
@@ -58,18 +58,18 @@ class JudgeConfig:
 
     @property
     def prompt_tokens(self) -> int:
-        """Most tokens that a prompt may have, by our count."""
+        """Maximum tokens of a prompt, as ``count_tokens`` counts them."""
         return int(0.6 * self.context_tokens)
 
     @property
     def completion_tokens(self) -> int:
-        """Most tokens that an answer may have; a judge that thinks first needs many."""
+        """Maximum tokens of a reply. A judge that reasons first needs many."""
         return min(4096, self.context_tokens // 4)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class JudgedScore:
-    """One trajectory's score in [0, 1], its interval, the judge's reasons and what it saw."""
+    """One trajectory's score in [0, 1], its interval, the judge's reasons and the text it saw."""
 
     trajectory_id: str
     score: float
@@ -81,10 +81,10 @@ class JudgedScore:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Judgments:
-    """A window's scores in the order asked for, and what was paid for them now.
+    """A window's scores in the order of its trajectories, and the cost of this run.
 
-    ``requests``, ``tokens`` and ``usd`` count replies bought in this run: none of a run repeated.
-    ``reliability`` is the judge's, 0 to 1, the mean over the groups.
+    ``requests``, ``tokens`` and ``usd`` count the replies bought in this run, so a repeated run
+    counts none. ``reliability`` is the mean of the judge's reliability, 0 to 1, over the groups.
     """
 
     scores: tuple[JudgedScore, ...]

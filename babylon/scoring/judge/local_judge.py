@@ -1,4 +1,4 @@
-"""A checkpoint of one's own as judge: the project's engine serves it while the window is judged."""
+"""A local checkpoint as judge. The project's engine serves it while the window is judged."""
 
 import asyncio
 import hashlib
@@ -13,7 +13,6 @@ import aiohttp
 import msgspec
 
 from babylon.core.errors import ServingError
-from babylon.core.settings import Settings
 from babylon.serving.supervise import Service, supervised
 
 MODEL = "judge"
@@ -24,7 +23,7 @@ _LOAD = aiohttp.ClientTimeout(total=600)
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LocalJudge:
-    """Where it answers, what it is stored as, and its context."""
+    """A served checkpoint: its URL, the name of its judgments, and its context."""
 
     base_url: str
     name: str
@@ -32,8 +31,8 @@ class LocalJudge:
 
 
 @asynccontextmanager
-async def local_judge(settings: Settings, path: Path) -> AsyncIterator[LocalJudge]:
-    """Serve a checkpoint directory on a free port while the block runs.
+async def local_judge(path: Path, log_file: Path) -> AsyncIterator[LocalJudge]:
+    """Serve a checkpoint directory on a free port, and write the engine's output to ``log_file``.
 
     Raises:
         ServingError: the engine does not start, or the checkpoint does not load.
@@ -42,7 +41,7 @@ async def local_judge(settings: Settings, path: Path) -> AsyncIterator[LocalJudg
     service = Service(
         name="judge",
         command=[sys.executable, "-m", "babylon.serving.engine.engine_process", f"--port={port}"],
-        log=settings.home.logs / "judge.log",
+        log=log_file,
     )
     url = f"http://127.0.0.1:{port}"
     async with supervised(service) as engine, aiohttp.ClientSession() as session:
@@ -69,7 +68,7 @@ async def _answers(session: aiohttp.ClientSession, url: str) -> bool:
 
 
 async def _load(session: aiohttp.ClientSession, url: str, path: Path) -> int:
-    """Returns the checkpoint's context."""
+    """Load the checkpoint and return its context in tokens."""
     body = msgspec.json.encode({"path": str(path.absolute()), "version": 0})
     async with session.put(f"{url}/policies/{MODEL}", data=body, timeout=_LOAD) as response:
         answer = msgspec.json.decode(await response.read())
@@ -81,7 +80,7 @@ async def _load(session: aiohttp.ClientSession, url: str, path: Path) -> int:
 
 
 def _fingerprint(path: Path) -> str:
-    """Other files in the same place are another judge: sizes and times tell without reading all."""
+    """Return a hash of the files' names, sizes and times, because other files are another judge."""
     stats = [(file.name, file.stat()) for file in sorted(path.iterdir()) if file.is_file()]
     seen = [f"{name} {stat.st_size} {stat.st_mtime_ns}" for name, stat in stats]
     return hashlib.sha256("\n".join(seen).encode()).hexdigest()[:12]

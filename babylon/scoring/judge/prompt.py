@@ -1,18 +1,23 @@
-"""What a judge is sent: the rubric as system message, ground truth and trajectories as data.
+"""The judge's prompt: the rubric as system message, ground truth and trajectories as user message.
 
-    <ground_truth>   what the agents could not know; never part of what is trained on
-    <shown_to_all>   lines that every agent of the group was shown, told once
-    <trajectory id="K7">  one agent, under a label that means nothing and changes every time
+    <ground_truth>        facts that the agents could not know, and that are never trained on
+    <shown_to_all>        lines that every agent of the group was shown
+    <trajectory id="K7">  one agent, under a meaningless label that changes with every prompt
 
-Text of agents and markets is escaped (``babylon.scoring.judge.prompt_text``), so that only we
-write tags.
+Text of agents and markets is data. ``escape`` replaces ``<``, so that the text cannot close a tag
+or write a chat template's token, and removes line breaks, so that it cannot start a line. The
+replacement ``‹`` takes fewer tokens than an entity. Cuts are visible: ``shorten`` names the number
+of missing characters.
 """
 
 import hashlib
+import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from functools import lru_cache
+from math import ceil
 from random import Random
-from typing import Any
+from typing import TypeAlias
 
 import msgspec
 
@@ -20,7 +25,9 @@ from babylon.scoring.judge.judgment import Method
 from babylon.scoring.judge.rubrics import Rubric
 
 PROMPT_VERSION = 1
-Schema = Mapping[str, Any]
+Schema: TypeAlias = Mapping[str, object]
+_CONTROL = re.compile(r"[\x00-\x1f\x7f-\x9f\u2028\u2029\u200b-\u200f\u202a-\u202e\u2066-\u2069]+")
+_PIECES = re.compile(r"[A-Za-z]+|[0-9]|[^\x00-\x7f]|[^\sA-Za-z0-9]|\s+")
 _LABELS = [letter + digit for letter in "BCDFGHJKLMNPQRSTVWXZ" for digit in "23456789"]
 
 _ROLE = (
@@ -42,8 +49,8 @@ _FORMS: dict[Method, str] = {
 }
 
 
-def _closed(**properties: Any) -> dict[str, Any]:
-    """A JSON schema in the form that strict structured output asks for."""
+def _closed(**properties: object) -> dict[str, object]:
+    """Return an object's JSON schema in the form that strict structured output requires."""
     return {
         "type": "object",
         "properties": properties,
@@ -63,7 +70,7 @@ SCHEMAS: dict[Method, Schema] = {
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Prompt:
-    """Messages, and the labels of the trajectories in the order in which they are shown."""
+    """Messages, and the labels of the trajectories in the order shown."""
 
     method: Method
     messages: tuple[dict[str, str], ...]
@@ -71,18 +78,18 @@ class Prompt:
 
     @property
     def hash(self) -> str:
-        """Of everything that the judge is sent."""
+        """SHA-256 of everything that the judge is sent."""
         return hashlib.sha256(msgspec.json.encode((PROMPT_VERSION, self.messages))).hexdigest()
 
     @property
     def data(self) -> str:
-        """Ground truth and trajectories: the user's message."""
+        """The user message: ground truth and trajectories."""
         return self.messages[-1]["content"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Shown:
-    """One trajectory in a prompt: its text, and ground truth that concerns it alone."""
+    """One trajectory in a prompt: its text, and the ground truth about it alone."""
 
     trajectory_id: str
     text: str
@@ -98,9 +105,8 @@ def build_prompt(
     shown: Sequence[Shown],
     seed: str,
 ) -> Prompt:
-    """All texts are escaped already; ``shown`` is in the prompt's order."""
-    labels = _labels(seed, len(shown))
-    blocks = [_system(method, rubric)]
+    """Return the prompt. All texts must be escaped; ``shown`` is in the prompt's order."""
+    labels = tuple(Random(seed).sample(_LABELS, len(shown)))
     truths = [truth] if truth else []
     truths += [
         f"About {i}: {s.own_truth}" for i, s in zip(labels, shown, strict=True) if s.own_truth
@@ -117,7 +123,7 @@ def build_prompt(
     return Prompt(
         method=method,
         messages=(
-            {"role": "system", "content": "\n\n".join(blocks)},
+            {"role": "system", "content": _system(method, rubric)},
             {"role": "user", "content": "\n".join([*data, _ending(labels)])},
         ),
         labels=labels,
@@ -141,12 +147,8 @@ def _block(tag: str, text: str) -> str:
     return f"<{tag}>\n{text}\n</{tag}>"
 
 
-def _labels(seed: str, count: int) -> tuple[str, ...]:
-    return tuple(Random(seed).sample(_LABELS, count))
-
-
 def repair_messages(prompt: Prompt, reply: str, problem: str) -> list[dict[str, str]]:
-    """The prompt again, with the reply that could not be used and what is wrong with it."""
+    """Return the prompt, the unusable reply, and a request to correct its problem."""
     ask = (
         f"That answer cannot be used: {problem}. Answer again with the JSON object alone, for"
         f" exactly these ids: {', '.join(prompt.labels)}."
@@ -159,5 +161,41 @@ def repair_messages(prompt: Prompt, reply: str, problem: str) -> list[dict[str, 
 
 
 def _sendable(reply: str) -> str:
-    """Some servers refuse an empty message, and half a character pair has no UTF-8."""
+    """Return the reply without lone surrogates, and never empty, because servers refuse both."""
     return reply.encode(errors="replace").decode() or "(nothing)"
+
+
+def escape(text: str) -> str:
+    """Return the text as one line in which no tag can begin."""
+    return one_line(text).replace("<", "‹")
+
+
+def one_line(text: str) -> str:
+    """Remove line breaks, control characters and marks that change the direction of text."""
+    return _CONTROL.sub(" ", text).strip()
+
+
+def shorten(text: str, limit: int) -> str:
+    """Keep ``limit`` characters of the beginning and the end, and count the rest."""
+    if len(text) <= limit:
+        return text
+    head, tail = limit * 2 // 3, limit - limit * 2 // 3
+    left_out = len(text) - head - tail
+    return f"{text[:head]} [{left_out} characters left out] {text[len(text) - tail :]}"
+
+
+@lru_cache(maxsize=256)  # a text is counted alone, in its block and in every prompt
+def count_tokens(text: str) -> int:
+    """Return an upper estimate of the tokens without a tokenizer.
+
+    Four ASCII letters count as one token. So does each digit, each mark and each run of spaces. Any
+    other character counts as its number of UTF-8 bytes. Current byte-pair vocabularies stay below
+    this on prose, JSON and numbers. Byte-level vocabularies exceed it.
+    """
+    total = 0
+    for piece in _PIECES.findall(text):
+        if piece[0].isascii():
+            total += ceil(len(piece) / 4) if piece[0].isalpha() else not piece.isspace() or 1
+        else:
+            total += len(piece.encode(errors="surrogatepass"))
+    return total

@@ -1,7 +1,7 @@
-"""Rubrics: versioned text files beside this module, or a file of one's own.
+"""Rubrics: the text files in ``rubrics/``, or a file of the user.
 
-A rubric that changed is another rubric: its text goes into every prompt and so into every cache
-key, and its name, with the digest of its text, is stored with every judgment.
+A changed text is a new rubric. The text is part of every prompt and therefore of every cache key,
+and every judgment stores the rubric's name with the digest of its text.
 """
 
 import hashlib
@@ -15,7 +15,7 @@ _BUILT_IN = Path(__file__).parent / "rubrics"
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Rubric:
-    """What the judge is told to look at. ``version`` is ``name@digest``."""
+    """The judge's criteria in words. ``version`` is ``name@digest``."""
 
     name: str
     text: str
@@ -26,14 +26,15 @@ class Rubric:
 
 
 def rubric_names() -> list[str]:
+    """Return the names of the built-in rubrics."""
     return sorted(path.stem for path in _BUILT_IN.glob("*.txt"))
 
 
 def load_rubric(name: str) -> Rubric:
-    """A rubric by name (``trading-v1``) or by path (anything that ends in ``.txt``).
+    """Return a rubric by name (``trading-v1``) or by path (any name that ends in ``.txt``).
 
     Raises:
-        ConfigError: there is none, or it is empty.
+        ConfigError: the rubric does not exist or is empty.
     """
     path = Path(name) if name.endswith(".txt") else _BUILT_IN / f"{name}.txt"
     try:
@@ -44,5 +45,5 @@ def load_rubric(name: str) -> Rubric:
             f" {', '.join(rubric_names())} or the path of a .txt file"
         ) from error
     if not text:
-        raise ConfigError(f"JUDGE_RUBRIC={name!r}: {path} is empty: write what the judge looks at")
+        raise ConfigError(f"JUDGE_RUBRIC={name!r}: {path} is empty: write the criteria into it")
     return Rubric(name=path.stem, text=text)

@@ -1,1 +1,1 @@
-"""Rewards, one a file."""
+"""Rewards, one in each file."""

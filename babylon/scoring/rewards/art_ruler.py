@@ -1,10 +1,10 @@
 """``art-ruler``: OpenPipe ART's own RULER, for comparison with ``ruler``.
 
-Each group (scenario) goes to the judge in one prompt, as ART makes it, and gets the scores that ART
-reads from the answer; scores are matched by position, nothing is shuffled, checked or repeated. A
-group of trajectories that are all the same text gets one score. ART knows messages alone, so each
-trajectory becomes one chat: what the agent saw and said, call by call, and last a message that
-tells what came of it. Ground truth has no place there.
+ART sends each group (scenario) to the judge in one prompt and reads the scores from the reply.
+Scores are matched by position; nothing is shuffled, checked or repeated. If all trajectories of a
+group have the same text, ART gives them one score. ART takes only messages, so each trajectory
+becomes one chat: the agent's prompts and replies, call by call, and a last message with the result.
+It holds no ground truth.
 """
 
 import asyncio
@@ -20,36 +20,36 @@ Chat = list[dict[str, str]]
 
 
 async def art_ruler(trajectories: Sequence[Trajectory], context: ScoringContext) -> list[Score]:
-    """The scorer: asks the judge of the settings by their rubric; one score a trajectory.
+    """Return one score for each trajectory, from the judge and the rubric of the settings.
 
     Raises:
         ConfigError: no ``JUDGE_MODEL`` is named; a rubric or key is missing.
         Exception: as ``scores_by_art``.
     """
-    settings = context.settings
-    require_art_judge(settings)
-    key = settings.judge.api_key
+    judge = context.settings.judge
+    require_art_judge(judge)
+    key = judge.api_key
     return await scores_by_art(
         trajectories,
-        model=settings.judge.model or "",
-        base_url=settings.judge.base_url,
+        model=judge.model or "",
+        base_url=judge.base_url,
         api_key=key.get_secret_value() if key else "none",
-        rubric=load_rubric(settings.judge.rubric).text,
+        rubric=load_rubric(judge.rubric).text,
     )
 
 
 async def scores_by_art(
     trajectories: Sequence[Trajectory], *, model: str, base_url: str, api_key: str, rubric: str
 ) -> list[Score]:
-    """One score a trajectory, in order, as ART's ``ruler_score_group`` gives it.
+    """Return one score for each trajectory, in order, as ART's ``ruler_score_group`` gives it.
 
     Args:
         model: the judge's name at ``base_url``, an OpenAI-compatible server (ends in ``/v1``).
         rubric: the grading standards, in words.
 
     Raises:
-        Exception: whatever ART or litellm raises on a group (an answer that does not parse, too
-            few scores, a server that refuses); nothing is scored then.
+        Exception: ART or litellm failed on a group (a reply that does not parse, too few scores, a
+            server that refuses). Nothing is scored then.
     """
     rewards_of = await asyncio.to_thread(_load)
     scenario = [trajectory.scenario_id for trajectory in trajectories]
@@ -69,22 +69,22 @@ async def scores_by_art(
 
 
 def as_chat(trajectory: Trajectory) -> Chat:
-    """The trajectory as one conversation; what a call repeats of earlier ones is told once."""
-    return [*_told(trajectory), {"role": "user", "content": _result(trajectory)}]
+    """Return the trajectory as one chat. Messages that a call repeats appear once."""
+    return [*_conversation(trajectory), {"role": "user", "content": _result(trajectory)}]
 
 
-def _told(trajectory: Trajectory) -> Iterator[dict[str, str]]:
-    told: Chat = []
+def _conversation(trajectory: Trajectory) -> Iterator[dict[str, str]]:
+    seen: Chat = []
     for call in trajectory.calls:
         sent = [{"role": message.role, "content": message.content} for message in call.messages]
-        fresh = sent[len(told) :] if sent[: len(told)] == told else _unseen_system(sent, told)
+        fresh = sent[len(seen) :] if sent[: len(seen)] == seen else _unseen_system(sent, seen)
         fresh = [*fresh, {"role": "assistant", "content": call.response}]
-        told += fresh
+        seen += fresh
         yield from fresh
 
 
-def _unseen_system(sent: Chat, told: Chat) -> Chat:
-    return [message for message in sent if message["role"] != "system" or message not in told]
+def _unseen_system(sent: Chat, seen: Chat) -> Chat:
+    return [message for message in sent if message["role"] != "system" or message not in seen]
 
 
 def _result(trajectory: Trajectory) -> str:
@@ -96,7 +96,7 @@ def _result(trajectory: Trajectory) -> str:
 
 
 def _load() -> Callable[..., Awaitable[list[float]]]:
-    """Importing ART takes seconds, and only those who chose it pay for it."""
-    from babylon.art.client import ruler_rewards
+    # Importing ART takes seconds, so it happens only if this scorer is chosen.
+    from babylon.training.backends.art_client import ruler_rewards
 
     return ruler_rewards

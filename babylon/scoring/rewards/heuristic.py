@@ -1,10 +1,10 @@
-"""The default scorer: needs no judge, no key and no network.
+"""The default scorer. It needs no judge, no key and no network.
 
     score = 0.5 * profit + 0.3 * win_rate + 0.2 * activity
 
-    profit    (pnl_usd - min) / (max - min) over the window's trajectories; 0.5 where all are equal
+    profit    (pnl_usd - min) / (max - min) over the window's trajectories; 0.5 if all are equal
     win_rate  wins / trades, 0 without a decided trade
-    activity  actions / steps: the share of steps that did something other than hold
+    activity  actions / steps: the share of steps other than HOLD
 
 Each part lies in [0, 1], and so does the score.
 """
@@ -18,7 +18,7 @@ WEIGHTS = {"profit": 0.5, "win_rate": 0.3, "activity": 0.2}
 
 
 def heuristic(trajectories: Sequence[Trajectory]) -> list[Score]:
-    """One score in [0, 1] a trajectory, with its three parts."""
+    """Return one score in [0, 1] for each trajectory, with its three parts."""
     profits = [trajectory.pnl_usd for trajectory in trajectories]
     low, high = min(profits, default=0.0), max(profits, default=0.0)
     return [_score(trajectory, low, high) for trajectory in trajectories]

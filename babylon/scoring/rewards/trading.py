@@ -3,22 +3,21 @@
 
     reward = 0.5 * profit + 0.2 * speed + 0.3 * consistency        each part in [0, 1]
 
-    profit       0.5 + r / 2, r the window's P&L (USD) by the capital, cut to [-1, 1]; the capital
-                 is the cash at the first step (USD), and at least the 1000 that the game gives
-    speed        1 - mean time for which positions were held, as a share of the trajectory's time;
-                 one not closed is held to the end; 0 without a position
-    consistency  gains / (gains + losses), sums of the steps up and down (USD) that the P&L took
-                 from step to step and to the window's end; 0.5 where it never moved
+    profit       0.5 + r / 2, with r the window's P&L (USD) / capital, clipped to [-1, 1]; the
+                 capital is the cash at the first step (USD), at least the game's initial 1000
+    speed        1 - mean holding time of positions / duration of the trajectory; an open position
+                 is held to the end; 0 without a position
+    consistency  gains / (gains + losses), the sums of the P&L's moves up and down (USD) from step
+                 to step and to the window's end; 0.5 if it never moved
 
-A position is opened in a market by the first successful BUY or OPEN action while none is open
-there, and closed by the next successful SELL or CLOSE, whatever the amounts.
+The first successful BUY or OPEN action in a market without a position opens one. The next
+successful SELL or CLOSE closes it. Amounts do not matter.
 """
 
 from collections.abc import Mapping, Sequence
 from datetime import UTC, datetime
 from itertools import pairwise
 from statistics import fmean
-from typing import Any
 
 import msgspec
 
@@ -41,7 +40,7 @@ class _State(msgspec.Struct, frozen=True):
 class _Action(msgspec.Struct, frozen=True, rename="camel"):
     action_type: str
     success: bool
-    parameters: Mapping[str, Any] = {}
+    parameters: Mapping[str, object] = {}
 
 
 class _Step(msgspec.Struct, frozen=True, rename="camel"):
@@ -51,10 +50,10 @@ class _Step(msgspec.Struct, frozen=True, rename="camel"):
 
 
 def trading_reward(trajectories: Sequence[Trajectory], context: ScoringContext) -> list[Score]:
-    """One score in [0, 1] a trajectory, with its three parts.
+    """Return one score in [0, 1] for each trajectory, with its three parts.
 
     Raises:
-        ScoringError: a trajectory's steps lack what the reward is made of; it is named.
+        ScoringError: a step of a trajectory lacks a field that the reward needs.
     """
     judged, _ = read_evidence(context.artifact)
     steps_of = {one.trajectory.trajectory_id: one for one in judged}
@@ -62,7 +61,11 @@ def trading_reward(trajectories: Sequence[Trajectory], context: ScoringContext) 
 
 
 def reward_of(judged: JudgedTrajectory) -> Score:
-    """The reward of one trajectory, whose steps are as the game recorded them."""
+    """Return the reward of one trajectory from its recorded steps.
+
+    Raises:
+        ScoringError: a step lacks a field that the reward needs.
+    """
     own = judged.trajectory
     try:
         steps = msgspec.convert(judged.steps, tuple[_Step, ...], strict=True)
@@ -94,7 +97,7 @@ def _speed(own: Trajectory, steps: Sequence[_Step]) -> float:
 
 
 def _holding_times_s(steps: Sequence[_Step], end: datetime) -> list[float]:
-    """Seconds from opening to closing of each position, or to the end."""
+    """Return the seconds from opening to closing of each position, or to the end."""
     since: dict[str, datetime] = {}
     held = []
     for step in steps:

@@ -1,1 +1,1 @@
-"""The embedded engine: small torch inference with vLLM's wire fields."""
+"""The embedded engine: torch inference for small models, with vLLM's wire fields."""

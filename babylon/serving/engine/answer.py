@@ -1,14 +1,14 @@
-"""An answer on the wire, in OpenAI's two dialects, with vLLM's token ids."""
+"""Encoding of answers: the parts that chats and completions share."""
 
 import time
 import uuid
 from abc import ABC, abstractmethod
-from collections.abc import AsyncIterator, Sequence
-from typing import Any, ClassVar, TypeAlias
+from collections.abc import AsyncIterator, Mapping, Sequence
+from typing import ClassVar, TypeAlias
 
 import msgspec
 
-from babylon.serving.engine.loaded_policies import Policy
+from babylon.serving.engine.loaded_policies import LoadedPolicy
 from babylon.serving.engine.sampling import Request, Sampling
 from babylon.serving.engine.scheduler import Job
 from babylon.serving.engine.text_stream import TextStream
@@ -18,11 +18,13 @@ Ids: TypeAlias = Sequence[int]
 Scores: TypeAlias = Sequence[float]
 
 
-def request_for(policy: Policy, prompt: list[int], asked: SamplingRequest, usual: int) -> Request:
-    """Prompt tokens and sampling; at most ``usual`` new tokens where the client sets no limit.
+def request_for(
+    policy: LoadedPolicy, prompt: list[int], asked: SamplingRequest, usual: int
+) -> Request:
+    """Return the sampler's request; ``usual`` is the token limit if the client sets none.
 
     Raises:
-        RequestError: 400, it does not fit into the policy's context.
+        RequestError: 400, prompt and limit do not fit into the policy's context.
     """
     room = policy.context - len(prompt)
     if room < (asked.limit or 1):
@@ -30,7 +32,7 @@ def request_for(policy: Policy, prompt: list[int], asked: SamplingRequest, usual
         raise RequestError(
             400,
             f"a prompt of {len(prompt)} tokens{limit} does not fit into the context of"
-            f" {policy.context} tokens of {policy.name!r}: send less",
+            f" {policy.name!r}, {policy.context} tokens: send less",
             code="context_length_exceeded",
         )
     sampling = Sampling(
@@ -43,13 +45,13 @@ def request_for(policy: Policy, prompt: list[int], asked: SamplingRequest, usual
 
 
 class Answer(ABC):
-    """The pieces of one answer; usage and finish reason are known with the last of them."""
+    """One answer, whole or as a stream. Subclasses encode chats and completions."""
 
     KIND: ClassVar[str]
     CHUNK_KIND: ClassVar[str]
     ID_PREFIX: ClassVar[str]
 
-    def __init__(self, policy: Policy, asked: SamplingRequest, job: Job) -> None:
+    def __init__(self, policy: LoadedPolicy, asked: SamplingRequest, job: Job) -> None:
         self._usage: dict[str, int] = {}
         self._finish_reason: str | None = None
         self._policy, self._asked, self._job = policy, asked, job
@@ -62,16 +64,18 @@ class Answer(ABC):
 
     @abstractmethod
     async def whole(self) -> bytes:
-        """The answer as one JSON object."""
+        """Return the answer as one JSON object."""
 
     @abstractmethod
     def events(self) -> AsyncIterator[bytes]:
-        """The answer as server-sent events; those that are known together come together, for
-        every write wakes both sides."""
+        """Yield the answer as server-sent events.
+
+        Events that are known at once are yielded together: each write costs both sides a wake-up.
+        """
 
     @property
     def ended(self) -> bool:
-        """Whether the last piece has come."""
+        """True after the last piece."""
         return self._finish_reason is not None
 
     async def _all(self) -> tuple[str, list[int], list[float]]:
@@ -83,7 +87,7 @@ class Answer(ABC):
         return text, token_ids, logprobs
 
     async def _pieces(self) -> AsyncIterator[tuple[str, list[int], list[float]]]:
-        """(text, token ids, logprobs) until the answer ends."""
+        """Yield (text, token ids, logprobs) until the answer ends."""
         count = 0
         async for token_ids, logprobs, last in self._job.tokens():
             text, used = self._text.push(token_ids, last=last)
@@ -103,7 +107,9 @@ class Answer(ABC):
             "total_tokens": prompt + completion,
         }
 
-    def _choice(self, content: dict[str, Any], token_ids: Ids | None = None) -> dict[str, Any]:
+    def _choice(
+        self, content: Mapping[str, object], token_ids: Ids | None = None
+    ) -> dict[str, object]:
         choice = {"index": 0, **content, "finish_reason": self._finish_reason}
         if self._asked.return_token_ids and token_ids is not None:
             choice["token_ids"] = token_ids
@@ -112,16 +118,16 @@ class Answer(ABC):
     def _prompt_ids(self) -> dict[str, Ids]:
         return {"prompt_token_ids": self._job.row.prompt} if self._asked.return_token_ids else {}
 
-    def _body(self, choice: dict[str, Any], **more: Any) -> bytes:
+    def _body(self, choice: Mapping[str, object], **more: object) -> bytes:
         body = self._head | {"object": self.KIND, "choices": [choice], "usage": self._usage} | more
         return msgspec.json.encode(body)
 
-    def _event(self, choices: list[dict[str, Any]], **more: Any) -> bytes:
+    def _event(self, choices: Sequence[Mapping[str, object]], **more: object) -> bytes:
         body = self._head | {"object": self.CHUNK_KIND, "choices": choices} | more
         return sse(msgspec.json.encode(body))
 
     def _end(self) -> bytes:
-        """After the last piece: usage, if it was asked for, and the mark of the end."""
+        """Return the events after the last piece: usage, if asked for, and ``[DONE]``."""
         if not self.ended:
             return b""
         usage = self._event([], usage=self._usage) if self._asked.wants_usage else b""

@@ -1,43 +1,44 @@
-"""``POST /v1/chat/completions``: messages to a reply."""
+"""``POST /v1/chat/completions``."""
 
 from collections.abc import AsyncIterator, Mapping
-from typing import Any
 
 from babylon.serving.engine.answer import Answer, Ids, Scores, request_for
-from babylon.serving.engine.loaded_policies import Policy
+from babylon.serving.engine.loaded_policies import LoadedPolicy
 from babylon.serving.engine.sampling import Request
 from babylon.serving.engine.scheduler import Job
 from babylon.serving.openai_wire import ChatRequest, RequestError, parse_chat
 
-MAX_TOKENS = 1024  # where the client sets no limit, for an answer without an end holds its place
+MAX_TOKENS = 1024  # if the client sets no limit: an endless answer would keep its batch row
 
 
-def parse(fields: Mapping[str, Any]) -> ChatRequest:
-    """
+def parse(fields: Mapping[str, object]) -> ChatRequest:
+    """Validate a chat request.
+
     Raises:
-        RequestError: 400, it is no chat, or asks for what this engine has not.
+        RequestError: 400, it is malformed, or this engine does not support it.
     """
     chat = parse_chat(fields)
     if chat.top_logprobs:
-        raise RequestError(400, f"top_logprobs={chat.top_logprobs}: this engine gives none")
+        raise RequestError(400, f"top_logprobs={chat.top_logprobs}: this engine returns none")
     return chat
 
 
-def request_of(policy: Policy, chat: ChatRequest) -> Request:
-    """
+def request_of(policy: LoadedPolicy, chat: ChatRequest) -> Request:
+    """Return the sampler's request for a chat.
+
     Raises:
-        RequestError: 400, it does not fit into the policy's context, or the messages are bad.
+        RequestError: 400, it does not fit into the policy's context, or a message is malformed.
     """
     return request_for(policy, policy.prompt(chat.messages), chat, MAX_TOKENS)
 
 
 class ChatAnswer(Answer):
-    """With logprobs and token ids beside the message, as vLLM has them."""
+    """A chat completion, with vLLM's token ids."""
 
     KIND, CHUNK_KIND = "chat.completion", "chat.completion.chunk"
     ID_PREFIX = "chatcmpl"
 
-    def __init__(self, policy: Policy, chat: ChatRequest, job: Job) -> None:
+    def __init__(self, policy: LoadedPolicy, chat: ChatRequest, job: Job) -> None:
         super().__init__(policy, chat, job)
         self._wants_logprobs = bool(chat.logprobs)
 
@@ -48,7 +49,7 @@ class ChatAnswer(Answer):
         return self._body(self._choice(content, token_ids), **self._prompt_ids())
 
     async def events(self) -> AsyncIterator[bytes]:
-        """The first one tells the role."""
+        """Yield the role first, then the text."""
         role = {"delta": {"role": "assistant", "content": ""}, "logprobs": None}
         begun = self._event([self._choice(role)], **self._prompt_ids())
         async for text, ids, scores in self._pieces():
@@ -56,7 +57,7 @@ class ChatAnswer(Answer):
             yield begun + self._event([self._choice(content, ids)]) + self._end()
             begun = b""
 
-    def _logprobs(self, token_ids: Ids, logprobs: Scores) -> dict[str, Any] | None:
+    def _logprobs(self, token_ids: Ids, logprobs: Scores) -> dict[str, object] | None:
         if not self._wants_logprobs:
             return None
         texts = map(self._policy.token_text, token_ids)

@@ -1,15 +1,15 @@
-"""The engine inside this process: for a program that samples from a policy which it also trains."""
+"""The engine within a program that samples from a policy and trains it."""
 
 from aiohttp import web
 
 from babylon.serving.engine.engine_process import POLICIES, make_app
-from babylon.serving.engine.loaded_policies import Policy
+from babylon.serving.engine.loaded_policies import LoadedPolicy
 
-EXACT = {"logprobs": True, "return_token_ids": True}  # so that every answer can be trained on
+EXACT = {"logprobs": True, "return_token_ids": True}  # makes every answer exact training data
 
 
 class EmbeddedEngine:
-    """An OpenAI endpoint on a free port of loopback; answers carry token ids and logprobs."""
+    """An OpenAI endpoint on a free loopback port. Answers have token ids and logprobs."""
 
     def __init__(self) -> None:
         self._app = make_app(defaults=EXACT)
@@ -17,7 +17,7 @@ class EmbeddedEngine:
         self._url = ""
 
     async def start(self) -> str:
-        """The base URL for an OpenAI client; started once."""
+        """Start the endpoint once, and return the base URL for an OpenAI client."""
         if self._runner is None:
             self._runner = web.AppRunner(self._app, handler_cancellation=True, access_log=None)
             await self._runner.setup()
@@ -28,20 +28,20 @@ class EmbeddedEngine:
         return self._url
 
     async def load(self, name: str, path: str, version: int) -> None:
-        """Serve a checkpoint under a name, from now on and for good.
+        """Serve a checkpoint under a name that never changes its meaning.
 
         Raises:
-            ModelError: it does not load.
-            RequestError: the name means another checkpoint.
+            ModelError: the checkpoint does not load.
+            RequestError: the name stands for another checkpoint.
         """
         await self._app[POLICIES].load(name, path, version)
 
     def unload(self, name: str) -> None:
-        """Forget a policy, if it is there."""
+        """Unload a policy if it is loaded."""
         if any(policy.name == name for policy in self._app[POLICIES]):
             self._app[POLICIES].unload(name)
 
-    def policy(self, name: str) -> Policy:
+    def policy(self, name: str) -> LoadedPolicy:
         return self._app[POLICIES].get(name)
 
     async def close(self) -> None:

@@ -1,7 +1,6 @@
-"""The engine process: ``babylon.serving.engine_protocol`` over HTTP on loopback, and the policies
-themselves.
+"""The embedded engine's process: ``babylon.serving.engine_protocol`` over HTTP on loopback.
 
-``POST /v1/chat/completions`` and ``POST /v1/completions`` sample from them, in vLLM's wire fields.
+``POST /v1/chat/completions`` and ``POST /v1/completions`` sample, with vLLM's wire fields.
 """
 
 import argparse
@@ -9,7 +8,6 @@ import asyncio
 import contextlib
 import logging
 from collections.abc import AsyncIterator, Mapping
-from typing import Any
 
 import msgspec
 from aiohttp import web
@@ -20,7 +18,7 @@ from babylon.serving.engine import chat, completion
 from babylon.serving.engine.answer import Answer
 from babylon.serving.engine.chat import ChatAnswer
 from babylon.serving.engine.completion import CompletionAnswer
-from babylon.serving.engine.loaded_policies import Policies, Policy
+from babylon.serving.engine.loaded_policies import LoadedPolicy, Policies
 from babylon.serving.engine.sampling import Request
 from babylon.serving.engine.scheduler import Job, Scheduler
 from babylon.serving.engine_protocol import PolicySource, json_response, openai_errors
@@ -36,16 +34,18 @@ from babylon.serving.supervise import exit_with_supervisor
 
 POLICIES = web.AppKey("policies", Policies)
 SCHEDULER = web.AppKey("scheduler", Scheduler)
-DEFAULTS: web.AppKey[dict[str, Any]] = web.AppKey("defaults", dict)
+DEFAULTS: web.AppKey[dict[str, object]] = web.AppKey("defaults", dict)
 _UNSUPPORTED = ("tools", "functions", "suffix")
 _EVENT_STREAM = {"Content-Type": "text/event-stream", "Cache-Control": "no-cache"}
 
 
-def make_app(defaults: Mapping[str, Any] | None = None) -> web.Application:
-    """The engine's HTTP application; ``client_max_size`` leaves room for what a gateway adds.
+def make_app(defaults: Mapping[str, object] | None = None) -> web.Application:
+    """Return the engine's HTTP application.
 
-    ``defaults`` are fields of every chat that does not set them itself.
+    Args:
+        defaults: fields of every chat that does not set them itself.
     """
+    # A gateway accepts bodies of MAX_BODY_BYTES and adds some fields.
     app = web.Application(middlewares=[openai_errors], client_max_size=MAX_BODY_BYTES + 4096)
     app[DEFAULTS] = dict(defaults or {})
 
@@ -116,10 +116,11 @@ async def _completion(request: web.Request) -> web.StreamResponse:
         return await _send(request, CompletionAnswer(policy, asked, job), asked)
 
 
-def _checked(fields: dict[str, Any]) -> dict[str, Any]:
-    """
+def _checked(fields: dict[str, object]) -> dict[str, object]:
+    """Return the fields.
+
     Raises:
-        RequestError: 400, a field asks for what this engine cannot do.
+        RequestError: 400, this engine does not support a field.
     """
     if unsupported := constraints(fields) + [name for name in _UNSUPPORTED if fields.get(name)]:
         raise RequestError(400, f"this engine does not support {', '.join(unsupported)}: leave out")
@@ -128,14 +129,14 @@ def _checked(fields: dict[str, Any]) -> dict[str, Any]:
 
 @contextlib.asynccontextmanager
 async def _job(
-    request: web.Request, policy: Policy, sampled: Request, asked: SamplingRequest
+    request: web.Request, policy: LoadedPolicy, sampled: Request, asked: SamplingRequest
 ) -> AsyncIterator[Job]:
     job = request.app[SCHEDULER].submit(
         policy, sampled, every_step=bool(asked.stream or asked.stops)
     )
     try:
         yield job
-    finally:  # answered, stopped early, or the client left: nobody waits for the rest
+    finally:  # answered, stopped by a stop string, or the client left
         job.cancelled = True
 
 
@@ -152,12 +153,12 @@ async def _stream(request: web.Request, answer: Answer) -> web.StreamResponse:
         try:
             async for events in answer.events():
                 await (response.write_eof(events) if answer.ended else response.write(events))
-        except RequestError as error:  # too late for a status: the error is the last event
+        except RequestError as error:  # the status is sent already: the error is the last event
             await response.write_eof(sse(error.body))
     return response
 
 
-def _description(policy: Policy) -> dict[str, object]:
+def _description(policy: LoadedPolicy) -> dict[str, object]:
     return {
         "id": policy.name,
         "object": "model",

@@ -1,4 +1,4 @@
-"""The sampler for a program: many prompts, one policy, exact token ids and behaviour logprobs."""
+"""Sampling without HTTP: many prompts, one policy, exact token ids and behaviour logprobs."""
 
 from collections.abc import Collection, Sequence
 
@@ -15,10 +15,10 @@ def generate(
     eos_token_ids: Collection[int],
     pad_token_id: int,
 ) -> list[Completion]:
-    """Sample one completion a request, all requests in one batch.
+    """Sample one completion per request, all in one batch.
 
     Args:
-        model: any causal LM of transformers with attention alone, in eval mode.
+        model: a causal LM of transformers whose layers keep only keys and values, in eval mode.
 
     Raises:
         ModelError: the policy's logits are not finite.

@@ -1,8 +1,8 @@
-"""A key/value cache whose rows come, grow and leave.
+"""A key/value cache for continuous batching: rows join, grow and leave.
 
-transformers' ``DynamicCache`` copies every key and value at every token, which is most of the
-time of a small model. Here a layer writes into a buffer that is larger than what it holds, so a
-step costs the new token alone; the attention reads a view.
+transformers' ``DynamicCache`` copies all keys and values for every token, which takes most of the
+time of a small model. Here a layer writes into a buffer with spare room, so that a step copies only
+the new token; attention reads a view of the buffer.
 """
 
 from collections.abc import Sequence
@@ -20,9 +20,11 @@ _SPARE = 8  # rows
 
 
 class RoomyLayer(DynamicLayer):  # type: ignore[no-untyped-call]  # its base registers classes
-    """``keys`` and ``values`` ``[B, heads, T, dim]`` are views of a buffer with more room in B
-    and in T. All rows end in the last column; before a row's beginning, which its owner knows,
-    lies something finite that attention must mask."""
+    """``keys`` and ``values`` ``[B, heads, T, dim]``, views of a buffer with spare room.
+
+    All rows end in the last column. The columns before a row's first token hold finite values that
+    attention must mask.
+    """
 
     keys: Tensor
     values: Tensor
@@ -33,7 +35,7 @@ class RoomyLayer(DynamicLayer):  # type: ignore[no-untyped-call]  # its base reg
         self._rows = self._width = self._end = 0
 
     def update(
-        self, key_states: Tensor, value_states: Tensor, *args: Any, **kwargs: Any
+        self, key_states: Tensor, value_states: Tensor, *args: object, **kwargs: object
     ) -> tuple[Tensor, Tensor]:
         added = key_states.shape[-2]
         self._make_room(self._rows, self._width, added)
@@ -45,7 +47,7 @@ class RoomyLayer(DynamicLayer):  # type: ignore[no-untyped-call]  # its base reg
         return self.keys, self.values
 
     def add_rows(self, rows: Tensor) -> None:
-        """Put ``[2, B, heads, T, dim]`` below the rows that are here."""
+        """Append rows ``[2, B, heads, T, dim]`` (keys, values)."""
         if not self.is_initialized:
             self.lazy_initialization(rows[0], rows[1])
             self._buffer = rows[:, :0]
@@ -56,13 +58,13 @@ class RoomyLayer(DynamicLayer):  # type: ignore[no-untyped-call]  # its base reg
         self._show(total, widest)
 
     def drop_row(self, place: int) -> None:
-        """The last row takes its place."""
+        """Remove a row. The last row moves to its place."""
         columns = slice(self._end - self._width, self._end)
         self._buffer[:, place, :, columns] = self._buffer[:, self._rows - 1, :, columns]
         self._show(self._rows - 1, self._width)
 
     def narrow(self, width: int) -> None:
-        """Let go of all but the last columns, and of the buffer when there is no row."""
+        """Keep the last ``width`` columns; release the buffer if there is no row."""
         if self._rows:
             self._show(self._rows, min(width, self._width))
         else:
@@ -78,26 +80,28 @@ class RoomyLayer(DynamicLayer):  # type: ignore[no-untyped-call]  # its base reg
         self.keys, self.values = self._buffer[:, :rows, :, self._end - width : self._end]
 
     def _make_room(self, rows: int, width: int, added: int) -> None:
-        """So that there are that many rows, and columns before the end and after it."""
+        """Grow the buffer to ``rows``, ``width`` columns up to the end and ``added`` after it."""
         _, capacity, heads, columns, dim = self._buffer.shape
         if rows <= capacity and width <= self._end <= columns - added:
             return
         held = self._buffer[:, : self._rows, :, self._end - self._width : self._end]
-        # a crowd's room goes with it: a busy policy may never be without rows
+        # The new size follows the present rows, so the buffer shrinks again after a busy time: a
+        # policy that always has rows never reaches ``reset``.
         buffer = held.new_zeros(2, rows + _SPARE, heads, width + added + _ROOM, dim)
         buffer[:, : self._rows, :, width - self._width : width] = held
         self._buffer, self._end = buffer, width
 
 
 class RoomyCache(DynamicCache):
-    """Of a whole model. Layers with a sliding window keep all tokens, too: the model's mask hides
-    what is out of the window.
+    """The cache of a whole model.
+
+    Layers with a sliding window keep all tokens too: the model's mask hides those outside.
 
     Raises:
-        ModelError: the model keeps something else than keys and values.
+        ModelError: a layer keeps something other than keys and values.
     """
 
-    layers: list[RoomyLayer]  # type: ignore[assignment]  # of one kind here
+    layers: list[RoomyLayer]  # type: ignore[assignment]  # the base class allows several kinds
 
     def __init__(self, config: PreTrainedConfig) -> None:
         super().__init__(config=config)
@@ -108,7 +112,7 @@ class RoomyCache(DynamicCache):
         self.layers = [RoomyLayer() for _ in self.layers]
 
     def add_rows(self, cache: DynamicCache, rows: Sequence[int], mask: Tensor) -> None:
-        """Take over rows of a cache, without the columns that their ``mask`` ``[B, T]`` hides."""
+        """Copy rows of a cache, without the columns where ``mask`` ``[B, T]`` is 0."""
         own = [mask[row].nonzero()[:, 0] for row in rows]
         columns = torch.zeros(len(rows), max(map(len, own)), dtype=torch.long, device=mask.device)
         for target, source in zip(columns, own, strict=True):
@@ -119,20 +123,21 @@ class RoomyCache(DynamicCache):
             layer.add_rows(both[:, index, columns].transpose(2, 3))
 
     def drop_row(self, place: int) -> None:
-        """The last row takes its place."""
+        """Remove a row. The last row moves to its place."""
         for layer in self.layers:
             layer.drop_row(place)
 
     def narrow(self, width: int) -> None:
-        """Let go of all but the last columns."""
+        """Keep the last ``width`` columns."""
         for layer in self.layers:
             layer.narrow(width)
 
 
 def held(layer: Any) -> tuple[Tensor, Tensor]:
-    """Keys and values ``[B, heads, T, dim]`` of a layer that keeps nothing else."""
+    """Return the keys and values ``[B, heads, T, dim]`` of a layer that keeps nothing else."""
     return layer.keys, layer.values
 
 
 def has_window(config: PreTrainedConfig) -> bool:
+    """Return True if any layer has a sliding window."""
     return any(DynamicCache(config=config).is_sliding)

@@ -1,7 +1,7 @@
-"""The policies an engine holds: immutable, named, each with its version and tokenizer.
+"""The policies that an engine holds: model, tokenizer and version under an immutable name.
 
-A name never changes its meaning, so an answer can always be attributed: a new version comes
-under a new name. A policy that is unloaded finishes the answers it has begun.
+A name never changes its meaning, so every answer can be attributed; a new version gets a new name.
+An unloaded policy finishes the answers that it has begun.
 """
 
 import asyncio
@@ -16,12 +16,12 @@ from babylon.core.errors import ModelError
 from babylon.policies.load import load_policy
 from babylon.serving.engine.generate import generate
 from babylon.serving.engine.sampling import Request, Sampling
-from babylon.serving.openai_wire import RequestError
+from babylon.serving.openai_wire import JsonObject, RequestError
 
 
 @dataclass(frozen=True, eq=False, kw_only=True)
-class Policy:
-    """A loaded policy. ``context`` is the most tokens that prompt and answer may have together."""
+class LoadedPolicy:
+    """A loaded policy. ``context``: the most tokens of prompt and answer together."""
 
     name: str
     version: int
@@ -33,11 +33,11 @@ class Policy:
     pad_token_id: int
     _token_texts: dict[int, str] = field(default_factory=dict)
 
-    def prompt(self, messages: list[dict[str, Any]]) -> list[int]:
-        """Messages → prompt tokens by the chat template.
+    def prompt(self, messages: list[JsonObject]) -> list[int]:
+        """Encode messages as prompt tokens by the chat template.
 
         Raises:
-            RequestError: 400, a message is malformed or the template does not take it.
+            RequestError: 400, a message is malformed, or the template refuses it.
         """
         plain = [_plain_message(message) for message in messages]
         try:
@@ -49,53 +49,53 @@ class Policy:
         return list(ids)
 
     def encode(self, text: str) -> list[int]:
-        """Text → tokens, with those that the tokenizer puts before every text."""
+        """Encode a text, with the special tokens that the tokenizer puts before every text."""
         return list(self.tokenizer.encode(text))
 
     @property
     def vocabulary(self) -> int:
-        """Token ids are below this."""
+        """Number of token ids."""
         return cast(int, self.model.get_input_embeddings().num_embeddings)
 
     def decode(self, token_ids: list[int]) -> str:
         tokenizer: Any = self.tokenizer
         fast = isinstance(tokenizer, PreTrainedTokenizerFast)
         if fast and not tokenizer.clean_up_tokenization_spaces:
-            tokenizer = tokenizer.backend_tokenizer  # gives the same without looking at each id
+            tokenizer = tokenizer.backend_tokenizer  # the same text, without a Python loop over ids
         return cast(str, tokenizer.decode(token_ids, skip_special_tokens=True))
 
     def token_text(self, token_id: int) -> str:
-        """Text of one token alone, special ones included, as ``logprobs`` shows it."""
+        """Decode one token, special ones included, as ``logprobs`` shows it."""
         if token_id not in self._token_texts:
             self._token_texts[token_id] = cast(str, self.tokenizer.decode([token_id]))
         return self._token_texts[token_id]
 
 
 class Policies:
-    """Name → loaded policy."""
+    """The loaded policies by name."""
 
     def __init__(self) -> None:
-        self._loaded: dict[str, Policy] = {}
+        self._loaded: dict[str, LoadedPolicy] = {}
         self._lock = asyncio.Lock()
 
-    def __iter__(self) -> Iterator[Policy]:
+    def __iter__(self) -> Iterator[LoadedPolicy]:
         return iter(self._loaded.values())
 
-    def get(self, name: str) -> Policy:
+    def get(self, name: str) -> LoadedPolicy:
         try:
             return self._loaded[name]
         except KeyError:
             raise RequestError(
                 404,
-                f"model {name!r} is not loaded: there is {', '.join(self._loaded) or 'none'}",
+                f"model {name!r} is not loaded; loaded: {', '.join(self._loaded) or 'none'}",
                 code="model_not_found",
             ) from None
 
-    async def load(self, name: str, path: str, version: int) -> Policy:
-        """Load a checkpoint directory under a new name; the same again is a no-op.
+    async def load(self, name: str, path: str, version: int) -> LoadedPolicy:
+        """Load a checkpoint directory under a new name. The same again is a no-op.
 
         Raises:
-            RequestError: 409, the name means another checkpoint already.
+            RequestError: 409, the name stands for another checkpoint.
             ModelError: the checkpoint does not load, or cannot answer.
         """
         async with self._lock:
@@ -116,8 +116,8 @@ class Policies:
         del self._loaded[name]
 
 
-def load(name: str, path: str, version: int) -> Policy:
-    """Load a checkpoint directory and try it out.
+def load(name: str, path: str, version: int) -> LoadedPolicy:
+    """Load a checkpoint directory, and draw one token from it.
 
     Raises:
         ModelError: the checkpoint does not load, or cannot answer.
@@ -125,7 +125,7 @@ def load(name: str, path: str, version: int) -> Policy:
     model, tokenizer = load_policy(path, frozen=True)
     if not tokenizer.chat_template:
         raise ModelError(f"{path} has no chat template: save its tokenizer with one")
-    policy = Policy(
+    policy = LoadedPolicy(
         name=name,
         version=version,
         path=path,
@@ -140,15 +140,15 @@ def load(name: str, path: str, version: int) -> Policy:
 
 
 def _eos_token_ids(model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase) -> frozenset[int]:
-    """What ends an answer: the tokenizer's end of sequence, and those of the generation config."""
+    """Return the end-of-sequence tokens of the tokenizer and of the generation config."""
     config = model.generation_config
     given = config.eos_token_id if config else None
     ids = given if isinstance(given, list) else [given]
     return frozenset(i for i in [*ids, tokenizer.eos_token_id] if isinstance(i, int))
 
 
-def _try_out(policy: Policy) -> None:
-    """Draw one token, so that a checkpoint that cannot answer is refused when it is loaded."""
+def _try_out(policy: LoadedPolicy) -> None:
+    """Draw one token, so that a checkpoint that cannot answer fails to load."""
     prompt = policy.prompt([{"role": "user", "content": "hello"}])
     generate(
         policy.model,
@@ -158,11 +158,11 @@ def _try_out(policy: Policy) -> None:
     )
 
 
-def _plain_message(message: dict[str, Any]) -> dict[str, str]:
-    """Role and text; a content of text parts is joined.
+def _plain_message(message: JsonObject) -> dict[str, str]:
+    """Return role and text of a message; text parts are joined.
 
     Raises:
-        RequestError: 400, no known role, or content that is not text.
+        RequestError: 400, unknown role, or content other than text.
     """
     role, content = message.get("role"), message.get("content")
     if role not in ("system", "developer", "user", "assistant", "tool"):
@@ -172,5 +172,5 @@ def _plain_message(message: dict[str, Any]) -> dict[str, str]:
         known = [text for text in texts if isinstance(text, str)]
         content = "".join(known) if len(known) == len(texts) else content
     if not isinstance(content, str):
-        raise RequestError(400, f"{role} message content {content!r:.80}: this engine takes text")
+        raise RequestError(400, f"{role} message content {content!r:.80}: this engine accepts text")
     return {"role": "system" if role == "developer" else role, "content": content}

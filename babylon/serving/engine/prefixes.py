@@ -1,5 +1,8 @@
-"""Beginnings that prompts share, with their keys and values: agents send the same instructions
-and the same market again and again, and need not wait until they are read again."""
+"""Cache of shared prompt prefixes with their keys and values.
+
+Agents send the same instructions and the same market repeatedly. A cached prefix is not computed
+again.
+"""
 
 from collections import OrderedDict, deque
 from collections.abc import Sequence
@@ -7,25 +10,28 @@ from collections.abc import Sequence
 from torch import Tensor
 
 MAX_TOKENS = 4096  # of all prefixes together
-MIN_TOKENS = 32  # what is not worth a pass of its own
-_SHARERS = 4  # prompts that must have a beginning in common before it is worth a pass
-_RECENT = 64  # prompts
+MIN_TOKENS = 32  # a shorter prefix is not worth a forward pass of its own
+_SHARERS = 4  # prompts that must share a prefix before it is computed by itself
+_RECENT = 64  # prompts that are remembered to find shared prefixes
 
 Tokens = tuple[int, ...]
 Piece = Sequence[Tensor]
-"""Keys and values of some tokens, ``[2, heads, T, dim]`` a layer."""
+"""Keys and values of some tokens, one ``[2, heads, T, dim]`` per layer."""
 
 
 class Prefixes:
-    """Of one policy, for keys and values are a policy's own. The last used are kept."""
+    """Prefixes of one policy's prompts. The least recently used are dropped."""
 
     def __init__(self) -> None:
         self._kept: OrderedDict[Tokens, Piece] = OrderedDict()
         self._recent: deque[Tokens] = deque(maxlen=_RECENT)
 
     def longest(self, prompt: Tokens) -> tuple[Piece, int]:
-        """What is kept of the prompt's beginning, and how many of its tokens that is. At least one
-        token is left, which the policy must read to go on."""
+        """Return the longest cached prefix of a prompt, and its length in tokens.
+
+        At least one prompt token is left: its forward pass gives the logits of the first answer
+        token.
+        """
         found = max(self._kept, key=lambda kept: _shared(kept, prompt), default=())
         length = min(_shared(found, prompt), len(prompt) - 1)
         if length < MIN_TOKENS:
@@ -34,11 +40,13 @@ class Prefixes:
         return self._kept[found], length
 
     def shared(self, prompts: Sequence[Tokens]) -> list[Tokens]:
-        """The longest beginnings of these prompts that enough others have, of these or recent."""
+        """Return the longest prefixes that enough of these and of recent prompts share."""
         ordered = sorted([*prompts, *self._recent])
         self._recent.extend(prompts)
         new, found = set(prompts), dict.fromkeys(prompts, 0)
-        for start in range(len(ordered) - _SHARERS + 1):  # the first and last share the least
+        # In sorted order, prompts with a common prefix are neighbours, and the first and the last
+        # of a group share the shortest prefix.
+        for start in range(len(ordered) - _SHARERS + 1):
             group = ordered[start : start + _SHARERS]
             length = _shared(group[0], group[-1])
             for prompt in new.intersection(group):
@@ -46,7 +54,7 @@ class Prefixes:
         return list(dict.fromkeys(prompt[:length] for prompt, length in found.items()))
 
     def keep(self, prefix: Tokens, piece: Piece) -> None:
-        """It also serves every prompt that shares only a part of it."""
+        """Cache a prefix. It replaces cached prefixes that it begins with."""
         for known in [known for known in self._kept if prefix[: len(known)] == known]:
             del self._kept[known]
         self._kept[prefix] = piece
@@ -55,7 +63,7 @@ class Prefixes:
 
 
 def _shared(one: Tokens, other: Tokens) -> int:
-    """Length of the common beginning, by bisection."""
+    """Return the length of the common prefix, by bisection."""
     low, high = 0, min(len(one), len(other))
     while low < high:
         middle = (low + high + 1) // 2

@@ -1,4 +1,4 @@
-"""Reading prompts: many at once, and what they share only once."""
+"""Forward passes over prompts: many at once, shared prefixes only once."""
 
 from collections.abc import Sequence
 
@@ -10,18 +10,18 @@ from babylon.serving.engine.kv_cache import has_window, held
 from babylon.serving.engine.prefixes import MAX_TOKENS, MIN_TOKENS, Piece, Prefixes, Tokens
 
 
-class Reader:
-    """Prompts → logits and caches; it remembers what prompts have in common."""
+class PromptReader:
+    """Computes logits and caches of prompts, and keeps their shared prefixes."""
 
     def __init__(self, model: PreTrainedModel, pad_token_id: int) -> None:
         self._model, self._pad = model, pad_token_id
         self._prefixes = Prefixes()
-        # A prefix and what follows it have padding between them, which a window would count.
+        # Padding lies between a prefix and the rest of its prompt. A sliding window would count it.
         self._shares = not has_window(model.config)
 
     def read(self, prompts: Sequence[Tokens]) -> tuple[Tensor, DynamicCache, Tensor]:
-        """Logits ``[B, V]`` after each prompt, the cache ``[B, heads, T, dim]`` of all of them,
-        and which of its columns are a prompt's own, ``[B, T]``; the others are padding."""
+        """Return the logits ``[B, V]`` after each prompt, the cache ``[B, heads, T, dim]`` of all
+        prompts, and its mask ``[B, T]``, which is 0 at padding."""
         if self._shares:
             for prefix in self._prefixes.shared(prompts):
                 self._remember(prefix)
@@ -55,7 +55,7 @@ class Reader:
         return logits, cache, mask
 
     def _from_pieces(self, found: Sequence[tuple[Piece, int]]) -> tuple[DynamicCache, int]:
-        """A cache that begins with the known prefixes, and how wide that beginning is."""
+        """Return a cache that holds the known prefixes, right-aligned, and its width."""
         cache = DynamicCache()
         block = max(length for _, length in found)
         some = next((piece for piece, length in found if length), ())
@@ -76,8 +76,10 @@ def forward(
     mask: Tensor | None,
     cache: DynamicCache,
 ) -> Tensor:
-    """Logits ``[B, V]`` after the last of ``ids`` ``[B, S]``; the cache grows by S. ``mask``
-    ``[B, T]`` is 0 at padding; None: there is none."""
+    """Return the logits ``[B, V]`` after the last of ``ids`` ``[B, S]``. The cache grows by S.
+
+    ``mask`` ``[B, T]`` is 0 at padding; ``None`` means no padding.
+    """
     output = model(
         input_ids=ids,
         attention_mask=mask,

@@ -1,7 +1,7 @@
-"""Continuous batching: the rows of one policy that are sampled together, a token each a step.
+"""Continuous batching: the rows of one policy are sampled together, one token per row and step.
 
-A row joins when it comes and leaves when it is done, so nobody waits for another's end. Rows are
-aligned at their last token, with padding before the first.
+A row joins when it arrives and leaves when it ends, so no row waits for another. Rows are aligned
+at their last token, with padding before the first.
 """
 
 import math
@@ -15,13 +15,13 @@ from transformers import PreTrainedModel
 from babylon.core.errors import ModelError
 from babylon.serving.engine.kv_cache import RoomyCache, has_window
 from babylon.serving.engine.prefixes import Tokens
-from babylon.serving.engine.prompt_reader import Reader, forward
+from babylon.serving.engine.prompt_reader import PromptReader, forward
 from babylon.serving.engine.sampling import Completion, Draw, Request
 
 
 @dataclass(slots=True, eq=False)
 class Row:
-    """A request and its answer so far. Who sets ``finish_reason`` ends it at the next step."""
+    """A request and its answer so far. Setting ``finish_reason`` ends it at the next step."""
 
     request: Request
     completion: Completion = field(default_factory=Completion)
@@ -42,7 +42,12 @@ class Row:
 
 
 class Batch:
-    """Rows of one model: any causal LM of transformers with attention alone, in eval mode."""
+    """Rows of one model, a causal LM of transformers whose layers keep only keys and values.
+
+    Raises:
+        ValueError: the model is in training mode.
+        ModelError: a layer keeps something other than keys and values.
+    """
 
     def __init__(
         self, model: PreTrainedModel, *, eos_token_ids: Collection[int], pad_token_id: int
@@ -51,17 +56,17 @@ class Batch:
             raise ValueError("the model is in training mode: call model.eval() before sampling")
         self._model, self._eos_token_ids = model, eos_token_ids
         self._windowed = has_window(model.config)
-        self._reader = Reader(model, pad_token_id)
+        self._reader = PromptReader(model, pad_token_id)
         self._rows: list[Row] = []
         self._cache = RoomyCache(model.config)
-        self._draw: Draw | None = None  # of these rows
+        self._draw: Draw | None = None  # for the present rows; None after they changed
 
     def __len__(self) -> int:
         return len(self._rows)
 
     @torch.inference_mode()
     def join(self, rows: Sequence[Row]) -> None:
-        """Read the prompts and draw a first token each.
+        """Read the prompts and draw the first token of each row.
 
         Raises:
             ModelError: the policy's logits are not finite.
@@ -77,7 +82,7 @@ class Batch:
 
     @torch.inference_mode()
     def step(self) -> None:
-        """Draw a token for each row.
+        """Draw one token for each row.
 
         Raises:
             ModelError: the policy's logits are not finite.
@@ -99,8 +104,11 @@ class Batch:
         self._settle()
 
     def _as_attention(self, mask: Tensor) -> Tensor:
-        """``[B, T]`` as it is added to the scores of one query, so that neither the model nor its
-        layers need make it; a model with windows makes its own."""
+        """Return the mask ``[B, T]`` as the additive mask ``[B, 1, 1, T]`` of one query.
+
+        So neither the model nor its layers have to build one. A model with sliding windows builds
+        its own and gets ``[B, T]``.
+        """
         if self._windowed:
             return mask.long()
         lowest = torch.finfo(self._model.dtype).min
@@ -111,12 +119,12 @@ class Batch:
         return Draw([row.request.sampling for row in rows], self._model.device)
 
     def _record(self, rows: Sequence[Row], draw: Draw, logits: Tensor) -> None:
-        """Append a token to each row's completion; end those that are done."""
+        """Draw and append a token to each row's completion; set the finish reason at its end."""
         drawn = draw(logits, [row.uniforms[len(row.completion.token_ids)] for row in rows])
         for row, token, logprob in zip(rows, *(values.tolist() for values in drawn), strict=True):
             if not math.isfinite(logprob):
                 raise ModelError(
-                    f"the policy gave token {token} the logprob {logprob}: load another"
+                    f"the policy gave token {token} the logprob {logprob}: load another policy"
                 )
             row.completion.token_ids.append(token)
             row.completion.logprobs.append(logprob)
@@ -126,7 +134,7 @@ class Batch:
                 row.completion.finish_reason = "length"
 
     def _settle(self) -> None:
-        """Let go of the rows that have ended, and of columns that no row needs any more."""
+        """Remove the rows that have ended, and columns that no row needs."""
         for place in reversed(range(len(self._rows))):
             if not self._rows[place].running:
                 self._rows[place] = self._rows[-1]

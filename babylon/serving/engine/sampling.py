@@ -1,13 +1,13 @@
-"""What is asked of the sampler, what it gives, and how a token is drawn.
+"""Sampling: requests, completions, and the draw of a token.
 
-A logprob is of the distribution the token was really drawn from: temperature-scaled, and
-renormalised over the nucleus when ``top_p < 1`` (vLLM's ``processed_logprobs``). Greedy requests
-(temperature 0) draw from a point mass, whose logprobs say nothing: they report those of
-temperature 1, and the gateway marks such calls not trainable.
+A logprob is that of the distribution from which the token was drawn: scaled by temperature, and
+renormalised over the nucleus if ``top_p < 1`` (vLLM's ``processed_logprobs``). Greedy requests
+(temperature 0) draw from a point mass, whose logprobs carry no information. They report the
+logprobs at temperature 1, and the gateway marks such calls as not trainable.
 
-Tokens are drawn by inverting the cumulative distribution at uniforms that each request draws
-ahead from its own generator. So the tokens of a seeded request depend neither on the requests
-it shares a batch with nor on the device.
+Tokens are drawn by inverting the cumulative distribution at uniform numbers that each request
+draws in advance from its own generator. So the tokens of a seeded request depend neither on the
+other requests in the batch nor on the device.
 """
 
 import os
@@ -23,7 +23,7 @@ FinishReason = Literal["running", "stop", "length", "abort"]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Sampling:
-    """How to draw. ``temperature`` 0 is greedy; without ``seed`` nothing is reproducible."""
+    """Sampling parameters. ``temperature`` 0 is greedy; without ``seed`` a draw is random."""
 
     max_tokens: int
     temperature: float = 1.0
@@ -37,7 +37,7 @@ class Sampling:
             raise ValueError(f"{self}: choose temperature 0 (greedy) or one from 0.01 to 100")
 
     def uniforms(self) -> list[float]:
-        """One number in [0, 1) for each token that may be drawn."""
+        """Return one number in [0, 1) for each token that may be drawn."""
         seed = int.from_bytes(os.urandom(7)) if self.seed is None else self.seed
         generator = torch.Generator().manual_seed(seed)
         drawn: list[float] = (
@@ -58,11 +58,11 @@ class Request:
 
 @dataclass(slots=True, eq=False)
 class Completion:
-    """``token_ids`` ``[T]`` end with the end-of-sequence token when the policy chose to stop.
+    """The sampled tokens ``[T]``. If the policy stopped, the last is an end-of-sequence token.
 
-    ``finish_reason``: ``stop`` the policy ended, ``length`` it ran into ``max_tokens``,
-    ``abort`` whoever asked set it, and so ended it. It is set after the last token, so another
-    thread that reads it first sees the whole answer.
+    ``finish_reason``: ``stop``, the policy ended; ``length``, it reached ``max_tokens``; ``abort``,
+    the caller set it to end the row. It is set after the last token, so another thread that reads
+    it first sees the whole answer.
     """
 
     token_ids: list[int] = field(default_factory=list)
@@ -71,7 +71,7 @@ class Completion:
 
 
 class Draw:
-    """One draw a row, each with its own temperature and nucleus."""
+    """Draws one token per row, each row with its own temperature and nucleus."""
 
     def __init__(self, rows: Sequence[Sampling], device: torch.device) -> None:
         self._device = device
@@ -81,7 +81,7 @@ class Draw:
         self._greedy = _column([row.temperature == 0 for row in rows], False, device)
 
     def __call__(self, logits: Tensor, uniforms: Sequence[float]) -> tuple[Tensor, Tensor]:
-        """Logits ``[B, V]`` → one token ``[B]`` a row and its logprob ``[B]``."""
+        """Return one token ``[B]`` per row of logits ``[B, V]``, and its logprob ``[B]``."""
         scaled = logits.float() if self._temperature is None else logits.float() / self._temperature
         logprobs = torch.log_softmax(scaled, dim=-1)
         if self._top_p is not None:
@@ -96,13 +96,13 @@ class Draw:
 
 
 def _column(values: Sequence[float], usual: float, device: torch.device) -> Tensor | None:
-    """``[B, 1]``, or None when all are as usual and nothing need be done."""
+    """Return ``[B, 1]``, or ``None`` if all values are the usual one, which changes nothing."""
     return None if set(values) == {usual} else torch.tensor(values, device=device)[:, None]
 
 
 def _nucleus(logprobs: Tensor, top_p: Tensor) -> Tensor:
     """Keep the smallest set of tokens whose probability reaches ``top_p`` ``[B, 1]``, and
-    renormalise."""
+    renormalise their logprobs ``[B, V]``."""
     ordered, order = logprobs.sort(dim=-1, descending=True)
     before = ordered.exp().cumsum(-1) - ordered.exp()
     outside = (before >= top_p) & (top_p < 1)

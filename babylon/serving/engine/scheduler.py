@@ -1,7 +1,7 @@
-"""Who is sampled when: one worker thread, a running batch for each policy, and a queue.
+"""Scheduling of requests: a queue, one worker thread, and a running batch for each policy.
 
-The policies with work take turns: those who wait for it join its batch, then the batch makes one
-step. So an answer waits neither for a longer one nor for another policy's.
+Policies with work take turns. In its turn, waiting requests join the policy's batch, and the batch
+makes one step. So no answer waits for a longer one, nor for another policy's.
 """
 
 import asyncio
@@ -12,7 +12,7 @@ from collections.abc import AsyncIterator, Iterable, Sequence
 from dataclasses import dataclass, field
 from weakref import WeakKeyDictionary
 
-from babylon.serving.engine.loaded_policies import Policy
+from babylon.serving.engine.loaded_policies import LoadedPolicy
 from babylon.serving.engine.running_batch import Batch, Row
 from babylon.serving.engine.sampling import Completion, Request
 from babylon.serving.openai_wire import RequestError
@@ -20,16 +20,16 @@ from babylon.serving.openai_wire import RequestError
 log = logging.getLogger(__name__)
 
 MAX_BATCH = 64  # requests of a policy that are sampled together
-MAX_WAITING = 1024  # beyond this many, requests are turned away
-_READ_TOKENS = 2048  # of prompts, padded, that are read in one turn: meanwhile all others wait
-_TELL_S = 0.04  # streams hear of new tokens this often, which costs as much as a small model's step
+MAX_WAITING = 1024  # waiting requests; more are refused
+_READ_TOKENS = 2048  # prompt tokens with padding per turn, during which all other rows wait
+_TELL_S = 0.04  # interval of new tokens to streams: each time costs as much as a small model's step
 
 
 @dataclass(eq=False, kw_only=True)
 class Job:
-    """One request on its way. ``every_step``: the waiter wants tokens as they come."""
+    """One request. ``every_step``: the caller wants tokens as they are drawn."""
 
-    policy: Policy
+    policy: LoadedPolicy
     row: Row
     every_step: bool
     error: str | None = None
@@ -41,7 +41,7 @@ class Job:
         return self.row.completion
 
     async def tokens(self) -> AsyncIterator[tuple[list[int], list[float], bool]]:
-        """(new token ids, their logprobs, is this the end), until the completion is finished.
+        """Yield (new token ids, their logprobs, True at the end) until the completion is finished.
 
         Raises:
             RequestError: 500, sampling failed; 503, the engine is stopping.
@@ -63,9 +63,9 @@ class Job:
 
 
 class _Lane:
-    """The running batch of one policy. Only the worker touches it."""
+    """The running batch of one policy. Only the worker thread uses it."""
 
-    def __init__(self, policy: Policy) -> None:
+    def __init__(self, policy: LoadedPolicy) -> None:
         self._batch = Batch(
             policy.model, eos_token_ids=policy.eos_token_ids, pad_token_id=policy.pad_token_id
         )
@@ -73,7 +73,7 @@ class _Lane:
         self.jobs: list[Job] = []
 
     def turn(self, arrived: Sequence[Job]) -> list[Job]:
-        """Let the arrived join and make a step; returns whom to tell."""
+        """Add the arrived jobs, make a step, and return the jobs to wake."""
         for job in self.jobs:
             if job.cancelled:
                 job.completion.finish_reason = "abort"
@@ -91,23 +91,23 @@ class _Lane:
 
 
 class Scheduler:
-    """The queue and its worker. Jobs are submitted and awaited on the event loop."""
+    """The queue and its worker thread. Jobs are submitted and awaited on the event loop."""
 
     def __init__(self) -> None:
         self._loop = asyncio.get_running_loop()
         self._waiting: list[Job] = []
         self._running: list[Job] = []
-        self._lanes: WeakKeyDictionary[Policy, _Lane] = WeakKeyDictionary()
+        self._lanes: WeakKeyDictionary[LoadedPolicy, _Lane] = WeakKeyDictionary()
         self._changed = threading.Condition()
         self._closed = False
         self._worker = threading.Thread(target=self._work, name="sampler", daemon=True)
         self._worker.start()
 
-    def submit(self, policy: Policy, request: Request, *, every_step: bool) -> Job:
+    def submit(self, policy: LoadedPolicy, request: Request, *, every_step: bool) -> Job:
         """Queue a request.
 
         Raises:
-            RequestError: 503, too many are waiting.
+            RequestError: 503, the queue is full.
         """
         job = Job(policy=policy, row=Row(request), every_step=every_step)
         with self._changed:
@@ -118,7 +118,7 @@ class Scheduler:
         return job
 
     async def close(self) -> None:
-        """End every job and the worker."""
+        """Abort all jobs and stop the worker thread."""
         with self._changed:
             self._closed = True
             self._changed.notify()
@@ -138,7 +138,7 @@ class Scheduler:
             self._changed.wait_for(lambda: self._waiting or self._closed)
 
     def _round(self) -> None:
-        """A turn for each policy with work, the longest waiting first."""
+        """Give each policy with work a turn: those with running rows first, then by arrival."""
         with self._changed:
             self._waiting = [job for job in self._waiting if not job.cancelled]
             working = dict.fromkeys(job.policy for job in (*self._running, *self._waiting))
@@ -146,14 +146,14 @@ class Scheduler:
             self._turn(policy)
         self._running = [job for lane in self._lanes.values() for job in lane.jobs]
 
-    def _turn(self, policy: Policy) -> None:
+    def _turn(self, policy: LoadedPolicy) -> None:
         lane = self._lanes.get(policy)
         arrived: list[Job] = []
         try:
             arrived = self._take(policy, MAX_BATCH - len(lane.jobs if lane else ()))
             lane = lane or self._lanes.setdefault(policy, _Lane(policy))
             told = lane.turn(arrived)
-        except Exception as error:  # the worker outlives any batch; its jobs get the error
+        except Exception as error:  # any error fails this batch's jobs, and not the worker
             told = list({*arrived, *(lane.jobs if lane else ())})
             log.exception("sampling %d requests failed", len(told))
             for job in told:
@@ -162,8 +162,8 @@ class Scheduler:
         if told:
             self._loop.call_soon_threadsafe(_wake, told)
 
-    def _take(self, policy: Policy, room: int) -> list[Job]:
-        """Those of the policy who have waited longest, as many as can be read at once."""
+    def _take(self, policy: LoadedPolicy, room: int) -> list[Job]:
+        """Take the policy's longest waiting jobs whose prompts are read in one turn."""
         with self._changed:
             waiting = [job for job in self._waiting if job.policy is policy][:room]
             longest, taken = 0, set[Job]()

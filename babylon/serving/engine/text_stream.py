@@ -1,16 +1,15 @@
-"""From tokens to text while they come: whole characters only, and nothing beyond a stop string."""
+"""Incremental decoding of tokens to text: whole characters, nothing after a stop string."""
 
 from collections.abc import Callable, Sequence
 
-_INCOMPLETE = "\ufffd"  # what the first bytes of a character decode to
+_INCOMPLETE = "\ufffd"  # decoded from the first bytes of a character
 
 
 class TextStream:
     """Text of a growing answer.
 
-    A byte-level token may end in the middle of a character, and the beginning of a stop string
-    may turn out not to be one: such text is held back until it is certain. The pieces always add
-    up to the text of the whole.
+    A byte-level token may end in the middle of a character, and text may be the beginning of a stop
+    string. Such text is held back until it is decided. The pieces add up to the whole text.
     """
 
     def __init__(self, decode: Callable[[list[int]], str], stops: Sequence[str] = ()) -> None:
@@ -23,7 +22,10 @@ class TextStream:
         self._sent = 0
 
     def push(self, token_ids: Sequence[int], *, last: bool = False) -> tuple[str, int]:
-        """New text, and how many of the tokens belong to the answer: fewer after a stop string."""
+        """Return new text, and the number of these tokens that belong to the answer.
+
+        Tokens after a stop string do not.
+        """
         used = 0
         for ids in [[i] for i in token_ids] if self._stops else [token_ids]:
             self._append(ids)

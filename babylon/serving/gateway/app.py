@@ -1,28 +1,29 @@
-"""The gateway: an OpenAI endpoint in front of the engine that records each call it answers.
+"""The gateway: an OpenAI endpoint in front of the engine that records every call it answers.
 
-A pure ASGI application. A request takes the route once; its answer comes from that policy version
-alone, names it in ``x-model-version``, and ends only when the call is on the disk.
+A pure ASGI application. Each request reads the route once and is answered by one policy version,
+which ``x-model-version`` names. The answer ends after its call is on the disk.
 """
 
 import asyncio
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 
 import aiohttp
 import msgspec
 
 from babylon.core.api_keys import local_key
-from babylon.core.settings import Settings
-from babylon.serving.gateway.arm_pins import Pins
+from babylon.core.home import Home
+from babylon.core.settings import ServingSettings
+from babylon.serving.gateway.arm_pins import ArmPins
 from babylon.serving.gateway.asgi import ClientLeft, Headers, Receive, Response, Scope, Send
 from babylon.serving.gateway.auth import KeyRing
-from babylon.serving.gateway.calls import Calls
+from babylon.serving.gateway.calls import CallHandler
 from babylon.serving.gateway.dialects import DIALECTS
-from babylon.serving.gateway.engine_client import Engine
-from babylon.serving.gateway.follower import Follower
-from babylon.serving.gateway.gateway_metrics import CONTENT_TYPE, Metrics
-from babylon.serving.gateway.limits import Limits
-from babylon.serving.gateway.loader import Loader
+from babylon.serving.gateway.engine_client import EngineClient
+from babylon.serving.gateway.follower import RouteFollower
+from babylon.serving.gateway.gateway_metrics import CONTENT_TYPE, GatewayMetrics
+from babylon.serving.gateway.limits import CallLimits
+from babylon.serving.gateway.loader import PolicyLoader
 from babylon.serving.gateway.recording import CallRecorder
 from babylon.serving.gateway.route_table import RouteTable
 from babylon.serving.gateway.shipping import Shipper
@@ -33,8 +34,9 @@ from babylon.store import Store
 class Gateway:
     """The ASGI application."""
 
-    def __init__(self, calls: Calls, shipper: Shipper) -> None:
+    def __init__(self, calls: CallHandler, shipper: Shipper) -> None:
         self._calls, self._shipper = calls, shipper
+        self._add_gauges(calls.metrics.add_gauge)
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         response = Response(send)
@@ -54,15 +56,14 @@ class Gateway:
                 await response.json(self._models())
             case "GET", "/metrics":
                 self._calls.keys.admit(scope["headers"], "read")
-                text = self._calls.metrics.text(self._gauges())
-                await response.whole(text, content_type=CONTENT_TYPE)
+                await response.whole(self._calls.metrics.text(), content_type=CONTENT_TYPE)
             case "GET", "/health/live":
                 await response.json(b'{"status":"ok"}')
             case "GET", "/health" | "/health/ready":
                 await self._health(response)
             case method, path:
                 raise RequestError(
-                    404, f"there is no {method} {path!r:.200}: see /v1/chat/completions"
+                    404, f"unknown path {method} {path!r:.200}: see /v1/chat/completions"
                 )
 
     def _models(self) -> bytes:
@@ -88,21 +89,39 @@ class Gateway:
         status = 503 if table.unavailable else 200
         await response.json(msgspec.json.encode(body), status=status)
 
-    def _gauges(self) -> dict[str, float]:
-        table, recorder = self._calls.table, self._calls.recorder
-        return {
-            "babylon_ready": float(table.unavailable is None),
-            "babylon_route_version": table.route.route_version if table.route else 0,
-            "babylon_calls_in_flight": table.in_flight.total(),
-            "babylon_calls_waiting": self._calls.limits.waiting,
-            "babylon_recording_ok": float(recorder.problem is None),
-            "babylon_recording_backlog_bytes": self._shipper.backlog_bytes,
-            "babylon_recorded_calls": self._shipper.shipped_calls,
-            "babylon_unrecorded_calls": recorder.lost,
-        }
+    def _add_gauges(self, add: Callable[[str, str, Callable[[], float]], None]) -> None:
+        table, recorder, shipper = self._calls.table, self._calls.recorder, self._shipper
+        add("babylon_ready", "1 if calls are served.", lambda: table.unavailable is None)
+        add(
+            "babylon_route_version",
+            "Version of the route in force, 0 if there is none.",
+            lambda: table.route.route_version if table.route else 0,
+        )
+        add("babylon_calls_in_flight", "Calls being answered.", table.in_flight.total)
+        add(
+            "babylon_calls_waiting",
+            "Calls waiting for their turn at a policy.",
+            lambda: self._calls.limits.waiting,
+        )
+        add("babylon_recording_ok", "1 if the disk takes calls.", lambda: recorder.problem is None)
+        add(
+            "babylon_recording_backlog_bytes",
+            "Recorded calls that are not in the database yet.",
+            lambda: shipper.backlog_bytes,
+        )
+        add(
+            "babylon_recorded_calls",
+            "Calls written to the database.",
+            lambda: shipper.shipped_calls,
+        )
+        add(
+            "babylon_unrecorded_calls",
+            "Calls served without a record.",
+            lambda: recorder.lost,
+        )
 
     async def _refuse(self, response: Response, error: RequestError) -> None:
-        """An error in OpenAI's shape: the response's status, or a stream's last event."""
+        """Send an OpenAI error: as the response, or as the last event of a stream."""
         if response.status is not None:
             await response.write(sse(error.body), last=True)
             return
@@ -117,42 +136,53 @@ class Gateway:
 
 @asynccontextmanager
 async def open_gateway(
-    store: Store, settings: Settings, *, engine_url: str, gateway_id: str, url: str
+    store: Store,
+    home: Home,
+    serving: ServingSettings,
+    *,
+    alias: str,
+    engine_url: str,
+    gateway_id: str,
+    url: str,
 ) -> AsyncIterator[Gateway]:
-    """A gateway that follows the store's routes and records into it while the block runs."""
-    shipper = Shipper(store, settings.home.recording)
-    recorder = CallRecorder(
-        shipper, settings.home.recording, settings.serving.recording, gateway_id
-    )
-    keys, table, pins = KeyRing(local_key(settings.home.root)), RouteTable(), Pins(store)
+    """Run a gateway that follows the store's routes and records calls into the store.
+
+    Args:
+        alias: model name in requests that the route answers.
+        engine_url: base URL of the engine.
+        url: address of this gateway, for those who ask which gateways run.
+    """
+    shipper = Shipper(store, home.recording)
+    recorder = CallRecorder(shipper, home.recording, serving.recording, gateway_id)
+    keys, table, pins = KeyRing(local_key(home.root)), RouteTable(), ArmPins(store)
     async with aiohttp.ClientSession(
         connector=aiohttp.TCPConnector(limit=0),
         cookie_jar=aiohttp.DummyCookieJar(),
         skip_auto_headers=("User-Agent", "Accept", "Accept-Encoding"),
     ) as session:
-        engine = Engine(session, engine_url)
-        loader = Loader(store, engine, table, settings.model.name)
-        follower = Follower(
+        engine = EngineClient(session, engine_url)
+        loader = PolicyLoader(store, engine, table, alias)
+        follower = RouteFollower(
             *(store, loader, table, keys, recorder),
-            alias=settings.model.name,
+            alias=alias,
             gateway=gateway_id,
             url=url,
         )
-        calls = Calls(
+        calls = CallHandler(
             engine=engine,
             table=table,
             pins=pins,
             follower=follower,
             recorder=recorder,
             keys=keys,
-            limits=Limits(settings.serving.max_concurrency, settings.serving.max_queue),
-            metrics=Metrics(),
+            limits=CallLimits(serving.max_concurrency, serving.max_queue),
+            metrics=GatewayMetrics(),
         )
         records = (recorder.run(), shipper.run())
-        routes = (loader.run(), follower.run(), follower.give_signs_of_life(), pins.run())
+        routes = (loader.run(), follower.run(), follower.announce_repeatedly(), pins.run())
         work = (*records, *routes)
         try:
-            async with asyncio.TaskGroup() as group:  # should a loop ever die, so does the gateway
+            async with asyncio.TaskGroup() as group:  # a bug in any loop ends the gateway
                 loops = [group.create_task(loop) for loop in work]
                 yield Gateway(calls, shipper)
                 for loop in loops:

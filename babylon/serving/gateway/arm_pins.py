@@ -1,7 +1,7 @@
-"""A trajectory keeps the arm that it began with while the experiment lasts, in every gateway.
+"""Pins each trajectory to its first arm for the duration of an experiment, in every gateway.
 
-The database knows; what it has said once is kept in memory. It is asked before a call takes the
-route, so that nothing is awaited between the reading of the route and the counting of the call.
+The database decides, and this process caches its answers. A call gets its pin before it takes the
+route, so that nothing is awaited between reading the route and counting the call in.
 """
 
 import asyncio
@@ -10,32 +10,34 @@ from contextlib import suppress
 from typing import NoReturn
 
 from babylon.core.types import Arm
-from babylon.serving.gateway.route_table import RouteTable, Split
+from babylon.serving.gateway.route_table import ArmSplit, RouteTable
 from babylon.serving.gateway.shipping import DATABASE_FAILURES
 from babylon.store import Store
-from babylon.store.pins import pin_arm, pin_arms
+from babylon.store.trajectory_arms import pin_arm, pin_arms
 
 log = logging.getLogger(__name__)
 
-PATIENCE_S = 0.25  # a call does not wait longer for the database
+ANSWER_S = 0.25  # the longest that a call waits for the database
 RETRY_S = 0.25
-MOST = 100_000  # trajectories in memory, about 30 MB; the database remembers the others
+MAX_CACHED = 100_000  # trajectories, about 30 MB; the database has the others
 
 
-class Pins:
-    """(salt, trajectory id) → arm."""
+class ArmPins:
+    """Arm of each (salt, trajectory id)."""
 
     def __init__(self, store: Store) -> None:
         self._store = store
         self._arms: dict[tuple[str, str], Arm] = {}
         self._unsaved: dict[tuple[str, str], Arm] = {}
-        self._asking: set[asyncio.Task[Arm]] = set()
+        self._queries: set[asyncio.Task[Arm]] = set()
 
     async def pin(
         self, table: RouteTable, model: str, key: str, trajectory_id: str | None
     ) -> Arm | None:
-        """The arm of a call that names a trajectory, under the route that is in the table when
-        this returns. ``None`` where no split is."""
+        """Return the arm of a call's trajectory under the route in force at the return.
+
+        ``None`` without a trajectory, without an experiment, or if a policy is asked for by name.
+        """
         if trajectory_id is None:
             return None
         while (route := table.route) and (split := route.split) and model == route.alias:
@@ -45,32 +47,32 @@ class Pins:
         return None
 
     async def run(self) -> NoReturn:
-        """Tell the database what was decided without it."""
+        """Write the arms that were decided without the database, once it answers again."""
         while True:
             await asyncio.sleep(RETRY_S)
             if unsaved := dict(self._unsaved):
-                with suppress(*DATABASE_FAILURES):  # the follower reports them
+                with suppress(*DATABASE_FAILURES):  # RouteFollower reports them
                     await pin_arms(self._store, unsaved)
                     self._unsaved = {k: v for k, v in self._unsaved.items() if k not in unsaved}
 
-    async def _decide(self, split: Split, key: str, trajectory_id: str) -> None:
-        trajectory, sticky = (split.salt, trajectory_id), split.arm(key)
-        asked = asyncio.create_task(pin_arm(self._store, *trajectory, sticky))
-        self._asking.add(asked)
-        asked.add_done_callback(self._answered)
-        await asyncio.wait([asked], timeout=PATIENCE_S)
-        if asked.done() and not asked.exception():
-            arm = asked.result()
+    async def _decide(self, split: ArmSplit, key: str, trajectory_id: str) -> None:
+        trajectory, chosen = (split.salt, trajectory_id), split.arm(key)
+        query = asyncio.create_task(pin_arm(self._store, *trajectory, chosen))
+        self._queries.add(query)
+        query.add_done_callback(self._on_answer)
+        await asyncio.wait([query], timeout=ANSWER_S)
+        if query.done() and not query.exception():
+            arm = query.result()
         else:
-            asked.cancel()  # not awaited: the end of a query may take as long as its answer
-            arm = self._unsaved.setdefault(trajectory, sticky)
+            query.cancel()  # not awaited: cancelling a query may take as long as its answer
+            arm = self._unsaved.setdefault(trajectory, chosen)
         self._arms.setdefault(trajectory, arm)
-        if len(self._arms) > MOST:
+        if len(self._arms) > MAX_CACHED:
             del self._arms[next(iter(self._arms))]
 
-    def _answered(self, asked: asyncio.Task[Arm]) -> None:
-        self._asking.discard(asked)
-        if not asked.cancelled() and (error := asked.exception()):
+    def _on_answer(self, query: asyncio.Task[Arm]) -> None:
+        self._queries.discard(query)
+        if not query.cancelled() and (error := query.exception()):
             if not isinstance(error, DATABASE_FAILURES):
                 raise error
-            log.debug("the split decides alone: %r", error)
+            log.debug("the arm is decided without the database: %r", error)

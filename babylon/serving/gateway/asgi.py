@@ -1,4 +1,8 @@
-"""The little of HTTP over ASGI that the gateway needs."""
+"""ASGI helpers of the gateway: responses, request bodies, cancellation when a client leaves.
+
+Written by hand: a Starlette response sends itself as a whole, but a call decides after it began
+whether its answer ends well, and records it before the last byte.
+"""
 
 import asyncio
 from collections.abc import Awaitable, Callable, Coroutine, Iterable, MutableMapping
@@ -18,11 +22,11 @@ BODY_S = 30.0
 
 
 class ClientLeft(Exception):
-    """The client closed the connection: nobody reads an answer."""
+    """The client closed the connection."""
 
 
 class Response:
-    """One response. Once ``status`` is set it has begun, and cannot change any more."""
+    """One response. It has begun once ``status`` is set."""
 
     def __init__(self, send: Send) -> None:
         self.status: int | None = None
@@ -51,15 +55,15 @@ class Response:
 
 
 async def read_body(scope: Scope, receive: Receive) -> bytes:
-    """The whole request body.
+    """Read the whole request body.
 
     Raises:
-        RequestError: 413, it is larger than ``MAX_BODY_BYTES``; 408, it does not come.
-        ClientLeft: the client closed the connection first.
+        RequestError: 413, it is larger than ``MAX_BODY_BYTES``; 408, it did not arrive in time.
+        ClientLeft: the client closed the connection.
     """
     announced = next((value for name, value in scope["headers"] if name == b"content-length"), b"0")
     body = bytearray()
-    if int(announced) > MAX_BODY_BYTES:  # the parser refuses what is no number
+    if int(announced) > MAX_BODY_BYTES:  # uvicorn's parser refuses anything but a number
         raise _too_large()
     try:
         async with asyncio.timeout(BODY_S):
@@ -73,7 +77,7 @@ async def read_body(scope: Scope, receive: Receive) -> bytes:
                 if not message.get("more_body", False):
                     return bytes(body)
     except TimeoutError as error:
-        raise RequestError(408, f"no whole body within {BODY_S:.0f} s: send quicker") from error
+        raise RequestError(408, f"incomplete body after {BODY_S:.0f} s: send faster") from error
 
 
 def _too_large() -> RequestError:
@@ -81,12 +85,12 @@ def _too_large() -> RequestError:
 
 
 async def unless_client_leaves(
-    receive: Receive, work: Coroutine[Any, Any, None], limit_s: float
+    receive: Receive, work: Coroutine[object, object, None], limit_s: float
 ) -> None:
     """Await ``work``, which answers the client, and cancel it when the client leaves.
 
-    In this very task, and with the time limit in the same place, as ``asyncio.timeout`` does it:
-    a second one around it would cost 2 % of a call.
+    ``work`` runs in this task, as under ``asyncio.timeout``. The time limit is part of this
+    function because a separate ``asyncio.timeout`` would cost another 2 % of a call.
 
     Raises:
         ClientLeft: the client closed the connection before ``work`` was done.

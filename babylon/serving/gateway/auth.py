@@ -1,8 +1,7 @@
-"""Who calls: an API key in the ``Authorization`` header, and what its holder may do.
+"""Authentication by API key in the ``Authorization`` header, and the rights of its holder.
 
-Keys are held in memory and renewed from the database, so that nobody waits for it and nobody is
-locked out while it is away. Headers decide to whom a call is attributed; a key that is bound to
-agents may name only those.
+Keys are cached in memory and refreshed from the database: requests do not wait for it, and keys
+work while it is down. Headers name the agent of a call; a key bound to agents may name only those.
 """
 
 import hmac
@@ -12,14 +11,14 @@ from dataclasses import dataclass
 from babylon.core.api_keys import SCOPES, ApiKey, parse_key
 from babylon.serving.openai_wire import RequestError
 from babylon.store import Store
-from babylon.store.keys import list_keys
+from babylon.store.api_keys import list_keys
 
-_NOBODY = bytes(32)
+_NO_DIGEST = bytes(32)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Principal:
-    """The holder of a key, as ``babylon.store.keys.StoredKey`` describes it."""
+    """The holder of a key; the fields are those of ``babylon.store.api_keys.StoredKey``."""
 
     key_id: str
     digest: bytes
@@ -27,29 +26,29 @@ class Principal:
     agents: tuple[str, ...] | None = None
     max_concurrency: int | None = None
 
-    def speaks_for(self, agent_id: str | None) -> str | None:
-        """The agent whose call this is: a key that is bound to one agent need not name it.
+    def attributed_agent(self, agent_id: str | None) -> str | None:
+        """Return the agent of a call. A key bound to one agent need not name it.
 
         Raises:
-            RequestError: 403, it is an agent that the key may not speak for.
+            RequestError: 403, the key is bound to other agents.
         """
         if self.agents is None:
             return agent_id
         if agent_id is None and len(self.agents) == 1 and not self.agents[0].endswith("*"):
             return self.agents[0]
         if agent_id is None or not any(_matches(agent_id, agent) for agent in self.agents):
-            named = "no agent is named" if agent_id is None else f"agent {agent_id!r:.80}"
+            named = "no agent" if agent_id is None else f"agent {agent_id!r:.80}"
             raise RequestError(
                 403,
-                f"{named}: this key speaks for {', '.join(self.agents)}; say which in"
-                " x-babylon-agent",
+                f"the request names {named}, and this key is for {', '.join(self.agents)}: name"
+                " one of them in x-babylon-agent",
                 code="wrong_agent",
             )
         return agent_id
 
 
 class KeyRing:
-    """Every key in force."""
+    """All valid keys."""
 
     def __init__(self, local: ApiKey) -> None:
         self._local = Principal(key_id=local.key_id, digest=local.digest, scopes=frozenset(SCOPES))
@@ -70,18 +69,18 @@ class KeyRing:
         self._principals = {one.key_id: one for one in (*stored, self._local)}
 
     def admit(self, headers: Iterable[tuple[bytes, bytes]], *scopes: str) -> Principal:
-        """The caller, who may do one of ``scopes``.
+        """Return the caller, who has at least one of ``scopes``.
 
         Raises:
-            RequestError: 401, no key of ours; 403, a key for other things.
+            RequestError: 401, no valid key; 403, a key without these scopes.
         """
         sent = [value for name, value in headers if name == b"authorization"]
         principal = self._holder(sent[0]) if len(sent) == 1 else None
         if principal is None:
             raise RequestError(
                 401,
-                "no API key of this gateway: send `Authorization: Bearer KEY`; the key of this"
-                " home is in local.key, `babylon keys create` makes others",
+                "no valid API key: send `Authorization: Bearer KEY`; this home's key is in"
+                " local.key, `babylon keys create` makes others",
                 code="invalid_api_key",
             )
         if principal.scopes.isdisjoint(scopes):
@@ -91,11 +90,11 @@ class KeyRing:
         return principal
 
     def _holder(self, authorization: bytes) -> Principal | None:
-        """Unknown ids take the same way as wrong secrets, and secrets are compared blindly."""
+        """Return the key's holder. The time does not tell unknown ids from wrong secrets."""
         scheme, _, text = authorization.partition(b" ")
         key = parse_key(text.strip().decode("latin-1")) or ApiKey("", "")
         principal = self._principals.get(key.key_id)
-        right = hmac.compare_digest(key.digest, principal.digest if principal else _NOBODY)
+        right = hmac.compare_digest(key.digest, principal.digest if principal else _NO_DIGEST)
         return principal if right and scheme.lower() == b"bearer" else None
 
 

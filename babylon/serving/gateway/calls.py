@@ -1,7 +1,7 @@
-"""One call from the client's request to the last byte of its answer.
+"""One call, from the client's request to the last byte of its answer.
 
-Everything that may refuse it comes before the engine is asked; after that the answer ends well,
-or it is recorded as a part of one.
+All checks that may refuse a call run before the engine is asked. After that, the call is recorded
+with its whole answer, or as interrupted with the part that arrived.
 """
 
 import contextlib
@@ -12,7 +12,7 @@ import aiohttp
 import msgspec
 
 from babylon.core.errors import StorageError
-from babylon.serving.gateway.arm_pins import Pins
+from babylon.serving.gateway.arm_pins import ArmPins
 from babylon.serving.gateway.asgi import (
     EVENT_STREAM,
     ClientLeft,
@@ -25,47 +25,48 @@ from babylon.serving.gateway.asgi import (
 )
 from babylon.serving.gateway.auth import KeyRing
 from babylon.serving.gateway.dialects import Dialect
-from babylon.serving.gateway.engine_client import Engine, EngineDownError, arriving
+from babylon.serving.gateway.engine_client import EngineClient, EngineDownError, arriving_bytes
 from babylon.serving.gateway.exchange import Exchange, Identity
-from babylon.serving.gateway.follower import Follower
-from babylon.serving.gateway.gateway_metrics import Metrics
-from babylon.serving.gateway.limits import Limits
+from babylon.serving.gateway.follower import RouteFollower
+from babylon.serving.gateway.gateway_metrics import GatewayMetrics
+from babylon.serving.gateway.limits import CallLimits
 from babylon.serving.gateway.recording import CallRecorder
 from babylon.serving.gateway.route_table import RouteTable
 from babylon.serving.gateway.sse_relay import StreamCut, relay
 from babylon.serving.openai_wire import RequestError, decode_object
 
-TOTAL_S = 900.0  # of a call, from the place in the queue to the last byte
+TOTAL_S = 900.0  # of a call, from entering the queue to the last byte
 _BROKEN_OFF = (StreamCut, msgspec.DecodeError, aiohttp.ClientError, TimeoutError)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Calls:
-    """Serves calls with what a gateway is made of."""
+class CallHandler:
+    """Serves calls with the parts of one gateway."""
 
-    engine: Engine
+    engine: EngineClient
     table: RouteTable
-    pins: Pins
-    follower: Follower
+    pins: ArmPins
+    follower: RouteFollower
     recorder: CallRecorder
     keys: KeyRing
-    limits: Limits
-    metrics: Metrics
+    limits: CallLimits
+    metrics: GatewayMetrics
 
     async def serve(
         self, scope: Scope, receive: Receive, response: Response, dialect: Dialect
     ) -> None:
-        """
+        """Answer a call and record it.
+
         Raises:
-            RequestError: what the client is to be told.
-            ClientLeft: there is nobody to tell.
+            RequestError: the error to send to the client.
+            ClientLeft: the client closed the connection.
         """
         principal = self.keys.admit(scope["headers"], "infer")
-        with self.limits.of_key(principal):
+        with self.limits.for_key(principal):
             fields = decode_object(await read_body(scope, receive))
             asked = dialect.parse(fields)
             identity = Identity.of(scope["headers"], asked)
-            agent_id = principal.speaks_for(identity.agent_id)
+            agent_id = principal.attributed_agent(identity.agent_id)
             if agent_id != identity.agent_id:
                 identity = replace(identity, agent_id=agent_id)
             self._require_room()
@@ -75,7 +76,7 @@ class Calls:
                 exchange = Exchange(
                     call_id=secrets.token_hex(16),
                     identity=identity,
-                    chat=asked,
+                    request=asked,
                     fields=fields,
                     dialect=dialect,
                     route=given.route,
@@ -88,7 +89,7 @@ class Calls:
     async def _counted(self, exchange: Exchange, receive: Receive, response: Response) -> None:
         outcome = "left"
         try:
-            await self._whole_or_part(exchange, receive, response)
+            await self._answer_or_record_interruption(exchange, receive, response)
             outcome = str(response.status)
         except RequestError as error:
             outcome = str(error.status)
@@ -96,54 +97,58 @@ class Calls:
         finally:
             self.metrics.called(exchange, outcome)
 
-    async def _whole_or_part(
+    async def _answer_or_record_interruption(
         self, exchange: Exchange, receive: Receive, response: Response
     ) -> None:
         try:
             await unless_client_leaves(receive, self._answer(exchange, response), TOTAL_S)
         except ClientLeft:
-            if not response.complete:  # a server says the same when the last byte is sent
-                await self._record_part(exchange, "the client left")
+            # uvicorn reports a disconnect also after the last byte of a complete response
+            if not response.complete:
+                await self._record_interrupted(exchange, "the client left")
                 raise
         except _BROKEN_OFF as error:
             reason = f"the engine's answer broke off ({error or type(error).__name__})"
-            await self._record_part(exchange, reason)
-            self.follower.suspect(reason)
+            await self._record_interrupted(exchange, reason)
+            self.follower.stop_serving(reason)
             status = 504 if isinstance(error, TimeoutError) else 502
             raise RequestError(status, f"{reason}: try again") from error
 
     async def _answer(self, exchange: Exchange, response: Response) -> None:
-        """Ask the engine, pass its answer on, and record the call before the answer's end."""
-        async with self.limits.of_version(exchange.target.name):
+        """Ask the engine, relay its answer, and record the call before the answer ends."""
+        async with self.limits.for_version(exchange.target.name):
             headers = _attribution(exchange)
             try:
                 upstream = await self.engine.call(
                     exchange.dialect.path, exchange.upstream_body(), exchange.target.name
                 )
             except EngineDownError as error:
-                self.follower.suspect(str(error))
+                self.follower.stop_serving(str(error))
                 raise RequestError(503, str(error), code="unavailable") from error
             async with upstream:
                 if upstream.status != 200:
-                    await self._pass_error_on(upstream, response, headers)
-                elif exchange.chat.stream:
+                    await self._relay_error(upstream, response, headers)
+                elif exchange.request.stream:
                     await response.start(200, [*EVENT_STREAM, *headers])
-                    end = await relay(arriving(upstream.content), exchange, response.write)
+                    end = await relay(arriving_bytes(upstream.content), exchange, response.write)
                     await self._record(exchange)
                     await response.write(end, last=True)
                 else:
-                    answer = exchange.take(msgspec.json.decode(await upstream.read()))
+                    answer = exchange.note(msgspec.json.decode(await upstream.read()))
                     await self._record(exchange)
                     await response.json(msgspec.json.encode(answer), headers=headers)
 
-    async def _pass_error_on(
+    async def _relay_error(
         self, upstream: aiohttp.ClientResponse, response: Response, headers: Headers
     ) -> None:
-        """The engine's refusal is the client's, but for a policy that an engine has lost."""
+        """Relay the engine's error, except that it does not know the policy.
+
+        The gateway serves from loaded policies only, so a 404 means that the engine was restarted.
+        """
         body = await upstream.read()
         if upstream.status == 404:
             reason = "the engine was restarted and loads its policies"
-            self.follower.suspect(reason)
+            self.follower.stop_serving(reason)
             raise RequestError(503, f"{reason}: try again", code="unavailable")
         await response.json(body, status=upstream.status, headers=headers)
 
@@ -154,19 +159,20 @@ class Calls:
             raise RequestError(503, str(error), code="unavailable") from error
 
     async def _record(self, exchange: Exchange) -> None:
-        """
+        """Wait until the call is on the disk.
+
         Raises:
-            RequestError: 503, the call is not on the disk, so its answer must not end well.
+            RequestError: 503, it could not be written, so its answer must not end well.
         """
         try:
             await self.recorder.record(exchange.record())
         except StorageError as error:
             raise RequestError(503, str(error), code="unavailable") from error
 
-    async def _record_part(self, exchange: Exchange, reason: str) -> None:
-        """An answer that broke off is kept where there is something of it, but never trained on."""
+    async def _record_interrupted(self, exchange: Exchange, reason: str) -> None:
+        """Record an interrupted answer that has at least one token, as not trainable."""
         if exchange.token_ids:
-            with contextlib.suppress(StorageError):  # logged there; nobody waits for an answer
+            with contextlib.suppress(StorageError):  # the recorder logged it
                 await self.recorder.record(exchange.record(interrupted=reason))
 
 

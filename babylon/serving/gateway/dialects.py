@@ -1,40 +1,48 @@
-"""The two shapes of a call, chat and completion: what to ask the engine, where the answer is."""
+"""The two kinds of a call, chat and completion: the request's fields and the answer's."""
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from typing import Any
 
 import msgspec
 
-from babylon.serving.openai_wire import ChatRequest, CompletionRequest, parse_chat, parse_completion
+from babylon.serving.openai_wire import (
+    ChatRequest,
+    CompletionRequest,
+    JsonObject,
+    parse_chat,
+    parse_completion,
+)
 
-Asked = ChatRequest | CompletionRequest
-Choice = Mapping[str, Any]
+ModelRequest = ChatRequest | CompletionRequest
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Dialect:
-    """``logprobs`` of a request is what asks for them; of a choice, one a token."""
+    """Field access for one endpoint.
+
+    ``content`` is the prompt's field. ``ask_logprobs`` returns the ``logprobs`` field for the
+    engine. ``text`` and ``logprobs`` read a choice: its text, and one logprob per token.
+    """
 
     path: str
-    content: str  # the field that is the prompt
-    parse: Callable[[Mapping[str, Any]], Asked]
-    ask_logprobs: Callable[[Asked], bool | int]
-    text: Callable[[Choice], str]
-    logprobs: Callable[[Choice], list[float | None]]
+    content: str
+    parse: Callable[[Mapping[str, object]], ModelRequest]
+    ask_logprobs: Callable[[ModelRequest], bool | int]
+    text: Callable[[JsonObject], str]
+    logprobs: Callable[[JsonObject], list[float | None]]
 
-    def prompt_json(self, fields: Mapping[str, Any]) -> bytes:
-        """The prompt as it is stored: messages, or an object with the prompt of a completion."""
+    def prompt_json(self, fields: Mapping[str, object]) -> bytes:
+        """Encode the prompt for storage: messages, or ``{"prompt": ...}`` of a completion."""
         prompt = fields[self.content]
         return msgspec.json.encode(prompt if self is CHAT else {self.content: prompt})
 
 
-def _message_text(choice: Choice) -> str:
+def _message_text(choice: JsonObject) -> str:
     message = choice.get("delta") or choice.get("message") or {}
     return message.get("content") or ""
 
 
-def _content_logprobs(choice: Choice) -> list[float | None]:
+def _content_logprobs(choice: JsonObject) -> list[float | None]:
     content = (choice.get("logprobs") or {}).get("content") or []
     return [score.get("logprob") for score in content]
 

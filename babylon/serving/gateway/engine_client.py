@@ -1,17 +1,17 @@
-"""The engine as the gateway sees it: ``babylon.serving.engine_protocol`` over HTTP on loopback.
+"""Client of an engine: ``babylon.serving.engine_protocol`` over HTTP on loopback.
 
-Where a policy answers is the engine's to say: one that hosts several servers names the one.
+Calls go to the address that the engine gives for each policy: it may host several servers.
 """
 
 import asyncio
-from collections.abc import AsyncIterator, Mapping
+from collections.abc import AsyncIterator
 from dataclasses import dataclass
-from typing import Any
 from urllib.parse import quote
 
 import aiohttp
 import msgspec
 import yarl
+from msgspec import Struct
 
 from babylon.core.errors import ServingError
 from babylon.serving.gateway.route_table import Target
@@ -25,47 +25,61 @@ _JSON = {"Content-Type": "application/json"}
 
 
 class EngineDownError(ServingError):
-    """The engine does not answer."""
+    """The engine does not answer, or answers 503."""
 
 
 @dataclass(frozen=True, slots=True)
 class Place:
-    """Where a policy answers, and under which name there."""
+    """Address of a policy: base URL and model name there."""
 
     url: str
     model: str
 
 
-class Engine:
-    """Loads and unloads policies, and answers calls."""
+class _Card(Struct, frozen=True):
+    """The fields of ``engine_protocol.PolicyCard`` that say where a policy answers."""
+
+    id: str = ""
+    url: str | None = None
+    model: str | None = None
+
+
+class _Cards(Struct, frozen=True):
+    data: list[_Card]
+
+
+class EngineClient:
+    """Loads and unloads policies of one engine, and calls them."""
 
     def __init__(self, session: aiohttp.ClientSession, url: str) -> None:
         self._session, self._url = session, url
         self._places: dict[str, Place] = {}
-        self._urls: dict[tuple[str, str], yarl.URL] = {}  # parsing costs as much as sending
+        self._urls: dict[tuple[str, str], yarl.URL] = {}  # parsing a URL costs as much as sending
 
     async def policies(self) -> frozenset[str]:
-        """Names of the loaded policies."""
-        answer = await self._ask("GET", "/v1/models", _ASK_TIMEOUT)
-        self._places = {card["id"]: self._place(card["id"], card) for card in answer["data"]}
+        """Return the names of the policies that are ready to answer."""
+        body = await self._ask("GET", "/v1/models", _ASK_TIMEOUT)
+        cards = msgspec.json.decode(body, type=_Cards).data
+        self._places = {card.id: self._place(card.id, card) for card in cards}
         return frozenset(self._places)
 
     async def load(self, target: Target) -> None:
         body = {"path": target.path, "version": target.policy_version}
-        card = await self._ask("PUT", f"/policies/{quote(target.name)}", _LOAD_TIMEOUT, body)
+        answer = await self._ask("PUT", f"/policies/{quote(target.name)}", _LOAD_TIMEOUT, body)
+        card = msgspec.json.decode(answer, type=_Card)
         self._places[target.name] = self._place(target.name, card)
 
     async def unload(self, name: str) -> None:
         await self._ask("DELETE", f"/policies/{quote(name)}", _ASK_TIMEOUT)
 
     async def call(self, path: str, body: bytes, name: str) -> aiohttp.ClientResponse:
-        """The response to ``body``, whose model is the policy ``name``; the caller closes it.
+        """Send a call for the policy ``name``; the caller closes the response.
 
-        A connection that was kept open may turn out to be closed: then a new one is tried, once.
-        It is a request to the same policy, and nothing of the first one was answered.
+        A pooled connection may be closed at the other end. The call is then sent once more: no
+        byte was answered, and the second request goes to the same policy.
 
         Raises:
-            EngineDownError: no response came.
+            EngineDownError: no response arrived.
         """
         place = self._places.get(name) or Place(self._url, name)
         if place.model != name:
@@ -83,16 +97,17 @@ class Engine:
         url = self._urls.get(key) or self._urls.setdefault(key, yarl.URL(base + path))
         return await self._session.post(url, data=body, headers=_JSON, timeout=_CALL_TIMEOUT)
 
-    def _place(self, name: str, card: Mapping[str, Any]) -> Place:
-        return Place(card.get("url") or self._url, card.get("model") or name)
+    def _place(self, name: str, card: _Card) -> Place:
+        return Place(card.url or self._url, card.model or name)
 
     async def _ask(
         self, method: str, path: str, timeout: aiohttp.ClientTimeout, body: object = None
-    ) -> Any:
-        """
+    ) -> bytes:
+        """Send a request that is not a call, and return the body of the answer.
+
         Raises:
-            ServingError: the engine refuses; its message says why.
-            EngineDownError: it does not answer.
+            ServingError: the engine refuses, with its message.
+            EngineDownError: the engine does not answer.
         """
         data = None if body is None else msgspec.json.encode(body)
         try:
@@ -106,14 +121,14 @@ class Engine:
             raise EngineDownError(f"the engine cannot {method} {path} now: {_message(text)}")
         if response.status >= 400:
             raise ServingError(f"the engine refuses {method} {path}: {_message(text)}")
-        return msgspec.json.decode(text) if text else None
+        return text
 
 
-async def arriving(content: aiohttp.StreamReader) -> AsyncIterator[bytes]:
-    """A stream as it comes.
+async def arriving_bytes(content: aiohttp.StreamReader) -> AsyncIterator[bytes]:
+    """Yield the bytes of a response as they arrive.
 
     Raises:
-        TimeoutError: nothing came for so long that nothing will.
+        TimeoutError: nothing arrived for ``FIRST_CHUNK_S``, later ``NEXT_CHUNK_S``.
     """
     limit_s = FIRST_CHUNK_S
     while True:

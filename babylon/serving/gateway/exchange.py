@@ -1,21 +1,20 @@
-"""One call while it happens: who asks, what was sampled, and whether it can be trained on.
+"""The state of one call: its caller, what was sampled, and whether it can be trained on.
 
-No input or output here. The engine is always asked for logprobs and token ids; the client sees
-them only if it asked for them itself.
+No I/O. The engine is always asked for logprobs and token ids; the client gets them only if it
+asked for them.
 """
 
 import math
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
-from typing import Any
 
 import msgspec
 
-from babylon.core.storable import storable, storable_json
-from babylon.serving.gateway.dialects import CHAT, Asked, Dialect
-from babylon.serving.gateway.route_table import CHAMPION, Route, Target
-from babylon.serving.openai_wire import RequestError, constraints
+from babylon.core.text import storable, storable_json
+from babylon.serving.gateway.dialects import CHAT, Dialect, ModelRequest
+from babylon.serving.gateway.route_table import CHAMPION, ServingRoute, Target
+from babylon.serving.openai_wire import JsonObject, RequestError, constraints
 from babylon.store.calls import RecordedCall
 
 _MAX_ID = 200  # characters
@@ -24,27 +23,28 @@ _AGENT, _TRAJECTORY, _STEP = b"x-babylon-agent", b"x-babylon-trajectory", b"x-ba
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Identity:
-    """Who asks, from the request's headers; OpenAI's ``user`` stands in for the agent."""
+    """The caller: agent, trajectory and step."""
 
     agent_id: str | None
     trajectory_id: str | None
     step: int | None
 
     @classmethod
-    def of(cls, headers: Iterable[tuple[bytes, bytes]], asked: Asked) -> "Identity":
-        """
+    def of(cls, headers: Iterable[tuple[bytes, bytes]], asked: ModelRequest) -> "Identity":
+        """Read the ``x-babylon-*`` headers. OpenAI's ``user`` is the agent if there is no header.
+
         Raises:
-            RequestError: 400, a header comes twice, or has a value that cannot be stored.
+            RequestError: 400, a header is repeated, or its value cannot be stored.
         """
         given: dict[bytes, str] = {}
         for name, value in headers:
             if name.startswith(b"x-babylon-"):
-                if name in given:  # another reader would believe the other one
+                if name in given:  # two readers could attribute the call to different agents
                     raise RequestError(400, f"{name.decode()} is sent twice: send it once")
                 given[name] = value.decode(errors="replace")
         step = given.get(_STEP)
         if step is not None and not (step.isascii() and step.isdigit() and len(step) <= 9):
-            raise RequestError(400, f"x-babylon-step {step!r:.80}: send the number of the step")
+            raise RequestError(400, f"x-babylon-step {step!r:.80}: send the step's number")
         return cls(
             agent_id=_checked(_AGENT, given.get(_AGENT) or asked.user),
             trajectory_id=_checked(_TRAJECTORY, given.get(_TRAJECTORY)),
@@ -54,13 +54,13 @@ class Identity:
 
 @dataclass(slots=True, kw_only=True)
 class Exchange:
-    """A request to a policy and the answer as far as it has come. ``text`` grows with chunks."""
+    """A request to a policy, and the part of the answer that has arrived."""
 
     call_id: str
     identity: Identity
-    chat: Asked
-    fields: Mapping[str, Any]
-    route: Route
+    request: ModelRequest
+    fields: Mapping[str, object]
+    route: ServingRoute
     target: Target
     dialect: Dialect = CHAT
     arm: str = CHAMPION
@@ -75,28 +75,33 @@ class Exchange:
     completion_tokens: int | None = None
 
     def upstream_body(self) -> bytes:
-        """The client's request for the engine: the exact policy, sampling spelled out."""
-        added: dict[str, Any] = {
+        """Encode the request for the engine, with the policy's name and explicit sampling."""
+        added: JsonObject = {
             "model": self.target.name,
             "temperature": self.temperature,
             "top_p": self.top_p,
-            "logprobs": self.dialect.ask_logprobs(self.chat),
+            "logprobs": self.dialect.ask_logprobs(self.request),
             "return_token_ids": True,
         }
-        if self.chat.stream:
+        if self.request.stream:
             added["stream_options"] = {"include_usage": True}
         return msgspec.json.encode({**self.fields, **added})
 
     @property
     def temperature(self) -> float:
-        return 1.0 if self.chat.temperature is None else self.chat.temperature
+        return 1.0 if self.request.temperature is None else self.request.temperature
 
     @property
     def top_p(self) -> float:
-        return 1.0 if self.chat.top_p is None else self.chat.top_p
+        return 1.0 if self.request.top_p is None else self.request.top_p
 
-    def take(self, answer: dict[str, Any]) -> dict[str, Any] | None:
-        """Note what an answer or a chunk of it brings; returns what the client may see of it."""
+    def note(self, answer: JsonObject) -> JsonObject | None:
+        """Note an answer or a chunk of it.
+
+        Returns:
+            The answer as the client may see it, or ``None`` for a usage chunk that it did not ask
+            for. This is ``answer``, modified.
+        """
         if self.first_at is None:
             self.first_at = datetime.now(UTC)
         self.prompt_token_ids += answer.get("prompt_token_ids") or []
@@ -105,33 +110,35 @@ class Exchange:
             self.completion_tokens = usage.get("completion_tokens")
         choices = answer.get("choices") or []
         for choice in choices:
-            self._take_choice(choice)
-        if self.chat.stream and not choices and not self.chat.wants_usage:
+            self._note_choice(choice)
+        if self.request.stream and not choices and not self.request.wants_usage:
             return None
         return self._for_client(answer, choices)
 
-    def _take_choice(self, choice: dict[str, Any]) -> None:
+    def _note_choice(self, choice: JsonObject) -> None:
         self.text += self.dialect.text(choice)
         self.prompt_token_ids += choice.get("prompt_token_ids") or []
         self.token_ids += choice.get("token_ids") or []
         self.logprobs += self.dialect.logprobs(choice)
         self.finish_reason = choice.get("finish_reason") or self.finish_reason
 
-    def _for_client(self, answer: dict[str, Any], choices: list[dict[str, Any]]) -> dict[str, Any]:
+    def _for_client(self, answer: JsonObject, choices: list[JsonObject]) -> JsonObject:
         if "model" in answer:
-            answer["model"] = self.target.name  # an engine may know it by another name
-        if not self.chat.return_token_ids:
+            answer["model"] = self.target.name  # an engine may use another name
+        if not self.request.return_token_ids:
             answer.pop("prompt_token_ids", None)
             for choice in choices:
                 choice.pop("prompt_token_ids", None)
                 choice.pop("token_ids", None)
-        if self.chat.logprobs is None or self.chat.logprobs is False:  # 0 asks, for one a token
+        if (
+            self.request.logprobs is None or self.request.logprobs is False
+        ):  # 0 asks for one per token
             for choice in choices:
                 choice["logprobs"] = None
         return answer
 
-    def flaw(self) -> str | None:
-        """Why this call cannot be trained on, or ``None``."""
+    def untrainable_reason(self) -> str | None:
+        """Return the reason why this call cannot be trained on, or ``None``."""
         tokens, scores, counted = len(self.token_ids), len(self.logprobs), self.completion_tokens
         if not tokens == scores == counted:
             return f"{tokens} token ids, {scores} logprobs, but usage says {counted} tokens"
@@ -143,13 +150,13 @@ class Exchange:
             return "temperature 0: greedy, not sampled"
         if self.top_p < 1:
             return f"top_p {self.top_p}: not sampled from the whole distribution"
-        if bent := constraints(self.fields):
-            return f"the distribution was bent by {', '.join(bent)}"
+        if changing := constraints(self.fields):
+            return f"the sampling distribution was changed by {', '.join(changing)}"
         return None
 
     def record(self, *, interrupted: str | None = None) -> RecordedCall:
-        """The call as it is stored; ``interrupted`` says why the answer is only a part."""
-        flaw = interrupted or self.flaw()
+        """Return the call for storage; ``interrupted`` is why only a part of the answer arrived."""
+        reason = interrupted or self.untrainable_reason()
         elapsed = datetime.now(UTC) - self.started_at
         return RecordedCall(
             call_id=self.call_id,
@@ -166,11 +173,11 @@ class Exchange:
             logprobs=[math.nan if score is None else score for score in self.logprobs],
             temperature=self.temperature,
             top_p=self.top_p,
-            max_tokens=self.chat.limit or 0,  # 0: the client set no bound
-            seed=self.chat.seed,
+            max_tokens=self.request.limit or 0,  # 0: the client set no limit
+            seed=self.request.seed,
             finish_reason="interrupted" if interrupted else self.finish_reason or "unknown",
-            trainable=flaw is None,
-            untrainable_reason=flaw,
+            trainable=reason is None,
+            untrainable_reason=reason,
             started_at=self.started_at,
             latency_ms=int(elapsed.total_seconds() * 1000),
             arm=self.arm,
@@ -178,8 +185,8 @@ class Exchange:
             parameters=storable_json(msgspec.json.encode(self._parameters()).decode()),
         )
 
-    def _parameters(self) -> dict[str, Any]:
-        """Every field but the prompt, as the client sent it."""
+    def _parameters(self) -> JsonObject:
+        """Return all request fields but prompt and model, as the client sent them."""
         left_out = (self.dialect.content, "model")
         return {name: value for name, value in self.fields.items() if name not in left_out}
 

@@ -3,9 +3,13 @@
 import asyncio
 import gc
 import logging
+import os
+import platform
+import secrets
 import signal
 import sys
 
+import psutil
 import uvicorn
 import uvloop
 
@@ -13,20 +17,22 @@ from babylon.core.errors import BabylonError
 from babylon.core.settings import Settings, load_settings
 from babylon.serving.gateway.app import Gateway, open_gateway
 from babylon.serving.gateway.http_guard import server_config
-from babylon.serving.gateway.identity import new_gateway_id, remove_dead
 from babylon.serving.supervise import exit_with_supervisor
-from babylon.store import open_store
+from babylon.store import Store, open_store
+from babylon.store.gateways import live_gateways, remove_gateway
 
 
 async def run(settings: Settings) -> None:
-    """Serve until the process is told to stop."""
+    """Serve until SIGTERM or SIGINT."""
     port = settings.serving.endpoint_port
     gateway_id = new_gateway_id(port)
     async with open_store(settings) as store:
-        await remove_dead(store, gateway_id)
+        await remove_dead_gateways(store, gateway_id)
         async with open_gateway(
             store,
-            settings,
+            settings.home,
+            settings.serving,
+            alias=settings.model.name,
             engine_url=f"http://127.0.0.1:{settings.serving.engine_port}",
             gateway_id=gateway_id,
             url=settings.serving.endpoint,
@@ -34,12 +40,32 @@ async def run(settings: Settings) -> None:
             await _serve(gateway, port)
 
 
+def new_gateway_id(port: int) -> str:
+    """Return an id of this process. Several gateways may share one address, also over time."""
+    return f"{platform.node()}:{port}:{os.getpid()}:{secrets.token_hex(3)}"
+
+
+async def remove_dead_gateways(store: Store, gateway_id: str) -> None:
+    """Remove the rows of gateways on this host and port whose processes are gone.
+
+    A deployment then does not wait for them. A gateway that still runs, in a container with the
+    same host name, adds its row again with its next announcement.
+    """
+    place, _, _ = gateway_id.rsplit(":", 2)
+    for gateway in await live_gateways(store):
+        if gateway.gateway_id.startswith(f"{place}:"):
+            pid = int(gateway.gateway_id.split(":")[-2])
+            if pid == os.getpid() or not psutil.pid_exists(pid):
+                await remove_gateway(store, gateway.gateway_id)
+
+
 async def _serve(gateway: Gateway, port: int) -> None:
-    gc.freeze()  # what is there now stays: no collection need look at it again
-    gc.set_threshold(10_000)  # calls leave hardly any cycles: 3 % of their cost was looking
+    gc.freeze()  # objects from the start live as long as the process: skip them in collections
+    gc.set_threshold(10_000)  # calls leave few cycles, and looking for them took 3 % of a call
     supervised = asyncio.create_task(exit_with_supervisor())
-    for number in (signal.SIGTERM, signal.SIGINT):  # uvicorn stops, then raises it again:
-        signal.signal(number, lambda *_: None)  # that must not end us before we tidied up
+    # uvicorn stops on a signal and then raises it again, which must not end the clean-up
+    for number in (signal.SIGTERM, signal.SIGINT):
+        signal.signal(number, lambda *_: None)
     await uvicorn.Server(server_config(gateway, host="127.0.0.1", port=port)).serve()
     supervised.cancel()
 

@@ -1,20 +1,21 @@
-"""HTTP from clients that mean harm or are out of reach: what uvicorn leaves open is bounded here.
+"""Limits for hostile or unreachable HTTP clients that uvicorn does not have.
 
-A request's head must be small and come soon (slowloris), and a client must read what it asked for:
-one that does not is cut off, which the application hears as a disconnect.
+A request's head must be small and arrive in time (slowloris). A client that does not read its
+answer is disconnected.
 """
 
 import asyncio
 import resource
+from collections.abc import Awaitable, Callable
 from typing import Any
 
 import uvicorn
 from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
 
 MAX_HEAD_BYTES = 2**16
-HEAD_S = 20.0  # from the first byte (or the connection) to the end of the headers
-STALL_S = 30.0  # without reading anything of a full buffer
-KEEP_ALIVE_S = 75  # longer than clients keep idle connections, so that they close them first
+HEAD_S = 20.0  # from the connection, or the first byte of a later request, to the headers' end
+STALL_S = 30.0  # without a read while the write buffer is full
+KEEP_ALIVE_S = 75  # longer than usual clients keep idle connections, so that they close them first
 _TOO_LARGE = (
     b"HTTP/1.1 431 Request Header Fields Too Large\r\n"
     b"content-length: 0\r\nconnection: close\r\n\r\n"
@@ -22,7 +23,7 @@ _TOO_LARGE = (
 
 
 class GuardedProtocol(HttpToolsProtocol):
-    """One connection."""
+    """One connection with these limits."""
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
         super().connection_made(transport)
@@ -72,8 +73,9 @@ class GuardedProtocol(HttpToolsProtocol):
             self._overdue = self.loop.call_later(HEAD_S, self.transport.abort)
 
 
-def server_config(app: Any, **options: Any) -> uvicorn.Config:
-    """How the gateway is served; a machine has so many files, and a call takes two."""
+def server_config(app: Callable[..., Awaitable[None]], **options: Any) -> uvicorn.Config:
+    """Return the uvicorn configuration of the gateway."""
+    # A call takes two file descriptors: the client's connection and the engine's.
     files, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
     return uvicorn.Config(
         app,

@@ -1,4 +1,4 @@
-"""How much at a time: calls of a key, calls of a policy version, and who waits for a place."""
+"""Limits on concurrent calls: per key and per policy version, with a queue per version."""
 
 import asyncio
 from collections import Counter
@@ -11,20 +11,21 @@ from babylon.serving.openai_wire import RequestError
 QUEUE_WAIT_S = 60.0
 
 
-class Limits:
-    """``concurrency``: calls of one version at a time; ``queue``: calls that may wait for one."""
+class CallLimits:
+    """``concurrency``: calls of one version at a time; ``queue``: waiting calls of all versions."""
 
     def __init__(self, concurrency: int, queue: int) -> None:
         self.waiting = 0
         self._concurrency, self._queue = concurrency, queue
-        self._places: dict[str, asyncio.Semaphore] = {}
+        self._slots: dict[str, asyncio.Semaphore] = {}
         self._of_key: Counter[str] = Counter()
 
     @contextmanager
-    def of_key(self, principal: Principal) -> Iterator[None]:
-        """
+    def for_key(self, principal: Principal) -> Iterator[None]:
+        """Count a call of a key while the block runs.
+
         Raises:
-            RequestError: 429, as many calls of this key as it may make are running.
+            RequestError: 429, the key has reached its limit.
         """
         key_id, most = principal.key_id, principal.max_concurrency
         if most is not None and self._of_key[key_id] >= most:
@@ -37,35 +38,35 @@ class Limits:
         finally:
             self._of_key[key_id] -= 1
 
-    def of_version(self, name: str) -> AbstractAsyncContextManager[None]:
-        """Wait for a place at the policy ``name``, first come, first served.
+    def for_version(self, name: str) -> AbstractAsyncContextManager[None]:
+        """Wait for a slot of the policy ``name``, first come, first served.
 
         Raises:
-            RequestError: 503, too many wait already, or it took too long.
+            RequestError: 503, the queue is full, or no slot was free within ``QUEUE_WAIT_S``.
         """
-        places = self._places.get(name)
-        if places is None:
-            places = self._places[name] = asyncio.Semaphore(self._concurrency)
-        return self._queued(places) if places.locked() else places
+        slots = self._slots.get(name)
+        if slots is None:
+            slots = self._slots[name] = asyncio.Semaphore(self._concurrency)
+        return self._queued(slots) if slots.locked() else slots
 
     @asynccontextmanager
-    async def _queued(self, places: asyncio.Semaphore) -> AsyncIterator[None]:
-        await self._wait(places)
+    async def _queued(self, slots: asyncio.Semaphore) -> AsyncIterator[None]:
+        await self._wait(slots)
         try:
             yield
         finally:
-            places.release()
+            slots.release()
 
-    async def _wait(self, places: asyncio.Semaphore) -> None:
+    async def _wait(self, slots: asyncio.Semaphore) -> None:
         if self.waiting >= self._queue:
             raise RequestError(503, f"{self.waiting} calls are waiting: try again", code="busy")
         self.waiting += 1
         try:
             async with asyncio.timeout(QUEUE_WAIT_S):
-                await places.acquire()
+                await slots.acquire()
         except TimeoutError as error:
             raise RequestError(
-                503, f"no place after {QUEUE_WAIT_S:.0f} s: try again", code="busy"
+                503, f"no free slot after {QUEUE_WAIT_S:.0f} s: try again", code="busy"
             ) from error
         finally:
             self.waiting -= 1

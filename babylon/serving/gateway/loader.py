@@ -1,8 +1,8 @@
-"""Has the engine hold what is wanted: the most urgent first, one after the other.
+"""Loads the wanted policies into the engine, one after the other, the most urgent first.
 
-Apart from the following of routes, because loading may take minutes, and a route to what is loaded
-does not wait for it. An engine that was restarted has lost its policies: they are loaded again
-before it is served from.
+This loop is separate from the one that follows routes: a load may take minutes, and a route to
+loaded policies must not wait for it. A restarted engine has lost its policies. They are loaded
+again before calls go there.
 """
 
 import asyncio
@@ -11,25 +11,26 @@ import re
 from collections.abc import Callable, Coroutine, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
-from typing import Any, NoReturn
+from typing import NoReturn
 
 from babylon.core.errors import ServingError
-from babylon.serving.gateway.engine_client import Engine, EngineDownError
+from babylon.serving.gateway.engine_client import EngineClient, EngineDownError
 from babylon.serving.gateway.route_table import RouteTable, Target
 from babylon.serving.gateway.shipping import DATABASE_FAILURES
 from babylon.serving.gateway.wanted_policies import Occasion, wanted
 from babylon.store import Store
-from babylon.store.desired import nothing_added
+from babylon.store.desired import lock_desired
 
 log = logging.getLogger(__name__)
 
 POLL_S = 2.0
-RETRY_S = 0.25  # while something is wrong
+RETRY_S = 0.25  # while nothing can be served
 
 
 @dataclass(frozen=True, slots=True)
-class Wish:
-    """A policy to hold; for one ``occasion`` it is tried once, without one again and again."""
+class WantedPolicy:
+    """A policy to load. A refused load is not tried again for the same ``occasion``; without an
+    occasion, it is retried."""
 
     target: Target
     occasion: Occasion = None
@@ -39,139 +40,147 @@ class Wish:
         return self.target.policy_version
 
 
-class Loader:
-    """``loaded``: policy version → what the engine holds for us, of what is wanted; nothing else
-    is served from. ``refusals``: what the engine does not load, and why.
+class PolicyLoader:
+    """Keeps the engine's policies as wanted while ``run`` runs.
 
-    ``changed`` is called after a change of either.
+    ``loaded``: the wanted policies that the engine holds, by version; only these are served.
+    ``refusals``: policies that the engine refused, and its reasons. ``changed`` is called after a
+    change of either.
     """
 
-    def __init__(self, store: Store, engine: Engine, table: RouteTable, alias: str) -> None:
+    def __init__(self, store: Store, engine: EngineClient, table: RouteTable, alias: str) -> None:
         self.loaded: dict[int, Target] = {}
-        self.refusals: dict[Wish, str] = {}
+        self.refusals: dict[WantedPolicy, str] = {}
         self.changed: Callable[[], None] = lambda: None
         self._store, self._engine, self._table = store, engine, table
         self._ours = re.compile(rf"{re.escape(alias)}-v(\d+)")
-        self._wanted: Sequence[Wish] = ()
+        self._wanted: Sequence[WantedPolicy] = ()
         self._due = asyncio.Event()
-        self._doubts = 0
+        self._stops = 0  # calls of stop_serving
 
     async def run(self) -> NoReturn:
         while True:
             self._due.clear()
             try:
-                await self._unload_others(await self._look())
+                await self._unload_unused(await self._check_engine())
             except ServingError as error:
                 self.refusals = {}
                 self.report(str(error))
             except DATABASE_FAILURES:
-                log.debug("the database is away: nothing is unloaded")
+                log.debug("the database is down: nothing is unloaded")
             with suppress(TimeoutError):
                 async with asyncio.timeout(RETRY_S if self._table.unavailable else POLL_S):
                     await self._due.wait()
 
-    def want(self, wishes: Sequence[Wish]) -> None:
-        """Hold these, in this order, beside what is served from now; let go of all others."""
-        self._wanted = wishes
+    def set_wanted(self, policies: Sequence[WantedPolicy]) -> None:
+        """Set the policies to hold beside the served ones, in order of urgency."""
+        self._wanted = policies
         needed = self._needed()
-        kept = {wish.version for wish in needed}
+        kept = {policy.version for policy in needed}
         self.loaded = {v: target for v, target in self.loaded.items() if v in kept}
-        self.refusals = {wish: why for wish, why in self.refusals.items() if wish in needed}
+        self.refusals = {policy: why for policy, why in self.refusals.items() if policy in needed}
         if self._next(set()):
             self._due.set()
 
-    def doubt(self, reason: str) -> None:
-        """Serve nothing until a look says that all is well."""
-        self._doubts += 1
+    def stop_serving(self, reason: str) -> None:
+        """Stop serving until a check of the engine succeeds."""
+        self._stops += 1
         self.refusals = {}
         self.report(reason)
         self._due.set()
 
     def report(self, reason: str) -> None:
-        """Nothing can be served, and why."""
+        """Set the reason why nothing can be served."""
         if self._table.unavailable != reason:
             self._table.unavailable = reason
             log.warning("not serving: %s", reason)
 
-    async def _look(self) -> frozenset[str]:
-        """Load what the engine does not hold; returns the names that it held before.
+    async def _check_engine(self) -> frozenset[str]:
+        """Compare the engine's policies with the wanted ones, and load the missing.
 
-        What came to be wanted after the engine was asked is looked for the next time: in between,
-        another gateway may have unloaded it. What was loaded all along stays so, also when it
-        became wanted for another reason: a proposal that is committed just now.
+        Returns:
+            Names of the policies that the engine held before.
         """
-        doubts, before = self._doubts, self._needed()
+        # A policy that became wanted after the engine was asked waits for the next check: another
+        # gateway may have unloaded it in between. A loaded policy stays loaded even if it is now
+        # wanted for another reason, such as a proposal that was just committed.
+        stops, before = self._stops, self._needed()
         held = await self._engine.policies()
         found = [
-            wish.target for wish in self._needed() if wish in before or wish.version in self.loaded
+            policy.target
+            for policy in self._needed()
+            if policy in before or policy.version in self.loaded
         ]
         self.loaded = {target.policy_version: target for target in found if target.name in held}
         if not self._arms_loaded():
             self.report("the engine was restarted and loads its policies")
-        self._tell(doubts)
-        tried: set[Wish] = set()
-        while wish := self._next(tried):
-            tried.add(wish)
-            await self._load(wish)
-            self._tell(doubts)
+        self._report_change(stops)
+        tried: set[WantedPolicy] = set()
+        while policy := self._next(tried):
+            tried.add(policy)
+            await self._load(policy)
+            self._report_change(stops)
         return held
 
-    def _needed(self) -> list[Wish]:
-        """What serves comes first, should the engine have lost it."""
+    def _needed(self) -> list[WantedPolicy]:
+        """Return the wanted policies. The served ones come first, in case the engine lost them."""
         arms = self._table.route.arms if self._table.route else ()
-        return [*map(Wish, arms), *(wish for wish in self._wanted if wish.target not in arms)]
+        return [
+            *map(WantedPolicy, arms),
+            *(policy for policy in self._wanted if policy.target not in arms),
+        ]
 
-    def _next(self, tried: set[Wish]) -> Wish | None:
-        for wish in self._needed():
-            given_up = wish in tried or (wish.occasion and wish in self.refusals)
-            if wish.version not in self.loaded and not given_up:
-                return wish
+    def _next(self, tried: set[WantedPolicy]) -> WantedPolicy | None:
+        for policy in self._needed():
+            given_up = policy in tried or (policy.occasion and policy in self.refusals)
+            if policy.version not in self.loaded and not given_up:
+                return policy
         return None
 
-    async def _load(self, wish: Wish) -> None:
+    async def _load(self, policy: WantedPolicy) -> None:
         try:
-            await self._looking_meanwhile(self._engine.load(wish.target))
+            await self._await_load(self._engine.load(policy.target))
         except EngineDownError:
             raise
         except ServingError as error:
-            if self.refusals.get(wish) != str(error):
-                log.error("%s is not loaded: %s", wish.target.name, error)
+            if self.refusals.get(policy) != str(error):
+                log.error("%s is not loaded: %s", policy.target.name, error)
             if self._table.route is None:
                 self.report(str(error))
-            if wish in self._needed():
-                self.refusals[wish] = str(error)
+            if policy in self._needed():
+                self.refusals[policy] = str(error)
         else:
-            self.refusals.pop(wish, None)
-            if wish in self._needed():
-                self.loaded[wish.version] = wish.target
+            self.refusals.pop(policy, None)
+            if policy in self._needed():
+                self.loaded[policy.version] = policy.target
 
-    async def _looking_meanwhile(self, load: Coroutine[Any, Any, None]) -> None:
-        """A load may take minutes; a doubt that comes up in them does not wait for its end."""
+    async def _await_load(self, load: Coroutine[object, object, None]) -> None:
+        """Await a load, which may take minutes, and check the arms meanwhile if not serving."""
         loading = asyncio.create_task(load)
         try:
             while not (await asyncio.wait([loading], timeout=RETRY_S))[0]:
                 if self._table.unavailable and self._table.route:
-                    await self._look_at_arms()
+                    await self._check_arms()
             loading.result()
         finally:
             loading.cancel()
 
-    async def _look_at_arms(self) -> None:
-        doubts = self._doubts
+    async def _check_arms(self) -> None:
+        stops = self._stops
         try:
             held = await self._engine.policies()
-        except ServingError as error:  # of the load too: that tells
-            log.debug("no look while a policy loads: %s", error)
+        except ServingError as error:  # the load fails too, and reports it
+            log.debug("no check while a policy loads: %s", error)
             return
         route = self._table.route
         if route and all(arm.name in held for arm in route.arms):
-            self._tell(doubts)
+            self._report_change(stops)
 
-    def _tell(self, doubts: int) -> None:
-        """Others know of the change; and the route is served, if nobody doubted since."""
+    def _report_change(self, stops: int) -> None:
+        """Call ``changed``, and serve again unless ``stop_serving`` was called since the check."""
         self.changed()
         served = self._table.route and self._arms_loaded()
-        if self._table.unavailable and served and doubts == self._doubts:
+        if self._table.unavailable and served and stops == self._stops:
             log.info("serving")
             self._table.unavailable = None
 
@@ -179,20 +188,20 @@ class Loader:
         route = self._table.route
         return route is None or all(arm.policy_version in self.loaded for arm in route.arms)
 
-    async def _unload_others(self, held: frozenset[str]) -> None:
-        """Unload versions that nobody wants, no gateway could serve and no call is answered by.
+    async def _unload_unused(self, held: frozenset[str]) -> None:
+        """Unload versions that are not wanted, not held by any gateway and not used by any call.
 
-        While nothing can be proposed or routed to, so that none of them is wanted again before it
-        is gone. Our own announcement counts too: someone may rely on it until it is renewed.
+        Proposals and routes are locked meanwhile, so that no version becomes wanted while it is
+        unloaded. This gateway's own announcement counts too: a deployment may rely on it.
         """
-        needed = {wish.target.name for wish in self._needed()}
+        needed = {policy.target.name for policy in self._needed()}
         if not self._wanted or not any(self._ours.fullmatch(name) for name in held - needed):
             return
-        async with nothing_added(self._store) as (desired, gateways):
+        async with lock_desired(self._store) as (desired, gateways):
             used = wanted(desired).keys() | self._table.in_flight.keys()
             for gateway in gateways:
                 used |= {*gateway.loaded, *map(int, gateway.in_flight)}
-            used |= {wish.version for wish in self._needed()}
+            used |= {policy.version for policy in self._needed()}
             for name in await self._engine.policies():
                 ours = self._ours.fullmatch(name)
                 if ours and int(ours[1]) not in used:
@@ -203,7 +212,7 @@ class Loader:
             await self._engine.unload(name)
         except EngineDownError:
             raise
-        except ServingError as error:  # no reason to stop serving
+        except ServingError as error:  # serving does not depend on it
             log.error("%s stays loaded: %s", name, error)
         else:
             log.info("%s is unloaded", name)

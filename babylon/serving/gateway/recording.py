@@ -1,9 +1,9 @@
-"""Recording without loss: an answer ends only when its call is on the disk.
+"""Recording without loss: an answer ends after its call is on the disk.
 
-All calls that wait at a moment are written together (group commit), so that the cost of a sync is
-shared while each request waits for its own. A shipper moves them on to Postgres, which may be away
-meanwhile. On a full disk ``lossless`` withholds answers, because training would never see them;
-``available`` serves them and keeps a note of the gap.
+All waiting calls are written together with one sync (group commit), and each request waits for its
+own. ``Shipper`` moves the calls to Postgres, which may be down meanwhile. On a full disk,
+``lossless`` refuses calls, because training would never see them; ``available`` serves them and
+records the gap.
 """
 
 import asyncio
@@ -24,7 +24,7 @@ from babylon.store.calls import RecordedCall, RecordingGap
 
 log = logging.getLogger(__name__)
 
-SEGMENT_BYTES = 8 * 2**20  # after a crash at most so much is read again
+SEGMENT_BYTES = 8 * 2**20  # the most that is read again after a crash
 PROBE_S, PROBE_BYTES = 1.0, 2**16
 Given = TypeVarTuple("Given")
 Result = TypeVar("Result")
@@ -32,7 +32,7 @@ _Pending = tuple[bytes, "asyncio.Future[None]"]
 
 
 class CallRecorder:
-    """Writes calls while ``run`` runs. ``problem`` is why the disk takes none, if so."""
+    """Writes calls to the disk while ``run`` runs. ``problem``: why the disk takes none."""
 
     def __init__(
         self, shipper: Shipper, directory: Path, policy: RecordingPolicy, gateway_id: str
@@ -55,19 +55,19 @@ class CallRecorder:
         return datetime.now(UTC) if idle else self._shipper.shipped_until
 
     def require_room(self) -> None:
-        """Before a call is sampled in vain.
+        """Check, before a call is sampled, that it can be recorded.
 
         Raises:
-            StorageError: the disk takes no calls, and none may go unrecorded.
+            StorageError: the disk takes no calls, and the policy is ``lossless``.
         """
         if self.problem and self._policy == "lossless":
             raise StorageError(self.problem)
 
     async def record(self, call: RecordedCall) -> None:
-        """Return once the call is on the disk (or counted as lost, where that is allowed).
+        """Write a call; with ``available``, count it as lost if the disk takes none.
 
         Raises:
-            StorageError: it is not.
+            StorageError: the call is not on the disk, and the policy is ``lossless``.
         """
         try:
             if self.problem:
@@ -89,7 +89,7 @@ class CallRecorder:
                 await self._write(batch)
 
     async def close(self) -> None:
-        """Ship what can be shipped; the rest stays on the disk for the next start."""
+        """Ship the remaining calls if the database answers; others stay for the next start."""
         if self._segment:
             self._segment.sealed = True
         self._thread.shutdown()
@@ -116,7 +116,7 @@ class CallRecorder:
 
     def _settle(self, batch: Sequence[_Pending]) -> None:
         for _, durable in batch:
-            if durable.done():  # its request was cancelled meanwhile
+            if durable.done():  # the request was cancelled
                 continue
             if self.problem:
                 durable.set_exception(StorageError(self.problem))
@@ -132,7 +132,7 @@ class CallRecorder:
         return self._segment
 
     def _failed(self, error: OSError) -> None:
-        """What a failed sync has left of the file is unknown: the next calls go into another."""
+        """Note the problem. After a failed sync the file's state is unknown, so it is sealed."""
         if self._segment:
             self._segment.sealed, self._segment = True, None
         self.problem = (
@@ -142,7 +142,7 @@ class CallRecorder:
         log.error("%s", self.problem)
 
     async def _probe(self) -> None:
-        """Until the disk takes something again."""
+        """Try to write until the disk takes something again."""
         waiting, self._pending = self._pending, []
         self._settle(waiting)
         while self.problem:
@@ -153,7 +153,7 @@ class CallRecorder:
             else:
                 log.info("the disk takes calls again")
                 self.problem = None
-        self.gap = None  # the next is another
+        self.gap = None  # the next failure begins another gap
 
     def _note_gap(self, reason: str) -> None:
         now = datetime.now(UTC)
@@ -170,7 +170,8 @@ class CallRecorder:
 
 
 def _try_to_write(directory: Path) -> None:
-    """
+    """Write and sync a file, and remove it.
+
     Raises:
         OSError: the disk takes nothing.
     """

@@ -1,7 +1,7 @@
-"""The route in force in this process: one immutable object, swapped by one assignment.
+"""The route in force in this process: one immutable object, replaced by one assignment.
 
-A request takes its reference and counts itself in without an await in between, so it is served
-by exactly one policy version, and a version is unloaded only when nobody uses it.
+A request reads the route and counts itself in without an await in between. So exactly one policy
+version answers it, and a version is unloaded only when no request uses it.
 """
 
 from collections import Counter
@@ -15,7 +15,7 @@ from babylon.serving.openai_wire import RequestError
 
 CHAMPION: Arm = "champion"
 CHALLENGER: Arm = "challenger"
-PINNED = "pinned"  # asked for by its version: part of no comparison
+PINNED = "pinned"  # a version asked for by name: in no comparison
 
 
 @dataclass(frozen=True, slots=True)
@@ -28,31 +28,36 @@ class Target:
 
 
 @dataclass(frozen=True, slots=True)
-class Split:
-    """A challenger that answers ``share`` of the agents; ``salt``, the experiment's, says which."""
+class ArmSplit:
+    """A challenger that answers ``share`` of the agents, chosen by the experiment's ``salt``."""
 
     challenger: Target
     share: float
     salt: str
 
     def arm(self, key: str) -> Arm:
-        """The same in every process; an agent that is the challenger's stays so when the share
-        grows."""
+        """Return the arm of an agent (or API key), the same in every process.
+
+        The challenger keeps its agents when the share grows.
+        """
         digest = blake2b((self.salt + key).encode(), digest_size=8).digest()
         return CHALLENGER if int.from_bytes(digest) < self.share * 2**64 else CHAMPION
 
 
 @dataclass(frozen=True, slots=True)
-class Route:
-    """What serves. ``others`` are loaded too: the champion before, so that a rollback has nothing
-    to load, and what is proposed. They answer by their names."""
+class ServingRoute:
+    """The policies that serve.
+
+    ``others`` are loaded and answer only by name: the previous champion, for a rollback without
+    loading, and proposals. ``targets`` maps the names in requests to policies.
+    """
 
     route_version: int
     alias: str
     champion: Target
-    split: Split | None = None
+    split: ArmSplit | None = None
     others: tuple[Target, ...] = ()
-    targets: Mapping[str, Target] = field(init=False, compare=False)  # by what they are asked for
+    targets: Mapping[str, Target] = field(init=False, compare=False)
 
     def __post_init__(self) -> None:
         named = {target.name: target for target in (*self.arms, *self.others)}
@@ -63,14 +68,14 @@ class Route:
         return (self.champion, self.split.challenger) if self.split else (self.champion,)
 
     def assign(self, model: str, key: str, pin: Arm | None = None) -> "Assignment":
-        """Who answers a call: the one place where that is decided.
+        """Return the policy that answers a call. Nothing else decides this.
 
         Args:
-            key: whose call it is; under the alias the split goes by it alone,
-            pin: unless the call's trajectory began with this arm.
+            key: agent or API key, which selects the arm for calls to the alias.
+            pin: the arm of the call's trajectory, which takes precedence.
 
         Raises:
-            RequestError: 404, there is no such model.
+            RequestError: 404, unknown model.
         """
         if model != self.alias:
             return Assignment(self, PINNED, self._named(model))
@@ -83,7 +88,7 @@ class Route:
         if target is None:
             raise RequestError(
                 404,
-                f"the model {model!r} does not exist: there is {', '.join(self.targets)}",
+                f"the model {model!r} does not exist: use one of {', '.join(self.targets)}",
                 code="model_not_found",
             )
         return target
@@ -91,23 +96,23 @@ class Route:
 
 @dataclass(frozen=True, slots=True)
 class Assignment:
-    """What one request is served by, from its beginning to its end."""
+    """Route, arm and policy of one request, from its beginning to its end."""
 
-    route: Route
+    route: ServingRoute
     arm: str
     target: Target
 
 
 class RouteTable:
-    """The current route, and why nothing can be served (if so).
+    """The route in force, and the calls that use it. ``unavailable``: why nothing is served.
 
-    ``in_flight``: how many calls use which policy version; ``routed``: those of them that a route
-    sent there, not a version asked for by its name, so that a version which serves no more runs
-    out of them. ``idle`` is told of a version whose last call of either kind has ended.
+    ``in_flight`` counts the running calls by policy version. ``routed`` counts those that a route
+    sent there, and not the version's name in the request: it reaches 0 when a version has left the
+    route. ``idle`` is called when either count of a version reaches 0.
     """
 
     def __init__(self) -> None:
-        self.route: Route | None = None
+        self.route: ServingRoute | None = None
         self.unavailable: str | None = "the gateway is starting"
         self.in_flight: Counter[int] = Counter()
         self.routed: Counter[int] = Counter()
@@ -115,10 +120,10 @@ class RouteTable:
 
     @contextmanager
     def take(self, model: str, key: str, pin: Arm | None = None) -> Iterator[Assignment]:
-        """The policy for one request, held until the block ends.
+        """Take the policy for one request, and count the request until the block ends.
 
         Raises:
-            RequestError: 503, nothing can be served now; 404, there is no such model.
+            RequestError: 503, nothing can be served; 404, unknown model.
         """
         if self.unavailable or self.route is None:
             raise RequestError(503, self.unavailable or "no route", code="unavailable")

@@ -1,8 +1,8 @@
-"""Append-only files of recorded calls: what keeps an answered call while the database is away.
+"""Append-only files of recorded calls, which keep them until they are in the database.
 
-A record is eight bytes (its length and its CRC-32, little-endian) and a ``RecordedCall`` in
-MessagePack. A segment belongs to the process that holds its lock; the kernel frees the lock of one
-that died, so whoever starts next can take its segments over. No function here is asynchronous.
+A record is eight bytes (length and CRC-32, little-endian) and a ``RecordedCall`` in MessagePack. A
+segment belongs to the process that holds its lock. The kernel releases the lock of a process that
+dies, and the next gateway takes over the segment. All functions here block.
 """
 
 import fcntl
@@ -27,11 +27,11 @@ _decoder = msgspec.msgpack.Decoder(RecordedCall)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Portion:
+class SegmentSlice:
     """Records of a segment up to the offset ``end``.
 
-    ``damage`` is what stands there instead of more: the beginning of a record that was being
-    written when its process ended (``TORN``), or no record at all (``DAMAGED``).
+    ``damage`` tells what follows, if no readable record does: ``TORN`` is the beginning of a record
+    that was being written when its process ended, ``DAMAGED`` is anything else.
     """
 
     calls: list[RecordedCall]
@@ -45,10 +45,10 @@ def encode_record(call: RecordedCall) -> bytes:
 
 
 class Segment:
-    """One file and its lock.
+    """One locked file.
 
-    ``durable``: bytes that a power cut leaves there. ``shipped``: those of them that the database
-    has. ``sealed``: nothing more will be written.
+    ``durable``: bytes that survive a power cut. ``shipped``: bytes whose calls are in the database.
+    ``sealed``: nothing more is written.
     """
 
     def __init__(self, path: Path, descriptor: int, *, durable: int, sealed: bool) -> None:
@@ -58,17 +58,16 @@ class Segment:
 
     @classmethod
     def create(cls, directory: Path) -> "Segment":
-        """A new file, which gets its name when it is locked: nobody else finds it before.
-
-        What is written to it is durable when the write returns (``O_DSYNC``): with a sync of its
-        own the writing thread would wait a second time for the interpreter.
+        """Create and lock a file. It gets its name after that, so no other process takes it over.
 
         Raises:
-            OSError: the disk is full or closed to us.
+            OSError: the disk is full or not writable.
         """
         directory.mkdir(parents=True, exist_ok=True)
         path = directory / f"{time.time_ns()}-{os.getpid()}{SUFFIX}"
         part = path.with_suffix(".part")
+        # O_DSYNC makes each write durable when it returns. With a separate sync, the writing
+        # thread would wait for the interpreter lock a second time.
         flags = os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_APPEND | os.O_DSYNC
         descriptor = os.open(part, flags, 0o600)
         fcntl.flock(descriptor, fcntl.LOCK_EX)
@@ -78,7 +77,7 @@ class Segment:
 
     @classmethod
     def take_over(cls, path: Path) -> "Segment | None":
-        """Another process's file, if that process is gone and nobody else was quicker."""
+        """Lock the file of a process that has ended; ``None`` if another process holds it."""
         try:
             descriptor = os.open(path, os.O_RDWR | os.O_APPEND)
         except FileNotFoundError:
@@ -88,13 +87,13 @@ class Segment:
         except BlockingIOError:
             os.close(descriptor)
             return None
-        if not path.exists():  # its owner removed it while we waited
+        if not path.exists():  # its owner removed it after we opened it
             os.close(descriptor)
             return None
         return cls(path, descriptor, durable=os.fstat(descriptor).st_size, sealed=True)
 
     def append(self, records: Sequence[bytes]) -> None:
-        """All of them are durable on return, or none is there.
+        """Write records. On return all of them are durable; after an error none is in the file.
 
         Raises:
             OSError: the disk is full or broken.
@@ -109,31 +108,31 @@ class Segment:
             raise
         self.durable += len(data)
 
-    def read(self, start: int, limit: int) -> Portion:
-        """Records from ``start`` on, until ``limit`` bytes are exceeded or no more are durable."""
+    def read(self, start: int, limit: int) -> SegmentSlice:
+        """Read whole records from ``start`` on, at most ``limit`` bytes but at least one record."""
         limit = max(limit, _HEAD.size)
         data = os.pread(self._descriptor, min(limit, self.durable - start), start)
         if len(data) >= _HEAD.size and start + len(data) < self.durable:
             needed = _HEAD.size + _HEAD.unpack_from(data)[0]
-            if needed > len(data):  # one record that is larger than the limit
+            if needed > len(data):  # the record is larger than the limit
                 data = os.pread(self._descriptor, min(needed, self.durable - start), start)
         found = list(_records(data))
         end = found[-1][1] if found else 0
         at_the_end = start + len(data) >= self.durable
         damage = _damage(data[end:]) if at_the_end or not found else None
         calls = [call for call, _ in found]
-        return Portion(calls=calls, end=start + end, damage=damage)
+        return SegmentSlice(calls=calls, end=start + end, damage=damage)
 
     def close(self) -> None:
         os.close(self._descriptor)
 
     def remove(self) -> None:
-        """Everything in it is in the database."""
+        """Delete the file: all its calls are in the database."""
         self.path.unlink()
         os.close(self._descriptor)
 
     def set_aside(self) -> Path:
-        """Keep what cannot be read for a person to look at, and never read it again."""
+        """Rename an unreadable file, so that it is kept but not read again; return its path."""
         kept = self.path.with_suffix(".damaged")
         self.path.rename(kept)
         os.close(self._descriptor)
@@ -141,13 +140,13 @@ class Segment:
 
 
 def abandoned(directory: Path) -> list[Segment]:
-    """Segments whose processes are gone, the oldest first; they are ours now."""
+    """Take over the segments whose processes have ended, the oldest first."""
     found = (Segment.take_over(path) for path in sorted(directory.glob(f"*{SUFFIX}")))
     return [segment for segment in found if segment]
 
 
 def _records(data: bytes) -> Iterator[tuple[RecordedCall, int]]:
-    """(record, offset behind it) as long as they are whole."""
+    """Yield (record, offset after it) up to the first record that is not whole."""
     offset = 0
     while offset + _HEAD.size <= len(data):
         length, checksum = _HEAD.unpack_from(data, offset)
@@ -159,7 +158,7 @@ def _records(data: bytes) -> Iterator[tuple[RecordedCall, int]]:
 
 
 def _damage(rest: bytes) -> str | None:
-    """What is wrong with bytes that are no record, up to the end of the file."""
+    """Classify the bytes after the last whole record of a file."""
     if not rest:
         return None
     if len(rest) < _HEAD.size:

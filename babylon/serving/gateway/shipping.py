@@ -1,7 +1,7 @@
-"""From segments into Postgres, the oldest first; a segment goes when all of it is committed.
+"""Shipping of recorded calls from segments to Postgres, the oldest first.
 
-At the start, and now and then, the segments of gateways that died are taken over. A call that was
-committed before its gateway died is met again then, and stays as it is.
+A segment is deleted when all its calls are committed. The segments of gateways that died are taken
+over at the start and every few seconds. Their calls may be committed already; these are skipped.
 """
 
 import asyncio
@@ -25,21 +25,21 @@ DATABASE_FAILURES = (
     TimeoutError,
     asyncpg.PostgresError,
     asyncpg.InterfaceError,
-    asyncpg.InternalClientError,  # of a connection that broke in the middle of a query
+    asyncpg.InternalClientError,  # the connection broke in the middle of a query
 )
 _REFUSALS = (asyncpg.DataError, asyncpg.IntegrityConstraintViolationError)
 COMMIT_TIMEOUT_S = 5.0
 PORTION_BYTES = 2**17  # decoded at once, between requests
-GATHER_S = 0.1  # a transaction for calls that come together
-LOOK_S = 5.0  # how often to look for segments that a dead gateway left
+GATHER_S = 0.1  # calls that arrive within it share a transaction
+LOOK_S = 5.0  # interval of the search for segments of dead gateways
 RETRY_S, LONGEST_RETRY_S = 0.25, 4.0
 
 
 class Shipper:
-    """Owns the segments from their making to their removal.
+    """Owns the segments from creation to removal.
 
-    ``shipped_until``: every call answered before is in the database; ``None`` before that is known.
-    ``gap`` is a note for the database that waits to be sent.
+    ``shipped_until``: every call answered before it is in the database; ``None`` until the first
+    success. ``gap``: a recording gap that is not in the database yet.
     """
 
     def __init__(self, store: Store, directory: Path) -> None:
@@ -72,7 +72,7 @@ class Shipper:
                 pause = RETRY_S
             except DATABASE_FAILURES as error:
                 if pause == RETRY_S:
-                    log.warning("calls wait on the disk: the database takes none (%r)", error)
+                    log.warning("calls stay on the disk: the database takes none (%r)", error)
                 await asyncio.sleep(pause)
                 pause = min(2 * pause, LONGEST_RETRY_S)
                 continue
@@ -81,10 +81,10 @@ class Shipper:
                 await asyncio.sleep(GATHER_S)
 
     async def ship(self) -> None:
-        """Everything that is durable now.
+        """Ship all calls that are durable now.
 
         Raises:
-            One of ``DATABASE_FAILURES``: some of it stays.
+            One of ``DATABASE_FAILURES``: some calls stay on the disk.
         """
         self._due.clear()
         begun = datetime.now(UTC)
@@ -97,7 +97,7 @@ class Shipper:
         self.shipped_until = begun
 
     async def close(self) -> None:
-        """One last attempt."""
+        """Ship the remaining calls, in one attempt, and release the segments."""
         try:
             async with asyncio.timeout(COMMIT_TIMEOUT_S):
                 await self.ship()
@@ -129,7 +129,7 @@ class Shipper:
         try:
             async with asyncio.timeout(COMMIT_TIMEOUT_S):
                 await copy_calls(self._store, calls)
-        except _REFUSALS as error:  # one call that the database refuses must not hold up the others
+        except _REFUSALS as error:  # bisect: a refused call must not hold up the others
             if len(calls) == 1:
                 await asyncio.to_thread(self._keep_refused, calls[0], error)
                 return

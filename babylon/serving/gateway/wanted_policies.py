@@ -1,20 +1,20 @@
-"""What this gateway is to hold, and what it can serve of that: no input or output here."""
+"""The policies that a gateway must hold, and the route that it can serve with them. No I/O."""
 
 from collections.abc import Mapping
 
-from babylon.serving.gateway.route_table import Route, Split, Target
+from babylon.serving.gateway.route_table import ArmSplit, ServingRoute, Target
 from babylon.store.desired import Desired
 
 Occasion = str | None
 
 
 def wanted(desired: Desired) -> dict[int, Occasion]:
-    """The policies to hold, the most urgent first: champion, challenger, what is proposed, and the
-    champion before, so that a rollback has nothing to load.
+    """Return the policies to hold, the most urgent first: champion, challenger, proposals, and the
+    previous champion, for a rollback without loading.
 
     Returns:
-        Policy version → the occasion for which it is tried once; ``None`` for what the route names,
-        which is tried again and again.
+        Policy version → the occasion of a single attempt to load it, or ``None`` for the route's
+        own policies, whose loads are retried.
     """
     route = desired.route
     versions: dict[int, Occasion] = {route.policy_version: None}
@@ -28,20 +28,21 @@ def wanted(desired: Desired) -> dict[int, Occasion]:
 
 
 def next_route(
-    alias: str, desired: Desired, loaded: Mapping[int, Target], current: Route | None
-) -> Route | None:
-    """The route in force if its arms are loaded, else the one that is served now; either way with
-    what else is wanted and loaded.
+    alias: str, desired: Desired, loaded: Mapping[int, Target], current: ServingRoute | None
+) -> ServingRoute | None:
+    """Return the desired route if its arms are loaded, else the current one.
+
+    Its ``others`` are the remaining wanted policies that are loaded.
 
     Args:
-        loaded: policy version → what serves it.
+        loaded: policy version → its target.
     """
     row, split = desired.route, desired.route.split
     champion = loaded.get(row.policy_version)
     challenger = loaded.get(split.challenger_version) if split else None
     if champion and (challenger or not split):
-        arms = Split(challenger, split.share, split.salt) if challenger and split else None
-        current = Route(row.route_version, alias, champion, arms)
+        arms = ArmSplit(challenger, split.share, split.salt) if challenger and split else None
+        current = ServingRoute(row.route_version, alias, champion, arms)
     if current is None:
         return None
     others = tuple(
@@ -49,4 +50,4 @@ def next_route(
         for version in wanted(desired)
         if version in loaded and loaded[version] not in current.arms
     )
-    return Route(current.route_version, alias, current.champion, current.split, others)
+    return ServingRoute(current.route_version, alias, current.champion, current.split, others)

@@ -1,4 +1,4 @@
-"""Which vLLM another python has. It lives in an environment of its own, and is only looked at."""
+"""Version of the vLLM in another Python environment. It is never imported here."""
 
 import os
 import subprocess
@@ -6,20 +6,20 @@ import subprocess
 from babylon.core.errors import ConfigError
 from babylon.serving.supervise import SUPERVISOR
 
-_LEADS_TO_OURS = (SUPERVISOR, "PYTHONPATH", "PYTHONHOME")
+_OWN_VARIABLES = (SUPERVISOR, "PYTHONPATH", "PYTHONHOME")
 _LOOK = """
 from importlib.metadata import packages_distributions, version
 name = packages_distributions()["vllm"][0]
 print(name, version(name))
 """
-_PATIENCE_S = 60
+_TIMEOUT_S = 60
 
 
 def vllm_build(python: str) -> str:
-    """Distribution and version, such as ``vllm 0.32.0``.
+    """Return distribution and version, such as ``vllm 0.32.0``.
 
     Raises:
-        ConfigError: there is no such python, or no vLLM in its environment.
+        ConfigError: ``python`` does not run, or its environment has no vLLM.
     """
     try:
         looked = subprocess.run(
@@ -27,7 +27,7 @@ def vllm_build(python: str) -> str:
             env=environment_of_others(),
             capture_output=True,
             text=True,
-            timeout=_PATIENCE_S,
+            timeout=_TIMEOUT_S,
         )
     except (OSError, subprocess.TimeoutExpired) as error:
         raise ConfigError(f"VLLM_PYTHON={python!r} does not run: {error}") from error
@@ -40,12 +40,14 @@ def vllm_build(python: str) -> str:
 
 
 def mixes_base_with_adapters(build: str) -> bool:
-    """Whether a request to the base model may get an adapter's weights when one to an adapter is
-    computed beside it: on CPUs the last adapter slot stands for "none" (vllm-project/vllm#48421).
+    """Return True if a build may answer for the base model with an adapter's weights.
+
+    It happens on CPUs when a batch has requests to both: the last adapter slot stands for "none"
+    (vllm-project/vllm#48421).
     """
     return "cpu" in build
 
 
 def environment_of_others() -> dict[str, str]:
-    """Ours, without the variables that are about our own Python."""
-    return {name: value for name, value in os.environ.items() if name not in _LEADS_TO_OURS}
+    """Return this process's environment without the variables for its own Python."""
+    return {name: value for name, value in os.environ.items() if name not in _OWN_VARIABLES}

@@ -1,4 +1,4 @@
-"""How a vLLM server is started, and why it did not."""
+"""Command line of a vLLM server, its port, and the error in its log."""
 
 import re
 import shlex
@@ -7,59 +7,62 @@ from collections.abc import Iterable
 from pathlib import Path
 
 from babylon.core.errors import ConfigError, ServingError
-from babylon.core.settings import Settings
+from babylon.core.settings import ServingSettings, fields, variable_of
 from babylon.serving.ports import require_free_port
 from babylon.serving.supervise import Service
 from babylon.serving.vllm.build import vllm_build
 
-# Two arms, what drains, and what is being loaded; on the CPU's side also what to roll back to.
+# On the GPU: two arms, a policy whose last calls run, and one that is being loaded. In the CPU's
+# memory also the rollback target and proposals.
 _MAX_LORAS, _MAX_CPU_LORAS = 4, 8
-# Rank of the adapters that are trained here.
-_MAX_LORA_RANK = 16
+_MAX_LORA_RANK = 16  # of the adapters that training writes
 _PORTS = 100  # above ENGINE_PORT
 _CAUSE = re.compile(r"^(?:\(.*?\) ERROR .*?\] )?((?:\w+\.)*\w*(?:Error|Exception): .+)$", re.M)
 
 
-def require_vllm(settings: Settings) -> str:
-    """The vLLM that the settings name: what is installed, or the address of a server.
+def require_vllm(serving: ServingSettings) -> str:
+    """Return the vLLM of the settings: its distribution and version, or a server's address.
 
     Raises:
-        ConfigError: they name none, or it is not there.
+        ConfigError: the settings name none, or it is not installed.
     """
-    extra_arguments(settings.serving.vllm_args)
-    if settings.serving.engine_url:
-        return settings.serving.engine_url
-    if settings.serving.vllm_python is None:
+    extra_arguments(serving.vllm_args)
+    if serving.engine_url:
+        return serving.engine_url
+    if serving.vllm_python is None:
         raise ConfigError(
-            "ENGINE=vllm needs VLLM_PYTHON, the python of an environment with vLLM in it, or"
-            " ENGINE_URL, a vLLM server that runs"
+            "ENGINE=vllm needs VLLM_PYTHON, the python of an environment with vLLM, or ENGINE_URL,"
+            " the address of a running vLLM server"
         )
-    return vllm_build(settings.serving.vllm_python)
+    return vllm_build(serving.vllm_python)
 
 
-def vllm_service(settings: Settings, base: str, name: str, port: int) -> Service:
-    """A server of ``base``, called ``name``, on loopback.
+def vllm_service(
+    serving: ServingSettings, base: str, name: str, port: int, *, logs: Path
+) -> Service:
+    """Return a server of the model ``base`` under ``name`` on loopback.
 
-    Logprobs are those of the distribution that was sampled, which at the model's own sampling
-    defaults (``--generation-config``) would not be the one that the request asks for.
+    ``--logprobs-mode`` makes logprobs those of the sampled distribution. ``--generation-config``
+    keeps the model's own sampling defaults out of requests.
     """
-    assert settings.serving.vllm_python is not None  # require_vllm came first
+    assert serving.vllm_python is not None  # require_vllm came first
     command = [
         *(sys.executable, "-m", "babylon.serving.vllm.process_group"),
-        *(settings.serving.vllm_python, "-m", "vllm.entrypoints.openai.api_server"),
+        *(serving.vllm_python, "-m", "vllm.entrypoints.openai.api_server"),
         *("--model", base, "--served-model-name", name),
         *("--host", "127.0.0.1", "--port", str(port), "--disable-uvicorn-access-log"),
         *("--enable-lora", "--max-loras", str(_MAX_LORAS)),
         *("--max-cpu-loras", str(_MAX_CPU_LORAS), "--max-lora-rank", str(_MAX_LORA_RANK)),
         *("--logprobs-mode", "processed_logprobs", "--generation-config", "vllm"),
-        *extra_arguments(settings.serving.vllm_args),
+        *extra_arguments(serving.vllm_args),
     ]
     return Service(
         name=f"vLLM server of {base}",
         command=command,
-        log=settings.home.logs / f"vllm-{port}.log",
+        log=logs / f"vllm-{port}.log",
         environment={
-            **dict.fromkeys(settings.environment(), ""),  # nobody else's secrets
+            # vLLM gets none of our settings, and so no secrets
+            **{variable_of(field): "" for _, _, field in fields()},
             "VLLM_ALLOW_RUNTIME_LORA_UPDATING": "1",
             "VLLM_NO_USAGE_STATS": "1",
         },
@@ -67,10 +70,10 @@ def vllm_service(settings: Settings, base: str, name: str, port: int) -> Service
 
 
 def extra_arguments(given: str) -> list[str]:
-    """``VLLM_ARGS`` as a shell would read them; they come last, and so win.
+    """Split ``VLLM_ARGS`` as a shell does. They come last and override other arguments.
 
     Raises:
-        ConfigError: a quotation mark is open.
+        ConfigError: a quotation is not closed.
     """
     try:
         return shlex.split(given)
@@ -78,14 +81,14 @@ def extra_arguments(given: str) -> list[str]:
         raise ConfigError(f"VLLM_ARGS={given!r}: {error}") from error
 
 
-def free_port(settings: Settings, taken: Iterable[int]) -> int:
-    """The first port above ``ENGINE_PORT`` that nobody has or will have.
+def free_port(serving: ServingSettings, taken: Iterable[int]) -> int:
+    """Return the first free port above ``ENGINE_PORT`` that is neither taken nor set for others.
 
     Raises:
-        ServingError: there is none.
+        ServingError: all ports are taken.
     """
-    reserved = {*taken, settings.serving.endpoint_port, settings.prefect.port}
-    first = settings.serving.engine_port + 1
+    reserved = {*taken, serving.endpoint_port, serving.admin_port}
+    first = serving.engine_port + 1
     for port in range(first, first + _PORTS):
         if port not in reserved:
             try:
@@ -100,7 +103,7 @@ def free_port(settings: Settings, taken: Iterable[int]) -> int:
 
 
 def cause_of_death(log: Path, since: int) -> str:
-    """The first error after byte ``since`` of a log: the last ones only say that there was one."""
+    """Return the first error after byte ``since`` of a log. Later errors only refer to it."""
     with log.open("rb") as file:
         file.seek(since)
         written = file.read().decode(errors="replace").strip()

@@ -1,8 +1,7 @@
-"""Runs a command whose whole family ends with it, and with whoever started us.
+"""Runs a command in its own process group, which ends with the command or with our supervisor.
 
-vLLM's workers outlive an API server that is killed, with the GPU's memory in their hands: the
-command gets a process group of its own, which is killed whenever the command or our supervisor is
-gone.
+vLLM's workers outlive an API server that is killed, and keep the GPU's memory. Killing the group
+ends them.
 """
 
 import asyncio
@@ -14,11 +13,11 @@ from contextlib import suppress
 from babylon.serving.supervise import exit_with_supervisor
 from babylon.serving.vllm.build import environment_of_others
 
-GRACE_S = 8.0  # to end by itself; whoever stops us waits a little longer
+GRACE_S = 8.0  # between SIGTERM and SIGKILL; a supervisor waits longer than this
 
 
 async def run(command: list[str]) -> int:
-    """Exit code of the command; one that a signal ended counts as 128 + its number."""
+    """Run a command and return its exit code, or 128 + the number of the signal that ended it."""
     stop = asyncio.Event()
     loop = asyncio.get_running_loop()
     for number in (signal.SIGTERM, signal.SIGINT):
@@ -34,7 +33,7 @@ async def run(command: list[str]) -> int:
     if not ended.done():
         child.terminate()
         await asyncio.wait({ended}, timeout=GRACE_S)
-    with suppress(ProcessLookupError):  # nobody is left
+    with suppress(ProcessLookupError):  # all processes have ended
         os.killpg(child.pid, signal.SIGKILL)
     code = await ended
     for task in (supervised, stopped):

@@ -1,14 +1,13 @@
-"""A vLLM server over HTTP: its models, and adapters that come and go at run time.
+"""HTTP client of a vLLM server: its models, and loading of adapters at run time.
 
-An adapter is never loaded in place: a sequence would switch weights midway, and cached prefixes
-would keep the old ones.
+An adapter is never loaded in place. A running sequence would change weights midway, and cached
+prefixes would be those of the old weights.
 """
-
-from typing import Any
 
 import aiohttp
 import msgspec
 from msgspec import Struct
+from prometheus_client.parser import text_string_to_metric_families
 
 from babylon.core.errors import ServingError
 from babylon.serving.openai_wire import RequestError
@@ -22,8 +21,8 @@ class VllmDownError(ServingError):
     """The server does not answer."""
 
 
-class Card(Struct, frozen=True):
-    """A model that is served. ``parent`` is the base's name, of an adapter."""
+class VllmModelCard(Struct, frozen=True):
+    """A model that the server serves. ``parent``: name of an adapter's base model."""
 
     id: str
     root: str | None = None
@@ -31,7 +30,7 @@ class Card(Struct, frozen=True):
 
 
 class _Cards(Struct, frozen=True):
-    data: list[Card]
+    data: list[VllmModelCard]
 
 
 class VllmClient:
@@ -41,23 +40,25 @@ class VllmClient:
         self.url = url
         self._http = http
 
-    async def cards(self) -> list[Card]:
-        """
+    async def cards(self) -> list[VllmModelCard]:
+        """Return the models that the server serves.
+
         Raises:
-            VllmDownError: no answer.
-            TimeoutError: it is too busy to answer.
+            VllmDownError: the server does not answer.
+            TimeoutError: the server is too busy to answer.
         """
         body = await self._get("/v1/models")
         try:
             return msgspec.json.decode(body, type=_Cards).data
         except msgspec.DecodeError as error:
-            raise VllmDownError(f"what is at {self.url} is no vLLM server: {error}") from error
+            raise VllmDownError(f"{self.url} is not a vLLM server: {error}") from error
 
     async def load(self, name: str, path: str) -> None:
-        """
+        """Load an adapter.
+
         Raises:
-            RequestError: it refuses the adapter.
-            VllmDownError: no answer.
+            RequestError: the server refuses the adapter.
+            VllmDownError: the server does not answer.
         """
         body = {"lora_name": name, "lora_path": path}
         try:
@@ -66,45 +67,45 @@ class VllmClient:
             if error.status == 404 and str(error) == "Not Found":  # the route, not the adapter
                 raise RequestError(
                     400,
-                    f"the vLLM server at {self.url} takes no adapters: start it with --enable-lora"
+                    f"the vLLM server at {self.url} loads no adapters: start it with --enable-lora"
                     " and VLLM_ALLOW_RUNTIME_LORA_UPDATING=1",
                 ) from error
             raise
 
     async def unload(self, name: str) -> None:
-        """Answers that have begun are finished.
+        """Unload an adapter. Running answers are finished.
 
         Raises:
-            RequestError: there is no such adapter.
-            VllmDownError: no answer.
+            RequestError: unknown adapter.
+            VllmDownError: the server does not answer.
         """
         await self._send("POST", "/v1/unload_lora_adapter", _WORK, {"lora_name": name})
 
     async def draw_one_token(self, model: str) -> None:
-        """Try a model out; what is compiled at the first call is compiled then.
+        """Draw a token, to see that the model answers, and to compile what the first call compiles.
 
         Raises:
-            RequestError: it cannot answer.
-            VllmDownError: no answer.
+            RequestError: the model cannot answer.
+            VllmDownError: the server does not answer.
         """
         messages = [{"role": "user", "content": "hello"}]
         body = {"model": model, "messages": messages, "max_tokens": 1, "logprobs": True}
         await self._send("POST", "/v1/chat/completions", _WORK, body)
 
     async def in_flight(self) -> int:
-        """Requests that it answers or keeps waiting.
+        """Return the number of running and waiting requests.
 
         Raises:
-            VllmDownError: no answer.
+            VllmDownError: the server does not answer.
         """
-        lines = (await self._get("/metrics")).decode().splitlines()
-        samples = [line for line in lines if line.startswith(tuple(f"{n}{{" for n in _BUSY))]
-        return sum(int(float(sample.rpartition(" ")[2])) for sample in samples)
+        families = text_string_to_metric_families((await self._get("/metrics")).decode())
+        samples = [sample for family in families for sample in family.samples]
+        return sum(int(sample.value) for sample in samples if sample.name in _BUSY)
 
     async def _get(self, path: str) -> bytes:
         try:
             return await self._send("GET", path, _ASK)
-        except RequestError as error:  # it wants a key, for example
+        except RequestError as error:  # it requires an API key, for example
             raise VllmDownError(f"{self.url}{path} answers {error.status}: {error}") from error
 
     async def _send(
@@ -119,7 +120,7 @@ class VllmClient:
             if isinstance(error, TimeoutError) and not isinstance(
                 error, aiohttp.ServerTimeoutError
             ):
-                raise  # it is there, but busy
+                raise  # the server accepted the connection, but is busy
             raise VllmDownError(
                 f"the vLLM server at {self.url} does not answer ({error or type(error).__name__})"
             ) from error
@@ -129,9 +130,9 @@ class VllmClient:
 
 
 def _message(body: bytes) -> str:
-    """Of vLLM's error, or of the framework's below it."""
+    """Return the message of an error by vLLM, or by the web framework below it."""
     try:
-        told: Any = msgspec.json.decode(body)
-        return str(told["error"]["message"] if "error" in told else told["detail"])
+        answer = msgspec.json.decode(body)
+        return str(answer["error"]["message"] if "error" in answer else answer["detail"])
     except (msgspec.DecodeError, KeyError, TypeError):
         return body.decode(errors="replace")[:500]

@@ -1,55 +1,64 @@
-"""Which vLLM server answers for which policy; servers come and go with the models they serve.
+"""The vLLM servers of a host, started and stopped with the models they serve.
 
-A model and all adapters on it share a server, unless this vLLM would mix them up. A model that no
-server has gets one next to the others, and a server stops when nobody needs it and what it had
-begun is answered: new full weights start beside the old ones (blue/green), so both must fit.
+A model and its adapters share a server, unless this vLLM build would mix them up. Another full
+model gets another server. A server stops when it has no policy and no running request. So new full
+weights start beside the old ones (blue/green), and both must fit into memory.
 """
 
 import asyncio
 import logging
-from typing import Any
+from collections.abc import Sequence
+from pathlib import Path
 from urllib.parse import urlsplit
 
 import aiohttp
 
 from babylon.core.errors import ModelError
-from babylon.core.settings import Settings
+from babylon.core.settings import ServingSettings
 from babylon.serving.engine_protocol import PolicyCard
 from babylon.serving.openai_wire import RequestError
 from babylon.serving.vllm.command import free_port, vllm_service
 from babylon.serving.vllm.vllm_client import VllmClient
-from babylon.serving.vllm.vllm_policy import Policy, read_policy
-from babylon.serving.vllm.vllm_server import Server
+from babylon.serving.vllm.vllm_policy import VllmPolicy, read_policy
+from babylon.serving.vllm.vllm_server import VllmServer
 
 log = logging.getLogger(__name__)
 
-Key = tuple[str, bool]  # base model, and whether the server is for adapters on it alone
-_ANY: Key = ("", False)  # of a server that is not ours: it serves what it serves
+Key = tuple[str, bool]  # base model; True if the server is for its adapters only
+_ANY: Key = ("", False)  # of the server at ENGINE_URL, whatever it serves
 
 
-class Fleet:
-    """vLLM servers by the model they were started with; or one that runs at ``ENGINE_URL``.
+class VllmFleet:
+    """vLLM servers by their base model, or the one server at ``ENGINE_URL``.
 
-    ``adapters_apart``: a model and adapters on it must not share a server.
+    ``reserved_ports``: ports of other services. ``adapters_apart``: a model and its adapters must
+    not share a server.
     """
 
     def __init__(
-        self, http: aiohttp.ClientSession, settings: Settings, *, adapters_apart: bool
+        self,
+        http: aiohttp.ClientSession,
+        serving: ServingSettings,
+        *,
+        logs: Path,
+        reserved_ports: Sequence[int],
+        adapters_apart: bool,
     ) -> None:
-        self._http, self._settings, self._adapters_apart = http, settings, adapters_apart
-        self._servers: dict[Key, Server] = {}
+        self._http, self._serving, self._logs = http, serving, logs
+        self._reserved_ports, self._adapters_apart = reserved_ports, adapters_apart
+        self._servers: dict[Key, VllmServer] = {}
         self._retiring: set[asyncio.Task[None]] = set()
-        if settings.serving.engine_url:
-            url = settings.serving.engine_url.rstrip("/")
-            self._servers[_ANY] = Server(VllmClient(http, url), None)
+        if serving.engine_url:
+            url = serving.engine_url.rstrip("/")
+            self._servers[_ANY] = VllmServer(VllmClient(http, url), None)
 
     async def load(self, name: str, path: str, version: int) -> PolicyCard:
-        """Load a checkpoint under a new name, and wait until it answers; the same is a no-op.
+        """Load a checkpoint under a new name, and wait until it answers. The same again is a no-op.
 
         Raises:
-            ModelError: there is no such checkpoint, or its server does not start.
-            RequestError: 409, the name means another checkpoint; 400, vLLM refuses it.
-            ServingError: a server cannot be started, or one that is not ours does not answer.
+            ModelError: the checkpoint is not there, or its server does not start.
+            RequestError: 409, the name stands for another checkpoint; 400, vLLM refuses it.
+            ServingError: no port is free, or the server at ``ENGINE_URL`` does not answer.
         """
         policy = read_policy(name, path, version)
         known, _ = self._find(name)
@@ -60,7 +69,7 @@ class Fleet:
                 " another name",
             )
         key = (policy.base, policy.is_adapter and self._adapters_apart)
-        if self._settings.serving.engine_url:
+        if self._serving.engine_url:
             key = _ANY
         server = self._servers.get(key) or self._start(key, policy)
         try:
@@ -74,21 +83,22 @@ class Fleet:
         return _card(policy, server, (await server.ready()).get(name, name))
 
     async def unload(self, name: str) -> None:
-        """
+        """Unload a policy, and stop its server if it was the last.
+
         Raises:
-            RequestError: 404, there is no such policy.
+            RequestError: 404, unknown policy.
         """
         known, key = self._find(name)
         if known is None:
             raise RequestError(
-                404, f"policy {name!r} is not loaded: there is {', '.join(self.names) or 'none'}"
+                404, f"policy {name!r} is not loaded; loaded: {', '.join(self.names) or 'none'}"
             )
         server = self._servers[key]
         await server.unload(name)
         self._retire_if_idle(key, server)
 
     async def ready(self) -> list[PolicyCard]:
-        """The policies that can answer now."""
+        """Return the policies that can answer now."""
         servers = list(self._servers.values())
         found = await asyncio.gather(*(server.ready() for server in servers))
         return [
@@ -102,8 +112,8 @@ class Fleet:
     def names(self) -> list[str]:
         return [name for server in self._servers.values() for name in server.policies]
 
-    def describe(self) -> list[dict[str, Any]]:
-        """Each server, and whether it answers."""
+    def describe(self) -> list[dict[str, object]]:
+        """Return the state of each server, for ``/health``."""
         return [
             {
                 "base": base or None,
@@ -120,41 +130,41 @@ class Fleet:
             task.cancel()
         await asyncio.gather(*(server.stop() for server in self._servers.values()))
 
-    def _find(self, name: str) -> tuple[Policy | None, Key]:
+    def _find(self, name: str) -> tuple[VllmPolicy | None, Key]:
         for key, server in self._servers.items():
             if known := server.policies.get(name):
                 return known, key
         return None, _ANY
 
-    def _start(self, key: Key, policy: Policy) -> Server:
+    def _start(self, key: Key, policy: VllmPolicy) -> VllmServer:
         taken = [urlsplit(server.client.url).port or 0 for server in self._servers.values()]
-        port = free_port(self._settings, taken)
+        port = free_port(self._serving, [*taken, *self._reserved_ports])
         name = policy.base if policy.is_adapter else policy.name
-        service = vllm_service(self._settings, policy.base, name, port)
+        service = vllm_service(self._serving, policy.base, name, port, logs=self._logs)
         log.info("starting the %s on port %d; log: %s", service.name, port, service.log)
-        server = Server(VllmClient(self._http, f"http://127.0.0.1:{port}"), service)
+        server = VllmServer(VllmClient(self._http, f"http://127.0.0.1:{port}"), service)
         self._servers[key] = server
         return server
 
-    def _retire_if_idle(self, key: Key, server: Server) -> None:
+    def _retire_if_idle(self, key: Key, server: VllmServer) -> None:
         if server.idle and server.service:
             task = asyncio.create_task(self._retire(key, server))
             self._retiring.add(task)
             task.add_done_callback(self._retiring.discard)
 
-    async def _retire(self, key: Key, server: Server) -> None:
+    async def _retire(self, key: Key, server: VllmServer) -> None:
         await server.drained()
-        if server.idle:  # still
+        if server.idle:  # no policy was loaded while it drained
             await self._stop(key, server)
 
-    async def _stop(self, key: Key, server: Server) -> None:
+    async def _stop(self, key: Key, server: VllmServer) -> None:
         if self._servers.get(key) is server:
             del self._servers[key]
             log.info("stopping the vLLM server of %s at %s", key[0], server.client.url)
             await server.stop()
 
 
-def _card(policy: Policy, server: Server, model: str) -> PolicyCard:
+def _card(policy: VllmPolicy, server: VllmServer, model: str) -> PolicyCard:
     return PolicyCard(
         id=policy.name,
         object="model",

@@ -1,6 +1,6 @@
-"""The process that stands where the embedded engine would, and has vLLM servers do the work.
+"""The engine process for ``ENGINE=vllm``: it starts and looks after vLLM servers.
 
-It speaks ``babylon.serving.engine_protocol``; calls go to the servers directly, never through here.
+It implements ``babylon.serving.engine_protocol``. Calls go to the servers directly.
 """
 
 import asyncio
@@ -19,23 +19,29 @@ from babylon.serving.openai_wire import RequestError
 from babylon.serving.supervise import exit_with_supervisor
 from babylon.serving.vllm.build import mixes_base_with_adapters
 from babylon.serving.vllm.command import require_vllm
-from babylon.serving.vllm.vllm_fleet import Fleet
+from babylon.serving.vllm.vllm_fleet import VllmFleet
 
-FLEET = web.AppKey("fleet", Fleet)
+FLEET = web.AppKey("fleet", VllmFleet)
 
 
 def make_app(settings: Settings) -> web.Application:
-    """The host's HTTP application; its servers stop with it.
+    """Return the host's HTTP application. Its servers stop with it.
 
     Raises:
         ConfigError: the settings name no vLLM.
     """
-    adapters_apart = mixes_base_with_adapters(require_vllm(settings))
+    adapters_apart = mixes_base_with_adapters(require_vllm(settings.serving))
     app = web.Application(middlewares=[openai_errors])
 
     async def run_fleet(app: web.Application) -> AsyncIterator[None]:
         async with aiohttp.ClientSession() as http:
-            app[FLEET] = Fleet(http, settings, adapters_apart=adapters_apart)
+            app[FLEET] = VllmFleet(
+                http,
+                settings.serving,
+                logs=settings.home.logs,
+                reserved_ports=(settings.prefect.port,),
+                adapters_apart=adapters_apart,
+            )
             yield
             await app[FLEET].close()
 
@@ -74,7 +80,7 @@ async def _load(request: web.Request) -> web.Response:
         return json_response(await request.app[FLEET].load(name, source.path, source.version))
     except (msgspec.DecodeError, ModelError) as error:
         raise RequestError(400, str(error)) from error
-    except RequestError as error:  # vLLM's own refusals have statuses of their own
+    except RequestError as error:  # vLLM's own statuses mean something else in this protocol
         raise RequestError(409 if error.status == 409 else 400, str(error)) from error
     except ServingError as error:
         raise RequestError(503, str(error), code="unavailable") from error

@@ -1,4 +1,4 @@
-"""What a checkpoint is to vLLM: an adapter on a base model, or a model of its own."""
+"""A checkpoint as vLLM serves it: an adapter on a base model, or a full model."""
 
 import os.path
 from dataclasses import dataclass
@@ -15,8 +15,8 @@ class _AdapterConfig(Struct, frozen=True):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Policy:
-    """A checkpoint under its immutable name. ``base`` is the model of the server that answers."""
+class VllmPolicy:
+    """A checkpoint under its immutable name. ``base``: the model of the server for it."""
 
     name: str
     version: int
@@ -25,14 +25,15 @@ class Policy:
     is_adapter: bool
 
 
-def read_policy(name: str, path: str, version: int) -> Policy:
-    """
+def read_policy(name: str, path: str, version: int) -> VllmPolicy:
+    """Read a checkpoint's configuration.
+
     Raises:
-        ModelError: no checkpoint is there.
+        ModelError: there is no checkpoint at ``path``.
     """
     base = _base_of(path)
     is_adapter = base is not None
-    return Policy(
+    return VllmPolicy(
         name=name,
         version=version,
         path=path,
@@ -42,17 +43,17 @@ def read_policy(name: str, path: str, version: int) -> Policy:
 
 
 def canonical(model: str) -> str:
-    """A directory by its one true path; an id of the Hugging Face hub as it is."""
+    """Return a directory's real path; a Hugging Face model id stays as it is."""
     return os.path.realpath(model) if os.path.isdir(model) else model
 
 
 def _base_of(path: str) -> str | None:
-    """The base model of an adapter, ``None`` for a full model."""
+    """Return the base model of an adapter, ``None`` for a full model."""
     directory = Path(path)
     if not directory.is_dir():
         if directory.is_absolute():
             raise ModelError(f"no policy loads from {path}: there is no such directory")
-        return None  # an id of the hub
+        return None  # a Hugging Face model id
     config = directory / "adapter_config.json"
     if config.exists():
         try:
@@ -62,6 +63,6 @@ def _base_of(path: str) -> str | None:
         return adapter.base_model_name_or_path
     if not (directory / "config.json").exists():
         raise ModelError(
-            f"no policy loads from {path}: neither config.json nor adapter_config.json in it"
+            f"no policy loads from {path}: it has neither config.json nor adapter_config.json"
         )
     return None

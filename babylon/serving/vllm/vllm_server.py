@@ -1,7 +1,7 @@
-"""One vLLM server and the policies that it is to hold, which it is made to hold again and again.
+"""One vLLM server, and the policies that it must hold.
 
-What was loaded at run time is lost with the process. So there is one operation for the first time
-and for every time after: look at what the server has, add what is missing, try it out.
+A server that restarts has lost its adapters. So the first load and every later one are the same
+operation: compare what the server serves with what it must hold, load what is missing, try it out.
 """
 
 import asyncio
@@ -13,34 +13,34 @@ from babylon.core.errors import ModelError
 from babylon.serving.openai_wire import RequestError
 from babylon.serving.supervise import Service, Supervised, supervised
 from babylon.serving.vllm.command import cause_of_death
-from babylon.serving.vllm.vllm_client import Card, VllmClient, VllmDownError
-from babylon.serving.vllm.vllm_policy import Policy, canonical
+from babylon.serving.vllm.vllm_client import VllmClient, VllmDownError, VllmModelCard
+from babylon.serving.vllm.vllm_policy import VllmPolicy, canonical
 
 log = logging.getLogger(__name__)
 
 POLL_S = 0.5
-_REPORT_S = 30.0  # how often a start that takes its time is told
+_REPORT_S = 30.0  # interval of log lines during a long start
 
 
-class Server:
-    """A server at ``client.url``: our own child that runs ``service``, or somebody else's.
+class VllmServer:
+    """A server at ``client.url``: a child process that runs ``service``, or one at ``ENGINE_URL``.
 
-    ``policies`` is what it holds, or is made to hold again; ``up`` says whether it answers.
+    ``policies``: what it must hold. ``up``: it answered the last time.
     """
 
     def __init__(self, client: VllmClient, service: Service | None) -> None:
         self.client, self.service = client, service
-        self.policies: dict[str, Policy] = {}
+        self.policies: dict[str, VllmPolicy] = {}
         self.up = False
         self._was_up = False
         self._loading = 0
-        self._cards: list[Card] = []
+        self._cards: list[VllmModelCard] = []
         self._tried: set[str] = set()
         self._changing = asyncio.Lock()
         self._process: Supervised | None = None
         self._log_start = 0
         self._life = asyncio.create_task(self._live())
-        self._life.add_done_callback(_die_of_a_bug)
+        self._life.add_done_callback(_end_host_on_bug)
 
     @property
     def idle(self) -> bool:
@@ -50,13 +50,13 @@ class Server:
         self._life.cancel()
         await asyncio.gather(self._life, return_exceptions=True)
 
-    async def load(self, policy: Policy) -> None:
-        """Hold the policy from now on; returns when it can answer.
+    async def load(self, policy: VllmPolicy) -> None:
+        """Hold a policy from now on, and wait until it can answer.
 
         Raises:
             ModelError: the server does not start.
-            RequestError: it refuses the policy, or has another one of that name.
-            VllmDownError: it is not ours to start, and does not answer.
+            RequestError: the server refuses the policy, or has another one of that name.
+            VllmDownError: the server at ``ENGINE_URL`` does not answer.
         """
         self._loading += 1
         try:
@@ -67,20 +67,20 @@ class Server:
             self._loading -= 1
 
     async def unload(self, name: str) -> None:
-        """Answers that have begun are finished; a full model stays while the server does.
+        """Unload an adapter; a full model stays as long as its server. Running answers finish.
 
-        It does not wait for what is being loaded: an adapter that is loaded again at this moment
-        may stay there, but is no policy any more.
+        This does not wait for a load. An adapter that the server loads again at this moment may
+        stay there, but is no longer a policy.
         """
         policy = self.policies.pop(name)
         if policy.is_adapter:
             try:
                 await self.client.unload(name)
-            except (RequestError, VllmDownError) as error:  # then it is not there
+            except (RequestError, VllmDownError) as error:  # the adapter is gone already
                 log.info("%s was not loaded: %s", name, error)
 
     async def ready(self) -> dict[str, str]:
-        """Names of the policies that can answer now → their names there."""
+        """Return the policies that can answer now: name → model name at the server."""
         try:
             cards = await self._look()
         except (VllmDownError, TimeoutError):
@@ -89,7 +89,7 @@ class Server:
         return {name: card.id for name, card in found.items() if card}
 
     async def drained(self) -> None:
-        """Wait until it answers nothing, and a moment later still nothing."""
+        """Wait until the server has no request in two successive looks."""
         quiet = 0
         while quiet < 2:
             try:
@@ -110,7 +110,7 @@ class Server:
             await self._look_after()
 
     async def _look_after(self) -> None:
-        """What the server has lost is loaded before anybody asks for it."""
+        """Load again what the server has lost, every ``POLL_S``."""
         down_since = told = time.monotonic()
         while True:
             try:
@@ -127,8 +127,8 @@ class Server:
                 log.warning("%s is busy", self.client.url)
             await asyncio.sleep(POLL_S)
 
-    async def _repair(self, policy: Policy) -> None:
-        """A policy that the server takes no more is dropped: who needs it asks again, and why."""
+    async def _repair(self, policy: VllmPolicy) -> None:
+        """Load a lost policy again, or drop it if the server refuses it now."""
         async with self._changing:
             if policy.name not in self.policies:
                 return
@@ -138,8 +138,14 @@ class Server:
                 del self.policies[policy.name]
                 log.error("%s is lost: %s", policy.name, error)
 
-    async def _try_to_hold(self, policy: Policy) -> bool:
-        """Whether the server was there to do it."""
+    async def _try_to_hold(self, policy: VllmPolicy) -> bool:
+        """Hold a policy. Return False if the server is starting or busy.
+
+        Raises:
+            ModelError: the server ended before it ever answered.
+            RequestError: the server refuses the policy.
+            VllmDownError: the server at ``ENGINE_URL`` does not answer.
+        """
         if self._process and self._process.exit_code is not None and not self._was_up:
             service = self._process.service
             cause = cause_of_death(service.log, self._log_start)
@@ -155,8 +161,8 @@ class Server:
                 raise
             return False
 
-    async def _hold(self, policy: Policy) -> None:
-        """Have the server hold a policy, and try it out where that was not done."""
+    async def _hold(self, policy: VllmPolicy) -> None:
+        """Load a policy if the server lacks it, and try it out if that was not done."""
         cards = await self._look()
         card = _find(policy, cards)
         if card is None and policy.is_adapter:
@@ -166,7 +172,7 @@ class Server:
         if policy.name not in self._tried:
             await self._try_out(policy, card.id if card else policy.name)
 
-    async def _add(self, policy: Policy, cards: list[Card]) -> None:
+    async def _add(self, policy: VllmPolicy, cards: list[VllmModelCard]) -> None:
         if all(_model(card) != policy.base for card in _bases(cards)):
             raise RequestError(
                 400, f"{policy.path} is an adapter of {policy.base}, but {self._serves(cards)}"
@@ -180,7 +186,7 @@ class Server:
         await self.client.load(policy.name, policy.path)
         log.info("%s holds %s", self.client.url, policy.name)
 
-    async def _try_out(self, policy: Policy, name: str) -> None:
+    async def _try_out(self, policy: VllmPolicy, name: str) -> None:
         try:
             await self.client.draw_one_token(name)
         except RequestError as error:
@@ -189,8 +195,8 @@ class Server:
             raise RequestError(400, f"{policy.path} cannot answer: {error}") from error
         self._tried.add(policy.name)
 
-    async def _look(self) -> list[Card]:
-        """What it serves; while it is busy, what it served last."""
+    async def _look(self) -> list[VllmModelCard]:
+        """Return what the server serves, or what it served last if it is busy."""
         try:
             self._cards = await self.client.cards()
         except VllmDownError:
@@ -204,29 +210,30 @@ class Server:
         self.up = self._was_up = True
         return self._cards
 
-    def _serves(self, cards: list[Card]) -> str:
+    def _serves(self, cards: list[VllmModelCard]) -> str:
         served = ", ".join(map(_model, _bases(cards))) or "nothing"
         return f"the vLLM server at {self.client.url} serves {served}"
 
 
-def _die_of_a_bug(life: "asyncio.Task[None]") -> None:
-    """A server that nobody looks after any more would only seem to be there: start anew."""
+def _end_host_on_bug(life: "asyncio.Task[None]") -> None:
+    """End the host, which is then started again, if a server's task failed: nothing would look
+    after that server."""
     if not life.cancelled() and (error := life.exception()):
         log.critical("the host cannot go on", exc_info=error)
         signal.raise_signal(signal.SIGTERM)
 
 
-def _bases(cards: list[Card]) -> list[Card]:
+def _bases(cards: list[VllmModelCard]) -> list[VllmModelCard]:
     return [card for card in cards if card.parent is None]
 
 
-def _model(card: Card) -> str:
+def _model(card: VllmModelCard) -> str:
     return canonical(card.root or card.id)
 
 
-def _find(policy: Policy, cards: list[Card]) -> Card | None:
-    """The card under which a policy answers: an adapter under its own name, a full model under any
-    that the server was started with."""
+def _find(policy: VllmPolicy, cards: list[VllmModelCard]) -> VllmModelCard | None:
+    """Return the card of a policy: an adapter's own, or for a full model any that the server was
+    started with."""
     if policy.is_adapter:
         of_name = (card for card in cards if card.id == policy.name and card.root == policy.path)
         return next(of_name, None)

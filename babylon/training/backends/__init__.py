@@ -1,1 +1,1 @@
-"""Who computes an update: one trainer a file, behind one signature, chosen by ``TRAINER``."""
+"""Trainers that compute an update, one a file, with one signature. ``TRAINER`` chooses one."""

@@ -1,54 +1,55 @@
-"""``TRAINER=art-local``: a window through a backend of ART whose checkpoints lie on this disk."""
+"""``TRAINER=art-local``: a window trained by an ART backend that keeps checkpoints on this disk."""
 
 import asyncio
 import shutil
 import sys
 from contextlib import redirect_stdout
-from importlib import import_module
 from pathlib import Path
 from types import ModuleType
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from babylon.core.errors import TrainingError, WindowNotReadyError
-from babylon.policies.adopt import adapter_base, adopt_adapter
+from babylon.policies.adopt import adopt_adapter
+from babylon.policies.checkpoint_files import adapter_base
 from babylon.training.backends.art_metrics import from_art
-from babylon.training.backends.art_window import art_window, limits_of
+from babylon.training.backends.art_window import art_limits, art_window
+from babylon.training.backends.train_input import TrainInput
 from babylon.training.backends.trainer_requirements import require_art_local
-from babylon.training.backends.updater import TrainInput
-
-if TYPE_CHECKING:
-    from babylon.training.update import Update
+from babylon.training.update_result import Update
 
 
-async def update_art_local(work: TrainInput) -> "Update":
-    """One window on this machine's GPU, with ART's own trainer."""
-    require_art_local(work.settings)
+async def update_art_local(work: TrainInput) -> Update:
+    """Train one window on this machine's GPU, with ART's own trainer."""
+    require_art_local(work.settings.training)
     art = await load_art()
     root = work.settings.home.root / "art"
     return await update_on_disk(work, art.local_backend(root), root, scale_rewards=False)
 
 
-async def update_on_disk(work: TrainInput, backend: Any, root: Path, **options: Any) -> "Update":
-    """Train the parent with a backend that keeps its checkpoints where ART's ``LocalBackend`` does.
+async def update_on_disk(work: TrainInput, backend: Any, root: Path, **options: Any) -> Update:
+    """Train the parent with a backend that stores checkpoints as ART's ``LocalBackend`` does.
 
-    The model is this claim's alone: its step 0 is the parent's adapter, its step 1 the result.
+    Every claim has an ART model of its own: step 0 is the parent's adapter, step 1 the result.
+
+    Args:
+        backend: an ``art.Backend``.
+        root: the directory below which the backend stores its models.
+        options: further arguments of the backend's ``train``.
 
     Raises:
         WindowNotReadyError: nothing in the window can be trained.
         TrainingError: the backend failed; ``work.target`` was not written.
     """
-    from babylon.training.update import Update
-
-    limits = limits_of(work, context=None, secrets=None)
+    limits = art_limits(work, context=None, secrets=None)
     window = await asyncio.to_thread(art_window, work.rows, limits)
     art = await load_art()
-    base = await asyncio.to_thread(adapter_base, work.parent.uri)
+    base = await asyncio.to_thread(adapter_base, work.parent.uri) or work.parent.uri
     model = art.Model(name=work.target.name, project=work.settings.model.name, base_model=base)
     directory = root / model.project / "models" / model.name
-    await asyncio.to_thread(_lay_out, directory, work.parent.uri, base)
+    await asyncio.to_thread(_write_step_0, directory, work.parent.uri, base)
     try:
         groups = await asyncio.to_thread(art.trajectory_groups, window.rows)
-        with redirect_stdout(sys.stderr):  # ART prints, and stdout is for results
+        with redirect_stdout(sys.stderr):  # ART prints, and stdout carries results only
             await model.register(backend)
             rate = work.settings.training.effective_learning_rate
             result = await backend.train(model, groups, learning_rate=rate, **options)
@@ -56,7 +57,7 @@ async def update_on_disk(work: TrainInput, backend: Any, root: Path, **options: 
             raise WindowNotReadyError(f"{type(backend).__name__} found nothing to train")
         checkpoint = directory / "checkpoints" / f"{result.step:04d}"
         await asyncio.to_thread(adopt_adapter, checkpoint, base, work.target)
-    except RuntimeError as error:  # CUDA's, and that of a trainer process which died
+    except RuntimeError as error:  # from CUDA, or from a trainer process that died
         raise TrainingError(f"{type(backend).__name__} failed: {error}") from error
     finally:
         await backend.close()
@@ -69,13 +70,21 @@ async def update_on_disk(work: TrainInput, backend: Any, root: Path, **options: 
 
 
 async def load_art() -> ModuleType:
-    """``babylon.art.client``, imported in a thread: that takes 8 s, and a lease wants to be
-    renewed."""
-    return await asyncio.to_thread(import_module, "babylon.art.client")
+    """The module ``art_client``, imported in a thread.
+
+    The import takes 8 s. In the event loop it would delay the renewal of the claim's lease.
+    """
+
+    def imported() -> ModuleType:
+        from babylon.training.backends import art_client
+
+        return art_client
+
+    return await asyncio.to_thread(imported)
 
 
-def _lay_out(directory: Path, parent: str, base: str) -> None:
-    """Step 0 of a model is its parent's adapter; what a claim before left there goes away."""
+def _write_step_0(directory: Path, parent: str, base: str) -> None:
+    """Delete files of an earlier attempt, and copy the parent's adapter as step 0."""
     shutil.rmtree(directory, ignore_errors=True)
     if parent != base:
         shutil.copytree(parent, directory / "checkpoints" / "0000")

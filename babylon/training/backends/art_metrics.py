@@ -1,13 +1,12 @@
-"""What an update told, under ART's names and under ours."""
+"""Figures of an update under ART's names and under ours."""
 
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass
-from typing import TYPE_CHECKING
+from dataclasses import asdict
 
-if TYPE_CHECKING:
-    from babylon.training.grpo.train_report import TrainReport
+from babylon.training.grpo.train_report import TrainReport
+from babylon.training.update_result import ArtReport
 
-GRADIENT_STEPS = "data/step_num_gradient_steps"  # how many there are, told with each of them
+GRADIENT_STEPS = "data/step_num_gradient_steps"  # the job's total, repeated in every record
 TRAINABLE_GROUPS = "data/step_num_groups_trainable"
 _ART_NAMES = {
     "training_loss": "loss/train",
@@ -20,29 +19,8 @@ _ART_NAMES = {
 }
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class ArtReport:
-    """What is known of an update that another trainer made: some of what our own reports, under
-    the same names. None: it did not tell."""
-
-    training_loss: float | None
-    entropy: float | None
-    kl_after: float | None
-    grad_norm: float | None
-    train_steps: float | None
-
-    trained_trajectories: int
-    groups_without_signal: int
-    calls: int
-    tokens: int
-    calls_unlogged: int  # left out: their tokens or logprobs are unknown
-    calls_too_stale: int  # left out
-    calls_with_secrets: int  # left out
-    calls_redacted: int  # a secret in the prompt was replaced
-
-
-def to_art(report: "TrainReport | ArtReport") -> dict[str, float]:
-    """Our trainer's report, its numbers only; what ART has no name for goes under ``loss/``."""
+def to_art(report: TrainReport | ArtReport) -> dict[str, float]:
+    """The report's numbers under ART's names. Figures unknown to ART go under ``loss/``."""
     return {
         _ART_NAMES.get(name, f"loss/{name}"): float(value)
         for name, value in asdict(report).items()
@@ -51,6 +29,16 @@ def to_art(report: "TrainReport | ArtReport") -> dict[str, float]:
 
 
 def from_art(metrics: Mapping[str, float], counts: Mapping[str, int]) -> ArtReport:
-    """A trainer's metrics, and what we counted ourselves when we sent the window."""
-    told = ("training_loss", "entropy", "kl_after", "grad_norm", "train_steps")
-    return ArtReport(**{name: metrics.get(_ART_NAMES[name]) for name in told}, **counts)  # type: ignore[arg-type]
+    """The report of an ART trainer: its metrics, and our own ``counts`` of what was sent."""
+
+    def figure(name: str) -> float | None:
+        return metrics.get(_ART_NAMES[name])
+
+    return ArtReport(
+        training_loss=figure("training_loss"),
+        entropy=figure("entropy"),
+        kl_after=figure("kl_after"),
+        grad_norm=figure("grad_norm"),
+        train_steps=figure("train_steps"),
+        **counts,
+    )

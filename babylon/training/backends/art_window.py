@@ -1,9 +1,9 @@
-"""A window's rows as ART's trainers may have them: exact calls of groups with signal, no secrets.
+"""The part of a window that ART's trainers get: exact calls of groups with signal, no secrets.
 
-ART's loss is for tokens sampled at temperature 1 whose logprobs are known; other calls are left
-out and counted. What goes to somebody else's machine is scrubbed first: in a prompt a secret is
-replaced, while a reply is made of the very tokens that are trained and cannot be changed, so a
-call whose reply holds one is left out. Then everything is looked through once more.
+ART's loss is defined for tokens sampled at temperature 1 with known logprobs. Other calls are left
+out and counted. Rows that leave this machine are redacted: secrets in prompts are replaced. The
+tokens of a reply are trained and cannot be changed, so a call whose reply holds a secret is left
+out. A last check then searches all rows for secrets, and sends nothing if it finds one.
 """
 
 import os
@@ -15,26 +15,26 @@ from urllib.parse import unquote, urlsplit
 import msgspec
 
 from babylon.core.errors import TrainingError, WindowNotReadyError
-from babylon.core.redaction import find_secrets, redact
-from babylon.core.settings import Settings
+from babylon.core.settings import DatabaseSettings
+from babylon.core.text import find_secrets, redact
 from babylon.core.trajectories import Call, Message, TrainingRow
-from babylon.training.backends.updater import TrainInput
+from babylon.training.backends.train_input import TrainInput
+from babylon.training.call_tokens import sampling_obstacle
 from babylon.training.grpo.advantage import advantages
 from babylon.training.grpo.training_input import ScoredTrajectory
-from babylon.training.update import Excluded
+from babylon.training.update_result import Excluded
 
-_SECRET_NAMES = ("KEY", "TOKEN", "SECRET", "PASSWORD")  # how names of such variables end
-_TRUNCATING = ("top_p", "top_k", "min_p")  # as the gateway names them
-_MIN_SECRET = 8  # characters: shorter values ("postgres") are words
+_SECRET_NAMES = ("KEY", "TOKEN", "SECRET", "PASSWORD")  # last words of such variables' names
+_MIN_SECRET = 8  # characters: shorter values ("postgres") are common words
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Limits:
-    """What may be sent.
+class ArtLimits:
+    """Limits of what is sent to a trainer.
 
-    ``context``: the longest call in tokens. ``stale``: policy versions that are too old.
-    ``secrets``: those that are known by value; None: the rows stay on this machine as they are.
-    ``decode``: token ids → text; a reply's tokens may say more than its text (reasoning, tools).
+    ``context``: longest call in tokens. ``stale``: policy versions that are too old. ``secrets``:
+    known secret values; None: the rows stay on this machine and are not redacted. ``decode``: token
+    ids → text, because a reply's tokens can hold more than its text (reasoning, tools).
     """
 
     context: int | None
@@ -46,7 +46,7 @@ class Limits:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ArtWindow:
-    """Rows that can be sent, and what was left out of them and why."""
+    """Rows to send, and numbers of calls that were left out, by reason."""
 
     rows: tuple[TrainingRow, ...]
     excluded: Excluded
@@ -63,7 +63,7 @@ class ArtWindow:
         return tuple(row.trajectory_id for row in self.rows)
 
     def counts(self) -> dict[str, int]:
-        """What an ``ArtReport`` tells beside the trainer's own figures."""
+        """The figures of an ``ArtReport`` that we count ourselves."""
         return {
             "trained_trajectories": len(self.rows),
             "groups_without_signal": self.groups_without_signal,
@@ -76,12 +76,12 @@ class ArtWindow:
         }
 
 
-def art_window(rows: Sequence[TrainingRow], limits: Limits) -> ArtWindow:
-    """Choose and scrub.
+def art_window(rows: Sequence[TrainingRow], limits: ArtLimits) -> ArtWindow:
+    """Select the trainable calls, and redact secrets.
 
     Raises:
         WindowNotReadyError: no group with differing scores is left, or too few calls have logprobs.
-        TrainingError: a secret would have left the house.
+        TrainingError: a secret is left after redaction.
     """
     kept, reasons = _trainable(rows, limits)
     _check_logged(rows, reasons["unlogged"], limits.max_missing_logprobs)
@@ -95,7 +95,7 @@ def art_window(rows: Sequence[TrainingRow], limits: Limits) -> ArtWindow:
         )
     sent = chosen
     if limits.secrets is not None:
-        sent = [_scrubbed(row, limits.secrets) for row in chosen]
+        sent = [_redacted(row, limits.secrets) for row in chosen]
         _check_clean(sent, limits.secrets)
     before = [call for row in chosen for call in row.calls]
     calls = [call for row in sent for call in row.calls]
@@ -112,16 +112,16 @@ def art_window(rows: Sequence[TrainingRow], limits: Limits) -> ArtWindow:
     )
 
 
-def limits_of(
+def art_limits(
     work: TrainInput,
     *,
     context: int | None,
     secrets: Collection[str] | None,
     decode: Callable[[Sequence[int]], str] | None = None,
-) -> Limits:
-    """The settings' limits, and those of who trains."""
+) -> ArtLimits:
+    """Limits from the settings, and those of the trainer."""
     allowed = work.settings.training.max_staleness
-    return Limits(
+    return ArtLimits(
         context=context,
         max_missing_logprobs=work.settings.training.max_missing_logprobs,
         stale={version for version, age in work.staleness.items() if age > allowed},
@@ -130,11 +130,13 @@ def limits_of(
     )
 
 
-def known_secrets(settings: Settings, environment: Mapping[str, str] = os.environ) -> set[str]:
-    """Values of this process's own credentials, whatever their form."""
+def known_secrets(
+    database: DatabaseSettings, environment: Mapping[str, str] = os.environ
+) -> set[str]:
+    """Values of this process's own credentials, of any format."""
     values = {value for name, value in environment.items() if name.upper().endswith(_SECRET_NAMES)}
-    if settings.database.url is not None:
-        url = settings.database.url.get_secret_value()
+    if database.url is not None:
+        url = database.url.get_secret_value()
         values |= {url, unquote(urlsplit(url).password or "")}
     return {value for value in values if len(value) >= _MIN_SECRET}
 
@@ -171,7 +173,7 @@ def _excluded(reasons: Counter[str]) -> Excluded:
 
 
 def _trainable(
-    rows: Sequence[TrainingRow], limits: Limits
+    rows: Sequence[TrainingRow], limits: ArtLimits
 ) -> tuple[list[TrainingRow], Counter[str]]:
     reasons: Counter[str] = Counter()
     kept = []
@@ -187,13 +189,11 @@ def _trainable(
     return kept, reasons
 
 
-def _obstacle(call: Call, limits: Limits) -> str | None:
-    """Why the call cannot be sent, if it cannot."""
-    if call.temperature <= 0:
-        return "greedy"
-    if call.top_p < 1 or any(cut in (call.untrainable or "") for cut in _TRUNCATING):
-        return "truncated"
-    if call.untrainable is not None or call.temperature != 1:
+def _obstacle(call: Call, limits: ArtLimits) -> str | None:
+    """The reason why the call cannot be sent, or None."""
+    if reason := sampling_obstacle(call):
+        return reason
+    if call.temperature != 1:
         return "untrainable"
     if call.policy_version in limits.stale:
         return "stale"
@@ -211,7 +211,7 @@ def _obstacle(call: Call, limits: Limits) -> str | None:
     return None
 
 
-def _scrubbed(row: TrainingRow, secrets: Collection[str]) -> TrainingRow:
+def _redacted(row: TrainingRow, secrets: Collection[str]) -> TrainingRow:
     calls = (
         msgspec.structs.replace(
             call,

@@ -1,14 +1,14 @@
-"""The trainers by the name that ``TRAINER`` has; only the chosen one is imported."""
+"""Trainers by the value of ``TRAINER``. Only the chosen trainer is imported."""
 
 from babylon.core.errors import ConfigError
-from babylon.training.backends.updater import Updater
+from babylon.training.backends.train_input import Updater
 
 
 def updater(name: str) -> Updater:
-    """Who computes the update.
+    """Return the trainer of this name. Blocking: its first import takes seconds.
 
     Raises:
-        ConfigError: there is no trainer of that name.
+        ConfigError: there is no trainer of this name.
     """
     match name:
         case "torch":

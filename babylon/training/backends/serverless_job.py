@@ -1,16 +1,16 @@
-"""A window's training job at W&B: submitted once, waited for by whoever claims the window.
+"""A window's training job at W&B: submitted once, and awaited by every later claim of the window.
 
-The service trains the newest checkpoint of a model, and has no list of jobs and no cancellation.
-Therefore one model is one line of checkpoints, trained by one job at a time:
+The service trains the newest checkpoint of a model. It cannot list or cancel jobs. Therefore a
+model is one line of checkpoints, trained by one job at a time:
 
-- Checkpoints after the parent's (a challenger that was rejected, a policy that was rolled back)
-  are deleted at W&B before a job starts; ours on disk stay.
-- A job's row says ``submitting`` before the request goes out and has the job's id before the first
-  look at its events. Whoever claims the window next waits for that job instead of submitting again.
-- A worker that dies between the request and the id leaves the one doubt there is. Its successor
-  waits for the checkpoint that the job, if it was ever received, must add; at the deadline
-  (``GPU_TIMEOUT_SECONDS`` after the row was written) the attempt is given up, and the run after
-  that submits anew.
+- Before a job starts, checkpoints after the parent's (of a rejected challenger, or of a policy that
+  was rolled back) are deleted at W&B. Our own copies on disk stay.
+- The job's row has the status ``submitting`` before the request is sent, and the job's id before
+  its events are read. The next claim of the window waits for that job and submits no other.
+- If a worker dies between the request and the id, the next claim cannot know whether W&B received
+  the request. It waits for the checkpoint that the job would add. At the deadline
+  (``GPU_TIMEOUT_SECONDS`` after the row was written) the job expires, and the next run submits
+  another.
 """
 
 import asyncio
@@ -24,22 +24,23 @@ import httpx
 import openai
 
 from babylon.core.errors import ConfigError, TrainingError
-from babylon.policies.adopt import adapter_base, adopt_adapter
+from babylon.policies.adopt import adopt_adapter
+from babylon.policies.checkpoint_files import adapter_base
 from babylon.store import training_jobs as jobs
 from babylon.store.training_jobs import TrainingJob
 from babylon.training.backends.art_local import load_art
 from babylon.training.backends.art_window import ArtWindow
-from babylon.training.backends.updater import TrainInput
+from babylon.training.backends.train_input import TrainInput
 
 TRAINER = "serverless"
-LAST_LOOK_S = 20.0  # a job whose deadline went by unwatched is looked at once more
+LAST_LOOK_S = 20.0  # wait for a job of an earlier claim, even past its deadline
 POLL_S = 5.0
 
 
-class Run:
-    """A window's job, from whatever an earlier claim left of it to the checkpoint on disk.
+class ServerlessRun:
+    """Runs a window's job to its checkpoint on disk, and resumes the job of an earlier claim.
 
-    ``choose`` is asked for the rows to send when, and only when, a new job is submitted.
+    ``choose`` returns the rows to send. It is called only if a new job is submitted.
     """
 
     def __init__(
@@ -50,19 +51,19 @@ class Run:
         self._store, self._claim = work.store, work.claim
 
     async def checkpoint(self) -> TrainingJob:
-        """Get the job done and its checkpoint pulled."""
+        """Complete the job, download its checkpoint to ``work.target`` and return the job."""
         job = await jobs.newest_job(self._store, self._claim.window_id)
         if job is not None and job.open:
             await jobs.take_job(self._store, self._claim, job)
             if done := await self._resume(job):
                 return done
-        elif job is not None and await self._is_there(job):
+        elif job is not None and await self._has_checkpoint(job):
             await self._fetch(job.step or 0)
             return job
         return await self._begin()
 
-    async def _is_there(self, job: TrainingJob) -> bool:
-        """Whether an earlier claim's job is done, and only its checkpoint was not committed."""
+    async def _has_checkpoint(self, job: TrainingJob) -> bool:
+        """True if an earlier claim's job is done and its checkpoint can still be used."""
         return (
             job.status == "done"
             and job.model == self._model.id
@@ -72,22 +73,24 @@ class Run:
         )
 
     async def _resume(self, job: TrainingJob) -> TrainingJob | None:
-        """Wait for an earlier claim's job; None when it is of no use and closed."""
+        """Wait for an earlier claim's job. Return None if the job was closed without a result."""
         if job.model != self._model.id:
             raise TrainingError(
-                f"window {job.window_id} is being trained on model {job.model}, now MODEL_NAME and"
-                f" WANDB_PROJECT mean {self._model.id}: set them back, or wait until"
+                f"window {job.window_id} is being trained on model {job.model}, but MODEL_NAME and"
+                f" WANDB_PROJECT now mean {self._model.id}: set them back, or wait until"
                 f" {job.deadline:%Y-%m-%d %H:%M:%S} UTC"
             )
         if job.status == "preparing":
-            await self._close(job, "failed", "its worker died before it was submitted")
+            await self._close(job, "failed", "its worker died before it submitted the job")
             return None
         if job.status == "submitting":
             metrics = await self._wait_for_checkpoint(job)
         else:
             metrics = await self._follow(job, [])
         if job.parent_version != self._work.parent.policy_version:
-            await self._close(job, "failed", f"policy {job.parent_version} is no longer champion")
+            await self._close(
+                job, "failed", f"policy {job.parent_version} is no longer the champion"
+            )
             return None
         return await self._pull(job, metrics)
 
@@ -97,9 +100,9 @@ class Run:
         parents = await parents_job(self._work)
         if parents is not None and parents.model != self._model.id:
             raise ConfigError(
-                f"policy {self._work.parent.policy_version} was trained on model {parents.model} of"
-                f" W&B, MODEL_NAME and WANDB_PROJECT mean {self._model.id}: set them back, or set"
-                " TRAINER=torch"
+                f"policy {self._work.parent.policy_version} was trained on W&B's model"
+                f" {parents.model}, but MODEL_NAME and WANDB_PROJECT mean {self._model.id}: set"
+                " them back, or set TRAINER=torch"
             )
         job = await jobs.begin_job(
             self._store,
@@ -124,25 +127,26 @@ class Run:
         return await self._pull(job, await self._follow(job, groups))
 
     async def _roll_back(self, job: TrainingJob, known: bool) -> None:
-        """Make the parent's checkpoint the model's newest, which is the one that is trained."""
+        """Delete newer checkpoints than the parent's: W&B always trains the newest one."""
         steps = await self._backend.checkpoints(self._model)
         if job.parent_step and job.parent_step not in steps:
             raise TrainingError(
-                f"W&B has no checkpoint {job.parent_step} of model {job.model}, on which policy"
-                f" {job.parent_version} rests, but {sorted(steps)}: set TRAINER=torch"
+                f"W&B has checkpoints {sorted(steps)} of model {job.model}, but not checkpoint"
+                f" {job.parent_step}, which is policy {job.parent_version}: set TRAINER=torch"
             )
         if not any(step > job.parent_step for step in steps):
             return
         if not known:
             raise ConfigError(
                 f"W&B's model {self._model.entity}/{self._model.project}/{self._model.name} has"
-                f" checkpoints {sorted(steps)} that are not from here: set MODEL_NAME to a new name"
+                f" checkpoints {sorted(steps)} that this home did not train: set MODEL_NAME to a"
+                " new name"
             )
         keep = [step for step in steps if step <= job.parent_step]
         await self._backend._delete_checkpoint_files(self._model, keep)
 
     async def _follow(self, job: TrainingJob, groups: Sequence[Any]) -> dict[str, float]:
-        """Submit a job, unless it is running already, and wait for its end → its metrics."""
+        """Submit the job, unless it is running already, wait for its end and return its metrics."""
         accepted = resumed = job.job_id is not None
 
         async def submitted(job_id: str) -> None:
@@ -158,7 +162,7 @@ class Run:
                     job_id=job.job_id,
                     submitted=submitted,
                     learning_rate=self._work.settings.training.effective_learning_rate,
-                    scale_rewards=False,  # as in our own trainer: near-ties must not blow up
+                    scale_rewards=False,  # as in our own trainer: scaling would amplify near-ties
                 )
         except TimeoutError as error:
             raise await self._overdue(job) from error
@@ -166,14 +170,14 @@ class Run:
             if not accepted and _was_refused(error):
                 await self._close(job, "failed", reason_of(error))
             raise
-        except RuntimeError as error:  # what ART makes of a training_failed event
+        except RuntimeError as error:  # ART raises it for a training_failed event
             await self._close(job, "failed", str(error))
             raise TrainingError(f"W&B, window {job.window_id}: {error}") from error
         metrics: dict[str, float] = result.metrics
         return metrics
 
     async def _wait_for_checkpoint(self, job: TrainingJob) -> dict[str, float]:
-        """Of a job whose id is unknown only the checkpoint will tell."""
+        """Wait for the checkpoint of a job whose id is unknown, and return its metrics."""
         try:
             async with asyncio.timeout(max(job.left_s, LAST_LOOK_S)):
                 while True:
@@ -186,13 +190,13 @@ class Run:
             raise await self._overdue(job) from error
 
     async def _pull(self, job: TrainingJob, metrics: dict[str, float]) -> TrainingJob:
-        """The one checkpoint that the job added comes to ``work.target``."""
+        """Download the checkpoint that the job added to ``work.target``, and finish the job."""
         steps = await self._backend.checkpoints(self._model)
         newer = sorted(step for step in steps if step > job.parent_step)
         if len(newer) != 1:
             reason = (
-                f"one checkpoint after {job.parent_step} was to be expected, W&B has"
-                f" {newer or 'none'}: nothing else may train this model"
+                f"expected one checkpoint after {job.parent_step}, but W&B has {newer or 'none'}:"
+                " nothing else may train this model"
             )
             await self._close(job, "failed", reason)
             raise TrainingError(f"W&B, window {job.window_id}: {reason}; run the window again")
@@ -200,8 +204,9 @@ class Run:
         return await jobs.finish_job(self._store, self._claim, job, step=newer[0], metrics=metrics)
 
     async def _fetch(self, step: int) -> None:
-        """Download a checkpoint and make it ours, at ``work.target``."""
-        base = await asyncio.to_thread(adapter_base, self._work.parent.uri)
+        """Download a checkpoint to ``work.target``, on our base model."""
+        parent = self._work.parent.uri
+        base = await asyncio.to_thread(adapter_base, parent) or parent
         target = self._work.target
         target.parent.mkdir(parents=True, exist_ok=True)
         with TemporaryDirectory(dir=target.parent, prefix=f".{target.name}-") as pulled:
@@ -211,7 +216,7 @@ class Run:
     async def _overdue(self, job: TrainingJob) -> TrainingError:
         await self._close(job, "expired", "overdue")
         return TrainingError(
-            f"W&B, window {job.window_id}: the job begun at {job.created_at:%Y-%m-%d %H:%M:%S} UTC"
+            f"W&B, window {job.window_id}: the job of {job.created_at:%Y-%m-%d %H:%M:%S} UTC"
             " did not end in time"
             f" (GPU_TIMEOUT_SECONDS={self._work.settings.prefect.gpu_timeout_s:g}): run the window"
             " again to submit another, or raise the limit"
@@ -224,10 +229,10 @@ class Run:
 
 
 async def parents_job(work: TrainInput) -> TrainingJob | None:
-    """The job that made the parent, None for the base model.
+    """The job that trained the parent, None for the base model.
 
     Raises:
-        ConfigError: the parent's weights are not at W&B.
+        ConfigError: W&B does not have the parent's weights.
     """
     parent = work.parent
     if parent.kind == "base":
@@ -236,24 +241,24 @@ async def parents_job(work: TrainInput) -> TrainingJob | None:
     if job is None or job.status != "done" or job.trainer != TRAINER:
         raise ConfigError(
             f"policy {parent.policy_version} was not trained at W&B, so its weights are not there:"
-            " go on with TRAINER=torch, or roll back to a policy that was"
+            " set TRAINER=torch, or roll back to a policy that was trained there"
             " (`babylon model rollback`)"
         )
     if await jobs.is_superseded(work.store, job):
         raise ConfigError(
             f"policy {parent.policy_version} was checkpoint {job.step} of its model at W&B, which"
-            " went on from an earlier one since: go on with TRAINER=torch"
+            " was trained from an earlier checkpoint since: set TRAINER=torch"
         )
     return job
 
 
 def _was_refused(error: openai.APIError) -> bool:
-    """Whether a submission certainly made no job: a refusal, or no connection at all."""
+    """True if the submission certainly created no job: it was refused, or never connected."""
     if isinstance(error, openai.APIStatusError):
         return error.status_code < 500 and error.status_code != 408
     return isinstance(error.__cause__, (httpx.ConnectError, httpx.ConnectTimeout))
 
 
 def reason_of(error: openai.APIError) -> str:
-    """What the provider said, or why it could not be reached."""
+    """The provider's message, and the reason if it could not be reached."""
     return f"{error.message} ({error.__cause__})" if error.__cause__ else error.message

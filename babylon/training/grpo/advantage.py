@@ -1,9 +1,9 @@
-"""Advantages of trajectories within their group, and what each of their calls counts.
+"""Advantages of trajectories within their group, and weights of calls within a train step.
 
 The default is the leave-one-out baseline (RLOO, arXiv 2402.14740, eq. 8): ``A_i = s_i - mean of
-the others = n / (n - 1) * (s_i - mean)``. Unlike GRPO (arXiv 2402.03300, section 4.1.2) there is
-no division by the group's standard deviation, which would blow up near-ties; it is an option, as
-is that of the whole window (REINFORCE++, arXiv 2501.03262).
+the others = n / (n - 1) * (s_i - mean)``. Unlike GRPO (arXiv 2402.03300, section 4.1.2), it does
+not divide by the group's standard deviation, because that amplifies near-ties. Division by the
+group's deviation is an option, and so is division by the window's (REINFORCE++, arXiv 2501.03262).
 """
 
 from collections import Counter, defaultdict
@@ -11,7 +11,7 @@ from collections.abc import Sequence
 from statistics import fmean, pstdev
 from typing import Literal
 
-from babylon.training.grpo.training_input import ScoredTrajectory, TrainingCall
+from babylon.training.grpo.training_input import ScoredTrajectory
 
 MIN_GROUP_STD = 1e-3
 Advantage = Literal["leave_one_out", "group_std", "batch_std"]
@@ -21,7 +21,7 @@ CallWeight = Literal["trajectory", "token", "trajectory_tokens", "call", "consta
 def advantages(
     trajectories: Sequence[ScoredTrajectory], kind: Advantage = "leave_one_out"
 ) -> dict[str, float]:
-    """Trajectory id → advantage. Groups of one and groups without differing scores are left out."""
+    """Trajectory id → advantage. Groups of one and groups with equal scores are left out."""
     groups: dict[str, list[ScoredTrajectory]] = defaultdict(list)
     for trajectory in trajectories:
         groups[trajectory.group].append(trajectory)
@@ -34,45 +34,54 @@ def advantages(
         factor = 1 / spread if kind == "group_std" else len(members) / (len(members) - 1)
         result |= {m.trajectory_id: factor * (m.score - mean) for m in members}
     if kind == "batch_std" and result:
-        spread = pstdev(result.values(), mu=0.0)  # each group's sum is zero
+        spread = pstdev(result.values(), mu=0.0)  # the advantages of each group sum to zero
         result = {name: value / spread for name, value in result.items()}
     return result
 
 
-def call_masses(calls: Sequence[TrainingCall], kind: CallWeight) -> list[float]:
-    """What share of a train step's loss each of its calls is; they add up to one.
+def call_masses(
+    lengths: Sequence[int], trajectory_of: Sequence[int], kind: CallWeight
+) -> list[float]:
+    """Each call's share of a train step's loss. The shares sum to one.
 
-    ``trajectory``: every trajectory the same, and within it every call. ``trajectory_tokens``:
-    every trajectory the same, and within it every token. ``token``: every token of the step the
-    same. ``call`` and ``constant``: every call the same.
+    ``trajectory``: all trajectories have equal shares, and within each, all calls.
+    ``trajectory_tokens``: all trajectories have equal shares, and within each, all tokens.
+    ``token``: all tokens of the step have equal shares. ``call`` and ``constant``: all calls have
+    equal shares.
+
+    Args:
+        lengths: ``[C]``, completion tokens of each call.
+        trajectory_of: ``[C]``, index of each call's trajectory.
     """
-    owners = Counter(call.trajectory for call in calls)
-    tokens: Counter[int] = Counter()
-    for call in calls:
-        tokens[call.trajectory] += len(call.tokens.completion)
+    calls_of = Counter(trajectory_of)
+    tokens_of: Counter[int] = Counter()
+    for length, trajectory in zip(lengths, trajectory_of, strict=True):
+        tokens_of[trajectory] += length
 
-    def mass(call: TrainingCall) -> float:
-        length, owner = len(call.tokens.completion), call.trajectory
+    def mass(length: int, trajectory: int) -> float:
         if kind == "trajectory":
-            return 1 / (len(owners) * owners[owner])
+            return 1 / (len(calls_of) * calls_of[trajectory])
         if kind == "trajectory_tokens":
-            return length / (len(owners) * tokens[owner])
-        return length / tokens.total() if kind == "token" else 1 / len(calls)
+            return length / (len(calls_of) * tokens_of[trajectory])
+        return length / tokens_of.total() if kind == "token" else 1 / len(lengths)
 
-    return [mass(call) for call in calls]
+    return [mass(*call) for call in zip(lengths, trajectory_of, strict=True)]
 
 
 def call_weights(
-    calls: Sequence[TrainingCall], kind: CallWeight, *, mean_length: float, constant: int
+    lengths: Sequence[int],
+    trajectory_of: Sequence[int],
+    kind: CallWeight,
+    *,
+    mean_length: float,
+    constant: int,
 ) -> list[float]:
-    """The factor of each call's summed token losses: its mass, divided by a length.
+    """The factor of each call's summed token losses: its mass divided by a length.
 
     ``trajectory`` divides by ``mean_length``, the window's mean completion, so that long replies
     are neither rewarded nor punished: ``1 / (N * K * C)`` for N trajectories of K calls.
-    ``constant`` divides by a length that no window changes. The others divide by the call's own.
+    ``constant`` divides by a fixed length. The other kinds divide by the call's own length.
     """
     fixed = {"trajectory": mean_length, "constant": float(constant)}.get(kind)
-    return [
-        mass / (fixed or len(call.tokens.completion))
-        for call, mass in zip(calls, call_masses(calls, kind), strict=True)
-    ]
+    masses = call_masses(lengths, trajectory_of, kind)
+    return [mass / (fixed or length) for mass, length in zip(masses, lengths, strict=True)]

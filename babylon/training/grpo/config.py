@@ -1,4 +1,4 @@
-"""How a window is trained: every option of the trainer, its unit and its default."""
+"""The trainer's options, with their units and defaults."""
 
 from dataclasses import dataclass, field
 
@@ -6,25 +6,25 @@ from babylon.training.grpo.advantage import Advantage, CallWeight
 from babylon.training.grpo.losses import LOSSES
 from babylon.training.grpo.losses.shared import LossBounds
 
-MAX_STALENESS = 2  # versions, whatever is configured: beyond it no weight corrects for the age
+MAX_STALENESS = 2  # versions; upper bound of max_staleness, importance weights fail beyond it
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TrainerConfig:
-    """How long, how fast and in which portions a window is trained, and by which loss.
+    """Options of an update.
 
-    ``warmup_steps`` is as long as Adam's first moment remembers, ``1 / (1 - 0.9)``: until then an
-    update has the full step size in a direction that few gradients have voted on.
+    ``warmup_steps`` matches the memory of Adam's first moment, ``1 / (1 - 0.9)``. Earlier steps
+    would have full size in a direction that few gradients determine.
 
     Raises:
-        ValueError: an option has a value that it cannot have, or contradicts another.
+        ValueError: an option has an invalid value, or contradicts another.
     """
 
     iterations: int = 10
     trajectories_per_step: int = 8
-    max_tokens: int | None = None  # alive at once in a pass; None: forward.portion_tokens
+    max_tokens: int | None = None  # of a portion; None: forward.portion_tokens
     learning_rate: float = 1e-5
-    warmup_steps: int = 10  # of an optimiser's life, not of every window
+    warmup_steps: int = 10  # once an optimiser, not once a window
     grad_clip: float = 1.0
     loss: str = "ppo_clip"
     bounds: LossBounds = field(default_factory=LossBounds)
@@ -33,8 +33,8 @@ class TrainerConfig:
     kl_penalty: float = 0.0  # weight of w * r * k3(theta || reference)
     stop_kl: float = 0.03  # nats a token, k3(p || theta)
     stop_clip_fraction: float = 0.3
-    max_staleness: int = 1  # versions behind the parent that a call's policy may lie
-    max_missing_logprobs: float = 1.0  # share of calls without mu above which training is refused
+    max_staleness: int = 1  # versions between a call's policy and the parent, at most
+    max_missing_logprobs: float = 1.0  # share of calls without mu, at most
     seed: int = 0
 
     def __post_init__(self) -> None:
@@ -43,8 +43,8 @@ class TrainerConfig:
         fixed = LOSSES[self.loss].call_weight
         if fixed is not None and self.call_weight != "trajectory":
             raise ValueError(
-                f"call_weight {self.call_weight!r} with loss {self.loss!r}, which is defined with"
-                " a normaliser of its own: leave call_weight alone, or take ppo_clip"
+                f"call_weight {self.call_weight!r} with loss {self.loss!r}, which has a normaliser"
+                " of its own: keep the default call_weight, or use ppo_clip"
             )
         for name in ("iterations", "trajectories_per_step", "max_tokens"):
             if (value := getattr(self, name)) is not None and value < 1:
@@ -55,5 +55,5 @@ class TrainerConfig:
 
     @property
     def normaliser(self) -> CallWeight:
-        """What a train step's loss is divided by: the loss's own, else ``call_weight``."""
+        """The divisor of a train step's loss: the loss's own, else ``call_weight``."""
         return LOSSES[self.loss].call_weight or self.call_weight

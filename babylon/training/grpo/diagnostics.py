@@ -1,28 +1,27 @@
-"""The numbers of the report, from what the policies said of each token.
+"""The report's figures, computed from the policies' logprobs of each token.
 
-Computed once, at the end of an update, over all tokens of the window: so they do not depend on
-how train steps were cut into portions. Sums are in fp64, because the gaps of an unchanged policy
-are so small that fp32 can make k3 negative.
+They are computed once, at the end of an update, over all tokens of the window, so they do not
+depend on how train steps were cut into portions. Sums are fp64, because in fp32 the rounding errors
+of an unchanged policy can make k3 negative.
 """
 
 from collections import Counter
 from dataclasses import dataclass
 from statistics import fmean
-from typing import Any
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from babylon.training.grpo.train_report import TrainReport
 from babylon.training.grpo.train_step import TrainState
-from babylon.training.grpo.update_record import FLAGS, Logged, Record
+from babylon.training.grpo.update_record import FLAGS, Logged, UpdateRecord
 
-SAMPLE = 65_536  # values of each tensor that stand for all of them
+SAMPLE = 65_536  # values that represent a whole tensor
 
 
 @dataclass(frozen=True, slots=True)
 class Spread:
-    """A ratio over many tokens."""
+    """Statistics of a ratio over many tokens."""
 
     mean: float
     p1: float
@@ -31,6 +30,7 @@ class Spread:
 
     @classmethod
     def of(cls, values: Tensor) -> "Spread":
+        """The statistics of ``values`` ``[M]``, ones if M is 0."""
         if not len(values):
             return cls(1.0, 1.0, 1.0, 1.0)
         ordered = values.double().sort().values
@@ -44,55 +44,58 @@ class Spread:
 
 
 def divergence(sampled: Tensor, other: Tensor, where: Tensor) -> tuple[float, float]:
-    """Mean k1 and k3 of KL(sampled || other) over some tokens; 0 where there are none."""
+    """Mean k1 and k3 estimates of KL(sampled || other) over the tokens ``where``, 0 if none."""
     delta = (other[where] - sampled[where]).double()
     if not len(delta):
         return 0.0, 0.0
     return -float(delta.mean()), float((torch.expm1(delta) - delta).mean())
 
 
-def kl_of_iteration(logged: Logged, record: Record) -> float:
-    """k3(p || theta), each train step as it was before it moved."""
+def kl_of_iteration(logged: Logged, record: UpdateRecord) -> float:
+    """k3(p || theta) of the last iteration, each step's theta before the step."""
     return divergence(record.proximal, record.theta, logged.mask)[1]
 
 
-def clip_fraction(logged: Logged, record: Record) -> float:
-    """Share of tokens whose ratio the loss clipped or capped, in the last iteration."""
+def clip_fraction(logged: Logged, record: UpdateRecord) -> float:
+    """Share of tokens whose ratio was clipped or capped in the last iteration."""
     return _share(record.flags[3] | record.flags[4], logged.mask)
 
 
 def effective_sample_size(log_weights: Tensor) -> float:
-    """``(sum w)^2 / (n sum w^2)``, 1 without weights.
+    """``(sum w)^2 / (n sum w^2)`` of weights ``[n]`` given as logarithms, 1 if n is 0.
 
-    By logarithms: some servers log -9999 for a token that was cut off, whose w overflows, and a
-    share that is no number would compare like a sound one.
+    It is computed from logarithms because some servers log -9999 for a token that was cut off. Its
+    w overflows to infinity, and the resulting NaN would pass every comparison with a bound.
     """
     if not len(log_weights):
         return 1.0
     logs = log_weights.double()
     share = torch.exp(2 * logs.logsumexp(0) - (2 * logs).logsumexp(0)) / len(logs)
-    return float(share.clamp(max=1.0))  # rounding; nan stays nan
+    return float(share.clamp(max=1.0))  # rounding can exceed 1; NaN stays NaN
 
 
-def weight_sample(model: Any) -> list[Tensor]:
-    """Evenly spaced values of every tuned tensor, copied: a whole copy would cost as much memory
-    as the gradient does. Tensors of up to 65,536 values are complete."""
+def weight_sample(model: nn.Module) -> list[Tensor]:
+    """Evenly spaced values of every tuned tensor, copied.
+
+    A copy of all values would take as much memory as the gradient. Tensors of up to ``SAMPLE``
+    values are complete.
+    """
     return [value.clone() for value in _sampled(model)]
 
 
-def update_norm(model: Any, before: list[Tensor]) -> float:
-    """Norm of the change over norm of the weights; of all tuned tensors, by their samples."""
+def update_norm(model: nn.Module, before: list[Tensor]) -> float:
+    """Norm of the change over norm of the weights, estimated from ``weight_sample`` ``before``."""
     change = weights = 0.0
     tuned = [p for p in model.parameters() if p.requires_grad]
     for parameter, old, new in zip(tuned, before, _sampled(model), strict=True):
-        stands_for = parameter.numel() / len(old)
-        change += stands_for * float((new - old).double().square().sum())
-        weights += stands_for * float(old.double().square().sum())
+        scale = parameter.numel() / len(old)
+        change += scale * float((new - old).double().square().sum())
+        weights += scale * float(old.double().square().sum())
     return float((change / weights) ** 0.5) if weights else 0.0
 
 
 def make_report(state: TrainState, after: Tensor) -> TrainReport:
-    """The report of an update whose result gives the window's tokens the logprobs ``after``."""
+    """The report of a finished update. ``after`` ``[C, T]`` are the result's logprobs."""
     window, logged, record, fitting = state.window, state.logged, state.record, state.fitting
     p, mask, known = record.proximal, logged.mask, logged.known
     log_w = (p - logged.mu)[known].double()
@@ -106,7 +109,7 @@ def make_report(state: TrainState, after: Tensor) -> TrainReport:
     shares = {name: _share(flag, mask) for name, flag in zip(FLAGS, record.flags, strict=True)}
     mass = window.mass_of_trajectories()
     ages = Counter(window.staleness)
-    sharing, config = window.tree.sharing, window.config
+    sharing, config = window.sharing, window.config
     return TrainReport(
         training_loss=fmean(record.losses),
         train_steps=len(record.losses),
@@ -118,8 +121,8 @@ def make_report(state: TrainState, after: Tensor) -> TrainReport:
         tokens=window.tokens,
         loss_mass_min=min(mass),
         loss_mass_max=max(mass),
-        calls_without_logprobs=sum(c.tokens.logprobs is None for c in window.calls),
-        calls_recomputed=sum(c.tokens.recomputed for c in window.calls),
+        calls_without_logprobs=sum(c.logprobs is None for c in window.calls),
+        calls_recomputed=sum(c.recomputed for c in window.calls),
         calls_too_stale=window.calls_too_stale,
         staleness_0=ages[0],
         staleness_1=ages[1],
@@ -172,6 +175,6 @@ def _share(flag: Tensor, mask: Tensor) -> float:
     return float((flag & mask).sum() / mask.sum())
 
 
-def _sampled(model: Any) -> list[Tensor]:
+def _sampled(model: nn.Module) -> list[Tensor]:
     tuned = [p.detach().flatten() for p in model.parameters() if p.requires_grad]
     return [flat[:: -(-len(flat) // SAMPLE)] for flat in tuned]

@@ -1,40 +1,42 @@
-"""Log-probabilities of logged completions and their gradient: the one interface to the model.
+"""Log-probabilities of logged completions and their gradient: the only interface to the model.
 
-Three paths give the same numbers. ``packed`` and ``depth_first`` forward every shared prefix
-once, with FlexAttention or with plain attention piece by piece; ``plain`` pads calls into
-batches, for models whose attention is not standard.
+Three paths give the same values. ``packed`` and ``piecewise`` forward every shared prefix once,
+with FlexAttention or with plain attention piece by piece. ``padded`` pads calls into batches, for
+models without standard attention.
 """
 
 import logging
 from collections.abc import Iterator
-from typing import Any, Literal
+from typing import Literal, cast
 
 import torch
+from torch import nn
+from transformers import PreTrainedModel
 
-from babylon.training.grpo.attention.nodewise import nodewise_attention
 from babylon.training.grpo.attention.packed import packed_attention
-from babylon.training.grpo.padded_forward import plain_values
+from babylon.training.grpo.attention.piecewise import piecewise_attention
+from babylon.training.grpo.forward_values import Loss, Values, backward
+from babylon.training.grpo.padded_forward import padded_values
 from babylon.training.grpo.prefix_tree import PrefixTree, compile_tree
-from babylon.training.grpo.standard import causal_lm, why_not_standard
+from babylon.training.grpo.supported_models import causal_lm, why_unsupported
 from babylon.training.grpo.training_input import CallTokens
 from babylon.training.grpo.tree_forward import TreeForward
-from babylon.training.grpo.values import Loss, Values, backward
 
 __all__ = ["Loss", "Path", "PolicyForward", "Values"]
 
-Path = Literal["packed", "depth_first", "plain"]
+Path = Literal["packed", "piecewise", "padded"]
 logger = logging.getLogger(__name__)
 CUDA_PORTION_TOKENS = 16_384
-# on a CPU what a layer works on should stay near the cores, and wide layers fill memory sooner;
-# measured in docs/benchmarks.md
+# a CPU is fastest when the activations of a layer fit into its cache, so wide models get smaller
+# portions; measured in docs/benchmarks.md
 CPU_PORTION_TOKENS = (512, 3072)
 CPU_PORTION_VALUES = 2**19
 _PROBE_NATS = 0.01  # two fp32 passes agree to about 1e-5
-_COARSE_PROBE_NATS = 0.5  # matrix products may be bf16 on CUDA, logits then move by 0.1 and more
+_COARSE_PROBE_NATS = 0.5  # bf16 matrix products on CUDA change logits by 0.1 and more
 
 
 def portion_tokens(device: str, hidden_size: int) -> int:
-    """Input tokens of a portion for a model of this width, unless MAX_TOKENS says otherwise."""
+    """Default number of input tokens of a portion, for a model of this width."""
     if device != "cpu":
         return CUDA_PORTION_TOKENS
     smallest, largest = CPU_PORTION_TOKENS
@@ -42,41 +44,40 @@ def portion_tokens(device: str, hidden_size: int) -> int:
 
 
 class PolicyForward:
-    """A policy under training, seen as a function from calls to log-probabilities.
+    """A policy as a function from calls to log-probabilities.
 
-    The model is put in ``eval()`` mode: with dropout, ratios between passes would not start at
-    one. Gradient checkpointing (not the reentrant kind) that was enabled on it is used all the
-    same.
+    The model is put in ``eval()`` mode, because with dropout the ratios between passes would not
+    start at one. Non-reentrant gradient checkpointing that was enabled on the model still works.
 
     Args:
         model: a causal LM of transformers, or a peft model around one.
-        max_tokens: input tokens whose activations are alive at once; None takes
-            ``portion_tokens``. Text above several portions is forwarded twice, so
-            more may pay for very long calls. When memory runs out, the error comes through
-            unchanged; nothing but ``.grad`` is kept, so clear that and make another with fewer.
-        path: None takes ``packed`` on CUDA and ``depth_first`` elsewhere, or ``plain`` with a
-            warning that says why.
+        max_tokens: input tokens whose activations are in memory at once. None: ``portion_tokens``.
+            Text shared by several portions is forwarded twice, so long calls can run faster with a
+            higher value. When memory runs out, torch's error is raised unchanged. The only state is
+            ``.grad``: clear it and create another ``PolicyForward`` with fewer tokens.
+        path: None: ``packed`` on CUDA, else ``piecewise``. For models that neither path supports,
+            ``padded``, with a warning.
     """
 
     def __init__(
-        self, model: Any, *, max_tokens: int | None = None, path: Path | None = None
+        self, model: nn.Module, *, max_tokens: int | None = None, path: Path | None = None
     ) -> None:
         if max_tokens is not None and max_tokens < 1:
             raise ValueError(f"max_tokens is {max_tokens}: allow at least one")
         self.model = model.eval()
         device = next(model.parameters()).device.type
         self.max_tokens = max_tokens or portion_tokens(device, causal_lm(model).config.hidden_size)
-        self.path: Path = path or "plain"
+        self.path: Path = path or "padded"
         if path is None:
-            reason = why_not_standard(model) or self._why_not_equal()
+            reason = why_unsupported(model) or self._why_not_equal()
             if reason is None:
                 self.path = self._preferred()
             else:
-                logger.warning("Calls are padded and no prefix is shared, because %s", reason)
+                logger.warning("Calls are padded and prefixes are not shared, because %s", reason)
 
     def logprobs(self, tree: PrefixTree) -> Values:
         """Values of all calls, without gradient."""
-        if self.path != "plain":
+        if self.path != "padded":
             return self._shared(self.path).logprobs(tree)
         longest = max(len(call.completion) for call in tree.calls)
         device = next(self.model.parameters()).device
@@ -91,51 +92,55 @@ class PolicyForward:
     def accumulate(self, tree: PrefixTree, loss: Loss) -> None:
         """Add the gradient of ``loss`` over all calls to the parameters' ``.grad``.
 
-        ``loss(calls, values)`` is called with disjoint sets of calls, positions in ``tree.calls``,
-        that together are all of them; it returns a scalar, and the scalars add up. What it divides
-        by must therefore not depend on the calls it is given.
+        ``loss(calls, values)`` is called once for each portion, with positions in ``tree.calls``.
+        Every call is in one portion. The returned scalars are summed, so the loss's denominator
+        must not depend on the calls of a portion.
         """
-        if self.path != "plain":
+        if self.path != "padded":
             self._shared(self.path).accumulate(tree, loss)
             return
         for calls, values in self._batches(tree):
             backward(loss(calls, values))
 
     def _preferred(self) -> Path:
-        return "packed" if next(self.model.parameters()).is_cuda else "depth_first"
+        return "packed" if next(self.model.parameters()).is_cuda else "piecewise"
 
     def _shared(self, path: Path) -> TreeForward:
         model = causal_lm(self.model)
         return TreeForward(
-            backbone=model.base_model,
-            head=model.get_output_embeddings(),
+            backbone=cast(PreTrainedModel, model.base_model),
+            head=model.get_output_embeddings(),  # type: ignore[no-untyped-call]
             vocabulary=model.config.vocab_size,
-            kernel=packed_attention if path == "packed" else nodewise_attention,
+            attention=packed_attention if path == "packed" else piecewise_attention,
             max_tokens=self.max_tokens,
         )
 
     def _why_not_equal(self) -> str | None:
-        """What no configuration tells: logits scaled after the head, attention sinks and such."""
+        """Compare values of a probe, for features that no configuration shows (logit scaling, ...).
+
+        Returns:
+            The reason why the paths differ for this model, or None.
+        """
         model = causal_lm(self.model)
         weight = next(model.parameters())
         ids = torch.tensor([[1, 2, 1]], device=weight.device)
         with torch.no_grad():
             logits = model(input_ids=ids, use_cache=False).logits
             hidden = model.base_model(input_ids=ids, use_cache=False).last_hidden_state
-            raw = model.get_output_embeddings()(hidden)
+            raw = model.get_output_embeddings()(hidden)  # type: ignore[no-untyped-call]
         if not torch.allclose(raw, logits, rtol=1e-2, atol=1e-2 * float(logits.abs().max())):
-            return "its logits are not what its head gives, but changed after it"
+            return "it changes its logits after the head"
         calls = [CallTokens(prompt=[1, 2], completion=[c, 1, 2], logprobs=None) for c in (1, 2)]
         tree = compile_tree(calls)
         with torch.no_grad():
-            padded, _ = plain_values(self.model, calls)
+            padded, _ = padded_values(self.model, calls)
         try:
-            shared = self._shared("depth_first").logprobs(tree).logprobs
+            shared = self._shared("piecewise").logprobs(tree).logprobs
         except torch.OutOfMemoryError:
             raise
         except (TypeError, ValueError, AttributeError, RuntimeError) as error:
-            # foreign code: some layers keep to themselves what they should pass on, some want more
-            return f"its layers do not attend as they are told ({error})"
+            # models of others: some layers do not pass on our argument, some need further ones
+            return f"its layers do not support our attention ({error})"
         gap = float((padded - shared).abs().max())
         coarse = weight.is_cuda or weight.dtype in (torch.bfloat16, torch.float16)
         if gap < (_COARSE_PROBE_NATS if coarse else _PROBE_NATS):
@@ -146,12 +151,12 @@ class PolicyForward:
 
     def _batches(self, tree: PrefixTree) -> Iterator[tuple[list[int], Values]]:
         for calls in _similar_lengths(tree, self.max_tokens):
-            logprobs, entropy = plain_values(self.model, [tree.calls[c] for c in calls])
+            logprobs, entropy = padded_values(self.model, [tree.calls[c] for c in calls])
             yield calls, Values(logprobs=logprobs, entropy=entropy)
 
 
 def _similar_lengths(tree: PrefixTree, max_tokens: int) -> Iterator[list[int]]:
-    """Calls of similar length together, at most ``max_tokens`` padded tokens a batch."""
+    """Batches of calls of similar length, at most ``max_tokens`` padded tokens each."""
     portion: list[int] = []
     for call in sorted(range(len(tree.calls)), key=lambda c: len(tree.ids[c]), reverse=True):
         widest = len(tree.ids[portion[0]]) if portion else 0

@@ -1,12 +1,13 @@
-"""Out of memory is no end: the same work again in smaller portions, up to a clear failure."""
+"""Recovery from lack of memory: repeat the work in smaller portions, then fail with advice."""
 
 import logging
 from collections.abc import Callable
 from contextlib import AbstractContextManager, nullcontext
 from functools import partial
-from typing import Any, TypeVar
+from typing import TypeVar
 
 import torch
+from torch import nn
 from torch.utils.checkpoint import checkpoint
 from transformers.modeling_layers import GradientCheckpointingLayer
 
@@ -14,29 +15,29 @@ from babylon.training.grpo.forward import PolicyForward
 
 logger = logging.getLogger(__name__)
 T = TypeVar("T")
-SMALLEST = 64  # tokens a portion: below it activations are nothing beside the weights
-CHECKPOINT_AFTER = 2  # halvings: recomputing every layer costs a third more time, so not at once
-_CPU_ALLOCATOR = ("can't allocate memory", "not enough memory")  # torch says it no other way
+SMALLEST = 64  # tokens a portion: with fewer, activations are negligible beside the weights
+CHECKPOINT_AFTER = 2  # halvings: recomputing all layers costs a third more time
+_CPU_ALLOCATOR = ("can't allocate memory", "not enough memory")  # torch raises no special type
 
 
 class OutOfMemoryError(MemoryError):
-    """Not even the smallest portion fits."""
+    """The smallest portion does not fit."""
 
 
 class FittingForward:
-    """The forward passes of one update, and how small their portions had to become."""
+    """Forward passes of one update, in portions that are halved when memory runs out."""
 
-    def __init__(self, model: Any, max_tokens: int | None) -> None:
+    def __init__(self, model: nn.Module, max_tokens: int | None) -> None:
         self._model = model
         self.halvings = 0
         self.checkpointing = False
         self.forward = PolicyForward(model, max_tokens=max_tokens)
 
     def run(self, attempt: Callable[[PolicyForward], T]) -> T:
-        """``attempt`` until it fits; it starts anew each time.
+        """Call ``attempt`` until it fits into memory, and return its result.
 
         Raises:
-            OutOfMemoryError: it does not fit with the smallest portions either.
+            OutOfMemoryError: it does not fit with the smallest portions.
         """
         while True:
             try:
@@ -46,11 +47,11 @@ class FittingForward:
                 if not is_out_of_memory(error):
                     raise
                 reason = str(error).splitlines()[0] if str(error) else type(error).__name__
-            # here, where the traceback no longer holds the failed attempt's tensors
+            # outside the except block, where no traceback holds the failed attempt's tensors
             self._halve(reason)
 
     def restore(self, halvings: int) -> None:
-        """As small as they were when a progress was saved."""
+        """Halve the portions as often as before the progress was saved."""
         while self.halvings < halvings:
             self._shrink()
 
@@ -77,15 +78,15 @@ class FittingForward:
         self.halvings += 1
         bound, path = self.forward.max_tokens // 2, self.forward.path
         self.forward = PolicyForward(self._model, max_tokens=bound, path=path)
-        if self.halvings >= CHECKPOINT_AFTER:  # anew: the line above put all layers in eval mode
+        if self.halvings >= CHECKPOINT_AFTER:  # each time: the line above sets eval mode
             self.checkpointing = checkpoint_activations(self._model)
 
 
 def mixed_precision(device: torch.device) -> AbstractContextManager[object]:
-    """On CUDA, matrix products in bf16 on fp32 master weights (the head's excepted); else nothing.
+    """On CUDA, bf16 matrix products on fp32 master weights, except in the head. Else no change.
 
-    Weights are cast anew by every pass, which costs next to nothing: one that a pass without
-    gradient had left in the cache would have no gradient in the next.
+    The cache of cast weights is off: a weight cast in a pass without gradient would have no
+    gradient in the next pass. Casting again costs little.
     """
     if device.type != "cuda":
         return nullcontext()
@@ -93,21 +94,24 @@ def mixed_precision(device: torch.device) -> AbstractContextManager[object]:
 
 
 def is_out_of_memory(error: BaseException) -> bool:
-    """Whether an allocator gave up: CUDA's, torch's for the CPU, or Python's."""
+    """True if the error is from an allocator: CUDA's, torch's for the CPU, or Python's."""
     if isinstance(error, (torch.OutOfMemoryError, MemoryError)):
         return not isinstance(error, OutOfMemoryError)
     return any(phrase in str(error) for phrase in _CPU_ALLOCATOR)
 
 
-def checkpoint_activations(model: Any) -> bool:
-    """Keep only the layers' inputs and compute the rest again; says whether the model can.
+def checkpoint_activations(model: nn.Module) -> bool:
+    """Keep only the layers' inputs and recompute the rest. Return False if the model cannot.
 
-    transformers checkpoints layers in training mode alone, which would switch on dropout: so only
-    the layers themselves are told to train, not what is inside them. The last layer is left alone:
-    the backward pass begins with it, so its activations would be there again at once.
+    transformers checkpoints layers only in training mode, which would enable dropout. Therefore
+    only the layers' own flags are set, not those of the modules inside. The last layer is left
+    out: the backward pass starts with it and would recompute its activations at once.
     """
-    layers: list[Any] = [m for m in model.modules() if isinstance(m, GradientCheckpointingLayer)]
+    layers = [m for m in model.modules() if isinstance(m, GradientCheckpointingLayer)]
     for layer in layers[:-1]:
-        layer._gradient_checkpointing_func = partial(checkpoint, use_reentrant=False)
-        layer.gradient_checkpointing = layer.training = True
+        vars(layer).update(
+            _gradient_checkpointing_func=partial(checkpoint, use_reentrant=False),
+            gradient_checkpointing=True,
+            training=True,
+        )
     return len(layers) > 1

@@ -1,20 +1,19 @@
-"""Calls padded on the right into one batch: what any causal LM understands."""
+"""Forward pass over calls padded into one batch. It works with every causal LM."""
 
 from collections.abc import Sequence
-from typing import Any
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from babylon.training.grpo.training_input import CallTokens
 
 
-def plain_values(model: Any, calls: Sequence[CallTokens]) -> tuple[Tensor, Tensor]:
-    """Log-probability and entropy ``[C, T]`` of each completion token, 0 beyond a call's own.
+def padded_values(model: nn.Module, calls: Sequence[CallTokens]) -> tuple[Tensor, Tensor]:
+    """Log-probability and entropy ``[C, T]`` of each completion token, 0 beyond a call's length.
 
-    The head runs only at positions that predict a completion token of some call, in the precision
-    of the model's other products; the softmax is fp32. Padding lies on the right, where causal
-    attention cannot see it, so no attention mask is needed.
+    The head runs only at positions that predict a completion token, in the precision of the model's
+    other matrix products; the softmax is fp32. Padding is on the right, where causal attention does
+    not see it, so no attention mask is needed.
     """
     device = next(model.parameters()).device
     inputs = [torch.tensor([*call.prompt, *call.completion]) for call in calls]

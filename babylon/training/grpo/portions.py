@@ -1,9 +1,9 @@
-"""Cuts a prefix tree into portions of bounded size, each forwarded as one packed sequence.
+"""Cut a prefix tree into portions of bounded size. Each is forwarded as one packed sequence.
 
-Segments whose subtree exceeds the bound form the upper portions; the subtrees below them are
-packed side by side into lower portions, which see the upper ones through their keys and values.
-A portion with children is run twice: for its keys and values before its children, and for its
-gradient after them, so no more than one portion's activations are alive at any time.
+Segments whose subtree exceeds the bound form the upper portions. The subtrees below them are packed
+side by side into lower portions, which see the upper ones through their keys and values. A portion
+with children runs twice: before its children for its keys and values, and after them for its
+gradient. Thus only one portion's activations are in memory at a time.
 """
 
 from collections.abc import Iterator, Sequence
@@ -12,14 +12,14 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from babylon.training.grpo.attention.layout import External, Layout, Span, lay_out
+from babylon.training.grpo.attention.layout import AttentionSpan, ExternalKeys, Layout, lay_out
 from babylon.training.grpo.prefix_tree import PrefixTree
 
 Ints = NDArray[np.int64]
 
 
 @dataclass(frozen=True, slots=True)
-class Slice:
+class PortionSlice:
     """Tokens ``[start, end)`` of another portion."""
 
     portion: int
@@ -29,10 +29,10 @@ class Slice:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Terms:
-    """The M loss terms read off a portion: token ``row`` predicts ``target``.
+    """The M loss terms of a portion: the token at ``row`` predicts ``target``.
 
-    ``call`` and ``step`` say whose completion token it is, ``final`` whether the call's last term
-    is in this portion too. All ``[M]``.
+    The target is completion token ``step`` of ``call``. ``final`` is true if the call's last term
+    is in this portion. All ``[M]``.
     """
 
     row: Ints
@@ -44,19 +44,19 @@ class Terms:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Portion:
-    """N tokens of a tree, depth first, and the ancestors' keys behind them in ``layout``."""
+    """N tokens of a tree in depth-first order. In ``layout`` their ancestors' keys follow them."""
 
     tokens: Ints  # [N]
     positions: Ints  # [N]
     layout: Layout
-    ancestors: Sequence[Slice]
-    children: Sequence[int]  # portions; roots are nobody's children
+    ancestors: Sequence[PortionSlice]
+    children: Sequence[int]  # indices of portions
     terms: Terms
 
 
 @dataclass(frozen=True, slots=True)
 class _Segment:
-    """A node of the tree, or a stretch of one that is longer than a portion."""
+    """A node of the tree, or a part of a node that is longer than a portion."""
 
     parent: int
     start: int
@@ -64,7 +64,7 @@ class _Segment:
 
 
 def cut(tree: PrefixTree, max_tokens: int) -> tuple[list[Portion], list[int]]:
-    """All portions of a tree, of at most ``max_tokens`` tokens each, and which are roots."""
+    """Portions of at most ``max_tokens`` tokens that make the tree, and indices of the roots."""
     segments, of_node = _segments(tree, max_tokens)
     portion_of: dict[int, int] = {}
     parents: list[int] = []
@@ -78,7 +78,7 @@ def cut(tree: PrefixTree, max_tokens: int) -> tuple[list[Portion], list[int]]:
     terms = _terms(tree, segments, of_node, portion_of, offsets, len(members))
     children: list[list[int]] = [[] for _ in range(len(members) + 1)]
     for number, parent in enumerate(parents):
-        children[parent].append(number)  # those of -1 come last: the roots
+        children[parent].append(number)  # the last list, of parent -1, holds the roots
     portions = [
         _portion(own, segments, portion_of, offsets, children[number], terms[number])
         for number, own in enumerate(members)
@@ -87,7 +87,7 @@ def cut(tree: PrefixTree, max_tokens: int) -> tuple[list[Portion], list[int]]:
 
 
 def _segments(tree: PrefixTree, max_tokens: int) -> tuple[list[_Segment], list[list[int]]]:
-    """Depth first, like the nodes; and the segments that each node became."""
+    """Segments in depth-first order, and the segments of each node."""
     segments: list[_Segment] = []
     of_node: list[list[int]] = []
     for node in tree.nodes:
@@ -108,7 +108,7 @@ def _assign(
     portion_of: dict[int, int],
     parents: list[int],
 ) -> None:
-    """Give every chosen segment a portion. ``chosen`` is depth first and contains all parents."""
+    """Assign a portion to every chosen segment. ``chosen`` is depth first and holds all parents."""
     size = {index: len(segments[index].tokens) for index in chosen}
     for index in reversed(chosen):
         if segments[index].parent >= 0:
@@ -116,7 +116,9 @@ def _assign(
     heavy = [index for index in chosen if size[index] > max_tokens]
     if heavy:
         _assign(heavy, segments, max_tokens, portion_of, parents)
-    filled: dict[int, tuple[int, int]] = {}  # parent portion → its newest child, tokens therein
+    filled: dict[
+        int, tuple[int, int]
+    ] = {}  # parent portion → its newest child and the child's tokens
     for index in chosen:
         parent = segments[index].parent
         if size[index] > max_tokens:
@@ -143,7 +145,7 @@ def _portion(
 ) -> Portion:
     end = {index: start[index] + len(segments[index].tokens) for index in own}
     last = dict(end)
-    reach: dict[int, tuple[int, int]] = {}  # ancestor elsewhere → the queries that descend from it
+    reach: dict[int, tuple[int, int]] = {}  # ancestor in another portion → its descendants here
     for index in reversed(own):
         ancestor = segments[index].parent
         if ancestor in last:
@@ -157,15 +159,15 @@ def _portion(
     keys = max(end.values())
     for ancestor, (first, until) in sorted(reach.items()):
         at, length = start[ancestor], len(segments[ancestor].tokens)
-        slices.append(Slice(portion_of[ancestor], at, at + length))
-        externals.append(External(keys, keys + length, first, until))
+        slices.append(PortionSlice(portion_of[ancestor], at, at + length))
+        externals.append(ExternalKeys(keys, keys + length, first, until))
         keys += length
     return Portion(
         tokens=np.concatenate([segments[i].tokens for i in own]),
         positions=np.concatenate(
             [np.arange(len(segments[i].tokens)) + segments[i].start for i in own]
         ),
-        layout=lay_out([Span(start[i], end[i], last[i]) for i in own], externals),
+        layout=lay_out([AttentionSpan(start[i], end[i], last[i]) for i in own], externals),
         ancestors=slices,
         children=children,
         terms=terms,
@@ -210,7 +212,7 @@ def _path(
     first: int,
     stop: int,
 ) -> Iterator[tuple[int, int, int]]:
-    """Segments that hold a call's positions ``[first, stop)``, last one first, with their share."""
+    """(segment, start, stop) of a call's positions ``[first, stop)``, last segment first."""
     index = of_node[tree.node_of_call[call]][-1]
     while index >= 0 and stop > first:
         start = max(segments[index].start, first)

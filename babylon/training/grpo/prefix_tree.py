@@ -1,33 +1,30 @@
-"""The window compiler: calls as one exact-token prefix tree, so that shared text is forwarded once.
+"""Calls as one prefix tree of exact tokens, so that shared text is forwarded once.
 
-A token belongs to the tree when it is an input of the model: all tokens of a call but its last,
-which is only ever a target. Sorting the calls puts calls with a common prefix side by side; the
-lengths of the prefixes that neighbours share are all that is needed to build the tree, and that
-of any part of the window (Kasai et al. 2001, doi 10.1007/3-540-48194-X_17: intervals of an LCP
-array are the nodes of the compressed trie). A call that is a prefix of another makes no node.
+The tree holds the inputs of the model: all tokens of a call but the last, which is only a target.
+Sorting the calls puts calls with a common prefix side by side. The lengths of the prefixes that
+neighbours share determine the tree, and the tree of every subset of the calls (Kasai et al. 2001,
+doi 10.1007/3-540-48194-X_17: intervals of an LCP array are the nodes of the compressed trie). A
+call that is a prefix of another call has no node of its own.
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
 
 import numpy as np
 from numpy.typing import NDArray
 
-from babylon.training.grpo.sharing import Sharing, find_sharing
 from babylon.training.grpo.training_input import CallTokens
-
-Decode = Callable[[Sequence[int]], str]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Node:
-    """Tokens that the same calls have in common, and no other call has after the same prefix."""
+    """A run of tokens that the same calls share."""
 
     parent: int  # in PrefixTree.nodes, -1 for none
-    start: int  # position of the first token in every call that has it
+    start: int  # position of the first token in these calls
     tokens: NDArray[np.int64]  # [n], n > 0
-    last: int  # nodes parent + 1 to last - 1 of its list are its descendants
+    last: int  # the descendants are the nodes after this one, up to last - 1
 
     @property
     def end(self) -> int:
@@ -36,20 +33,19 @@ class Node:
 
 @dataclass(frozen=True, kw_only=True)
 class PrefixTree:
-    """Calls, and how they share prefixes. Made by :func:`compile_tree`.
+    """Calls and the prefixes that they share. Made by :func:`compile_tree`.
 
-    ``order`` ``[C]`` are the calls sorted by their tokens; ``common`` ``[C]`` is how many input
-    tokens each shares with the one before it in that order.
+    ``order`` ``[C]`` sorts the calls by their tokens. ``common`` ``[C]`` is the number of input
+    tokens that each call shares with the call before it in that order.
     """
 
     calls: Sequence[CallTokens]
     ids: Sequence[NDArray[np.int64]]  # per call: prompt and completion
     order: NDArray[np.int64]
     common: NDArray[np.int64]
-    decode: Decode | None = None
 
     def only(self, calls: Sequence[int]) -> "PrefixTree":
-        """The tree of a train step: these calls, in this order; no token is compared anew."""
+        """The tree of some of the calls, in this order. No tokens are compared again."""
         chosen = np.asarray(calls, dtype=np.int64)
         if len(set(calls)) != len(calls):
             raise ValueError(f"a call is named twice in {list(calls)}: name each once")
@@ -65,48 +61,39 @@ class PrefixTree:
             ids=[self.ids[i] for i in calls],
             order=order,
             common=common,
-            decode=self.decode,
         )
 
     @cached_property
     def nodes(self) -> Sequence[Node]:
-        """Depth first: a node comes before its descendants, which are contiguous."""
+        """The nodes in depth-first order: a node's descendants follow it without a gap."""
         return self._structure[0]
 
     @cached_property
     def node_of_call(self) -> Sequence[int]:
-        """Per call: the node that holds its last input token."""
+        """The node that holds each call's last input token, ``[C]``."""
         return self._structure[1]
 
     @property
     def unique_tokens(self) -> int:
-        """How many tokens are forwarded."""
+        """Number of forwarded tokens."""
         return sum(len(node.tokens) for node in self.nodes)
-
-    @cached_property
-    def sharing(self) -> Sharing:
-        """What the order of the prompts shares, and what it loses."""
-        return find_sharing(self.calls, self.nodes, self.node_of_call, self.decode)
 
     @cached_property
     def _structure(self) -> tuple[Sequence[Node], Sequence[int]]:
         return _build(self.ids, self.order, self.common)
 
 
-def compile_tree(calls: Sequence[CallTokens], *, decode: Decode | None = None) -> PrefixTree:
-    """Compile a window once; every iteration, train step and frozen policy uses the result.
-
-    ``decode`` turns token ids into text, so that ``sharing.advice`` can quote it.
-    """
+def compile_tree(calls: Sequence[CallTokens]) -> PrefixTree:
+    """Build the tree of a window, once for all iterations, train steps and frozen policies."""
     if not calls:
         raise ValueError("no calls to compile: a window needs at least one")
     ids = [np.array([*call.prompt, *call.completion], dtype=np.int64) for call in calls]
-    keys = [tokens[:-1].astype(">u4").tobytes() for tokens in ids]  # compare like the tokens do
+    keys = [tokens[:-1].astype(">u4").tobytes() for tokens in ids]  # compares like the tokens
     order = np.array(sorted(range(len(calls)), key=keys.__getitem__), dtype=np.int64)
     common = np.zeros(len(calls), dtype=np.int64)
     for i in range(1, len(calls)):
         common[i] = _common_prefix(ids[order[i - 1]][:-1], ids[order[i]][:-1])
-    return PrefixTree(calls=calls, ids=ids, order=order, common=common, decode=decode)
+    return PrefixTree(calls=calls, ids=ids, order=order, common=common)
 
 
 def _common_prefix(a: NDArray[np.int64], b: NDArray[np.int64]) -> int:
@@ -118,10 +105,10 @@ def _common_prefix(a: NDArray[np.int64], b: NDArray[np.int64]) -> int:
 
 @dataclass(slots=True)
 class _Open:
-    """A node under construction; its start is known once its parent is."""
+    """A node under construction. Its start is set together with its parent."""
 
     end: int
-    call: int  # one that has these tokens
+    call: int  # a call with these tokens
     children: list["_Open"]
     start: int = 0
     index: int = -1
@@ -137,7 +124,7 @@ def _build(
         length = len(ids[call]) - 1
         top = path[-1]
         if top is not root and not top.children and top.end == shared:
-            top.end, top.call = length, call  # the call before is a prefix of this one
+            top.end, top.call = length, call  # the previous call is a prefix of this one
         elif length > shared:
             path.append(_Open(length, call, []))
         deepest[call] = path[-1]
@@ -147,7 +134,7 @@ def _build(
 
 
 def _close(path: list[_Open], depth: int) -> None:
-    """Leave the nodes below ``depth``; a node that reaches across it is split there."""
+    """Close the open nodes below ``depth``. A node that crosses ``depth`` is split there."""
     while path[-1].end > depth:
         node = path.pop()
         if path[-1].end < depth:
@@ -178,7 +165,7 @@ def _number(root: _Open, ids: Sequence[NDArray[np.int64]]) -> list[Node]:
 
 
 def _by_length(node: _Open) -> list[_Open]:
-    """Children so that popping yields leaves first, equal lengths together."""
+    """Children in the order that makes popping yield leaves first, equal lengths together."""
     return sorted(node.children, key=lambda c: (bool(c.children), c.end - c.start), reverse=True)
 
 

@@ -1,50 +1,45 @@
-"""What a window's prompts share, and a linter of what the order of their segments loses.
+"""Tokens that a window's prompts share, and tokens that another order of their text would share.
 
-Only text before the first difference is shared. The same text after it, in another branch of the
-tree, is lost sharing: private text stands before public text. It is found as runs of at least 32
-equal tokens, by hashes of all windows of that length (shingles: Broder 1997,
-doi 10.1109/SEQUEN.1997.666900), computed in five doublings.
+Prompts share only the text before their first difference. Equal text after it is forwarded once for
+each branch of the tree: sharing is lost because private text comes before common text. Lost sharing
+is found as runs of at least 32 equal tokens, by hashes of all runs of that length (shingles: Broder
+1997, doi 10.1109/SEQUEN.1997.666900), computed in five doublings.
 """
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
 
 import numpy as np
 from numpy.typing import NDArray
 
+from babylon.training.grpo.prefix_tree import Node, PrefixTree
 from babylon.training.grpo.training_input import CallTokens
 
-if TYPE_CHECKING:
-    from babylon.training.grpo.prefix_tree import Node
-
+Decode = Callable[[Sequence[int]], str]
 _DOUBLINGS = 5
 _RUN = 2**_DOUBLINGS
-_MULTIPLIER = 0x9E3779B97F4A7C15  # odd, its bits are those of the golden ratio
+_MULTIPLIER = 0x9E3779B97F4A7C15  # 2**64 divided by the golden ratio: odd, mixes well
 _QUOTED_TOKENS = 24
-_WORTH_SAYING = 0.02  # of the unique tokens: less is boilerplate that no order would win back
+_WORTH_SAYING = 0.02  # share of the unique tokens: less is boilerplate that must repeat
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Sharing:
-    """Token counts of a tree; the last token of a call is a target only and not counted."""
+    """Token counts of a tree. A call's last token is only a target and not counted."""
 
-    flat_tokens: int  # that a trainer without a tree would forward, padding aside
-    unique_tokens: int  # that the tree forwards
+    flat_tokens: int  # forwarded by a trainer without a tree, not counting padding
+    unique_tokens: int  # forwarded by the tree
     trained_tokens: int  # loss terms: completion tokens of all calls
-    lost_tokens: int  # of the unique ones: copies that shared-first prompts would not have
-    advice: str | None  # how to win them back, None when next to nothing is lost
+    lost_tokens: int  # unique tokens that are copies, and shared if common text came first
+    advice: str | None  # on the order of prompts; None if few tokens are lost
 
 
-def find_sharing(
-    calls: Sequence[CallTokens],
-    nodes: Sequence["Node"],
-    node_of_call: Sequence[int],
-    decode: Callable[[Sequence[int]], str] | None,
-) -> Sharing:
+def find_sharing(tree: PrefixTree, decode: Decode | None = None) -> Sharing:
+    """Count shared and lost tokens. ``decode`` turns token ids into text that the advice quotes."""
+    calls, nodes = tree.calls, tree.nodes
     flat = sum(len(c.prompt) + len(c.completion) - 1 for c in calls)
-    unique = sum(len(node.tokens) for node in nodes)
-    prompts = _prompt_parts(calls, nodes, node_of_call)
+    unique = tree.unique_tokens
+    prompts = _prompt_parts(calls, nodes, tree.node_of_call)
     lost = _copies(prompts)
     return Sharing(
         flat_tokens=flat,
@@ -60,9 +55,9 @@ def find_sharing(
 
 
 def _prompt_parts(
-    calls: Sequence[CallTokens], nodes: Sequence["Node"], node_of_call: Sequence[int]
+    calls: Sequence[CallTokens], nodes: Sequence[Node], node_of_call: Sequence[int]
 ) -> list[NDArray[np.int64]]:
-    """The tokens of every node that belong to some prompt: completions cannot be reordered."""
+    """Each node's tokens that belong to a prompt. Completions cannot be reordered."""
     reach = np.zeros(len(nodes), dtype=np.int64)
     for call, node in zip(calls, node_of_call, strict=True):
         while node >= 0 and reach[node] < len(call.prompt):
@@ -72,7 +67,7 @@ def _prompt_parts(
 
 
 def _copies(parts: Sequence[NDArray[np.int64]]) -> NDArray[np.bool_]:
-    """Which tokens of the parts, end to end, lie in a run that an earlier part has as well."""
+    """Mask over the concatenated parts: tokens in a run that also stands in an earlier part."""
     tokens = np.concatenate(parts)
     part = np.repeat(np.arange(len(parts)), [len(p) for p in parts])
     windows = len(tokens) - _RUN + 1
@@ -94,13 +89,13 @@ def _copies(parts: Sequence[NDArray[np.int64]]) -> NDArray[np.bool_]:
 
 
 def _advice(
-    nodes: Sequence["Node"],
+    nodes: Sequence[Node],
     parts: Sequence[NDArray[np.int64]],
     lost: NDArray[np.bool_],
     flat: int,
-    decode: Callable[[Sequence[int]], str] | None,
+    decode: Decode | None,
 ) -> str:
-    """Names the place after which most is lost, and the first text that differs there."""
+    """Name the position after which most tokens are lost, and quote the text that differs there."""
     ends = np.cumsum([len(part) for part in parts])
     copies = [lost[end - len(part) : end] for part, end in zip(parts, ends.tolist(), strict=True)]
     by_start: dict[int, int] = {}

@@ -1,48 +1,49 @@
-"""What an update did, in flat numbers and a sentence: for Postgres, W&B and the flow's artifact."""
+"""The figures of an update, as one flat record for Postgres, W&B and the flow's artifact."""
 
 from dataclasses import dataclass
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TrainReport:
-    """Fractions are of trained tokens, divergences in nats a token, unless they say otherwise.
+    """The figures of an update.
 
-    mu sampled the tokens, p is the parent, theta the result; k1 and k3 are Schulman's estimates
-    of a divergence. ``ratio_*`` and the fractions are of the last iteration, each train step as
-    it was before it moved the model. Statistics of mu are over the tokens whose mu is known; where
-    none is, a ratio is 1 and a divergence 0.
+    Fractions are shares of the trained tokens and divergences are nats a token, unless noted
+    otherwise. mu is the behaviour policy that sampled the tokens, p the parent and theta the
+    result. k1 and k3 are Schulman's estimates of a divergence. ``ratio_*`` and the fractions are
+    from the last iteration, each call's before its train step moved the model. Statistics of mu
+    cover the tokens with known mu; without any, ratios are 1 and divergences 0.
     """
 
-    # how much was trained
+    # amount of training
     training_loss: float  # mean over train steps
-    train_steps: int  # that moved the model: one whose tokens are all masked does not
+    train_steps: int  # that moved the model: a step of masked tokens only does not
     iterations: int
     stopped_early: bool
     trained_trajectories: int
-    groups_without_signal: int  # whose scores do not differ
+    groups_without_signal: int  # groups of equal scores
     calls: int
     tokens: int
-    loss_mass_min: float  # a trajectory's share of the loss, before masks; 1 is the mean
+    loss_mass_min: float  # a trajectory's share of the loss before masks, relative to the mean
     loss_mass_max: float
 
-    # where the tokens came from
+    # source of the tokens
     calls_without_logprobs: int
-    calls_recomputed: int  # their mu comes from their policy's checkpoint
+    calls_recomputed: int  # mu was recomputed from the policy's checkpoint
     calls_too_stale: int  # left out
-    staleness_0: int  # calls of the parent itself
+    staleness_0: int  # calls sampled from the parent
     staleness_1: int
     staleness_2: int
     staleness_unknown: int
-    logprob_mismatch: float  # mean |log p - log mu| of logged calls of the parent itself
-    kl_before: float  # k3(mu || p): how stale the window was
+    logprob_mismatch: float  # mean |log p - log mu| of logged calls sampled from the parent
+    kl_before: float  # k3(mu || p): staleness of the window
     k1_before: float
-    ess: float  # (sum w)^2 / (n sum w^2) of w before truncation, as a share
+    ess: float  # (sum w)^2 / (n sum w^2), w before truncation
     importance_mean: float  # w = pi_p / mu before truncation
     importance_p1: float
     importance_p99: float
     importance_max: float
 
-    # how far the update went
+    # distance that the policy moved
     kl_after: float  # k3(p || theta)
     k1_after: float
     kl_behaviour: float  # k3(mu || theta)
@@ -56,28 +57,28 @@ class TrainReport:
     clip_fraction: float
     clip_low_fraction: float
     clip_high_fraction: float
-    masked_fraction: float  # by any of the three reasons below, which may overlap
+    masked_fraction: float  # for any of the three reasons below, which can overlap
     masked_band: float
     masked_negative: float
     masked_impossible: float
     entropy: float
     grad_norm: float  # mean over train steps, before clipping
-    update_norm: float  # of what is tuned, relative to the norm it had
+    update_norm: float  # norm of the tuned weights' change, relative to their norm before
     learning_rate: float  # of the last train step
 
-    # what it cost
-    flat_tokens: int  # of the window, were every call forwarded alone
-    unique_tokens: int
-    lost_tokens: int  # that a better order of the prompts' segments would share
-    sharing_advice: str | None  # where the prompts part too early; None when nothing is lost
+    # cost
+    flat_tokens: int  # input tokens of all calls, each counted alone
+    unique_tokens: int  # input tokens with shared prefixes counted once
+    lost_tokens: int  # unique tokens that another order of the prompts' text would share
+    sharing_advice: str | None  # on the order of the prompts' text; None: little is lost
     packing_ratio: float  # flat / unique
-    training_s: float  # train steps alone
+    training_s: float  # of the train steps
     unique_tokens_per_s: float
     trained_tokens_per_s: float
     oom_halvings: int
-    max_tokens: int  # of a portion, in the end
+    max_tokens: int  # of a portion, at the end
     activation_checkpointing: bool
 
 
 TIMINGS = ("training_s", "unique_tokens_per_s", "trained_tokens_per_s")
-"""The fields that differ between two runs of the same update."""
+"""Fields that differ between two runs of the same update."""

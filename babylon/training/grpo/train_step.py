@@ -1,52 +1,49 @@
-"""One train step: the gradient of whole trajectories in portions that fit, then one update."""
+"""One train step: the gradient of whole trajectories, portion by portion, then one update."""
 
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from babylon.training.grpo.config import TrainerConfig
-from babylon.training.grpo.forward import PolicyForward, Values
+from babylon.training.grpo.forward import PolicyForward
+from babylon.training.grpo.forward_values import Values
 from babylon.training.grpo.losses import loss_terms
 from babylon.training.grpo.memory import FittingForward, OutOfMemoryError, is_out_of_memory
-from babylon.training.grpo.training_window import TrainStep, Window
-from babylon.training.grpo.update_record import Logged, Record
+from babylon.training.grpo.training_window import TrainingWindow, TrainStep
+from babylon.training.grpo.update_record import Logged, UpdateRecord
 
-TAKEN = "train_steps"  # key of an optimiser's groups: kept in its state, so warm-up happens once
+TAKEN = "train_steps"  # count in the optimiser's groups; saved with it, so it warms up only once
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TrainState:
-    """An update under way: everything that a train step needs, and the report.
+    """A running update. Model, optimiser, fitting and record change in place."""
 
-    Only model, optimiser, fitting and record change, and those in place.
-    """
-
-    model: Any
+    model: nn.Module
     optimizer: torch.optim.Optimizer
-    window: Window
+    window: TrainingWindow
     fitting: FittingForward
     logged: Logged
-    record: Record
+    record: UpdateRecord
 
 
 def train_step(state: TrainState, step: TrainStep) -> None:
-    """Update the model by one step, unless all of its tokens are masked.
+    """Update the model by one step, unless all of the step's tokens are masked.
 
     Raises:
-        FloatingPointError: loss or gradient is not finite; the model must be discarded.
-        OutOfMemoryError: not even the smallest portion fits, or the optimiser does not.
+        FloatingPointError: loss or gradient is not finite; discard the model.
+        OutOfMemoryError: the smallest portion or the optimiser's moments do not fit.
     """
     started, record = time.monotonic(), state.record
     rows = torch.tensor(step.calls, device=record.theta.device)
     total = state.fitting.run(lambda forward: _accumulate(state, step, rows, forward))
     if not torch.isfinite(total):
         raise FloatingPointError(f"loss is {total.item()}: lower the learning rate")
-    if _all_masked(rows, state):
-        state.optimizer.zero_grad(set_to_none=True)  # Adam would move the model by its old moments
+    if _all_masked(rows, state):  # skip: Adam would still move the model by its moments
+        state.optimizer.zero_grad(set_to_none=True)
     else:
         record.grad_norms.append(_update(state.optimizer, state.window.config, record))
         record.losses.append(float(total))
@@ -58,8 +55,8 @@ def train_step(state: TrainState, step: TrainStep) -> None:
 
 
 def _accumulate(state: TrainState, step: TrainStep, rows: Tensor, forward: PolicyForward) -> Tensor:
-    """The step's gradient, portion by portion; returns its loss."""
-    state.optimizer.zero_grad(set_to_none=True)  # of an attempt that did not fit
+    """Accumulate the step's gradient, portion by portion, and return the step's loss."""
+    state.optimizer.zero_grad(set_to_none=True)  # clear an attempt that did not fit
     config, record = state.window.config, state.record
     p_is_free = record.iteration == state.window.steps_an_iteration == 1
     weights = torch.tensor(step.weights, device=rows.device)
@@ -67,7 +64,7 @@ def _accumulate(state: TrainState, step: TrainStep, rows: Tensor, forward: Polic
 
     def loss(calls: Sequence[int], values: Values) -> Tensor:
         chosen = torch.tensor(calls, device=rows.device)
-        if p_is_free:  # the model has not moved yet: it still is p
+        if p_is_free:  # the model has not moved yet, so theta is p
             width = values.logprobs.shape[1]
             record.proximal[rows[chosen], :width] = values.logprobs.detach()
         inputs = record.inputs(state.logged, rows[chosen], values)
@@ -86,7 +83,8 @@ def _all_masked(rows: Tensor, state: TrainState) -> bool:
     return not bool((state.logged.mask[rows] & ~dropped).any())
 
 
-def _update(optimizer: torch.optim.Optimizer, config: TrainerConfig, record: Record) -> float:
+def _update(optimizer: torch.optim.Optimizer, config: TrainerConfig, record: UpdateRecord) -> float:
+    """Clip the gradient, take the optimiser's step, and return the gradient norm."""
     parameters = [p for group in optimizer.param_groups for p in group["params"]]
     norm = torch.nn.utils.clip_grad_norm_(parameters, config.grad_clip)
     if not torch.isfinite(norm):
@@ -97,17 +95,17 @@ def _update(optimizer: torch.optim.Optimizer, config: TrainerConfig, record: Rec
         record.learning_rate = group["lr"]
     try:
         optimizer.step()
-    except (RuntimeError, MemoryError) as error:  # half a step cannot be taken again
+    except (RuntimeError, MemoryError) as error:  # no retry: half a step may have been taken
         if not is_out_of_memory(error):
             raise
         raise OutOfMemoryError(
-            "out of memory in the optimiser, whose moments take twice the memory of what is tuned"
-            f" ({error}): train with TUNING=lora, a smaller BASE_MODEL, or more memory"
+            "out of memory in the optimiser, whose moments take twice the memory of the tuned"
+            f" weights ({error}): train with TUNING=lora, a smaller BASE_MODEL, or more memory"
         ) from error
     optimizer.zero_grad(set_to_none=True)
     return float(norm)
 
 
 def warm_rate(config: TrainerConfig, number: int) -> float:
-    """Learning rate of an optimiser's step ``number``, from 1: a line up, then a constant."""
+    """Learning rate of the optimiser's step ``number`` (from 1): linear warm-up, then constant."""
     return config.learning_rate * min(1.0, number / (config.warmup_steps + 1))

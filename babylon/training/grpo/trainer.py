@@ -1,16 +1,16 @@
-"""GRPO on one logged window: a pass is called an iteration, an optimiser update a train step.
+"""GRPO on one logged window. An iteration is one pass over it, a train step one optimiser update.
 
-Whole trajectories make a train step, and their calls are run in portions whose gradients add up:
-the denominator is the step's, never the portion's. Remaining iterations are dropped once the
-policy has moved far enough from where the window started (k3 or clip fraction).
+A train step trains whole trajectories. Their calls run in portions whose gradients add up: the
+loss is divided by the step's denominator, never by a portion's. Training stops early once the
+policy has moved far enough from the parent (k3 or clip fraction).
 """
 
 from collections.abc import Callable
 from contextlib import AbstractContextManager
-from typing import Any, Protocol
+from typing import Protocol
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from babylon.training.grpo.config import TrainerConfig
 from babylon.training.grpo.diagnostics import (
@@ -27,29 +27,29 @@ from babylon.training.grpo.train_report import TrainReport
 from babylon.training.grpo.train_step import TrainState, train_step
 from babylon.training.grpo.training_window import (
     NothingToTrainError,
-    Window,
+    TrainingWindow,
     refuse_missing_logprobs,
 )
-from babylon.training.grpo.update_record import Logged, Record
+from babylon.training.grpo.update_record import Logged, RecordState, UpdateRecord
 
 __all__ = ["NothingToTrainError", "Progress", "TrainReport", "TrainerConfig", "train_on_window"]
-Progress = Callable[[int, int], None]  # train steps done, of at most so many
+Progress = Callable[[int, int], None]  # train steps done, and their highest possible number
 
 
 class Journal(Protocol):
-    """Where an update's progress is kept, with its weights and its optimiser."""
+    """Storage of an update's progress, with its weights and its optimiser."""
 
-    def restore(self) -> dict[str, Any] | None:
-        """Put weights and optimiser back as they were saved; returns the record's state."""
+    def restore(self) -> RecordState | None:
+        """Restore weights and optimiser, and return the record's state. None: nothing saved."""
 
-    def save(self, state: dict[str, Any]) -> None:
-        """Keep weights, optimiser and state, all of them or none."""
+    def save(self, state: RecordState) -> None:
+        """Save weights, optimiser and state, all of them or none."""
 
 
 def train_on_window(
-    model: Any,
+    model: nn.Module,
     optimizer: torch.optim.Optimizer,
-    window: Window,
+    window: TrainingWindow,
     *,
     reference: AbstractContextManager[object] | None = None,
     journal: Journal | None = None,
@@ -58,20 +58,20 @@ def train_on_window(
     """Update ``model`` in place on one window.
 
     Args:
-        reference: entered to turn ``model`` into the reference policy (adapters off); needed
-            only with a KL penalty.
-        journal: where an interrupted update goes on, and leaves off.
+        reference: context in which ``model`` is the reference policy (adapters off). Needed only
+            for a KL penalty.
+        journal: saves the progress, and resumes an interrupted update.
 
     Raises:
         NothingToTrainError: the window teaches nothing; the model is unchanged.
-        FloatingPointError: the loss or gradient is not finite; the model must be discarded.
-        OutOfMemoryError: not even the smallest portion fits; the model must be discarded.
+        FloatingPointError: the loss or gradient is not finite; discard the model.
+        OutOfMemoryError: the smallest portion does not fit; discard the model.
     """
     refuse_missing_logprobs(window)
     state = _begin(model, optimizer, window, reference, journal)
-    record, stopped = state.record, False
+    record, moved_far = state.record, False
     iterations, steps = window.config.iterations, window.steps_an_iteration
-    while record.iteration <= iterations and not stopped:
+    while record.iteration <= iterations and not moved_far:
         for step in window.steps(record.iteration)[record.step :]:
             train_step(state, step)
             done = (record.iteration - 1) * steps + record.step
@@ -79,32 +79,32 @@ def train_on_window(
                 progress(done, iterations * steps)
             if journal is not None and done < iterations * steps:
                 journal.save(record.state())
-        stopped = _moved_far(state)
+        moved_far = _moved_far(state)
         record.iteration, record.step = record.iteration + 1, 0
     if not record.grad_norms:
         raise NothingToTrainError(
             f"every one of the {window.tokens} tokens is masked: the logged logprobs are not those"
-            " of the policy that is trained; compare their versions and tokenizers"
+            " of the trained policy; compare their versions and tokenizers"
         )
-    return make_report(state, after=state.fitting.run(_values(window.tree)))
+    return make_report(state, after=state.fitting.run(_logprobs(window.tree)))
 
 
 def _begin(
-    model: Any,
+    model: nn.Module,
     optimizer: torch.optim.Optimizer,
-    window: Window,
+    window: TrainingWindow,
     reference: AbstractContextManager[object] | None,
     journal: Journal | None,
 ) -> TrainState:
-    """From where the journal left off, or from the start."""
+    """The state that the journal saved, or a new one."""
     device = next(model.parameters()).device
     logged = Logged.of(window, device)
     fitting = FittingForward(model, window.config.max_tokens)
     saved = None if journal is None else journal.restore()
     if saved is None:
-        record = _start(model, window, fitting, logged, reference)
+        record = _frozen_policies(model, window, fitting, logged, reference)
     else:
-        record = Record.from_state(saved, device)
+        record = UpdateRecord.from_state(saved, device)
         fitting.restore(record.halvings)
     return TrainState(
         model=model,
@@ -116,29 +116,29 @@ def _begin(
     )
 
 
-def _start(
-    model: Any,
-    window: Window,
+def _frozen_policies(
+    model: nn.Module,
+    window: TrainingWindow,
     fitting: FittingForward,
     logged: Logged,
     reference: AbstractContextManager[object] | None,
-) -> Record:
-    """p and the reference, once for the whole update.
+) -> UpdateRecord:
+    """A new record with the logprobs of p and of the reference, computed once an update.
 
-    One full-window step an iteration makes p free: the first iteration's forward pass is p's.
+    If an iteration is one step, p costs nothing: the first iteration's forward pass is p's.
     """
     anchored = None
     if window.config.kl_penalty:
         if reference is None:
             raise ValueError("a KL penalty needs a reference policy")
         with reference:
-            anchored = fitting.run(_values(window.tree))
+            anchored = fitting.run(_logprobs(window.tree))
     free = window.steps_an_iteration == 1
-    proximal = torch.zeros_like(logged.mu) if free else fitting.run(_values(window.tree))
-    return Record.start(proximal, anchored, weight_sample(model))
+    proximal = torch.zeros_like(logged.mu) if free else fitting.run(_logprobs(window.tree))
+    return UpdateRecord.start(proximal, anchored, weight_sample(model))
 
 
-def _values(tree: PrefixTree) -> Callable[[PolicyForward], Tensor]:
+def _logprobs(tree: PrefixTree) -> Callable[[PolicyForward], Tensor]:
     return lambda forward: forward.logprobs(tree).logprobs
 
 

@@ -1,7 +1,7 @@
-"""Training input: trajectories with a score, and their calls as exact tokens.
+"""Training input: trajectories with a score, and the exact tokens of their calls.
 
-A call is one prompt and one completion; several calls make a trajectory, trajectories of one
-(window, scenario) make a group. Only completion tokens are ever trained.
+A call is one prompt and one completion. Several calls make a trajectory, and the trajectories of
+one (window, scenario) make a group. Only completion tokens are trained.
 """
 
 from collections.abc import Sequence
@@ -10,10 +10,11 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CallTokens:
-    """One logged request. ``logprobs`` ``[T]`` are the behaviour policy's, None if unknown.
+    """Tokens of one logged call.
 
-    ``policy_version`` names that policy. ``recomputed``: the logprobs were not logged, but come
-    from a forward pass of that policy's checkpoint.
+    ``logprobs`` ``[T]`` are the behaviour policy's, None if unknown. ``policy_version`` is the
+    behaviour policy's version. ``recomputed`` logprobs were not logged, but come from a forward
+    pass of the behaviour policy's checkpoint.
     """
 
     prompt: Sequence[int]
@@ -40,18 +41,9 @@ class CallTokens:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ScoredTrajectory:
-    """What GRPO needs of a trajectory: the group it is compared in, its score and its calls."""
+    """A trajectory's score, calls, and the group that it is compared in."""
 
     trajectory_id: str
     group: str
     score: float
     calls: Sequence[CallTokens]
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class TrainingCall:
-    """A call with the advantage of its trajectory, which it is known by the index of."""
-
-    tokens: CallTokens
-    trajectory: int
-    advantage: float

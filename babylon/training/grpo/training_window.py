@@ -1,7 +1,7 @@
-"""A logged window made ready for training: what may be trained, compiled once, cut into steps.
+"""A logged window prepared for training: its trainable calls as one tree, cut into train steps.
 
-Calls of a policy that is too old are left out first, then trajectories without an advantage. The
-calls that remain become one prefix tree, of which every train step is a part.
+Calls of policies that are too old are left out first, then trajectories without an advantage. The
+remaining calls make one prefix tree. Every train step is a part of it.
 """
 
 import logging
@@ -16,68 +16,85 @@ from statistics import fmean
 
 from babylon.training.grpo.advantage import advantages, call_masses, call_weights
 from babylon.training.grpo.config import MAX_STALENESS, TrainerConfig
-from babylon.training.grpo.prefix_tree import Decode, PrefixTree, compile_tree
-from babylon.training.grpo.training_input import ScoredTrajectory, TrainingCall
+from babylon.training.grpo.prefix_tree import PrefixTree, compile_tree
+from babylon.training.grpo.sharing import Decode, Sharing, find_sharing
+from babylon.training.grpo.training_input import CallTokens, ScoredTrajectory
 
 logger = logging.getLogger(__name__)
 
 
 class NothingToTrainError(ValueError):
-    """No group has differing scores, every call is too stale or masked, or mu is missing."""
+    """Nothing can be trained: scores do not differ, or calls are too old, masked or unlogged."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TrainStep:
-    """Whole trajectories that make one optimiser update: their calls, and what each counts."""
+    """The trajectories of one optimiser update: their calls and the weight of each."""
 
-    calls: Sequence[int]  # positions in Window.calls
+    calls: Sequence[int]  # positions in TrainingWindow.calls
     tree: PrefixTree  # of these calls, in this order
     weights: Sequence[float]
     trajectories: int
 
 
 @dataclass(frozen=True, kw_only=True)
-class Window:
-    """Every call that may move the policy. Made by :func:`compile_window`."""
+class TrainingWindow:
+    """The calls that can move the policy. Made by :func:`compile_window`.
 
-    calls: Sequence[TrainingCall]
-    tree: PrefixTree
-    trajectory_ids: Sequence[str]  # by TrainingCall.trajectory
-    groups: Sequence[str]  # by TrainingCall.trajectory
+    C calls belong to N trajectories.
+    """
+
+    calls: Sequence[CallTokens]  # [C]
+    trajectory_of: Sequence[int]  # [C], index of each call's trajectory
+    staleness: Sequence[int | None]  # [C], in versions; None is unknown
+    tree: PrefixTree  # of all calls
+    trajectory_ids: Sequence[str]  # [N]
+    groups: Sequence[str]  # [N]
+    advantages: Sequence[float]  # [N]
     groups_without_signal: int
     calls_too_stale: int
-    staleness: Sequence[int | None]  # of each call, in versions; None is unknown
     config: TrainerConfig
+    decode: Decode | None = None  # token ids → text
+
+    @cached_property
+    def lengths(self) -> Sequence[int]:
+        """Completion tokens of each call, ``[C]``."""
+        return [len(call.completion) for call in self.calls]
 
     @cached_property
     def mean_length(self) -> float:
-        """Mean completion, in tokens: the constant C of the default call weight."""
-        return fmean(len(call.tokens.completion) for call in self.calls)
+        """Mean completion in tokens: the constant C of the default call weight."""
+        return fmean(self.lengths)
 
     @property
     def tokens(self) -> int:
-        return sum(len(call.tokens.completion) for call in self.calls)
+        """Number of completion tokens."""
+        return sum(self.lengths)
+
+    @cached_property
+    def sharing(self) -> Sharing:
+        """Tokens that the prompts share, and tokens that they could share."""
+        return find_sharing(self.tree, self.decode)
 
     @property
     def steps_an_iteration(self) -> int:
+        """Number of train steps of one pass over the window."""
         return math.ceil(len(self.trajectory_ids) / self.config.trajectories_per_step)
 
-    def with_logprobs(self, logprobs: Mapping[int, Sequence[float]]) -> "Window":
-        """The same window with mu of some calls, by position, recomputed."""
-        calls = [
-            replace(c, tokens=replace(c.tokens, logprobs=logprobs[position], recomputed=True))
-            if position in logprobs
-            else c
-            for position, c in enumerate(self.calls)
-        ]
+    def with_logprobs(self, logprobs: Mapping[int, Sequence[float]]) -> "TrainingWindow":
+        """The window with recomputed behaviour logprobs: position of a call → logprobs ``[T]``."""
+        calls = list(self.calls)
+        for position, values in logprobs.items():
+            calls[position] = replace(calls[position], logprobs=values, recomputed=True)
         return replace(self, calls=calls)
 
     def steps(self, iteration: int) -> list[TrainStep]:
-        """The train steps of one iteration, in an order that seed and iteration decide.
+        """The train steps of one iteration, in an order determined by seed and iteration.
 
-        A step is made of whole groups as far as possible, because the calls of a group share the
-        longest prefixes, and its advantages cancel. Steps are of equal size, give or take one: a
-        short last one would let few trajectories move the policy as far as many.
+        Steps are made of whole groups where possible, because the calls of a group share the
+        longest prefixes and their advantages sum to zero. The sizes of steps differ by at most one
+        trajectory, because in a short last step few trajectories would move the policy as far as
+        many.
         """
         random = Random(f"{self.config.seed}:{iteration}")
         members: dict[str, list[int]] = defaultdict(list)
@@ -94,27 +111,26 @@ class Window:
         return [self._step(trajectories[first:last]) for first, last in pairwise(cuts)]
 
     def mass_of_trajectories(self) -> list[float]:
-        """What share of the window's loss each trajectory is, before any mask; 1 is the mean."""
+        """Each trajectory's share of the window's loss before masks, relative to the mean share."""
         mass: dict[int, float] = defaultdict(float)
-        for call, share in zip(
-            self.calls, call_masses(self.calls, self.config.normaliser), strict=True
-        ):
-            mass[call.trajectory] += share
+        shares = call_masses(self.lengths, self.trajectory_of, self.config.normaliser)
+        for trajectory, share in zip(self.trajectory_of, shares, strict=True):
+            mass[trajectory] += share
         return [mass[index] * len(mass) for index in sorted(mass)]
 
     @cached_property
     def _calls_of(self) -> Mapping[int, list[int]]:
         result: dict[int, list[int]] = defaultdict(list)
-        for position, call in enumerate(self.calls):
-            result[call.trajectory].append(position)
+        for position, trajectory in enumerate(self.trajectory_of):
+            result[trajectory].append(position)
         return result
 
     def _step(self, trajectories: Sequence[int]) -> TrainStep:
-        """The whole window is a step whose tree exists already; of a part it is cut out."""
         positions = sorted(position for t in trajectories for position in self._calls_of[t])
         whole = len(positions) == len(self.calls)
         weights = call_weights(
-            [self.calls[position] for position in positions],
+            [self.lengths[position] for position in positions],
+            [self.trajectory_of[position] for position in positions],
             self.config.normaliser,
             mean_length=self.mean_length,
             constant=self.config.bounds.dr_grpo_length,
@@ -133,51 +149,50 @@ def compile_window(
     *,
     staleness: Mapping[int, int] | None = None,
     decode: Decode | None = None,
-) -> Window:
-    """Gate, compare and compile a window.
+) -> TrainingWindow:
+    """Drop stale calls, compute advantages, and compile the rest of the window into one tree.
 
     Args:
-        staleness: policy version → how many updates it lies behind the parent.
-        decode: token ids → text, for the advice on prompt order.
+        staleness: policy version → number of updates between it and the parent.
+        decode: token ids → text. The advice on prompt order quotes it.
 
     Raises:
         NothingToTrainError: every call is too stale, or no group has differing scores.
     """
     ages = staleness or {}
     allowed = min(config.max_staleness, MAX_STALENESS)
-    fresh, too_stale = _within(trajectories, ages, allowed)
+    fresh, too_stale = _without_stale(trajectories, ages, allowed)
     advantage = advantages(fresh, config.advantage)
     kept = [t for t in fresh if t.trajectory_id in advantage]
     if not kept:
         raise NothingToTrainError(_why_nothing(fresh, too_stale, ages, allowed))
-    calls = [
-        TrainingCall(tokens=call, trajectory=index, advantage=advantage[t.trajectory_id])
-        for index, t in enumerate(kept)
-        for call in t.calls
-    ]
+    calls = [call for t in kept for call in t.calls]
     groups = [t.group for t in kept]
-    window = Window(
+    window = TrainingWindow(
         calls=calls,
-        tree=compile_tree([call.tokens for call in calls], decode=decode),
-        trajectory_ids=[t.trajectory_id for t in kept],
-        groups=groups,
-        groups_without_signal=len({t.group for t in fresh}) - len(set(groups)),
-        calls_too_stale=too_stale.total(),
+        trajectory_of=[index for index, t in enumerate(kept) for _ in t.calls],
         staleness=[
-            None if (version := call.tokens.policy_version) is None else ages.get(version)
+            None if (version := call.policy_version) is None else ages.get(version)
             for call in calls
         ],
+        tree=compile_tree(calls),
+        trajectory_ids=[t.trajectory_id for t in kept],
+        groups=groups,
+        advantages=[advantage[t.trajectory_id] for t in kept],
+        groups_without_signal=len({t.group for t in fresh}) - len(set(groups)),
+        calls_too_stale=too_stale.total(),
         config=config,
+        decode=decode,
     )
-    if advice := window.tree.sharing.advice:
+    if advice := window.sharing.advice:
         logger.info("%s", advice)
     return window
 
 
-def refuse_missing_logprobs(window: Window) -> None:
-    """Raises NothingToTrainError when too many calls have no behaviour logprobs."""
+def refuse_missing_logprobs(window: TrainingWindow) -> None:
+    """Raise NothingToTrainError if too many calls have no behaviour logprobs."""
     allowed = window.config.max_missing_logprobs
-    missing = sum(call.tokens.logprobs is None for call in window.calls) / len(window.calls)
+    missing = sum(call.logprobs is None for call in window.calls) / len(window.calls)
     if missing > allowed:
         raise NothingToTrainError(
             f"{missing:.0%} of the calls have no logged logprobs, allowed are {allowed:.0%}: play"
@@ -185,10 +200,10 @@ def refuse_missing_logprobs(window: Window) -> None:
         )
 
 
-def _within(
+def _without_stale(
     trajectories: Sequence[ScoredTrajectory], ages: Mapping[int, int], allowed: int
 ) -> tuple[list[ScoredTrajectory], Counter[int]]:
-    """Trajectories without the calls of too old policies, and how many those were by version."""
+    """Trajectories without calls of policies that are too old, and those calls by version."""
     too_stale: Counter[int] = Counter()
     fresh = []
     for trajectory in trajectories:
@@ -216,10 +231,10 @@ def _why_nothing(
     )
     if not fresh and stale:
         youngest = min(ages[version] for version in too_stale)
-        # beyond the most that is allowed a higher value changes nothing: it is no advice
+        # a value above the constant has no effect, so do not advise it
         higher = f", or set MAX_STALENESS={youngest}" if youngest <= MAX_STALENESS else ""
         return (
-            f"every call is of a policy further behind than MAX_STALENESS={allowed} allows:"
+            f"every call is from a policy older than MAX_STALENESS={allowed} allows:"
             f" {stale}; train windows sooner after they were played{higher}"
         )
     left_out = f"; left out as too old: {stale}" if stale else ""

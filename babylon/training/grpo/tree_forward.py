@@ -1,39 +1,47 @@
-"""Values and gradients of a prefix tree, portion by portion, each shared prefix forwarded once.
+"""Values and gradients of a prefix tree, portion by portion, with shared prefixes forwarded once.
 
-A portion with children is forwarded for its keys and values, then its children are run, then the
-portion itself is run again with the gradient that they left for those (module
-:mod:`babylon.training.grpo.portions`). A completion that reaches across portions is read where it
-ends; the log-probabilities of its earlier tokens get their gradient when their own portion is run.
+A portion with children is forwarded for its keys and values. Then its children run, and then the
+portion runs again, with the gradients of those keys and values from its children (see
+:mod:`babylon.training.grpo.portions`). The loss of a completion that spans several portions is
+computed in the portion where it ends. Its earlier tokens get their gradient when their own portion
+runs again.
 """
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from typing import Any
 
 import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor
+from transformers import PreTrainedModel
 
-from babylon.training.grpo.attention.interface import Kernel, Memory, Run, tree_attention
-from babylon.training.grpo.head import token_values
+from babylon.training.grpo.attention.tree_attention import (
+    Attention,
+    AttentionRun,
+    KeyValueCache,
+    tree_attention,
+)
+from babylon.training.grpo.forward_values import Loss, Values, backward
+from babylon.training.grpo.lm_head import Head, token_values
 from babylon.training.grpo.portions import Portion, cut
 from babylon.training.grpo.prefix_tree import PrefixTree
-from babylon.training.grpo.values import Loss, Values, backward
 
-Chosen = np.ndarray[Any, np.dtype[np.bool_]]
+Chosen = NDArray[np.bool_]
 
 
 @dataclass(frozen=True, slots=True)
 class TreeForward:
-    """A model without its head, its head, and how it attends."""
+    """A model as backbone and head, with its attention and the size of portions."""
 
-    backbone: Any
-    head: Any
+    backbone: PreTrainedModel
+    head: Head
     vocabulary: int
-    kernel: Kernel
+    attention: Attention
     max_tokens: int
 
     def logprobs(self, tree: PrefixTree) -> Values:
+        """Values of all calls, without gradient."""
         with torch.no_grad(), tree_attention(self.backbone):
             window = _TreePass.cut(self, tree)
             for root in window.roots:
@@ -41,6 +49,7 @@ class TreeForward:
         return Values(logprobs=window.logprobs, entropy=window.entropy)
 
     def accumulate(self, tree: PrefixTree, loss: Loss) -> None:
+        """Add the gradient of ``loss`` over all calls to the parameters' ``.grad``."""
         with tree_attention(self.backbone):
             window = _TreePass.cut(self, tree)
             for root in window.roots:
@@ -49,15 +58,17 @@ class TreeForward:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _TreePass:
+    """One pass over all portions of a tree: C calls of up to T completion tokens."""
+
     model: TreeForward
     portions: Sequence[Portion]
     roots: Sequence[int]
     lengths: Sequence[int]  # [C]
-    temperature: np.ndarray[Any, np.dtype[np.float64]]  # [C]
-    logprobs: Tensor  # [C, T], of the terms read so far
+    temperature: NDArray[np.float64]  # [C]
+    logprobs: Tensor  # [C, T], of the terms computed so far
     entropy: Tensor  # [C, T]
-    grads: Tensor  # [C, T], of the loss by terms that belong to an earlier portion
-    memories: dict[int, Memory] = field(default_factory=dict)
+    grads: Tensor  # [C, T], of the loss, by terms of portions that still have to run
+    caches: dict[int, KeyValueCache] = field(default_factory=dict)
 
     @classmethod
     def cut(cls, model: TreeForward, tree: PrefixTree) -> "_TreePass":
@@ -79,15 +90,15 @@ class _TreePass:
         )
 
     def read(self, number: int) -> None:
-        """Fill in the values of a portion and its descendants, without gradient."""
+        """Compute the values of a portion and of its descendants, without gradient."""
         portion = self.portions[number]
         self._store(number, np.ones(len(portion.terms.row), bool))
         for child in portion.children:
             self.read(child)
-        self.memories.pop(number, None)
+        self.caches.pop(number, None)
 
     def train(self, number: int, loss: Loss) -> None:
-        """Back-propagate a portion and its descendants, leaving gradients to its ancestors."""
+        """Back-propagate a portion and its descendants, into parameters and ancestors' caches."""
         portion = self.portions[number]
         if portion.children:
             with torch.no_grad():
@@ -95,22 +106,22 @@ class _TreePass:
             for child in portion.children:
                 self.train(child, loss)
         self._backward(number, loss)
-        self.memories.pop(number, None)
+        self.caches.pop(number, None)
 
     def _store(self, number: int, chosen: Chosen) -> None:
         portion = self.portions[number]
-        memory = self.memories[number] = Memory()
+        cache = self.caches[number] = KeyValueCache()
         place, logprobs, entropy = self._forward(
-            portion, chosen, capture=memory if portion.children else None
+            portion, chosen, capture=cache if portion.children else None
         )
         self.logprobs[place], self.entropy[place] = logprobs, entropy
 
     def _backward(self, number: int, loss: Loss) -> None:
         portion = self.portions[number]
-        terms, inject = portion.terms, self.memories.get(number)
+        terms, inject = portion.terms, self.caches.get(number)
         place, logprobs, entropy = self._forward(portion, np.ones_like(terms.final), inject=inject)
         self.entropy[place] = entropy
-        total = (logprobs * self.grads[place]).sum()  # of calls that ended in a descendant
+        total = (logprobs * self.grads[place]).sum()  # calls that end in a descendant
         calls = np.unique(terms.call[terms.final]).tolist()
         known = self.logprobs[calls].requires_grad_()
         if calls:
@@ -129,29 +140,27 @@ class _TreePass:
         portion: Portion,
         chosen: Chosen,
         *,
-        capture: Memory | None = None,
-        inject: Memory | None = None,
+        capture: KeyValueCache | None = None,
+        inject: KeyValueCache | None = None,
     ) -> tuple[tuple[Tensor, Tensor], Tensor, Tensor]:
-        """(call, step), log-probability and entropy, ``[M]`` each, of the chosen terms."""
+        """((call, step), log-probability, entropy) of the chosen terms, ``[M]`` each."""
         terms, device = portion.terms, self.logprobs.device
         rows = np.unique(terms.row[chosen]) if chosen.any() else np.zeros(1, dtype=np.int64)
         pairs = np.stack(
             [np.searchsorted(rows, terms.row[chosen]), self.temperature[terms.call[chosen]]]
         )
         unique, index = np.unique(pairs, axis=1, return_inverse=True)
-        order = np.argsort(index, kind="stable")  # the head wants its rows ascending
+        order = np.argsort(index, kind="stable")  # the head needs ascending rows
 
-        def tensor(values: Any) -> Tensor:
+        def tensor(values: NDArray[np.int64] | NDArray[np.float64]) -> Tensor:
             return torch.from_numpy(values).to(device)
 
-        run = Run(
+        run = AttentionRun(
             layout=portion.layout,
             rows=tensor(rows),
             rows_layout=portion.layout.select(rows),
-            kernel=self.model.kernel,
-            ancestors=[
-                (self.memories[a.portion], slice(a.start, a.end)) for a in portion.ancestors
-            ],
+            attention=self.model.attention,
+            ancestors=[(self.caches[a.portion], slice(a.start, a.end)) for a in portion.ancestors],
             capture=capture,
             inject=inject,
         )

@@ -1,7 +1,7 @@
-"""The running record of an update: what each policy said of each token, and how the steps went.
+"""The running record of an update: each policy's logprobs of each token, and the steps' figures.
 
-It is all that an interrupted update needs besides weights and optimiser, and all that the report
-is made from.
+The report is computed from it. Together with weights and optimiser, it resumes an interrupted
+update.
 """
 
 from dataclasses import dataclass, fields
@@ -12,66 +12,73 @@ from torch import Tensor
 
 from babylon.training.grpo.forward import Values
 from babylon.training.grpo.losses.shared import LossInputs, LossTerms
-from babylon.training.grpo.training_window import Window
+from babylon.training.grpo.training_window import TrainingWindow
 
 FLAGS = ("band", "negative", "impossible", "clipped_low", "clipped_high")
+RecordState = dict[str, Any]  # field → value: tensors, numbers and lists of them
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Logged:
-    """What the window says of its tokens, ``[C, T]``; advantage and staleness ``[C]``."""
+    """The window as tensors: C calls of up to T completion tokens."""
 
-    mu: Tensor
-    known: Tensor
-    exact: Tensor  # known, logged by the policy that is being updated, and not recomputed
-    mask: Tensor
-    advantage: Tensor
+    mu: Tensor  # [C, T], behaviour logprobs, 0 where unknown
+    known: Tensor  # [C, T] bool, where mu is known
+    exact: Tensor  # [C, T] bool, where mu was logged by the parent itself
+    mask: Tensor  # [C, T] bool, the completion tokens
+    advantage: Tensor  # [C]
 
     @classmethod
-    def of(cls, window: Window, device: torch.device) -> "Logged":
-        longest = max(len(call.tokens.completion) for call in window.calls)
-        mu = torch.zeros(len(window.calls), longest)
-        mask = torch.zeros(len(window.calls), longest, dtype=torch.bool)
+    def of(cls, window: TrainingWindow, device: torch.device) -> "Logged":
+        """The tensors of a window, on a device."""
+        mu = torch.zeros(len(window.calls), max(window.lengths))
+        mask = torch.zeros_like(mu, dtype=torch.bool)
         known, exact = mask.clone(), mask.clone()
-        for row, call in enumerate(window.calls):
-            tokens, length = call.tokens, len(call.tokens.completion)
+        for row, (call, length) in enumerate(zip(window.calls, window.lengths, strict=True)):
             mask[row, :length] = True
-            if tokens.logprobs is not None:
-                mu[row, :length] = torch.tensor(tokens.logprobs)
+            if call.logprobs is not None:
+                mu[row, :length] = torch.tensor(call.logprobs)
                 known[row, :length] = True
-                exact[row, :length] = not tokens.recomputed and window.staleness[row] == 0
+                exact[row, :length] = not call.recomputed and window.staleness[row] == 0
+        advantage = [window.advantages[trajectory] for trajectory in window.trajectory_of]
         return cls(
             mu=mu.to(device),
             known=known.to(device),
             exact=exact.to(device),
             mask=mask.to(device),
-            advantage=torch.tensor([call.advantage for call in window.calls], device=device),
+            advantage=torch.tensor(advantage, device=device),
         )
 
 
 @dataclass(slots=True, kw_only=True)
-class Record:
-    """Of the last iteration: theta, entropy ``[C, T]`` and flags ``[5, C, T]`` as each step saw
-    them before it moved. ``proximal`` and ``reference`` ``[C, T]`` are of the whole update."""
+class UpdateRecord:
+    """State of an update besides weights and optimiser.
 
-    proximal: Tensor
-    reference: Tensor | None
-    theta: Tensor
-    entropy: Tensor
-    flags: Tensor
+    ``theta``, ``entropy`` and ``flags`` are from the last iteration, each call's before the train
+    step that trained it moved the model.
+    """
+
+    proximal: Tensor  # [C, T], logprobs of the parent
+    reference: Tensor | None  # [C, T], logprobs of the reference policy
+    theta: Tensor  # [C, T], logprobs of the model in training
+    entropy: Tensor  # [C, T]
+    flags: Tensor  # [5, C, T] bool, in the order of FLAGS
     weights_before: list[Tensor]
     losses: list[float]  # of the train steps that moved the model
     grad_norms: list[float]
     iteration: int = 1
-    step: int = 0  # train steps of the iteration that are done
+    step: int = 0  # finished train steps of the iteration
     learning_rate: float = 0.0  # of the last train step
     halvings: int = 0
     training_s: float = 0.0
-    forwarded_tokens: int = 0  # unique ones, by train steps
+    forwarded_tokens: int = 0  # unique tokens, in train steps
     trained_tokens: int = 0
 
     @classmethod
-    def start(cls, proximal: Tensor, reference: Tensor | None, weights: list[Tensor]) -> "Record":
+    def start(
+        cls, proximal: Tensor, reference: Tensor | None, weights: list[Tensor]
+    ) -> "UpdateRecord":
+        """The record of an update that has not trained yet."""
         flags = torch.zeros(len(FLAGS), *proximal.shape, dtype=torch.bool, device=proximal.device)
         return cls(
             proximal=proximal,
@@ -84,23 +91,24 @@ class Record:
             grad_norms=[],
         )
 
-    def state(self) -> dict[str, Any]:
-        """Tensors and plain numbers, as ``torch.save`` takes them."""
+    def state(self) -> RecordState:
+        """The record as a dictionary for ``torch.save``."""
         return {field.name: getattr(self, field.name) for field in fields(self)}
 
     @classmethod
-    def from_state(cls, state: dict[str, Any], device: torch.device) -> "Record":
-        """The record that ``state`` was taken of."""
+    def from_state(cls, state: RecordState, device: torch.device) -> "UpdateRecord":
+        """The record with this ``state``, its tensors moved to ``device``."""
 
-        def moved(value: Any) -> Any:
+        def moved(value: object) -> object:
             if isinstance(value, list):
                 return [moved(item) for item in value]
             return value.to(device) if isinstance(value, Tensor) else value
 
-        return cls(**{name: moved(value) for name, value in state.items()})
+        fields_on_device: RecordState = {name: moved(value) for name, value in state.items()}
+        return cls(**fields_on_device)
 
     def inputs(self, logged: Logged, rows: Tensor, values: Values) -> LossInputs:
-        """The loss's view of some calls, no wider than their longest completion."""
+        """The inputs of the loss for some calls, as wide as their longest completion."""
         width = values.logprobs.shape[1]
 
         def part(tensor: Tensor) -> Tensor:
@@ -117,7 +125,7 @@ class Record:
         )
 
     def note(self, rows: Tensor, values: Values, terms: LossTerms) -> None:
-        """What a train step saw of some calls."""
+        """Store a train step's values and flags of some calls."""
         width = values.logprobs.shape[1]
         self.theta[rows, :width] = values.logprobs.detach()
         self.entropy[rows, :width] = values.entropy

@@ -1,4 +1,4 @@
-"""Who is measured: one file a trainer, and the registry of their variants.
+"""The measured trainers, one a file, and the registry of their variants.
 
 A contender is imported only in its own process, so a peer that is not installed is listed as such.
 """
@@ -23,7 +23,7 @@ CALLS = (1, 2, 3, 6)  # micro-batches that peers choose from
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Task:
-    """What to train: ``micro_batch`` calls are forwarded at once, in our trainer so many tokens."""
+    """A training task. ``micro_batch`` counts calls forwarded at once, in our trainer tokens."""
 
     config: PreTrainedConfig
     window: Window
@@ -56,7 +56,7 @@ class Session(Protocol):
 
 
 class Opener(Protocol):
-    """What a contender's module offers as ``open_session``."""
+    """The signature of ``open_session`` in a contender's module."""
 
     def __call__(self, task: Task, variant: str) -> Session: ...
 
@@ -76,11 +76,11 @@ class Contender:
 
     @property
     def in_tokens(self) -> bool:
-        """Whether its micro-batches are of tokens, not of calls."""
+        """True if its micro-batches count tokens, not calls."""
         return self.peer == "babylon"
 
     def sizes(self, config: PreTrainedConfig) -> Sequence[int]:
-        """The micro-batches to choose from; ours has but its default, as its users get it."""
+        """The micro-batches to choose from. Ours has only its default."""
         return (portion_tokens("cpu", config.hidden_size),) if self.in_tokens else CALLS
 
     def open(self, task: Task) -> Session:

@@ -1,10 +1,10 @@
 """AgileRL's ``GRPO.learn((ids, masks, rewards), sampling_logps=...)`` on logged calls.
 
-It trains LoRA adapters only. Its LLM extra pins an older transformers and wants bitsandbytes,
-liger-kernel and openenv, none of which a CPU run touches; the flag that looks for them is raised,
-so that it runs on the same torch, transformers and peft as everybody. A window is handed over in
-parts, padded like the whole; the optimiser steps after the last. Rewards are the advantages, whose
-mean is 0. Variant ``checkpointing`` is AgileRL as it comes: activations are computed twice.
+It trains LoRA adapters only. Its LLM extra pins an older transformers and requires bitsandbytes,
+liger-kernel and openenv, which a CPU run does not use. The flag that checks for them is set, so
+that it runs on the same torch, transformers and peft as the others. A window is passed in parts,
+padded like the whole; the optimiser steps after the last. Rewards are the advantages, whose
+mean is 0. Variant ``checkpointing`` is unmodified AgileRL: activations are computed twice.
 """
 
 from collections.abc import Sequence

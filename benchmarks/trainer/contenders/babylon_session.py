@@ -17,7 +17,7 @@ from benchmarks.trainer.flops import Work, tree_work
 
 
 class BabylonSession(LocalSession):
-    """The tree is compiled before the clock runs, as it is once a window in training."""
+    """Our trainer. The tree is compiled before timing, as it is once a window in training."""
 
     def __init__(self, task: Task) -> None:
         super().__init__(policy(task), task)
@@ -32,7 +32,7 @@ class BabylonSession(LocalSession):
 
 
 class WindowLoss:
-    """The default loss over any calls of the window, mu serving as the proximal policy's too."""
+    """The default loss over calls of the window, with mu also as the proximal policy's logprobs."""
 
     def __init__(self, window: Window, device: str = "cpu") -> None:
         longest = max(len(call.completion) for call in window.calls)
@@ -75,7 +75,7 @@ def call_tokens(window: Window) -> list[CallTokens]:
 
 
 def window_work(window: Window) -> Work:
-    """Every distinct prefix once; a call's last token is only ever a target."""
+    """Work of every distinct prefix once. A call's last token is only a target."""
     sequences = ([*call.prompt, *call.completion][:-1] for call in window.calls)
     return tree_work(sequences, window.trained_tokens)
 

@@ -1,4 +1,4 @@
-"""A model and optimiser of our own making: what every contender but AgileRL trains."""
+"""The model and optimiser of all contenders except AgileRL."""
 
 from typing import Any
 
@@ -26,7 +26,7 @@ def policy(task: Task) -> torch.nn.Module:
 
 
 class LocalSession:
-    """Clip, AdamW step and zeroing as everybody does them."""
+    """Clipping, AdamW step and zeroing, the same for all."""
 
     def __init__(self, model: torch.nn.Module, task: Task) -> None:
         self.model = model

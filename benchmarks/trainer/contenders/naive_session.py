@@ -27,7 +27,7 @@ CLIP = 0.2
 
 
 class NaiveSession(LocalSession):
-    """One tensor batch a micro-batch, made before the clock runs."""
+    """One tensor batch a micro-batch, made before timing."""
 
     def __init__(self, task: Task) -> None:
         super().__init__(policy(task), task)

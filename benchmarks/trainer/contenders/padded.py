@@ -1,4 +1,4 @@
-"""What trainers that pad have in common: micro-batches, their parts, and what padding adds."""
+"""Parts shared by trainers that pad: micro-batches, parts of a window, and padding."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -28,7 +28,7 @@ class Padded:
 
 
 def left_padded(calls: Sequence[Call]) -> Padded:
-    """As TRL lays a batch out: prompts end, and completions begin, at the same column."""
+    """TRL's layout of a batch: all completions start at the same column."""
     mu = [call.mu for call in calls if call.mu is not None]
     return Padded(
         prompt_ids=_pad([call.prompt for call in calls], left=True),
@@ -58,7 +58,7 @@ def by_length(calls: Sequence[Call]) -> list[Call]:
 
 
 def chunks(items: Sequence[T], size: int) -> list[Sequence[T]]:
-    """Portions of ``size``; the last may be smaller."""
+    """Portions of ``size``. The last can be smaller."""
     return [items[start : start + size] for start in range(0, len(items), size)]
 
 

@@ -1,11 +1,11 @@
 """TRL's GRPOTrainer on logged calls, in four variants.
 
-As it comes, the whole window is padded to its longest prompt and its longest completion, is
-shuffled, and on CPU the fused head scores every position. ``buckets``: micro-batches of calls of
+Unmodified, it pads the whole window to its longest prompt and its longest completion, shuffles it,
+and on CPU its fused head scores every position. ``buckets``: micro-batches of calls of
 similar length, each padded to its own longest. ``head``: the head sees completion positions only,
 as in TRL's versions before the fused head. One optimiser step is the whole window: its calls are
 the generation that ``steps_per_generation`` micro-batches share. Gradient checkpointing, on by
-default, is off: it runs the forward pass a second time to save memory, which is not short here.
+default, is off: it runs the forward pass twice to save memory, which is not needed here.
 ``dapo``, the default loss, is the token mean over the window.
 """
 
@@ -93,11 +93,11 @@ class CompletionHead:
 
 
 class HeadTrainer(CompletionHead, LoggedTrainer):
-    """As it comes but for the head."""
+    """Unmodified except for the head."""
 
 
 class BucketedHeadTrainer(CompletionHead, BucketedTrainer):
-    """Both."""
+    """Both changes."""
 
 
 TRAINERS: dict[str, type[LoggedTrainer]] = {
@@ -184,7 +184,7 @@ def _no_reward(completions: Sequence[object], **_: object) -> list[float]:
 
 
 def _tokenizer() -> Any:
-    """The trainer wants one; no text is ever tokenised."""
+    """A tokenizer that TRL's trainer requires. No text is tokenised."""
     words = Tokenizer(WordLevel({"<pad>": 0, "<eos>": 1}, unk_token="<pad>"))
     tokenizer: Any = PreTrainedTokenizerFast
     return tokenizer(tokenizer_object=words, pad_token="<pad>", eos_token="<eos>")

@@ -6,7 +6,7 @@ import pytest
 
 from babylon.scoring.judge.condense import condense
 from benchmarks import judge
-from benchmarks.judge import Result, as_line, kendall_tau, summarise, targets
+from benchmarks.judge import WindowResult, as_line, kendall_tau, summarise, targets
 from benchmarks.judge_windows import known_window
 from benchmarks.loopback_judge import Mind, last_pnl
 
@@ -41,7 +41,7 @@ def test_the_judge_finds_the_true_profit_in_our_text_of_a_trajectory():
 
 
 def result(scorer, seed, tau, tokens=100, failure=""):
-    return Result(
+    return WindowResult(
         scorer=scorer,
         condition="noise + position",
         size=4,

@@ -347,10 +347,10 @@ def test_dataset_build_prints_paths_and_hands_on_uris(
 ) -> None:
     uri = "file:///my%20home/month%3D2025-11/x.parquet"
 
-    async def build(*_: object) -> list[Published]:
+    def build(*_: object) -> list[Published]:
         return [Published(window_id="2025-11-14T09:00", uri=uri, sha256="", rows=5)]
 
-    monkeypatch.setattr("babylon.cli.dataset._build", build)
+    monkeypatch.setattr("babylon.cli.dataset.with_store", build)
     assert exit_code("dataset", "build") == 0
     assert "/my home/month=2025-11/x.parquet" in capsys.readouterr().out
     assert exit_code("dataset", "build", "--json") == 0

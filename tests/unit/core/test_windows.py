@@ -1,4 +1,4 @@
-"""Window ids and keys, from when on a window may be trained, and what may follow what."""
+"""Window ids and keys, readiness for training, and state transitions."""
 
 from datetime import UTC, datetime, timedelta
 
@@ -18,6 +18,7 @@ from babylon.core.windows import (
     parse_bound,
     parse_window_id,
     settling,
+    sleep_until,
 )
 
 WINDOW = parse_window_id("2025-11-14T09:00")
@@ -25,7 +26,7 @@ CLOSES = datetime(2025, 11, 14, 10, tzinfo=UTC)
 
 
 def at(seconds: float, *, writer: float | None = None) -> Clock:
-    """So many seconds after the window's end; a transaction writes since ``writer``."""
+    """Return the clock ``seconds`` after the window's end; ``writer``: start of a transaction."""
     since = None if writer is None else CLOSES + timedelta(seconds=writer)
     return Clock(now=CLOSES + timedelta(seconds=seconds), oldest_writer=since)
 
@@ -38,9 +39,9 @@ def at(seconds: float, *, writer: float | None = None) -> Clock:
         (at(59), "closing", "rows may still arrive"),
         (at(60), "ready", ""),
         (at(61, writer=-600), "closing", "open since 2025-11-14T09:50:00 UTC"),
-        (at(61, writer=59), "closing", "waited for until 2025-11-14T11:01:00"),
+        (at(61, writer=59), "closing", "waits for it until 2025-11-14T11:01:00"),
         (at(61, writer=60), "ready", ""),  # what begins later is late
-        (at(3659, writer=-600), "closing", "a transaction that has written"),
+        (at(3659, writer=-600), "closing", "a transaction that wrote rows"),
         (at(3660, writer=-600), "ready", ""),  # a forgotten session does not stop the system
     ],
 )
@@ -77,7 +78,7 @@ def test_a_claim_goes_forward_only_and_what_is_done_is_done() -> None:
     assert TRANSITIONS[WindowState.TRAINED] == {WindowState.TRAINED, *DONE}
 
 
-def test_failures_are_tried_again_at_growing_distance_over_a_weekend_and_not_for_ever() -> None:
+def test_failures_are_retried_at_growing_intervals_over_a_weekend_and_not_for_ever() -> None:
     waits = [backoff(attempt) for attempt in range(1, MAX_ATTEMPTS)]
     assert waits[:3] == [timedelta(minutes=15), timedelta(minutes=30), timedelta(hours=1)]
     assert waits == sorted(waits) and waits[-1] == timedelta(hours=24) == backoff(10_000)
@@ -120,3 +121,10 @@ def test_every_window_is_a_bound_whatever_its_length(minutes: int) -> None:
     second = Window(datetime(2025, 11, 14, tzinfo=UTC), minutes).next()
     assert parse_bound(second.id) == second.start
     assert second.start < parse_bound(second.id, last=True) < second.end
+
+
+async def test_sleeping_ends_at_the_moment() -> None:
+    moment = datetime.now(UTC) + timedelta(seconds=0.2)
+    await sleep_until(moment)
+    assert datetime.now(UTC) >= moment
+    await sleep_until(moment - timedelta(hours=1))  # past: at once

@@ -127,7 +127,7 @@ def test_ids_without_a_policy_version_are_not_the_tokens_of_a_policy() -> None:
 def test_a_tool_call_needs_its_tokens() -> None:
     called = {"source": "agent", "message": "", "tool_calls": [
         {"tool_call_id": "c1", "function_name": "sh", "arguments": {}}]}  # fmt: skip
-    with pytest.raises(ImportFileError, match=r"f:1: steps\[1\]: a tool call, .* import ATIF with"):
+    with pytest.raises(ImportFileError, match=r"f:1: steps\[1\]: a tool call .*: import ATIF with"):
         read(atif(USER, called))
     metrics = {"prompt_token_ids": [1], "completion_token_ids": [2], "logprobs": [-1.0],
                "extra": {"babylon": {"policy_version": 4}}}  # fmt: skip

@@ -6,7 +6,7 @@ import pytest
 
 from babylon.formats.detect import guess_format
 from babylon.formats.documents import ImportFileError, read_documents
-from babylon.formats.names import Format
+from babylon.formats.format_names import Format
 from tests.unit.formats.traces import write_lines
 
 

@@ -1,4 +1,4 @@
-"""Damaged files: each is read, or refused with its place; nothing else is ever raised."""
+"""Damaged files are read or refused with their place, and raise no other error."""
 
 import copy
 import json
@@ -14,11 +14,11 @@ import pytest
 from babylon.core.windows import parse_window_id
 from babylon.formats.atif_read import read_atif
 from babylon.formats.atif_write import write_atif
-from babylon.formats.chat import read_chats, write_chat
+from babylon.formats.chat_lines import read_chats, write_chat
 from babylon.formats.documents import Document, ImportFileError
-from babylon.formats.rows import trace_rows
 from babylon.formats.spans import read_span_traces
 from babylon.formats.trace import Trace
+from babylon.formats.trace_rows import trace_rows
 from tests.unit.formats.spans import Traced
 from tests.unit.formats.test_atif import REPLY, USER, atif
 from tests.unit.formats.test_spans import chat, llm
@@ -52,7 +52,7 @@ def whole(kind: str) -> list[Any]:
 
 
 def places(value: Any) -> Iterator[tuple[Any, Any]]:
-    """Every (container, key) inside."""
+    """Return every (container, key) of a document."""
     items = value.items() if isinstance(value, dict) else enumerate(value)
     for key, item in [*items]:
         yield value, key

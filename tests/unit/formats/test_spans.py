@@ -146,7 +146,7 @@ TOOL = {"role": "assistant", "parts": [{"type": "tool_call", "name": "sh", "argu
     ("attributes", "message"),
     [
         ({"gen_ai.operation.name": "embeddings"}, "hold calls of no known dialect"),
-        ({"gen_ai.operation.name": "chat"}, "gen_ai.output.messages is not there: record content"),
+        ({"gen_ai.operation.name": "chat"}, "gen_ai.output.messages is missing: record content"),
         (chat("u", "r", **{"gen_ai.input.messages": "{"}), "gen_ai.input.messages is not JSON"),
         (chat("u", "r", **{"gen_ai.output.messages": json.dumps([TOOL])}), "a tool call"),
         (chat("u", "r", **{"gen_ai.output.messages": json.dumps([text("assistant", "x")] * 2)}),
@@ -155,7 +155,7 @@ TOOL = {"role": "assistant", "parts": [{"type": "tool_call", "name": "sh", "argu
         (llm("u", "r", **{"llm.invocation_parameters": "[]"}), "is not a JSON object"),
         (llm("u", "r", **{"llm.output_messages.0.message.tool_calls.0.tool_call.id": "1"}),
          "llm.output_messages.0: a tool call"),
-        ({"openinference.span.kind": "LLM"}, "llm.output_messages is not there: record content"),
+        ({"openinference.span.kind": "LLM"}, "llm.output_messages is missing: record content"),
     ],
 )  # fmt: skip
 def test_spans_that_cannot_be_read_are_named(attributes: dict[str, Any], message: str) -> None:
@@ -173,7 +173,7 @@ def test_spans_that_cannot_be_read_are_named(attributes: dict[str, Any], message
         (
             {"resourceSpans": [{"scopeSpans": [{"spans": [
                 {"traceId": "a", "spanId": "b", "startTimeUnixNano": "soon"}]}]}]},
-            r"spans\[0\]: startTimeUnixNano: 'soon' is no integer",
+            r"spans\[0\]: startTimeUnixNano: 'soon' is not an integer",
         ),
     ],
 )  # fmt: skip

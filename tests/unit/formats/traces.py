@@ -67,7 +67,7 @@ def trace(*steps: TraceStep, **changes: Any) -> Trace:
 
 
 def document(value: Any) -> Document:
-    """As if it stood in a file."""
+    """The value as a document of a file."""
     return Document("f:1", msgspec.json.decode(msgspec.json.encode(value)))
 
 

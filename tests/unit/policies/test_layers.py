@@ -1,4 +1,4 @@
-"""Which tensors move, for every choice of layers and tuning."""
+"""The tensors that move, for every choice of layers and tuning."""
 
 import json
 from pathlib import Path

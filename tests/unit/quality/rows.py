@@ -6,12 +6,12 @@ from datetime import UTC, datetime
 from typing import Any
 
 from babylon.core.game_rows import GameRow
-from babylon.core.settings import Settings
+from babylon.core.settings import QualitySettings
 from babylon.core.windows import parse_window_id
 from tests import conftest
 
 WINDOW = parse_window_id("2025-11-14T09:00")
-SETTINGS = Settings(quality={"min_actions": 5})
+QUALITY = QualitySettings(min_actions=5)
 
 
 def step(number: int, **changes: Any) -> dict[str, Any]:

@@ -1,11 +1,11 @@
-"""Which trades turned out right, by the window's outcomes."""
+"""Correctness of trades, from the window's outcomes."""
 
 import pytest
 
-from babylon.quality.checks import Accepted, check_row
 from babylon.quality.correctness import Outcomes, StepReward, step_rewards
-from babylon.quality.decode import Step, decode
-from tests.unit.quality.rows import SETTINGS, WINDOW, compact, row, step
+from babylon.quality.decode import GameStep, decode
+from babylon.quality.row_checks import Accepted, check_row
+from tests.unit.quality.rows import QUALITY, WINDOW, compact, row, step
 
 RESOLVED = {"predictionMarketId": "m1", "outcome": "YES"}
 ROSE = {"stockTicker": "T", "startPrice": 100.0, "endPrice": 110.0}
@@ -28,7 +28,7 @@ def played(*actions):
 
 
 def rewards(*actions, outcomes=(RESOLVED, ROSE), scenario="s"):
-    steps = decode(compact(played(*actions)), tuple[Step, ...], "stepsJson")
+    steps = decode(compact(played(*actions)), tuple[GameStep, ...], "stepsJson")
     return step_rewards(steps, Outcomes(outcomes), scenario)
 
 
@@ -110,11 +110,11 @@ def test_wins_count_what_outcomes_say_where_the_step_itself_says_nothing():
     said = {"predictionCorrect": False}
     actions = [buy(), buy(correctness=said), perp("short"), act("HOLD"), act("HOLD")]
     told = row(played(*actions), outcomes_json=compact([RESOLVED, ROSE]))
-    verdict = check_row(told, WINDOW, SETTINGS)
+    verdict = check_row(told, WINDOW, QUALITY)
     assert isinstance(verdict, Accepted)
     assert (verdict.trajectory.wins, verdict.trajectory.trades) == (1, 3)
     assert [reward.step_number for reward in verdict.step_rewards] == [0, 1, 2]
-    untold = check_row(row(played(*actions)), WINDOW, SETTINGS)
+    untold = check_row(row(played(*actions)), WINDOW, QUALITY)
     assert isinstance(untold, Accepted)
     assert (untold.trajectory.wins, untold.trajectory.trades) == (0, 1)
     assert untold.step_rewards == ()

@@ -10,12 +10,12 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from babylon.quality.checks import Accepted, check_row
-from babylon.quality.decode import Metrics, decode, plain
+from babylon.quality.decode import GameMetrics, decode, decode_plain
 from babylon.quality.reasons import Reason, RejectedError
+from babylon.quality.row_checks import Accepted, check_row
 from babylon.store.rejections import Rejection
 from tests.faults.mutations import mutated_rows
-from tests.unit.quality.rows import SETTINGS, WINDOW, compact, real_rows
+from tests.unit.quality.rows import QUALITY, WINDOW, compact, real_rows
 
 JUNK = st.sampled_from(
     [None, True, -1, 0, 10**25, 1e308, "", "\0", "pending", "HOLD", [], {}, [[]], {"pnl": "x"}]
@@ -28,7 +28,7 @@ def sources():
 
 
 def check(game_row):
-    verdict = check_row(game_row, WINDOW, SETTINGS)
+    verdict = check_row(game_row, WINDOW, QUALITY)
     assert isinstance(verdict, Accepted | Rejection)
     if isinstance(verdict, Rejection):
         assert verdict.reason in Reason
@@ -84,10 +84,10 @@ def test_any_text_in_any_json_column_never_crashes(text):
 def test_plain_text_gets_the_verdict_and_the_values_of_the_slow_way():
     compared = 0
     for game_row in mutated_rows(int(os.environ.get("FUZZ_ROWS", 2_000)), seed=7):
-        if plain(game_row.steps_json) is not msgspec.UNSET:
+        if decode_plain(game_row.steps_json) is not msgspec.UNSET:
             spaced = replace(game_row, steps_json=game_row.steps_json + " ")
-            assert plain(spaced.steps_json) is msgspec.UNSET
-            assert check_row(game_row, WINDOW, SETTINGS) == check_row(spaced, WINDOW, SETTINGS)
+            assert decode_plain(spaced.steps_json) is msgspec.UNSET
+            assert check_row(game_row, WINDOW, QUALITY) == check_row(spaced, WINDOW, QUALITY)
             compared += 1
     assert compared > 500
 
@@ -114,12 +114,12 @@ def test_plain_text_gets_the_verdict_and_the_values_of_the_slow_way():
     ],
 )
 def test_text_with_a_fault_is_not_plain(text):
-    assert plain(text) is msgspec.UNSET
+    assert decode_plain(text) is msgspec.UNSET
 
 
 @pytest.mark.parametrize("text", ["[]", '{"a":[1,-2.5,"\\n😀",null,true]}', "18446744073709551615"])
 def test_sound_compact_text_is_plain(text):
-    assert plain(text) == json.loads(text)
+    assert decode_plain(text) == json.loads(text)
 
 
 @given(st.recursive(st.none() | st.booleans() | st.integers() | st.floats() | st.text(), st.lists))
@@ -130,10 +130,10 @@ def test_sound_json_is_accepted_in_every_spelling(value):
         text = json.dumps(document, **options)
         sound = is_sound(value)
         if sound:
-            assert decode(text, Metrics, "metricsJson").final_pnl == 1.5
+            assert decode(text, GameMetrics, "metricsJson").final_pnl == 1.5
         else:
             with pytest.raises(RejectedError):
-                decode(text, Metrics, "metricsJson")
+                decode(text, GameMetrics, "metricsJson")
 
 
 def is_sound(value):

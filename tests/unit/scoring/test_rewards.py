@@ -4,7 +4,7 @@ from datetime import UTC, datetime
 import pytest
 
 from babylon.core.errors import ConfigError, ScoringError
-from babylon.core.settings import load_settings
+from babylon.core.settings import JudgeSettings, load_settings
 from babylon.core.trajectories import Trajectory
 from babylon.core.types import Artifact
 from babylon.scoring.registry import SCORERS, load_scorer, require_scorer
@@ -130,7 +130,7 @@ async def test_a_scorer_that_asks_for_its_context_gets_it_and_its_metrics_are_ke
     [
         (
             {"scoring": {"scorer": "ruler"}},
-            "scorer 'ruler' asks a judge, and none is named: set JUDGE_MODEL",
+            "scorer 'ruler' needs a judge: set JUDGE_MODEL",
         ),
         ({"scoring": {"scorer": "regression"}, "judge": {"model": "m"}}, "set OPENAI_API_KEY"),
         (
@@ -149,8 +149,7 @@ async def test_a_scorer_that_asks_for_its_context_gets_it_and_its_metrics_are_ke
     ],
 )
 def test_a_scorer_that_cannot_work_is_refused_beforehand(chosen, message):
+    settings = load_settings(**chosen)
     with pytest.raises(ConfigError, match=message):
-        require_scorer(load_settings(**chosen))
-    require_scorer(
-        load_settings(scoring={"scorer": "ruler"}, judge={"model": "m", "base_url": "http://x/v1"})
-    )
+        require_scorer(settings.scoring.scorer, settings.judge)
+    require_scorer("ruler", JudgeSettings(model="m", base_url="http://x/v1"))

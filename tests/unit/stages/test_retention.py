@@ -5,7 +5,7 @@ from dataclasses import replace
 import pytest
 
 from babylon.stages.retention import kept
-from babylon.store.retention import Held, Holdings
+from babylon.store.checkpoints_in_use import Held, Holdings
 
 
 def held(version: int, parent: int | None, pnl: float | None = None) -> Held:

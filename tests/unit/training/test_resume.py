@@ -1,4 +1,4 @@
-"""Killed in the middle of an update and started again, it ends as if nothing had happened."""
+"""An update that is killed and resumed gives the same result as an uninterrupted one."""
 
 import errno
 import signal
@@ -13,10 +13,10 @@ import pytest
 import torch
 
 from babylon.core.trajectories import TrainingRow
-from babylon.training import update_progress as journal
+from babylon.training import progress_file as journal
 from babylon.training.grpo.train_report import TIMINGS
 from babylon.training.grpo.trainer import TrainerConfig
-from babylon.training.grpo.update_record import Record
+from babylon.training.grpo.update_record import UpdateRecord
 from babylon.training.trainable import Tuning, load_trainable, save_checkpoint
 from babylon.training.update import Update, update_checkpoint
 from tests.tiny_policy import save_tiny_policy
@@ -176,7 +176,7 @@ def test_the_progress_of_another_update_is_ignored(
     interrupted_after(4, parent, target, "full", CONFIG)
     with caplog.at_level("INFO"):
         afterwards = run(parent, target, "full", other)
-    assert "is of another update: it is ignored" in caplog.text
+    assert "belongs to another update and is ignored" in caplog.text
     assert compared(afterwards) == compared(alone)
 
 
@@ -184,14 +184,14 @@ def test_the_progress_of_another_update_is_ignored(
 def test_a_damaged_progress_is_said_and_the_update_starts_anew(
     parent: Path, tmp_path: Path, damage: str, caplog: pytest.LogCaptureFixture
 ) -> None:
-    directory = journal.ProgressDirectory(tmp_path, "d", load_trainable(parent, "lora", 1e-3))
+    directory = journal.ProgressFile(tmp_path, "d", load_trainable(parent, "lora", 1e-3))
     directory.save({"iteration": 1, "step": 1})
     path = tmp_path / "progress.pt"
     whole = path.read_bytes()
     damaged = {"cut short": whole[: len(whole) // 2], "empty": b"", "no archive": b"No checkpoint"}
     path.write_bytes(damaged[damage])
     assert directory.restore() is None
-    assert "cannot be read, the update starts anew" in caplog.text
+    assert "cannot be read, the update starts over" in caplog.text
 
 
 def test_a_full_disk_keeps_no_half_a_file(
@@ -206,16 +206,16 @@ def test_a_full_disk_keeps_no_half_a_file(
 
     monkeypatch.setattr(torch, "save", full)
     with pytest.raises(OSError, match="No space left"):
-        journal.ProgressDirectory(tmp_path, "d", trainable).save({})
+        journal.ProgressFile(tmp_path, "d", trainable).save({})
     with pytest.raises(OSError, match="No space left"):
         save_checkpoint(trainable, tmp_path / "v1")
     assert not list(tmp_path.iterdir())
 
 
 def test_a_record_moves_to_the_device_as_a_whole() -> None:
-    """What was saved is read to the CPU; the update may go on elsewhere."""
-    record = Record.start(torch.zeros(2, 3), torch.ones(2, 3), [torch.ones(4)])
-    moved = Record.from_state(record.state(), torch.device("meta")).state()
+    """Progress is read to the CPU, and the update can resume on another device."""
+    record = UpdateRecord.start(torch.zeros(2, 3), torch.ones(2, 3), [torch.ones(4)])
+    moved = UpdateRecord.from_state(record.state(), torch.device("meta")).state()
     tensors = [v for v in moved.values() if isinstance(v, torch.Tensor)] + moved["weights_before"]
     assert len(tensors) == 6 and {tensor.device.type for tensor in tensors} == {"meta"}
 
@@ -236,7 +236,7 @@ def test_progress_is_saved_no_more_often_than_it_is_worth(
     parent: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A train step that ends right after a save is not kept; one after a long while is."""
-    directory = journal.ProgressDirectory(tmp_path, "d", load_trainable(parent, "lora", 1e-3))
+    directory = journal.ProgressFile(tmp_path, "d", load_trainable(parent, "lora", 1e-3))
     directory.save({"iteration": 1, "step": 1})
     directory.save({"iteration": 1, "step": 2})
     assert directory.restore() == {"iteration": 1, "step": 1}

@@ -113,7 +113,7 @@ def test_the_optimiser_starts_anew_for_other_parameters_of_the_same_shapes(
     torch.save(saved, path)
     with caplog.at_level("INFO"):
         assert not load_trainable(tmp_path / "v1", "full", 1e-3).optimizer.state
-    assert "the optimiser starts anew" in caplog.text
+    assert "the optimiser starts over" in caplog.text
 
 
 def test_warm_up_is_not_repeated_in_the_next_window(parent: Path, tmp_path: Path) -> None:

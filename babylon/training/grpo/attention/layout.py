@@ -1,8 +1,8 @@
-"""Who attends to whom when a part of a prefix tree is laid out as one sequence.
+"""Visibility of tokens when a part of a prefix tree is laid out as one sequence.
 
-Segments stand depth first, so the descendants of a token are one interval: query ``i`` sees key
-``j`` exactly if ``first[j] <= i < last[j]``. Keys are the portion's own tokens, then those of
-ancestors that an earlier portion forwarded. ``[Q]``, ``[K]`` count queries and keys, K >= Q.
+Segments are in depth-first order, so the descendants of a token are one interval: query ``i`` sees
+key ``j`` if and only if ``first[j] <= i < last[j]``. Keys are the portion's own tokens, followed by
+those of ancestors that an earlier portion forwarded. There are Q queries and K >= Q keys.
 """
 
 from collections.abc import Iterator, Sequence
@@ -11,13 +11,13 @@ from dataclasses import dataclass, replace
 import numpy as np
 from numpy.typing import NDArray
 
-_BLOCK = 128  # tokens below which segments are cheaper to attend under one mask than one by one
-_CAUSAL = 384  # tokens above which two causal halves and a dense rest are faster than one piece
+_BLOCK = 128  # tokens: smaller groups of segments are faster as one masked piece
+_CAUSAL = 384  # tokens: longer segments are faster as two causal halves and a dense rest
 
 
 @dataclass(frozen=True, slots=True)
-class Span:
-    """One segment: its own tokens ``[start, end)``; with its descendants, ``[start, last)``."""
+class AttentionSpan:
+    """A segment with the tokens ``[start, end)``, or ``[start, last)`` with its descendants."""
 
     start: int
     end: int
@@ -25,11 +25,12 @@ class Span:
 
     @property
     def leaf(self) -> bool:
+        """True if the segment has no descendants."""
         return self.end == self.last
 
 
 @dataclass(frozen=True, slots=True)
-class External:
+class ExternalKeys:
     """Keys ``[start, end)`` of an ancestor, seen by all queries ``[first, last)``."""
 
     start: int
@@ -39,10 +40,10 @@ class External:
 
 
 @dataclass(frozen=True, slots=True)
-class Local:
+class LocalPiece:
     """Queries ``[first, last)`` attend to keys ``[start, end)``, in ``count`` equal runs of both.
 
-    Causally, or where ``mask`` (queries of a run, keys of a run) is 0 and not -inf.
+    Attention is causal, or follows ``mask`` (queries of a run, keys of a run): 0 visible, -inf not.
     """
 
     first: int
@@ -54,7 +55,7 @@ class Local:
 
 
 @dataclass(frozen=True, slots=True)
-class Dense:
+class DensePiece:
     """All queries ``[first, last)`` attend to all keys ``[start, end)``."""
 
     first: int
@@ -65,16 +66,16 @@ class Dense:
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class Layout:
-    """The visibility of a portion, as intervals and as pieces that cover each visible pair once."""
+    """Visibility in a portion, as intervals and as pieces that cover every visible pair once."""
 
     first: NDArray[np.int64]  # [K]
     last: NDArray[np.int64]  # [K]
     queries: int
-    local: Sequence[Local]
-    dense: Sequence[Dense]
+    local: Sequence[LocalPiece]
+    dense: Sequence[DensePiece]
 
     def select(self, rows: NDArray[np.int64]) -> "Layout":
-        """The same keys seen by some of the queries only, given in ascending order."""
+        """The layout of some of the queries (``rows``, ascending) and all keys."""
         dense = []
         for piece in self.dense:
             first, last = np.searchsorted(rows, [piece.first, piece.last]).tolist()
@@ -89,8 +90,8 @@ class Layout:
         )
 
 
-def lay_out(spans: Sequence[Span], externals: Sequence[External]) -> Layout:
-    """The layout of contiguous spans, depth first, and of the ancestors' keys behind them."""
+def lay_out(spans: Sequence[AttentionSpan], externals: Sequence[ExternalKeys]) -> Layout:
+    """The layout of contiguous depth-first spans, followed by the ancestors' keys."""
     queries = spans[-1].end
     keys = max([queries, *(e.end for e in externals)])
     first, last = np.arange(keys), np.zeros(keys, dtype=np.int64)
@@ -99,34 +100,34 @@ def lay_out(spans: Sequence[Span], externals: Sequence[External]) -> Layout:
     for external in externals:
         first[external.start : external.end] = external.first
         last[external.start : external.end] = external.last
-    local: list[Local] = []
-    dense = [Dense(e.first, e.last, e.start, e.end) for e in externals]
+    local: list[LocalPiece] = []
+    dense = [DensePiece(e.first, e.last, e.start, e.end) for e in externals]
     for block in _blocks(_runs(spans)):
         members = [span for run in block for span in run]
         start, end = members[0].start, members[-1].end
         if len(block) > 1:
-            local.append(Local(start, end, start, end, mask=_mask(last[start:end] - start)))
+            local.append(LocalPiece(start, end, start, end, mask=_mask(last[start:end] - start)))
         elif members[0].end - members[0].start <= _CAUSAL:
-            local.append(Local(start, end, start, end, count=len(members)))
+            local.append(LocalPiece(start, end, start, end, count=len(members)))
         else:
             for span in members:
                 _halve(span.start, span.end, local, dense)
-        dense += [Dense(end, s.last, s.start, s.end) for s in members if s.last > end]
+        dense += [DensePiece(end, s.last, s.start, s.end) for s in members if s.last > end]
     return Layout(first=first, last=last, queries=queries, local=local, dense=dense)
 
 
-def _halve(start: int, end: int, local: list[Local], dense: list[Dense]) -> None:
-    """Causal attention within ``[start, end)``: what is dense in it need not be masked."""
+def _halve(start: int, end: int, local: list[LocalPiece], dense: list[DensePiece]) -> None:
+    """Split causal attention within ``[start, end)`` into short causal and dense pieces."""
     if end - start <= _CAUSAL:
-        local.append(Local(start, end, start, end))
+        local.append(LocalPiece(start, end, start, end))
         return
     middle = (start + end) // 2
     _halve(start, middle, local, dense)
     _halve(middle, end, local, dense)
-    dense.append(Dense(middle, end, start, middle))
+    dense.append(DensePiece(middle, end, start, middle))
 
 
-def _select(piece: Local, rows: NDArray[np.int64]) -> Iterator[Local]:
+def _select(piece: LocalPiece, rows: NDArray[np.int64]) -> Iterator[LocalPiece]:
     length = (piece.end - piece.start) // piece.count
     starts = piece.first + length * np.arange(piece.count + 1)
     edges = np.searchsorted(rows, starts).tolist()
@@ -140,7 +141,7 @@ def _select(piece: Local, rows: NDArray[np.int64]) -> Iterator[Local]:
         if len(run):
             start = piece.start + number * length
             mask = _rows_mask(piece.mask, run, length)
-            yield Local(edges[number], edges[number + 1], start, start + length, mask=mask)
+            yield LocalPiece(edges[number], edges[number + 1], start, start + length, mask=mask)
 
 
 def _rows_mask(
@@ -153,9 +154,9 @@ def _rows_mask(
     return np.where(np.arange(length) <= rows[:, None], 0.0, -np.inf).astype(np.float32)
 
 
-def _runs(spans: Sequence[Span]) -> Iterator[list[Span]]:
-    """Leaves of equal length side by side make a run; any other segment is one by itself."""
-    run: list[Span] = []
+def _runs(spans: Sequence[AttentionSpan]) -> Iterator[list[AttentionSpan]]:
+    """Runs of adjacent leaves of equal length. Any other segment is a run of its own."""
+    run: list[AttentionSpan] = []
     for span in spans:
         alike = run and run[0].leaf and span.leaf
         if alike and span.end - span.start == run[0].end - run[0].start:
@@ -168,8 +169,8 @@ def _runs(spans: Sequence[Span]) -> Iterator[list[Span]]:
         yield run
 
 
-def _blocks(runs: Iterator[list[Span]]) -> Iterator[list[list[Span]]]:
-    block: list[list[Span]] = []
+def _blocks(runs: Iterator[list[AttentionSpan]]) -> Iterator[list[list[AttentionSpan]]]:
+    block: list[list[AttentionSpan]] = []
     for run in runs:
         if block and run[-1].end - block[0][0].start > _BLOCK:
             yield block

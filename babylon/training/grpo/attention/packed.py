@@ -1,12 +1,12 @@
 """Tree attention on CUDA: one FlexAttention call over the whole portion (arXiv 2412.05496).
 
-Depth-first order makes visibility an interval per key, so the mask is two integers a key and the
-table of non-empty 128 x 128 blocks is computed without ever looking at a pair of tokens.
+In depth-first order, the queries that see a key are one interval. The mask is therefore two
+integers a key, and the table of non-empty 128 x 128 blocks is computed from the intervals alone.
 """
 
 from collections.abc import Callable
 from functools import cache, lru_cache
-from typing import Any
+from typing import cast
 
 import numpy as np
 import torch
@@ -22,9 +22,9 @@ _BLOCK = 128
 def packed_attention(
     query: Tensor, key: Tensor, value: Tensor, layout: Layout, scale: float
 ) -> Tensor:
-    """Attend ``[1, H, Q, d]`` to ``[1, G, K, d]``, H a multiple of G; returns ``[1, H, Q, d]``.
+    """Attend ``[1, H, Q, d]`` to ``[1, G, K, d]``, H a multiple of G → ``[1, H, Q, d]``.
 
-    FlexAttention has no backward pass on CPU: there the same intervals become a dense mask.
+    FlexAttention has no backward pass on the CPU. There the intervals become a dense mask.
     """
     if not query.is_cuda:
         seen = _dense(layout).to(query.device)
@@ -34,15 +34,15 @@ def packed_attention(
     mask = block_mask(layout, query.device)
     queries, keys = mask.seq_lengths
     padded = (_pad(query, queries), _pad(key, keys), _pad(value, keys))
-    out: Tensor = _flex()(*padded, block_mask=mask, scale=scale, enable_gqa=True)
+    out = _flex()(*padded, block_mask=mask, scale=scale, enable_gqa=True)
     return out[:, :, : query.shape[2]].transpose(1, 2).contiguous().transpose(1, 2)
 
 
-@lru_cache(maxsize=4)  # all layers but the last use one layout, the last another
+@lru_cache(maxsize=4)  # the last layer has a layout of its own
 def block_mask(layout: Layout, device: torch.device) -> BlockMask:
     """The mask over queries and keys, each padded to whole blocks.
 
-    The last padded key is seen by exactly the padded queries: none of them attends to nothing.
+    The padded queries see the last padded key, so that every query sees some key.
     """
     queries = -(-layout.queries // _BLOCK) * _BLOCK
     keys = (len(layout.first) // _BLOCK + 1) * _BLOCK
@@ -69,10 +69,10 @@ def _dense(layout: Layout) -> Tensor:
 def _blocks(
     first: NDArray[np.int64], last: NDArray[np.int64], queries: int
 ) -> tuple[NDArray[np.bool_], NDArray[np.bool_]]:
-    """Which blocks ``[queries / 128, keys / 128]`` have some visible pair, and which only such."""
+    """Masks ``[queries / 128, keys / 128]`` of blocks with some, and with only, visible pairs."""
     key_block = np.arange(len(first)) // _BLOCK
     rows, columns = queries // _BLOCK, len(first) // _BLOCK
-    counts = np.zeros((rows + 1, columns), dtype=np.int64)  # of keys seen, as differences
+    counts = np.zeros((rows + 1, columns), dtype=np.int64)  # of visible keys, as differences
     seen = first < last
     np.add.at(counts, (first[seen] // _BLOCK, key_block[seen]), 1)
     np.add.at(counts, ((last[seen] - 1) // _BLOCK + 1, key_block[seen]), -1)
@@ -84,7 +84,7 @@ def _blocks(
 
 
 def _listed(blocks: NDArray[np.bool_], device: torch.device) -> tuple[Tensor, Tensor]:
-    """How many blocks a row has ``[1, 1, R]``, and all columns, theirs first ``[1, 1, R, C]``."""
+    """Number of blocks a row ``[1, 1, R]``, and all columns, the row's first ``[1, 1, R, C]``."""
     columns = np.argsort(~blocks, axis=1, kind="stable")
     tensors = (torch.from_numpy(t).to(device, torch.int32) for t in (blocks.sum(axis=1), columns))
     number, index = tensors
@@ -96,5 +96,5 @@ def _pad(tensor: Tensor, length: int) -> Tensor:
 
 
 @cache
-def _flex() -> Callable[..., Any]:
-    return torch.compile(flex_attention, dynamic=True)
+def _flex() -> Callable[..., Tensor]:
+    return cast(Callable[..., Tensor], torch.compile(flex_attention, dynamic=True))

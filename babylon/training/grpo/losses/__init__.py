@@ -1,8 +1,8 @@
 """The losses by name: pure functions from named tensors to the loss of every token.
 
-A step's loss is ``sum_calls weight_c * sum_tokens loss``: it adds up over any split of the step
-into portions, because the weights are the step's. Some losses are defined by their normaliser and
-bring it along; the others take ``call_weight``.
+A step's loss is ``sum_calls weight_c * sum_tokens loss``. The weights belong to the step, so the
+sum does not depend on how the step is split into portions. A loss whose definition includes a
+normaliser always uses it; the others use ``call_weight``.
 """
 
 from collections.abc import Callable
@@ -22,9 +22,9 @@ from babylon.training.grpo.losses.shared import LossBounds, LossInputs, LossTerm
 
 @dataclass(frozen=True, slots=True)
 class Loss:
-    """A loss and, where its definition includes one, its normaliser.
+    """A loss, with its normaliser if its definition includes one.
 
-    ``clip_is_far``: a clipped token is one that has moved far, so that many of them end an update.
+    ``clip_is_far``: a clipped token has moved far, so many clipped tokens stop the update early.
     """
 
     terms: Callable[[LossInputs, LossBounds], LossTerms]
@@ -46,7 +46,7 @@ def loss_terms(
     name: str, inputs: LossInputs, bounds: LossBounds, kl_penalty: float = 0.0
 ) -> LossTerms:
     """The named loss of every token, with ``kl_penalty * w * r * k3(theta || reference)`` added."""
-    # what a model predicts beyond a call's end is no number to compute with
+    # values beyond a call's end are arbitrary and could overflow
     inputs = replace(inputs, theta=torch.where(inputs.mask, inputs.theta, inputs.proximal))
     terms = LOSSES[name].terms(inputs, bounds)
     if not kl_penalty:

@@ -1,8 +1,8 @@
-"""CISPO: the importance weight is clipped, the token is never dropped for it.
+"""CISPO: clip the importance weight, and keep the token.
 
 ``sg[min(pi_theta / mu, 5)] * A * log pi_theta`` (MiniMax-M1, arXiv 2506.13585, eq. 4 and 5). Rare
-tokens that matter, the first to leave a PPO clip, go on teaching. The cap takes the place of the
-band mask.
+but important tokens, which a PPO clip drops first, keep their gradient. The cap replaces the band
+mask.
 """
 
 from babylon.training.grpo.losses import shared

@@ -1,8 +1,8 @@
-"""DAPO: asymmetric clip, every token of the step counts the same (arXiv 2503.14476, eq. 8 to 10).
+"""DAPO: asymmetric clip, equal weight of all tokens of a step (arXiv 2503.14476, eq. 8 to 10).
 
 ``w * min(r A, clip(r, 0.8, 1.28) A)`` divided by the step's number of tokens. The paper's
 advantage is the group's score divided by its standard deviation: ``advantage="group_std"``. The
-importance weight w and the masks are ours, because the tokens are logged ones.
+importance weight w and the masks are our additions for logged tokens.
 """
 
 import torch

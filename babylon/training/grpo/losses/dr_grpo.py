@@ -1,9 +1,9 @@
 """Dr. GRPO: a symmetric clip and a constant normaliser (arXiv 2503.20783, section 3.2).
 
 ``w * min(r A, clip(r, 0.8, 1.2) A)`` divided by the step's calls and the budget of one reply, a
-constant: neither a reply's length nor its group's spread changes how much a token counts. The
+constant: neither a reply's length nor its group's spread changes the weight of a token. The
 paper's advantage is the score less the group's mean: that of ``advantage="leave_one_out"`` up to
-the factor n / (n - 1). The importance weight w and the masks are ours, as in dapo.
+the factor n / (n - 1). The importance weight w and the masks are our additions, as in dapo.
 """
 
 import torch
@@ -13,7 +13,7 @@ from babylon.training.grpo.losses.shared import LossBounds, LossInputs, LossTerm
 
 
 def dr_grpo(inputs: LossInputs, bounds: LossBounds) -> LossTerms:
-    """Token-wise ratios, clipped as far above one as below."""
+    """Token-wise ratios, clipped symmetrically."""
     a, r = inputs.advantage[:, None], shared.ratio(inputs)
     below, above = bounds.clip_low, 2 - bounds.clip_low
     surrogate = torch.minimum(r * a, r.clamp(below, above) * a)

@@ -1,8 +1,8 @@
 """GSPO: one ratio a call, the geometric mean of its tokens' (arXiv 2507.18071, eq. 5 to 7).
 
 ``w * min(s A, clip(s, 1 - 3e-4, 1 + 4e-4) A)`` with ``s = exp(mean log(pi_theta / pi_p))``. Every
-call counts once, whatever its length: each of its T tokens carries the call's term, under a
-weight of 1/T. Importance weight and band are those of the whole call, too.
+call weighs the same, whatever its length: each of its T tokens carries the call's term, weighted
+by 1/T. Importance weight and band are also those of the whole call.
 """
 
 import torch
@@ -12,7 +12,7 @@ from babylon.training.grpo.losses.shared import LossBounds, LossInputs, LossTerm
 
 
 def gspo(inputs: LossInputs, bounds: LossBounds) -> LossTerms:
-    """Call-wise ratios; a clipped call loses its gradient as a whole."""
+    """Call-wise ratios. A clipped call has no gradient."""
     a = inputs.advantage[:, None]
     s = torch.exp(_mean(inputs.theta - inputs.proximal, inputs.mask))
     surrogate = torch.minimum(s * a, s.clamp(bounds.gspo_low, bounds.gspo_high) * a)
@@ -31,6 +31,6 @@ def gspo(inputs: LossInputs, bounds: LossBounds) -> LossTerms:
 
 
 def _mean(values: torch.Tensor, mask: torch.Tensor) -> torch.Tensor:
-    """Over the tokens of each call ``[C, 1]``; 0 where there is none."""
+    """Mean over the tokens of each call ``[C, 1]``, 0 without tokens."""
     total = torch.where(mask, values, 0.0).sum(-1, keepdim=True)
     return total / mask.sum(-1, keepdim=True).clamp(min=1)

@@ -12,7 +12,7 @@ from babylon.training.grpo.losses.shared import LossBounds, LossInputs, LossTerm
 
 
 def ppo_clip(inputs: LossInputs, bounds: LossBounds) -> LossTerms:
-    """Token-wise ratios; a clipped token keeps its value and loses its gradient."""
+    """Token-wise ratios. A clipped token keeps its value and has no gradient."""
     a, r = inputs.advantage[:, None], shared.ratio(inputs)
     surrogate = torch.minimum(r * a, r.clamp(bounds.clip_low, bounds.clip_high) * a)
     surrogate = torch.where(a < 0, torch.maximum(surrogate, bounds.dual_clip * a), surrogate)

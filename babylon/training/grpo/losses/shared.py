@@ -1,10 +1,10 @@
-"""What every loss is made of: three policies' logprobs, importance weights, masks, and bounds.
+"""The parts of every loss: three policies' logprobs, importance weights, masks, and bounds.
 
-mu sampled the tokens (logged), p is the checkpoint at window start, theta is being trained. The
-behaviour policy is decoupled from the proximal one (AReaL, arXiv 2505.24298, eq. 5): the ratio
-``r = pi_theta / pi_p`` is clipped, and ``w = min(pi_p / mu, 2)``, without gradient, corrects for
-where the tokens came from (truncated importance sampling: Ionides 2008, J. Comput. Graph. Stat. 17,
-doi 10.1198/106186008X320456).
+mu is the policy that sampled the tokens (logged), p the checkpoint at window start, and theta the
+policy in training. The behaviour policy is decoupled from the proximal one (AReaL, arXiv
+2505.24298, eq. 5): the ratio ``r = pi_theta / pi_p`` is clipped, and ``w = min(pi_p / mu, 2)``,
+without gradient, corrects for the difference between p and mu (truncated importance sampling:
+Ionides 2008, J. Comput. Graph. Stat. 17, doi 10.1198/106186008X320456).
 """
 
 from dataclasses import dataclass
@@ -12,12 +12,12 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-_MAX_LOG_RATIO = 20.0  # far beyond every clip and clamp, and short of overflow
+_MAX_LOG_RATIO = 20.0  # above every clip and clamp, below overflow
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LossBounds:
-    """Where ratios are clipped, truncated and masked; the defaults are the published ones."""
+    """Bounds at which ratios are clipped, truncated and masked, by default the published ones."""
 
     clip_low: float = 0.8
     clip_high: float = 1.28  # DAPO, arXiv 2503.14476, section 3.1
@@ -38,48 +38,47 @@ class LossBounds:
 class LossInputs:
     """C calls of up to T tokens, padded on the right with logprobs of zero.
 
-    theta, proximal, mu: log-probabilities ``[C, T]`` at the logged temperature; only theta carries
-    a gradient. known: ``[C, T]`` bool, where mu is known. mask: ``[C, T]`` bool, the completion
-    tokens. advantage: ``[C]``. reference: ``[C, T]``, needed by a KL penalty.
+    Log-probabilities are at the logged temperature.
     """
 
-    theta: Tensor
-    proximal: Tensor
-    mu: Tensor
-    known: Tensor
-    mask: Tensor
-    advantage: Tensor
-    reference: Tensor | None = None
+    theta: Tensor  # [C, T], with gradient
+    proximal: Tensor  # [C, T]
+    mu: Tensor  # [C, T]
+    known: Tensor  # [C, T] bool, where mu is known
+    mask: Tensor  # [C, T] bool, the completion tokens
+    advantage: Tensor  # [C]
+    reference: Tensor | None = None  # [C, T], for a KL penalty
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Masks:
-    """Why a token is left out, each ``[C, T]`` bool. Tokens whose mu is unknown never are."""
+    """Tokens that are left out, by reason, each ``[C, T]`` bool. mu of these tokens is known."""
 
-    band: Tensor  # pi_theta / mu lies outside the band
-    negative: Tensor  # a bad call that theta has already moved away from
-    impossible: Tensor  # p finds one of the call's tokens impossible: not what mu was sampled from
+    band: Tensor  # pi_theta / mu is outside the band
+    negative: Tensor  # the call has A < 0 and theta has already moved away from it
+    impossible: Tensor  # one of the call's tokens is almost impossible under p
 
     @property
     def dropped(self) -> Tensor:
+        """Tokens that are left out for any reason."""
         return self.band | self.negative | self.impossible
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LossTerms:
-    """Loss of every token ``[C, T]`` before its call's weight, and what was done to it."""
+    """Loss of every token before its call's weight, with masks and clips."""
 
-    loss: Tensor  # differentiable in theta; 0 where masked
+    loss: Tensor  # [C, T], differentiable in theta; 0 where masked
     masks: Masks
     clipped_low: Tensor  # [C, T] bool
     clipped_high: Tensor  # [C, T] bool
 
 
 def ratio(inputs: LossInputs) -> Tensor:
-    """``r = pi_theta / pi_p`` ``[C, T]``, differentiable where it is a number of use.
+    """``r = pi_theta / pi_p`` ``[C, T]``, bounded above so that it cannot overflow.
 
-    A token that p found all but impossible could overflow it, and infinity times the zero of a mask
-    is no number.
+    A token that is almost impossible under p could make it infinite, and infinity times the zero of
+    a mask is NaN.
     """
     return torch.exp((inputs.theta - inputs.proximal).clamp(max=_MAX_LOG_RATIO))
 
@@ -95,20 +94,20 @@ def importance(inputs: LossInputs, bounds: LossBounds) -> Tensor:
 
 
 def behaviour_ratio(inputs: LossInputs) -> Tensor:
-    """``sg[pi_theta / mu]`` ``[C, T]``; against p where mu is unknown."""
+    """``sg[pi_theta / mu]`` ``[C, T]``, with p in place of an unknown mu."""
     sampled = torch.where(inputs.known, inputs.mu, inputs.proximal)
     return torch.exp(inputs.theta.detach() - sampled)
 
 
 def token_masks(inputs: LossInputs, bounds: LossBounds) -> Masks:
-    """Tokens outside the band, and the calls that are left out as a whole."""
+    """Masks of tokens outside the band, and of calls that are left out as a whole."""
     moved = behaviour_ratio(inputs)
     outside = (moved < bounds.band_low) | (moved > bounds.band_high)
     return call_masks(inputs, bounds, band=inputs.known & inputs.mask & outside)
 
 
 def call_masks(inputs: LossInputs, bounds: LossBounds, *, band: Tensor | None = None) -> Masks:
-    """The calls that are left out as a whole; ``band`` is by default empty."""
+    """Masks of calls that are left out as a whole. ``band`` is empty by default."""
     known = inputs.known & inputs.mask
     drift = torch.where(known, inputs.mu - inputs.theta.detach(), 0.0).sum(-1)
     moved_away = drift / known.sum(-1).clamp(min=1) > bounds.negative_call_drift
@@ -123,7 +122,7 @@ def call_masks(inputs: LossInputs, bounds: LossBounds, *, band: Tensor | None = 
 def finish(
     inputs: LossInputs, objective: Tensor, masks: Masks, *, low: Tensor, high: Tensor
 ) -> LossTerms:
-    """Turn what is to be maximised into the loss of the tokens that are kept."""
+    """The loss of the kept tokens, from the objective that is to be maximised."""
     kept = inputs.mask & ~masks.dropped
     return LossTerms(
         loss=torch.where(kept, -objective, 0.0),
@@ -136,15 +135,15 @@ def finish(
 def clipped_sides(
     value: Tensor, advantage: Tensor, low: float, high: float
 ) -> tuple[Tensor, Tensor]:
-    """Where a clipped ratio stops the gradient: below for a bad call, above for a good one."""
+    """Masks of tokens without gradient: A < 0 and below ``low``, A > 0 and above ``high``."""
     return (advantage < 0) & (value < low), (advantage > 0) & (value > high)
 
 
 def kl_anchor(inputs: LossInputs, bounds: LossBounds) -> Tensor:
     """``w * r * k3(theta || reference)`` ``[C, T]``, 0 beyond the mask.
 
-    The ratio to the policy that sampled, here ``w * r``, makes the gradient that of the KL
-    divergence itself (arXiv 2512.02556, eq. 7).
+    The ratio to the behaviour policy, here ``w * r``, makes its gradient the gradient of the KL
+    divergence (arXiv 2512.02556, eq. 7).
     """
     if inputs.reference is None:
         raise ValueError("a KL penalty needs the logprobs of a reference policy, got none")

@@ -59,9 +59,9 @@ def test_when_an_agent_of_the_live_game_answered_is_not_made_up(
 ) -> None:
     """Even four replies in four minutes may be two in one of them."""
     (recorded,) = read_dataset(publish(tmp_path, LIVE, "seen", [], {"a": steps}), WINDOW).scenarios
-    with pytest.raises(ReplayError, match="t-a: when it answered what is not in the dataset"):
+    with pytest.raises(ReplayError, match="t-a: the dataset does not hold the times"):
         replay([recorded], "a")
-    with pytest.raises(ReplayError, match="t-a: when it answered"):
+    with pytest.raises(ReplayError, match="t-a: the dataset does not hold"):
         replayed(recorded.plays[0])
     (result,) = replay([recorded], "a", scripted(holder))
     assert result.replayed_pnl == 0.0
@@ -74,4 +74,4 @@ def test_a_shared_market_without_all_replies_is_named(tmp_path: Path) -> None:
     found = read_dataset(root, WINDOW)
     assert not found.scenarios
     (skipped,) = found.skipped
-    assert "of b, c, who played in the same market" in skipped.reason
+    assert "its market was shared with b, c, whose replies are incomplete" in skipped.reason

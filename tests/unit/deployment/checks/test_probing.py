@@ -10,10 +10,10 @@ import pytest
 from aiohttp import web
 from aiohttp.test_utils import TestServer
 
-from babylon.core.probes import Answer, Ask
+from babylon.core.probes import Ask, ProbeAnswer
 from babylon.deployment.checks import probing
 from babylon.deployment.checks.probing import Asked, Faulty, Probe, probe
-from babylon.store.gateways import Gateway
+from babylon.store.gateways import GatewayRow
 
 ASKED = Asked(model="babylon", policy_version=7, champion_version=5, key="sk-secret")
 QUESTIONS = [
@@ -38,7 +38,7 @@ def sound(name: str) -> dict[str, Any]:
 @asynccontextmanager
 async def gateways(
     count: int = 1, fault: Fault | None = None, statuses: list[int] | None = None
-) -> AsyncIterator[tuple[list[Gateway], list[dict[str, Any]]]]:
+) -> AsyncIterator[tuple[list[GatewayRow], list[dict[str, Any]]]]:
     """Running gateways and the requests that they got; ``fault`` spoils the policy's answers,
     ``statuses`` are those of the policy's first answers."""
     seen: list[dict[str, Any]] = []
@@ -60,13 +60,13 @@ async def gateways(
     app.router.add_post("/v1/chat/completions", chat)
     async with TestServer(app, host="127.0.0.1") as server:
         url = str(server.make_url("")).rstrip("/")
-        yield [Gateway(gateway_id=f"g{n}", url=url, route_version=1) for n in range(count)], seen
+        yield [GatewayRow(gateway_id=f"g{n}", url=url, route_version=1) for n in range(count)], seen
 
 
 async def faults_of(fault: Fault) -> list[str]:
     async with gateways(fault=fault) as (live, _):
         found = await probe(live, QUESTIONS, ASKED)
-    assert all(isinstance(one.champion, Answer) for one in found)
+    assert all(isinstance(one.champion, ProbeAnswer) for one in found)
     return [str(one.policy) for one in found if isinstance(one.policy, Faulty)]
 
 
@@ -76,7 +76,7 @@ async def test_policy_and_champion_get_the_same_questions_under_their_own_names(
     assert [(one.prompt, one.gateway[:2]) for one in found] == [
         (0, "g0"), (2, "g0"), (1, "g1"), (3, "g1"),
     ]  # fmt: skip
-    assert all(isinstance(one.policy, Answer) and one.policy.ended for one in found)
+    assert all(isinstance(one.policy, ProbeAnswer) and one.policy.ended for one in found)
     assert {request["key"] for request in requests} == {"Bearer sk-secret"}
     for seed in range(4):
         pair = [deepcopy(request) for request in requests if request["seed"] == seed]
@@ -109,7 +109,7 @@ async def test_a_logprob_that_json_has_no_word_for_is_nan() -> None:
 
     async with gateways(fault=fault) as (live, _):
         (first, *_) = await probe(live, QUESTIONS, ASKED)
-    assert isinstance(first.policy, Answer)
+    assert isinstance(first.policy, ProbeAnswer)
     assert math.isnan(first.policy.logprobs[0])
 
 
@@ -119,7 +119,7 @@ async def test_a_busy_gateway_is_asked_again_and_a_refusal_is_not(
     monkeypatch.setattr(probing, "_PAUSE_S", 0)
     async with gateways(statuses=[429, 503, 200, 404]) as (live, requests):
         found = await probe(live, QUESTIONS[:1], ASKED)
-        assert isinstance(found[0].policy, Answer)
+        assert isinstance(found[0].policy, ProbeAnswer)
         (refused,) = await probe(live, QUESTIONS[1:2], ASKED)
     assert isinstance(refused, Probe)
     assert str(refused.policy).startswith("404 ")

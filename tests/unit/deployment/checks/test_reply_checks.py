@@ -6,7 +6,7 @@ from dataclasses import replace
 import msgspec
 import pytest
 
-from babylon.core.probes import Answer
+from babylon.core.probes import ProbeAnswer
 from babylon.deployment.checks.check_result import Check, Checked, as_lines
 from babylon.deployment.checks.golden_prompts import GoldenPrompt
 from babylon.deployment.checks.likelihoods import Reply, Seen
@@ -20,7 +20,7 @@ def _reply(
     text: str = HOLD, *, ended: bool = True, gateway: str = "g", shift: float = 0.0
 ) -> Reply:
     scores = (-0.5 + shift, -1.5 + shift)
-    answer = Answer(
+    answer = ProbeAnswer(
         prompt_token_ids=(1,), token_ids=(2, 3), logprobs=scores, text=text, ended=ended
     )
     return Reply(prompt=0, gateway=gateway, answer=answer)

@@ -8,9 +8,9 @@ import pytest
 from babylon.evaluation.arena.match import BATCH, compare, look_at, ruled, unfit
 from babylon.evaluation.arena.play import Decide, Plays, joined, play, replies, scripted
 from babylon.evaluation.arena.suite import unseen_scenarios
+from babylon.game.market.market import Seat
 from babylon.game.market.orders import Decision, Hold, Order, OrderKind, render_decision
 from babylon.game.market.scripted import SCRIPTED_AGENTS, news_follower, random_trader
-from babylon.game.market.seat import Seat
 
 WORLDS = unseen_scenarios("arena", "test", 3 * BATCH)
 BUY = Order("m1", OrderKind.BUY_YES, 50)
@@ -42,8 +42,8 @@ def plays(
     [
         ("random", "oracle", "promote", BATCH, "is a gain"),
         ("oracle", "news", "reject", BATCH, "is a loss"),
-        ("news", "hold", "reject", BATCH, "collapsed: 100.0% of its replies decide the same"),
-        ("news", "news", "insufficient", BATCH, "of which the rest would not help"),
+        ("news", "hold", "reject", BATCH, "collapsed: 100.0% of its decisions are the same"),
+        ("news", "news", "insufficient", BATCH, "the rest could hardly change it"),
     ],
 )
 async def test_a_match_ends_as_soon_as_it_is_clear(
@@ -77,20 +77,20 @@ async def test_the_last_batch_may_be_a_part_and_always_rules() -> None:
         (
             plays(malformed=0.01),
             plays((900, 901), malformed=0.04),
-            "malformed replies rose from 1.0% to 4.0%, allowed is 2% more",
+            "malformed replies rose from 1.0% to 4.0%; the limit is 2% more",
         ),
         (plays(drawdown=50), plays(drawdown=149), None),
         (plays(drawdown=50), plays((900, 901), drawdown=500), None),  # risk that pays
         (
             plays(drawdown=50),
             plays((20, 40), drawdown=181),
-            "drawdown rose from $50 to $181, allowed is $130 more",
+            "drawdown rose from $50 to $181; the limit is $130 more",
         ),
         (plays(decisions={BUY: 94, Hold(): 6}), plays(decisions={Hold(): 94, BUY: 6}), None),
         (
             plays(decisions={BUY: 94, Hold(): 6}),
             plays((900, 901), decisions={BUY: 96, Hold(): 4}),
-            "collapsed: 96.0% of its replies decide the same",
+            "collapsed: 96.0% of its decisions are the same",
         ),
         (plays(decisions={Hold(): 1}), plays(decisions={Hold(): 1}), None),
     ],

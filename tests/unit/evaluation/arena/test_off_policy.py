@@ -43,7 +43,7 @@ def test_a_challenger_that_prefers_what_lost_is_vetoed() -> None:
 @pytest.mark.parametrize(
     ("ratios", "scenarios", "problem"),
     [
-        (np.zeros(20), groups(10, 10), "ESS 20.0 of 20 held-out trajectories, needed is 30"),
+        (np.zeros(20), groups(10, 10), "ESS 20.0 of 20 held-out trajectories; 30 needed"),
         (np.r_[np.zeros(199), 30.0], groups(100, 100), "too small: ESS 1"),
         (np.zeros(40), [str(number) for number in range(40)], "no two held-out trajectories"),
     ],

@@ -7,17 +7,22 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from babylon.evaluation.arena.confidence import standard_errors
-from babylon.evaluation.experiment.cells import Cells, Exposure, cells_of, make_cells
+from babylon.evaluation.experiment.agent_outcomes import (
+    AgentOutcomes,
+    Exposure,
+    agent_outcomes,
+    outcomes_of_plays,
+)
 from babylon.evaluation.experiment.difference import TIGHTEST, difference, student
 from babylon.evaluation.experiment.review_records import Comparison
 
 ARM = st.lists(st.floats(-1000, 1000).map(lambda x: round(x, 3)), min_size=2, max_size=12)
 
 
-def arms(champion: list[float], challenger: list[float], stage: int = 0) -> Cells:
+def arms(champion: list[float], challenger: list[float], stage: int = 0) -> AgentOutcomes:
     """One play for each of so many agents."""
     outcomes = [*champion, *challenger]
-    return make_cells(
+    return agent_outcomes(
         [
             Exposure(unit=f"agent-{i}", stage=stage, challenger=i >= len(champion))
             for i in range(len(outcomes))
@@ -26,8 +31,8 @@ def arms(champion: list[float], challenger: list[float], stage: int = 0) -> Cell
     )
 
 
-def compare(cells: Cells, *, shares: bool = False) -> Comparison:
-    found = difference(cells, shares=shares)
+def compare(outcomes: AgentOutcomes, *, shares: bool = False) -> Comparison:
+    found = difference(outcomes, shares=shares)
     assert found is not None
     return found
 
@@ -79,21 +84,23 @@ def test_history_takes_away_what_it_explains_and_never_shifts_the_arms() -> None
     random = np.random.default_rng(0)
     skill = random.normal(0, 100, 80)
     outcome = skill + random.normal(0, 10, 80)
-    cells = arms(list(outcome[:40]), list(outcome[40:] + 5))
-    with_history = compare(replace(cells, before=skill + random.normal(0, 10, 80)))
+    outcomes = arms(list(outcome[:40]), list(outcome[40:] + 5))
+    with_history = compare(replace(outcomes, before=skill + random.normal(0, 10, 80)))
     assert with_history.explained > 0.9
     assert with_history.low < 5 < with_history.high
-    assert with_history.high - with_history.low < 0.4 * (compare(cells).high - compare(cells).low)
+    assert with_history.high - with_history.low < 0.4 * (
+        compare(outcomes).high - compare(outcomes).low
+    )
 
 
 def test_an_agent_without_history_is_not_adjusted() -> None:
     """Its own difference from the mean of the others is what an adjustment would need."""
-    cells = arms([1.0, 2, 3, 4], [2.0, 4, 5, 7])
-    assert compare(replace(cells, before=np.full(8, 50.0))) == compare(cells)
+    outcomes = arms([1.0, 2, 3, 4], [2.0, 4, 5, 7])
+    assert compare(replace(outcomes, before=np.full(8, 50.0))) == compare(outcomes)
     before = np.array([1.0, 2, 3, 4, 1, 2, 3, np.nan])
     known = before[:7].mean()
-    half = compare(replace(cells, before=before))
-    filled = compare(replace(cells, before=np.append(before[:7], known)))
+    half = compare(replace(outcomes, before=before))
+    filled = compare(replace(outcomes, before=np.append(before[:7], known)))
     assert half == filled
 
 
@@ -102,10 +109,10 @@ def test_play_at_good_times_does_not_count_for_the_arm_that_plays_then() -> None
     times as many: means over all plays would differ by some 50."""
     early = arms([-1, 0, 1] * 12, [-1, 1] * 3)
     late = arms([99, 100, 101] * 6, [99, 101] * 12, stage=1)
-    both = Cells(
+    both = AgentOutcomes(
         **{
             name: np.concatenate([getattr(early, name), getattr(late, name)])
-            for name in ("stage", "challenger", "outcome", "plays", "spread", "before")
+            for name in ("stage", "challenger", "mean", "plays", "spread", "before")
         },
         unit=np.concatenate([early.unit, late.unit + 100]),
     )
@@ -117,20 +124,20 @@ def test_play_at_good_times_does_not_count_for_the_arm_that_plays_then() -> None
 def test_a_stage_weighs_as_much_as_was_played_in_it() -> None:
     """Differences 1 and 5; 4 plays on each side of the first, 6 on each of the second:
     (1 * 4 * 4 / 8 + 5 * 6 * 6 / 12) / (4 * 4 / 8 + 6 * 6 / 12) = 17 / 5."""
-    cells = replace(
+    outcomes = replace(
         arms([0.0, 0, 0, 0], [1.0, 1, 5, 5]),
         stage=np.array([0, 0, 1, 1, 0, 0, 1, 1]),
         plays=np.array([2.0, 2, 3, 3, 2, 2, 3, 3]),
     )
-    assert compare(cells).difference == pytest.approx(17 / 5)
+    assert compare(outcomes).difference == pytest.approx(17 / 5)
 
 
 def test_an_agent_in_two_stages_is_one_agent() -> None:
     """The same agents with the same luck once more: nothing is known that was not known before."""
     once = arms([0.0, 4, 8, 2], [1.0, 5, 9, 4])
-    names = ("unit", "challenger", "outcome", "plays", "spread", "before")
+    names = ("unit", "challenger", "mean", "plays", "spread", "before")
     columns = {name: np.tile(getattr(once, name), 2) for name in names}
-    twice = Cells(stage=np.repeat([0, 1], 8), **columns)
+    twice = AgentOutcomes(stage=np.repeat([0, 1], 8), **columns)
     others = replace(twice, unit=np.arange(16))
     assert compare(twice).information == pytest.approx(compare(once).information, rel=0.05)
     assert compare(others).information == pytest.approx(2 * compare(once).information, rel=0.05)
@@ -141,7 +148,8 @@ def test_more_play_of_the_same_agents_is_more_information() -> None:
     exposures = [Exposure(unit=f"{i}", stage=0, challenger=i % 2 == 0) for i in range(60)]
     plays = [(f"{i}", 0, float(random.normal())) for _ in range(50) for i in range(60)]
     information = [
-        compare(cells_of(exposures, plays[: 60 * rounds], {})).information for rounds in (2, 10, 50)
+        compare(outcomes_of_plays(exposures, plays[: 60 * rounds], {})).information
+        for rounds in (2, 10, 50)
     ]
     assert information == pytest.approx([120, 600, 3000], rel=0.35)
 
@@ -149,11 +157,11 @@ def test_more_play_of_the_same_agents_is_more_information() -> None:
 def test_plays_become_means_with_their_spread() -> None:
     exposures = [Exposure(unit=unit, stage=0, challenger=unit > "b") for unit in "abc"]
     plays = [("a", 0, 1.0), ("a", 0, 3.0), ("c", 0, 5.0), ("c", 1, 9.0), ("stranger", 0, 9.0)]
-    cells = cells_of(exposures, plays, {"c": 7.0})
-    assert cells.outcome.tolist() == [2.0, 5.0]
-    assert (cells.plays.tolist(), cells.spread.tolist()) == ([2.0, 1.0], [2.0, 0.0])
-    assert cells.challenger.tolist() == [False, True]
-    assert np.isnan(cells.before[0]) and cells.before[1] == 7.0
+    outcomes = outcomes_of_plays(exposures, plays, {"c": 7.0})
+    assert outcomes.mean.tolist() == [2.0, 5.0]
+    assert (outcomes.plays.tolist(), outcomes.spread.tolist()) == ([2.0, 1.0], [2.0, 0.0])
+    assert outcomes.challenger.tolist() == [False, True]
+    assert np.isnan(outcomes.before[0]) and outcomes.before[1] == 7.0
 
 
 def test_a_small_arm_in_which_the_rare_win_has_not_happened_yet_is_not_surely_worse() -> None:

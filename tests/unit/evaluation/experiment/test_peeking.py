@@ -11,8 +11,8 @@ from dataclasses import dataclass
 import numpy as np
 import pytest
 
-from babylon.core.settings import Settings
-from babylon.evaluation.experiment.cells import Cells, Floats
+from babylon.core.settings import ExperimentSettings
+from babylon.evaluation.experiment.agent_outcomes import AgentOutcomes, Floats
 from babylon.evaluation.experiment.decision import Evidence, decide
 from babylon.evaluation.experiment.difference import difference
 from babylon.evaluation.experiment.sample_ratio import sample_ratio
@@ -20,7 +20,7 @@ from babylon.evaluation.experiment.sample_ratio import sample_ratio
 LOOKS = 20
 EVEN = (0.5,) * LOOKS
 RAMP = (0.05,) * 2 + (0.25,) * 3 + (0.5,) * (LOOKS - 5)
-SETTINGS = Settings(experiment={"max_hours": 1000, "min_hours": 2}, database={"url": None})
+SETTINGS = ExperimentSettings(max_hours=1000, min_hours=2)
 Draw = Callable[[np.random.Generator, tuple[int, ...]], Floats]
 
 
@@ -50,7 +50,7 @@ class Fleet:
     arriving: bool = False
     gain: float = 0.0
 
-    def looks(self, seed: int) -> Iterator[Cells]:
+    def looks(self, seed: int) -> Iterator[AgentOutcomes]:
         random = np.random.default_rng([seed, self.agents])
         skill = self.skill * self.draw(random, (self.agents,))
         played = skill[:, None] + self.draw(random, (self.agents, LOOKS))
@@ -69,46 +69,52 @@ class Fleet:
             unit, stage = np.nonzero(plays)
             n = plays[unit, stage]
             mean = total[unit, stage] / n
-            yield Cells(
+            yield AgentOutcomes(
                 unit=unit,
                 stage=stage,
                 challenger=challenger[:, bounds[:-1]][unit, stage],
-                outcome=mean,
+                mean=mean,
                 plays=n,
                 spread=np.maximum(squares[unit, stage] - n * mean**2, 0.0),
                 before=before[unit],
             )
 
 
-def ends(fleet: Fleet, worlds: int, judge: Callable[[Fleet, Cells, int], str]) -> Counter[str]:
+def ends(
+    fleet: Fleet, worlds: int, judge: Callable[[Fleet, AgentOutcomes, int], str]
+) -> Counter[str]:
     """How the worlds end: with the first decision, or without any."""
     found: Counter[str] = Counter()
     for world in range(worlds):
-        decisions = (judge(fleet, cells, hour) for hour, cells in enumerate(fleet.looks(world), 1))
+        decisions = (
+            judge(fleet, outcomes, hour) for hour, outcomes in enumerate(fleet.looks(world), 1)
+        )
         found[next((one for one in decisions if one != "insufficient"), "insufficient")] += 1
     return found
 
 
-def ours(fleet: Fleet, cells: Cells, hour: int) -> str:
-    first = np.unique(cells.unit, return_index=True)[1]
-    ratio = sample_ratio(_shares(fleet, cells)[first].tolist(), int(cells.challenger[first].sum()))
+def ours(fleet: Fleet, outcomes: AgentOutcomes, hour: int) -> str:
+    first = np.unique(outcomes.unit, return_index=True)[1]
+    ratio = sample_ratio(
+        _shares(fleet, outcomes)[first].tolist(), int(outcomes.challenger[first].sum())
+    )
     evidence = Evidence(
-        pnl=difference(cells), ratios=(ratio, ratio), guardrails=(), hours=float(hour)
+        pnl=difference(outcomes), ratios=(ratio, ratio), guardrails=(), hours=float(hour)
     )
     return decide(evidence, SETTINGS)[0]
 
 
-def z_test(fleet: Fleet, cells: Cells, hour: int) -> str:
+def z_test(fleet: Fleet, outcomes: AgentOutcomes, hour: int) -> str:
     """What one does by hand: two means, their standard errors, 1.96."""
-    arms = [cells.outcome[cells.challenger == side] for side in (False, True)]
-    if len(cells.unit) < SETTINGS.experiment.min_agents:
+    arms = [outcomes.mean[outcomes.challenger == side] for side in (False, True)]
+    if len(outcomes.unit) < SETTINGS.min_agents:
         return "insufficient"
     z = (arms[1].mean() - arms[0].mean()) / np.sqrt(sum(arm.var(ddof=1) / len(arm) for arm in arms))
     return "promote" if z > 1.96 else "rollback" if z < -1.96 else "insufficient"
 
 
-def _shares(fleet: Fleet, cells: Cells) -> Floats:
-    return np.array(list(dict.fromkeys(fleet.shares)))[cells.stage]
+def _shares(fleet: Fleet, outcomes: AgentOutcomes) -> Floats:
+    return np.array(list(dict.fromkeys(fleet.shares)))[outcomes.stage]
 
 
 NULLS = [

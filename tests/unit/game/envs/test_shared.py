@@ -87,5 +87,5 @@ def test_a_given_scenario_is_played_by_its_own_rules() -> None:
 def test_every_trader_acts_in_every_tick() -> None:
     env = MarketEnv(traders=2)
     env.reset(seed=0)
-    with pytest.raises(ValueError, match="no action of trader_1"):
+    with pytest.raises(ValueError, match="no action for trader_1"):
         env.step({"trader_0": HOLD})

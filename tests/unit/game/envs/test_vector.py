@@ -101,5 +101,5 @@ def test_a_mask_resets_some_rows_only() -> None:
 
 def test_steps_come_after_a_reset() -> None:
     envs = TraderVectorEnv(1, scenarios=[quiet_world()])
-    with pytest.raises(ValueError, match=r"reset\(\) comes before step\(\)"):
+    with pytest.raises(ValueError, match=r"call reset\(\) before step\(\)"):
         envs.step(envs.action_space.sample())

@@ -5,7 +5,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from babylon.game.market.amm import Pool, Side, buy, probability, reserve_at, sell
+from babylon.game.market.amm import Pool, Side, buy, probability, sell
 
 reserves = st.floats(10, 10_000)
 money = st.floats(0.01, 5_000)
@@ -59,25 +59,8 @@ def test_a_pair_of_shares_is_worth_one_dollar(side: Side, dollars: float) -> Non
 @given(reserves, reserves, money)
 def test_arrays_give_the_numbers_of_floats(yes: float, no: float, amount: float) -> None:
     arrays = [np.array([value, 2 * value]) for value in (yes, no, amount)]
-    for formula in (buy, sell, reserve_at):
-        third = (0.3, np.array([0.3, 0.6])) if formula is reserve_at else (amount, arrays[2])
-        one = np.atleast_1d(formula(yes, no, third[0]))
-        many = np.atleast_2d(formula(arrays[0], arrays[1], third[1]))
+    for formula in (buy, sell):
+        one = np.array(formula(yes, no, amount))
+        many = np.array(formula(*arrays))
         assert many[:, 0].tolist() == one.tolist()
     assert probability(arrays[0], arrays[1])[0] == probability(yes, no)
-
-
-@given(reserves, reserves, st.floats(0.01, 0.99))
-def test_an_order_moves_the_price_to_where_it_is_wanted(yes: float, no: float, at: float) -> None:
-    pool = Pool(yes, no)
-    side, dollars = pool.order_to(at)
-    after, _ = pool.buy(side, dollars)
-    assert dollars >= 0
-    assert after.probability == pytest.approx(at, rel=1e-9)
-
-
-def test_at_four_to_one_the_other_reserve_is_double() -> None:
-    """k = 250,000 and P(YES) = 0.8: NO is sqrt(250,000 * 0.8 / 0.2) = 1000, YES 250."""
-    assert reserve_at(500.0, 500.0, 0.8) == pytest.approx(1000)
-    assert Pool().order_to(0.8) == (Side.YES, pytest.approx(500))
-    assert Pool().order_to(0.2) == (Side.NO, pytest.approx(500))

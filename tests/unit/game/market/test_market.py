@@ -9,11 +9,10 @@ from hypothesis import strategies as st
 
 from babylon.game.market.amm import Side
 from babylon.game.market.game import Game, make_market
-from babylon.game.market.market import Market
+from babylon.game.market.market import Market, Seat
 from babylon.game.market.orders import Comment, Decision, Hold, Order, OrderKind, Post
 from babylon.game.market.scenario import HOUR, Question, make_scenario
 from babylon.game.market.scripted import SCRIPTED_AGENTS
-from babylon.game.market.seat import Seat
 from tests.worlds import perp, quiet_world
 
 WILD = replace(HOUR, ticks=20, volatility=0.02)  # so that positions are liquidated
@@ -165,7 +164,7 @@ def test_an_unknown_opponent_is_an_error() -> None:
 
 def test_a_name_is_taken_once() -> None:
     market = make_market(quiet_world(opponents=("random",)))
-    with pytest.raises(ValueError, match="'trader-1' has an account already"):
+    with pytest.raises(ValueError, match="'trader-1' already has an account"):
         market.join("trader-1")
 
 

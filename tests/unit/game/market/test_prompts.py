@@ -9,11 +9,11 @@ import pytest
 
 from babylon.game.market.amm import Side
 from babylon.game.market.game import Game, make_market
+from babylon.game.market.market import Seat
 from babylon.game.market.orders import Comment, Hold, Order, OrderKind, Post, parse_decision
 from babylon.game.market.prompts import render_observation, system_prompt
 from babylon.game.market.scenario import HOUR, NpcPost, Question, Rules, Scenario, make_scenario
 from babylon.game.market.scripted import SCRIPTED_AGENTS
-from babylon.game.market.seat import Seat
 from tests.worlds import perp, quiet_world
 
 

@@ -79,5 +79,5 @@ def test_questions_of_a_short_game_are_open_at_its_beginning() -> None:
 
 @pytest.mark.parametrize("rules", [Rules(markets=9), Rules(perps=9)])
 def test_more_than_there_are_names_for_is_an_error(rules: Rules) -> None:
-    with pytest.raises(ValueError, match="names for at most 8 of each"):
+    with pytest.raises(ValueError, match="at most 8 of each"):
         make_scenario(1, rules)

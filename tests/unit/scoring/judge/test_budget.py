@@ -1,14 +1,14 @@
 import pytest
 
 from babylon.core.errors import ConfigError, WindowNotReadyError
-from babylon.scoring.judge.budget import Budget, BudgetSpentError, Limits
+from babylon.scoring.judge.budget import Budget, BudgetLimits, BudgetSpentError
 from babylon.scoring.judge.judge_client import Price
 from babylon.scoring.judge.rubrics import load_rubric, rubric_names
 from babylon.store.judgments import Spent
 
 
 def test_reservations_count_until_they_are_settled():
-    budget = Budget(Limits(tokens=100))
+    budget = Budget(BudgetLimits(tokens=100))
     with budget.reserve(Spent(tokens=60)) as reservation:
         assert not budget.fits(Spent(tokens=50))
         reservation.cost = Spent(tokens=20)
@@ -17,7 +17,7 @@ def test_reservations_count_until_they_are_settled():
 
 
 def test_a_request_that_fails_costs_nothing():
-    budget = Budget(Limits(tokens=100))
+    budget = Budget(BudgetLimits(tokens=100))
     with pytest.raises(OSError), budget.reserve(Spent(tokens=60)):
         raise OSError
     assert budget.spent == Spent()
@@ -25,10 +25,13 @@ def test_a_request_that_fails_costs_nothing():
 
 def test_what_was_spent_before_counts_and_the_message_says_of_what():
     budget = Budget(
-        Limits(usd=1.0), Limits(usd=2.0), spent_on_window=Spent(usd=0.2), spent_today=Spent(usd=1.9)
+        BudgetLimits(usd=1.0),
+        BudgetLimits(usd=2.0),
+        spent_on_window=Spent(usd=0.2),
+        spent_today=Spent(usd=1.9),
     )
     with (
-        pytest.raises(BudgetSpentError, match=r"of the day is spent: \$1\.9000 of \$2,") as refused,
+        pytest.raises(BudgetSpentError, match=r"of the day is spent: \$1\.9000 of \$2;") as refused,
         budget.reserve(Spent(usd=0.2)),
     ):
         pass

@@ -3,15 +3,15 @@ from random import Random
 import numpy as np
 import pytest
 
+from babylon.scoring.judge.block_design import informative_pairs, mixed_blocks, ring_blocks
 from babylon.scoring.judge.bradley_terry import fit_preferences, information
-from babylon.scoring.judge.calibrate import Estimate, Observation, calibrate, tie, unstable
-from babylon.scoring.judge.design import again, ring, telling
+from babylon.scoring.judge.calibrate import Estimate, ScoreObservation, calibrate, tie, unstable
 
 
 def observe(blocks, score):
     """``score(request, item, place)`` of every trajectory of every block."""
     return [
-        Observation(
+        ScoreObservation(
             request=r, item=i, place=at / (len(block) - 1), score=score(r, i, at / (len(block) - 1))
         )
         for r, block in enumerate(blocks)
@@ -36,7 +36,7 @@ def test_by_hand_two_requests_that_agree_give_their_scores_back():
 def test_generosity_of_requests_and_bias_of_places_are_taken_out():
     random = Random(0)
     worth = [i / 23 for i in range(24)]
-    blocks = ring(24, 6, random)
+    blocks = ring_blocks(24, 6, random)
     blocks += [block[::-1] for block in blocks]
     generous = [random.uniform(-0.1, 0.1) for _ in blocks]
     seen = observe(blocks, lambda r, i, p: 0.3 + 0.3 * worth[i] + generous[r] - 0.2 * p)
@@ -49,7 +49,7 @@ def test_intervals_hold_the_truth_about_every_other_time():
     for seed in range(30):
         random = Random(seed)
         worth = [random.uniform(0.3, 0.7) for _ in range(12)]
-        blocks = [block for _ in range(3) for block in ring(12, 6, random)]
+        blocks = [block for _ in range(3) for block in ring_blocks(12, 6, random)]
         seen = observe(blocks, lambda r, i, p, w=worth, g=random: w[i] + g.gauss(0, 0.1))
         found = calibrate(seen, 12, together=True)
         inside += [lo <= w <= hi for lo, w, hi in zip(found.low, worth, found.high, strict=True)]
@@ -102,7 +102,7 @@ def test_wins_and_losses_that_cancel_out_are_a_tie():
 
 @pytest.mark.parametrize("items", [1, 2, 6, 7, 11, 24, 50, 64])
 def test_the_ring_shows_everyone_shares_anchors_and_is_connected(items):
-    blocks = ring(items, 6, Random(1))
+    blocks = ring_blocks(items, 6, Random(1))
     assert max(map(len, blocks)) <= 6
     assert {item for block in blocks for item in block} == set(range(items))
     assert sum(map(len, blocks)) <= 1.3 * items + 2
@@ -115,7 +115,7 @@ def test_the_ring_shows_everyone_shares_anchors_and_is_connected(items):
 
 def test_later_blocks_are_mixed_and_list_the_late_ones_first():
     places = {item: [item / 9] for item in range(10)}
-    blocks = again(range(10), 6, places, Random(0))
+    blocks = mixed_blocks(range(10), 6, places, Random(0))
     assert sorted(item for block in blocks for item in block) == list(range(10))
     for block in blocks:
         assert 2 <= len(block) <= 6
@@ -123,25 +123,25 @@ def test_later_blocks_are_mixed_and_list_the_late_ones_first():
 
 
 def test_pairs_have_everybody_first_once_and_second_once():
-    blocks = ring(7, 2, Random(0))
+    blocks = ring_blocks(7, 2, Random(0))
     assert sorted(first for first, _ in blocks) == sorted(second for _, second in blocks)
 
 
 def test_of_pairs_the_most_telling_are_asked_each_trajectory_in_one():
     tells = np.zeros((4, 4))
     tells[0, 1], tells[1, 2], tells[3, 2], tells[2, 3] = 3.0, 2.0, 1.0, 0.5
-    assert telling([0, 1, 2, 3], set(), {0, 1, 2, 3}, tells) == [(0, 1), (3, 2)]
-    assert telling([0, 1, 2, 3], {(0, 1)}, {0, 1, 2, 3}, tells)[0] == (1, 2)
+    assert informative_pairs([0, 1, 2, 3], set(), {0, 1, 2, 3}, tells) == [(0, 1), (3, 2)]
+    assert informative_pairs([0, 1, 2, 3], {(0, 1)}, {0, 1, 2, 3}, tells)[0] == (1, 2)
 
 
 def test_of_stable_pairs_only_neighbours_that_never_met_are_asked():
     tells = np.ones((3, 3))
-    assert telling([2, 0, 1], {(2, 0), (0, 1)}, set(), tells) == []
-    assert {*telling([2, 0, 1], {(2, 0)}, set(), tells)[0]} == {0, 1}
+    assert informative_pairs([2, 0, 1], {(2, 0), (0, 1)}, set(), tells) == []
+    assert {*informative_pairs([2, 0, 1], {(2, 0)}, set(), tells)[0]} == {0, 1}
 
 
 def test_under_a_bias_for_the_first_the_answer_about_equals_tells_least():
-    """The first always wins but against who is far better: 0 < 1 < 2 < 3, two apart."""
+    """The first wins unless the other is far better; 0 < 1 < 2 < 3."""
     wins = [(i, j, True) for i in range(4) for j in range(4) if i != j and i - j > -2]
     wins += [(j, i, False) for i in range(4) for j in range(4) if j - i > 2]
     tells = information(wins, 4)

@@ -1,8 +1,8 @@
 from babylon.scoring.judge.condense import common_lines, condense, render_common
+from babylon.scoring.judge.ground_truth import fit_lines, knowledge_lines, truth_lines
+from babylon.scoring.judge.group_prompts import prepare_group
 from babylon.scoring.judge.judgment import GroundTruth
-from babylon.scoring.judge.prompt_text import count_tokens
-from babylon.scoring.judge.sheet import prepare
-from babylon.scoring.judge.truth import fit_lines, knowledge_lines, truth_lines
+from babylon.scoring.judge.prompt import count_tokens
 from tests.judged import config, judged, step
 
 
@@ -94,14 +94,14 @@ def test_lines_that_all_were_shown_at_the_same_step_are_told_once():
     common = common_lines([one, other])
     assert render_common(common) == ["[0] You trade. / news"]
     assert condense(one, common, 10_000).startswith("[0] mine | HOLD\n[1] late news | HOLD\n")
-    sheet = prepare([one, other], GroundTruth(), config())
+    sheet = prepare_group([one, other], GroundTruth(), config())
     assert sheet.prompt((0, 1)).data.count("news") == 3
 
 
 def test_long_trajectories_come_in_smaller_blocks_and_always_fit():
     group = [long_play() for _ in range(8)]
     for context in (128_000, 64_000, 16_000, 8_000):
-        sheet = prepare(group, GroundTruth(), config(context_tokens=context))
+        sheet = prepare_group(group, GroundTruth(), config(context_tokens=context))
         prompt = sheet.prompt(tuple(range(sheet.block_size)))
         assert sum(count_tokens(m["content"]) for m in prompt.messages) <= 0.6 * context
         assert 4 <= sheet.block_size <= 6
@@ -148,7 +148,7 @@ def test_knowledge_that_only_one_has_is_told_of_that_one():
         judged("a", 1.0, knowledge={"all": {"m1": "YES"}, "mine": {"x": "1"}}),
         judged("b", 2.0, knowledge={"all": {"m1": "YES"}}),
     ]
-    prompt = prepare(group, GroundTruth(), config()).prompt((1, 0))
+    prompt = prepare_group(group, GroundTruth(), config()).prompt((1, 0))
     truth = prompt.data.split("<ground_truth>")[1].split("</ground_truth>")[0]
     assert truth.count("all m1: YES") == 1
     assert f"About {prompt.labels[1]}: mine x: 1" in truth

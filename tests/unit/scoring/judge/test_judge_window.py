@@ -5,18 +5,18 @@ from contextlib import asynccontextmanager
 import pytest
 
 from babylon.core.errors import ScoringError
-from babylon.scoring.judge.budget import Budget, BudgetSpentError, Limits
+from babylon.scoring.judge.budget import Budget, BudgetLimits, BudgetSpentError
+from babylon.scoring.judge.cached_judge import MemoryJudgments
 from babylon.scoring.judge.judge_client import JudgeClient, Price
 from babylon.scoring.judge.judge_window import judge_window
 from babylon.scoring.judge.judgment import GroundTruth, Level
-from babylon.scoring.judge.judgment_cache import MemoryJudgments
 from benchmarks.loopback_judge import LoopbackJudge, Mind
 from tests.judged import SCALE, config, judged, kendall, ladder, step
 
 
 @asynccontextmanager
 async def bench(price=None, **mind):
-    """A judge with that mind, and a client of it."""
+    """A loopback judge and its client."""
     async with (
         LoopbackJudge(Mind(scale=SCALE, retry_after_s=0.05, **mind)) as judge,
         JudgeClient(model="loopback", base_url=judge.base_url, price=price) as client,
@@ -204,7 +204,7 @@ async def test_a_server_of_an_older_api_is_asked_without_what_it_does_not_know(l
         judgments = await judge_all(client, group)
     assert kendall(worths, values(judgments)) == 1
     assert judgments.requests == 3 == judge.requests
-    assert ("does not take a JSON schema" in caplog.text) == (lacking == "response_format")
+    assert ("refuses JSON schemas" in caplog.text) == (lacking == "response_format")
 
 
 async def test_a_field_that_cannot_be_left_out_fails_with_what_the_server_said():
@@ -232,7 +232,7 @@ async def test_a_wrong_key_is_named_and_not_tried_again():
 )
 @pytest.mark.parametrize("method", ["ruler", "preference", "regression"])
 async def test_an_agent_cannot_talk_its_way_to_a_score(method, words):
-    """The loopback judge obeys whatever stands outside the blocks."""
+    """The loopback judge obeys text outside the blocks."""
 
     def window(said):
         return [
@@ -264,7 +264,7 @@ async def test_a_budget_for_one_pass_buys_one_pass():
     async with bench(noise=0.2) as (_, client):
         free = await judge_all(client, group, passes=4)
         once = await judge_all(client, group, repeats=False)
-        tight = Budget(Limits(tokens=int(2.5 * once.tokens)))
+        tight = Budget(BudgetLimits(tokens=int(2.5 * once.tokens)))
         cut = await judge_all(client, group, passes=4, budget=tight)
     assert (free.level, once.level, cut.level) == (Level.FULL, Level.ONE_PASS, Level.ONE_PASS)
     assert once.tokens <= cut.tokens <= 2.5 * once.tokens < free.tokens
@@ -274,7 +274,7 @@ async def test_a_budget_for_one_pass_buys_one_pass():
 async def test_a_budget_below_one_pass_buys_nothing_and_says_what_to_raise():
     group, _ = ladder(24)
     async with bench(price=Price(prompt_usd=2.0, completion_usd=8.0)) as (judge, client):
-        for limits in (Limits(tokens=1000), Limits(usd=0.001)):
+        for limits in (BudgetLimits(tokens=1000), BudgetLimits(usd=0.001)):
             with pytest.raises(
                 BudgetSpentError, match=r"budget of the day is spent.*JUDGE_DAY_USD"
             ):

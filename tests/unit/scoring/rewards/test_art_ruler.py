@@ -110,7 +110,7 @@ async def test_without_a_judge_it_says_what_to_set():
 
 
 def test_importing_art_takes_nothing_from_a_stray_env_file(tmp_path, monkeypatch):
-    from babylon.art.client import art, patches
+    from babylon.training.backends.art_client import art, patches
 
     attribute = "_preprocess_mask_arguments"  # which importing ART replaces
     monkeypatch.setattr(patches.masking_utils, attribute, getattr(patches.masking_utils, attribute))

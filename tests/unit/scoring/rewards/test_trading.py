@@ -118,7 +118,7 @@ def test_a_step_that_lacks_a_field_names_the_trajectory_and_the_field():
 
 
 async def scored(tmp_path, steps_of):
-    """The stage's way: by name, over an artifact; ``steps_of`` (id, P&L, steps) each."""
+    """Score as the stage does, by name and over an artifact of (id, P&L, steps)."""
     rows = []
     for name, pnl_usd, steps in steps_of:
         own = msgspec.structs.replace(trajectory(pnl_usd=pnl_usd), trajectory_id=name)

@@ -114,7 +114,7 @@ async def test_a_stop_string_ends_the_answer(engine: TestClient[Any, Any]) -> No
         ({"prompt": ""}, 400, "no tokens"),
         ({"prompt": []}, 400, "$.prompt"),
         ({"prompt": ["a", "b"]}, 400, "$.prompt"),
-        ({"prompt": [1, 259]}, 400, "token 259 is not one of 'p', which has 259"),
+        ({"prompt": [1, 259]}, 400, "token 259 is outside the vocabulary of 'p' (259 tokens)"),
         ({"prompt": [1, -1]}, 400, "$.prompt"),
         ({"prompt": [1] * 510}, 400, "send less"),
         ({"logprobs": 3}, 400, "logprobs=3"),

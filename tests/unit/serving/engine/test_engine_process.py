@@ -166,16 +166,20 @@ async def test_client_that_leaves_frees_the_worker(engine: TestClient[Any, Any])
 @pytest.mark.parametrize(
     ("fields", "status", "message"),
     [
-        ({"model": "nobody"}, 404, "'nobody' is not loaded: there is p-v1"),
+        ({"model": "nobody"}, 404, "'nobody' is not loaded; loaded: p-v1"),
         ({"model": None}, 400, "$.model"),
         ({"messages": []}, 400, "$.messages"),
         ({"messages": [{"role": "pirate", "content": "x"}]}, 400, "'pirate'"),
-        ({"messages": [{"role": "user", "content": [{"type": "image_url"}]}]}, 400, "takes text"),
+        ({"messages": [{"role": "user", "content": [{"type": "image_url"}]}]}, 400, "accepts text"),
         ({"temperature": -1}, 400, "$.temperature"),
         ({"temperature": 0.001}, 400, "0.01 to 2"),
         ({"top_p": 0}, 400, "$.top_p"),
         ({"max_tokens": 0}, 400, "$.max_tokens"),
-        ({"max_tokens": 5000}, 400, "max_tokens=5000 does not fit into the context of 512"),
+        (
+            {"max_tokens": 5000},
+            400,
+            "max_tokens=5000 does not fit into the context of 'p-v1', 512 tokens",
+        ),
         ({"messages": [{"role": "user", "content": "x" * 600}]}, 400, "send less"),
         ({"n": 2}, 400, "only n=1"),
         ({"seed": 2**70}, 400, "$.seed"),

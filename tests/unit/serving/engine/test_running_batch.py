@@ -50,7 +50,7 @@ def row(prompt: Sequence[int], seed: int, max_tokens: int = 24) -> Row:
 
 
 def assert_exact(model: PreTrainedModel, rows: Sequence[Row]) -> None:
-    """As each alone would have been answered, with the logprobs of a plain forward pass."""
+    """Rows sampled together equal rows sampled alone, with a plain forward pass's logprobs."""
     for one in rows:
         (alone,) = generate(model, [one.request], eos_token_ids=(), pad_token_id=PAD)
         assert one.completion.token_ids == alone.token_ids

@@ -8,7 +8,7 @@ from itertools import pairwise
 import pytest
 
 from babylon.serving.engine import scheduler as scheduling
-from babylon.serving.engine.loaded_policies import Policy, load
+from babylon.serving.engine.loaded_policies import LoadedPolicy, load
 from babylon.serving.engine.sampling import Request, Sampling
 from babylon.serving.engine.scheduler import Job, Scheduler
 from babylon.serving.openai_wire import RequestError
@@ -16,7 +16,7 @@ from tests.tiny_policy import save_tiny_policy
 
 
 @pytest.fixture(scope="module")
-def policies(tmp_path_factory: pytest.TempPathFactory) -> list[Policy]:
+def policies(tmp_path_factory: pytest.TempPathFactory) -> list[LoadedPolicy]:
     root = tmp_path_factory.mktemp("policies")
     paths = [str(save_tiny_policy(root / f"{seed}", seed)) for seed in range(2)]
     return [replace(load("p", path, 0), eos_token_ids=frozenset()) for path in paths]
@@ -24,7 +24,7 @@ def policies(tmp_path_factory: pytest.TempPathFactory) -> list[Policy]:
 
 @pytest.fixture
 def turns(monkeypatch: pytest.MonkeyPatch) -> list[scheduling._Lane]:
-    """Whose turn it was, one entry a step."""
+    """Policies in the order of their turns, one entry per step."""
     seen: list[scheduling._Lane] = []
     original = scheduling._Lane.turn
 
@@ -45,7 +45,7 @@ async def whole(job: Job) -> list[int]:
 
 
 async def test_many_answers_of_one_policy_never_keep_another_from_its_turn(
-    policies: list[Policy], turns: list[scheduling._Lane]
+    policies: list[LoadedPolicy], turns: list[scheduling._Lane]
 ) -> None:
     scheduler = Scheduler()
     busy, other = policies
@@ -61,7 +61,7 @@ async def test_many_answers_of_one_policy_never_keep_another_from_its_turn(
 
 
 async def test_a_short_answer_joins_a_long_one_and_is_done_long_before(
-    policies: list[Policy], turns: list[scheduling._Lane]
+    policies: list[LoadedPolicy], turns: list[scheduling._Lane]
 ) -> None:
     scheduler = Scheduler()
     policy = policies[0]
@@ -78,7 +78,7 @@ async def test_a_short_answer_joins_a_long_one_and_is_done_long_before(
 
 
 async def test_prompts_are_read_in_portions_between_which_others_go_on(
-    policies: list[Policy], monkeypatch: pytest.MonkeyPatch
+    policies: list[LoadedPolicy], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     joined: list[int] = []
     original = scheduling._Lane.turn
@@ -102,12 +102,12 @@ async def test_prompts_are_read_in_portions_between_which_others_go_on(
 
 
 async def test_a_policy_that_cannot_be_sampled_fails_its_requests_and_no_others(
-    policies: list[Policy], monkeypatch: pytest.MonkeyPatch
+    policies: list[LoadedPolicy], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     bad, good = policies
     original = scheduling._Lane.__init__
 
-    def refusing(self: scheduling._Lane, policy: Policy) -> None:
+    def refusing(self: scheduling._Lane, policy: LoadedPolicy) -> None:
         if policy is bad:
             raise MemoryError("no room")
         original(self, policy)
@@ -122,7 +122,7 @@ async def test_a_policy_that_cannot_be_sampled_fails_its_requests_and_no_others(
     await scheduler.close()
 
 
-async def test_a_policy_is_let_go_with_its_last_answer(policies: list[Policy]) -> None:
+async def test_a_policy_is_let_go_with_its_last_answer(policies: list[LoadedPolicy]) -> None:
     scheduler, policy = Scheduler(), replace(policies[0])
     gone = weakref.ref(policy)
     job = scheduler.submit(policy, request(1, 40), every_step=False)
@@ -134,7 +134,7 @@ async def test_a_policy_is_let_go_with_its_last_answer(policies: list[Policy]) -
     assert gone() is None
 
 
-async def test_closing_ends_those_who_run_and_those_who_wait(policies: list[Policy]) -> None:
+async def test_closing_ends_those_who_run_and_those_who_wait(policies: list[LoadedPolicy]) -> None:
     scheduler = Scheduler()
     jobs = [scheduler.submit(policies[0], request(s, 400), every_step=False) for s in range(70)]
     await scheduler.close()

@@ -1,4 +1,4 @@
-"""A recorded call, for tests of what becomes of it."""
+"""Recorded calls for tests."""
 
 from dataclasses import replace
 from datetime import UTC, datetime

@@ -21,7 +21,7 @@ def bound(*agents: str) -> Principal:
 
 def test_the_local_key_may_do_everything_for_everybody() -> None:
     principal = KeyRing(LOCAL).admit(bearer(LOCAL, "bearer"), "deploy")
-    assert (principal.key_id, principal.speaks_for("anybody")) == ("local", "anybody")
+    assert (principal.key_id, principal.attributed_agent("anybody")) == ("local", "anybody")
 
 
 @pytest.mark.parametrize(
@@ -58,7 +58,7 @@ def test_what_is_no_key_of_ours_is_turned_away_without_an_echo(headers: list[Any
 def test_a_bound_key_speaks_for_its_agents(
     agents: tuple[str, ...], asked: str | None, granted: str
 ) -> None:
-    assert bound(*agents).speaks_for(asked) == granted
+    assert bound(*agents).attributed_agent(asked) == granted
 
 
 @pytest.mark.parametrize(
@@ -66,8 +66,8 @@ def test_a_bound_key_speaks_for_its_agents(
     [(("a",), "b"), (("a", "b"), None), (("crowd-*",), None), (("crowd-*",), "crow"), (("a",), "")],
 )
 def test_a_bound_key_speaks_for_nobody_else(agents: tuple[str, ...], asked: str | None) -> None:
-    with pytest.raises(RequestError, match="this key speaks for") as caught:
-        bound(*agents).speaks_for(asked)
+    with pytest.raises(RequestError, match="this key is for") as caught:
+        bound(*agents).attributed_agent(asked)
     assert caught.value.status == 403
 
 
@@ -83,5 +83,5 @@ def test_the_local_key_is_made_once_and_only_its_owner_reads_it(tmp_path: Path) 
     (path,) = home.iterdir()
     assert path.stat().st_mode & 0o777 == 0o600
     path.write_text("something else")
-    with pytest.raises(ConfigError, match=r"local\.key holds no key of ours"):
+    with pytest.raises(ConfigError, match=r"local\.key holds no babylon key"):
         local_key(home)

@@ -5,7 +5,7 @@ import msgspec
 import pytest
 
 from babylon.serving.gateway.exchange import Exchange, Identity
-from babylon.serving.gateway.route_table import Route, Target
+from babylon.serving.gateway.route_table import ServingRoute, Target
 from babylon.serving.openai_wire import RequestError, parse_chat
 
 V3 = Target("babylon-v3", 3, "/checkpoints/3")
@@ -16,9 +16,9 @@ def exchange(**fields: Any) -> Exchange:
     return Exchange(
         call_id="c1",
         identity=Identity(agent_id="a", trajectory_id=None, step=None),
-        chat=parse_chat(fields),
+        request=parse_chat(fields),
         fields=fields,
-        route=Route(7, "babylon", V3),
+        route=ServingRoute(7, "babylon", V3),
         target=V3,
     )
 
@@ -43,14 +43,14 @@ def answer(
 
 def flaw_of(given: dict[str, Any], **fields: Any) -> str | None:
     call = exchange(**fields)
-    call.take(given)
+    call.note(given)
     row = call.record()
     assert row.trainable is (row.untrainable_reason is None)
     return row.untrainable_reason
 
 
 def test_client_is_told_the_policy_whatever_the_engine_calls_it() -> None:
-    given = exchange().take({**answer(), "model": "/checkpoints/base"})
+    given = exchange().note({**answer(), "model": "/checkpoints/base"})
     assert given is not None and given["model"] == "babylon-v3"
 
 
@@ -69,8 +69,8 @@ def test_sampled_answer_with_all_its_tokens_is_trainable() -> None:
         (answer(scores=(-1.0, -math.inf)), {}, "a logprob is not finite"),
         (answer(), {"temperature": 0}, "temperature 0: greedy, not sampled"),
         (answer(), {"top_p": 0.5}, "top_p 0.5: not sampled from the whole distribution"),
-        (answer(), {"top_k": 20, "min_p": 0}, "the distribution was bent by top_k"),
-        (answer(), {"logit_bias": {"5": 1}}, "the distribution was bent by logit_bias"),
+        (answer(), {"top_k": 20, "min_p": 0}, "the sampling distribution was changed by top_k"),
+        (answer(), {"logit_bias": {"5": 1}}, "the sampling distribution was changed by logit_bias"),
     ],
 )
 def test_answer_that_cannot_be_trained_on_says_why(
@@ -97,7 +97,7 @@ def test_engine_is_asked_for_the_exact_policy_with_sampling_spelled_out() -> Non
 
 def test_interrupted_call_keeps_what_came_and_is_not_trainable() -> None:
     call = exchange()
-    call.take(answer())
+    call.note(answer())
     row = call.record(interrupted="the client left")
     assert (row.trainable, row.untrainable_reason) == (False, "the client left")
     assert (row.finish_reason, row.completion_token_ids) == ("interrupted", [5, 6])
@@ -109,13 +109,13 @@ def test_usage_chunk_is_withheld_from_a_client_that_did_not_ask_for_it() -> None
         exchange(stream=True),
         exchange(stream=True, stream_options={"include_usage": True}),
     )
-    assert silent.take(dict(chunk)) is None
-    assert asked.take(dict(chunk)) == chunk
+    assert silent.note(dict(chunk)) is None
+    assert asked.note(dict(chunk)) == chunk
     assert silent.completion_tokens == asked.completion_tokens == 2
 
 
 def test_user_stands_in_for_the_agent_header() -> None:
-    chat = exchange(user="from-body").chat
+    chat = exchange(user="from-body").request
     header = [(b"x-babylon-agent", "from-header-é".encode()), (b"x-babylon-step", b"12")]
     assert Identity.of([], chat).agent_id == "from-body"
     assert Identity.of(header, chat) == Identity(
@@ -135,5 +135,5 @@ def test_user_stands_in_for_the_agent_header() -> None:
 )
 def test_identity_that_cannot_be_stored_is_refused(header: tuple[bytes, bytes]) -> None:
     with pytest.raises(RequestError, match=header[0].decode()) as caught:
-        Identity.of([header], exchange().chat)
+        Identity.of([header], exchange().request)
     assert caught.value.status == 400

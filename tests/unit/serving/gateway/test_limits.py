@@ -3,15 +3,15 @@ import asyncio
 import pytest
 
 from babylon.serving.gateway.auth import Principal
-from babylon.serving.gateway.limits import Limits
+from babylon.serving.gateway.limits import CallLimits
 from babylon.serving.openai_wire import RequestError
 
 
 async def test_calls_of_a_version_wait_in_order_and_those_beyond_the_queue_are_sent_away() -> None:
-    limits, order, leave = Limits(concurrency=1, queue=2), list[int](), asyncio.Event()
+    limits, order, leave = CallLimits(concurrency=1, queue=2), list[int](), asyncio.Event()
 
     async def call(number: int) -> None:
-        async with limits.of_version("v1"):
+        async with limits.for_version("v1"):
             order.append(number)
             await leave.wait()
 
@@ -21,30 +21,30 @@ async def test_calls_of_a_version_wait_in_order_and_those_beyond_the_queue_are_s
     with pytest.raises(RequestError, match="2 calls are waiting") as caught:
         await call(3)
     assert caught.value.status == 503
-    async with limits.of_version("v2"):  # another version has places of its own
+    async with limits.for_version("v2"):  # another version has places of its own
         leave.set()
     await asyncio.gather(*calls)
     assert (order, limits.waiting) == ([0, 1, 2], 0)
 
 
 async def test_a_waiting_call_that_is_cancelled_leaves_the_queue() -> None:
-    limits = Limits(concurrency=1, queue=1)
-    async with limits.of_version("v1"):
-        waiting = asyncio.create_task(limits.of_version("v1").__aenter__())
+    limits = CallLimits(concurrency=1, queue=1)
+    async with limits.for_version("v1"):
+        waiting = asyncio.create_task(limits.for_version("v1").__aenter__())
         await asyncio.sleep(0)
         waiting.cancel()
         await asyncio.wait([waiting])
         assert limits.waiting == 0
-    async with limits.of_version("v1"):
+    async with limits.for_version("v1"):
         pass
 
 
 def test_a_key_has_no_more_calls_at_a_time_than_it_may() -> None:
     key = Principal(key_id="k", digest=b"", scopes=frozenset(), max_concurrency=1)
-    limits = Limits(concurrency=8, queue=8)
-    with limits.of_key(key):
-        with pytest.raises(RequestError, match="1 calls running") as caught, limits.of_key(key):
+    limits = CallLimits(concurrency=8, queue=8)
+    with limits.for_key(key):
+        with pytest.raises(RequestError, match="1 calls running") as caught, limits.for_key(key):
             pass
         assert caught.value.status == 429
-    with limits.of_key(key):
+    with limits.for_key(key):
         pass

@@ -1,4 +1,4 @@
-"""What the loader holds to be loaded while the wishes change under it."""
+"""The loader's view of loaded policies while an engine and the wanted policies change."""
 
 import asyncio
 from collections.abc import Callable
@@ -6,9 +6,9 @@ from typing import cast
 
 import pytest
 
-from babylon.serving.gateway.engine_client import Engine
-from babylon.serving.gateway.loader import Loader, Wish
-from babylon.serving.gateway.route_table import Route, RouteTable, Target
+from babylon.serving.gateway.engine_client import EngineClient
+from babylon.serving.gateway.loader import PolicyLoader, WantedPolicy
+from babylon.serving.gateway.route_table import RouteTable, ServingRoute, Target
 from babylon.store import Store
 
 V0, V1, V2 = (Target(f"babylon-v{version}", version, f"/{version}") for version in range(3))
@@ -35,24 +35,24 @@ class HoldsTwo:
         await self.loading.wait()
 
 
-async def looked(engine: HoldsTwo, loader: Loader, meanwhile: Callable[[], None]) -> None:
-    """Two looks of the loader at the engine."""
+async def looked(engine: HoldsTwo, loader: PolicyLoader, meanwhile: Callable[[], None]) -> None:
+    """Two checks of the engine by the loader."""
     engine.meanwhile = meanwhile
     running = asyncio.create_task(loader.run())
     async with asyncio.timeout(20):
         while engine.asked < 2 and not running.done():
-            loader.doubt("look again")
+            loader.stop_serving("look again")
             await asyncio.sleep(0.01)
     running.cancel()
     await asyncio.gather(running, return_exceptions=True)
 
 
-def holding(engine: HoldsTwo) -> tuple[Loader, RouteTable]:
+def holding(engine: HoldsTwo) -> tuple[PolicyLoader, RouteTable]:
     """Policy 0 serves; 1 is proposed."""
     table = RouteTable()
-    table.route = Route(1, "babylon", V0)
-    loader = Loader(cast(Store, None), cast(Engine, engine), table, "babylon")
-    loader.want([Wish(V0), Wish(V1, "proposal 5")])
+    table.route = ServingRoute(1, "babylon", V0)
+    loader = PolicyLoader(cast(Store, None), cast(EngineClient, engine), table, "babylon")
+    loader.set_wanted([WantedPolicy(V0), WantedPolicy(V1, "proposal 5")])
     return loader, table
 
 
@@ -62,8 +62,8 @@ async def test_a_proposal_that_is_committed_while_the_engine_is_asked_stays_load
 
     def commit() -> None:
         assert loader.loaded == {0: V0, 1: V1}
-        table.route = Route(2, "babylon", V1)
-        loader.want([Wish(V1), Wish(V0, "route 2")])
+        table.route = ServingRoute(2, "babylon", V1)
+        loader.set_wanted([WantedPolicy(V1), WantedPolicy(V0, "route 2")])
 
     await looked(engine, loader, commit)
     assert loader.loaded == {1: V1, 0: V0} and not engine.loads
@@ -73,12 +73,12 @@ async def test_a_proposal_that_is_committed_while_the_engine_is_asked_stays_load
 async def test_what_comes_to_be_wanted_while_the_engine_is_asked_is_not_taken_for_loaded() -> None:
     engine = HoldsTwo()
     loader, _ = holding(engine)
-    loader.want([Wish(V0)])
+    loader.set_wanted([WantedPolicy(V0)])
     engine.held = {V0.name}
 
     def propose() -> None:
         engine.held.add(V1.name)  # by another gateway, which may unload it before it hears of this
-        loader.want([Wish(V0), Wish(V1, "proposal 6")])
+        loader.set_wanted([WantedPolicy(V0), WantedPolicy(V1, "proposal 6")])
 
     await looked(engine, loader, propose)
     assert engine.loads == [V1]
@@ -90,13 +90,13 @@ async def test_a_doubt_while_another_policy_loads_ends_when_the_engine_has_what_
 ) -> None:
     engine = HoldsTwo()
     loader, table = holding(engine)
-    loader.want([Wish(V0), Wish(V1), Wish(V2, "proposal 6")])
+    loader.set_wanted([WantedPolicy(V0), WantedPolicy(V1), WantedPolicy(V2, "proposal 6")])
     running = asyncio.create_task(loader.run())
     while not engine.loads:
         await asyncio.sleep(0.01)
     assert table.unavailable is None
     engine.held -= {V0.name} if lost else set()
-    loader.doubt("a stream was cut")
+    loader.stop_serving("a stream was cut")
     asked = engine.asked
     async with asyncio.timeout(20):
         while engine.asked < asked + 2 if lost else table.unavailable:

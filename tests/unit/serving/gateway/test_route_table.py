@@ -5,7 +5,13 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from babylon.core.types import Arm
-from babylon.serving.gateway.route_table import Assignment, Route, RouteTable, Split, Target
+from babylon.serving.gateway.route_table import (
+    ArmSplit,
+    Assignment,
+    RouteTable,
+    ServingRoute,
+    Target,
+)
 from babylon.serving.openai_wire import RequestError
 
 V0, V1, V2, V3 = (Target(f"babylon-v{version}", version, f"/{version}") for version in range(4))
@@ -13,20 +19,20 @@ KEYS = st.text(string.printable, min_size=1, max_size=40)
 SHARES = st.floats(0, 1, exclude_min=True, exclude_max=True)
 
 
-def serving(route: Route) -> RouteTable:
+def serving(route: ServingRoute) -> RouteTable:
     table = RouteTable()
     table.route, table.unavailable = route, None
     return table
 
 
-def compared(share: float, salt: str = "experiment") -> Route:
-    return Route(2, "babylon", V1, Split(V2, share, salt), (V0,))
+def compared(share: float, salt: str = "experiment") -> ServingRoute:
+    return ServingRoute(2, "babylon", V1, ArmSplit(V2, share, salt), (V0,))
 
 
 def test_request_keeps_its_policy_over_a_swap() -> None:
-    table = serving(Route(1, "babylon", V0))
+    table = serving(ServingRoute(1, "babylon", V0))
     with table.take("babylon", "agent") as taken:
-        table.route = Route(2, "babylon", V1, others=(V0,))
+        table.route = ServingRoute(2, "babylon", V1, others=(V0,))
         assert (taken.route.route_version, taken.target) == (1, V0)
         with table.take("babylon", "agent") as later:
             assert later.target == V1
@@ -35,7 +41,7 @@ def test_request_keeps_its_policy_over_a_swap() -> None:
 
 
 def test_failed_request_is_no_longer_in_flight_and_the_last_one_of_a_version_is_told() -> None:
-    table, idle = serving(Route(1, "babylon", V0)), list[int]()
+    table, idle = serving(ServingRoute(1, "babylon", V0)), list[int]()
     table.idle = idle.append
     with table.take("babylon", "agent"):
         with pytest.raises(RuntimeError), table.take("babylon", "agent"):
@@ -45,7 +51,7 @@ def test_failed_request_is_no_longer_in_flight_and_the_last_one_of_a_version_is_
 
 
 def test_calls_for_a_version_by_its_name_use_it_but_no_route_sent_them() -> None:
-    table, idle = serving(Route(1, "babylon", V0)), list[int]()
+    table, idle = serving(ServingRoute(1, "babylon", V0)), list[int]()
     table.idle = idle.append
     with table.take("babylon-v0", "agent"):
         with table.take("babylon", "agent"):
@@ -55,7 +61,7 @@ def test_calls_for_a_version_by_its_name_use_it_but_no_route_sent_them() -> None
 
 
 def test_a_version_asked_for_by_name_is_outside_of_any_comparison() -> None:
-    route = Route(2, "babylon", V1, others=(V0,))
+    route = ServingRoute(2, "babylon", V1, others=(V0,))
     assert route.assign("babylon", "agent") == Assignment(route, "champion", V1)
     assert route.assign("babylon-v1", "agent") == Assignment(route, "pinned", V1)
     assert route.assign("babylon-v0", "agent") == Assignment(route, "pinned", V0)
@@ -107,4 +113,6 @@ def test_a_ramp_moves_agents_one_way_only(key: str, shares: tuple[float, float])
 @given(key=KEYS, share=SHARES, pin=st.sampled_from(["champion", "challenger"]))
 def test_a_trajectory_that_has_an_arm_keeps_it(key: str, share: float, pin: Arm) -> None:
     assert compared(share).assign("babylon", key, pin).arm == pin
-    assert Route(3, "babylon", V1).assign("babylon", key, pin).arm == "champion"  # it is over
+    assert (
+        ServingRoute(3, "babylon", V1).assign("babylon", key, pin).arm == "champion"
+    )  # it is over

@@ -2,6 +2,7 @@ import json
 from collections.abc import AsyncIterator
 from typing import Any
 
+import msgspec
 import pytest
 
 from babylon.serving.gateway.exchange import Exchange
@@ -64,3 +65,28 @@ async def test_stream_without_its_end_is_cut(data: bytes) -> None:
     with pytest.raises(StreamCut):
         await relayed(data, 50, call)
     assert call.token_ids[:1] == [3]
+
+
+async def test_comments_and_other_fields_are_relayed_and_data_without_json_is_not() -> None:
+    call = exchange(stream=True)
+    first, *others = wire(*CHUNKS).split(b"\n\n")
+    data = b"\n\n".join(
+        [
+            b": hello",
+            b"id: 7\nevent: chunk\n" + first,
+            b"data:",
+            *others[:-2],
+            b": bye",
+            *others[-2:],
+        ]
+    )
+    passed, end = await relayed(data, 10_000, call)
+    assert (passed + end).startswith(b": hello\n\nid: 7\nevent: chunk\ndata: {")
+    assert b": bye\n\ndata: [DONE]\n\n" in end
+    assert call.text == "é!"
+
+
+@pytest.mark.parametrize("data", [b"data: 1\n\n", b"data: []\n\n", b"data: {\n\n"])
+async def test_data_that_is_no_json_object_breaks_the_stream_off(data: bytes) -> None:
+    with pytest.raises(msgspec.DecodeError):
+        await relayed(data, 10_000, exchange(stream=True))

@@ -1,10 +1,10 @@
-"""Which policies a gateway holds, and what it serves of those that are loaded."""
+"""The policies that a gateway holds, and the route that it serves with them."""
 
 from datetime import UTC, datetime
 
 import pytest
 
-from babylon.serving.gateway.route_table import Route, Split, Target
+from babylon.serving.gateway.route_table import ArmSplit, ServingRoute, Target
 from babylon.serving.gateway.wanted_policies import next_route, wanted
 from babylon.store import routes
 from babylon.store.desired import Desired
@@ -52,12 +52,14 @@ def loaded(*versions: int) -> dict[int, Target]:
 
 
 def test_the_newest_route_is_served_as_soon_as_both_arms_are_loaded() -> None:
-    before = Route(2, "babylon", TARGETS[0])
+    before = ServingRoute(2, "babylon", TARGETS[0])
     newest = desired(0, 1, 1, challenger=2)
     for lacking in (loaded(0), loaded(0, 1), loaded(0, 2)):
         kept = next_route("babylon", newest, lacking, before)
         assert kept is not None and (kept.route_version, kept.arms) == (2, (TARGETS[0],))
-    expected = Route(3, "babylon", TARGETS[1], Split(TARGETS[2], 0.25, "s"), others=(TARGETS[0],))
+    expected = ServingRoute(
+        3, "babylon", TARGETS[1], ArmSplit(TARGETS[2], 0.25, "s"), others=(TARGETS[0],)
+    )
     assert next_route("babylon", newest, loaded(0, 1, 2), before) == expected
 
 

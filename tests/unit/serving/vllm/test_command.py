@@ -4,6 +4,7 @@ import pytest
 
 from babylon.core.errors import ConfigError, ModelError
 from babylon.core.settings import Settings, load_settings
+from babylon.serving.supervise import Service
 from babylon.serving.vllm.build import mixes_base_with_adapters
 from babylon.serving.vllm.command import cause_of_death, free_port, require_vllm, vllm_service
 from babylon.serving.vllm.vllm_policy import read_policy
@@ -34,8 +35,13 @@ def settings(tmp_path: Path) -> Settings:
     )
 
 
+def service_of(settings: Settings) -> Service:
+    logs = settings.home.logs
+    return vllm_service(settings.serving, "/models/base", "babylon-v0", 8123, logs=logs)
+
+
 def test_extra_arguments_come_last_so_that_they_win(settings: Settings) -> None:
-    command = vllm_service(settings, "/models/base", "babylon-v0", 8123).command
+    command = service_of(settings).command
     assert command[-4:] == ["--max-lora-rank", "64", "--chat-template", "/a b.jinja"]
     assert command.index("--max-lora-rank") < len(command) - 4
     given = " ".join(command)
@@ -49,7 +55,7 @@ def test_extra_arguments_come_last_so_that_they_win(settings: Settings) -> None:
 
 
 def test_vllm_does_not_get_our_secrets(settings: Settings) -> None:
-    environment = vllm_service(settings, "/models/base", "babylon-v0", 8123).environment
+    environment = service_of(settings).environment
     assert environment["DATABASE_URL"] == ""
     assert not any("secret" in value for value in environment.values())
     assert environment["VLLM_ALLOW_RUNTIME_LORA_UPDATING"] == "1"
@@ -58,8 +64,8 @@ def test_vllm_does_not_get_our_secrets(settings: Settings) -> None:
 def test_ports_follow_the_engines_and_leave_out_those_of_others(settings: Settings) -> None:
     first = settings.serving.engine_port + 1
     endpoint = f"http://localhost:{first}"
-    taken = settings.replace(serving={"endpoint": endpoint}, prefect={"port": first + 1})
-    assert free_port(taken, [first + 2]) > first + 2
+    others = settings.replace(serving={"endpoint": endpoint, "admin_port": first + 1}).serving
+    assert free_port(others, [first + 2]) > first + 2
 
 
 def test_cause_of_death_is_the_first_error_of_this_start(tmp_path: Path) -> None:
@@ -81,9 +87,9 @@ def test_settings_without_a_vllm_are_refused_with_the_remedy(settings: Settings)
         ({"serving": {"vllm_args": "--x 'open"}}, r"VLLM_ARGS=.*No closing quotation"),
     ):
         with pytest.raises(ConfigError, match=message):
-            require_vllm(settings.replace(**changes))
+            require_vllm(settings.replace(**changes).serving)
     running = settings.replace(serving={"engine_url": "http://gpu-box:8000", "vllm_python": None})
-    assert require_vllm(running) == "http://gpu-box:8000"
+    assert require_vllm(running.serving) == "http://gpu-box:8000"
 
 
 def test_a_python_without_vllm_is_told_from_one_with_it(settings: Settings, tmp_path: Path) -> None:
@@ -93,10 +99,10 @@ def test_a_python_without_vllm_is_told_from_one_with_it(settings: Settings, tmp_
         program.chmod(0o755)
         given = settings.replace(serving={"vllm_python": str(program)})
         if found:
-            assert require_vllm(given) == found
+            assert require_vllm(given.serving) == found
         else:
             with pytest.raises(ConfigError, match="has no vLLM"):
-                require_vllm(given)
+                require_vllm(given.serving)
 
 
 def test_builds_for_cpus_mix_a_model_with_its_adapters() -> None:

@@ -1,4 +1,4 @@
-"""What runs on the leash ends as a whole, whoever dies first."""
+"""Every process of the group ends with the command, and with the supervisor."""
 
 import asyncio
 import os
@@ -12,7 +12,7 @@ import pytest
 
 from babylon.serving.supervise import SUPERVISOR
 
-# A parent with a child that would outlive it; both tell their pids.
+# A parent with a child that would outlive it; it prints both pids.
 FAMILY = """
 import os, subprocess, sys, time
 child = subprocess.Popen([sys.executable, "-c", "import time; time.sleep(600)"])
@@ -22,7 +22,7 @@ time.sleep(600)
 
 
 @pytest.fixture
-def leash() -> Iterator["subprocess.Popen[str]"]:
+def group() -> Iterator["subprocess.Popen[str]"]:
     command = [
         sys.executable,
         "-m",
@@ -41,9 +41,9 @@ def leash() -> Iterator["subprocess.Popen[str]"]:
         process.kill()
 
 
-def family_of(leash: "subprocess.Popen[str]") -> list[psutil.Process]:
-    assert leash.stdout is not None
-    parent, child, path = leash.stdout.readline().split()
+def processes_of(group: "subprocess.Popen[str]") -> list[psutil.Process]:
+    assert group.stdout is not None
+    parent, child, path = group.stdout.readline().split()
     assert path == "None"  # another environment's python: ours would lead it astray
     return [psutil.Process(int(parent)), psutil.Process(int(child))]
 
@@ -57,21 +57,21 @@ async def all_end(processes: list[psutil.Process]) -> None:
 @pytest.mark.parametrize(
     "end",
     [
-        lambda leash, parent: parent.kill(),
-        lambda leash, parent: leash.terminate(),
+        lambda group, parent: parent.kill(),
+        lambda group, parent: group.terminate(),
     ],
 )
-async def test_the_whole_family_ends(
-    leash: "subprocess.Popen[str]",
+async def test_all_processes_end_with_the_command(
+    group: "subprocess.Popen[str]",
     end: Callable[["subprocess.Popen[str]", psutil.Process], None],
 ) -> None:
-    family = family_of(leash)
-    end(leash, family[0])
-    await all_end(family)
-    assert await asyncio.to_thread(leash.wait) in (128 + signal.SIGKILL, 128 + signal.SIGTERM)
+    processes = processes_of(group)
+    end(group, processes[0])
+    await all_end(processes)
+    assert await asyncio.to_thread(group.wait) in (128 + signal.SIGKILL, 128 + signal.SIGTERM)
 
 
-async def test_the_family_ends_with_the_supervisor() -> None:
+async def test_all_processes_end_with_the_supervisor() -> None:
     script = (
         "import os, subprocess, sys;"
         " os.environ[sys.argv[1]] = str(os.getpid());"
@@ -81,9 +81,9 @@ async def test_the_family_ends_with_the_supervisor() -> None:
     )
     command = [sys.executable, "-c", script, SUPERVISOR, FAMILY]
     with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as supervisor:
-        family = family_of(supervisor)
+        processes = processes_of(supervisor)
         supervisor.kill()
-        await all_end(family)
+        await all_end(processes)
 
 
 def test_exit_code_is_the_commands() -> None:

@@ -1,4 +1,4 @@
-"""Servers that answer otherwise than one would like: over real HTTP, with vLLM's answers."""
+"""Servers in trouble: real HTTP, with vLLM's answers."""
 
 import asyncio
 from collections.abc import AsyncIterator
@@ -11,19 +11,19 @@ from aiohttp.test_utils import TestServer
 
 from babylon.serving.openai_wire import RequestError, error_body
 from babylon.serving.vllm.vllm_client import VllmClient, VllmDownError
-from babylon.serving.vllm.vllm_policy import Policy
-from babylon.serving.vllm.vllm_server import Server
+from babylon.serving.vllm.vllm_policy import VllmPolicy
+from babylon.serving.vllm.vllm_server import VllmServer
 
-ADAPTER = Policy(name="p-v1", version=1, path="/adapters/1", base="org/base", is_adapter=True)
+ADAPTER = VllmPolicy(name="p-v1", version=1, path="/adapters/1", base="org/base", is_adapter=True)
 BASE = {"id": "ours", "root": "org/base", "parent": None}
 
 
 @asynccontextmanager
-async def server_with(*routes: web.RouteDef) -> AsyncIterator[Server]:
+async def server_with(*routes: web.RouteDef) -> AsyncIterator[VllmServer]:
     app = web.Application()
     app.add_routes(routes)
     async with TestServer(app, host="127.0.0.1") as http, aiohttp.ClientSession() as session:
-        server = Server(VllmClient(session, str(http.make_url("")).rstrip("/")), None)
+        server = VllmServer(VllmClient(session, str(http.make_url("")).rstrip("/")), None)
         yield server
         await server.stop()
 
@@ -75,7 +75,7 @@ async def test_adapter_that_cannot_answer_is_refused_and_unloaded() -> None:
 
 
 async def test_a_held_policy_that_the_server_has_lost_for_good_is_dropped() -> None:
-    """Whoever needs it asks again, and is told why."""
+    """The next load of the policy gets the reason."""
     held = [{"id": "p-v1", "root": "/adapters/1", "parent": "ours"}, BASE]
 
     async def cards(request: web.Request) -> web.Response:

@@ -33,8 +33,9 @@ def test_what_is_missing_is_named(
     monkeypatch: pytest.MonkeyPatch, chosen: dict[str, Any], key: str, message: str
 ) -> None:
     monkeypatch.setenv("WANDB_API_KEY", key)
+    settings = load_settings(**chosen)
     with pytest.raises(ConfigError, match=message):
-        require_trainer(load_settings(**chosen))
+        require_trainer(settings.training, settings.model)
 
 
 @pytest.mark.parametrize(
@@ -49,7 +50,8 @@ def test_what_can_work_is_let_through(
     monkeypatch: pytest.MonkeyPatch, chosen: dict[str, Any]
 ) -> None:
     monkeypatch.setenv("WANDB_API_KEY", "k")
-    require_trainer(load_settings(**chosen))
+    settings = load_settings(**chosen)
+    require_trainer(settings.training, settings.model)
 
 
 def test_asking_costs_no_heavy_import() -> None:

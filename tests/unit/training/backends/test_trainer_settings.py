@@ -6,22 +6,17 @@ import pytest
 
 from babylon.cli import main
 from babylon.cli.training import TrainRequest
-from babylon.core.settings import (
-    LOSSES_WITH_NORMALISER,
-    Loss,
-    TrainingSettings,
-    load_settings,
-)
-from babylon.stages.train import trainer_config
+from babylon.core.settings import LOSSES_WITH_NORMALISER, Loss, TrainingSettings, load_settings
 from babylon.training.backends.registry import updater
-from babylon.training.backends.torch_trainer import update_torch
+from babylon.training.backends.torch_trainer import trainer_config, update_torch
 from babylon.training.grpo.advantage import Advantage, CallWeight
 from babylon.training.grpo.config import MAX_STALENESS, TrainerConfig
 from babylon.training.grpo.losses import LOSSES
 
 
 def test_the_defaults_are_the_trainers_own() -> None:
-    assert trainer_config(TrainingSettings(), seed=0) == TrainerConfig()
+    settings = load_settings()
+    assert trainer_config(settings.training, settings.seed) == TrainerConfig()
 
 
 @pytest.mark.parametrize(

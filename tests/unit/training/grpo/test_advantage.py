@@ -3,7 +3,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from babylon.training.grpo.advantage import CallWeight, advantages, call_masses, call_weights
-from babylon.training.grpo.training_input import CallTokens, ScoredTrajectory, TrainingCall
+from babylon.training.grpo.training_input import CallTokens, ScoredTrajectory
 
 
 def trajectory(name: str, group: str, score: float, *lengths: int) -> ScoredTrajectory:
@@ -65,16 +65,7 @@ def test_batch_std_divides_by_the_windows_spread_and_keeps_groups_apart() -> Non
     assert advantages(tied, "batch_std") == {}
 
 
-def calls() -> list[TrainingCall]:
-    """Trajectory 0 made one call of 4 tokens, trajectory 1 two of 2 and 6."""
-    return [
-        TrainingCall(
-            tokens=CallTokens(prompt=[1], completion=[2] * length, logprobs=None),
-            trajectory=owner,
-            advantage=1.0,
-        )
-        for owner, length in ((0, 4), (1, 2), (1, 6))
-    ]
+LENGTHS, TRAJECTORY_OF = (4, 2, 6), (0, 1, 1)
 
 
 @pytest.mark.parametrize(
@@ -88,6 +79,6 @@ def calls() -> list[TrainingCall]:
     ],
 )
 def test_what_each_call_counts(kind: CallWeight, masses: list[float], weights: list[float]) -> None:
-    assert call_masses(calls(), kind) == pytest.approx(masses)
-    made = call_weights(calls(), kind, mean_length=5.0, constant=100)
+    assert call_masses(LENGTHS, TRAJECTORY_OF, kind) == pytest.approx(masses)
+    made = call_weights(LENGTHS, TRAJECTORY_OF, kind, mean_length=5.0, constant=100)
     assert made == pytest.approx(weights)

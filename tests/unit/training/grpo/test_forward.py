@@ -24,13 +24,13 @@ from transformers import (
     NemotronForCausalLM,
 )
 
-from babylon.training.grpo.attention.nodewise import nodewise_attention
 from babylon.training.grpo.attention.packed import block_mask, packed_attention
-from babylon.training.grpo.attention.pieces import (
+from babylon.training.grpo.attention.piecewise import (
     attend,
     attend_backward,
     explicit_attend,
     explicit_attend_backward,
+    piecewise_attention,
 )
 from babylon.training.grpo.forward import Path, PolicyForward, Values, portion_tokens
 from babylon.training.grpo.portions import cut
@@ -48,18 +48,18 @@ from tests.unit.training.grpo.trees import (
 )
 
 PATHS: list[tuple[Path, int]] = [
-    ("plain", 40),
-    ("depth_first", 10_000),
-    ("depth_first", 37),
-    ("depth_first", 6),
-    ("depth_first", 1),
+    ("padded", 40),
+    ("piecewise", 10_000),
+    ("piecewise", 37),
+    ("piecewise", 6),
+    ("piecewise", 1),
     ("packed", 10_000),
     ("packed", 16),
 ]
 LARGE: list[tuple[Path, int]] = [
-    ("plain", 2000),
-    ("depth_first", 10_000),
-    ("depth_first", 300),
+    ("padded", 2000),
+    ("piecewise", 10_000),
+    ("piecewise", 300),
     ("packed", 10_000),
     ("packed", 300),
 ]
@@ -149,7 +149,7 @@ def test_entropy_is_that_of_the_distribution_at_the_logged_temperature() -> None
     with torch.no_grad():
         logits = model(input_ids=torch.tensor([[5, 6, 7, 8]])).logits[0, 2:] / 0.7
     expected = torch.distributions.Categorical(logits=logits).entropy()
-    for path in ("plain", "depth_first", "packed"):
+    for path in ("padded", "piecewise", "packed"):
         entropy = PolicyForward(model, path=path).logprobs(compile_tree([one])).entropy[0]
         torch.testing.assert_close(entropy, expected, atol=1e-5, rtol=1e-5)
 
@@ -157,8 +157,8 @@ def test_entropy_is_that_of_the_distribution_at_the_logged_temperature() -> None
 def test_neither_order_nor_splitting_a_window_changes_the_gradient() -> None:
     model, calls = model_of(), shared_window()
     tree, loss = compile_tree(calls), DecoupledLoss(model, calls)
-    whole = accumulated(model, tree, loss, "depth_first", 500)
-    forward = PolicyForward(model, max_tokens=500, path="depth_first")
+    whole = accumulated(model, tree, loss, "piecewise", 500)
+    forward = PolicyForward(model, max_tokens=500, path="piecewise")
     for parts in ([[9, 4, 1, 0], [2, 8, 3], [7, 6, 5]], [list(range(9, -1, -1))]):
         for part in parts:
 
@@ -179,14 +179,14 @@ def tokens_forwarded(model: Any, tree: PrefixTree, bound: int) -> list[int]:
     hook = model.get_input_embeddings().register_forward_pre_hook(count)
     loss = DecoupledLoss(model, tree.calls)
     seen.clear()
-    PolicyForward(model, max_tokens=bound, path="depth_first").accumulate(tree, loss)
+    PolicyForward(model, max_tokens=bound, path="piecewise").accumulate(tree, loss)
     hook.remove()
     return seen
 
 
 def test_a_shared_prefix_is_forwarded_once_and_no_portion_exceeds_the_bound() -> None:
     model, tree = model_of(), compile_tree(shared_window())
-    assert tokens_forwarded(model, tree, 10_000) == [tree.sharing.unique_tokens]
+    assert tokens_forwarded(model, tree, 10_000) == [tree.unique_tokens]
     portions = tokens_forwarded(model, tree, 200)
     assert max(portions) <= 200 and len(portions) > 5
 
@@ -198,7 +198,7 @@ def test_frozen_lower_layers_stay_without_gradient() -> None:
     loss = DecoupledLoss(model, calls)
     reference = torch.stack(naive_gradients(model, calls, loss)).sum(0)
     for bound in (10_000, 100):
-        ours = accumulated(model, compile_tree(calls), loss, "depth_first", bound)
+        ours = accumulated(model, compile_tree(calls), loss, "piecewise", bound)
         assert_same_gradient(ours, reference)
 
 
@@ -210,10 +210,10 @@ def test_gradient_checkpointing_recomputes_and_changes_no_gradient() -> None:
     model.model.layers[0].mlp.register_forward_pre_hook(
         lambda *_: passes.append(torch.is_grad_enabled())
     )
-    reference = accumulated(model, tree, loss, "depth_first", 300)
+    reference = accumulated(model, tree, loss, "piecewise", 300)
     without = len(passes)
     model.gradient_checkpointing_enable({"use_reentrant": False})
-    ours = accumulated(model, tree, loss, "depth_first", 300)
+    ours = accumulated(model, tree, loss, "piecewise", 300)
     assert_same_gradient(ours, reference)
     assert len(passes) - without > without and not model.model.layers[0].training
 
@@ -221,16 +221,16 @@ def test_gradient_checkpointing_recomputes_and_changes_no_gradient() -> None:
 def test_an_error_in_the_middle_comes_through_and_leaves_the_model_usable() -> None:
     model, calls = model_of(), shared_window()
     tree, loss = compile_tree(calls), DecoupledLoss(model, calls)
-    reference = accumulated(model, tree, loss, "depth_first", 10_000)
+    reference = accumulated(model, tree, loss, "piecewise", 10_000)
 
     def exhausted(chosen: Sequence[int], values: Values) -> Tensor:
         raise torch.OutOfMemoryError("no memory left")
 
     with pytest.raises(torch.OutOfMemoryError, match="no memory left"):
-        PolicyForward(model, max_tokens=400, path="depth_first").accumulate(tree, exhausted)
+        PolicyForward(model, max_tokens=400, path="piecewise").accumulate(tree, exhausted)
     model.zero_grad()
     naive_logprobs(model, calls[0])  # the model attends as before
-    assert_same_gradient(accumulated(model, tree, loss, "depth_first", 200), reference)
+    assert_same_gradient(accumulated(model, tree, loss, "piecewise", 200), reference)
 
 
 @pytest.mark.filterwarnings("ignore:flex_attention called without torch.compile")
@@ -245,7 +245,7 @@ def test_all_kernels_attend_alike(bound: int) -> None:
         padded = [pad(query, queries), pad(key, keys), pad(value, keys)]
         fused = flex_attention(*padded, block_mask=mask, scale=0.3)
         assert isinstance(fused, Tensor) and fused.isfinite().all()
-        for kernel in (nodewise_attention, packed_attention):
+        for kernel in (piecewise_attention, packed_attention):
             ours = kernel(query, key, value, layout, 0.3)
             torch.testing.assert_close(ours, fused[:, :, : layout.queries], atol=1e-5, rtol=1e-5)
 
@@ -300,10 +300,13 @@ def not_standard() -> list[tuple[Any, str]]:
     return [
         (MistralForCausalLM(small(MistralConfig, sliding_window=4, **sizes)), "slid"),
         (model_of("llama", rope_parameters=scaled), "dynamic rotary embedding"),
-        (GraniteForCausalLM(small(GraniteConfig, logits_scaling=8.0, **sizes)), "changed after it"),
+        (
+            GraniteForCausalLM(small(GraniteConfig, logits_scaling=8.0, **sizes)),
+            "changes its logits after the head",
+        ),
         (GptOssForCausalLM(small(GptOssConfig, **sinks, **sizes)), "a probe differ"),
-        (GPT2LMHeadModel(small(GPT2Config)), "elsewhere than in .layers"),
-        (NemotronForCausalLM(small(NemotronConfig, **sizes)), "do not attend as they are told"),
+        (GPT2LMHeadModel(small(GPT2Config)), "has no .layers"),
+        (NemotronForCausalLM(small(NemotronConfig, **sizes)), "do not support our attention"),
     ]
 
 
@@ -317,7 +320,7 @@ def test_a_model_that_is_not_standard_is_padded_and_the_log_says_why(
             parameter.normal_(std=0.3)
     with caplog.at_level(logging.WARNING):
         forward = PolicyForward(model)
-    assert forward.path == "plain" and reason in caplog.text
+    assert forward.path == "padded" and reason in caplog.text
     calls = [call([3, 4, 5, 6, 7], [8, 9, 10]), call([3, 4, 5], [6])]
     values = forward.logprobs(compile_tree(calls)).logprobs
     for row, one in enumerate(calls):
@@ -325,12 +328,12 @@ def test_a_model_that_is_not_standard_is_padded_and_the_log_says_why(
         torch.testing.assert_close(values[row, : len(alone)], alone, atol=1e-4, rtol=1e-4)
 
 
-def test_a_standard_model_takes_the_depth_first_path_on_cpu_in_silence(
+def test_a_standard_model_takes_the_piecewise_path_on_cpu_in_silence(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
     model = model_of("qwen3", lora=True)
     model.train()
-    assert PolicyForward(model).path == "depth_first"
+    assert PolicyForward(model).path == "piecewise"
     assert not caplog.records and not model.training
 
 
@@ -339,7 +342,7 @@ def test_bf16_activations_keep_the_gradient_close() -> None:
     tree, loss = compile_tree(calls), DecoupledLoss(model, calls)
     own = PolicyForward(model).logprobs(tree).logprobs
     loss.mu = loss.proximal = [row[:7] for row in own]  # ratios near one: nothing is clipped
-    exact = accumulated(model, tree, loss, "depth_first", 10_000)
+    exact = accumulated(model, tree, loss, "piecewise", 10_000)
     with torch.autocast("cpu", torch.bfloat16):
         for path, bound in LARGE:
             rough = accumulated(model, tree, loss, path, bound)

@@ -96,7 +96,7 @@ def test_another_error_is_not_taken_for_a_lack_of_memory() -> None:
         FittingForward(tiny_model(0), 1000).run(broken)
 
 
-@pytest.mark.parametrize("path", ["plain", "depth_first"])
+@pytest.mark.parametrize("path", ["padded", "piecewise"])
 def test_recomputing_activations_changes_no_gradient_and_switches_no_dropout_on(path: Path) -> None:
     """In several portions, so that gradients pass from one to the keys of another."""
     tree = compile_window(window(agents=8), TrainerConfig()).tree

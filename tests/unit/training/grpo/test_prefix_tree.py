@@ -1,4 +1,4 @@
-"""The window compiler against brute force, and the linter of lost sharing."""
+"""Prefix trees against brute force, and the counts of lost sharing."""
 
 from collections.abc import Sequence
 from random import Random
@@ -11,6 +11,7 @@ from hypothesis import strategies as st
 from babylon.training.grpo.attention.layout import Layout
 from babylon.training.grpo.portions import cut
 from babylon.training.grpo.prefix_tree import PrefixTree, compile_tree
+from babylon.training.grpo.sharing import find_sharing
 from babylon.training.grpo.training_input import CallTokens
 from tests.unit.training.grpo.trees import call, tokens
 
@@ -37,7 +38,7 @@ def path(tree: PrefixTree, index: int) -> list[int]:
 
 def assert_is_the_tree_of(tree: PrefixTree, calls: Sequence[CallTokens]) -> None:
     assert list(tree.calls) == list(calls)
-    assert tree.sharing.unique_tokens == len(prefixes(calls))
+    assert tree.unique_tokens == len(prefixes(calls))
     for index, one in enumerate(calls):
         assert path(tree, index)[: len(inputs(one))] == inputs(one)
     for index, node in enumerate(tree.nodes):
@@ -70,17 +71,15 @@ def window(*, private_first: bool) -> list[CallTokens]:
 
 
 def test_shared_text_first_shares_4_6_times() -> None:
-    sharing = compile_tree(window(private_first=False)).sharing
+    sharing = find_sharing(compile_tree(window(private_first=False)))
     assert sharing.flat_tokens == 300 * 4149 and sharing.trained_tokens == 300 * 150
     assert sharing.flat_tokens / sharing.unique_tokens == pytest.approx(4.6, abs=0.05)
     assert sharing.lost_tokens == 0 and sharing.advice is None
 
 
 def test_private_text_first_leaves_1_3_times_and_the_linter_says_where() -> None:
-    tree = compile_tree(
-        window(private_first=True), decode=lambda ids: " ".join(f"t{i}" for i in ids)
-    )
-    sharing = tree.sharing
+    tree = compile_tree(window(private_first=True))
+    sharing = find_sharing(tree, decode=lambda ids: " ".join(f"t{i}" for i in ids))
     assert sharing.flat_tokens / sharing.unique_tokens == pytest.approx(1.3, abs=0.05)
     assert sharing.lost_tokens == pytest.approx(30 * 9 * 2500, abs=100)
     assert sharing.advice is not None
@@ -92,7 +91,7 @@ def test_completions_that_repeat_each_other_are_not_lost_sharing() -> None:
     random = Random(0)
     reply = tokens(random, 80)
     calls = [call(tokens(random, 50), reply) for _ in range(4)]
-    assert compile_tree(calls).sharing.lost_tokens == 0
+    assert find_sharing(compile_tree(calls)).lost_tokens == 0
 
 
 def test_naming_a_call_twice_or_none_is_refused() -> None:
@@ -104,7 +103,7 @@ def test_naming_a_call_twice_or_none_is_refused() -> None:
 
 
 def coverage(layout: Layout) -> np.ndarray:
-    """How often the pieces of a layout let query i see key j: ``[Q, K]``."""
+    """Number of pieces of a layout in which query i sees key j: ``[Q, K]``."""
     seen = np.zeros((layout.queries, len(layout.first)), dtype=int)
     for d in layout.dense:
         seen[d.first : d.last, d.start : d.end] += 1
@@ -145,7 +144,7 @@ def test_pieces_cover_every_visible_pair_of_a_portion_exactly_once(seed: int) ->
     tree = compile_tree(mixed_window(random))
     for max_tokens in (10_000, 700, 60):
         portions, _ = cut(tree, max_tokens)
-        assert sum(len(p.tokens) for p in portions) == tree.sharing.unique_tokens
+        assert sum(len(p.tokens) for p in portions) == tree.unique_tokens
         for portion in portions:
             assert len(portion.tokens) <= max_tokens
             np.testing.assert_array_equal(coverage(portion.layout), intervals(portion.layout))

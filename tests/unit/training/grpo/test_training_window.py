@@ -1,4 +1,4 @@
-"""What of a window may be trained, and how it is cut into train steps."""
+"""The trainable part of a window, and its train steps."""
 
 from collections import Counter
 from dataclasses import replace
@@ -35,7 +35,7 @@ def steps(
     made = compile_window(trajectories, TrainerConfig(trajectories_per_step=per_step))
     result = []
     for step in made.steps(iteration):
-        owners = {made.calls[position].trajectory for position in step.calls}
+        owners = {made.trajectory_of[position] for position in step.calls}
         assert len(owners) == step.trajectories
         result.append(Counter(made.groups[owner] for owner in owners))
     return result
@@ -66,7 +66,7 @@ def test_the_order_follows_from_seed_and_iteration() -> None:
 def test_calls_of_an_older_policy_than_allowed_are_left_out_and_counted() -> None:
     mixed = [trajectory("a", "g", 0.0, 7, 5), trajectory("b", "g", 1.0, 6, 7, None)]
     made = compile_window(mixed, TrainerConfig(), staleness={7: 0, 6: 1, 5: 2})
-    assert [call.tokens.policy_version for call in made.calls] == [7, 6, 7, None]
+    assert [call.policy_version for call in made.calls] == [7, 6, 7, None]
     assert list(made.staleness) == [0, 1, 0, None]
     assert made.calls_too_stale == 1
 
@@ -79,7 +79,7 @@ def test_a_version_that_is_no_ancestor_has_no_known_age() -> None:
 def test_two_versions_are_the_most_whatever_is_configured() -> None:
     old = [trajectory("a", "g", 0.0, 5, 4), trajectory("b", "g", 1.0, 5)]
     made = compile_window(old, TrainerConfig(max_staleness=9), staleness={5: 2, 4: 3})
-    assert [call.tokens.policy_version for call in made.calls] == [5, 5]
+    assert [call.policy_version for call in made.calls] == [5, 5]
 
 
 @pytest.mark.parametrize(
@@ -93,7 +93,7 @@ def test_a_window_of_old_policies_alone_names_them_and_a_remedy_that_helps(
     with pytest.raises(NothingToTrainError) as failure:
         compile_window(old, TrainerConfig(), staleness={3: 4, 4: youngest})
     message = str(failure.value)
-    assert "further behind than MAX_STALENESS=1 allows" in message
+    assert "older than MAX_STALENESS=1 allows" in message
     assert f"version 3 (4 updates old, 2 calls), version 4 ({youngest} updates old" in message
     assert message.endswith(remedy)
 
@@ -105,7 +105,7 @@ def test_a_trajectory_of_stale_calls_alone_is_no_baseline_for_others() -> None:
         trajectory("c", "g", 9.0, 1),
     ]
     made = compile_window(trio, TrainerConfig(), staleness={7: 0, 1: 5})
-    assert [call.advantage for call in made.calls] == [-1.0, 1.0]
+    assert made.advantages == [-1.0, 1.0]
     assert made.trajectory_ids == ["a", "b"]
 
 
@@ -113,13 +113,7 @@ def test_every_call_of_a_trajectory_receives_its_advantage() -> None:
     made = compile_window(
         [trajectory("a", "g", 0.0, 1, 1, 1), trajectory("b", "g", 3.0, 1, 1)], TrainerConfig()
     )
-    assert [(call.trajectory, call.advantage) for call in made.calls] == [
-        (0, -3.0),
-        (0, -3.0),
-        (0, -3.0),
-        (1, 3.0),
-        (1, 3.0),
-    ]
+    assert (made.trajectory_of, made.advantages) == ([0, 0, 0, 1, 1], [-3.0, 3.0])
 
 
 def test_groups_without_differing_scores_are_dropped_and_counted() -> None:
@@ -136,9 +130,8 @@ def test_trajectories_have_equal_mass_however_much_they_said(kind: str) -> None:
     shares = Counter[int]()
     [step] = made.steps(1)
     for position, weight in zip(step.calls, step.weights, strict=True):
-        call = made.calls[position]
-        length = made.mean_length if kind == "trajectory" else len(call.tokens.completion)
-        shares[call.trajectory] += weight * length  # type: ignore[assignment]
+        length = made.mean_length if kind == "trajectory" else made.lengths[position]
+        shares[made.trajectory_of[position]] += weight * length  # type: ignore[assignment]
     assert list(shares.values()) == pytest.approx([1 / 8] * 8)
 
 

@@ -105,7 +105,7 @@ class DecoupledLoss:
 
 
 def gradient(model: Any) -> Tensor:
-    """What has been accumulated, and clear it."""
+    """Return the accumulated gradient, and clear it."""
     parameters = [p for p in model.parameters() if p.requires_grad]
     flat = [torch.zeros_like(p) if p.grad is None else p.grad for p in parameters]
     result = torch.cat([g.flatten().clone() for g in flat])

@@ -1,0 +1,113 @@
+"""Matches and leaderboards as ``babylon arena`` prints them.
+
+The commands import this module when they run, because the arena is slow to load.
+"""
+
+import asyncio
+import re
+from dataclasses import asdict
+
+from rich.text import Text
+
+from babylon.core.errors import ArenaError
+from babylon.core.home import Home
+from babylon.evaluation.arena.confidence import Interval, paired_difference
+from babylon.evaluation.arena.leaderboard import (
+    CheckedSuite,
+    PlayerStarted,
+    Standing,
+    all_players,
+    check_suite,
+    leaderboard,
+    player_result,
+)
+from babylon.evaluation.arena.match_page import write_report
+from babylon.evaluation.arena.play import PlayerResult, yardsticks
+from babylon.evaluation.arena.players import SCRIPTED, find_player
+from babylon.evaluation.arena.suite import find_suite
+from babylon.store import Store
+
+COLUMNS = ["player", "mean P&L, $", "95 % interval", "win rate", "drawdown, $", "malformed"]
+
+
+async def compare(
+    store: Store, home: Home, seed: int, suite: str, players: tuple[str, str]
+) -> tuple[CheckedSuite, dict[str, PlayerResult], Interval, str]:
+    """Let two players play a suite.
+
+    Returns:
+        The suite, the results by name, second minus first in P&L, and the report's directory.
+
+    Raises:
+        ArenaError: both names are the same player.
+    """
+    found = [await find_player(store, text, seed) for text in players]
+    names = [player.name for player in found]
+    if names[0] == names[1]:
+        raise ArenaError(f"{names[0]} cannot be compared with itself: name two players")
+    checked = await check_suite(store, find_suite(suite))
+    results = {p.name: await player_result(store, checked, p, seed) for p in found}
+    first, second = results.values()
+    difference = paired_difference(first.pnl, second.pnl)
+    directory = home.arena / re.sub(r"[^\w@.-]+", "-", f"{checked.suite}-{'-vs-'.join(names)}")
+    scripted = yardsticks(checked.worlds)
+    shown = results | {n: r for n, r in scripted.items() if f"{SCRIPTED}{n}" not in results}
+    record = suite_record(checked) | {"difference": asdict(difference)}
+    await asyncio.to_thread(write_report, directory, shown, (), record)
+    return checked, results, difference, str(directory)
+
+
+async def rank(
+    store: Store, suite: str, seed: int, entered: PlayerStarted
+) -> tuple[CheckedSuite, list[Standing]]:
+    """Let every player play a suite; ``entered`` reports progress."""
+    checked = await check_suite(store, find_suite(suite))
+    players = await all_players(store, seed)
+    return checked, await leaderboard(store, checked, players, seed, entered)
+
+
+def result_row(result: PlayerResult) -> list[Text]:
+    """Return the cells of a result; as ``Text`` they align to the right."""
+    mean = result.mean_pnl
+    cells = [
+        f"{mean.mean:+.1f}",
+        f"{mean.low:+.1f} to {mean.high:+.1f}",
+        f"{result.win_rate:.1%}",
+        f"{result.drawdown:.1f}",
+        f"{result.malformed:.1%}",
+    ]
+    return [Text(cell) for cell in cells]
+
+
+def figures(result: PlayerResult) -> dict[str, float]:
+    """Return the figures of a result for JSON."""
+    mean = result.mean_pnl
+    return {
+        "pnl": mean.mean,
+        "pnl_low": mean.low,
+        "pnl_high": mean.high,
+        "win_rate": result.win_rate,
+        "drawdown": result.drawdown,
+        "malformed": result.malformed,
+    }
+
+
+def standing_record(one: Standing) -> dict[str, object]:
+    """Return a row of the leaderboard for JSON."""
+    if one.result:
+        return {"player": one.player, **figures(one.result)}
+    return {"player": one.player, "problem": one.problem}
+
+
+def suite_record(checked: CheckedSuite) -> dict[str, object]:
+    """Return the suite for JSON."""
+    return {
+        "suite": str(checked.suite),
+        "suite_digest": checked.digest,
+        "scenarios": len(checked.worlds),
+    }
+
+
+def title(checked: CheckedSuite) -> str:
+    """Return the title of a table."""
+    return f"Suite {checked.suite}, {len(checked.worlds)} scenarios, digest {checked.digest[:16]}"

@@ -1,0 +1,97 @@
+"""Agents' mean outcomes by stage: the input of every comparison of the arms.
+
+A stage is a period in which the challenger's share is constant. Within a stage, an agent counts in
+the arm it was first exposed to (intention to treat), because only the first exposure is random.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+Floats = NDArray[np.float64]
+Ints = NDArray[np.int64]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Exposure:
+    """An agent's arm in a stage. ``unit`` is the agent, or the API key of unnamed agents."""
+
+    unit: str
+    stage: int
+    challenger: bool
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class AgentOutcomes:
+    """A measure of all agents: one row ``[c]`` per agent and stage.
+
+    ``unit``: index of the agent. ``mean``: mean over its ``plays`` in the stage. ``spread``: sum of
+    their squared deviations from ``mean``. ``before``: the agent's mean before the experiment, NaN
+    if it has none.
+    """
+
+    unit: Ints
+    stage: Ints
+    challenger: NDArray[np.bool_]
+    mean: Floats
+    plays: Floats
+    spread: Floats
+    before: Floats
+
+    @property
+    def groups(self) -> Ints:
+        """``[c]`` each row's stage and arm as one number."""
+        return 2 * self.stage + self.challenger
+
+
+def outcomes_of_plays(
+    exposures: Sequence[Exposure],
+    plays: Sequence[tuple[str, int, float]],
+    before: dict[str, float],
+) -> AgentOutcomes:
+    """Average the plays of each exposure. Exposures without plays are left out.
+
+    Args:
+        plays: (unit, stage, outcome) of each; plays without an exposure are ignored.
+        before: Mean before the experiment, by unit.
+    """
+    place = {(one.unit, one.stage): i for i, one in enumerate(exposures)}
+    known = [(place[unit, stage], value) for unit, stage, value in plays if (unit, stage) in place]
+    index = np.array([i for i, _ in known], np.int64)
+    values = np.array([value for _, value in known], float)
+    count = np.bincount(index, minlength=len(exposures)).astype(float)
+    played = count > 0
+    mean = np.bincount(index, values, len(exposures)) / np.maximum(count, 1)
+    squares = (values - mean[index]) ** 2
+    spread = np.bincount(index, squares, len(exposures)).astype(float)
+    return agent_outcomes(
+        [one for one, has in zip(exposures, played, strict=True) if has],
+        mean[played],
+        before,
+        plays=count[played],
+        spread=spread[played],
+    )
+
+
+def agent_outcomes(
+    exposures: Sequence[Exposure],
+    mean: Floats,
+    before: dict[str, float] | None = None,
+    *,
+    plays: Floats | None = None,
+    spread: Floats | None = None,
+) -> AgentOutcomes:
+    """Return the outcomes ``mean`` of exposures, each of one play by default."""
+    numbers = {unit: i for i, unit in enumerate(dict.fromkeys(one.unit for one in exposures))}
+    history = before or {}
+    return AgentOutcomes(
+        unit=np.array([numbers[one.unit] for one in exposures], np.int64),
+        stage=np.array([one.stage for one in exposures], np.int64),
+        challenger=np.array([one.challenger for one in exposures], bool),
+        mean=np.asarray(mean, float),
+        plays=np.ones(len(exposures)) if plays is None else plays,
+        spread=np.zeros(len(exposures)) if spread is None else spread,
+        before=np.array([history.get(one.unit, np.nan) for one in exposures], float),
+    )

@@ -1,0 +1,159 @@
+"""Chat messages for supervised fine-tuning (SFT), one conversation a line.
+
+``{"messages": [{"role": "system", "content": ...}, ..., {"role": "assistant", "content": ...}]}``.
+A line that Babylon wrote holds one call and a ``metadata`` object that identifies it. In any other
+line, every assistant message is a call, and its prompt is everything before it. An assistant
+message with ``"weight": 0`` is context only.
+"""
+
+from collections.abc import Iterable, Iterator
+from datetime import datetime
+from hashlib import blake2b
+
+import msgspec
+
+from babylon.core.trajectories import Message
+from babylon.formats.documents import Document, ImportFileError, JsonObject
+from babylon.formats.message_text import message_text, role_of
+from babylon.formats.trace import Trace, TraceCall, TraceStep, convert, utc
+
+
+class ChatMetadata(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
+    """``metadata`` of a line: its call's trajectory, step and sampling."""
+
+    trajectory_id: str
+    agent_id: str
+    step: int
+    window_id: str | None = None
+    scenario_id: str | None = None
+    at: datetime | None = None
+    model: str = "unknown"
+    temperature: float = 1.0
+    top_p: float | None = None
+    max_tokens: int = 0
+    reward: float = 0.0
+    pnl_usd: float | None = None
+
+
+def write_chat(trace: Trace) -> Iterator[JsonObject]:
+    """Yield one line for each call of the policy. Evaluation calls are not the policy's."""
+    for number, step in enumerate(trace.steps):
+        for call in step.calls:
+            if call.purpose != "evaluation":
+                yield _line(trace, number, step, call)
+
+
+def _line(trace: Trace, number: int, step: TraceStep, call: TraceCall) -> JsonObject:
+    metadata = ChatMetadata(
+        trajectory_id=trace.trajectory_id,
+        agent_id=trace.agent_id,
+        step=number,
+        window_id=trace.window_id,
+        scenario_id=trace.scenario_id,
+        at=step.at,
+        model=call.model,
+        temperature=call.temperature,
+        top_p=call.top_p,
+        max_tokens=call.max_tokens,
+        reward=step.reward,
+        pnl_usd=trace.final_pnl,
+    )
+    messages = [*call.messages, Message(role="assistant", content=call.response)]
+    return {
+        "messages": msgspec.to_builtins(messages),
+        "metadata": msgspec.to_builtins(metadata),
+    }
+
+
+def read_chats(documents: Iterable[Document], agent_id: str) -> Iterator[Trace]:
+    """Yield the conversations as traces. Lines with the same ``metadata.trajectory_id`` form one.
+
+    Raises:
+        ImportFileError: a line is not a conversation that ends with an assistant's text.
+    """
+    own_lines: dict[str, tuple[str, list[tuple[ChatMetadata, TraceCall]]]] = {}
+    for document in documents:
+        messages, trained = _messages(document)
+        metadata = document.value.get("metadata")
+        if isinstance(metadata, dict) and "trajectory_id" in metadata:
+            known = convert(document.place, metadata, ChatMetadata)
+            call = _call(messages, len(messages) - 1, known)
+            own_lines.setdefault(known.trajectory_id, (document.place, []))[1].append((known, call))
+        else:
+            yield _other_trace(document, messages, trained, agent_id)
+    for place, lines in own_lines.values():
+        yield _own_trace(place, lines)
+
+
+def _messages(document: Document) -> tuple[list[Message], list[int]]:
+    """Return the messages and the positions of the assistant messages to train on."""
+    raw = document.value.get("messages")
+    if not isinstance(raw, list) or not raw:
+        raise ImportFileError(
+            f"{document.place}: messages is not a non-empty list of chat messages"
+        )
+    messages, trained = [], []
+    for index, item in enumerate(raw):
+        place = f"{document.place}: messages[{index}]"
+        role = role_of(place, item)
+        messages.append(Message(role=role, content=message_text(place, item)))
+        if role == "assistant" and item.get("weight", 1):
+            trained.append(index)
+    if messages[-1].role != "assistant" or not trained:
+        raise ImportFileError(
+            f"{document.place}: the last message has role {messages[-1].role}, and {len(trained)}"
+            " replies are to be learnt: a conversation must end with an assistant's reply"
+        )
+    if trained[0] == 0:
+        raise ImportFileError(f"{document.place}: the first reply has no prompt")
+    return messages, trained
+
+
+def _call(messages: list[Message], reply: int, metadata: ChatMetadata | None) -> TraceCall:
+    known = metadata or ChatMetadata(trajectory_id="", agent_id="", step=0)
+    return TraceCall(
+        messages=tuple(messages[:reply]),
+        response=messages[reply].content,
+        model=known.model,
+        temperature=known.temperature,
+        top_p=known.top_p,
+        max_tokens=known.max_tokens,
+    )
+
+
+def _other_trace(
+    document: Document, messages: list[Message], trained: list[int], agent_id: str
+) -> Trace:
+    # The id is a hash of the messages, so that a second import recognizes the first.
+    digest = blake2b(msgspec.json.encode(messages), digest_size=8).hexdigest()
+    return Trace(
+        trajectory_id=f"chat-{digest}",
+        agent_id=agent_id,
+        steps=tuple(TraceStep(calls=(_call(messages, reply, None),)) for reply in trained),
+        place=document.place,
+    )
+
+
+def _own_trace(place: str, lines: list[tuple[ChatMetadata, TraceCall]]) -> Trace:
+    first = lines[0][0]
+    by_step: dict[int, list[tuple[ChatMetadata, TraceCall]]] = {}
+    for metadata, call in lines:
+        by_step.setdefault(metadata.step, []).append((metadata, call))
+    steps = tuple(
+        TraceStep(
+            calls=tuple(call for _, call in by_step[number]),
+            at=utc(place, by_step[number][0][0].at),
+            reward=by_step[number][0][0].reward,
+        )
+        for number in sorted(by_step)
+    )
+    return Trace(
+        trajectory_id=first.trajectory_id,
+        agent_id=first.agent_id,
+        steps=steps,
+        window_id=first.window_id,
+        scenario_id=first.scenario_id,
+        start=steps[0].at,
+        final_pnl=first.pnl_usd,
+        place=place,
+    )

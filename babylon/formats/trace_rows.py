@@ -1,0 +1,148 @@
+"""A trace as the game's rows, and as recorded calls if its tokens are known.
+
+A trace holds less than the game's rows. Missing fields get neutral values: P&L, balance and reward
+0, no open positions, the action ``RESPONSE``. A trace without times starts at the start of the
+given window and has one step a second.
+"""
+
+from dataclasses import dataclass
+from datetime import datetime, timedelta
+
+import msgspec
+
+from babylon.core.errors import RecorderError
+from babylon.core.text import storable, storable_json
+from babylon.core.windows import Window, window_at
+from babylon.formats.documents import ImportFileError
+from babylon.formats.trace import Tokens, Trace, TraceCall, TraceStep, convert
+from babylon.recorder.steps import Action, LlmCall
+from babylon.recorder.trajectory_rows import OpenTrajectory, Row, trajectory_row
+from babylon.store.calls import RecordedCall
+
+_UNKNOWN_STATE = {"agentBalance": 0.0, "agentPnL": 0.0, "openPositions": 0}
+_STEP = timedelta(seconds=1)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TraceRows:
+    """The rows of one trace."""
+
+    trajectory: Row
+    logs: list[Row]
+    calls: list[RecordedCall]
+
+
+def trace_rows(trace: Trace, *, minutes: int, window: Window | None, now: datetime) -> TraceRows:
+    """Return the rows of a trace. ``window`` is the window of a trace without times.
+
+    Raises:
+        ImportFileError: the trace has no time and no window is given, its window id does not match
+            its time, or a value cannot be stored.
+    """
+    start = _start(trace, window)
+    own = window_at(start, minutes)
+    if trace.window_id not in (None, own.id):
+        raise ImportFileError(
+            f"{trace.place}: trajectory {trace.trajectory_id!r} started"
+            f" {start:%Y-%m-%dT%H:%M:%S}, outside its window {trace.window_id}: set WINDOW_MINUTES"
+            f" (now {minutes}) to the length of that window"
+        )
+    played = OpenTrajectory(
+        trace.trajectory_id, trace.agent_id, trace.scenario_id or own.id, own, start, start
+    )
+    calls: list[RecordedCall] = []
+    try:
+        for step in trace.steps:
+            calls += _add_step(trace.place, played, step)
+        row = trajectory_row(
+            played,
+            end=max(trace.end or played.last, played.last),
+            now=now,
+            final={"finalBalance": trace.final_balance, "finalPnL": trace.final_pnl},
+            status=trace.status,
+            knowledge={},
+        )
+    except RecorderError as error:
+        raise ImportFileError(f"{trace.place}: {error}") from error
+    return TraceRows(trajectory=row, logs=played.calls, calls=calls)
+
+
+def _start(trace: Trace, window: Window | None) -> datetime:
+    start = trace.start or next((step.at for step in trace.steps if step.at), None)
+    if start is not None:
+        return start
+    if window is None:
+        raise ImportFileError(
+            f"{trace.place}: trajectory {trace.trajectory_id!r} has no time: pass --window ID"
+        )
+    return window.start
+
+
+def _add_step(place: str, played: OpenTrajectory, step: TraceStep) -> list[RecordedCall]:
+    """Add a step as the recorder does, and return its calls with known tokens."""
+    number = len(played.steps)
+    moment = step.at or (played.last + _STEP if number else played.start)
+    llm_calls = [_llm_call(call) for call in step.calls]
+    action = convert(place, step.action, Action)
+    played.add_step(moment, {**_UNKNOWN_STATE, **step.state}, llm_calls, action, step.reward)
+    return [
+        _recorded(played, number, f"{played.trajectory_id}-call-{number}-{i}", call, tokens, moment)
+        for i, call in enumerate(step.calls)
+        if (tokens := call.tokens) is not None
+    ]
+
+
+def _llm_call(call: TraceCall) -> LlmCall:
+    """Return the call as the recorder takes it. The prompts are the first message of each role."""
+    first = {message.role: message.content for message in reversed(call.messages)}
+    tokens = call.tokens
+    return LlmCall(
+        model=call.model,
+        model_version=None if tokens is None else str(tokens.policy_version),
+        system_prompt=first.get("system", ""),
+        user_prompt=first.get("user", ""),
+        response=call.response,
+        temperature=call.temperature,
+        max_tokens=call.max_tokens,
+        purpose=call.purpose,
+        reasoning=call.reasoning,
+        latency_ms=call.latency_ms,
+        action_type=call.action_type,
+        messages=tuple({"role": m.role, "content": m.content} for m in call.messages),
+        top_p=call.top_p,
+        prompt_tokens=call.prompt_tokens,
+        completion_tokens=call.completion_tokens,
+    )
+
+
+def _recorded(
+    played: OpenTrajectory,
+    number: int,
+    call_id: str,
+    call: TraceCall,
+    tokens: Tokens,
+    moment: datetime,
+) -> RecordedCall:
+    return RecordedCall(
+        call_id=call_id,
+        agent_id=played.agent_id,
+        trajectory_id=played.trajectory_id,
+        step_number=number,
+        policy_version=tokens.policy_version,
+        route_version=tokens.route_version,
+        model=call.model,
+        messages=storable_json(msgspec.json.encode(call.messages).decode()),
+        response=storable(call.response),
+        prompt_token_ids=list(tokens.prompt_token_ids),
+        completion_token_ids=list(tokens.completion_token_ids),
+        logprobs=list(tokens.logprobs),
+        temperature=call.temperature,
+        top_p=1.0 if call.top_p is None else call.top_p,
+        max_tokens=call.max_tokens,
+        seed=tokens.seed,
+        finish_reason=tokens.finish_reason,
+        trainable=True,
+        untrainable_reason=None,
+        started_at=moment,
+        latency_ms=call.latency_ms or 0,
+    )

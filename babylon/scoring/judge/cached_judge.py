@@ -1,0 +1,209 @@
+"""The judge with its cache: a block's scores are found in the cache, or bought and stored.
+
+An unusable reply is sent back once with its problem. Then the block is split, because fewer
+trajectories are easier to judge. A block that cannot be split fails the stage. A score is never
+invented. Every reply is stored before anything else happens, unusable ones as well, so that a
+repeated run does not buy it again.
+"""
+
+import asyncio
+import hashlib
+from collections.abc import Coroutine, Sequence
+from dataclasses import dataclass, replace
+from typing import Any, Protocol, TypeVar
+
+from babylon.core.errors import ScoringError
+from babylon.scoring.judge.budget import Budget
+from babylon.scoring.judge.group_prompts import Block, GroupPrompts
+from babylon.scoring.judge.judge_client import JudgeAnswer, JudgeClient, PromptTooLongError
+from babylon.scoring.judge.judge_reply import JudgeReply, UnusableReplyError, parse_reply
+from babylon.scoring.judge.prompt import SCHEMAS, Prompt, count_tokens, one_line, repair_messages
+from babylon.store.judgments import Purchase, Spent
+
+T = TypeVar("T")
+_ANSWER_TOKENS = 50  # expected in a reply for each trajectory, plus once for the frame
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class BlockVerdict:
+    """The judge's ``scores`` and ``explanations`` of a block, in the block's order."""
+
+    block: Block
+    scores: tuple[float, ...]
+    explanations: tuple[str, ...]
+
+
+class JudgmentCache(Protocol):
+    """Store of bought judgments: ``babylon.store.judgments.StoredJudgments`` or in memory."""
+
+    async def find(self, key: str) -> Purchase | None: ...
+
+    async def keep(self, purchase: Purchase) -> None: ...
+
+
+class MemoryJudgments:
+    """Judgments in memory, for judging without a database."""
+
+    def __init__(self) -> None:
+        self._kept: dict[str, Purchase] = {}
+
+    async def find(self, key: str) -> Purchase | None:
+        return self._kept.get(key)
+
+    async def keep(self, purchase: Purchase) -> None:
+        known = self._kept.get(purchase.key)
+        if known is None or known.problem is not None:
+            self._kept[purchase.key] = purchase
+
+
+class CachedJudge:
+    """One judge with its cache and its budget. It counts the replies that it buys."""
+
+    def __init__(self, client: JudgeClient, cache: JudgmentCache, budget: Budget) -> None:
+        self._client, self._cache, self._budget = client, cache, budget
+        self.requests = self.prompt_tokens = self.completion_tokens = 0
+        self.usd = 0.0
+
+    async def judge(
+        self, group: GroupPrompts, blocks: Sequence[Block], *, repeat: int = 0
+    ) -> list[BlockVerdict]:
+        """Judge all blocks, several at a time.
+
+        ``repeat`` numbers deliberate repetitions of a prompt. If a block fails, the replies on
+        their way are still awaited and stored.
+
+        Raises:
+            ScoringError: a block could not be judged.
+            BudgetSpentError: the budget does not allow the next request.
+        """
+        verdicts = await await_all([self._block(group, block, repeat) for block in blocks])
+        return [verdict for parts in verdicts for verdict in parts]
+
+    async def cost(self, group: GroupPrompts, blocks: Sequence[Block], *, repeat: int = 0) -> Spent:
+        """Return an upper estimate of the cost of the blocks that are not in the cache."""
+        total = Spent()
+        for block in blocks:
+            prompt = group.prompt(block, repeat)
+            if await self._cache.find(self._key(prompt, repeat)) is None:
+                one = self._estimate(prompt)
+                total = Spent(tokens=total.tokens + one.tokens, usd=total.usd + one.usd)
+        return total
+
+    async def _block(self, group: GroupPrompts, block: Block, repeat: int) -> list[BlockVerdict]:
+        prompt = group.prompt(block, repeat)
+        halves = _split(block)
+        known = await self._cache.find(self._key(prompt, repeat))
+        if known is not None and known.problem is None:
+            return [_verdict(block, known)]
+        problem = known.problem if known is not None and halves else None
+        if problem is None:
+            try:
+                return [_verdict(block, await self._buy(group, block, prompt, repeat))]
+            except UnusableReplyError as error:
+                problem = str(error)
+        if not halves:
+            names = ", ".join(group.shown[item].trajectory_id for item in block)
+            raise ScoringError(
+                f"judge {self._client.name} gave no usable judgment of {names} (scenario"
+                f" {group.scenario_id}), even after a repair: {problem}; earlier judgments are"
+                " stored: run the window again, or use another JUDGE_MODEL"
+            )
+        return [v for half in halves for v in await self._block(group, half, repeat)]
+
+    async def _buy(
+        self, group: GroupPrompts, block: Block, prompt: Prompt, repeat: int
+    ) -> Purchase:
+        """Ask the judge, and ask once more if the reply cannot be used.
+
+        Raises:
+            UnusableReplyError: neither reply can be used, or the prompt is too long.
+        """
+        draft = Purchase(
+            key=self._key(prompt, repeat),
+            scenario_id=group.scenario_id,
+            judge=self._client.name,
+            method=prompt.method,
+            rubric=group.config.rubric.version,
+            prompt_hash=prompt.hash,
+            trajectory_ids=tuple(group.shown[item].trajectory_id for item in block),
+        )
+        messages = list(prompt.messages)
+        limit = group.config.completion_tokens
+        try:
+            answer = await self._ask(messages, prompt, limit)
+            try:
+                return await self._keep(draft, answer, parse_reply(prompt, answer.text))
+            except UnusableReplyError as error:
+                messages = repair_messages(prompt, answer.text, str(error))
+                problem = f"asked for a repair: {error}"
+            # Another key, because after a crash here the repair must still be asked for.
+            await self._keep(replace(draft, key=f"{draft.key}/repaired"), answer, problem)
+            answer = await self._ask(messages, prompt, limit)
+        except PromptTooLongError as error:
+            await self._cache.keep(replace(draft, problem=str(error)))
+            raise UnusableReplyError(str(error)) from error
+        try:
+            return await self._keep(draft, answer, parse_reply(prompt, answer.text))
+        except UnusableReplyError as error:
+            await self._keep(draft, answer, str(error))
+            raise
+
+    async def _ask(
+        self, messages: Sequence[dict[str, str]], prompt: Prompt, limit: int
+    ) -> JudgeAnswer:
+        with self._budget.reserve(self._estimate(prompt)) as reservation:
+            answer = await self._client.ask(messages, SCHEMAS[prompt.method], max_tokens=limit)
+            cost = self._client.price.of(answer.prompt_tokens, answer.completion_tokens)
+            reservation.cost = cost
+        self.requests += 1
+        self.prompt_tokens += answer.prompt_tokens
+        self.completion_tokens += answer.completion_tokens
+        self.usd += cost.usd
+        return answer
+
+    async def _keep(
+        self, draft: Purchase, answer: JudgeAnswer, outcome: JudgeReply | str
+    ) -> Purchase:
+        usable = isinstance(outcome, JudgeReply)
+        purchase = replace(
+            draft,
+            scores=outcome.scores if isinstance(outcome, JudgeReply) else (),
+            explanations=outcome.explanations if isinstance(outcome, JudgeReply) else (),
+            problem=None if usable else one_line(str(outcome)),
+            prompt_tokens=answer.prompt_tokens,
+            completion_tokens=answer.completion_tokens,
+            usd=self._client.price.of(answer.prompt_tokens, answer.completion_tokens).usd,
+        )
+        await self._cache.keep(purchase)
+        return purchase
+
+    def _estimate(self, prompt: Prompt) -> Spent:
+        asked = sum(count_tokens(message["content"]) for message in prompt.messages)
+        return self._client.price.of(asked, _ANSWER_TOKENS * (1 + len(prompt.labels)))
+
+    def _key(self, prompt: Prompt, repeat: int) -> str:
+        parts = (self._client.name, str(self._client.temperature), prompt.hash, str(repeat))
+        return hashlib.sha256("\n".join(parts).encode()).hexdigest()
+
+
+async def await_all(work: Sequence[Coroutine[Any, Any, T]]) -> list[T]:
+    """Run all at once, each to its end before the first error, so that no bought reply is lost."""
+    results = await asyncio.gather(*work, return_exceptions=True)
+    done: list[T] = []
+    for result in results:
+        if isinstance(result, BaseException):
+            raise result
+        done.append(result)
+    return done
+
+
+def _split(block: Block) -> list[Block]:
+    """Return two halves that share one trajectory, or nothing for fewer than three items."""
+    if len(block) < 3:
+        return []
+    middle = len(block) // 2
+    return [block[: middle + 1], block[middle:]]
+
+
+def _verdict(block: Block, purchase: Purchase) -> BlockVerdict:
+    return BlockVerdict(block=block, scores=purchase.scores, explanations=purchase.explanations)

@@ -1,0 +1,117 @@
+"""The prompts of one group: the trajectories of one scenario in one window, as GRPO compares them.
+
+A prompt takes at most 60 % of the judge's context. Ground truth gets up to a quarter of it, lines
+shown to all agents up to another quarter, and the trajectories of a block share the rest evenly.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from babylon.scoring.judge.condense import common_lines, condense, render_common
+from babylon.scoring.judge.ground_truth import fit_lines, knowledge_lines, truth_lines
+from babylon.scoring.judge.judgment import BLOCK_SIZES, GroundTruth, JudgeConfig, JudgedTrajectory
+from babylon.scoring.judge.prompt import Prompt, Shown, build_prompt, count_tokens
+
+Block = tuple[int, ...]
+"""Trajectories of a group in the order in which a prompt shows them."""
+
+_SMALLEST_LIST = 4  # trajectories in a listwise block, if long ones leave no room for six
+_WHOLE = 10**9
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class GroupPrompts:
+    """A group that is ready to be judged in blocks of up to ``block_size``."""
+
+    config: JudgeConfig
+    window_id: str
+    scenario_id: str
+    shown: tuple[Shown, ...]
+    truth: str
+    common: str
+    block_size: int
+
+    def prompt(self, block: Block, repeat: int = 0) -> Prompt:
+        """Return the prompt of a block.
+
+        Each repetition draws new labels. With the same labels, a deterministic judge would only
+        repeat its reply.
+        """
+        shown = [self.shown[item] for item in block]
+        ids = ",".join(trajectory.trajectory_id for trajectory in shown)
+        return build_prompt(
+            self.config.method,
+            self.config.rubric,
+            truth=self.truth,
+            common=self.common,
+            shown=shown,
+            seed=f"{self.config.seed}:{self.window_id}:{self.scenario_id}:{ids}:{repeat}",
+        )
+
+    def seen(self, item: int) -> str:
+        """Return the text that the judge is shown of one trajectory, with its ground truth."""
+        return self.prompt((item,)).data
+
+
+def prepare_group(
+    group: Sequence[JudgedTrajectory], truth: GroundTruth, config: JudgeConfig
+) -> GroupPrompts:
+    """Return the prompts of one group. The same input gives the same prompts."""
+    quarter = config.prompt_tokens // 4
+    common = common_lines(group)
+    shared = "\n".join(render_common(common))
+    if count_tokens(shared) > quarter:  # each trajectory repeats these lines as far as they fit
+        shared, common = "", []
+    known = [knowledge_lines(judged) for judged in group]
+    shared_facts = [line for line in known[0] if all(line in lines for lines in known[1:])]
+    words = sorted({word for judged in group for word in _markets(judged)})
+    outcomes = fit_lines([*truth_lines(truth), *shared_facts], quarter, words)
+    own = ["; ".join(line for line in lines if line not in shared_facts) for lines in known]
+    first = group[0].trajectory
+    bare = build_prompt(
+        config.method, config.rubric, truth=outcomes, common=shared, shown=(), seed=""
+    )
+    overhead = sum(count_tokens(message["content"]) for message in bare.messages)
+    whole = [condense(judged, common, _WHOLE) for judged in group]
+    # The block size comes first: with fewer trajectories in a prompt, each is cut less.
+    longest = max(map(count_tokens, whole)) + max(map(count_tokens, own)) + _TAGS
+    size = _block_size(config, longest, config.prompt_tokens - overhead)
+    limit = (config.prompt_tokens - overhead) // size - _TAGS
+    rooms = [max(limit - count_tokens(facts), 0) for facts in own]
+    texts = [
+        text if count_tokens(text) <= room else condense(judged, common, room)
+        for judged, text, room in zip(group, whole, rooms, strict=True)
+    ]
+    return GroupPrompts(
+        config=config,
+        window_id=first.window_id,
+        scenario_id=first.scenario_id,
+        shown=tuple(
+            Shown(trajectory_id=judged.trajectory.trajectory_id, text=text, own_truth=facts)
+            for judged, text, facts in zip(group, texts, own, strict=True)
+        ),
+        truth=outcomes,
+        common=shared,
+        block_size=size,
+    )
+
+
+_TAGS = 40  # tokens around one trajectory
+
+
+def _block_size(config: JudgeConfig, longest: int, room: int) -> int:
+    """Return the number of trajectories that fit uncut, at least four for a listwise judge."""
+    most = BLOCK_SIZES[config.method]
+    if most <= _SMALLEST_LIST:
+        return most
+    return max(_SMALLEST_LIST, min(most, room // longest))
+
+
+def _markets(judged: JudgedTrajectory) -> set[str]:
+    """Return the names of markets in the parameters of the agent's actions."""
+    names: set[str] = set()
+    for step in judged.steps:
+        parameters = step.get("action", {}).get("parameters")
+        if isinstance(parameters, dict):
+            names |= {value for value in parameters.values() if isinstance(value, str)}
+    return {name for name in names if len(name) > 1}

@@ -1,0 +1,62 @@
+"""Incremental parser of server-sent events, as the standard defines them.
+
+https://html.spec.whatwg.org/multipage/server-sent-events.html#parsing-an-event-stream
+
+Written by hand because the libraries (httpx-sse, aiosseclient, sseclient-py, openai's SSEDecoder)
+drop the comments, which the gateway relays, and some accept only decoded text.
+"""
+
+from msgspec import Struct
+
+_BOM = b"\xef\xbb\xbf"
+
+
+class ServerSentEvent(Struct, frozen=True):
+    """One block of lines, up to its blank line.
+
+    ``data`` joins the values of the ``data`` fields with LF; ``None`` if there is no such field.
+    ``other_lines`` are the comments and all other fields as received, each ended with LF.
+    """
+
+    data: bytes | None
+    other_lines: bytes
+
+
+class EventStreamParser:
+    """Accepts bytes cut at any place. Lines end with LF, CR LF or CR."""
+
+    def __init__(self) -> None:
+        self._partial_line = b""
+        self._ended_with_cr = False
+        self._bom = _BOM  # of the first line; empty after it
+        self._data: bytes | None = None
+        self._other_lines = b""
+
+    def feed(self, received: bytes) -> list[ServerSentEvent]:
+        """Return the events that end within ``received``.
+
+        An event without its blank line at the end of the stream is never returned.
+        """
+        # A CR ends a line at once, without a look at the next byte, so that no event waits for the
+        # chunk after it. An LF that comes next belongs to that line end.
+        if self._ended_with_cr and received:
+            received, self._ended_with_cr = received.removeprefix(b"\n"), False
+        if not received:
+            return []
+        buffered = self._partial_line + received
+        lines = buffered.splitlines()  # of bytes: at LF, CR LF and CR only
+        self._partial_line = b"" if buffered.endswith((b"\n", b"\r")) else lines.pop()
+        self._ended_with_cr = buffered.endswith(b"\r")
+        events = []
+        for line in lines:
+            if self._bom:
+                line, self._bom = line.removeprefix(self._bom), b""
+            if line.startswith(b"data:") or line == b"data":
+                value = line[6:] if line.startswith(b"data: ") else line[5:]
+                self._data = value if self._data is None else self._data + b"\n" + value
+            elif line:
+                self._other_lines += line + b"\n"
+            elif self._data is not None or self._other_lines:
+                events.append(ServerSentEvent(self._data, self._other_lines))
+                self._data, self._other_lines = None, b""
+        return events

@@ -1,0 +1,95 @@
+"""The table ``api_keys``: keys that the gateways accept, with the hash of each secret.
+
+Changes are announced on the routes' channel. Gateways also read the table every few seconds.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from datetime import datetime
+
+from babylon.core.api_keys import SCOPES, ApiKey, new_key
+from babylon.core.errors import ConfigError
+from babylon.store.connection import Store, affected
+from babylon.store.routes import CHANNEL
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StoredKey:
+    """A row of ``babylon.api_keys``.
+
+    ``agents``: the agents that the key may call for, ``None`` for all; ``crowd-*`` stands for all
+    ids that begin with ``crowd-``. ``max_concurrency``: simultaneous calls, ``None`` for no limit.
+    """
+
+    key_id: str
+    name: str
+    digest: bytes
+    scopes: tuple[str, ...]
+    agents: tuple[str, ...] | None
+    max_concurrency: int | None
+    created_at: datetime
+    revoked_at: datetime | None
+
+
+async def create_key(
+    store: Store,
+    name: str,
+    *,
+    scopes: Sequence[str],
+    agents: Sequence[str] | None = None,
+    max_concurrency: int | None = None,
+) -> ApiKey:
+    """Make a key. Only the returned value holds its secret.
+
+    Raises:
+        ConfigError: a scope is unknown, or none is given.
+    """
+    if not scopes or not set(scopes) <= set(SCOPES):
+        raise ConfigError(f"scopes {list(scopes)}: choose among {', '.join(SCOPES)}")
+    key = new_key()
+    await store.pool.execute(
+        "INSERT INTO babylon.api_keys (key_id, name, digest, scopes, agents, max_concurrency)"
+        " VALUES ($1, $2, $3, $4, $5, $6)",
+        key.key_id,
+        name,
+        key.digest,
+        list(dict.fromkeys(scopes)),
+        None if agents is None else list(agents),
+        max_concurrency,
+    )
+    await _tell_gateways(store)
+    return key
+
+
+async def list_keys(store: Store) -> list[StoredKey]:
+    """Return all keys, revoked ones too, newest first."""
+    rows = await store.pool.fetch("SELECT * FROM babylon.api_keys ORDER BY created_at DESC")
+    return [
+        StoredKey(
+            **{
+                **row,
+                "scopes": tuple(row["scopes"]),
+                "agents": None if row["agents"] is None else tuple(row["agents"]),
+            }
+        )
+        for row in rows
+    ]
+
+
+async def revoke_key(store: Store, key_id: str) -> None:
+    """Revoke a key.
+
+    Raises:
+        ConfigError: no key of that id is in force.
+    """
+    status = await store.pool.execute(
+        "UPDATE babylon.api_keys SET revoked_at = now() WHERE key_id = $1 AND revoked_at IS NULL",
+        key_id,
+    )
+    if not affected(status):
+        raise ConfigError(f"no key {key_id!r} is in force: see `babylon keys list`")
+    await _tell_gateways(store)
+
+
+async def _tell_gateways(store: Store) -> None:
+    await store.pool.execute("SELECT pg_notify($1, 'keys')", CHANNEL)

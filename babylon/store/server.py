@@ -1,0 +1,72 @@
+"""The database server: the one that ``DATABASE_URL`` names, or else the embedded one.
+
+The embedded server is imported only when it is used, because it does not run on Windows.
+"""
+
+import asyncio
+import logging
+from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager
+
+from babylon.core.errors import DatabaseError
+from babylon.core.home import Home
+from babylon.core.settings import DatabaseSettings
+
+log = logging.getLogger(__name__)
+LOOK_S = 1.0
+
+
+@asynccontextmanager
+async def database_url(database: DatabaseSettings, home: Home) -> AsyncIterator[str]:
+    """Yield ``DATABASE_URL``, or the address of the embedded server, which runs meanwhile.
+
+    Raises:
+        DatabaseError: the embedded server does not start.
+    """
+    if database.url is not None:
+        yield database.url.get_secret_value()
+        return
+    from babylon.store.embedded import EmbeddedPostgres
+
+    server = EmbeddedPostgres(home.root)
+    start = asyncio.ensure_future(asyncio.to_thread(server.acquire))
+    try:
+        await asyncio.shield(start)
+        yield server.url()
+    finally:
+        await asyncio.wait([start])  # a cancelled caller releases the server too
+        await asyncio.to_thread(server.release)
+
+
+@asynccontextmanager
+async def kept_running(database: DatabaseSettings, home: Home) -> AsyncIterator[None]:
+    """Keep the embedded server running: restart it when it dies.
+
+    A server that ``DATABASE_URL`` names is left to its operator.
+
+    Raises:
+        DatabaseError: the embedded server does not start at first.
+    """
+    async with database_url(database, home):
+        if database.url is not None:
+            yield
+            return
+        from babylon.store.embedded import EmbeddedPostgres
+
+        server = EmbeddedPostgres(home.root)
+        watch = asyncio.create_task(_watch(server.revive, f"see {server.log}"))
+        try:
+            yield
+        finally:
+            watch.cancel()
+            await asyncio.wait([watch])
+
+
+async def _watch(revive: Callable[[], bool], hint: str) -> None:
+    while True:
+        await asyncio.sleep(LOOK_S)
+        try:
+            if await asyncio.to_thread(revive):
+                log.warning("the embedded Postgres died and was restarted; %s", hint)
+        except DatabaseError as error:  # try again: a full disk may have room later
+            log.error("the embedded Postgres died: %s", error)

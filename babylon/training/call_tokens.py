@@ -1,0 +1,101 @@
+"""Tokens of logged calls, and the reasons why a call cannot be trained."""
+
+from collections.abc import Sequence
+
+from transformers import PreTrainedTokenizerBase
+
+from babylon.core.trajectories import Call, TrainingRow
+from babylon.policies.tokenizer import render_prompt
+from babylon.training.grpo.training_input import CallTokens, ScoredTrajectory
+from babylon.training.update_result import Excluded
+
+_TRUNCATING = ("top_p", "top_k", "min_p")  # the gateway's names
+
+
+def sampling_obstacle(call: Call) -> str | None:
+    """The field of ``Excluded`` that counts this call, or None.
+
+    None means: the reply was sampled from the policy's whole distribution and nothing else.
+    """
+    if call.temperature <= 0:
+        return "greedy"
+    if call.top_p < 1 or any(cut in (call.untrainable or "") for cut in _TRUNCATING):
+        return "truncated"
+    return None if call.untrainable is None else "untrainable"
+
+
+def exact_tokens(call: Call) -> CallTokens | None:
+    """The call's tokens if they and their behaviour logprobs are known exactly, else None."""
+    if sampling_obstacle(call) or call.logprobs is None:
+        return None
+    if not call.prompt_token_ids or not call.completion_token_ids:
+        return None
+    return _call_tokens(call, call.prompt_token_ids, call.completion_token_ids)
+
+
+def scored_trajectories(
+    tokenizer: PreTrainedTokenizerBase, rows: Sequence[TrainingRow], context: int
+) -> tuple[list[ScoredTrajectory], Excluded]:
+    """Trajectories with the tokens of their trainable calls, and the number of other calls.
+
+    Tokens are the logged ones where they are known. Otherwise the logged text is tokenised by the
+    chat template.
+
+    Args:
+        context: longest call in tokens.
+    """
+    counts = dict.fromkeys(Excluded.__slots__, 0)
+    trajectories = []
+    for row in rows:
+        calls = []
+        for call in row.calls:
+            tokens = _tokens(tokenizer, call, context)
+            if isinstance(tokens, CallTokens):
+                calls.append(tokens)
+            else:
+                counts[tokens] += 1
+        if calls:
+            trajectories.append(
+                ScoredTrajectory(
+                    trajectory_id=row.trajectory_id,
+                    group=row.scenario_id,
+                    score=row.score,
+                    calls=calls,
+                )
+            )
+    return trajectories, Excluded(**counts)
+
+
+def _tokens(tokenizer: PreTrainedTokenizerBase, call: Call, context: int) -> CallTokens | str:
+    """The call's tokens, or the field of ``Excluded`` that counts the call."""
+    if reason := sampling_obstacle(call):
+        return reason
+    if call.prompt_token_ids is not None and call.completion_token_ids is not None:
+        prompt, completion = call.prompt_token_ids, call.completion_token_ids
+    else:
+        prompt, completion = _retokenize(tokenizer, call)
+    if not completion:
+        return "empty"
+    if len(prompt) + len(completion) > context:
+        return "too_long"
+    return _call_tokens(call, prompt, completion)
+
+
+def _call_tokens(call: Call, prompt: Sequence[int], completion: Sequence[int]) -> CallTokens:
+    return CallTokens(
+        prompt=prompt,
+        completion=completion,
+        logprobs=call.logprobs,
+        temperature=call.temperature,
+        policy_version=call.policy_version,
+    )
+
+
+def _retokenize(
+    tokenizer: PreTrainedTokenizerBase, call: Call
+) -> tuple[tuple[int, ...], tuple[int, ...]]:
+    messages = [{"role": m.role, "content": m.content} for m in call.messages]
+    prompt = render_prompt(tokenizer, messages)
+    reply = tokenizer.encode(call.response, add_special_tokens=False)
+    end = [] if tokenizer.eos_token_id is None else [tokenizer.eos_token_id]
+    return tuple(prompt), (*reply, *end)

@@ -1,0 +1,57 @@
+"""The directory that holds an update's progress, and its handover from claim to claim.
+
+Every claim has a directory of its own, so that a fenced worker which still runs cannot write into
+its successor's. The successor takes over the progress by renaming the earlier claim's file. Files
+are replaced and never written in place, so the fenced worker cannot change the file afterwards.
+"""
+
+import os
+import re
+from pathlib import Path
+
+from babylon.core.failpoints import failpoint
+from babylon.core.home import Home
+from babylon.core.types import Claim
+
+PROGRESS_FILE = "progress.pt"
+
+
+def claim_name(claim: Claim) -> str:
+    """``2025-11-14T0900-e2``: the name of files and directories that belong to one claim."""
+    return f"{_window_name(claim.window_id)}-e{claim.epoch}"
+
+
+def progress_directory(home: Home, claim: Claim) -> Path:
+    return home.progress / claim_name(claim)
+
+
+def take_up_progress(home: Home, claim: Claim) -> Path:
+    """Return the claim's directory, after moving the newest earlier claim's progress into it."""
+    own = progress_directory(home, claim)
+    own.mkdir(parents=True, exist_ok=True)
+    if (own / PROGRESS_FILE).exists():  # saved by this claim
+        return own
+    for earlier in _earlier(home, claim):
+        try:
+            failpoint("progress.take_up")
+            os.rename(earlier / PROGRESS_FILE, own / PROGRESS_FILE)
+            failpoint("progress.taken_up")
+        except FileNotFoundError:  # killed before its first save
+            continue
+        break
+    return own
+
+
+def _earlier(home: Home, claim: Claim) -> list[Path]:
+    """Directories of the window's earlier claims, newest first."""
+    pattern = re.compile(rf"{re.escape(_window_name(claim.window_id))}-e(\d+)")
+    epochs = {
+        path: int(match[1])
+        for path in home.progress.iterdir()
+        if (match := pattern.fullmatch(path.name)) and int(match[1]) < claim.epoch
+    }
+    return sorted(epochs, key=epochs.__getitem__, reverse=True)
+
+
+def _window_name(window_id: str) -> str:
+    return window_id.replace(":", "")

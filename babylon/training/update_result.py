@@ -1,0 +1,70 @@
+"""The result of an update: its report, the calls left out of it, and both as flat metrics.
+
+This module does not import torch, so that stages and trainers can import it at no cost.
+"""
+
+import math
+from dataclasses import asdict, dataclass
+
+from babylon.core.types import Metrics, Scored
+from babylon.training.grpo.train_report import TrainReport
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Excluded:
+    """Number of calls that cannot be trained, by reason."""
+
+    greedy: int  # sampled at temperature 0: a point mass has no likelihood ratio
+    truncated: int  # by top-p, top-k or min-p: the logged logprobs are not those of the sampling
+    too_long: int  # longer than the model's context
+    empty: int
+    untrainable: int  # otherwise not sampled from the policy alone (penalties, a grammar, a cut)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ArtReport:
+    """The report of one of ART's trainers: part of ``TrainReport``, under the same names.
+
+    A figure that the trainer did not report is None.
+    """
+
+    training_loss: float | None
+    entropy: float | None
+    kl_after: float | None
+    grad_norm: float | None
+    train_steps: float | None
+
+    trained_trajectories: int
+    groups_without_signal: int
+    calls: int
+    tokens: int
+    calls_unlogged: int  # left out: their tokens or logprobs are unknown
+    calls_too_stale: int  # left out
+    calls_with_secrets: int  # left out
+    calls_redacted: int  # a secret in the prompt was replaced
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Update:
+    """A trained window. ``trajectory_ids`` are the trajectories that moved the policy."""
+
+    report: TrainReport | ArtReport
+    excluded: Excluded
+    trajectory_ids: tuple[str, ...]
+
+
+def update_metrics(update: Update, scored: Scored) -> Metrics:
+    """The update's report and the number of calls left out of it, by reason.
+
+    Numbers that are not finite become None, because JSON cannot hold them.
+    """
+    metrics: Metrics = {
+        **asdict(update.report),
+        **{f"calls_{reason}": count for reason, count in asdict(update.excluded).items()},
+        "kl_divergence": update.report.kl_after,
+        "avg_reward": scored.avg_reward,
+    }
+    return {
+        name: None if isinstance(value, float) and not math.isfinite(value) else value
+        for name, value in metrics.items()
+    }

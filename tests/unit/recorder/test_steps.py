@@ -1,0 +1,128 @@
+"""The JSON of a step: keys, absent keys, and refused values."""
+
+import json
+from datetime import UTC, datetime
+from typing import Any
+
+import pytest
+
+from babylon.core.errors import RecorderError
+from babylon.core.windows import window_at
+from babylon.recorder import Action, LlmCall, ProviderAccess
+from babylon.recorder.steps import encode_step, game_time
+from babylon.recorder.trajectory_rows import OpenTrajectory, call_row
+
+AT = datetime(2025, 11, 14, 9, 2, 0, 20_000, tzinfo=UTC)
+STATE = {"agentBalance": 1000, "agentPnL": 0, "openPositions": 1}
+HOLD = Action(action_type="HOLD", success=True, parameters={})
+
+
+def _call(**changes: Any) -> LlmCall:
+    fields: dict[str, Any] = {
+        "model": "babylon",
+        "system_prompt": "You trade.",
+        "user_prompt": "Price $1.",
+        "response": "HOLD",
+        "temperature": 0.7,
+        "max_tokens": 150,
+        "purpose": "action",
+    }
+    return LlmCall(**{**fields, **changes})
+
+
+def _step(**changes: Any) -> dict[str, Any]:
+    parts: dict[str, Any] = {"state": STATE, "access": [], "calls": [], "action": HOLD, "reward": 0}
+    parts |= changes
+    text = encode_step(
+        3, AT, parts["state"], parts["access"], parts["calls"], parts["action"], parts["reward"]
+    )
+    step: dict[str, Any] = json.loads(text)
+    return step
+
+
+def test_a_step_has_the_keys_of_the_game_and_drops_absent_ones() -> None:
+    step = _step(
+        calls=[_call(reasoning="flat")],
+        access=[ProviderAccess(provider_name="market", data={"price": 1.5}, purpose="look")],
+    )
+    assert step == {
+        "stepNumber": 3,
+        "timestamp": 1763110920020,
+        "environmentState": STATE,
+        "providerAccesses": [{"providerName": "market", "data": {"price": 1.5}, "purpose": "look"}],
+        "llmCalls": [
+            {
+                "model": "babylon",
+                "systemPrompt": "You trade.",
+                "userPrompt": "Price $1.",
+                "response": "HOLD",
+                "temperature": 0.7,
+                "maxTokens": 150,
+                "purpose": "action",
+                "reasoning": "flat",
+            }
+        ],
+        "action": {"actionType": "HOLD", "success": True, "parameters": {}},
+        "reward": 0,
+    }
+
+
+def test_what_only_the_call_log_holds_is_not_in_the_step() -> None:
+    call = _call(top_p=0.9, prompt_tokens=7, messages=({"role": "user", "content": "hi"},))
+    assert not {"topP", "promptTokens", "messages"} & _step(calls=[call])["llmCalls"][0].keys()
+
+
+@pytest.mark.parametrize(
+    ("changes", "roles"),
+    [
+        ({}, ["system", "user"]),
+        ({"system_prompt": ""}, ["user"]),
+        ({"messages": ({"role": "user", "content": ""},)}, ["user"]),
+    ],
+)
+def test_the_logged_messages_are_those_that_were_sent(
+    changes: dict[str, Any], roles: list[str]
+) -> None:
+    row = call_row(
+        OpenTrajectory("t1", "a", "s", window_at(AT), AT, AT), 0, 0, _call(**changes), AT
+    )
+    assert [message["role"] for message in json.loads(row["messagesJson"])] == roles
+
+
+def test_extra_keys_of_the_state_are_kept() -> None:
+    assert _step(state={**STATE, "activeMarkets": 5})["environmentState"]["activeMarkets"] == 5
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"state": {"agentPnL": 0}}, "lacks agentBalance, openPositions: it has agentPnL"),
+        ({"reward": float("nan")}, "step 3 cannot be stored as JSON: Out of range float"),
+        ({"state": {**STATE, "agentPnL": float("inf")}}, "Out of range float"),
+        ({"calls": [_call(response="\ud800")]}, "surrogates not allowed"),
+        ({"state": {**STATE, "object": object()}}, "not JSON serializable"),
+    ],
+)
+def test_what_cannot_be_stored_is_refused_by_name(changes: dict[str, Any], message: str) -> None:
+    with pytest.raises(RecorderError, match=message):
+        _step(**changes)
+
+
+def test_a_nul_is_replaced_and_the_text_of_its_escape_is_not() -> None:
+    texts = ["a\0\0b", "\\u0000", "\\\0", "\\\\u0000"]
+    steps = [_step(calls=[_call(response=text)]) for text in texts]
+    assert [step["llmCalls"][0]["response"] for step in steps] == [
+        text.replace("\0", "\ufffd") for text in texts
+    ]
+
+
+@pytest.mark.parametrize(
+    ("action_type", "trade"),
+    [("BUY_SHARES", True), ("SELL_SHARES", True), ("OPEN_PERP_POSITION", True), ("HOLD", False)],
+)
+def test_trades_are_told_by_their_action_type(action_type: str, trade: bool) -> None:
+    assert Action(action_type=action_type, success=True, parameters={}).is_trade is trade
+
+
+def test_the_games_times_are_utc_without_zone() -> None:
+    assert game_time(AT) == datetime(2025, 11, 14, 9, 2, 0, 20_000)

@@ -1,0 +1,39 @@
+from hypothesis import given
+from hypothesis import strategies as st
+
+from babylon.scoring.judge.prompt import count_tokens, escape, shorten
+
+
+@given(st.text())
+def test_no_tag_and_no_line_begins_in_escaped_text(text):
+    escaped = escape(text)
+    assert "<" not in escaped
+    assert len(escaped.splitlines()) <= 1
+
+
+def test_control_characters_and_marks_that_reverse_text_are_gone():
+    assert escape("a\u202eb\x00c\r\nd\u2028e") == "a b c d e"
+
+
+@given(st.text(max_size=300), st.integers(6, 100))
+def test_what_is_cut_is_said(text, limit):
+    short = shorten(text, limit)
+    if len(text) <= limit:
+        assert short == text
+    else:
+        assert f"[{len(text) - limit} characters left out]" in short
+        assert short.startswith(text[: limit * 2 // 3])
+
+
+def test_the_count_is_an_upper_one():
+    assert count_tokens("") == 0
+    assert count_tokens("1234") == 4  # some vocabularies have a token for each digit
+    assert count_tokens("understanding") == 4
+    assert count_tokens("日本") == 6
+    assert count_tokens('{"a":1}') == 7
+
+
+@given(st.text(), st.text())
+def test_the_count_grows_with_the_text(one, other):
+    assert count_tokens(one + " " + other) <= count_tokens(one) + 1 + count_tokens(other)
+    assert count_tokens(one + " " + other) >= count_tokens(one)

@@ -1,0 +1,118 @@
+"""The head against a log-softmax over everything at once."""
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+from peft import LoraConfig, get_peft_model
+from torch import Tensor, nn
+
+from babylon.training.grpo import lm_head as module
+from babylon.training.grpo.lm_head import token_values
+
+ROWS, TERMS, WIDTH, VOCABULARY = 50, 90, 8, 31
+
+
+def inputs() -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    """Hidden states, temperatures, rows (several targets each, some none) and targets."""
+    generator = torch.Generator().manual_seed(0)
+    hidden = torch.randn(ROWS, WIDTH, generator=generator, requires_grad=True)
+    temperature = torch.rand(ROWS, generator=generator) + 0.5
+    row = torch.randint(ROWS, (TERMS,), generator=generator).sort().values
+    target = torch.randint(VOCABULARY, (TERMS,), generator=generator)
+    return hidden, temperature, row, target
+
+
+def whole(
+    head: Callable[[Tensor], Tensor], hidden: Tensor, temperature: Tensor, row: Tensor, y: Tensor
+) -> tuple[Tensor, Tensor]:
+    logprobs = torch.log_softmax(head(hidden).float() / temperature[:, None], -1)
+    return logprobs[row, y], -(logprobs.exp() * logprobs).sum(-1)[row]
+
+
+def gradients(of: tuple[Tensor, Tensor], hidden: Tensor, head: nn.Module) -> list[Tensor]:
+    weights = torch.linspace(-1, 2, TERMS)
+    trained = [hidden, *(p for p in head.parameters() if p.requires_grad)]
+    hidden.grad = None
+    head.zero_grad()
+    (of[0] * weights).sum().backward()  # type: ignore[no-untyped-call]
+    return [p.grad.clone() for p in trained if p.grad is not None]
+
+
+def heads() -> dict[str, nn.Module]:
+    torch.manual_seed(0)
+    frozen = nn.Linear(WIDTH, VOCABULARY).requires_grad_(False)
+    adapted = get_peft_model(  # type: ignore[type-var]
+        nn.Sequential(nn.Linear(WIDTH, VOCABULARY)), LoraConfig(r=2, target_modules=["0"])
+    )
+    nn.init.normal_(adapted.base_model.model[0].lora_B["default"].weight)
+    return {
+        "bias": nn.Linear(WIDTH, VOCABULARY),
+        "no bias": nn.Linear(WIDTH, VOCABULARY, bias=False),
+        "frozen": frozen,
+        "lora": adapted,
+    }
+
+
+@pytest.mark.parametrize("rows", [1, 7, 50, 1000])
+@pytest.mark.parametrize("kind", ["bias", "no bias", "frozen", "lora"])
+def test_chunks_give_the_values_and_gradients_of_the_whole(
+    monkeypatch: pytest.MonkeyPatch, kind: str, rows: int
+) -> None:
+    monkeypatch.setattr(module, "_CHUNK_ELEMENTS", 1)
+    monkeypatch.setattr(module, "_MIN_ROWS", rows)
+    head, (hidden, *rest) = heads()[kind].eval(), inputs()
+    expected = whole(head, hidden, *rest)
+    ours = token_values(head, VOCABULARY, hidden, *rest)
+    torch.testing.assert_close(ours[0], expected[0])
+    torch.testing.assert_close(ours[1], expected[1].detach())
+    assert not ours[1].requires_grad
+    for got, want in zip(
+        gradients(ours, hidden, head), gradients(expected, hidden, head), strict=True
+    ):
+        torch.testing.assert_close(got, want, atol=1e-5, rtol=1e-4)
+
+
+def test_no_more_than_a_chunk_of_logits_is_made_at_a_time(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(module, "_CHUNK_ELEMENTS", 1)
+    monkeypatch.setattr(module, "_MIN_ROWS", 7)
+    linear, widths, saved = nn.Linear(WIDTH, VOCABULARY), list[int](), list[int]()
+
+    def head(hidden: Tensor) -> Any:
+        widths.append(len(hidden))
+        return linear(hidden)
+
+    def keep(tensor: Tensor) -> Tensor:
+        saved.append(tensor.numel())
+        return tensor
+
+    hidden, *rest = inputs()
+    with torch.autograd.graph.saved_tensors_hooks(keep, lambda tensor: tensor):
+        logprobs, _ = token_values(head, VOCABULARY, hidden, *rest)
+    assert max(widths) == 7 and max(saved) < 7 * VOCABULARY
+    logprobs.sum().backward()  # type: ignore[no-untyped-call]
+    assert max(widths) == 7 and sum(widths) == 2 * ROWS
+
+
+def test_half_precision_logits_are_reduced_in_fp32() -> None:
+    head, (hidden, *rest) = heads()["bias"].to(torch.bfloat16), inputs()
+    hidden = hidden.detach().to(torch.bfloat16).requires_grad_()
+    ours, entropy = token_values(head, VOCABULARY, hidden, *rest)
+    expected, _ = whole(head, hidden, *rest)
+    assert ours.dtype == entropy.dtype == torch.float32
+    torch.testing.assert_close(ours, expected)
+    ours.sum().backward()  # type: ignore[no-untyped-call]
+    assert hidden.grad is not None and hidden.grad.dtype == torch.bfloat16
+
+
+def test_logits_are_not_rounded_under_autocast() -> None:
+    hidden, *others = inputs()
+    head = heads()["bias"]
+    exact = token_values(head, VOCABULARY, hidden, *others)
+    slopes = gradients(exact, hidden, head)
+    with torch.autocast("cpu", torch.bfloat16):
+        values = token_values(head, VOCABULARY, hidden, *others)
+    mixed = gradients(values, hidden, head)
+    for one, other in zip((*exact, *slopes), (*values, *mixed), strict=True):
+        torch.testing.assert_close(one, other, atol=1e-6, rtol=1e-6)
