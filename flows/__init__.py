@@ -1,11 +1,5 @@
 """Prefect flows: composition only, one screen each.
 
-Importing the package prepares Prefect's environment, which Prefect reads when it is imported.
+Importing them changes nothing. Prefect reads its environment at its first import; the command line
+prepares it before (``babylon.cli.flow_runs``), workers get it from ``babylon up``.
 """
-
-import os
-from pathlib import Path
-
-from babylon.ops.prefect_env import prepare_inline_run
-
-prepare_inline_run(Path(os.path.abspath(os.environ.get("BABYLON_HOME") or ".babylon")))

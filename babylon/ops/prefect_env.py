@@ -11,6 +11,7 @@ from http.client import HTTPException
 from pathlib import Path
 from urllib.request import urlopen
 
+from babylon.core.home import make_directory
 from babylon.core.processes import Processes
 
 SERVER = "prefect-server"  # the process that `babylon up` records
@@ -23,13 +24,16 @@ def prepare_inline_run(home: Path) -> None:
 
     Prefect reads its environment when it is first imported. Flows report to the server that
     ``babylon up`` started for this home, if it answers. Variables that are already set win.
+
+    Raises:
+        StorageError: Prefect's directory cannot be made.
     """
     defaults = inline_environment(home)
     if "PREFECT_API_URL" not in os.environ and (api := _running_server(home)):
         defaults["PREFECT_API_URL"] = api
     for name, value in defaults.items():
         os.environ.setdefault(name, value)
-    Path(os.environ["PREFECT_HOME"]).mkdir(parents=True, exist_ok=True)
+    make_directory(Path(os.environ["PREFECT_HOME"]))
 
 
 def _running_server(home: Path) -> str | None:

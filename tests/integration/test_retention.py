@@ -44,7 +44,7 @@ async def train(
 ) -> Claim:
     """Commit a checkpoint for a window; with ``done`` the window ends as rejected."""
     claim = await claim_window(store, window(hour), owner="worker", lease_s=60)
-    make(checkpoint_directory(settings, claim))
+    make(checkpoint_directory(settings.home, claim))
     await commit(store, settings, claim, parent)
     if done:
         await set_state(store, claim, WindowState.REJECTED)
@@ -57,7 +57,7 @@ async def commit(store: Store, settings: Settings, claim: Claim, parent: int) ->
         claim,
         parent_version=parent,
         kind="full",
-        uri=str(checkpoint_directory(settings, claim)),
+        uri=str(checkpoint_directory(settings.home, claim)),
         base_model="tiny",
         batch_id=f"window-{claim.window_id}",
         trajectory_ids=[claim.window_id],
@@ -174,7 +174,7 @@ async def test_a_base_that_is_itself_a_checkpoint_outlives_its_number(
     for hour in range(3):
         claim = await train(store, lean, hour, parent=hour)
     adapter = {"base_model_name_or_path": (await get_policy(store, 1)).uri}
-    (checkpoint_directory(lean, claim) / "adapter_config.json").write_text(json.dumps(adapter))
+    (checkpoint_directory(lean.home, claim) / "adapter_config.json").write_text(json.dumps(adapter))
     assert await retire_checkpoints(store, lean) == (2,)
 
 
@@ -183,7 +183,7 @@ async def test_an_adapter_that_does_not_name_its_base_keeps_everything_and_is_na
 ) -> None:
     for hour in range(3):
         claim = await train(store, lean, hour, parent=hour)
-    config = checkpoint_directory(lean, claim) / "adapter_config.json"
+    config = checkpoint_directory(lean.home, claim) / "adapter_config.json"
     for broken in ("{ cut off", "{}"):
         config.write_text(broken)
         with pytest.raises(ModelError, match=r"no checkpoint .*e1/adapter_config.json"):
@@ -227,11 +227,11 @@ async def test_directories_of_claims_that_cannot_commit_are_swept_and_no_others(
     failed = await claim_window(store, window(1), owner="a", lease_s=60)
     await set_state(store, failed, WindowState.FAILED)
     for claim in (fenced, live, failed):
-        target = make(checkpoint_directory(lean, claim))
+        target = make(checkpoint_directory(lean.home, claim))
         make(target.with_name(f".{target.name}-x1y2z3w4"))  # its temporary one
     foreign = Claim(window_id="2020-01-01T00:00", epoch=3, owner="of another database")
     for other in (
-        checkpoint_directory(lean, foreign),
+        checkpoint_directory(lean.home, foreign),
         lean.home.checkpoints / "mine",
         lean.home.models,
     ):
@@ -268,9 +268,9 @@ async def test_a_recipe_called_like_another_ones_claim_keeps_its_checkpoint(
     for state in (WindowState.TRAINED, WindowState.REJECTED):
         await set_state(store, claims[0], state)
     for claim in claims:
-        make(checkpoint_directory(lean, claim))
+        make(checkpoint_directory(lean.home, claim))
     make(lean.home.checkpoints / ".2025-11-14T0000+x-e1-abc_1234")
-    await sweep(store, lean)
+    await sweep(store, lean.home, lean.windows.lookback_hours)
     assert there(lean) == ["2025-11-14T0000+x-e2-e1"]
 
 
@@ -279,7 +279,7 @@ async def test_a_checkpoint_that_is_committed_during_the_sweep_stays(
     store: Store, lean: Settings, monkeypatch: pytest.MonkeyPatch, query: str
 ) -> None:
     claim = await claim_window(store, window(0), owner="worker", lease_s=60)
-    make(checkpoint_directory(lean, claim))
+    make(checkpoint_directory(lean.home, claim))
     read = getattr(retention, query)
 
     async def commit_after(store: Store) -> object:
@@ -288,7 +288,7 @@ async def test_a_checkpoint_that_is_committed_during_the_sweep_stays(
         return answer
 
     monkeypatch.setattr(retention, query, commit_after)
-    await sweep(store, lean)
+    await sweep(store, lean.home, lean.windows.lookback_hours)
     assert there(lean) == ["2025-11-14T0000-e1"]
 
 
