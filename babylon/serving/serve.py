@@ -120,7 +120,7 @@ def _gateway(settings: Settings) -> Service:
 def _admin(settings: Settings) -> Service:
     return Service(
         name="admin API",
-        command=[sys.executable, "-m", "babylon.admin"],
+        command=[sys.executable, "-m", "babylon.deployment.admin"],
         environment=settings.environment(),
         log=settings.logs / "admin.log",
     )

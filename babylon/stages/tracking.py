@@ -44,7 +44,7 @@ def track_window(settings: Settings, metrics: Metrics) -> bool:
     }
     try:
         done = subprocess.run(
-            [sys.executable, "-P", "-m", "babylon.tracking"],
+            [sys.executable, "-P", "-m", "babylon.stages.tracking"],
             input=json.dumps(window),
             env=_environment(settings.home / "wandb"),
             capture_output=True,

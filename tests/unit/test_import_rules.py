@@ -1,6 +1,7 @@
 """The import rules of the house, held over the syntax tree: lazy imports count like any other."""
 
 import ast
+import re
 import sys
 from collections.abc import Iterator
 from graphlib import CycleError, TopologicalSorter
@@ -16,6 +17,7 @@ MODELS = {"torch", "transformers", "peft"}
 IO = {"asyncpg", "aiohttp", "httpx", "requests", "socket", "subprocess", "pathlib", "shutil"}
 OWN_IO = {"babylon.store", "babylon.core.artifacts", "babylon.serving"}
 GRPO = "babylon.training.grpo"
+NOT_MODULES = {"babylon.calls", "babylon.engine"}
 
 
 def _name(path: Path) -> str:
@@ -108,6 +110,16 @@ def test_packages_do_not_import_each_other_in_a_ring() -> None:
         list(TopologicalSorter(rooms).static_order())
     except CycleError as error:
         pytest.fail(" → ".join(error.args[1]))
+
+
+def test_every_module_named_in_a_string_exists() -> None:
+    """``python -m NAME``, ``script_location`` and the like are not seen by a type checker."""
+    for name, path in FILES.items():
+        for node in ast.walk(ast.parse(path.read_text())):
+            if isinstance(node, ast.Constant) and isinstance(node.value, str):
+                named = node.value
+                if re.fullmatch(r"babylon(\.[a-z_]+)+", named) and named not in NOT_MODULES:
+                    assert named in FILES, f"{name} names {named!r}"
 
 
 def test_core_imports_nothing_else_of_ours() -> None:
