@@ -1,5 +1,5 @@
 # `make help` lists the targets. Each one first creates the environment it needs: .venv, or one of its own where
-# the peers that it measures against need other versions (.venv-bench, .venv-litellm, .venv-vllm, .venv-lock).
+# the peers that it measures against need other versions (.venv-bench, .venv-litellm, .venv-vllm).
 
 PYTHON ?= python3
 VENV := .venv
@@ -8,7 +8,6 @@ STAMP := $(VENV)/.installed
 PEERS := .venv-bench
 LITELLM := .venv-litellm
 VLLM := .venv-vllm
-LOCK := .venv-lock
 WINDOWS ?= 12
 SEED ?= 1
 
@@ -60,13 +59,8 @@ test-vllm: $(STAMP) $(VLLM)/.installed ## The contract tests against a real vLLM
 metrics: $(STAMP) ## Size and order of the source tree
 	$(BIN)/python -m benchmarks.house
 
-$(LOCK)/.installed:
-	$(PYTHON) -m venv $(LOCK)
-	$(LOCK)/bin/pip install --quiet --disable-pip-version-check pip-tools
-	touch $@
-
-lock: $(LOCK)/.installed ## Write requirements.lock: the tested versions with their hashes
-	PYTHON=$(LOCK)/bin/python .ci/lock
+lock: $(STAMP) ## Write requirements.lock: the tested versions with their hashes
+	$(BIN)/python .ci/lock.py
 
 bench: $(STAMP) ## The demo, measured
 	$(BIN)/python -m benchmarks.demo
@@ -88,4 +82,4 @@ bench-gateway: $(STAMP) $(LITELLM)/.installed ## The gateway beside LiteLLM
 	$(BIN)/python -m benchmarks.gateway --litellm $(LITELLM)/bin/litellm
 
 clean: ## Remove the environments and caches
-	rm -rf $(VENV) $(PEERS) $(LITELLM) $(VLLM) $(LOCK) .pytest_cache .mypy_cache .ruff_cache .hypothesis build dist *.egg-info
+	rm -rf $(VENV) $(PEERS) $(LITELLM) $(VLLM) .pytest_cache .mypy_cache .ruff_cache .hypothesis build dist *.egg-info

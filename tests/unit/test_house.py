@@ -1,4 +1,4 @@
-"""Limits on the size and order of the source tree (``make metrics``). Lower them, never raise them."""
+"""Limits on the size and order of the source tree. Lower them, never raise them."""
 
 from pathlib import Path
 
