@@ -150,7 +150,7 @@ async def plain(url: str, home: Path) -> Report:
 
 async def ours(url: str, home: Path) -> Report:
     """The two stages."""
-    settings = load_settings(database_url=url, home=home)
+    settings = load_settings(database={"url": url}, home=home)
     async with open_store(settings) as store:
         claim = await claim_window(store, WINDOW, owner="benchmark", lease_s=3600)
         measured = _Clock()

@@ -200,7 +200,7 @@ def main() -> None:
     parser.add_argument("--json", action="store_true")
     parser.add_argument("--model", help="time a whole gate of this checkpoint instead")
     options = parser.parse_args()
-    budget = options.budget or load_settings().arena_scenarios
+    budget = options.budget or load_settings().evaluation.scenarios
     if options.model:
         print(f"{budget} scenarios, both sides: {whole_gate_s(options.model, budget):.1f} s")
         return

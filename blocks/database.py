@@ -25,4 +25,4 @@ class BabylonDatabase(Block):
     url: SecretStr = Field(description="Connection URL, postgresql://user:password@host/database.")
 
     def overrides(self) -> dict[str, Any]:
-        return {"database_url": self.url}
+        return {"database": {"url": self.url}}

@@ -8,7 +8,7 @@ from prefect.blocks.core import Block
 from babylon.blocks.database import BabylonDatabase
 from babylon.blocks.model import BabylonModel
 from babylon.core.errors import ConfigError
-from babylon.core.settings import Settings, load_settings
+from babylon.core.settings import Settings, load_settings, merge_overrides
 
 KINDS: dict[str, type[BabylonDatabase] | type[BabylonModel]] = {
     "babylon-database": BabylonDatabase,
@@ -26,8 +26,8 @@ async def settings_with(
     """
     merged: dict[str, Any] = {}
     for name in blocks:
-        merged |= (await _load(name)).overrides()
-    return load_settings(**merged | dict(overrides or {}))
+        merged = merge_overrides(merged, (await _load(name)).overrides())
+    return load_settings(**merge_overrides(merged, overrides))
 
 
 async def _load(name: str) -> BabylonDatabase | BabylonModel:

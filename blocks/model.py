@@ -29,6 +29,8 @@ class BabylonModel(Block):
     )
 
     def overrides(self) -> dict[str, Any]:
-        """What the block gives; a field that is empty leaves what the environment says."""
-        fields = ("base_model", "model_name", "tuning")
-        return {name: value for name in fields if (value := getattr(self, name)) is not None}
+        """Return the fields that are set; an empty one leaves the setting alone."""
+        model = {"base": self.base_model, "name": self.model_name}
+        given = {name: value for name, value in model.items() if value is not None}
+        overrides: dict[str, Any] = {"model": given} if given else {}
+        return overrides | ({"training": {"tuning": self.tuning}} if self.tuning else {})

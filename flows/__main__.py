@@ -18,7 +18,7 @@ from babylon.cli.output import fail, is_storage, print_json, show_logs, storage_
 from babylon.cli.requests import DemoRequest, Request, TrainRequest, decode
 from babylon.cli.training_report import print_training, training_report
 from babylon.core.errors import BabylonError, DatabaseError
-from babylon.core.settings import load_settings
+from babylon.core.settings import load_settings, merge_overrides
 from babylon.core.types import WindowResult
 from babylon.flows.backfill import backfill
 from babylon.flows.console import stage_progress
@@ -80,7 +80,7 @@ def _train(request: TrainRequest) -> int:
         else:
             results.append(asyncio.run(train_window(request.window_id, request.overrides)))
     settings = load_settings(**request.overrides)
-    searched = None if request.window_id else _searched(request, settings.lookback_hours)
+    searched = None if request.window_id else _searched(request, settings.windows.lookback_hours)
     report = training_report(request.mode, results, searched)
     print_json(report) if request.json else print_training(report, results, settings)
     return 0 if report["ok"] else 1
@@ -103,7 +103,7 @@ def _demo(request: DemoRequest) -> int:
     from babylon.ops.demo import demo_overrides, report_json, run_demo
 
     outer = load_settings(**request.overrides)
-    overrides = {**request.overrides, **demo_overrides(outer, datetime.now(UTC))}
+    overrides = merge_overrides(request.overrides, demo_overrides(outer, datetime.now(UTC)))
     settings = load_settings(**overrides)
 
     async def train(window_id: str) -> WindowResult:
@@ -112,7 +112,12 @@ def _demo(request: DemoRequest) -> int:
     with demo_progress() as (say, step):
         report = asyncio.run(
             run_demo(
-                settings, outer.models, windows=request.windows, train=train, say=say, step=step
+                settings,
+                outer.home.models,
+                windows=request.windows,
+                train=train,
+                say=say,
+                step=step,
             )
         )
     print_json(report_json(report)) if request.json else print_demo(report)

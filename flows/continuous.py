@@ -27,8 +27,8 @@ async def continuous(
     settings: Settings, overrides: dict[str, Any] | None = None
 ) -> AsyncIterator[WindowResult]:
     """Yield the result of each window that waits, oldest first: now, and whenever another
-    ``settings.frequency`` windows have closed by the database's clock. A window that fails is tried
-    again at a later look.
+    ``frequency`` windows have closed by the database's clock. A window that fails is tried again
+    at a later look.
 
     Raises:
         DatabaseError, OSError: the database is away at the start; later that is only logged.
@@ -46,10 +46,10 @@ async def continuous(
             waiting = []
         for window in waiting:
             yield await attempt(window.key, overrides)
-        settled = looked - ahead - timedelta(seconds=settings.grace_s)
+        settled = looked - ahead - timedelta(seconds=settings.windows.grace_s)
         moment = next_look(settings, settled) + ahead
         if look == 0:  # soon again: a run that died just before this one still holds its lease
-            moment = min(moment, datetime.now(UTC) + timedelta(seconds=settings.lease_s))
+            moment = min(moment, datetime.now(UTC) + timedelta(seconds=settings.windows.lease_s))
         log.info("next look at %s UTC", f"{moment:%Y-%m-%dT%H:%M:%S}")
         await sleep_until(moment)
 
@@ -64,6 +64,6 @@ async def _waiting(settings: Settings) -> tuple[list[Window], datetime]:
 def next_look(settings: Settings, settled: datetime) -> datetime:
     """When ``frequency`` windows, from the one that holds ``settled`` on, have closed and late rows
     have had ``grace_s`` to arrive. Rows up to ``settled`` are there already."""
-    first = window_at(settled, settings.minutes)
-    span = timedelta(minutes=settings.minutes * settings.frequency)
-    return first.start + span + timedelta(seconds=settings.grace_s)
+    first = window_at(settled, settings.windows.minutes)
+    span = timedelta(minutes=settings.windows.minutes * settings.windows.frequency)
+    return first.start + span + timedelta(seconds=settings.windows.grace_s)

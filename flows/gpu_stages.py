@@ -91,7 +91,7 @@ async def on_gpu(
         idempotency_key=f"{flow_run.id}/{claim.window_id}/{claim.epoch}/{flow_run.run_count or 1}",
     )
     settings = await settings_with(overrides, blocks)
-    run = await _finished(run, settings.gpu_timeout_s)
+    run = await _finished(run, settings.prefect.gpu_timeout_s)
     assert run.state is not None  # it is final
     return _candidate.validate_python(await run.state.aresult())
 

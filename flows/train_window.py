@@ -98,9 +98,9 @@ async def _choose(store: Store, settings: Settings, window_id: str | None) -> Wi
     clock = await read_clock(store)
     if window_id is None:
         return await window_to_train(store, settings, clock)
-    window = parse_window_id(window_id, settings.minutes)
-    check_settled(window, clock, settings.grace_s)
-    return replace(window, recipe=window.recipe or settings.recipe)
+    window = parse_window_id(window_id, settings.windows.minutes)
+    check_settled(window, clock, settings.windows.grace_s)
+    return replace(window, recipe=window.recipe or settings.windows.recipe)
 
 
 async def _scored(store: Store, settings: Settings, claim: Claim, window: Window) -> Scored:

@@ -1,4 +1,4 @@
-"""Score: one number a trajectory, from the scorer that ``settings.scorer`` names."""
+"""Score: one number a trajectory, from the scorer that ``settings.scoring.scorer`` names."""
 
 from babylon.core.settings import Settings
 from babylon.core.types import Scored, Thinned

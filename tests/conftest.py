@@ -68,7 +68,7 @@ async def database_url(postgres: EmbeddedPostgres) -> AsyncIterator[str]:
 @pytest.fixture
 def settings(database_url: str, tmp_path: Path) -> Settings:
     """Defaults, on this test's database and an empty home."""
-    return load_settings(database_url=database_url, home=tmp_path / "home")
+    return load_settings(database={"url": database_url}, home=tmp_path / "home")
 
 
 @pytest.fixture

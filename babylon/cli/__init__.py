@@ -20,6 +20,7 @@ import babylon
 from babylon.cli import (
     agents,
     arena,
+    config,
     database,
     dataset,
     deploy,
@@ -51,6 +52,7 @@ for name, module in {
     "keys": keys,
     "dataset": dataset,
     "db": database,
+    "config": config,
     "agents": agents,
     "arena": arena,
 }.items():

@@ -94,7 +94,9 @@ async def _play(
         results = {p.name: await played(store, venue, p, settings.seed) for p in players}
     first, second = results.values()
     difference = paired_difference(first.pnl, second.pnl)
-    directory = settings.arena / re.sub(r"[^\w@.-]+", "-", f"{venue.suite}-{'-vs-'.join(names)}")
+    directory = settings.home.arena / re.sub(
+        r"[^\w@.-]+", "-", f"{venue.suite}-{'-vs-'.join(names)}"
+    )
     scripted = yardsticks(venue.worlds)
     shown = results | {n: r for n, r in scripted.items() if f"{SCRIPTED}{n}" not in results}
     await asyncio.to_thread(

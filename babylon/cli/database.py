@@ -98,9 +98,9 @@ async def _import(
             store,
             files,
             format=format,
-            window=None if window is None else parse_window_id(window, settings.minutes),
+            window=None if window is None else parse_window_id(window, settings.windows.minutes),
             agent_id=agent,
-            minutes=settings.minutes,
+            minutes=settings.windows.minutes,
         )
         return dict(added)
 
@@ -109,7 +109,7 @@ async def _export(settings: Settings, window: str, format: Written, output: Path
     from babylon.formats.export_files import export_game, export_traces
     from babylon.store import open_store
 
-    parse_window_id(window, settings.minutes)
+    parse_window_id(window, settings.windows.minutes)
     async with open_store(settings) as store:
         if format is Written.GAME:
             return dict(await export_game(store, window, output))

@@ -15,5 +15,10 @@ WindowMinutes = Annotated[int | None, typer.Option(help="Length of a window.", m
 
 
 def given(**options: Any) -> dict[str, Any]:
-    """The options that were given, as overrides of the settings."""
-    return {name: value for name, value in options.items() if value is not None}
+    """Return the options that were given, as overrides of settings by group."""
+    overrides: dict[str, Any] = {}
+    for name, value in options.items():
+        kept = given(**value) if isinstance(value, dict) else value
+        if kept is not None and kept != {}:
+            overrides[name] = kept
+    return overrides

@@ -33,9 +33,12 @@ def up(json: Json = False) -> None:
         statuses = asyncio.run(up(load_settings(), making_model))
     if not json:
         settings = load_settings()
-        print(f"agents call {settings.endpoint}/v1 with the key in {local_key_path(settings.home)}")
-        print(f"Prefect shows every run at http://127.0.0.1:{settings.prefect_port}")
-        print(f"the admin API answers at http://127.0.0.1:{settings.admin_port}/admin/status")
+        key = local_key_path(settings.home.root)
+        print(f"agents call {settings.serving.endpoint}/v1 with the key in {key}")
+        print(f"Prefect shows every run at http://127.0.0.1:{settings.prefect.port}")
+        print(
+            f"the admin API answers at http://127.0.0.1:{settings.serving.admin_port}/admin/status"
+        )
     _show(statuses, json)
 
 
@@ -69,7 +72,7 @@ def serve(
     """Run engine, gateway and admin API in the foreground."""
     from babylon.serving.serve import serve
 
-    asyncio.run(serve(load_settings(**({"engine": engine} if engine else {}))))
+    asyncio.run(serve(load_settings(**({"serving": {"engine": engine}} if engine else {}))))
 
 
 def _show(statuses: "list[ServiceStatus]", json: bool) -> None:

@@ -119,20 +119,22 @@ def train(
     if include_late and not recipe and "+" not in (window or ""):
         raise typer.BadParameter("--include-late trains nothing by itself: name a --recipe")
     overrides = _checked(
-        window_minutes=window_minutes,
-        frequency=frequency,
-        recipe=recipe,
-        include_late=include_late or None,
-        min_agents=min_agents,
-        min_actions=min_actions,
-        iterations=iterations,
-        target_trajectories=target_trajectories,
-        max_dropout=max_dropout,
-        lookback_hours=lookback_hours,
-        reward_threshold=reward_threshold,
-        scorer=scorer,
-        trainer=trainer,
-        loss=loss,
+        windows={
+            "minutes": window_minutes,
+            "frequency": frequency,
+            "recipe": recipe,
+            "include_late": include_late or None,
+            "min_agents": min_agents,
+            "lookback_hours": lookback_hours,
+        },
+        quality={
+            "min_actions": min_actions,
+            "target_trajectories": target_trajectories,
+            "max_dropout": max_dropout,
+            "reward_threshold": reward_threshold,
+        },
+        training={"iterations": iterations, "trainer": trainer, "loss": loss},
+        scoring={"scorer": scorer},
     )
     from babylon.scoring.registry import require_scorer
     from babylon.training.backends.trainer_requirements import require_trainer
@@ -141,7 +143,7 @@ def train(
     settings = load_settings(**overrides)
     if window is not None:
         tomorrow = datetime.now(UTC) + timedelta(days=1)  # only the database's clock is right
-        check_settled(parse_window_id(window, settings.minutes), Clock(now=tomorrow), 0.0)
+        check_settled(parse_window_id(window, settings.windows.minutes), Clock(now=tomorrow), 0.0)
     for bound in filter(None, (first, last)):
         parse_bound(bound)
     require_scorer(settings)
@@ -180,7 +182,7 @@ def _checked(**options: Any) -> dict[str, Any]:
 def _become_flow(request: Request) -> NoReturn:
     """Replace this process; the flows beside this very package are the ones that run."""
     # Prefect's directory too: Prefect itself makes it where nobody tells an error in one line.
-    make_directory(load_settings(**request.overrides).home / "prefect")
+    make_directory(load_settings(**request.overrides).home.root / "prefect")
     root = str(Path(babylon.__file__).parents[1])
     path = os.pathsep.join(filter(None, [root, os.environ.get("PYTHONPATH")]))
     # What goes wrong is told in one line at the end: tracebacks and bars of others would bury it.

@@ -74,7 +74,7 @@ def print_training(
     print("\nWhere to look next:")
     print("  babylon model list           every policy and its verdict")
     print("  babylon deploy status        the route in force")
-    print(f"  {settings.datasets}    the published windows")
+    print(f"  {settings.home.datasets}    the published windows")
 
 
 def _figure(metrics: dict[str, Any], form: str, unit: str, names: tuple[str, ...]) -> Text | None:

@@ -40,7 +40,10 @@ def list_(
     json: Json = False,
 ) -> None:
     """Every window: its state, who works on it, what was played, and why it is where it is."""
-    options = given(min_agents=min_agents, min_actions=min_actions, window_minutes=window_minutes)
+    options = given(
+        windows={"min_agents": min_agents, "minutes": window_minutes},
+        quality={"min_actions": min_actions},
+    )
     settings = load_settings(**options)
     reports, late, _ = asyncio.run(_look(settings, lookback_hours, include_late))
     if json:
@@ -61,7 +64,10 @@ def check(
     json: Json = False,
 ) -> None:
     """Say READY FOR TRAINING, or what is missing; exit code 1 when no window is ready."""
-    options = given(min_agents=min_agents, min_actions=min_actions, window_minutes=window_minutes)
+    options = given(
+        windows={"min_agents": min_agents, "minutes": window_minutes},
+        quality={"min_actions": min_actions},
+    )
     settings = load_settings(**options)
     reports, _, clock = asyncio.run(_look(settings, lookback_hours))
     ready = [report.window_id for report in reports if report.ready]
@@ -87,7 +93,9 @@ def show(
     json: Json = False,
 ) -> None:
     """One window: what it lacks, which trajectories were refused and why, which came late."""
-    settings = load_settings(**given(min_agents=min_agents, min_actions=min_actions))
+    settings = load_settings(
+        **given(windows={"min_agents": min_agents}, quality={"min_actions": min_actions})
+    )
     report, late = asyncio.run(_look_at(settings, window))
     if json:
         told = {"rejections": _rejections(report.rejections), "late_trajectories": late}
@@ -103,8 +111,8 @@ def _blind(sessions: int, settings: Settings) -> str:
     """Where the game's database is somebody else's, and shows us little of what goes on in it."""
     return (
         f"{sessions} sessions of other accounts hide when their transactions began: only the grace"
-        f" (WINDOW_GRACE_SECONDS={settings.grace_s:g}) waits for what they commit late, unless you"
-        " GRANT pg_read_all_stats to this account"
+        f" (WINDOW_GRACE_SECONDS={settings.windows.grace_s:g}) waits for what they commit late,"
+        " unless you GRANT pg_read_all_stats to this account"
     )
 
 
@@ -114,7 +122,7 @@ def _conclusion(ready: list[str], settings: Settings, hours: int | None) -> str:
             f" and {len(ready) - 3} older" if len(ready) > 3 else ""
         )
     where = "recorded" if hours is None else f"of the last {hours} h"
-    return f"NOT READY: no window {where} waits with {settings.min_agents} eligible agents"
+    return f"NOT READY: no window {where} waits with {settings.windows.min_agents} eligible agents"
 
 
 async def _look(
@@ -143,9 +151,9 @@ async def _look_at(settings: Settings, window_id: str) -> "tuple[WindowReport, l
 
     async with open_store(settings) as store:
         row = await get_window(store, window_id)
-        minutes = row.minutes if row else settings.minutes
+        minutes = row.minutes if row else settings.windows.minutes
         window = parse_window_id(window_id, minutes)
-        settings = settings.model_copy(update={"minutes": minutes})
+        settings = settings.replace(windows={"minutes": minutes})
         reports = await window_reports(store, settings, since=window.start, until=window.end)
         found = [report for report in reports if report.window_id == window_id]
         if not found:

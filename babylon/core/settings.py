@@ -1,22 +1,42 @@
-"""Settings: one frozen object, read once from the environment, then passed along.
+"""Settings in groups: read once at the start of a process, then passed along group by group.
 
-The environment names of the original system keep working (``DATABASE_URL``, ``BASE_MODEL``, …).
-Command-line options override by ``model_copy(update=...)``; nothing else reads the environment.
+A value comes from the first of these places that has one:
+
+1. an override (a command-line option, a Prefect block, a flow parameter),
+2. the field's environment variable,
+3. ``babylon.toml`` in the home, one table a group,
+4. the field's default.
+
+Nothing else reads the environment. ``docs/settings.md`` is generated from this module.
 """
 
 import os
+import tomllib
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Literal, Self
+from typing import Annotated, Any, Literal, Self
 from urllib.parse import urlsplit
 
-from pydantic import Field, SecretStr, ValidationError, field_validator, model_validator
+from pydantic import (
+    BaseModel,
+    BeforeValidator,
+    ConfigDict,
+    Field,
+    SecretStr,
+    ValidationError,
+    field_validator,
+    model_validator,
+)
+from pydantic.fields import FieldInfo
 from pydantic_core import ErrorDetails
-from pydantic_settings import BaseSettings, SettingsConfigDict
 
 from babylon.core.errors import ConfigError
+from babylon.core.home import Home
 from babylon.core.windows import MAX_MINUTES, MIN_MINUTES, RECIPE_PATTERN, check_minutes
 
-MAX_HOURS = 100 * 366 * 24  # a century: what lies further back is a typing error
+MAX_HOURS = 100 * 366 * 24  # a century: a larger number is a typing error
+HOURS = "WINDOW_DURATION_HOURS"  # the original's name; it wins over WINDOW_MINUTES
 Engine = Literal["embedded", "vllm"]
 Trainer = Literal["torch", "serverless", "art-local"]
 RecordingPolicy = Literal["lossless", "available"]
@@ -26,174 +46,207 @@ LOSSES_WITH_NORMALISER = ("gspo", "dapo", "dr_grpo")
 _LOOPBACK = ("localhost", "127.0.0.1")
 
 
-class Settings(BaseSettings):
-    """Every knob of the system, its unit and its default.
-
-    Everything mutable lies under ``home``; two homes are two independent systems.
-    """
-
-    model_config = SettingsConfigDict(
-        frozen=True,
-        allow_inf_nan=False,
-        extra="ignore",
-        populate_by_name=True,  # and so also BABYLON_<FIELD>: without a prefix it were HOME, SEED
-        env_prefix="BABYLON_",
-        env_ignore_empty=True,
+def _setting(default: Any, variable: str, description: str, **limits: Any) -> Any:
+    """A field with its environment variable and its line in docs/settings.md."""
+    return Field(
+        default, description=description, json_schema_extra={"variable": variable}, **limits
     )
 
-    home: Path = Field(Path(".babylon"), validation_alias="BABYLON_HOME")
-    database_url: SecretStr | None = Field(None, validation_alias="DATABASE_URL")
-    seed: int = Field(0, validation_alias="BABYLON_SEED")
 
-    # windows and data quality
-    window_minutes: int = Field(60, validation_alias="WINDOW_MINUTES")
-    window_hours: float | None = Field(
-        None, ge=MIN_MINUTES / 60, le=MAX_MINUTES / 60, validation_alias="WINDOW_DURATION_HOURS"
-    )
-    min_agents: int = Field(3, ge=2, validation_alias="MIN_AGENTS_PER_WINDOW")
-    min_actions: int = Field(5, ge=1, validation_alias="MIN_ACTIONS_PER_TRAJECTORY")
-    reward_threshold: float | None = Field(None, validation_alias="REWARD_THRESHOLD")
-    target_trajectories: int = Field(1000, ge=2, validation_alias="TARGET_TRAJECTORIES")
-    max_dropout: float = Field(0.3, ge=0, lt=1, validation_alias="MAX_DROPOUT")
-    lookback_hours: int = Field(168, ge=1, le=MAX_HOURS, validation_alias="LOOKBACK_HOURS")
-    frequency: int = Field(1, ge=1, validation_alias="TRAINING_FREQUENCY_WINDOWS")
-    grace_s: float = Field(60.0, ge=0, validation_alias="WINDOW_GRACE_SECONDS")
-    # a name under which windows that are done are taken up for what was never trained in them
-    recipe: str = Field("", pattern=f"^({RECIPE_PATTERN})?$", validation_alias="RECIPE")
-    include_late: bool = Field(False, validation_alias="INCLUDE_LATE")  # with a recipe
-    lease_s: float = Field(60.0, gt=0, validation_alias="LEASE_SECONDS")
-    gpu_timeout_s: float = Field(3 * 3600.0, gt=0, validation_alias="GPU_TIMEOUT_SECONDS")
+class Group(BaseModel):
+    """Settings that are read together."""
 
-    # scoring
-    scorer: str = Field("heuristic", validation_alias="SCORER")
+    model_config = ConfigDict(frozen=True, extra="forbid", allow_inf_nan=False)
 
-    # the judge: a model behind an OpenAI-compatible server, or a checkpoint directory
-    judge_model: str | None = Field(None, validation_alias="JUDGE_MODEL")
-    judge_base_url: str = Field("https://api.openai.com/v1", validation_alias="JUDGE_BASE_URL")
-    openai_api_key: SecretStr | None = Field(None, validation_alias="OPENAI_API_KEY")
-    judge_model_path: Path | None = Field(None, validation_alias="JUDGE_MODEL_PATH")
-    judge_temperature: float | None = Field(None, ge=0, le=2, validation_alias="JUDGE_TEMPERATURE")
-    judge_rubric: str = Field("trading-v1", validation_alias="JUDGE_RUBRIC")
-    judge_context_tokens: int = Field(128_000, ge=1000, validation_alias="JUDGE_CONTEXT_TOKENS")
-    judge_passes: float = Field(2.5, ge=1, le=20, validation_alias="JUDGE_PASSES")
-    judge_concurrency: int = Field(8, ge=1, le=256, validation_alias="JUDGE_CONCURRENCY")
-    judge_timeout_s: float = Field(1800.0, gt=0, validation_alias="JUDGE_TIMEOUT_SECONDS")
 
-    # what judging may cost (None: any amount), and what a budget that runs out leads to
-    judge_window_tokens: int | None = Field(None, ge=0, validation_alias="JUDGE_WINDOW_TOKENS")
-    judge_day_tokens: int | None = Field(None, ge=0, validation_alias="JUDGE_DAY_TOKENS")
-    judge_window_usd: float | None = Field(None, ge=0, validation_alias="JUDGE_WINDOW_USD")
-    judge_day_usd: float | None = Field(None, ge=0, validation_alias="JUDGE_DAY_USD")
-    judge_prompt_usd: float = Field(0.0, ge=0, validation_alias="JUDGE_PROMPT_USD_PER_MTOK")
-    judge_completion_usd: float = Field(0.0, ge=0, validation_alias="JUDGE_COMPLETION_USD_PER_MTOK")
-    judge_cheaper_model: str | None = Field(None, validation_alias="JUDGE_CHEAPER_MODEL")
-    judge_cheaper_prompt_usd: float = Field(
-        0.0, ge=0, validation_alias="JUDGE_CHEAPER_PROMPT_USD_PER_MTOK"
-    )
-    judge_cheaper_completion_usd: float = Field(
-        0.0, ge=0, validation_alias="JUDGE_CHEAPER_COMPLETION_USD_PER_MTOK"
-    )
-    judge_heuristic: bool = Field(True, validation_alias="JUDGE_HEURISTIC_FALLBACK")
-    judge_write_back: bool = Field(False, validation_alias="JUDGE_WRITE_BACK")
-
-    # training
-    trainer: Trainer = Field("torch", validation_alias="TRAINER")
-    base_model: str | None = Field(None, validation_alias="BASE_MODEL")
-    model_name: str = Field("babylon", validation_alias="MODEL_NAME")
-    tuning: Literal["lora", "full"] = Field("lora", validation_alias="TUNING")
-    # which layers are tuned, also in a model that was pretrained on something else
-    transfer_layers: Literal["all", "attention", "ffn"] = Field(
-        "all", validation_alias="TRANSFER_LAYERS"
-    )
-    loss: Loss = Field("ppo_clip", validation_alias="LOSS")
-    advantage: Literal["leave_one_out", "group_std", "batch_std"] = Field(
-        "leave_one_out", validation_alias="ADVANTAGE"
-    )
-    # what has equal mass in a train step; a loss that is defined by its own refuses another
-    call_weight: Literal["trajectory", "token", "trajectory_tokens", "call", "constant"] = Field(
-        "trajectory", validation_alias="CALL_WEIGHT"
-    )
-    learning_rate: float | None = Field(None, gt=0, validation_alias="LEARNING_RATE")
-    warmup_steps: int = Field(10, ge=0, validation_alias="WARMUP_STEPS")  # of an optimiser's life
-    iterations: int = Field(10, ge=1, validation_alias="ITERATIONS")
-    batch_size: int = Field(4, ge=1, validation_alias="BATCH_SIZE")
-    accumulation: int = Field(2, ge=1, validation_alias="GRADIENT_ACCUMULATION_STEPS")
-    # tokens computed at once: decides memory, never the result; halved when memory is short
-    max_tokens: int | None = Field(None, ge=1, validation_alias="MAX_TOKENS")
-    kl_penalty: float = Field(0.0, ge=0, validation_alias="KL_PENALTY")
-    max_missing_logprobs: float = Field(1.0, ge=0, le=1, validation_alias="MAX_MISSING_LOGPROBS")
-    # updates that a call's policy may lie behind; beyond two no importance weight corrects for it
-    max_staleness: int = Field(1, ge=0, le=2, validation_alias="MAX_STALENESS")
-    # so many to roll back to, as many of the newest and as many of the best: most are the same
-    keep_checkpoints: int = Field(3, ge=1, validation_alias="KEEP_CHECKPOINTS")
-
-    # Weights & Biases gets every window once a project is named; offline: files to sync by hand
-    wandb_project: str | None = Field(None, validation_alias="WANDB_PROJECT")
-    wandb_mode: Literal["offline", "online", "disabled"] = Field(
-        "offline", validation_alias="WANDB_MODE"
+class DatabaseSettings(Group):
+    url: SecretStr | None = _setting(
+        None, "DATABASE_URL", "Postgres; by default an embedded server in the home."
     )
 
-    # validation of a checkpoint: unseen scenarios at most; fewer where it is clear before
-    arena_scenarios: int = Field(2048, ge=32, validation_alias="ARENA_SCENARIOS")
-    # the game of these scenarios: that which the fleet plays (`babylon agents spawn --rules`)
-    arena_rules: Literal["starter", "hour"] = Field("starter", validation_alias="ARENA_RULES")
 
-    # a checkpoint that answers further from the champion than that never serves, nats a token; an
-    # hour's update of the demo moves it by 0.003 to 0.03, its twelve hours together by 0.17
-    max_serving_kl: float = Field(0.5, gt=0, validation_alias="MAX_SERVING_KL")
-
-    # serving
-    endpoint: str = Field("http://localhost:8000", validation_alias="LOCAL_ENDPOINT")
-    engine_port: int = Field(8001, ge=1, le=65535, validation_alias="ENGINE_PORT")
-    engine: Engine = Field("embedded", validation_alias="ENGINE")
-    # of vLLM: the python of its environment and what its servers get besides, or a running server
-    vllm_python: str | None = Field(None, validation_alias="VLLM_PYTHON")
-    vllm_args: str = Field("", validation_alias="VLLM_ARGS")
-    engine_url: str | None = Field(
-        None, pattern=r"^https?://[^/]+/?$", validation_alias="ENGINE_URL"
+class WindowSettings(Group):
+    minutes: int = _setting(
+        60, "WINDOW_MINUTES", f"Length of a window. `{HOURS}` in the environment wins over it."
     )
-    # what a full disk does: withhold answers that cannot be recorded, or serve them unrecorded
-    recording_policy: RecordingPolicy = Field("lossless", validation_alias="RECORDING")
-    # calls of one policy version at a time, and calls that may wait for a place
-    max_concurrency: int = Field(256, ge=1, validation_alias="MAX_CONCURRENCY")
-    max_queue: int = Field(1024, ge=0, validation_alias="MAX_QUEUE")
-    prefect_port: int = Field(4200, ge=1, le=65535, validation_alias="PREFECT_SERVER_API_PORT")
-    # an experiment between two policies: finished play of so many agents, and an age, before it is
-    # decided by P&L; the age at which the champion stays for want of a decision; and how much less
-    # (USD a play) a challenger may surely earn without being rolled back for it
-    ab_min_agents: int = Field(40, ge=4, validation_alias="AB_MIN_AGENTS")
-    ab_min_hours: float = Field(3.0, ge=0, validation_alias="AB_MIN_HOURS")
-    ab_max_hours: float = Field(168.0, gt=0, le=MAX_HOURS, validation_alias="AB_MAX_HOURS")
-    ab_tolerated_loss_usd: float = Field(0.0, ge=0, validation_alias="AB_TOLERATED_LOSS_USD")
-    # what becomes of a checkpoint that passed: it serves all agents, or is compared on live ones
-    # with the champion: at half of them, or at 5 % that later windows make 25 % and 50 %
-    deployment_strategy: DeploymentStrategy = Field(
-        "replace", validation_alias="DEPLOYMENT_STRATEGY"
+    min_agents: int = _setting(3, "MIN_AGENTS_PER_WINDOW", "Agents that a window needs.", ge=2)
+    lookback_hours: int = _setting(
+        168, "LOOKBACK_HOURS", "Age of the oldest window to train.", ge=1, le=MAX_HOURS
     )
-    # the admin API: changes of the route over HTTP
-    admin_port: int = Field(8002, ge=1, le=65535, validation_alias="ADMIN_PORT")
+    frequency: int = _setting(
+        1, "TRAINING_FREQUENCY_WINDOWS", "Continuous training looks every N windows.", ge=1
+    )
+    grace_s: float = _setting(
+        60.0, "WINDOW_GRACE_SECONDS", "Time for late rows after a window's end.", ge=0
+    )
+    lease_s: float = _setting(
+        60.0, "LEASE_SECONDS", "A claim without a heartbeat expires after this time.", gt=0
+    )
+    recipe: str = _setting(
+        "",
+        "RECIPE",
+        "Name under which finished windows are taken up for what was never trained.",
+        pattern=f"^({RECIPE_PATTERN})?$",
+    )
+    include_late: bool = _setting(
+        False, "INCLUDE_LATE", "With a recipe: train late trajectories too."
+    )
 
-    @field_validator("window_minutes")
+    @field_validator("minutes")
     @classmethod
-    def _minutes_tile_a_day(cls, minutes: int) -> int:
-        _refuse_minutes(minutes)
+    def _minutes_divide_a_day(cls, minutes: int) -> int:
+        _check_minutes(minutes)
         return minutes
 
-    @field_validator("window_hours")
-    @classmethod
-    def _hours_tile_a_day(cls, hours: float | None) -> float | None:
-        if hours is not None:
-            _refuse_minutes(_in_minutes(hours))
-        return hours
 
-    @field_validator("endpoint")
-    @classmethod
-    def _endpoint_has_no_path(cls, endpoint: str) -> str:
-        url = urlsplit(endpoint)
-        if url.scheme == "http" and url.path.strip("/"):
-            address = f"{url.scheme}://{url.netloc}"
-            raise ValueError(f"the gateway's address has no path: set LOCAL_ENDPOINT={address}")
-        return endpoint
+class QualitySettings(Group):
+    min_actions: int = _setting(
+        5, "MIN_ACTIONS_PER_TRAJECTORY", "Actions that a trajectory needs.", ge=1
+    )
+    reward_threshold: float | None = _setting(
+        None, "REWARD_THRESHOLD", "Reject trajectories that earned less; off by default."
+    )
+    target_trajectories: int = _setting(
+        1000, "TARGET_TRAJECTORIES", "Thin larger windows to about this many.", ge=2
+    )
+    max_dropout: float = _setting(
+        0.3, "MAX_DROPOUT", "Largest share of a window that thinning removes.", ge=0, lt=1
+    )
+
+
+class ScoringSettings(Group):
+    scorer: str = _setting(
+        "heuristic",
+        "SCORER",
+        "`heuristic`, `ruler`, `preference`, `regression`, `art-ruler` or"
+        " `package.module:function`.",
+    )
+    write_back: bool = _setting(
+        False, "JUDGE_WRITE_BACK", "Write judgments into the game's own tables too."
+    )
+
+
+class JudgeSettings(Group):
+    """The judge: a model behind an OpenAI-compatible server, or a checkpoint directory."""
+
+    model: str | None = _setting(None, "JUDGE_MODEL", "Model name at the judge's server.")
+    base_url: str = _setting(
+        "https://api.openai.com/v1", "JUDGE_BASE_URL", "Address of the judge's server."
+    )
+    api_key: SecretStr | None = _setting(None, "OPENAI_API_KEY", "Key for the judge's server.")
+    model_path: Path | None = _setting(
+        None, "JUDGE_MODEL_PATH", "Checkpoint directory that judges instead of a server."
+    )
+    temperature: float | None = _setting(
+        None, "JUDGE_TEMPERATURE", "Sampling temperature; by default the server's.", ge=0, le=2
+    )
+    rubric: str = _setting("trading-v1", "JUDGE_RUBRIC", "Rubric by name, or a path to a file.")
+    context_tokens: int = _setting(
+        128_000, "JUDGE_CONTEXT_TOKENS", "Context of the judge's model.", ge=1000
+    )
+    passes: float = _setting(
+        2.5, "JUDGE_PASSES", "Mean number of times that a trajectory is judged.", ge=1, le=20
+    )
+    concurrency: int = _setting(8, "JUDGE_CONCURRENCY", "Requests at a time.", ge=1, le=256)
+    timeout_s: float = _setting(
+        1800.0, "JUDGE_TIMEOUT_SECONDS", "Time limit for judging a window.", gt=0
+    )
+    window_tokens: int | None = _setting(
+        None, "JUDGE_WINDOW_TOKENS", "Token budget of a window; unlimited by default.", ge=0
+    )
+    day_tokens: int | None = _setting(
+        None, "JUDGE_DAY_TOKENS", "Token budget of a UTC day; unlimited by default.", ge=0
+    )
+    window_usd: float | None = _setting(
+        None, "JUDGE_WINDOW_USD", "Budget of a window in US dollars.", ge=0
+    )
+    day_usd: float | None = _setting(
+        None, "JUDGE_DAY_USD", "Budget of a UTC day in US dollars.", ge=0
+    )
+    prompt_usd: float = _setting(
+        0.0, "JUDGE_PROMPT_USD_PER_MTOK", "Price of a million prompt tokens.", ge=0
+    )
+    completion_usd: float = _setting(
+        0.0, "JUDGE_COMPLETION_USD_PER_MTOK", "Price of a million completion tokens.", ge=0
+    )
+    cheaper_model: str | None = _setting(
+        None, "JUDGE_CHEAPER_MODEL", "Model that takes over when the budget runs short."
+    )
+    cheaper_prompt_usd: float = _setting(
+        0.0, "JUDGE_CHEAPER_PROMPT_USD_PER_MTOK", "Its price of a million prompt tokens.", ge=0
+    )
+    cheaper_completion_usd: float = _setting(
+        0.0,
+        "JUDGE_CHEAPER_COMPLETION_USD_PER_MTOK",
+        "Its price of a million completion tokens.",
+        ge=0,
+    )
+    heuristic_fallback: bool = _setting(
+        True, "JUDGE_HEURISTIC_FALLBACK", "Score by the heuristic when the budget is spent."
+    )
+
+
+class ModelSettings(Group):
+    base: str | None = _setting(
+        None, "BASE_MODEL", "Causal LM: local path or hub id; by default a tiny one made here."
+    )
+    name: str = _setting("babylon", "MODEL_NAME", "Model name that agents ask for.")
+
+
+class TrainingSettings(Group):
+    trainer: Trainer = _setting("torch", "TRAINER", "Backend that computes the update.")
+    tuning: Literal["lora", "full"] = _setting(
+        "lora", "TUNING", "Train a LoRA adapter, or all weights."
+    )
+    transfer_layers: Literal["all", "attention", "ffn"] = _setting(
+        "all", "TRANSFER_LAYERS", "Layers that are tuned."
+    )
+    loss: Loss = _setting("ppo_clip", "LOSS", "Loss function.")
+    advantage: Literal["leave_one_out", "group_std", "batch_std"] = _setting(
+        "leave_one_out", "ADVANTAGE", "Baseline and scale of advantages."
+    )
+    call_weight: Literal["trajectory", "token", "trajectory_tokens", "call", "constant"] = _setting(
+        "trajectory",
+        "CALL_WEIGHT",
+        "Unit of equal mass in a train step. Losses with their own normaliser allow only the"
+        " default.",
+    )
+    learning_rate: float | None = _setting(
+        None, "LEARNING_RATE", "By default 1e-5 for LoRA and 1e-6 for full tuning.", gt=0
+    )
+    warmup_steps: int = _setting(
+        10, "WARMUP_STEPS", "Warm-up steps over the life of an optimiser.", ge=0
+    )
+    iterations: int = _setting(10, "ITERATIONS", "Passes over a window.", ge=1)
+    batch_size: int = _setting(4, "BATCH_SIZE", "Trajectories a micro-batch.", ge=1)
+    accumulation: int = _setting(
+        2, "GRADIENT_ACCUMULATION_STEPS", "Micro-batches a train step.", ge=1
+    )
+    max_tokens: int | None = _setting(
+        None,
+        "MAX_TOKENS",
+        "Tokens computed at once. It decides memory, never the result, and is halved when memory"
+        " is short.",
+        ge=1,
+    )
+    kl_penalty: float = _setting(
+        0.0, "KL_PENALTY", "Weight of the KL to the reference policy; needs LoRA.", ge=0
+    )
+    max_missing_logprobs: float = _setting(
+        1.0,
+        "MAX_MISSING_LOGPROBS",
+        "Largest share of calls without logged logprobs; the trainer recomputes them.",
+        ge=0,
+        le=1,
+    )
+    max_staleness: int = _setting(
+        1,
+        "MAX_STALENESS",
+        "Updates that a call's policy may lie behind. No importance weight corrects for more than"
+        " two.",
+        ge=0,
+        le=2,
+    )
 
     @model_validator(mode="after")
     def _the_loss_takes_the_call_weight(self) -> Self:
@@ -201,15 +254,6 @@ class Settings(BaseSettings):
             raise ValueError(
                 f"CALL_WEIGHT={self.call_weight!r} with LOSS={self.loss!r}, which is defined with a"
                 " normaliser of its own: unset CALL_WEIGHT, or take LOSS=ppo_clip"
-            )
-        return self
-
-    @model_validator(mode="after")
-    def _an_experiment_can_be_decided_before_it_ends(self) -> Self:
-        if self.ab_min_hours >= self.ab_max_hours:
-            raise ValueError(
-                f"AB_MIN_HOURS={self.ab_min_hours:g} is not below"
-                f" AB_MAX_HOURS={self.ab_max_hours:g}: nothing could be promoted in between"
             )
         return self
 
@@ -223,18 +267,70 @@ class Settings(BaseSettings):
         return self
 
     @property
-    def minutes(self) -> int:
-        """Length of a window; in the environment ``WINDOW_DURATION_HOURS`` (the original's name)
-        wins over ``WINDOW_MINUTES``."""
-        hours = self.window_hours
-        return self.window_minutes if hours is None else _in_minutes(hours)
+    def effective_learning_rate(self) -> float:
+        """The original's defaults: 1e-6 for full fine-tuning, 1e-5 for LoRA."""
+        if self.learning_rate is not None:
+            return self.learning_rate
+        return 1e-6 if self.tuning == "full" else 1e-5
+
+
+class EvaluationSettings(Group):
+    """Validation of a checkpoint on unseen scenarios."""
+
+    scenarios: int = _setting(
+        2048,
+        "ARENA_SCENARIOS",
+        "Budget of the gate; it stops early when the result is clear.",
+        ge=32,
+    )
+    rules: Literal["starter", "hour"] = _setting(
+        "starter", "ARENA_RULES", "Game of the gate: the one that the fleet plays."
+    )
+
+
+class ServingSettings(Group):
+    endpoint: str = _setting(
+        "http://localhost:8000", "LOCAL_ENDPOINT", "Address of the gateway, on loopback."
+    )
+    engine_port: int = _setting(8001, "ENGINE_PORT", "Port of the engine.", ge=1, le=65535)
+    admin_port: int = _setting(8002, "ADMIN_PORT", "Port of the admin API.", ge=1, le=65535)
+    engine: Engine = _setting("embedded", "ENGINE", "Engine that `babylon up` starts.")
+    vllm_python: str | None = _setting(
+        None, "VLLM_PYTHON", "Python of the environment in which vLLM is installed."
+    )
+    vllm_args: str = _setting("", "VLLM_ARGS", "Further arguments of vLLM servers.")
+    engine_url: str | None = _setting(
+        None,
+        "ENGINE_URL",
+        "A running vLLM server to use instead of starting one.",
+        pattern=r"^https?://[^/]+/?$",
+    )
+    recording: RecordingPolicy = _setting(
+        "lossless",
+        "RECORDING",
+        "When the disk is full: withhold answers (`lossless`) or serve them unrecorded"
+        " (`available`).",
+    )
+    max_concurrency: int = _setting(
+        256, "MAX_CONCURRENCY", "Calls of one policy version at a time.", ge=1
+    )
+    max_queue: int = _setting(1024, "MAX_QUEUE", "Calls that may wait for a place.", ge=0)
+
+    @field_validator("endpoint")
+    @classmethod
+    def _endpoint_has_no_path(cls, endpoint: str) -> str:
+        url = urlsplit(endpoint)
+        if url.scheme == "http" and url.path.strip("/"):
+            address = f"{url.scheme}://{url.netloc}"
+            raise ValueError(f"the gateway's address has no path: set LOCAL_ENDPOINT={address}")
+        return endpoint
 
     @property
     def endpoint_port(self) -> int:
-        """The port the gateway listens on.
+        """The port that the gateway listens on.
 
         Raises:
-            ConfigError: the endpoint is no http address on this machine's loopback.
+            ConfigError: The endpoint is not an http address on this machine's loopback.
         """
         url = urlsplit(self.endpoint)
         try:
@@ -248,93 +344,271 @@ class Settings(BaseSettings):
             )
         return port
 
+
+class DeploymentSettings(Group):
+    strategy: DeploymentStrategy = _setting(
+        "replace",
+        "DEPLOYMENT_STRATEGY",
+        "A checkpoint that passed serves all agents (`replace`), half of them (`ab`), or 5 %, then"
+        " 25 %, then 50 % of them (`canary`).",
+    )
+    max_serving_kl: float = _setting(
+        # An hour of the demo moves a policy by 0.003 to 0.03, its twelve hours together by 0.17.
+        0.5,
+        "MAX_SERVING_KL",
+        "Largest KL from the champion, in nats a token, that may serve.",
+        gt=0,
+    )
+    keep_checkpoints: int = _setting(
+        3,
+        "KEEP_CHECKPOINTS",
+        "Checkpoints kept of each kind: rollback targets, newest, best. The kinds overlap.",
+        ge=1,
+    )
+
+
+class ExperimentSettings(Group):
+    """An experiment between two policies on live agents (`ab`, `canary`)."""
+
+    min_agents: int = _setting(
+        40, "AB_MIN_AGENTS", "Agents with finished play before a decision.", ge=4
+    )
+    min_hours: float = _setting(3.0, "AB_MIN_HOURS", "Age before a decision.", ge=0)
+    max_hours: float = _setting(
+        168.0, "AB_MAX_HOURS", "Age at which the champion stays.", gt=0, le=MAX_HOURS
+    )
+    tolerated_loss_usd: float = _setting(
+        0.0,
+        "AB_TOLERATED_LOSS_USD",
+        "Loss a play that a challenger may surely cause without a rollback.",
+        ge=0,
+    )
+
+    @model_validator(mode="after")
+    def _can_be_decided_before_it_ends(self) -> Self:
+        if self.min_hours >= self.max_hours:
+            raise ValueError(
+                f"AB_MIN_HOURS={self.min_hours:g} is not below AB_MAX_HOURS={self.max_hours:g}:"
+                " no decision could be made in between"
+            )
+        return self
+
+
+class TrackingSettings(Group):
+    """Weights & Biases."""
+
+    project: str | None = _setting(
+        None, "WANDB_PROJECT", "Project; no window is reported without one."
+    )
+    mode: Literal["offline", "online", "disabled"] = _setting(
+        "offline", "WANDB_MODE", "Offline runs are files to sync by hand."
+    )
+
+
+class PrefectSettings(Group):
+    port: int = _setting(
+        4200, "PREFECT_SERVER_API_PORT", "Port of the server of `babylon up`.", ge=1, le=65535
+    )
+    gpu_timeout_s: float = _setting(
+        3 * 3600.0, "GPU_TIMEOUT_SECONDS", "Time limit of the GPU stages of a window.", gt=0
+    )
+
+
+class Settings(BaseModel):
+    """All settings of a process, in groups."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+    home: Annotated[Home, BeforeValidator(Home.at)] = _setting(
+        ".babylon", "BABYLON_HOME", "Directory of everything mutable.", validate_default=True
+    )
+    seed: int = _setting(0, "BABYLON_SEED", "Seed of thinning, training and simulated play.")
+    database: DatabaseSettings = DatabaseSettings()
+    windows: WindowSettings = WindowSettings()
+    quality: QualitySettings = QualitySettings()
+    scoring: ScoringSettings = ScoringSettings()
+    judge: JudgeSettings = JudgeSettings()
+    model: ModelSettings = ModelSettings()
+    training: TrainingSettings = TrainingSettings()
+    evaluation: EvaluationSettings = EvaluationSettings()
+    serving: ServingSettings = ServingSettings()
+    deployment: DeploymentSettings = DeploymentSettings()
+    experiment: ExperimentSettings = ExperimentSettings()
+    tracking: TrackingSettings = TrackingSettings()
+    prefect: PrefectSettings = PrefectSettings()
+
+    def replace(self, **overrides: Any) -> Self:
+        """A validated copy: ``settings.replace(seed=1, windows={"minutes": 15})``."""
+        values: dict[str, Any] = {name: getattr(self, name) for name in type(self).model_fields}
+        for name, value in overrides.items():
+            group = isinstance(value, Mapping) and isinstance(values.get(name), Group)
+            values[name] = {**dict(values[name]), **value} if group else value
+        return type(self).model_validate(values)
+
     def environment(self) -> dict[str, str]:
         """The environment variables from which another process reads the same settings.
 
-        ``None`` is an empty variable, under both names: one that is exported must not stand in.
+        ``None`` is an empty variable, so that an exported one does not take its place.
         """
-        environment = {}
-        for name, field in type(self).model_fields.items():
-            value = getattr(self, name)
-            plain = value.get_secret_value() if isinstance(value, SecretStr) else value
-            if plain is None:
-                environment[f"BABYLON_{name.upper()}"] = ""
-            environment[str(field.validation_alias)] = "" if plain is None else str(plain)
+        environment = {HOURS: ""}
+        for group, name, field in fields():
+            value = getattr(getattr(self, group) if group else self, name)
+            if isinstance(value, SecretStr):
+                value = value.get_secret_value()
+            elif isinstance(value, Home):
+                value = value.root
+            environment[variable_of(field)] = "" if value is None else str(value)
         return environment
 
-    @property
-    def artifacts(self) -> Path:
-        return self.home / "artifacts"
 
-    @property
-    def arena(self) -> Path:
-        return self.home / "arena"
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LoadedSettings:
+    """Settings, and the place that each value comes from.
 
-    @property
-    def checkpoints(self) -> Path:
-        return self.home / "checkpoints"
+    ``sources`` maps ``"windows.minutes"`` to ``"option"``, ``"environment"`` or the path of the
+    file; a name that is absent has its default.
+    """
 
-    @property
-    def progress(self) -> Path:
-        return self.checkpoints / "progress"
-
-    @property
-    def models(self) -> Path:
-        return self.home / "models"
-
-    @property
-    def datasets(self) -> Path:
-        return self.home / "datasets"
-
-    @property
-    def recording(self) -> Path:
-        return self.home / "recording"
-
-    @property
-    def logs(self) -> Path:
-        return self.home / "logs"
-
-    @property
-    def effective_learning_rate(self) -> float:
-        """The original's defaults: 1e-6 for full fine-tuning, 1e-5 for LoRA."""
-        if self.learning_rate is not None:
-            return self.learning_rate
-        return 1e-6 if self.tuning == "full" else 1e-5
+    settings: Settings
+    sources: Mapping[str, str]
 
 
 def load_settings(**overrides: Any) -> Settings:
-    """Settings from the environment, then ``overrides``; a ``None`` among them counts too:
-    ``database_url=None`` is the embedded database whatever the environment says. Window minutes
-    that are given here win over ``WINDOW_DURATION_HOURS`` too.
+    """Load settings; ``overrides`` by group: ``load_settings(seed=1, windows={"minutes": 15})``.
+
+    An override of ``None`` counts: ``database={"url": None}`` is the embedded database even when
+    ``DATABASE_URL`` is set.
 
     Raises:
-        ConfigError: names each bad variable, its value and what is allowed.
+        ConfigError: Names each bad variable, its value and the allowed ones.
     """
-    if unknown := sorted(set(overrides) - set(Settings.model_fields)):
-        raise ConfigError(f"unknown setting {', '.join(unknown)}: see babylon/core/settings.py")
-    if "window_minutes" in overrides:
-        overrides = {"window_hours": None, **overrides}
+    return load_with_sources(**overrides).settings
+
+
+def load_with_sources(**overrides: Any) -> LoadedSettings:
+    """Like ``load_settings``, with the source of each value."""
+    given = _flatten(overrides, "an override")
+    environment = _from_environment()
+    home = Home.at(given.get("home", environment.get("home", ".babylon")))
+    in_file = _from_file(home.settings_file)
+    sources = {
+        **dict.fromkeys(in_file, str(home.settings_file)),
+        **dict.fromkeys(environment, "environment"),
+        **dict.fromkeys(given, "option"),
+    }
+    values: dict[str, Any] = {}
+    for path, value in {**in_file, **environment, **given}.items():
+        group, _, name = path.rpartition(".")
+        (values.setdefault(group, {}) if group else values)[name] = value
     try:
-        settings = Settings(**overrides)
+        settings = Settings(**values)
     except ValidationError as error:
-        problems = "; ".join(map(_told, error.errors()))
+        problems = "; ".join(map(_problem, error.errors()))
         raise ConfigError(f"bad setting: {problems}") from error
-    return settings.model_copy(update={"home": Path(os.path.abspath(settings.home))})
+    return LoadedSettings(settings=settings, sources=sources)
 
 
-def _told(problem: ErrorDetails) -> str:
-    """A problem of one variable starts with it; one of several names them itself."""
+def merge_overrides(*layers: Mapping[str, Any] | None) -> dict[str, Any]:
+    """Merge overrides group by group; later layers win."""
+    merged: dict[str, Any] = {}
+    for layer in layers:
+        for name, value in (layer or {}).items():
+            group = isinstance(value, Mapping) and isinstance(merged.get(name), Mapping)
+            merged[name] = {**merged[name], **value} if group else value
+    return merged
+
+
+def fields() -> Iterator[tuple[str, str, FieldInfo]]:
+    """Group (empty for a top-level field), name and field of every setting, in order."""
+    for name, field in Settings.model_fields.items():
+        group = field.annotation
+        if isinstance(group, type) and issubclass(group, Group):
+            for inner, inner_field in group.model_fields.items():
+                yield name, inner, inner_field
+        else:
+            yield "", name, field
+
+
+def variable_of(field: FieldInfo) -> str:
+    """The environment variable of a setting."""
+    extra = field.json_schema_extra
+    assert isinstance(extra, dict)
+    return str(extra["variable"])
+
+
+def _paths() -> dict[str, FieldInfo]:
+    return {f"{group}.{name}" if group else name: field for group, name, field in fields()}
+
+
+def _flatten(nested: Mapping[str, Any], place: str) -> dict[str, Any]:
+    """``{"windows": {"minutes": 15}}`` as ``{"windows.minutes": 15}``."""
+    known = _paths()
+    flat: dict[str, Any] = {}
+    for name, value in nested.items():
+        if isinstance(value, Mapping) and name not in known:
+            flat |= {f"{name}.{inner}": inner_value for inner, inner_value in value.items()}
+        else:
+            flat[name] = value
+    if unknown := sorted(set(flat) - set(known)):
+        raise ConfigError(f"unknown setting {', '.join(unknown)} in {place}: see docs/settings.md")
+    return flat
+
+
+def _from_environment() -> dict[str, Any]:
+    """The variables that are set and not empty."""
+    values: dict[str, Any] = {
+        path: value
+        for path, field in _paths().items()
+        if (value := os.environ.get(variable_of(field)))
+    }
+    if hours := os.environ.get(HOURS):
+        values["windows.minutes"] = _minutes_of(hours)
+    return values
+
+
+def _from_file(path: Path) -> dict[str, Any]:
+    try:
+        text = path.read_text()
+    except FileNotFoundError:
+        return {}
+    except OSError as error:
+        raise ConfigError(f"cannot read {path} ({error.strerror}): make it readable") from error
+    try:
+        nested = tomllib.loads(text)
+    except tomllib.TOMLDecodeError as error:
+        raise ConfigError(f"{path} is not TOML ({error}): correct it") from error
+    if "home" in nested:
+        raise ConfigError(f"{path} sets home: a home does not name itself, set BABYLON_HOME")
+    return _flatten(nested, str(path))
+
+
+def _problem(problem: ErrorDetails) -> str:
+    """One problem as ``VARIABLE='value': reason``; one between several variables names them."""
     reason = problem["msg"].removeprefix("Value error, ")
-    name = ".".join(map(str, problem["loc"]))
-    return f"{name}={problem['input']!r}: {reason}" if name else reason
+    path = ".".join(map(str, problem["loc"]))
+    field = _paths().get(path)
+    if field is None:
+        return reason if path in Settings.model_fields else f"{path}: {reason}"
+    return f"{variable_of(field)}={problem['input']!r}: {reason}"
 
 
-def _in_minutes(hours: float) -> int:
-    return round(hours * 60)
+def _minutes_of(hours: str) -> int:
+    try:
+        number = float(hours)
+        if not MIN_MINUTES / 60 <= number <= MAX_MINUTES / 60:
+            raise ValueError(
+                f"give hours greater than or equal to {MIN_MINUTES / 60:g} and less than or equal"
+                f" to {MAX_MINUTES / 60:g}"
+            )
+        minutes = round(number * 60)
+        check_minutes(minutes)
+    except (ValueError, ConfigError) as error:
+        raise ConfigError(f"bad setting: {HOURS}={hours!r}: {error}") from error
+    return minutes
 
 
-def _refuse_minutes(minutes: int) -> None:
-    """As a ``ValueError``, to which pydantic adds the variable."""
+def _check_minutes(minutes: int) -> None:
+    """Raise ``ValueError``, to which pydantic adds the variable."""
     try:
         check_minutes(minutes)
     except ConfigError as error:

@@ -56,7 +56,9 @@ async def publish_performance(store: Store, settings: Settings, scored: Scored) 
     frame = pl.DataFrame(
         [_row(row, policies, window_id, month) for row in rows], schema=SCHEMA
     ).sort("measured", "policy_version")
-    file = write_artifact(frame, settings.datasets / TABLE / f"month={month}", window_id=window_id)
+    file = write_artifact(
+        frame, settings.home.datasets / TABLE / f"month={month}", window_id=window_id
+    )
     return Published(window_id=window_id, uri=file.uri, sha256=file.sha256, rows=file.rows)
 
 

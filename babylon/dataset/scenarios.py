@@ -57,7 +57,9 @@ def publish_scenarios(settings: Settings, scored: Scored) -> tuple[Published, Re
     rebuilt = rebuild_rows(list(_rows(scored)))
     month = window_id[: len("YYYY-MM")]
     frame = pl.DataFrame([_row(one, month) for one in rebuilt.scenarios], schema=SCHEMA)
-    file = write_artifact(frame, settings.datasets / TABLE / f"month={month}", window_id=window_id)
+    file = write_artifact(
+        frame, settings.home.datasets / TABLE / f"month={month}", window_id=window_id
+    )
     published = Published(window_id=window_id, uri=file.uri, sha256=file.sha256, rows=file.rows)
     return published, rebuilt
 

@@ -58,7 +58,7 @@ async def decide(store: Store, settings: Settings, route: Route, claim: Claim) -
 def _next_share(settings: Settings, route: Route, claim: Claim) -> float | None:
     """A step is over when a window has ended after it began: neither a backfill of old windows nor
     a run that goes on after a crash takes one too many."""
-    if settings.deployment_strategy != "canary" or route.mode != "canary" or not route.share:
+    if settings.deployment.strategy != "canary" or route.mode != "canary" or not route.share:
         return None
-    ended = parse_window_id(claim.window_id, settings.minutes).end
+    ended = parse_window_id(claim.window_id, settings.windows.minutes).end
     return next_canary_share(route.share) if ended > route.created_at else None

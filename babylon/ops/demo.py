@@ -35,12 +35,14 @@ PLAY_MIN = 6  # game minutes an hour, one decision each
 FINAL_SCENARIOS = 512
 FIRST_HOUR = datetime(2026, 1, 1, tzinfo=UTC)  # always the same, so that a seed repeats its demo
 RECIPE: dict[str, Any] = {
-    "tuning": "full",
-    "learning_rate": 5e-4,
-    "iterations": 2,
-    "batch_size": 16,
-    "accumulation": 1,
-    "scorer": "heuristic",
+    "training": {
+        "tuning": "full",
+        "learning_rate": 5e-4,
+        "iterations": 2,
+        "batch_size": 16,
+        "accumulation": 1,
+    },
+    "scoring": {"scorer": "heuristic"},
 }
 Say = Callable[[str], None]
 Step = Callable[[str, int, int], None]  # what, done, of
@@ -87,10 +89,10 @@ def demo_overrides(settings: Settings, now: datetime) -> dict[str, Any]:
     name = f"{now:%Y%m%dT%H%M%S}-seed{settings.seed}"
     return {
         **RECIPE,
-        "home": settings.home / "demo" / name,
-        "database_url": None,
+        "home": settings.home.root / "demo" / name,
+        "database": {"url": None},
         "seed": settings.seed,
-        "grace_s": 0,  # its hours are played to the end before they are trained
+        "windows": {"grace_s": 0},  # its hours are over before they are trained
     }
 
 
@@ -110,7 +112,7 @@ async def run_demo(
     """
     started = time.monotonic()
     async with open_store(settings) as store:
-        say(f"Postgres is up under {settings.home}")
+        say(f"Postgres is up under {settings.home.root}")
         await _register_base(store, settings, models, step)
         async with serving(settings) as running:
             say(f"agents play through {running.url}")
@@ -118,11 +120,11 @@ async def run_demo(
         say("base and final policy meet on unseen scenarios")
         final = await _compare(store, settings)
         policy, _ = await champion(store)
-    plot = plot_windows(results, [fleet.mean_pnl for fleet in played], final, settings.home)
+    plot = plot_windows(results, [fleet.mean_pnl for fleet in played], final, settings.home.root)
     return DemoReport(
         ok=final.difference_low > 0,
         seed=settings.seed,
-        home=str(settings.home),
+        home=str(settings.home.root),
         windows=tuple(results),
         fleet_pnl=tuple(fleet.mean_pnl for fleet in played),
         final=final,
@@ -135,7 +137,7 @@ async def run_demo(
 async def _register_base(store: Store, settings: Settings, models: Path, step: Step) -> None:
     from babylon.training.base_model import resolve_base
 
-    cached = settings.model_copy(update={"home": models.parent})
+    cached = settings.replace(home=models.parent)
 
     def progress(done: int, total: int) -> None:
         step("base model", done, total)
@@ -144,7 +146,7 @@ async def _register_base(store: Store, settings: Settings, models: Path, step: S
     await ensure_base(
         store,
         uri=str(base),
-        base_model=settings.base_model or Path(base).name,
+        base_model=settings.model.base or Path(base).name,
         digest=await asyncio.to_thread(checkpoint_digest, str(base)),
     )
 

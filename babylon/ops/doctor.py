@@ -56,11 +56,11 @@ async def examine(settings: Settings) -> list[Check]:
         await _database(settings),
         check_base_model(settings),
         *await check_vllm(settings),
-        check_port(settings.home, "gateway", settings.endpoint_port, "LOCAL_ENDPOINT"),
-        check_port(settings.home, "engine", settings.engine_port, "ENGINE_PORT"),
-        check_port(settings.home, "admin API", settings.admin_port, "ADMIN_PORT"),
+        check_port(settings.home.root, "gateway", settings.serving.endpoint_port, "LOCAL_ENDPOINT"),
+        check_port(settings.home.root, "engine", settings.serving.engine_port, "ENGINE_PORT"),
+        check_port(settings.home.root, "admin API", settings.serving.admin_port, "ADMIN_PORT"),
         check_port(
-            settings.home, "prefect server", settings.prefect_port, "PREFECT_SERVER_API_PORT"
+            settings.home.root, "prefect server", settings.prefect.port, "PREFECT_SERVER_API_PORT"
         ),
         *_keys(),
     ]
@@ -104,10 +104,12 @@ async def _torch() -> list[Check]:
 
 
 def _disk(settings: Settings) -> Check:
-    existing = next(path for path in (settings.home, *settings.home.parents) if path.exists())
+    existing = next(
+        path for path in (settings.home.root, *settings.home.root.parents) if path.exists()
+    )
     free_gb = shutil.disk_usage(existing).free / 1e9
     writable = existing.is_dir() and os.access(existing, os.W_OK)
-    detail = f"{free_gb:.0f} GB free in {settings.home}"
+    detail = f"{free_gb:.0f} GB free in {settings.home.root}"
     if not writable:
         detail = f"{existing} is not writable: set BABYLON_HOME to a directory that is"
     elif free_gb < MIN_FREE_GB:
@@ -116,7 +118,7 @@ def _disk(settings: Settings) -> Check:
 
 
 async def _database(settings: Settings) -> Check:
-    kind = "embedded" if settings.database_url is None else "DATABASE_URL"
+    kind = "embedded" if settings.database.url is None else "DATABASE_URL"
     try:
         async with open_store(settings) as store:
             version = await store.pool.fetchval("SHOW server_version")
@@ -129,9 +131,11 @@ async def _database(settings: Settings) -> Check:
 
 def check_base_model(settings: Settings) -> Check:
     """A local model is looked at; a hub id is not, because that takes a download."""
-    name = settings.base_model
+    name = settings.model.base
     if name is None:
-        made = settings.models.exists() and any(settings.models.glob("embedded-*/config.json"))
+        made = settings.home.models.exists() and any(
+            settings.home.models.glob("embedded-*/config.json")
+        )
         detail = "embedded" + ("" if made else ", made on first use (`babylon model init`)")
         return Check(name="base model", ok=True, required=True, detail=detail)
     try:
@@ -160,16 +164,16 @@ def _model_problem(directory: Path) -> str | None:
 
 async def check_vllm(settings: Settings) -> list[Check]:
     """Nothing, unless vLLM is what serves: then its package, or the server that runs."""
-    if settings.engine != "vllm":
+    if settings.serving.engine != "vllm":
         return []
     try:
         detail = await asyncio.to_thread(require_vllm, settings)
-        if settings.engine_url:
+        if settings.serving.engine_url:
             async with aiohttp.ClientSession() as http:
-                cards = await VllmClient(http, settings.engine_url.rstrip("/")).cards()
+                cards = await VllmClient(http, settings.serving.engine_url.rstrip("/")).cards()
             detail += f" serves {', '.join(card.id for card in cards) or 'nothing'}"
     except TimeoutError:
-        detail = f"{settings.engine_url} is too busy to say what it serves"
+        detail = f"{settings.serving.engine_url} is too busy to say what it serves"
         return [Check(name="vllm", ok=None, required=True, detail=detail)]
     except BabylonError as error:
         return [Check(name="vllm", ok=False, required=True, detail=str(error))]

@@ -118,11 +118,12 @@ def _check_play(steps: tuple[Step, ...], total_reward: float, settings: Settings
             raise RejectedError(Reason.NO_RESPONSE, f"{_place(call, steps)}.response")
         if not call.system_prompt and not call.user_prompt:
             raise RejectedError(Reason.MISSING_FIELD, f"{_place(call, steps)}.userPrompt is empty")
-    if len(steps) < settings.min_actions:
+    if len(steps) < settings.quality.min_actions:
         raise RejectedError(
-            Reason.TOO_FEW_ACTIONS, f"{len(steps)} actions, minimum is {settings.min_actions}"
+            Reason.TOO_FEW_ACTIONS,
+            f"{len(steps)} actions, minimum is {settings.quality.min_actions}",
         )
-    threshold = settings.reward_threshold
+    threshold = settings.quality.reward_threshold
     if threshold is not None and total_reward < threshold:
         raise RejectedError(
             Reason.BELOW_REWARD_THRESHOLD, f"totalReward {total_reward:g} is below {threshold:g}"

@@ -57,8 +57,8 @@ def require_scorer(settings: Settings) -> None:
     Raises:
         ConfigError: there is no such scorer, or a setting that it needs is missing; it says which.
     """
-    load_scorer(settings.scorer)
-    if settings.scorer in ASKING_A_JUDGE:
+    load_scorer(settings.scoring.scorer)
+    if settings.scoring.scorer in ASKING_A_JUDGE:
         require_judge(settings)
-    elif settings.scorer == "art-ruler":
+    elif settings.scoring.scorer == "art-ruler":
         require_art_judge(settings)

@@ -50,14 +50,16 @@ async def serve(settings: Settings) -> None:
     loop = asyncio.get_running_loop()
     for number in (signal.SIGINT, signal.SIGTERM):
         loop.add_signal_handler(number, stop.set)
-    require_free_port(settings.admin_port, user="the admin API", variable="ADMIN_PORT")
+    require_free_port(settings.serving.admin_port, user="the admin API", variable="ADMIN_PORT")
     async with (
         serving(settings) as running,
         kept_running(settings),
         supervised(_admin(settings)),
     ):
-        key = local_key_path(settings.home)
-        logger.info("agents call %s with the key in %s; logs: %s", running.url, key, settings.logs)
+        key = local_key_path(settings.home.root)
+        logger.info(
+            "agents call %s with the key in %s; logs: %s", running.url, key, settings.home.logs
+        )
         await stop.wait()
 
 
@@ -71,15 +73,15 @@ async def serving(settings: Settings) -> AsyncIterator[Serving]:
         ConfigError: the settings name no engine that could be started.
         ServingError: a port is busy, or a process does not start.
     """
-    require_free_port(settings.engine_port, user="the engine", variable="ENGINE_PORT")
-    require_free_port(settings.endpoint_port, user="the gateway", variable="LOCAL_ENDPOINT")
+    require_free_port(settings.serving.engine_port, user="the engine", variable="ENGINE_PORT")
+    require_free_port(settings.serving.endpoint_port, user="the gateway", variable="LOCAL_ENDPOINT")
     async with (
         supervised(_engine(settings)) as engine,
         supervised(_gateway(settings)) as gateway,
     ):
         async with aiohttp.ClientSession() as session:
             await _wait_until_ready(session, settings, (engine, gateway))
-        yield Serving(f"{settings.endpoint.rstrip('/')}/v1", engine, gateway)
+        yield Serving(f"{settings.serving.endpoint.rstrip('/')}/v1", engine, gateway)
 
 
 def _engine(settings: Settings) -> Service:
@@ -88,17 +90,20 @@ def _engine(settings: Settings) -> Service:
     Raises:
         ConfigError: the settings name no vLLM.
     """
-    if settings.engine == "vllm":
+    if settings.serving.engine == "vllm":
         require_vllm(settings)
         command, environment = ["babylon.serving.vllm.vllm_host"], settings.environment()
     else:
-        command = ["babylon.serving.engine.engine_process", f"--port={settings.engine_port}"]
+        command = [
+            "babylon.serving.engine.engine_process",
+            f"--port={settings.serving.engine_port}",
+        ]
         environment = {"OMP_NUM_THREADS": os.environ.get("OMP_NUM_THREADS", str(_threads()))}
     return Service(
         name="engine",
         command=[sys.executable, "-m", *command],
         environment=environment,
-        log=settings.logs / "engine.log",
+        log=settings.home.logs / "engine.log",
     )
 
 
@@ -113,7 +118,7 @@ def _gateway(settings: Settings) -> Service:
         name="gateway",
         command=[sys.executable, "-m", "babylon.serving.gateway.gateway_process"],
         environment=settings.environment(),
-        log=settings.logs / "gateway.log",
+        log=settings.home.logs / "gateway.log",
     )
 
 
@@ -122,7 +127,7 @@ def _admin(settings: Settings) -> Service:
         name="admin API",
         command=[sys.executable, "-m", "babylon.deployment.admin"],
         environment=settings.environment(),
-        log=settings.logs / "admin.log",
+        log=settings.home.logs / "admin.log",
     )
 
 
@@ -130,19 +135,19 @@ async def _wait_until_ready(
     session: aiohttp.ClientSession, settings: Settings, processes: tuple[Supervised, ...]
 ) -> None:
     """Both answer, and the gateway serves its route or says that there is none yet."""
-    ready_s = READY_S[settings.engine]
+    ready_s = READY_S[settings.serving.engine]
     for _ in range(round(ready_s / _POLL_S)):
         for process in processes:
             if failure := process.failure():
                 raise ServingError(failure)
-        engine = await _health(session, settings.engine_port)
-        gateway = await _health(session, settings.endpoint_port)
+        engine = await _health(session, settings.serving.engine_port)
+        gateway = await _health(session, settings.serving.endpoint_port)
         if engine["status"] == "ok" and gateway["status"] in ("ok", "no policy"):
             return
         await asyncio.sleep(_POLL_S)
     raise ServingError(
         f"serving is not ready after {ready_s:.0f} s: engine {engine}, gateway {gateway};"
-        f" see the logs in {settings.logs}"
+        f" see the logs in {settings.home.logs}"
     )
 
 

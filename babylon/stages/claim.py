@@ -51,11 +51,15 @@ async def claimed(store: Store, settings: Settings, window: Window) -> AsyncIter
     owner = f"{socket.gethostname()}:{os.getpid()}:{_PROCESS}"
     failpoint("claim.before")
     claim = await claim_window(
-        store, window, owner=owner, lease_s=settings.lease_s, grace_s=settings.grace_s
+        store,
+        window,
+        owner=owner,
+        lease_s=settings.windows.lease_s,
+        grace_s=settings.windows.grace_s,
     )
     failpoint("claim.after")
     try:
-        async with hold_lease(store, claim, settings.lease_s):
+        async with hold_lease(store, claim, settings.windows.lease_s):
             if window.recipe:
                 await _take_late(store, settings, claim, window)
             yield claim
@@ -131,7 +135,7 @@ async def _check_done(store: Store, window: Window) -> None:
 async def _take_late(store: Store, settings: Settings, claim: Claim, window: Window) -> None:
     """Late rows are noted before anything is collected, and admitted only where asked for."""
     await note_late(store, window.minutes, window.start, window.end)
-    if settings.include_late:
+    if settings.windows.include_late:
         await admit_late(store, claim, window)
 
 

@@ -106,7 +106,7 @@ async def collect_window(
     failpoint("collect.before")
     async with (
         ArtifactWriter(
-            settings.artifacts, GAME_SCHEMA, stage="collected", window_id=window.key
+            settings.home.artifacts, GAME_SCHEMA, stage="collected", window_id=window.key
         ) as writer,
         _snapshot(store) as (connection, beside),
     ):

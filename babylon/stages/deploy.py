@@ -87,7 +87,7 @@ def _kept_back(verdict: Verdict, decided: Decided | None, route: Route) -> str |
 
 
 async def _send_out(store: Store, settings: Settings, verdict: Verdict, route: Route) -> Change:
-    strategy, version = settings.deployment_strategy, verdict.policy_version
+    strategy, version = settings.deployment.strategy, verdict.policy_version
     order = Order(
         author=verdict.claim.owner, reason=verdict.reason, claim=verdict.claim, route=route
     )

@@ -42,19 +42,19 @@ def thin_window(settings: Settings, validated: Validated) -> Thinned:
     candidates = [Candidate(**row) for row in rows.iter_rows(named=True)]
     dropped = choose_dropped(
         candidates,
-        target=settings.target_trajectories,
-        max_dropout=settings.max_dropout,
-        min_agents=settings.min_agents,
+        target=settings.quality.target_trajectories,
+        max_dropout=settings.quality.max_dropout,
+        min_agents=settings.windows.min_agents,
         key=f"{validated.claim.window_id}/{settings.seed}",
     )
     artifact, held_out = validated.artifact, None
     if dropped:
         gone = pl.col("trajectory_id").is_in(sorted(dropped))
         held_out = rewrite_artifact(
-            artifact, settings.artifacts, lambda frame: frame.filter(gone), stage="held-out"
+            artifact, settings.home.artifacts, lambda frame: frame.filter(gone), stage="held-out"
         )
         artifact = rewrite_artifact(
-            artifact, settings.artifacts, lambda frame: frame.filter(~gone), stage="thinned"
+            artifact, settings.home.artifacts, lambda frame: frame.filter(~gone), stage="thinned"
         )
     agents = {c.agent_id for c in candidates if c.trajectory_id not in dropped}
     return Thinned(

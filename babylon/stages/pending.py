@@ -35,7 +35,7 @@ async def pending_windows(
     a recipe they are those that are done but not by that recipe, and hold what was never trained.
     """
     clock = clock or await read_clock(store)
-    hours = hours or settings.lookback_hours
+    hours = hours or settings.windows.lookback_hours
     since = parse_bound(first) if first else clock.now - timedelta(hours=hours)
     until = parse_bound(last, last=True) if last else None
     return [window for window, _ in await _waiting(store, settings, clock, since, until)]
@@ -45,23 +45,25 @@ async def window_to_train(store: Store, settings: Settings, clock: Clock) -> Win
     """When nobody names one: the oldest that is half-finished, else the newest that waits, else
     the last to close, which will say why.
     """
-    since = clock.now - timedelta(hours=settings.lookback_hours)
+    since = clock.now - timedelta(hours=settings.windows.lookback_hours)
     waiting = await _waiting(store, settings, clock, since, None)
     half_finished = [window for window, state in waiting if state == WindowState.TRAINED]
     if half_finished:
         return half_finished[0]
     if waiting:
         return waiting[-1][0]
-    settled = clock.now - timedelta(seconds=settings.grace_s)
-    return replace(last_complete_window(settled, settings.minutes), recipe=settings.recipe)
+    settled = clock.now - timedelta(seconds=settings.windows.grace_s)
+    return replace(
+        last_complete_window(settled, settings.windows.minutes), recipe=settings.windows.recipe
+    )
 
 
 async def _waiting(
     store: Store, settings: Settings, clock: Clock, since: datetime, until: datetime | None
 ) -> list[tuple[Window, WindowState]]:
     reports = await window_reports(store, settings, since=since, until=until, clock=clock)
-    ours = [report for report in reports if report.minutes == settings.minutes]
-    if settings.recipe:
+    ours = [report for report in reports if report.minutes == settings.windows.minutes]
+    if settings.windows.recipe:
         return _for_recipe(ours, settings)
     return [
         (parse_window_id(report.window_id, report.minutes), report.state)
@@ -78,12 +80,12 @@ def _for_recipe(
     reports: list[WindowReport], settings: Settings
 ) -> list[tuple[Window, WindowState]]:
     """Each window is taken up once; a skipped one had nothing to teach by this recipe either."""
-    recipe = settings.recipe
+    recipe = settings.windows.recipe
     known = {report.window_id: report for report in reports}
     waiting, over = [], DONE | {WindowState.SKIPPED}
     for report in reports:
         unused = report.trajectories - report.trained
-        unused += report.late if settings.include_late else 0
+        unused += report.late if settings.windows.include_late else 0
         if report.state not in DONE or "+" in report.window_id or not unused:
             continue
         window = parse_window_id(f"{report.window_id}+{recipe}", report.minutes)

@@ -34,7 +34,7 @@ def publish_window(settings: Settings, scored: Scored) -> Published:
     month = window_id[: len("YYYY-MM")]
     file = rewrite_artifact(
         scored.artifact,
-        settings.datasets / "trajectories" / f"month={month}",
+        settings.home.datasets / "trajectories" / f"month={month}",
         lambda frame: frame.select(*COLUMNS, month=pl.lit(month)),
     )
     return Published(window_id=window_id, uri=file.uri, sha256=file.sha256, rows=file.rows)

@@ -129,7 +129,7 @@ class _Subject:
         row, window = self.row, self.window
         state, unsettled = WindowState.OPEN, self.problem
         if window is not None:
-            state, unsettled = settling(window, clock, settings.grace_s)
+            state, unsettled = settling(window, clock, settings.windows.grace_s)
         if row is not None and row.state != WindowState.READY:
             state = row.state
         agents, eligible, rejections = len(self.agents), self.eligible, self.rejected.reasons()
@@ -143,7 +143,7 @@ class _Subject:
         missing = [unsettled] if unsettled and not self.finished else []
         missing += self._taken(state, clock)
         if not self.finished:
-            missing += self._lacking(agents, settings.min_agents)
+            missing += self._lacking(agents, settings.windows.min_agents)
         return WindowReport(
             window_id=self.window_id,
             minutes=window.minutes if window else 0,
@@ -214,10 +214,10 @@ async def window_reports(
     and, however old they are, those that are half-finished."""
     require_game_tables(store)
     clock = clock or await read_clock(store)
-    first = window_at(since, settings.minutes) if since else None
+    first = window_at(since, settings.windows.minutes) if since else None
     start = first.start if first else None
-    end = window_at(until - _INSTANT, settings.minutes).end if until else None
-    await note_late(store, settings.minutes, start, end)
+    end = window_at(until - _INSTANT, settings.windows.minutes).end if until else None
+    await note_late(store, settings.windows.minutes, start, end)
     subjects = {
         row.window_id: _subject(row.window_id, row, settings) for row in await list_windows(store)
     }
@@ -248,7 +248,7 @@ def _window_of(row: GameRow, settings: Settings) -> str:
     """As in collect: an empty id is an id, and no window's."""
     if row.window_id is not None:
         return row.window_id
-    return window_at(row.start, settings.minutes).id if row.start else "no date"
+    return window_at(row.start, settings.windows.minutes).id if row.start else "no date"
 
 
 def _subject(window_id: str, row: WindowRow | None, settings: Settings) -> _Subject:
@@ -256,7 +256,9 @@ def _subject(window_id: str, row: WindowRow | None, settings: Settings) -> _Subj
     try:
         if row is None and "+" in window_id:  # only we name recipes
             raise WindowError(f"window id {window_id!r} is not YYYY-MM-DDTHH:MM (UTC)")
-        subject.window = parse_window_id(window_id, row.minutes if row else settings.minutes)
+        subject.window = parse_window_id(
+            window_id, row.minutes if row else settings.windows.minutes
+        )
     except WindowError as error:
         subject.problem = str(error)
     return subject

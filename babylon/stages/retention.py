@@ -54,7 +54,10 @@ async def retire_checkpoints(store: Store, settings: Settings) -> tuple[int, ...
     async with holding(store) as (connection, holdings):
         bases = await asyncio.to_thread(adapter_bases, holdings.policies)
         keep = kept(
-            holdings, bases, number=settings.keep_checkpoints, max_staleness=settings.max_staleness
+            holdings,
+            bases,
+            number=settings.deployment.keep_checkpoints,
+            max_staleness=settings.training.max_staleness,
         )
         gone = tuple(
             held.policy_version
@@ -66,8 +69,8 @@ async def retire_checkpoints(store: Store, settings: Settings) -> tuple[int, ...
         await mark_removed(connection, gone)
     failpoint("retire.marked")
     await sweep(store, settings)
-    await forget_arms(store, timedelta(hours=settings.lookback_hours))
-    for place in (settings.artifacts, settings.datasets):
+    await forget_arms(store, timedelta(hours=settings.windows.lookback_hours))
+    for place in (settings.home.artifacts, settings.home.datasets):
         await asyncio.to_thread(remove_unfinished, place, UNFINISHED_S)
     return gone
 
@@ -128,7 +131,7 @@ def directory_of(uri: str) -> Path:
 
 def is_ours(settings: Settings, directory: Path) -> bool:
     """Only what lies directly under this home's ``checkpoints`` is ever deleted."""
-    return not directory.is_symlink() and directory.parent == settings.checkpoints
+    return not directory.is_symlink() and directory.parent == settings.home.checkpoints
 
 
 async def sweep(store: Store, settings: Settings) -> None:
@@ -142,14 +145,14 @@ async def sweep(store: Store, settings: Settings) -> None:
     windows = await worked_windows(store)
     removed = {directory_of(uri): gone for uri, gone in (await checkpoints(store)).items()}
     held = {path.name for path, gone in removed.items() if not gone}
-    oldest = datetime.now(UTC) - timedelta(hours=settings.lookback_hours)
+    oldest = datetime.now(UTC) - timedelta(hours=settings.windows.lookback_hours)
     for path in found:
         if path in removed:
             over = removed[path]
-        elif path.parent == settings.checkpoints and path.name in held:
+        elif path.parent == settings.home.checkpoints and path.name in held:
             over = False
         elif maker := _maker(path):
-            over = maker.is_over(windows, path.parent == settings.progress, oldest)
+            over = maker.is_over(windows, path.parent == settings.home.progress, oldest)
         else:  # nothing that we made
             over = False
         if over:
@@ -187,7 +190,7 @@ def _maker(path: Path) -> _Maker | None:
 def _listed(settings: Settings) -> list[Path]:
     return [
         path
-        for place in (settings.checkpoints, settings.progress)
+        for place in (settings.home.checkpoints, settings.home.progress)
         if place.is_dir()
         for path in place.iterdir()
         if path.is_dir() and not path.is_symlink()

@@ -20,19 +20,19 @@ from babylon.store.judgments import tell_game
 
 
 async def score_window(store: Store, settings: Settings, thinned: Thinned) -> Scored:
-    """Score the window's trajectories with ``settings.scorer``.
+    """Score the window's trajectories with ``settings.scoring.scorer``.
 
     Raises:
         ConfigError: there is no such scorer, or it lacks a setting.
         ScoringError: the scorer failed; nothing was stored.
         BudgetSpentError: the judge's budget is spent; the window waits for a later run.
     """
-    if settings.judge_write_back and not store.game_tables_ours:
+    if settings.scoring.write_back and not store.game_tables_ours:
         raise ConfigError(
             "JUDGE_WRITE_BACK is on, but the game's tables are somebody else's and are never"
             " written: unset it; babylon.scores and babylon.judgments hold the same"
         )
-    scorer = load_scorer(settings.scorer)
+    scorer = load_scorer(settings.scoring.scorer)
     trajectories = await asyncio.to_thread(read_trajectories, thinned.artifact)
     context = ScoringContext(
         window_id=thinned.claim.window_id,
@@ -40,7 +40,7 @@ async def score_window(store: Store, settings: Settings, thinned: Thinned) -> Sc
         store=store,
         artifact=thinned.artifact,
     )
-    scores = await score(settings.scorer, scorer, trajectories, context)
+    scores = await score(settings.scoring.scorer, scorer, trajectories, context)
     values = {
         trajectory.trajectory_id: given.value
         for trajectory, given in zip(trajectories, scores, strict=True)
@@ -49,14 +49,14 @@ async def score_window(store: Store, settings: Settings, thinned: Thinned) -> Sc
     artifact = await asyncio.to_thread(
         rewrite_artifact,
         thinned.artifact,
-        settings.artifacts,
+        settings.home.artifacts,
         lambda frame: frame.with_columns(score=column),
         stage="scored",
     )
     rows = [
         stored.Score(
             trajectory_id=trajectory.trajectory_id,
-            scorer=settings.scorer,
+            scorer=settings.scoring.scorer,
             score=given.value,
             components=given.components,
             low=given.low,
@@ -69,7 +69,7 @@ async def score_window(store: Store, settings: Settings, thinned: Thinned) -> Sc
     await stored.replace_scores(store, thinned.claim, rows)
     if thinned.saved_judge_tokens:
         context.metrics["saved_tokens"] = thinned.saved_judge_tokens
-    if settings.judge_write_back:
+    if settings.scoring.write_back:
         scenarios = {t.trajectory_id: t.scenario_id for t in trajectories}
         failpoint("write_back.before")
         async with guarded(store, thinned.claim) as connection:
@@ -80,7 +80,7 @@ async def score_window(store: Store, settings: Settings, thinned: Thinned) -> Sc
         artifact=artifact,
         eligible=thinned.artifact.rows + thinned.dropped,
         agents=thinned.agents,
-        scorer=settings.scorer,
+        scorer=settings.scoring.scorer,
         avg_reward=fmean(values.values()),
         metrics=context.metrics,
         held_out=thinned.held_out,

@@ -31,22 +31,22 @@ def track_window(settings: Settings, metrics: Metrics) -> bool:
 
     A failure is an error in the log and nothing more: the same metrics are in Postgres.
     """
-    if settings.wandb_project is None or settings.wandb_mode == "disabled":
+    if settings.tracking.project is None or settings.tracking.mode == "disabled":
         return False
-    make_directory(settings.home / "wandb")
+    make_directory(settings.home.root / "wandb")
     failpoint("tracking.before")
     window = {
-        "project": settings.wandb_project,
-        "mode": settings.wandb_mode,
-        "run": settings.model_name,
-        "home": str(settings.home),
+        "project": settings.tracking.project,
+        "mode": settings.tracking.mode,
+        "run": settings.model.name,
+        "home": str(settings.home.root),
         "metrics": metrics,
     }
     try:
         done = subprocess.run(
             [sys.executable, "-P", "-m", "babylon.stages.tracking"],
             input=json.dumps(window),
-            env=_environment(settings.home / "wandb"),
+            env=_environment(settings.home.root / "wandb"),
             capture_output=True,
             text=True,
             timeout=TIMEOUT_S,

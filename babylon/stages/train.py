@@ -47,7 +47,7 @@ async def train_window(
     if committed := await policy_of_batch(store, batch_of(claim.window_id)):
         return trained_from(claim, committed)  # the answer to an earlier commit got lost
     work = await _work(store, settings, scored, progress)
-    update = await updater(settings.trainer)(work)
+    update = await updater(settings.training.trainer)(work)
     metrics = update_metrics(update, scored)
     batch_id = batch_of(claim.window_id)
     version = await commit_policy(
@@ -102,17 +102,17 @@ def trainer_config(settings: Settings) -> "TrainerConfig":
     from babylon.training.grpo.config import TrainerConfig  # torch takes seconds to import
 
     return TrainerConfig(
-        iterations=settings.iterations,
-        trajectories_per_step=settings.batch_size * settings.accumulation,
-        max_tokens=settings.max_tokens,
-        learning_rate=settings.effective_learning_rate,
-        warmup_steps=settings.warmup_steps,
-        loss=settings.loss,
-        advantage=settings.advantage,
-        call_weight=settings.call_weight,
-        kl_penalty=settings.kl_penalty,
-        max_staleness=settings.max_staleness,
-        max_missing_logprobs=settings.max_missing_logprobs,
+        iterations=settings.training.iterations,
+        trajectories_per_step=settings.training.batch_size * settings.training.accumulation,
+        max_tokens=settings.training.max_tokens,
+        learning_rate=settings.training.effective_learning_rate,
+        warmup_steps=settings.training.warmup_steps,
+        loss=settings.training.loss,
+        advantage=settings.training.advantage,
+        call_weight=settings.training.call_weight,
+        kl_penalty=settings.training.kl_penalty,
+        max_staleness=settings.training.max_staleness,
+        max_missing_logprobs=settings.training.max_missing_logprobs,
         seed=settings.seed,
     )
 
@@ -137,7 +137,7 @@ def batch_of(window_id: str) -> str:
 
 def checkpoint_directory(settings: Settings, claim: Claim) -> Path:
     """One directory a claim: a fenced worker cannot overwrite what its successor writes."""
-    return settings.checkpoints / claim_name(claim)
+    return settings.home.checkpoints / claim_name(claim)
 
 
 async def ensure_champion(
@@ -155,13 +155,13 @@ async def ensure_champion(
         await ensure_base(
             store,
             uri=base,
-            base_model=settings.base_model or Path(base).name,
+            base_model=settings.model.base or Path(base).name,
             digest=await asyncio.to_thread(checkpoint_digest, base),
         )
     policy, _ = await champion(store)
-    if settings.base_model and policy.base_model != settings.base_model:
+    if settings.model.base and policy.base_model != settings.model.base:
         raise ConfigError(
-            f"BASE_MODEL is {settings.base_model!r}, but the policies here descend from"
+            f"BASE_MODEL is {settings.model.base!r}, but the policies here descend from"
             f" {policy.base_model!r}: use another BABYLON_HOME, or unset BASE_MODEL"
         )
     return policy

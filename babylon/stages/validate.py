@@ -30,13 +30,13 @@ async def validate_window(store: Store, settings: Settings, collected: Collected
     Raises:
         WindowNotReadyError: too few agents are left; the rejections are stored all the same.
     """
-    window = parse_window_id(collected.claim.window_id, settings.minutes)
+    window = parse_window_id(collected.claim.window_id, settings.windows.minutes)
     artifact, agents, rejections = await asyncio.to_thread(
         check_artifact, collected.artifact, window, settings
     )
     await replace_rejections(store, collected.claim, rejections)
     rejected = count_reasons(rejections)
-    if len(agents) < settings.min_agents:
+    if len(agents) < settings.windows.min_agents:
         raise WindowNotReadyError(too_few_agents(window.key, len(agents), settings, rejected))
     return Validated(
         claim=collected.claim, artifact=artifact, agents=len(agents), rejected=rejected
@@ -50,7 +50,7 @@ def check_artifact(
     agents: set[str] = set()
     rejections: list[Rejection] = []
     with ArtifactWriter(
-        settings.artifacts, TRAJECTORY_SCHEMA, stage="validated", window_id=window.key
+        settings.home.artifacts, TRAJECTORY_SCHEMA, stage="validated", window_id=window.key
     ) as writer:
         for batch in iter_batches(raw, list(GAME_SCHEMA)):
             sound, accepted = [], []
@@ -83,7 +83,7 @@ def too_few_agents(
     """The line an operator reads when a window cannot be trained."""
     because = ", ".join(f"{count} {reason}" for reason, count in rejected.items())
     return (
-        f"window {window_id} has {agents} eligible agents, minimum is {settings.min_agents}"
+        f"window {window_id} has {agents} eligible agents, minimum is {settings.windows.min_agents}"
         + (f" (rejected trajectories: {because})" if because else "")
         + ": let more agents play, or lower --min-agents or --min-actions"
     )

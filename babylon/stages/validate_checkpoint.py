@@ -70,8 +70,8 @@ async def _met(
         unseen_scenarios,
         "gate",
         f"{settings.seed}:{trained.batch_id}",
-        settings.arena_scenarios,
-        PRESETS[settings.arena_rules],
+        settings.evaluation.scenarios,
+        PRESETS[settings.evaluation.rules],
     )
     match = await compare(
         await asyncio.to_thread(checkpoint_player, serving.uri, settings.seed),
@@ -119,7 +119,7 @@ def _reported(
 ) -> Verdict:
     """The verdict beside its yardsticks, and a directory with all of it. Blocking."""
     scripted = yardsticks(worlds[: verdict.scenarios])
-    directory = settings.arena / claim_name(verdict.claim)
+    directory = settings.home.arena / claim_name(verdict.claim)
     verdict = replace(
         verdict,
         yardsticks={name: result.mean_pnl.mean for name, result in scripted.items()},

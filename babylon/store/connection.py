@@ -79,7 +79,7 @@ async def open_store(settings: Settings, *, migrate: bool = False) -> AsyncItera
             revision = await current_revision(connection)
         check_not_newer(revision)
         if revision != HEAD:
-            if not migrate and settings.database_url is not None:
+            if not migrate and settings.database.url is not None:
                 raise DatabaseError(
                     f"the database {place(arguments['dsn'])} is at version {revision or 'none'},"
                     f" not {HEAD}: run `babylon db migrate`"
@@ -151,12 +151,12 @@ def one_line(error: Exception) -> str:
 @asynccontextmanager
 async def database_url(settings: Settings) -> AsyncIterator[str]:
     """``DATABASE_URL``, or the embedded server's address while the block uses that server."""
-    if settings.database_url is not None:
-        yield settings.database_url.get_secret_value()
+    if settings.database.url is not None:
+        yield settings.database.url.get_secret_value()
         return
     from babylon.store.embedded import EmbeddedPostgres  # not on Windows, which has no wheel
 
-    server = EmbeddedPostgres(settings.home)
+    server = EmbeddedPostgres(settings.home.root)
     start = asyncio.ensure_future(asyncio.to_thread(server.acquire))
     try:
         await asyncio.shield(start)

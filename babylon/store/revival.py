@@ -28,13 +28,13 @@ async def kept_running(settings: Settings) -> AsyncIterator[None]:
     Raises:
         DatabaseError: the server does not start in the first place.
     """
-    if settings.database_url is not None:
+    if settings.database.url is not None:
         yield
         return
     from babylon.store.embedded import EmbeddedPostgres  # not on Windows, which has no wheel
 
     async with database_url(settings):
-        watch = asyncio.create_task(_watch(EmbeddedPostgres(settings.home)))
+        watch = asyncio.create_task(_watch(EmbeddedPostgres(settings.home.root)))
         try:
             yield
         finally:

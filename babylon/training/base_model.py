@@ -57,13 +57,13 @@ def resolve_base(settings: Settings, progress: Progress | None = None) -> Path |
     Raises:
         ModelError: ``BASE_MODEL`` does not load, or it has no chat template.
     """
-    if settings.base_model:
-        local = local_directory(settings.base_model)
-        base = local.resolve() if local else settings.base_model
-        _check_base(base, settings.base_model)
+    if settings.model.base:
+        local = local_directory(settings.model.base)
+        base = local.resolve() if local else settings.model.base
+        _check_base(base, settings.model.base)
         return base
     return make_embedded_model(
-        EmbeddedModelRecipe(seed=settings.seed), settings.models, progress=progress
+        EmbeddedModelRecipe(seed=settings.seed), settings.home.models, progress=progress
     )
 
 

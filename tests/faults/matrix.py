@@ -49,7 +49,7 @@ class Case:
     def leads_elsewhere(self) -> dict[str, str]:
         """Settings under which an uninterrupted window ends otherwise."""
         strategy = self.settings.get("deployment_strategy")
-        return {"deployment_strategy": strategy} if strategy else {}
+        return {"deployment": {"strategy": strategy}} if strategy else {}
 
 
 RECORDED = (
@@ -73,10 +73,10 @@ def cases() -> Iterator[Case]:
             yield Case((f"state.{moment}@{visit}",))
         yield Case((f"collect.before=raise,state.{moment}",))  # failed
         yield Case((f"verdict.before=raise,release.{moment}",))  # trained, and free again
-        yield Case((f"tracking.{moment}",), {"wandb_project": "crashes"})
+        yield Case((f"tracking.{moment}",), {"tracking": {"project": "crashes"}})
     for moment in ("opened", "closed"):
-        yield Case((f"proposal.{moment}",), {"deployment_strategy": "canary"})
+        yield Case((f"proposal.{moment}",), {"deployment": {"strategy": "canary"}})
     for moment in ("inserted", "after", "acknowledged"):
-        yield Case((f"route.{moment}",), {"deployment_strategy": "ab"})
+        yield Case((f"route.{moment}",), {"deployment": {"strategy": "ab"}})
     for moment in ("take_up", "taken_up"):
         yield Case(("progress.after", f"progress.{moment}"))

@@ -53,8 +53,8 @@ class Worker:
         failpoint: str = "",
         limits: Mapping[str, int] | None = None,
     ) -> None:
-        settings.logs.mkdir(parents=True, exist_ok=True)
-        self._log = settings.logs / f"worker-{next(_numbers)}.log"
+        settings.home.logs.mkdir(parents=True, exist_ok=True)
+        self._log = settings.home.logs / f"worker-{next(_numbers)}.log"
         environment = {**settings.environment(), VARIABLE: failpoint}
         self._process = CONTEXT.Process(
             target=_work,

@@ -79,13 +79,13 @@ class Replicas:
 async def replicas(settings: Settings, count: int) -> AsyncIterator[Replicas]:
     """They run as processes while the block runs; it begins when all of them serve."""
     async with AsyncExitStack() as stack:
-        port = f"--port={settings.engine_port}"
+        port = f"--port={settings.serving.engine_port}"
         engine = await stack.enter_async_context(
             supervised(_service(settings, "engine", "babylon.serving.engine.engine_process", port))
         )
         urls = [f"http://localhost:{free_port()}" for _ in range(count)]
         for number, url in enumerate(urls):
-            behind = settings.model_copy(update={"endpoint": url})
+            behind = settings.replace(serving={"endpoint": url})
             service = _service(
                 behind, f"gateway-{number}", "babylon.serving.gateway.gateway_process"
             )
@@ -101,7 +101,7 @@ def _service(settings: Settings, name: str, *module: str) -> Service:
         name=name,
         command=[sys.executable, "-m", *module],
         environment=settings.environment(),
-        log=settings.logs / f"{name}.log",
+        log=settings.home.logs / f"{name}.log",
     )
 
 
@@ -123,7 +123,7 @@ async def clients(settings: Settings, urls: list[str], count: int) -> AsyncItera
     seen, done = Seen(), asyncio.Event()
     async with aiohttp.ClientSession(
         connector=aiohttp.TCPConnector(limit=0),
-        headers={"authorization": f"Bearer {local_key(settings.home)}"},
+        headers={"authorization": f"Bearer {local_key(settings.home.root)}"},
     ) as session:
         running = [
             asyncio.create_task(client(session, urls[number % len(urls)], number, seen, done))

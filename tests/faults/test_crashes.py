@@ -56,7 +56,7 @@ async def test_a_killed_window_ends_as_if_nothing_had_happened(
         assert code == 0 or "nothing was changed" in said, said
         await place.next_windows_sweep()
         outcome = await place.outcome()
-        lost = place.settings.judge_concurrency if "judgment" in case.name else 0  # were on the way
+        lost = place.settings.judge.concurrency if "judgment" in case.name else 0  # were on the way
         assert place.judge.requests <= expected["bought"] + lost
     for what, found in outcome.items():
         assert found == expected[what], what

@@ -39,7 +39,7 @@ def collected(directory, rows):
 async def test_no_mutated_row_crashes_the_stage_and_each_is_accepted_or_has_a_reason(
     store, settings
 ):
-    raw = collected(settings.artifacts, mutated_rows(FUZZED))
+    raw = collected(settings.home.artifacts, mutated_rows(FUZZED))
     accepted, _, rejections = check_artifact(raw, WINDOW, settings)
     assert accepted.rows + len(rejections) == raw.rows == FUZZED
     kept = {name for frame in iter_artifact(accepted) for name in decoded(frame)}
@@ -70,7 +70,7 @@ def decoded(frame):
 def test_rows_of_which_none_is_sound_leave_an_artifact_without_rows(settings):
     rows = (replace(older_row(), trajectory_id=f"t{n:03d}", steps_json="[]") for n in range(150))
     accepted, agents, rejections = check_artifact(
-        collected(settings.artifacts, rows), WINDOW, settings
+        collected(settings.home.artifacts, rows), WINDOW, settings
     )
     assert (accepted.rows, agents, len(rejections)) == (0, set(), 150)
     assert read_trajectories(accepted) == []
@@ -78,7 +78,7 @@ def test_rows_of_which_none_is_sound_leave_an_artifact_without_rows(settings):
 
 def test_the_same_seed_gives_the_same_rows_and_verdicts(settings):
     first, again, other = (
-        collected(settings.artifacts, mutated_rows(400, seed)) for seed in (0, 0, 1)
+        collected(settings.home.artifacts, mutated_rows(400, seed)) for seed in (0, 0, 1)
     )
     assert first == again
     assert first.sha256 != other.sha256
@@ -121,7 +121,7 @@ async def test_one_bad_row_in_a_hundred_is_found_exactly(store, settings):
     await insert_trajectories(store, *rows)
     claimed = await claim(store)
     raw = await collect_window(store, settings, claimed, WINDOW)
-    few = settings.model_copy(update={"min_agents": 1})  # all rows are one agent's
+    few = settings.replace(windows={"min_agents": 1})  # all rows are one agent's
     validated = await validate_window(store, few, raw)
     found = await store.pool.fetch("SELECT trajectory_id, reason FROM babylon.rejections")
     assert {row["trajectory_id"]: row["reason"] for row in found} == planted

@@ -15,7 +15,7 @@ from urllib.parse import urlsplit
 import pytest
 from pydantic import SecretStr
 
-from babylon.core.settings import load_settings
+from babylon.core.settings import load_settings, merge_overrides
 from babylon.core.windows import WindowState
 from babylon.store import open_store
 from babylon.store.policies import ensure_base
@@ -37,7 +37,9 @@ async def test_a_full_disk_fails_the_window_by_name_and_publishes_nothing(
     async with world.place(tmp_path / "home") as place:
         code, said = await place.run(limits={"RLIMIT_FSIZE": limit})
         assert code == 1, said
-        assert f"cannot write {place.settings.home}/{names}" in said and "free the disk" in said
+        assert (
+            f"cannot write {place.settings.home.root}/{names}" in said and "free the disk" in said
+        )
         failed = await place.outcome()
         assert [row["state"] for row in failed["window"]] == ["failed"]
         assert not failed["trained"] and len(failed["policies"]) == 2
@@ -50,7 +52,7 @@ async def test_a_full_file_system_is_told_by_name_and_with_more_room_the_window_
     directory: str, size: str, world: World, tmp_path: Path
 ) -> None:
     async with world.place(tmp_path / "home") as place:
-        with tmpfs(place.settings.home / directory, size) as path:
+        with tmpfs(place.settings.home.root / directory, size) as path:
             code, said = await place.run()
             assert code == 1 and f"cannot write {path}/" in said, said
             assert "No space left on device" in said and "free the disk" in said
@@ -125,11 +127,11 @@ async def test_a_connection_that_breaks_while_collecting_is_mended_within_the_ru
 ) -> None:
     async with world.place(tmp_path / "home", lease_s=60.0) as place:
         await place.rule_out()
-        assert place.settings.database_url is not None
+        assert place.settings.database.url is not None
         async with (
-            Proxy(place.settings.database_url.get_secret_value()) as proxy,
+            Proxy(place.settings.database.url.get_secret_value()) as proxy,
             babylon_train(
-                place.settings.model_copy(update={"database_url": SecretStr(proxy.url)}),
+                place.settings.replace(database={"url": SecretStr(proxy.url)}),
                 "collect.reading=stop",
             ) as process,
         ):
@@ -147,8 +149,8 @@ async def test_a_killed_database_ends_the_run_in_one_line_and_the_next_one_start
     world: World, tmp_path: Path
 ) -> None:
     async with LoopbackJudge(Mind(scale=(-10.0, 10.0))) as judge:
-        own = {"database_url": None, "home": tmp_path, "judge_base_url": judge.base_url}
-        settings = load_settings(**{**SETTINGS, **own})
+        own = {"database": {"url": None}, "home": tmp_path, "judge": {"base_url": judge.base_url}}
+        settings = load_settings(**merge_overrides(SETTINGS, own))
         async with open_store(settings) as store:
             await ensure_base(store, uri=str(world.base), base_model="tiny")
             await play(store, world.base)
@@ -159,7 +161,7 @@ async def test_a_killed_database_ends_the_run_in_one_line_and_the_next_one_start
             worker.go_on()
             assert await worker.ended() == 1, worker.said
             assert len(TOLD.findall(worker.said)) == 1, worker.said
-        await asyncio.sleep(2 * settings.lease_s)
+        await asyncio.sleep(2 * settings.windows.lease_s)
         with Worker(settings, FLOW, WINDOW.id) as worker:
             assert await worker.ended() == 0, worker.said
         async with open_store(settings) as store:

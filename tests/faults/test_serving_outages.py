@@ -29,7 +29,9 @@ CLIENTS = 8
 
 async def test_postgres_away_for_a_minute_stops_no_answer_and_loses_no_call(tmp_path: Path) -> None:
     home = tmp_path / "home"
-    settings = load_settings(home=home, database_url=None, engine_port=free_port())
+    settings = load_settings(
+        home=home, database={"url": None}, serving={"engine_port": free_port()}
+    )
     async with open_store(settings) as store:
         await with_policies(store, save_policies(tmp_path / "policies", 1))
         async with (
@@ -61,7 +63,7 @@ def kill_postgres(home: Path) -> None:
 async def test_a_killed_engine_fails_its_calls_cleanly_and_comes_back_with_the_policy(
     settings: Settings, store: Store, tmp_path: Path
 ) -> None:
-    settings = settings.model_copy(update={"engine_port": free_port()})
+    settings = settings.replace(serving={"engine_port": free_port()})
     await with_policies(store, save_policies(tmp_path / "policies", 1))
     async with (
         replicas(settings, count=2) as serving,

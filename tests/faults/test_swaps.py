@@ -40,7 +40,7 @@ def checkpoints(tmp_path_factory: pytest.TempPathFactory) -> list[Path]:
 
 @pytest.fixture
 def settings(settings: Settings) -> Settings:
-    return settings.model_copy(update={"engine_port": free_port()})
+    return settings.replace(serving={"engine_port": free_port()})
 
 
 @pytest.mark.parametrize("change", ["replace", "rollback"])

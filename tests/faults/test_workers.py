@@ -45,11 +45,11 @@ class Fleet:
         raise AssertionError("a worker died of more than its kills")
 
     async def _start(self, seed: int) -> Process:
-        assert self._settings.database_url is not None
+        assert self._settings.database.url is not None
         environment = {
             **os.environ,
-            "DATABASE_URL": self._settings.database_url.get_secret_value(),
-            "BABYLON_HOME": str(self._settings.home),
+            "DATABASE_URL": self._settings.database.url.get_secret_value(),
+            "BABYLON_HOME": str(self._settings.home.root),
             "POLARS_MAX_THREADS": "1",
         }
         ids = [window.id for window in self._windows]

@@ -73,7 +73,7 @@ async def _score(store: Store, settings: Settings, claim: Claim, window: Window)
         window.id,
     )
     frame = pl.DataFrame([dict(row) for row in rows])
-    artifact = write_artifact(frame, settings.artifacts, window_id=window.id)
+    artifact = write_artifact(frame, settings.home.artifacts, window_id=window.id)
     await commit_collected(store, Collected(claim=claim, artifact=artifact))
     await _say(window, "validate")
     await set_state(store, claim, WindowState.VALIDATED)
@@ -99,7 +99,7 @@ if __name__ == "__main__":
     seed, lease_s, *ids = sys.argv[1:]
     asyncio.run(
         work(
-            load_settings(lease_s=float(lease_s)),
+            load_settings(windows={"lease_s": float(lease_s)}),
             [parse_window_id(window_id) for window_id in ids],
             int(seed),
         )

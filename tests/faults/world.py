@@ -16,7 +16,7 @@ from uuid import uuid4
 import asyncpg
 import pytest
 
-from babylon.core.settings import Settings, load_settings
+from babylon.core.settings import Settings, load_settings, merge_overrides
 from babylon.core.windows import parse_window_id
 from babylon.policies.load import load_policy
 from babylon.policies.tokenizer import render_prompt
@@ -37,18 +37,13 @@ SYSTEM, USER = "Trade.", "m1 0.50"
 REPLIES = ("buy m1", "sell m1", "hold", "buy m2", "sell m2", "wait", "buy m3", "sell m3")
 LEASE_S = 0.5
 SETTINGS: dict[str, Any] = {
-    "lease_s": LEASE_S,
-    "min_actions": 1,
-    "target_trajectories": 7,  # of eight: dropout has something to do
-    "scorer": "ruler",
-    "judge_model": "loopback",
-    "judge_concurrency": 2,
-    "judge_write_back": True,
-    "iterations": 2,  # a train step each, so that the first one leaves progress behind
-    "learning_rate": 1e-4,
-    "keep_checkpoints": 1,
-    "max_staleness": 0,
-    "arena_scenarios": 32,
+    "windows": {"lease_s": LEASE_S},
+    "quality": {"min_actions": 1, "target_trajectories": 7},
+    "scoring": {"scorer": "ruler", "write_back": True},
+    "judge": {"model": "loopback", "concurrency": 2},
+    "training": {"iterations": 2, "learning_rate": 1e-4, "max_staleness": 0},
+    "deployment": {"keep_checkpoints": 1},
+    "evaluation": {"scenarios": 32},
 }
 FLOW = "tests.faults.inside:train"
 WHOLE = os.environ.get("FAULTS") == "all"  # `make faults`; `make test` takes a share
@@ -70,8 +65,8 @@ class World:
         """A copy, with a judge of its own; ``changes`` are settings."""
         copied = asynccontextmanager(fresh_database)(self.server, self.template)
         async with copied as url, LoopbackJudge(Mind(scale=(-10.0, 10.0))) as judge:
-            own = {"database_url": url, "home": home, "judge_base_url": judge.base_url}
-            settings = load_settings(**{**SETTINGS, **own, **changes})
+            own = {"database": {"url": url}, "home": home, "judge": {"base_url": judge.base_url}}
+            settings = load_settings(**merge_overrides(SETTINGS, own, changes))
             async with open_store(settings) as store:
                 await _old_checkpoint(store, settings)
                 yield Place(settings, store, judge)
@@ -107,7 +102,7 @@ class Place:
 
     async def next_windows_sweep(self) -> None:
         """What the next window's run does about leftovers, an hour or so later."""
-        for path in self.settings.home.rglob("*.tmp"):
+        for path in self.settings.home.root.rglob("*.tmp"):
             os.utime(path, (0, 0))
         await retire_checkpoints(self.store, self.settings)
 
@@ -119,10 +114,10 @@ class Place:
     async def _rows(self, query: str) -> list[Any]:
         found = [dict(row) for row in await self.store.pool.fetch(query)]
         text = json.dumps([_told(row) for row in found], default=str)
-        return list(json.loads(RUN.sub("", text.replace(str(self.settings.home), ""))))
+        return list(json.loads(RUN.sub("", text.replace(str(self.settings.home.root), ""))))
 
     def _files(self) -> dict[str, str]:
-        home = self.settings.home
+        home = self.settings.home.root
         ours = (home / name for name in ("artifacts", "checkpoints", "datasets"))
         files = [path for place in ours for path in place.rglob("*") if path.is_file()]
         return {
@@ -177,7 +172,9 @@ async def _fill(server: EmbeddedPostgres, template: str, base: Path, home: Path)
     connection = await asyncpg.connect(server.url("postgres"))
     await connection.execute(f"CREATE DATABASE {template} TEMPLATE {TEMPLATE} STRATEGY file_copy")
     await connection.close()
-    async with open_store(load_settings(database_url=server.url(template), home=home)) as store:
+    async with open_store(
+        load_settings(database={"url": server.url(template)}, home=home)
+    ) as store:
         await ensure_base(store, uri=str(base), base_model="tiny")
         await play(store, base)
 
@@ -247,7 +244,7 @@ def _gateway_call(base: Path, number: int, trajectory_id: str) -> RecordedCall:
 
 async def _old_checkpoint(store: Store, settings: Settings) -> None:
     """Policy 1, which never served: it goes when the window's own is deployed."""
-    directory = settings.checkpoints / "2025-11-14T0800-e1"
+    directory = settings.home.checkpoints / "2025-11-14T0800-e1"
     directory.mkdir(parents=True)
     (directory / "weights").write_bytes(b"old")
     await store.pool.execute(

@@ -117,9 +117,9 @@ async def played(
     settings: Settings, store: Store, monkeypatch: pytest.MonkeyPatch
 ) -> AsyncIterator[Settings]:
     """The real window in a database of this test's own, which the environment names."""
-    assert settings.database_url is not None
-    monkeypatch.setenv("DATABASE_URL", settings.database_url.get_secret_value())
-    monkeypatch.setenv("BABYLON_HOME", str(settings.home))
+    assert settings.database.url is not None
+    monkeypatch.setenv("DATABASE_URL", settings.database.url.get_secret_value())
+    monkeypatch.setenv("BABYLON_HOME", str(settings.home.root))
     await insert_real_window(store)
     await ensure_base(store, uri="file:///base", base_model="tiny")
     yield settings

@@ -33,12 +33,12 @@ async def test_saved_blocks_override_the_environment_and_options_override_both()
     await BabylonDatabase(url=SecretStr(url)).save("live", overwrite=True)
     await BabylonModel(base_model="Qwen/Qwen3-0.6B", tuning="full").save("qwen", overwrite=True)
     settings = await settings_with(
-        {"model_name": "alpha"}, ["babylon-database/live", "babylon-model/qwen"]
+        {"model": {"name": "alpha"}}, ["babylon-database/live", "babylon-model/qwen"]
     )
-    assert settings.database_url is not None
-    assert settings.database_url.get_secret_value() == url
-    assert (settings.base_model, settings.tuning) == ("Qwen/Qwen3-0.6B", "full")
-    assert settings.model_name == "alpha"
+    assert settings.database.url is not None
+    assert settings.database.url.get_secret_value() == url
+    assert (settings.model.base, settings.training.tuning) == ("Qwen/Qwen3-0.6B", "full")
+    assert settings.model.name == "alpha"
 
 
 async def test_what_a_block_leaves_open_stays_as_the_environment_says(
@@ -48,8 +48,8 @@ async def test_what_a_block_leaves_open_stays_as_the_environment_says(
     monkeypatch.setenv("MODEL_NAME", "alpha")
     await BabylonModel(base_model="Qwen/Qwen3-0.6B").save("base-only", overwrite=True)
     settings = await settings_with(blocks=["babylon-model/base-only"])
-    assert (settings.base_model, settings.tuning) == ("Qwen/Qwen3-0.6B", "full")
-    assert settings.model_name == "alpha"
+    assert (settings.model.base, settings.training.tuning) == ("Qwen/Qwen3-0.6B", "full")
+    assert settings.model.name == "alpha"
 
 
 @pytest.mark.parametrize("name", ["babylon-database/none", "live", "slack/live"])

@@ -48,10 +48,10 @@ async def live(
 ) -> AsyncIterator[Settings]:
     """Serving runs, and the environment names this test's database, home and ports."""
     await ensure_base(store, uri=str(base), base_model="embedded")
-    assert settings.database_url is not None
+    assert settings.database.url is not None
     variables = {
-        "DATABASE_URL": settings.database_url.get_secret_value(),
-        "BABYLON_HOME": str(settings.home),
+        "DATABASE_URL": settings.database.url.get_secret_value(),
+        "BABYLON_HOME": str(settings.home.root),
         "LOCAL_ENDPOINT": f"http://localhost:{free_port()}",
         "ENGINE_PORT": str(free_port()),
         "TUNING": "full",
@@ -115,7 +115,7 @@ async def the_new_policy_serves(live: Settings, store: Store) -> None:
     policy, route_version = await champion(store)
     assert policy.policy_version == 1
     assert [gateway.route_version for gateway in await live_gateways(store)] == [route_version]
-    key = str(local_key(live.home))
+    key = str(local_key(live.home.root))
     async with openai.AsyncOpenAI(base_url=f"{live.endpoint}/v1", api_key=key) as client:
         answer = await client.chat.completions.with_raw_response.create(
             model="babylon", messages=[{"role": "user", "content": "hello"}], max_tokens=2

@@ -57,13 +57,15 @@ def test_when_nothing_waits_it_says_where_others_may(
     workshop: Workshop,
     capsys: pytest.CaptureFixture[str],
 ) -> None:
-    request = TrainRequest(mode=mode, overrides={"lookback_hours": 24})
+    request = TrainRequest(mode=mode, overrides={"windows": {"lookback_hours": 24}})
     assert main(["flows", encode(request)]) == 1
     assert "no window of the last 24 h" in capsys.readouterr().out
     assert main(["flows", encode(msgspec.structs.replace(request, json=True))]) == 1
     report = json.loads(capsys.readouterr().out)
     assert not report["ok"] and "`babylon windows check`" in report["hint"]
-    everything = msgspec.structs.replace(request, overrides={"lookback_hours": 876_000}, json=True)
+    everything = msgspec.structs.replace(
+        request, overrides={"windows": {"lookback_hours": 876_000}}, json=True
+    )
     assert main(["flows", encode(everything)]) == 0
     assert "hint" not in json.loads(capsys.readouterr().out)
     again = TrainRequest(window_id="2025-11-14T09:00", json=True)

@@ -18,7 +18,7 @@ from tests.door import Door
 from tests.flows.conftest import Workshop
 
 WINDOW = "2025-11-14T09:00"
-CENTURY = {"lookback_hours": 876_000}
+CENTURY = {"windows": {"lookback_hours": 876_000}}
 START = datetime(2025, 11, 14, 9, tzinfo=UTC)
 
 
@@ -78,7 +78,7 @@ async def test_a_deployed_run_with_a_failed_window_is_red(
 ) -> None:
     message = f"1 of 1 windows failed: {WINDOW}: scorer 'none' is unknown"
     with pytest.raises(TrainingError, match=message):
-        await backfill(overrides={**CENTURY, "scorer": "none"}, placement="deployed")
+        await backfill(overrides={**CENTURY, "scoring": {"scorer": "none"}}, placement="deployed")
 
 
 async def test_daily_publish_writes_the_day_again_and_only_that_day(
@@ -95,7 +95,7 @@ async def test_daily_publish_writes_the_day_again_and_only_that_day(
 
 
 def test_continuous_waits_for_the_close_of_the_last_of_n_windows_and_the_grace() -> None:
-    settings = load_settings(window_minutes=15, frequency=3, grace_s=90)
+    settings = load_settings(windows={"minutes": 15, "frequency": 3, "grace_s": 90})
     settled = START + timedelta(minutes=7)
     assert next_look(settings, settled) == START + timedelta(minutes=46, seconds=30)
 
@@ -123,11 +123,11 @@ async def test_continuous_catches_up_once_a_look_and_sleeps_over_what_fails(
         async for result in continuous(settings, CENTURY):
             results.append((result.window_id, result.status))
     assert results == [(WINDOW, WindowState.FAILED), (WINDOW, WindowState.DEPLOYED)]
-    assert looks[0] <= datetime.now(UTC) + timedelta(seconds=settings.lease_s)
+    assert looks[0] <= datetime.now(UTC) + timedelta(seconds=settings.windows.lease_s)
 
 
 async def test_continuous_ends_at_once_without_a_database(monkeypatch: pytest.MonkeyPatch) -> None:
-    settings = load_settings(database_url="postgresql://nobody@127.0.0.1:1/none")
+    settings = load_settings(database={"url": "postgresql://nobody@127.0.0.1:1/none"})
     with pytest.raises(DatabaseError):
         await anext(continuous(settings))
 

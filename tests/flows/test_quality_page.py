@@ -13,7 +13,7 @@ WINDOW = "2025-11-14T09:00"
 async def test_a_window_that_is_refused_has_its_page_too_with_samples(
     played: Settings, workshop: Workshop
 ) -> None:
-    result = await train_window(WINDOW, overrides={"min_agents": 6})
+    result = await train_window(WINDOW, overrides={"windows": {"min_agents": 6}})
     assert (result.status, workshop.trained) == (WindowState.SKIPPED, [])
     async with get_client() as client:
         artifacts = await client.read_artifacts()

@@ -118,7 +118,7 @@ async def test_a_checkpoint_that_the_checks_refuse_ends_its_window_rejected(
 async def test_a_checkpoint_that_becomes_a_challenger_is_deployed_at_its_share(
     played: Settings, store: Store, workshop: Workshop
 ) -> None:
-    result = await train_window(WINDOW, overrides={"deployment_strategy": "ab"})
+    result = await train_window(WINDOW, overrides={"deployment": {"strategy": "ab"}})
     assert (result.status, result.reason) == (
         WindowState.DEPLOYED,
         "challenger at 50%: not worse",
@@ -130,7 +130,7 @@ async def test_a_checkpoint_that_becomes_a_challenger_is_deployed_at_its_share(
 async def test_a_window_with_too_few_agents_is_skipped_and_says_why(
     played: Settings, store: Store, workshop: Workshop
 ) -> None:
-    result = await train_window(WINDOW, overrides={"min_agents": 50})
+    result = await train_window(WINDOW, overrides={"windows": {"min_agents": 50}})
     assert result.status == WindowState.SKIPPED and "50" in result.reason
     row = await get_window(store, WINDOW)
     assert row is not None and (row.state, row.reason) == (WindowState.SKIPPED, result.reason)
@@ -296,7 +296,7 @@ async def test_a_worker_whose_clock_is_behind_trains_what_is_over(
     last = window_at(datetime.now(UTC)).previous()
     await play_in(store, last)
     wrong_clock(-timedelta(hours=5))
-    (result,) = await backfill(overrides={"grace_s": 0})
+    (result,) = await backfill(overrides={"windows": {"grace_s": 0}})
     assert (result.window_id, result.status) == (last.id, WindowState.DEPLOYED)
 
 
@@ -330,7 +330,7 @@ async def test_what_an_earlier_scoring_left_out_is_forgotten_by_the_next(
 ) -> None:
     """Else the trained trajectories of the second would pass for held-out play of the first."""
     workshop.training_error = TrainingError("loss is nan")
-    thin = {"target_trajectories": 4, "max_dropout": 0.5, "min_agents": 2}
+    thin = {"quality": {"target_trajectories": 4, "max_dropout": 0.5}, "windows": {"min_agents": 2}}
     with pytest.raises(TrainingError):
         await train_window(WINDOW, overrides=thin)
     row = await get_window(store, WINDOW)
@@ -352,14 +352,14 @@ async def test_a_late_row_is_reported_never_trained_by_itself_and_taken_up_by_a_
     (report,) = await window_reports(store, played)
     assert (report.state, report.late, report.trained) == (WindowState.DEPLOYED, 3, 5)
 
-    recipe = {"recipe": "again", "lookback_hours": HOURS}
+    recipe = {"windows": {"recipe": "again", "lookback_hours": HOURS}}
     (without,) = await backfill(overrides=recipe)
     assert without.status == WindowState.SKIPPED and "0 eligible agents" in without.reason
     key = f"{WINDOW}+again"
     assert (without.window_id, workshop.trained) == (key, [WINDOW])
     assert await backfill(overrides=recipe) == []
 
-    late = {"recipe": "late", "include_late": True, "lookback_hours": HOURS}
+    late = {"windows": {"recipe": "late", "include_late": True, "lookback_hours": HOURS}}
     (trained,) = await backfill(overrides=late)
     assert (trained.window_id, trained.status) == (f"{WINDOW}+late", WindowState.DEPLOYED)
     assert trained.metrics["trajectories"] == 3
@@ -380,6 +380,6 @@ async def test_a_late_row_is_reported_never_trained_by_itself_and_taken_up_by_a_
 async def test_a_recipe_is_refused_for_a_window_that_is_not_done(
     played: Settings, store: Store, workshop: Workshop
 ) -> None:
-    result = await train_window(WINDOW, overrides={"recipe": "again"})
+    result = await train_window(WINDOW, overrides={"windows": {"recipe": "again"}})
     assert result.status == WindowState.SKIPPED and "train it without --recipe" in result.reason
     assert await list_windows(store) == []

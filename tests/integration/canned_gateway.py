@@ -50,7 +50,7 @@ async def canned_gateway(store: Store, settings: Settings, engine: Any) -> Async
         )
         await stack.enter_async_context(on_uvicorn(gateway, front))
         await until_healthy(url)
-        yield Canned(url, front.getsockname()[1], store, str(local_key(settings.home)))
+        yield Canned(url, front.getsockname()[1], store, str(local_key(settings.home.root)))
 
 
 def _listener() -> socket.socket:

@@ -58,7 +58,7 @@ async def admin(store: Store, settings: Settings) -> AsyncIterator[Client]:
             aiohttp.ClientSession() as http,
         ):
             url = f"http://127.0.0.1:{listener.getsockname()[1]}"
-            yield Client(http, url, str(local_key(settings.home)))
+            yield Client(http, url, str(local_key(settings.home.root)))
 
 
 async def test_changes_take_effect_and_tell_who_asked_for_them(admin: Client, store: Store) -> None:

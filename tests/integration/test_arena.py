@@ -61,7 +61,7 @@ def base(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.fixture
 async def quick(store: Store, settings: Settings, base: Path) -> Settings:
     await ensure_base(store, uri=str(base), base_model="embedded")
-    return settings.model_copy(update={"arena_scenarios": 32})
+    return settings.replace(evaluation={"scenarios": 32})
 
 
 def damaged(base: Path, directory: Path) -> Path:
@@ -168,7 +168,7 @@ async def test_the_gate_plays_the_game_that_it_is_told(
 ) -> None:
     monkeypatch.setitem(PRESETS, "hour", Rules(markets=2, ticks=1))
     trained = await challenge(store, base)
-    hours = quick.model_copy(update={"arena_rules": "hour"})
+    hours = quick.replace(evaluation={"rules": "hour"})
     verdict = await validate_checkpoint(store, hours, trained)
     worlds = unseen_scenarios("gate", f"{quick.seed}:{trained.batch_id}", 32, PRESETS["hour"])
     assert verdict.suite_digest == digest(worlds)
@@ -182,7 +182,7 @@ async def test_what_is_clearly_better_serves(
     reckless = await asyncio.to_thread(taught, base, tmp_path / "reckless", gambler)
     await ensure_base(store, uri=str(reckless), base_model="embedded")
     calm = await challenge(store, await asyncio.to_thread(collapsed, base, tmp_path / "calm"))
-    quick = settings.model_copy(update={"arena_scenarios": 256})
+    quick = settings.replace(evaluation={"scenarios": 256})
     verdict = await validate_checkpoint(store, quick, calm)
     assert verdict.ruling == "promote", verdict.reason
     assert verdict.scenarios < 256 and verdict.pnl_difference_low is not None
@@ -231,7 +231,7 @@ async def recorded(
         rows.append(trajectory_row(trajectory, game_json="[]", knowledge_json="{}"))
     artifact = write_artifact(
         pl.DataFrame(rows, schema=TRAJECTORY_SCHEMA),
-        settings.artifacts,
+        settings.home.artifacts,
         window_id=trained.claim.window_id,
         stage="scored",
     )

@@ -285,8 +285,8 @@ async def work_for(
             "claim": claim,
             "parent": await get_policy(store, parent),
             "rows": [row("a", 1.0), row("b", 0.0, reply="hold")],
-            "target": settings.checkpoints / f"w{window.start.hour}-e{claim.epoch}",
-            "progress_directory": settings.checkpoints / "progress",
+            "target": settings.home.checkpoints / f"w{window.start.hour}-e{claim.epoch}",
+            "progress_directory": settings.home.checkpoints / "progress",
             "config": TrainerConfig(),
             "staleness": {},
             "behaviours": {},
@@ -318,7 +318,7 @@ async def test_a_window_through_a_backend_on_disk_becomes_a_checkpoint_to_go_on_
     work = replace(
         work,
         rows=[*work.rows, *tied],
-        settings=settings.model_copy(update={"learning_rate": 1e-3}),
+        settings=settings.replace(training={"learning_rate": 1e-3}),
     )
     update = await update_on_disk(work, backend_in(tmp_path / "art"), tmp_path / "art")
     report: Any = update.report
@@ -391,7 +391,10 @@ async def test_a_window_is_trained_at_wandb_and_the_next_hour_goes_on_from_it(
     tokens = [(t["token"], t["logprob"]) for t in choice["logprobs"]["content"]]
     ids = work.rows[0].calls[0].completion_token_ids or ()
     assert tokens == [(f"token_id:{i}", -5.0) for i in ids]
-    assert sent.body["experimental_config"]["learning_rate"] == settings.effective_learning_rate
+    assert (
+        sent.body["experimental_config"]["learning_rate"]
+        == settings.training.effective_learning_rate
+    )
     assert sent.body["experimental_config"]["scale_rewards"] is False
 
     assert not torch.equal(logits(work.target), logits(base))
@@ -420,13 +423,15 @@ async def test_the_train_stage_commits_what_wandb_trained(
     )
     scored = Scored(
         claim=work.claim,
-        artifact=write_artifact(frame, settings.artifacts, window_id=WINDOW.id, stage="scored"),
+        artifact=write_artifact(
+            frame, settings.home.artifacts, window_id=WINDOW.id, stage="scored"
+        ),
         eligible=2,
         agents=2,
         scorer="heuristic",
         avg_reward=0.5,
     )
-    chosen = settings.model_copy(update={"trainer": "serverless"})
+    chosen = settings.replace(training={"trainer": "serverless"})
     trained = await train_window(store, chosen, scored)
     policy = await get_policy(store, trained.policy_version)
     assert (policy.kind, policy.parent_version) == ("lora", 0)
@@ -514,7 +519,7 @@ async def test_an_overdue_job_is_an_error_and_the_run_after_it_submits_another(
     store: Store, settings: Settings, base: Path, service: ServerlessDouble
 ) -> None:
     service.ending = "hangs"
-    short = settings.model_copy(update={"gpu_timeout_s": 1.5})
+    short = settings.replace(prefect={"gpu_timeout_s": 1.5})
     with pytest.raises(TrainingError, match=r"did not end in time \(GPU_TIMEOUT_SECONDS=1.5\)"):
         await update_serverless(await work_for(store, short, base))
     await asyncio.sleep(0.02)
@@ -694,7 +699,7 @@ Change = Callable[[TrainInput], TrainInput]
 
 
 def with_settings(**update: Any) -> Change:
-    return lambda work: replace(work, settings=work.settings.model_copy(update=update))
+    return lambda work: replace(work, settings=work.settings.replace(**update))
 
 
 REFUSED: list[tuple[Change, type[Exception], str]] = [

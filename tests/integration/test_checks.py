@@ -338,7 +338,7 @@ async def test_a_policy_that_went_far_from_the_champion_is_refused(
     async with held(stack, 1, save_tiny_policy(tmp_path / "v1", seed=5)) as gateways:
         checked = await check(stack.store, settings, 1, gateways)
         assert failed(checked) == ["kl"]
-        raised = settings.model_copy(update={"max_serving_kl": 50.0})
+        raised = settings.replace(deployment={"max_serving_kl": 50.0})
         assert (await check(stack.store, raised, 1, gateways)).passed
 
 
@@ -348,7 +348,7 @@ async def test_a_policy_that_forgot_its_form_is_refused(
     teller = speaking(HOLD, tmp_path / "v0")
     await ensure_base(store, uri=str(teller), base_model="tiny")
     await insert_calls(store, [call(text, agent=f"agent-{text}") for text in ASKED])
-    lax = settings.model_copy(update={"max_serving_kl": 50.0})
+    lax = settings.replace(deployment={"max_serving_kl": 50.0})
     async with running_stack(store, settings) as stack:
         await until_healthy(stack.url)
         async with held(stack, 1, speaking(HOLD[:-1] + ",", tmp_path / "v1")) as gateways:

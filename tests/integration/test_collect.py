@@ -106,7 +106,7 @@ async def test_collecting_again_gives_the_same_artifact(store, settings):
     again = await collect_window(store, settings, await claim(store), WINDOW)
     assert first.artifact == again.artifact
     assert first.artifact.rows == 15
-    assert len(list(settings.artifacts.iterdir())) == 1
+    assert len(list(settings.home.artifacts.iterdir())) == 1
 
 
 PARQUET = (
@@ -139,13 +139,13 @@ async def test_the_event_loop_runs_no_parquet(store, settings):
     with parquet_of_this_thread() as called:
         collected = await collect_window(store, settings, await claim(store), WINDOW)
         validated = await validate_window(store, settings, collected)
-        crowded = settings.model_copy(update={"target_trajectories": 4, "max_dropout": 0.5})
+        crowded = settings.replace(quality={"target_trajectories": 4, "max_dropout": 0.5})
         thinned = await dropout.fn(crowded, validated)
         scored = await score_window(store, settings, thinned)
         await publish.fn(settings, scored)
     assert called == set()
     with parquet_of_this_thread() as called:
-        rewritten = rewrite_artifact(scored.artifact, settings.artifacts, lambda frame: frame)
+        rewritten = rewrite_artifact(scored.artifact, settings.home.artifacts, lambda frame: frame)
         read_artifact(rewritten)
     # it would have been seen, but for writing, which has a thread of its own everywhere
     assert called == {function.__name__ for function in PARQUET} - {"write_table"}
@@ -267,7 +267,7 @@ async def test_a_sampled_nul_is_recorded_by_both_and_joined(store, settings):
             at=WINDOW.start,
         )
         await recorder.finish(trajectory, at=WINDOW.start)
-    two_agents = settings.model_copy(update={"min_agents": 2, "min_actions": 1})
+    two_agents = settings.replace(windows={"min_agents": 2}, quality={"min_actions": 1})
     validated = await validated_window(store, two_agents)
     for trajectory in read_trajectories(validated.artifact):
         (call,) = trajectory.calls
@@ -340,7 +340,7 @@ async def test_a_change_from_a_price_of_zero_is_unknown_to_the_judge(store, sett
 
 async def test_too_few_agents_is_refused_with_the_count_and_the_reasons(store, settings):
     await insert_real_window(store)
-    demanding = settings.model_copy(update={"min_agents": 6})
+    demanding = settings.replace(windows={"min_agents": 6})
     with pytest.raises(
         WindowNotReadyError,
         match=r"window 2025-11-14T09:00 has 5 eligible agents, minimum is 6 .*10 no_llm_call",
@@ -369,13 +369,13 @@ def by_pnl(trajectories: Sequence[Trajectory]) -> list[float]:
 
 async def test_a_scorer_of_ones_own_scores_and_a_failing_one_stores_nothing(store, settings):
     await insert_real_window(store)
-    mine = settings.model_copy(update={"scorer": f"{__name__}:by_pnl"})
+    mine = settings.replace(scoring={"scorer": f"{__name__}:by_pnl"})
     scored = await scored_window(store, mine)
     best = max(training_rows(scored.artifact), key=lambda row: row.score)
     assert (best.agent_id, scored.scorer) == ("test-agent-3", f"{__name__}:by_pnl")
 
     await store.pool.execute("DELETE FROM babylon.scores")
-    failing = settings.model_copy(update={"scorer": f"{__name__}:boom"})
+    failing = settings.replace(scoring={"scorer": f"{__name__}:boom"})
     with pytest.raises(ScoringError, match="boom raised RuntimeError"):
         await scored_window(store, failing)
     assert await store.pool.fetchval("SELECT count(*) FROM babylon.scores") == 0
@@ -386,9 +386,11 @@ async def test_publishing_twice_leaves_one_file_with_allowed_columns_only(store,
     scored = await scored_window(store, settings)
     published = publish_window(settings, scored)
     assert publish_window(settings, scored) == published
-    (file,) = settings.datasets.rglob("*.parquet")
+    (file,) = settings.home.datasets.rglob("*.parquet")
     name = f"2025-11-14T09-00-{published.sha256[:8]}.parquet"
-    assert file.relative_to(settings.datasets).as_posix() == f"trajectories/month=2025-11/{name}"
+    assert (
+        file.relative_to(settings.home.datasets).as_posix() == f"trajectories/month=2025-11/{name}"
+    )
     columns = read_artifact(
         Artifact(uri=published.uri, sha256=published.sha256, rows=5, window_id="w")
     ).columns
@@ -397,8 +399,8 @@ async def test_publishing_twice_leaves_one_file_with_allowed_columns_only(store,
 
 async def test_what_dropout_saves_the_judge_is_a_metric_of_the_window(store, settings):
     await insert_real_window(store)
-    crowded = settings.model_copy(
-        update={"target_trajectories": 4, "max_dropout": 0.5, "scorer": "ruler"}
+    crowded = settings.replace(
+        quality={"target_trajectories": 4, "max_dropout": 0.5}, scoring={"scorer": "ruler"}
     )
     thinned = thin_window(crowded, await validated_window(store, settings))
     assert (thinned.dropped, thinned.saved_judge_tokens > 500) == (1, True)

@@ -66,7 +66,7 @@ async def test_a_role_that_may_only_read_the_games_tables_collects_and_changes_n
 ):
     game, url = reader
     before = await everything(game)
-    settings = load_settings(database_url=url, home=tmp_path)
+    settings = load_settings(database={"url": url}, home=tmp_path)
     async with open_store(settings, migrate=True) as store:
         assert not store.game_tables_ours
         collected = await collect_window(store, settings, await claim(store), WINDOW)
@@ -101,7 +101,7 @@ async def test_recorded_steps_reach_judge_and_table_byte_for_byte(store, setting
 
 async def validated_alone(store, settings):
     """The window, although few agents played."""
-    few = settings.model_copy(update={"min_agents": 1})
+    few = settings.replace(windows={"min_agents": 1})
     collected = await collect_window(store, few, await claim(store), WINDOW)
     return await validate_window(store, few, collected)
 

@@ -20,7 +20,7 @@ async def test_a_demo_opens_its_embedded_database_and_so_does_its_gateway(
     monkeypatch.setenv("BABYLON_HOME", str(tmp_path))
     overrides = demo_overrides(load_settings(), datetime.now(UTC))
     settings = load_settings(**overrides)
-    assert settings.home.parent == tmp_path / "demo"
+    assert settings.home.root.parent == tmp_path / "demo"
     async with open_store(settings) as store:
         assert store.game_tables_ours
     for name, value in settings.environment().items():  # what the gateway is started with

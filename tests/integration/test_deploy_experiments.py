@@ -125,7 +125,7 @@ async def test_replace_ends_an_experiment_only_in_favour_of_its_challenger(
 async def test_a_checkpoint_that_passed_becomes_a_challenger_where_that_is_the_strategy(
     store: Store, settings: Settings, claim: Claim, strategy: str, share: str
 ) -> None:
-    settings = settings.model_copy(update={"deployment_strategy": strategy})
+    settings = settings.replace(deployment={"strategy": strategy})
     deployed = await deploy_checkpoint(store, settings, verdict(claim))
     assert (deployed.deployed, deployed.arm, deployed.policy_version) == (True, "challenger", 2)
     assert deployed.reason == f"challenger at {share}: test"
@@ -200,7 +200,7 @@ async def test_a_canary_takes_one_step_for_each_window_that_ended_after_the_last
     store: Store, settings: Settings, claim: Claim, deciding: Deciding
 ) -> None:
     deciding("insufficient")
-    settings = settings.model_copy(update={"deployment_strategy": "canary"})
+    settings = settings.replace(deployment={"strategy": "canary"})
     await begin(store, settings, "canary")
     later, earlier = "2025-11-14T10:30", "2025-11-14T11:00"  # the claim's window ends at 11:00
 
@@ -224,7 +224,7 @@ DOUBTFUL = Guardrail(name="failed actions", state="doubtful", bound=0.05)
 async def test_a_canary_of_which_the_analysis_warns_takes_no_step(
     store: Store, settings: Settings, claim: Claim, deciding: Deciding, figures: dict[str, Any]
 ) -> None:
-    settings = settings.model_copy(update={"deployment_strategy": "canary"})
+    settings = settings.replace(deployment={"strategy": "canary"})
     await begin(store, settings, "canary")
     await store.pool.execute("UPDATE babylon.routes SET created_at = '2025-11-14'")
     for warning, share in ((figures, 0.05), ({}, 0.25)):

@@ -100,7 +100,7 @@ async def fleet(store: Store, settings: Settings, checkpoints: list[Path]) -> As
             ) as gateway,
             on_uvicorn(gateway, listener),
             AsyncOpenAI(
-                base_url=f"{url}/v1", api_key=str(local_key(settings.home)), max_retries=0
+                base_url=f"{url}/v1", api_key=str(local_key(settings.home.root)), max_retries=0
             ) as client,
         ):
             for one in (stack.url, url):

@@ -180,7 +180,7 @@ def test_a_killed_postmaster_is_replaced_and_no_committed_row_is_lost(home: Path
 async def test_a_server_that_dies_under_its_users_is_started_again_at_the_same_address(
     home: Path,
 ) -> None:
-    settings = load_settings(home=home, database_url=None)
+    settings = load_settings(home=home, database={"url": None})
     async with kept_running(settings), asyncio.timeout(60):
         server = EmbeddedPostgres(home)
         url = server.url("postgres")

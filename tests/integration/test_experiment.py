@@ -22,11 +22,11 @@ from babylon.store.experiments import find_experiment, plays
 from tests.integration.experiments import SALT, world
 from tests.integration.test_migrations import GAME
 
-AT_ONCE = {"ab_min_hours": 0.0}
+AT_ONCE = {"experiment": {"min_hours": 0.0}}
 
 
 def at_once(settings: Settings) -> Settings:
-    return settings.model_copy(update=AT_ONCE)
+    return settings.replace(**AT_ONCE)
 
 
 async def look(store: Store, settings: Settings, experiment: str | None = None) -> Review:
@@ -131,7 +131,7 @@ async def test_history_that_was_written_before_makes_the_interval_narrower(
         arm = "challenger" if number % 2 else "champion"
         fleet.play(f"a{number}", arm, 30.0 * number + number % 7)
     await fleet.write()
-    old = settings.model_copy(update={"lookback_hours": 100 * 366 * 24})
+    old = settings.replace(windows={"lookback_hours": 100 * 366 * 24})
     found = await look(store, old)
     assert found.raw_pnl is not None
     assert pnl(found).explained > 0.99
@@ -147,7 +147,7 @@ async def test_the_experiments_own_play_is_no_history_however_it_is_dated(
     await fleet.begin()
     fleet.fleet(gain=0)
     await fleet.write()
-    found = await look(store, settings.model_copy(update={"lookback_hours": 100 * 366 * 24}))
+    found = await look(store, settings.replace(windows={"lookback_hours": 100 * 366 * 24}))
     assert found.pnl is not None and found.pnl == found.raw_pnl
 
 
@@ -368,7 +368,7 @@ async def test_a_games_own_tables_that_we_may_only_read_are_enough(
     connection = await asyncpg.connect(blank_database_url)
     await connection.execute(GAME)
     await connection.close()
-    settings = load_settings(database_url=blank_database_url, home=tmp_path)
+    settings = load_settings(database={"url": blank_database_url}, home=tmp_path)
     async with open_store(settings, migrate=True) as store:
         assert not store.game_tables_ours
         fleet = await world(store)
@@ -383,7 +383,7 @@ async def test_a_games_own_tables_that_we_may_only_read_are_enough(
                 "GRANT SELECT ON ALL TABLES IN SCHEMA public TO reader"
             )
             url = "postgresql://reader:reader@" + blank_database_url.split("@")[1]
-            async with open_store(load_settings(database_url=url, home=tmp_path)) as reader:
+            async with open_store(load_settings(database={"url": url}, home=tmp_path)) as reader:
                 assert (await look(reader, settings)).decision == "promote"
         finally:
             await store.pool.execute("DROP OWNED BY reader; DROP ROLE reader")

@@ -50,7 +50,7 @@ async def test_exact_tokens_come_through_atif_to_training(
     added = await import_files(store, [file])
     assert added == {"User": 1, "trajectories": 2, "llm_call_logs": 10, "babylon.calls": 8}
     assert set((await import_files(store, [file])).values()) == {0}
-    one = settings.model_copy(update={"min_agents": 1})
+    one = settings.replace(windows={"min_agents": 1})
     from babylon.store.windows import claim_window
 
     held = await claim_window(store, WINDOW, owner="test", lease_s=60)

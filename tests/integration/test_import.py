@@ -99,7 +99,7 @@ async def test_nothing_is_imported_into_somebody_elses_database(
     game = await asyncpg.connect(blank_database_url)
     await game.execute('CREATE TABLE "User" (id text)')
     await game.close()
-    settings = load_settings(database_url=blank_database_url, home=tmp_path)
+    settings = load_settings(database={"url": blank_database_url}, home=tmp_path)
     async with open_store(settings, migrate=True) as store:
         with pytest.raises(DatabaseError, match="the game's own"):
             await import_files(store, FILES)

@@ -39,14 +39,14 @@ async def judge_for(settings, **mind):
     async with LoopbackJudge(Mind(scale=(-200.0, 200.0), retry_after_s=0.05, **mind)) as judge:
         yield (
             judge,
-            settings.model_copy(
-                update={
-                    "scorer": "ruler",
-                    "judge_model": "loopback",
-                    "judge_base_url": judge.base_url,
-                    "judge_prompt_usd": 1.0,
-                    "judge_completion_usd": 4.0,
-                }
+            settings.replace(
+                scoring={"scorer": "ruler"},
+                judge={
+                    "model": "loopback",
+                    "base_url": judge.base_url,
+                    "prompt_usd": 1.0,
+                    "completion_usd": 4.0,
+                },
             ),
         )
 
@@ -100,7 +100,7 @@ async def test_judging_a_window_again_asks_nothing_and_gives_the_same(
     store, settings, thinned, scorer
 ):
     async with judge_for(settings, noise=0.1) as (judge, asked):
-        asked = asked.model_copy(update={"scorer": scorer})
+        asked = asked.replace(scoring={"scorer": scorer})
         first = await score_window(store, asked, thinned)
         requests = judge.requests
         second = await score_window(store, asked, thinned)
@@ -142,7 +142,7 @@ async def test_ground_truth_reaches_the_judge_and_no_training_row(store, setting
 
 async def test_a_failure_half_way_keeps_what_was_bought(store, settings, thinned):
     async with judge_for(settings, faults={"malformed": 0.6}, stubborn=True) as (judge, asked):
-        asked = asked.model_copy(update={"scorer": "preference"})
+        asked = asked.replace(scoring={"scorer": "preference"})
         with pytest.raises(ScoringError, match="no usable judgment"):
             await score_window(store, asked, thinned)
         assert await store.pool.fetchval("SELECT count(*) FROM babylon.scores") == 0
@@ -180,7 +180,7 @@ async def test_a_kill_half_way_costs_no_judgment_that_was_bought(store, settings
     from dataclasses import asdict
 
     async with judge_for(settings, noise=0.2, delay_s=0.3) as (judge, asked):
-        asked = asked.model_copy(update={"judge_concurrency": 1})
+        asked = asked.replace(judge={"concurrency": 1})
         process = subprocess.Popen(
             [sys.executable, "-c", KILLED, json.dumps(asdict(thinned))],
             env={**os.environ, **asked.environment()},
@@ -201,12 +201,12 @@ async def test_a_kill_half_way_costs_no_judgment_that_was_bought(store, settings
 
 async def test_when_money_runs_short_the_cheaper_judge_takes_over(store, settings, thinned):
     async with judge_for(settings) as (_, asked):
-        asked = asked.model_copy(
-            update={
-                "judge_prompt_usd": 100.0,
-                "judge_day_usd": 0.1,
-                "judge_cheaper_model": "cheap",
-                "judge_cheaper_prompt_usd": 0.1,
+        asked = asked.replace(
+            judge={
+                "prompt_usd": 100.0,
+                "day_usd": 0.1,
+                "cheaper_model": "cheap",
+                "cheaper_prompt_usd": 0.1,
             }
         )
         scored = await score_window(store, asked, thinned)
@@ -216,7 +216,7 @@ async def test_when_money_runs_short_the_cheaper_judge_takes_over(store, setting
 
 async def test_without_budget_the_heuristic_scores_and_says_so(store, settings, thinned):
     async with judge_for(settings) as (judge, asked):
-        asked = asked.model_copy(update={"judge_window_tokens": 10})
+        asked = asked.replace(judge={"window_tokens": 10})
         scored = await score_window(store, asked, thinned)
     assert judge.requests == 0
     assert scored.metrics["level"] == "heuristic"
@@ -228,7 +228,7 @@ async def test_without_budget_the_heuristic_scores_and_says_so(store, settings, 
 async def test_a_window_that_is_put_off_waits_and_is_taken_up_again(store, settings):
     await insert_real_window(store)
     async with judge_for(settings) as (judge, asked):
-        poor = asked.model_copy(update={"judge_day_tokens": 10, "judge_heuristic": False})
+        poor = asked.replace(judge={"day_tokens": 10, "heuristic_fallback": False})
         with pytest.raises(BudgetSpentError, match=r"of the day is spent.*JUDGE_DAY_TOKENS"):
             async with claimed(store, poor, WINDOW) as owned:
                 await score_window(store, poor, await thinned_window(store, poor, owned))
@@ -244,9 +244,7 @@ async def test_what_a_day_spent_counts_for_its_other_windows(store, settings, th
     async with judge_for(settings) as (judge, asked):
         await score_window(store, asked, thinned)
         await store.pool.execute("UPDATE babylon.judgments SET window_id = 'other', key = 'k'")
-        tight = asked.model_copy(
-            update={"judge_day_tokens": judge.tokens + 10, "judge_heuristic": False}
-        )
+        tight = asked.replace(judge={"day_tokens": judge.tokens + 10, "heuristic_fallback": False})
         with pytest.raises(BudgetSpentError, match=f"{judge.tokens} of {judge.tokens + 10}"):
             await score_window(store, tight, thinned)
 
@@ -263,7 +261,7 @@ async def test_judgments_are_written_into_the_game_where_it_is_ours_and_wanted(
     async with judge_for(settings) as (_, asked):
         await score_window(store, asked, thinned)
         assert await store.pool.fetch(query) == []
-        told = asked.model_copy(update={"judge_write_back": True})
+        told = asked.replace(scoring={"write_back": True})
         for _ in range(2):  # again replaces
             scored = await score_window(store, told, thinned)
     rows = await store.pool.fetch(query)
@@ -276,7 +274,7 @@ async def test_judgments_are_written_into_the_game_where_it_is_ours_and_wanted(
 async def test_somebody_elses_game_is_never_written(store, settings, thinned):
     foreign = replace(store, game_tables_ours=False)
     async with judge_for(settings) as (judge, asked):
-        told = asked.model_copy(update={"judge_write_back": True})
+        told = asked.replace(scoring={"write_back": True})
         with pytest.raises(ConfigError, match="JUDGE_WRITE_BACK is on, but"):
             await score_window(foreign, told, thinned)
         assert judge.requests == 0
@@ -287,10 +285,13 @@ async def test_somebody_elses_game_is_never_written(store, settings, thinned):
 @pytest.mark.parametrize(
     ("update", "message"),
     [
-        ({"judge_model": None}, "scorer 'ruler' asks a judge, and none is named: set JUDGE_MODEL"),
-        ({"judge_base_url": "https://api.openai.com/v1"}, "set OPENAI_API_KEY"),
-        ({"judge_prompt_usd": 0, "judge_completion_usd": 0, "judge_day_usd": 1}, "needs prices"),
-        ({"judge_rubric": "no-such"}, "choose trading-v1"),
+        (
+            {"judge": {"model": None}},
+            "scorer 'ruler' asks a judge, and none is named: set JUDGE_MODEL",
+        ),
+        ({"judge": {"base_url": "https://api.openai.com/v1"}}, "set OPENAI_API_KEY"),
+        ({"judge": {"prompt_usd": 0, "completion_usd": 0, "day_usd": 1}}, "needs prices"),
+        ({"judge": {"rubric": "no-such"}}, "choose trading-v1"),
     ],
 )
 async def test_what_is_missing_is_said_before_anything_is_bought(
@@ -298,7 +299,7 @@ async def test_what_is_missing_is_said_before_anything_is_bought(
 ):
     async with judge_for(settings) as (judge, asked):
         with pytest.raises(ConfigError, match=message):
-            await score_window(store, asked.model_copy(update=update), thinned)
+            await score_window(store, asked.replace(**update), thinned)
     assert judge.requests == 0
 
 
@@ -307,7 +308,7 @@ async def test_a_rubric_of_ones_own_is_another_rubric(store, settings, thinned, 
     async with judge_for(settings) as (judge, asked):
         await score_window(store, asked, thinned)
         requests = judge.requests
-        mine = asked.model_copy(update={"judge_rubric": str(tmp_path / "mine.txt")})
+        mine = asked.replace(judge={"rubric": str(tmp_path / "mine.txt")})
         await score_window(store, mine, thinned)
     assert judge.requests > requests
     assert "Only courage counts." in judge.prompts[-1]
@@ -316,7 +317,7 @@ async def test_a_rubric_of_ones_own_is_another_rubric(store, settings, thinned, 
 
 async def test_a_judge_that_takes_too_long_fails_the_stage(store, settings, thinned):
     async with judge_for(settings, delay_s=30) as (_, asked):
-        hasty = asked.model_copy(update={"judge_timeout_s": 0.2})
+        hasty = asked.replace(judge={"timeout_s": 0.2})
         with pytest.raises(ScoringError, match=r"not judged within 0\.2 s .JUDGE_TIMEOUT_SECONDS"):
             await score_window(store, hasty, thinned)
 

@@ -25,7 +25,7 @@ ANSWERS = ['{"score":0.9}', '{"score":0.1}']
 
 
 def settings_for(path, tmp_path):
-    return load_settings(home=tmp_path, judge_model_path=path)
+    return load_settings(home=tmp_path, judge={"model_path": path})
 
 
 async def judged_by(path, tmp_path):
@@ -87,6 +87,6 @@ async def test_a_path_without_a_model_is_named(tmp_path):
 
 
 def test_one_judge_at_a_time(tmp_path):
-    both = load_settings(home=tmp_path, judge_model="m", judge_model_path=tmp_path)
+    both = load_settings(home=tmp_path, judge={"model": "m", "model_path": tmp_path})
     with pytest.raises(ConfigError, match="name two judges: unset one"):
         require_judge(both)

@@ -115,7 +115,7 @@ async def test_a_collection_replaces_the_one_before(store):
 
 async def test_a_window_waits_for_the_transaction_that_wrote_before_its_end(store, settings):
     last = window_at((await read_clock(store)).now, 15).previous()
-    connection = await asyncpg.connect(settings.database_url.get_secret_value())
+    connection = await asyncpg.connect(settings.database.url.get_secret_value())
     try:
         reading = connection.transaction()
         await reading.start()
@@ -145,7 +145,7 @@ async def test_a_window_is_claimed_by_the_databases_clock_and_not_before_its_gra
 
 
 async def test_an_account_that_may_not_see_others_knows_that_it_does_not(store, settings):
-    url = settings.database_url.get_secret_value()
+    url = settings.database.url.get_secret_value()
     await store.pool.execute("CREATE ROLE viewer LOGIN PASSWORD 'viewer'")
     try:
         connection = await asyncpg.connect("postgresql://viewer:viewer@" + url.split("@")[1])

@@ -106,7 +106,7 @@ async def test_windows_of_before_the_stored_stages_go_on(
             for hour, state in enumerate(states)
         ),
     )
-    settings = load_settings(database_url=blank_database_url, home=tmp_path)
+    settings = load_settings(database={"url": blank_database_url}, home=tmp_path)
     async with open_store(settings, migrate=True) as store:
         for hour in range(len(states)):
             start = datetime(2025, 11, 14, hour)
@@ -145,7 +145,7 @@ async def test_somebody_elses_database_gets_our_schema_and_keeps_every_byte_of_i
 ) -> None:
     await _run(blank_database_url, theirs)
     before = await _run(blank_database_url, EVERYTHING)
-    settings = load_settings(database_url=blank_database_url, home=tmp_path)
+    settings = load_settings(database={"url": blank_database_url}, home=tmp_path)
     async with open_store(settings, migrate=True) as store:
         assert not store.game_tables_ours
         assert store.has_game_tables is (theirs == GAME)
@@ -157,7 +157,7 @@ async def test_a_database_stays_ours_when_others_add_tables_later(
     database_url: str, tmp_path: Path
 ) -> None:
     await _run(database_url, "CREATE TABLE later (id int)")
-    async with open_store(load_settings(database_url=database_url, home=tmp_path)) as store:
+    async with open_store(load_settings(database={"url": database_url}, home=tmp_path)) as store:
         assert store.game_tables_ours
 
 
@@ -168,7 +168,7 @@ async def test_an_extension_does_not_make_a_database_somebody_elses(
         blank_database_url,
         "CREATE TABLE of_extension (id int); ALTER EXTENSION plpgsql ADD TABLE of_extension",
     )
-    settings = load_settings(database_url=blank_database_url, home=tmp_path)
+    settings = load_settings(database={"url": blank_database_url}, home=tmp_path)
     async with open_store(settings, migrate=True) as store:
         assert store.game_tables_ours
 
@@ -187,7 +187,7 @@ async def test_a_failing_migration_leaves_nothing(blank_database_url: str) -> No
 async def test_an_unmigrated_database_says_what_to_run(
     blank_database_url: str, tmp_path: Path
 ) -> None:
-    settings = load_settings(database_url=blank_database_url, home=tmp_path)
+    settings = load_settings(database={"url": blank_database_url}, home=tmp_path)
     with pytest.raises(DatabaseError, match=r"at version none, not \d+: run `babylon db migrate`"):
         async with open_store(settings):
             pass
@@ -202,7 +202,7 @@ async def test_an_unmigrated_database_says_what_to_run(
 async def test_a_newer_database_is_left_alone(database_url: str, tmp_path: Path) -> None:
     await _run(database_url, "UPDATE babylon.alembic_version SET version_num = '9999'")
     with pytest.raises(DatabaseError, match="at version 9999, this program knows versions up to"):
-        async with open_store(load_settings(database_url=database_url, home=tmp_path)):
+        async with open_store(load_settings(database={"url": database_url}, home=tmp_path)):
             pass
 
 
@@ -213,7 +213,9 @@ async def test_an_account_without_rights_is_told_which_one_it_lacks(
     url = "postgresql://guest:guest@" + blank_database_url.split("@")[1]
     try:
         with pytest.raises(DatabaseError, match="may not create schema babylon"):
-            async with open_store(load_settings(database_url=url, home=tmp_path), migrate=True):
+            async with open_store(
+                load_settings(database={"url": url}, home=tmp_path), migrate=True
+            ):
                 pass
     finally:
         await _run(blank_database_url, "DROP ROLE guest")
@@ -232,7 +234,7 @@ async def test_an_account_without_rights_is_told_which_one_it_lacks(
 async def test_a_database_out_of_reach_is_one_line_without_the_password(
     database_url: str, tmp_path: Path, change: tuple[str, str], message: str
 ) -> None:
-    settings = load_settings(database_url=database_url.replace(*change), home=tmp_path)
+    settings = load_settings(database={"url": database_url.replace(*change)}, home=tmp_path)
     with pytest.raises((DatabaseError, ConfigError), match=message) as caught:
         async with open_store(settings):
             pass
@@ -241,7 +243,7 @@ async def test_a_database_out_of_reach_is_one_line_without_the_password(
 
 
 async def test_a_refused_connection_names_host_and_port(tmp_path: Path) -> None:
-    settings = load_settings(database_url="postgresql://u:p@127.0.0.1:1/game", home=tmp_path)
+    settings = load_settings(database={"url": "postgresql://u:p@127.0.0.1:1/game"}, home=tmp_path)
     with pytest.raises(DatabaseError, match=r"no database answers at 127\.0\.0\.1:1/game"):
         async with open_store(settings):
             pass
@@ -249,8 +251,8 @@ async def test_a_refused_connection_names_host_and_port(tmp_path: Path) -> None:
 
 async def test_prisma_urls_are_understood(database_url: str, tmp_path: Path) -> None:
     url = f"{database_url}?schema=public&connection_limit=5&pgbouncer=true"
-    async with open_store(load_settings(database_url=url, home=tmp_path)) as store:
+    async with open_store(load_settings(database={"url": url}, home=tmp_path)) as store:
         assert store.has_game_tables
     url = url.replace("schema=public", "schema=elsewhere")
-    async with open_store(load_settings(database_url=url, home=tmp_path)) as store:
+    async with open_store(load_settings(database={"url": url}, home=tmp_path)) as store:
         assert not store.has_game_tables

@@ -73,10 +73,10 @@ async def test_with_nothing_to_do_the_last_window_to_close_says_why(store, setti
 async def test_a_window_waits_until_its_last_rows_had_time_to_arrive(store, settings):
     await insert_real_window(store)
     closed = datetime(2025, 11, 14, 10, tzinfo=UTC)
-    early = Clock(now=closed + timedelta(seconds=settings.grace_s - 1))
+    early = Clock(now=closed + timedelta(seconds=settings.windows.grace_s - 1))
     assert await pending_windows(store, settings, clock=early) == []
     assert (await window_to_train(store, settings, early)).id == EIGHT
-    settled = Clock(now=closed + timedelta(seconds=settings.grace_s))
+    settled = Clock(now=closed + timedelta(seconds=settings.windows.grace_s))
     assert [w.id for w in await pending_windows(store, settings, clock=settled)] == [NINE]
 
 
@@ -137,7 +137,7 @@ async def test_a_recipe_takes_up_what_is_done_once_and_only_where_something_was_
     store, settings
 ):
     await insert_real_window(store)
-    again = settings.model_copy(update={"recipe": "again"})
+    again = settings.replace(windows={"recipe": "again"})
     assert await pending(store, again) == []  # it is not done
     assert (await window_to_train(store, again, CLOCK)).key == "2025-11-14T11:00+again"
     claim = await claim_window(store, parse_window_id(NINE), owner="run", lease_s=60)
@@ -154,7 +154,7 @@ async def test_a_recipe_takes_up_what_is_done_once_and_only_where_something_was_
     assert await pending(store, again) == []  # somebody works on it
     await set_state(store, claim, WindowState.SKIPPED)
     assert await pending(store, again) == []  # and nothing was to be learned
-    other = settings.model_copy(update={"recipe": "other"})
+    other = settings.replace(windows={"recipe": "other"})
     assert await pending(store, other) == [NINE]
     await store.pool.execute(
         "INSERT INTO babylon.trained SELECT unnest($1::text[]), $2, 'b'", ids, NINE
@@ -171,6 +171,6 @@ async def test_late_rows_alone_make_a_window_wait_only_for_a_recipe_that_asks_fo
     await store_collected(store, claim, [])
     await set_state(store, claim, WindowState.TRAINED)
     await set_state(store, claim, WindowState.REJECTED)
-    recipe = settings.model_copy(update={"recipe": "again"})
+    recipe = settings.replace(windows={"recipe": "again"})
     assert await pending(store, recipe) == []
-    assert await pending(store, recipe.model_copy(update={"include_late": True})) == [NINE]
+    assert await pending(store, recipe.replace(windows={"include_late": True})) == [NINE]

@@ -24,7 +24,7 @@ async def reports(store, settings, **options):
     now = options.pop("now", AFTER)
     if hours := options.pop("lookback_hours", None):
         options["since"] = now - timedelta(hours=hours)
-    settings = settings.model_copy(update={"min_agents": options.pop("min_agents", 3)})
+    settings = settings.replace(windows={"min_agents": options.pop("min_agents", 3)})
     found = await window_reports(store, settings, clock=Clock(now=now), **options)
     return {report.window_id: report for report in found}
 
@@ -176,8 +176,8 @@ async def test_the_game_cannot_name_a_recipe(store, settings):
 @pytest.fixture
 def command(settings, monkeypatch, capsys):
     """``babylon windows ...`` on this test's database → exit code and what it printed."""
-    monkeypatch.setenv("DATABASE_URL", settings.database_url.get_secret_value())
-    monkeypatch.setenv("BABYLON_HOME", str(settings.home))
+    monkeypatch.setenv("DATABASE_URL", settings.database.url.get_secret_value())
+    monkeypatch.setenv("BABYLON_HOME", str(settings.home.root))
 
     async def run(*arguments):
         with pytest.raises(SystemExit) as left:

@@ -176,7 +176,7 @@ async def test_on_a_foreign_game_database_only_known_users_can_be_recorded(
 ) -> None:
     game = await asyncpg.connect(blank_database_url)
     await game.execute((VERSIONS / "0001_game_tables.sql").read_text())
-    settings = load_settings(database_url=blank_database_url, home=tmp_path)
+    settings = load_settings(database={"url": blank_database_url}, home=tmp_path)
     async with open_store(settings, migrate=True) as store:
         assert not store.game_tables_ours
         with pytest.raises(DatabaseError, match="'agent-1' is not a user of this game"):
@@ -193,7 +193,7 @@ async def test_without_game_tables_the_recorder_says_so(
     game = await asyncpg.connect(blank_database_url)
     await game.execute("CREATE TABLE something_else (id int)")
     await game.close()
-    settings = load_settings(database_url=blank_database_url, home=tmp_path)
+    settings = load_settings(database={"url": blank_database_url}, home=tmp_path)
     async with open_store(settings, migrate=True) as store:
         for kind in (TrajectoryRecorder, MarketOutcomesTracker):
             with pytest.raises(DatabaseError, match=r"no game tables .trajectories"):

@@ -98,9 +98,9 @@ async def gateway(
 ) -> AsyncIterator[Canned]:
     """Its recordings cannot be written: a file is where their directory must be."""
     monkeypatch.setattr(recording, "PROBE_S", 0.05)
-    settings.home.mkdir()
-    settings.recording.touch()
-    chosen = settings.model_copy(update={"recording_policy": policy})
+    settings.home.root.mkdir()
+    settings.home.recording.touch()
+    chosen = settings.replace(serving={"recording": policy})
     async with canned_gateway(store, chosen, Upstream()) as gateway:
         yield gateway
 
@@ -127,7 +127,7 @@ async def test_without_a_disk_no_answer_ends_well_and_then_it_goes_on(
                 await client.chat.completions.create(**ASKED)
             assert caught.value.status_code == 503
             assert caught.value.response.headers["retry-after"] == "1"
-        settings.recording.unlink()
+        settings.home.recording.unlink()
         call_id = await until_it_records(gateway, client)
     assert [row["call_id"] for row in await gateway.rows()] == [call_id]
     assert not await gateway.store.pool.fetch("SELECT * FROM babylon.recording_gaps")
@@ -140,10 +140,10 @@ async def test_without_a_disk_answers_may_go_unrecorded_and_the_gap_is_on_record
     async with gateway.client() as client:
         for _ in range(3):
             await client.chat.completions.create(**ASKED)
-        settings.recording.unlink()
+        settings.home.recording.unlink()
         async with asyncio.timeout(10):
             while not await gateway.rows():
                 await client.chat.completions.create(**ASKED)
     (gap,) = await gateway.store.pool.fetch("SELECT * FROM babylon.recording_gaps")
     assert gap["calls"] >= 3 and gap["began_at"] < gap["ended_at"]
-    assert str(settings.recording) in gap["reason"]
+    assert str(settings.home.recording) in gap["reason"]

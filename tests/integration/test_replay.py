@@ -238,7 +238,7 @@ async def trained(store: Store, settings: Settings) -> None:
 
 @pytest.fixture
 def heuristic(settings: Settings) -> Settings:
-    return settings.model_copy(update={"scorer": "heuristic"})
+    return settings.replace(scoring={"scorer": "heuristic"})
 
 
 async def built(store: Store, settings: Settings) -> dict[str, Path]:
@@ -246,7 +246,7 @@ async def built(store: Store, settings: Settings) -> dict[str, Path]:
     (scored,) = await windows_of(store)
     first = await build_tables(store, settings, scored)
     assert await build_tables(store, settings, scored) == first  # the same bytes
-    return {path.parts[-3]: path for path in settings.datasets.rglob("*.parquet")}
+    return {path.parts[-3]: path for path in settings.home.datasets.rglob("*.parquet")}
 
 
 @pytest.mark.parametrize(

@@ -69,11 +69,11 @@ async def commit(store: Store, settings: Settings, claim: Claim, parent: int) ->
 async def lean(store: Store, settings: Settings, tmp_path: Path) -> Settings:
     """Keeps one of each kind; the base model lies elsewhere."""
     await ensure_base(store, uri=str(make(tmp_path / "base")), base_model="tiny")
-    return settings.model_copy(update={"keep_checkpoints": 1, "max_staleness": 0})
+    return settings.replace(deployment={"keep_checkpoints": 1}, training={"max_staleness": 0})
 
 
 def there(settings: Settings) -> list[str]:
-    return sorted(path.name for path in settings.checkpoints.iterdir())
+    return sorted(path.name for path in settings.home.checkpoints.iterdir())
 
 
 async def removed(store: Store) -> list[int]:
@@ -247,7 +247,7 @@ async def test_a_home_that_is_reached_by_another_path_keeps_its_checkpoints(
 ) -> None:
     await train(store, lean, 0, parent=0)
     (tmp_path / "link").symlink_to(lean.home)
-    await retire_checkpoints(store, lean.model_copy(update={"home": tmp_path / "link"}))
+    await retire_checkpoints(store, lean.replace(home=tmp_path / "link"))
     assert there(lean) == ["2025-11-14T0000-e1"]
 
 
@@ -333,7 +333,7 @@ async def test_arms_are_forgotten_when_their_experiment_ended_long_ago(
         )
     kept = "SELECT array_agg(salt ORDER BY salt) FROM babylon.trajectory_arms"
     for lookback_hours, expected in ((300.5, 3), (299, 2)):
-        settings = lean.model_copy(update={"lookback_hours": lookback_hours})
+        settings = lean.replace(windows={"lookback_hours": lookback_hours})
         await retire_checkpoints(store, settings)
         assert len(await store.pool.fetchval(kept)) == expected
     assert await store.pool.fetchval(kept) == ["over", "running"]  # it ended an hour ago

@@ -140,7 +140,7 @@ async def running(
             await stack.enter_async_context(on_uvicorn(app, listener))
             await until_healthy(url)
             client = AsyncOpenAI(
-                base_url=f"{url}/v1", api_key=str(local_key(settings.home)), max_retries=0
+                base_url=f"{url}/v1", api_key=str(local_key(settings.home.root)), max_retries=0
             )
             clients.append(await stack.enter_async_context(client))
         while len(await live_gateways(store)) < 2:  # nobody waits for one that is unknown
@@ -217,11 +217,11 @@ async def test_a_trajectory_keeps_its_arm_while_the_database_is_away_and_afterwa
 ) -> None:
     early, late = agents(2, 0.1, 0.9)
     await register(store, checkpoints)
-    assert settings.database_url is not None
-    url = urlsplit(settings.database_url.get_secret_value())
+    assert settings.database.url is not None
+    url = urlsplit(settings.database.url.get_secret_value())
     async with Door(url.port or 5432) as door:
         through = url._replace(netloc=url.netloc.replace(str(url.port), str(door.port))).geturl()
-        proxied = settings.model_copy(update={"database_url": SecretStr(through)})
+        proxied = settings.replace(database={"url": SecretStr(through)})
         async with open_store(proxied) as behind, running(store, settings, behind) as replicas:
             await replicas.share(0.1)
             assert (await replicas.ask(early, "early"))["x-arm"] == "champion"

@@ -99,7 +99,7 @@ async def running_stack(store: Store, settings: Settings) -> AsyncIterator[Stack
             ) as gateway,
             on_uvicorn(gateway, listener),
             AsyncOpenAI(
-                base_url=f"{url}/v1", api_key=str(local_key(settings.home)), max_retries=0
+                base_url=f"{url}/v1", api_key=str(local_key(settings.home.root)), max_retries=0
             ) as client,
         ):
             yield Stack(url, store, engine, client)
@@ -357,11 +357,11 @@ async def test_database_that_is_gone_for_a_while_stops_neither_answers_nor_their
     settings: Settings, store: Store, checkpoints: list[Path]
 ) -> None:
     await register(store, checkpoints)
-    assert settings.database_url is not None
-    url = urlsplit(settings.database_url.get_secret_value())
+    assert settings.database.url is not None
+    url = urlsplit(settings.database.url.get_secret_value())
     async with Door(url.port or 5432) as door:
         through = url._replace(netloc=url.netloc.replace(str(url.port), str(door.port))).geturl()
-        proxied = settings.model_copy(update={"database_url": SecretStr(through)})
+        proxied = settings.replace(database={"url": SecretStr(through)})
         async with open_store(proxied) as behind, running_stack(behind, settings) as stack:
             await until_healthy(stack.url)
             answered = {(await stack.chat()).headers["x-call-id"]}

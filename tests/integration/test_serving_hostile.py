@@ -42,7 +42,7 @@ def engine() -> SlowUpstream:
 
 @pytest.fixture
 async def gateway(store: Store, settings: Settings, engine: SlowUpstream) -> AsyncIterator[Canned]:
-    few = settings.model_copy(update={"max_concurrency": 2, "max_queue": 1})
+    few = settings.replace(serving={"max_concurrency": 2, "max_queue": 1})
     async with canned_gateway(store, few, engine) as gateway:
         yield gateway
         async with gateway.client() as client:  # whatever a test did, the next client is served

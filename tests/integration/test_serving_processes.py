@@ -34,8 +34,8 @@ from tests.tiny_policy import save_tiny_policy
 
 @pytest.fixture
 def settings(settings: Settings) -> Settings:
-    ports = {"endpoint": f"http://localhost:{free_port()}", "engine_port": free_port()}
-    return settings.model_copy(update=ports)
+    ports = {"serving": {"endpoint": f"http://localhost:{free_port()}", "engine_port": free_port()}}
+    return settings.replace(**ports)
 
 
 async def ask(client: AsyncOpenAI, max_tokens: int = 200) -> str:
@@ -72,7 +72,7 @@ async def test_a_killed_process_fails_cleanly_comes_back_and_loses_no_answered_c
         asyncio.timeout(120),
         serving(settings) as running,
         AsyncOpenAI(
-            base_url=running.url, api_key=str(local_key(settings.home)), max_retries=0
+            base_url=running.url, api_key=str(local_key(settings.home.root)), max_retries=0
         ) as client,
     ):
         agents = [asyncio.create_task(agent(client)) for _ in range(4)]
@@ -107,12 +107,14 @@ async def more_than(answered: list[str], more: int) -> None:
 
 async def test_busy_port_is_named_before_anything_starts(settings: Settings) -> None:
     with socket.socket() as other:
-        other.bind(("127.0.0.1", settings.engine_port))
+        other.bind(("127.0.0.1", settings.serving.engine_port))
         other.listen()
-        with pytest.raises(ServingError, match=f"port {settings.engine_port} .* ENGINE_PORT"):
+        with pytest.raises(
+            ServingError, match=f"port {settings.serving.engine_port} .* ENGINE_PORT"
+        ):
             async with serving(settings):
                 pass
-    assert not settings.logs.exists()
+    assert not settings.home.logs.exists()
 
 
 async def test_process_that_does_not_start_is_an_error_with_its_last_words(
@@ -139,25 +141,25 @@ async def test_calls_of_a_killed_gateway_are_stored_once_when_postgres_and_it_ar
 ) -> None:
     """Killed under load, while the database is away: nothing but the disk knows the calls."""
     await ensure_base(store, uri="/canned", base_model="canned")
-    assert settings.database_url is not None
-    url = urlsplit(settings.database_url.get_secret_value())
+    assert settings.database.url is not None
+    url = urlsplit(settings.database.url.get_secret_value())
     engine = socket.socket()
-    engine.bind(("127.0.0.1", settings.engine_port))
+    engine.bind(("127.0.0.1", settings.serving.engine_port))
     answered: list[str] = []
     async with (
         asyncio.timeout(60),
         on_uvicorn(Upstream(), engine),
         Door(url.port or 5432) as door,
         AsyncOpenAI(
-            base_url=f"{settings.endpoint}/v1",
-            api_key=str(local_key(settings.home)),
+            base_url=f"{settings.serving.endpoint}/v1",
+            api_key=str(local_key(settings.home.root)),
             max_retries=0,
         ) as client,
     ):
         through = url._replace(netloc=url.netloc.replace(str(url.port), str(door.port))).geturl()
-        behind = settings.model_copy(update={"database_url": SecretStr(through)})
+        behind = settings.replace(database={"url": SecretStr(through)})
         gateway = gateway_process(behind)
-        await until_healthy(settings.endpoint)
+        await until_healthy(settings.serving.endpoint)
 
         async def agent() -> None:
             with suppress(openai.APIError, httpx.TransportError):
@@ -176,7 +178,7 @@ async def test_calls_of_a_killed_gateway_are_stored_once_when_postgres_and_it_ar
 
         gateway = gateway_process(settings)
         try:
-            await until_healthy(settings.endpoint)
+            await until_healthy(settings.serving.endpoint)
             await wait_until_recorded(store)
         finally:
             gateway.terminate()
@@ -185,4 +187,4 @@ async def test_calls_of_a_killed_gateway_are_stored_once_when_postgres_and_it_ar
     rows = await store.pool.fetch("SELECT call_id, trainable FROM babylon.calls")
     assert {row["call_id"] for row in rows} >= set(answered)
     assert all(row["trainable"] for row in rows)
-    assert not list(settings.recording.iterdir())
+    assert not list(settings.home.recording.iterdir())

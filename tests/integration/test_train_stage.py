@@ -60,8 +60,8 @@ def base(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.fixture
 async def quick(store: Store, settings: Settings, base: Path) -> Settings:
     await ensure_base(store, uri=str(base), base_model="tiny")
-    return settings.model_copy(
-        update={"iterations": 2, "batch_size": 2, "accumulation": 1, "learning_rate": 1e-4}
+    return settings.replace(
+        training={"iterations": 2, "batch_size": 2, "accumulation": 1, "learning_rate": 1e-4}
     )
 
 
@@ -111,7 +111,9 @@ async def scored(store: Store, settings: Settings, hour: int, played: list[Train
     )
     return Scored(
         claim=claim,
-        artifact=write_artifact(frame, settings.artifacts, window_id=window.id, stage="scored"),
+        artifact=write_artifact(
+            frame, settings.home.artifacts, window_id=window.id, stage="scored"
+        ),
         eligible=len(played),
         agents=len(played),
         scorer="heuristic",
@@ -195,12 +197,12 @@ async def test_calls_age_by_generations_and_too_old_ones_are_left_out(
     mixed = [msgspec.structs.replace(r, trajectory_id=f"late {r.trajectory_id}") for r in mixed]
     window = await scored(store, quick, 11, mixed)
 
-    everything = quick.model_copy(update={"max_staleness": 2})
+    everything = quick.replace(training={"max_staleness": 2})
     metrics = (await train_window(store, everything, window)).metrics
     counts = ("staleness_0", "staleness_1", "staleness_2", "staleness_unknown", "calls_too_stale")
     assert [metrics[name] for name in counts] == [6, 6, 6, 0, 0]
 
-    strict = quick.model_copy(update={"max_staleness": 0})
+    strict = quick.replace(training={"max_staleness": 0})
     window = await scored(store, quick, 12, [r for r in mixed if not r.trajectory_id.endswith("2")])
     with pytest.raises(
         WindowNotReadyError, match=r"version 1 \(2 updates old, 6 calls\).*MAX_STALENESS"
@@ -251,7 +253,7 @@ async def test_an_update_whose_own_figures_rule_it_out_never_plays_and_never_ser
 
 async def test_only_the_chosen_layers_are_tuned(store: Store, quick: Settings, base: Path) -> None:
     window = await scored(store, quick, 9, rows(base, version=0))
-    attention = quick.model_copy(update={"transfer_layers": "attention"})
+    attention = quick.replace(training={"transfer_layers": "attention"})
     trained = await train_window(store, attention, window)
     with safe_open(Path(trained.checkpoint_uri) / "adapter_model.safetensors", "np") as adapter:
         names = list(adapter.keys())
@@ -265,11 +267,11 @@ async def test_a_checkpoint_that_an_adapter_was_trained_on_is_kept_with_it(
     """Policy 1 is a whole model, 2 an adapter on it, 3 and 4 go on with that adapter."""
     for version, tuning in enumerate(("full", "lora", "lora", "lora"), start=1):
         played = rows(base, version=version - 1)
-        settings = quick.model_copy(update={"tuning": tuning, "iterations": 1})
+        settings = quick.replace(training={"tuning": tuning, "iterations": 1})
         await train_window(store, settings, await scored(store, settings, version, played))
         await replace_champion(store, quick, version, Order(author="test", reason="better"))
     await store.pool.execute("UPDATE babylon.windows SET state = 'deployed'")
-    lean = quick.model_copy(update={"keep_checkpoints": 1, "max_staleness": 0})
+    lean = quick.replace(deployment={"keep_checkpoints": 1}, training={"max_staleness": 0})
     assert await retire_checkpoints(store, lean) == (2,)
     load_policy((await get_policy(store, 4)).uri)
 
@@ -360,7 +362,7 @@ async def test_a_killed_workers_update_is_finished_by_the_next_bit_for_bit(
     tmp_path: Path,
     worker: Callable[..., subprocess.Popen[bytes]],
 ) -> None:
-    settings = quick.model_copy(update={"iterations": 3})
+    settings = quick.replace(training={"iterations": 3})
     window = await scored(store, settings, 9, rows(base, version=0))
     process = worker(settings, window)
     assert process.stdout is not None
@@ -382,7 +384,7 @@ async def test_a_killed_workers_update_is_finished_by_the_next_bit_for_bit(
         base,
         training_rows(window.artifact),
         tmp_path / "uninterrupted",
-        tuning=settings.tuning,
+        tuning=settings.training.tuning,
         config=trainer_config(settings),
         staleness={0: 0},
     )
@@ -391,7 +393,7 @@ async def test_a_killed_workers_update_is_finished_by_the_next_bit_for_bit(
         for directory in (Path(trained.checkpoint_uri), tmp_path / "uninterrupted")
     ]
     assert weights[0] == weights[1]
-    assert not list(settings.progress.rglob(FILE))
+    assert not list(settings.home.progress.rglob(FILE))
 
 
 async def test_a_fenced_workers_late_progress_touches_nobody_elses(

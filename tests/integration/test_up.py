@@ -125,7 +125,11 @@ def test_up_serves_runs_a_deployment_and_goes_down_without_a_trace(system: Syste
 
     files = [str(path) for path in sorted((ROOT / "tests/data/babylon").glob("*.jsonl"))]
     assert system.run("db", "import", *files)[0] == 0
-    overrides = {"iterations": 1, "arena_scenarios": 32, "lookback_hours": 876_000}
+    overrides = {
+        "training": {"iterations": 1},
+        "evaluation": {"scenarios": 32},
+        "windows": {"lookback_hours": 876_000},
+    }
     assert system.run_deployment("backfill/hourly-training", overrides) == "Completed"
     (window,) = system.run("windows", "list")[1]["windows"]
     assert (window["window_id"], window["state"] in ("deployed", "rejected")) == (WINDOW, True)

@@ -22,7 +22,7 @@ async def run(settings: Settings) -> None:
         for number in (signal.SIGTERM, signal.SIGINT):  # uvicorn stops, then raises it again:
             signal.signal(number, lambda *_: None)  # that must not end us before we tidied up
         admin = Admin(store, settings)
-        config = server_config(admin, host="127.0.0.1", port=settings.admin_port)
+        config = server_config(admin, host="127.0.0.1", port=settings.serving.admin_port)
         await uvicorn.Server(config).serve()
         supervised.cancel()
 

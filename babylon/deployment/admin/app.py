@@ -64,7 +64,7 @@ class Admin:
 
     def __init__(self, store: Store, settings: Settings) -> None:
         self._store, self._settings = store, settings
-        self._keys = KeyRing(local_key(settings.home))
+        self._keys = KeyRing(local_key(settings.home.root))
         self._reads: dict[str, Callable[[], Answer]] = {
             "/admin/status": self._status,
             "/admin/routes": self._routes,

@@ -65,10 +65,10 @@ async def _checks(
             Check.of("answers", None, f"not asked: {champion.uri} has no room for a prompt"),
         ]
     whom = Asked(
-        model=settings.model_name,
+        model=settings.model.name,
         policy_version=policy.policy_version,
         champion_version=champion.policy_version,
-        key=str(await asyncio.to_thread(local_key, settings.home)),
+        key=str(await asyncio.to_thread(local_key, settings.home.root)),
     )
     found, _ = await asyncio.gather(
         probe(gateways, questions(golden, len(gateways)), whom),
@@ -80,14 +80,14 @@ async def _checks(
         return checks
     base = None if policy.kind == "base" else await asyncio.to_thread(_base, policy, root)
     contenders = Contenders(
-        policy=policy.uri, champion=champion.uri, base=base, max_tokens=settings.max_tokens
+        policy=policy.uri, champion=champion.uri, base=base, max_tokens=settings.training.max_tokens
     )
     try:
         seen = await asyncio.to_thread(look, contenders, probes)
     except ModelError as error:
         return [*checks, Check.of("loads", f"{error}: train it again")]
-    allowed = tolerance(settings.engine, settings.vllm_args)
-    judged = judge(seen, golden, allowed=allowed, max_kl=settings.max_serving_kl)
+    allowed = tolerance(settings.serving.engine, settings.serving.vllm_args)
+    judged = judge(seen, golden, allowed=allowed, max_kl=settings.deployment.max_serving_kl)
     return [*checks, Check.of("loads", None, "in the trainer"), *judged]
 
 

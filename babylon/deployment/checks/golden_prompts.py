@@ -107,7 +107,7 @@ def _prompt(row: dict[str, Any], context: int) -> GoldenPrompt | None:
 
 def _simulated(settings: Settings, count: int, form: Form | None) -> Iterator[GoldenPrompt]:
     """Prompts of the game that this home's arena plays, always the same."""
-    chats = scripted_chats(_SEED, PRESETS[settings.arena_rules])
+    chats = scripted_chats(_SEED, PRESETS[settings.evaluation.rules])
     for chat in itertools.islice(chats, 0, count * _APART, _APART):
         yield GoldenPrompt(messages=chat[:-1], max_tokens=MAX_REPLY_TOKENS, form=form)
 

@@ -65,7 +65,7 @@ async def _held_out(store: Store, row: WindowRow, trained: Trained) -> list[Arti
 def _check(settings: Settings, trained: Trained, played: Sequence[Trajectory]) -> OffPolicy:
     from babylon.training.likelihood import log_ratios  # torch takes seconds to import
 
-    ratios = log_ratios(trained.checkpoint_uri, played, settings.max_tokens)
+    ratios = log_ratios(trained.checkpoint_uri, played, settings.training.max_tokens)
     exact = [trajectory for trajectory in played if trajectory.trajectory_id in ratios]
     if not exact:
         return OffPolicy(

@@ -34,15 +34,16 @@ def decide(evidence: Evidence, settings: Settings) -> tuple[Decision, str]:
         return _undecided(evidence, settings, missing)
     assert evidence.pnl is not None  # nothing is missing
     pnl = f"P&L {evidence.pnl} $ a play"
-    if evidence.pnl.high < -settings.ab_tolerated_loss_usd:
+    if evidence.pnl.high < -settings.experiment.tolerated_loss_usd:
         return "rollback", f"{pnl}: worse than the champion"
     if evidence.pnl.low <= 0:
         return _undecided(evidence, settings, f"{pnl}: not yet clear")
     if doubtful := [guard for guard in evidence.guardrails if guard.state == "doubtful"]:
         return _undecided(evidence, settings, f"{pnl}, but {'; '.join(map(told, doubtful))}")
-    if evidence.hours < settings.ab_min_hours:
+    if evidence.hours < settings.experiment.min_hours:
         return "insufficient", (
-            f"{pnl}, but only {evidence.hours:.1f} h old: AB_MIN_HOURS={settings.ab_min_hours:g}"
+            f"{pnl}, but only {evidence.hours:.1f} h old:"
+            f" AB_MIN_HOURS={settings.experiment.min_hours:g}"
         )
     return "promote", f"{pnl}: better than the champion"
 
@@ -66,12 +67,12 @@ def _missing(evidence: Evidence, settings: Settings) -> str:
     if evidence.pnl is None:
         return "no stage with finished play of two agents in each arm"
     agents = evidence.ratios[-1].champion + evidence.ratios[-1].challenger
-    if agents < settings.ab_min_agents:
-        return f"{agents} agents with finished play: AB_MIN_AGENTS={settings.ab_min_agents}"
+    if agents < settings.experiment.min_agents:
+        return f"{agents} agents with finished play: AB_MIN_AGENTS={settings.experiment.min_agents}"
     return ""
 
 
 def _undecided(evidence: Evidence, settings: Settings, why: str) -> tuple[Decision, str]:
-    if evidence.hours >= settings.ab_max_hours:
-        return "keep", f"undecided after AB_MAX_HOURS={settings.ab_max_hours:g}: {why}"
+    if evidence.hours >= settings.experiment.max_hours:
+        return "keep", f"undecided after AB_MAX_HOURS={settings.experiment.max_hours:g}: {why}"
     return "insufficient", why

@@ -127,8 +127,8 @@ async def _played(
     connection: "Connection", settings: Settings, found: Experiment, now: datetime
 ) -> tuple[list[Result], Counter[str]]:
     """Play that counts; of a window that is not over, one arm's could be done sooner."""
-    settled = now - timedelta(seconds=settings.grace_s)
-    over = last_complete_window(settled, settings.minutes).end
+    settled = now - timedelta(seconds=settings.windows.grace_s)
+    over = last_complete_window(settled, settings.windows.minutes).end
     counting, excluded = finished(await plays(connection, found), over)
     played, without = await results(connection, counting)
     excluded += without
@@ -141,7 +141,7 @@ async def _before(
     connection: "Connection", settings: Settings, found: Experiment, played: Sequence[Result]
 ) -> dict[str, float]:
     units = sorted({play.unit for play in played})
-    since = found.began_at - timedelta(hours=settings.lookback_hours)
+    since = found.began_at - timedelta(hours=settings.windows.lookback_hours)
     history, _ = await results(connection, await plays_before(connection, found, units, since))
     return means(history)
 

@@ -49,14 +49,14 @@ async def spawn_agents(
             if row.leased or WindowState.CLAIMED not in TRANSITIONS[row.state]
         }
         plan = FleetPlan(
-            start=now if live else fleet_start(now, duration_min, settings.minutes, taken),
+            start=now if live else fleet_start(now, duration_min, settings.windows.minutes, taken),
             duration_min=duration_min,
             agents=agents,
             rules=rules,
             shared=shared,
             seed=settings.seed,
             live=live,
-            window_minutes=settings.minutes,
+            window_minutes=settings.windows.minutes,
         )
         return await run_fleet(store, settings, plan, policy, progress=progress)
 
@@ -84,8 +84,8 @@ async def run_fleet(
         raise ConfigError(
             f"{plan.agents} agents for {plan.duration_min} minutes: both must be at least 1"
         )
-    recorder = TrajectoryRecorder(store, minutes=settings.minutes)
-    tracker = MarketOutcomesTracker(store, minutes=settings.minutes)
+    recorder = TrajectoryRecorder(store, minutes=settings.windows.minutes)
+    tracker = MarketOutcomesTracker(store, minutes=settings.windows.minutes)
 
     async def play(answer: Answer) -> FleetResult:
         return await play_fleet(plan, answer, recorder, tracker, progress=progress)
@@ -96,11 +96,11 @@ async def run_fleet(
         max_connections=MAX_CONNECTIONS, max_keepalive_connections=MAX_CONNECTIONS
     )
     async with openai.AsyncOpenAI(
-        base_url=f"{settings.endpoint.rstrip('/')}/v1",
-        api_key=str(local_key(settings.home)),
+        base_url=f"{settings.serving.endpoint.rstrip('/')}/v1",
+        api_key=str(local_key(settings.home.root)),
         max_retries=2,
         http_client=openai.DefaultAsyncHttpxClient(limits=limits),
     ) as client:
-        result = await play(llm_answers(client, settings.model_name, plan.seed))
+        result = await play(llm_answers(client, settings.model.name, plan.seed))
     await wait_until_recorded(store)
     return result

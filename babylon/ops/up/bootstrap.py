@@ -32,7 +32,7 @@ async def create_pools(settings: Settings, http: aiohttp.ClientSession) -> None:
     Raises:
         ServingError: Prefect refused; quotes what it said.
     """
-    api = api_url(settings.prefect_port)
+    api = api_url(settings.prefect.port)
     existing = await _call(http, "POST", f"{api}/work_pools/filter", {})
     for name in POOLS.keys() - {pool["name"] for pool in existing}:
         pool = {"name": name, "type": "process", "concurrency_limit": POOLS[name]}
@@ -44,7 +44,7 @@ async def bootstrap(settings: Settings, http: aiohttp.ClientSession) -> None:
     Raises:
         ServingError: Prefect refused; quotes what it said.
     """
-    api = api_url(settings.prefect_port)
+    api = api_url(settings.prefect.port)
     await _crash_stale_runs(http, api)
     await _prefect(settings, "block", "register", "--module", "babylon.blocks.load")
     await _prefect(settings, "deploy", "--all")

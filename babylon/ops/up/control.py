@@ -44,7 +44,7 @@ async def up(settings: Settings, progress: Progress | None = None) -> list[Servi
         ServingError: a port is taken, a service died or did not get well in time.
         DatabaseError: the database is down.
     """
-    processes = Processes(home=settings.home)
+    processes = Processes(home=settings.home.root)
     with processes.exclusive():
         missing = [s for s in services(settings) if processes.running(s.name) is None]
         for service in missing:
@@ -63,7 +63,7 @@ async def up(settings: Settings, progress: Progress | None = None) -> list[Servi
 
 async def down(settings: Settings) -> list[str]:
     """Stop what ``up`` started, the last first; returns the names of what ran."""
-    processes = Processes(home=settings.home)
+    processes = Processes(home=settings.home.root)
     with processes.exclusive():
         stopped = [
             service.name
@@ -78,7 +78,7 @@ async def down(settings: Settings) -> list[str]:
 
 async def status(settings: Settings) -> list[ServiceStatus]:
     """Database first, then each service."""
-    processes = Processes(home=settings.home)
+    processes = Processes(home=settings.home.root)
     async with aiohttp.ClientSession(timeout=_TIMEOUT) as http:
         found = [await _status(http, processes, service) for service in services(settings)]
     serving = any(one.running for one in found)
@@ -144,7 +144,7 @@ async def _status(
 
 async def _database(settings: Settings, serving: bool) -> ServiceStatus:
     """Does not start an embedded server only to say that it runs."""
-    if settings.database_url is None and not serving:
+    if settings.database.url is None and not serving:
         return ServiceStatus(name="database", running=False, healthy=False, detail="embedded")
     try:
         found = await database_status(settings)

@@ -36,7 +36,7 @@ class Service:
 
 def services(settings: Settings) -> list[Service]:
     """In the order in which they are started."""
-    port = settings.prefect_port
+    port = settings.prefect.port
     api = api_url(port)
     return [
         Service(
@@ -62,15 +62,15 @@ def services(settings: Settings) -> list[Service]:
             name="serving",
             argv=(sys.executable, "-P", "-m", "babylon", "serve"),
             ports={
-                settings.endpoint_port: "LOCAL_ENDPOINT",
-                settings.engine_port: "ENGINE_PORT",
-                settings.admin_port: "ADMIN_PORT",
+                settings.serving.endpoint_port: "LOCAL_ENDPOINT",
+                settings.serving.engine_port: "ENGINE_PORT",
+                settings.serving.admin_port: "ADMIN_PORT",
             },
             healthy=_answers(
-                f"{settings.endpoint.rstrip('/')}/health",
-                f"http://127.0.0.1:{settings.admin_port}/health",
+                f"{settings.serving.endpoint.rstrip('/')}/health",
+                f"http://127.0.0.1:{settings.serving.admin_port}/health",
             ),
-            start_s=READY_S[settings.engine],
+            start_s=READY_S[settings.serving.engine],
         ),
     ]
 
@@ -84,7 +84,7 @@ def environment(settings: Settings) -> dict[str, str]:
     """What every service inherits: our settings, Prefect's API, this checkout's packages."""
     path = os.pathsep.join(filter(None, [str(ROOT), os.environ.get("PYTHONPATH")]))
     return {
-        **served_environment(settings.home, settings.prefect_port, os.environ),
+        **served_environment(settings.home.root, settings.prefect.port, os.environ),
         **settings.environment(),
         "PYTHONPATH": path,
     }

@@ -16,20 +16,20 @@ def require_judge(settings: Settings) -> None:
     Raises:
         ConfigError: no judge is named, or two are; a checkpoint, rubric, key or price is missing.
     """
-    if settings.judge_model is None and settings.judge_model_path is None:
+    if settings.judge.model is None and settings.judge.model_path is None:
         raise ConfigError(
-            f"scorer {settings.scorer!r} asks a judge, and none is named: set JUDGE_MODEL, a model"
-            f" of the server at JUDGE_BASE_URL ({settings.judge_base_url}), or JUDGE_MODEL_PATH, a"
-            " checkpoint directory; or use --scorer heuristic, which needs none"
+            f"scorer {settings.scoring.scorer!r} asks a judge, and none is named: set JUDGE_MODEL,"
+            f" a model of the server at JUDGE_BASE_URL ({settings.judge.base_url}), or"
+            " JUDGE_MODEL_PATH, a checkpoint directory; or use --scorer heuristic, which needs none"
         )
-    if settings.judge_model is not None and settings.judge_model_path is not None:
+    if settings.judge.model is not None and settings.judge.model_path is not None:
         raise ConfigError(
-            f"JUDGE_MODEL={settings.judge_model!r} and JUDGE_MODEL_PATH="
-            f"{str(settings.judge_model_path)!r} name two judges: unset one of them"
+            f"JUDGE_MODEL={settings.judge.model!r} and JUDGE_MODEL_PATH="
+            f"{str(settings.judge.model_path)!r} name two judges: unset one of them"
         )
-    load_rubric(settings.judge_rubric)
-    if settings.judge_model_path is not None:
-        _require_checkpoint(settings.judge_model_path)
+    load_rubric(settings.judge.rubric)
+    if settings.judge.model_path is not None:
+        _require_checkpoint(settings.judge.model_path)
     else:
         _require_key(settings)
         _require_prices(settings)
@@ -41,12 +41,12 @@ def require_art_judge(settings: Settings) -> None:
     Raises:
         ConfigError: no ``JUDGE_MODEL`` is named; a rubric or key is missing.
     """
-    if settings.judge_model is None:
+    if settings.judge.model is None:
         raise ConfigError(
             "art-ruler: JUDGE_MODEL is not set: name a model of the server at JUDGE_BASE_URL"
-            f" ({settings.judge_base_url}); a checkpoint at JUDGE_MODEL_PATH is not asked by ART"
+            f" ({settings.judge.base_url}); a checkpoint at JUDGE_MODEL_PATH is not asked by ART"
         )
-    load_rubric(settings.judge_rubric)
+    load_rubric(settings.judge.rubric)
     _require_key(settings)
 
 
@@ -59,16 +59,16 @@ def _require_checkpoint(path: Path) -> None:
 
 
 def _require_key(settings: Settings) -> None:
-    if _OPENAI in settings.judge_base_url and settings.openai_api_key is None:
+    if _OPENAI in settings.judge.base_url and settings.judge.api_key is None:
         raise ConfigError(
-            f"judge: {settings.judge_base_url} asks for a key: set OPENAI_API_KEY, or"
+            f"judge: {settings.judge.base_url} asks for a key: set OPENAI_API_KEY, or"
             " JUDGE_BASE_URL to another OpenAI-compatible server"
         )
 
 
 def _require_prices(settings: Settings) -> None:
-    limits = (settings.judge_window_usd, settings.judge_day_usd)
-    priced = settings.judge_prompt_usd or settings.judge_completion_usd
+    limits = (settings.judge.window_usd, settings.judge.day_usd)
+    priced = settings.judge.prompt_usd or settings.judge.completion_usd
     if any(limit is not None for limit in limits) and not priced:
         raise ConfigError(
             "judge: a limit in US dollars needs prices: set JUDGE_PROMPT_USD_PER_MTOK and"

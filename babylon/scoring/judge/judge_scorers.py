@@ -51,11 +51,11 @@ async def _score(
     settings = context.settings
     require_judge(settings)
     try:
-        async with asyncio.timeout(settings.judge_timeout_s):
+        async with asyncio.timeout(settings.judge.timeout_s):
             return await _down_the_ladder(method, trajectories, context)
     except TimeoutError as error:
         raise ScoringError(
-            f"window {context.window_id} was not judged within {settings.judge_timeout_s:g} s"
+            f"window {context.window_id} was not judged within {settings.judge.timeout_s:g} s"
             " (JUDGE_TIMEOUT_SECONDS): what was judged is kept, run the window again"
         ) from error
 
@@ -69,17 +69,17 @@ async def _down_the_ladder(
     except BudgetSpentError as error:
         log.warning("window %s: %s", context.window_id, error)
         try:
-            if settings.judge_cheaper_model is None:
+            if settings.judge.cheaper_model is None:
                 raise
             judgments = await _judge(method, context, cheaper=True)
         except BudgetSpentError as spent:
             return await _by_heuristic(trajectories, context, spent)
     cheaper = judgments.level == Level.CHEAPER
-    name = settings.judge_cheaper_model if cheaper else settings.judge_model
+    name = settings.judge.cheaper_model if cheaper else settings.judge.model
     await _report(
         context,
         judgments.level,
-        model=str(name or settings.judge_model_path),
+        model=str(name or settings.judge.model_path),
         reliability=judgments.reliability,
     )
     log.info(
@@ -102,16 +102,16 @@ async def _judge(method: Method, context: ScoringContext, *, cheaper: bool) -> J
     judged, truth = await asyncio.to_thread(read_evidence, context.artifact)
     midnight = datetime.now(UTC).replace(hour=0, minute=0, second=0, microsecond=0)
     budget = Budget(
-        Limits(tokens=settings.judge_window_tokens, usd=settings.judge_window_usd),
-        Limits(tokens=settings.judge_day_tokens, usd=settings.judge_day_usd),
+        Limits(tokens=settings.judge.window_tokens, usd=settings.judge.window_usd),
+        Limits(tokens=settings.judge.day_tokens, usd=settings.judge.day_usd),
         spent_on_window=await spent_on_window(store, context.window_id),
         spent_today=await spent_since(store, midnight),
     )
     config = JudgeConfig(
         method=method,
-        rubric=load_rubric(settings.judge_rubric),
-        context_tokens=settings.judge_context_tokens,
-        passes=settings.judge_passes,
+        rubric=load_rubric(settings.judge.rubric),
+        context_tokens=settings.judge.context_tokens,
+        passes=settings.judge.passes,
         seed=settings.seed,
         repeats=not cheaper,
     )
@@ -133,24 +133,24 @@ async def open_judge(
 ) -> tuple[JudgeClient, JudgeConfig]:
     """The judge that the settings name, open until the stack closes; of a local one the context
     is that of its checkpoint."""
-    model, base_url, name = settings.judge_model, settings.judge_base_url, None
+    model, base_url, name = settings.judge.model, settings.judge.base_url, None
     price = Price(
-        prompt_usd=settings.judge_prompt_usd, completion_usd=settings.judge_completion_usd
+        prompt_usd=settings.judge.prompt_usd, completion_usd=settings.judge.completion_usd
     )
-    temperature, timeout_s = settings.judge_temperature, 120.0
+    temperature, timeout_s = settings.judge.temperature, 120.0
     if cheaper:
-        model = settings.judge_cheaper_model
+        model = settings.judge.cheaper_model
         price = Price(
-            prompt_usd=settings.judge_cheaper_prompt_usd,
-            completion_usd=settings.judge_cheaper_completion_usd,
+            prompt_usd=settings.judge.cheaper_prompt_usd,
+            completion_usd=settings.judge.cheaper_completion_usd,
         )
-    elif settings.judge_model_path is not None:
-        local = await stack.enter_async_context(local_judge(settings, settings.judge_model_path))
+    elif settings.judge.model_path is not None:
+        local = await stack.enter_async_context(local_judge(settings, settings.judge.model_path))
         model, base_url, name, price = MODEL, local.base_url, local.name, Price()
         temperature = TEMPERATURE if temperature is None else temperature
-        timeout_s = settings.judge_timeout_s
+        timeout_s = settings.judge.timeout_s
         config = replace(config, context_tokens=min(config.context_tokens, local.context_tokens))
-    key = settings.openai_api_key
+    key = settings.judge.api_key
     client = JudgeClient(
         model=model or "",
         base_url=base_url,
@@ -158,7 +158,7 @@ async def open_judge(
         name=name,
         price=price,
         temperature=temperature,
-        concurrency=settings.judge_concurrency,
+        concurrency=settings.judge.concurrency,
         timeout_s=timeout_s,
     )
     return await stack.enter_async_context(client), config
@@ -172,7 +172,9 @@ async def _by_heuristic(
     groups: dict[str, set[float]] = {}
     for trajectory, score in zip(trajectories, scores, strict=True):
         groups.setdefault(trajectory.scenario_id, set()).add(score.value)
-    if not context.settings.judge_heuristic or all(len(values) < 2 for values in groups.values()):
+    if not context.settings.judge.heuristic_fallback or all(
+        len(values) < 2 for values in groups.values()
+    ):
         raise spent
     await _report(context, Level.HEURISTIC, model="heuristic", reliability=0.0)
     return [replace(score, reasons=(f"scored by the heuristic: {spent}",)) for score in scores]
@@ -187,6 +189,6 @@ async def _report(context: ScoringContext, level: Level, *, model: str, reliabil
         requests=spent.requests,
         tokens=spent.tokens,
         usd=spent.usd,
-        rubric=load_rubric(context.settings.judge_rubric).version,
+        rubric=load_rubric(context.settings.judge.rubric).version,
         model=model,
     )

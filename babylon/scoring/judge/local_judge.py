@@ -42,7 +42,7 @@ async def local_judge(settings: Settings, path: Path) -> AsyncIterator[LocalJudg
     service = Service(
         name="judge",
         command=[sys.executable, "-m", "babylon.serving.engine.engine_process", f"--port={port}"],
-        log=settings.logs / "judge.log",
+        log=settings.home.logs / "judge.log",
     )
     url = f"http://127.0.0.1:{port}"
     async with supervised(service) as engine, aiohttp.ClientSession() as session:

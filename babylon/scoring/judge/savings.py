@@ -25,11 +25,11 @@ def saved_tokens(settings: Settings, artifact: Artifact, dropped: Collection[str
     An estimate: of many a sample is counted, without what the group's prompts share. A scorer that
     asks no judge saves none.
     """
-    if settings.scorer not in BLOCK_SIZES or not dropped:
+    if settings.scoring.scorer not in BLOCK_SIZES or not dropped:
         return 0
-    method: Method = settings.scorer
-    rubric = load_rubric(settings.judge_rubric)
-    config = JudgeConfig(method=method, rubric=rubric, context_tokens=settings.judge_context_tokens)
+    method: Method = settings.scoring.scorer
+    rubric = load_rubric(settings.judge.rubric)
+    config = JudgeConfig(method=method, rubric=rubric, context_tokens=settings.judge.context_tokens)
     limit = config.prompt_tokens // BLOCK_SIZES[method]
     sample = sorted(dropped)[:: -(-len(dropped) // _SAMPLE)]
     shown = pl.col("trajectory_id").is_in(sample)

@@ -28,13 +28,13 @@ async def art_ruler(trajectories: Sequence[Trajectory], context: ScoringContext)
     """
     settings = context.settings
     require_art_judge(settings)
-    key = settings.openai_api_key
+    key = settings.judge.api_key
     return await scores_by_art(
         trajectories,
-        model=settings.judge_model or "",
-        base_url=settings.judge_base_url,
+        model=settings.judge.model or "",
+        base_url=settings.judge.base_url,
         api_key=key.get_secret_value() if key else "none",
-        rubric=load_rubric(settings.judge_rubric).text,
+        rubric=load_rubric(settings.judge.rubric).text,
     )
 
 

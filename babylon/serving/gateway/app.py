@@ -120,19 +120,21 @@ async def open_gateway(
     store: Store, settings: Settings, *, engine_url: str, gateway_id: str, url: str
 ) -> AsyncIterator[Gateway]:
     """A gateway that follows the store's routes and records into it while the block runs."""
-    shipper = Shipper(store, settings.recording)
-    recorder = CallRecorder(shipper, settings.recording, settings.recording_policy, gateway_id)
-    keys, table, pins = KeyRing(local_key(settings.home)), RouteTable(), Pins(store)
+    shipper = Shipper(store, settings.home.recording)
+    recorder = CallRecorder(
+        shipper, settings.home.recording, settings.serving.recording, gateway_id
+    )
+    keys, table, pins = KeyRing(local_key(settings.home.root)), RouteTable(), Pins(store)
     async with aiohttp.ClientSession(
         connector=aiohttp.TCPConnector(limit=0),
         cookie_jar=aiohttp.DummyCookieJar(),
         skip_auto_headers=("User-Agent", "Accept", "Accept-Encoding"),
     ) as session:
         engine = Engine(session, engine_url)
-        loader = Loader(store, engine, table, settings.model_name)
+        loader = Loader(store, engine, table, settings.model.name)
         follower = Follower(
             *(store, loader, table, keys, recorder),
-            alias=settings.model_name,
+            alias=settings.model.name,
             gateway=gateway_id,
             url=url,
         )
@@ -143,7 +145,7 @@ async def open_gateway(
             follower=follower,
             recorder=recorder,
             keys=keys,
-            limits=Limits(settings.max_concurrency, settings.max_queue),
+            limits=Limits(settings.serving.max_concurrency, settings.serving.max_queue),
             metrics=Metrics(),
         )
         records = (recorder.run(), shipper.run())

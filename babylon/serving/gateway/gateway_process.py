@@ -20,16 +20,16 @@ from babylon.store import open_store
 
 async def run(settings: Settings) -> None:
     """Serve until the process is told to stop."""
-    port = settings.endpoint_port
+    port = settings.serving.endpoint_port
     gateway_id = new_gateway_id(port)
     async with open_store(settings) as store:
         await remove_dead(store, gateway_id)
         async with open_gateway(
             store,
             settings,
-            engine_url=f"http://127.0.0.1:{settings.engine_port}",
+            engine_url=f"http://127.0.0.1:{settings.serving.engine_port}",
             gateway_id=gateway_id,
-            url=settings.endpoint,
+            url=settings.serving.endpoint,
         ) as gateway:
             await _serve(gateway, port)
 

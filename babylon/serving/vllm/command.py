@@ -26,15 +26,15 @@ def require_vllm(settings: Settings) -> str:
     Raises:
         ConfigError: they name none, or it is not there.
     """
-    extra_arguments(settings.vllm_args)
-    if settings.engine_url:
-        return settings.engine_url
-    if settings.vllm_python is None:
+    extra_arguments(settings.serving.vllm_args)
+    if settings.serving.engine_url:
+        return settings.serving.engine_url
+    if settings.serving.vllm_python is None:
         raise ConfigError(
             "ENGINE=vllm needs VLLM_PYTHON, the python of an environment with vLLM in it, or"
             " ENGINE_URL, a vLLM server that runs"
         )
-    return vllm_build(settings.vllm_python)
+    return vllm_build(settings.serving.vllm_python)
 
 
 def vllm_service(settings: Settings, base: str, name: str, port: int) -> Service:
@@ -43,21 +43,21 @@ def vllm_service(settings: Settings, base: str, name: str, port: int) -> Service
     Logprobs are those of the distribution that was sampled, which at the model's own sampling
     defaults (``--generation-config``) would not be the one that the request asks for.
     """
-    assert settings.vllm_python is not None  # require_vllm came first
+    assert settings.serving.vllm_python is not None  # require_vllm came first
     command = [
         *(sys.executable, "-m", "babylon.serving.vllm.process_group"),
-        *(settings.vllm_python, "-m", "vllm.entrypoints.openai.api_server"),
+        *(settings.serving.vllm_python, "-m", "vllm.entrypoints.openai.api_server"),
         *("--model", base, "--served-model-name", name),
         *("--host", "127.0.0.1", "--port", str(port), "--disable-uvicorn-access-log"),
         *("--enable-lora", "--max-loras", str(_MAX_LORAS)),
         *("--max-cpu-loras", str(_MAX_CPU_LORAS), "--max-lora-rank", str(_MAX_LORA_RANK)),
         *("--logprobs-mode", "processed_logprobs", "--generation-config", "vllm"),
-        *extra_arguments(settings.vllm_args),
+        *extra_arguments(settings.serving.vllm_args),
     ]
     return Service(
         name=f"vLLM server of {base}",
         command=command,
-        log=settings.logs / f"vllm-{port}.log",
+        log=settings.home.logs / f"vllm-{port}.log",
         environment={
             **dict.fromkeys(settings.environment(), ""),  # nobody else's secrets
             "VLLM_ALLOW_RUNTIME_LORA_UPDATING": "1",
@@ -84,8 +84,8 @@ def free_port(settings: Settings, taken: Iterable[int]) -> int:
     Raises:
         ServingError: there is none.
     """
-    reserved = {*taken, settings.endpoint_port, settings.prefect_port}
-    first = settings.engine_port + 1
+    reserved = {*taken, settings.serving.endpoint_port, settings.prefect.port}
+    first = settings.serving.engine_port + 1
     for port in range(first, first + _PORTS):
         if port not in reserved:
             try:

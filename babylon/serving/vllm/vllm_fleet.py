@@ -39,8 +39,8 @@ class Fleet:
         self._http, self._settings, self._adapters_apart = http, settings, adapters_apart
         self._servers: dict[Key, Server] = {}
         self._retiring: set[asyncio.Task[None]] = set()
-        if settings.engine_url:
-            url = settings.engine_url.rstrip("/")
+        if settings.serving.engine_url:
+            url = settings.serving.engine_url.rstrip("/")
             self._servers[_ANY] = Server(VllmClient(http, url), None)
 
     async def load(self, name: str, path: str, version: int) -> PolicyCard:
@@ -60,7 +60,7 @@ class Fleet:
                 " another name",
             )
         key = (policy.base, policy.is_adapter and self._adapters_apart)
-        if self._settings.engine_url:
+        if self._settings.serving.engine_url:
             key = _ANY
         server = self._servers.get(key) or self._start(key, policy)
         try:

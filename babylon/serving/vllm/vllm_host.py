@@ -95,7 +95,7 @@ def main() -> None:
     web.run_app(
         app,
         host="127.0.0.1",
-        port=settings.engine_port,
+        port=settings.serving.engine_port,
         handler_cancellation=True,
         shutdown_timeout=1,
         access_log=None,

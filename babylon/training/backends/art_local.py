@@ -24,7 +24,7 @@ async def update_art_local(work: TrainInput) -> "Update":
     """One window on this machine's GPU, with ART's own trainer."""
     require_art_local(work.settings)
     art = await load_art()
-    root = work.settings.home / "art"
+    root = work.settings.home.root / "art"
     return await update_on_disk(work, art.local_backend(root), root, scale_rewards=False)
 
 
@@ -43,14 +43,14 @@ async def update_on_disk(work: TrainInput, backend: Any, root: Path, **options: 
     window = await asyncio.to_thread(art_window, work.rows, limits)
     art = await load_art()
     base = await asyncio.to_thread(adapter_base, work.parent.uri)
-    model = art.Model(name=work.target.name, project=work.settings.model_name, base_model=base)
+    model = art.Model(name=work.target.name, project=work.settings.model.name, base_model=base)
     directory = root / model.project / "models" / model.name
     await asyncio.to_thread(_lay_out, directory, work.parent.uri, base)
     try:
         groups = await asyncio.to_thread(art.trajectory_groups, window.rows)
         with redirect_stdout(sys.stderr):  # ART prints, and stdout is for results
             await model.register(backend)
-            rate = work.settings.effective_learning_rate
+            rate = work.settings.training.effective_learning_rate
             result = await backend.train(model, groups, learning_rate=rate, **options)
         if not result.step:
             raise WindowNotReadyError(f"{type(backend).__name__} found nothing to train")
@@ -71,7 +71,7 @@ async def update_on_disk(work: TrainInput, backend: Any, root: Path, **options: 
 async def load_art() -> ModuleType:
     """``babylon.art.client``, imported in a thread: that takes 8 s, and a lease wants to be
     renewed."""
-    return await asyncio.to_thread(import_module, "babylon.art")
+    return await asyncio.to_thread(import_module, "babylon.art.client")
 
 
 def _lay_out(directory: Path, parent: str, base: str) -> None:

@@ -120,10 +120,10 @@ def limits_of(
     decode: Callable[[Sequence[int]], str] | None = None,
 ) -> Limits:
     """The settings' limits, and those of who trains."""
-    allowed = work.settings.max_staleness
+    allowed = work.settings.training.max_staleness
     return Limits(
         context=context,
-        max_missing_logprobs=work.settings.max_missing_logprobs,
+        max_missing_logprobs=work.settings.training.max_missing_logprobs,
         stale={version for version, age in work.staleness.items() if age > allowed},
         secrets=secrets,
         decode=decode,
@@ -133,8 +133,8 @@ def limits_of(
 def known_secrets(settings: Settings, environment: Mapping[str, str] = os.environ) -> set[str]:
     """Values of this process's own credentials, whatever their form."""
     values = {value for name, value in environment.items() if name.upper().endswith(_SECRET_NAMES)}
-    if settings.database_url is not None:
-        url = settings.database_url.get_secret_value()
+    if settings.database.url is not None:
+        url = settings.database.url.get_secret_value()
         values |= {url, unquote(urlsplit(url).password or "")}
     return {value for value in values if len(value) >= _MIN_SECRET}
 

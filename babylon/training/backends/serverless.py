@@ -61,8 +61,8 @@ async def _provider(work: TrainInput, account: WandbAccount) -> AsyncIterator[tu
         api_key=account.key, base_url=account.training_url, progress=work.progress
     )
     model = art.Model(
-        name=work.settings.model_name,
-        project=work.settings.wandb_project or work.settings.model_name,
+        name=work.settings.model.name,
+        project=work.settings.tracking.project or work.settings.model.name,
         entity=account.entity,
         base_model=work.parent.base_model,
     )

@@ -111,7 +111,7 @@ class Run:
             trajectory_ids=window.trajectory_ids,
             counts=window.counts(),
             excluded=asdict(window.excluded),
-            deadline_s=self._work.settings.gpu_timeout_s,
+            deadline_s=self._work.settings.prefect.gpu_timeout_s,
         )
         try:
             await self._roll_back(job, known)
@@ -157,7 +157,7 @@ class Run:
                     groups,
                     job_id=job.job_id,
                     submitted=submitted,
-                    learning_rate=self._work.settings.effective_learning_rate,
+                    learning_rate=self._work.settings.training.effective_learning_rate,
                     scale_rewards=False,  # as in our own trainer: near-ties must not blow up
                 )
         except TimeoutError as error:
@@ -212,8 +212,9 @@ class Run:
         await self._close(job, "expired", "overdue")
         return TrainingError(
             f"W&B, window {job.window_id}: the job begun at {job.created_at:%Y-%m-%d %H:%M:%S} UTC"
-            f" did not end in time (GPU_TIMEOUT_SECONDS={self._work.settings.gpu_timeout_s:g}): run"
-            " the window again to submit another, or raise the limit"
+            " did not end in time"
+            f" (GPU_TIMEOUT_SECONDS={self._work.settings.prefect.gpu_timeout_s:g}): run the window"
+            " again to submit another, or raise the limit"
         )
 
     async def _close(

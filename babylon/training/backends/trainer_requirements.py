@@ -15,10 +15,10 @@ def require_trainer(settings: Settings) -> None:
     Raises:
         ConfigError: a package, an account or a fitting setting is missing; it says which.
     """
-    if settings.trainer == "art-local":
+    if settings.training.trainer == "art-local":
         require_art_local(settings)
-    elif settings.trainer == "serverless":
-        require_serverless(settings, settings.base_model)
+    elif settings.training.trainer == "serverless":
+        require_serverless(settings, settings.model.base)
 
 
 def require_lora(settings: Settings) -> None:
@@ -27,15 +27,15 @@ def require_lora(settings: Settings) -> None:
     Raises:
         ConfigError: the settings ask for something else.
     """
-    if settings.tuning != "lora":
+    if settings.training.tuning != "lora":
         raise ConfigError(
-            f"TRAINER={settings.trainer} trains LoRA adapters, TUNING is {settings.tuning!r}: set"
-            " TUNING=lora, or TRAINER=torch"
+            f"TRAINER={settings.training.trainer} trains LoRA adapters, TUNING is"
+            f" {settings.training.tuning!r}: set TUNING=lora, or TRAINER=torch"
         )
-    if settings.kl_penalty:
+    if settings.training.kl_penalty:
         raise ConfigError(
-            f"KL_PENALTY={settings.kl_penalty:g} has no counterpart in TRAINER={settings.trainer}:"
-            " unset it, or set TRAINER=torch"
+            f"KL_PENALTY={settings.training.kl_penalty:g} has no counterpart in"
+            f" TRAINER={settings.training.trainer}: unset it, or set TRAINER=torch"
         )
 
 

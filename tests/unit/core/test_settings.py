@@ -1,9 +1,17 @@
 from pathlib import Path
 
 import pytest
+from pydantic import ValidationError
 
 from babylon.core.errors import ConfigError
-from babylon.core.settings import LOSSES_WITH_NORMALISER, load_settings
+from babylon.core.settings import (
+    LOSSES_WITH_NORMALISER,
+    fields,
+    load_settings,
+    load_with_sources,
+    merge_overrides,
+    variable_of,
+)
 
 
 def test_another_process_reads_the_same_settings(
@@ -11,10 +19,9 @@ def test_another_process_reads_the_same_settings(
 ) -> None:
     given = load_settings(
         home=tmp_path,
-        database_url="postgresql://me:secret@db/game",
-        endpoint="http://localhost:9123",
-        learning_rate=3e-5,
-        tuning="full",
+        database={"url": "postgresql://me:secret@db/game"},
+        serving={"endpoint": "http://localhost:9123"},
+        training={"learning_rate": 3e-5, "tuning": "full"},
     )
     for name, value in given.environment().items():
         monkeypatch.setenv(name, value)
@@ -33,19 +40,19 @@ def test_given_minutes_win_over_hours_of_the_environment_in_child_processes_too(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setenv("WINDOW_DURATION_HOURS", "2")
-    assert load_settings().minutes == 120
-    given = load_settings(window_minutes=30)
-    assert given.minutes == 30
+    assert load_settings().windows.minutes == 120
+    given = load_settings(windows={"minutes": 30})
+    assert given.windows.minutes == 30
     for name, value in given.environment().items():
         monkeypatch.setenv(name, value)
-    assert load_settings().minutes == 30
+    assert load_settings().windows.minutes == 30
 
 
 @pytest.mark.parametrize(
     ("endpoint", "port"), [("http://localhost:8000", 8000), ("http://127.0.0.1", 80)]
 )
 def test_endpoint_port(endpoint: str, port: int) -> None:
-    assert load_settings(endpoint=endpoint).endpoint_port == port
+    assert load_settings(serving={"endpoint": endpoint}).serving.endpoint_port == port
 
 
 @pytest.mark.parametrize(
@@ -53,7 +60,7 @@ def test_endpoint_port(endpoint: str, port: int) -> None:
 )
 def test_endpoint_beyond_loopback_is_refused_with_its_value(endpoint: str) -> None:
     with pytest.raises(ConfigError, match=endpoint):
-        _ = load_settings(endpoint=endpoint).endpoint_port
+        _ = load_settings(serving={"endpoint": endpoint}).serving.endpoint_port
 
 
 @pytest.mark.parametrize(
@@ -87,12 +94,14 @@ def test_a_value_that_every_run_would_fail_on_is_refused_at_once(
 
 def test_a_kl_penalty_under_full_fine_tuning_is_refused_before_any_window_is_claimed() -> None:
     with pytest.raises(ConfigError, match=r"^bad setting: KL_PENALTY=0.1 with TUNING='full'.*lora"):
-        load_settings(kl_penalty=0.1, tuning="full")
-    load_settings(kl_penalty=0.1, tuning="lora")
+        load_settings(training={"kl_penalty": 0.1, "tuning": "full"})
+    load_settings(training={"kl_penalty": 0.1, "tuning": "lora"})
 
 
 def test_an_endpoint_may_end_with_a_slash() -> None:
-    assert load_settings(endpoint="http://localhost:8000/").endpoint_port == 8000
+    assert (
+        load_settings(serving={"endpoint": "http://localhost:8000/"}).serving.endpoint_port == 8000
+    )
 
 
 @pytest.mark.parametrize("loss", LOSSES_WITH_NORMALISER)
@@ -100,5 +109,58 @@ def test_a_loss_with_a_normaliser_of_its_own_refuses_another_call_weight(loss: s
     with pytest.raises(
         ConfigError, match=f"^bad setting: CALL_WEIGHT='token' with LOSS='{loss}'.*LOSS=ppo_clip$"
     ):
-        load_settings(loss=loss, call_weight="token")
-    load_settings(loss=loss)
+        load_settings(training={"loss": loss, "call_weight": "token"})
+    load_settings(training={"loss": loss})
+
+
+def write_file(home: Path, text: str) -> None:
+    home.mkdir(exist_ok=True)
+    (home / "babylon.toml").write_text(text)
+
+
+def test_an_option_wins_over_the_environment_over_the_file_over_the_default(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    write_file(tmp_path, "seed = 5\n[windows]\nmin_agents = 7\nminutes = 30\nfrequency = 2\n")
+    monkeypatch.setenv("BABYLON_HOME", str(tmp_path))
+    monkeypatch.setenv("MIN_AGENTS_PER_WINDOW", "8")
+    monkeypatch.setenv("WINDOW_MINUTES", "15")
+    loaded = load_with_sources(windows={"minutes": 120})
+    windows = loaded.settings.windows
+    assert (loaded.settings.seed, windows.frequency) == (5, 2)
+    assert (windows.min_agents, windows.minutes, windows.grace_s) == (8, 120, 60)
+    file = str(tmp_path / "babylon.toml")
+    assert loaded.sources["seed"] == loaded.sources["windows.frequency"] == file
+    assert loaded.sources["windows.min_agents"] == "environment"
+    assert loaded.sources["windows.minutes"] == "option"
+    assert "windows.grace_s" not in loaded.sources
+
+
+@pytest.mark.parametrize(
+    ("text", "named"),
+    [
+        ("[windows]\nminute = 5", "unknown setting windows.minute in .*babylon.toml"),
+        ("[windows\n", "babylon.toml is not TOML"),
+        ("home = '/tmp'", "sets home"),
+        ("[windows]\nminutes = 7", "WINDOW_MINUTES=7"),
+    ],
+)
+def test_a_bad_file_is_named(tmp_path: Path, text: str, named: str) -> None:
+    write_file(tmp_path, text)
+    with pytest.raises(ConfigError, match=named):
+        load_settings(home=tmp_path)
+
+
+def test_overrides_merge_by_group_and_a_copy_is_validated() -> None:
+    merged = merge_overrides({"windows": {"minutes": 15}, "seed": 1}, {"windows": {"frequency": 2}})
+    assert merged == {"windows": {"minutes": 15, "frequency": 2}, "seed": 1}
+    settings = load_settings(**merged)
+    assert settings.replace(windows={"minutes": 30}).windows.frequency == 2
+    with pytest.raises(ValidationError, match="window of 7 minutes"):
+        settings.replace(windows={"minutes": 7})
+
+
+def test_no_two_settings_share_a_variable() -> None:
+    variables = [variable_of(field) for _, _, field in fields()]
+    assert len(set(variables)) == len(variables)
+    assert all(field.description for _, _, field in fields())

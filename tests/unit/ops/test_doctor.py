@@ -55,9 +55,9 @@ def test_a_port_of_this_homes_own_services_is_fine(port: int, tmp_path: Path) ->
 
 
 def test_a_model_of_the_hub_is_not_checked_and_a_local_one_is(tmp_path: Path) -> None:
-    unknown = check_base_model(load_settings(base_model="nobody/has-this"))
+    unknown = check_base_model(load_settings(model={"base": "nobody/has-this"}))
     assert unknown.ok is None and "nobody/has-this, not checked here" in unknown.detail
-    local = load_settings(base_model=str(tmp_path))
+    local = load_settings(model={"base": str(tmp_path)})
     assert check_base_model(local).ok is False
     (tmp_path / "config.json").touch()
     assert check_base_model(local).ok is True
@@ -67,7 +67,7 @@ def test_weights_that_do_not_open_are_named(tmp_path: Path) -> None:
     (tmp_path / "config.json").touch()
     weights = tmp_path / "model.safetensors"
     save_file({"weight": np.zeros(64)}, weights)
-    settings = load_settings(base_model=str(tmp_path))
+    settings = load_settings(model={"base": str(tmp_path)})
     assert check_base_model(settings).ok is True
     for damaged in (weights.read_bytes()[:-1], b"\xa7" * 4096, b""):  # cut off, noise, empty
         weights.write_bytes(damaged)
@@ -80,7 +80,7 @@ def test_weights_that_do_not_open_are_named(tmp_path: Path) -> None:
     "name", ["/nope", "./nope", "../nope", "~/nope", "~nobody-here/x", "a/b/c"]
 )
 def test_a_path_where_nothing_is_is_no_model_of_the_hub(name: str) -> None:
-    check = check_base_model(load_settings(base_model=name))
+    check = check_base_model(load_settings(model={"base": name}))
     assert check.ok is False
     assert f"BASE_MODEL={name!r}: no such directory: /" in check.detail
 

@@ -11,7 +11,7 @@ from babylon.core.windows import parse_window_id
 from tests import conftest
 
 WINDOW = parse_window_id("2025-11-14T09:00")
-SETTINGS = Settings(min_actions=5)
+SETTINGS = Settings(quality={"min_actions": 5})
 
 
 def step(number: int, **changes: Any) -> dict[str, Any]:

@@ -107,7 +107,7 @@ BAD_ROWS = {
 @pytest.mark.parametrize("name", BAD_ROWS)
 def test_a_bad_row_is_rejected_for_a_named_reason_with_its_place(name):
     bad, reason, place = BAD_ROWS[name]
-    settings = SETTINGS.model_copy(update={"reward_threshold": 0.5})
+    settings = SETTINGS.replace(quality={"reward_threshold": 0.5})
     verdict = check_row(bad, WINDOW, settings)
     assert isinstance(verdict, Rejection)
     assert (verdict.trajectory_id, verdict.reason) == ("t1", reason)
@@ -200,7 +200,7 @@ def test_the_real_window_has_five_eligible_agents_and_ten_rows_without_a_call():
 def test_a_live_agents_lifetime_profit_is_not_this_windows():
     game_row = next(r for r in real_rows() if r.final_pnl_usd == -17.67)
     asked = game_row.steps_json.replace('"llmCalls":[]', f'"llmCalls":[{compact(call())}]')
-    settings = SETTINGS.model_copy(update={"min_actions": 1})
+    settings = SETTINGS.replace(quality={"min_actions": 1})
     verdict = check_row(replace(game_row, steps_json=asked), WINDOW, settings)
     assert isinstance(verdict, Accepted)
     assert verdict.trajectory.pnl_usd == 0

@@ -128,15 +128,29 @@ async def test_a_scorer_that_asks_for_its_context_gets_it_and_its_metrics_are_ke
 @pytest.mark.parametrize(
     ("chosen", "message"),
     [
-        ({"scorer": "ruler"}, "scorer 'ruler' asks a judge, and none is named: set JUDGE_MODEL"),
-        ({"scorer": "regression", "judge_model": "m"}, "set OPENAI_API_KEY"),
-        ({"scorer": "preference", "judge_model_path": "/nowhere"}, "holds no model"),
-        ({"scorer": "ruler", "judge_model": "m", "judge_rubric": "none"}, "choose trading-v1"),
-        ({"scorer": "art-ruler", "judge_model_path": "/nowhere"}, "JUDGE_MODEL is not set"),
-        ({"scorer": "heuristics"}, "is unknown"),
+        (
+            {"scoring": {"scorer": "ruler"}},
+            "scorer 'ruler' asks a judge, and none is named: set JUDGE_MODEL",
+        ),
+        ({"scoring": {"scorer": "regression"}, "judge": {"model": "m"}}, "set OPENAI_API_KEY"),
+        (
+            {"scoring": {"scorer": "preference"}, "judge": {"model_path": "/nowhere"}},
+            "holds no model",
+        ),
+        (
+            {"scoring": {"scorer": "ruler"}, "judge": {"model": "m", "rubric": "none"}},
+            "choose trading-v1",
+        ),
+        (
+            {"scoring": {"scorer": "art-ruler"}, "judge": {"model_path": "/nowhere"}},
+            "JUDGE_MODEL is not set",
+        ),
+        ({"scoring": {"scorer": "heuristics"}}, "is unknown"),
     ],
 )
 def test_a_scorer_that_cannot_work_is_refused_beforehand(chosen, message):
     with pytest.raises(ConfigError, match=message):
         require_scorer(load_settings(**chosen))
-    require_scorer(load_settings(scorer="ruler", judge_model="m", judge_base_url="http://x/v1"))
+    require_scorer(
+        load_settings(scoring={"scorer": "ruler"}, judge={"model": "m", "base_url": "http://x/v1"})
+    )

@@ -43,7 +43,7 @@ def records(path: Path) -> Iterator[Record]:
 
 def steps(settings: Settings) -> list[dict[str, Any]]:
     """The history of every file, oldest first."""
-    files = sorted(settings.home.glob("wandb/offline-run-*/run-*.wandb"))
+    files = sorted(settings.home.root.glob("wandb/offline-run-*/run-*.wandb"))
     return [
         {"/".join(item.nested_key) or item.key: json.loads(item.value_json) for item in items}
         for file in files
@@ -54,7 +54,7 @@ def steps(settings: Settings) -> list[dict[str, Any]]:
 
 @pytest.fixture
 def settings(tmp_path: Path) -> Settings:
-    return load_settings(home=tmp_path / "home", wandb_project="babylon-test")
+    return load_settings(home=tmp_path / "home", tracking={"project": "babylon-test"})
 
 
 def test_each_window_is_a_step_of_the_models_run(settings: Settings) -> None:
@@ -65,23 +65,25 @@ def test_each_window_is_a_step_of_the_models_run(settings: Settings) -> None:
     assert {name: first[name] for name in WINDOW} == WINDOW
     assert [step["_step"] for step in (first, second)] == [7, 9]
     assert second["training_loss"] == -0.5
-    runs = {file.name for file in settings.home.glob("wandb/offline-run-*/run-*.wandb")}
+    runs = {file.name for file in settings.home.root.glob("wandb/offline-run-*/run-*.wandb")}
     assert runs == {"run-babylon.wandb"}
     assert threading.active_count() == threads
 
 
-@pytest.mark.parametrize("quiet", [{"wandb_project": None}, {"wandb_mode": "disabled"}])
+@pytest.mark.parametrize(
+    "quiet", [{"tracking": {"project": None}}, {"tracking": {"mode": "disabled"}}]
+)
 def test_without_a_project_or_disabled_nothing_is_written(
     settings: Settings, quiet: dict[str, object]
 ) -> None:
-    assert not track_window(settings.model_copy(update=quiet), WINDOW)
-    assert not settings.home.exists()
+    assert not track_window(settings.replace(**quiet), WINDOW)
+    assert not settings.home.root.exists()
 
 
 def test_a_failure_is_one_clear_line_and_no_exception(
     settings: Settings, caplog: pytest.LogCaptureFixture
 ) -> None:
-    bad = settings.model_copy(update={"wandb_project": "no/project"})
+    bad = settings.replace(tracking={"project": "no/project"})
     with caplog.at_level(logging.ERROR):
         assert not track_window(bad, WINDOW)
     (line,) = caplog.messages
@@ -98,12 +100,12 @@ def test_online_without_a_key_fails_at_once(
     monkeypatch.delenv("WANDB_API_KEY", raising=False)
     monkeypatch.setenv("HOME", str(tmp_path))
     monkeypatch.setenv("WANDB_BASE_URL", "http://127.0.0.1:9")
-    assert not track_window(settings.model_copy(update={"wandb_mode": "online"}), WINDOW)
+    assert not track_window(settings.replace(tracking={"mode": "online"}), WINDOW)
     assert "No API key configured" in caplog.text
 
 
 def test_a_model_that_is_called_as_on_a_hub_has_a_run_too(settings: Settings) -> None:
-    named = settings.model_copy(update={"model_name": "org/model:1"})
+    named = settings.replace(model={"name": "org/model:1"})
     assert track_window(named, WINDOW)
-    (file,) = settings.home.glob("wandb/offline-run-*/run-*.wandb")
+    (file,) = settings.home.root.glob("wandb/offline-run-*/run-*.wandb")
     assert file.name == "run-org-model-1.wandb"

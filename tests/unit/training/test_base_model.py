@@ -67,9 +67,9 @@ def test_another_recipe_is_another_model() -> None:
 def test_base_model_takes_the_place_of_the_embedded_one(
     embedded: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    assert resolve_base(load_settings(base_model=str(embedded))) == embedded
+    assert resolve_base(load_settings(model={"base": str(embedded)})) == embedded
     monkeypatch.setattr("babylon.training.base_model.load_policy", lambda _: load_policy(embedded))
-    assert resolve_base(load_settings(base_model="Qwen/Qwen2.5-0.5B")) == "Qwen/Qwen2.5-0.5B"
+    assert resolve_base(load_settings(model={"base": "Qwen/Qwen2.5-0.5B"})) == "Qwen/Qwen2.5-0.5B"
 
 
 @pytest.mark.parametrize("content", [None, "{}", "no json"])
@@ -79,13 +79,13 @@ def test_a_base_model_that_does_not_load_is_refused_in_one_line(
     if content is not None:
         (tmp_path / "config.json").write_text(content)
     with pytest.raises(ModelError, match=f"BASE_MODEL='{tmp_path}'") as refused:
-        resolve_base(load_settings(base_model=str(tmp_path)))
+        resolve_base(load_settings(model={"base": str(tmp_path)}))
     assert "\n" not in str(refused.value) and "save_pretrained" in str(refused.value)
 
 
 def test_a_base_model_that_is_a_path_to_nowhere_is_not_looked_for_on_the_hub() -> None:
     with pytest.raises(ModelError, match=r"^BASE_MODEL=.*: no such directory: /nope: "):
-        resolve_base(load_settings(base_model="/nope"))
+        resolve_base(load_settings(model={"base": "/nope"}))
 
 
 def test_a_model_that_does_not_load_is_named(tmp_path: Path) -> None:

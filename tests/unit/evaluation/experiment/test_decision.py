@@ -10,7 +10,8 @@ from babylon.evaluation.experiment.sample_ratio import sample_ratio
 from tests.unit.evaluation.experiment.test_difference import arms
 
 SETTINGS = Settings(
-    ab_min_agents=40, ab_min_hours=3, ab_max_hours=100, ab_tolerated_loss_usd=2, database_url=None
+    experiment={"min_agents": 40, "min_hours": 3, "max_hours": 100, "tolerated_loss_usd": 2},
+    database={"url": None},
 )
 
 

@@ -20,7 +20,7 @@ from babylon.evaluation.experiment.sample_ratio import sample_ratio
 LOOKS = 20
 EVEN = (0.5,) * LOOKS
 RAMP = (0.05,) * 2 + (0.25,) * 3 + (0.5,) * (LOOKS - 5)
-SETTINGS = Settings(ab_max_hours=1000, ab_min_hours=2, database_url=None)
+SETTINGS = Settings(experiment={"max_hours": 1000, "min_hours": 2}, database={"url": None})
 Draw = Callable[[np.random.Generator, tuple[int, ...]], Floats]
 
 
@@ -101,7 +101,7 @@ def ours(fleet: Fleet, cells: Cells, hour: int) -> str:
 def z_test(fleet: Fleet, cells: Cells, hour: int) -> str:
     """What one does by hand: two means, their standard errors, 1.96."""
     arms = [cells.outcome[cells.challenger == side] for side in (False, True)]
-    if len(cells.unit) < SETTINGS.ab_min_agents:
+    if len(cells.unit) < SETTINGS.experiment.min_agents:
         return "insufficient"
     z = (arms[1].mean() - arms[0].mean()) / np.sqrt(sum(arm.var(ddof=1) / len(arm) for arm in arms))
     return "promote" if z > 1.96 else "rollback" if z < -1.96 else "insufficient"

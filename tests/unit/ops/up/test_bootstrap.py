@@ -35,7 +35,7 @@ async def create_pools_of(prefect: Prefect) -> None:
     application.router.add_post("/api/work_pools/filter", prefect.filter)
     application.router.add_post("/api/work_pools/", prefect.create)
     async with TestServer(application, host="127.0.0.1") as server, aiohttp.ClientSession() as http:
-        await create_pools(Settings(prefect_port=server.port), http)
+        await create_pools(Settings(prefect={"port": server.port}), http)
 
 
 @pytest.mark.parametrize("existing", [(), ("cpu",), ("cpu", "gpu", "somebody's")])
@@ -62,4 +62,4 @@ async def test_silence_names_the_address_and_the_remedy(
         port = nobody.getsockname()[1]
         async with aiohttp.ClientSession() as http:
             with pytest.raises(ServingError, match=f"{port}/api.*babylon down"):
-                await create_pools(Settings(prefect_port=port), http)
+                await create_pools(Settings(prefect={"port": port}), http)

@@ -13,7 +13,7 @@ from babylon.scoring.judge.prompt_text import count_tokens
 from babylon.scoring.judge.savings import saved_tokens
 from tests.judged import judged, step
 
-RULER = Settings(scorer="ruler")
+RULER = Settings(scoring={"scorer": "ruler"})
 
 
 @pytest.fixture
@@ -42,7 +42,7 @@ def test_the_saving_is_what_the_judge_would_have_been_shown_of_the_dropped(shown
 def test_a_small_context_saves_less_because_less_would_have_been_shown(shown):
     everyone, artifact = shown
     dropped = [one.trajectory.trajectory_id for one in everyone[5:]]
-    small = RULER.model_copy(update={"judge_context_tokens": 1000})
+    small = RULER.replace(judge={"context_tokens": 1000})
     assert 0 < saved_tokens(small, artifact, dropped) <= len(dropped) * 100
     assert saved_tokens(small, artifact, dropped) < saved_tokens(RULER, artifact, dropped)
 
@@ -50,5 +50,5 @@ def test_a_small_context_saves_less_because_less_would_have_been_shown(shown):
 def test_without_a_judge_or_without_dropout_nothing_is_saved(shown):
     everyone, artifact = shown
     dropped = [one.trajectory.trajectory_id for one in everyone]
-    assert saved_tokens(Settings(scorer="heuristic"), artifact, dropped) == 0
+    assert saved_tokens(Settings(scoring={"scorer": "heuristic"}), artifact, dropped) == 0
     assert saved_tokens(RULER, artifact, []) == 0

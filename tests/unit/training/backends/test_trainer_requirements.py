@@ -13,12 +13,20 @@ from tests.imported import imported_with
 @pytest.mark.parametrize(
     ("chosen", "key", "message"),
     [
-        ({"trainer": "serverless"}, "", "set WANDB_API_KEY"),
-        ({"trainer": "serverless", "base_model": "some/model"}, "k", "does not train some/model"),
-        ({"trainer": "serverless", "tuning": "full"}, "k", "trains LoRA adapters"),
-        ({"trainer": "serverless", "kl_penalty": 0.1}, "k", "has no counterpart"),
-        ({"trainer": "art-local"}, "", "needs unsloth, unsloth_zoo, trl, bitsandbytes"),
-        ({"trainer": "art-local", "tuning": "full"}, "", "trains LoRA adapters"),
+        ({"training": {"trainer": "serverless"}}, "", "set WANDB_API_KEY"),
+        (
+            {"training": {"trainer": "serverless"}, "model": {"base": "some/model"}},
+            "k",
+            "does not train some/model",
+        ),
+        ({"training": {"trainer": "serverless", "tuning": "full"}}, "k", "trains LoRA adapters"),
+        ({"training": {"trainer": "serverless", "kl_penalty": 0.1}}, "k", "has no counterpart"),
+        (
+            {"training": {"trainer": "art-local"}},
+            "",
+            "needs unsloth, unsloth_zoo, trl, bitsandbytes",
+        ),
+        ({"training": {"trainer": "art-local", "tuning": "full"}}, "", "trains LoRA adapters"),
     ],
 )
 def test_what_is_missing_is_named(
@@ -33,8 +41,8 @@ def test_what_is_missing_is_named(
     "chosen",
     [
         {},
-        {"trainer": "serverless"},  # with the policies that this home has
-        {"trainer": "serverless", "base_model": "OpenPipe/Qwen3-14B-Instruct"},
+        {"training": {"trainer": "serverless"}},  # with the policies that this home has
+        {"training": {"trainer": "serverless"}, "model": {"base": "OpenPipe/Qwen3-14B-Instruct"}},
     ],
 )
 def test_what_can_work_is_let_through(

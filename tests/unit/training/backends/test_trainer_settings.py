@@ -7,7 +7,7 @@ import pytest
 import babylon.cli.training
 from babylon.cli import main
 from babylon.cli.requests import TrainRequest, decode
-from babylon.core.settings import LOSSES_WITH_NORMALISER, Loss, Settings, load_settings
+from babylon.core.settings import LOSSES_WITH_NORMALISER, Loss, TrainingSettings, load_settings
 from babylon.stages.train import trainer_config
 from babylon.training.backends.registry import updater
 from babylon.training.backends.torch_trainer import update_torch
@@ -50,7 +50,7 @@ def test_each_variable_changes_what_the_trainer_is_told(
 
 
 def test_the_settings_know_what_the_trainer_knows() -> None:
-    fields = Settings.model_fields
+    fields = TrainingSettings.model_fields
     assert set(get_args(Loss)) == set(LOSSES)
     assert set(LOSSES_WITH_NORMALISER) == {n for n, loss in LOSSES.items() if loss.call_weight}
     assert get_args(fields["advantage"].annotation) == get_args(Advantage)
@@ -60,7 +60,7 @@ def test_the_settings_know_what_the_trainer_knows() -> None:
 
 
 def test_torch_is_the_trainer_unless_another_is_chosen() -> None:
-    assert updater(load_settings().trainer) is update_torch
+    assert updater(load_settings().training.trainer) is update_torch
 
 
 def test_the_command_line_hands_on_who_trains_and_by_which_loss(
@@ -78,4 +78,4 @@ def test_the_command_line_hands_on_who_trains_and_by_which_loss(
     monkeypatch.setenv("WANDB_API_KEY", "k" * 40)
     with pytest.raises(SystemExit):
         main(["train", "--trainer", "serverless", "--loss", "gspo"])
-    assert handed[0].overrides == {"trainer": "serverless", "loss": "gspo"}
+    assert handed[0].overrides == {"training": {"trainer": "serverless", "loss": "gspo"}}
