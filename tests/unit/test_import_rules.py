@@ -17,7 +17,7 @@ MODELS = {"torch", "transformers", "peft"}
 IO = {"asyncpg", "aiohttp", "httpx", "requests", "socket", "subprocess", "pathlib", "shutil"}
 OWN_IO = {"babylon.store", "babylon.core.artifacts", "babylon.serving"}
 GRPO = "babylon.training.grpo"
-NOT_MODULES = {"babylon.calls", "babylon.engine"}
+NOT_MODULES = {"babylon.toml", "babylon.calls", "babylon.engine"}
 
 
 def _name(path: Path) -> str:
