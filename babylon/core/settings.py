@@ -569,7 +569,7 @@ def _from_environment() -> dict[str, Any]:
 def _from_file(path: Path) -> dict[str, Any]:
     try:
         text = path.read_text()
-    except FileNotFoundError:
+    except (FileNotFoundError, NotADirectoryError):
         return {}
     except OSError as error:
         raise ConfigError(f"cannot read {path} ({error.strerror}): make it readable") from error

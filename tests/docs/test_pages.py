@@ -93,3 +93,9 @@ def test_the_commands_of_a_page_run_in_their_order(page: Path, tmp_path: Path) -
         output, _ = shell.communicate(timeout=60)
         pytest.fail(f"{page.name} took more than {LIMIT_S} s:\n{output[-4000:]}")
     assert shell.returncode == 0, f"{page.name} failed:\n{output[-4000:]}"
+
+
+def test_the_first_program_is_the_example() -> None:
+    program = (ROOT / "examples" / "first_agent.py").read_text()
+    (shown,) = [b.code for b in blocks_of(ROOT / "README.md") if b.language == "python"]
+    assert program.endswith(shown)
