@@ -65,7 +65,6 @@ def explain(
 
 
 async def _read(window: str) -> "tuple[dict[str, Any], list[Scored]]":
-    from babylon.core.metrics import SCORER_METRIC
     from babylon.store import open_store
     from babylon.store.scores import list_scores
     from babylon.store.windows import get_window
@@ -73,13 +72,7 @@ async def _read(window: str) -> "tuple[dict[str, Any], list[Scored]]":
     async with open_store(load_settings()) as store:
         row = await get_window(store, window)
         scores = await list_scores(store, window)
-    metrics = row.metrics if row else {}
-    told = {
-        name.removeprefix(SCORER_METRIC): value
-        for name, value in metrics.items()
-        if name.startswith(SCORER_METRIC)
-    }
-    return told, scores
+    return (row.scored.metrics if row and row.scored else {}), scores
 
 
 def _group_record(

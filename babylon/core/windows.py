@@ -53,14 +53,15 @@ FINISHED = frozenset({WindowState.TRAINED, WindowState.DEPLOYED, WindowState.REJ
 DONE = FINISHED - {WindowState.TRAINED}
 _GIVEN_UP = frozenset({WindowState.SKIPPED, WindowState.FAILED})
 
-# Within a claim a window only goes forward, over any number of stages at a time; a new claim
-# begins anew, but for a window that is trained.
+# Within a claim a window only goes forward, over any number of stages at a time. A stage may commit
+# again, because the answer to its first commit may be lost. A new claim starts over, except for a
+# window that is trained.
 TRANSITIONS: dict[WindowState, frozenset[WindowState]] = {
     WindowState.OPEN: frozenset({WindowState.CLOSING}),
     WindowState.CLOSING: frozenset({WindowState.READY}),
     WindowState.READY: frozenset({WindowState.CLAIMED}),
     **{
-        state: frozenset({WindowState.CLAIMED, *_STAGES[number + 1 :], *_GIVEN_UP})
+        state: frozenset({WindowState.CLAIMED, *_STAGES[number:], *_GIVEN_UP})
         for number, state in enumerate(_STAGES[:-1])
     },
     WindowState.TRAINED: frozenset({WindowState.TRAINED, *DONE}),

@@ -13,6 +13,7 @@ from babylon.core.trajectories import read_trajectories
 from babylon.core.types import Scored, Thinned
 from babylon.scoring.registry import load_scorer
 from babylon.scoring.scorer import ScoringContext, score
+from babylon.stages.fingerprint import scoring_fingerprint
 from babylon.store import Store
 from babylon.store import scores as stored
 from babylon.store.connection import guarded
@@ -84,4 +85,5 @@ async def score_window(store: Store, settings: Settings, thinned: Thinned) -> Sc
         avg_reward=fmean(values.values()),
         metrics=context.metrics,
         held_out=thinned.held_out,
+        fingerprint=scoring_fingerprint(settings),
     )

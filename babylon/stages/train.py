@@ -1,6 +1,7 @@
 """The train stage: a scored window becomes a committed policy."""
 
 import asyncio
+from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -48,7 +49,7 @@ async def train_window(
         return trained_from(claim, committed)  # the answer to an earlier commit got lost
     work = await _work(store, settings, scored, progress)
     update = await updater(settings.training.trainer)(work)
-    metrics = update_metrics(update, scored)
+    metrics = update_metrics(asdict(update.report), asdict(update.excluded), scored)
     batch_id = batch_of(claim.window_id)
     version = await commit_policy(
         store,

@@ -9,13 +9,15 @@ import asyncio
 import time
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from datetime import datetime, timedelta
 from typing import Any
 
+import msgspec
+
 from babylon.core.errors import AlreadyTrainedError, FencedError, WindowError
 from babylon.core.failpoints import failpoint
-from babylon.core.types import Claim
+from babylon.core.types import Claim, Scored
 from babylon.core.windows import (
     DONE,
     IN_WORK,
@@ -31,7 +33,7 @@ from babylon.store.database_clock import clock_of
 _COLUMNS = (
     "window_id, minutes, state, epoch, owner, lease_until,"
     " coalesce(lease_until > now(), false) AS leased, attempts, retry_at, batch_id, reason,"
-    " metrics, updated_at"
+    " metrics, scored, updated_at"
 )
 # States in which a worker still has something to do, and so keeps its lease.
 _ACTIVE = IN_WORK | {WindowState.TRAINED}
@@ -42,7 +44,7 @@ class WindowRow:
     """A window as stored; ``leased`` while somebody holds it, by the database's clock.
 
     ``attempts``: claims since the last one that came to something; before ``retry_at`` nobody
-    takes the window up unasked.
+    takes the window up unasked. ``scored``: the manifest of the window's last scoring.
     """
 
     window_id: str
@@ -57,6 +59,7 @@ class WindowRow:
     batch_id: str | None
     reason: str | None
     metrics: dict[str, Any]
+    scored: Scored | None
     updated_at: datetime
 
 
@@ -141,9 +144,10 @@ async def set_state(
     *,
     reason: str = "",
     metrics: dict[str, Any] | None = None,
+    scored: Scored | None = None,
 ) -> None:
-    """Move on as ``TRANSITIONS`` allows; ``metrics`` add to those stored, but those of scoring take
-    their place: what an earlier attempt scored or left out is no longer so.
+    """Change the state as ``TRANSITIONS`` allows. ``metrics`` are merged into the stored ones;
+    those of state ``scored`` replace them. ``scored`` replaces the stored manifest.
 
     Raises:
         FencedError: the claim is stale.
@@ -154,11 +158,13 @@ async def set_state(
         await change_state(connection, claim, state)
         await connection.execute(
             "UPDATE babylon.windows SET reason = nullif($2, ''),"
-            " metrics = CASE WHEN $4 THEN $3 ELSE metrics || $3 END WHERE window_id = $1",
+            " metrics = CASE WHEN $4 THEN $3 ELSE metrics || $3 END,"
+            " scored = coalesce($5, scored) WHERE window_id = $1",
             claim.window_id,
             reason,
             metrics or {},
             state == WindowState.SCORED,
+            asdict(scored) if scored else None,
         )
     failpoint("state.after")
 
@@ -237,7 +243,8 @@ async def list_windows(store: Store) -> list[WindowRow]:
 
 
 def _window_row(row: Any) -> WindowRow:
-    return WindowRow(**{**row, "state": WindowState(row["state"])})
+    scored = row["scored"] and msgspec.convert(row["scored"], Scored)
+    return WindowRow(**{**row, "state": WindowState(row["state"]), "scored": scored})
 
 
 def _check_claimable(window: Window, found: Any, owner: str) -> None:

@@ -11,7 +11,7 @@ from prefect.exceptions import ObjectAlreadyExists
 from babylon.core.errors import TrainingError
 from babylon.core.settings import Settings
 from babylon.core.windows import WindowState
-from babylon.flows.gpu_stages import gpu_stages
+from babylon.flows.gpu_stage import gpu_stage
 from babylon.flows.train_window import train_window
 from babylon.store import Store
 from babylon.store.windows import get_window
@@ -28,8 +28,8 @@ async def idle_pool() -> None:
             await client.create_work_pool(WorkPoolCreate(name="gpu", type="process"))
         except ObjectAlreadyExists:
             return
-        flow_id = await client.create_flow(gpu_stages)
-        await client.create_deployment(flow_id, "gpu-stages", work_pool_name="gpu")
+        flow_id = await client.create_flow(gpu_stage)
+        await client.create_deployment(flow_id, "gpu-stage", work_pool_name="gpu")
 
 
 async def children() -> list[FlowRun]:

@@ -1,4 +1,4 @@
-"""Progress on stderr: one bar a window for its stages, and one for the windows of a backfill."""
+"""Progress on stderr: one bar for the stages of a window, one for the windows of a backfill."""
 
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -6,8 +6,6 @@ from contextlib import contextmanager
 from rich.progress import BarColumn, Progress, TaskID, TextColumn, TimeElapsedColumn
 
 from babylon.cli.output import stderr
-from babylon.flows.backfill import STAGE as WINDOWS
-from babylon.tasks.stage import listener
 
 STAGES = (
     "collect",
@@ -21,11 +19,14 @@ STAGES = (
     "track",
     "retire",
 )
+WINDOWS = "windows"  # the stage that ``backfill`` announces
 
 
 @contextmanager
 def stage_progress() -> Iterator[None]:
-    """Draw the stages that run inside the block; nothing where stderr is not a terminal."""
+    """Draw the stages that run in the body. Draw nothing where stderr is not a terminal."""
+    from babylon.tasks.stage import listener
+
     columns = (
         TextColumn("{task.description}"),
         BarColumn(),
@@ -35,9 +36,9 @@ def stage_progress() -> Iterator[None]:
     with Progress(*columns, console=stderr, disable=not stderr.is_terminal) as progress:
         bars: dict[str, TaskID] = {}
 
-        def hear(window: str, stage: str, done: int, total: int) -> None:
+        def draw(window: str, stage: str, done: int, total: int) -> None:
             name = WINDOWS if stage == WINDOWS else window
-            if stage in (WINDOWS, STAGES[0]):  # whatever window was before is over
+            if stage in (WINDOWS, STAGES[0]):  # the window before has ended
                 for other in set(bars) - {WINDOWS, name}:
                     progress.remove_task(bars.pop(other))
             if name not in bars:
@@ -49,7 +50,7 @@ def stage_progress() -> Iterator[None]:
             text = f"{stage} {done}/{total}" if total else stage
             progress.update(bars[name], completed=STAGES.index(stage) + share, stage=text)
 
-        token = listener.set(hear)
+        token = listener.set(draw)
         try:
             yield
         finally:
