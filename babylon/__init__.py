@@ -10,9 +10,8 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from babylon.art.backend import Backend
     from babylon.core.settings import Settings
-    from babylon.recorder.outcomes import MarketOutcomesTracker
-    from babylon.recorder.trajectory import TrajectoryRecorder
-    from babylon.store.connection import open_store
+    from babylon.recorder import MarketOutcomesTracker, TrajectoryRecorder
+    from babylon.store import open_store
 
     __version__: str
 
@@ -26,10 +25,10 @@ __all__ = [
 ]
 _MODULES = {
     "Backend": "babylon.art.backend",
-    "MarketOutcomesTracker": "babylon.recorder.outcomes",
+    "MarketOutcomesTracker": "babylon.recorder",
     "Settings": "babylon.core.settings",
-    "TrajectoryRecorder": "babylon.recorder.trajectory",
-    "open_store": "babylon.store.connection",
+    "TrajectoryRecorder": "babylon.recorder",
+    "open_store": "babylon.store",
 }
 
 
