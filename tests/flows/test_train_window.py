@@ -119,10 +119,7 @@ async def test_a_checkpoint_that_becomes_a_challenger_is_deployed_at_its_share(
     played: Settings, store: Store, workshop: Workshop
 ) -> None:
     result = await train_window(WINDOW, overrides={"deployment": {"strategy": "ab"}})
-    assert (result.status, result.reason) == (
-        WindowState.DEPLOYED,
-        "challenger at 50%: not worse",
-    )
+    assert (result.status, result.reason) == (WindowState.DEPLOYED, "challenger at 50%: not worse")
     assert (result.metrics["arm"], result.metrics["deployment_success"]) == ("challenger", True)
     assert (await champion(store))[0].policy_version == 0
 
@@ -271,10 +268,7 @@ async def play_in(store: Store, window: Window) -> None:
 
 
 async def test_a_worker_whose_clock_is_an_hour_ahead_does_not_train_an_open_window(
-    played: Settings,
-    store: Store,
-    workshop: Workshop,
-    wrong_clock: Callable[[timedelta], None],
+    played: Settings, store: Store, workshop: Workshop, wrong_clock: Callable[[timedelta], None]
 ) -> None:
     current = window_at(datetime.now(UTC) + timedelta(minutes=1))  # this hour or the next
     await play_in(store, current)
@@ -288,10 +282,7 @@ async def test_a_worker_whose_clock_is_an_hour_ahead_does_not_train_an_open_wind
 
 
 async def test_a_worker_whose_clock_is_behind_trains_what_is_over(
-    played: Settings,
-    store: Store,
-    workshop: Workshop,
-    wrong_clock: Callable[[timedelta], None],
+    played: Settings, store: Store, workshop: Workshop, wrong_clock: Callable[[timedelta], None]
 ) -> None:
     last = window_at(datetime.now(UTC)).previous()
     await play_in(store, last)

@@ -53,10 +53,7 @@ async def admin(store: Store, settings: Settings) -> AsyncIterator[Client]:
     await three_policies(store)
     with socket.socket() as listener:
         listener.bind(("127.0.0.1", 0))
-        async with (
-            on_uvicorn(Admin(store, settings), listener),
-            aiohttp.ClientSession() as http,
-        ):
+        async with on_uvicorn(Admin(store, settings), listener), aiohttp.ClientSession() as http:
             url = f"http://127.0.0.1:{listener.getsockname()[1]}"
             yield Client(http, url, str(local_key(settings.home.root)))
 

@@ -131,8 +131,7 @@ async def challenge(
 
 
 @pytest.mark.parametrize(
-    ("spoil", "reason"),
-    [(damaged, "malformed replies rose from "), (collapsed, "collapsed: ")],
+    ("spoil", "reason"), [(damaged, "malformed replies rose from "), (collapsed, "collapsed: ")]
 )
 async def test_a_spoilt_checkpoint_is_refused_and_the_champion_keeps_serving(
     store: Store, quick: Settings, base: Path, tmp_path: Path, spoil: object, reason: str

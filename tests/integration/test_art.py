@@ -315,9 +315,7 @@ async def test_a_window_through_a_backend_on_disk_becomes_a_checkpoint_to_go_on_
     work = await work_for(store, settings, base)
     tied = [msgspec.structs.replace(row(n, 1.0), scenario_id="tied") for n in ("c", "d")]
     work = replace(
-        work,
-        rows=[*work.rows, *tied],
-        settings=settings.replace(training={"learning_rate": 1e-3}),
+        work, rows=[*work.rows, *tied], settings=settings.replace(training={"learning_rate": 1e-3})
     )
     update = await update_on_disk(work, backend_in(tmp_path / "art"), tmp_path / "art")
     report: Any = update.report
@@ -406,10 +404,7 @@ async def test_a_window_is_trained_at_wandb_and_the_next_hour_goes_on_from_it(
 
 
 async def test_the_train_stage_commits_what_wandb_trained(
-    store: Store,
-    settings: Settings,
-    base: Path,
-    service: ServerlessDouble,
+    store: Store, settings: Settings, base: Path, service: ServerlessDouble
 ) -> None:
     work = await work_for(store, settings, base, lease_s=60)
     names = ("trajectory_id", "agent_id", "scenario_id", "score")
@@ -544,12 +539,7 @@ async def test_a_failed_job_says_why_and_may_be_tried_again(
 
 @pytest.mark.parametrize(("status", "left"), [(402, "failed"), (503, "submitting")])
 async def test_a_refused_submission_is_told_from_one_of_unknown_fate(
-    store: Store,
-    settings: Settings,
-    base: Path,
-    service: ServerlessDouble,
-    status: int,
-    left: str,
+    store: Store, settings: Settings, base: Path, service: ServerlessDouble, status: int, left: str
 ) -> None:
     service.refusal = status
     with pytest.raises(TrainingError, match="no credit"):

@@ -75,10 +75,7 @@ async def test_of_two_changes_at_once_the_slower_one_is_refused(
 
 @pytest.mark.parametrize("refuses", [{}, {1: "out of memory"}], ids=["silent", "refuses"])
 async def test_a_route_that_a_gateway_does_not_follow_is_taken_back_with_both_its_arms(
-    store: Store,
-    settings: Settings,
-    refuses: dict[int, str],
-    monkeypatch: pytest.MonkeyPatch,
+    store: Store, settings: Settings, refuses: dict[int, str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     await run_experiment(store, settings, "ab", 1, 0.3, BY_HAND)
     before = await current_route(store)

@@ -301,9 +301,7 @@ def test_capabilities_are_given_only_where_a_directory_is_closed(
 
 
 @as_root
-def test_root_without_setpcap_gets_an_error_that_names_the_closed_directory(
-    tmp_path: Path,
-) -> None:
+def test_root_without_setpcap_gets_an_error_that_names_the_closed_directory(tmp_path: Path) -> None:
     limited = ["setpriv", "--inh-caps=-all", "--bounding-set=-setpcap"]
     command = [*limited, sys.executable, "-c", USER_PROCESS, str(tmp_path)]
     done = subprocess.run(command, stdin=subprocess.DEVNULL, capture_output=True, text=True)

@@ -285,10 +285,7 @@ async def test_somebody_elses_game_is_never_written(store, settings, thinned):
 @pytest.mark.parametrize(
     ("update", "message"),
     [
-        (
-            {"judge": {"model": None}},
-            "scorer 'ruler' needs a judge: set JUDGE_MODEL",
-        ),
+        ({"judge": {"model": None}}, "scorer 'ruler' needs a judge: set JUDGE_MODEL"),
         ({"judge": {"base_url": "https://api.openai.com/v1"}}, "set OPENAI_API_KEY"),
         ({"judge": {"prompt_usd": 0, "completion_usd": 0, "day_usd": 1}}, "needs prices"),
         ({"judge": {"rubric": "no-such"}}, "choose trading-v1"),

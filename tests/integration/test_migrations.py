@@ -178,8 +178,7 @@ async def test_a_failing_migration_leaves_nothing(blank_database_url: str) -> No
     with pytest.raises(asyncpg.DuplicateTableError):
         await migrate(connect_arguments(blank_database_url))
     tables = await _run(
-        blank_database_url,
-        "SELECT tablename FROM pg_tables WHERE schemaname = 'babylon'",
+        blank_database_url, "SELECT tablename FROM pg_tables WHERE schemaname = 'babylon'"
     )
     assert tables == [("scores",)]
 

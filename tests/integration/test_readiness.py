@@ -113,11 +113,7 @@ async def test_a_lookback_shows_the_newest_windows_only(store, settings):
     await insert_trajectories(
         store,
         {"trajectoryId": "t1"},
-        {
-            "trajectoryId": "t2",
-            "windowId": "2025-11-14T07:00",
-            "startTime": "2025-11-14T07:30",
-        },
+        {"trajectoryId": "t2", "windowId": "2025-11-14T07:00", "startTime": "2025-11-14T07:30"},
     )
     assert list(await reports(store, settings)) == ["2025-11-14T07:00", "2025-11-14T09:00"]
     assert list(await reports(store, settings, lookback_hours=3)) == ["2025-11-14T09:00"]

@@ -124,9 +124,7 @@ async def test_values_are_what_was_recorded(store: Store) -> None:
     assert [tuple(call) for call in calls] == [("t1-call-0-0", "{}"), ("t1-call-1-0", "{}")]
 
 
-async def test_a_trajectory_is_written_whole_or_not_and_may_be_finished_again(
-    store: Store,
-) -> None:
+async def test_a_trajectory_is_written_whole_or_not_and_may_be_finished_again(store: Store) -> None:
     recorder = TrajectoryRecorder(store)
     trajectory_id = recorder.start("agent-1", at=START)
     _step(recorder, trajectory_id, 1)

@@ -155,10 +155,7 @@ async def test_what_was_not_recorded_or_was_changed_is_named(
             "but its recorded decisions lead to $",
         ),
         ('"finalPnL" = "finalPnL" + 1', "at the end its balance is $"),
-        (
-            '"stepsJson" = replace("stepsJson", \'"yes":\', \'"yes":1\')',
-            "in tick 0 the ",
-        ),
+        ('"stepsJson" = replace("stepsJson", \'"yes":\', \'"yes":1\')', "in tick 0 the "),
     ],
     ids=["decision", "pnl", "reserves"],
 )

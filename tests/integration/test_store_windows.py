@@ -10,13 +10,7 @@ from babylon.core.windows import Window, WindowState
 from babylon.store import Store
 from babylon.store.rejections import Rejection, replace_rejections
 from babylon.store.scores import StoredScore, replace_scores
-from babylon.store.windows import (
-    claim_window,
-    get_window,
-    hold_lease,
-    list_windows,
-    set_state,
-)
+from babylon.store.windows import claim_window, get_window, hold_lease, list_windows, set_state
 
 WINDOW = Window(datetime(2025, 11, 14, 9, tzinfo=UTC))
 

@@ -135,12 +135,7 @@ async def test_a_window_that_both_arms_of_an_experiment_played_is_trained_with_t
     )
     split = Split(mode="ab", challenger_version=1, share=0.5, salt="experiment")
     await commit_route(
-        store,
-        policy_version=0,
-        author="test",
-        reason="test",
-        expected_route_version=1,
-        split=split,
+        store, policy_version=0, author="test", reason="test", expected_route_version=1, split=split
     )
     far = []
     for hour, sampled_by in ((9, challenger), (10, base)):

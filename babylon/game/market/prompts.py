@@ -36,10 +36,7 @@ def render_observation(game: Seat, agent_name: str) -> list[dict[str, str]]:
     else:
         system = system_prompt(game.scenario.rules)
         lines = [*_market(game), *_private(game, agent_name)]
-    return [
-        {"role": "system", "content": system},
-        {"role": "user", "content": "\n".join(lines)},
-    ]
+    return [{"role": "system", "content": system}, {"role": "user", "content": "\n".join(lines)}]
 
 
 def _is_small(scenario: Scenario) -> bool:
@@ -70,7 +67,7 @@ def system_prompt(rules: Rules) -> str:
         f"You trade {' and '.join(fields)}{', and write on a feed' if rules.feed else ''}."
         " You decide once a minute. When a question resolves, a winning share pays $1 and a losing"
         f" one nothing. A trade costs {rules.fee:.1%} and takes at most ${rules.max_order:g} from"
-        " your balance.",
+        " your balance."
     ]
     if rules.perps:
         lines.append(

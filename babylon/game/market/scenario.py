@@ -127,11 +127,7 @@ class _Topic(NamedTuple):
 
 
 def make_scenario(
-    seed: int | str,
-    rules: Rules | None = None,
-    *,
-    name: str = "",
-    start_minute: int | None = None,
+    seed: int | str, rules: Rules | None = None, *, name: str = "", start_minute: int | None = None
 ) -> Scenario:
     """Make the world of a seed.
 

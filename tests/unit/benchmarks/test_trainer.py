@@ -113,12 +113,7 @@ def test_our_tree_forwards_as_many_tokens_as_are_counted() -> None:
 def test_a_models_weights_are_counted_as_they_are() -> None:
     model = policy(
         Task(
-            config=TINY,
-            window=short_window(),
-            tuning="lora",
-            seed=1,
-            micro_batch=1,
-            grad_clip=1.0,
+            config=TINY, window=short_window(), tuning="lora", seed=1, micro_batch=1, grad_clip=1.0
         )
     )
     named = dict(model.named_parameters())

@@ -136,10 +136,7 @@ def test_wrong_usage_is_an_object_too(capsys: pytest.CaptureFixture[str]) -> Non
 
 @pytest.mark.parametrize("scorer", ["unknown", "no_module:f", "..above:f", "broken:f"])
 def test_a_scorer_that_cannot_be_used_is_refused_before_prefect_starts(
-    scorer: str,
-    tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
-    capsys: pytest.CaptureFixture[str],
+    scorer: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     (tmp_path / "broken.py").write_text("def f(:")
     monkeypatch.syspath_prepend(tmp_path)

@@ -142,10 +142,7 @@ def test_headlines_are_observed_as_good_or_bad() -> None:
 
 @pytest.mark.parametrize(
     ("action", "fill"),
-    [
-        ([1, 3, 0], ("BUY_SHARES", Side.YES, 150.0)),
-        ([2, 0, 0], ("BUY_SHARES", Side.NO, 37.5)),
-    ],
+    [([1, 3, 0], ("BUY_SHARES", Side.YES, 150.0)), ([2, 0, 0], ("BUY_SHARES", Side.NO, 37.5))],
 )
 def test_buying_takes_quarters_of_the_largest_order(
     action: list[int], fill: tuple[str, Side, float]

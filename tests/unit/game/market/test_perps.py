@@ -29,8 +29,7 @@ def test_a_position_makes_its_size_times_the_change_of_the_price() -> None:
 
 
 @pytest.mark.parametrize(
-    ("leverage", "long", "short"),
-    [(1.0, 20.0, 380.0), (10.0, 182.0, 218.0), (100.0, 198.2, 201.8)],
+    ("leverage", "long", "short"), [(1.0, 20.0, 380.0), (10.0, 182.0, 218.0), (100.0, 198.2, 201.8)]
 )
 def test_a_position_is_liquidated_where_nine_tenths_of_its_margin_are_lost(
     leverage: float, long: float, short: float

@@ -62,9 +62,5 @@ def test_a_pid_that_belongs_to_another_process_by_now_is_never_touched(tmp_path:
 
 def test_two_ups_of_one_home_do_not_run_at_once(tmp_path: Path) -> None:
     processes = Processes(home=tmp_path)
-    with (
-        processes.exclusive(),
-        pytest.raises(ServingError, match="at work"),
-        processes.exclusive(),
-    ):
+    with processes.exclusive(), pytest.raises(ServingError, match="at work"), processes.exclusive():
         pass
