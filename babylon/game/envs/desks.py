@@ -126,7 +126,6 @@ def _open(ledger: Ledger, rules: Rules, price: Floats, traders: Ints, orders: Or
 
 
 def _close(ledger: Ledger, rules: Rules, price: Floats, traders: Ints, orders: Orders) -> Ints:
-    """Close a perp's long and short position."""
     rows = np.flatnonzero(orders.kind == KINDS[OrderKind.CLOSE])
     perp = orders.target[rows]
     fine = (ledger.size[rows, traders[rows], perp] > 0.0).any(1)

@@ -115,7 +115,6 @@ class Core:
         ledger.open[row, market] = False
 
     def _close_all(self, rows: Ints) -> None:
-        """Close every perp position of these rows at the last price and charge the fees."""
         if not len(rows):
             return
         ledger = self.ledger

@@ -10,7 +10,6 @@ from babylon.game.market.perps import (
     Direction,
     funding,
     headroom,
-    is_funding_time,
     joint_entry,
     liquidation_price,
     pnl,
@@ -74,11 +73,6 @@ def test_longs_pay_a_positive_funding_rate_and_shorts_receive_it() -> None:
     assert funding(1000.0, 0.0002, Direction.LONG.sign) == pytest.approx(0.2)
     assert funding(1000.0, 0.0002, Direction.SHORT.sign) == pytest.approx(-0.2)
     assert funding(1000.0, -0.0002, Direction.LONG.sign) == pytest.approx(-0.2)
-
-
-def test_funding_falls_due_at_midnight_eight_and_sixteen() -> None:
-    due = [minute for minute in range(24 * 60) if is_funding_time(minute)]
-    assert due == [0, 8 * 60, 16 * 60]
 
 
 def test_arrays_give_the_numbers_of_floats() -> None:
