@@ -20,7 +20,7 @@ from babylon.scoring.registry import require_scorer
 from babylon.stages.claim import claimed, commit_collected, commit_scored, taken_up
 from babylon.stages.pending import window_to_train
 from babylon.store import Store, open_store
-from babylon.store.database_clock import read_clock
+from babylon.store.connection import read_clock
 from babylon.store.late import count_late, note_late
 from babylon.store.windows import get_window, set_state
 from babylon.tasks.collect import collect

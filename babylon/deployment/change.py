@@ -28,8 +28,7 @@ from babylon.store.gateways import (
 )
 from babylon.store.policies import Policy, get_policy
 from babylon.store.proposals import proposed
-from babylon.store.route_history import RESTORER
-from babylon.store.routes import Route, Split, commit_route
+from babylon.store.routes import RESTORER, Route, Split, commit_route
 
 if TYPE_CHECKING:
     from babylon.deployment.checks.check_result import Checked

@@ -5,8 +5,7 @@ from babylon.core.settings import Settings
 from babylon.core.types import Change
 from babylon.deployment.change import Order, Wanted, change_route, unless_loaded
 from babylon.store.connection import Store
-from babylon.store.route_history import previous_champion
-from babylon.store.routes import current_route
+from babylon.store.routes import current_route, previous_champion
 
 
 async def roll_back(store: Store, settings: Settings, order: Order) -> Change:

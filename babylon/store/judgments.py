@@ -5,7 +5,7 @@ It serves as the cache (a usable reply is found by its key and never bought twic
 """
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass, fields
 from datetime import UTC, datetime
 
 import msgspec
@@ -42,6 +42,9 @@ class Purchase:
     usd: float = 0.0
 
 
+_COLUMNS = [field.name for field in fields(Purchase)]
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Spent:
     """Tokens of prompts and replies, their cost in US dollars, and the number of paid requests."""
@@ -60,9 +63,8 @@ class StoredJudgments:
     async def find(self, key: str) -> Purchase | None:
         """Return the usable reply to a prompt, else an unusable one, else ``None``."""
         row = await self._store.pool.fetchrow(
-            "SELECT key, scenario_id, judge, method, rubric, prompt_hash, trajectory_ids, scores,"
-            " explanations, problem, prompt_tokens, completion_tokens, usd"
-            " FROM babylon.judgments WHERE key = $1 ORDER BY problem IS NOT NULL LIMIT 1",
+            f"SELECT {', '.join(_COLUMNS)} FROM babylon.judgments WHERE key = $1"
+            " ORDER BY problem IS NOT NULL LIMIT 1",
             key,
         )
         if row is None:
@@ -73,25 +75,12 @@ class StoredJudgments:
     async def keep(self, purchase: Purchase) -> None:
         """Store a reply."""
         failpoint("judgment.before")
+        marks = ", ".join(f"${i + 2}" for i in range(len(_COLUMNS)))
         await self._store.pool.execute(
-            "INSERT INTO babylon.judgments (window_id, key, scenario_id, judge, method, rubric,"
-            " prompt_hash, trajectory_ids, scores, explanations, problem, prompt_tokens,"
-            " completion_tokens, usd)"
-            " VALUES ($1, $2, $3, $4, $5, $6, $7, $8, $9, $10, $11, $12, $13, $14)",
+            f"INSERT INTO babylon.judgments (window_id, {', '.join(_COLUMNS)})"
+            f" VALUES ($1, {marks})",
             self._window_id,
-            purchase.key,
-            purchase.scenario_id,
-            purchase.judge,
-            purchase.method,
-            purchase.rubric,
-            purchase.prompt_hash,
-            list(purchase.trajectory_ids),
-            list(purchase.scores),
-            list(purchase.explanations),
-            purchase.problem,
-            purchase.prompt_tokens,
-            purchase.completion_tokens,
-            purchase.usd,
+            *asdict(purchase).values(),
         )
         failpoint("judgment.after")
 

@@ -14,8 +14,7 @@ from babylon.stages.deploy import deploy_checkpoint
 from babylon.stages.validate_checkpoint import validate_checkpoint
 from babylon.store import Store
 from babylon.store.policies import set_verdict
-from babylon.store.route_history import previous_champion
-from babylon.store.routes import list_routes
+from babylon.store.routes import list_routes, previous_champion
 from babylon.store.windows import claim_window
 from tests.deployments import announced, commit, outcomes, serving, three_policies, verdict
 

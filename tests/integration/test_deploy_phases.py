@@ -14,8 +14,7 @@ from babylon.deployment.replace import replace_champion
 from babylon.deployment.rollback import roll_back
 from babylon.store import Store
 from babylon.store.proposals import open_proposals
-from babylon.store.route_history import champions
-from babylon.store.routes import current_route, list_routes
+from babylon.store.routes import champions, current_route, list_routes
 from tests.deployments import announced, outcomes, serving, three_policies
 
 BY_HAND = Order(author="operator", reason="by hand", drain_s=1.0)

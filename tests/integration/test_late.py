@@ -9,7 +9,7 @@ import pytest
 from babylon.core.errors import FencedError, WindowNotReadyError
 from babylon.core.windows import FINISHED, Window, WindowState, window_at
 from babylon.stages.collect import collect_window
-from babylon.store.database_clock import clock_of, read_clock
+from babylon.store.connection import clock_of, read_clock
 from babylon.store.late import admit_late, count_late, list_late, note_late, store_collected
 from babylon.store.windows import claim_window, get_window, set_state
 from tests.conftest import real_rows

@@ -15,9 +15,9 @@ from babylon.core.settings import load_settings
 from babylon.core.windows import WindowState, parse_window_id
 from babylon.migrations import VERSIONS
 from babylon.store import database_status, open_store
-from babylon.store.address import connect_arguments
 from babylon.store.late import note_late
 from babylon.store.migrate import HEAD, current_revision, migrate
+from babylon.store.server import connect_arguments
 from babylon.store.windows import claim_window, list_windows
 from tests.integration.test_window_machine import PLAY
 
@@ -43,7 +43,7 @@ EVERYTHING = """
 TWO_MIGRATIONS = """
 import asyncio, sys
 import alembic.command, sqlalchemy.dialects.postgresql.asyncpg, sqlalchemy.ext.asyncio
-from babylon.store.address import connect_arguments
+from babylon.store.server import connect_arguments
 from babylon.store.migrate import migrate
 
 async def main():

@@ -18,11 +18,10 @@ from babylon.stages import retention
 from babylon.stages.retention import retire_checkpoints, sweep
 from babylon.stages.train import checkpoint_directory
 from babylon.store import Store
+from babylon.store.experiments import pin_arm
 from babylon.store.policies import commit_policy, ensure_base, get_policy, list_policies
 from babylon.store.proposals import proposed
-from babylon.store.route_history import previous_champion
-from babylon.store.routes import Split, commit_route, current_route
-from babylon.store.trajectory_arms import pin_arm
+from babylon.store.routes import Split, commit_route, current_route, previous_champion
 from babylon.store.windows import claim_window, set_state
 from babylon.training.progress_directory import progress_directory
 

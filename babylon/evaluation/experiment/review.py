@@ -30,8 +30,7 @@ from babylon.evaluation.experiment.guardrails import (
 from babylon.evaluation.experiment.play_results import PlayResult, finished, means, results
 from babylon.evaluation.experiment.review_records import Guardrail, Review, SampleRatio
 from babylon.evaluation.experiment.sample_ratio import sample_ratio
-from babylon.store.connection import Store, require_game_tables
-from babylon.store.database_clock import clock_of
+from babylon.store.connection import Store, clock_of, require_game_tables
 from babylon.store.experiments import (
     AgentCalls,
     Experiment,

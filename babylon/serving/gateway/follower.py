@@ -20,8 +20,7 @@ from babylon.serving.gateway.shipping import DATABASE_FAILURES
 from babylon.serving.gateway.wanted_policies import next_route, wanted
 from babylon.store import Store
 from babylon.store.calls import ARE_CALLS_RECORDED
-from babylon.store.desired import Desired, desired
-from babylon.store.gateways import GatewayRow, announce_gateway, remove_gateway
+from babylon.store.gateways import Desired, GatewayRow, announce_gateway, desired, remove_gateway
 from babylon.store.policies import checkpoint_uris
 from babylon.store.routes import CHANNEL
 

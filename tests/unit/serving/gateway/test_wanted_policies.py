@@ -7,7 +7,7 @@ import pytest
 from babylon.serving.gateway.route_table import ArmSplit, ServingRoute, Target
 from babylon.serving.gateway.wanted_policies import next_route, wanted
 from babylon.store import routes
-from babylon.store.desired import Desired
+from babylon.store.gateways import Desired
 
 TARGETS = {v: Target(f"babylon-v{v}", v, f"/{v}") for v in range(10)}
 
