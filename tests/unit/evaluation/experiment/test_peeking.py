@@ -15,7 +15,7 @@ from babylon.core.settings import ExperimentSettings
 from babylon.evaluation.experiment.agent_outcomes import AgentOutcomes, Floats
 from babylon.evaluation.experiment.decision import Evidence, decide
 from babylon.evaluation.experiment.difference import difference
-from babylon.evaluation.experiment.sample_ratio import sample_ratio
+from babylon.evaluation.experiment.guardrails import sample_ratio
 
 LOOKS = 20
 EVEN = (0.5,) * LOOKS
