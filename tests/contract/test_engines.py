@@ -185,7 +185,7 @@ async def test_answer_ends_at_its_end_token_or_at_the_limit(
 
 
 @pytest.mark.parametrize("stream", [False, True])
-async def test_stop_string_ends_the_answer_and_stays_out_of_it(
+async def test_a_stop_string_ends_the_answer_before_it(
     engine: EngineUnderTest, base: str, stream: bool
 ) -> None:
     free = await engine.chat(base, seed=4, max_tokens=60)
@@ -295,7 +295,7 @@ async def test_policy_that_is_not_there_is_a_404_that_names_it(
 
 
 @pytest.mark.parametrize("body", [b"", b"{", b"[]", b"\xff\xfe"])
-async def test_body_that_is_no_json_object_is_refused(engine: EngineUnderTest, body: bytes) -> None:
+async def test_a_body_must_be_a_json_object(engine: EngineUnderTest, body: bytes) -> None:
     async with await engine.client.call("/v1/chat/completions", body, "policy-v0") as response:
         assert response.status == 400
         assert (await response.json())["error"]["message"]

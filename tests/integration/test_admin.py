@@ -89,7 +89,7 @@ async def test_ab_goes_to_half_of_the_agents(admin: Client, store: Store) -> Non
     assert (await current_route(store)).challenger_version == 1
 
 
-async def test_keys_need_the_scope_and_are_refused_once_they_are_revoked(
+async def test_keys_need_the_scope_and_are_refused_when_revoked(
     admin: Client, store: Store
 ) -> None:
     infer, read, deploy = [

@@ -152,7 +152,7 @@ async def test_a_spoilt_checkpoint_is_refused_and_the_champion_keeps_serving(
     assert await validate_checkpoint(store, quick, trained) == verdict  # bought once
 
 
-async def test_the_same_checkpoint_again_is_no_evidence(
+async def test_the_same_checkpoint_is_no_evidence(
     store: Store, quick: Settings, base: Path
 ) -> None:
     """Common random numbers: it answers as the champion does, to the letter."""
@@ -356,7 +356,7 @@ async def test_what_was_played_once_is_not_played_again(store: Store, quick: Set
         ("99999999999", "no policy version 99999999999"),
     ],
 )
-async def test_an_unknown_player_is_refused(
+async def test_unknown_player_refused(
     store: Store, quick: Settings, who: str, complaint: str
 ) -> None:
     with pytest.raises(BabylonError, match=complaint):

@@ -101,7 +101,7 @@ async def gather(model: Any, count: int = 4) -> Any:
     return await art().TrajectoryGroup(rollout(seed) for seed in range(count))
 
 
-async def test_a_script_written_for_art_trains_serves_logs_and_goes_on_after_a_restart(
+async def test_a_script_written_for_art_trains_serves_and_resumes(
     base: Path, tmp_path: Path
 ) -> None:
     model = trainable(base)
@@ -191,9 +191,7 @@ async def test_choices_without_token_ids_are_trained_as_text(base: Path, tmp_pat
     await backend.close()
 
 
-async def test_supervised_fine_tuning_makes_the_given_reply_likelier(
-    base: Path, tmp_path: Path
-) -> None:
+async def test_supervised_tuning_makes_the_given_reply_likelier(base: Path, tmp_path: Path) -> None:
     model, backend = trainable(base), backend_in(tmp_path)
     await model.register(backend)
     chat = [{"role": "user", "content": "hello"}, {"role": "assistant", "content": "good day"}]
@@ -210,9 +208,7 @@ async def test_supervised_fine_tuning_makes_the_given_reply_likelier(
     await backend.close()
 
 
-async def test_a_leased_step_keeps_its_name_while_training_goes_on(
-    base: Path, tmp_path: Path
-) -> None:
+async def test_a_leased_step_keeps_its_name_during_training(base: Path, tmp_path: Path) -> None:
     model, backend = trainable(base), backend_in(tmp_path)
     await model.register(backend)
     group = await gather(model, 2)
@@ -337,7 +333,7 @@ async def test_a_window_through_a_backend_on_disk_becomes_a_checkpoint_to_go_on_
     assert moved[1] > moved[0]  # it went on from the first hour, not from the base model
 
 
-async def test_art_local_without_its_packages_names_them(
+async def test_art_local_names_missing_packages(
     store: Store, settings: Settings, base: Path
 ) -> None:
     work = await work_for(store, settings, base)

@@ -253,7 +253,7 @@ async def test_the_base_model_itself_may_serve_again(stack: Stack, settings: Set
     assert checked.passed, checked.reason
 
 
-async def test_weights_that_are_no_numbers_are_refused(
+async def test_nan_weights_refused(
     stack: Stack, settings: Settings, base: Path, tmp_path: Path
 ) -> None:
     """Also when the engine holds better ones."""
@@ -312,7 +312,7 @@ async def test_an_adapter_of_another_base_or_of_none_is_refused(
     assert failed(await check(home, settings, 1)) == ["base"]
 
 
-async def test_a_base_that_changed_under_its_adapter_is_refused(
+async def test_an_adapters_changed_base_is_refused(
     store: Store, settings: Settings, tmp_path: Path
 ) -> None:
     mine = save_tiny_policy(tmp_path / "v0", seed=0)
@@ -332,7 +332,7 @@ async def test_an_adapter_that_learned_nothing_is_refused(
     assert failed(checked) == ["learned"]
 
 
-async def test_a_policy_that_went_far_from_the_champion_is_refused(
+async def test_a_far_off_policy_is_refused(
     stack: Stack, settings: Settings, tmp_path: Path
 ) -> None:
     async with held(stack, 1, save_tiny_policy(tmp_path / "v1", seed=5)) as gateways:
@@ -342,7 +342,7 @@ async def test_a_policy_that_went_far_from_the_champion_is_refused(
         assert (await check(stack.store, raised, 1, gateways)).passed
 
 
-async def test_a_policy_that_forgot_its_form_is_refused(
+async def test_a_formless_policy_is_refused(
     store: Store, settings: Settings, tmp_path: Path
 ) -> None:
     teller = speaking(HOLD, tmp_path / "v0")
@@ -385,7 +385,7 @@ async def test_a_context_without_room_for_any_prompt_is_not_asked(
     assert "no room for a prompt" in checked.checks[-1].reason
 
 
-async def test_golden_prompts_are_of_many_agents_and_none_comes_twice(
+async def test_golden_prompts_are_distinct_and_of_many_agents(
     store: Store, settings: Settings
 ) -> None:
     busy = [call(f"busy {n}", agent="busy", number=n) for n in range(1, 12)]
@@ -406,9 +406,7 @@ async def test_golden_prompts_are_of_many_agents_and_none_comes_twice(
     assert golden == await golden_prompts(store, settings, await get_policy(store, 0))
 
 
-async def test_too_few_prompts_are_filled_up_with_the_simulators(
-    store: Store, settings: Settings
-) -> None:
+async def test_the_simulators_prompts_fill_up_too_few(store: Store, settings: Settings) -> None:
     """Which are held to the game's form only where the fleet plays the game."""
     await ensure_base(store, uri="/base", base_model="tiny")
     await insert_calls(store, [call("poem", response="Roses are red.")])
@@ -422,7 +420,7 @@ async def test_too_few_prompts_are_filled_up_with_the_simulators(
     assert sorted(map(str, forms)) == ["order"] * (PROMPTS - 1) + ["text"]
 
 
-async def test_golden_prompts_of_a_new_home_are_the_simulators(
+async def test_new_homes_use_the_simulators_golden_prompts(
     store: Store, settings: Settings
 ) -> None:
     await ensure_base(store, uri="/base", base_model="tiny")
@@ -432,9 +430,7 @@ async def test_golden_prompts_of_a_new_home_are_the_simulators(
     assert golden == await golden_prompts(store, settings, await get_policy(store, 0))
 
 
-async def test_a_reply_is_held_to_a_form_where_it_has_room_to_end(
-    home: Store, settings: Settings
-) -> None:
+async def test_a_reply_with_room_to_end_must_have_the_form(home: Store, settings: Settings) -> None:
     """A reply that would not fit twice, under a limit of ours, may be cut: that says nothing."""
     essay = {"max_tokens": 0, "completion_token_ids": [5] * 200, "logprobs": [-1.0] * 200}
     note = {"max_tokens": 4000, "response": "[1]"}
@@ -454,7 +450,7 @@ async def test_a_reply_is_held_to_a_form_where_it_has_room_to_end(
 
 
 @pytest.mark.parametrize("gateways", [1, 3, 11])
-async def test_every_gateway_is_asked_every_prompt(
+async def test_every_gateway_gets_all_prompts(
     home: Store, settings: Settings, gateways: int
 ) -> None:
     golden = await golden_prompts(home, settings, await get_policy(home, 0))

@@ -39,7 +39,7 @@ async def test_a_promoted_checkpoint_serves_and_a_refused_one_changes_nothing(
     assert again == replace(deployed, changes=())
 
 
-async def test_a_worker_whose_window_was_taken_over_cannot_deploy(
+async def test_a_fenced_worker_cannot_deploy(
     store: Store, settings: Settings, claim: Claim
 ) -> None:
     await claim_window(store, parse_window_id(claim.window_id), owner="other", lease_s=60)
@@ -48,18 +48,14 @@ async def test_a_worker_whose_window_was_taken_over_cannot_deploy(
     assert await serving(store) == 0
 
 
-async def test_a_verdict_about_an_earlier_champion_is_void(
-    store: Store, settings: Settings, claim: Claim
-) -> None:
+async def test_old_verdicts_are_void(store: Store, settings: Settings, claim: Claim) -> None:
     await replace_champion(store, settings, 1, BY_HAND)
     with pytest.raises(RouteConflictError):
         await deploy_checkpoint(store, settings, verdict(claim, route_version=1))
     assert await serving(store) == 1
 
 
-async def test_a_policy_that_a_gateway_cannot_load_is_never_routed(
-    store: Store, settings: Settings, claim: Claim
-) -> None:
+async def test_no_route_to_unloadable(store: Store, settings: Settings, claim: Claim) -> None:
     async with announced(store, refuses={2: "no such file"}):
         with pytest.raises(ServingError, match="g1 at http://one cannot hold policy 2: no such"):
             await deploy_checkpoint(store, settings, verdict(claim))
@@ -128,7 +124,7 @@ async def test_a_verdict_that_still_holds_is_not_bought_twice(
     assert again == replace(verdict(claim), claim=trained.claim)
 
 
-async def test_what_was_rolled_back_is_not_deployed_again(
+async def test_a_rolled_back_policy_stays_back(
     store: Store, settings: Settings, claim: Claim
 ) -> None:
     trained = await validated_before(store, claim)
@@ -139,7 +135,7 @@ async def test_what_was_rolled_back_is_not_deployed_again(
     assert again.reason == "was in force, and taken back by operator: it lost money"
 
 
-async def test_what_no_gateway_served_is_validated_again(
+async def test_an_unserved_policy_is_revalidated(
     store: Store, settings: Settings, claim: Claim
 ) -> None:
     trained = await validated_before(store, claim)

@@ -132,9 +132,7 @@ async def test_a_checked_policy_replaces_another_under_load_and_a_rollback_takes
     )
 
 
-async def test_a_wrecked_checkpoint_is_refused_and_nobody_meets_it(
-    fleet: Fleet, store: Store, settings: Settings
-) -> None:
+async def test_a_wrecked_policy_is_refused(fleet: Fleet, store: Store, settings: Settings) -> None:
     async with fleet.playing():
         with pytest.raises(
             CheckpointRefusedError, match=r"policy 3 is refused: kl: .*policy 0 keeps serving"

@@ -29,7 +29,7 @@ async def policies(store: Store) -> None:
 pytestmark = pytest.mark.usefixtures("policies")
 
 
-async def test_what_the_checks_refuse_changes_nothing_and_the_proposal_says_why(
+async def test_refused_checks_change_nothing_but_the_proposal(
     store: Store, settings: Settings
 ) -> None:
     async with announced(store):
@@ -41,9 +41,7 @@ async def test_what_the_checks_refuse_changes_nothing_and_the_proposal_says_why(
     assert not await open_proposals(store)
 
 
-async def test_force_skips_the_checks_and_the_history_says_so(
-    store: Store, settings: Settings
-) -> None:
+async def test_force_skips_the_checks_and_is_recorded(store: Store, settings: Settings) -> None:
     async with announced(store):
         made = await replace_champion(store, settings, 1, FORCED)
     assert (made.policy_version, made.acknowledged_by, made.checks) == (1, ("g1",), None)
@@ -59,9 +57,7 @@ async def test_without_a_gateway_a_change_is_a_row(store: Store, settings: Setti
     assert await serving(store) == 1
 
 
-async def test_of_two_changes_at_once_the_slower_one_is_refused(
-    store: Store, settings: Settings
-) -> None:
+async def test_the_slower_of_two_changes_is_refused(store: Store, settings: Settings) -> None:
     async with announced(store):
         results = await asyncio.gather(
             *(replace_champion(store, settings, version, FORCED) for version in (1, 2)),
@@ -88,16 +84,14 @@ async def test_a_route_that_a_gateway_does_not_follow_is_taken_back_with_both_it
     assert after.reason == f"route {taken_back.route_version} was not acknowledged"
 
 
-async def test_a_champion_that_serves_already_is_only_waited_for(
-    store: Store, settings: Settings
-) -> None:
+async def test_a_serving_champion_is_only_waited_for(store: Store, settings: Settings) -> None:
     async with announced(store):
         made = await replace_champion(store, settings, 0, BY_HAND)
     assert (made.route_version, made.acknowledged_by) == (1, ("g1",))
     assert len(await list_routes(store)) == 1
 
 
-async def test_a_rollback_to_what_is_loaded_loads_and_checks_nothing(
+async def test_a_rollback_to_a_loaded_policy_loads_nothing(
     store: Store, settings: Settings
 ) -> None:
     await replace_champion(store, settings, 1, BY_HAND)
@@ -108,7 +102,7 @@ async def test_a_rollback_to_what_is_loaded_loads_and_checks_nothing(
     assert await outcomes(store) == proposed
 
 
-async def test_a_rollback_to_what_is_not_loaded_loads_it_and_checks_nothing(
+async def test_a_rollback_loads_the_policy_and_checks_nothing(
     store: Store, settings: Settings
 ) -> None:
     await replace_champion(store, settings, 1, BY_HAND)

@@ -66,9 +66,7 @@ async def judgments(store, what="*"):
     return await store.pool.fetch(f"SELECT {what} FROM babylon.judgments ORDER BY judgment_id")
 
 
-async def test_every_judgment_tells_who_judged_by_what_at_which_cost_and_why(
-    store, settings, thinned
-):
+async def test_every_judgment_stores_judge_rubric_cost_and_reason(store, settings, thinned):
     async with judge_for(settings) as (judge, asked):
         scored = await score_window(store, asked, thinned)
     rows = await judgments(store)
@@ -87,7 +85,7 @@ async def test_every_judgment_tells_who_judged_by_what_at_which_cost_and_why(
     assert scored_from(scored.claim, json.loads(json.dumps(metrics))) == scored
 
 
-async def test_the_same_trajectory_shown_twice_is_listed_elsewhere(store, settings, thinned):
+async def test_a_trajectory_shown_twice_is_listed_elsewhere(store, settings, thinned):
     async with judge_for(settings, noise=0.2) as (_, asked):
         await score_window(store, asked, thinned)
     orders = [tuple(row["trajectory_ids"]) for row in await judgments(store)]
@@ -96,9 +94,7 @@ async def test_the_same_trajectory_shown_twice_is_listed_elsewhere(store, settin
 
 
 @pytest.mark.parametrize("scorer", ["ruler", "preference", "regression"])
-async def test_judging_a_window_again_asks_nothing_and_gives_the_same(
-    store, settings, thinned, scorer
-):
+async def test_judging_again_asks_nothing_and_is_equal(store, settings, thinned, scorer):
     async with judge_for(settings, noise=0.1) as (judge, asked):
         asked = asked.replace(scoring={"scorer": scorer})
         first = await score_window(store, asked, thinned)
@@ -249,9 +245,7 @@ async def test_what_a_day_spent_counts_for_its_other_windows(store, settings, th
             await score_window(store, tight, thinned)
 
 
-async def test_judgments_are_written_into_the_game_where_it_is_ours_and_wanted(
-    store, settings, thinned
-):
+async def test_judgments_are_written_into_our_game_if_wanted(store, settings, thinned):
     query = (
         'SELECT "aiJudgeReward" AS reward, "aiJudgeReasoning" AS why, t."judgedAt" AS at,'
         ' "overallScore" AS score, rank, "judgeModel" AS model, reasoning'
@@ -291,9 +285,7 @@ async def test_somebody_elses_game_is_never_written(store, settings, thinned):
         ({"judge": {"rubric": "no-such"}}, "choose trading-v1"),
     ],
 )
-async def test_what_is_missing_is_said_before_anything_is_bought(
-    store, settings, thinned, update, message
-):
+async def test_missing_keys_fail_before_buying(store, settings, thinned, update, message):
     async with judge_for(settings) as (judge, asked):
         with pytest.raises(ConfigError, match=message):
             await score_window(store, asked.replace(**update), thinned)

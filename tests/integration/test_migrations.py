@@ -90,9 +90,7 @@ async def test_from_each_version_to_the_newest_with_the_same_result(
     assert await _run(blank_database_url, schema) == await _run(database_url, schema)
 
 
-async def test_windows_of_before_the_stored_stages_go_on(
-    blank_database_url: str, tmp_path: Path
-) -> None:
+async def test_windows_of_before_stored_stages_go(blank_database_url: str, tmp_path: Path) -> None:
     """What used to be open is unclaimed; all else is as it was, and nothing of it counts as late:
     nobody noted what those windows had collected."""
     states = ("open", "claimed", "trained", "deployed", "rejected", "skipped", "failed")
@@ -153,17 +151,13 @@ async def test_somebody_elses_database_gets_our_schema_and_keeps_every_byte_of_i
     assert await _run(blank_database_url, EVERYTHING) == before
 
 
-async def test_a_database_stays_ours_when_others_add_tables_later(
-    database_url: str, tmp_path: Path
-) -> None:
+async def test_a_database_with_added_tables_stays_ours(database_url: str, tmp_path: Path) -> None:
     await _run(database_url, "CREATE TABLE later (id int)")
     async with open_store(load_settings(database={"url": database_url}, home=tmp_path)) as store:
         assert store.game_tables_ours
 
 
-async def test_an_extension_does_not_make_a_database_somebody_elses(
-    blank_database_url: str, tmp_path: Path
-) -> None:
+async def test_a_database_with_extension_is_ours(blank_database_url: str, tmp_path: Path) -> None:
     await _run(
         blank_database_url,
         "CREATE TABLE of_extension (id int); ALTER EXTENSION plpgsql ADD TABLE of_extension",
@@ -183,9 +177,7 @@ async def test_a_failing_migration_leaves_nothing(blank_database_url: str) -> No
     assert tables == [("scores",)]
 
 
-async def test_an_unmigrated_database_says_what_to_run(
-    blank_database_url: str, tmp_path: Path
-) -> None:
+async def test_unmigrated_databases_name_a_remedy(blank_database_url: str, tmp_path: Path) -> None:
     settings = load_settings(database={"url": blank_database_url}, home=tmp_path)
     with pytest.raises(DatabaseError, match=r"at version none, not \d+: run `babylon db migrate`"):
         async with open_store(settings):
@@ -205,9 +197,7 @@ async def test_a_newer_database_is_left_alone(database_url: str, tmp_path: Path)
             pass
 
 
-async def test_an_account_without_rights_is_told_which_one_it_lacks(
-    blank_database_url: str, tmp_path: Path
-) -> None:
+async def test_the_missing_right_is_named(blank_database_url: str, tmp_path: Path) -> None:
     await _run(blank_database_url, "CREATE ROLE guest LOGIN PASSWORD 'guest'")
     url = "postgresql://guest:guest@" + blank_database_url.split("@")[1]
     try:

@@ -57,7 +57,7 @@ async def test_what_copy_writes_is_what_insert_writes(store: Store) -> None:
     assert RecordedCall(**rows[0]) == plain
 
 
-async def test_a_call_that_the_database_refuses_is_kept_aside_and_holds_up_no_other(
+async def test_a_refused_call_is_kept_aside_and_blocks_no_other(
     store: Store, tmp_path: Path
 ) -> None:
     segment = Segment.create(tmp_path)
@@ -115,9 +115,7 @@ async def until_it_records(gateway: Canned, client: openai.AsyncOpenAI) -> str:
 
 
 @pytest.mark.parametrize("policy", ["lossless"], indirect=True)
-async def test_without_a_disk_no_answer_ends_well_and_then_it_goes_on(
-    gateway: Canned, settings: Settings
-) -> None:
+async def test_without_a_disk_answers_fail_until_room(gateway: Canned, settings: Settings) -> None:
     async with gateway.client() as client:
         for _ in range(3):
             with pytest.raises(openai.InternalServerError, match="takes no calls") as caught:

@@ -68,7 +68,7 @@ async def test_every_recorded_agent_makes_its_recorded_pnl_again(
 
 
 @pytest.mark.parametrize("rules", [STARTER, FULL], ids=["starter", "full"])
-async def test_the_scenario_is_the_one_that_was_played(
+async def test_the_played_scenario_is_rebuilt(
     store: Store, settings: Settings, rules: Rules
 ) -> None:
     """The crowd's orders were never written down; they are found again to the last digits."""
@@ -83,9 +83,7 @@ async def test_the_scenario_is_the_one_that_was_played(
         assert ours.dollars == pytest.approx(theirs.dollars, abs=1e-9)
 
 
-async def test_somebody_else_in_its_place_meets_the_same_world(
-    store: Store, settings: Settings
-) -> None:
+async def test_another_agent_in_its_place_has_the_world(store: Store, settings: Settings) -> None:
     await run_fleet(store, settings, plan(FULL, shared=True), "scripted")
     found = (await rebuilt(store)).scenarios
     (holds,) = replay(found, "agent-1", scripted(SCRIPTED_AGENTS["hold"]))
@@ -180,9 +178,7 @@ async def test_every_row_is_checked_and_not_the_first_alone(
         assert liar["id"] not in {play.agent_id for play in recorded.plays}
 
 
-async def test_reserves_that_no_order_leads_to_are_refused(
-    store: Store, settings: Settings
-) -> None:
+async def test_reserves_without_any_order_are_refused(store: Store, settings: Settings) -> None:
     await run_fleet(store, settings, plan(Rules(noise_order=0.0)), "scripted")
     await tamper(store, '"marketId":"m2","yes":', '"marketId":"m2","yes":1')
     skipped = (await rebuilt(store)).skipped[0]
@@ -263,9 +259,7 @@ async def test_a_dataset_replays_as_the_database_does(
             assert abs(one.difference) < CENT
 
 
-async def test_any_reader_of_parquet_takes_a_table_as_a_whole(
-    store: Store, heuristic: Settings
-) -> None:
+async def test_parquet_readers_take_a_table_as_a_whole(store: Store, heuristic: Settings) -> None:
     await run_fleet(store, heuristic, plan(), "scripted")
     files = await built(store, heuristic)
     for table, file in files.items():
@@ -276,9 +270,7 @@ async def test_any_reader_of_parquet_takes_a_table_as_a_whole(
         assert arrow.num_rows == one.height and {*arrow.column_names} == {*one.columns}
 
 
-async def test_ground_truth_is_in_one_column_of_the_scenarios_alone(
-    store: Store, heuristic: Settings
-) -> None:
+async def test_only_one_scenarios_column_has_the_truth(store: Store, heuristic: Settings) -> None:
     await run_fleet(store, heuristic, plan(FULL), "scripted")
     files = await built(store, heuristic)
     scenarios = pl.read_parquet(files["scenarios"])
@@ -294,9 +286,7 @@ async def test_ground_truth_is_in_one_column_of_the_scenarios_alone(
         assert "outcome" not in told and last not in told
 
 
-async def test_a_report_compares_and_says_what_it_could_not_play(
-    store: Store, settings: Settings
-) -> None:
+async def test_a_report_compares_and_lists_what_is_left(store: Store, settings: Settings) -> None:
     await run_fleet(store, settings, plan(), "scripted")
     report = await replay_report(settings, "2025-11", "agent-0", "scripted:oracle")
     assert report.mean_replayed > report.mean_recorded
@@ -387,9 +377,7 @@ def test_a_trajectory_is_the_policy_s_that_all_its_known_calls_are_from() -> Non
     assert told == [(3, 2, 15.0), (4, 1, 7.0)]
 
 
-async def test_a_dataset_without_scenarios_is_refused(
-    store: Store, heuristic: Settings, tmp_path: Path
-) -> None:
+async def test_datasets_need_scenarios(store: Store, heuristic: Settings, tmp_path: Path) -> None:
     with pytest.raises(ReplayError, match="missing does not exist"):
         read_dataset(tmp_path / "missing", "2025-11")
     (tmp_path / "trajectories").mkdir()
@@ -401,9 +389,7 @@ async def test_a_dataset_without_scenarios_is_refused(
         read_dataset(heuristic.home.datasets, "2025-12")
 
 
-async def test_dirty_rows_are_named_and_the_others_are_replayed(
-    store: Store, settings: Settings
-) -> None:
+async def test_dirty_rows_are_named_the_others_replayed(store: Store, settings: Settings) -> None:
     """In copies of a market an agent's row stands for itself."""
     await run_fleet(store, settings, plan(), "scripted")
     for agent, column, text in (
@@ -430,9 +416,7 @@ async def test_a_file_that_is_no_dataset_s_is_named(tmp_path: Path) -> None:
         read_dataset(tmp_path, "2025-11")
 
 
-async def test_a_window_of_the_live_game_is_played_as_far_as_it_is_recorded(
-    store: Store, settings: Settings
-) -> None:
+async def test_a_live_window_is_played_as_far_as_recorded(store: Store, settings: Settings) -> None:
     await insert_real_window(store)
     report = await replay_report(settings, WINDOW.id, "test-agent-4", "scripted:hold")
     (result,) = report.results

@@ -272,9 +272,7 @@ async def test_old_versions_are_unloaded_and_the_previous_one_stays_warm(stack: 
             await asyncio.sleep(0.02)
 
 
-async def test_a_policy_that_does_not_load_leaves_the_old_one_serving(
-    stack: Stack, tmp_path: Path
-) -> None:
+async def test_an_unloadable_policy_leaves_the_old_serving(stack: Stack, tmp_path: Path) -> None:
     await stack.store.pool.execute(
         "UPDATE babylon.policies SET uri = $1 WHERE policy_version = 1", str(tmp_path)
     )

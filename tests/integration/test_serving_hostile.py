@@ -190,9 +190,7 @@ async def test_a_head_without_an_end_is_cut_off(gateway: Canned) -> None:
     assert answer == b"" or answer.startswith(b"HTTP/1.1 431 ")
 
 
-async def test_slow_heads_and_slow_bodies_are_not_waited_for(
-    gateway: Canned, monkeypatch: pytest.MonkeyPatch
-) -> None:
+async def test_slow_requests_time_out(gateway: Canned, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(http_guard, "HEAD_S", 0.1)
     monkeypatch.setattr(asgi, "BODY_S", 0.1)
     assert await raw(gateway.port) == b""
@@ -254,9 +252,7 @@ async def test_a_place_that_does_not_come_is_not_waited_for_for_ever(
         await asyncio.gather(*served)
 
 
-async def test_a_key_has_no_more_calls_at_a_time_than_it_may(
-    gateway: Canned, engine: SlowUpstream
-) -> None:
+async def test_a_key_has_a_limit_of_concurrent_calls(gateway: Canned, engine: SlowUpstream) -> None:
     key = await create_key(gateway.store, "one", scopes=["infer"], max_concurrency=1)
     async with gateway.client(str(key)) as client:
         await until_known(client)

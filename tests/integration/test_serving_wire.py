@@ -114,9 +114,7 @@ async def gateway(store: Store, settings: Settings, engine: Scripted) -> AsyncIt
         yield gateway
 
 
-async def test_tools_and_json_mode_reach_the_engine_as_they_were_sent(
-    gateway: Canned, engine: Scripted
-) -> None:
+async def test_tools_and_json_mode_reach_the_engine(gateway: Canned, engine: Scripted) -> None:
     sent: dict[str, Any] = {
         "tools": TOOLS,
         "tool_choice": "auto",
@@ -166,7 +164,7 @@ async def test_tool_calls_come_back_and_are_trainable_when_the_model_was_free(
 
 
 @pytest.mark.parametrize("logprobs", [None, 0, 3])
-async def test_completions_are_recorded_with_their_tokens(
+async def test_completions_recorded(
     gateway: Canned, engine: Scripted, logprobs: int | None
 ) -> None:
     engine.reply = COMPLETION
@@ -186,9 +184,7 @@ async def test_completions_are_recorded_with_their_tokens(
     assert (row["logprobs"], row["response"], row["trainable"]) == ([-0.25, -0.5], " Paris.", True)
 
 
-async def test_a_prompt_of_tokens_is_one_prompt_and_several_are_refused(
-    gateway: Canned, engine: Scripted
-) -> None:
+async def test_one_prompt_of_tokens_is_accepted(gateway: Canned, engine: Scripted) -> None:
     engine.reply = COMPLETION
     async with gateway.client() as client:
         await client.completions.create(model="babylon", prompt=[1, 2])
@@ -200,9 +196,7 @@ async def test_a_prompt_of_tokens_is_one_prompt_and_several_are_refused(
     assert len(engine.asked) == 1
 
 
-async def test_a_refusal_of_the_engine_is_the_clients_and_no_call(
-    gateway: Canned, engine: Scripted
-) -> None:
+async def test_an_engines_refusal_is_sent_on_and_no_call(gateway: Canned, engine: Scripted) -> None:
     engine.status, engine.reply = 400, {"error": {"message": "no such tool", "type": "x"}}
     async with gateway.client() as client:
         with pytest.raises(openai.BadRequestError, match="no such tool"):

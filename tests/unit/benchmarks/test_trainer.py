@@ -173,9 +173,7 @@ def test_the_shares_of_a_session_add_up_and_a_step_moves_the_weights() -> None:
 
 
 @pytest.mark.parametrize("name", ["babylon", "naive, length-bucketed"])
-def test_a_worker_goes_from_sweep_to_memory(
-    name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_sweep_then_memory(name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(MODELS, "small", TINY)
     save_window(short_window("skew"), tmp_path / "w.npz")
     contender = next(c for c in CONTENDERS if c.name == name)

@@ -205,7 +205,7 @@ def test_the_training_table_fits_80_columns(capsys: pytest.CaptureFixture[str]) 
     assert max(len(line.rstrip()) for line in lines) <= 80
 
 
-def test_a_bad_setting_is_one_clear_line_and_with_json_an_object(
+def test_a_bad_setting_is_one_line_or_a_json_object(
     capsys: pytest.CaptureFixture[str],
 ) -> None:
     assert exit_code("train", "--max-dropout", "1.5", "--json") == 1
@@ -233,7 +233,7 @@ def test_a_window_that_cannot_be_trained_is_refused_at_once(
     assert json.loads(captured.out)["kind"] == kind
 
 
-def test_whether_a_window_of_today_is_over_is_for_the_database_to_say(
+def test_the_database_decides_if_todays_window_is_over(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """The clock of this machine may be wrong by hours."""

@@ -14,9 +14,7 @@ from babylon.core.settings import (
 )
 
 
-def test_another_process_reads_the_same_settings(
-    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
-) -> None:
+def test_other_processes_read_equal_values(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     given = load_settings(
         home=tmp_path,
         database={"url": "postgresql://me:secret@db/game"},
@@ -28,7 +26,7 @@ def test_another_process_reads_the_same_settings(
     assert load_settings() == given
 
 
-def test_a_deployment_strategy_that_does_not_exist_is_named(
+def test_an_unknown_deployment_strategy_is_named(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setenv("DEPLOYMENT_STRATEGY", "shadow")
@@ -36,7 +34,7 @@ def test_a_deployment_strategy_that_does_not_exist_is_named(
         load_settings()
 
 
-def test_given_minutes_win_over_hours_of_the_environment_in_child_processes_too(
+def test_minutes_win_over_hours_in_child_processes_too(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setenv("WINDOW_DURATION_HOURS", "2")

@@ -167,7 +167,7 @@ def test_ended_and_resumed_equals_uninterrupted_bit_for_bit(
     assert not target.with_suffix(".progress").exists()
 
 
-def test_the_progress_of_another_update_is_ignored(
+def test_other_progress_ignored(
     parent: Path, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     other = replace(CONFIG, learning_rate=2e-3)
@@ -194,7 +194,7 @@ def test_a_damaged_progress_is_said_and_the_update_starts_anew(
     assert "cannot be read, the update starts over" in caplog.text
 
 
-def test_a_full_disk_keeps_no_half_a_file(
+def test_a_full_disk_keeps_none(
     parent: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Neither of the progress nor of the checkpoint; the error comes through."""

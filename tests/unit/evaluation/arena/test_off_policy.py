@@ -48,7 +48,7 @@ def test_a_challenger_that_prefers_what_lost_is_vetoed() -> None:
         (np.zeros(40), [str(number) for number in range(40)], "no two held-out trajectories"),
     ],
 )
-def test_an_estimate_that_hangs_on_too_few_is_refused(
+def test_a_low_ess_gives_no_estimate(
     ratios: np.ndarray, scenarios: list[str], problem: str
 ) -> None:
     check = off_policy(ratios, np.arange(len(ratios), dtype=float), scenarios)

@@ -126,9 +126,7 @@ NULLS = [
 
 
 @pytest.mark.parametrize(("worlds", "fleet"), NULLS)
-def test_equal_policies_are_told_apart_in_at_most_a_twentieth_of_all_experiments(
-    worlds: int, fleet: Fleet
-) -> None:
+def test_equal_policies_differ_in_at_most_a_twentieth_of_looks(worlds: int, fleet: Fleet) -> None:
     found = ends(fleet, worlds, ours)
     assert found["promote"] + found["rollback"] <= 0.05 * worlds
     assert found["promote"] <= 0.025 * worlds

@@ -61,7 +61,7 @@ async def test_a_text_goes_on_with_tokens_logprobs_and_usage(engine: TestClient[
     assert logprobs["top_logprobs"][0] == {logprobs["tokens"][0]: logprobs["token_logprobs"][0]}
 
 
-async def test_tokens_go_on_as_their_text_does_and_nothing_comes_unasked(
+async def test_token_prompts_continue_like_their_text(
     engine: TestClient[Any, Any],
 ) -> None:
     by_text = await post(engine)

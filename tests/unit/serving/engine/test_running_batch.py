@@ -119,9 +119,7 @@ def test_who_sets_the_finish_reason_ends_a_row_and_the_others_go_on(model: PreTr
 
 
 @pytest.mark.parametrize("seed", range(4))
-def test_rows_of_a_random_schedule_stay_exact_beside_those_that_are_cancelled(
-    model: PreTrainedModel, seed: int
-) -> None:
+def test_random_rows_stay_exact_beside_cancelled_ones(model: PreTrainedModel, seed: int) -> None:
     """Prompts share beginnings of any length, join in any number, and end or are ended."""
     random = Random(seed)
     beginnings = [[random.randrange(250) for _ in range(90)] for _ in range(2)]

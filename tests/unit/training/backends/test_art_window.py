@@ -56,7 +56,7 @@ def chosen(*rows: TrainingRow, **limits: Any) -> ArtWindow:
         ({"response": "mail me: ann@example.org"}, {"untrainable": 1}),
     ],
 )
-def test_a_call_that_cannot_be_sent_is_left_out_and_counted(
+def test_unsendable_calls_are_left_out_counted(
     change: dict[str, Any], count: dict[str, int]
 ) -> None:
     window = chosen(row("a", 1.0, {}, change), row("b", 0.0))
@@ -104,7 +104,7 @@ def test_a_secret_that_only_the_tokens_of_a_reply_hold_stays_at_home() -> None:
     assert window.calls_with_secrets == 1 and window.calls == 2
 
 
-def test_a_secret_that_redaction_misses_keeps_everything_at_home(
+def test_a_missed_secret_keeps_everything_at_home(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr(module, "redact", lambda text, known: text)
