@@ -27,6 +27,7 @@ from babylon.store.policies import ensure_base, get_policy
 from babylon.store.proposals import proposed
 from tests.integration.test_serving import Stack, running_stack, until_healthy
 from tests.tiny_policy import save_tiny_policy, tiny_model, tiny_tokenizer
+from tests.unit.serving.gateway.calls import CALL
 
 HOLD = '{"action":"hold"}'
 NOBODY = (GatewayRow(gateway_id="g", url="http://127.0.0.1:9", route_version=1),)  # is never asked
@@ -212,28 +213,15 @@ async def test_a_gateway_that_does_not_know_the_policy_refuses_it(
 
 def call(text: str, *, agent: str | None = "a", number: int = 0, **fields: Any) -> RecordedCall:
     """A recorded call of the champion."""
-    made = RecordedCall(
+    made = replace(
+        CALL,
         call_id=f"{agent}-{text}-{number}",
         agent_id=agent,
-        trajectory_id=None,
-        step_number=None,
         policy_version=0,
-        route_version=1,
-        model="babylon-v0",
         messages=json.dumps([{"role": "user", "content": text}]),
         response=HOLD,
-        prompt_token_ids=[1, 2],
-        completion_token_ids=[3, 4],
-        logprobs=[-1.0, -1.0],
-        temperature=1.0,
-        top_p=1.0,
         max_tokens=24,
-        seed=None,
-        finish_reason="stop",
-        trainable=True,
-        untrainable_reason=None,
         started_at=datetime(2026, 1, 1, tzinfo=UTC) + timedelta(seconds=number),
-        latency_ms=1,
     )
     return replace(made, **fields)
 

@@ -1,7 +1,7 @@
 import numpy as np
 import pytest
 
-from babylon.evaluation.arena.off_policy import off_policy
+from babylon.evaluation.arena.held_out import off_policy
 
 
 def groups(*sizes: int) -> list[str]:

@@ -8,10 +8,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from babylon.game.envs.actions import to_decision
-from babylon.game.envs.desks import HOLD, KINDS, Orders
 from babylon.game.envs.ledger import Ledger, ledger_of
 from babylon.game.envs.observation import observe
-from babylon.game.envs.vector_core import Core
+from babylon.game.envs.vector_core import HOLD, KINDS, Core, Orders
 from babylon.game.envs.worlds import from_scenarios
 from babylon.game.market.amm import Side
 from babylon.game.market.game import make_market
