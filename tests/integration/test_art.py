@@ -101,9 +101,7 @@ async def gather(model: Any, count: int = 4) -> Any:
     return await art().TrajectoryGroup(rollout(seed) for seed in range(count))
 
 
-async def test_a_script_written_for_art_trains_serves_and_resumes(
-    base: Path, tmp_path: Path
-) -> None:
+async def test_a_script_for_art_trains_serves_resumes(base: Path, tmp_path: Path) -> None:
     model = trainable(base)
     backend = backend_in(tmp_path)
     await model.register(backend)
@@ -333,9 +331,7 @@ async def test_a_window_through_a_backend_on_disk_becomes_a_checkpoint_to_go_on_
     assert moved[1] > moved[0]  # it went on from the first hour, not from the base model
 
 
-async def test_art_local_names_missing_packages(
-    store: Store, settings: Settings, base: Path
-) -> None:
+async def test_art_local_names_its_packages(store: Store, settings: Settings, base: Path) -> None:
     work = await work_for(store, settings, base)
     with pytest.raises(ConfigError, match=r"needs unsloth, .*pip install 'openpipe-art\[backend\]"):
         await update_art_local(work)

@@ -300,9 +300,7 @@ async def test_an_adapter_of_another_base_or_of_none_is_refused(
     assert failed(await check(home, settings, 1)) == ["base"]
 
 
-async def test_an_adapters_changed_base_is_refused(
-    store: Store, settings: Settings, tmp_path: Path
-) -> None:
+async def test_a_changed_base_is_refused(store: Store, settings: Settings, tmp_path: Path) -> None:
     mine = save_tiny_policy(tmp_path / "v0", seed=0)
     await ensure_base(store, uri=str(mine), base_model="tiny", digest=checkpoint_digest(str(mine)))
     await register(store, 1, adapter(mine, tmp_path / "v1", 0.02), "lora")
@@ -320,9 +318,7 @@ async def test_an_adapter_that_learned_nothing_is_refused(
     assert failed(checked) == ["learned"]
 
 
-async def test_a_far_off_policy_is_refused(
-    stack: Stack, settings: Settings, tmp_path: Path
-) -> None:
+async def test_far_policies_are_refused(stack: Stack, settings: Settings, tmp_path: Path) -> None:
     async with held(stack, 1, save_tiny_policy(tmp_path / "v1", seed=5)) as gateways:
         checked = await check(stack.store, settings, 1, gateways)
         assert failed(checked) == ["kl"]
@@ -330,9 +326,7 @@ async def test_a_far_off_policy_is_refused(
         assert (await check(stack.store, raised, 1, gateways)).passed
 
 
-async def test_a_formless_policy_is_refused(
-    store: Store, settings: Settings, tmp_path: Path
-) -> None:
+async def test_formless_policies_fail(store: Store, settings: Settings, tmp_path: Path) -> None:
     teller = speaking(HOLD, tmp_path / "v0")
     await ensure_base(store, uri=str(teller), base_model="tiny")
     await insert_calls(store, [call(text, agent=f"agent-{text}") for text in ASKED])
@@ -373,9 +367,7 @@ async def test_a_context_without_room_for_any_prompt_is_not_asked(
     assert "no room for a prompt" in checked.checks[-1].reason
 
 
-async def test_golden_prompts_are_distinct_and_of_many_agents(
-    store: Store, settings: Settings
-) -> None:
+async def test_golden_prompts_differ_in_agent(store: Store, settings: Settings) -> None:
     busy = [call(f"busy {n}", agent="busy", number=n) for n in range(1, 12)]
     again = [call("busy 3", agent="echo", number=50), call("late", agent="echo", number=20)]
     others = [
@@ -408,9 +400,7 @@ async def test_the_simulators_prompts_fill_up_too_few(store: Store, settings: Se
     assert sorted(map(str, forms)) == ["order"] * (PROMPTS - 1) + ["text"]
 
 
-async def test_new_homes_use_the_simulators_golden_prompts(
-    store: Store, settings: Settings
-) -> None:
+async def test_new_homes_have_the_simulators_prompts(store: Store, settings: Settings) -> None:
     await ensure_base(store, uri="/base", base_model="tiny")
     golden = await golden_prompts(store, settings, await get_policy(store, 0))
     assert len(golden) == PROMPTS
@@ -438,9 +428,7 @@ async def test_a_reply_with_room_to_end_must_have_the_form(home: Store, settings
 
 
 @pytest.mark.parametrize("gateways", [1, 3, 11])
-async def test_every_gateway_gets_all_prompts(
-    home: Store, settings: Settings, gateways: int
-) -> None:
+async def test_all_gateways_are_asked(home: Store, settings: Settings, gateways: int) -> None:
     golden = await golden_prompts(home, settings, await get_policy(home, 0))
     asked = questions(golden, gateways)
     for number in range(gateways):

@@ -29,9 +29,7 @@ async def policies(store: Store) -> None:
 pytestmark = pytest.mark.usefixtures("policies")
 
 
-async def test_refused_checks_change_nothing_but_the_proposal(
-    store: Store, settings: Settings
-) -> None:
+async def test_refused_checks_change_only_the_proposal(store: Store, settings: Settings) -> None:
     async with announced(store):
         with pytest.raises(CheckpointRefusedError, match="policy 0 keeps serving") as refused:
             await replace_champion(store, settings, 1, BY_HAND)
@@ -91,9 +89,7 @@ async def test_a_serving_champion_is_only_waited_for(store: Store, settings: Set
     assert len(await list_routes(store)) == 1
 
 
-async def test_a_rollback_to_a_loaded_policy_loads_nothing(
-    store: Store, settings: Settings
-) -> None:
+async def test_a_rollback_to_a_loaded_policy_is_quick(store: Store, settings: Settings) -> None:
     await replace_champion(store, settings, 1, BY_HAND)
     proposed = await outcomes(store)
     async with announced(store, holds=(0,)):
@@ -102,9 +98,7 @@ async def test_a_rollback_to_a_loaded_policy_loads_nothing(
     assert await outcomes(store) == proposed
 
 
-async def test_a_rollback_loads_the_policy_and_checks_nothing(
-    store: Store, settings: Settings
-) -> None:
+async def test_a_rollback_loads_but_checks_nothing(store: Store, settings: Settings) -> None:
     await replace_champion(store, settings, 1, BY_HAND)
     async with announced(store):
         made = await roll_back(store, settings, BY_HAND)

@@ -40,9 +40,7 @@ def pnl(found: Review) -> Comparison:
     return found.pnl
 
 
-async def test_a_better_challenger_is_promoted_and_looks_kept(
-    store: Store, settings: Settings
-) -> None:
+async def test_a_better_challenger_is_promoted(store: Store, settings: Settings) -> None:
     fleet = await world(store)
     await fleet.begin()
     fleet.fleet(gain=200)
@@ -112,9 +110,7 @@ async def test_a_challenger_that_loses_is_rolled_back(store: Store, settings: Se
     assert (await look(store, settings)).decision == "rollback"
 
 
-async def test_earlier_history_makes_the_interval_narrower(
-    store: Store, settings: Settings
-) -> None:
+async def test_earlier_history_narrows_the_interval(store: Store, settings: Settings) -> None:
     fleet = await world(store)
     for number in range(60):
         for _ in range(3):
@@ -147,9 +143,7 @@ async def test_the_experiments_own_play_is_never_history(store: Store, settings:
     assert found.pnl is not None and found.pnl == found.raw_pnl
 
 
-async def test_play_through_a_change_of_the_share_belongs_to_the_stage_that_it_began_in(
-    store: Store, settings: Settings
-) -> None:
+async def test_play_belongs_to_its_first_stage(store: Store, settings: Settings) -> None:
     fleet = await world(store)
     await fleet.begin(0.25, mode="canary")
     long = fleet.play("a0", "champion", 5)
@@ -165,9 +159,7 @@ async def test_play_through_a_change_of_the_share_belongs_to_the_stage_that_it_b
     assert found[short].stage == 1
 
 
-async def test_play_outside_of_one_arm_is_excluded_and_counted(
-    store: Store, settings: Settings
-) -> None:
+async def test_play_outside_of_one_arm_is_excluded(store: Store, settings: Settings) -> None:
     fleet = await world(store)
     fleet.route = 1
     straddling = fleet.play("a0", "champion", 9e6)
@@ -245,9 +237,7 @@ async def test_profit_is_of_the_play_in_every_row_form(store: Store, settings: S
     assert (found.champion, found.challenger) == pytest.approx((4, 5))
 
 
-async def test_a_ramp_counts_an_agents_first_arm_at_each_share(
-    store: Store, settings: Settings
-) -> None:
+async def test_agents_count_in_their_first_arm_of_share(store: Store, settings: Settings) -> None:
     """All earn 10 more at the second share: more challengers then, and yet no difference."""
     fleet = await world(store)
     shares = (0.25, 0.5)

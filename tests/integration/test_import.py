@@ -87,9 +87,7 @@ async def test_files_that_tell_no_table(store: Store, tmp_path: Path) -> None:
         await import_files(store, [odd])
 
 
-async def test_imports_into_a_foreign_database_fail(
-    blank_database_url: str, tmp_path: Path
-) -> None:
+async def test_a_foreign_database_takes_no_import(blank_database_url: str, tmp_path: Path) -> None:
     import asyncpg
 
     game = await asyncpg.connect(blank_database_url)

@@ -311,9 +311,7 @@ async def test_a_judge_that_takes_too_long_fails_the_stage(store, settings, thin
             await score_window(store, hasty, thinned)
 
 
-async def test_explain_names_best_and_worst_and_shows_what_the_judge_saw(
-    store, settings, thinned, monkeypatch, capsys
-):
+async def test_explain_names_best_and_worst(store, settings, thinned, monkeypatch, capsys):
     async with judge_for(settings) as (_, asked):
         await score_window(store, asked, thinned)
     for name, value in settings.environment().items():

@@ -138,7 +138,7 @@ async def test_concurrent_migrations_queue(blank_database_url: str) -> None:
 
 
 @pytest.mark.parametrize("theirs", [GAME, "CREATE SCHEMA shop; CREATE TABLE shop.orders (id int)"])
-async def test_somebody_elses_database_gets_our_schema_and_keeps_every_byte_of_its_own(
+async def test_a_foreign_database_gets_our_schema_and_keeps_its_own_data(
     blank_database_url: str, tmp_path: Path, theirs: str
 ) -> None:
     await _run(blank_database_url, theirs)

@@ -44,7 +44,7 @@ async def test_renewal_survives_an_outage(store: Store, caplog: pytest.LogCaptur
     assert await outcomes(store) == ["committed"]
 
 
-async def test_an_expired_proposal_is_not_reopened_and_an_error_is_logged(
+async def test_expired_proposals_stay_closed(
     store: Store, caplog: pytest.LogCaptureFixture
 ) -> None:
     async with proposed(store, 1, "test") as proposal_id:
@@ -53,7 +53,7 @@ async def test_an_expired_proposal_is_not_reopened_and_an_error_is_logged(
         assert not await open_proposals(store)
 
 
-async def test_a_lost_outcome_hides_no_error(
+async def test_an_outcome_that_cannot_be_stored_hides_no_error(
     store: Store, caplog: pytest.LogCaptureFixture
 ) -> None:
     with pytest.raises(ModelError, match="of the block"):

@@ -247,7 +247,7 @@ async def test_check_and_show_name_refused_trajectories_and_why(store, settings,
     assert code == 1 and "nothing was recorded in window" in json.loads(text)["error"]
 
 
-async def test_show_names_a_finished_windows_refusals_and_late_rows(store, settings, command):
+async def test_show_names_a_done_windows_refused_and_late_rows(store, settings, command):
     await insert_trajectories(store, {"trajectoryId": "late"})
     held = await claim(store)
     await store_collected(store, held, ["other"])

@@ -57,9 +57,7 @@ async def test_what_copy_writes_is_what_insert_writes(store: Store) -> None:
     assert RecordedCall(**rows[0]) == plain
 
 
-async def test_a_refused_call_is_kept_aside_and_blocks_no_other(
-    store: Store, tmp_path: Path
-) -> None:
+async def test_a_refused_call_is_set_aside_alone(store: Store, tmp_path: Path) -> None:
     segment = Segment.create(tmp_path)
     wrong = call(3, completion_token_ids=[2**40])
     segment.append([encode_record(one) for one in (call(1), call(2), wrong, call(4))])
@@ -129,9 +127,7 @@ async def test_without_a_disk_answers_fail_until_room(gateway: Canned, settings:
 
 
 @pytest.mark.parametrize("policy", ["available"], indirect=True)
-async def test_without_a_disk_answers_may_go_unrecorded_and_the_gap_is_on_record(
-    gateway: Canned, settings: Settings
-) -> None:
+async def test_without_a_disk_gaps_are_recorded(gateway: Canned, settings: Settings) -> None:
     async with gateway.client() as client:
         for _ in range(3):
             await client.chat.completions.create(**ASKED)

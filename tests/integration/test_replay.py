@@ -68,9 +68,7 @@ async def test_every_recorded_agent_makes_its_recorded_pnl_again(
 
 
 @pytest.mark.parametrize("rules", [STARTER, FULL], ids=["starter", "full"])
-async def test_the_played_scenario_is_rebuilt(
-    store: Store, settings: Settings, rules: Rules
-) -> None:
+async def test_played_scenarios_are_equal(store: Store, settings: Settings, rules: Rules) -> None:
     """The crowd's orders were never written down; they are found again to the last digits."""
     await run_fleet(store, settings, plan(rules), "scripted")
     (recorded,) = (await rebuilt(store)).scenarios
@@ -303,9 +301,7 @@ async def test_a_report_compares_and_lists_what_is_left(store: Store, settings: 
         await replay_report(settings, "2024-01", "agent-0", "recorded")
 
 
-async def test_a_policy_plays_by_its_path_or_its_version(
-    store: Store, settings: Settings, tmp_path: Path
-) -> None:
+async def test_policies_play_by_version(store: Store, settings: Settings, tmp_path: Path) -> None:
     """A random policy writes no JSON: every decision is malformed, and nothing is won or lost."""
     await run_fleet(store, settings, replace(plan(), duration_min=2), "scripted")
     path = tmp_path / "tiny"

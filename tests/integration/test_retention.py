@@ -122,9 +122,7 @@ async def test_a_training_keeps_the_champion_it_began_with(store: Store, lean: S
     assert await retire_checkpoints(store, lean) == (1, 2)
 
 
-async def test_a_challenger_stays_while_its_experiment_lasts_and_a_proposal_while_it_is_open(
-    store: Store, lean: Settings
-) -> None:
+async def test_challengers_and_open_proposals_stay(store: Store, lean: Settings) -> None:
     for hour in range(4):
         await train(store, lean, hour, parent=0)
     split = Split(mode="ab", challenger_version=1, share=0.5, salt="experiment")
@@ -231,9 +229,7 @@ async def test_only_directories_of_stale_claims_are_swept(store: Store, lean: Se
     assert (lean.home.models / "model.safetensors").exists()
 
 
-async def test_a_home_that_is_reached_by_another_path_keeps_its_checkpoints(
-    store: Store, lean: Settings, tmp_path: Path
-) -> None:
+async def test_a_linked_home_keeps_its_own(store: Store, lean: Settings, tmp_path: Path) -> None:
     await train(store, lean, 0, parent=0)
     (tmp_path / "link").symlink_to(lean.home.root)
     await retire_checkpoints(store, lean.replace(home=tmp_path / "link"))

@@ -323,9 +323,7 @@ async def test_calls_for_a_version_by_name_keep_no_deployment_waiting(
     assert {chunk.model async for chunk in stream} == {"babylon-v1"}
 
 
-async def test_the_champion_before_stays_loaded_over_an_experiment_and_a_restart_of_the_gateway(
-    replicas: Replicas, settings: Settings
-) -> None:
+async def test_the_previous_champion_stays_loaded(replicas: Replicas, settings: Settings) -> None:
     await replicas.propose_and_route_to(2)
     split = StoredSplit(mode="ab", challenger_version=1, share=0.5, salt="experiment")
     await replicas.route_to(2, split)

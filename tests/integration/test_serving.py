@@ -239,9 +239,7 @@ async def test_client_sees_token_ids_and_logprobs_only_when_it_asks(stack: Stack
         ({"top_p": 0.9}, "top_p 0.9: not sampled from the whole distribution"),
     ],
 )
-async def test_answer_not_sampled_from_the_policy_itself_is_not_trainable(
-    stack: Stack, options: dict[str, Any], reason: str
-) -> None:
+async def test_constrained_is_untrained(stack: Stack, options: dict[str, Any], reason: str) -> None:
     await stack.chat(**options)
     (row,) = await stack.rows()
     assert (row["trainable"], row["untrainable_reason"]) == (False, reason)

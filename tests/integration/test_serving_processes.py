@@ -52,9 +52,7 @@ async def ask(client: AsyncOpenAI, max_tokens: int = 200) -> str:
     return response.headers["x-call-id"]
 
 
-async def test_a_killed_process_fails_cleanly_comes_back_and_loses_no_answered_call(
-    settings: Settings, store: Store, tmp_path: Path
-) -> None:
+async def test_a_killed_process_restarts(settings: Settings, store: Store, tmp_path: Path) -> None:
     await ensure_base(store, uri=str(save_tiny_policy(tmp_path / "v0", 0)), base_model="tiny")
     answered: list[str] = []
     errors: list[str] = []
@@ -134,9 +132,7 @@ def gateway_process(settings: Settings) -> "subprocess.Popen[bytes]":
     )
 
 
-async def test_calls_of_a_killed_gateway_are_stored_once_when_postgres_and_it_are_back(
-    settings: Settings, store: Store
-) -> None:
+async def test_a_killed_gateways_calls_are_stored_once(settings: Settings, store: Store) -> None:
     """Killed under load, while the database is away: nothing but the disk knows the calls."""
     await ensure_base(store, uri="/canned", base_model="canned")
     assert settings.database.url is not None

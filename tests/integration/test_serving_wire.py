@@ -132,9 +132,7 @@ async def test_tools_and_json_mode_reach_the_engine(gateway: Canned, engine: Scr
 
 
 @pytest.mark.parametrize("stream", [False, True])
-async def test_tool_calls_come_back_and_are_trainable_when_the_model_was_free(
-    gateway: Canned, engine: Scripted, stream: bool
-) -> None:
+async def test_free_tool_calls_train(gateway: Canned, engine: Scripted, stream: bool) -> None:
     said = {"role": "assistant", "content": None, "tool_calls": [TOOL_CALL]}
     choice = {
         "index": 0,
@@ -205,9 +203,7 @@ async def test_an_engines_refusal_is_sent_on_and_no_call(gateway: Canned, engine
 
 
 @pytest.mark.parametrize("dialect", DIALECTS)
-async def test_a_stream_in_any_legal_dialect_is_answered_and_recorded(
-    gateway: Canned, engine: Scripted, dialect: str
-) -> None:
+async def test_stream_dialects_are_read(gateway: Canned, engine: Scripted, dialect: str) -> None:
     engine.dialect = DIALECTS[dialect]
     async with gateway.client() as client:
         stream = await client.chat.completions.create(model="babylon", messages=HELLO, stream=True)

@@ -79,9 +79,7 @@ HOUR_PLAN = replace(PLAN, rules=HOUR, duration_min=40, agents=6, agents_per_scen
 
 
 @pytest.mark.parametrize("shared", [False, True])
-async def test_an_hour_with_perps_and_a_feed_is_recorded_validated_and_scored(
-    shared: bool, store: Store, settings: Settings
-) -> None:
+async def test_the_full_hour_is_scored(shared: bool, store: Store, settings: Settings) -> None:
     result = await run_fleet(store, settings, replace(HOUR_PLAN, shared=shared), "scripted")
     assert (result.trajectories, result.scenarios, result.calls) == (6, 2, 240)
     collected = await collect_window(store, settings, await claim(store), WINDOW)

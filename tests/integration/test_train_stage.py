@@ -153,9 +153,7 @@ async def test_a_window_that_both_arms_of_an_experiment_played_is_trained_with_t
     assert far[0] > 0.05 and far[1] == pytest.approx(0.0, abs=1e-6)
 
 
-async def test_the_whole_report_is_in_postgres_with_the_policy_and_with_the_window(
-    store: Store, quick: Settings, base: Path
-) -> None:
+async def test_the_report_is_in_postgres(store: Store, quick: Settings, base: Path) -> None:
     trained = await train_window(store, quick, await scored(store, quick, 9, rows(base, version=0)))
     assert trained.metrics.keys() >= set(TrainReport.__slots__)
     numbers = {k: v for k, v in trained.metrics.items() if k != "sharing_advice"}
@@ -253,9 +251,7 @@ async def test_only_the_chosen_layers_are_tuned(store: Store, quick: Settings, b
     assert (await get_policy(store, 1)).kind == "lora"
 
 
-async def test_a_checkpoint_that_an_adapter_was_trained_on_is_kept_with_it(
-    store: Store, quick: Settings, base: Path
-) -> None:
+async def test_an_adapters_base_is_kept(store: Store, quick: Settings, base: Path) -> None:
     """Policy 1 is a whole model, 2 an adapter on it, 3 and 4 go on with that adapter."""
     for version, tuning in enumerate(("full", "lora", "lora", "lora"), start=1):
         played = rows(base, version=version - 1)

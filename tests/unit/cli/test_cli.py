@@ -224,7 +224,7 @@ def test_a_bad_setting_is_one_line_or_a_json_object(
         ("2999-01-01T00:00", "WindowNotReadyError"),
     ],
 )
-def test_a_window_that_cannot_be_trained_is_refused_at_once(
+def test_bad_windows_are_refused(
     window: str, kind: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
     assert exit_code("train", "--window", window, "--json") == 1

@@ -116,9 +116,7 @@ def write_file(home: Path, text: str) -> None:
     (home / "babylon.toml").write_text(text)
 
 
-def test_an_option_wins_over_the_environment_over_the_file_over_the_default(
-    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
-) -> None:
+def test_options_beat_environment_and_file(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     write_file(tmp_path, "seed = 5\n[windows]\nmin_agents = 7\nminutes = 30\nfrequency = 2\n")
     monkeypatch.setenv("BABYLON_HOME", str(tmp_path))
     monkeypatch.setenv("MIN_AGENTS_PER_WINDOW", "8")

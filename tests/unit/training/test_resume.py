@@ -194,7 +194,7 @@ def test_a_damaged_progress_is_said_and_the_update_starts_anew(
     assert "cannot be read, the update starts over" in caplog.text
 
 
-def test_a_full_disk_keeps_none(
+def test_full_disks_keep_none(
     parent: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Neither of the progress nor of the checkpoint; the error comes through."""
@@ -232,9 +232,7 @@ def test_everything_that_decides_an_update_is_in_its_digest() -> None:
     assert len({first, *others}) == 4
 
 
-def test_progress_is_saved_no_more_often_than_it_is_worth(
-    parent: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_saving_is_rationed(parent: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """A train step that ends right after a save is not kept; one after a long while is."""
     directory = journal.ProgressFile(tmp_path, "d", load_trainable(parent, "lora", 1e-3))
     directory.save({"iteration": 1, "step": 1})

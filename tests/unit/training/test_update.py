@@ -222,9 +222,7 @@ def test_text_alone_is_tokenised_with_template_and_end_and_without_logprobs() ->
         ({"top_p": 0.9}, 512, "truncated"),
     ],
 )
-def test_a_call_that_cannot_be_trained_is_left_out_and_counted(
-    changes: dict[str, object], context: int, reason: str
-) -> None:
+def test_bad_calls_are_counted(changes: dict[str, object], context: int, reason: str) -> None:
     calls, excluded = tokens(changes, context)
     assert not calls
     assert excluded == dict.fromkeys(excluded, 0) | {reason: 1}

@@ -48,9 +48,7 @@ def test_a_challenger_that_prefers_what_lost_is_vetoed() -> None:
         (np.zeros(40), [str(number) for number in range(40)], "no two held-out trajectories"),
     ],
 )
-def test_a_low_ess_gives_no_estimate(
-    ratios: np.ndarray, scenarios: list[str], problem: str
-) -> None:
+def test_low_ess_is_refused(ratios: np.ndarray, scenarios: list[str], problem: str) -> None:
     check = off_policy(ratios, np.arange(len(ratios), dtype=float), scenarios)
     assert check.problem is not None and problem in check.problem
     assert check.difference is None and not check.veto

@@ -28,9 +28,7 @@ def test_ten_minutes_are_one_round_and_an_hour_is_six() -> None:
 
 
 @given(st.integers(0, 24 * 60), st.integers(1, 300), st.sampled_from([15, 30, 60, 120]))
-def test_rounds_stay_in_their_window(
-    offset_min: int, duration_min: int, window_minutes: int
-) -> None:
+def test_rounds_stay_in_a_window(offset_min: int, duration_min: int, window_minutes: int) -> None:
     start = NOON + timedelta(minutes=offset_min)
     rounds = plan_rounds(
         plan(start=start, duration_min=duration_min, window_minutes=window_minutes)

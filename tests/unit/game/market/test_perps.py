@@ -30,9 +30,7 @@ def test_a_position_makes_its_size_times_the_change_of_the_price() -> None:
 @pytest.mark.parametrize(
     ("leverage", "long", "short"), [(1.0, 20.0, 380.0), (10.0, 182.0, 218.0), (100.0, 198.2, 201.8)]
 )
-def test_a_position_is_liquidated_where_nine_tenths_of_its_margin_are_lost(
-    leverage: float, long: float, short: float
-) -> None:
+def test_liquidation_comes_at_nine_tenths(leverage: float, long: float, short: float) -> None:
     """200 * (1 - 0.9 / 10) = 182, and so on."""
     assert liquidation_price(200.0, leverage, Direction.LONG.sign) == pytest.approx(long)
     assert liquidation_price(200.0, leverage, Direction.SHORT.sign) == pytest.approx(short)

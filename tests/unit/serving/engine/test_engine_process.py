@@ -125,7 +125,7 @@ async def test_stream_adds_up_to_the_answer(engine: TestClient[Any, Any]) -> Non
     assert len(chunks) > 1
 
 
-async def test_a_stop_string_ends_the_answer_before_it(
+async def test_stop_strings_end_answers(
     engine: TestClient[Any, Any],
 ) -> None:
     free = await post(engine, return_token_ids=True, max_tokens=60)

@@ -81,7 +81,7 @@ def test_rows_come_and_go_at_any_step_and_stay_exact(model: PreTrainedModel) -> 
     assert_exact(model, rows)
 
 
-def test_a_beginning_that_many_share_is_read_once_and_answers_stay_exact(
+def test_shared_prefixes_stay_exact(
     model: PreTrainedModel, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     read = list[int]()

@@ -41,9 +41,7 @@ def desired(
         (desired(0, 1, proposals={0: 7, 1: 8}), {1: None, 0: "proposal 7"}),
     ],
 )
-def test_what_serves_comes_before_what_is_proposed_and_that_before_the_way_back(
-    what: Desired, expected: dict[int, str | None]
-) -> None:
+def test_serving_comes_before_proposed(what: Desired, expected: dict[int, str | None]) -> None:
     assert list(wanted(what).items()) == list(expected.items())
 
 

@@ -56,9 +56,7 @@ def chosen(*rows: TrainingRow, **limits: Any) -> ArtWindow:
         ({"response": "mail me: ann@example.org"}, {"untrainable": 1}),
     ],
 )
-def test_unsendable_calls_are_left_out_counted(
-    change: dict[str, Any], count: dict[str, int]
-) -> None:
+def test_unsendable_calls_are_left_out(change: dict[str, Any], count: dict[str, int]) -> None:
     window = chosen(row("a", 1.0, {}, change), row("b", 0.0))
     assert [len(row.calls) for row in window.rows] == [1, 1]
     assert (window.calls, window.tokens) == (2, 4)

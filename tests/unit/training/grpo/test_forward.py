@@ -311,9 +311,7 @@ def not_standard() -> list[tuple[Any, str]]:
 
 
 @pytest.mark.parametrize("number", range(6))
-def test_an_unusual_model_is_padded_and_logged(
-    number: int, caplog: pytest.LogCaptureFixture
-) -> None:
+def test_unusual_models_are_padded_logged(number: int, caplog: pytest.LogCaptureFixture) -> None:
     model, reason = not_standard()[number]
     with torch.no_grad():
         for parameter in model.parameters():
