@@ -85,14 +85,20 @@ class StoredJudgments:
         failpoint("judgment.after")
 
 
-async def spent_on_window(store: Store, window_id: str) -> Spent:
-    """Return the cost of all judgments of a window."""
-    return await _sum(store, "window_id = $1", window_id)
-
-
-async def spent_since(store: Store, moment: datetime) -> Spent:
-    """Return the cost of all windows' judgments since ``moment``."""
-    return await _sum(store, "created_at >= $1", moment)
+async def total_spent(
+    store: Store, *, window_id: str | None = None, since: datetime | None = None
+) -> Spent:
+    """Return the cost of the judgments of one window, of all since a moment, or of all."""
+    row = await store.pool.fetchrow(
+        "SELECT coalesce(sum(prompt_tokens + completion_tokens), 0)::bigint AS tokens,"
+        " coalesce(sum(usd), 0) AS usd, count(*) FILTER (WHERE prompt_tokens > 0) AS requests"
+        " FROM babylon.judgments WHERE ($1::text IS NULL OR window_id = $1)"
+        " AND ($2::timestamptz IS NULL OR created_at >= $2)",
+        window_id,
+        since,
+    )
+    assert row is not None  # an aggregate always returns a row
+    return Spent(**row)
 
 
 async def write_to_game(
@@ -149,14 +155,3 @@ ON CONFLICT ("trajectoryId") DO UPDATE SET
     "criteriaJson" = excluded."criteriaJson",
     "judgedAt" = excluded."judgedAt"
 """
-
-
-async def _sum(store: Store, condition: str, value: str | datetime) -> Spent:
-    row = await store.pool.fetchrow(
-        "SELECT coalesce(sum(prompt_tokens + completion_tokens), 0)::bigint AS tokens,"
-        " coalesce(sum(usd), 0) AS usd, count(*) FILTER (WHERE prompt_tokens > 0) AS requests"
-        f" FROM babylon.judgments WHERE {condition}",
-        value,
-    )
-    assert row is not None  # an aggregate always returns a row
-    return Spent(**row)

@@ -112,7 +112,7 @@ class RouteFollower:
         self.no_policy, self._outage = False, None
         versions, targets = wanted(newest), dict(self._loader.loaded)
         if unknown := versions.keys() - targets.keys():
-            for version, uri in (await checkpoint_uris(self._store, unknown)).items():
+            for version, uri in (await checkpoint_uris(self._store, unknown, removed=True)).items():
                 name, path = f"{self._alias}-v{version}", uri.removeprefix("file://")
                 targets[version] = Target(name, version, path)
         self._desired = newest
