@@ -5,8 +5,8 @@ from io import StringIO
 import pytest
 from rich.console import Console
 
+from babylon.cli.progress import STAGES, stage_progress
 from babylon.core.settings import Settings
-from babylon.flows.console import STAGES, stage_progress
 from babylon.flows.train_window import train_window
 from babylon.tasks.stage import listener
 from tests.flows.conftest import Workshop
@@ -28,7 +28,7 @@ def test_a_backfill_shows_windows_done_and_stages(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     terminal = Console(file=StringIO(), force_terminal=True, width=100)
-    monkeypatch.setattr("babylon.flows.console.stderr", terminal)
+    monkeypatch.setattr("babylon.cli.progress.stderr", terminal)
     with stage_progress():
         hear = listener.get()
         assert hear is not None
@@ -44,7 +44,7 @@ def test_months_of_windows_show_only_the_present_bar(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     terminal = Console(file=StringIO(), force_terminal=True, width=100)
-    monkeypatch.setattr("babylon.flows.console.stderr", terminal)
+    monkeypatch.setattr("babylon.cli.progress.stderr", terminal)
     with stage_progress():
         hear = listener.get()
         assert hear is not None

@@ -305,12 +305,13 @@ async def test_rows_that_an_earlier_scoring_left_out_are_counted_anew(
     with pytest.raises(TrainingError):
         await train_window(WINDOW, overrides=thin)
     row = await get_window(store, WINDOW)
-    assert row is not None and row.metrics["held_out"] == 1
+    assert row is not None and row.scored is not None
+    assert row.scored.held_out is not None and row.metrics["held_out"] == 1
     workshop.training_error = None
     await train_window(WINDOW)
     row = await get_window(store, WINDOW)
-    assert row is not None and row.state == WindowState.DEPLOYED
-    assert "held_out_uri" not in row.metrics and "held_out" not in row.metrics
+    assert row is not None and row.state == WindowState.DEPLOYED and row.scored is not None
+    assert row.scored.held_out is None and row.metrics["held_out"] == 0
 
 
 async def test_recipes_take_late_rows(played: Settings, store: Store, workshop: Workshop) -> None:

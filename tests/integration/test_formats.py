@@ -53,7 +53,7 @@ async def test_atif_keeps_exact_tokens(store: Store, settings: Settings, tmp_pat
     from babylon.store.windows import claim_window
 
     held = await claim_window(store, WINDOW, owner="test", lease_s=60)
-    collected = await collect_window(store, one, held, WINDOW)
+    collected = await collect_window(store, one.home, held, WINDOW)
     validated = await validate_window(store, one, collected)
     for trajectory in read_trajectories(validated.artifact):
         assert [c.retokenized for c in trajectory.calls] == [True] + [False] * 4

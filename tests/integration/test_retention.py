@@ -11,7 +11,7 @@ from babylon.core.errors import ModelError
 from babylon.core.settings import Settings
 from babylon.core.types import Claim
 from babylon.core.windows import Window, WindowState
-from babylon.deployment.change import Order
+from babylon.deployment.change import ChangeRequest
 from babylon.deployment.replace import replace_champion
 from babylon.deployment.rollback import roll_back
 from babylon.stages import retention
@@ -43,7 +43,7 @@ async def train(
 ) -> Claim:
     """Commit a checkpoint for a window; with ``done`` the window ends as rejected."""
     claim = await claim_window(store, window(hour), owner="worker", lease_s=60)
-    make(checkpoint_directory(settings, claim))
+    make(checkpoint_directory(settings.home, claim))
     await commit(store, settings, claim, parent)
     if done:
         await set_state(store, claim, WindowState.REJECTED)
@@ -56,7 +56,7 @@ async def commit(store: Store, settings: Settings, claim: Claim, parent: int) ->
         claim,
         parent_version=parent,
         kind="full",
-        uri=str(checkpoint_directory(settings, claim)),
+        uri=str(checkpoint_directory(settings.home, claim)),
         base_model="tiny",
         batch_id=f"window-{claim.window_id}",
         trajectory_ids=[claim.window_id],
@@ -82,7 +82,7 @@ async def removed(store: Store) -> list[int]:
 async def test_unused_checkpoints_are_removed_and_marked(store: Store, lean: Settings) -> None:
     for hour in range(4):
         await train(store, lean, hour, parent=hour)
-        await replace_champion(store, lean, hour + 1, Order(author="test", reason="better"))
+        await replace_champion(store, lean, hour + 1, ChangeRequest(author="test", reason="better"))
     assert await retire_checkpoints(store, lean) == (1, 2)
     assert there(lean) == ["2025-11-14T0200-e1", "2025-11-14T0300-e1"]
     assert await removed(store) == [1, 2]
@@ -93,12 +93,14 @@ async def test_unused_checkpoints_are_removed_and_marked(store: Store, lean: Set
 async def test_a_removed_policy_can_never_be_routed_again(store: Store, lean: Settings) -> None:
     for hour in range(4):
         await train(store, lean, hour, parent=hour)
-        await replace_champion(store, lean, hour + 1, Order(author="test", reason="better"))
+        await replace_champion(store, lean, hour + 1, ChangeRequest(author="test", reason="better"))
     await retire_checkpoints(store, lean)
-    await roll_back(store, lean, Order(author="t", reason="back"))
+    await roll_back(store, ChangeRequest(author="t", reason="back"))
     for version in (1, (await previous_champion(store)).policy_version):
         with pytest.raises(ModelError, match=f"policy {version} was removed .*babylon model list"):
-            await replace_champion(store, lean, version, Order(author="test", reason="back again"))
+            await replace_champion(
+                store, lean, version, ChangeRequest(author="test", reason="back again")
+            )
     assert (await get_policy(store, 3)).removed_at is None
 
 
@@ -112,11 +114,11 @@ async def test_a_trained_window_keeps_its_policy_and_parent(store: Store, lean: 
 
 async def test_a_training_keeps_the_champion_it_began_with(store: Store, lean: Settings) -> None:
     await train(store, lean, 0, parent=0)
-    await replace_champion(store, lean, 1, Order(author="test", reason="better"))
+    await replace_champion(store, lean, 1, ChangeRequest(author="test", reason="better"))
     await claim_window(store, window(9), owner="trainer", lease_s=60)
     for hour in (1, 2, 3):
         await train(store, lean, hour, parent=hour)
-        await replace_champion(store, lean, hour + 1, Order(author="test", reason="better"))
+        await replace_champion(store, lean, hour + 1, ChangeRequest(author="test", reason="better"))
     assert await retire_checkpoints(store, lean) == ()
     await store.pool.execute("UPDATE babylon.windows SET lease_until = now() - interval '1 s'")
     assert await retire_checkpoints(store, lean) == (1, 2)
@@ -159,14 +161,14 @@ async def test_a_base_that_is_a_checkpoint_is_never_gone(store: Store, lean: Set
     for hour in range(3):
         claim = await train(store, lean, hour, parent=hour)
     adapter = {"base_model_name_or_path": (await get_policy(store, 1)).uri}
-    (checkpoint_directory(lean, claim) / "adapter_config.json").write_text(json.dumps(adapter))
+    (checkpoint_directory(lean.home, claim) / "adapter_config.json").write_text(json.dumps(adapter))
     assert await retire_checkpoints(store, lean) == (2,)
 
 
 async def test_an_adapter_without_base_keeps_all_and_is_named(store: Store, lean: Settings) -> None:
     for hour in range(3):
         claim = await train(store, lean, hour, parent=hour)
-    config = checkpoint_directory(lean, claim) / "adapter_config.json"
+    config = checkpoint_directory(lean.home, claim) / "adapter_config.json"
     for broken in ("{ cut off", "{}"):
         config.write_text(broken)
         with pytest.raises(ModelError, match=r"no checkpoint .*e1/adapter_config.json"):
@@ -208,11 +210,11 @@ async def test_only_directories_of_stale_claims_are_swept(store: Store, lean: Se
     failed = await claim_window(store, window(1), owner="a", lease_s=60)
     await set_state(store, failed, WindowState.FAILED)
     for claim in (fenced, live, failed):
-        target = make(checkpoint_directory(lean, claim))
+        target = make(checkpoint_directory(lean.home, claim))
         make(target.with_name(f".{target.name}-x1y2z3w4"))  # its temporary one
     foreign = Claim(window_id="2020-01-01T00:00", epoch=3, owner="of another database")
     for other in (
-        checkpoint_directory(lean, foreign),
+        checkpoint_directory(lean.home, foreign),
         lean.home.checkpoints / "mine",
         lean.home.models,
     ):
@@ -245,9 +247,9 @@ async def test_a_recipe_named_like_a_claim_keeps_its_files(store: Store, lean: S
     for state in (WindowState.TRAINED, WindowState.REJECTED):
         await set_state(store, claims[0], state)
     for claim in claims:
-        make(checkpoint_directory(lean, claim))
+        make(checkpoint_directory(lean.home, claim))
     make(lean.home.checkpoints / ".2025-11-14T0000+x-e1-abc_1234")
-    await sweep(store, lean)
+    await sweep(store, lean.home, lean.windows.lookback_hours)
     assert there(lean) == ["2025-11-14T0000+x-e2-e1"]
 
 
@@ -256,7 +258,7 @@ async def test_a_checkpoint_that_is_committed_during_the_sweep_stays(
     store: Store, lean: Settings, monkeypatch: pytest.MonkeyPatch, query: str
 ) -> None:
     claim = await claim_window(store, window(0), owner="worker", lease_s=60)
-    make(checkpoint_directory(lean, claim))
+    make(checkpoint_directory(lean.home, claim))
     read = getattr(retention, query)
 
     async def commit_after(store: Store) -> object:
@@ -265,7 +267,7 @@ async def test_a_checkpoint_that_is_committed_during_the_sweep_stays(
         return answer
 
     monkeypatch.setattr(retention, query, commit_after)
-    await sweep(store, lean)
+    await sweep(store, lean.home, lean.windows.lookback_hours)
     assert there(lean) == ["2025-11-14T0000-e1"]
 
 
@@ -337,7 +339,7 @@ async def test_promotion_and_removal_take_turns(store: Store, lean: Settings) ->
         await train(store, lean, hour, parent=hour)
     results = await asyncio.gather(
         retire_checkpoints(store, lean),
-        replace_champion(store, lean, 1, Order(author="test", reason="by hand")),
+        replace_champion(store, lean, 1, ChangeRequest(author="test", reason="by hand")),
         return_exceptions=True,
     )
     if isinstance(results[1], BaseException):

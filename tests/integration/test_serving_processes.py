@@ -116,7 +116,7 @@ async def test_busy_port_is_named_before_anything_starts(settings: Settings) -> 
 
 
 async def test_a_failed_process_is_an_error_with_its_log(settings: Settings, store: Store) -> None:
-    await store.pool.execute("UPDATE babylon.alembic_version SET version_num = '0001'")
+    await store.pool.execute("UPDATE babylon.alembic_version SET version_num = '0000'")
     with pytest.raises(ServingError, match=r"gateway ended with code 1: .*gateway\.log"):
         async with serving(settings):
             pass

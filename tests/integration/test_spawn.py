@@ -82,7 +82,7 @@ HOUR_PLAN = replace(PLAN, rules=HOUR, duration_min=40, agents=6, agents_per_scen
 async def test_the_full_hour_is_scored(shared: bool, store: Store, settings: Settings) -> None:
     result = await run_fleet(store, settings, replace(HOUR_PLAN, shared=shared), "scripted")
     assert (result.trajectories, result.scenarios, result.calls) == (6, 2, 240)
-    collected = await collect_window(store, settings, await claim(store), WINDOW)
+    collected = await collect_window(store, settings.home, await claim(store), WINDOW)
     validated = await validate_window(store, settings, collected)
     assert (validated.agents, validated.rejected) == (6, {})
     trajectories = read_trajectories(validated.artifact)
