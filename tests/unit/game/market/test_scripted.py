@@ -41,7 +41,7 @@ def test_skill_is_graded_as_documented_in_the_small_game() -> None:
 
 
 def test_skill_is_graded_as_documented_in_the_full_hour() -> None:
-    mean = mean_pnl(HOUR, 100)
+    mean = mean_pnl(HOUR, 50)
     assert sorted(mean, key=lambda name: -mean[name]) == LADDER
 
 
