@@ -45,9 +45,9 @@ from babylon.quality.decode import GameStep
 from babylon.stages.collect import collect_window
 from babylon.stages.validate import validate_window
 from babylon.store import open_store
-from babylon.store.address import connect_arguments
 from babylon.store.embedded import EmbeddedPostgres
 from babylon.store.migrate import migrate
+from babylon.store.server import connect_arguments
 from babylon.store.windows import claim_window
 from benchmarks.collect_rows import WINDOW, fill, fill_others
 

@@ -16,8 +16,7 @@ from babylon.core.windows import Window, sleep_until, window_at
 from babylon.flows.attempt import attempt
 from babylon.stages.pending import pending_windows
 from babylon.store import open_store
-from babylon.store.connection import UNREACHABLE
-from babylon.store.database_clock import read_clock
+from babylon.store.connection import UNREACHABLE, read_clock
 
 log = logging.getLogger("babylon.flows")
 

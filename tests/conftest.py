@@ -16,9 +16,9 @@ import pytest
 
 from babylon.core.settings import Settings, load_settings
 from babylon.store import Store, open_store
-from babylon.store.address import connect_arguments
 from babylon.store.embedded import EmbeddedPostgres
 from babylon.store.migrate import migrate
+from babylon.store.server import connect_arguments
 
 # The same examples in every run: a red suite means that a change broke something.
 # `--hypothesis-profile default --hypothesis-seed N` looks for new ones.

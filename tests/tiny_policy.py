@@ -6,6 +6,7 @@ policies that answer differently.
 
 from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 
 import torch
 from tokenizers import Tokenizer, decoders, pre_tokenizers
@@ -34,7 +35,7 @@ def tiny_tokenizer() -> PreTrainedTokenizerFast:
     )
 
 
-def tiny_model(seed: int, *, max_positions: int = 512) -> Qwen3ForCausalLM:
+def tiny_model(seed: int, *, max_positions: int = 512, **sizes: Any) -> Qwen3ForCausalLM:
     """Random weights, scaled up so that the distribution is far from uniform."""
     torch.manual_seed(seed)
     config = Qwen3Config(
@@ -42,9 +43,7 @@ def tiny_model(seed: int, *, max_positions: int = 512) -> Qwen3ForCausalLM:
         hidden_size=64,
         intermediate_size=128,
         num_hidden_layers=2,
-        num_attention_heads=4,
-        num_key_value_heads=2,
-        head_dim=16,
+        **({"num_attention_heads": 4, "num_key_value_heads": 2, "head_dim": 16} | sizes),
         max_position_embeddings=max_positions,
         tie_word_embeddings=False,
         bos_token_id=None,

@@ -14,7 +14,7 @@ from babylon.core.windows import DONE, FINISHED, Clock, parse_window_id
 from babylon.quality.quality_page import reason_lines
 from babylon.stages.readiness import WindowReport, window_reports
 from babylon.store import Store
-from babylon.store.database_clock import read_clock
+from babylon.store.connection import read_clock
 from babylon.store.late import LateRow, list_late
 from babylon.store.rejections import window_rejections
 from babylon.store.windows import get_window

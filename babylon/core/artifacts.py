@@ -130,10 +130,7 @@ class ArtifactWriter:
         path = self._path.replace(self._path.with_name(name))
         failpoint("artifact.published")
         return Artifact(
-            uri=path.absolute().as_uri(),
-            sha256=sha256,
-            rows=self._rows,
-            window_id=self._window_id,
+            uri=path.absolute().as_uri(), sha256=sha256, rows=self._rows, window_id=self._window_id
         )
 
 

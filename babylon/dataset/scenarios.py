@@ -42,7 +42,6 @@ _COLUMNS = (
     "agent_id",
     "window_id",
     "scenario_id",
-    "start",
     "pnl_usd",
     "game_json",
     "knowledge_json",

@@ -29,8 +29,7 @@ from babylon.store.gateways import (
 )
 from babylon.store.policies import get_policy
 from babylon.store.proposals import proposed
-from babylon.store.route_history import RESTORER
-from babylon.store.routes import Route, Split, commit_route
+from babylon.store.routes import RESTORER, Route, Split, commit_route
 
 log = logging.getLogger(__name__)
 LOAD_S = 630.0  # a gateway gives its engine 600 s to load a policy

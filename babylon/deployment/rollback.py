@@ -3,8 +3,7 @@
 from babylon.core.types import Change
 from babylon.deployment.change import ChangeRequest, TargetRoute, change_route, version_to_load
 from babylon.store.connection import Store
-from babylon.store.route_history import previous_champion
-from babylon.store.routes import current_route
+from babylon.store.routes import current_route, previous_champion
 
 
 async def roll_back(store: Store, request: ChangeRequest) -> Change:

@@ -18,8 +18,7 @@ from babylon.deployment.experiments import run_experiment
 from babylon.deployment.replace import replace_champion
 from babylon.store.connection import Store
 from babylon.store.lineage import descends
-from babylon.store.route_history import all_routes, same_champion_since
-from babylon.store.routes import Route
+from babylon.store.routes import Route, all_routes, same_champion_since
 
 
 async def deploy_checkpoint(store: Store, settings: Settings, verdict: Verdict) -> Deployed:

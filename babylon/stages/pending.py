@@ -16,7 +16,7 @@ from babylon.core.windows import (
 )
 from babylon.stages.readiness import WindowReport, window_reports
 from babylon.store import Store
-from babylon.store.database_clock import read_clock
+from babylon.store.connection import read_clock
 
 
 async def pending_windows(

@@ -26,10 +26,15 @@ from babylon.core.windows import (
 from babylon.quality.reasons import Reason
 from babylon.quality.row_checks import check_row
 from babylon.store import Store, require_game_tables
-from babylon.store.database_clock import read_clock
+from babylon.store.connection import read_clock
 from babylon.store.late import note_late
-from babylon.store.rejections import RejectedFor, Rejection, RejectionTally
-from babylon.store.window_counts import WindowCounts, count_windows
+from babylon.store.rejections import (
+    RejectedFor,
+    Rejection,
+    RejectionTally,
+    WindowCounts,
+    count_windows,
+)
 from babylon.store.windows import WindowRow, list_windows
 
 _ROWS_AT_A_TIME = 200

@@ -32,9 +32,9 @@ from babylon.store.checkpoints_in_use import (
     worked_windows,
 )
 from babylon.store.connection import Store
+from babylon.store.experiments import forget_arms
 from babylon.store.lineage import staleness
-from babylon.store.route_history import champions
-from babylon.store.trajectory_arms import forget_arms
+from babylon.store.routes import champions
 
 log = logging.getLogger(__name__)
 UNFINISHED_S = 3600.0  # an artifact in progress is written to far more often

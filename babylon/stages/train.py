@@ -14,7 +14,7 @@ from babylon.store.lineage import parents, staleness
 from babylon.store.policies import (
     Policy,
     champion,
-    checkpoints_at_hand,
+    checkpoint_uris,
     commit_policy,
     ensure_base,
     list_policies,
@@ -89,7 +89,7 @@ async def _work(
         progress_directory=await asyncio.to_thread(take_up_progress, settings.home, scored.claim),
         # only of policies that played: the update does not depend on what was trained since
         staleness={version: age for version, age in ages.items() if version in played},
-        behaviours=await checkpoints_at_hand(store, unlogged),
+        behaviours=await checkpoint_uris(store, unlogged, removed=False),
         progress=progress,
     )
 

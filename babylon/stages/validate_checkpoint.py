@@ -23,7 +23,7 @@ from babylon.game.market.scenario import PRESETS, Scenario
 from babylon.store.connection import Store
 from babylon.store.lineage import descends
 from babylon.store.policies import Policy, champion, get_policy, set_verdict
-from babylon.store.route_history import RESTORER, all_routes, same_champion_since, taken_back
+from babylon.store.routes import RESTORER, all_routes, same_champion_since, taken_back
 from babylon.training.progress_directory import claim_name
 from babylon.training.update_health import ruled_out
 

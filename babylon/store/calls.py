@@ -90,10 +90,7 @@ async def copy_calls(store: Store, calls: Sequence[RecordedCall]) -> None:
     """
     try:
         await store.pool.copy_to_table(
-            "calls",
-            schema_name="babylon",
-            columns=_NAMES,
-            source=_lines(calls),
+            "calls", schema_name="babylon", columns=_NAMES, source=_lines(calls)
         )
     except asyncpg.UniqueViolationError:
         await insert_calls(store, calls)

@@ -88,9 +88,7 @@ async def worked_windows(store: Store) -> dict[str, WorkedWindow]:
     rows = await store.pool.fetch("SELECT window_id, epoch, state, updated_at FROM babylon.windows")
     return {
         row["window_id"]: WorkedWindow(
-            epoch=row["epoch"],
-            state=WindowState(row["state"]),
-            updated_at=row["updated_at"],
+            epoch=row["epoch"], state=WindowState(row["state"]), updated_at=row["updated_at"]
         )
         for row in rows
     }

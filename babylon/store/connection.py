@@ -1,4 +1,7 @@
-"""Opening the store: version check, connection pool, and errors that an operator can act on."""
+"""Opening the store: version check, connection pool, and errors that an operator can act on.
+
+Windows close and leases end by the database's clock, because all workers share it.
+"""
 
 import asyncio
 from collections.abc import AsyncIterator, Iterator
@@ -13,10 +16,10 @@ from asyncpg.pool import PoolConnectionProxy
 from babylon.core.errors import DatabaseError, FencedError
 from babylon.core.settings import Settings
 from babylon.core.types import Claim
-from babylon.store.address import connect_arguments, place
+from babylon.core.windows import Clock
 from babylon.store.migrate import HEAD, check_not_newer, current_revision
 from babylon.store.migrate import migrate as run_migrations
-from babylon.store.server import database_url
+from babylon.store.server import connect_arguments, database_url, place
 
 # Quoted, because asyncpg's classes are generic in its stubs only.
 Pool: TypeAlias = "asyncpg.Pool[asyncpg.Record]"
@@ -165,7 +168,6 @@ async def _open_pool(settings: Settings) -> AsyncIterator[tuple[Pool, dict[str, 
 
 @contextmanager
 def _connecting(url: str) -> Iterator[None]:
-    """Turn a failure to connect into one line that names the place and the remedy."""
     try:
         yield
     except OSError as error:  # refused, unreachable, unknown host, timed out
@@ -209,12 +211,11 @@ async def _close(pool: Pool) -> None:
 
 async def _prepare(connection: "asyncpg.Connection[asyncpg.Record]") -> None:
     await connection.set_type_codec(
-        "jsonb", schema="pg_catalog", encoder=_to_json, decoder=msgspec.json.decode
+        "jsonb",
+        schema="pg_catalog",
+        encoder=lambda value: msgspec.json.encode(value).decode(),
+        decoder=msgspec.json.decode,
     )
-
-
-def _to_json(value: object) -> str:
-    return msgspec.json.encode(value).decode()
 
 
 async def _game_tables(connection: Connection, migrated: bool = True) -> tuple[bool | None, bool]:
@@ -224,3 +225,29 @@ async def _game_tables(connection: Connection, migrated: bool = True) -> tuple[b
         "SELECT count(to_regclass(name)) FROM unnest($1::text[]) AS name", list(GAME_TABLES)
     )
     return ours, found == len(GAME_TABLES)
+
+
+# A transaction gets its id with its first write, so readers are never counted as writers. Without
+# pg_read_all_stats the server hides the age and state of other accounts' sessions.
+_CLOCK = """
+SELECT clock_timestamp() AS now,
+       least(min(xact_start) FILTER (WHERE backend_xid IS NOT NULL),
+             (SELECT min(prepared) FROM pg_prepared_xacts WHERE database = current_database()))
+           AS oldest_writer,
+       (count(*) FILTER (WHERE state IS NULL))::int AS hidden
+FROM pg_stat_activity
+WHERE datname = current_database() AND pid <> pg_backend_pid()
+"""
+
+
+async def read_clock(store: Store) -> Clock:
+    """Read the clock on a connection of its own."""
+    async with store.pool.acquire() as connection:
+        return await clock_of(connection)
+
+
+async def clock_of(connection: Connection) -> Clock:
+    """Read the clock on this connection; inside a transaction too it is the present time."""
+    row = await connection.fetchrow(_CLOCK)
+    assert row is not None
+    return Clock(**row)

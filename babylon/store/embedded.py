@@ -238,7 +238,6 @@ class EmbeddedPostgres:
         return int(lines[0]), int(lines[3]), lines[7].strip() == "ready"
 
     def _last_failure(self) -> str:
-        """Return the last fatal error of the server's log with its details."""
         log = self.log.read_text(errors="replace") if self.log.exists() else ""
         lines = log[-_LOG_TAIL:].splitlines() or ["no log"]
         fatal = [number for number, line in enumerate(lines) if _FATAL.match(line)] or [-1]
@@ -268,11 +267,6 @@ def _wait(condition: Callable[[], bool], timeout_s: float) -> bool:
 
 
 def _make(data: Path, arguments: dict[str, Any], text: str = "") -> None:
-    """Run a program that makes the cluster.
-
-    Raises:
-        DatabaseError: it failed; the message quotes the first error of its output.
-    """
     done = subprocess.run(**arguments, input=text, capture_output=True, text=True)
     if done.returncode:
         lines = (done.stdout + done.stderr).splitlines()

@@ -1,17 +1,21 @@
-"""The table ``gateways``: each running gateway announces its state there every few seconds."""
+"""The state that each gateway announces every few seconds, and the state that all should have."""
 
 import asyncio
 import time
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from collections.abc import AsyncIterator, Callable, Mapping, Sequence
+from contextlib import asynccontextmanager
+from dataclasses import asdict, dataclass, field
 from datetime import datetime, timedelta
 
-from babylon.core.errors import ServingError
+from babylon.core.errors import ModelError, ServingError
 from babylon.core.failpoints import failpoint
-from babylon.store.connection import Store
+from babylon.store.connection import Connection, Pool, Store
+from babylon.store.policies import NO_POLICY
+from babylon.store.routes import Route, lock_routes
 
 LIVE_S = 10.0  # a gateway that was silent for this time counts as gone
 _POLL_S = 0.02
+_HALTED_S = 10.0  # a gateway that halts while it holds the lock loses it after this time
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -48,24 +52,14 @@ class GatewayRow:
 
 async def announce_gateway(store: Store, gateway: GatewayRow) -> None:
     """Insert or update a gateway's row; ``seen_at`` is by the database's clock."""
+    row = asdict(gateway)
+    del row["seen_at"]
     await store.pool.execute(
-        "INSERT INTO babylon.gateways (gateway_id, url, route_version, loaded, refusals,"
-        " in_flight, proposals_read, problem, recorded_until)"
-        " VALUES ($1, $2, $3, $4, $5, $6, $7, $8, $9)"
-        " ON CONFLICT (gateway_id) DO UPDATE SET url = excluded.url,"
-        " route_version = excluded.route_version, loaded = excluded.loaded,"
-        " refusals = excluded.refusals, in_flight = excluded.in_flight,"
-        " proposals_read = excluded.proposals_read,"
-        " problem = excluded.problem, recorded_until = excluded.recorded_until, seen_at = now()",
-        gateway.gateway_id,
-        gateway.url,
-        gateway.route_version,
-        list(gateway.loaded),
-        gateway.refusals,
-        gateway.in_flight,
-        gateway.proposals_read,
-        gateway.problem,
-        gateway.recorded_until,
+        f"INSERT INTO babylon.gateways ({', '.join(row)})"
+        f" VALUES ({', '.join(f'${i + 1}' for i in range(len(row)))})"
+        " ON CONFLICT (gateway_id) DO UPDATE SET seen_at = now(), "
+        + ", ".join(f"{name} = excluded.{name}" for name in row),
+        *row.values(),
     )
 
 
@@ -171,3 +165,61 @@ async def _wait_for_all(
                 " look at their logs or restart them"
             )
         await asyncio.sleep(_POLL_S)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Desired:
+    """The route in force, the champion before this one, and the open proposals.
+
+    ``proposals`` maps each proposed policy version to its newest open proposal.
+    """
+
+    route: Route
+    previous: int | None
+    proposals: Mapping[int, int]
+
+
+async def desired(store: Store) -> Desired:
+    """Read the desired state.
+
+    Raises:
+        ModelError: there is no policy yet.
+    """
+    return await _read(store.pool)
+
+
+@asynccontextmanager
+async def lock_desired(store: Store) -> AsyncIterator[tuple[Desired, list[GatewayRow]]]:
+    """Block new routes and proposals; yield the desired state and the live gateways."""
+    async with store.pool.acquire() as connection, connection.transaction():
+        await lock_routes(connection, _HALTED_S)
+        yield await _read(connection), await live_gateways(store)
+
+
+async def _read(database: "Pool | Connection") -> Desired:
+    row = await database.fetchrow(_DESIRED)
+    if row is None:
+        raise ModelError(NO_POLICY)
+    fields = dict(row)
+    previous, versions, ids = (fields.pop(name) for name in ("previous", "versions", "proposals"))
+    return Desired(
+        route=Route(**fields),
+        previous=previous,
+        proposals=dict(zip(versions or (), ids or (), strict=True)),
+    )
+
+
+# One statement reads one moment. Two could miss a policy whose proposal closes while its route is
+# committed, and the gateway would unload it.
+_DESIRED = """
+SELECT route.*,
+       (SELECT policy_version FROM babylon.routes AS before
+        WHERE before.policy_version <> route.policy_version
+        ORDER BY route_version DESC LIMIT 1) AS previous,
+       opened.*
+FROM babylon.routes AS route,
+     (SELECT array_agg(policy_version ORDER BY proposal_id) AS versions,
+             array_agg(proposal_id ORDER BY proposal_id) AS proposals
+      FROM babylon.proposals WHERE outcome IS NULL AND open_until > now()) AS opened
+ORDER BY route_version DESC LIMIT 1
+"""

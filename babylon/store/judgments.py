@@ -5,7 +5,7 @@ It serves as the cache (a usable reply is found by its key and never bought twic
 """
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass, fields
 from datetime import UTC, datetime
 
 import msgspec
@@ -42,6 +42,9 @@ class Purchase:
     usd: float = 0.0
 
 
+_COLUMNS = [field.name for field in fields(Purchase)]
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Spent:
     """Tokens of prompts and replies, their cost in US dollars, and the number of paid requests."""
@@ -60,9 +63,8 @@ class StoredJudgments:
     async def find(self, key: str) -> Purchase | None:
         """Return the usable reply to a prompt, else an unusable one, else ``None``."""
         row = await self._store.pool.fetchrow(
-            "SELECT key, scenario_id, judge, method, rubric, prompt_hash, trajectory_ids, scores,"
-            " explanations, problem, prompt_tokens, completion_tokens, usd"
-            " FROM babylon.judgments WHERE key = $1 ORDER BY problem IS NOT NULL LIMIT 1",
+            f"SELECT {', '.join(_COLUMNS)} FROM babylon.judgments WHERE key = $1"
+            " ORDER BY problem IS NOT NULL LIMIT 1",
             key,
         )
         if row is None:
@@ -73,37 +75,30 @@ class StoredJudgments:
     async def keep(self, purchase: Purchase) -> None:
         """Store a reply."""
         failpoint("judgment.before")
+        marks = ", ".join(f"${i + 2}" for i in range(len(_COLUMNS)))
         await self._store.pool.execute(
-            "INSERT INTO babylon.judgments (window_id, key, scenario_id, judge, method, rubric,"
-            " prompt_hash, trajectory_ids, scores, explanations, problem, prompt_tokens,"
-            " completion_tokens, usd)"
-            " VALUES ($1, $2, $3, $4, $5, $6, $7, $8, $9, $10, $11, $12, $13, $14)",
+            f"INSERT INTO babylon.judgments (window_id, {', '.join(_COLUMNS)})"
+            f" VALUES ($1, {marks})",
             self._window_id,
-            purchase.key,
-            purchase.scenario_id,
-            purchase.judge,
-            purchase.method,
-            purchase.rubric,
-            purchase.prompt_hash,
-            list(purchase.trajectory_ids),
-            list(purchase.scores),
-            list(purchase.explanations),
-            purchase.problem,
-            purchase.prompt_tokens,
-            purchase.completion_tokens,
-            purchase.usd,
+            *asdict(purchase).values(),
         )
         failpoint("judgment.after")
 
 
-async def spent_on_window(store: Store, window_id: str) -> Spent:
-    """Return the cost of all judgments of a window."""
-    return await _sum(store, "window_id = $1", window_id)
-
-
-async def spent_since(store: Store, moment: datetime) -> Spent:
-    """Return the cost of all windows' judgments since ``moment``."""
-    return await _sum(store, "created_at >= $1", moment)
+async def total_spent(
+    store: Store, *, window_id: str | None = None, since: datetime | None = None
+) -> Spent:
+    """Return the cost of the judgments of one window, of all since a moment, or of all."""
+    row = await store.pool.fetchrow(
+        "SELECT coalesce(sum(prompt_tokens + completion_tokens), 0)::bigint AS tokens,"
+        " coalesce(sum(usd), 0) AS usd, count(*) FILTER (WHERE prompt_tokens > 0) AS requests"
+        " FROM babylon.judgments WHERE ($1::text IS NULL OR window_id = $1)"
+        " AND ($2::timestamptz IS NULL OR created_at >= $2)",
+        window_id,
+        since,
+    )
+    assert row is not None  # an aggregate always returns a row
+    return Spent(**row)
 
 
 async def write_to_game(
@@ -160,14 +155,3 @@ ON CONFLICT ("trajectoryId") DO UPDATE SET
     "criteriaJson" = excluded."criteriaJson",
     "judgedAt" = excluded."judgedAt"
 """
-
-
-async def _sum(store: Store, condition: str, value: str | datetime) -> Spent:
-    row = await store.pool.fetchrow(
-        "SELECT coalesce(sum(prompt_tokens + completion_tokens), 0)::bigint AS tokens,"
-        " coalesce(sum(usd), 0) AS usd, count(*) FILTER (WHERE prompt_tokens > 0) AS requests"
-        f" FROM babylon.judgments WHERE {condition}",
-        value,
-    )
-    assert row is not None  # an aggregate always returns a row
-    return Spent(**row)

@@ -68,7 +68,6 @@ def staleness(parents: Mapping[int, int | None], trained: int) -> dict[int, int]
 
 
 def _line(parents: Mapping[int, int | None], version: int) -> Iterator[int]:
-    """Yield a version and its known ancestors, newest first."""
     current: int | None = version
     while current is not None and current in parents:
         yield current

@@ -108,21 +108,15 @@ async def list_policies(store: Store) -> list[Policy]:
     return [Policy(**row) for row in rows]
 
 
-async def checkpoints_at_hand(store: Store, versions: Iterable[int | None]) -> dict[int, str]:
-    """Return version → URI, for the registered versions whose checkpoint was not removed."""
+async def checkpoint_uris(
+    store: Store, versions: Iterable[int | None], *, removed: bool
+) -> dict[int, str]:
+    """Return version → URI of the registered versions, with or without removed checkpoints."""
     rows = await store.pool.fetch(
         "SELECT policy_version, uri FROM babylon.policies"
-        " WHERE policy_version = ANY($1) AND removed_at IS NULL",
+        " WHERE policy_version = ANY($1) AND ($2 OR removed_at IS NULL)",
         list(versions),
-    )
-    return {row["policy_version"]: row["uri"] for row in rows}
-
-
-async def checkpoint_uris(store: Store, versions: Iterable[int]) -> dict[int, str]:
-    """Return version → URI, also for checkpoints that were removed."""
-    rows = await store.pool.fetch(
-        "SELECT policy_version, uri FROM babylon.policies WHERE policy_version = ANY($1)",
-        list(versions),
+        removed,
     )
     return {row["policy_version"]: row["uri"] for row in rows}
 

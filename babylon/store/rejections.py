@@ -1,7 +1,8 @@
-"""The table ``rejections``: trajectories that validation refused, each with a named reason."""
+"""The table ``rejections``, trajectories that validation refused, and the counts of each window."""
 
+from collections import Counter
 from collections.abc import Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from babylon.core.failpoints import failpoint
 from babylon.core.types import Claim
@@ -32,18 +33,14 @@ class RejectionTally:
     """Counts rejections by reason and keeps the first samples of each by id."""
 
     def __init__(self) -> None:
-        self._counts: dict[str, int] = {}
+        self._counts: Counter[str] = Counter()
         self._samples: dict[str, list[Rejection]] = {}
 
     def add(self, rejection: Rejection) -> None:
         reason = str(rejection.reason)
-        self._counts[reason] = self._counts.get(reason, 0) + 1
-        samples = self._samples.setdefault(reason, [])
-        if len(samples) < SAMPLES:
-            samples.append(rejection)
-        elif rejection.trajectory_id < samples[-1].trajectory_id:
-            samples[-1] = rejection
-        samples.sort(key=lambda sample: sample.trajectory_id)
+        self._counts[reason] += 1
+        samples = [*self._samples.get(reason, []), rejection]
+        self._samples[reason] = sorted(samples, key=lambda one: one.trajectory_id)[:SAMPLES]
 
     def reasons(self) -> list[RejectedFor]:
         """Return the reasons, the most frequent first."""
@@ -93,3 +90,39 @@ SELECT trajectory_id, reason, detail, count FROM (
 WHERE place <= $2
 ORDER BY count DESC, reason COLLATE "C", place
 """
+
+
+@dataclass(slots=True, kw_only=True)
+class WindowCounts:
+    """Counts of a window's last run.
+
+    ``rejected`` is by reason. ``late`` leaves out rows that a recipe admitted.
+    """
+
+    collected: int = 0
+    trained: int = 0
+    late: int = 0
+    rejected: Counter[str] = field(default_factory=Counter)
+
+
+_OF_EACH = "SELECT window_id, count(*) AS n FROM babylon.{} WHERE window_id >= $1 {} GROUP BY 1"
+
+
+async def count_windows(store: Store, oldest: str = "") -> dict[str, WindowCounts]:
+    """Return the counts of the windows from the id ``oldest`` on that have any."""
+    counts: dict[str, WindowCounts] = {}
+
+    async def fill(name: str, condition: str = "") -> None:
+        for row in await store.pool.fetch(_OF_EACH.format(name, condition), oldest):
+            setattr(counts.setdefault(row["window_id"], WindowCounts()), name, row["n"])
+
+    await fill("collected")
+    await fill("trained")
+    await fill("late", "AND admitted_to IS NULL")
+    for row in await store.pool.fetch(
+        "SELECT window_id, reason, count(*) AS n FROM babylon.rejections WHERE window_id >= $1"
+        " GROUP BY 1, 2 ORDER BY n DESC, reason",
+        oldest,
+    ):
+        counts.setdefault(row["window_id"], WindowCounts()).rejected[row["reason"]] = row["n"]
+    return counts

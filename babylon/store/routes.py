@@ -4,7 +4,7 @@ Gateways listen on the channel ``babylon_routes`` and announce the route that th
 (``babylon.store.gateways``). A change is complete when every live gateway serves the new route.
 """
 
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Iterable, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from datetime import datetime
@@ -14,8 +14,10 @@ from babylon.core.errors import ModelError, RouteConflictError, ServingError
 from babylon.core.failpoints import failpoint
 from babylon.core.types import Claim
 from babylon.store.connection import HALTED_S, Connection, Store, guarded
+from babylon.store.policies import Policy, get_policy
 
 CHANNEL = "babylon_routes"
+RESTORER = "babylon"  # author of routes that restore the policy before, after a failed change
 Mode = Literal["replace", "ab", "canary"]
 
 
@@ -178,7 +180,6 @@ async def _require_route(connection: Connection, expected: int) -> None:
 
 @asynccontextmanager
 async def _transaction(store: Store, claim: Claim | None) -> AsyncIterator[Connection]:
-    """Open a transaction, guarded by the claim if there is one."""
     if claim is not None:
         async with guarded(store, claim) as connection:
             yield connection
@@ -194,3 +195,58 @@ UPDATE trained_models SET "updatedAt" = now(),
     "archivedAt" = CASE WHEN "modelId" = $1 THEN NULL ELSE now() END
 WHERE "modelId" = $1 OR status = 'deployed'
 """
+
+
+async def all_routes(store: Store) -> list[Route]:
+    """Return the routes, newest first."""
+    return await list_routes(store, limit=10_000)
+
+
+async def previous_champion(store: Store) -> Policy:
+    """Return the policy to roll back to: the one that the present champion replaced.
+
+    Raises:
+        ModelError: no other policy was champion.
+    """
+    routes = reversed(await all_routes(store))
+    served = champions([route.policy_version for route in routes])
+    if len(served) < 2:
+        raise ModelError(
+            "no other policy served before, there is nothing to roll back to: name one with"
+            " `babylon deploy replace`"
+        )
+    return await get_policy(store, served[-2])
+
+
+def champions(routed: Iterable[int]) -> list[int]:
+    """Reduce the champions of all routes, oldest first, to those that replaced one another.
+
+    A route back to an earlier policy drops the policies in between. A second rollback, or a
+    rollback after a failed deployment, then never leads to an abandoned policy. Challengers
+    replace nobody.
+    """
+    served: dict[int, None] = {}
+    for version in routed:
+        while version in served:
+            served.popitem()
+        served[version] = None
+    return list(served)
+
+
+def same_champion_since(routes: Sequence[Route], route_version: int) -> bool:
+    """Return True if the champion did not change since that route. ``routes``: newest first."""
+    since = {route.policy_version for route in routes if route.route_version >= route_version}
+    return len(since) == 1
+
+
+def taken_back(routes: Sequence[Route], policy_version: int) -> Route | None:
+    """Return the route that last ended the policy's turn as champion or challenger.
+
+    ``None``: it never had a turn, or still has it. ``routes``: newest first.
+    """
+    after: Route | None = None
+    for route in routes:
+        if policy_version in route.versions:
+            return after
+        after = route
+    return None

@@ -1,7 +1,7 @@
 """The table ``scores``: one number for each scored trajectory."""
 
-from collections.abc import Iterable
-from dataclasses import dataclass, field
+from collections.abc import Iterable, Sequence
+from dataclasses import astuple, dataclass, field
 
 from babylon.core.failpoints import failpoint
 from babylon.core.types import Claim
@@ -21,24 +21,16 @@ class StoredScore:
     components: dict[str, float] = field(default_factory=dict)
     low: float | None = None
     high: float | None = None
-    reasons: tuple[str, ...] = ()
+    reasons: Sequence[str] = ()
     seen: str | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class ScoredRow:
+class ScoredRow(StoredScore):
     """A stored score with agent and scenario; without a scenario of its own, that is the window."""
 
     agent_id: str
     scenario_id: str
-    trajectory_id: str
-    scorer: str
-    score: float
-    low: float | None
-    high: float | None
-    components: dict[str, float]
-    reasons: list[str]
-    seen: str | None
 
 
 async def list_scores(store: Store, window_id: str) -> list[ScoredRow]:
@@ -62,19 +54,6 @@ async def replace_scores(store: Store, claim: Claim, rows: Iterable[StoredScore]
         await connection.executemany(
             "INSERT INTO babylon.scores (window_id, trajectory_id, scorer, score, components, low,"
             " high, reasons, seen) VALUES ($1, $2, $3, $4, $5, $6, $7, $8, $9)",
-            [
-                (
-                    claim.window_id,
-                    row.trajectory_id,
-                    row.scorer,
-                    row.score,
-                    row.components,
-                    row.low,
-                    row.high,
-                    list(row.reasons),
-                    row.seen,
-                )
-                for row in rows
-            ],
+            [(claim.window_id, *astuple(row)) for row in rows],
         )
     failpoint("scores.after")

@@ -179,12 +179,7 @@ async def close_job(
 
 
 async def finish_job(
-    store: Store,
-    claim: Claim,
-    job: TrainingJob,
-    *,
-    step: int,
-    metrics: dict[str, float],
+    store: Store, claim: Claim, job: TrainingJob, *, step: int, metrics: dict[str, float]
 ) -> TrainingJob:
     """Close a job that made the checkpoint ``step``."""
     change = "status = 'done', step = $4, metrics = $5"

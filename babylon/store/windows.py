@@ -28,8 +28,7 @@ from babylon.core.windows import (
     backoff,
     check_settled,
 )
-from babylon.store.connection import UNREACHABLE, Connection, Store, affected, guarded
-from babylon.store.database_clock import clock_of
+from babylon.store.connection import UNREACHABLE, Connection, Store, affected, clock_of, guarded
 
 _COLUMNS = (
     "window_id, minutes, state, epoch, owner, lease_until,"
@@ -230,7 +229,6 @@ async def change_state(connection: Connection, claim: Claim, state: WindowState)
 
 
 async def _state_of(connection: Connection, claim: Claim) -> tuple[WindowState, int]:
-    """Return the claimed window's state and attempts."""
     row = await connection.fetchrow(
         "SELECT state, attempts FROM babylon.windows WHERE window_id = $1", claim.window_id
     )

@@ -63,9 +63,7 @@ async def opened(existing: Existing) -> AsyncIterator[EngineUnderTest]:
             yield engine
 
 
-async def test_adapters_come_and_go_at_a_server_that_outlives_its_host(
-    existing: Existing, checkpoints: Checkpoints
-) -> None:
+async def test_adapters_outlive_the_host(existing: Existing, checkpoints: Checkpoints) -> None:
     held = {"babylon-v0": checkpoints.base, "babylon-v1": checkpoints.adapters[0]}
     async for host in opened(existing):
         for name, path in held.items():
@@ -103,9 +101,7 @@ async def test_what_the_server_cannot_serve_is_refused_and_said(
             assert str(path) in str(refusal.value)
 
 
-async def test_server_that_is_down_is_down_and_not_a_refusal(
-    existing: Existing, checkpoints: Checkpoints
-) -> None:
+async def test_a_stopped_server_is_no_refusal(existing: Existing, checkpoints: Checkpoints) -> None:
     nobody = Existing(f"http://127.0.0.1:{free_port()}", existing.home, existing.double)
     async for host in opened(nobody):
         assert (await host.health())["status"] == "starting"

@@ -71,9 +71,7 @@ async def test_same_again_is_a_no_op_and_a_name_never_changes_its_meaning(
     assert (await engine.chat(name, seed=1)).token_ids == before.token_ids
 
 
-async def test_what_does_not_load_is_refused_with_its_path(
-    engine: EngineUnderTest, tmp_path: Path, name: str
-) -> None:
+async def test_bad_paths_are_refused(engine: EngineUnderTest, tmp_path: Path, name: str) -> None:
     for path in (tmp_path, tmp_path / "nowhere"):
         status, body = await engine.put(name, path)
         assert status == 400
@@ -118,9 +116,7 @@ async def test_an_unloaded_policy_comes_back_as_it_was(
 # one answer
 
 
-async def test_whole_answer_is_its_text_its_tokens_their_logprobs_and_usage(
-    engine: EngineUnderTest, base: str
-) -> None:
+async def test_answers_have_text_tokens_logprobs_usage(engine: EngineUnderTest, base: str) -> None:
     answer = await engine.chat(base)
     assert_aligned(answer)
     assert_text(answer)
@@ -129,9 +125,7 @@ async def test_whole_answer_is_its_text_its_tokens_their_logprobs_and_usage(
     )
 
 
-async def test_stream_adds_up_to_the_whole_answer(
-    engine: EngineUnderTest, adapters: dict[str, Path]
-) -> None:
+async def test_streams_add_up(engine: EngineUnderTest, adapters: dict[str, Path]) -> None:
     name = next(iter(adapters))
     whole = await engine.chat(name, seed=7)
     stream = await engine.chat(name, seed=7, stream=True)
@@ -172,9 +166,7 @@ async def test_greedy_answers_are_the_likeliest_tokens(engine: EngineUnderTest, 
     assert answers[0] == answers[1]
 
 
-async def test_answer_ends_at_its_end_token_or_at_the_limit(
-    engine: EngineUnderTest, base: str
-) -> None:
+async def test_answers_end_at_end_token_or_limit(engine: EngineUnderTest, base: str) -> None:
     answers = [await engine.chat(base, seed=seed, max_tokens=60) for seed in range(12)]
     ends = {answer.finish_reason for answer in answers}
     assert ends == {"stop", "length"}
@@ -185,9 +177,7 @@ async def test_answer_ends_at_its_end_token_or_at_the_limit(
 
 
 @pytest.mark.parametrize("stream", [False, True])
-async def test_stop_string_ends_the_answer_and_stays_out_of_it(
-    engine: EngineUnderTest, base: str, stream: bool
-) -> None:
+async def test_stop_strings_end_answers(engine: EngineUnderTest, base: str, stream: bool) -> None:
     free = await engine.chat(base, seed=4, max_tokens=60)
     stop = next(free.text[i : i + 2] for i in range(5, 50) if free.text[i : i + 2].isascii())
     stopped = await engine.chat(base, seed=4, max_tokens=60, stop=[stop], stream=stream)
@@ -284,9 +274,7 @@ async def test_bad_request_is_refused_in_openai_shape(
     assert {"type", "code"} <= answer.error.keys()
 
 
-async def test_policy_that_is_not_there_is_a_404_that_names_it(
-    engine: EngineUnderTest, base: str
-) -> None:
+async def test_an_unknown_policy_is_a_404_with_its_name(engine: EngineUnderTest, base: str) -> None:
     answer = await engine.chat("nobody-v1")
     assert answer.status == 404
     async with engine.http.delete(f"{engine.url}/policies/nobody-v1") as response:
@@ -295,7 +283,7 @@ async def test_policy_that_is_not_there_is_a_404_that_names_it(
 
 
 @pytest.mark.parametrize("body", [b"", b"{", b"[]", b"\xff\xfe"])
-async def test_body_that_is_no_json_object_is_refused(engine: EngineUnderTest, body: bytes) -> None:
+async def test_a_body_must_be_a_json_object(engine: EngineUnderTest, body: bytes) -> None:
     async with await engine.client.call("/v1/chat/completions", body, "policy-v0") as response:
         assert response.status == 400
         assert (await response.json())["error"]["message"]

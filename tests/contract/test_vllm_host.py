@@ -71,9 +71,7 @@ def gone(processes: list[psutil.Process]) -> bool:
     )
 
 
-async def test_a_model_shares_the_server_that_was_started_for_its_adapter(
-    host: EngineUnderTest, checkpoints: Checkpoints
-) -> None:
+async def test_base_and_adapter_share(host: EngineUnderTest, checkpoints: Checkpoints) -> None:
     await host.load("babylon-v1", checkpoints.adapters[0])
     await host.load("babylon-v0", checkpoints.base)
     model, adapter = [(await host.cards())[name] for name in ("babylon-v0", "babylon-v1")]
@@ -88,9 +86,7 @@ async def test_a_model_shares_the_server_that_was_started_for_its_adapter(
         assert distance(answer, path) < TOLERANCE
 
 
-async def test_full_weights_come_beside_the_old_and_go_when_their_answers_are_finished(
-    host: EngineUnderTest, checkpoints: Checkpoints
-) -> None:
+async def test_full_weights_load_beside(host: EngineUnderTest, checkpoints: Checkpoints) -> None:
     await host.load("babylon-v2", checkpoints.other_base)
     before = [server["url"] for server in (await host.health())["servers"]][:-1]
     green = (await host.cards())["babylon-v2"]["url"]
@@ -121,9 +117,7 @@ async def test_model_that_does_not_start_is_refused_with_the_reason_and_leaves_n
     assert (await host.chat("babylon-v0")).status == 200
 
 
-async def test_killed_server_comes_back_with_all_it_held_before_it_is_listed(
-    host: EngineUnderTest, checkpoints: Checkpoints
-) -> None:
+async def test_killed_servers_reload_all(host: EngineUnderTest, checkpoints: Checkpoints) -> None:
     held = {
         "babylon-v0": checkpoints.base,
         "babylon-v1": checkpoints.adapters[0],
@@ -152,9 +146,7 @@ async def test_killed_server_comes_back_with_all_it_held_before_it_is_listed(
     assert (await host.health())["status"] == "ok"
 
 
-async def test_servers_end_with_a_host_that_is_killed(
-    host: EngineUnderTest, checkpoints: Checkpoints
-) -> None:
+async def test_servers_end_with_their_host(host: EngineUnderTest, checkpoints: Checkpoints) -> None:
     await host.load("babylon-v0", checkpoints.base)
     processes = family((await host.cards())["babylon-v0"]["url"])
     leash = processes[0].parent()

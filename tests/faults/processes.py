@@ -57,8 +57,7 @@ class Worker:
         self._log = settings.home.logs / f"worker-{next(_numbers)}.log"
         environment = {**settings.environment(), VARIABLE: failpoint}
         self._process = CONTEXT.Process(
-            target=_work,
-            args=(environment, str(self._log), dict(limits or {}), target, arguments),
+            target=_work, args=(environment, str(self._log), dict(limits or {}), target, arguments)
         )
         self._process.start()
 

@@ -36,9 +36,7 @@ def collected(directory, rows):
     return writer.artifact
 
 
-async def test_no_mutated_row_crashes_the_stage_and_each_is_accepted_or_has_a_reason(
-    store, settings
-):
+async def test_every_mutated_row_is_accepted_or_has_a_reason(store, settings):
     raw = collected(settings.home.artifacts, mutated_rows(FUZZED))
     accepted, _, rejections = check_artifact(raw, WINDOW, settings)
     assert accepted.rows + len(rejections) == raw.rows == FUZZED

@@ -31,9 +31,7 @@ TOLD = re.compile(r"^error: the (database at|connection to the database) ", re.M
 @pytest.mark.parametrize(
     ("limit", "names"), [(2_000, "artifacts/.2025"), (60_000, "checkpoints/progress/2025")]
 )
-async def test_a_full_disk_fails_the_window_by_name_and_publishes_nothing(
-    limit: int, names: str, world: World, tmp_path: Path
-) -> None:
+async def test_a_full_disk_is_named(limit: int, names: str, world: World, tmp_path: Path) -> None:
     async with world.place(tmp_path / "home") as place:
         code, said = await place.run(limits={"RLIMIT_FSIZE": limit})
         assert code == 1, said
@@ -48,7 +46,7 @@ async def test_a_full_disk_fails_the_window_by_name_and_publishes_nothing(
 
 
 @pytest.mark.parametrize(("directory", "size"), [("artifacts", "8k"), ("checkpoints", "64k")])
-async def test_a_full_file_system_is_told_by_name_and_with_more_room_the_window_is_trained(
+async def test_a_full_disk_is_freed(
     directory: str, size: str, world: World, tmp_path: Path
 ) -> None:
     async with world.place(tmp_path / "home") as place:
@@ -122,9 +120,7 @@ async def _pass_on(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -
 
 
 @whole_only
-async def test_a_connection_that_breaks_while_collecting_is_mended_within_the_run(
-    world: World, tmp_path: Path
-) -> None:
+async def test_a_broken_connection_in_collect_is_repaired(world: World, tmp_path: Path) -> None:
     async with world.place(tmp_path / "home", lease_s=60.0) as place:
         await place.rule_out()
         assert place.settings.database.url is not None
@@ -145,9 +141,7 @@ async def test_a_connection_that_breaks_while_collecting_is_mended_within_the_ru
     assert len(outcome["trained"]) == 7
 
 
-async def test_a_killed_database_ends_the_run_in_one_line_and_the_next_one_starts_it_again(
-    world: World, tmp_path: Path
-) -> None:
+async def test_a_killed_database_ends_the_run_in_one_line(world: World, tmp_path: Path) -> None:
     async with LoopbackJudge(Mind(scale=(-10.0, 10.0))) as judge:
         own = {"database": {"url": None}, "home": tmp_path, "judge": {"base_url": judge.base_url}}
         settings = load_settings(**merge_overrides(SETTINGS, own))

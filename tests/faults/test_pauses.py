@@ -21,7 +21,7 @@ PLACES = (
 
 
 @pytest.mark.parametrize("place_of_pause", PLACES)
-async def test_a_worker_that_slept_through_its_lease_is_fenced(
+async def test_a_sleeping_worker_is_fenced(
     place_of_pause: str, world: World, tmp_path: Path
 ) -> None:
     async with world.place(tmp_path / "home") as place:
@@ -40,9 +40,7 @@ async def test_a_worker_that_slept_through_its_lease_is_fenced(
 
 
 @whole_only
-async def test_babylon_train_that_slept_through_its_lease_is_fenced(
-    world: World, tmp_path: Path
-) -> None:
+async def test_a_babylon_train_that_slept_is_fenced(world: World, tmp_path: Path) -> None:
     async with world.place(tmp_path / "home") as place:
         await place.rule_out()
         async with babylon_train(place.settings, "policy.before=stop") as sleeper:
@@ -57,9 +55,7 @@ async def test_babylon_train_that_slept_through_its_lease_is_fenced(
         assert {**await place.outcome(), "files": None} == {**finished, "files": None}
 
 
-async def test_a_worker_that_stops_in_the_middle_of_a_write_does_not_block_its_successor(
-    world: World, tmp_path: Path
-) -> None:
+async def test_a_worker_stopped_in_a_write_blocks_no_other(world: World, tmp_path: Path) -> None:
     async with world.place(tmp_path / "home") as place:
         with place.worker("policy.inserted=stop", "1") as sleeper:
             await sleeper.stopped()

@@ -15,9 +15,7 @@ CLOCKS = {"createdAt", "created_at"}
 
 
 @pytest.mark.parametrize("case", RECORDED, ids=lambda case: case.name)
-async def test_a_killed_writer_leaves_all_or_nothing_and_may_write_again(
-    case: Case, world: World, tmp_path: Path
-) -> None:
+async def test_a_killed_writer_leaves_all_or_none(case: Case, world: World, tmp_path: Path) -> None:
     (crash,) = case.crashes
     act, moment = crash.split(".")
     target = f"tests.faults.acts:{act}"

@@ -11,9 +11,7 @@ RECORDER = "tests.faults.acts:recorder"
 SHUFFLED = ("trajectories", "llm_call_logs", "babylon.calls")
 
 
-async def test_of_two_runs_of_one_window_one_trains_and_the_other_says_why_not(
-    world: World, tmp_path: Path
-) -> None:
+async def test_one_of_two_runs_of_a_window_trains(world: World, tmp_path: Path) -> None:
     async with world.place(tmp_path / "home", lease_s=60.0) as place:
         with place.worker() as one, place.worker() as other:
             codes = [await one.ended(), await other.ended()]
@@ -26,9 +24,7 @@ async def test_of_two_runs_of_one_window_one_trains_and_the_other_says_why_not(
     assert len(outcome["judgments"]) == place.judge.requests
 
 
-async def test_a_row_that_comes_after_the_window_was_read_is_in_no_batch(
-    world: World, tmp_path: Path
-) -> None:
+async def test_a_row_after_the_reading_is_in_no_batch(world: World, tmp_path: Path) -> None:
     async with world.place(tmp_path / "home") as place:
         with place.worker("collect.reading=stop") as worker:
             await worker.stopped()

@@ -73,9 +73,7 @@ class Fleet:
         return await process.wait()
 
 
-async def test_four_workers_with_random_kills_commit_each_window_exactly_once(
-    settings: Settings, store: Store
-) -> None:
+async def test_four_killed_workers_commit_windows_once(settings: Settings, store: Store) -> None:
     windows = [Window(datetime(2025, 1, 1, tzinfo=UTC))]
     while len(windows) < WINDOWS:
         windows.append(windows[-1].next())

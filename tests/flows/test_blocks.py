@@ -41,7 +41,7 @@ async def test_saved_blocks_override_the_environment_and_options_override_both()
     assert settings.model.name == "alpha"
 
 
-async def test_what_a_block_leaves_open_stays_as_the_environment_says(
+async def test_a_blocks_unset_fields_keep_environment(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setenv("TUNING", "full")

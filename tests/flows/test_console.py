@@ -14,9 +14,7 @@ from tests.flows.conftest import Workshop
 WINDOW = "2025-11-14T09:00"
 
 
-async def test_the_listener_hears_each_stage_in_order_and_the_steps_of_training(
-    played: Settings, workshop: Workshop
-) -> None:
+async def test_the_listener_hears_stages_and_steps(played: Settings, workshop: Workshop) -> None:
     heard: list[tuple[str, str, int, int]] = []
     token = listener.set(lambda *event: heard.append(event))
     await train_window(WINDOW)
@@ -26,7 +24,7 @@ async def test_the_listener_hears_each_stage_in_order_and_the_steps_of_training(
     assert (WINDOW, "train", 1, 2) in heard
 
 
-def test_a_backfill_shows_how_many_windows_are_over_and_the_stages_of_the_present_one(
+def test_a_backfill_shows_windows_done_and_stages(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     terminal = Console(file=StringIO(), force_terminal=True, width=100)
@@ -42,7 +40,7 @@ def test_a_backfill_shows_how_many_windows_are_over_and_the_stages_of_the_presen
     assert "1/3" in last and "2025-11-14T10:00" in last and WINDOW not in last
 
 
-def test_months_of_windows_show_the_bar_of_the_present_one_alone(
+def test_months_of_windows_show_only_the_present_bar(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     terminal = Console(file=StringIO(), force_terminal=True, width=100)

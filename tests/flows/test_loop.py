@@ -68,9 +68,7 @@ async def live(
         yield live
 
 
-async def test_an_hour_of_play_becomes_a_policy_that_can_serve(
-    live: Settings, store: Store, base: Path
-) -> None:
+async def test_an_hour_of_play_becomes_a_policy(live: Settings, store: Store, base: Path) -> None:
     plan = FleetPlan(
         start=HOUR.start, duration_min=TICKS, agents=AGENTS, agents_per_scenario=6, seed=1
     )

@@ -22,17 +22,13 @@ CENTURY = {"windows": {"lookback_hours": 876_000}}
 START = datetime(2025, 11, 14, 9, tzinfo=UTC)
 
 
-async def test_backfill_trains_what_waits_and_the_second_time_nothing(
-    played: Settings, workshop: Workshop
-) -> None:
+async def test_backfill_trains_each_window_once(played: Settings, workshop: Workshop) -> None:
     results = await backfill(overrides=CENTURY)
     assert [(r.window_id, r.status) for r in results] == [(WINDOW, WindowState.DEPLOYED)]
     assert await backfill(overrides=CENTURY) == []
 
 
-async def test_backfill_takes_only_the_hours_that_it_is_asked_for(
-    played: Settings, workshop: Workshop
-) -> None:
+async def test_backfill_takes_only_the_given_hours(played: Settings, workshop: Workshop) -> None:
     assert await backfill() == []
     assert await backfill(hours=1, overrides=CENTURY) == []
 
@@ -46,9 +42,7 @@ async def play_the_next_hour(store: Store) -> None:
     )
 
 
-async def test_a_window_that_fails_is_a_result_and_the_next_is_tried(
-    played: Settings, store: Store, workshop: Workshop
-) -> None:
+async def test_failures_do_not_stop(played: Settings, store: Store, workshop: Workshop) -> None:
     await play_the_next_hour(store)
     workshop.training_error = TrainingError("loss is nan")
     results = await backfill(overrides=CENTURY)
@@ -56,9 +50,7 @@ async def test_a_window_that_fails_is_a_result_and_the_next_is_tried(
     assert {(r.status, r.reason) for r in results} == {(WindowState.FAILED, "loss is nan")}
 
 
-async def test_a_bounded_backfill_takes_the_oldest_and_the_next_one_goes_on(
-    played: Settings, store: Store, workshop: Workshop
-) -> None:
+async def test_bounds_take_the_oldest(played: Settings, store: Store, workshop: Workshop) -> None:
     await play_the_next_hour(store)
     heard: list[tuple[str, int, int]] = []
     token = listener.set(lambda _, stage, done, total: heard.append((stage, done, total)))
@@ -73,9 +65,7 @@ async def test_a_bounded_backfill_takes_the_oldest_and_the_next_one_goes_on(
     ]
 
 
-async def test_a_deployed_run_with_a_failed_window_is_red(
-    played: Settings, workshop: Workshop
-) -> None:
+async def test_a_deployed_run_that_failed_is_red(played: Settings, workshop: Workshop) -> None:
     message = f"1 of 1 windows failed: {WINDOW}: scorer 'none' is unknown"
     with pytest.raises(TrainingError, match=message):
         await backfill(overrides={**CENTURY, "scoring": {"scorer": "none"}}, placement="deployed")

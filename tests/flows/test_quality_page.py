@@ -10,9 +10,7 @@ from tests.flows.conftest import Workshop
 WINDOW = "2025-11-14T09:00"
 
 
-async def test_a_window_that_is_refused_has_its_page_too_with_samples(
-    played: Settings, workshop: Workshop
-) -> None:
+async def test_a_refused_window_has_its_page_too(played: Settings, workshop: Workshop) -> None:
     result = await train_window(WINDOW, overrides={"windows": {"min_agents": 6}})
     assert (result.status, workshop.trained) == (WindowState.SKIPPED, [])
     async with get_client() as client:

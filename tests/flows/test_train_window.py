@@ -93,9 +93,7 @@ async def test_a_finished_window_stays_finished_when_what_comes_after_it_fails(
     assert "cannot make the directory" in tracked and "does not name its base model" in retired
 
 
-async def test_a_challenger_that_is_worse_is_kept_but_does_not_serve(
-    played: Settings, store: Store, workshop: Workshop
-) -> None:
+async def test_the_worse_never_serves(played: Settings, store: Store, workshop: Workshop) -> None:
     workshop.promote = False
     result = await train_window(WINDOW)
     assert (result.status, result.reason) == (WindowState.REJECTED, "worse")
@@ -103,9 +101,7 @@ async def test_a_challenger_that_is_worse_is_kept_but_does_not_serve(
     assert (await champion(store))[0].policy_version == 0
 
 
-async def test_a_checkpoint_that_the_checks_refuse_ends_its_window_rejected(
-    played: Settings, store: Store, workshop: Workshop
-) -> None:
+async def test_failed_checks_reject(played: Settings, store: Store, workshop: Workshop) -> None:
     async with announced(store):  # a gateway runs, so there are checks
         result = await train_window(WINDOW)
     assert result.status == WindowState.REJECTED
@@ -115,21 +111,14 @@ async def test_a_checkpoint_that_the_checks_refuse_ends_its_window_rejected(
     assert (await champion(store))[0].policy_version == 0
 
 
-async def test_a_checkpoint_that_becomes_a_challenger_is_deployed_at_its_share(
-    played: Settings, store: Store, workshop: Workshop
-) -> None:
+async def test_challengers_get_a_share(played: Settings, store: Store, workshop: Workshop) -> None:
     result = await train_window(WINDOW, overrides={"deployment": {"strategy": "ab"}})
-    assert (result.status, result.reason) == (
-        WindowState.DEPLOYED,
-        "challenger at 50%: not worse",
-    )
+    assert (result.status, result.reason) == (WindowState.DEPLOYED, "challenger at 50%: not worse")
     assert (result.metrics["arm"], result.metrics["deployment_success"]) == ("challenger", True)
     assert (await champion(store))[0].policy_version == 0
 
 
-async def test_a_window_with_too_few_agents_is_skipped_and_says_why(
-    played: Settings, store: Store, workshop: Workshop
-) -> None:
+async def test_too_few_agents_skip(played: Settings, store: Store, workshop: Workshop) -> None:
     result = await train_window(WINDOW, overrides={"windows": {"min_agents": 50}})
     assert result.status == WindowState.SKIPPED and "50" in result.reason
     row = await get_window(store, WINDOW)
@@ -138,9 +127,7 @@ async def test_a_window_with_too_few_agents_is_skipped_and_says_why(
     assert (await backfill(hours=HOURS))[0].status == WindowState.DEPLOYED  # 3 are enough for it
 
 
-async def test_a_window_that_taught_nothing_waits_for_more_play(
-    played: Settings, store: Store, workshop: Workshop
-) -> None:
+async def test_equal_scores_wait(played: Settings, store: Store, workshop: Workshop) -> None:
     workshop.training_error = WindowNotReadyError("all scores are equal")
     (skipped,) = await backfill(hours=HOURS)
     assert (skipped.status, skipped.reason) == (WindowState.SKIPPED, "all scores are equal")
@@ -155,9 +142,7 @@ async def test_a_window_that_taught_nothing_waits_for_more_play(
     assert (trained.status, trained.metrics["trajectories"]) == (WindowState.DEPLOYED, 6)
 
 
-async def test_a_failed_window_keeps_its_reason_and_can_be_tried_again(
-    played: Settings, store: Store, workshop: Workshop
-) -> None:
+async def test_failures_may_be_retried(played: Settings, store: Store, workshop: Workshop) -> None:
     workshop.training_error = TrainingError("loss is nan")
     with pytest.raises(TrainingError, match="loss is nan"):
         await train_window(WINDOW)
@@ -167,9 +152,7 @@ async def test_a_failed_window_keeps_its_reason_and_can_be_tried_again(
     assert (await train_window(WINDOW)).status == WindowState.DEPLOYED
 
 
-async def test_a_run_that_died_after_training_goes_on_at_validation(
-    played: Settings, store: Store, workshop: Workshop
-) -> None:
+async def test_resumes_at_validation(played: Settings, store: Store, workshop: Workshop) -> None:
     workshop.validation_error = RuntimeError("power cut")
     with pytest.raises(RuntimeError):
         await train_window(WINDOW)
@@ -217,18 +200,14 @@ async def test_a_cancelled_run_stops_computing_and_leaves_the_window_to_the_next
     assert (await train_window(WINDOW)).status == WindowState.DEPLOYED
 
 
-async def test_the_unfinished_hour_is_refused_and_leaves_no_trace(
-    played: Settings, store: Store, workshop: Workshop
-) -> None:
+async def test_unfinished_hours_fail(played: Settings, store: Store, workshop: Workshop) -> None:
     current = window_at(datetime.now(UTC) + timedelta(minutes=1))  # this hour or the next
     with pytest.raises(WindowNotReadyError, match=f"ends at {current.end:%Y-%m-%dT%H:%M}"):
         await train_window(current.id)
     assert await list_windows(store) == []
 
 
-async def test_rejections_update_and_verdict_are_left_as_prefect_artifacts(
-    played: Settings, workshop: Workshop
-) -> None:
+async def test_prefect_artifacts_show_the_whole_run(played: Settings, workshop: Workshop) -> None:
     await train_window(WINDOW)
     async with get_client() as client:
         artifacts = await client.read_artifacts()
@@ -271,10 +250,7 @@ async def play_in(store: Store, window: Window) -> None:
 
 
 async def test_a_worker_whose_clock_is_an_hour_ahead_does_not_train_an_open_window(
-    played: Settings,
-    store: Store,
-    workshop: Workshop,
-    wrong_clock: Callable[[timedelta], None],
+    played: Settings, store: Store, workshop: Workshop, wrong_clock: Callable[[timedelta], None]
 ) -> None:
     current = window_at(datetime.now(UTC) + timedelta(minutes=1))  # this hour or the next
     await play_in(store, current)
@@ -288,10 +264,7 @@ async def test_a_worker_whose_clock_is_an_hour_ahead_does_not_train_an_open_wind
 
 
 async def test_a_worker_whose_clock_is_behind_trains_what_is_over(
-    played: Settings,
-    store: Store,
-    workshop: Workshop,
-    wrong_clock: Callable[[timedelta], None],
+    played: Settings, store: Store, workshop: Workshop, wrong_clock: Callable[[timedelta], None]
 ) -> None:
     last = window_at(datetime.now(UTC)).previous()
     await play_in(store, last)
@@ -300,9 +273,7 @@ async def test_a_worker_whose_clock_is_behind_trains_what_is_over(
     assert (result.window_id, result.status) == (last.id, WindowState.DEPLOYED)
 
 
-async def test_scores_are_taken_up_as_they_are_unless_a_setting_or_the_artifact_changed(
-    played: Settings, store: Store, workshop: Workshop
-) -> None:
+async def test_equal_scores_are_reused(played: Settings, store: Store, workshop: Workshop) -> None:
     """An update that had begun goes on with its very batch, whatever was played since."""
 
     async def dies() -> int:
@@ -325,7 +296,7 @@ async def test_scores_are_taken_up_as_they_are_unless_a_setting_or_the_artifact_
     assert (result.status, result.metrics["trajectories"]) == (WindowState.DEPLOYED, 6)
 
 
-async def test_what_an_earlier_scoring_left_out_is_forgotten_by_the_next(
+async def test_rows_that_an_earlier_scoring_left_out_are_counted_anew(
     played: Settings, store: Store, workshop: Workshop
 ) -> None:
     """Else the trained trajectories of the second would pass for held-out play of the first."""
@@ -343,9 +314,7 @@ async def test_what_an_earlier_scoring_left_out_is_forgotten_by_the_next(
     assert row.scored.held_out is None and row.metrics["held_out"] == 0
 
 
-async def test_a_late_row_is_reported_never_trained_by_itself_and_taken_up_by_a_recipe(
-    played: Settings, store: Store, workshop: Workshop
-) -> None:
+async def test_recipes_take_late_rows(played: Settings, store: Store, workshop: Workshop) -> None:
     assert (await train_window(WINDOW)).metrics["late"] == 0
     rows = [{**real_rows("trajectories")[n], "id": f"late{n}"} for n in range(3)]
     await insert(store, "trajectories", [{**r, "trajectoryId": r["id"]} for r in rows])
@@ -378,7 +347,7 @@ async def test_a_late_row_is_reported_never_trained_by_itself_and_taken_up_by_a_
     assert len(await list_policies(store)) == 3
 
 
-async def test_a_recipe_is_refused_for_a_window_that_is_not_done(
+async def test_recipes_need_done_windows(
     played: Settings, store: Store, workshop: Workshop
 ) -> None:
     result = await train_window(WINDOW, overrides={"windows": {"recipe": "again"}})

@@ -30,9 +30,7 @@ async def insert_trajectories(store: Store, *changes: dict[str, Any]) -> None:
     sound = real_rows("trajectories")[0]
     await insert(store, "users", [{**real_rows("users")[0], "id": sound["agentId"]}])
     await insert(
-        store,
-        "trajectories",
-        [{**sound, "id": row["trajectoryId"], **row} for row in changes],
+        store, "trajectories", [{**sound, "id": row["trajectoryId"], **row} for row in changes]
     )
 
 

@@ -92,9 +92,7 @@ async def test_ab_goes_to_half_of_the_agents(admin: Client, store: Store) -> Non
     assert (await current_route(store)).challenger_version == 1
 
 
-async def test_keys_need_the_scope_and_are_refused_once_they_are_revoked(
-    admin: Client, store: Store
-) -> None:
+async def test_keys_need_the_scope_and_fail_when_revoked(admin: Client, store: Store) -> None:
     infer, read, deploy = [
         await create_key(store, scope, scopes=[scope]) for scope in ("infer", "read", "deploy")
     ]
@@ -151,9 +149,7 @@ async def test_what_cannot_be_done_is_refused_in_the_gateways_error_shape(
     assert (await admin.get("status"))[0] == 200
 
 
-async def test_a_checkpoint_that_fails_its_checks_is_422_and_a_gateway_that_cannot_load_503(
-    admin: Client, store: Store
-) -> None:
+async def test_failed_checks_are_422_and_failed_loads_503(admin: Client, store: Store) -> None:
     async with announced(store, refuses={2: "out of memory"}):
         status, refused = await admin.post("replace", {"policy_version": 1})
         assert (status, refused["error"]["code"]) == (422, "CheckpointRefusedError")

@@ -130,8 +130,7 @@ async def challenge(
 
 
 @pytest.mark.parametrize(
-    ("spoil", "reason"),
-    [(damaged, "malformed replies rose from "), (collapsed, "collapsed: ")],
+    ("spoil", "reason"), [(damaged, "malformed replies rose from "), (collapsed, "collapsed: ")]
 )
 async def test_a_spoilt_checkpoint_is_refused_and_the_champion_keeps_serving(
     store: Store, quick: Settings, base: Path, tmp_path: Path, spoil: object, reason: str
@@ -152,9 +151,7 @@ async def test_a_spoilt_checkpoint_is_refused_and_the_champion_keeps_serving(
     assert await validate_checkpoint(store, quick, trained) == verdict  # bought once
 
 
-async def test_the_same_checkpoint_again_is_no_evidence(
-    store: Store, quick: Settings, base: Path
-) -> None:
+async def test_an_equal_checkpoint_is_undecided(store: Store, quick: Settings, base: Path) -> None:
     """Common random numbers: it answers as the champion does, to the letter."""
     verdict = await validate_checkpoint(store, quick, await challenge(store, base))
     assert verdict.ruling == "insufficient"
@@ -298,9 +295,7 @@ async def test_what_dropout_left_out_is_held_out(store: Store, quick: Settings, 
     assert (await held_out_check(store, trained, None)).trajectories == 80  # of the other window
 
 
-async def test_what_a_recipe_trained_of_the_left_out_is_held_out_no_more_and_each_counts_once(
-    store: Store, quick: Settings, base: Path
-) -> None:
+async def test_held_out_play_counts_once(store: Store, quick: Settings, base: Path) -> None:
     trained = await challenge(store, base)
     await recorded(store, quick, base, trained, wins="no")
     row = await get_window(store, trained.claim.window_id)
@@ -353,9 +348,7 @@ async def test_what_was_played_once_is_not_played_again(store: Store, quick: Set
         ("99999999999", "no policy version 99999999999"),
     ],
 )
-async def test_an_unknown_player_is_refused(
-    store: Store, quick: Settings, who: str, complaint: str
-) -> None:
+async def test_unknown_player_is(store: Store, quick: Settings, who: str, complaint: str) -> None:
     with pytest.raises(BabylonError, match=complaint):
         await find_player(store, who, 0)
 

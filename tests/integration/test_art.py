@@ -101,9 +101,7 @@ async def gather(model: Any, count: int = 4) -> Any:
     return await art().TrajectoryGroup(rollout(seed) for seed in range(count))
 
 
-async def test_a_script_written_for_art_trains_serves_logs_and_goes_on_after_a_restart(
-    base: Path, tmp_path: Path
-) -> None:
+async def test_a_script_for_art_trains_serves_resumes(base: Path, tmp_path: Path) -> None:
     model = trainable(base)
     backend = backend_in(tmp_path)
     await model.register(backend)
@@ -191,9 +189,7 @@ async def test_choices_without_token_ids_are_trained_as_text(base: Path, tmp_pat
     await backend.close()
 
 
-async def test_supervised_fine_tuning_makes_the_given_reply_likelier(
-    base: Path, tmp_path: Path
-) -> None:
+async def test_supervised_tuning_makes_the_given_reply_likelier(base: Path, tmp_path: Path) -> None:
     model, backend = trainable(base), backend_in(tmp_path)
     await model.register(backend)
     chat = [{"role": "user", "content": "hello"}, {"role": "assistant", "content": "good day"}]
@@ -210,9 +206,7 @@ async def test_supervised_fine_tuning_makes_the_given_reply_likelier(
     await backend.close()
 
 
-async def test_a_leased_step_keeps_its_name_while_training_goes_on(
-    base: Path, tmp_path: Path
-) -> None:
+async def test_a_leased_step_keeps_its_name_during_training(base: Path, tmp_path: Path) -> None:
     model, backend = trainable(base), backend_in(tmp_path)
     await model.register(backend)
     group = await gather(model, 2)
@@ -315,9 +309,7 @@ async def test_a_window_through_a_backend_on_disk_becomes_a_checkpoint_to_go_on_
     work = await work_for(store, settings, base)
     tied = [msgspec.structs.replace(row(n, 1.0), scenario_id="tied") for n in ("c", "d")]
     work = replace(
-        work,
-        rows=[*work.rows, *tied],
-        settings=settings.replace(training={"learning_rate": 1e-3}),
+        work, rows=[*work.rows, *tied], settings=settings.replace(training={"learning_rate": 1e-3})
     )
     update = await update_on_disk(work, backend_in(tmp_path / "art"), tmp_path / "art")
     report: Any = update.report
@@ -339,9 +331,7 @@ async def test_a_window_through_a_backend_on_disk_becomes_a_checkpoint_to_go_on_
     assert moved[1] > moved[0]  # it went on from the first hour, not from the base model
 
 
-async def test_art_local_without_its_packages_names_them(
-    store: Store, settings: Settings, base: Path
-) -> None:
+async def test_art_local_names_its_packages(store: Store, settings: Settings, base: Path) -> None:
     work = await work_for(store, settings, base)
     with pytest.raises(ConfigError, match=r"needs unsloth, .*pip install 'openpipe-art\[backend\]"):
         await update_art_local(work)
@@ -406,10 +396,7 @@ async def test_a_window_is_trained_at_wandb_and_the_next_hour_goes_on_from_it(
 
 
 async def test_the_train_stage_commits_what_wandb_trained(
-    store: Store,
-    settings: Settings,
-    base: Path,
-    service: ServerlessDouble,
+    store: Store, settings: Settings, base: Path, service: ServerlessDouble
 ) -> None:
     work = await work_for(store, settings, base, lease_s=60)
     names = ("trajectory_id", "agent_id", "scenario_id", "score")
@@ -544,12 +531,7 @@ async def test_a_failed_job_says_why_and_may_be_tried_again(
 
 @pytest.mark.parametrize(("status", "left"), [(402, "failed"), (503, "submitting")])
 async def test_a_refused_submission_is_told_from_one_of_unknown_fate(
-    store: Store,
-    settings: Settings,
-    base: Path,
-    service: ServerlessDouble,
-    status: int,
-    left: str,
+    store: Store, settings: Settings, base: Path, service: ServerlessDouble, status: int, left: str
 ) -> None:
     service.refusal = status
     with pytest.raises(TrainingError, match="no credit"):

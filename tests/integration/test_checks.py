@@ -27,6 +27,7 @@ from babylon.store.policies import ensure_base, get_policy
 from babylon.store.proposals import proposed
 from tests.integration.test_serving import Stack, running_stack, until_healthy
 from tests.tiny_policy import save_tiny_policy, tiny_model, tiny_tokenizer
+from tests.unit.serving.gateway.calls import CALL
 
 HOLD = '{"action":"hold"}'
 NOBODY = (GatewayRow(gateway_id="g", url="http://127.0.0.1:9", route_version=1),)  # is never asked
@@ -214,28 +215,15 @@ async def test_a_gateway_that_does_not_know_the_policy_refuses_it(
 
 def call(text: str, *, agent: str | None = "a", number: int = 0, **fields: Any) -> RecordedCall:
     """A recorded call of the champion."""
-    made = RecordedCall(
+    made = replace(
+        CALL,
         call_id=f"{agent}-{text}-{number}",
         agent_id=agent,
-        trajectory_id=None,
-        step_number=None,
         policy_version=0,
-        route_version=1,
-        model="babylon-v0",
         messages=json.dumps([{"role": "user", "content": text}]),
         response=HOLD,
-        prompt_token_ids=[1, 2],
-        completion_token_ids=[3, 4],
-        logprobs=[-1.0, -1.0],
-        temperature=1.0,
-        top_p=1.0,
         max_tokens=24,
-        seed=None,
-        finish_reason="stop",
-        trainable=True,
-        untrainable_reason=None,
         started_at=datetime(2026, 1, 1, tzinfo=UTC) + timedelta(seconds=number),
-        latency_ms=1,
     )
     return replace(made, **fields)
 
@@ -255,7 +243,7 @@ async def test_the_base_model_itself_may_serve_again(stack: Stack, settings: Set
     assert checked.passed, checked.reason
 
 
-async def test_weights_that_are_no_numbers_are_refused(
+async def test_nan_weights_refused(
     stack: Stack, settings: Settings, base: Path, tmp_path: Path
 ) -> None:
     """Also when the engine holds better ones."""
@@ -314,9 +302,7 @@ async def test_an_adapter_of_another_base_or_of_none_is_refused(
     assert failed(await check(home, settings, 1)) == ["base"]
 
 
-async def test_a_base_that_changed_under_its_adapter_is_refused(
-    store: Store, settings: Settings, tmp_path: Path
-) -> None:
+async def test_a_changed_base_is_refused(store: Store, settings: Settings, tmp_path: Path) -> None:
     mine = save_tiny_policy(tmp_path / "v0", seed=0)
     await ensure_base(store, uri=str(mine), base_model="tiny", digest=checkpoint_digest(str(mine)))
     await register(store, 1, adapter(mine, tmp_path / "v1", 0.02), "lora")
@@ -334,9 +320,7 @@ async def test_an_adapter_that_learned_nothing_is_refused(
     assert failed(checked) == ["learned"]
 
 
-async def test_a_policy_that_went_far_from_the_champion_is_refused(
-    stack: Stack, settings: Settings, tmp_path: Path
-) -> None:
+async def test_far_policies_are_refused(stack: Stack, settings: Settings, tmp_path: Path) -> None:
     async with held(stack, 1, save_tiny_policy(tmp_path / "v1", seed=5)) as gateways:
         checked = await check(stack.store, settings, 1, gateways)
         assert failed(checked) == ["kl"]
@@ -344,9 +328,7 @@ async def test_a_policy_that_went_far_from_the_champion_is_refused(
         assert (await check(stack.store, raised, 1, gateways)).passed
 
 
-async def test_a_policy_that_forgot_its_form_is_refused(
-    store: Store, settings: Settings, tmp_path: Path
-) -> None:
+async def test_formless_policies_fail(store: Store, settings: Settings, tmp_path: Path) -> None:
     teller = speaking(HOLD, tmp_path / "v0")
     await ensure_base(store, uri=str(teller), base_model="tiny")
     await insert_calls(store, [call(text, agent=f"agent-{text}") for text in ASKED])
@@ -387,9 +369,7 @@ async def test_a_context_without_room_for_any_prompt_is_not_asked(
     assert "no room for a prompt" in checked.checks[-1].reason
 
 
-async def test_golden_prompts_are_of_many_agents_and_none_comes_twice(
-    store: Store, settings: Settings
-) -> None:
+async def test_golden_prompts_differ_in_agent(store: Store, settings: Settings) -> None:
     busy = [call(f"busy {n}", agent="busy", number=n) for n in range(1, 12)]
     again = [call("busy 3", agent="echo", number=50), call("late", agent="echo", number=20)]
     others = [
@@ -408,9 +388,7 @@ async def test_golden_prompts_are_of_many_agents_and_none_comes_twice(
     assert golden == await golden_prompts(store, settings.evaluation, await get_policy(store, 0))
 
 
-async def test_too_few_prompts_are_filled_up_with_the_simulators(
-    store: Store, settings: Settings
-) -> None:
+async def test_the_simulators_prompts_fill_up_too_few(store: Store, settings: Settings) -> None:
     """They have the game's form only if the fleet plays the game."""
     await ensure_base(store, uri="/base", base_model="tiny")
     await insert_calls(store, [call("poem", response="Roses are red.")])
@@ -425,9 +403,7 @@ async def test_too_few_prompts_are_filled_up_with_the_simulators(
     assert sorted(map(str, forms)) == ["order"] * (PROMPTS - 1) + ["text"]
 
 
-async def test_golden_prompts_of_a_new_home_are_the_simulators(
-    store: Store, settings: Settings
-) -> None:
+async def test_new_homes_have_the_simulators_prompts(store: Store, settings: Settings) -> None:
     await ensure_base(store, uri="/base", base_model="tiny")
     golden = await golden_prompts(store, settings.evaluation, await get_policy(store, 0))
     assert len(golden) == PROMPTS
@@ -435,9 +411,7 @@ async def test_golden_prompts_of_a_new_home_are_the_simulators(
     assert golden == await golden_prompts(store, settings.evaluation, await get_policy(store, 0))
 
 
-async def test_a_reply_is_held_to_a_form_where_it_has_room_to_end(
-    home: Store, settings: Settings
-) -> None:
+async def test_a_reply_with_room_to_end_must_have_the_form(home: Store, settings: Settings) -> None:
     """A reply that would not fit twice, under a limit of ours, may be cut: that says nothing."""
     essay = {"max_tokens": 0, "completion_token_ids": [5] * 200, "logprobs": [-1.0] * 200}
     note = {"max_tokens": 4000, "response": "[1]"}
@@ -457,9 +431,7 @@ async def test_a_reply_is_held_to_a_form_where_it_has_room_to_end(
 
 
 @pytest.mark.parametrize("gateways", [1, 3, 11])
-async def test_every_gateway_is_asked_every_prompt(
-    home: Store, settings: Settings, gateways: int
-) -> None:
+async def test_all_gateways_are_asked(home: Store, settings: Settings, gateways: int) -> None:
     golden = await golden_prompts(home, settings.evaluation, await get_policy(home, 0))
     asked = questions(golden, gateways)
     for number in range(gateways):

@@ -184,7 +184,7 @@ async def test_more_rows_than_one_fetch_are_streamed(store, settings):
     assert ids == [f"t{n:03}" for n in range(450)]
 
 
-async def test_the_gateways_tokens_join_their_calls_and_only_trainable_finite_ones(store, settings):
+async def test_only_trainable_finite_gateway_tokens_join_their_calls(store, settings):
     await insert_real_window(store)
     logs = real_rows("llm_call_logs")
     one = [row for row in logs if row["trajectoryId"] == logs[0]["trajectoryId"]][:6]
@@ -348,7 +348,7 @@ async def test_too_few_agents_is_refused_with_the_count_and_the_reasons(store, s
         await validated_window(store, demanding)
 
 
-async def test_scores_are_stored_with_their_components_and_added_to_the_rows(store, settings):
+async def test_scores_are_stored_with_components_and_added_to_the_rows(store, settings):
     await insert_real_window(store)
     scored = await scored_window(store, settings)
     stored = await store.pool.fetch("SELECT * FROM babylon.scores")
@@ -367,7 +367,7 @@ def by_pnl(trajectories: Sequence[Trajectory]) -> list[float]:
     return [trajectory.pnl_usd for trajectory in trajectories]
 
 
-async def test_a_scorer_of_ones_own_scores_and_a_failing_one_stores_nothing(store, settings):
+async def test_an_own_scorer_scores_and_a_failing_one_stores_nothing(store, settings):
     await insert_real_window(store)
     mine = settings.replace(scoring={"scorer": f"{__name__}:by_pnl"})
     scored = await scored_window(store, mine)

@@ -61,9 +61,7 @@ async def reader(blank_database_url: str) -> AsyncIterator[tuple[asyncpg.Connect
         await game.close()
 
 
-async def test_a_role_that_may_only_read_the_games_tables_collects_and_changes_none(
-    reader, tmp_path
-):
+async def test_a_role_with_read_rights_collects_and_changes_nothing(reader, tmp_path):
     game, url = reader
     before = await everything(game)
     settings = load_settings(database={"url": url}, home=tmp_path)
@@ -128,7 +126,7 @@ async def test_rows_of_both_writers_are_collected_and_the_unfinished_named(store
     assert validated.rejected == {"no_llm_call": 1, "unfinished_step": 1}
 
 
-async def test_the_older_writers_calls_are_joined_by_the_ids_that_its_steps_name(store, settings):
+async def test_the_older_writers_calls_are_joined_by_its_steps_ids(store, settings):
     sent = [{"role": "user", "content": "the whole chat"}, {"role": "user", "content": "Trade?"}]
     played = [older_step(n, llmCalls=[call(callId=f"uuid-{n}")]) for n in range(5)]
     await insert_trajectories(
@@ -180,9 +178,7 @@ async def test_the_order_in_which_rows_were_written_makes_no_difference(store, s
     assert all(not c.retokenized for t in trajectories for c in t.calls)
 
 
-async def test_a_row_that_comes_late_is_in_the_next_artifact_and_the_first_one_stays(
-    store, settings
-):
+async def test_a_late_row_is_in_the_next_artifact_and_the_first_stays(store, settings):
     await insert_trajectories(store, {"trajectoryId": "in time"})
     first = await collect_window(store, settings.home, await claim(store), WINDOW)
     await store.pool.execute(

@@ -14,8 +14,7 @@ from babylon.stages.deploy import deploy_checkpoint
 from babylon.stages.validate_checkpoint import validate_checkpoint
 from babylon.store import Store
 from babylon.store.policies import set_verdict
-from babylon.store.route_history import previous_champion
-from babylon.store.routes import list_routes
+from babylon.store.routes import list_routes, previous_champion
 from babylon.store.windows import claim_window
 from tests.deployments import announced, commit, outcomes, serving, three_policies, verdict
 
@@ -28,9 +27,7 @@ async def claim(store: Store) -> Claim:
     return await three_policies(store)
 
 
-async def test_a_promoted_checkpoint_serves_and_a_refused_one_changes_nothing(
-    store: Store, settings: Settings, claim: Claim
-) -> None:
+async def test_only_promoted_policies_serve(store: Store, settings: Settings, claim: Claim) -> None:
     refused = await deploy_checkpoint(store, settings, verdict(claim, promote=False))
     assert (refused.deployed, refused.policy_version, await serving(store)) == (False, 0, 0)
     deployed = await deploy_checkpoint(store, settings, verdict(claim))
@@ -40,27 +37,21 @@ async def test_a_promoted_checkpoint_serves_and_a_refused_one_changes_nothing(
     assert again == replace(deployed, changes=())
 
 
-async def test_a_worker_whose_window_was_taken_over_cannot_deploy(
-    store: Store, settings: Settings, claim: Claim
-) -> None:
+async def test_a_fenced_worker_deploys_none(store: Store, settings: Settings, claim: Claim) -> None:
     await claim_window(store, parse_window_id(claim.window_id), owner="other", lease_s=60)
     with pytest.raises(FencedError):
         await deploy_checkpoint(store, settings, verdict(claim))
     assert await serving(store) == 0
 
 
-async def test_a_verdict_about_an_earlier_champion_is_void(
-    store: Store, settings: Settings, claim: Claim
-) -> None:
+async def test_old_verdicts_are_void(store: Store, settings: Settings, claim: Claim) -> None:
     await replace_champion(store, settings, 1, BY_HAND)
     with pytest.raises(RouteConflictError):
         await deploy_checkpoint(store, settings, verdict(claim, route_version=1))
     assert await serving(store) == 1
 
 
-async def test_a_policy_that_a_gateway_cannot_load_is_never_routed(
-    store: Store, settings: Settings, claim: Claim
-) -> None:
+async def test_no_route_to_unloadable(store: Store, settings: Settings, claim: Claim) -> None:
     async with announced(store, refuses={2: "no such file"}):
         with pytest.raises(ServingError, match="g1 at http://one cannot hold policy 2: no such"):
             await deploy_checkpoint(store, settings, verdict(claim))
@@ -69,9 +60,7 @@ async def test_a_policy_that_a_gateway_cannot_load_is_never_routed(
         await previous_champion(store)
 
 
-async def test_a_checkpoint_that_the_checks_refuse_is_not_deployed_and_says_why(
-    store: Store, settings: Settings, claim: Claim
-) -> None:
+async def test_failed_checks_block_serving(store: Store, settings: Settings, claim: Claim) -> None:
     async with announced(store):
         refused = await deploy_checkpoint(store, settings, verdict(claim))
     assert not refused.deployed and refused.arm is None
@@ -81,9 +70,7 @@ async def test_a_checkpoint_that_the_checks_refuse_is_not_deployed_and_says_why(
     assert refused.reason == (await outcomes(store))[0]
 
 
-async def test_a_deployment_whose_worker_died_while_it_waited_is_taken_back_too(
-    store: Store, settings: Settings, claim: Claim
-) -> None:
+async def test_dead_deployments_are_undone(store: Store, settings: Settings, claim: Claim) -> None:
     await deploy_checkpoint(store, settings, verdict(claim))
     async with announced(store, refuses={2: "no such file"}, until_route=1):
         with pytest.raises(ServingError, match="no such file"):
@@ -91,9 +78,7 @@ async def test_a_deployment_whose_worker_died_while_it_waited_is_taken_back_too(
     assert await serving(store) == 0
 
 
-async def test_what_a_descendant_replaced_was_deployed_and_stays_replaced(
-    store: Store, settings: Settings, claim: Claim
-) -> None:
+async def test_replaced_policies_stay_away(store: Store, settings: Settings, claim: Claim) -> None:
     trained = await validated_before(store, claim)
     await deploy_checkpoint(store, settings, verdict(claim))
     later = await claim_window(store, parse_window_id(LATER), owner="worker", lease_s=0.0)
@@ -131,9 +116,7 @@ async def test_a_verdict_that_still_holds_is_not_bought_twice(
     assert again == replace(verdict(claim), claim=trained.claim)
 
 
-async def test_what_was_rolled_back_is_not_deployed_again(
-    store: Store, settings: Settings, claim: Claim
-) -> None:
+async def test_rolled_back_policies_stay(store: Store, settings: Settings, claim: Claim) -> None:
     trained = await validated_before(store, claim)
     await deploy_checkpoint(store, settings, verdict(claim))
     await replace_champion(
@@ -144,7 +127,7 @@ async def test_what_was_rolled_back_is_not_deployed_again(
     assert again.reason == "was in force, and taken back by operator: it lost money"
 
 
-async def test_what_no_gateway_served_is_validated_again(
+async def test_a_policy_that_no_gateway_served_is_validated_again(
     store: Store, settings: Settings, claim: Claim
 ) -> None:
     trained = await validated_before(store, claim)

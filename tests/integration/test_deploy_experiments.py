@@ -37,9 +37,7 @@ async def begin(store: Store, settings: Settings, mode: Experiment = "ab") -> No
     await run_experiment(store, settings, mode, 1, None, BY_HAND)
 
 
-async def test_an_experiment_keeps_its_salt_while_its_share_changes(
-    store: Store, settings: Settings
-) -> None:
+async def test_a_changed_share_keeps_the_same_salt(store: Store, settings: Settings) -> None:
     made = [await run_experiment(store, settings, "canary", 1, None, BY_HAND)]
     for share in (0.25, 0.1):
         made.append(await run_experiment(store, settings, "canary", None, share, BY_HAND))
@@ -102,16 +100,12 @@ async def test_an_experiment_needs_a_challenger(
 
 
 @pytest.mark.parametrize("share", [0.0, 1.0, -0.1, 5.0, float("nan")])
-async def test_a_share_lies_between_none_and_all(
-    store: Store, settings: Settings, share: float
-) -> None:
+async def test_a_share_is_between_0_and_1(store: Store, settings: Settings, share: float) -> None:
     with pytest.raises(ConfigError, match="give a fraction of the agents between 0 and 1"):
         await run_experiment(store, settings, "ab", 1, share, BY_HAND)
 
 
-async def test_replace_ends_an_experiment_only_in_favour_of_its_challenger(
-    store: Store, settings: Settings
-) -> None:
+async def test_only_the_challenger_may_replace_and_end_it(store: Store, settings: Settings) -> None:
     await begin(store, settings)
     for version in (0, 2):
         with pytest.raises(ExperimentError, match=r"rollback` ends that, or .*deploy replace 1"):
@@ -135,9 +129,7 @@ async def test_a_checkpoint_that_passed_becomes_a_challenger_where_that_is_the_s
     assert len(await list_routes(store)) == 2
 
 
-async def test_while_an_experiment_runs_no_other_checkpoint_goes_out(
-    store: Store, settings: Settings, claim: Claim
-) -> None:
+async def test_experiments_block_deployment(store: Store, settings: Settings, claim: Claim) -> None:
     await begin(store, settings)
     kept = await deploy_checkpoint(store, settings, verdict(claim))
     assert (kept.deployed, kept.arm, kept.policy_version, kept.route_version) == (False, None, 0, 2)

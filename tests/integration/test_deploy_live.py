@@ -110,9 +110,7 @@ async def fleet(store: Store, settings: Settings, checkpoints: list[Path]) -> As
             yield Fleet(stack, [stack.client, client])
 
 
-async def test_a_checked_policy_replaces_another_under_load_and_a_rollback_takes_it_back(
-    fleet: Fleet, store: Store, settings: Settings
-) -> None:
+async def test_replace_and_roll_back_live(fleet: Fleet, store: Store, settings: Settings) -> None:
     async with fleet.playing():
         made = await replace_champion(store, settings, 1, BY_HAND)
         assert made.checks is not None and made.checks["passed"], made.checks
@@ -132,9 +130,7 @@ async def test_a_checked_policy_replaces_another_under_load_and_a_rollback_takes
     )
 
 
-async def test_a_wrecked_checkpoint_is_refused_and_nobody_meets_it(
-    fleet: Fleet, store: Store, settings: Settings
-) -> None:
+async def test_a_wrecked_policy_is_refused(fleet: Fleet, store: Store, settings: Settings) -> None:
     async with fleet.playing():
         with pytest.raises(
             CheckpointRefusedError, match=r"policy 3 is refused: kl: .*policy 0 keeps serving"
@@ -156,9 +152,7 @@ async def test_a_checkpoint_that_does_not_load_is_refused_by_the_gateways(
     assert {version for _, version, _ in await fleet.round()} == {0}
 
 
-async def test_a_canary_grows_by_agents_that_stay_until_it_is_taken_back(
-    fleet: Fleet, store: Store, settings: Settings
-) -> None:
+async def test_a_canary_keeps_its_agents(fleet: Fleet, store: Store, settings: Settings) -> None:
     async with fleet.playing():
         await run_experiment(store, settings, "canary", 1, 0.3, BY_HAND)
         first = await fleet.round(24)
@@ -175,9 +169,7 @@ async def test_a_canary_grows_by_agents_that_stay_until_it_is_taken_back(
     assert (await current_route(store)).split is None
 
 
-async def test_a_challenger_that_replaces_the_champion_is_not_loaded_again(
-    fleet: Fleet, store: Store, settings: Settings
-) -> None:
+async def test_challengers_load_only_once(fleet: Fleet, store: Store, settings: Settings) -> None:
     await fleet.round()
     await run_experiment(store, settings, "ab", 2, 0.5, BY_HAND)
     won = await replace_champion(store, settings, 2, BY_HAND)

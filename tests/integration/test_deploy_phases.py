@@ -14,8 +14,7 @@ from babylon.deployment.replace import replace_champion
 from babylon.deployment.rollback import roll_back
 from babylon.store import Store
 from babylon.store.proposals import open_proposals
-from babylon.store.route_history import champions
-from babylon.store.routes import current_route, list_routes
+from babylon.store.routes import champions, current_route, list_routes
 from tests.deployments import announced, outcomes, serving, three_policies
 
 BY_HAND = ChangeRequest(author="operator", reason="by hand", drain_s=1.0)
@@ -30,9 +29,7 @@ async def policies(store: Store) -> None:
 pytestmark = pytest.mark.usefixtures("policies")
 
 
-async def test_what_the_checks_refuse_changes_nothing_and_the_proposal_says_why(
-    store: Store, settings: Settings
-) -> None:
+async def test_refused_checks_change_only_the_proposal(store: Store, settings: Settings) -> None:
     async with announced(store):
         with pytest.raises(CheckpointRefusedError, match="policy 0 keeps serving") as refused:
             await replace_champion(store, settings, 1, BY_HAND)
@@ -42,9 +39,7 @@ async def test_what_the_checks_refuse_changes_nothing_and_the_proposal_says_why(
     assert not await open_proposals(store)
 
 
-async def test_force_skips_the_checks_and_the_history_says_so(
-    store: Store, settings: Settings
-) -> None:
+async def test_force_skips_the_checks_and_is_recorded(store: Store, settings: Settings) -> None:
     async with announced(store):
         made = await replace_champion(store, settings, 1, FORCED)
     assert (made.policy_version, made.acknowledged_by, made.checks) == (1, ("g1",), None)
@@ -60,9 +55,7 @@ async def test_without_a_gateway_a_change_is_a_row(store: Store, settings: Setti
     assert await serving(store) == 1
 
 
-async def test_of_two_changes_at_once_the_slower_one_is_refused(
-    store: Store, settings: Settings
-) -> None:
+async def test_the_slower_of_two_changes_is_refused(store: Store, settings: Settings) -> None:
     async with announced(store):
         results = await asyncio.gather(
             *(replace_champion(store, settings, version, FORCED) for version in (1, 2)),
@@ -75,10 +68,7 @@ async def test_of_two_changes_at_once_the_slower_one_is_refused(
 
 @pytest.mark.parametrize("refuses", [{}, {1: "out of memory"}], ids=["silent", "refuses"])
 async def test_a_route_that_a_gateway_does_not_follow_is_taken_back_with_both_its_arms(
-    store: Store,
-    settings: Settings,
-    refuses: dict[int, str],
-    monkeypatch: pytest.MonkeyPatch,
+    store: Store, settings: Settings, refuses: dict[int, str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     await run_experiment(store, settings, "ab", 1, 0.3, BY_HAND)
     before = await current_route(store)
@@ -92,18 +82,14 @@ async def test_a_route_that_a_gateway_does_not_follow_is_taken_back_with_both_it
     assert after.reason == f"route {taken_back.route_version} was not acknowledged"
 
 
-async def test_a_champion_that_serves_already_is_only_waited_for(
-    store: Store, settings: Settings
-) -> None:
+async def test_a_serving_champion_is_only_waited_for(store: Store, settings: Settings) -> None:
     async with announced(store):
         made = await replace_champion(store, settings, 0, BY_HAND)
     assert (made.route_version, made.acknowledged_by) == (1, ("g1",))
     assert len(await list_routes(store)) == 1
 
 
-async def test_a_rollback_to_what_is_loaded_loads_and_checks_nothing(
-    store: Store, settings: Settings
-) -> None:
+async def test_a_rollback_to_a_loaded_policy_is_quick(store: Store, settings: Settings) -> None:
     await replace_champion(store, settings, 1, BY_HAND)
     proposed = await outcomes(store)
     async with announced(store, holds=(0,)):
@@ -112,9 +98,7 @@ async def test_a_rollback_to_what_is_loaded_loads_and_checks_nothing(
     assert await outcomes(store) == proposed
 
 
-async def test_a_rollback_to_what_is_not_loaded_loads_it_and_checks_nothing(
-    store: Store, settings: Settings
-) -> None:
+async def test_a_rollback_loads_but_checks_nothing(store: Store, settings: Settings) -> None:
     await replace_champion(store, settings, 1, BY_HAND)
     async with announced(store):
         made = await roll_back(store, BY_HAND)

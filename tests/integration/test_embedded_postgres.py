@@ -189,7 +189,7 @@ def test_a_killed_postmaster_is_replaced_and_no_committed_row_is_lost(home: Path
         assert _postmaster(server) is not None  # the first user has not left yet
 
 
-async def test_a_server_that_dies_under_its_users_is_started_again_at_the_same_address(
+async def test_a_server_that_dies_in_use_restarts_at_the_same_address(
     home: Path,
 ) -> None:
     settings = load_settings(home=home, database={"url": None})
@@ -264,9 +264,7 @@ def test_a_cluster_that_cannot_be_made_is_reported_in_one_line(tmp_path: Path) -
     )
 
 
-def test_a_statement_that_fails_leaves_no_half_made_cluster(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_failed_setup_leaves_no_cluster(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     def broken(data: Path, arguments: dict[str, Any], text: str = "") -> None:
         _make(data, arguments, text and "SELECT 1/0")
 
@@ -290,7 +288,7 @@ async def test_one_capability_lets_postgres_pass_roots_closed_directories(home: 
 
 
 @as_root
-def test_capabilities_are_given_only_where_a_directory_is_closed(
+def test_capabilities_are_given_only_for_closed_directories(
     postgres: EmbeddedPostgres,
 ) -> None:
     postmaster = _postmaster(postgres)
@@ -301,9 +299,7 @@ def test_capabilities_are_given_only_where_a_directory_is_closed(
 
 
 @as_root
-def test_root_without_setpcap_gets_an_error_that_names_the_closed_directory(
-    tmp_path: Path,
-) -> None:
+def test_root_without_setpcap_gets_an_error_that_names_the_closed_directory(tmp_path: Path) -> None:
     limited = ["setpriv", "--inh-caps=-all", "--bounding-set=-setpcap"]
     command = [*limited, sys.executable, "-c", USER_PROCESS, str(tmp_path)]
     done = subprocess.run(command, stdin=subprocess.DEVNULL, capture_output=True, text=True)

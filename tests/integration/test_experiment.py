@@ -40,9 +40,7 @@ def pnl(found: Review) -> Comparison:
     return found.pnl
 
 
-async def test_a_challenger_that_earns_more_is_promoted_and_every_look_is_kept(
-    store: Store, settings: Settings
-) -> None:
+async def test_a_better_challenger_is_promoted(store: Store, settings: Settings) -> None:
     fleet = await world(store)
     await fleet.begin()
     fleet.fleet(gain=200)
@@ -104,9 +102,7 @@ async def test_the_command_tells_the_same_and_succeeds_whatever_it_says(
     assert code == 1 and "no experiment 'no-such'" in said
 
 
-async def test_a_challenger_that_earns_less_is_rolled_back(
-    store: Store, settings: Settings
-) -> None:
+async def test_a_challenger_that_loses_is_rolled_back(store: Store, settings: Settings) -> None:
     fleet = await world(store)
     await fleet.begin()
     fleet.fleet(gain=-200)
@@ -114,9 +110,7 @@ async def test_a_challenger_that_earns_less_is_rolled_back(
     assert (await look(store, settings)).decision == "rollback"
 
 
-async def test_history_that_was_written_before_makes_the_interval_narrower(
-    store: Store, settings: Settings
-) -> None:
+async def test_earlier_history_narrows_the_interval(store: Store, settings: Settings) -> None:
     fleet = await world(store)
     for number in range(60):
         for _ in range(3):
@@ -140,9 +134,7 @@ async def test_history_that_was_written_before_makes_the_interval_narrower(
     assert pnl(beyond).explained == 0
 
 
-async def test_the_experiments_own_play_is_no_history_however_it_is_dated(
-    store: Store, settings: Settings
-) -> None:
+async def test_the_experiments_own_play_is_never_history(store: Store, settings: Settings) -> None:
     fleet = await world(store)
     await fleet.begin()
     fleet.fleet(gain=0)
@@ -151,9 +143,7 @@ async def test_the_experiments_own_play_is_no_history_however_it_is_dated(
     assert found.pnl is not None and found.pnl == found.raw_pnl
 
 
-async def test_play_through_a_change_of_the_share_belongs_to_the_stage_that_it_began_in(
-    store: Store, settings: Settings
-) -> None:
+async def test_play_belongs_to_its_first_stage(store: Store, settings: Settings) -> None:
     fleet = await world(store)
     await fleet.begin(0.25, mode="canary")
     long = fleet.play("a0", "champion", 5)
@@ -169,9 +159,7 @@ async def test_play_through_a_change_of_the_share_belongs_to_the_stage_that_it_b
     assert found[short].stage == 1
 
 
-async def test_play_that_does_not_belong_to_one_arm_alone_is_left_out_and_counted(
-    store: Store, settings: Settings
-) -> None:
+async def test_play_outside_of_one_arm_is_excluded(store: Store, settings: Settings) -> None:
     fleet = await world(store)
     fleet.route = 1
     straddling = fleet.play("a0", "champion", 9e6)
@@ -208,9 +196,7 @@ async def test_play_that_does_not_belong_to_one_arm_alone_is_left_out_and_counte
     )
 
 
-async def test_a_stranger_who_names_the_play_of_another_changes_nothing(
-    store: Store, settings: Settings
-) -> None:
+async def test_calls_that_name_anothers_play_are_ignored(store: Store, settings: Settings) -> None:
     fleet = await world(store)
     await fleet.begin()
     fleet.fleet(gain=0, agents=8, plays=1)
@@ -224,9 +210,7 @@ async def test_a_stranger_who_names_the_play_of_another_changes_nothing(
     assert (after.pnl, after.plays, after.excluded) == (before.pnl, 8, before.excluded)
 
 
-async def test_profit_is_that_of_the_play_wherever_the_row_says_it(
-    store: Store, settings: Settings
-) -> None:
+async def test_profit_is_of_the_play_in_every_row_form(store: Store, settings: Settings) -> None:
     """Last known lifetime P&L less that of the first step, be it behind 5,000 characters."""
     fleet = await world(store)
     await fleet.begin()
@@ -253,9 +237,7 @@ async def test_profit_is_that_of_the_play_wherever_the_row_says_it(
     assert (found.champion, found.challenger) == pytest.approx((4, 5))
 
 
-async def test_a_ramp_counts_each_agent_in_the_arm_that_it_met_first_at_each_share(
-    store: Store, settings: Settings
-) -> None:
+async def test_agents_count_in_their_first_arm_of_share(store: Store, settings: Settings) -> None:
     """All earn 10 more at the second share: more challengers then, and yet no difference."""
     fleet = await world(store)
     shares = (0.25, 0.5)
@@ -274,9 +256,7 @@ async def test_a_ramp_counts_each_agent_in_the_arm_that_it_met_first_at_each_sha
     assert pnl(found).challenger_agents == 24
 
 
-async def test_a_split_that_is_not_as_it_should_be_promotes_nobody(
-    store: Store, settings: Settings
-) -> None:
+async def test_a_broken_sample_ratio_promotes_nobody(store: Store, settings: Settings) -> None:
     fleet = await world(store)
     await fleet.begin()
     fleet.fleet(gain=500, agents=80, every=8)
@@ -287,9 +267,7 @@ async def test_a_split_that_is_not_as_it_should_be_promotes_nobody(
     assert "sample ratio broken: 10 challengers of 80 agents, 40.0 expected" in found.reason
 
 
-async def test_agents_that_one_arm_loses_are_a_broken_ratio_too(
-    store: Store, settings: Settings
-) -> None:
+async def test_agents_lost_by_one_arm_break_the_ratio(store: Store, settings: Settings) -> None:
     """All call, but of the challenger's only those finish that earn."""
     fleet = await world(store)
     await fleet.begin()
@@ -362,9 +340,7 @@ async def test_a_new_salt_is_a_new_experiment(store: Store, settings: Settings) 
     assert (second.salt, second.stages) == ("another", ((6,),))
 
 
-async def test_a_games_own_tables_that_we_may_only_read_are_enough(
-    blank_database_url: str, tmp_path: Path
-) -> None:
+async def test_read_rights_on_game_tables_suffice(blank_database_url: str, tmp_path: Path) -> None:
     connection = await asyncpg.connect(blank_database_url)
     await connection.execute(GAME)
     await connection.close()
@@ -389,9 +365,7 @@ async def test_a_games_own_tables_that_we_may_only_read_are_enough(
             await store.pool.execute("DROP OWNED BY reader; DROP ROLE reader")
 
 
-async def test_the_page_has_tables_whose_rows_have_as_many_cells_as_their_heads(
-    store: Store, settings: Settings
-) -> None:
+async def test_all_rows_of_the_pages_tables_are_complete(store: Store, settings: Settings) -> None:
     fleet = await world(store)
     await fleet.begin()
     fleet.fleet(gain=200, agents=44)

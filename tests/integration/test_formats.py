@@ -43,9 +43,7 @@ def a_trace(name: str = "t1", **changes: Any) -> Any:
     return trace(*steps, trajectory_id=name, **changes)
 
 
-async def test_exact_tokens_come_through_atif_to_training(
-    store: Store, settings: Settings, tmp_path: Path
-) -> None:
+async def test_atif_keeps_exact_tokens(store: Store, settings: Settings, tmp_path: Path) -> None:
     file = write_lines(tmp_path / "a.jsonl", write_atif(a_trace()), write_atif(a_trace("t2")))
     added = await import_files(store, [file])
     assert added == {"User": 1, "trajectories": 2, "llm_call_logs": 10, "babylon.calls": 8}
@@ -66,9 +64,7 @@ async def test_exact_tokens_come_through_atif_to_training(
 
 
 @pytest.mark.parametrize("format", [Written.ATIF, Written.CHAT])
-async def test_a_window_comes_back_as_it_was_written(
-    store: Store, tmp_path: Path, format: Written
-) -> None:
+async def test_a_window_comes_back_unchanged(store: Store, tmp_path: Path, format: Written) -> None:
     first, second = tmp_path / "first", tmp_path / "second"
     await import_files(store, [write_lines(tmp_path / "in.jsonl", write_atif(a_trace()))])
     assert await export_traces(store, WINDOW.id, format, first) == (
@@ -80,9 +76,7 @@ async def test_a_window_comes_back_as_it_was_written(
     assert lines_of(first) == lines_of(second)
 
 
-async def test_the_game_s_rows_come_back_to_the_last_column(
-    store: Store, settings: Settings, tmp_path: Path
-) -> None:
+async def test_game_rows_keep_all_columns(store: Store, settings: Settings, tmp_path: Path) -> None:
     plan = FleetPlan(start=REAL.start.replace(hour=10), duration_min=6, agents=3, fleet_id="f")
     await run_fleet(store, settings, plan, "scripted")
     await import_files(store, [write_lines(tmp_path / "x.jsonl", write_atif(
@@ -132,9 +126,7 @@ async def test_real_rows_are_written_and_read_again(store: Store, tmp_path: Path
     assert (await counts(store))[0] == written
 
 
-async def test_spans_become_trajectories_in_the_window_in_which_they_began(
-    store: Store, tmp_path: Path
-) -> None:
+async def test_spans_become_trajectories_of_one_window(store: Store, tmp_path: Path) -> None:
     exports = []
     for attributes in (chat("hi", "hello"), llm("hi", "hello")):
         traced = Traced()
@@ -187,9 +179,7 @@ async def test_a_format_that_is_named_is_not_guessed(store: Store, tmp_path: Pat
         await import_files(store, [file], format=Format.ATIF)
 
 
-async def test_an_export_never_replaces_a_file_and_never_leaves_half_of_one(
-    store: Store, tmp_path: Path
-) -> None:
+async def test_exports_are_whole_and_replace_no_file(store: Store, tmp_path: Path) -> None:
     with pytest.raises(WindowError, match="no trajectory was recorded in window"):
         await export_traces(store, WINDOW.id, Written.ATIF, tmp_path / "out")
     await import_files(store, [write_lines(tmp_path / "in.jsonl", write_atif(a_trace()))])

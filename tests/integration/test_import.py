@@ -37,9 +37,7 @@ async def test_a_second_import_adds_nothing(store: Store) -> None:
     assert await import_files(store, FILES) == dict.fromkeys(COUNTS, 0)
 
 
-async def test_a_table_is_told_by_the_keys_when_the_name_says_nothing(
-    store: Store, tmp_path: Path
-) -> None:
+async def test_keys_tell_the_table_if_the_name_does_not(store: Store, tmp_path: Path) -> None:
     for name in ("users", "trajectories", "llm_call_logs", "market_outcomes"):
         (tmp_path / f"part-{name}.json").write_bytes((REAL_ROWS / f"{name}.jsonl").read_bytes())
     assert await import_files(store, tmp_path.iterdir()) == COUNTS
@@ -64,9 +62,7 @@ async def test_columns_that_a_row_lacks_get_their_defaults(store: Store, tmp_pat
         ('{"id": "a\\u0000"}', r"users\.jsonl:2: unsupported Unicode escape sequence"),
     ],
 )  # fmt: skip
-async def test_a_bad_line_is_named_and_nothing_is_written(
-    store: Store, tmp_path: Path, line: str, message: str
-) -> None:
+async def test_a_bad_line_aborts_all(store: Store, tmp_path: Path, line: str, message: str) -> None:
     file = tmp_path / "users.jsonl"
     file.write_text('{"id": "good"}\n' + line)
     with pytest.raises(DatabaseError, match=message):
@@ -91,9 +87,7 @@ async def test_files_that_tell_no_table(store: Store, tmp_path: Path) -> None:
         await import_files(store, [odd])
 
 
-async def test_nothing_is_imported_into_somebody_elses_database(
-    blank_database_url: str, tmp_path: Path
-) -> None:
+async def test_a_foreign_database_takes_no_import(blank_database_url: str, tmp_path: Path) -> None:
     import asyncpg
 
     game = await asyncpg.connect(blank_database_url)

@@ -66,9 +66,7 @@ async def judgments(store, what="*"):
     return await store.pool.fetch(f"SELECT {what} FROM babylon.judgments ORDER BY judgment_id")
 
 
-async def test_every_judgment_tells_who_judged_by_what_at_which_cost_and_why(
-    store, settings, thinned
-):
+async def test_every_judgment_stores_judge_rubric_cost_and_reason(store, settings, thinned):
     async with judge_for(settings) as (judge, asked):
         scored = await score_window(store, asked, thinned)
     rows = await judgments(store)
@@ -86,7 +84,7 @@ async def test_every_judgment_tells_who_judged_by_what_at_which_cost_and_why(
     assert metrics["judge_usd"] == pytest.approx(cost)
 
 
-async def test_the_same_trajectory_shown_twice_is_listed_elsewhere(store, settings, thinned):
+async def test_a_trajectory_shown_twice_is_listed_elsewhere(store, settings, thinned):
     async with judge_for(settings, noise=0.2) as (_, asked):
         await score_window(store, asked, thinned)
     orders = [tuple(row["trajectory_ids"]) for row in await judgments(store)]
@@ -95,9 +93,7 @@ async def test_the_same_trajectory_shown_twice_is_listed_elsewhere(store, settin
 
 
 @pytest.mark.parametrize("scorer", ["ruler", "preference", "regression"])
-async def test_judging_a_window_again_asks_nothing_and_gives_the_same(
-    store, settings, thinned, scorer
-):
+async def test_judging_again_asks_nothing_and_is_equal(store, settings, thinned, scorer):
     async with judge_for(settings, noise=0.1) as (judge, asked):
         asked = asked.replace(scoring={"scorer": scorer})
         first = await score_window(store, asked, thinned)
@@ -248,9 +244,7 @@ async def test_what_a_day_spent_counts_for_its_other_windows(store, settings, th
             await score_window(store, tight, thinned)
 
 
-async def test_judgments_are_written_into_the_game_where_it_is_ours_and_wanted(
-    store, settings, thinned
-):
+async def test_judgments_are_written_into_our_game_if_wanted(store, settings, thinned):
     query = (
         'SELECT "aiJudgeReward" AS reward, "aiJudgeReasoning" AS why, t."judgedAt" AS at,'
         ' "overallScore" AS score, rank, "judgeModel" AS model, reasoning'
@@ -284,18 +278,13 @@ async def test_somebody_elses_game_is_never_written(store, settings, thinned):
 @pytest.mark.parametrize(
     ("update", "message"),
     [
-        (
-            {"judge": {"model": None}},
-            "scorer 'ruler' needs a judge: set JUDGE_MODEL",
-        ),
+        ({"judge": {"model": None}}, "scorer 'ruler' needs a judge: set JUDGE_MODEL"),
         ({"judge": {"base_url": "https://api.openai.com/v1"}}, "set OPENAI_API_KEY"),
         ({"judge": {"prompt_usd": 0, "completion_usd": 0, "day_usd": 1}}, "needs prices"),
         ({"judge": {"rubric": "no-such"}}, "choose trading-v1"),
     ],
 )
-async def test_what_is_missing_is_said_before_anything_is_bought(
-    store, settings, thinned, update, message
-):
+async def test_missing_keys_fail_before_buying(store, settings, thinned, update, message):
     async with judge_for(settings) as (judge, asked):
         with pytest.raises(ConfigError, match=message):
             await score_window(store, asked.replace(**update), thinned)
@@ -321,9 +310,7 @@ async def test_a_judge_that_takes_too_long_fails_the_stage(store, settings, thin
             await score_window(store, hasty, thinned)
 
 
-async def test_explain_names_best_and_worst_and_shows_what_the_judge_saw(
-    store, settings, thinned, monkeypatch, capsys
-):
+async def test_explain_names_best_and_worst(store, settings, thinned, monkeypatch, capsys):
     async with judge_for(settings) as (_, asked):
         await score_window(store, asked, thinned)
     for name, value in settings.environment().items():

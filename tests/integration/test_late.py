@@ -9,7 +9,7 @@ import pytest
 from babylon.core.errors import FencedError, WindowNotReadyError
 from babylon.core.windows import FINISHED, Window, WindowState, window_at
 from babylon.stages.collect import collect_window
-from babylon.store.database_clock import clock_of, read_clock
+from babylon.store.connection import clock_of, read_clock
 from babylon.store.late import admit_late, count_late, list_late, note_late, store_collected
 from babylon.store.windows import claim_window, get_window, set_state
 from tests.conftest import real_rows
@@ -78,7 +78,7 @@ async def test_before_a_window_is_trained_nothing_is_late(store, state):
     assert await note_late(store, 60) == 0
 
 
-async def test_a_late_row_is_collected_by_nobody_but_the_recipe_it_was_admitted_to(store, settings):
+async def test_only_the_recipe_that_admitted_a_late_row_collects_it(store, settings):
     await trained(store)
     await arrive(store, TWO)
     await note_late(store, 60)
@@ -113,7 +113,7 @@ async def test_a_collection_replaces_the_one_before(store):
     assert row.state == WindowState.COLLECTED
 
 
-async def test_a_window_waits_for_the_transaction_that_wrote_before_its_end(store, settings):
+async def test_a_window_waits_for_a_transaction_that_wrote_in_time(store, settings):
     last = window_at((await read_clock(store)).now, 15).previous()
     connection = await asyncpg.connect(settings.database.url.get_secret_value())
     try:

@@ -13,8 +13,8 @@ from babylon.core.errors import ConfigError, DatabaseError
 from babylon.core.settings import load_settings
 from babylon.migrations import VERSIONS
 from babylon.store import database_status, open_store
-from babylon.store.address import connect_arguments
 from babylon.store.migrate import HEAD, current_revision, migrate
+from babylon.store.server import connect_arguments
 
 REVISIONS = [file.name[:4] for file in sorted(VERSIONS.glob("0*.py"))]
 GAME = (VERSIONS / "0001_game_tables.sql").read_text()
@@ -38,7 +38,7 @@ EVERYTHING = """
 TWO_MIGRATIONS = """
 import asyncio, sys
 import alembic.command, sqlalchemy.dialects.postgresql.asyncpg, sqlalchemy.ext.asyncio
-from babylon.store.address import connect_arguments
+from babylon.store.server import connect_arguments
 from babylon.store.migrate import migrate
 
 async def main():
@@ -104,7 +104,7 @@ async def test_concurrent_migrations_queue(blank_database_url: str) -> None:
 
 
 @pytest.mark.parametrize("theirs", [GAME, "CREATE SCHEMA shop; CREATE TABLE shop.orders (id int)"])
-async def test_somebody_elses_database_gets_our_schema_and_keeps_every_byte_of_its_own(
+async def test_a_foreign_database_gets_our_schema_and_keeps_its_own_data(
     blank_database_url: str, tmp_path: Path, theirs: str
 ) -> None:
     await _run(blank_database_url, theirs)
@@ -117,17 +117,13 @@ async def test_somebody_elses_database_gets_our_schema_and_keeps_every_byte_of_i
     assert await _run(blank_database_url, EVERYTHING) == before
 
 
-async def test_a_database_stays_ours_when_others_add_tables_later(
-    database_url: str, tmp_path: Path
-) -> None:
+async def test_a_database_with_added_tables_stays_ours(database_url: str, tmp_path: Path) -> None:
     await _run(database_url, "CREATE TABLE later (id int)")
     async with open_store(load_settings(database={"url": database_url}, home=tmp_path)) as store:
         assert store.game_tables_ours
 
 
-async def test_an_extension_does_not_make_a_database_somebody_elses(
-    blank_database_url: str, tmp_path: Path
-) -> None:
+async def test_a_database_with_extension_is_ours(blank_database_url: str, tmp_path: Path) -> None:
     await _run(
         blank_database_url,
         "CREATE TABLE of_extension (id int); ALTER EXTENSION plpgsql ADD TABLE of_extension",
@@ -142,15 +138,12 @@ async def test_a_failing_migration_leaves_nothing(blank_database_url: str) -> No
     with pytest.raises(asyncpg.DuplicateTableError):
         await migrate(connect_arguments(blank_database_url))
     tables = await _run(
-        blank_database_url,
-        "SELECT tablename FROM pg_tables WHERE schemaname = 'babylon'",
+        blank_database_url, "SELECT tablename FROM pg_tables WHERE schemaname = 'babylon'"
     )
     assert tables == [("scores",)]
 
 
-async def test_an_unmigrated_database_says_what_to_run(
-    blank_database_url: str, tmp_path: Path
-) -> None:
+async def test_unmigrated_databases_name_a_remedy(blank_database_url: str, tmp_path: Path) -> None:
     settings = load_settings(database={"url": blank_database_url}, home=tmp_path)
     with pytest.raises(DatabaseError, match=r"at version none, not \d+: run `babylon db migrate`"):
         async with open_store(settings):
@@ -170,9 +163,7 @@ async def test_a_newer_database_is_left_alone(database_url: str, tmp_path: Path)
             pass
 
 
-async def test_an_account_without_rights_is_told_which_one_it_lacks(
-    blank_database_url: str, tmp_path: Path
-) -> None:
+async def test_the_missing_right_is_named(blank_database_url: str, tmp_path: Path) -> None:
     await _run(blank_database_url, "CREATE ROLE guest LOGIN PASSWORD 'guest'")
     url = "postgresql://guest:guest@" + blank_database_url.split("@")[1]
     try:

@@ -43,13 +43,13 @@ async def pending(store, settings):
     return [window.id for window in found]
 
 
-async def test_oldest_first_for_the_schedule_and_the_newest_when_nobody_names_one(store, settings):
+async def test_the_schedule_takes_the_oldest_and_a_default_the_newest(store, settings):
     await play_three_hours(store)
     assert await pending(store, settings) == [EIGHT, NINE, TEN]
     assert (await window_to_train(store, settings, clock=CLOCK)).id == TEN
 
 
-async def test_half_finished_windows_go_first_but_not_while_somebody_holds_them(store, settings):
+async def test_half_finished_windows_go_first_unless_they_are_held(store, settings):
     await play_three_hours(store)
     await half_finish(store, NINE)
     await half_finish(store, EIGHT)
@@ -107,7 +107,7 @@ async def test_dates_and_ids_bound_what_is_looked_at(store, settings):
     assert oldest.id == EIGHT  # whoever names a beginning needs no lookback
 
 
-async def test_a_window_that_fails_rests_longer_each_time_and_then_for_good(store, settings):
+async def test_a_failing_window_rests_longer_each_time_then_for_good(store, settings):
     await insert_real_window(store)
     window = parse_window_id(NINE)
     for attempt in range(1, 11):
@@ -133,9 +133,7 @@ async def test_a_run_that_was_stopped_is_no_failure(store, settings):
     assert await pending(store, settings) == [NINE]
 
 
-async def test_a_recipe_takes_up_what_is_done_once_and_only_where_something_was_never_trained(
-    store, settings
-):
+async def test_a_recipe_takes_a_done_window_once_if_rows_were_untrained(store, settings):
     await insert_real_window(store)
     again = settings.replace(windows={"recipe": "again"})
     assert await pending(store, again) == []  # it is not done
@@ -162,9 +160,7 @@ async def test_a_recipe_takes_up_what_is_done_once_and_only_where_something_was_
     assert await pending(store, other) == []
 
 
-async def test_late_rows_alone_make_a_window_wait_only_for_a_recipe_that_asks_for_them(
-    store, settings
-):
+async def test_late_rows_alone_wait_only_for_a_recipe_that_asks_them(store, settings):
     """A recipe that found nothing is not tried again: it must not be spent on a look in vain."""
     await insert_real_window(store)
     claim = await claim_window(store, parse_window_id(NINE), owner="run", lease_s=60)

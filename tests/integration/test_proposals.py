@@ -32,9 +32,7 @@ async def open_until(store: Store) -> datetime:
     return proposal.open_until
 
 
-async def test_renewal_goes_on_after_the_database_was_away(
-    store: Store, caplog: pytest.LogCaptureFixture
-) -> None:
+async def test_renewal_survives_an_outage(store: Store, caplog: pytest.LogCaptureFixture) -> None:
     async with proposed(store, 1, "test"):
         await store.pool.execute(HIDE)
         await until_logged(caplog, "could not be renewed, trying again")
@@ -46,7 +44,7 @@ async def test_renewal_goes_on_after_the_database_was_away(
     assert await outcomes(store) == ["committed"]
 
 
-async def test_an_expired_proposal_is_not_reopened_and_an_error_is_logged(
+async def test_expired_proposals_stay_closed(
     store: Store, caplog: pytest.LogCaptureFixture
 ) -> None:
     async with proposed(store, 1, "test") as proposal_id:

@@ -29,7 +29,7 @@ async def reports(store, settings, **options):
     return {report.window_id: report for report in found}
 
 
-async def test_the_real_window_is_ready_with_its_five_agents_and_ten_rejections(store, settings):
+async def test_the_real_window_is_ready_with_5_agents_and_10_rejections(store, settings):
     await insert_real_window(store)
     (report,) = (await reports(store, settings, min_agents=5)).values()
     assert report.window_id == "2025-11-14T09:00"
@@ -39,7 +39,7 @@ async def test_the_real_window_is_ready_with_its_five_agents_and_ten_rejections(
     assert await store.pool.fetchval("SELECT count(*) FROM babylon.rejections") == 0
 
 
-async def test_an_unfinished_window_or_too_few_agents_are_missing_something(store, settings):
+async def test_an_unfinished_window_or_too_few_agents_is_not_ready(store, settings):
     await insert_real_window(store)
     (report,) = (await reports(store, settings, min_agents=6, now=DURING)).values()
     assert (report.state, report.ready, report.age_s) == (WindowState.OPEN, False, -20 * 60)
@@ -49,7 +49,7 @@ async def test_an_unfinished_window_or_too_few_agents_are_missing_something(stor
     )
 
 
-async def test_a_window_in_work_or_done_is_not_ready_and_trained_rows_do_not_count(store, settings):
+async def test_a_window_in_work_or_done_is_not_ready_for_training(store, settings):
     await insert_real_window(store)
     held = await claim(store)
     now = datetime.now(UTC)
@@ -96,9 +96,7 @@ async def test_rows_find_their_window_and_those_without_one_are_shown(store, set
 
 @pytest.mark.parametrize("moment", ["infinity", "-infinity", "9999-12-31T23:30", "0044-03-15 BC"])
 @pytest.mark.parametrize("window_id", [None, "2025-11-14T09:00", "9999-12-31T23:00"])
-async def test_a_date_that_no_calendar_has_is_rejected_and_harms_no_other_row(
-    moment, window_id, store, settings
-):
+async def test_an_impossible_date_is_rejected_alone(moment, window_id, store, settings):
     beyond = {"trajectoryId": "beyond", "windowId": window_id, "startTime": moment}
     endless = {"trajectoryId": "endless", "endTime": moment}
     await insert_trajectories(store, {"trajectoryId": "sound"}, beyond, endless)
@@ -114,11 +112,7 @@ async def test_a_lookback_shows_the_newest_windows_only(store, settings):
     await insert_trajectories(
         store,
         {"trajectoryId": "t1"},
-        {
-            "trajectoryId": "t2",
-            "windowId": "2025-11-14T07:00",
-            "startTime": "2025-11-14T07:30",
-        },
+        {"trajectoryId": "t2", "windowId": "2025-11-14T07:00", "startTime": "2025-11-14T07:30"},
     )
     assert list(await reports(store, settings)) == ["2025-11-14T07:00", "2025-11-14T09:00"]
     assert list(await reports(store, settings, lookback_hours=3)) == ["2025-11-14T09:00"]
@@ -236,7 +230,7 @@ async def test_late_trajectories_are_counted_and_named(store, command):
     assert json.loads(text)["late"] == {WINDOW.id: 1}
 
 
-async def test_check_and_show_name_trajectories_that_were_refused_and_why(store, settings, command):
+async def test_check_and_show_name_refused_trajectories_and_why(store, settings, command):
     await insert_real_window(store)
     code, text = await command("check", "--min-agents", "6")
     assert code == 1 and f"{WINDOW.id}: 5 eligible agents, minimum is 6; rejected 10:\n" in text
@@ -254,9 +248,7 @@ async def test_check_and_show_name_trajectories_that_were_refused_and_why(store,
     assert code == 1 and "nothing was recorded in window" in json.loads(text)["error"]
 
 
-async def test_show_tells_what_the_run_of_a_finished_window_refused_and_what_came_late(
-    store, settings, command
-):
+async def test_show_names_a_done_windows_refused_and_late_rows(store, settings, command):
     await insert_trajectories(store, {"trajectoryId": "late"})
     held = await claim(store)
     await store_collected(store, held, ["other"])

@@ -124,9 +124,7 @@ async def test_values_are_what_was_recorded(store: Store) -> None:
     assert [tuple(call) for call in calls] == [("t1-call-0-0", "{}"), ("t1-call-1-0", "{}")]
 
 
-async def test_a_trajectory_is_written_whole_or_not_and_may_be_finished_again(
-    store: Store,
-) -> None:
+async def test_a_trajectory_is_written_whole_or_not_and_may_be_finished_again(store: Store) -> None:
     recorder = TrajectoryRecorder(store)
     trajectory_id = recorder.start("agent-1", at=START)
     _step(recorder, trajectory_id, 1)
@@ -171,9 +169,7 @@ async def test_window_ids_are_utc_whatever_zone_the_time_comes_in(store: Store) 
     assert tuple(row or ()) == (WINDOW_ID, datetime(2025, 11, 14, 9, 2))
 
 
-async def test_on_a_foreign_game_database_only_known_users_can_be_recorded(
-    blank_database_url: str, tmp_path: Path
-) -> None:
+async def test_a_foreign_game_records_known_users(blank_database_url: str, tmp_path: Path) -> None:
     game = await asyncpg.connect(blank_database_url)
     await game.execute((VERSIONS / "0001_game_tables.sql").read_text())
     settings = load_settings(database={"url": blank_database_url}, home=tmp_path)
@@ -187,9 +183,7 @@ async def test_on_a_foreign_game_database_only_known_users_can_be_recorded(
     await game.close()
 
 
-async def test_without_game_tables_the_recorder_says_so(
-    blank_database_url: str, tmp_path: Path
-) -> None:
+async def test_a_recorder_needs_the_game_tables(blank_database_url: str, tmp_path: Path) -> None:
     game = await asyncpg.connect(blank_database_url)
     await game.execute("CREATE TABLE something_else (id int)")
     await game.close()
@@ -321,7 +315,7 @@ async def test_a_tracker_that_died_is_taken_up_by_the_next_one(store: Store) -> 
     assert question[-2:] == (None, Decimal("0.2500"))
 
 
-async def test_a_write_that_breaks_in_the_middle_leaves_nothing_and_loses_nothing(
+async def test_a_write_that_breaks_in_the_middle_is_repeated_whole(
     store: Store,
 ) -> None:
     await store.pool.execute(
@@ -342,7 +336,7 @@ async def test_a_write_that_breaks_in_the_middle_leaves_nothing_and_loses_nothin
     assert await _outcomes(store) == written
 
 
-async def test_a_question_is_open_until_the_window_in_which_it_is_resolved_and_then_gone(
+async def test_a_question_is_open_until_the_window_that_resolves_it(
     store: Store,
 ) -> None:
     tracker = MarketOutcomesTracker(store, clock=lambda: NEXT_HOUR + timedelta(hours=3))

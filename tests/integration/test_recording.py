@@ -57,9 +57,7 @@ async def test_what_copy_writes_is_what_insert_writes(store: Store) -> None:
     assert RecordedCall(**rows[0]) == plain
 
 
-async def test_a_call_that_the_database_refuses_is_kept_aside_and_holds_up_no_other(
-    store: Store, tmp_path: Path
-) -> None:
+async def test_a_refused_call_is_set_aside_alone(store: Store, tmp_path: Path) -> None:
     segment = Segment.create(tmp_path)
     wrong = call(3, completion_token_ids=[2**40])
     segment.append([encode_record(one) for one in (call(1), call(2), wrong, call(4))])
@@ -91,10 +89,7 @@ async def policy(request: pytest.FixtureRequest) -> RecordingPolicy:
 
 @pytest.fixture
 async def gateway(
-    store: Store,
-    settings: Settings,
-    policy: RecordingPolicy,
-    monkeypatch: pytest.MonkeyPatch,
+    store: Store, settings: Settings, policy: RecordingPolicy, monkeypatch: pytest.MonkeyPatch
 ) -> AsyncIterator[Canned]:
     """Its recordings cannot be written: a file is where their directory must be."""
     monkeypatch.setattr(recording, "PROBE_S", 0.05)
@@ -118,9 +113,7 @@ async def until_it_records(gateway: Canned, client: openai.AsyncOpenAI) -> str:
 
 
 @pytest.mark.parametrize("policy", ["lossless"], indirect=True)
-async def test_without_a_disk_no_answer_ends_well_and_then_it_goes_on(
-    gateway: Canned, settings: Settings
-) -> None:
+async def test_without_a_disk_answers_fail_until_room(gateway: Canned, settings: Settings) -> None:
     async with gateway.client() as client:
         for _ in range(3):
             with pytest.raises(openai.InternalServerError, match="takes no calls") as caught:
@@ -134,9 +127,7 @@ async def test_without_a_disk_no_answer_ends_well_and_then_it_goes_on(
 
 
 @pytest.mark.parametrize("policy", ["available"], indirect=True)
-async def test_without_a_disk_answers_may_go_unrecorded_and_the_gap_is_on_record(
-    gateway: Canned, settings: Settings
-) -> None:
+async def test_without_a_disk_gaps_are_recorded(gateway: Canned, settings: Settings) -> None:
     async with gateway.client() as client:
         for _ in range(3):
             await client.chat.completions.create(**ASKED)

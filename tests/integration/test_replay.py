@@ -68,9 +68,7 @@ async def test_every_recorded_agent_makes_its_recorded_pnl_again(
 
 
 @pytest.mark.parametrize("rules", [STARTER, FULL], ids=["starter", "full"])
-async def test_the_scenario_is_the_one_that_was_played(
-    store: Store, settings: Settings, rules: Rules
-) -> None:
+async def test_played_scenarios_are_equal(store: Store, settings: Settings, rules: Rules) -> None:
     """The crowd's orders were never written down; they are found again to the last digits."""
     await run_fleet(store, settings, plan(rules), "scripted")
     (recorded,) = (await rebuilt(store)).scenarios
@@ -83,9 +81,7 @@ async def test_the_scenario_is_the_one_that_was_played(
         assert ours.dollars == pytest.approx(theirs.dollars, abs=1e-9)
 
 
-async def test_somebody_else_in_its_place_meets_the_same_world(
-    store: Store, settings: Settings
-) -> None:
+async def test_another_agent_in_its_place_has_the_world(store: Store, settings: Settings) -> None:
     await run_fleet(store, settings, plan(FULL, shared=True), "scripted")
     found = (await rebuilt(store)).scenarios
     (holds,) = replay(found, "agent-1", scripted(SCRIPTED_AGENTS["hold"]))
@@ -155,10 +151,7 @@ async def test_what_was_not_recorded_or_was_changed_is_named(
             "but its recorded decisions lead to $",
         ),
         ('"finalPnL" = "finalPnL" + 1', "at the end its balance is $"),
-        (
-            '"stepsJson" = replace("stepsJson", \'"yes":\', \'"yes":1\')',
-            "in tick 0 the ",
-        ),
+        ('"stepsJson" = replace("stepsJson", \'"yes":\', \'"yes":1\')', "in tick 0 the "),
     ],
     ids=["decision", "pnl", "reserves"],
 )
@@ -183,9 +176,7 @@ async def test_every_row_is_checked_and_not_the_first_alone(
         assert liar["id"] not in {play.agent_id for play in recorded.plays}
 
 
-async def test_reserves_that_no_order_leads_to_are_refused(
-    store: Store, settings: Settings
-) -> None:
+async def test_reserves_without_any_order_are_refused(store: Store, settings: Settings) -> None:
     await run_fleet(store, settings, plan(Rules(noise_order=0.0)), "scripted")
     await tamper(store, '"marketId":"m2","yes":', '"marketId":"m2","yes":1')
     skipped = (await rebuilt(store)).skipped[0]
@@ -265,9 +256,7 @@ async def test_a_dataset_replays_as_the_database_does(
             assert abs(one.difference) < CENT
 
 
-async def test_any_reader_of_parquet_takes_a_table_as_a_whole(
-    store: Store, heuristic: Settings
-) -> None:
+async def test_parquet_readers_take_a_table_as_a_whole(store: Store, heuristic: Settings) -> None:
     await run_fleet(store, heuristic, plan(), "scripted")
     files = await built(store, heuristic)
     for table, file in files.items():
@@ -278,9 +267,7 @@ async def test_any_reader_of_parquet_takes_a_table_as_a_whole(
         assert arrow.num_rows == one.height and {*arrow.column_names} == {*one.columns}
 
 
-async def test_ground_truth_is_in_one_column_of_the_scenarios_alone(
-    store: Store, heuristic: Settings
-) -> None:
+async def test_only_one_scenarios_column_has_the_truth(store: Store, heuristic: Settings) -> None:
     await run_fleet(store, heuristic, plan(FULL), "scripted")
     files = await built(store, heuristic)
     scenarios = pl.read_parquet(files["scenarios"])
@@ -296,9 +283,7 @@ async def test_ground_truth_is_in_one_column_of_the_scenarios_alone(
         assert "outcome" not in told and last not in told
 
 
-async def test_a_report_compares_and_says_what_it_could_not_play(
-    store: Store, settings: Settings
-) -> None:
+async def test_a_report_compares_and_lists_what_is_left(store: Store, settings: Settings) -> None:
     await run_fleet(store, settings, plan(), "scripted")
     report = await replay_report(settings, "2025-11", "agent-0", "scripted:oracle")
     assert report.mean_replayed > report.mean_recorded
@@ -315,9 +300,7 @@ async def test_a_report_compares_and_says_what_it_could_not_play(
         await replay_report(settings, "2024-01", "agent-0", "recorded")
 
 
-async def test_a_policy_plays_by_its_path_or_its_version(
-    store: Store, settings: Settings, tmp_path: Path
-) -> None:
+async def test_policies_play_by_version(store: Store, settings: Settings, tmp_path: Path) -> None:
     """A random policy writes no JSON: every decision is malformed, and nothing is won or lost."""
     await run_fleet(store, settings, replace(plan(), duration_min=2), "scripted")
     path = tmp_path / "tiny"
@@ -389,9 +372,7 @@ def test_a_trajectory_is_the_policy_s_that_all_its_known_calls_are_from() -> Non
     assert told == [(3, 2, 15.0), (4, 1, 7.0)]
 
 
-async def test_a_dataset_without_scenarios_is_refused(
-    store: Store, heuristic: Settings, tmp_path: Path
-) -> None:
+async def test_datasets_need_scenarios(store: Store, heuristic: Settings, tmp_path: Path) -> None:
     with pytest.raises(ReplayError, match="missing does not exist"):
         read_dataset(tmp_path / "missing", "2025-11")
     (tmp_path / "trajectories").mkdir()
@@ -403,9 +384,7 @@ async def test_a_dataset_without_scenarios_is_refused(
         read_dataset(heuristic.home.datasets, "2025-12")
 
 
-async def test_dirty_rows_are_named_and_the_others_are_replayed(
-    store: Store, settings: Settings
-) -> None:
+async def test_dirty_rows_are_named_the_others_replayed(store: Store, settings: Settings) -> None:
     """In copies of a market an agent's row stands for itself."""
     await run_fleet(store, settings, plan(), "scripted")
     for agent, column, text in (
@@ -432,9 +411,7 @@ async def test_a_file_that_is_no_dataset_s_is_named(tmp_path: Path) -> None:
         read_dataset(tmp_path, "2025-11")
 
 
-async def test_a_window_of_the_live_game_is_played_as_far_as_it_is_recorded(
-    store: Store, settings: Settings
-) -> None:
+async def test_a_live_window_is_played_as_far_as_recorded(store: Store, settings: Settings) -> None:
     await insert_real_window(store)
     report = await replay_report(settings, WINDOW.id, "test-agent-4", "scripted:hold")
     (result,) = report.results

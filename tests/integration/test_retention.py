@@ -18,11 +18,10 @@ from babylon.stages import retention
 from babylon.stages.retention import retire_checkpoints, sweep
 from babylon.stages.train import checkpoint_directory
 from babylon.store import Store
+from babylon.store.experiments import pin_arm
 from babylon.store.policies import commit_policy, ensure_base, get_policy, list_policies
 from babylon.store.proposals import proposed
-from babylon.store.route_history import previous_champion
-from babylon.store.routes import Split, commit_route, current_route
-from babylon.store.trajectory_arms import pin_arm
+from babylon.store.routes import Split, commit_route, current_route, previous_champion
 from babylon.store.windows import claim_window, set_state
 from babylon.training.progress_directory import progress_directory
 
@@ -91,9 +90,7 @@ async def test_unused_checkpoints_are_removed_and_marked(store: Store, lean: Set
     assert await retire_checkpoints(store, lean) == ()
 
 
-async def test_a_removed_policy_can_neither_be_promoted_nor_rolled_back_to(
-    store: Store, lean: Settings
-) -> None:
+async def test_a_removed_policy_can_never_be_routed_again(store: Store, lean: Settings) -> None:
     for hour in range(4):
         await train(store, lean, hour, parent=hour)
         await replace_champion(store, lean, hour + 1, ChangeRequest(author="test", reason="better"))
@@ -107,9 +104,7 @@ async def test_a_removed_policy_can_neither_be_promoted_nor_rolled_back_to(
     assert (await get_policy(store, 3)).removed_at is None
 
 
-async def test_a_window_that_waits_for_its_verdict_keeps_its_policy_and_its_parent(
-    store: Store, lean: Settings
-) -> None:
+async def test_a_trained_window_keeps_its_policy_and_parent(store: Store, lean: Settings) -> None:
     for hour in range(3):
         await train(store, lean, hour, parent=hour)
     await train(store, lean, 3, parent=1, done=False)
@@ -117,9 +112,7 @@ async def test_a_window_that_waits_for_its_verdict_keeps_its_policy_and_its_pare
     assert await retire_checkpoints(store, lean) == (2, 3)
 
 
-async def test_a_training_keeps_the_champion_that_it_began_with(
-    store: Store, lean: Settings
-) -> None:
+async def test_a_training_keeps_the_champion_it_began_with(store: Store, lean: Settings) -> None:
     await train(store, lean, 0, parent=0)
     await replace_champion(store, lean, 1, ChangeRequest(author="test", reason="better"))
     await claim_window(store, window(9), owner="trainer", lease_s=60)
@@ -131,9 +124,7 @@ async def test_a_training_keeps_the_champion_that_it_began_with(
     assert await retire_checkpoints(store, lean) == (1, 2)
 
 
-async def test_a_challenger_stays_while_its_experiment_lasts_and_a_proposal_while_it_is_open(
-    store: Store, lean: Settings
-) -> None:
+async def test_challengers_and_open_proposals_stay(store: Store, lean: Settings) -> None:
     for hour in range(4):
         await train(store, lean, hour, parent=0)
     split = Split(mode="ab", challenger_version=1, share=0.5, salt="experiment")
@@ -145,9 +136,7 @@ async def test_a_challenger_stays_while_its_experiment_lasts_and_a_proposal_whil
     assert await retire_checkpoints(store, lean) == (1,)
 
 
-async def test_a_training_keeps_both_arms_of_the_route_that_it_began_under(
-    store: Store, lean: Settings
-) -> None:
+async def test_a_training_keeps_both_arms_of_its_first_route(store: Store, lean: Settings) -> None:
     for hour in range(3):
         await train(store, lean, hour, parent=0)
     await route_to(store, 0, Split(mode="ab", challenger_version=1, share=0.5, salt="experiment"))
@@ -168,9 +157,7 @@ async def route_to(store: Store, policy_version: int, split: Split | None = None
     )
 
 
-async def test_a_base_that_is_itself_a_checkpoint_outlives_its_number(
-    store: Store, lean: Settings
-) -> None:
+async def test_a_base_that_is_a_checkpoint_is_never_gone(store: Store, lean: Settings) -> None:
     for hour in range(3):
         claim = await train(store, lean, hour, parent=hour)
     adapter = {"base_model_name_or_path": (await get_policy(store, 1)).uri}
@@ -178,9 +165,7 @@ async def test_a_base_that_is_itself_a_checkpoint_outlives_its_number(
     assert await retire_checkpoints(store, lean) == (2,)
 
 
-async def test_an_adapter_that_does_not_name_its_base_keeps_everything_and_is_named(
-    store: Store, lean: Settings
-) -> None:
+async def test_an_adapter_without_base_keeps_all_and_is_named(store: Store, lean: Settings) -> None:
     for hour in range(3):
         claim = await train(store, lean, hour, parent=hour)
     config = checkpoint_directory(lean.home, claim) / "adapter_config.json"
@@ -219,9 +204,7 @@ async def test_a_directory_that_cannot_be_deleted_is_logged_and_tried_again(
     assert there(lean) == ["2025-11-14T0100-e1"]
 
 
-async def test_directories_of_claims_that_cannot_commit_are_swept_and_no_others(
-    store: Store, lean: Settings
-) -> None:
+async def test_only_directories_of_stale_claims_are_swept(store: Store, lean: Settings) -> None:
     fenced = await claim_window(store, window(0), owner="a", lease_s=0)
     live = await claim_window(store, window(0), owner="b", lease_s=0)  # it may still commit
     failed = await claim_window(store, window(1), owner="a", lease_s=60)
@@ -248,18 +231,14 @@ async def test_directories_of_claims_that_cannot_commit_are_swept_and_no_others(
     assert (lean.home.models / "model.safetensors").exists()
 
 
-async def test_a_home_that_is_reached_by_another_path_keeps_its_checkpoints(
-    store: Store, lean: Settings, tmp_path: Path
-) -> None:
+async def test_a_linked_home_keeps_its_own(store: Store, lean: Settings, tmp_path: Path) -> None:
     await train(store, lean, 0, parent=0)
     (tmp_path / "link").symlink_to(lean.home.root)
     await retire_checkpoints(store, lean.replace(home=tmp_path / "link"))
     assert there(lean) == ["2025-11-14T0000-e1"]
 
 
-async def test_a_recipe_called_like_another_ones_claim_keeps_its_checkpoint(
-    store: Store, lean: Settings
-) -> None:
+async def test_a_recipe_named_like_a_claim_keeps_its_files(store: Store, lean: Settings) -> None:
     """``+x-e2``'s first claim must not be read as the second one of ``+x``, which is over."""
     claims = [
         await claim_window(store, Window(START, recipe=recipe), owner="worker", lease_s=60)
@@ -292,9 +271,7 @@ async def test_a_checkpoint_that_is_committed_during_the_sweep_stays(
     assert there(lean) == ["2025-11-14T0000-e1"]
 
 
-async def test_progress_stays_while_its_window_may_go_on_from_it(
-    store: Store, lean: Settings
-) -> None:
+async def test_progress_stays_while_its_window_may_resume(store: Store, lean: Settings) -> None:
     done = await train(store, lean, 0, parent=0)
     claimed = await claim_window(store, window(1), owner="a", lease_s=0)
     failed, old = [
@@ -316,9 +293,7 @@ async def test_progress_stays_while_its_window_may_go_on_from_it(
     ]
 
 
-async def test_arms_are_forgotten_when_their_experiment_ended_long_ago(
-    store: Store, lean: Settings
-) -> None:
+async def test_arms_are_forgotten_after_their_experiment(store: Store, lean: Settings) -> None:
     await train(store, lean, 1, 0)
     begun = {"long over": 400, "over": 300, "running": 1}  # hours ago
     for salt, hours in begun.items():
@@ -345,9 +320,7 @@ async def test_arms_are_forgotten_when_their_experiment_ended_long_ago(
     assert await store.pool.fetchval(kept) == ["over", "running"]  # it ended an hour ago
 
 
-async def test_nothing_outside_this_home_is_ever_removed(
-    store: Store, lean: Settings, tmp_path: Path
-) -> None:
+async def test_nothing_outside_home_removed(store: Store, lean: Settings, tmp_path: Path) -> None:
     for hour in range(3):
         await train(store, lean, hour, parent=hour)
     elsewhere = make(tmp_path / "elsewhere")

@@ -167,7 +167,7 @@ def agents(count: int, smaller: float, greater: float) -> list[str]:
     return [next(found) for _ in range(count)]
 
 
-async def test_every_replica_splits_agents_alike_and_says_and_records_the_arm(
+async def test_all_replicas_split_agents_alike_and_record_the_arm(
     replicas: Replicas,
 ) -> None:
     await replicas.share(0.4)
@@ -191,7 +191,7 @@ async def test_every_replica_splits_agents_alike_and_says_and_records_the_arm(
     assert len(rows) == 2 * len(names)
 
 
-async def test_a_trajectory_keeps_its_arm_through_a_ramp_on_every_replica(
+async def test_a_trajectory_keeps_its_arm_in_a_ramp_on_every_replica(
     replicas: Replicas,
 ) -> None:
     (agent,) = agents(1, 0.1, 0.9)
@@ -244,7 +244,7 @@ async def test_a_trajectory_keeps_its_arm_while_the_database_is_away_and_afterwa
                 assert headers["x-arm"] == "champion"
 
 
-async def test_a_call_does_not_wait_for_a_database_that_is_slow_to_say_the_arm(
+async def test_a_call_does_not_wait_for_a_database_slow_with_the_arm(
     replicas: Replicas,
 ) -> None:
     (agent,) = agents(1, 0.1, 0.9)
@@ -261,7 +261,7 @@ async def test_a_call_does_not_wait_for_a_database_that_is_slow_to_say_the_arm(
     assert (await replicas.ask(agent, "slow", at=1))["x-arm"] == "challenger"
 
 
-async def test_a_proposed_policy_is_loaded_everywhere_before_anybody_is_routed_to_it(
+async def test_a_proposed_policy_is_loaded_everywhere_before_routing(
     replicas: Replicas,
 ) -> None:
     async with proposed(replicas.store, 1, "test"):
@@ -293,7 +293,7 @@ async def test_a_refused_proposal_disturbs_nothing_and_the_next_one_is_tried_aga
     assert (await replicas.ask("agent"))["x-model-version"] == "1"
 
 
-async def test_a_rollback_loads_nothing_and_says_when_the_last_call_has_ended(
+async def test_a_rollback_loads_nothing_and_reports_the_last_call(
     replicas: Replicas,
 ) -> None:
     await replicas.propose_and_route_to(1)
@@ -309,7 +309,7 @@ async def test_a_rollback_loads_nothing_and_says_when_the_last_call_has_ended(
     assert len(replicas.loads) == loads
 
 
-async def test_calls_for_a_version_by_its_name_keep_no_deployment_waiting(
+async def test_calls_for_a_version_by_name_keep_no_deployment_waiting(
     replicas: Replicas,
 ) -> None:
     await replicas.propose_and_route_to(1)
@@ -323,9 +323,7 @@ async def test_calls_for_a_version_by_its_name_keep_no_deployment_waiting(
     assert {chunk.model async for chunk in stream} == {"babylon-v1"}
 
 
-async def test_the_champion_before_stays_loaded_over_an_experiment_and_a_restart_of_the_gateway(
-    replicas: Replicas, settings: Settings
-) -> None:
+async def test_the_previous_champion_stays_loaded(replicas: Replicas, settings: Settings) -> None:
     await replicas.propose_and_route_to(2)
     split = StoredSplit(mode="ab", challenger_version=1, share=0.5, salt="experiment")
     await replicas.route_to(2, split)
@@ -370,7 +368,7 @@ async def test_what_another_gateway_could_serve_stays_loaded(replicas: Replicas)
     await replicas.until_held("babylon-v0")
 
 
-async def test_replicas_on_one_host_and_port_are_different_and_a_killed_one_is_forgotten(
+async def test_replicas_of_one_address_differ_and_a_killed_one_is_forgotten(
     store: Store,
 ) -> None:
     mine, beside = new_gateway_id(8000), new_gateway_id(8000)

@@ -239,9 +239,7 @@ async def test_client_sees_token_ids_and_logprobs_only_when_it_asks(stack: Stack
         ({"top_p": 0.9}, "top_p 0.9: not sampled from the whole distribution"),
     ],
 )
-async def test_answer_not_sampled_from_the_policy_itself_is_not_trainable(
-    stack: Stack, options: dict[str, Any], reason: str
-) -> None:
+async def test_constrained_is_untrained(stack: Stack, options: dict[str, Any], reason: str) -> None:
     await stack.chat(**options)
     (row,) = await stack.rows()
     assert (row["trainable"], row["untrainable_reason"]) == (False, reason)
@@ -272,19 +270,14 @@ async def test_old_versions_are_unloaded_and_the_previous_one_stays_warm(stack: 
             await asyncio.sleep(0.02)
 
 
-async def test_a_policy_that_does_not_load_leaves_the_old_one_serving(
-    stack: Stack, tmp_path: Path
-) -> None:
+async def test_an_unloadable_policy_leaves_the_old_serving(stack: Stack, tmp_path: Path) -> None:
     await stack.store.pool.execute(
         "UPDATE babylon.policies SET uri = $1 WHERE policy_version = 1", str(tmp_path)
     )
     with pytest.raises(ServingError, match=r"cannot serve route 2: .*no policy loads"):
         await stack.route_to(1)
     assert (await stack.chat()).headers["x-model-version"] == "0"
-    async with (
-        aiohttp.ClientSession() as session,
-        session.get(f"{stack.url}/health") as response,
-    ):
+    async with aiohttp.ClientSession() as session, session.get(f"{stack.url}/health") as response:
         health = await response.json()
     assert health["status"] == "ok" and str(tmp_path) in health["reason"]
 

@@ -168,9 +168,7 @@ async def test_an_identity_that_is_sent_twice_is_refused(gateway: Canned) -> Non
         "content-length: -1",
     ],
 )
-async def test_a_smuggled_header_is_refused_before_anything_is_asked(
-    gateway: Canned, engine: SlowUpstream, line: str
-) -> None:
+async def test_smuggled_headers_fail(gateway: Canned, engine: SlowUpstream, line: str) -> None:
     body = json.dumps(BODY).encode()
     length = "" if "content-length" in line else f"content-length: {len(body)}"
     lines = [part for part in (line, length, "connection: close") if part]
@@ -190,9 +188,7 @@ async def test_a_head_without_an_end_is_cut_off(gateway: Canned) -> None:
     assert answer == b"" or answer.startswith(b"HTTP/1.1 431 ")
 
 
-async def test_slow_heads_and_slow_bodies_are_not_waited_for(
-    gateway: Canned, monkeypatch: pytest.MonkeyPatch
-) -> None:
+async def test_slow_requests_time_out(gateway: Canned, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(http_guard, "HEAD_S", 0.1)
     monkeypatch.setattr(asgi, "BODY_S", 0.1)
     assert await raw(gateway.port) == b""
@@ -216,9 +212,7 @@ async def test_a_client_that_reads_nothing_is_cut_off_and_the_call_kept_as_a_par
     assert (rows[0]["untrainable_reason"], rows[0]["trainable"]) == ("the client left", False)
 
 
-async def test_a_client_that_leaves_while_it_waits_frees_its_place_and_the_engine(
-    gateway: Canned, engine: SlowUpstream
-) -> None:
+async def test_a_client_that_leaves_frees_its_place(gateway: Canned, engine: SlowUpstream) -> None:
     engine.go.clear()
     async with gateway.client() as client:
         waiting = [asyncio.create_task(client.chat.completions.create(**BODY)) for _ in range(3)]
@@ -254,9 +248,7 @@ async def test_a_place_that_does_not_come_is_not_waited_for_for_ever(
         await asyncio.gather(*served)
 
 
-async def test_a_key_has_no_more_calls_at_a_time_than_it_may(
-    gateway: Canned, engine: SlowUpstream
-) -> None:
+async def test_a_key_has_a_limit_of_concurrent_calls(gateway: Canned, engine: SlowUpstream) -> None:
     key = await create_key(gateway.store, "one", scopes=["infer"], max_concurrency=1)
     async with gateway.client(str(key)) as client:
         await until_known(client)

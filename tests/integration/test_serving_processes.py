@@ -52,9 +52,7 @@ async def ask(client: AsyncOpenAI, max_tokens: int = 200) -> str:
     return response.headers["x-call-id"]
 
 
-async def test_a_killed_process_fails_cleanly_comes_back_and_loses_no_answered_call(
-    settings: Settings, store: Store, tmp_path: Path
-) -> None:
+async def test_a_killed_process_restarts(settings: Settings, store: Store, tmp_path: Path) -> None:
     await ensure_base(store, uri=str(save_tiny_policy(tmp_path / "v0", 0)), base_model="tiny")
     answered: list[str] = []
     errors: list[str] = []
@@ -117,9 +115,7 @@ async def test_busy_port_is_named_before_anything_starts(settings: Settings) -> 
     assert not settings.home.logs.exists()
 
 
-async def test_process_that_does_not_start_is_an_error_with_its_last_words(
-    settings: Settings, store: Store
-) -> None:
+async def test_a_failed_process_is_an_error_with_its_log(settings: Settings, store: Store) -> None:
     await store.pool.execute("UPDATE babylon.alembic_version SET version_num = '0000'")
     with pytest.raises(ServingError, match=r"gateway ended with code 1: .*gateway\.log"):
         async with serving(settings):
@@ -136,9 +132,7 @@ def gateway_process(settings: Settings) -> "subprocess.Popen[bytes]":
     )
 
 
-async def test_calls_of_a_killed_gateway_are_stored_once_when_postgres_and_it_are_back(
-    settings: Settings, store: Store
-) -> None:
+async def test_a_killed_gateways_calls_are_stored_once(settings: Settings, store: Store) -> None:
     """Killed under load, while the database is away: nothing but the disk knows the calls."""
     await ensure_base(store, uri="/canned", base_model="canned")
     assert settings.database.url is not None

@@ -28,9 +28,7 @@ PLAN = FleetPlan(start=datetime(2025, 11, 14, 9, tzinfo=UTC), duration_min=6, ag
 COUNT = "SELECT count(*) FROM trajectories"
 
 
-async def test_a_scripted_fleet_leaves_trajectories_calls_and_outcomes(
-    store: Store, settings: Settings
-) -> None:
+async def test_a_scripted_fleet_leaves_all_its_records(store: Store, settings: Settings) -> None:
     result = await run_fleet(store, settings, PLAN, "scripted")
     assert (result.trajectories, result.calls, result.windows) == (4, 24, ("2025-11-14T09:00",))
     assert await store.pool.fetchval(COUNT) == 4
@@ -39,9 +37,7 @@ async def test_a_scripted_fleet_leaves_trajectories_calls_and_outcomes(
 
 
 @pytest.mark.parametrize("live", [False, True])
-async def test_outcomes_of_a_window_are_there_before_the_next_is_played(
-    live: bool, store: Store
-) -> None:
+async def test_a_windows_outcomes_come_before_the_next_window(live: bool, store: Store) -> None:
     nine, ten = PLAN.start, PLAN.start + timedelta(hours=1)
     plan = replace(PLAN, start=ten - timedelta(minutes=12), duration_min=14, live=live)
     scripted = scripted_answers(plan.seed)
@@ -61,17 +57,13 @@ async def test_outcomes_of_a_window_are_there_before_the_next_is_played(
     assert await store.pool.fetchval('SELECT count(DISTINCT "windowId") FROM market_outcomes') == 2
 
 
-async def test_simulated_play_is_not_written_into_a_live_game(
-    store: Store, settings: Settings
-) -> None:
+async def test_simulated_play_is_not_stored_in_live_game(store: Store, settings: Settings) -> None:
     with pytest.raises(DatabaseError, match="unset DATABASE_URL"):
         await run_fleet(replace(store, game_tables_ours=False), settings, PLAN, "scripted")
     assert await store.pool.fetchval(COUNT) == 0
 
 
-async def test_play_never_goes_into_a_window_that_was_trained(
-    store: Store, settings: Settings
-) -> None:
+async def test_play_never_goes_into_a_trained_window(store: Store, settings: Settings) -> None:
     played = [await spawn_agents(settings, agents=3, duration_min=5, policy="scripted")]
     trained = window_at(datetime.fromisoformat(played[0].windows[0]).replace(tzinfo=UTC))
     claim = await claim_window(store, trained, owner="test", lease_s=60)
@@ -87,9 +79,7 @@ HOUR_PLAN = replace(PLAN, rules=HOUR, duration_min=40, agents=6, agents_per_scen
 
 
 @pytest.mark.parametrize("shared", [False, True])
-async def test_an_hour_with_perps_and_a_feed_is_recorded_validated_and_scored(
-    shared: bool, store: Store, settings: Settings
-) -> None:
+async def test_the_full_hour_is_scored(shared: bool, store: Store, settings: Settings) -> None:
     result = await run_fleet(store, settings, replace(HOUR_PLAN, shared=shared), "scripted")
     assert (result.trajectories, result.scenarios, result.calls) == (6, 2, 240)
     collected = await collect_window(store, settings.home, await claim(store), WINDOW)
@@ -110,9 +100,7 @@ async def test_an_hour_with_perps_and_a_feed_is_recorded_validated_and_scored(
     assert 0 < sum(trajectory.wins for trajectory in trajectories) < decided
 
 
-async def test_the_outcomes_of_an_hour_hold_its_questions_and_where_its_perps_went(
-    store: Store, settings: Settings
-) -> None:
+async def test_outcomes_hold_an_hours_questions_and_perps(store: Store, settings: Settings) -> None:
     await run_fleet(store, settings, HOUR_PLAN, "scripted")
     rows = await store.pool.fetch("SELECT * FROM market_outcomes")
     (start, ticks), *_ = plan_rounds(HOUR_PLAN)
@@ -147,7 +135,7 @@ async def last_prices(store: Store, *, shared: bool) -> list[str]:
     return [price for _, price in sorted(seen.items())]
 
 
-async def test_agents_of_a_shared_market_move_each_others_prices_and_else_they_do_not(
+async def test_agents_move_each_others_prices_in_shared_markets_only(
     store: Store,
 ) -> None:
     mover, alone = await last_prices(store, shared=False)

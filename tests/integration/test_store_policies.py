@@ -127,7 +127,7 @@ async def test_a_window_is_committed_once(store: Store) -> None:
         await _commit(store, claim, batch="b2", trajectories=["t2"])
 
 
-async def test_a_trajectory_is_never_trained_twice_and_the_refusal_leaves_no_trace(
+async def test_a_trajectory_is_never_trained_twice_and_refusal_is_clean(
     store: Store,
 ) -> None:
     await ensure_base(store, uri="file:///m", base_model="tiny")

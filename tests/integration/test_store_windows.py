@@ -10,13 +10,7 @@ from babylon.core.windows import Window, WindowState
 from babylon.store import Store
 from babylon.store.rejections import Rejection, replace_rejections
 from babylon.store.scores import StoredScore, replace_scores
-from babylon.store.windows import (
-    claim_window,
-    get_window,
-    hold_lease,
-    list_windows,
-    set_state,
-)
+from babylon.store.windows import claim_window, get_window, hold_lease, list_windows, set_state
 
 WINDOW = Window(datetime(2025, 11, 14, 9, tzinfo=UTC))
 
@@ -129,9 +123,7 @@ async def test_a_trained_window_is_resumed_as_trained_and_with_its_own_length(st
 
 
 @pytest.mark.parametrize("state", [WindowState.SKIPPED, WindowState.FAILED])
-async def test_a_skipped_or_failed_window_may_be_tried_again(
-    store: Store, state: WindowState
-) -> None:
+async def test_skipped_and_failed_windows_may_be_retried(store: Store, state: WindowState) -> None:
     claim = await claim_window(store, WINDOW, owner="one", lease_s=60)
     await set_state(store, claim, state)
     await claim_window(store, WINDOW, owner="two", lease_s=60)

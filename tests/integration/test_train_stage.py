@@ -135,12 +135,7 @@ async def test_a_window_that_both_arms_of_an_experiment_played_is_trained_with_t
     )
     split = Split(mode="ab", challenger_version=1, share=0.5, salt="experiment")
     await commit_route(
-        store,
-        policy_version=0,
-        author="test",
-        reason="test",
-        expected_route_version=1,
-        split=split,
+        store, policy_version=0, author="test", reason="test", expected_route_version=1, split=split
     )
     far = []
     for hour, sampled_by in ((9, challenger), (10, base)):
@@ -158,9 +153,7 @@ async def test_a_window_that_both_arms_of_an_experiment_played_is_trained_with_t
     assert far[0] > 0.05 and far[1] == pytest.approx(0.0, abs=1e-6)
 
 
-async def test_the_whole_report_is_in_postgres_with_the_policy_and_with_the_window(
-    store: Store, quick: Settings, base: Path
-) -> None:
+async def test_the_report_is_in_postgres(store: Store, quick: Settings, base: Path) -> None:
     trained = await train_window(store, quick, await scored(store, quick, 9, rows(base, version=0)))
     assert trained.metrics.keys() >= set(TrainReport.__slots__)
     numbers = {k: v for k, v in trained.metrics.items() if k != "sharing_advice"}
@@ -170,9 +163,7 @@ async def test_the_whole_report_is_in_postgres_with_the_policy_and_with_the_wind
     assert row is not None and row.metrics == trained.metrics
 
 
-async def test_what_training_commits_passes_the_checks_before_it_serves(
-    store: Store, quick: Settings, base: Path
-) -> None:
+async def test_a_trained_policy_passes_checks(store: Store, quick: Settings, base: Path) -> None:
     await train_window(store, quick, await scored(store, quick, 9, rows(base, version=0)))
     await insert_calls(store, [call(text, agent=f"agent-{text}") for text in ASKED])
     policy = await get_policy(store, 1)
@@ -185,9 +176,7 @@ async def test_what_training_commits_passes_the_checks_before_it_serves(
     assert [check.name for check in checked.checks][:2] == ["digest", "base"]
 
 
-async def test_calls_age_by_generations_and_too_old_ones_are_left_out(
-    store: Store, quick: Settings, base: Path
-) -> None:
+async def test_too_old_calls_are_left_out(store: Store, quick: Settings, base: Path) -> None:
     """Policies 1 and 2 are siblings of which 2 serves: to it, 0 is one update old and 1 is two."""
     for hour in (9, 10):
         await train_window(
@@ -262,9 +251,7 @@ async def test_only_the_chosen_layers_are_tuned(store: Store, quick: Settings, b
     assert (await get_policy(store, 1)).kind == "lora"
 
 
-async def test_a_checkpoint_that_an_adapter_was_trained_on_is_kept_with_it(
-    store: Store, quick: Settings, base: Path
-) -> None:
+async def test_an_adapters_base_is_kept(store: Store, quick: Settings, base: Path) -> None:
     """Policy 1 is a whole model, 2 an adapter on it, 3 and 4 go on with that adapter."""
     for version, tuning in enumerate(("full", "lora", "lora", "lora"), start=1):
         played = rows(base, version=version - 1)
@@ -397,9 +384,7 @@ async def test_a_killed_workers_update_is_finished_by_the_next_bit_for_bit(
     assert not list(settings.home.progress.rglob(PROGRESS_FILE))
 
 
-async def test_a_fenced_workers_late_progress_touches_nobody_elses(
-    store: Store, quick: Settings
-) -> None:
+async def test_a_fenced_workers_progress_touches_no_other(store: Store, quick: Settings) -> None:
     window = parse_window_id("2025-11-14T09:00")
     first, second, third = [
         await claim_window(store, window, owner=owner, lease_s=0) for owner in "abc"
@@ -430,9 +415,7 @@ def save_progress(settings: Settings, claim: Claim, content: bytes) -> None:
     os.replace(directory / "temporary", directory / PROGRESS_FILE)
 
 
-async def test_a_failed_window_goes_on_where_it_failed(
-    store: Store, quick: Settings, base: Path
-) -> None:
+async def test_a_failed_window_resumes_its_stage(store: Store, quick: Settings, base: Path) -> None:
     """Cancelled by its operator, say: the window is failed, and trained again an hour later, when
     another one has become a policy that does not serve."""
     window_rows = rows(base, version=0)

@@ -37,10 +37,7 @@ START = datetime(2025, 11, 14, 9, tzinfo=UTC)
 FIRST = Window(START)
 WINDOWS = (FIRST, Window(START, recipe="again"))
 OWNERS = ("ada", "bob")
-NEXT = {
-    WindowState.COLLECTED: WindowState.VALIDATED,
-    WindowState.VALIDATED: WindowState.SCORED,
-}
+NEXT = {WindowState.COLLECTED: WindowState.VALIDATED, WindowState.VALIDATED: WindowState.SCORED}
 STORED = tuple(s for s in WindowState if s not in (WindowState.OPEN, WindowState.CLOSING))
 ENDS = (WindowState.FAILED, WindowState.SKIPPED, WindowState.CLAIMED)
 TABLES = (

@@ -10,28 +10,39 @@ import polars as pl
 
 from babylon.core.errors import ReplayError
 from babylon.core.trajectories import Call
-from babylon.dataset.replay.recorded import (
-    Prices,
-    Rebuilt,
-    RecordedPlay,
-    RecordedScenario,
-    Skipped,
-)
+from babylon.dataset.replay.recorded import Prices, Rebuilt, RecordedPlay, RecordedScenario, Skipped
 from babylon.game.market.scenario import Scenario
 
 SCENARIOS, TRAJECTORIES = "scenarios", "trajectories"
-_COLUMNS = {
-    SCENARIOS: ("window_id", "players", "prices", "missing", "trajectory_ids", "knowledge_json"),
-    TRAJECTORIES: (
-        "trajectory_id",
-        "agent_id",
-        "window_id",
-        "scenario_id",
-        "pnl_usd",
-        "calls_json",
-    ),
-}
 _DEEPEST = 4  # <dataset>/<table>/month=<month>/<file>
+
+
+class ScenarioRow(TypedDict):
+    """A row of the table ``scenarios``; the columns that replay reads."""
+
+    window_id: str
+    players: list[str]
+    prices: Prices
+    missing: list[str]
+    trajectory_ids: list[str]
+    knowledge_json: str
+
+
+class TrajectoryRow(TypedDict):
+    """A row of the table ``trajectories``; the columns that replay reads."""
+
+    trajectory_id: str
+    agent_id: str
+    window_id: str
+    scenario_id: str
+    pnl_usd: float
+    calls_json: str
+
+
+_COLUMNS = {
+    SCENARIOS: list(ScenarioRow.__annotations__),
+    TRAJECTORIES: list(TrajectoryRow.__annotations__),
+}
 
 
 def read_dataset(place: Path, prefix: str) -> Rebuilt:
@@ -84,13 +95,11 @@ def read_dataset(place: Path, prefix: str) -> Rebuilt:
 
 
 def _absent(recorded: RecordedScenario) -> list[str]:
-    """Return the players of a shared market whose replies are incomplete."""
     there = {play.agent_id for play in recorded.plays if play.replies}
     return [name for name in recorded.players if name not in there]
 
 
 def _root(place: Path) -> Path:
-    """Return the folder that contains the tables' folders."""
     for folder in (place, *place.parents)[:_DEEPEST]:
         if (folder / SCENARIOS).is_dir():
             return folder
@@ -123,28 +132,6 @@ def _newest(frame: pl.DataFrame) -> pl.DataFrame:
     """Keep each row's newest copy: a window that was published twice has every row twice."""
     key = "trajectory_id" if "trajectory_id" in frame.columns else "knowledge_json"
     return frame.unique(["window_id", key], keep="last", maintain_order=True).sort("window_id", key)
-
-
-class ScenarioRow(TypedDict):
-    """A row of the table ``scenarios``; the columns that replay reads."""
-
-    window_id: str
-    players: list[str]
-    prices: Prices
-    missing: list[str]
-    trajectory_ids: list[str]
-    knowledge_json: str
-
-
-class TrajectoryRow(TypedDict):
-    """A row of the table ``trajectories``; the columns that replay reads."""
-
-    trajectory_id: str
-    agent_id: str
-    window_id: str
-    scenario_id: str
-    pnl_usd: float
-    calls_json: str
 
 
 def _scenario(row: ScenarioRow, plays: Mapping[str, RecordedPlay]) -> RecordedScenario:

@@ -94,9 +94,9 @@ def _rebuilt(
     if not crowds:
         return [], skipped
     noise, most = max(crowds, key=lambda crowd: len(crowd[1]))
-    for _, others in crowds:
-        if others is not most:
-            skipped += [_skipped(one.row, _another_crowd(one.row)) for one in others]
+    for row in (one.row for _, others in crowds if others is not most for one in others):
+        reason = f"its prices differ from those of most agents of the scenario: {_REMEDY}"
+        skipped.append(_skipped(row, ReplayError(f"{_name(row)}: {reason}")))
     rebuilt = RecordedScenario(
         window_id=recorded[0].row.window_id,
         scenario=replace(scenario, noise=noise),
@@ -107,19 +107,12 @@ def _rebuilt(
 
 
 def _agree(one: Noise, other: Noise) -> bool:
-    """Return whether two crowds are equal up to float error."""
     return all(
         a == b
         or (a and b and (a.market_id, a.side) == (b.market_id, b.side)
             and abs(a.dollars - b.dollars) <= _TOLERANCE)
         for a, b in zip(one, other, strict=True)
     )  # fmt: skip
-
-
-def _another_crowd(row: RecordedRow) -> ReplayError:
-    return ReplayError(
-        f"{_name(row)}: its prices differ from those of most agents of the scenario: {_REMEDY}"
-    )
 
 
 def _skipped(row: RecordedRow, error: ReplayError) -> Skipped:
@@ -165,7 +158,7 @@ def _skeleton(row: RecordedRow, game: SeenGame, seen: list[SeenTick]) -> Scenari
             Question(q.market_id, q.text, outcome_of(row, q.market_id), q.resolves_at)
             for q in game.questions
         ),
-        news=tuple(_news(tick) for tick in seen),
+        news=tuple(msgspec.convert(tick.news, News | None, from_attributes=True) for tick in seen),
         noise=(None,) * len(seen),
         perps=tuple(
             Perp(
@@ -181,12 +174,6 @@ def _skeleton(row: RecordedRow, game: SeenGame, seen: list[SeenTick]) -> Scenari
         ),
         start_minute=game.start_minute,
     )
-
-
-def _news(seen: SeenTick) -> News | None:
-    if seen.news is None:
-        return None
-    return News(seen.news.market_id, seen.news.text, seen.news.hints)
 
 
 def outcome_of(row: RecordedRow, market_id: str) -> Side:

@@ -116,7 +116,6 @@ def _sightings(rows: Sequence[RecordedRow]) -> dict[str, Sightings]:
 
 
 def _ends(row: RecordedRow) -> dict[str, tuple[float, float]]:
-    """Return ticker → (start price, end price) of the market outcomes that have both."""
     return {
         ticker: (float(start), float(end))
         for outcome in row.outcomes

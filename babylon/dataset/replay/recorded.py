@@ -1,7 +1,6 @@
 """Records of replay: rows as they were written, and the scenarios rebuilt from them."""
 
 from dataclasses import dataclass
-from datetime import datetime
 from typing import Literal, TypedDict
 
 import msgspec
@@ -54,9 +53,7 @@ class MarketOutcome(TypedDict, total=False):
     startPrice: float | None
     endPrice: float | None
     predictionMarketId: str | None
-    question: str | None
     outcome: str | None
-    finalProbability: float | None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -71,7 +68,6 @@ class RecordedRow:
     agent_id: str
     window_id: str
     scenario_id: str
-    start: datetime
     pnl_usd: float
     steps: tuple[RecordedStep, ...]
     knowledge: dict[str, object]

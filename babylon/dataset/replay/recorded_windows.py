@@ -1,10 +1,9 @@
 """Scenarios of the windows recorded in Postgres."""
 
 from collections.abc import Sequence
-from datetime import datetime
 from itertools import groupby
 from math import isfinite
-from typing import TypedDict, cast
+from typing import cast
 
 from babylon.core.errors import ReplayError
 from babylon.dataset.replay.rebuild_fleet import rebuild_fleet
@@ -28,13 +27,11 @@ _WINDOWS = """
 _ROWS = """
     SELECT "trajectoryId" AS trajectory_id, "agentId" AS agent_id, "windowId" AS window_id,
         coalesce("scenarioId", "windowId") AS scenario_id,
-        "startTime" AT TIME ZONE 'UTC' AS start, "finalPnL" AS final_pnl_usd,
-        "stepsJson" AS steps, "metadataJson" AS metadata
+        "finalPnL" AS final_pnl_usd, "stepsJson" AS steps_json, "metadataJson" AS metadata_json
     FROM trajectories WHERE "windowId" = $1 ORDER BY "trajectoryId" COLLATE "C"
 """
 _OUTCOMES = """
-    SELECT "stockTicker", "startPrice"::float8, "endPrice"::float8, "predictionMarketId", question,
-        outcome, "finalProbability"::float8
+    SELECT "stockTicker", "startPrice"::float8, "endPrice"::float8, "predictionMarketId", outcome
     FROM market_outcomes WHERE "windowId" = $1 ORDER BY id COLLATE "C"
 """
 
@@ -96,40 +93,24 @@ async def recorded_rows(store: Store, window_id: str) -> list[RecordedRow | Skip
     """Return the window's rows, trained or not."""
     fetched = await store.pool.fetch(_OUTCOMES, window_id)
     outcomes = tuple(cast(MarketOutcome, dict(row)) for row in fetched)
-    rows = []
     async with store.pool.acquire() as connection, connection.transaction(readonly=True):
-        async for row in connection.cursor(_ROWS, window_id):
-            ids = RowIds(
-                trajectory_id=row["trajectory_id"],
-                agent_id=row["agent_id"],
-                window_id=row["window_id"],
-                scenario_id=row["scenario_id"],
-                start=row["start"],
-            )
-            texts = (row["steps"], row["metadata"])
-            rows.append(recorded_row(ids, *texts, outcomes, row["final_pnl_usd"]))
-    return rows
-
-
-class RowIds(TypedDict):
-    """The columns that are copied into a ``RecordedRow`` unchanged."""
-
-    trajectory_id: str
-    agent_id: str
-    window_id: str
-    scenario_id: str
-    start: datetime
+        cursor = connection.cursor(_ROWS, window_id)
+        return [recorded_row(outcomes, **row) async for row in cursor]
 
 
 Steps = tuple[RecordedStep, ...]
 
 
 def recorded_row(
-    ids: RowIds,
+    outcomes: tuple[MarketOutcome, ...],
+    *,
+    trajectory_id: str,
+    agent_id: str,
+    window_id: str,
+    scenario_id: str,
+    final_pnl_usd: float | None,
     steps_json: str,
     metadata_json: str,
-    outcomes: tuple[MarketOutcome, ...],
-    final_pnl_usd: float | None,
 ) -> RecordedRow | Skipped:
     """Decode a row; ``Skipped`` if it cannot be decoded.
 
@@ -142,9 +123,18 @@ def recorded_row(
             raise RejectedError(Reason.EMPTY_STEPS, "stepsJson is []")
         pnl_usd = _pnl_usd(steps, final_pnl_usd)
     except RejectedError as error:
-        reason = f"trajectory {ids['trajectory_id']}: {error}"
-        return Skipped(window_id=ids["window_id"], scenario_id=ids["scenario_id"], reason=reason)
-    return RecordedRow(**ids, pnl_usd=pnl_usd, steps=steps, knowledge=knowledge, outcomes=outcomes)
+        reason = f"trajectory {trajectory_id}: {error}"
+        return Skipped(window_id=window_id, scenario_id=scenario_id, reason=reason)
+    return RecordedRow(
+        trajectory_id=trajectory_id,
+        agent_id=agent_id,
+        window_id=window_id,
+        scenario_id=scenario_id,
+        pnl_usd=pnl_usd,
+        steps=steps,
+        knowledge=knowledge,
+        outcomes=outcomes,
+    )
 
 
 def _pnl_usd(steps: Steps, final_pnl_usd: float | None) -> float:
@@ -156,6 +146,5 @@ def _pnl_usd(steps: Steps, final_pnl_usd: float | None) -> float:
 
 
 def _by_scenario(rows: Sequence[RecordedRow]) -> list[list[RecordedRow]]:
-    """Group the rows by window and scenario, in order of their ids."""
     ordered = sorted(rows, key=lambda r: (r.window_id, r.scenario_id, r.trajectory_id))
     return [list(group) for _, group in groupby(ordered, lambda r: (r.window_id, r.scenario_id))]

@@ -26,10 +26,7 @@ def reply_policy(path: str) -> ReplyPolicy:
         completions = generate(
             policy.model,
             [
-                Request(
-                    policy.prompt(list(chat)),
-                    Sampling(max_tokens=MAX_REPLY_TOKENS, seed=seed),
-                )
+                Request(policy.prompt(list(chat)), Sampling(max_tokens=MAX_REPLY_TOKENS, seed=seed))
                 for chat, seed in zip(chats, seeds, strict=True)
             ],
             eos_token_ids=policy.eos_token_ids,

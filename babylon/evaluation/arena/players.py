@@ -63,9 +63,7 @@ def scripted_player(name: str, seed: int) -> Player:
         )
     agent = SCRIPTED_AGENTS[name]
     return Player(
-        name=f"{SCRIPTED}{name}",
-        enter=lambda: scripted(agent, seed),
-        identity=f"{SCRIPTED}{name}",
+        name=f"{SCRIPTED}{name}", enter=lambda: scripted(agent, seed), identity=f"{SCRIPTED}{name}"
     )
 
 

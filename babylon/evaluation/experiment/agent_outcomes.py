@@ -47,9 +47,7 @@ class AgentOutcomes:
 
 
 def outcomes_of_plays(
-    exposures: Sequence[Exposure],
-    plays: Sequence[tuple[str, int, float]],
-    before: dict[str, float],
+    exposures: Sequence[Exposure], plays: Sequence[tuple[str, int, float]], before: dict[str, float]
 ) -> AgentOutcomes:
     """Average the plays of each exposure. Exposures without plays are left out.
 

@@ -23,6 +23,7 @@ pooled variance, because a small arm may not have seen the rare large win yet.
 """
 
 import math
+from dataclasses import fields
 
 import numpy as np
 
@@ -101,13 +102,7 @@ def _stage_weights(outcomes: AgentOutcomes) -> Floats:
 def _only(outcomes: AgentOutcomes, weights: Floats) -> AgentOutcomes:
     kept = weights[outcomes.stage] > 0
     return AgentOutcomes(
-        unit=outcomes.unit[kept],
-        stage=outcomes.stage[kept],
-        challenger=outcomes.challenger[kept],
-        mean=outcomes.mean[kept],
-        plays=outcomes.plays[kept],
-        spread=outcomes.spread[kept],
-        before=outcomes.before[kept],
+        **{one.name: getattr(outcomes, one.name)[kept] for one in fields(outcomes)}
     )
 
 
@@ -129,7 +124,6 @@ def _theta(outcomes: AgentOutcomes, before: Floats, weights: Floats) -> float:
 
 
 def _within(values: Floats, groups: Ints) -> Floats:
-    """Deviations from the group's mean."""
     size = np.maximum(np.bincount(groups), 1)
     deviations: Floats = values - (np.bincount(groups, values) / size)[groups]
     return deviations

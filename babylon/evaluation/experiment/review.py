@@ -8,7 +8,6 @@ from collections import Counter
 from collections.abc import Sequence
 from dataclasses import asdict, replace
 from datetime import datetime, timedelta
-from typing import TYPE_CHECKING
 
 import numpy as np
 
@@ -26,12 +25,11 @@ from babylon.evaluation.experiment.guardrails import (
     P95,
     Measure,
     guard,
+    sample_ratio,
 )
 from babylon.evaluation.experiment.play_results import PlayResult, finished, means, results
 from babylon.evaluation.experiment.review_records import Guardrail, Review, SampleRatio
-from babylon.evaluation.experiment.sample_ratio import sample_ratio
-from babylon.store.connection import Store, require_game_tables
-from babylon.store.database_clock import clock_of
+from babylon.store.connection import Connection, Store, clock_of, require_game_tables
 from babylon.store.experiments import (
     AgentCalls,
     Experiment,
@@ -43,9 +41,6 @@ from babylon.store.experiments import (
     plays_before,
     scores_of,
 )
-
-if TYPE_CHECKING:
-    from babylon.store.connection import Connection
 
 __all__ = ["Review", "review"]
 
@@ -72,7 +67,7 @@ async def review(store: Store, settings: Settings, experiment: str | None = None
     return look
 
 
-async def _look(connection: "Connection", settings: Settings, found: Experiment) -> Review:
+async def _look(connection: Connection, settings: Settings, found: Experiment) -> Review:
     now = (await clock_of(connection)).now
     agents = await agent_calls(connection, found)
     exposures = [
@@ -125,7 +120,7 @@ async def _look(connection: "Connection", settings: Settings, found: Experiment)
 
 
 async def _played(
-    connection: "Connection", windows: WindowSettings, found: Experiment, now: datetime
+    connection: Connection, windows: WindowSettings, found: Experiment, now: datetime
 ) -> tuple[list[PlayResult], Counter[str]]:
     """Return the results of plays that count, and the number of others by reason.
 
@@ -142,9 +137,8 @@ async def _played(
 
 
 async def _before(
-    connection: "Connection", found: Experiment, played: Sequence[PlayResult], since: datetime
+    connection: Connection, found: Experiment, played: Sequence[PlayResult], since: datetime
 ) -> dict[str, float]:
-    """Return the units' mean P&L between ``since`` and the experiment's beginning."""
     units = sorted({play.unit for play in played})
     history, _ = await results(connection, await plays_before(connection, found, units, since))
     return means(history)
@@ -160,7 +154,6 @@ def _ratio(exposures: Sequence[Exposure], found: Experiment) -> SampleRatio:
 
 
 def _crossed(agents: Sequence[AgentCalls]) -> int:
-    """Return the number of agents that were exposed to both arms."""
     arms: dict[str, set[bool]] = {}
     for one in agents:
         arms.setdefault(one.unit, set()).update({one.challenger, one.challenger ^ one.both})

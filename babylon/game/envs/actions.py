@@ -19,8 +19,8 @@ import numpy as np
 from gymnasium.spaces import MultiDiscrete
 from numpy.typing import NDArray
 
-from babylon.game.envs.desks import HOLD, KINDS, Orders
 from babylon.game.envs.ledger import Ledger
+from babylon.game.envs.vector_core import HOLD, KINDS, Orders
 from babylon.game.envs.worlds import Floats, Ints
 from babylon.game.market.orders import Decision, Hold, Order, OrderKind
 from babylon.game.market.scenario import Rules, Scenario

@@ -119,6 +119,5 @@ def _perps(ledger: Ledger, worlds: Worlds) -> list[Floats]:
 
 
 def _news(ledger: Ledger, worlds: Worlds, which: slice) -> tuple[Floats, Floats]:
-    """Return this tick's news and the sum so far, for a slice of topics."""
     where = (ledger.world, ledger.tick, None, which)
     return worlds.news[where], worlds.told[where]

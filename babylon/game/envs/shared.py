@@ -10,15 +10,9 @@ from gymnasium.utils.seeding import np_random
 from pettingzoo import ParallelEnv
 
 from babylon.game.envs.actions import Action, action_space, to_decision, to_orders
+from babylon.game.envs.ledger import ledger_of
 from babylon.game.envs.observation import Observation, observation_space, observe
-from babylon.game.envs.snapshot import ledger_of
-from babylon.game.envs.trader import (
-    REWARD_USD,
-    Info,
-    choose_scenario,
-    outcome_info,
-    rules_of,
-)
+from babylon.game.envs.trader import REWARD_USD, Info, choose_scenario, outcome_info, rules_of
 from babylon.game.envs.worlds import from_scenarios
 from babylon.game.market.game import make_market
 from babylon.game.market.prompts import render_observation

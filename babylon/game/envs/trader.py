@@ -9,8 +9,8 @@ import gymnasium
 import numpy as np
 
 from babylon.game.envs.actions import Action, action_space, to_decision, to_orders
+from babylon.game.envs.ledger import ledger_of
 from babylon.game.envs.observation import Observation, observation_space, observe
-from babylon.game.envs.snapshot import ledger_of
 from babylon.game.envs.worlds import from_scenarios
 from babylon.game.market.account import Outcome
 from babylon.game.market.game import Game

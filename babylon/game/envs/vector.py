@@ -101,7 +101,6 @@ def _masked(values: Info, rows: Bools) -> Info:
 
 
 def _final(observation: Observation, values: Info, over: Bools) -> Info:
-    """Return gymnasium's ``final_obs`` and ``final_info`` of the plays that are over."""
     last = np.full(len(over), None, dtype=object)
     for row in np.flatnonzero(over):
         last[row] = observation[row]

@@ -3,15 +3,45 @@
 It uses the same formulas and the same order of events as the scalar game. A test compares every
 balance, pool, position and reward of both. The feed moves no money and is left out; scripted
 opponents are not supported.
+
+In each world, one trader after the other trades. The checks are those of
+``market/prediction_desk.py`` and ``market/perp_desk.py``, in the same order, with the same
+formulas. A refused order changes nothing.
 """
+
+from dataclasses import dataclass
 
 import numpy as np
 
-from babylon.game.envs import desks
-from babylon.game.envs.desks import Orders
 from babylon.game.envs.ledger import SIGN, Ledger, blank
 from babylon.game.envs.worlds import Bools, Floats, Ints, Worlds
-from babylon.game.market import perps
+from babylon.game.market import amm, perps
+from babylon.game.market.orders import OrderKind
+from babylon.game.market.scenario import Rules
+
+HOLD = 0
+KINDS = {kind: number for number, kind in enumerate(OrderKind, start=1)}
+BUY_YES, BUY_NO = KINDS[OrderKind.BUY_YES], KINDS[OrderKind.BUY_NO]
+OPEN_LONG, OPEN_SHORT = KINDS[OrderKind.OPEN_LONG], KINDS[OrderKind.OPEN_SHORT]
+
+
+@dataclass(frozen=True, slots=True)
+class Orders:
+    """One decision per trader; all arrays have the same shape.
+
+    ``kind`` is ``HOLD`` or one of ``KINDS``. ``target`` is the index of a question or a perp.
+    """
+
+    kind: Ints
+    target: Ints
+    amount: Floats  # dollars; shares for a sale; dollars of notional for a perp
+    leverage: Floats
+
+    def of(self, rows: Ints, traders: Ints) -> "Orders":
+        where = (rows, traders)
+        return Orders(
+            self.kind[where], self.target[where], self.amount[where], self.leverage[where]
+        )
 
 
 class Core:
@@ -66,7 +96,7 @@ class Core:
         done = np.empty(turns.shape, dtype=np.bool_)
         for traders in turns.T:
             own = orders.of(self.rows, traders)
-            done[self.rows, traders] = desks.trade(ledger, self.rules, price, traders, own)
+            done[self.rows, traders] = trade(ledger, self.rules, price, traders, own)
         return done
 
     def _end_tick(self) -> None:
@@ -115,7 +145,6 @@ class Core:
         ledger.open[row, market] = False
 
     def _close_all(self, rows: Ints) -> None:
-        """Close every perp position of these rows at the last price and charge the fees."""
         if not len(rows):
             return
         ledger = self.ledger
@@ -135,4 +164,105 @@ class Core:
         side, dollars = worlds.noise_side[world, tick], worlds.noise_dollars[world, tick]
         rows, dollars = rows[trades], dollars[trades]
         ledger.exchange[rows] -= dollars
-        desks.mint(ledger, rows, market[trades], side[trades], dollars)
+        mint(ledger, rows, market[trades], side[trades], dollars)
+
+
+def trade(ledger: Ledger, rules: Rules, price: Floats, traders: Ints, orders: Orders) -> Bools:
+    """Carry out one order per world → mask of those that were not refused [B].
+
+    Args:
+        price: ``[B, P]`` the perps' prices.
+        traders: ``[B]`` each world's trader.
+        orders: ``[B]`` the traders' orders.
+    """
+    done: Bools = orders.kind == HOLD
+    done[_buy(ledger, rules, traders, orders)] = True
+    done[_sell(ledger, rules, traders, orders)] = True
+    if price.shape[1]:
+        done[_open(ledger, rules, price, traders, orders)] = True
+        done[_close(ledger, rules, price, traders, orders)] = True
+    return done
+
+
+def _buy(ledger: Ledger, rules: Rules, traders: Ints, orders: Orders) -> Ints:
+    rows = np.flatnonzero((orders.kind == BUY_YES) | (orders.kind == BUY_NO))
+    market, dollars = orders.target[rows], orders.amount[rows]
+    fine = ledger.open[rows, market] & (dollars > 0.0) & (dollars <= rules.max_order)
+    fine &= dollars <= ledger.balance[rows, traders[rows]]
+    rows, market, dollars = rows[fine], market[fine], dollars[fine]
+    trader, side = traders[rows], orders.kind[rows] - BUY_YES
+    fee = dollars * rules.fee
+    ledger.balance[rows, trader] -= dollars
+    ledger.exchange[rows] += fee
+    ledger.shares[rows, trader, market, side] += mint(ledger, rows, market, side, dollars - fee)
+    return rows
+
+
+def mint(ledger: Ledger, rows: Ints, market: Ints, side: Ints, dollars: Floats) -> Floats:
+    """Mint pairs for dollars and swap the unwanted half into the pool → shares received."""
+    own, other, shares = amm.buy(
+        ledger.reserves[rows, market, side], ledger.reserves[rows, market, 1 - side], dollars
+    )
+    ledger.reserves[rows, market, side] = own
+    ledger.reserves[rows, market, 1 - side] = other
+    ledger.pairs[rows, market] += dollars
+    return shares
+
+
+def _sell(ledger: Ledger, rules: Rules, traders: Ints, orders: Orders) -> Ints:
+    """Sell ``amount`` shares of the larger position in a market."""
+    rows = np.flatnonzero(orders.kind == KINDS[OrderKind.SELL])
+    market, amount = orders.target[rows], orders.amount[rows]
+    held = ledger.shares[rows, traders[rows], market]
+    owned = held.max(1)
+    fine: Bools = ledger.open[rows, market] & (owned > 0.0) & (amount > 0.0)
+    side: Ints = held[fine].argmax(1)
+    rows, market = rows[fine], market[fine]
+    trader, shares = traders[rows], np.minimum(amount[fine], owned[fine])
+    own, other, proceeds = amm.sell(
+        ledger.reserves[rows, market, side], ledger.reserves[rows, market, 1 - side], shares
+    )
+    fee = proceeds * rules.fee
+    ledger.reserves[rows, market, side] = own
+    ledger.reserves[rows, market, 1 - side] = other
+    ledger.pairs[rows, market] -= proceeds
+    ledger.balance[rows, trader] += proceeds - fee
+    ledger.exchange[rows] += fee
+    ledger.shares[rows, trader, market, side] -= shares
+    return rows
+
+
+def _open(ledger: Ledger, rules: Rules, price: Floats, traders: Ints, orders: Orders) -> Ints:
+    rows = np.flatnonzero((orders.kind == OPEN_LONG) | (orders.kind == OPEN_SHORT))
+    size, leverage = orders.amount[rows], orders.leverage[rows]
+    fine = (leverage >= 1.0) & (leverage <= perps.MAX_LEVERAGE) & (size >= perps.MIN_SIZE)
+    rows, size, leverage = rows[fine], size[fine], leverage[fine]
+    margin, fee = size / leverage, size * rules.fee
+    cost = margin + fee
+    fine = (cost <= rules.max_order) & (cost <= ledger.balance[rows, traders[rows]])
+    rows, size, margin, fee, cost = rows[fine], size[fine], margin[fine], fee[fine], cost[fine]
+    trader, perp, way = traders[rows], orders.target[rows], orders.kind[rows] - OPEN_LONG
+    ledger.balance[rows, trader] -= cost
+    ledger.exchange[rows] += fee
+    where = (rows, trader, perp, way)
+    before, now = ledger.size[where], price[rows, perp]
+    entry = np.where(before > 0.0, perps.joint_entry(before, ledger.entry[where], size, now), now)
+    size, margin = before + size, ledger.margin[where] + margin
+    ledger.size[where], ledger.margin[where], ledger.entry[where] = size, margin, entry
+    ledger.limit[where] = perps.liquidation_price(entry, size / margin, SIGN[way])
+    return rows
+
+
+def _close(ledger: Ledger, rules: Rules, price: Floats, traders: Ints, orders: Orders) -> Ints:
+    rows = np.flatnonzero(orders.kind == KINDS[OrderKind.CLOSE])
+    perp = orders.target[rows]
+    fine = (ledger.size[rows, traders[rows], perp] > 0.0).any(1)
+    rows, perp = rows[fine], perp[fine]
+    where = (rows, traders[rows], perp)
+    size = ledger.size[where]
+    profit = perps.pnl(size, ledger.entry[where], price[rows, perp, None], SIGN)
+    profit -= size * rules.fee
+    ledger.balance[rows, traders[rows]] += (ledger.margin[where] + profit).sum(1)
+    ledger.exchange[rows] -= profit.sum(1)
+    ledger.clear_positions(where)
+    return rows

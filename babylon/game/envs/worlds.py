@@ -68,7 +68,7 @@ def from_scenarios(scenarios: Sequence[Scenario], traders: int = 1) -> Worlds:
     return Worlds(
         rules=rules,
         outcome=_ints([[_side(q.outcome) for q in s.questions] for s in scenarios]),
-        resolves_at=_ints([[_end(q.resolves_at, rules) for q in s.questions] for s in scenarios]),
+        resolves_at=_ints([[q.end(rules) for q in s.questions] for s in scenarios]),
         noise_market=noise[..., 0].astype(np.int64),
         noise_side=noise[..., 1].astype(np.int64),
         noise_dollars=noise[..., 2],
@@ -109,10 +109,6 @@ def _side(side: Side) -> int:
     return 0 if side is Side.YES else 1
 
 
-def _end(resolves_at: int | None, rules: Rules) -> int:
-    return rules.ticks if resolves_at is None else resolves_at
-
-
 def _noise(scenario: Scenario) -> Floats:
     """Return market, side and dollars of every tick's order. [T, 3]"""
     names = topics(scenario)
@@ -145,14 +141,8 @@ def _to_funding(scenario: Scenario) -> Ints:
 
 
 def _turns(scenario: Scenario, traders: int) -> Ints:
-    return np.array(
-        [turn_order(scenario.scenario_id, tick, traders) for tick in range(scenario.rules.ticks)]
-    )
-
-
-def turn_order(scenario_id: str, tick: int, traders: int) -> list[int]:
-    """Return the order in which a tick's decisions are carried out, as ``Market`` draws it."""
-    order = list(range(traders))
-    if traders > 1:
-        Random(f"order:{scenario_id}:{tick}").shuffle(order)
-    return order
+    """Return the order of the traders in every tick, as ``Market`` draws it. [T, N]"""
+    orders = [list(range(traders)) for _ in range(scenario.rules.ticks)]
+    for tick, order in enumerate(orders if traders > 1 else ()):
+        Random(f"order:{scenario.scenario_id}:{tick}").shuffle(order)
+    return np.array(orders)

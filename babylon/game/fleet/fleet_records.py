@@ -88,7 +88,6 @@ def action_of(outcome: Outcome, seat: Seat, tick: int) -> Action:
 
 
 def _perp_correctness(outcome: Outcome, fill: PerpFill, seat: Seat, tick: int) -> Json:
-    """Return a perp trade's correctness; ``priceChange`` in percent from opening to end."""
     end = fill.exit.price
     return {
         "perpCorrect": seat.won(outcome),
@@ -147,7 +146,7 @@ def observe_end(tracker: MarketOutcomesTracker, scenario: Scenario, start: datet
     ticks = scenario.rules.ticks
     just_before = start - timedelta(seconds=1)
     for question in scenario.questions:
-        end = ticks if question.resolves_at is None else min(question.resolves_at, ticks)
+        end = min(question.end(scenario.rules), ticks)
         name = f"{scenario.scenario_id}:{question.market_id}"
         tracker.resolve(name, question.outcome.value, at=just_before + end * TICK)
     for perp in scenario.perps:

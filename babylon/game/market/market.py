@@ -17,9 +17,9 @@ from babylon.game.market.amm import Pool, Side
 from babylon.game.market.feed import MAX_CONTENT, Feed, one_line
 from babylon.game.market.orders import Comment, Decision, Hold, Order, Post
 from babylon.game.market.perp_desk import PerpDesk
-from babylon.game.market.perps import Direction, is_funding_time
+from babylon.game.market.perps import FUNDING_MINUTES, Direction
 from babylon.game.market.prediction_desk import PredictionDesk
-from babylon.game.market.scenario import Rules, Scenario
+from babylon.game.market.scenario import Question, Rules, Scenario
 
 Bot = Callable[["Seat", Random], Decision]
 
@@ -97,14 +97,8 @@ class Market:
 
     def settle(self) -> None:
         """Resolve every open question and close every perp position at its last price."""
-        accounts = self.accounts.values()
-        open_now = {
-            q.market_id: q.outcome
-            for q in self.scenario.questions
-            if q.market_id in self.predictions.pools
-        }
-        self.predictions.resolve(open_now, accounts)
-        self.futures.close_all(accounts)
+        self._resolve(self.scenario.questions)
+        self.futures.close_all(self.accounts.values())
 
     def _random(self, purpose: str) -> Random:
         return Random(f"{purpose}:{self.scenario.scenario_id}:{self.tick}")
@@ -122,16 +116,12 @@ class Market:
             case Hold(error=str(error)):
                 outcome = refused("TRADING_DECISION", error)
             case Order():
-                outcome = self._trade(account, decision)
+                desk = self.futures if decision.kind.is_perp else self.predictions
+                outcome = desk.trade(account, decision)
             case Post() | Comment():
                 outcome = self._write(account, decision)
         account.outcomes.append(outcome)
         return outcome
-
-    def _trade(self, account: Account, order: Order) -> Outcome:
-        if order.kind.is_perp:
-            return self.futures.trade(account, order)
-        return self.predictions.trade(account, order)
 
     def _write(self, account: Account, decision: Post | Comment) -> Outcome:
         action = "CREATE_POST" if isinstance(decision, Post) else "COMMENT"
@@ -154,20 +144,16 @@ class Market:
         self.tick += 1
         accounts = self.accounts.values()
         self.futures.move(self.tick, accounts)
-        if is_funding_time(self.minute_of_day):
+        if self.minute_of_day % FUNDING_MINUTES == 0:
             self.futures.fund(accounts)
         if not self.over:
-            self.predictions.resolve(self._due(), accounts)
+            self._resolve(q for q in self.scenario.questions if q.end(self.rules) <= self.tick)
             self._begin_tick()
 
-    def _due(self) -> dict[str, Side]:
-        return {
-            q.market_id: q.outcome
-            for q in self.scenario.questions
-            if q.resolves_at is not None
-            and q.resolves_at <= self.tick
-            and q.market_id in self.predictions.pools
-        }
+    def _resolve(self, questions: Iterable[Question]) -> None:
+        pools = self.predictions.pools
+        outcomes = {q.market_id: q.outcome for q in questions if q.market_id in pools}
+        self.predictions.resolve(outcomes, self.accounts.values())
 
     def _begin_tick(self) -> None:
         if order := self.scenario.noise[self.tick]:

@@ -6,10 +6,11 @@ perps and players. Nothing here is ground truth.
 """
 
 import msgspec
+from msgspec import convert
 
 from babylon.game.market.amm import Side
 from babylon.game.market.market import Seat
-from babylon.game.market.scenario import News, Rules
+from babylon.game.market.scenario import Rules
 
 
 class SeenQuestion(msgspec.Struct, frozen=True, kw_only=True, rename="camel", omit_defaults=True):
@@ -88,6 +89,8 @@ KEY = "market"  # of ``environmentState``
 
 def observed(seat: Seat) -> dict[str, object]:
     """Return ``{"market": ...}``, to be merged into the step's ``environmentState``."""
+    scenario = seat.scenario
+    posts = [post for post in scenario.posts if post.tick == seat.tick]
     seen = SeenTick(
         tick=seat.tick,
         pools=tuple(
@@ -97,44 +100,20 @@ def observed(seat: Seat) -> dict[str, object]:
         prices=tuple(
             SeenPrice(ticker=ticker, price=price) for ticker, price in seat.prices.items()
         ),
-        news=_news(seat.scenario.news[seat.tick]),
-        posts=_posts(seat),
+        news=convert(scenario.news[seat.tick], SeenNews | None, from_attributes=True),
+        posts=convert(posts, tuple[SeenPost, ...], from_attributes=True),
         game=_game(seat) if seat.tick == 0 else None,
     )
     return {KEY: msgspec.to_builtins(seen)}
-
-
-def _news(news: News | None) -> SeenNews | None:
-    if news is None:
-        return None
-    return SeenNews(market_id=news.market_id, text=news.text, hints=news.hints)
-
-
-def _posts(seat: Seat) -> tuple[SeenPost, ...]:
-    return tuple(
-        SeenPost(author=post.author, text=post.text)
-        for post in seat.scenario.posts
-        if post.tick == seat.tick
-    )
 
 
 def _game(seat: Seat) -> SeenGame:
     scenario = seat.scenario
     return SeenGame(
         rules=scenario.rules,
-        questions=tuple(
-            SeenQuestion(market_id=q.market_id, text=q.text, resolves_at=q.resolves_at)
-            for q in scenario.questions
-        ),
-        perps=tuple(
-            SeenPerp(ticker=p.ticker, name=p.name, funding_rate=p.funding_rate)
-            for p in scenario.perps
-        ),
-        players=_players(seat),
+        questions=convert(scenario.questions, tuple[SeenQuestion, ...], from_attributes=True),
+        perps=convert(scenario.perps, tuple[SeenPerp, ...], from_attributes=True),
+        # The rules' opponents joined first.
+        players=tuple(seat.market.accounts)[len(scenario.rules.opponents) :],
         start_minute=scenario.start_minute,
     )
-
-
-def _players(seat: Seat) -> tuple[str, ...]:
-    """Return the accounts of the market without the rules' opponents, which joined first."""
-    return tuple(seat.market.accounts)[len(seat.scenario.rules.opponents) :]

@@ -100,7 +100,13 @@ class PerpDesk:
         price = self.price(order.market)
         account.balance -= margin + fee
         self.exchange.balance += fee
-        position = self._enlarge(account, order.market, direction, size, margin, price)
+        held = (order.market, direction)
+        if position := account.positions.get(held):
+            position.entry = joint_entry(position.size, position.entry, size, price)
+            position.size += size
+            position.margin += margin
+        else:
+            position = account.positions[held] = Position(direction, size, margin, price)
         return Outcome(
             action_type=OPENED,
             success=True,
@@ -115,25 +121,6 @@ class PerpDesk:
                 exit=position.exit,
             ),
         )
-
-    def _enlarge(
-        self,
-        account: Account,
-        ticker: str,
-        direction: Direction,
-        size: float,
-        margin: float,
-        price: float,
-    ) -> Position:
-        position = account.positions.get((ticker, direction))
-        if position is None:
-            position = Position(direction, size, margin, price)
-            account.positions[ticker, direction] = position
-        else:
-            position.entry = joint_entry(position.size, position.entry, size, price)
-            position.size += size
-            position.margin += margin
-        return position
 
     def _close(self, account: Account, ticker: str) -> Outcome:
         """Close a perp's long and short position. The outcome describes the larger one."""

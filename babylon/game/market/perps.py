@@ -60,7 +60,3 @@ def joint_entry(size: Number, entry: Number, added: Number, price: Number) -> Nu
 def funding(size: Number, rate: Number, sign: Number) -> Number:
     """Dollars that a position pays to the exchange at a funding time; negative: receives."""
     return sign * size * rate
-
-
-def is_funding_time(minute_of_day: int) -> bool:
-    return minute_of_day % FUNDING_MINUTES == 0

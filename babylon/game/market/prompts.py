@@ -11,7 +11,7 @@ from babylon.game.market.account import Position
 from babylon.game.market.feed import MAX_CONTENT, FeedPost, one_line
 from babylon.game.market.market import Seat
 from babylon.game.market.perps import FUNDING_MINUTES, MAX_LEVERAGE, MIN_SIZE
-from babylon.game.market.scenario import Rules, Scenario
+from babylon.game.market.scenario import Rules
 
 SYSTEM_PROMPT = (
     "You trade prediction markets. A winning share pays $1. Answer with one JSON object: "
@@ -31,21 +31,14 @@ MAX_ERROR = 160  # characters
 
 def render_observation(game: Seat, agent_name: str) -> list[dict[str, str]]:
     """Return the chat messages of one tick: a system and a user message."""
-    if _is_small(game.scenario):
+    scenario = game.scenario
+    timed = any(question.resolves_at is not None for question in scenario.questions)
+    if not (timed or scenario.perps or scenario.rules.feed):
         system, lines = SYSTEM_PROMPT, _small_game(game, agent_name)
     else:
-        system = system_prompt(game.scenario.rules)
+        system = system_prompt(scenario.rules)
         lines = [*_market(game), *_private(game, agent_name)]
-    return [
-        {"role": "system", "content": system},
-        {"role": "user", "content": "\n".join(lines)},
-    ]
-
-
-def _is_small(scenario: Scenario) -> bool:
-    """Return whether the scenario has only questions, and all of them resolve at the end."""
-    timed = any(question.resolves_at is not None for question in scenario.questions)
-    return not (timed or scenario.perps or scenario.rules.feed)
+    return [{"role": "system", "content": system}, {"role": "user", "content": "\n".join(lines)}]
 
 
 def _small_game(game: Seat, agent_name: str) -> list[str]:
@@ -70,7 +63,7 @@ def system_prompt(rules: Rules) -> str:
         f"You trade {' and '.join(fields)}{', and write on a feed' if rules.feed else ''}."
         " You decide once a minute. When a question resolves, a winning share pays $1 and a losing"
         f" one nothing. A trade costs {rules.fee:.1%} and takes at most ${rules.max_order:g} from"
-        " your balance.",
+        " your balance."
     ]
     if rules.perps:
         lines.append(
@@ -163,7 +156,6 @@ def _recent_news(game: Seat) -> list[str]:
 
 
 def _post(post: FeedPost) -> list[str]:
-    """Return the lines of a post and its two newest comments."""
     comments = [f"  {comment.author}: {comment.text}" for comment in post.comments[-2:]]
     return [f"{post.post_id} {post.author}: {post.text}", *comments]
 

@@ -55,6 +55,9 @@ class Question:
     outcome: Side
     resolves_at: int | None = None  # first tick in which trading is closed; None: the end
 
+    def end(self, rules: Rules) -> int:
+        return rules.ticks if self.resolves_at is None else self.resolves_at
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Perp:
@@ -113,9 +116,6 @@ class Scenario:
     def question(self, market_id: str) -> Question | None:
         return next((q for q in self.questions if q.market_id == market_id), None)
 
-    def perp(self, ticker: str) -> Perp | None:
-        return next((p for p in self.perps if p.ticker == ticker), None)
-
 
 class _Topic(NamedTuple):
     """A question or perp that news and posts are about until it stops trading."""
@@ -127,11 +127,7 @@ class _Topic(NamedTuple):
 
 
 def make_scenario(
-    seed: int | str,
-    rules: Rules | None = None,
-    *,
-    name: str = "",
-    start_minute: int | None = None,
+    seed: int | str, rules: Rules | None = None, *, name: str = "", start_minute: int | None = None
 ) -> Scenario:
     """Make the world of a seed.
 
@@ -152,7 +148,7 @@ def make_scenario(
     random = Random(f"scenario:{seed}")
     questions = _questions(random, rules)
     perps, trends = _perps(Random(f"perps:{seed}"), rules)
-    topics = [_Topic(q.market_id, q.outcome, _end(q, rules), NEWS) for q in questions]
+    topics = [_Topic(q.market_id, q.outcome, q.end(rules), NEWS) for q in questions]
     traded = [
         _Topic(p.ticker, t, rules.ticks, PERP_NEWS) for p, t in zip(perps, trends, strict=True)
     ]
@@ -190,10 +186,6 @@ def _questions(random: Random, rules: Rules) -> tuple[Question, ...]:
         )
         for index, company in enumerate(companies)
     )
-
-
-def _end(question: Question, rules: Rules) -> int:
-    return rules.ticks if question.resolves_at is None else question.resolves_at
 
 
 def _perps(random: Random, rules: Rules) -> tuple[tuple[Perp, ...], list[Side]]:
@@ -247,7 +239,6 @@ def _news(random: Random, topic: _Topic, rules: Rules) -> News:
 
 
 def _posts(random: Random, topics: list[_Topic], rules: Rules) -> tuple[NpcPost, ...]:
-    """Draw a post for every other tick."""
     posts = []
     for tick in range(0, rules.ticks, 2):
         topic = random.choice(_open(topics, tick))

@@ -137,13 +137,11 @@ def _best_leverage(perp: Perp, seat: Seat) -> tuple[float, Side, float]:
 
 
 def _moves(seat: Seat) -> list[tuple[str, float]]:
-    """Each perp's price change since tick 0, as a fraction."""
     perps = seat.scenario.perps
     return [(perp.ticker, seat.prices[perp.ticker] / perp.prices[0] - 1.0) for perp in perps]
 
 
 def _furthest_from_even(seat: Seat) -> tuple[str, float]:
-    """Return the market whose price is furthest from one half, with its P(YES)."""
     prices = {market: pool.probability for market, pool in seat.pools.items()}
     return max(prices.items(), key=lambda item: abs(item[1] - 0.5))
 
@@ -164,7 +162,6 @@ def sociable(agent: ScriptedAgent) -> ScriptedAgent:
 
 
 def _chatter(seat: Seat, random: Random) -> Decision:
-    """Comment on the newest post, or post the headline."""
     posts, news = seat.market.feed.posts, seat.scenario.news[seat.tick]
     if posts and (news is None or random.random() < 0.5):
         return Comment(posts[-1].post_id, random.choice(("I agree", "I doubt it", "source?")))
@@ -180,7 +177,3 @@ SCRIPTED_AGENTS: dict[str, ScriptedAgent] = {
     "hold": holder,
     "oracle": oracle,
 }
-
-# From highest to lowest mean P&L, in the small game and in the full hour. The crowd trades at
-# random: trading against it pays a little, and following it loses more than random trading.
-LADDER = ("oracle", "news", "maker", "hold", "random", "momentum", "contrarian")

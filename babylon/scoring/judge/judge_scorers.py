@@ -26,7 +26,7 @@ from babylon.scoring.judge.local_judge import MODEL, TEMPERATURE, local_judge
 from babylon.scoring.judge.rubrics import load_rubric
 from babylon.scoring.rewards.heuristic import heuristic
 from babylon.scoring.scorer import Score, ScoringContext
-from babylon.store.judgments import StoredJudgments, spent_on_window, spent_since
+from babylon.store.judgments import StoredJudgments, total_spent
 
 log = logging.getLogger(__name__)
 
@@ -99,8 +99,8 @@ async def _judge(method: Method, context: ScoringContext, *, cheaper: bool) -> J
     budget = Budget(
         BudgetLimits(tokens=judge.window_tokens, usd=judge.window_usd),
         BudgetLimits(tokens=judge.day_tokens, usd=judge.day_usd),
-        spent_on_window=await spent_on_window(store, context.window_id),
-        spent_today=await spent_since(store, midnight),
+        spent_on_window=await total_spent(store, window_id=context.window_id),
+        spent_today=await total_spent(store, since=midnight),
     )
     config = JudgeConfig(
         method=method,
@@ -176,7 +176,7 @@ async def _by_heuristic(
 
 async def _report(context: ScoringContext, level: Level, *, model: str, reliability: float) -> None:
     """Write the judge's metrics, with the cost of all runs of the window."""
-    spent = await spent_on_window(context.store, context.window_id)
+    spent = await total_spent(context.store, window_id=context.window_id)
     context.metrics.update(
         level=str(level),
         reliability=reliability,

@@ -13,7 +13,7 @@ from babylon.core.types import Arm
 from babylon.serving.gateway.route_table import ArmSplit, RouteTable
 from babylon.serving.gateway.shipping import DATABASE_FAILURES
 from babylon.store import Store
-from babylon.store.trajectory_arms import pin_arm, pin_arms
+from babylon.store.experiments import pin_arm, pin_arms
 
 log = logging.getLogger(__name__)
 

@@ -20,8 +20,7 @@ from babylon.serving.gateway.shipping import DATABASE_FAILURES
 from babylon.serving.gateway.wanted_policies import next_route, wanted
 from babylon.store import Store
 from babylon.store.calls import ARE_CALLS_RECORDED
-from babylon.store.desired import Desired, desired
-from babylon.store.gateways import GatewayRow, announce_gateway, remove_gateway
+from babylon.store.gateways import Desired, GatewayRow, announce_gateway, desired, remove_gateway
 from babylon.store.policies import checkpoint_uris
 from babylon.store.routes import CHANNEL
 
@@ -113,7 +112,7 @@ class RouteFollower:
         self.no_policy, self._outage = False, None
         versions, targets = wanted(newest), dict(self._loader.loaded)
         if unknown := versions.keys() - targets.keys():
-            for version, uri in (await checkpoint_uris(self._store, unknown)).items():
+            for version, uri in (await checkpoint_uris(self._store, unknown, removed=True)).items():
                 name, path = f"{self._alias}-v{version}", uri.removeprefix("file://")
                 targets[version] = Target(name, version, path)
         self._desired = newest

@@ -19,7 +19,7 @@ from babylon.serving.gateway.route_table import RouteTable, Target
 from babylon.serving.gateway.shipping import DATABASE_FAILURES
 from babylon.serving.gateway.wanted_policies import Occasion, wanted
 from babylon.store import Store
-from babylon.store.desired import lock_desired
+from babylon.store.gateways import lock_desired
 
 log = logging.getLogger(__name__)
 

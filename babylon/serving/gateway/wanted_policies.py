@@ -3,7 +3,7 @@
 from collections.abc import Mapping
 
 from babylon.serving.gateway.route_table import ArmSplit, ServingRoute, Target
-from babylon.store.desired import Desired
+from babylon.store.gateways import Desired
 
 Occasion = str | None
 

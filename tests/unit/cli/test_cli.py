@@ -143,10 +143,7 @@ def test_wrong_usage_is_an_object_too(capsys: pytest.CaptureFixture[str]) -> Non
 
 @pytest.mark.parametrize("scorer", ["unknown", "no_module:f", "..above:f", "broken:f"])
 def test_a_scorer_that_cannot_be_used_is_refused_before_prefect_starts(
-    scorer: str,
-    tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
-    capsys: pytest.CaptureFixture[str],
+    scorer: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     (tmp_path / "broken.py").write_text("def f(:")
     monkeypatch.syspath_prepend(tmp_path)
@@ -215,7 +212,7 @@ def test_the_training_table_fits_80_columns(capsys: pytest.CaptureFixture[str]) 
     assert max(len(line.rstrip()) for line in lines) <= 80
 
 
-def test_a_bad_setting_is_one_clear_line_and_with_json_an_object(
+def test_a_bad_setting_is_one_line_or_a_json_object(
     capsys: pytest.CaptureFixture[str],
 ) -> None:
     assert exit_code("train", "--max-dropout", "1.5", "--json") == 1
@@ -234,7 +231,7 @@ def test_a_bad_setting_is_one_clear_line_and_with_json_an_object(
         ("2999-01-01T00:00", "WindowNotReadyError"),
     ],
 )
-def test_a_window_that_cannot_be_trained_is_refused_at_once(
+def test_bad_windows_are_refused(
     window: str, kind: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
     assert exit_code("train", "--window", window, "--json") == 1
@@ -243,7 +240,7 @@ def test_a_window_that_cannot_be_trained_is_refused_at_once(
     assert json.loads(captured.out)["kind"] == kind
 
 
-def test_whether_a_window_of_today_is_over_is_for_the_database_to_say(
+def test_the_database_decides_if_todays_window_is_over(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """The clock of this machine may be wrong by hours."""

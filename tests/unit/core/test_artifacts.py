@@ -66,7 +66,7 @@ def test_a_failed_writer_leaves_nothing_behind(tmp_path):
     assert list(tmp_path.iterdir()) == []
 
 
-async def test_a_cancelled_writer_lets_the_running_write_finish_and_leaves_nothing(tmp_path):
+async def test_a_cancelled_writer_ends_the_running_write_and_leaves_nothing(tmp_path):
     begun, go_on = threading.Event(), threading.Event()
 
     class SlowFrame(pl.DataFrame):

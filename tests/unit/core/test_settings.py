@@ -14,9 +14,7 @@ from babylon.core.settings import (
 )
 
 
-def test_another_process_reads_the_same_settings(
-    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
-) -> None:
+def test_other_processes_read_equal_values(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     given = load_settings(
         home=tmp_path,
         database={"url": "postgresql://me:secret@db/game"},
@@ -28,7 +26,7 @@ def test_another_process_reads_the_same_settings(
     assert load_settings() == given
 
 
-def test_a_deployment_strategy_that_does_not_exist_is_named(
+def test_an_unknown_deployment_strategy_is_named(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setenv("DEPLOYMENT_STRATEGY", "shadow")
@@ -36,7 +34,7 @@ def test_a_deployment_strategy_that_does_not_exist_is_named(
         load_settings()
 
 
-def test_given_minutes_win_over_hours_of_the_environment_in_child_processes_too(
+def test_minutes_win_over_hours_in_child_processes_too(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setenv("WINDOW_DURATION_HOURS", "2")
@@ -118,9 +116,7 @@ def write_file(home: Path, text: str) -> None:
     (home / "babylon.toml").write_text(text)
 
 
-def test_an_option_wins_over_the_environment_over_the_file_over_the_default(
-    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
-) -> None:
+def test_options_beat_environment_and_file(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     write_file(tmp_path, "seed = 5\n[windows]\nmin_agents = 7\nminutes = 30\nfrequency = 2\n")
     monkeypatch.setenv("BABYLON_HOME", str(tmp_path))
     monkeypatch.setenv("MIN_AGENTS_PER_WINDOW", "8")

@@ -45,9 +45,7 @@ def at(seconds: float, *, writer: float | None = None) -> Clock:
         (at(3660, writer=-600), "ready", ""),  # a forgotten session does not stop the system
     ],
 )
-def test_the_clock_alone_decides_whether_the_last_rows_are_in(
-    clock: Clock, state: str, said: str
-) -> None:
+def test_the_clock_decides_if_the_last_rows_are_in(clock: Clock, state: str, said: str) -> None:
     assert settling(WINDOW, clock, grace_s=60)[0] == state
     assert said in settling(WINDOW, clock, grace_s=60)[1]
     if state == "ready":

@@ -48,7 +48,5 @@ def test_what_is_no_object_is_named(tmp_path: Path, text: str) -> None:
         ({"id": "1", "trajectoryId": "t"}, Format.GAME),
     ],
 )
-def test_a_file_tells_its_format(
-    tmp_path: Path, first: dict[str, object], format: Format | None
-) -> None:
+def test_formats_are_found(tmp_path: Path, first: dict[str, object], format: Format | None) -> None:
     assert guess_format(write_lines(tmp_path / "f.jsonl", first)) is format

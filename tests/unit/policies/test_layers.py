@@ -61,9 +61,7 @@ def test_only_the_chosen_layers_move(
     assert {name.split(".")[-2] for name in moved(parent, after)} == leaves
 
 
-def test_an_adapter_goes_on_with_other_layers_and_keeps_what_it_has(
-    parent: Path, tmp_path: Path
-) -> None:
+def test_an_adapter_keeps_its_layers_and_trains_others(parent: Path, tmp_path: Path) -> None:
     first = tune(parent, tmp_path / "v1", "lora", "attention")
     second = tune(first, tmp_path / "v2", "lora", "ffn")
     assert {name.split(".")[-2] for name in moved(first, second)} == FFN
@@ -80,9 +78,7 @@ def test_an_adapter_goes_on_with_other_layers_and_keeps_what_it_has(
     assert all(torch.equal(tensor, after[name]) for name, tensor in before.items())
 
 
-def test_the_reference_pass_leaves_frozen_layers_of_an_adapter_frozen(
-    parent: Path, tmp_path: Path
-) -> None:
+def test_the_reference_pass_keeps_frozen_layers_frozen(parent: Path, tmp_path: Path) -> None:
     first = tune(parent, tmp_path / "v1", "lora", "all")
     trainable = load_trainable(first, "lora", 1e-3, "attention")
     before = set(trainable.tuned)

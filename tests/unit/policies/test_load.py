@@ -41,9 +41,7 @@ def held(*models: PreTrainedModel) -> int:
 
 
 @pytest.mark.parametrize("large", [False, True])
-def test_frozen_policies_of_one_base_share_its_weights_and_answer_as_if_alone(
-    base: Path, monkeypatch: pytest.MonkeyPatch, large: bool
-) -> None:
+def test_frozen_bases_are_shared(base: Path, monkeypatch: pytest.MonkeyPatch, large: bool) -> None:
     monkeypatch.setattr(load, "_LARGE", 0 if large else 2**40)
     paths = [base, save_adapter(base, "a"), save_adapter(base, "bb")]
     alone = [load_policy(path)[0] for path in paths]

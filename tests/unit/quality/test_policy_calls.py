@@ -8,10 +8,7 @@ from babylon.quality.decode import GameStep
 from babylon.quality.policy_calls import CollectedCall, policy_calls
 from tests.unit.quality.rows import call, compact, step
 
-PROMPT = (
-    Message(role="system", content="You trade."),
-    Message(role="user", content="Trade?"),
-)
+PROMPT = (Message(role="system", content="You trade."), Message(role="user", content="Trade?"))
 
 
 def played(*steps):
@@ -55,7 +52,7 @@ def test_the_gateways_record_supplies_tokens_logprobs_version_and_sampling():
         msgspec.structs.replace(recorded(), messages="not JSON"),
     ],
 )
-def test_a_record_that_does_not_say_the_same_or_has_no_tokens_leaves_the_call_text_only(record):
+def test_a_different_record_or_one_without_tokens_leaves_only_text(record):
     (one,) = policy_calls("t1", played(step(0)), [], [record])
     assert one.retokenized
     assert (one.policy_version, one.logprobs) == (None, None)

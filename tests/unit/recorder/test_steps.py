@@ -80,9 +80,7 @@ def test_what_only_the_call_log_holds_is_not_in_the_step() -> None:
         ({"messages": ({"role": "user", "content": ""},)}, ["user"]),
     ],
 )
-def test_the_logged_messages_are_those_that_were_sent(
-    changes: dict[str, Any], roles: list[str]
-) -> None:
+def test_the_logged_messages_are_those_sent(changes: dict[str, Any], roles: list[str]) -> None:
     row = call_row(
         OpenTrajectory("t1", "a", "s", window_at(AT), AT, AT), 0, 0, _call(**changes), AT
     )

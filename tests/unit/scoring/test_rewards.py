@@ -112,7 +112,7 @@ def test_the_built_in_scorers():
         assert callable(load_scorer(name))
 
 
-async def test_a_scorer_that_asks_for_its_context_gets_it_and_its_metrics_are_kept(tmp_path):
+async def test_a_scorer_that_asks_gets_a_context_and_its_metrics_stay(tmp_path):
     def spread(trajectories, context):
         context.metrics["seed"] = context.settings.seed
         return [t.pnl_usd for t in trajectories]
@@ -128,10 +128,7 @@ async def test_a_scorer_that_asks_for_its_context_gets_it_and_its_metrics_are_ke
 @pytest.mark.parametrize(
     ("chosen", "message"),
     [
-        (
-            {"scoring": {"scorer": "ruler"}},
-            "scorer 'ruler' needs a judge: set JUDGE_MODEL",
-        ),
+        ({"scoring": {"scorer": "ruler"}}, "scorer 'ruler' needs a judge: set JUDGE_MODEL"),
         ({"scoring": {"scorer": "regression"}, "judge": {"model": "m"}}, "set OPENAI_API_KEY"),
         (
             {"scoring": {"scorer": "preference"}, "judge": {"model_path": "/nowhere"}},

@@ -16,9 +16,7 @@ PARENTS = {0: None, 1: 0, 2: 1, 3: 1, 4: 1, 5: 4, 6: 3, 7: 3}
         (0, {0: 0, 1: 1, 2: 2, 3: 2, 4: 2, 5: 3, 6: 3, 7: 3}),
     ],
 )
-def test_age_is_counted_in_updates_along_the_line_of_descent(
-    trained: int, expected: dict[int, int]
-) -> None:
+def test_age_counts_updates_along_the_descent(trained: int, expected: dict[int, int]) -> None:
     assert staleness(PARENTS, trained) == expected
 
 

@@ -63,18 +63,14 @@ def test_another_recipe_is_another_model() -> None:
     assert len({QUICK.name, *(other.name for other in others)}) == 1 + len(fields)
 
 
-def test_base_model_takes_the_place_of_the_embedded_one(
-    embedded: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_base_model_replaces_the_embedded(embedded: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     assert resolve_base(str(embedded), embedded.parent, 0) == embedded
     monkeypatch.setattr("babylon.training.base_model.load_policy", lambda _: load_policy(embedded))
     assert resolve_base("Qwen/Qwen2.5-0.5B", embedded.parent, 0) == "Qwen/Qwen2.5-0.5B"
 
 
 @pytest.mark.parametrize("content", [None, "{}", "no json"])
-def test_a_base_model_that_does_not_load_is_refused_in_one_line(
-    tmp_path: Path, content: str | None
-) -> None:
+def test_an_unloadable_base_model_is_refused_clearly(tmp_path: Path, content: str | None) -> None:
     if content is not None:
         (tmp_path / "config.json").write_text(content)
     with pytest.raises(ModelError, match=f"BASE_MODEL='{tmp_path}'") as refused:
@@ -82,7 +78,7 @@ def test_a_base_model_that_does_not_load_is_refused_in_one_line(
     assert "\n" not in str(refused.value) and "save_pretrained" in str(refused.value)
 
 
-def test_a_base_model_that_is_a_path_to_nowhere_is_not_looked_for_on_the_hub(
+def test_a_base_model_with_a_wrong_path_is_not_sought_on_the_hub(
     tmp_path: Path,
 ) -> None:
     with pytest.raises(ModelError, match=r"^BASE_MODEL=.*: no such directory: /nope: "):

@@ -167,7 +167,7 @@ def test_ended_and_resumed_equals_uninterrupted_bit_for_bit(
     assert not target.with_suffix(".progress").exists()
 
 
-def test_the_progress_of_another_update_is_ignored(
+def test_other_progress_ignored(
     parent: Path, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     other = replace(CONFIG, learning_rate=2e-3)
@@ -194,7 +194,7 @@ def test_a_damaged_progress_is_said_and_the_update_starts_anew(
     assert "cannot be read, the update starts over" in caplog.text
 
 
-def test_a_full_disk_keeps_no_half_a_file(
+def test_full_disks_keep_none(
     parent: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Neither of the progress nor of the checkpoint; the error comes through."""
@@ -232,9 +232,7 @@ def test_everything_that_decides_an_update_is_in_its_digest() -> None:
     assert len({first, *others}) == 4
 
 
-def test_progress_is_saved_no_more_often_than_it_is_worth(
-    parent: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_saving_is_rationed(parent: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """A train step that ends right after a save is not kept; one after a long while is."""
     directory = journal.ProgressFile(tmp_path, "d", load_trainable(parent, "lora", 1e-3))
     directory.save({"iteration": 1, "step": 1})

@@ -55,9 +55,7 @@ def logits(path: Path) -> torch.Tensor:
 
 
 @pytest.mark.parametrize("tuning", ["full", "lora"])
-def test_an_update_is_saved_so_that_it_loads_and_differs(
-    parent: Path, tmp_path: Path, tuning: Tuning
-) -> None:
+def test_an_update_is_saved_and_differs(parent: Path, tmp_path: Path, tuning: Tuning) -> None:
     report = update(parent, tmp_path / "v1", tuning)
     assert report.calls_without_logprobs == report.calls == 2
     assert report.kl_after > 0
@@ -224,9 +222,7 @@ def test_text_alone_is_tokenised_with_template_and_end_and_without_logprobs() ->
         ({"top_p": 0.9}, 512, "truncated"),
     ],
 )
-def test_a_call_that_cannot_be_trained_is_left_out_and_counted(
-    changes: dict[str, object], context: int, reason: str
-) -> None:
+def test_bad_calls_are_counted(changes: dict[str, object], context: int, reason: str) -> None:
     calls, excluded = tokens(changes, context)
     assert not calls
     assert excluded == dict.fromkeys(excluded, 0) | {reason: 1}
@@ -257,9 +253,7 @@ def logged(parent: Path, version: int, *, logprobs: bool) -> list[TrainingRow]:
     return made
 
 
-def test_unlogged_logprobs_are_recomputed_under_the_policy_that_sampled(
-    parent: Path, tmp_path: Path
-) -> None:
+def test_unlogged_logprobs_are_recomputed_under_the_policy(parent: Path, tmp_path: Path) -> None:
     """The update is then the one that logged calls give, and the report tells them apart."""
     old = save_tiny_policy(tmp_path / "v3", seed=1)
     reports, weights = [], []
@@ -286,9 +280,7 @@ def test_unlogged_logprobs_are_recomputed_under_the_policy_that_sampled(
         torch.testing.assert_close(weights[1][name], tensor, atol=2e-6, rtol=0)
 
 
-def test_without_the_policys_checkpoint_unlogged_calls_count_as_such(
-    parent: Path, tmp_path: Path
-) -> None:
+def test_unlogged_calls_without_checkpoint_are_counted(parent: Path, tmp_path: Path) -> None:
     unlogged = logged(parent, 3, logprobs=False)
     made = update_checkpoint(
         parent, unlogged, tmp_path / "v1", tuning="full", config=CONFIG, staleness={3: 1}

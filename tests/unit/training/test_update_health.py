@@ -36,9 +36,7 @@ def test_figures_at_their_bounds_are_sound() -> None:
         ({"ess": None}, "effective sample size –"),
     ],
 )
-def test_what_rules_an_update_out_names_the_figure_and_the_remedy(
-    off: dict[str, float | None], said: str
-) -> None:
+def test_a_refusal_names_the_figure_and_the_remedy(off: dict[str, float | None], said: str) -> None:
     reason = ruled_out(SOUND | off)
     assert reason is not None
     assert re.match(said, reason)

@@ -54,9 +54,7 @@ def publish(
 
 
 @pytest.mark.parametrize("steps", [[0, 1], [0, 1, 2, 3]])
-def test_when_an_agent_of_the_live_game_answered_is_not_made_up(
-    tmp_path: Path, steps: list[int]
-) -> None:
+def test_live_answer_times_are_never_invented(tmp_path: Path, steps: list[int]) -> None:
     """Even four replies in four minutes may be two in one of them."""
     (recorded,) = read_dataset(publish(tmp_path, LIVE, "seen", [], {"a": steps}), WINDOW).scenarios
     with pytest.raises(ReplayError, match="t-a: the dataset does not hold the times"):

@@ -33,14 +33,16 @@ def ends(ticker: str, start: float, end: float) -> dict[str, Any]:
 def row(
     agent: str, *steps: dict[str, Any], outcomes: tuple[dict[str, Any], ...] = ()
 ) -> RecordedRow:
-    plain = {
-        "trajectory_id": f"t-{agent}",
-        "agent_id": agent,
-        "window_id": "2025-11-14T09:00",
-        "scenario_id": "2025-11-14T09:00",
-        "start": NINE,
-    }
-    made = recorded_row(plain, json.dumps(steps), "{}", outcomes, None)
+    made = recorded_row(
+        outcomes,
+        trajectory_id=f"t-{agent}",
+        agent_id=agent,
+        window_id="2025-11-14T09:00",
+        scenario_id="2025-11-14T09:00",
+        final_pnl_usd=None,
+        steps_json=json.dumps(steps),
+        metadata_json="{}",
+    )
     assert isinstance(made, RecordedRow)
     return made
 

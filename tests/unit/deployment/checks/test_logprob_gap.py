@@ -31,9 +31,7 @@ def test_the_gap_is_the_mean_and_the_largest_distance() -> None:
 
 
 @pytest.mark.parametrize(("noise", "apart"), [(1e-7, 1e-5), (1e-7, 0.3), (5e-3, 4e-3), (5e-3, 0.3)])
-def test_an_engine_with_another_policys_weights_is_found_also_below_its_noise(
-    noise: float, apart: float
-) -> None:
+def test_an_engine_with_other_weights_is_found_below_its_noise(noise: float, apart: float) -> None:
     random = Random(1)
     policy = [-abs(random.gauss(0, 1)) for _ in range(500)]
     other = _noisy(policy, apart, random)
@@ -72,7 +70,5 @@ def test_k3_is_the_kl_divergence_in_expectation_and_never_negative() -> None:
         ("vllm", "--dtype float32 --dtype bfloat16", COARSE),
     ],
 )
-def test_the_tolerance_is_that_of_what_the_engine_computes_in(
-    engine: Engine, arguments: str, allowed: Tolerance
-) -> None:
+def test_the_tolerance_fits_the_dtype(engine: Engine, arguments: str, allowed: Tolerance) -> None:
     assert tolerance(engine, arguments) == allowed

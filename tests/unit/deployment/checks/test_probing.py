@@ -113,7 +113,7 @@ async def test_a_logprob_that_json_has_no_word_for_is_nan() -> None:
     assert math.isnan(first.policy.logprobs[0])
 
 
-async def test_a_busy_gateway_is_asked_again_and_a_refusal_is_not(
+async def test_only_busy_gateways_are_asked_again(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr(probing, "_PAUSE_S", 0)

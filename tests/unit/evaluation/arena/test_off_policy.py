@@ -1,7 +1,7 @@
 import numpy as np
 import pytest
 
-from babylon.evaluation.arena.off_policy import off_policy
+from babylon.evaluation.arena.held_out import off_policy
 
 
 def groups(*sizes: int) -> list[str]:
@@ -48,9 +48,7 @@ def test_a_challenger_that_prefers_what_lost_is_vetoed() -> None:
         (np.zeros(40), [str(number) for number in range(40)], "no two held-out trajectories"),
     ],
 )
-def test_an_estimate_that_hangs_on_too_few_is_refused(
-    ratios: np.ndarray, scenarios: list[str], problem: str
-) -> None:
+def test_low_ess_is_refused(ratios: np.ndarray, scenarios: list[str], problem: str) -> None:
     check = off_policy(ratios, np.arange(len(ratios), dtype=float), scenarios)
     assert check.problem is not None and problem in check.problem
     assert check.difference is None and not check.veto

@@ -40,9 +40,7 @@ def test_another_version_or_other_rules_are_other_worlds() -> None:
 
 
 @pytest.mark.parametrize("changed", ["mechanics", "prompt"])
-def test_a_change_of_the_game_changes_the_digest_of_the_same_worlds(
-    monkeypatch: pytest.MonkeyPatch, changed: str
-) -> None:
+def test_a_game_change_changes_the_digest(monkeypatch: pytest.MonkeyPatch, changed: str) -> None:
     worlds = unseen_scenarios("arena", "changing", 4)
     before = digest(worlds)
     if changed == "prompt":
@@ -58,7 +56,7 @@ def _shallow(self: amm.Pool, yes: float = 400.0, no: float = 400.0) -> None:
     object.__setattr__(self, "no", no)
 
 
-def test_fleets_and_transcripts_never_play_the_arenas_worlds(
+def test_fleets_and_transcripts_never_use_arena_worlds(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """Whatever their seed and plan: a thousand of theirs against the arena's, by content."""

@@ -4,9 +4,8 @@ import pytest
 
 from babylon.core.settings import ExperimentSettings
 from babylon.evaluation.experiment.decision import Evidence, decide
-from babylon.evaluation.experiment.guardrails import CUT, MEDIAN, guard
+from babylon.evaluation.experiment.guardrails import CUT, MEDIAN, guard, sample_ratio
 from babylon.evaluation.experiment.review_records import Comparison, Guardrail, State
-from babylon.evaluation.experiment.sample_ratio import sample_ratio
 from tests.unit.evaluation.experiment.test_difference import arms
 
 SETTINGS = ExperimentSettings(min_agents=40, min_hours=3, max_hours=100, tolerated_loss_usd=2)

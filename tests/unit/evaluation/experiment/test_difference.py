@@ -53,9 +53,7 @@ def test_two_means_by_hand() -> None:
     ("freedom", "quantile", "within"),
     [(3, 3.1824, 0.02), (10, 2.2281, 0.001), (30, 2.0423, 0.001), (1e9, 1.9600, 0.0001)],
 )
-def test_students_quantiles_as_tables_have_them(
-    freedom: float, quantile: float, within: float
-) -> None:
+def test_student_quantiles_match_tables(freedom: float, quantile: float, within: float) -> None:
     assert student(1.959964, freedom) == pytest.approx(quantile, rel=within)
 
 

@@ -3,7 +3,7 @@ from math import prod
 
 import pytest
 
-from babylon.evaluation.experiment.sample_ratio import sample_ratio
+from babylon.evaluation.experiment.guardrails import sample_ratio
 
 
 @pytest.mark.parametrize(("challengers", "p"), [(5, 1.0), (8, 112 / 1024), (0, 2 / 1024)])

@@ -142,14 +142,9 @@ def test_headlines_are_observed_as_good_or_bad() -> None:
 
 @pytest.mark.parametrize(
     ("action", "fill"),
-    [
-        ([1, 3, 0], ("BUY_SHARES", Side.YES, 150.0)),
-        ([2, 0, 0], ("BUY_SHARES", Side.NO, 37.5)),
-    ],
+    [([1, 3, 0], ("BUY_SHARES", Side.YES, 150.0)), ([2, 0, 0], ("BUY_SHARES", Side.NO, 37.5))],
 )
-def test_buying_takes_quarters_of_the_largest_order(
-    action: list[int], fill: tuple[str, Side, float]
-) -> None:
+def test_a_buy_takes_quarters_of_maximum(action: list[int], fill: tuple[str, Side, float]) -> None:
     env = env_of(quiet_world(perps=[perp(*[10.0] * 5)]))
     env.step(np.array(action))
     outcome = env.game.outcomes[-1]

@@ -31,9 +31,7 @@ def test_a_winning_bet_at_even_odds_makes_money() -> None:
 
 
 @given(reserves, reserves, sides, money)
-def test_selling_what_was_bought_returns_the_money(
-    yes: float, no: float, side: Side, dollars: float
-) -> None:
+def test_selling_shares_returns_money(yes: float, no: float, side: Side, dollars: float) -> None:
     bought, shares = Pool(yes, no).buy(side, dollars)
     sold, returned = bought.sell(side, shares)
     assert returned == pytest.approx(dollars, rel=1e-6, abs=1e-6)
@@ -41,9 +39,7 @@ def test_selling_what_was_bought_returns_the_money(
 
 
 @given(reserves, reserves, sides, money)
-def test_the_product_stays_and_the_bought_side_gets_dearer(
-    yes: float, no: float, side: Side, dollars: float
-) -> None:
+def test_the_bought_side_gets_dearer(yes: float, no: float, side: Side, dollars: float) -> None:
     pool = Pool(yes, no)
     after, _ = pool.buy(side, dollars)
     assert after.yes * after.no == pytest.approx(yes * no, rel=1e-9)

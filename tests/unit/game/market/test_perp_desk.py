@@ -25,9 +25,7 @@ def order(kind: OrderKind, size: float = 500, leverage: float = 5) -> Order:
 
 
 @pytest.mark.parametrize(("kind", "price"), [(LONG, 210.0), (SHORT, 190.0)])
-def test_a_right_bet_makes_its_size_times_the_change_less_two_fees(
-    kind: OrderKind, price: float
-) -> None:
+def test_a_right_bet_makes_size_times_change_less_fees(kind: OrderKind, price: float) -> None:
     """500 / 5 = 100 of margin and 0.50 of fee; 5 % of 500 is 25; another 0.50 of fee."""
     game = Game(world(200.0, price, price))
     opened = game.act(order(kind))
@@ -52,9 +50,7 @@ def test_what_is_open_at_the_end_is_closed_at_the_last_price() -> None:
 
 
 @pytest.mark.parametrize(("kind", "price"), [(LONG, 182.0), (SHORT, 218.0), (LONG, 50.0)])
-def test_at_the_liquidation_price_or_beyond_the_margin_is_lost_and_no_more(
-    kind: OrderKind, price: float
-) -> None:
+def test_at_the_liquidation_price_only_the_margin_is_lost(kind: OrderKind, price: float) -> None:
     """1000 / 10 = 100 of margin, 1 of fee; 200 * (1 -/+ 0.09) is 182 or 218."""
     game = Game(world(200.0, price, 200.0))
     exchange = game.market.exchange.balance

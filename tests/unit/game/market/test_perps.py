@@ -10,7 +10,6 @@ from babylon.game.market.perps import (
     Direction,
     funding,
     headroom,
-    is_funding_time,
     joint_entry,
     liquidation_price,
     pnl,
@@ -29,12 +28,9 @@ def test_a_position_makes_its_size_times_the_change_of_the_price() -> None:
 
 
 @pytest.mark.parametrize(
-    ("leverage", "long", "short"),
-    [(1.0, 20.0, 380.0), (10.0, 182.0, 218.0), (100.0, 198.2, 201.8)],
+    ("leverage", "long", "short"), [(1.0, 20.0, 380.0), (10.0, 182.0, 218.0), (100.0, 198.2, 201.8)]
 )
-def test_a_position_is_liquidated_where_nine_tenths_of_its_margin_are_lost(
-    leverage: float, long: float, short: float
-) -> None:
+def test_liquidation_comes_at_nine_tenths(leverage: float, long: float, short: float) -> None:
     """200 * (1 - 0.9 / 10) = 182, and so on."""
     assert liquidation_price(200.0, leverage, Direction.LONG.sign) == pytest.approx(long)
     assert liquidation_price(200.0, leverage, Direction.SHORT.sign) == pytest.approx(short)
@@ -75,11 +71,6 @@ def test_longs_pay_a_positive_funding_rate_and_shorts_receive_it() -> None:
     assert funding(1000.0, 0.0002, Direction.LONG.sign) == pytest.approx(0.2)
     assert funding(1000.0, 0.0002, Direction.SHORT.sign) == pytest.approx(-0.2)
     assert funding(1000.0, -0.0002, Direction.LONG.sign) == pytest.approx(-0.2)
-
-
-def test_funding_falls_due_at_midnight_eight_and_sixteen() -> None:
-    due = [minute for minute in range(24 * 60) if is_funding_time(minute)]
-    assert due == [0, 8 * 60, 16 * 60]
 
 
 def test_arrays_give_the_numbers_of_floats() -> None:

@@ -96,9 +96,7 @@ def test_what_nobody_holds_goes_back_to_the_exchange() -> None:
         (Hold(error="malformed reply: x"), "malformed"),
     ],
 )
-def test_a_refused_decision_costs_the_tick_and_nothing_else(
-    decision: Order | Hold, complaint: str
-) -> None:
+def test_a_refused_decision_costs_only_the_tick(decision: Order | Hold, complaint: str) -> None:
     game = Game(quiet_world())
     outcome = game.act(decision)
     assert not outcome.success and complaint in (outcome.error or "")

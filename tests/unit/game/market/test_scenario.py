@@ -61,7 +61,8 @@ def test_headlines_about_a_perp_hint_its_trend() -> None:
         (news.hints is Side.YES) is (perp.prices[-1] > perp.prices[0])
         for world in WORLDS
         for news in world.news
-        if news and (perp := world.perp(news.market_id))
+        for perp in world.perps
+        if news and news.market_id == perp.ticker
     ]
     assert fmean(agree) > 0.7
 

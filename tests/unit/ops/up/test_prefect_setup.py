@@ -51,9 +51,7 @@ async def test_a_refusal_is_quoted() -> None:
 
 
 @pytest.mark.parametrize("listens", [False, True])
-async def test_silence_names_the_address_and_the_remedy(
-    listens: bool, monkeypatch: pytest.MonkeyPatch
-) -> None:
+async def test_silence_names_address_remedy(listens: bool, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(prefect_setup, "_TIMEOUT", aiohttp.ClientTimeout(total=0.2))
     with socket.socket() as nobody:
         nobody.bind(("127.0.0.1", 0))

@@ -82,7 +82,7 @@ async def test_position_bias_is_recognised_and_taken_out():
     assert kendall(worths, values(judgments)) > 0.97
 
 
-async def test_what_a_noisy_judge_cannot_tell_apart_is_a_tie_and_consistency_closes_intervals():
+async def test_a_noisy_judge_gives_ties_and_consistency_narrows_intervals():
     group, worths = ladder(24)
     async with bench(noise=0.2, position_bias=0.5) as (_, client):
         noisy = await judge_all(client, group)
@@ -165,7 +165,7 @@ async def test_fences_another_order_and_refusals_that_pass_cost_nothing(harmless
 
 
 @pytest.mark.parametrize("method", ["ruler", "preference", "regression"])
-async def test_a_judge_that_never_answers_as_asked_fails_with_the_reason_and_no_score(method):
+async def test_a_judge_that_never_answers_well_fails_without_any_score(method):
     group, _ = ladder(4)
     async with bench(faults={"malformed": 1.0}) as (judge, client):
         with pytest.raises(ScoringError, match=r"loopback gave no usable judgment of t-\d.*JSON"):
@@ -198,7 +198,7 @@ async def test_a_server_that_refuses_is_named_with_the_remedy():
 
 
 @pytest.mark.parametrize("lacking", ["response_format", "max_completion_tokens"])
-async def test_a_server_of_an_older_api_is_asked_without_what_it_does_not_know(lacking, caplog):
+async def test_an_older_server_is_asked_without_unknown_parameters(lacking, caplog):
     group, worths = ladder(8)
     async with bench(lacks=frozenset([lacking])) as (judge, client):
         judgments = await judge_all(client, group)

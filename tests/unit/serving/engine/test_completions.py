@@ -61,7 +61,7 @@ async def test_a_text_goes_on_with_tokens_logprobs_and_usage(engine: TestClient[
     assert logprobs["top_logprobs"][0] == {logprobs["tokens"][0]: logprobs["token_logprobs"][0]}
 
 
-async def test_tokens_go_on_as_their_text_does_and_nothing_comes_unasked(
+async def test_token_prompts_continue_like_their_text(
     engine: TestClient[Any, Any],
 ) -> None:
     by_text = await post(engine)
@@ -81,8 +81,7 @@ async def test_a_stream_adds_up_to_the_whole(engine: TestClient[Any, Any]) -> No
     fields = {"logprobs": 0, "return_token_ids": True}
     whole = await post(engine, **fields)
     response = await engine.post(
-        "/v1/completions",
-        json=asked(stream=True, stream_options={"include_usage": True}, **fields),
+        "/v1/completions", json=asked(stream=True, stream_options={"include_usage": True}, **fields)
     )
     lines = [line[6:] for line in (await response.text()).split("\n\n") if line]
     assert lines.pop() == "[DONE]"

@@ -71,9 +71,7 @@ async def long_answer(engine: TestClient[Any, Any]) -> AsyncIterator[Job]:
     response.close()
 
 
-async def test_answer_has_text_token_ids_logprobs_and_usage(
-    engine: TestClient[Any, Any],
-) -> None:
+async def test_answer_has_text_token_ids_logprobs_and_usage(engine: TestClient[Any, Any]) -> None:
     answer = await post(engine, logprobs=True, return_token_ids=True)
     choice = answer["choices"][0]
     ids = choice["token_ids"]
@@ -101,7 +99,7 @@ def test_tokens_are_decoded_as_the_tokenizer_does(policy_path: Path, cleans_up: 
     assert policy.decode(ids) == policy.tokenizer.decode(ids, skip_special_tokens=True)
 
 
-async def test_token_ids_and_logprobs_come_only_when_asked_for(
+async def test_token_ids_and_logprobs_come_only_if_asked(
     engine: TestClient[Any, Any],
 ) -> None:
     answer = await post(engine)
@@ -127,7 +125,7 @@ async def test_stream_adds_up_to_the_answer(engine: TestClient[Any, Any]) -> Non
     assert len(chunks) > 1
 
 
-async def test_stop_string_ends_the_answer_and_stays_out_of_it(
+async def test_stop_strings_end_answers(
     engine: TestClient[Any, Any],
 ) -> None:
     free = await post(engine, return_token_ids=True, max_tokens=60)
@@ -142,9 +140,7 @@ async def test_stop_string_ends_the_answer_and_stays_out_of_it(
     assert stopped["usage"]["completion_tokens"] == len(choice["token_ids"]) < len(ids)
 
 
-async def test_requests_join_a_long_answer_and_keep_their_own(
-    engine: TestClient[Any, Any],
-) -> None:
+async def test_requests_join_a_long_answer_and_keep_their_own(engine: TestClient[Any, Any]) -> None:
     alone = [await post(engine, seed=seed, return_token_ids=True) for seed in range(6)]
     async with long_answer(engine) as job:
         together = await asyncio.gather(
@@ -198,9 +194,7 @@ async def test_bad_request_is_refused_in_openai_shape(
 
 
 @pytest.mark.parametrize("body", [b"", b"{", b"[]", b"\xff\xfe", b'"x"', b"[" * 100_000])
-async def test_body_that_is_no_json_object_is_refused(
-    engine: TestClient[Any, Any], body: bytes
-) -> None:
+async def test_a_body_must_be_a_json_object(engine: TestClient[Any, Any], body: bytes) -> None:
     response = await engine.post("/v1/chat/completions", data=body)
     assert response.status == 400
     assert "not a JSON object" in (await response.json())["error"]["message"]
@@ -215,18 +209,14 @@ async def test_text_parts_are_joined(engine: TestClient[Any, Any]) -> None:
     assert answers[0]["choices"] == answers[1]["choices"]
 
 
-async def test_a_name_never_changes_its_meaning(
-    engine: TestClient[Any, Any], policy_path: Path
-) -> None:
+async def test_a_name_keeps_its_meaning(engine: TestClient[Any, Any], policy_path: Path) -> None:
     same = await engine.put("/policies/p-v1", json={"path": str(policy_path), "version": 1})
     other = await engine.put("/policies/p-v1", json={"path": str(policy_path), "version": 2})
     assert (same.status, other.status) == (200, 409)
     assert "under another name" in (await other.json())["error"]["message"]
 
 
-async def test_what_does_not_load_is_refused_with_the_path(
-    engine: TestClient[Any, Any], tmp_path: Path
-) -> None:
+async def test_a_bad_path_is_refused_by_name(engine: TestClient[Any, Any], tmp_path: Path) -> None:
     response = await engine.put("/policies/p-v2", json={"path": str(tmp_path), "version": 2})
     assert response.status == 400
     assert str(tmp_path) in (await response.json())["error"]["message"]
@@ -258,7 +248,7 @@ async def test_adapter_answers_as_its_base_with_the_adapter_applied(
     )
 
 
-async def test_unloaded_policy_is_gone_and_the_begun_answer_is_finished(
+async def test_an_unloaded_policy_finishes_its_answers(
     engine: TestClient[Any, Any],
 ) -> None:
     begun = await engine.post(
@@ -271,7 +261,7 @@ async def test_unloaded_policy_is_gone_and_the_begun_answer_is_finished(
     assert (await (await engine.get("/v1/models")).json())["data"] == []
 
 
-async def test_failure_while_sampling_reaches_its_waiters_and_the_worker_goes_on(
+async def test_a_sampling_failure_reaches_only_its_waiters(
     engine: TestClient[Any, Any],
 ) -> None:
     assert engine.app is not None
@@ -286,9 +276,7 @@ async def test_failure_while_sampling_reaches_its_waiters_and_the_worker_goes_on
     await post(engine)
 
 
-async def test_unknown_route_and_large_body_have_openai_shape(
-    engine: TestClient[Any, Any],
-) -> None:
+async def test_unknown_route_and_large_body_have_openai_shape(engine: TestClient[Any, Any]) -> None:
     assert "error" in await (await engine.get("/v2")).json()
     response = await engine.post("/v1/chat/completions", data=io.BytesIO(b" " * (5 * 2**20)))
     assert response.status == 413

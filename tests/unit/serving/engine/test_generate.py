@@ -39,9 +39,7 @@ def recomputed(model: PreTrainedModel, request: Request, completion: Completion)
 
 
 @pytest.mark.parametrize("temperature", [0.0, 0.6, 1.0, 1.7])
-def test_logprobs_are_those_of_an_independent_forward_pass(
-    model: PreTrainedModel, temperature: float
-) -> None:
+def test_logprobs_equal_a_plain_forward_pass(model: PreTrainedModel, temperature: float) -> None:
     requests = [
         seeded(prompt, seed, temperature=temperature) for seed, prompt in enumerate(PROMPTS)
     ]
@@ -124,7 +122,7 @@ def test_end_of_sequence_is_part_of_the_completion_and_ends_it(model: PreTrained
     assert (stopped.finish_reason, free.finish_reason) == ("stop", "length")
 
 
-def test_nucleus_draws_only_from_the_smallest_set_that_reaches_top_p(
+def test_nucleus_draws_from_the_smallest_set_reaching_top_p(
     model: PreTrainedModel,
 ) -> None:
     top_p = 0.5

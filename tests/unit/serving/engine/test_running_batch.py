@@ -81,7 +81,7 @@ def test_rows_come_and_go_at_any_step_and_stay_exact(model: PreTrainedModel) -> 
     assert_exact(model, rows)
 
 
-def test_a_beginning_that_many_share_is_read_once_and_answers_stay_exact(
+def test_shared_prefixes_stay_exact(
     model: PreTrainedModel, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     read = list[int]()
@@ -107,9 +107,7 @@ def test_a_beginning_that_many_share_is_read_once_and_answers_stay_exact(
     assert_exact(model, rows)
 
 
-def test_who_sets_the_finish_reason_ends_a_row_and_the_others_go_on(
-    model: PreTrainedModel,
-) -> None:
+def test_who_sets_the_finish_reason_ends_a_row_and_the_others_go_on(model: PreTrainedModel) -> None:
     batch, kept, ended = batch_of(model), row([1, 2], 1), row([3], 2)
     batch.join([ended, kept])
     batch.step()
@@ -121,9 +119,7 @@ def test_who_sets_the_finish_reason_ends_a_row_and_the_others_go_on(
 
 
 @pytest.mark.parametrize("seed", range(4))
-def test_rows_of_a_random_schedule_stay_exact_beside_those_that_are_cancelled(
-    model: PreTrainedModel, seed: int
-) -> None:
+def test_random_rows_stay_exact_beside_cancelled_ones(model: PreTrainedModel, seed: int) -> None:
     """Prompts share beginnings of any length, join in any number, and end or are ended."""
     random = Random(seed)
     beginnings = [[random.randrange(250) for _ in range(90)] for _ in range(2)]

@@ -51,9 +51,7 @@ def test_an_answer_cut_inside_a_character_ends_with_the_replacement() -> None:
         (("ENX",), "hello END of", 12),
     ],
 )
-def test_nothing_from_the_stop_string_on_is_given_out(
-    stops: tuple[str, ...], expected: str, used: int
-) -> None:
+def test_nothing_after_the_stop_is_sent(stops: tuple[str, ...], expected: str, used: int) -> None:
     given, total = pieces("hello END of", stops)
     assert ("".join(given), total) == (expected, used)
 

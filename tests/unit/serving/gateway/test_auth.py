@@ -55,9 +55,7 @@ def test_what_is_no_key_of_ours_is_turned_away_without_an_echo(headers: list[Any
         (("crowd-*", "a"), "crowd-7", "crowd-7"),
     ],
 )
-def test_a_bound_key_speaks_for_its_agents(
-    agents: tuple[str, ...], asked: str | None, granted: str
-) -> None:
+def test_a_key_has_own_agents(agents: tuple[str, ...], asked: str | None, granted: str) -> None:
     assert bound(*agents).attributed_agent(asked) == granted
 
 

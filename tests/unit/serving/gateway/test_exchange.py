@@ -73,9 +73,7 @@ def test_sampled_answer_with_all_its_tokens_is_trainable() -> None:
         (answer(), {"logit_bias": {"5": 1}}, "the sampling distribution was changed by logit_bias"),
     ],
 )
-def test_answer_that_cannot_be_trained_on_says_why(
-    given: dict[str, Any], fields: dict[str, Any], reason: str
-) -> None:
+def test_untrainable_says_why(given: dict[str, Any], fields: dict[str, Any], reason: str) -> None:
     assert flaw_of(given, **fields) == reason
 
 

@@ -39,7 +39,7 @@ async def test_a_waiting_call_that_is_cancelled_leaves_the_queue() -> None:
         pass
 
 
-def test_a_key_has_no_more_calls_at_a_time_than_it_may() -> None:
+def test_a_key_has_a_limit_of_concurrent_calls() -> None:
     key = Principal(key_id="k", digest=b"", scopes=frozenset(), max_concurrency=1)
     limits = CallLimits(concurrency=8, queue=8)
     with limits.for_key(key):

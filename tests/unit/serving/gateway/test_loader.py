@@ -85,7 +85,7 @@ async def test_what_comes_to_be_wanted_while_the_engine_is_asked_is_not_taken_fo
 
 
 @pytest.mark.parametrize("lost", [False, True])
-async def test_a_doubt_while_another_policy_loads_ends_when_the_engine_has_what_serves(
+async def test_a_doubt_during_a_load_ends_once_the_engine_has_the_policy(
     lost: bool,
 ) -> None:
     engine = HoldsTwo()

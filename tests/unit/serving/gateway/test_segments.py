@@ -29,9 +29,7 @@ def read_all(segment: Segment, limit: int) -> tuple[list[object], str | None]:
 
 
 @pytest.mark.parametrize("limit", [1, 300, 2**20])
-def test_records_come_back_equal_whatever_portions_they_are_read_in(
-    tmp_path: Path, limit: int
-) -> None:
+def test_records_come_back_equal_in_portions_of_any_size(tmp_path: Path, limit: int) -> None:
     written(tmp_path)
     (segment,) = abandoned(tmp_path)
     assert read_all(segment, limit) == (CALLS, None)
@@ -50,9 +48,7 @@ def test_a_torn_last_record_costs_no_other(tmp_path: Path, cut: int) -> None:
 
 
 @pytest.mark.parametrize("limit", [400, 2**20])
-def test_a_flipped_bit_is_told_from_a_torn_end_and_the_file_is_kept(
-    tmp_path: Path, limit: int
-) -> None:
+def test_a_flipped_bit_is_no_torn_end_and_the_file_is_kept(tmp_path: Path, limit: int) -> None:
     path = written(tmp_path)
     at = sum(map(len, RECORDS[:10])) + 20
     with path.open("r+b") as file:

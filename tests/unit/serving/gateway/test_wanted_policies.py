@@ -7,7 +7,7 @@ import pytest
 from babylon.serving.gateway.route_table import ArmSplit, ServingRoute, Target
 from babylon.serving.gateway.wanted_policies import next_route, wanted
 from babylon.store import routes
-from babylon.store.desired import Desired
+from babylon.store.gateways import Desired
 
 TARGETS = {v: Target(f"babylon-v{v}", v, f"/{v}") for v in range(10)}
 
@@ -41,9 +41,7 @@ def desired(
         (desired(0, 1, proposals={0: 7, 1: 8}), {1: None, 0: "proposal 7"}),
     ],
 )
-def test_what_serves_comes_before_what_is_proposed_and_that_before_the_way_back(
-    what: Desired, expected: dict[int, str | None]
-) -> None:
+def test_serving_comes_before_proposed(what: Desired, expected: dict[int, str | None]) -> None:
     assert list(wanted(what).items()) == list(expected.items())
 
 

@@ -13,11 +13,7 @@ from babylon.training.backends import art_window as module
 from babylon.training.backends.art_window import ArtLimits, ArtWindow, art_window, known_secrets
 
 ROOT = Path(__file__).parents[4]
-EXACT = {
-    "prompt_token_ids": (1, 2, 3),
-    "completion_token_ids": (4, 5),
-    "logprobs": (-0.1, -0.2),
-}
+EXACT = {"prompt_token_ids": (1, 2, 3), "completion_token_ids": (4, 5), "logprobs": (-0.1, -0.2)}
 
 
 def row(name: str, score: float, *calls: dict[str, Any], group: str = "s") -> TrainingRow:
@@ -60,9 +56,7 @@ def chosen(*rows: TrainingRow, **limits: Any) -> ArtWindow:
         ({"response": "mail me: ann@example.org"}, {"untrainable": 1}),
     ],
 )
-def test_a_call_that_cannot_be_sent_is_left_out_and_counted(
-    change: dict[str, Any], count: dict[str, int]
-) -> None:
+def test_unsendable_calls_are_left_out(change: dict[str, Any], count: dict[str, int]) -> None:
     window = chosen(row("a", 1.0, {}, change), row("b", 0.0))
     assert [len(row.calls) for row in window.rows] == [1, 1]
     assert (window.calls, window.tokens) == (2, 4)
@@ -108,7 +102,7 @@ def test_a_secret_that_only_the_tokens_of_a_reply_hold_stays_at_home() -> None:
     assert window.calls_with_secrets == 1 and window.calls == 2
 
 
-def test_a_secret_that_redaction_misses_keeps_everything_at_home(
+def test_a_missed_secret_keeps_everything_at_home(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr(module, "redact", lambda text, known: text)

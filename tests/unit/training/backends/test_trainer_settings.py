@@ -63,9 +63,7 @@ def test_torch_is_the_trainer_unless_another_is_chosen() -> None:
     assert updater(load_settings().training.trainer) is update_torch
 
 
-def test_the_command_line_hands_on_who_trains_and_by_which_loss(
-    monkeypatch: pytest.MonkeyPatch, tmp_path: object
-) -> None:
+def test_the_command_passes_the_trainer(monkeypatch: pytest.MonkeyPatch, tmp_path: object) -> None:
     handed: list[TrainRequest] = []
 
     def run(request: TrainRequest) -> None:

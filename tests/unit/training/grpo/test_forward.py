@@ -311,9 +311,7 @@ def not_standard() -> list[tuple[Any, str]]:
 
 
 @pytest.mark.parametrize("number", range(6))
-def test_a_model_that_is_not_standard_is_padded_and_the_log_says_why(
-    number: int, caplog: pytest.LogCaptureFixture
-) -> None:
+def test_unusual_models_are_padded_logged(number: int, caplog: pytest.LogCaptureFixture) -> None:
     model, reason = not_standard()[number]
     with torch.no_grad():
         for parameter in model.parameters():
@@ -328,7 +326,7 @@ def test_a_model_that_is_not_standard_is_padded_and_the_log_says_why(
         torch.testing.assert_close(values[row, : len(alone)], alone, atol=1e-4, rtol=1e-4)
 
 
-def test_a_standard_model_takes_the_piecewise_path_on_cpu_in_silence(
+def test_standard_models_take_the_piecewise_path_on_cpu(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
     model = model_of("qwen3", lora=True)
@@ -368,5 +366,5 @@ def test_explicit_pieces_equal_the_fused_ones(kind: str) -> None:
     ("device", "hidden_size", "tokens"),
     [("cpu", 64, 3072), ("cpu", 512, 1024), ("cpu", 4096, 512), ("cuda", 4096, 16_384)],
 )
-def test_on_a_cpu_wide_models_are_forwarded_in_smaller_portions(device, hidden_size, tokens):
+def test_on_cpu_wide_models_are_forwarded_in_smaller_portions(device, hidden_size, tokens):
     assert portion_tokens(device, hidden_size) == tokens

@@ -57,9 +57,7 @@ def heads() -> dict[str, nn.Module]:
 
 @pytest.mark.parametrize("rows", [1, 7, 50, 1000])
 @pytest.mark.parametrize("kind", ["bias", "no bias", "frozen", "lora"])
-def test_chunks_give_the_values_and_gradients_of_the_whole(
-    monkeypatch: pytest.MonkeyPatch, kind: str, rows: int
-) -> None:
+def test_chunks_equal_the_whole(monkeypatch: pytest.MonkeyPatch, kind: str, rows: int) -> None:
     monkeypatch.setattr(module, "_CHUNK_ELEMENTS", 1)
     monkeypatch.setattr(module, "_MIN_ROWS", rows)
     head, (hidden, *rest) = heads()[kind].eval(), inputs()

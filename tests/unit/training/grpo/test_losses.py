@@ -94,8 +94,7 @@ def test_a_good_call_becomes_likelier_and_a_bad_one_less_likely(name: str) -> No
 def test_padding_changes_nothing(name: str) -> None:
     plain, slope = loss_of(name, inputs([[0.49]], [[0.5]], [[0.5]], [1.0]))
     padded, slopes = loss_of(
-        name,
-        inputs([[0.49, 0.7]], [[0.5, 0.1]], [[0.5, 0.9]], [1.0], mask=[[True, False]]),
+        name, inputs([[0.49, 0.7]], [[0.5, 0.1]], [[0.5, 0.9]], [1.0], mask=[[True, False]])
     )
     assert padded.loss.tolist() == [[plain.loss.item(), 0.0]]
     assert slopes == [[slope[0][0], 0.0]]
@@ -203,18 +202,14 @@ def test_a_kl_penalty_without_reference_is_an_error() -> None:
 
 
 @pytest.mark.parametrize(("ratio", "stopped"), [(1.27, False), (1.29, True), (0.6, False)])
-def test_a_rising_good_token_is_clipped_at_the_upper_bound_alone(
-    ratio: float, stopped: bool
-) -> None:
+def test_a_rising_good_token_is_clipped_at_the_upper_bound(ratio: float, stopped: bool) -> None:
     terms, gradient = loss_of("ppo_clip", inputs([[0.5 * ratio]], [[0.5]], [[0.5 * ratio]], [1.0]))
     assert (gradient[0][0] == 0) == stopped
     assert (terms.clipped_high.item(), terms.clipped_low.item()) == (stopped, False)
 
 
 @pytest.mark.parametrize(("ratio", "stopped"), [(0.81, False), (0.79, True), (1.5, False)])
-def test_a_falling_bad_token_is_clipped_at_the_lower_bound_alone(
-    ratio: float, stopped: bool
-) -> None:
+def test_a_falling_bad_token_is_clipped_at_the_lower_bound(ratio: float, stopped: bool) -> None:
     terms, gradient = loss_of("ppo_clip", inputs([[0.3 * ratio]], [[0.3]], [[0.3 * ratio]], [-1.0]))
     assert (gradient[0][0] == 0) == stopped
     assert (terms.clipped_high.item(), terms.clipped_low.item()) == (False, stopped)

@@ -39,7 +39,7 @@ def with_memory_for(tokens: int) -> Any:
     return model
 
 
-def test_a_step_that_does_not_fit_gives_the_same_gradient_in_smaller_portions(
+def test_a_large_step_has_the_same_gradient_in_portions(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
     trajectories = window(agents=8)

@@ -48,9 +48,7 @@ def assert_is_the_tree_of(tree: PrefixTree, calls: Sequence[CallTokens]) -> None
 
 
 @given(binary_windows, st.data())
-def test_a_tree_holds_every_prefix_once_and_so_does_any_part_of_it(
-    calls: list[CallTokens], data: st.DataObject
-) -> None:
+def test_a_tree_holds_every_prefix_once(calls: list[CallTokens], data: st.DataObject) -> None:
     tree = compile_tree(calls)
     assert_is_the_tree_of(tree, calls)
     part = data.draw(st.lists(st.sampled_from(range(len(calls))), min_size=1, unique=True))

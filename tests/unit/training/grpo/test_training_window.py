@@ -86,9 +86,7 @@ def test_two_versions_are_the_most_whatever_is_configured() -> None:
     ("youngest", "remedy"),
     [(2, "after they were played, or set MAX_STALENESS=2"), (3, "after they were played")],
 )
-def test_a_window_of_old_policies_alone_names_them_and_a_remedy_that_helps(
-    youngest: int, remedy: str
-) -> None:
+def test_a_window_of_old_policies_only_names_a_remedy(youngest: int, remedy: str) -> None:
     old = [trajectory("a", "g", 0.0, 3, 4), trajectory("b", "g", 1.0, 3)]
     with pytest.raises(NothingToTrainError) as failure:
         compile_window(old, TrainerConfig(), staleness={3: 4, 4: youngest})
