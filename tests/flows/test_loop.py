@@ -13,11 +13,11 @@ import pytest
 import torch
 
 from babylon.core.api_keys import local_key
-from babylon.core.settings import Settings
+from babylon.core.settings import Settings, load_settings
 from babylon.core.trajectories import training_rows
-from babylon.core.types import Artifact, WindowResult
+from babylon.core.types import WindowResult
 from babylon.core.windows import WindowState, window_at
-from babylon.deployment.change import Order
+from babylon.deployment.change import ChangeRequest
 from babylon.deployment.replace import replace_champion
 from babylon.flows.train_window import train_window
 from babylon.game.fleet.fleet_plan import FleetPlan
@@ -28,6 +28,7 @@ from babylon.store import Store
 from babylon.store.calls import wait_until_recorded
 from babylon.store.gateways import live_gateways
 from babylon.store.policies import champion, ensure_base, get_policy, list_policies
+from babylon.store.windows import get_window
 from babylon.training.base_model import EmbeddedModelRecipe, make_embedded_model
 from babylon.training.update import scored_trajectories
 from tests.ports import free_port
@@ -62,7 +63,7 @@ async def live(
     }
     for name, value in variables.items():
         monkeypatch.setenv(name, value)
-    live = Settings()
+    live = load_settings()
     async with serving(live):
         yield live
 
@@ -87,11 +88,11 @@ async def test_an_hour_of_play_becomes_a_policy_that_can_serve(
     heard = AGENTS - len(silent)
     assert (result.metrics["trajectories"], result.metrics["calls"]) == (heard, heard * TICKS)
     await the_update_is_on_policy(result)
-    await replace_champion(store, live, 1, Order(author="operator", reason="by hand"))
+    await replace_champion(store, live, 1, ChangeRequest(author="operator", reason="by hand"))
     await the_new_policy_serves(live, store)
-    await no_ground_truth_is_in_a_training_token(result, base)
+    await no_ground_truth_is_in_a_training_token(store, result, base)
     await every_trajectory_is_consumed_and_a_second_run_changes_nothing(store, result, heard)
-    published = pl.read_parquet(next(live.datasets.rglob("*.parquet")))
+    published = pl.read_parquet(next(live.home.datasets.rglob("*.parquet")))
     assert published.height == heard
     assert not any(secret in str(published.rows()) for secret in SECRETS)
 
@@ -116,21 +117,20 @@ async def the_new_policy_serves(live: Settings, store: Store) -> None:
     assert policy.policy_version == 1
     assert [gateway.route_version for gateway in await live_gateways(store)] == [route_version]
     key = str(local_key(live.home.root))
-    async with openai.AsyncOpenAI(base_url=f"{live.endpoint}/v1", api_key=key) as client:
+    async with openai.AsyncOpenAI(base_url=f"{live.serving.endpoint}/v1", api_key=key) as client:
         answer = await client.chat.completions.with_raw_response.create(
             model="babylon", messages=[{"role": "user", "content": "hello"}], max_tokens=2
         )
     assert answer.headers["x-model-version"] == "1"
 
 
-async def no_ground_truth_is_in_a_training_token(result: WindowResult, base: Path) -> None:
+async def no_ground_truth_is_in_a_training_token(
+    store: Store, result: WindowResult, base: Path
+) -> None:
     """The trained tokens, as text: what was sent and what was answered, and nothing else."""
-    artifact = Artifact(
-        uri=str(result.metrics["artifact_uri"]),
-        sha256=str(result.metrics["artifact_sha256"]),
-        rows=int(result.metrics["trajectories"] or 0),
-        window_id=result.window_id,
-    )
+    row = await get_window(store, result.window_id)
+    assert row is not None and row.scored is not None
+    artifact = row.scored.artifact
     assert "predictionCorrect" in str(pl.read_parquet(artifact.uri.removeprefix("file://")).rows())
     rows = training_rows(artifact)
     _, tokenizer = load_policy(base)

@@ -14,6 +14,7 @@ from aiohttp import web
 from transformers.utils.logging import disable_progress_bar
 
 from babylon.core.errors import ModelError
+from babylon.core.processes import exit_with_supervisor
 from babylon.serving.engine import chat, completion
 from babylon.serving.engine.answer import Answer
 from babylon.serving.engine.chat import ChatAnswer
@@ -30,7 +31,6 @@ from babylon.serving.openai_wire import (
     decode_object,
     sse,
 )
-from babylon.serving.supervise import exit_with_supervisor
 
 POLICIES = web.AppKey("policies", Policies)
 SCHEDULER = web.AppKey("scheduler", Scheduler)

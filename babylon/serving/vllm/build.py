@@ -4,7 +4,7 @@ import os
 import subprocess
 
 from babylon.core.errors import ConfigError
-from babylon.serving.supervise import SUPERVISOR
+from babylon.core.processes import SUPERVISOR
 
 _OWN_VARIABLES = (SUPERVISOR, "PYTHONPATH", "PYTHONHOME")
 _LOOK = """

@@ -10,7 +10,7 @@ import signal
 import sys
 from contextlib import suppress
 
-from babylon.serving.supervise import exit_with_supervisor
+from babylon.core.processes import exit_with_supervisor
 from babylon.serving.vllm.build import environment_of_others
 
 GRACE_S = 8.0  # between SIGTERM and SIGKILL; a supervisor waits longer than this

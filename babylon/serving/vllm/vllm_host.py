@@ -13,10 +13,10 @@ import msgspec
 from aiohttp import web
 
 from babylon.core.errors import BabylonError, ModelError, ServingError
+from babylon.core.processes import exit_with_supervisor
 from babylon.core.settings import Settings, load_settings
 from babylon.serving.engine_protocol import PolicySource, json_response, openai_errors
 from babylon.serving.openai_wire import RequestError
-from babylon.serving.supervise import exit_with_supervisor
 from babylon.serving.vllm.build import mixes_base_with_adapters
 from babylon.serving.vllm.command import require_vllm
 from babylon.serving.vllm.vllm_fleet import VllmFleet
