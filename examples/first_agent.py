@@ -4,8 +4,7 @@ import asyncio
 
 from openai import AsyncOpenAI
 
-from babylon import TrajectoryRecorder, open_store
-from babylon.core.settings import load_settings
+from babylon import TrajectoryRecorder, load_settings, open_store
 from babylon.recorder import Action, LlmCall
 
 SYSTEM = 'You trade. Answer {"action": "hold"} or {"action": "trade", "trade": {...}}.'
