@@ -42,7 +42,9 @@ async def backfill(
     """
     settings = await settings_with(overrides, blocks)
     async with open_store(settings) as store:
-        waiting = await pending_windows(store, settings, hours=hours, first=first, last=last)
+        waiting = await pending_windows(
+            store, settings.windows, settings.quality, hours=hours, first=first, last=last
+        )
     windows = waiting[:limit]
     if len(windows) < len(waiting):
         log.info("%d windows are ready, training the oldest %d", len(waiting), len(windows))

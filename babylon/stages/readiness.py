@@ -11,7 +11,7 @@ from datetime import datetime, timedelta
 
 from babylon.core.errors import WindowError
 from babylon.core.game_rows import COLUMNS, UNTRAINED, GameRow
-from babylon.core.settings import Settings, WindowSettings
+from babylon.core.settings import QualitySettings, WindowSettings
 from babylon.core.windows import (
     DONE,
     FINISHED,
@@ -107,7 +107,7 @@ class _Subject:
     def of_recipe(self) -> bool:
         return self.window is not None and bool(self.window.recipe)
 
-    def add(self, row: GameRow, settings: Settings) -> None:
+    def add(self, row: GameRow, quality: QualitySettings) -> None:
         if self.window is None:
             self.rejected.add(
                 Rejection(
@@ -117,7 +117,7 @@ class _Subject:
                 )
             )
             return
-        verdict = check_row(row, self.window, settings.quality)
+        verdict = check_row(row, self.window, quality)
         if isinstance(verdict, Rejection):
             self.rejected.add(verdict)
         else:
@@ -203,7 +203,8 @@ class _Subject:
 
 async def window_reports(
     store: Store,
-    settings: Settings,
+    windows: WindowSettings,
+    quality: QualitySettings,
     *,
     since: datetime | None = None,
     until: datetime | None = None,
@@ -215,7 +216,7 @@ async def window_reports(
     """
     require_game_tables(store)
     clock = clock or await read_clock(store)
-    minutes = settings.windows.minutes
+    minutes = windows.minutes
     first = window_at(since, minutes) if since else None
     start = first.start if first else None
     end = window_at(until - _INSTANT, minutes).end if until else None
@@ -229,10 +230,10 @@ async def window_reports(
         if window_id not in subjects:
             subjects[window_id] = _subject(window_id, None, minutes)
         if not subjects[window_id].finished:
-            subjects[window_id].add(row, settings)
+            subjects[window_id].add(row, quality)
     counts = await count_windows(store, first.id if first else "")
     return [
-        subjects[window_id].report(counts.get(window_id, WindowCounts()), settings.windows, clock)
+        subjects[window_id].report(counts.get(window_id, WindowCounts()), windows, clock)
         for window_id in sorted(subjects)
         if (
             (first is None or window_id >= first.id)

@@ -146,7 +146,7 @@ async def test_a_window_that_taught_nothing_waits_for_more_play(
     assert (skipped.status, skipped.reason) == (WindowState.SKIPPED, "all scores are equal")
     workshop.training_error = None
     assert await backfill(hours=HOURS) == []
-    (report,) = await window_reports(store, played)
+    (report,) = await window_reports(store, played.windows, played.quality)
     assert report.missing == (
         "all scores are equal; nothing was played since (train --window tries it again)",
     )
@@ -350,7 +350,7 @@ async def test_a_late_row_is_reported_never_trained_by_itself_and_taken_up_by_a_
     rows = [{**real_rows("trajectories")[n], "id": f"late{n}"} for n in range(3)]
     await insert(store, "trajectories", [{**r, "trajectoryId": r["id"]} for r in rows])
     assert await backfill(hours=HOURS) == []
-    (report,) = await window_reports(store, played)
+    (report,) = await window_reports(store, played.windows, played.quality)
     assert (report.state, report.late, report.trained) == (WindowState.DEPLOYED, 3, 5)
 
     recipe = {"windows": {"recipe": "again", "lookback_hours": HOURS}}

@@ -155,11 +155,11 @@ async def test_an_unmigrated_database_says_what_to_run(
     with pytest.raises(DatabaseError, match=r"at version none, not \d+: run `babylon db migrate`"):
         async with open_store(settings):
             pass
-    status = await database_status(settings)
+    status = await database_status(settings.database, settings.home)
     assert (status.revision, status.head, status.game_tables_ours) == (None, HEAD, None)
     async with open_store(settings, migrate=True):
         pass
-    status = await database_status(settings)
+    status = await database_status(settings.database, settings.home)
     assert (status.revision, status.game_tables_ours, status.has_game_tables) == (HEAD, True, True)
 
 

@@ -70,7 +70,7 @@ async def test_a_killed_process_fails_cleanly_comes_back_and_loses_no_answered_c
 
     async with (
         asyncio.timeout(120),
-        serving(settings) as running,
+        serving(settings.serving, settings.home, settings.environment()) as running,
         AsyncOpenAI(
             base_url=running.url, api_key=str(local_key(settings.home.root)), max_retries=0
         ) as client,
@@ -112,7 +112,7 @@ async def test_busy_port_is_named_before_anything_starts(settings: Settings) -> 
         with pytest.raises(
             ServingError, match=f"port {settings.serving.engine_port} .* ENGINE_PORT"
         ):
-            async with serving(settings):
+            async with serving(settings.serving, settings.home, settings.environment()):
                 pass
     assert not settings.home.logs.exists()
 
@@ -122,7 +122,7 @@ async def test_process_that_does_not_start_is_an_error_with_its_last_words(
 ) -> None:
     await store.pool.execute("UPDATE babylon.alembic_version SET version_num = '0000'")
     with pytest.raises(ServingError, match=r"gateway ended with code 1: .*gateway\.log"):
-        async with serving(settings):
+        async with serving(settings.serving, settings.home, settings.environment()):
             pass
     assert not engines()
 

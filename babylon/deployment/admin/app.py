@@ -27,9 +27,9 @@ from babylon.core.errors import (
     RouteConflictError,
     ServingError,
 )
-from babylon.core.settings import Settings
+from babylon.core.home import Home
 from babylon.core.types import Change
-from babylon.deployment.change import ChangeRequest
+from babylon.deployment.change import ChangeRequest, RunChecks
 from babylon.deployment.experiments import run_experiment
 from babylon.deployment.replace import replace_champion
 from babylon.deployment.rollback import roll_back
@@ -91,9 +91,9 @@ class Canary(Rollback):
     force: bool = False
 
 
-def admin_app(store: Store, settings: Settings) -> FastAPI:
+def admin_app(store: Store, home: Home, run_checks: RunChecks) -> FastAPI:
     """The application, with its schema at ``/openapi.json``."""
-    keys = KeyRing(local_key(settings.home.root))
+    keys = KeyRing(local_key(home.root))
 
     class AdminRoute(APIRoute):
         """A route that checks the API key, then reads a body of bounded size."""
@@ -135,20 +135,20 @@ def admin_app(store: Store, settings: Settings) -> FastAPI:
     @admin.post("/replace")
     async def replace(asked: Replace, request: Request) -> Change:
         """Put one policy in force for every agent."""
-        return await replace_champion(store, settings, asked.policy_version, _why(asked, request))
+        return await replace_champion(store, run_checks, asked.policy_version, _why(asked, request))
 
     @admin.post("/ab")
     async def ab(asked: Ab, request: Request) -> Change:
         """Compare a policy with the champion on a share of the agents."""
         return await run_experiment(
-            store, settings, "ab", asked.policy_version, asked.share, _why(asked, request)
+            store, run_checks, "ab", asked.policy_version, asked.share, _why(asked, request)
         )
 
     @admin.post("/canary")
     async def canary(asked: Canary, request: Request) -> Change:
         """Try a policy on few agents, or change the share of the canary that runs."""
         return await run_experiment(
-            store, settings, "canary", asked.policy_version, asked.share, _why(asked, request)
+            store, run_checks, "canary", asked.policy_version, asked.share, _why(asked, request)
         )
 
     @admin.post("/rollback")
