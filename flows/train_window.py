@@ -49,7 +49,7 @@ async def train_window(
         BabylonError: A stage failed; the window's row keeps the reason.
     """
     settings = await settings_with(overrides, blocks)
-    require_scorer(settings.scoring.scorer, settings.judge)
+    require_scorer(settings.scoring.scorer, settings.judge)  # now, not after three stages
     gpu = GpuStages(settings, overrides, blocks, placement)
     async with open_store(settings) as store:
         window = await window_to_train(store, settings.windows, settings.quality, window_id)

@@ -65,7 +65,7 @@ def train(
     json: o.Json = False,
 ) -> None:
     """Train on recorded play: one window, every window as it closes, or a range of past windows."""
-    options = locals()
+    options = locals()  # each option by its name, so that OVERRIDES can sort them into groups
     overrides = {group: {name: options[name] for name in OVERRIDES[group]} for group in OVERRIDES}
     overrides["windows"]["minutes"] = window_minutes
     request = TrainRequest(
@@ -125,9 +125,7 @@ def _check_usage(request: TrainRequest) -> None:
 
 
 def _load_checked(request: TrainRequest) -> Settings:
-    """Load the settings, and refuse here what the flow would refuse after Prefect has started.
-
-    That takes seconds.
+    """Load the settings, and refuse at once what the flow would refuse seconds later.
 
     Raises:
         BabylonError: a window, scorer or trainer that cannot be used.

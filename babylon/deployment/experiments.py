@@ -49,6 +49,7 @@ async def run_experiment(
         BabylonError: As ``change_route`` raises it.
     """
     route = request.route or await current_route(store)
+    # A command that was killed after its commit may be repeated: it must not fail or add a route.
     if route.split and _in_force(route.split, mode, policy_version, share):
         return await wait_until_served(store, route)
     if route.split is None:

@@ -122,6 +122,7 @@ async def run_demo(
             say(f"agents play through {running.url}")
 
             async def play_hour(plan: FleetPlan) -> FleetResult:
+                # not "scripted": only calls that the policy answered can be trained on
                 return await run_fleet(store, settings, plan, "llm")
 
             results, played = await _hours(play_hour, settings.seed, windows, train, say, step)

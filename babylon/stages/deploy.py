@@ -39,6 +39,8 @@ async def deploy_checkpoint(store: Store, settings: Settings, verdict: Verdict) 
     routes = await all_routes(store)
     if verdict.promote and (before := await _sent_out_before(store, verdict, routes)):
         return before
+    # A running experiment is reviewed even if this window's checkpoint did not pass: no other one
+    # can be deployed before it is decided.
     run_checks, strategy = checks_under(settings), settings.deployment.strategy
     decided = await decide(
         store, settings.windows, settings.experiment, strategy, run_checks, routes[0], verdict.claim

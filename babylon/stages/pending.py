@@ -68,7 +68,7 @@ async def window_to_train(
     since = clock.now - timedelta(hours=windows.lookback_hours)
     waiting = await _waiting(store, windows, quality, clock, since, None)
     half_finished = [window for window, state in waiting if state == WindowState.TRAINED]
-    if half_finished:
+    if half_finished:  # its update is paid for: only validation and deployment are missing
         return half_finished[0]
     if waiting:
         return waiting[-1][0]

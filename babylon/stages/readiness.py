@@ -132,6 +132,7 @@ class _Subject:
         if row is not None and row.state != WindowState.READY:
             state = row.state
         agents, eligible, rejections = len(self.agents), self.eligible, self.rejected.reasons()
+        # No row has the id of a recipe's window, and a finished window's rows were not read.
         if row is not None and (self.finished or self.of_recipe):
             agents, eligible = (int(row.metrics.get(name, 0)) for name in ("agents", "eligible"))
             rejections = [
@@ -224,6 +225,7 @@ async def window_reports(
     subjects = {
         row.window_id: _subject(row.window_id, row, minutes) for row in await list_windows(store)
     }
+    # The counts of a finished window come from its run, so its rows are not read and checked again.
     finished = [subject.window_id for subject in subjects.values() if subject.finished]
     async for row in _untrained(store, start, end, finished):
         window_id = _window_of(row, minutes)

@@ -54,7 +54,7 @@ def track_window(
             timeout=TIMEOUT_S,
         )
         problem = done.stderr.strip() if done.returncode else None
-    except subprocess.TimeoutExpired:
+    except subprocess.TimeoutExpired:  # Postgres has the metrics: do not hold the run up
         problem = f"no answer within {TIMEOUT_S:g} s"
     failpoint("tracking.after")
     if problem is None:

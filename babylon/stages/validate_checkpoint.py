@@ -62,6 +62,7 @@ async def validate_checkpoint(
             evaluation=settings.evaluation,
             max_tokens=settings.training.max_tokens,
         )
+    # Rejections are stored too: a run that resumes must not play the match again.
     await set_verdict(store, trained.claim, trained.policy_version, asdict(verdict))
     return verdict
 

@@ -37,7 +37,8 @@ async def check_policy(
     """
     root = await get_policy(store, 0)
     checks = await asyncio.to_thread(check_files, policy, champion, root)
-    if all(check.passed for check in checks):  # a damaged file would only fail again in the engine
+    # Answers from damaged files would say nothing about the policy.
+    if all(check.passed for check in checks):
         golden = await golden_prompts(store, settings.evaluation, champion)
         key = await asyncio.to_thread(local_key, settings.home.root)
         target = ProbeTarget(
@@ -49,12 +50,11 @@ async def check_policy(
         answers, probes = await _answered(gateways, golden, target, champion)
         checks.append(answers)
         if probes and answers.passed:
+            base = None if policy.kind == "base" else await asyncio.to_thread(_base, policy, root)
             contenders = Contenders(
                 policy=policy.uri,
                 champion=champion.uri,
-                base=None
-                if policy.kind == "base"
-                else await asyncio.to_thread(_base, policy, root),
+                base=base,
                 max_tokens=settings.training.max_tokens,
             )
             max_kl = settings.deployment.max_serving_kl

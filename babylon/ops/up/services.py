@@ -43,6 +43,7 @@ def services(settings: Settings) -> list[UpService]:
     """
     port, logs = settings.prefect.port, settings.home.logs
     api = api_url(port)
+    # -P below: a file in the working directory must not take the place of a module.
     service = partial(
         UpService, environment=environment(settings.home, port, settings.environment())
     )
