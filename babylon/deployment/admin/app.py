@@ -91,10 +91,7 @@ class Canary(Rollback):
     force: bool = False
 
 
-def admin_app(store: Store, home: Home, run_checks: RunChecks) -> FastAPI:
-    """The application, with its schema at ``/openapi.json``."""
-    keys = KeyRing(local_key(home.root))
-
+def _admin_route(store: Store, keys: KeyRing) -> type[APIRoute]:
     class AdminRoute(APIRoute):
         """A route that checks the API key, then reads a body of bounded size."""
 
@@ -114,8 +111,14 @@ def admin_app(store: Store, home: Home, run_checks: RunChecks) -> FastAPI:
 
             return guarded
 
-    bearer = Depends(HTTPBearer(auto_error=False))  # only for the schema: AdminRoute checks the key
-    admin = APIRouter(prefix="/admin", route_class=AdminRoute, dependencies=[bearer])
+    return AdminRoute
+
+
+def admin_app(store: Store, home: Home, run_checks: RunChecks) -> FastAPI:
+    """The application, with its schema at ``/openapi.json``."""
+    route = _admin_route(store, KeyRing(local_key(home.root)))
+    bearer = Depends(HTTPBearer(auto_error=False))  # only for the schema: the route checks the key
+    admin = APIRouter(prefix="/admin", route_class=route, dependencies=[bearer])
 
     @admin.get("/status")
     async def status() -> Status:
