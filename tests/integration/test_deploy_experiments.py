@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from babylon.core.errors import ConfigError, ExperimentError
-from babylon.core.settings import Settings
+from babylon.core.settings import ExperimentSettings, Settings, WindowSettings
 from babylon.core.types import Claim
 from babylon.deployment import decide_experiment
 from babylon.deployment.change import ChangeRequest, checks_under
@@ -155,8 +155,10 @@ def deciding(monkeypatch: pytest.MonkeyPatch) -> Deciding:
     """Have the analysis come to a decision, and to other things, whatever there is to look at."""
 
     def decide(decision: Decision, **figures: Any) -> None:
-        async def decided(store: Store, settings: Settings) -> Review:
-            found = await review(store, settings.windows, settings.experiment)
+        async def decided(
+            store: Store, windows: WindowSettings, rules: ExperimentSettings
+        ) -> Review:
+            found = await review(store, windows, rules)
             assert found is not None
             return replace(found, decision=decision, reason="by the numbers", **figures)
 
