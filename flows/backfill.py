@@ -42,7 +42,9 @@ async def backfill(
     """
     settings = await settings_with(overrides, blocks)
     async with open_store(settings) as store:
-        waiting = await pending_windows(store, settings, hours=hours, first=first, last=last)
+        waiting = await pending_windows(
+            store, settings.windows, settings.quality, hours=hours, first=first, last=last
+        )
     windows = waiting[:limit]
     if len(windows) < len(waiting):
         log.info("%d windows are ready, training the oldest %d", len(waiting), len(windows))
@@ -54,6 +56,7 @@ async def backfill(
     if windows:
         announce(STAGE, len(results), len(windows))
     failed = [result for result in results if result.status == WindowState.FAILED]
+    # A caller in this process reads the results; a deployed run shows only its state.
     if failed and placement == "deployed":
         reasons = "; ".join(f"{result.window_id}: {result.reason}" for result in failed)
         raise TrainingError(f"{len(failed)} of {len(results)} windows failed: {reasons}")

@@ -10,9 +10,9 @@ from datetime import UTC, datetime, timedelta
 from itertools import count
 
 from babylon.blocks.load import Overrides
-from babylon.core.settings import Settings, WindowSettings, load_settings
+from babylon.core.settings import WindowSettings, load_settings
 from babylon.core.types import WindowResult
-from babylon.core.windows import Window, sleep_until, window_at
+from babylon.core.windows import sleep_until, window_at
 from babylon.flows.attempt import attempt
 from babylon.stages.pending import pending_windows
 from babylon.store import open_store
@@ -37,8 +37,12 @@ async def continuous(
     for look in count():
         looked = datetime.now(UTC)
         try:
-            waiting, now = await _waiting(settings)
-            ahead = datetime.now(UTC) - now
+            async with open_store(settings) as store:
+                clock = await read_clock(store)
+                waiting = await pending_windows(
+                    store, settings.windows, settings.quality, clock=clock
+                )
+            ahead = datetime.now(UTC) - clock.now
         except UNREACHABLE as error:
             if look == 0:
                 raise
@@ -52,13 +56,6 @@ async def continuous(
             moment = min(moment, datetime.now(UTC) + timedelta(seconds=settings.windows.lease_s))
         log.info("next look at %s UTC", f"{moment:%Y-%m-%dT%H:%M:%S}")
         await sleep_until(moment)
-
-
-async def _waiting(settings: Settings) -> tuple[list[Window], datetime]:
-    """Return the windows that are ready, and the database's time."""
-    async with open_store(settings) as store:
-        clock = await read_clock(store)
-        return await pending_windows(store, settings, clock=clock), clock.now
 
 
 def next_look(windows: WindowSettings, settled: datetime) -> datetime:

@@ -13,6 +13,7 @@ from babylon.core.windows import WindowState
 from babylon.flows.gpu_stage import GpuStages, Placement
 from babylon.scoring.registry import require_scorer
 from babylon.stages.claim import claimed, resume
+from babylon.stages.fingerprint import scoring_fingerprint
 from babylon.stages.finish import earlier_result, finish_window
 from babylon.stages.pending import window_to_train
 from babylon.store import open_store
@@ -48,14 +49,14 @@ async def train_window(
         BabylonError: A stage failed; the window's row keeps the reason.
     """
     settings = await settings_with(overrides, blocks)
-    require_scorer(settings.scoring.scorer, settings.judge)
+    require_scorer(settings.scoring.scorer, settings.judge)  # now, not after three stages
     gpu = GpuStages(settings, overrides, blocks, placement)
     async with open_store(settings) as store:
-        window = await window_to_train(store, settings, window_id)
+        window = await window_to_train(store, settings.windows, settings.quality, window_id)
         try:
             async with claimed(store, settings.windows, window) as claim:
                 started = time.monotonic()
-                scored, trained = await resume(store, settings, claim)
+                scored, trained = await resume(store, scoring_fingerprint(settings), claim)
                 if scored is None:
                     collected = await collect(settings, claim, window)
                     validated = await validate(settings, collected)

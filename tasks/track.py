@@ -11,4 +11,6 @@ from babylon.tasks.stage import stage
 @stage("track")
 async def track(settings: Settings, metrics: Metrics) -> bool:
     """Return True if W&B has the metrics. A failure of W&B is only logged."""
-    return await asyncio.to_thread(track_window, settings, metrics)
+    return await asyncio.to_thread(
+        track_window, settings.home, settings.model, settings.tracking, metrics
+    )

@@ -1,16 +1,20 @@
 """``babylon agents``: a fleet that plays the simulated game through the gateway."""
 
-import asyncio
 from dataclasses import asdict
 from enum import StrEnum
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 from rich.progress import Progress
 
 from babylon.cli.options import Json, given
 from babylon.cli.output import print_json, stderr
+from babylon.cli.shared import with_store
 from babylon.core.settings import load_settings
+
+if TYPE_CHECKING:
+    from babylon.game.fleet.play_fleet import FleetResult
+    from babylon.store import Store
 
 WEEK_MIN = 7 * 24 * 60
 app = typer.Typer(help="Agents that play the simulated game.", no_args_is_help=True)
@@ -60,23 +64,30 @@ def spawn(
     json: Json = False,
 ) -> None:
     """Let agents play, and record every step as the game would."""
-    from babylon.game.fleet.spawn import spawn_agents
+    from babylon.game.fleet.spawn import plan_fleet, run_fleet
     from babylon.game.market.scenario import PRESETS
 
+    settings = load_settings(**given(seed=seed))
     with Progress(console=stderr, disable=not stderr.is_terminal) as progress:
         bar = progress.add_task("rounds", total=None)
-        result = asyncio.run(
-            spawn_agents(
-                load_settings(**given(seed=seed)),
+
+        def played(done: int, total: int) -> None:
+            progress.update(bar, completed=done, total=total)
+
+        async def play(store: "Store") -> "FleetResult":
+            plan = await plan_fleet(
+                store,
+                settings.windows,
+                settings.seed,
                 agents=agents,
                 duration_min=duration,
-                policy=policy.value,
                 rules=PRESETS[rules.value],
                 shared=shared,
                 live=live,
-                progress=lambda done, total: progress.update(bar, completed=done, total=total),
             )
-        )
+            return await run_fleet(store, settings, plan, policy.value, progress=played)
+
+        result = with_store(settings, play)
     if json:
         print_json(asdict(result))
         return

@@ -9,7 +9,8 @@ import typer
 
 from babylon.cli.options import Json
 from babylon.cli.shared import show_values, with_store
-from babylon.core.settings import Settings, load_settings
+from babylon.core.home import Home
+from babylon.core.settings import DatabaseSettings, load_settings
 from babylon.core.windows import parse_window_id
 from babylon.formats.format_names import Format, Written
 
@@ -19,13 +20,14 @@ app = typer.Typer(help="The database: its schema, imports and exports.", no_args
 @app.command()
 def migrate(json: Json = False) -> None:
     """Migrate the database to the newest version. The game's own tables are never altered."""
-    show_values(asyncio.run(_migrate(load_settings())), json)
+    show_values(asyncio.run(_migrate()), json)
 
 
 @app.command()
 def status(json: Json = False) -> None:
     """Show the database's address and version. The exit code is 1 if it is not the newest."""
-    found = asyncio.run(_status(load_settings()))
+    settings = load_settings()
+    found = asyncio.run(_status(settings.database, settings.home))
     show_values(found, json)
     raise typer.Exit(0 if found["revision"] == found["head"] else 1)
 
@@ -83,14 +85,15 @@ def export(
     show_values(counts, json)
 
 
-async def _migrate(settings: Settings) -> dict[str, object]:
+async def _migrate() -> dict[str, object]:
     from babylon.store import open_store
 
+    settings = load_settings()
     async with open_store(settings, migrate=True):
-        return await _status(settings)
+        return await _status(settings.database, settings.home)
 
 
-async def _status(settings: Settings) -> dict[str, object]:
+async def _status(database: DatabaseSettings, home: Home) -> dict[str, object]:
     from babylon.store import database_status
 
-    return asdict(await database_status(settings))
+    return asdict(await database_status(database, home))

@@ -3,6 +3,7 @@
 import asyncio
 from dataclasses import asdict
 from datetime import datetime
+from functools import partial
 from pathlib import Path
 from typing import Annotated
 
@@ -39,7 +40,7 @@ def build(
 
     async def write(store: Store) -> list[Published]:
         windows = await windows_of(store, day.date() if day else None)
-        tables = [await build_tables(store, settings, window) for window in windows]
+        tables = [await build_tables(store, settings.home, window) for window in windows]
         return [published for table in tables for published in table]
 
     published = with_store(settings, write)
@@ -83,13 +84,21 @@ def replay(
     """Play recorded windows again with a policy, and compare its P&L with the recorded one."""
     from babylon.cli.replay_page import print_replay
     from babylon.dataset.replay.comparison import replay_report
+    from babylon.store import open_store
 
     if (month is None) == (window is None):
         raise typer.BadParameter("give either --month YYYY-MM or --window ID")
     prefix = window or f"{month:{MONTH}}"
+    settings = load_settings()
     report = asyncio.run(
         replay_report(
-            load_settings(), prefix, agent, policy, source=source, interpolate=interpolate
+            partial(open_store, settings),
+            settings.seed,
+            prefix,
+            agent,
+            policy,
+            source=source,
+            interpolate=interpolate,
         )
     )
     if json:

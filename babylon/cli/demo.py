@@ -19,16 +19,17 @@ from rich.progress import (
 
 from babylon.cli.output import print_table, stderr
 from babylon.cli.training_report import window_table
-from babylon.core.settings import Settings, load_settings
+from babylon.core.home import Home
+from babylon.core.settings import load_settings
 from babylon.core.types import WindowResult
 from babylon.ops.demo import DemoReport, Say, Step, demo_overrides, run_demo
 
 
-def run(outer: Settings, windows: int) -> DemoReport:
-    """Play and train ``windows`` hours in a new home below that of the ``outer`` settings."""
+def run(home: Home, seed: int, windows: int) -> DemoReport:
+    """Play and train ``windows`` hours in a new home below ``home``."""
     from babylon.flows.train_window import train_window
 
-    overrides = demo_overrides(outer, datetime.now(UTC))
+    overrides = demo_overrides(home, seed, datetime.now(UTC))
     settings = load_settings(**overrides)
 
     async def train(window_id: str) -> WindowResult:
@@ -36,7 +37,7 @@ def run(outer: Settings, windows: int) -> DemoReport:
 
     with demo_progress() as (say, step):
         return asyncio.run(
-            run_demo(settings, outer.home.models, windows=windows, train=train, say=say, step=step)
+            run_demo(settings, home.models, windows=windows, train=train, say=say, step=step)
         )
 
 

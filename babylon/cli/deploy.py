@@ -50,11 +50,11 @@ def replace(
     """Send every agent to one policy, without a dropped request. Ends an experiment that runs."""
 
     async def put_in_force(store: "Store") -> "Change":
-        from babylon.deployment.change import ChangeRequest
+        from babylon.deployment.change import ChangeRequest, checks_under
         from babylon.deployment.replace import replace_champion
 
         request = ChangeRequest(author=AUTHOR, reason=reason, force=force)
-        return await replace_champion(store, load_settings(), version, request)
+        return await replace_champion(store, checks_under(load_settings()), version, request)
 
     _make(put_in_force, json)
 
@@ -127,11 +127,13 @@ def _experiment(
     json: bool,
 ) -> None:
     async def compare(store: "Store") -> "Change":
-        from babylon.deployment.change import ChangeRequest
+        from babylon.deployment.change import ChangeRequest, checks_under
         from babylon.deployment.experiments import run_experiment
 
         request = ChangeRequest(author=AUTHOR, reason=reason, force=force)
-        return await run_experiment(store, load_settings(), mode, version, share, request)
+        return await run_experiment(
+            store, checks_under(load_settings()), mode, version, share, request
+        )
 
     _make(compare, json)
 

@@ -27,7 +27,7 @@ def analyse(
     from babylon.evaluation.experiment.review_page import review_markdown
 
     settings = load_settings()
-    found = with_store(settings, review, settings, experiment)
+    found = with_store(settings, review, settings.windows, settings.experiment, experiment)
     if found is None:
         raise ServingError(
             "no experiment runs: begin one with `babylon deploy ab` or `babylon deploy canary`,"

@@ -27,7 +27,9 @@ def init(json: Json = False) -> None:
     async def register(store: Store) -> str:
         await ensure_champion(
             store,
-            settings,
+            settings.home,
+            settings.model,
+            settings.seed,
             progress=lambda done, total: progress.update(bar, completed=done, total=total),
         )
         return (await get_policy(store, 0)).uri

@@ -43,9 +43,11 @@ def up(json: Json = False) -> None:
 def down(json: Json = False) -> None:
     """Stop what `up` started, and nothing else."""
     from babylon.ops.up import down
+    from babylon.ops.up.services import services
 
+    settings = load_settings()
     with stderr.status("stopping"):
-        stopped = asyncio.run(down(load_settings()))
+        stopped = asyncio.run(down(settings.home, settings.database, services(settings)))
     if json:
         print_json({"stopped": stopped})
     else:
@@ -56,8 +58,11 @@ def down(json: Json = False) -> None:
 def status(json: Json = False) -> None:
     """Show process, ports and health of each service; exit code 1 unless all are healthy."""
     from babylon.ops.up import status
+    from babylon.ops.up.services import services
 
-    _show([asdict(one) for one in asyncio.run(status(load_settings()))], json)
+    settings = load_settings()
+    found = asyncio.run(status(settings.home, settings.database, services(settings)))
+    _show([asdict(one) for one in found], json)
 
 
 @app.command()

@@ -65,7 +65,7 @@ def train(
     json: o.Json = False,
 ) -> None:
     """Train on recorded play: one window, every window as it closes, or a range of past windows."""
-    options = locals()
+    options = locals()  # each option by its name, so that OVERRIDES can sort them into groups
     overrides = {group: {name: options[name] for name in OVERRIDES[group]} for group in OVERRIDES}
     overrides["windows"]["minutes"] = window_minutes
     request = TrainRequest(
@@ -78,8 +78,7 @@ def train(
         overrides=given(**overrides),
     )
     _check_usage(request)
-    settings = load_settings(**request.overrides)
-    _check_request(request, settings)
+    settings = _load_checked(request)
     with prefect_ready(settings.home.root, json=json):
         results = _run(request)
     report = training_report(mode, results, _searched(request, settings.windows))
@@ -99,7 +98,7 @@ def demo(
         from babylon.cli.demo import print_demo, run
         from babylon.ops.demo import report_json
 
-        report = run(settings, windows)
+        report = run(settings.home, settings.seed, windows)
     print_json(report_json(report)) if json else print_demo(report)
     raise typer.Exit(0 if report.ok else 1)
 
@@ -125,8 +124,8 @@ def _check_usage(request: TrainRequest) -> None:
         raise typer.BadParameter("--include-late trains nothing by itself: name a --recipe")
 
 
-def _check_request(request: TrainRequest, settings: Settings) -> None:
-    """Refuse here what the flow would refuse only after the seconds that Prefect takes to start.
+def _load_checked(request: TrainRequest) -> Settings:
+    """Load the settings, and refuse at once what the flow would refuse seconds later.
 
     Raises:
         BabylonError: a window, scorer or trainer that cannot be used.
@@ -134,6 +133,7 @@ def _check_request(request: TrainRequest, settings: Settings) -> None:
     from babylon.scoring.registry import require_scorer
     from babylon.training.backends.trainer_requirements import require_trainer
 
+    settings = load_settings(**request.overrides)
     if request.window is not None:
         tomorrow = datetime.now(UTC) + timedelta(days=1)  # the database's clock decides
         window = parse_window_id(request.window, settings.windows.minutes)
@@ -144,6 +144,7 @@ def _check_request(request: TrainRequest, settings: Settings) -> None:
         raise typer.BadParameter(f"--from {request.first} is after --to {request.last}")
     require_scorer(settings.scoring.scorer, settings.judge)
     require_trainer(settings.training, settings.model)
+    return settings
 
 
 def _run(request: TrainRequest) -> list[WindowResult]:

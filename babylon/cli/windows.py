@@ -38,7 +38,12 @@ def list_(
     )
     settings = load_settings(**options)
     reports, late, _ = with_store(
-        settings, read_windows, settings, lookback_hours, include_late=include_late
+        settings,
+        read_windows,
+        settings.windows,
+        settings.quality,
+        lookback_hours,
+        include_late=include_late,
     )
     if json:
         windows = [record(report) for report in reports]
@@ -65,7 +70,9 @@ def check(
         quality={"min_actions": min_actions},
     )
     settings = load_settings(**options)
-    reports, _, clock = with_store(settings, read_windows, settings, lookback_hours)
+    reports, _, clock = with_store(
+        settings, read_windows, settings.windows, settings.quality, lookback_hours
+    )
     ready = [report.window_id for report in reports if report.ready]
     refusing = waiting_with_rejections(reports)
     if json:
@@ -100,7 +107,7 @@ def show(
     settings = load_settings(
         **given(windows={"min_agents": min_agents}, quality={"min_actions": min_actions})
     )
-    report, late = with_store(settings, read_window, settings, window)
+    report, late = with_store(settings, read_window, settings.windows, settings.quality, window)
     if json:
         rejections = [asdict(one) for one in report.rejections]
         print_json({**record(report), "rejections": rejections, "late_trajectories": late})

@@ -9,7 +9,7 @@ from datetime import timedelta
 
 from babylon.cli.output import print_table
 from babylon.core.errors import WindowError
-from babylon.core.settings import Settings
+from babylon.core.settings import QualitySettings, WindowSettings
 from babylon.core.windows import DONE, FINISHED, Clock, parse_window_id
 from babylon.quality.quality_page import reason_lines
 from babylon.stages.readiness import WindowReport, window_reports
@@ -23,19 +23,24 @@ COLUMNS = ["window", "state", "age", "owner", "plays", "agents", "trained", "rej
 
 
 async def read_windows(
-    store: Store, settings: Settings, hours: int | None, *, include_late: bool = False
+    store: Store,
+    windows: WindowSettings,
+    quality: QualitySettings,
+    hours: int | None,
+    *,
+    include_late: bool = False,
 ) -> tuple[list[WindowReport], list[LateRow], Clock]:
     """Return the windows of the last ``hours`` (``None``: all), their late rows, and the clock."""
     clock = await read_clock(store)
     since = clock.now - timedelta(hours=hours) if hours else None
-    reports = await window_reports(store, settings, since=since, clock=clock)
+    reports = await window_reports(store, windows, quality, since=since, clock=clock)
     shown = {report.window_id for report in reports}
     late = await list_late(store) if include_late else []
     return reports, [row for row in late if row.window_id in shown], clock
 
 
 async def read_window(
-    store: Store, settings: Settings, window_id: str
+    store: Store, windows: WindowSettings, quality: QualitySettings, window_id: str
 ) -> tuple[WindowReport, list[LateRow]]:
     """Return one window, with samples of its rejections, and its late rows.
 
@@ -43,10 +48,10 @@ async def read_window(
         WindowError: nothing was recorded in the window, and nobody claimed it.
     """
     row = await get_window(store, window_id)
-    minutes = row.minutes if row else settings.windows.minutes
+    minutes = row.minutes if row else windows.minutes
     window = parse_window_id(window_id, minutes)
-    settings = settings.replace(windows={"minutes": minutes})
-    reports = await window_reports(store, settings, since=window.start, until=window.end)
+    windows = windows.model_copy(update={"minutes": minutes})
+    reports = await window_reports(store, windows, quality, since=window.start, until=window.end)
     found = [report for report in reports if report.window_id == window_id]
     if not found:
         raise WindowError(

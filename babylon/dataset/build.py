@@ -3,7 +3,7 @@
 import logging
 from datetime import date
 
-from babylon.core.settings import Settings
+from babylon.core.home import Home
 from babylon.core.types import Published, Scored
 from babylon.core.windows import DONE, WindowState
 from babylon.dataset.performance import publish_performance
@@ -28,13 +28,13 @@ async def windows_of(store: Store, day: date | None = None) -> list[Scored]:
     ]
 
 
-async def build_tables(store: Store, settings: Settings, scored: Scored) -> list[Published]:
+async def build_tables(store: Store, home: Home, scored: Scored) -> list[Published]:
     """Write a window's file of each table: trajectories, scenarios, model_performance.
 
     Scenarios that cannot be rebuilt from the rows are left out and logged.
     """
-    trajectories = publish_window(settings.home, scored)
-    scenarios, rebuilt = publish_scenarios(settings.home, scored)
+    trajectories = publish_window(home, scored)
+    scenarios, rebuilt = publish_scenarios(home, scored)
     for skipped in rebuilt.skipped:
         log.warning("window %s: %s", skipped.window_id, skipped.reason)
-    return [trajectories, scenarios, await publish_performance(store, settings.home, scored)]
+    return [trajectories, scenarios, await publish_performance(store, home, scored)]

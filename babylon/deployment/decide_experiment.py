@@ -2,10 +2,10 @@
 
 from dataclasses import dataclass
 
-from babylon.core.settings import Settings, WindowSettings
+from babylon.core.settings import DeploymentStrategy, ExperimentSettings, WindowSettings
 from babylon.core.types import Change, Claim
 from babylon.core.windows import parse_window_id
-from babylon.deployment.change import ChangeRequest
+from babylon.deployment.change import ChangeRequest, RunChecks
 from babylon.deployment.experiments import next_canary_share, run_experiment
 from babylon.deployment.replace import replace_champion
 from babylon.deployment.rollback import roll_back
@@ -23,7 +23,15 @@ class Decided:
     change: Change | None = None
 
 
-async def decide(store: Store, settings: Settings, route: Route, claim: Claim) -> Decided | None:
+async def decide(
+    store: Store,
+    windows: WindowSettings,
+    experiment: ExperimentSettings,
+    strategy: DeploymentStrategy,
+    run_checks: RunChecks,
+    route: Route,
+    claim: Claim,
+) -> Decided | None:
     """Act on the analysis of the running experiment. Return ``None`` if none runs.
 
     The challenger becomes champion; or the experiment ends with the champion, because the
@@ -35,7 +43,7 @@ async def decide(store: Store, settings: Settings, route: Route, claim: Claim) -
     """
     if route.split is None:
         return None
-    found = await review(store, settings)
+    found = await review(store, windows, experiment)
     if found is None:  # it ended a moment ago
         return None
     request = ChangeRequest(
@@ -46,15 +54,11 @@ async def decide(store: Store, settings: Settings, route: Route, claim: Claim) -
     )
     change = None
     if found.decision == "promote":
-        change = await replace_champion(store, settings, route.split.challenger_version, request)
+        change = await replace_champion(store, run_checks, route.split.challenger_version, request)
     elif found.decision in ("rollback", "keep"):
         change = await roll_back(store, request)
-    elif (
-        settings.deployment.strategy == "canary"
-        and not found.warns
-        and (share := _next_share(settings.windows, route, claim))
-    ):
-        change = await run_experiment(store, settings, "canary", None, share, request)
+    elif strategy == "canary" and not found.warns and (share := _next_share(windows, route, claim)):
+        change = await run_experiment(store, run_checks, "canary", None, share, request)
     return Decided(review=found, change=change)
 
 

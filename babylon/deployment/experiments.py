@@ -9,13 +9,12 @@ import secrets
 from typing import Literal
 
 from babylon.core.errors import ConfigError, ExperimentError
-from babylon.core.settings import Settings
 from babylon.core.types import Change
 from babylon.deployment.change import (
     ChangeRequest,
+    RunChecks,
     TargetRoute,
     change_route,
-    checks_under,
     wait_until_served,
 )
 from babylon.store.connection import Store
@@ -28,7 +27,7 @@ CANARY_SHARES = (0.05, 0.25, 0.5)
 
 async def run_experiment(
     store: Store,
-    settings: Settings,
+    run_checks: RunChecks,
     mode: Experiment,
     policy_version: int | None,
     share: float | None,
@@ -50,6 +49,7 @@ async def run_experiment(
         BabylonError: As ``change_route`` raises it.
     """
     route = request.route or await current_route(store)
+    # A command that was killed after its commit may be repeated: it must not fail or add a route.
     if route.split and _in_force(route.split, mode, policy_version, share):
         return await wait_until_served(store, route)
     if route.split is None:
@@ -57,7 +57,7 @@ async def run_experiment(
     else:
         split, new = _adjust(route, route.split, mode, policy_version, share), None
     target = TargetRoute(policy_version=route.policy_version, split=split, new=new)
-    return await change_route(store, route, target, request, checks_under(settings))
+    return await change_route(store, route, target, request, run_checks)
 
 
 def next_canary_share(share: float) -> float | None:

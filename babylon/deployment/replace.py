@@ -1,13 +1,12 @@
 """Replace: one policy answers every agent."""
 
 from babylon.core.errors import ExperimentError
-from babylon.core.settings import Settings
 from babylon.core.types import Change
 from babylon.deployment.change import (
     ChangeRequest,
+    RunChecks,
     TargetRoute,
     change_route,
-    checks_under,
     wait_until_served,
 )
 from babylon.store.connection import Store
@@ -15,7 +14,7 @@ from babylon.store.routes import Route, current_route
 
 
 async def replace_champion(
-    store: Store, settings: Settings, policy_version: int, request: ChangeRequest
+    store: Store, run_checks: RunChecks, policy_version: int, request: ChangeRequest
 ) -> Change:
     """Put a policy in force for every agent, without a dropped request.
 
@@ -36,7 +35,7 @@ async def replace_champion(
     else:
         new = policy_version
     target = TargetRoute(policy_version=policy_version, new=new)
-    return await change_route(store, route, target, request, checks_under(settings))
+    return await change_route(store, route, target, request, run_checks)
 
 
 def _refuse_all_but_the_challenger(route: Route, policy_version: int) -> None:

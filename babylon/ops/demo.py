@@ -14,7 +14,8 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
-from babylon.core.settings import Settings
+from babylon.core.home import Home
+from babylon.core.settings import ModelSettings, Settings
 from babylon.core.types import WindowResult
 from babylon.core.windows import Window
 from babylon.evaluation.arena.confidence import paired_difference
@@ -48,6 +49,7 @@ RECIPE: dict[str, Any] = {
 Say = Callable[[str], None]
 Step = Callable[[str, int, int], None]  # name, done, total
 Train = Callable[[str], Awaitable[WindowResult]]
+PlayHour = Callable[[FleetPlan], Awaitable[FleetResult]]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -81,18 +83,18 @@ class DemoReport:
     duration_s: float
 
 
-def demo_overrides(settings: Settings, now: datetime) -> dict[str, Any]:
-    """Settings of a demo: a new home below the given one, and the demo's recipe.
+def demo_overrides(home: Home, seed: int, now: datetime) -> dict[str, Any]:
+    """Settings of a demo: a new home below ``home``, and the demo's recipe.
 
     The database is always the embedded one of that home: a toy model must not get among the
     policies of a live game.
     """
-    name = f"{now:%Y%m%dT%H%M%S}-seed{settings.seed}"
+    name = f"{now:%Y%m%dT%H%M%S}-seed{seed}"
     return {
         **RECIPE,
-        "home": settings.home.root / "demo" / name,
+        "home": home.root / "demo" / name,
         "database": {"url": None},
-        "seed": settings.seed,
+        "seed": seed,
         "windows": {"grace_s": 0},  # its hours are over before they are trained
     }
 
@@ -115,10 +117,15 @@ async def run_demo(
     started = time.monotonic()
     async with open_store(settings) as store:
         say(f"Postgres is up under {settings.home.root}")
-        await _register_base(store, settings, models, step)
-        async with serving(settings) as running:
+        await _register_base(store, settings.model, settings.seed, models, step)
+        async with serving(settings.serving, settings.home, settings.environment()) as running:
             say(f"agents play through {running.url}")
-            results, played = await _hours(store, settings, windows, train, say, step)
+
+            async def play_hour(plan: FleetPlan) -> FleetResult:
+                # not "scripted": only calls that the policy answered can be trained on
+                return await run_fleet(store, settings, plan, "llm")
+
+            results, played = await _hours(play_hour, settings.seed, windows, train, say, step)
         say("base and final policy meet on unseen scenarios")
         final = await _compare(store, settings.seed)
         policy, _ = await champion(store)
@@ -142,25 +149,25 @@ async def run_demo(
     )
 
 
-async def _register_base(store: Store, settings: Settings, models: Path, step: Step) -> None:
+async def _register_base(
+    store: Store, model: ModelSettings, seed: int, models: Path, step: Step
+) -> None:
     from babylon.training.base_model import resolve_base
 
     def progress(done: int, total: int) -> None:
         step("base model", done, total)
 
-    base = await asyncio.to_thread(
-        resolve_base, settings.model.base, models, settings.seed, progress
-    )
+    base = await asyncio.to_thread(resolve_base, model.base, models, seed, progress)
     await ensure_base(
         store,
         uri=str(base),
-        base_model=settings.model.base or Path(base).name,
+        base_model=model.base or Path(base).name,
         digest=await asyncio.to_thread(checkpoint_digest, str(base)),
     )
 
 
 async def _hours(
-    store: Store, settings: Settings, count: int, train: Train, say: Say, step: Step
+    play_hour: PlayHour, seed: int, count: int, train: Train, say: Say, step: Step
 ) -> tuple[list[WindowResult], list[FleetResult]]:
     window = Window(FIRST_HOUR)
     results: list[WindowResult] = []
@@ -171,10 +178,10 @@ async def _hours(
             start=window.start,
             duration_min=PLAY_MIN,
             agents=AGENTS,
-            seed=settings.seed,
+            seed=seed,
             fleet_id=f"demo-{number}",
         )
-        played.append(await run_fleet(store, settings, plan, "llm"))
+        played.append(await play_hour(plan))
         result = await train(window.id)
         results.append(result)
         say(_line(result, played[-1]))

@@ -18,6 +18,7 @@ def plot_windows(
 
     ``levels``: mean P&L of oracle, base model and final policy, drawn as horizontal lines.
     """
+    # not pyplot, which keeps every figure alive in a global list
     figure = Figure(figsize=(9, 5), layout="constrained")
     axes = figure.subplots()
     labels = [result.window_id[5:].replace("T", "\n") for result in results]

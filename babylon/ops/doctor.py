@@ -9,6 +9,7 @@ import os
 import shutil
 import sys
 from collections.abc import Iterator
+from contextlib import AbstractAsyncContextManager
 from dataclasses import dataclass
 from importlib import metadata
 from pathlib import Path
@@ -19,12 +20,12 @@ from safetensors import SafetensorError, safe_open
 from babylon.core.errors import BabylonError, ModelError, ServingError
 from babylon.core.home import Home
 from babylon.core.processes import Processes
-from babylon.core.settings import ModelSettings, Settings
+from babylon.core.settings import ModelSettings, ServingSettings, Settings
 from babylon.policies.base_name import local_directory
 from babylon.serving.ports import holder, require_free_port
 from babylon.serving.vllm.command import require_vllm
 from babylon.serving.vllm.vllm_client import VllmClient
-from babylon.store import open_store
+from babylon.store import Store, open_store
 
 PACKAGES = ("prefect", "asyncpg", "polars", "torch", "transformers", "peft")
 KEYS = {"HF_TOKEN": "a BASE_MODEL that is private or gated on the Hugging Face hub"}
@@ -58,9 +59,9 @@ async def examine(settings: Settings) -> list[Finding]:
         *_packages(),
         *await _torch(),
         _disk(home),
-        await _database(settings),
+        await _database(open_store(settings), embedded=settings.database.url is None),
         check_base_model(settings.model, settings.home),
-        *await check_vllm(settings),
+        *await check_vllm(settings.serving),
         check_port(home, "gateway", serving.endpoint_port, "LOCAL_ENDPOINT"),
         check_port(home, "engine", serving.engine_port, "ENGINE_PORT"),
         check_port(home, "admin API", serving.admin_port, "ADMIN_PORT"),
@@ -120,10 +121,10 @@ def _disk(home: Path) -> Finding:
     )
 
 
-async def _database(settings: Settings) -> Finding:
-    kind = "embedded" if settings.database.url is None else "DATABASE_URL"
+async def _database(opening: AbstractAsyncContextManager[Store], *, embedded: bool) -> Finding:
+    kind = "embedded" if embedded else "DATABASE_URL"
     try:
-        async with open_store(settings) as store:
+        async with opening as store:
             version = await store.pool.fetchval("SHOW server_version")
     except BabylonError as error:
         return Finding(name="database", ok=False, required=True, detail=str(error))
@@ -165,18 +166,18 @@ def _model_problem(directory: Path) -> str | None:
     return None
 
 
-async def check_vllm(settings: Settings) -> list[Finding]:
+async def check_vllm(serving: ServingSettings) -> list[Finding]:
     """Check vLLM's package, or the running server. Return nothing for another engine."""
-    if settings.serving.engine != "vllm":
+    if serving.engine != "vllm":
         return []
     try:
-        detail = await asyncio.to_thread(require_vllm, settings.serving)
-        if settings.serving.engine_url:
+        detail = await asyncio.to_thread(require_vllm, serving)
+        if serving.engine_url:
             async with aiohttp.ClientSession() as http:
-                cards = await VllmClient(http, settings.serving.engine_url.rstrip("/")).cards()
+                cards = await VllmClient(http, serving.engine_url.rstrip("/")).cards()
             detail += f" serves {', '.join(card.id for card in cards) or 'nothing'}"
     except TimeoutError:
-        detail = f"{settings.serving.engine_url} is too busy to say what it serves"
+        detail = f"{serving.engine_url} is too busy to say what it serves"
         return [Finding(name="vllm", ok=None, required=True, detail=detail)]
     except BabylonError as error:
         return [Finding(name="vllm", ok=False, required=True, detail=str(error))]

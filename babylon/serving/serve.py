@@ -52,10 +52,11 @@ async def serve(settings: Settings) -> None:
         loop.add_signal_handler(number, stop.set)
     home, port = settings.home, settings.serving.admin_port
     require_free_port(port, user="the admin API", variable="ADMIN_PORT")
-    admin = _service("admin API", "babylon.deployment.admin", home, settings.environment())
+    environment = settings.environment()
+    admin = _service("admin API", "babylon.deployment.admin", home, environment)
     async with (
-        serving(settings) as running,
-        kept_running(settings.database, settings.home),
+        serving(settings.serving, home, environment) as running,
+        kept_running(settings.database, home),
         supervised(admin),
     ):
         key = local_key_path(home.root)
@@ -64,7 +65,9 @@ async def serve(settings: Settings) -> None:
 
 
 @asynccontextmanager
-async def serving(settings: Settings) -> AsyncIterator[Serving]:
+async def serving(
+    given: ServingSettings, home: Home, environment: dict[str, str]
+) -> AsyncIterator[Serving]:
     """Run engine and gateway while the block runs. The block begins when they are ready.
 
     The gateway is also ready when there is no policy yet; it waits for the first route.
@@ -73,19 +76,16 @@ async def serving(settings: Settings) -> AsyncIterator[Serving]:
         ConfigError: The settings name no engine that can be started.
         ServingError: A port is busy, or a process does not start.
     """
-    given, environment = settings.serving, settings.environment()
     require_free_port(given.engine_port, user="the engine", variable="ENGINE_PORT")
     require_free_port(given.endpoint_port, user="the gateway", variable="LOCAL_ENDPOINT")
     if given.engine == "vllm":
-        require_vllm(settings.serving)
-        engine = _service("engine", "babylon.serving.vllm.vllm_host", settings.home, environment)
+        require_vllm(given)
+        engine = _service("engine", "babylon.serving.vllm.vllm_host", home, environment)
     else:
-        engine = _torch_engine(given.engine_port, settings.home)
-    gateway = _service(
-        "gateway", "babylon.serving.gateway.gateway_process", settings.home, environment
-    )
+        engine = _torch_engine(given.engine_port, home)
+    gateway = _service("gateway", "babylon.serving.gateway.gateway_process", home, environment)
     async with supervised(engine) as running_engine, supervised(gateway) as running_gateway:
-        await _wait_until_ready(given, settings.home, (running_engine, running_gateway))
+        await _wait_until_ready(given, home, (running_engine, running_gateway))
         yield Serving(f"{given.endpoint.rstrip('/')}/v1", running_engine, running_gateway)
 
 

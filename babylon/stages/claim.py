@@ -15,10 +15,9 @@ from babylon.core.artifacts import read_artifact
 from babylon.core.errors import ArtifactError, DatabaseError, FencedError, WindowNotReadyError
 from babylon.core.failpoints import failpoint
 from babylon.core.metrics import scored_metrics
-from babylon.core.settings import Settings, WindowSettings
+from babylon.core.settings import WindowSettings
 from babylon.core.types import Claim, Collected, Scored, Trained
 from babylon.core.windows import DONE, IN_WORK, Window, WindowState
-from babylon.stages.fingerprint import scoring_fingerprint
 from babylon.stages.train import trained_from
 from babylon.store import Store
 from babylon.store.connection import UNREACHABLE, guarded
@@ -69,12 +68,12 @@ async def claimed(store: Store, windows: WindowSettings, window: Window) -> Asyn
 
 
 async def resume(
-    store: Store, settings: Settings, claim: Claim
+    store: Store, fingerprint: str, claim: Claim
 ) -> tuple[Scored | None, Trained | None]:
     """Return the manifests of ``score`` and ``train`` that an earlier run of the window committed.
 
-    Scores are kept if their fingerprint is that of the present settings and their artifact is
-    intact, so that an interrupted update resumes with the same batch. Without scores the window
+    Scores are kept if ``fingerprint``, that of the present settings, is theirs and their artifact
+    is intact, so that an interrupted update resumes with the same batch. Without scores the window
     starts over: earlier stages are cheap, and judgments are stored by themselves.
     """
     row = await get_window(store, claim.window_id)
@@ -89,7 +88,7 @@ async def resume(
             )
         return scored, trained_from(claim, policy)
     if row.state == WindowState.SCORED:
-        if scored and await _is_current(scored, scoring_fingerprint(settings)):
+        if scored and await _is_current(scored, fingerprint):
             return scored, None
         await set_state(store, claim, WindowState.CLAIMED)
     return None, None

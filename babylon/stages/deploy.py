@@ -10,9 +10,9 @@ from dataclasses import asdict
 from typing import Any
 
 from babylon.core.errors import CheckpointRefusedError, RouteConflictError
-from babylon.core.settings import Settings
+from babylon.core.settings import DeploymentStrategy, Settings
 from babylon.core.types import Arm, Change, Deployed, Verdict
-from babylon.deployment.change import ChangeRequest, wait_or_roll_back
+from babylon.deployment.change import ChangeRequest, RunChecks, checks_under, wait_or_roll_back
 from babylon.deployment.decide_experiment import Decided, decide
 from babylon.deployment.experiments import run_experiment
 from babylon.deployment.replace import replace_champion
@@ -38,7 +38,12 @@ async def deploy_checkpoint(store: Store, settings: Settings, verdict: Verdict) 
     routes = await all_routes(store)
     if verdict.promote and (before := await _sent_out_before(store, verdict, routes)):
         return before
-    decided = await decide(store, settings, routes[0], verdict.claim)
+    # A running experiment is reviewed even if this window's checkpoint did not pass: no other one
+    # can be deployed before it is decided.
+    run_checks, strategy = checks_under(settings), settings.deployment.strategy
+    decided = await decide(
+        store, settings.windows, settings.experiment, strategy, run_checks, routes[0], verdict.claim
+    )
     if decided and decided.change:
         routes = await all_routes(store)
     if reason := _kept_back(verdict, decided, routes[0]):
@@ -49,7 +54,7 @@ async def deploy_checkpoint(store: Store, settings: Settings, verdict: Verdict) 
             " validated against another one: validate it again"
         )
     try:
-        change = await _send_out(store, settings, verdict, routes[0])
+        change = await _send_out(store, strategy, run_checks, verdict, routes[0])
     except CheckpointRefusedError as error:
         return _not_deployed(verdict, routes[0], decided, str(error), error.checks)
     return _deployed(verdict, change, change.acknowledged_by, decided, change)
@@ -86,14 +91,20 @@ def _kept_back(verdict: Verdict, decided: Decided | None, route: Route) -> str |
     return None
 
 
-async def _send_out(store: Store, settings: Settings, verdict: Verdict, route: Route) -> Change:
-    strategy, version = settings.deployment.strategy, verdict.policy_version
+async def _send_out(
+    store: Store,
+    strategy: DeploymentStrategy,
+    run_checks: RunChecks,
+    verdict: Verdict,
+    route: Route,
+) -> Change:
+    version = verdict.policy_version
     order = ChangeRequest(
         author=verdict.claim.owner, reason=verdict.reason, claim=verdict.claim, route=route
     )
     if strategy == "replace":
-        return await replace_champion(store, settings, version, order)
-    return await run_experiment(store, settings, strategy, version, None, order)
+        return await replace_champion(store, run_checks, version, order)
+    return await run_experiment(store, run_checks, strategy, version, None, order)
 
 
 def _deployed(

@@ -40,6 +40,7 @@ def thin_window(settings: Settings, validated: Validated) -> Thinned:
     """
     rows = read_artifact(validated.artifact, ["trajectory_id", "agent_id", "scenario_id"])
     candidates = [DropoutCandidate(**row) for row in rows.iter_rows(named=True)]
+    # The key holds nothing of this run: a run that resumes must keep the same trajectories.
     dropped = choose_dropped(
         candidates,
         target=settings.quality.target_trajectories,
@@ -98,6 +99,7 @@ def choose_dropped(
         if len(dropped) >= wanted:
             break
         last_of_agent = of_agent[candidate.agent_id] == 1
+        # Scores are compared within a group, so a lone trajectory could not be trained on.
         if in_group[candidate.scenario_id] <= MIN_GROUP or (
             last_of_agent and len(of_agent) <= min_agents
         ):

@@ -3,7 +3,7 @@
 from dataclasses import replace
 from datetime import datetime, timedelta
 
-from babylon.core.settings import Settings, WindowSettings
+from babylon.core.settings import QualitySettings, WindowSettings
 from babylon.core.windows import (
     DONE,
     Clock,
@@ -21,7 +21,8 @@ from babylon.store.connection import read_clock
 
 async def pending_windows(
     store: Store,
-    settings: Settings,
+    windows: WindowSettings,
+    quality: QualitySettings,
     *,
     hours: float | None = None,
     first: str | None = None,
@@ -36,14 +37,19 @@ async def pending_windows(
     range is searched for windows that are done, not yet by this recipe, and hold untrained rows.
     """
     clock = clock or await read_clock(store)
-    hours = hours or settings.windows.lookback_hours
+    hours = hours or windows.lookback_hours
     since = parse_bound(first) if first else clock.now - timedelta(hours=hours)
     until = parse_bound(last, last=True) if last else None
-    return [window for window, _ in await _waiting(store, settings, clock, since, until)]
+    return [window for window, _ in await _waiting(store, windows, quality, clock, since, until)]
 
 
 async def window_to_train(
-    store: Store, settings: Settings, window_id: str | None = None, *, clock: Clock | None = None
+    store: Store,
+    windows: WindowSettings,
+    quality: QualitySettings,
+    window_id: str | None = None,
+    *,
+    clock: Clock | None = None,
 ) -> Window:
     """Return the window of that id, or choose one.
 
@@ -56,28 +62,33 @@ async def window_to_train(
     """
     clock = clock or await read_clock(store)
     if window_id is not None:
-        window = parse_window_id(window_id, settings.windows.minutes)
-        check_settled(window, clock, settings.windows.grace_s)
-        return replace(window, recipe=window.recipe or settings.windows.recipe)
-    since = clock.now - timedelta(hours=settings.windows.lookback_hours)
-    waiting = await _waiting(store, settings, clock, since, None)
+        window = parse_window_id(window_id, windows.minutes)
+        check_settled(window, clock, windows.grace_s)
+        return replace(window, recipe=window.recipe or windows.recipe)
+    since = clock.now - timedelta(hours=windows.lookback_hours)
+    waiting = await _waiting(store, windows, quality, clock, since, None)
     half_finished = [window for window, state in waiting if state == WindowState.TRAINED]
-    if half_finished:
+    if half_finished:  # its update is paid for: only validation and deployment are missing
         return half_finished[0]
     if waiting:
         return waiting[-1][0]
-    settled = clock.now - timedelta(seconds=settings.windows.grace_s)
-    window = last_complete_window(settled, settings.windows.minutes)
-    return replace(window, recipe=settings.windows.recipe)
+    settled = clock.now - timedelta(seconds=windows.grace_s)
+    window = last_complete_window(settled, windows.minutes)
+    return replace(window, recipe=windows.recipe)
 
 
 async def _waiting(
-    store: Store, settings: Settings, clock: Clock, since: datetime, until: datetime | None
+    store: Store,
+    windows: WindowSettings,
+    quality: QualitySettings,
+    clock: Clock,
+    since: datetime,
+    until: datetime | None,
 ) -> list[tuple[Window, WindowState]]:
-    reports = await window_reports(store, settings, since=since, until=until, clock=clock)
-    ours = [report for report in reports if report.minutes == settings.windows.minutes]
-    if settings.windows.recipe:
-        return _for_recipe(ours, settings.windows)
+    reports = await window_reports(store, windows, quality, since=since, until=until, clock=clock)
+    ours = [report for report in reports if report.minutes == windows.minutes]
+    if windows.recipe:
+        return _for_recipe(ours, windows)
     return [
         (parse_window_id(report.window_id, report.minutes), report.state)
         for report in ours

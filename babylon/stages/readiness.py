@@ -11,7 +11,7 @@ from datetime import datetime, timedelta
 
 from babylon.core.errors import WindowError
 from babylon.core.game_rows import COLUMNS, UNTRAINED, GameRow
-from babylon.core.settings import Settings, WindowSettings
+from babylon.core.settings import QualitySettings, WindowSettings
 from babylon.core.windows import (
     DONE,
     FINISHED,
@@ -112,7 +112,7 @@ class _Subject:
     def of_recipe(self) -> bool:
         return self.window is not None and bool(self.window.recipe)
 
-    def add(self, row: GameRow, settings: Settings) -> None:
+    def add(self, row: GameRow, quality: QualitySettings) -> None:
         if self.window is None:
             self.rejected.add(
                 Rejection(
@@ -122,7 +122,7 @@ class _Subject:
                 )
             )
             return
-        verdict = check_row(row, self.window, settings.quality)
+        verdict = check_row(row, self.window, quality)
         if isinstance(verdict, Rejection):
             self.rejected.add(verdict)
         else:
@@ -137,6 +137,7 @@ class _Subject:
         if row is not None and row.state != WindowState.READY:
             state = row.state
         agents, eligible, rejections = len(self.agents), self.eligible, self.rejected.reasons()
+        # No row has the id of a recipe's window, and a finished window's rows were not read.
         if row is not None and (self.finished or self.of_recipe):
             agents, eligible = (int(row.metrics.get(name, 0)) for name in ("agents", "eligible"))
             rejections = [
@@ -208,7 +209,8 @@ class _Subject:
 
 async def window_reports(
     store: Store,
-    settings: Settings,
+    windows: WindowSettings,
+    quality: QualitySettings,
     *,
     since: datetime | None = None,
     until: datetime | None = None,
@@ -220,7 +222,7 @@ async def window_reports(
     """
     require_game_tables(store)
     clock = clock or await read_clock(store)
-    minutes = settings.windows.minutes
+    minutes = windows.minutes
     first = window_at(since, minutes) if since else None
     start = first.start if first else None
     end = window_at(until - _INSTANT, minutes).end if until else None
@@ -228,16 +230,17 @@ async def window_reports(
     subjects = {
         row.window_id: _subject(row.window_id, row, minutes) for row in await list_windows(store)
     }
+    # The counts of a finished window come from its run, so its rows are not read and checked again.
     finished = [subject.window_id for subject in subjects.values() if subject.finished]
     async for row in _untrained(store, start, end, finished):
         window_id = _window_of(row, minutes)
         if window_id not in subjects:
             subjects[window_id] = _subject(window_id, None, minutes)
         if not subjects[window_id].finished:
-            subjects[window_id].add(row, settings)
+            subjects[window_id].add(row, quality)
     counts = await count_windows(store, first.id if first else "")
     return [
-        subjects[window_id].report(counts.get(window_id, WindowCounts()), settings.windows, clock)
+        subjects[window_id].report(counts.get(window_id, WindowCounts()), windows, clock)
         for window_id in sorted(subjects)
         if (
             (first is None or window_id >= first.id)

@@ -29,6 +29,7 @@ async def score_window(store: Store, settings: Settings, thinned: Thinned) -> Sc
         ScoringError: the scorer failed; nothing was stored.
         BudgetSpentError: the judge's budget is spent; a later run tries again.
     """
+    # Checked before scoring, because a judge costs money and the write comes last.
     if settings.scoring.write_back and not store.game_tables_ours:
         raise ConfigError(
             "JUDGE_WRITE_BACK is on, but the game's tables belong to another system and are never"

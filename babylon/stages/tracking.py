@@ -17,8 +17,8 @@ from typing import Literal
 
 import babylon
 from babylon.core.failpoints import failpoint
-from babylon.core.home import make_directory
-from babylon.core.settings import Settings
+from babylon.core.home import Home, make_directory
+from babylon.core.settings import ModelSettings, TrackingSettings
 from babylon.core.types import Metrics
 
 log = logging.getLogger(__name__)
@@ -26,33 +26,35 @@ TIMEOUT_S = 120.0
 _UPLOAD_S = 60.0
 
 
-def track_window(settings: Settings, metrics: Metrics) -> bool:
+def track_window(
+    home: Home, model: ModelSettings, tracking: TrackingSettings, metrics: Metrics
+) -> bool:
     """Log one window. Return True if W&B has it, False also if no project is set. Blocking.
 
     A failure is only logged, because Postgres holds the same metrics.
     """
-    if settings.tracking.project is None or settings.tracking.mode == "disabled":
+    if tracking.project is None or tracking.mode == "disabled":
         return False
-    make_directory(settings.home.root / "wandb")
+    make_directory(home.root / "wandb")
     failpoint("tracking.before")
     window = {
-        "project": settings.tracking.project,
-        "mode": settings.tracking.mode,
-        "run": settings.model.name,
-        "home": str(settings.home.root),
+        "project": tracking.project,
+        "mode": tracking.mode,
+        "run": model.name,
+        "home": str(home.root),
         "metrics": metrics,
     }
     try:
         done = subprocess.run(
             [sys.executable, "-P", "-m", __name__],
             input=json.dumps(window),
-            env=_environment(settings.home.root / "wandb"),
+            env=_environment(home.root / "wandb"),
             capture_output=True,
             text=True,
             timeout=TIMEOUT_S,
         )
         problem = done.stderr.strip() if done.returncode else None
-    except subprocess.TimeoutExpired:
+    except subprocess.TimeoutExpired:  # Postgres has the metrics: do not hold the run up
         problem = f"no answer within {TIMEOUT_S:g} s"
     failpoint("tracking.after")
     if problem is None:

@@ -1,12 +1,13 @@
 """Stage ``train``: one update of the champion, committed as the next policy version."""
 
 import asyncio
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from babylon.core.errors import ConfigError
 from babylon.core.home import Home
-from babylon.core.settings import Settings
-from babylon.core.trajectories import training_rows
+from babylon.core.settings import ModelSettings, Settings
+from babylon.core.trajectories import TrainingRow, training_rows
 from babylon.core.types import Claim, Scored, Trained
 from babylon.policies.checkpoint_files import checkpoint_digest
 from babylon.store.connection import Store
@@ -42,7 +43,20 @@ async def train_window(
     claim = scored.claim
     if committed := await policy_of_batch(store, batch_of(claim.window_id)):
         return trained_from(claim, committed)  # the answer to an earlier commit was lost
-    work = await _work(store, settings, scored, progress)
+    parent = await ensure_champion(store, settings.home, settings.model, settings.seed)
+    rows = await asyncio.to_thread(training_rows, scored.artifact)
+    work = TrainInput(
+        store=store,
+        settings=settings,
+        claim=claim,
+        parent=parent,
+        rows=rows,
+        target=checkpoint_directory(settings.home, claim),
+        progress_directory=await asyncio.to_thread(take_up_progress, settings.home, claim),
+        staleness=await _staleness(store, parent, rows),
+        behaviours=await _behaviours(store, rows),
+        progress=progress,
+    )
     # in a thread, because importing a trainer takes seconds
     trainer = await asyncio.to_thread(updater, settings.training.trainer)
     update = await trainer(work)
@@ -51,10 +65,10 @@ async def train_window(
     version = await commit_policy(
         store,
         claim,
-        parent_version=work.parent.policy_version,
+        parent_version=parent.policy_version,
         kind="lora" if (work.target / "adapter_config.json").exists() else "full",
         uri=str(work.target),
-        base_model=work.parent.base_model,
+        base_model=parent.base_model,
         batch_id=batch_id,
         trajectory_ids=update.trajectory_ids,
         metrics=metrics,
@@ -64,34 +78,27 @@ async def train_window(
         claim=claim,
         batch_id=batch_id,
         policy_version=version,
-        parent_version=work.parent.policy_version,
+        parent_version=parent.policy_version,
         checkpoint_uri=str(work.target),
         metrics=metrics,
     )
 
 
-async def _work(
-    store: Store, settings: Settings, scored: Scored, progress: Progress | None
-) -> TrainInput:
-    parent = await ensure_champion(store, settings)
-    rows = await asyncio.to_thread(training_rows, scored.artifact)
-    calls = [call for row in rows for call in row.calls]
-    played = {call.policy_version for call in calls}
-    unlogged = {call.policy_version for call in calls if call.logprobs is None}
+async def _staleness(store: Store, parent: Policy, rows: Sequence[TrainingRow]) -> dict[int, int]:
+    """Return policy version → its number of updates before ``parent``.
+
+    Only policies that played are in it: the update does not depend on what was trained since.
+    """
+    played = {call.policy_version for row in rows for call in row.calls}
     ages = staleness(await parents(store), parent.policy_version)
-    return TrainInput(
-        store=store,
-        settings=settings,
-        claim=scored.claim,
-        parent=parent,
-        rows=rows,
-        target=checkpoint_directory(settings.home, scored.claim),
-        progress_directory=await asyncio.to_thread(take_up_progress, settings.home, scored.claim),
-        # only of policies that played: the update does not depend on what was trained since
-        staleness={version: age for version, age in ages.items() if version in played},
-        behaviours=await checkpoint_uris(store, unlogged, removed=False),
-        progress=progress,
-    )
+    return {version: age for version, age in ages.items() if version in played}
+
+
+async def _behaviours(store: Store, rows: Sequence[TrainingRow]) -> Mapping[int, str]:
+    """Return the checkpoints of policies whose calls came without logprobs."""
+    calls = (call for row in rows for call in row.calls)
+    unlogged = {call.policy_version for call in calls if call.logprobs is None}
+    return await checkpoint_uris(store, unlogged, removed=False)
 
 
 def trained_from(claim: Claim, policy: Policy) -> Trained:
@@ -118,7 +125,12 @@ def checkpoint_directory(home: Home, claim: Claim) -> Path:
 
 
 async def ensure_champion(
-    store: Store, settings: Settings, *, progress: Progress | None = None
+    store: Store,
+    home: Home,
+    model: ModelSettings,
+    seed: int,
+    *,
+    progress: Progress | None = None,
 ) -> Policy:
     """Return the serving policy. Without any policy, register the base model as version 0.
 
@@ -128,18 +140,17 @@ async def ensure_champion(
     if not await list_policies(store):
         from babylon.training.base_model import resolve_base
 
-        name, models = settings.model.base, settings.home.models
-        base = str(await asyncio.to_thread(resolve_base, name, models, settings.seed, progress))
+        base = str(await asyncio.to_thread(resolve_base, model.base, home.models, seed, progress))
         await ensure_base(
             store,
             uri=base,
-            base_model=settings.model.base or Path(base).name,
+            base_model=model.base or Path(base).name,
             digest=await asyncio.to_thread(checkpoint_digest, base),
         )
     policy, _ = await champion(store)
-    if settings.model.base and policy.base_model != settings.model.base:
+    if model.base and policy.base_model != model.base:
         raise ConfigError(
-            f"BASE_MODEL is {settings.model.base!r}, but the policies here descend from"
+            f"BASE_MODEL is {model.base!r}, but the policies here descend from"
             f" {policy.base_model!r}: use another BABYLON_HOME, or unset BASE_MODEL"
         )
     return policy

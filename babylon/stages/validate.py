@@ -14,7 +14,8 @@ import pyarrow as pa
 from babylon.core.artifacts import ArtifactWriter, Columns, iter_batches
 from babylon.core.errors import WindowNotReadyError
 from babylon.core.game_rows import GAME_SCHEMA, GameRow
-from babylon.core.settings import Settings
+from babylon.core.home import Home
+from babylon.core.settings import QualitySettings, Settings
 from babylon.core.trajectories import TRAJECTORY_SCHEMA, trajectory_row
 from babylon.core.types import Artifact, Collected, Validated
 from babylon.core.windows import Window, parse_window_id
@@ -32,7 +33,7 @@ async def validate_window(store: Store, settings: Settings, collected: Collected
     """
     window = parse_window_id(collected.claim.window_id, settings.windows.minutes)
     artifact, agents, rejections = await asyncio.to_thread(
-        check_artifact, collected.artifact, window, settings
+        check_artifact, collected.artifact, window, settings.home, settings.quality
     )
     await replace_rejections(store, collected.claim, rejections)
     rejected = count_reasons(rejections)
@@ -44,13 +45,13 @@ async def validate_window(store: Store, settings: Settings, collected: Collected
 
 
 def check_artifact(
-    raw: Artifact, window: Window, settings: Settings
+    raw: Artifact, window: Window, home: Home, quality: QualitySettings
 ) -> tuple[Artifact, set[str], list[Rejection]]:
     """Return the accepted rows as an artifact, their agents, and the rejections. Blocking."""
     agents: set[str] = set()
     rejections: list[Rejection] = []
     with ArtifactWriter(
-        settings.home.artifacts, TRAJECTORY_SCHEMA, stage="validated", window_id=window.key
+        home.artifacts, TRAJECTORY_SCHEMA, stage="validated", window_id=window.key
     ) as writer:
         for batch in iter_batches(raw, list(GAME_SCHEMA)):
             sound, accepted = [], []
@@ -58,7 +59,7 @@ def check_artifact(
                 collected = batch.to_pydict()
                 for values in zip(*collected.values(), strict=True):
                     row = GameRow(**dict(zip(collected, values, strict=True)))
-                    verdict = check_row(row, window, settings.quality)
+                    verdict = check_row(row, window, quality)
                     sound.append(isinstance(verdict, Accepted))
                     if isinstance(verdict, Rejection):
                         rejections.append(verdict)

@@ -11,7 +11,7 @@ from dataclasses import asdict, replace
 import msgspec
 
 from babylon.core.home import Home
-from babylon.core.settings import Settings
+from babylon.core.settings import EvaluationSettings, Settings
 from babylon.core.types import Trained, Verdict
 from babylon.evaluation.arena.held_out import held_out_check
 from babylon.evaluation.arena.match import Match, Progress, compare
@@ -51,18 +51,33 @@ async def validate_checkpoint(
             reason=reason,
         )
     else:
-        verdict = await _met(store, settings, trained, serving, route_version, progress)
+        verdict = await _met(
+            store,
+            trained,
+            serving,
+            route_version,
+            progress,
+            home=settings.home,
+            seed=settings.seed,
+            evaluation=settings.evaluation,
+            max_tokens=settings.training.max_tokens,
+        )
+    # Rejections are stored too: a run that resumes must not play the match again.
     await set_verdict(store, trained.claim, trained.policy_version, asdict(verdict))
     return verdict
 
 
 async def _met(
     store: Store,
-    settings: Settings,
     trained: Trained,
     serving: Policy,
     route_version: int,
     progress: Progress | None,
+    *,
+    home: Home,
+    seed: int,
+    evaluation: EvaluationSettings,
+    max_tokens: int,
 ) -> Verdict:
     """Play the match, check a winner against recorded play, and write the report."""
     if serving.policy_version == trained.policy_version:  # deployed before a crash
@@ -70,24 +85,24 @@ async def _met(
     worlds = await asyncio.to_thread(
         unseen_scenarios,
         "gate",
-        f"{settings.seed}:{trained.batch_id}",
-        settings.evaluation.scenarios,
-        PRESETS[settings.evaluation.rules],
+        f"{seed}:{trained.batch_id}",
+        evaluation.scenarios,
+        PRESETS[evaluation.rules],
     )
     match = await compare(
-        await asyncio.to_thread(checkpoint_player, serving.uri, settings.seed),
-        await asyncio.to_thread(checkpoint_player, trained.checkpoint_uri, settings.seed),
+        await asyncio.to_thread(checkpoint_player, serving.uri, seed),
+        await asyncio.to_thread(checkpoint_player, trained.checkpoint_uri, seed),
         worlds,
         progress,
     )
     verdict = _verdict(trained, route_version, match, await asyncio.to_thread(digest, worlds))
     if verdict.promote:
-        check = await held_out_check(store, trained, settings.training.max_tokens)
+        check = await held_out_check(store, trained, max_tokens)
         verdict = replace(verdict, off_policy=check)
         if check.veto:
             reason = f"vetoed by recorded play, {check}; in the arena, {verdict.reason}"
             verdict = replace(verdict, promote=False, reason=reason)
-    return await asyncio.to_thread(_reported, settings.home, verdict, match, worlds)
+    return await asyncio.to_thread(_reported, home, verdict, match, worlds)
 
 
 def _verdict(trained: Trained, route_version: int, match: Match, suite_digest: str) -> Verdict:

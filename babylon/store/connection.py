@@ -14,7 +14,8 @@ import msgspec
 from asyncpg.pool import PoolConnectionProxy
 
 from babylon.core.errors import DatabaseError, FencedError
-from babylon.core.settings import Settings
+from babylon.core.home import Home
+from babylon.core.settings import DatabaseSettings, Settings
 from babylon.core.types import Claim
 from babylon.core.windows import Clock
 from babylon.store.migrate import HEAD, check_not_newer, current_revision
@@ -77,7 +78,7 @@ async def open_store(settings: Settings, *, migrate: bool = False) -> AsyncItera
     Raises:
         DatabaseError: the database is down, refuses the connection, or is not migrated.
     """
-    async with _open_pool(settings) as (pool, arguments):
+    async with _open_pool(settings.database, settings.home) as (pool, arguments):
         async with pool.acquire() as connection:
             revision = await current_revision(connection)
         check_not_newer(revision)
@@ -93,9 +94,9 @@ async def open_store(settings: Settings, *, migrate: bool = False) -> AsyncItera
         yield Store(pool=pool, game_tables_ours=bool(ours), has_game_tables=present)
 
 
-async def database_status(settings: Settings) -> DatabaseStatus:
+async def database_status(database: DatabaseSettings, home: Home) -> DatabaseStatus:
     """Read the status of a database without changing it, migrated or not."""
-    async with _open_pool(settings) as (pool, arguments), pool.acquire() as connection:
+    async with _open_pool(database, home) as (pool, arguments), pool.acquire() as connection:
         revision = await current_revision(connection)
         ours, present = await _game_tables(connection, migrated=revision is not None)
         return DatabaseStatus(
@@ -152,8 +153,10 @@ def one_line(error: Exception) -> str:
 
 
 @asynccontextmanager
-async def _open_pool(settings: Settings) -> AsyncIterator[tuple[Pool, dict[str, Any]]]:
-    async with database_url(settings.database, settings.home) as url:
+async def _open_pool(
+    database: DatabaseSettings, home: Home
+) -> AsyncIterator[tuple[Pool, dict[str, Any]]]:
+    async with database_url(database, home) as url:
         arguments = connect_arguments(url)
         with _connecting(url):
             pool = await asyncpg.create_pool(

@@ -52,7 +52,7 @@ async def test_agents_are_served_by_vllm_and_every_call_is_recorded_exactly(
     )
     async with (
         asyncio.timeout(4 * PATIENCE_S),
-        serving(settings) as running,
+        serving(settings.serving, settings.home, settings.environment()) as running,
         AsyncOpenAI(
             base_url=running.url, api_key=str(local_key(settings.home.root)), max_retries=0
         ) as client,
@@ -120,6 +120,6 @@ async def test_without_a_vllm_nothing_is_started(settings: Settings, tmp_path: P
     for python, message in ((None, "needs VLLM_PYTHON"), ("/nowhere/python", "does not run")):
         unset = settings.replace(serving={"vllm_python": python})
         with pytest.raises(ConfigError, match=message):
-            async with serving(unset):
+            async with serving(unset.serving, unset.home, unset.environment()):
                 pass
     assert not settings.home.logs.exists()

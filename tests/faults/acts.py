@@ -7,7 +7,7 @@ from datetime import timedelta
 from babylon.cli.output import fail
 from babylon.core.errors import BabylonError
 from babylon.core.settings import load_settings
-from babylon.deployment.change import ChangeRequest
+from babylon.deployment.change import ChangeRequest, checks_under
 from babylon.deployment.experiments import run_experiment
 from babylon.deployment.replace import replace_champion
 from babylon.deployment.rollback import roll_back
@@ -82,9 +82,9 @@ def deploy(mode: str) -> int:
 
     async def act(store: Store) -> None:
         if mode == "replace":
-            await replace_champion(store, load_settings(), 2, order)
+            await replace_champion(store, checks_under(load_settings()), 2, order)
         elif mode == "ab":
-            await run_experiment(store, load_settings(), "ab", 2, 0.5, order)
+            await run_experiment(store, checks_under(load_settings()), "ab", 2, 0.5, order)
         else:
             await roll_back(store, order)
 

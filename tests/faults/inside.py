@@ -12,7 +12,7 @@ from typing import Any
 
 from babylon.cli import main
 from babylon.cli.flow_runs import prepare_prefect
-from babylon.core.settings import Settings, load_settings
+from babylon.core.settings import load_settings
 from babylon.core.types import Trained, Verdict
 from babylon.stages import validate_checkpoint as gate
 from babylon.store import Store, connection
@@ -66,11 +66,11 @@ async def _leave_no_page(*_: Any, **__: Any) -> None:
 
 async def _passed_unseen(
     store: Store,
-    settings: Settings,
     trained: Trained,
     serving: Policy,
     route_version: int,
     *_: object,
+    **__: object,
 ) -> Verdict:
     assert Path(trained.checkpoint_uri).is_dir(), f"no checkpoint at {trained.checkpoint_uri}"
     return Verdict(

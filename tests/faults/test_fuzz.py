@@ -38,7 +38,7 @@ def collected(directory, rows):
 
 async def test_every_mutated_row_is_accepted_or_has_a_reason(store, settings):
     raw = collected(settings.home.artifacts, mutated_rows(FUZZED))
-    accepted, _, rejections = check_artifact(raw, WINDOW, settings)
+    accepted, _, rejections = check_artifact(raw, WINDOW, settings.home, settings.quality)
     assert accepted.rows + len(rejections) == raw.rows == FUZZED
     kept = {name for frame in iter_artifact(accepted) for name in decoded(frame)}
     assert kept.isdisjoint(rejection.trajectory_id for rejection in rejections)
@@ -68,7 +68,7 @@ def decoded(frame):
 def test_rows_of_which_none_is_sound_leave_an_artifact_without_rows(settings):
     rows = (replace(older_row(), trajectory_id=f"t{n:03d}", steps_json="[]") for n in range(150))
     accepted, agents, rejections = check_artifact(
-        collected(settings.home.artifacts, rows), WINDOW, settings
+        collected(settings.home.artifacts, rows), WINDOW, settings.home, settings.quality
     )
     assert (accepted.rows, agents, len(rejections)) == (0, set(), 150)
     assert read_trajectories(accepted) == []
@@ -80,8 +80,10 @@ def test_the_same_seed_gives_the_same_rows_and_verdicts(settings):
     )
     assert first == again
     assert first.sha256 != other.sha256
-    assert check_artifact(first, WINDOW, settings) == check_artifact(again, WINDOW, settings)
-    assert read_trajectories(check_artifact(first, WINDOW, settings)[0])
+    assert check_artifact(first, WINDOW, settings.home, settings.quality) == check_artifact(
+        again, WINDOW, settings.home, settings.quality
+    )
+    assert read_trajectories(check_artifact(first, WINDOW, settings.home, settings.quality)[0])
 
 
 PENDING = {"actionType": "pending", "success": False}

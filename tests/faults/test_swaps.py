@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from babylon.core.settings import Settings
-from babylon.deployment.change import ChangeRequest
+from babylon.deployment.change import ChangeRequest, checks_under
 from babylon.deployment.replace import replace_champion
 from babylon.deployment.rollback import roll_back
 from babylon.store import Store
@@ -70,12 +70,12 @@ async def replaces(store: Store, settings: Settings) -> None:
     """To each policy in turn: every one has to be loaded, since only the one before stays warm."""
     for number in range(SWAPS):
         version = (number + 1) % POLICIES
-        await replace_champion(store, settings, version, SWAP)
+        await replace_champion(store, checks_under(settings), version, SWAP)
 
 
 async def rollbacks(store: Store, settings: Settings) -> None:
     """There, and back again to what is still warm."""
     for _ in range(SWAPS // 2):
-        await replace_champion(store, settings, 1, SWAP)
+        await replace_champion(store, checks_under(settings), 1, SWAP)
         await roll_back(store, BACK)
     assert (await current_route(store)).policy_version == 0

@@ -44,7 +44,7 @@ async def _left(store: Store, windows: list[Window]) -> list[Window]:
 
 
 async def _train(store: Store, settings: Settings, claim: Claim, window: Window) -> None:
-    scored, trained = await resume(store, settings, claim)
+    scored, trained = await resume(store, scoring_fingerprint(settings), claim)
     if scored is None:
         scored = await _score(store, settings, claim, window)
     if trained is None:

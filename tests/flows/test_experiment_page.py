@@ -19,7 +19,7 @@ async def test_a_look_leaves_the_experiments_page(store: Store, settings: Settin
     await fleet.begin()
     fleet.fleet(gain=200, agents=44)
     await fleet.write()
-    found = await review(store, settings)
+    found = await review(store, settings.windows, settings.experiment)
     assert found is not None
     await flow(leave_review)(msgspec.json.decode(msgspec.json.encode(asdict(found))))
     async with get_client() as client:

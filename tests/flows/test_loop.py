@@ -17,7 +17,7 @@ from babylon.core.settings import Settings, load_settings
 from babylon.core.trajectories import training_rows
 from babylon.core.types import WindowResult
 from babylon.core.windows import WindowState, window_at
-from babylon.deployment.change import ChangeRequest
+from babylon.deployment.change import ChangeRequest, checks_under
 from babylon.deployment.replace import replace_champion
 from babylon.flows.train_window import train_window
 from babylon.game.fleet.fleet_plan import FleetPlan
@@ -64,7 +64,7 @@ async def live(
     for name, value in variables.items():
         monkeypatch.setenv(name, value)
     live = load_settings()
-    async with serving(live):
+    async with serving(live.serving, live.home, live.environment()):
         yield live
 
 
@@ -86,7 +86,9 @@ async def test_an_hour_of_play_becomes_a_policy(live: Settings, store: Store, ba
     heard = AGENTS - len(silent)
     assert (result.metrics["trajectories"], result.metrics["calls"]) == (heard, heard * TICKS)
     await the_update_is_on_policy(result)
-    await replace_champion(store, live, 1, ChangeRequest(author="operator", reason="by hand"))
+    await replace_champion(
+        store, checks_under(live), 1, ChangeRequest(author="operator", reason="by hand")
+    )
     await the_new_policy_serves(live, store)
     await no_ground_truth_is_in_a_training_token(store, result, base)
     await every_trajectory_is_consumed_and_a_second_run_changes_nothing(store, result, heard)

@@ -133,7 +133,7 @@ async def test_equal_scores_wait(played: Settings, store: Store, workshop: Works
     assert (skipped.status, skipped.reason) == (WindowState.SKIPPED, "all scores are equal")
     workshop.training_error = None
     assert await backfill(hours=HOURS) == []
-    (report,) = await window_reports(store, played)
+    (report,) = await window_reports(store, played.windows, played.quality)
     assert report.missing == (
         "all scores are equal; nothing was played since (train --window tries it again)",
     )
@@ -319,7 +319,7 @@ async def test_recipes_take_late_rows(played: Settings, store: Store, workshop: 
     rows = [{**real_rows("trajectories")[n], "id": f"late{n}"} for n in range(3)]
     await insert(store, "trajectories", [{**r, "trajectoryId": r["id"]} for r in rows])
     assert await backfill(hours=HOURS) == []
-    (report,) = await window_reports(store, played)
+    (report,) = await window_reports(store, played.windows, played.quality)
     assert (report.state, report.late, report.trained) == (WindowState.DEPLOYED, 3, 5)
 
     recipe = {"windows": {"recipe": "again", "lookback_hours": HOURS}}

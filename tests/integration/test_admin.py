@@ -14,6 +14,7 @@ import pytest
 from babylon.core.api_keys import local_key
 from babylon.core.settings import Settings
 from babylon.deployment.admin.app import admin_app
+from babylon.deployment.change import checks_under
 from babylon.store import Store
 from babylon.store.api_keys import create_key, revoke_key
 from babylon.store.gateways import GatewayRow, announce_gateway, live_gateways
@@ -54,7 +55,7 @@ async def admin(store: Store, settings: Settings) -> AsyncIterator[Client]:
     with socket.socket() as listener:
         listener.bind(("127.0.0.1", 0))
         async with (
-            on_uvicorn(admin_app(store, settings), listener),
+            on_uvicorn(admin_app(store, settings.home, checks_under(settings)), listener),
             aiohttp.ClientSession() as http,
         ):
             url = f"http://127.0.0.1:{listener.getsockname()[1]}"

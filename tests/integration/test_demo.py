@@ -18,7 +18,8 @@ async def test_a_demo_opens_its_embedded_database_and_so_does_its_gateway(
 ) -> None:
     monkeypatch.setenv(exported, NOWHERE)
     monkeypatch.setenv("BABYLON_HOME", str(tmp_path))
-    overrides = demo_overrides(load_settings(), datetime.now(UTC))
+    outer = load_settings()
+    overrides = demo_overrides(outer.home, outer.seed, datetime.now(UTC))
     settings = load_settings(**overrides)
     assert settings.home.root.parent == tmp_path / "demo"
     async with open_store(settings) as store:

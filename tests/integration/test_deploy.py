@@ -8,7 +8,7 @@ from babylon.core.errors import FencedError, ModelError, RouteConflictError, Ser
 from babylon.core.settings import Settings
 from babylon.core.types import Claim, Trained
 from babylon.core.windows import parse_window_id
-from babylon.deployment.change import ChangeRequest
+from babylon.deployment.change import ChangeRequest, checks_under
 from babylon.deployment.replace import replace_champion
 from babylon.stages.deploy import deploy_checkpoint
 from babylon.stages.validate_checkpoint import validate_checkpoint
@@ -44,8 +44,10 @@ async def test_a_fenced_worker_deploys_none(store: Store, settings: Settings, cl
     assert await serving(store) == 0
 
 
-async def test_old_verdicts_are_void(store: Store, settings: Settings, claim: Claim) -> None:
-    await replace_champion(store, settings, 1, BY_HAND)
+async def test_a_verdict_about_an_earlier_champion_is_void(
+    store: Store, settings: Settings, claim: Claim
+) -> None:
+    await replace_champion(store, checks_under(settings), 1, BY_HAND)
     with pytest.raises(RouteConflictError):
         await deploy_checkpoint(store, settings, verdict(claim, route_version=1))
     assert await serving(store) == 1
@@ -84,7 +86,7 @@ async def test_replaced_policies_stay_away(store: Store, settings: Settings, cla
     later = await claim_window(store, parse_window_id(LATER), owner="worker", lease_s=0.0)
     child = await commit(store, later, parent_version=2, name="child")
     await replace_champion(
-        store, settings, child, ChangeRequest(author="worker", reason="better still")
+        store, checks_under(settings), child, ChangeRequest(author="worker", reason="better still")
     )
     again = await validate_checkpoint(store, settings, trained)
     assert again == replace(verdict(claim), claim=trained.claim)
@@ -120,7 +122,7 @@ async def test_rolled_back_policies_stay(store: Store, settings: Settings, claim
     trained = await validated_before(store, claim)
     await deploy_checkpoint(store, settings, verdict(claim))
     await replace_champion(
-        store, settings, 0, ChangeRequest(author="operator", reason="it lost money")
+        store, checks_under(settings), 0, ChangeRequest(author="operator", reason="it lost money")
     )
     again = await validate_checkpoint(store, settings, trained)
     assert not again.promote
@@ -141,6 +143,6 @@ async def test_a_policy_that_no_gateway_served_is_validated_again(
 
 async def test_a_new_champion_has_to_be_met(store: Store, settings: Settings, claim: Claim) -> None:
     trained = await validated_before(store, claim)
-    await replace_champion(store, settings, 1, BY_HAND)
+    await replace_champion(store, checks_under(settings), 1, BY_HAND)
     with pytest.raises(ModelError, match="no policy loads from /nowhere/v1"):
         await validate_checkpoint(store, settings, trained)

@@ -7,10 +7,10 @@ from typing import Any
 import pytest
 
 from babylon.core.errors import ConfigError, ExperimentError
-from babylon.core.settings import Settings
+from babylon.core.settings import ExperimentSettings, Settings, WindowSettings
 from babylon.core.types import Claim
 from babylon.deployment import decide_experiment
-from babylon.deployment.change import ChangeRequest
+from babylon.deployment.change import ChangeRequest, checks_under
 from babylon.deployment.experiments import Experiment, run_experiment
 from babylon.deployment.replace import replace_champion
 from babylon.deployment.rollback import roll_back
@@ -34,25 +34,29 @@ pytestmark = pytest.mark.usefixtures("claim")
 
 async def begin(store: Store, settings: Settings, mode: Experiment = "ab") -> None:
     """Policy 1 becomes the challenger of policy 0."""
-    await run_experiment(store, settings, mode, 1, None, BY_HAND)
+    await run_experiment(store, checks_under(settings), mode, 1, None, BY_HAND)
 
 
-async def test_a_changed_share_keeps_the_same_salt(store: Store, settings: Settings) -> None:
-    made = [await run_experiment(store, settings, "canary", 1, None, BY_HAND)]
+async def test_an_experiment_keeps_its_salt_while_its_share_changes(
+    store: Store, settings: Settings
+) -> None:
+    made = [await run_experiment(store, checks_under(settings), "canary", 1, None, BY_HAND)]
     for share in (0.25, 0.1):
-        made.append(await run_experiment(store, settings, "canary", None, share, BY_HAND))
+        made.append(
+            await run_experiment(store, checks_under(settings), "canary", None, share, BY_HAND)
+        )
     assert [(one.challenger_version, one.share) for one in made] == [(1, 0.05), (1, 0.25), (1, 0.1)]
     assert len({one.salt for one in made}) == 1
     await roll_back(store, BY_HAND)
-    again = await run_experiment(store, settings, "canary", 1, 0.5, BY_HAND)
+    again = await run_experiment(store, checks_under(settings), "canary", 1, 0.5, BY_HAND)
     assert again.salt not in (None, made[0].salt)
     assert await serving(store) == 0
 
 
 async def test_a_challenger_may_be_policy_0(store: Store, settings: Settings) -> None:
-    await replace_champion(store, settings, 1, BY_HAND)
-    await run_experiment(store, settings, "ab", 0, 0.5, BY_HAND)
-    made = await run_experiment(store, settings, "ab", 0, 0.6, BY_HAND)
+    await replace_champion(store, checks_under(settings), 1, BY_HAND)
+    await run_experiment(store, checks_under(settings), "ab", 0, 0.5, BY_HAND)
+    made = await run_experiment(store, checks_under(settings), "ab", 0, 0.6, BY_HAND)
     assert (made.policy_version, made.challenger_version, made.share) == (1, 0, 0.6)
 
 
@@ -74,7 +78,7 @@ async def test_only_the_share_of_a_running_experiment_changes(
 ) -> None:
     await begin(store, settings)
     with pytest.raises(ExperimentError, match=message):
-        await run_experiment(store, settings, mode, version, share, BY_HAND)
+        await run_experiment(store, checks_under(settings), mode, version, share, BY_HAND)
     assert len(await list_routes(store)) == 2
 
 
@@ -82,9 +86,9 @@ async def test_only_the_share_of_a_running_experiment_changes(
 async def test_an_experiment_that_is_so_already_is_only_waited_for(
     store: Store, settings: Settings, asked: tuple[int | None, float | None]
 ) -> None:
-    made = await run_experiment(store, settings, "ab", 1, 0.3, BY_HAND)
+    made = await run_experiment(store, checks_under(settings), "ab", 1, 0.3, BY_HAND)
     async with announced(store):
-        again = await run_experiment(store, settings, "ab", *asked, BY_HAND)
+        again = await run_experiment(store, checks_under(settings), "ab", *asked, BY_HAND)
     assert again.acknowledged_by == ("g1",)
     assert (again.salt, again.share, again.route_version) == (made.salt, 0.3, 2)
 
@@ -96,21 +100,21 @@ async def test_an_experiment_needs_a_challenger(
     store: Store, settings: Settings, version: int | None, message: str
 ) -> None:
     with pytest.raises(ExperimentError, match=message):
-        await run_experiment(store, settings, "canary", version, None, BY_HAND)
+        await run_experiment(store, checks_under(settings), "canary", version, None, BY_HAND)
 
 
 @pytest.mark.parametrize("share", [0.0, 1.0, -0.1, 5.0, float("nan")])
 async def test_a_share_is_between_0_and_1(store: Store, settings: Settings, share: float) -> None:
     with pytest.raises(ConfigError, match="give a fraction of the agents between 0 and 1"):
-        await run_experiment(store, settings, "ab", 1, share, BY_HAND)
+        await run_experiment(store, checks_under(settings), "ab", 1, share, BY_HAND)
 
 
 async def test_only_the_challenger_may_replace_and_end_it(store: Store, settings: Settings) -> None:
     await begin(store, settings)
     for version in (0, 2):
         with pytest.raises(ExperimentError, match=r"rollback` ends that, or .*deploy replace 1"):
-            await replace_champion(store, settings, version, BY_HAND)
-    won = await replace_champion(store, settings, 1, BY_HAND)
+            await replace_champion(store, checks_under(settings), version, BY_HAND)
+    won = await replace_champion(store, checks_under(settings), 1, BY_HAND)
     assert (won.policy_version, won.challenger_version, won.mode) == (1, None, "replace")
     assert (await roll_back(store, BY_HAND)).policy_version == 0
 
@@ -145,8 +149,10 @@ def deciding(monkeypatch: pytest.MonkeyPatch) -> Deciding:
     """Have the analysis come to a decision, and to other things, whatever there is to look at."""
 
     def decide(decision: Decision, **figures: Any) -> None:
-        async def decided(store: Store, settings: Settings) -> Review:
-            found = await review(store, settings)
+        async def decided(
+            store: Store, windows: WindowSettings, rules: ExperimentSettings
+        ) -> Review:
+            found = await review(store, windows, rules)
             assert found is not None
             return replace(found, decision=decision, reason="by the numbers", **figures)
 

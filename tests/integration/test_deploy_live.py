@@ -13,7 +13,7 @@ from openai import AsyncOpenAI
 from babylon.core.api_keys import local_key
 from babylon.core.errors import CheckpointRefusedError, ServingError
 from babylon.core.settings import Settings
-from babylon.deployment.change import ChangeRequest
+from babylon.deployment.change import ChangeRequest, checks_under
 from babylon.deployment.experiments import run_experiment
 from babylon.deployment.replace import replace_champion
 from babylon.deployment.rollback import roll_back
@@ -112,7 +112,7 @@ async def fleet(store: Store, settings: Settings, checkpoints: list[Path]) -> As
 
 async def test_replace_and_roll_back_live(fleet: Fleet, store: Store, settings: Settings) -> None:
     async with fleet.playing():
-        made = await replace_champion(store, settings, 1, BY_HAND)
+        made = await replace_champion(store, checks_under(settings), 1, BY_HAND)
         assert made.checks is not None and made.checks["passed"], made.checks
         assert set(made.acknowledged_by) == {"test", "second"}
         assert made.prepare_s > 0 and made.check_s > 0 and made.unfinished == 0
@@ -135,7 +135,7 @@ async def test_a_wrecked_policy_is_refused(fleet: Fleet, store: Store, settings:
         with pytest.raises(
             CheckpointRefusedError, match=r"policy 3 is refused: kl: .*policy 0 keeps serving"
         ):
-            await replace_champion(store, settings, 3, BY_HAND)
+            await replace_champion(store, checks_under(settings), 3, BY_HAND)
     assert len(await list_routes(store)) == 1
     assert {version for _, version, _ in fleet.answers} == {0}
 
@@ -147,16 +147,16 @@ async def test_a_checkpoint_that_does_not_load_is_refused_by_the_gateways(
         "UPDATE babylon.policies SET uri = $1 WHERE policy_version = 1", str(tmp_path)
     )
     with pytest.raises(ServingError, match=r"cannot hold policy 1: .*no policy loads"):
-        await replace_champion(store, settings, 1, BY_HAND)
+        await replace_champion(store, checks_under(settings), 1, BY_HAND)
     assert len(await list_routes(store)) == 1
     assert {version for _, version, _ in await fleet.round()} == {0}
 
 
 async def test_a_canary_keeps_its_agents(fleet: Fleet, store: Store, settings: Settings) -> None:
     async with fleet.playing():
-        await run_experiment(store, settings, "canary", 1, 0.3, BY_HAND)
+        await run_experiment(store, checks_under(settings), "canary", 1, 0.3, BY_HAND)
         first = await fleet.round(24)
-        await run_experiment(store, settings, "canary", None, 0.7, BY_HAND)
+        await run_experiment(store, checks_under(settings), "canary", None, 0.7, BY_HAND)
         second = await fleet.round(24)
     assert {(version, arm) for _, version, arm in first} == {(0, "champion"), (1, "challenger")}
     assert len({agent for agent, _, _ in first}) == len(first)  # either gateway says the same
@@ -171,7 +171,7 @@ async def test_a_canary_keeps_its_agents(fleet: Fleet, store: Store, settings: S
 
 async def test_challengers_load_only_once(fleet: Fleet, store: Store, settings: Settings) -> None:
     await fleet.round()
-    await run_experiment(store, settings, "ab", 2, 0.5, BY_HAND)
-    won = await replace_champion(store, settings, 2, BY_HAND)
+    await run_experiment(store, checks_under(settings), "ab", 2, 0.5, BY_HAND)
+    won = await replace_champion(store, checks_under(settings), 2, BY_HAND)
     assert (won.prepare_s, won.checks) == (0.0, None)
     assert {(version, arm) for _, version, arm in await fleet.round()} == {(2, "champion")}

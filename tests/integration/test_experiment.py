@@ -30,7 +30,8 @@ def at_once(settings: Settings) -> Settings:
 
 
 async def look(store: Store, settings: Settings, experiment: str | None = None) -> Review:
-    found = await review(store, at_once(settings), experiment)
+    rules = at_once(settings).experiment
+    found = await review(store, settings.windows, rules, experiment)
     assert found is not None
     return found
 
@@ -327,7 +328,7 @@ async def test_a_judged_score_is_told_and_decides_nothing(store: Store, settings
 
 async def test_a_new_salt_is_a_new_experiment(store: Store, settings: Settings) -> None:
     fleet = await world(store)
-    assert await review(store, settings) is None
+    assert await review(store, settings.windows, settings.experiment) is None
     await fleet.begin(0.1, mode="canary")
     await fleet.begin(0.1, mode="canary")
     await fleet.begin(0.2, mode="canary")

@@ -229,7 +229,10 @@ async def test_a_window_that_is_put_off_waits_and_is_taken_up_again(store, setti
                 await score_window(store, poor, await thinned_window(store, poor, owned))
         row = await get_window(store, WINDOW.id)
         assert row.state == WindowState.SKIPPED and "budget" in row.reason
-        assert [w.id for w in await pending_windows(store, settings, clock=CLOCK)] == [WINDOW.id]
+        assert [
+            w.id
+            for w in await pending_windows(store, settings.windows, settings.quality, clock=CLOCK)
+        ] == [WINDOW.id]
         async with claimed(store, asked.windows, WINDOW) as owned:
             await score_window(store, asked, await thinned_window(store, asked, owned))
         assert judge.requests

@@ -148,11 +148,11 @@ async def test_unmigrated_databases_name_a_remedy(blank_database_url: str, tmp_p
     with pytest.raises(DatabaseError, match=r"at version none, not \d+: run `babylon db migrate`"):
         async with open_store(settings):
             pass
-    status = await database_status(settings)
+    status = await database_status(settings.database, settings.home)
     assert (status.revision, status.head, status.game_tables_ours) == (None, HEAD, None)
     async with open_store(settings, migrate=True):
         pass
-    status = await database_status(settings)
+    status = await database_status(settings.database, settings.home)
     assert (status.revision, status.game_tables_ours, status.has_game_tables) == (HEAD, True, True)
 
 

@@ -39,14 +39,14 @@ async def end_leases(store):
 
 
 async def pending(store, settings):
-    found = await pending_windows(store, settings, clock=CLOCK)
+    found = await pending_windows(store, settings.windows, settings.quality, clock=CLOCK)
     return [window.id for window in found]
 
 
 async def test_the_schedule_takes_the_oldest_and_a_default_the_newest(store, settings):
     await play_three_hours(store)
     assert await pending(store, settings) == [EIGHT, NINE, TEN]
-    assert (await window_to_train(store, settings, clock=CLOCK)).id == TEN
+    assert (await window_to_train(store, settings.windows, settings.quality, clock=CLOCK)).id == TEN
 
 
 async def test_half_finished_windows_go_first_unless_they_are_held(store, settings):
@@ -54,10 +54,12 @@ async def test_half_finished_windows_go_first_unless_they_are_held(store, settin
     await half_finish(store, NINE)
     await half_finish(store, EIGHT)
     assert await pending(store, settings) == [TEN]
-    assert (await window_to_train(store, settings, clock=CLOCK)).id == TEN
+    assert (await window_to_train(store, settings.windows, settings.quality, clock=CLOCK)).id == TEN
     await end_leases(store)
     assert await pending(store, settings) == [EIGHT, NINE, TEN]
-    assert (await window_to_train(store, settings, clock=CLOCK)).id == EIGHT
+    assert (
+        await window_to_train(store, settings.windows, settings.quality, clock=CLOCK)
+    ).id == EIGHT
 
 
 async def test_a_half_finished_window_of_another_length_is_left_alone(store, settings):
@@ -67,17 +69,24 @@ async def test_a_half_finished_window_of_another_length_is_left_alone(store, set
 
 
 async def test_with_nothing_to_do_the_last_window_to_close_says_why(store, settings):
-    assert (await window_to_train(store, settings, clock=CLOCK)).id == "2025-11-14T11:00"
+    assert (
+        await window_to_train(store, settings.windows, settings.quality, clock=CLOCK)
+    ).id == "2025-11-14T11:00"
 
 
 async def test_a_window_waits_until_its_last_rows_had_time_to_arrive(store, settings):
     await insert_real_window(store)
     closed = datetime(2025, 11, 14, 10, tzinfo=UTC)
     early = Clock(now=closed + timedelta(seconds=settings.windows.grace_s - 1))
-    assert await pending_windows(store, settings, clock=early) == []
-    assert (await window_to_train(store, settings, clock=early)).id == EIGHT
+    assert await pending_windows(store, settings.windows, settings.quality, clock=early) == []
+    assert (
+        await window_to_train(store, settings.windows, settings.quality, clock=early)
+    ).id == EIGHT
     settled = Clock(now=closed + timedelta(seconds=settings.windows.grace_s))
-    assert [w.id for w in await pending_windows(store, settings, clock=settled)] == [NINE]
+    assert [
+        w.id
+        for w in await pending_windows(store, settings.windows, settings.quality, clock=settled)
+    ] == [NINE]
 
 
 async def test_a_half_finished_window_is_finished_however_old_it_is(store, settings):
@@ -91,7 +100,13 @@ async def test_dates_and_ids_bound_what_is_looked_at(store, settings):
 
     async def between(first, last, **options):
         found = await pending_windows(
-            store, settings, first=first, last=last, clock=CLOCK, **options
+            store,
+            settings.windows,
+            settings.quality,
+            first=first,
+            last=last,
+            clock=CLOCK,
+            **options,
         )
         return [window.id for window in found]
 
@@ -102,8 +117,12 @@ async def test_dates_and_ids_bound_what_is_looked_at(store, settings):
     assert await between("2025-11-15", None) == await between(None, "2025-11-13") == []
     assert await between(None, NINE, hours=3) == [NINE]
     old = CLOCK.now + timedelta(days=365)
-    assert await pending_windows(store, settings, clock=Clock(now=old)) == []
-    (oldest, *_) = await pending_windows(store, settings, first=EIGHT, clock=Clock(now=old))
+    assert (
+        await pending_windows(store, settings.windows, settings.quality, clock=Clock(now=old)) == []
+    )
+    (oldest, *_) = await pending_windows(
+        store, settings.windows, settings.quality, first=EIGHT, clock=Clock(now=old)
+    )
     assert oldest.id == EIGHT  # whoever names a beginning needs no lookback
 
 
@@ -119,7 +138,9 @@ async def test_a_failing_window_rests_longer_each_time_then_for_good(store, sett
         before, after = (row.retry_at + timedelta(seconds=s) for s in (-1, 1))
         hours = 24 * 365 * 100
         waits = [
-            await pending_windows(store, settings, hours=hours, clock=Clock(now=now))
+            await pending_windows(
+                store, settings.windows, settings.quality, hours=hours, clock=Clock(now=now)
+            )
             for now in (before, after)
         ]
         assert waits == [[], [window] if attempt < 10 else []]
@@ -137,14 +158,16 @@ async def test_a_recipe_takes_a_done_window_once_if_rows_were_untrained(store, s
     await insert_real_window(store)
     again = settings.replace(windows={"recipe": "again"})
     assert await pending(store, again) == []  # it is not done
-    assert (await window_to_train(store, again, clock=CLOCK)).key == "2025-11-14T11:00+again"
+    assert (
+        await window_to_train(store, again.windows, again.quality, clock=CLOCK)
+    ).key == "2025-11-14T11:00+again"
     claim = await claim_window(store, parse_window_id(NINE), owner="run", lease_s=60)
     ids = [r[0] for r in await store.pool.fetch('SELECT "trajectoryId" FROM trajectories')]
     await store_collected(store, claim, ids)
     await set_state(store, claim, WindowState.TRAINED)
     assert await pending(store, again) == []
     await set_state(store, claim, WindowState.REJECTED)
-    (window,) = await pending_windows(store, again, clock=CLOCK)
+    (window,) = await pending_windows(store, again.windows, again.quality, clock=CLOCK)
     assert window == Window(parse_window_id(NINE).start, recipe="again")
     assert await pending(store, settings) == []
 

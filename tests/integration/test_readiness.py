@@ -25,7 +25,9 @@ async def reports(store, settings, **options):
     if hours := options.pop("lookback_hours", None):
         options["since"] = now - timedelta(hours=hours)
     settings = settings.replace(windows={"min_agents": options.pop("min_agents", 3)})
-    found = await window_reports(store, settings, clock=Clock(now=now), **options)
+    found = await window_reports(
+        store, settings.windows, settings.quality, clock=Clock(now=now), **options
+    )
     return {report.window_id: report for report in found}
 
 
@@ -123,7 +125,7 @@ async def test_a_database_without_the_game_is_said_to_be_one(store, settings):
     await store.pool.execute("DROP TABLE market_outcomes")
     async with open_store(settings) as bare:
         with pytest.raises(DatabaseError, match=r"no game tables .* point DATABASE_URL"):
-            await window_reports(bare, settings)
+            await window_reports(bare, settings.windows, settings.quality)
 
 
 async def test_a_closing_window_says_until_when(store, settings):

@@ -3,6 +3,7 @@
 import json
 from dataclasses import asdict, replace
 from datetime import UTC, datetime
+from functools import partial
 from pathlib import Path
 
 import polars as pl
@@ -28,7 +29,7 @@ from babylon.game.market.market import Market
 from babylon.game.market.scenario import HOUR, STARTER, Rules, make_scenario
 from babylon.game.market.scripted import SCRIPTED_AGENTS
 from babylon.stages.deploy import deploy_checkpoint
-from babylon.store import Store
+from babylon.store import Store, open_store
 from babylon.store.policies import commit_policy, ensure_base, set_verdict
 from tests.integration.game import WINDOW, insert_real_window
 from tests.tiny_policy import tiny_model, tiny_tokenizer
@@ -139,7 +140,9 @@ async def test_what_was_not_recorded_or_was_changed_is_named(
     assert not found.scenarios
     assert reason in found.skipped[0].reason
     with pytest.raises(ReplayError, match="nothing of 2025-11 can be replayed: trajectory"):
-        await replay_report(settings, "2025-11", "agent-0", "recorded")
+        await replay_report(
+            partial(open_store, settings), settings.seed, "2025-11", "agent-0", "recorded"
+        )
 
 
 @pytest.mark.parametrize("shared", [False, True], ids=["alone", "shared"])
@@ -229,8 +232,8 @@ def heuristic(settings: Settings) -> Settings:
 async def built(store: Store, settings: Settings) -> dict[str, Path]:
     await trained(store, settings)
     (scored,) = await windows_of(store)
-    first = await build_tables(store, settings, scored)
-    assert await build_tables(store, settings, scored) == first  # the same bytes
+    first = await build_tables(store, settings.home, scored)
+    assert await build_tables(store, settings.home, scored) == first  # the same bytes
     return {path.parts[-3]: path for path in settings.home.datasets.rglob("*.parquet")}
 
 
@@ -285,19 +288,29 @@ async def test_only_one_scenarios_column_has_the_truth(store: Store, heuristic: 
 
 async def test_a_report_compares_and_lists_what_is_left(store: Store, settings: Settings) -> None:
     await run_fleet(store, settings, plan(), "scripted")
-    report = await replay_report(settings, "2025-11", "agent-0", "scripted:oracle")
+    report = await replay_report(
+        partial(open_store, settings), settings.seed, "2025-11", "agent-0", "scripted:oracle"
+    )
     assert report.mean_replayed > report.mean_recorded
     summary = report.summary()
     assert summary["mean_replayed_pnl"] == report.mean_replayed
     assert summary["scenarios"][0]["difference"] == report.results[0].difference
     with pytest.raises(ReplayError, match="recorded agents: agent-0,"):
-        await replay_report(settings, "2025-11", "nobody", "recorded")
+        await replay_report(
+            partial(open_store, settings), settings.seed, "2025-11", "nobody", "recorded"
+        )
     with pytest.raises(ArenaError, match="no scripted agent is called 'hero'"):
-        await replay_report(settings, "2025-11", "agent-0", "scripted:hero")
+        await replay_report(
+            partial(open_store, settings), settings.seed, "2025-11", "agent-0", "scripted:hero"
+        )
     with pytest.raises(ArenaError, match="'neither' is not a player"):
-        await replay_report(settings, "2025-11", "agent-0", "neither")
+        await replay_report(
+            partial(open_store, settings), settings.seed, "2025-11", "agent-0", "neither"
+        )
     with pytest.raises(ReplayError, match="no trajectory was recorded in 2024-01"):
-        await replay_report(settings, "2024-01", "agent-0", "recorded")
+        await replay_report(
+            partial(open_store, settings), settings.seed, "2024-01", "agent-0", "recorded"
+        )
 
 
 async def test_policies_play_by_version(store: Store, settings: Settings, tmp_path: Path) -> None:
@@ -308,10 +321,14 @@ async def test_policies_play_by_version(store: Store, settings: Settings, tmp_pa
     tiny_tokenizer().save_pretrained(path)
     await ensure_base(store, uri=str(path), base_model="tiny")
     for policy in (str(path), "0"):
-        (result,) = (await replay_report(settings, WINDOW.id, "agent-0", policy)).results
+        (result,) = (
+            await replay_report(
+                partial(open_store, settings), settings.seed, WINDOW.id, "agent-0", policy
+            )
+        ).results
         assert (result.malformed, result.replayed_pnl) == (1.0, 0.0)
     with pytest.raises(ModelError, match="there is no policy version 7"):
-        await replay_report(settings, WINDOW.id, "agent-0", "7")
+        await replay_report(partial(open_store, settings), settings.seed, WINDOW.id, "agent-0", "7")
 
 
 async def test_performance_tells_play_and_gate(store: Store, heuristic: Settings) -> None:
@@ -413,7 +430,9 @@ async def test_a_file_that_is_no_dataset_s_is_named(tmp_path: Path) -> None:
 
 async def test_a_live_window_is_played_as_far_as_recorded(store: Store, settings: Settings) -> None:
     await insert_real_window(store)
-    report = await replay_report(settings, WINDOW.id, "test-agent-4", "scripted:hold")
+    report = await replay_report(
+        partial(open_store, settings), settings.seed, WINDOW.id, "test-agent-4", "scripted:hold"
+    )
     (result,) = report.results
     assert (result.prices, result.replayed_pnl) == ("seen", 0.0)
     assert any("only its first and last price are recorded" in line for line in report.missing)

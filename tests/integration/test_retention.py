@@ -11,7 +11,7 @@ from babylon.core.errors import ModelError
 from babylon.core.settings import Settings
 from babylon.core.types import Claim
 from babylon.core.windows import Window, WindowState
-from babylon.deployment.change import ChangeRequest
+from babylon.deployment.change import ChangeRequest, checks_under
 from babylon.deployment.replace import replace_champion
 from babylon.deployment.rollback import roll_back
 from babylon.stages import retention
@@ -82,7 +82,9 @@ async def removed(store: Store) -> list[int]:
 async def test_unused_checkpoints_are_removed_and_marked(store: Store, lean: Settings) -> None:
     for hour in range(4):
         await train(store, lean, hour, parent=hour)
-        await replace_champion(store, lean, hour + 1, ChangeRequest(author="test", reason="better"))
+        await replace_champion(
+            store, checks_under(lean), hour + 1, ChangeRequest(author="test", reason="better")
+        )
     assert await retire_checkpoints(store, lean) == (1, 2)
     assert there(lean) == ["2025-11-14T0200-e1", "2025-11-14T0300-e1"]
     assert await removed(store) == [1, 2]
@@ -93,13 +95,18 @@ async def test_unused_checkpoints_are_removed_and_marked(store: Store, lean: Set
 async def test_a_removed_policy_can_never_be_routed_again(store: Store, lean: Settings) -> None:
     for hour in range(4):
         await train(store, lean, hour, parent=hour)
-        await replace_champion(store, lean, hour + 1, ChangeRequest(author="test", reason="better"))
+        await replace_champion(
+            store, checks_under(lean), hour + 1, ChangeRequest(author="test", reason="better")
+        )
     await retire_checkpoints(store, lean)
     await roll_back(store, ChangeRequest(author="t", reason="back"))
     for version in (1, (await previous_champion(store)).policy_version):
         with pytest.raises(ModelError, match=f"policy {version} was removed .*babylon model list"):
             await replace_champion(
-                store, lean, version, ChangeRequest(author="test", reason="back again")
+                store,
+                checks_under(lean),
+                version,
+                ChangeRequest(author="test", reason="back again"),
             )
     assert (await get_policy(store, 3)).removed_at is None
 
@@ -114,11 +121,15 @@ async def test_a_trained_window_keeps_its_policy_and_parent(store: Store, lean: 
 
 async def test_a_training_keeps_the_champion_it_began_with(store: Store, lean: Settings) -> None:
     await train(store, lean, 0, parent=0)
-    await replace_champion(store, lean, 1, ChangeRequest(author="test", reason="better"))
+    await replace_champion(
+        store, checks_under(lean), 1, ChangeRequest(author="test", reason="better")
+    )
     await claim_window(store, window(9), owner="trainer", lease_s=60)
     for hour in (1, 2, 3):
         await train(store, lean, hour, parent=hour)
-        await replace_champion(store, lean, hour + 1, ChangeRequest(author="test", reason="better"))
+        await replace_champion(
+            store, checks_under(lean), hour + 1, ChangeRequest(author="test", reason="better")
+        )
     assert await retire_checkpoints(store, lean) == ()
     await store.pool.execute("UPDATE babylon.windows SET lease_until = now() - interval '1 s'")
     assert await retire_checkpoints(store, lean) == (1, 2)
@@ -339,7 +350,9 @@ async def test_promotion_and_removal_take_turns(store: Store, lean: Settings) ->
         await train(store, lean, hour, parent=hour)
     results = await asyncio.gather(
         retire_checkpoints(store, lean),
-        replace_champion(store, lean, 1, ChangeRequest(author="test", reason="by hand")),
+        replace_champion(
+            store, checks_under(lean), 1, ChangeRequest(author="test", reason="by hand")
+        ),
         return_exceptions=True,
     )
     if isinstance(results[1], BaseException):

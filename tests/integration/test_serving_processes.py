@@ -68,7 +68,7 @@ async def test_a_killed_process_restarts(settings: Settings, store: Store, tmp_p
 
     async with (
         asyncio.timeout(120),
-        serving(settings) as running,
+        serving(settings.serving, settings.home, settings.environment()) as running,
         AsyncOpenAI(
             base_url=running.url, api_key=str(local_key(settings.home.root)), max_retries=0
         ) as client,
@@ -110,7 +110,7 @@ async def test_busy_port_is_named_before_anything_starts(settings: Settings) -> 
         with pytest.raises(
             ServingError, match=f"port {settings.serving.engine_port} .* ENGINE_PORT"
         ):
-            async with serving(settings):
+            async with serving(settings.serving, settings.home, settings.environment()):
                 pass
     assert not settings.home.logs.exists()
 
@@ -118,7 +118,7 @@ async def test_busy_port_is_named_before_anything_starts(settings: Settings) -> 
 async def test_a_failed_process_is_an_error_with_its_log(settings: Settings, store: Store) -> None:
     await store.pool.execute("UPDATE babylon.alembic_version SET version_num = '0000'")
     with pytest.raises(ServingError, match=r"gateway ended with code 1: .*gateway\.log"):
-        async with serving(settings):
+        async with serving(settings.serving, settings.home, settings.environment()):
             pass
     assert not engines()
 

@@ -2,6 +2,7 @@ import json
 from collections import Counter
 from dataclasses import replace
 from datetime import UTC, datetime, timedelta
+from typing import Any
 
 import pytest
 
@@ -12,8 +13,8 @@ from babylon.core.windows import WindowState, window_at
 from babylon.game.fleet.answers import Reply, Turn, scripted_answers
 from babylon.game.fleet.fleet_plan import FleetPlan, deal, plan_rounds
 from babylon.game.fleet.fleet_records import ticker_of
-from babylon.game.fleet.play_fleet import play_fleet
-from babylon.game.fleet.spawn import run_fleet, spawn_agents
+from babylon.game.fleet.play_fleet import FleetResult, play_fleet
+from babylon.game.fleet.spawn import plan_fleet, run_fleet
 from babylon.game.market.orders import Hold, Order, OrderKind, render_decision
 from babylon.game.market.scenario import HOUR, STARTER, Rules
 from babylon.recorder import MarketOutcomesTracker, TrajectoryRecorder
@@ -63,14 +64,21 @@ async def test_simulated_play_is_not_stored_in_live_game(store: Store, settings:
     assert await store.pool.fetchval(COUNT) == 0
 
 
-async def test_play_never_goes_into_a_trained_window(store: Store, settings: Settings) -> None:
-    played = [await spawn_agents(settings, agents=3, duration_min=5, policy="scripted")]
+async def spawn(store: Store, settings: Settings, **spawned: Any) -> FleetResult:
+    plan = await plan_fleet(store, settings.windows, settings.seed, **spawned)
+    return await run_fleet(store, settings, plan, "scripted")
+
+
+async def test_play_never_goes_into_a_window_that_was_trained(
+    store: Store, settings: Settings
+) -> None:
+    played = [await spawn(store, settings, agents=3, duration_min=5)]
     trained = window_at(datetime.fromisoformat(played[0].windows[0]).replace(tzinfo=UTC))
     claim = await claim_window(store, trained, owner="test", lease_s=60)
-    played.append(await spawn_agents(settings, agents=3, duration_min=5, policy="scripted"))
+    played.append(await spawn(store, settings, agents=3, duration_min=5))
     await set_state(store, claim, WindowState.TRAINED)
     await store.pool.execute("UPDATE babylon.windows SET lease_until = NULL")
-    played.append(await spawn_agents(settings, agents=3, duration_min=5, policy="scripted"))
+    played.append(await spawn(store, settings, agents=3, duration_min=5))
     assert not {window for fleet in played[1:] for window in fleet.windows} & {trained.id}
     assert await store.pool.fetchval(COUNT) == 9
 
@@ -149,6 +157,6 @@ async def test_agents_are_spawned_into_the_game_that_is_asked_for(
 ) -> None:
     spawned = {"agents": 2, "duration_min": 5, "rules": rules}
     for shared in (False, True):
-        await spawn_agents(settings, policy="scripted", shared=shared, **spawned)  # type: ignore[arg-type]
+        await spawn(store, settings, shared=shared, **spawned)
     count = 'SELECT count(DISTINCT "stockTicker") FROM market_outcomes'
     assert await store.pool.fetchval(count) == tickers

@@ -22,7 +22,7 @@ from babylon.core.settings import Settings
 from babylon.core.trajectories import Call, Message, TrainingRow, training_rows
 from babylon.core.types import Claim, Scored
 from babylon.core.windows import WindowState, parse_window_id
-from babylon.deployment.change import ChangeRequest
+from babylon.deployment.change import ChangeRequest, checks_under
 from babylon.deployment.checks.check_policy import check_policy
 from babylon.deployment.checks.check_result import Check, Checked
 from babylon.deployment.replace import replace_champion
@@ -182,7 +182,9 @@ async def test_too_old_calls_are_left_out(store: Store, quick: Settings, base: P
         await train_window(
             store, quick, await scored(store, quick, hour, rows(base, version=0)[hour - 9 :: 2])
         )
-    await replace_champion(store, quick, 2, ChangeRequest(author="test", reason="better"))
+    await replace_champion(
+        store, checks_under(quick), 2, ChangeRequest(author="test", reason="better")
+    )
     mixed = [row for version in (0, 1, 2) for row in rows(base, version=version)]
     mixed = [msgspec.structs.replace(r, trajectory_id=f"late {r.trajectory_id}") for r in mixed]
     window = await scored(store, quick, 11, mixed)
@@ -257,7 +259,9 @@ async def test_an_adapters_base_is_kept(store: Store, quick: Settings, base: Pat
         played = rows(base, version=version - 1)
         settings = quick.replace(training={"tuning": tuning, "iterations": 1})
         await train_window(store, settings, await scored(store, settings, version, played))
-        await replace_champion(store, quick, version, ChangeRequest(author="test", reason="better"))
+        await replace_champion(
+            store, checks_under(quick), version, ChangeRequest(author="test", reason="better")
+        )
     await store.pool.execute("UPDATE babylon.windows SET state = 'deployed'")
     lean = quick.replace(deployment={"keep_checkpoints": 1}, training={"max_staleness": 0})
     assert await retire_checkpoints(store, lean) == (2,)

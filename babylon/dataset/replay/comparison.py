@@ -1,21 +1,23 @@
 """``babylon dataset replay``: the recorded and replayed P&L of an agent's windows."""
 
 import asyncio
+from collections.abc import Callable
+from contextlib import AbstractAsyncContextManager
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from statistics import fmean
 
 from babylon.core.errors import ReplayError
-from babylon.core.settings import Settings
 from babylon.dataset.replay.counterfactual import Replayed, replay
 from babylon.dataset.replay.dataset_reader import read_dataset
 from babylon.dataset.replay.recorded import Rebuilt, Skipped
 from babylon.dataset.replay.recorded_windows import rebuild_windows, recorded_windows
 from babylon.evaluation.arena.play import Decide
 from babylon.evaluation.arena.players import find_player, is_version, unregistered_player
-from babylon.store import open_store
+from babylon.store import Store
 
 RECORDED = "recorded"
+OpenStore = Callable[[], AbstractAsyncContextManager[Store]]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -50,7 +52,8 @@ class ReplayReport:
 
 
 async def replay_report(
-    settings: Settings,
+    opened: OpenStore,
+    seed: int,
     prefix: str,
     agent: str,
     policy: str,
@@ -60,7 +63,8 @@ async def replay_report(
 ) -> ReplayReport:
     """Replay every scenario of the windows whose id begins with ``prefix``.
 
-    The rows come from the dataset at ``source``, or from the database.
+    The rows come from the dataset at ``source``, or from the database. ``opened`` is called only
+    if the database is needed.
 
     Raises:
         ReplayError: No scenario can be replayed, or the agent was not recorded.
@@ -70,12 +74,12 @@ async def replay_report(
     if source is not None:
         rebuilt = await asyncio.to_thread(read_dataset, source, prefix)
     else:
-        async with open_store(settings) as store:
+        async with opened() as store:
             windows = await recorded_windows(store, prefix)
             rebuilt = await rebuild_windows(store, windows, interpolate=interpolate)
     if not rebuilt.scenarios:
         raise ReplayError(_none(prefix, rebuilt))
-    decide = await _decide(settings, policy)
+    decide = await _decide(opened, seed, policy)
     results = await asyncio.to_thread(replay, rebuilt.scenarios, agent, decide)
     played = {one.scenario_id for one in results}
     return ReplayReport(
@@ -92,15 +96,15 @@ async def replay_report(
     )
 
 
-async def _decide(settings: Settings, policy: str) -> Decide | None:
+async def _decide(opened: OpenStore, seed: int, policy: str) -> Decide | None:
     """Load the policy; None stands for the recorded agent itself."""
     if policy == RECORDED:
         return None
     if is_version(policy):
-        async with open_store(settings) as store:
-            player = await find_player(store, policy, settings.seed)
+        async with opened() as store:
+            player = await find_player(store, policy, seed)
     else:
-        player = unregistered_player(policy, settings.seed)
+        player = unregistered_player(policy, seed)
     return await asyncio.to_thread(player.enter)
 
 

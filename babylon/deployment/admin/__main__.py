@@ -11,6 +11,7 @@ from babylon.core.errors import BabylonError
 from babylon.core.processes import exit_with_supervisor
 from babylon.core.settings import Settings, load_settings
 from babylon.deployment.admin.app import admin_app
+from babylon.deployment.change import checks_under
 from babylon.serving.gateway.http_guard import server_config
 from babylon.store import open_store
 
@@ -22,7 +23,7 @@ async def run(settings: Settings) -> None:
         # uvicorn raises the signal again after it stopped, which must not end the cleanup here.
         for number in (signal.SIGTERM, signal.SIGINT):
             signal.signal(number, lambda *_: None)
-        admin = admin_app(store, settings)
+        admin = admin_app(store, settings.home, checks_under(settings))
         config = server_config(admin, host="127.0.0.1", port=settings.serving.admin_port)
         await uvicorn.Server(config).serve()
         supervised.cancel()

@@ -27,9 +27,9 @@ from babylon.core.errors import (
     RouteConflictError,
     ServingError,
 )
-from babylon.core.settings import Settings
+from babylon.core.home import Home
 from babylon.core.types import Change
-from babylon.deployment.change import ChangeRequest
+from babylon.deployment.change import ChangeRequest, RunChecks
 from babylon.deployment.experiments import run_experiment
 from babylon.deployment.replace import replace_champion
 from babylon.deployment.rollback import roll_back
@@ -91,10 +91,7 @@ class Canary(Rollback):
     force: bool = False
 
 
-def admin_app(store: Store, settings: Settings) -> FastAPI:
-    """The application, with its schema at ``/openapi.json``."""
-    keys = KeyRing(local_key(settings.home.root))
-
+def _admin_route(store: Store, keys: KeyRing) -> type[APIRoute]:
     class AdminRoute(APIRoute):
         """A route that checks the API key, then reads a body of bounded size."""
 
@@ -114,8 +111,14 @@ def admin_app(store: Store, settings: Settings) -> FastAPI:
 
             return guarded
 
-    bearer = Depends(HTTPBearer(auto_error=False))  # only for the schema: AdminRoute checks the key
-    admin = APIRouter(prefix="/admin", route_class=AdminRoute, dependencies=[bearer])
+    return AdminRoute
+
+
+def admin_app(store: Store, home: Home, run_checks: RunChecks) -> FastAPI:
+    """The application, with its schema at ``/openapi.json``."""
+    route = _admin_route(store, KeyRing(local_key(home.root)))
+    bearer = Depends(HTTPBearer(auto_error=False))  # only for the schema: the route checks the key
+    admin = APIRouter(prefix="/admin", route_class=route, dependencies=[bearer])
 
     @admin.get("/status")
     async def status() -> Status:
@@ -135,20 +138,20 @@ def admin_app(store: Store, settings: Settings) -> FastAPI:
     @admin.post("/replace")
     async def replace(asked: Replace, request: Request) -> Change:
         """Put one policy in force for every agent."""
-        return await replace_champion(store, settings, asked.policy_version, _why(asked, request))
+        return await replace_champion(store, run_checks, asked.policy_version, _why(asked, request))
 
     @admin.post("/ab")
     async def ab(asked: Ab, request: Request) -> Change:
         """Compare a policy with the champion on a share of the agents."""
         return await run_experiment(
-            store, settings, "ab", asked.policy_version, asked.share, _why(asked, request)
+            store, run_checks, "ab", asked.policy_version, asked.share, _why(asked, request)
         )
 
     @admin.post("/canary")
     async def canary(asked: Canary, request: Request) -> Change:
         """Try a policy on few agents, or change the share of the canary that runs."""
         return await run_experiment(
-            store, settings, "canary", asked.policy_version, asked.share, _why(asked, request)
+            store, run_checks, "canary", asked.policy_version, asked.share, _why(asked, request)
         )
 
     @admin.post("/rollback")

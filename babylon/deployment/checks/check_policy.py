@@ -11,10 +11,10 @@ from collections.abc import Sequence
 
 from babylon.core.api_keys import local_key
 from babylon.core.errors import ModelError
-from babylon.core.settings import Settings
+from babylon.core.settings import ServingSettings, Settings
 from babylon.deployment.checks.check_result import Check, Checked
 from babylon.deployment.checks.file_checks import base_of, check_files
-from babylon.deployment.checks.golden_prompts import golden_prompts, questions
+from babylon.deployment.checks.golden_prompts import GoldenPrompt, golden_prompts, questions
 from babylon.deployment.checks.likelihoods import Contenders, import_trainer, measure
 from babylon.deployment.checks.logprob_gap import tolerance
 from babylon.deployment.checks.probing import Faulty, Probe, ProbeTarget, probe
@@ -35,7 +35,30 @@ async def check_policy(
 
     Damaged files and silent gateways end the checks early.
     """
-    checks = await _checks(store, settings, policy, champion, gateways)
+    root = await get_policy(store, 0)
+    checks = await asyncio.to_thread(check_files, policy, champion, root)
+    # Answers from damaged files would say nothing about the policy.
+    if all(check.passed for check in checks):
+        golden = await golden_prompts(store, settings.evaluation, champion)
+        key = await asyncio.to_thread(local_key, settings.home.root)
+        target = ProbeTarget(
+            model=settings.model.name,
+            policy_version=policy.policy_version,
+            champion_version=champion.policy_version,
+            key=str(key),
+        )
+        answers, probes = await _answered(gateways, golden, target, champion)
+        checks.append(answers)
+        if probes and answers.passed:
+            base = None if policy.kind == "base" else await asyncio.to_thread(_base, policy, root)
+            contenders = Contenders(
+                policy=policy.uri,
+                champion=champion.uri,
+                base=base,
+                max_tokens=settings.training.max_tokens,
+            )
+            max_kl = settings.deployment.max_serving_kl
+            checks += await _compared(contenders, probes, golden, settings.serving, max_kl)
     checked = Checked(
         policy_version=policy.policy_version,
         champion_version=champion.policy_version,
@@ -46,49 +69,39 @@ async def check_policy(
     return checked
 
 
-async def _checks(
-    store: Store,
-    settings: Settings,
-    policy: Policy,
-    champion: Policy,
+async def _answered(
     gateways: Sequence[GatewayRow],
-) -> list[Check]:
-    root = await get_policy(store, 0)
-    checks = await asyncio.to_thread(check_files, policy, champion, root)
-    if not all(check.passed for check in checks):
-        return checks
-    golden = await golden_prompts(store, settings.evaluation, champion)
+    golden: Sequence[GoldenPrompt],
+    target: ProbeTarget,
+    champion: Policy,
+) -> tuple[Check, list[Probe]]:
+    """Ask the golden prompts through every gateway. Return what the champion answered."""
     if not golden:
-        return [
-            *checks,
-            Check.of("answers", None, f"not asked: {champion.uri} has no room for a prompt"),
-        ]
-    target = ProbeTarget(
-        model=settings.model.name,
-        policy_version=policy.policy_version,
-        champion_version=champion.policy_version,
-        key=str(await asyncio.to_thread(local_key, settings.home.root)),
-    )
+        detail = f"not asked: {champion.uri} has no room for a prompt"
+        return Check.of("answers", None, detail), []
     found, _ = await asyncio.gather(
         probe(gateways, questions(golden, len(gateways)), target),
         asyncio.to_thread(import_trainer),  # takes seconds, like the probes
     )
     probes = [one for one in found if not isinstance(one.champion, Faulty)]
-    checks.append(_answers(found, probes))
-    if not checks[-1].passed:
-        return checks
-    base = None if policy.kind == "base" else await asyncio.to_thread(_base, policy, root)
-    contenders = Contenders(
-        policy=policy.uri, champion=champion.uri, base=base, max_tokens=settings.training.max_tokens
-    )
+    return _answers(found, probes), probes
+
+
+async def _compared(
+    contenders: Contenders,
+    probes: Sequence[Probe],
+    golden: Sequence[GoldenPrompt],
+    serving: ServingSettings,
+    max_kl: float,
+) -> list[Check]:
+    """Compare the answers with the trainer's logprobs of the same tokens."""
     try:
         measured = await asyncio.to_thread(measure, contenders, probes)
     except ModelError as error:
-        return [*checks, Check.of("loads", f"{error}: train it again")]
-    allowed = tolerance(settings.serving.engine, settings.serving.vllm_args)
-    checks.append(Check.of("loads", None, "in the trainer"))
-    max_kl = settings.deployment.max_serving_kl
-    return [*checks, *check_replies(measured, golden, allowed=allowed, max_kl=max_kl)]
+        return [Check.of("loads", f"{error}: train it again")]
+    allowed = tolerance(serving.engine, serving.vllm_args)
+    loads = Check.of("loads", None, "in the trainer")
+    return [loads, *check_replies(measured, golden, allowed=allowed, max_kl=max_kl)]
 
 
 def _base(policy: Policy, root: Policy) -> str:

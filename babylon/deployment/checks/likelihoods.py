@@ -89,7 +89,7 @@ def measure(contenders: Contenders, probes: Sequence[Probe]) -> Likelihoods:
             continue
         try:
             others[name] = known[uri] = known.get(uri) or score(uri)
-        except ModelError as error:
+        except ModelError as error:  # no fault of the policy, so it does not fail the check
             absent[name] = str(error)
     return Likelihoods(
         replies=replies,

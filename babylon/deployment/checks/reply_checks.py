@@ -133,7 +133,7 @@ def _form(measured: Likelihoods, golden: Sequence[GoldenPrompt]) -> Check:
         f" {len(champions)}"
     )
     failure = None
-    if chance < ALPHA:
+    if chance < ALPHA:  # a test, because the shares of few replies differ by chance
         failure = (
             f"{told}; chance alone gives so many once in {1 / chance:,.0f} times. One of them:"
             f" {redact(bad[0])[:_EXAMPLE]!r}; train it further, or train"

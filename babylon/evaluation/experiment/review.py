@@ -11,7 +11,7 @@ from datetime import datetime, timedelta
 
 import numpy as np
 
-from babylon.core.settings import Settings, WindowSettings
+from babylon.core.settings import ExperimentSettings, WindowSettings
 from babylon.core.windows import last_complete_window
 from babylon.evaluation.experiment.agent_outcomes import Exposure, agent_outcomes, outcomes_of_plays
 from babylon.evaluation.experiment.decision import Evidence, decide
@@ -45,7 +45,12 @@ from babylon.store.experiments import (
 __all__ = ["Review", "review"]
 
 
-async def review(store: Store, settings: Settings, experiment: str | None = None) -> Review | None:
+async def review(
+    store: Store,
+    windows: WindowSettings,
+    rules: ExperimentSettings,
+    experiment: str | None = None,
+) -> Review | None:
     """Review the experiment with that salt, or the running one.
 
     Returns:
@@ -62,19 +67,21 @@ async def review(store: Store, settings: Settings, experiment: str | None = None
         store.pool.acquire() as connection,
         connection.transaction(isolation="repeatable_read", readonly=True),
     ):
-        look = await _look(connection, settings, found)
+        look = await _look(connection, windows, rules, found)
     await keep_review(store, look.experiment, look.reviewed_at, look.decision, asdict(look))
     return look
 
 
-async def _look(connection: Connection, settings: Settings, found: Experiment) -> Review:
+async def _look(
+    connection: Connection, windows: WindowSettings, rules: ExperimentSettings, found: Experiment
+) -> Review:
     now = (await clock_of(connection)).now
     agents = await agent_calls(connection, found)
     exposures = [
         Exposure(unit=one.unit, stage=one.stage, challenger=one.challenger) for one in agents
     ]
-    played, excluded = await _played(connection, settings.windows, found, now)
-    since = found.began_at - timedelta(hours=settings.windows.lookback_hours)
+    played, excluded = await _played(connection, windows, found, now)
+    since = found.began_at - timedelta(hours=windows.lookback_hours)
     before = await _before(connection, found, played, since)
     pnl = [(play.unit, play.stage, play.pnl_usd) for play in played]
     outcomes = outcomes_of_plays(exposures, pnl, before)
@@ -93,7 +100,7 @@ async def _look(connection: Connection, settings: Settings, found: Experiment) -
     evidence = Evidence(
         pnl=compared, ratios=(everybody, with_play), guardrails=guardrails, hours=hours
     )
-    decision, reason = decide(evidence, settings.experiment)
+    decision, reason = decide(evidence, rules)
     return Review(
         experiment=found.salt,
         mode=found.mode,

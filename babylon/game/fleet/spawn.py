@@ -8,14 +8,14 @@ import openai
 
 from babylon.core.api_keys import local_key
 from babylon.core.errors import ConfigError, DatabaseError
-from babylon.core.settings import Settings
+from babylon.core.settings import Settings, WindowSettings
 from babylon.core.windows import TRANSITIONS, WindowState
 from babylon.game.fleet.answers import Answer, llm_answers, scripted_answers
 from babylon.game.fleet.fleet_plan import FleetPlan, fleet_start
 from babylon.game.fleet.play_fleet import FleetResult, Progress, play_fleet
 from babylon.game.market.scenario import STARTER, Rules
 from babylon.recorder import MarketOutcomesTracker, TrajectoryRecorder
-from babylon.store import Store, open_store
+from babylon.store import Store
 from babylon.store.calls import wait_until_recorded
 from babylon.store.windows import list_windows
 
@@ -23,42 +23,39 @@ PolicyName = Literal["scripted", "llm"]
 MAX_CONNECTIONS = 128
 
 
-async def spawn_agents(
-    settings: Settings,
+async def plan_fleet(
+    store: Store,
+    windows: WindowSettings,
+    seed: int,
     *,
     agents: int,
     duration_min: int,
-    policy: PolicyName,
     rules: Rules = STARTER,
     shared: bool = False,
     live: bool = False,
-    progress: Progress | None = None,
-) -> FleetResult:
-    """Let ``agents`` play ``duration_min`` game minutes by ``rules``.
+) -> FleetPlan:
+    """Return a plan for ``agents`` to play ``duration_min`` game minutes by ``rules``.
 
     Each agent plays its own copy of the market, or with ``shared`` the agents of a scenario share
     one. Fast play is dated into the newest complete windows whose training has not begun, so that
     they can be trained at once. ``live`` play takes place now, with one decision per minute.
     """
     now = datetime.now(UTC)
-    async with open_store(settings) as store:
-        rows = await list_windows(store)
-        taken = {
-            row.window_id
-            for row in rows
-            if row.leased or WindowState.CLAIMED not in TRANSITIONS[row.state]
-        }
-        plan = FleetPlan(
-            start=now if live else fleet_start(now, duration_min, settings.windows.minutes, taken),
-            duration_min=duration_min,
-            agents=agents,
-            rules=rules,
-            shared=shared,
-            seed=settings.seed,
-            live=live,
-            window_minutes=settings.windows.minutes,
-        )
-        return await run_fleet(store, settings, plan, policy, progress=progress)
+    taken = {
+        row.window_id
+        for row in await list_windows(store)
+        if row.leased or WindowState.CLAIMED not in TRANSITIONS[row.state]
+    }
+    return FleetPlan(
+        start=now if live else fleet_start(now, duration_min, windows.minutes, taken),
+        duration_min=duration_min,
+        agents=agents,
+        rules=rules,
+        shared=shared,
+        seed=seed,
+        live=live,
+        window_minutes=windows.minutes,
+    )
 
 
 async def run_fleet(

@@ -2,14 +2,16 @@
 
 import asyncio
 import time
+from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 
 import aiohttp
 
 from babylon.core.errors import BabylonError, ServingError
+from babylon.core.home import Home
 from babylon.core.processes import Processes
-from babylon.core.settings import Settings
+from babylon.core.settings import DatabaseSettings, Settings
 from babylon.ops.prefect_env import api_url
 from babylon.ops.up.prefect_setup import (
     PREFECT_DATABASE,
@@ -51,8 +53,9 @@ async def up(settings: Settings, progress: Progress | None = None) -> list[Servi
         DatabaseError: the database is down.
     """
     processes = Processes(home=settings.home.root)
+    wanted = services(settings)
     with processes.exclusive():
-        missing = [s for s in services(settings) if processes.running(s.name) is None]
+        missing = [s for s in wanted if processes.running(s.name) is None]
         for service in missing:
             for port, variable in service.ports.items():
                 require_free_port(port, user=service.name, variable=variable)
@@ -60,40 +63,45 @@ async def up(settings: Settings, progress: Progress | None = None) -> list[Servi
             database_url(settings.database, settings.home) as url,
             open_store(settings, migrate=True) as store,
         ):
-            await ensure_champion(store, settings, progress=progress)
+            await ensure_champion(
+                store, settings.home, settings.model, settings.seed, progress=progress
+            )
             database = {PREFECT_DATABASE: await prefect_database(store, url)}
             api = api_url(settings.prefect.port)
             try:
-                await _start(processes, missing, api, environment(settings) | database)
+                ours = environment(settings.home, settings.prefect.port, settings.environment())
+                await _start(processes, missing, api, ours | database)
             except BaseException:  # Ctrl-C too must leave nothing half-started
                 for service in reversed(missing):
                     await asyncio.to_thread(processes.stop, service.name)
                 raise
-    return await status(settings)
+    return await status(settings.home, settings.database, wanted)
 
 
-async def down(settings: Settings) -> list[str]:
+async def down(home: Home, database: DatabaseSettings, services: Sequence[UpService]) -> list[str]:
     """Stop what ``up`` started, in reverse order. Return the names of the services that ran."""
-    processes = Processes(home=settings.home.root)
+    processes = Processes(home=home.root)
     with processes.exclusive():
         stopped = [
             service.name
-            for service in reversed(services(settings))
+            for service in reversed(services)
             if await asyncio.to_thread(processes.stop, service.name)
         ]
         if stopped:
-            async with database_url(settings.database, settings.home):
+            async with database_url(database, home):
                 pass  # the last user stops the embedded server; killed services did not
         return stopped
 
 
-async def status(settings: Settings) -> list[ServiceStatus]:
+async def status(
+    home: Home, database: DatabaseSettings, services: Sequence[UpService]
+) -> list[ServiceStatus]:
     """The state of the database and of each service."""
-    processes = Processes(home=settings.home.root)
+    processes = Processes(home=home.root)
     async with aiohttp.ClientSession(timeout=_TIMEOUT) as http:
-        found = [await _status(http, processes, service) for service in services(settings)]
+        found = [await _status(http, processes, service) for service in services]
     serving = any(one.running for one in found)
-    return [await _database(settings, serving), *found]
+    return [await _database(database, home, serving), *found]
 
 
 async def _start(
@@ -148,12 +156,12 @@ async def _status(
     )
 
 
-async def _database(settings: Settings, serving: bool) -> ServiceStatus:
+async def _database(database: DatabaseSettings, home: Home, serving: bool) -> ServiceStatus:
     """The database's state. An embedded server that is down is not started for it."""
-    if settings.database.url is None and not serving:
+    if database.url is None and not serving:
         return ServiceStatus(name="database", running=False, healthy=False, detail="embedded")
     try:
-        found = await database_status(settings)
+        found = await database_status(database, home)
     except BabylonError as error:
         return ServiceStatus(name="database", running=False, healthy=False, detail=str(error))
     return ServiceStatus(

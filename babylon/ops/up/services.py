@@ -10,6 +10,7 @@ from pathlib import Path
 import aiohttp
 
 import babylon
+from babylon.core.home import Home
 from babylon.core.processes import Service
 from babylon.core.settings import Settings
 from babylon.ops.prefect_env import SERVER, api_url, served_environment
@@ -42,7 +43,10 @@ def services(settings: Settings) -> list[UpService]:
     """
     port, logs = settings.prefect.port, settings.home.logs
     api = api_url(port)
-    service = partial(UpService, environment=environment(settings))
+    # -P below: a file in the working directory must not take the place of a module.
+    service = partial(
+        UpService, environment=environment(settings.home, port, settings.environment())
+    )
     return [
         service(
             name="serving",
@@ -84,19 +88,18 @@ def prefect(*arguments: str) -> tuple[str, ...]:
     return (sys.executable, "-P", "-m", "prefect", *arguments)
 
 
-def environment(settings: Settings) -> dict[str, str]:
-    """The environment of every service: settings, Prefect's API, and where ``babylon`` lies.
+def environment(home: Home, port: int, ours: Mapping[str, str]) -> dict[str, str]:
+    """The environment of every service: the settings ``ours``, Prefect's API and the import path.
 
     Paths become absolute: a worker runs each flow in a directory of its own.
     """
-    ours = settings.environment()
     paths = {
         name: os.path.abspath(ours[name])
         for name in ("BASE_MODEL", "JUDGE_MODEL_PATH")
         if os.path.exists(ours[name])
     }
     return {
-        **served_environment(settings.home.root, settings.prefect.port, os.environ),
+        **served_environment(home.root, port, os.environ),
         **ours,
         **paths,
         "PYTHONPATH": os.pathsep.join(

@@ -13,8 +13,9 @@ import msgspec
 from aiohttp import web
 
 from babylon.core.errors import BabylonError, ModelError, ServingError
+from babylon.core.home import Home
 from babylon.core.processes import exit_with_supervisor
-from babylon.core.settings import Settings, load_settings
+from babylon.core.settings import ServingSettings, load_settings
 from babylon.serving.engine_protocol import PolicySource, json_response, openai_errors
 from babylon.serving.openai_wire import RequestError
 from babylon.serving.vllm.build import mixes_base_with_adapters
@@ -24,22 +25,22 @@ from babylon.serving.vllm.vllm_fleet import VllmFleet
 FLEET = web.AppKey("fleet", VllmFleet)
 
 
-def make_app(settings: Settings) -> web.Application:
+def make_app(serving: ServingSettings, home: Home, prefect_port: int) -> web.Application:
     """Return the host's HTTP application. Its servers stop with it.
 
     Raises:
         ConfigError: the settings name no vLLM.
     """
-    adapters_apart = mixes_base_with_adapters(require_vllm(settings.serving))
+    adapters_apart = mixes_base_with_adapters(require_vllm(serving))
     app = web.Application(middlewares=[openai_errors])
 
     async def run_fleet(app: web.Application) -> AsyncIterator[None]:
         async with aiohttp.ClientSession() as http:
             app[FLEET] = VllmFleet(
                 http,
-                settings.serving,
-                logs=settings.home.logs,
-                reserved_ports=(settings.prefect.port,),
+                serving,
+                logs=home.logs,
+                reserved_ports=(prefect_port,),
                 adapters_apart=adapters_apart,
             )
             yield
@@ -95,7 +96,7 @@ def main() -> None:
     logging.basicConfig(level=logging.INFO, format="%(asctime)s %(levelname)s %(name)s %(message)s")
     try:
         settings = load_settings()
-        app = make_app(settings)
+        app = make_app(settings.serving, settings.home, settings.prefect.port)
     except BabylonError as error:
         sys.exit(f"vLLM host: {error}")
     web.run_app(

@@ -52,6 +52,10 @@ def steps(settings: Settings) -> list[dict[str, Any]]:
     ]
 
 
+def track(settings: Settings, metrics: Metrics) -> bool:
+    return track_window(settings.home, settings.model, settings.tracking, metrics)
+
+
 @pytest.fixture
 def settings(tmp_path: Path) -> Settings:
     return load_settings(home=tmp_path / "home", tracking={"project": "babylon-test"})
@@ -59,8 +63,8 @@ def settings(tmp_path: Path) -> Settings:
 
 def test_each_window_is_a_step_of_the_models_run(settings: Settings) -> None:
     threads = threading.active_count()
-    assert track_window(settings, WINDOW)
-    assert track_window(settings, WINDOW | {"policy_version": 9, "training_loss": -0.5})
+    assert track(settings, WINDOW)
+    assert track(settings, WINDOW | {"policy_version": 9, "training_loss": -0.5})
     first, second = steps(settings)
     assert {name: first[name] for name in WINDOW} == WINDOW
     assert [step["_step"] for step in (first, second)] == [7, 9]
@@ -73,15 +77,17 @@ def test_each_window_is_a_step_of_the_models_run(settings: Settings) -> None:
 @pytest.mark.parametrize(
     "quiet", [{"tracking": {"project": None}}, {"tracking": {"mode": "disabled"}}]
 )
-def test_without_project_nothing_is_written(settings: Settings, quiet: dict[str, object]) -> None:
-    assert not track_window(settings.replace(**quiet), WINDOW)
+def test_without_a_project_or_disabled_nothing_is_written(
+    settings: Settings, quiet: dict[str, object]
+) -> None:
+    assert not track(settings.replace(**quiet), WINDOW)
     assert not settings.home.root.exists()
 
 
 def test_a_failure_is_only_logged(settings: Settings, caplog: pytest.LogCaptureFixture) -> None:
     bad = settings.replace(tracking={"project": "no/project"})
     with caplog.at_level(logging.ERROR):
-        assert not track_window(bad, WINDOW)
+        assert not track(bad, WINDOW)
     (line,) = caplog.messages
     assert "W&B did not take window 2025-11-14T09:00" in line and "in Postgres" in line
     assert "nvalid project name" in line and "WANDB_MODE=offline" in line
@@ -96,12 +102,12 @@ def test_online_without_a_key_fails_at_once(
     monkeypatch.delenv("WANDB_API_KEY", raising=False)
     monkeypatch.setenv("HOME", str(tmp_path))
     monkeypatch.setenv("WANDB_BASE_URL", "http://127.0.0.1:9")
-    assert not track_window(settings.replace(tracking={"mode": "online"}), WINDOW)
+    assert not track(settings.replace(tracking={"mode": "online"}), WINDOW)
     assert "No API key configured" in caplog.text
 
 
 def test_a_model_that_is_called_as_on_a_hub_has_a_run_too(settings: Settings) -> None:
     named = settings.replace(model={"name": "org/model:1"})
-    assert track_window(named, WINDOW)
+    assert track(named, WINDOW)
     (file,) = settings.home.root.glob("wandb/offline-run-*/run-*.wandb")
     assert file.name == "run-org-model-1.wandb"
