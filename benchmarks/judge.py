@@ -26,8 +26,7 @@ from babylon.core.errors import BabylonError
 from babylon.scoring.judge.cached_judge import MemoryJudgments
 from babylon.scoring.judge.judge_client import JudgeClient
 from babylon.scoring.judge.judge_window import judge_window
-from babylon.scoring.judge.judgment import JudgeConfig, Method
-from babylon.scoring.judge.rubrics import load_rubric
+from babylon.scoring.judge.judgment import JudgeConfig, Method, load_rubric
 from babylon.scoring.rewards.art_ruler import scores_by_art
 from babylon.scoring.rewards.heuristic import heuristic
 from benchmarks.judge_windows import KnownWindow, known_window

@@ -16,7 +16,7 @@ from babylon.core.settings import Settings
 from babylon.core.types import Claim, Scored, WindowResult
 from babylon.core.windows import Window, WindowState, check_settled, parse_window_id
 from babylon.flows.gpu_stages import Placement, on_gpu
-from babylon.scoring.registry import require_scorer
+from babylon.scoring.scorer import require_scorer
 from babylon.stages.claim import claimed, commit_collected, commit_scored, taken_up
 from babylon.stages.pending import window_to_train
 from babylon.store import Store, open_store

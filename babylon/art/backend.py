@@ -20,18 +20,17 @@ from contextvars import ContextVar
 from dataclasses import replace
 from pathlib import Path
 
-from babylon.art.chats import calls_of
-from babylon.art.protocols import ArtModel, ArtTrajectory, SftConfig
+from babylon.art.chats import ArtModel, ArtTrajectory, SftConfig, calls_of
 from babylon.core.errors import ConfigError, WindowNotReadyError
 from babylon.core.trajectories import TrainingRow
-from babylon.policies.base_name import local_directory
+from babylon.policies.checkpoint_files import local_directory
 from babylon.serving.engine.embedded import EmbeddedEngine
 from babylon.training.backends.art_client import TrainResult
-from babylon.training.backends.art_metrics import GRADIENT_STEPS, TRAINABLE_GROUPS, to_art
 from babylon.training.grpo.config import TrainerConfig
 from babylon.training.sft import SftStep, fine_tune
 from babylon.training.trainable import Tuning
 from babylon.training.update import update_checkpoint
+from babylon.training.update_result import GRADIENT_STEPS, TRAINABLE_GROUPS, to_art
 
 logger = logging.getLogger(__name__)
 SFT_BATCH = 2  # ART's default, trajectories

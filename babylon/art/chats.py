@@ -4,14 +4,49 @@ ART stores a chat as a list of messages and *choices*. A choice is a reply of th
 everything before it.
 """
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from itertools import chain
+from typing import Literal, Protocol
 
 from openai.types.chat.chat_completion import Choice
 
-from babylon.art.protocols import ArtTrajectory, MessageDict
 from babylon.core.errors import TrainingError
 from babylon.core.trajectories import Call, Message
+
+MessageDict = Mapping[str, object]
+
+
+class ArtModel(Protocol):
+    """An ``art.Model`` or ``art.TrainableModel``."""
+
+    name: str
+    project: str
+    base_model: str
+    base_path: str
+    trainable: bool
+    inference_model_name: str | None
+
+
+class ArtHistory(Protocol):
+    """An ``art.History``: a chat, in which each choice is a reply of the policy."""
+
+    messages_and_choices: Sequence[MessageDict | Choice]
+    tools: Sequence[object] | None
+
+
+class ArtTrajectory(ArtHistory, Protocol):
+    """An ``art.Trajectory``: a history, further histories, and their reward."""
+
+    additional_histories: Sequence[ArtHistory]
+    reward: float
+
+
+class SftConfig(Protocol):
+    """An ``art.TrainSFTConfig``."""
+
+    learning_rate: float | list[float]  # of all steps, or of each
+    batch_size: int | Literal["auto"]
+
 
 Prompt = Callable[[list[dict[str, str]]], list[int]]  # messages → prompt tokens
 

@@ -136,7 +136,7 @@ def train(
         training={"iterations": iterations, "trainer": trainer, "loss": loss},
         scoring={"scorer": scorer},
     )
-    from babylon.scoring.registry import require_scorer
+    from babylon.scoring.scorer import require_scorer
     from babylon.training.backends.trainer_requirements import require_trainer
 
     # The flow refuses these too, but only after Prefect has started.

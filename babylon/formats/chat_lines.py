@@ -13,8 +13,7 @@ from hashlib import blake2b
 import msgspec
 
 from babylon.core.trajectories import Message
-from babylon.formats.documents import Document, ImportFileError, JsonObject
-from babylon.formats.message_text import message_text, role_of
+from babylon.formats.documents import Document, ImportFileError, JsonObject, message_text, role_of
 from babylon.formats.trace import Trace, TraceCall, TraceStep, convert, utc
 
 

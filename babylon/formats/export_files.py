@@ -15,7 +15,7 @@ import msgspec
 
 from babylon.core.errors import DatabaseError, WindowError
 from babylon.core.trajectories import Message
-from babylon.formats.atif_write import write_atif
+from babylon.formats.atif import write_atif
 from babylon.formats.chat_lines import write_chat
 from babylon.formats.documents import JsonObject
 from babylon.formats.format_names import Written

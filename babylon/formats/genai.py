@@ -9,8 +9,7 @@ only if asked to.
 import msgspec
 
 from babylon.core.trajectories import Message
-from babylon.formats.documents import ImportFileError, JsonObject
-from babylon.formats.message_text import parts_text, role_of
+from babylon.formats.documents import ImportFileError, JsonObject, parts_text, role_of
 from babylon.formats.otlp import Span, span_call
 from babylon.formats.trace import TraceCall
 

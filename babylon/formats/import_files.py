@@ -5,7 +5,7 @@ table, and Postgres converts each value to the column's type. A trace becomes a 
 call log, and recorded calls if its tokens are known. Existing rows stay unchanged.
 """
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from dataclasses import asdict
 from datetime import UTC, datetime
 from pathlib import Path
@@ -16,12 +16,62 @@ import asyncpg
 from babylon.core.errors import DatabaseError
 from babylon.core.text import storable
 from babylon.core.windows import Window
-from babylon.formats.detect import DEFAULT_AGENT, guess_format, read_traces
+from babylon.formats.atif import read_atif
+from babylon.formats.chat_lines import read_chats
 from babylon.formats.documents import Document, ImportFileError, read_documents
 from babylon.formats.format_names import Format
+from babylon.formats.spans import read_span_traces
+from babylon.formats.trace import Trace
 from babylon.formats.trace_rows import TraceRows, trace_rows
 from babylon.recorder.trajectory_rows import Row
 from babylon.store.connection import Store, affected, one_line
+
+DEFAULT_AGENT = "imported"
+
+
+def guess_format(path: Path) -> Format | None:
+    """Guess a file's format from the keys of its first object.
+
+    ``None`` stands for spans; their attributes give the dialect.
+
+    Raises:
+        ImportFileError: the file cannot be read.
+    """
+    first = next(iter(read_documents(path)), None)
+    keys = first.value.keys() if first else set()
+    if "resourceSpans" in keys:
+        return None
+    if "schema_version" in keys and "steps" in keys:
+        return Format.ATIF
+    if isinstance(first and first.value.get("messages"), list):
+        return Format.CHAT
+    return Format.GAME
+
+
+def read_traces(
+    path: Path, format: Format | None, agent_id: str = DEFAULT_AGENT
+) -> Iterator[Trace]:
+    """Yield the traces of one file of any format except the game's.
+
+    Raises:
+        ImportFileError: a line cannot be read. The message names it.
+    """
+    documents: Iterable[Document] = read_documents(path)
+    match format:
+        case Format.ATIF:
+            for document in documents:
+                yield from read_atif(document)
+        case Format.CHAT:
+            yield from read_chats(documents, agent_id)
+        case Format.OTEL:
+            yield from read_span_traces(documents, agent_id, "otel")
+        case Format.OPENINFERENCE:
+            yield from read_span_traces(documents, agent_id, "openinference")
+        case None:
+            yield from read_span_traces(documents, agent_id)
+        case Format.GAME:
+            raise ImportFileError(f"{path}: a file of the game's rows holds no traces")
+
 
 if TYPE_CHECKING:
     from babylon.store.connection import Connection

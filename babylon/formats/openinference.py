@@ -9,8 +9,13 @@ import re
 import msgspec
 
 from babylon.core.trajectories import Message
-from babylon.formats.documents import ImportFileError, JsonObject
-from babylon.formats.message_text import parts_text, refuse_tool_call, role_of
+from babylon.formats.documents import (
+    ImportFileError,
+    JsonObject,
+    parts_text,
+    refuse_tool_call,
+    role_of,
+)
 from babylon.formats.otlp import Span, span_call
 from babylon.formats.trace import TraceCall
 

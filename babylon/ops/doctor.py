@@ -16,7 +16,7 @@ from safetensors import SafetensorError, safe_open
 from babylon.core.errors import BabylonError, ModelError, ServingError
 from babylon.core.settings import Settings
 from babylon.ops.up.processes import Processes
-from babylon.policies.base_name import local_directory
+from babylon.policies.checkpoint_files import local_directory
 from babylon.serving.ports import holder, require_free_port
 from babylon.serving.vllm.command import require_vllm
 from babylon.serving.vllm.vllm_client import VllmClient

@@ -12,7 +12,14 @@ from babylon.core.game_rows import GameRow
 from babylon.core.settings import QualitySettings
 from babylon.core.trajectories import Trajectory
 from babylon.core.windows import FIRST_YEAR, LAST_YEAR, Window
-from babylon.quality.correctness import Outcomes, StepReward, step_rewards
+from babylon.quality.correctness import (
+    Outcomes,
+    StepReward,
+    count_actions,
+    count_wins,
+    step_rewards,
+    window_pnl_usd,
+)
 from babylon.quality.decode import (
     PENDING,
     POLICY_PURPOSES,
@@ -20,11 +27,11 @@ from babylon.quality.decode import (
     GameMetadata,
     GameMetrics,
     GameStep,
+    Reason,
+    RejectedError,
     decode,
 )
-from babylon.quality.play_results import count_actions, count_wins, window_pnl_usd
 from babylon.quality.policy_calls import CollectedCall, policy_calls
-from babylon.quality.reasons import Reason, RejectedError
 from babylon.store.rejections import Rejection
 
 MAX_DETAIL = 300  # characters, because a detail may quote the row

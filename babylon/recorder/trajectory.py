@@ -13,8 +13,15 @@ import asyncpg
 from babylon.core.errors import DatabaseError, RecorderError, WindowError
 from babylon.core.failpoints import failpoint
 from babylon.core.windows import Window, window_at
-from babylon.recorder.steps import Action, LlmCall, ProviderAccess
-from babylon.recorder.trajectory_rows import OpenTrajectory, Row, insert_statement, trajectory_row
+from babylon.recorder.trajectory_rows import (
+    Action,
+    LlmCall,
+    OpenTrajectory,
+    ProviderAccess,
+    Row,
+    insert_statement,
+    trajectory_row,
+)
 from babylon.store import Store, require_game_tables
 
 _MAX_SCENARIO_ID = 100  # characters in the game's column

@@ -20,7 +20,7 @@ from transformers import PreTrainedTokenizerFast, Qwen3Config, Qwen3ForCausalLM
 
 from babylon.core.errors import ModelError
 from babylon.game.market.transcripts import scripted_chats
-from babylon.policies.base_name import local_directory
+from babylon.policies.checkpoint_files import local_directory
 from babylon.policies.load import load_policy
 from babylon.policies.tokenizer import render_prompt, train_tokenizer
 

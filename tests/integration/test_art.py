@@ -361,8 +361,8 @@ async def service(monkeypatch: pytest.MonkeyPatch, base: Path) -> AsyncIterator[
     monkeypatch.setattr("wandb.Api", ArtifactStore)
     art()
     monkeypatch.setattr("art.serverless.backend.asyncio", SimpleNamespace(sleep=briefly))
-    monkeypatch.setattr("babylon.training.backends.serverless_job.POLL_S", 0.01)
-    monkeypatch.setattr("babylon.training.backends.serverless_job.LAST_LOOK_S", 0.5)
+    monkeypatch.setattr("babylon.training.backends.serverless.POLL_S", 0.01)
+    monkeypatch.setattr("babylon.training.backends.serverless.LAST_LOOK_S", 0.5)
     async with serverless_double() as double:
         monkeypatch.setenv("WANDB_API_KEY", KEY)
         monkeypatch.setenv("WANDB_TRAINING_URL", double.url)

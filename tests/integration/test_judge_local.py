@@ -10,8 +10,7 @@ from babylon.scoring.judge.group_prompts import prepare_group
 from babylon.scoring.judge.judge_requirements import require_judge
 from babylon.scoring.judge.judge_scorers import open_judge
 from babylon.scoring.judge.judge_window import judge_window
-from babylon.scoring.judge.judgment import GroundTruth, JudgeConfig
-from babylon.scoring.judge.rubrics import Rubric
+from babylon.scoring.judge.judgment import GroundTruth, JudgeConfig, Rubric
 from tests.judged import judged, step
 from tests.tiny_policy import tiny_model, tiny_tokenizer
 

@@ -4,7 +4,7 @@ from pathlib import Path
 
 from babylon.core.errors import ConfigError
 from babylon.core.settings import JudgeSettings
-from babylon.scoring.judge.rubrics import load_rubric
+from babylon.scoring.judge.judgment import load_rubric
 
 _OPENAI = "api.openai.com"
 _CONFIGS = ("config.json", "adapter_config.json")

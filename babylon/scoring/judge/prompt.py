@@ -21,8 +21,7 @@ from typing import TypeAlias
 
 import msgspec
 
-from babylon.scoring.judge.judgment import Method
-from babylon.scoring.judge.rubrics import Rubric
+from babylon.scoring.judge.judgment import Method, Rubric
 
 PROMPT_VERSION = 1
 Schema: TypeAlias = Mapping[str, object]

@@ -13,7 +13,7 @@ from itertools import groupby
 
 from babylon.core.trajectories import Trajectory
 from babylon.scoring.judge.judge_requirements import require_art_judge
-from babylon.scoring.judge.rubrics import load_rubric
+from babylon.scoring.judge.judgment import load_rubric
 from babylon.scoring.scorer import Score, ScoringContext
 
 Chat = list[dict[str, str]]

@@ -11,11 +11,10 @@ from typing import Any
 from babylon.core.errors import TrainingError, WindowNotReadyError
 from babylon.policies.adopt import adopt_adapter
 from babylon.policies.checkpoint_files import adapter_base
-from babylon.training.backends.art_metrics import from_art
 from babylon.training.backends.art_window import art_limits, art_window
 from babylon.training.backends.train_input import TrainInput
 from babylon.training.backends.trainer_requirements import require_art_local
-from babylon.training.update_result import Update
+from babylon.training.update_result import Update, from_art
 
 
 async def update_art_local(work: TrainInput) -> Update:

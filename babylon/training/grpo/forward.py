@@ -5,22 +5,94 @@ with FlexAttention or with plain attention piece by piece. ``padded`` pads calls
 models without standard attention.
 """
 
+import inspect
 import logging
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from typing import Literal, cast
 
 import torch
-from torch import nn
-from transformers import PreTrainedModel
+from peft import PeftModel
+from torch import Tensor, nn
+from transformers import PreTrainedConfig, PreTrainedModel
 
 from babylon.training.grpo.attention.packed import packed_attention
 from babylon.training.grpo.attention.piecewise import piecewise_attention
-from babylon.training.grpo.forward_values import Loss, Values, backward
-from babylon.training.grpo.padded_forward import padded_values
 from babylon.training.grpo.prefix_tree import PrefixTree, compile_tree
-from babylon.training.grpo.supported_models import causal_lm, why_unsupported
 from babylon.training.grpo.training_input import CallTokens
-from babylon.training.grpo.tree_forward import TreeForward
+from babylon.training.grpo.tree_forward import Loss, TreeForward, Values, backward
+
+_LENGTH_DEPENDENT = {"dynamic", "longrope"}
+
+
+def causal_lm(model: nn.Module) -> PreTrainedModel:
+    """The transformers model inside a peft model, or the model itself."""
+    return cast(PreTrainedModel, model.get_base_model() if isinstance(model, PeftModel) else model)
+
+
+def why_unsupported(model: nn.Module) -> str | None:
+    """The reason why a prefix tree can give this model wrong values, or None."""
+    adapters = model.peft_config.values() if isinstance(model, PeftModel) else ()
+    kinds = {str(c.peft_type.value) for c in adapters}
+    if kinds - {"LORA"}:
+        return f"its {', '.join(sorted(kinds))} adapter is not LoRA"
+    if not isinstance(model := causal_lm(model), PreTrainedModel):
+        return f"{type(model).__name__} is not a model of transformers"
+    config = model.config
+    if config.is_encoder_decoder:
+        return "it is an encoder-decoder"
+    if not model._supports_attention_backend:
+        return f"{type(model).__name__} does not use transformers' attention registry"
+    if model.get_output_embeddings() is None:  # type: ignore[no-untyped-call]
+        return f"{type(model).__name__} has no language-model head"
+    kinds = set(getattr(config, "layer_types", None) or []) - {"full_attention"}
+    if kinds:
+        return f"it has layers of type {', '.join(sorted(kinds))}"
+    if not getattr(config, "layer_types", None) and getattr(config, "sliding_window", None):
+        return f"its attention slides over {config.sliding_window} tokens"
+    return _why_layers_unsupported(model.base_model, config)
+
+
+def _why_layers_unsupported(backbone: nn.Module, config: PreTrainedConfig) -> str | None:
+    rotation = (getattr(config, "rope_parameters", None) or {}).get("rope_type", "default")
+    if rotation in _LENGTH_DEPENDENT:
+        return f"its {rotation} rotary embedding depends on the longest call of a batch"
+    layers = getattr(backbone, "layers", None)
+    if not isinstance(layers, nn.ModuleList) or not layers:
+        return f"{type(backbone).__name__} has no .layers"
+    parameters = inspect.signature(layers[-1].forward).parameters.values()
+    names = {parameter.name for parameter in parameters}
+    passes_on = any(parameter.kind is parameter.VAR_KEYWORD for parameter in parameters)
+    if not passes_on or "position_embeddings" not in names:
+        return f"{type(layers[-1]).__name__} does not take rotary position embeddings"
+    return None
+
+
+def padded_values(model: nn.Module, calls: Sequence[CallTokens]) -> tuple[Tensor, Tensor]:
+    """Log-probability and entropy ``[C, T]`` of each completion token, 0 beyond a call's length.
+
+    The head runs only at positions that predict a completion token, in the precision of the model's
+    other matrix products; the softmax is fp32. Padding is on the right, where causal attention does
+    not see it, so no attention mask is needed.
+    """
+    device = next(model.parameters()).device
+    inputs = [torch.tensor([*call.prompt, *call.completion]) for call in calls]
+    input_ids = torch.nn.utils.rnn.pad_sequence(inputs, batch_first=True).to(device)
+    starts = torch.tensor([len(call.prompt) - 1 for call in calls], device=device)
+    lengths = torch.tensor([len(call.completion) for call in calls], device=device)
+    steps = torch.arange(int(lengths.max()), device=device)
+    mask = steps < lengths[:, None]  # [C, T]
+    positions = torch.where(mask, starts[:, None] + steps, starts[:, None])
+    needed, index = torch.unique(positions, return_inverse=True)
+    logits = model(input_ids=input_ids[:, :-1], logits_to_keep=needed, use_cache=False).logits
+    logits = logits.gather(1, index[..., None].expand(-1, -1, logits.shape[-1]))
+    temperature = torch.tensor([call.temperature for call in calls], device=device)
+    logprobs = torch.log_softmax(logits.float() / temperature[:, None, None], dim=-1)
+    targets = input_ids.gather(1, positions + 1)
+    chosen = logprobs.gather(-1, targets[..., None]).squeeze(-1)
+    detached = logprobs.detach()
+    entropy = -(detached.exp() * detached).sum(-1)
+    return torch.where(mask, chosen, 0.0), torch.where(mask, entropy, 0.0)
+
 
 __all__ = ["Loss", "Path", "PolicyForward", "Values"]
 

@@ -9,10 +9,10 @@ from torch import Tensor, nn
 
 from babylon.training.grpo.config import TrainerConfig
 from babylon.training.grpo.forward import PolicyForward
-from babylon.training.grpo.forward_values import Values
 from babylon.training.grpo.losses import loss_terms
 from babylon.training.grpo.memory import FittingForward, OutOfMemoryError, is_out_of_memory
 from babylon.training.grpo.training_window import TrainingWindow, TrainStep
+from babylon.training.grpo.tree_forward import Values
 from babylon.training.grpo.update_record import Logged, UpdateRecord
 
 TAKEN = "train_steps"  # count in the optimiser's groups; saved with it, so it warms up only once

@@ -7,7 +7,7 @@ computed in the portion where it ends. Its earlier tokens get their gradient whe
 runs again.
 """
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
 import numpy as np
@@ -22,10 +22,27 @@ from babylon.training.grpo.attention.tree_attention import (
     KeyValueCache,
     tree_attention,
 )
-from babylon.training.grpo.forward_values import Loss, Values, backward
 from babylon.training.grpo.lm_head import Head, token_values
 from babylon.training.grpo.portions import Portion, cut
 from babylon.training.grpo.prefix_tree import PrefixTree
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Values:
+    """Values of C calls of up to T completion tokens, 0 beyond a call's own length."""
+
+    logprobs: Tensor  # [C, T] fp32, at each call's logged temperature
+    entropy: Tensor  # [C, T] fp32, nats, without gradient
+
+
+Loss = Callable[[Sequence[int], Values], Tensor]  # positions of calls [C], their values → scalar
+
+
+def backward(loss: Tensor) -> None:
+    """Back-propagate with autocast off, in the dtypes of the forward pass."""
+    with torch.autocast(loss.device.type, enabled=False):
+        loss.backward()  # type: ignore[no-untyped-call]
+
 
 Chosen = NDArray[np.bool_]
 

@@ -12,8 +12,7 @@ import msgspec
 import pytest
 
 from babylon.core.windows import parse_window_id
-from babylon.formats.atif_read import read_atif
-from babylon.formats.atif_write import write_atif
+from babylon.formats.atif import read_atif, write_atif
 from babylon.formats.chat_lines import read_chats, write_chat
 from babylon.formats.documents import Document, ImportFileError
 from babylon.formats.spans import read_span_traces
