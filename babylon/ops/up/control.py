@@ -16,7 +16,7 @@ from babylon.serving.ports import require_free_port
 from babylon.stages.train import ensure_champion
 from babylon.store import database_status, open_store
 from babylon.store.server import database_url
-from babylon.training.backends.registry import Progress
+from babylon.training.backends.train_input import Progress
 
 _POLL_S = 0.5
 _TIMEOUT = aiohttp.ClientTimeout(total=5)

@@ -6,41 +6,25 @@ of an unchanged policy can make k3 negative.
 """
 
 from collections import Counter
-from dataclasses import dataclass
 from statistics import fmean
 
 import torch
 from torch import Tensor, nn
 
 from babylon.training.grpo.train_report import TrainReport
-from babylon.training.grpo.train_step import TrainState
-from babylon.training.grpo.update_record import FLAGS, Logged, UpdateRecord
+from babylon.training.grpo.update_record import FLAGS, Logged, TrainState, UpdateRecord
 
 SAMPLE = 65_536  # values that represent a whole tensor
 
 
-@dataclass(frozen=True, slots=True)
-class Spread:
-    """Statistics of a ratio over many tokens."""
-
-    mean: float
-    p1: float
-    p99: float
-    max: float
-
-    @classmethod
-    def of(cls, values: Tensor) -> "Spread":
-        """The statistics of ``values`` ``[M]``, ones if M is 0."""
-        if not len(values):
-            return cls(1.0, 1.0, 1.0, 1.0)
-        ordered = values.double().sort().values
-        last = len(ordered) - 1
-        return cls(
-            mean=float(ordered.mean()),
-            p1=float(ordered[round(0.01 * last)]),
-            p99=float(ordered[round(0.99 * last)]),
-            max=float(ordered[-1]),
-        )
+def spread(values: Tensor) -> tuple[float, float, float, float]:
+    """Mean, first and 99th percentile and maximum of ``values`` ``[M]``, ones if M is 0."""
+    if not len(values):
+        return 1.0, 1.0, 1.0, 1.0
+    ordered = values.double().sort().values
+    last = len(ordered) - 1
+    p1, p99 = float(ordered[round(0.01 * last)]), float(ordered[round(0.99 * last)])
+    return float(ordered.mean()), p1, p99, float(ordered[-1])
 
 
 def divergence(sampled: Tensor, other: Tensor, where: Tensor) -> tuple[float, float]:
@@ -99,7 +83,8 @@ def make_report(state: TrainState, after: Tensor) -> TrainReport:
     window, logged, record, fitting = state.window, state.logged, state.record, state.fitting
     p, mask, known = record.proximal, logged.mask, logged.known
     log_w = (p - logged.mu)[known].double()
-    w, r = Spread.of(log_w.exp()), Spread.of(torch.exp((record.theta - p)[mask].double()))
+    w_mean, w_p1, w_p99, w_max = spread(log_w.exp())
+    r_mean, r_p1, r_p99, r_max = spread(torch.exp((record.theta - p)[mask].double()))
     k1_before, k3_before = divergence(logged.mu, p, known)
     k1_after, k3_after = divergence(p, after, mask)
     k1_behaviour, k3_behaviour = divergence(logged.mu, after, known)
@@ -132,20 +117,20 @@ def make_report(state: TrainState, after: Tensor) -> TrainReport:
         kl_before=k3_before,
         k1_before=k1_before,
         ess=effective_sample_size(log_w),
-        importance_mean=w.mean,
-        importance_p1=w.p1,
-        importance_p99=w.p99,
-        importance_max=w.max,
+        importance_mean=w_mean,
+        importance_p1=w_p1,
+        importance_p99=w_p99,
+        importance_max=w_max,
         kl_after=k3_after,
         k1_after=k1_after,
         kl_behaviour=k3_behaviour,
         k1_behaviour=k1_behaviour,
         kl_reference=k3_reference,
         k1_reference=k1_reference,
-        ratio_mean=r.mean,
-        ratio_p1=r.p1,
-        ratio_p99=r.p99,
-        ratio_max=r.max,
+        ratio_mean=r_mean,
+        ratio_p1=r_p1,
+        ratio_p99=r_p99,
+        ratio_max=r_max,
         clip_fraction=clip_fraction(logged, record),
         clip_low_fraction=shares["clipped_low"],
         clip_high_fraction=shares["clipped_high"],

@@ -21,81 +21,6 @@ from babylon.training.grpo.prefix_tree import PrefixTree, compile_tree
 from babylon.training.grpo.training_input import CallTokens
 from babylon.training.grpo.tree_forward import Loss, TreeForward, Values, backward
 
-_LENGTH_DEPENDENT = {"dynamic", "longrope"}
-
-
-def causal_lm(model: nn.Module) -> PreTrainedModel:
-    """The transformers model inside a peft model, or the model itself."""
-    return cast(PreTrainedModel, model.get_base_model() if isinstance(model, PeftModel) else model)
-
-
-def why_unsupported(model: nn.Module) -> str | None:
-    """The reason why a prefix tree can give this model wrong values, or None."""
-    adapters = model.peft_config.values() if isinstance(model, PeftModel) else ()
-    kinds = {str(c.peft_type.value) for c in adapters}
-    if kinds - {"LORA"}:
-        return f"its {', '.join(sorted(kinds))} adapter is not LoRA"
-    if not isinstance(model := causal_lm(model), PreTrainedModel):
-        return f"{type(model).__name__} is not a model of transformers"
-    config = model.config
-    if config.is_encoder_decoder:
-        return "it is an encoder-decoder"
-    if not model._supports_attention_backend:
-        return f"{type(model).__name__} does not use transformers' attention registry"
-    if model.get_output_embeddings() is None:  # type: ignore[no-untyped-call]
-        return f"{type(model).__name__} has no language-model head"
-    kinds = set(getattr(config, "layer_types", None) or []) - {"full_attention"}
-    if kinds:
-        return f"it has layers of type {', '.join(sorted(kinds))}"
-    if not getattr(config, "layer_types", None) and getattr(config, "sliding_window", None):
-        return f"its attention slides over {config.sliding_window} tokens"
-    return _why_layers_unsupported(model.base_model, config)
-
-
-def _why_layers_unsupported(backbone: nn.Module, config: PreTrainedConfig) -> str | None:
-    rotation = (getattr(config, "rope_parameters", None) or {}).get("rope_type", "default")
-    if rotation in _LENGTH_DEPENDENT:
-        return f"its {rotation} rotary embedding depends on the longest call of a batch"
-    layers = getattr(backbone, "layers", None)
-    if not isinstance(layers, nn.ModuleList) or not layers:
-        return f"{type(backbone).__name__} has no .layers"
-    parameters = inspect.signature(layers[-1].forward).parameters.values()
-    names = {parameter.name for parameter in parameters}
-    passes_on = any(parameter.kind is parameter.VAR_KEYWORD for parameter in parameters)
-    if not passes_on or "position_embeddings" not in names:
-        return f"{type(layers[-1]).__name__} does not take rotary position embeddings"
-    return None
-
-
-def padded_values(model: nn.Module, calls: Sequence[CallTokens]) -> tuple[Tensor, Tensor]:
-    """Log-probability and entropy ``[C, T]`` of each completion token, 0 beyond a call's length.
-
-    The head runs only at positions that predict a completion token, in the precision of the model's
-    other matrix products; the softmax is fp32. Padding is on the right, where causal attention does
-    not see it, so no attention mask is needed.
-    """
-    device = next(model.parameters()).device
-    inputs = [torch.tensor([*call.prompt, *call.completion]) for call in calls]
-    input_ids = torch.nn.utils.rnn.pad_sequence(inputs, batch_first=True).to(device)
-    starts = torch.tensor([len(call.prompt) - 1 for call in calls], device=device)
-    lengths = torch.tensor([len(call.completion) for call in calls], device=device)
-    steps = torch.arange(int(lengths.max()), device=device)
-    mask = steps < lengths[:, None]  # [C, T]
-    positions = torch.where(mask, starts[:, None] + steps, starts[:, None])
-    needed, index = torch.unique(positions, return_inverse=True)
-    logits = model(input_ids=input_ids[:, :-1], logits_to_keep=needed, use_cache=False).logits
-    logits = logits.gather(1, index[..., None].expand(-1, -1, logits.shape[-1]))
-    temperature = torch.tensor([call.temperature for call in calls], device=device)
-    logprobs = torch.log_softmax(logits.float() / temperature[:, None, None], dim=-1)
-    targets = input_ids.gather(1, positions + 1)
-    chosen = logprobs.gather(-1, targets[..., None]).squeeze(-1)
-    detached = logprobs.detach()
-    entropy = -(detached.exp() * detached).sum(-1)
-    return torch.where(mask, chosen, 0.0), torch.where(mask, entropy, 0.0)
-
-
-__all__ = ["Loss", "Path", "PolicyForward", "Values"]
-
 Path = Literal["packed", "piecewise", "padded"]
 logger = logging.getLogger(__name__)
 CUDA_PORTION_TOKENS = 16_384
@@ -103,6 +28,7 @@ CUDA_PORTION_TOKENS = 16_384
 # portions; measured in docs/benchmarks.md
 CPU_PORTION_TOKENS = (512, 3072)
 CPU_PORTION_VALUES = 2**19
+_LENGTH_DEPENDENT = {"dynamic", "longrope"}
 _PROBE_NATS = 0.01  # two fp32 passes agree to about 1e-5
 _COARSE_PROBE_NATS = 0.5  # bf16 matrix products on CUDA change logits by 0.1 and more
 
@@ -138,12 +64,12 @@ class PolicyForward:
             raise ValueError(f"max_tokens is {max_tokens}: allow at least one")
         self.model = model.eval()
         device = next(model.parameters()).device.type
-        self.max_tokens = max_tokens or portion_tokens(device, causal_lm(model).config.hidden_size)
+        self.max_tokens = max_tokens or portion_tokens(device, _causal_lm(model).config.hidden_size)
         self.path: Path = path or "padded"
         if path is None:
-            reason = why_unsupported(model) or self._why_not_equal()
+            reason = _why_unsupported(model) or self._why_not_equal()
             if reason is None:
-                self.path = self._preferred()
+                self.path = "packed" if next(model.parameters()).is_cuda else "piecewise"
             else:
                 logger.warning("Calls are padded and prefixes are not shared, because %s", reason)
 
@@ -174,11 +100,8 @@ class PolicyForward:
         for calls, values in self._batches(tree):
             backward(loss(calls, values))
 
-    def _preferred(self) -> Path:
-        return "packed" if next(self.model.parameters()).is_cuda else "piecewise"
-
     def _shared(self, path: Path) -> TreeForward:
-        model = causal_lm(self.model)
+        model = _causal_lm(self.model)
         return TreeForward(
             backbone=cast(PreTrainedModel, model.base_model),
             head=model.get_output_embeddings(),  # type: ignore[no-untyped-call]
@@ -188,12 +111,8 @@ class PolicyForward:
         )
 
     def _why_not_equal(self) -> str | None:
-        """Compare values of a probe, for features that no configuration shows (logit scaling, ...).
-
-        Returns:
-            The reason why the paths differ for this model, or None.
-        """
-        model = causal_lm(self.model)
+        """Compare a probe's values, for features that no configuration shows (logit scaling, ...)."""
+        model = _causal_lm(self.model)
         weight = next(model.parameters())
         ids = torch.tensor([[1, 2, 1]], device=weight.device)
         with torch.no_grad():
@@ -205,7 +124,7 @@ class PolicyForward:
         calls = [CallTokens(prompt=[1, 2], completion=[c, 1, 2], logprobs=None) for c in (1, 2)]
         tree = compile_tree(calls)
         with torch.no_grad():
-            padded, _ = padded_values(self.model, calls)
+            padded = _padded_values(self.model, calls).logprobs
         try:
             shared = self._shared("piecewise").logprobs(tree).logprobs
         except torch.OutOfMemoryError:
@@ -223,8 +142,7 @@ class PolicyForward:
 
     def _batches(self, tree: PrefixTree) -> Iterator[tuple[list[int], Values]]:
         for calls in _similar_lengths(tree, self.max_tokens):
-            logprobs, entropy = padded_values(self.model, [tree.calls[c] for c in calls])
-            yield calls, Values(logprobs=logprobs, entropy=entropy)
+            yield calls, _padded_values(self.model, [tree.calls[c] for c in calls])
 
 
 def _similar_lengths(tree: PrefixTree, max_tokens: int) -> Iterator[list[int]]:
@@ -238,3 +156,73 @@ def _similar_lengths(tree: PrefixTree, max_tokens: int) -> Iterator[list[int]]:
         portion.append(call)
     if portion:
         yield portion
+
+
+def _causal_lm(model: nn.Module) -> PreTrainedModel:
+    """The transformers model inside a peft model, or the model itself."""
+    return cast(PreTrainedModel, model.get_base_model() if isinstance(model, PeftModel) else model)
+
+
+def _why_unsupported(model: nn.Module) -> str | None:
+    """The reason why a prefix tree can give this model wrong values, or None."""
+    adapters = model.peft_config.values() if isinstance(model, PeftModel) else ()
+    kinds = {str(c.peft_type.value) for c in adapters}
+    if kinds - {"LORA"}:
+        return f"its {', '.join(sorted(kinds))} adapter is not LoRA"
+    if not isinstance(model := _causal_lm(model), PreTrainedModel):
+        return f"{type(model).__name__} is not a model of transformers"
+    config = model.config
+    if config.is_encoder_decoder:
+        return "it is an encoder-decoder"
+    if not model._supports_attention_backend:
+        return f"{type(model).__name__} does not use transformers' attention registry"
+    if model.get_output_embeddings() is None:  # type: ignore[no-untyped-call]
+        return f"{type(model).__name__} has no language-model head"
+    kinds = set(getattr(config, "layer_types", None) or []) - {"full_attention"}
+    if kinds:
+        return f"it has layers of type {', '.join(sorted(kinds))}"
+    if not getattr(config, "layer_types", None) and getattr(config, "sliding_window", None):
+        return f"its attention slides over {config.sliding_window} tokens"
+    return _why_layers_unsupported(model.base_model, config)
+
+
+def _why_layers_unsupported(backbone: nn.Module, config: PreTrainedConfig) -> str | None:
+    rotation = (getattr(config, "rope_parameters", None) or {}).get("rope_type", "default")
+    if rotation in _LENGTH_DEPENDENT:
+        return f"its {rotation} rotary embedding depends on the longest call of a batch"
+    layers = getattr(backbone, "layers", None)
+    if not isinstance(layers, nn.ModuleList) or not layers:
+        return f"{type(backbone).__name__} has no .layers"
+    parameters = inspect.signature(layers[-1].forward).parameters.values()
+    names = {parameter.name for parameter in parameters}
+    passes_on = any(parameter.kind is parameter.VAR_KEYWORD for parameter in parameters)
+    if not passes_on or "position_embeddings" not in names:
+        return f"{type(layers[-1]).__name__} does not take rotary position embeddings"
+    return None
+
+
+def _padded_values(model: nn.Module, calls: Sequence[CallTokens]) -> Values:
+    """Values of calls padded into one batch. It works with every causal LM.
+
+    The head runs only at positions that predict a completion token, in the precision of the model's
+    other matrix products; the softmax is fp32. Padding is on the right, where causal attention does
+    not see it, so no attention mask is needed.
+    """
+    device = next(model.parameters()).device
+    inputs = [torch.tensor([*call.prompt, *call.completion]) for call in calls]
+    input_ids = torch.nn.utils.rnn.pad_sequence(inputs, batch_first=True).to(device)
+    starts = torch.tensor([len(call.prompt) - 1 for call in calls], device=device)
+    lengths = torch.tensor([len(call.completion) for call in calls], device=device)
+    steps = torch.arange(int(lengths.max()), device=device)
+    mask = steps < lengths[:, None]  # [C, T]
+    positions = torch.where(mask, starts[:, None] + steps, starts[:, None])
+    needed, index = torch.unique(positions, return_inverse=True)
+    logits = model(input_ids=input_ids[:, :-1], logits_to_keep=needed, use_cache=False).logits
+    logits = logits.gather(1, index[..., None].expand(-1, -1, logits.shape[-1]))
+    temperature = torch.tensor([call.temperature for call in calls], device=device)
+    logprobs = torch.log_softmax(logits.float() / temperature[:, None, None], dim=-1)
+    targets = input_ids.gather(1, positions + 1)
+    chosen = logprobs.gather(-1, targets[..., None]).squeeze(-1)
+    detached = logprobs.detach()
+    entropy = -(detached.exp() * detached).sum(-1)
+    return Values(logprobs=torch.where(mask, chosen, 0.0), entropy=torch.where(mask, entropy, 0.0))

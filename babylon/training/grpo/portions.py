@@ -12,7 +12,7 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from babylon.training.grpo.attention.layout import AttentionSpan, ExternalKeys, Layout, lay_out
+from babylon.training.grpo.attention.layout import AttentionSpan, DensePiece, Layout, lay_out
 from babylon.training.grpo.prefix_tree import PrefixTree
 
 Ints = NDArray[np.int64]
@@ -116,9 +116,7 @@ def _assign(
     heavy = [index for index in chosen if size[index] > max_tokens]
     if heavy:
         _assign(heavy, segments, max_tokens, portion_of, parents)
-    filled: dict[
-        int, tuple[int, int]
-    ] = {}  # parent portion → its newest child and the child's tokens
+    filled: dict[int, tuple[int, int]] = {}  # parent portion → newest child, the child's tokens
     for index in chosen:
         parent = segments[index].parent
         if size[index] > max_tokens:
@@ -160,7 +158,7 @@ def _portion(
     for ancestor, (first, until) in sorted(reach.items()):
         at, length = start[ancestor], len(segments[ancestor].tokens)
         slices.append(PortionSlice(portion_of[ancestor], at, at + length))
-        externals.append(ExternalKeys(keys, keys + length, first, until))
+        externals.append(DensePiece(first, until, keys, keys + length))
         keys += length
     return Portion(
         tokens=np.concatenate([segments[i].tokens for i in own]),

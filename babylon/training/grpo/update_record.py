@@ -8,11 +8,12 @@ from dataclasses import dataclass, fields
 from typing import Any
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
-from babylon.training.grpo.forward import Values
-from babylon.training.grpo.losses.shared import LossInputs, LossTerms
+from babylon.training.grpo.losses import LossInputs, LossTerms
+from babylon.training.grpo.memory import FittingForward
 from babylon.training.grpo.training_window import TrainingWindow
+from babylon.training.grpo.tree_forward import Values
 
 FLAGS = ("band", "negative", "impossible", "clipped_low", "clipped_high")
 RecordState = dict[str, Any]  # field → value: tensors, numbers and lists of them
@@ -138,3 +139,15 @@ class UpdateRecord:
                 terms.clipped_high,
             ]
         )
+
+
+@dataclass(frozen=True, slots=True)
+class TrainState:
+    """A running update. Model, optimiser, fitting and record change in place."""
+
+    model: nn.Module
+    optimizer: torch.optim.Optimizer
+    window: TrainingWindow
+    fitting: FittingForward
+    logged: Logged
+    record: UpdateRecord

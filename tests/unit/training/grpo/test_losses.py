@@ -6,8 +6,14 @@ from dataclasses import replace
 import pytest
 import torch
 
-from babylon.training.grpo.losses import LOSSES, loss_terms
-from babylon.training.grpo.losses.shared import LossBounds, LossInputs, LossTerms, kl_anchor
+from babylon.training.grpo.losses import (
+    LOSSES,
+    LossBounds,
+    LossInputs,
+    LossTerms,
+    kl_anchor,
+    loss_terms,
+)
 
 WIDE = LossBounds(gspo_low=0.1, gspo_high=10.0)  # nothing in these cases leaves GSPO's clip
 

@@ -11,9 +11,9 @@ from transformers import Qwen3ForCausalLM
 from babylon.training.grpo.advantage import advantages
 from babylon.training.grpo.config import TrainerConfig
 from babylon.training.grpo.losses import LOSSES
-from babylon.training.grpo.trainer import NothingToTrainError, train_on_window
+from babylon.training.grpo.trainer import train_on_window
 from babylon.training.grpo.training_input import ScoredTrajectory
-from babylon.training.grpo.training_window import compile_window
+from babylon.training.grpo.training_window import NothingToTrainError, compile_window
 from tests.tiny_policy import tiny_model
 from tests.unit.training.grpo.windows import (
     naive_gradient,

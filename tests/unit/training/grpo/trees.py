@@ -16,8 +16,8 @@ from transformers import (
     Qwen3ForCausalLM,
 )
 
-from babylon.training.grpo.forward import Values
 from babylon.training.grpo.training_input import CallTokens
+from babylon.training.grpo.tree_forward import Values
 
 VOCABULARY = 61
 KINDS = {
