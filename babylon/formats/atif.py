@@ -17,6 +17,7 @@ from itertools import groupby
 from typing import Literal
 
 import msgspec
+from msgspec.structs import replace
 
 from babylon.core.trajectories import Message
 from babylon.formats.documents import (
@@ -34,12 +35,14 @@ from babylon.formats.trace import (
     TraceStep,
     check_tokens,
     convert,
+    fields_of,
     unknown_action,
     utc,
 )
 
 VERSION = "ATIF-v1.7"
 READABLE = "ATIF-v1."
+Source = Literal["system", "user", "agent"]
 OURS = "babylon"  # the key in ``extra`` that holds our own fields
 
 
@@ -98,7 +101,7 @@ class AtifAgent(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
 
 class AtifStep(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     step_id: int
-    source: Literal["system", "user", "agent"]
+    source: Source
     message: str | list[JsonObject]
     timestamp: datetime | None = None
     model_name: str | None = None
@@ -150,17 +153,12 @@ def _trace(place: str, atif: Atif, raw: JsonObject) -> Trace:
     if not steps:
         raise ImportFileError(f"{place}: the document has no agent step to import")
     digest = blake2b(msgspec.json.encode(raw, order="sorted"), digest_size=8).hexdigest()
+    start, end = utc(place, extra.start) or steps[0].at, utc(place, extra.end)
     return Trace(
+        **fields_of(replace(extra, start=start, end=end), Trace),
         trajectory_id=atif.trajectory_id or atif.session_id or f"atif-{digest}",
         agent_id=atif.agent.name,
         steps=steps,
-        window_id=extra.window_id,
-        scenario_id=extra.scenario_id,
-        start=utc(place, extra.start) or steps[0].at,
-        end=utc(place, extra.end),
-        final_balance=extra.final_balance,
-        final_pnl=extra.final_pnl,
-        status=extra.status,
         place=place,
     )
 
@@ -225,16 +223,10 @@ def _call(
         messages=tuple(prompt),
         response=parts_text(place, step.message),
         model=step.model_name or atif.agent.model_name or "unknown",
-        temperature=extra.temperature,
-        top_p=extra.top_p,
-        max_tokens=extra.max_tokens,
-        purpose=extra.purpose,
-        action_type=extra.action_type,
         reasoning=step.reasoning_content,
-        latency_ms=extra.latency_ms,
-        prompt_tokens=metrics.prompt_tokens,
-        completion_tokens=metrics.completion_tokens,
         tokens=tokens,
+        **fields_of(extra, TraceCall),
+        **fields_of(metrics, TraceCall),
     )
 
 
@@ -244,23 +236,11 @@ def _tokens(place: str, metrics: AtifMetrics) -> Tokens | None:
     extra = convert(place, (metrics.extra or {}).get(OURS, {}), MetricsExtra)
     if extra.policy_version is None or None in ids:
         return None
-    tokens = Tokens(
-        prompt_token_ids=metrics.prompt_token_ids or (),
-        completion_token_ids=metrics.completion_token_ids or (),
-        logprobs=metrics.logprobs or (),
-        policy_version=extra.policy_version,
-        route_version=extra.route_version,
-        finish_reason=extra.finish_reason,
-        seed=extra.seed,
-    )
+    tokens = Tokens(**fields_of(metrics, Tokens), **fields_of(extra, Tokens))
     return check_tokens(place, tokens)
 
 
-_SOURCES: dict[str, Literal["system", "user", "agent"]] = {
-    "system": "system",
-    "user": "user",
-    "assistant": "agent",
-}
+_SOURCES: dict[str, Source] = {"system": "system", "user": "user", "assistant": "agent"}
 
 
 def write_atif(trace: Trace) -> JsonObject:
@@ -279,14 +259,15 @@ def write_atif(trace: Trace) -> JsonObject:
             said = (*call.messages, Message(role="assistant", content=call.response))
         if not step.calls:
             steps.append(_act_without_call(len(steps) + 1, number, step))
+    model = next((call.model for step in trace.steps for call in step.calls), None)
     atif = Atif(
         schema_version=VERSION,
         session_id=trace.trajectory_id,
         trajectory_id=trace.trajectory_id,
-        agent=AtifAgent(name=trace.agent_id, version="unknown", model_name=_model(trace)),
+        agent=AtifAgent(name=trace.agent_id, version="unknown", model_name=model),
         steps=tuple(steps),
         final_metrics=_totals(trace),
-        extra=_ours(_trajectory_extra(trace)),
+        extra=_ours(TrajectoryExtra(**fields_of(trace, TrajectoryExtra))),
     )
     document: JsonObject = msgspec.to_builtins(atif)
     return document
@@ -309,16 +290,7 @@ def _context(step_id: int, message: Message, step: TraceStep) -> AtifStep:
 def _reply(
     step_id: int, number: int, begin: int, call: TraceCall, step: TraceStep, last: bool
 ) -> AtifStep:
-    extra = StepExtra(
-        step=number,
-        prompt_from=begin,
-        temperature=call.temperature,
-        top_p=call.top_p,
-        max_tokens=call.max_tokens,
-        purpose=call.purpose,
-        action_type=call.action_type,
-        latency_ms=call.latency_ms,
-    )
+    extra = StepExtra(step=number, prompt_from=begin, **fields_of(call, StepExtra))
     return AtifStep(
         step_id=step_id,
         source="agent",
@@ -344,44 +316,19 @@ def _act_without_call(step_id: int, number: int, step: TraceStep) -> AtifStep:
 
 
 def _with_action(extra: StepExtra, step: TraceStep) -> StepExtra:
-    return msgspec.structs.replace(extra, action=step.action, state=step.state, reward=step.reward)
+    return replace(extra, action=step.action, state=step.state, reward=step.reward)
 
 
 def _metrics(call: TraceCall) -> AtifMetrics | None:
     tokens = call.tokens
     if tokens is None:
-        known = (call.prompt_tokens, call.completion_tokens)
-        return (
-            None
-            if known == (None, None)
-            else AtifMetrics(prompt_tokens=known[0], completion_tokens=known[1])
-        )
+        counts = AtifMetrics(**fields_of(call, AtifMetrics))
+        return None if counts == AtifMetrics() else counts
     return AtifMetrics(
         prompt_tokens=len(tokens.prompt_token_ids),
         completion_tokens=len(tokens.completion_token_ids),
-        prompt_token_ids=tokens.prompt_token_ids,
-        completion_token_ids=tokens.completion_token_ids,
-        logprobs=tokens.logprobs,
-        extra=_ours(
-            MetricsExtra(
-                policy_version=tokens.policy_version,
-                route_version=tokens.route_version,
-                finish_reason=tokens.finish_reason,
-                seed=tokens.seed,
-            )
-        ),
-    )
-
-
-def _trajectory_extra(trace: Trace) -> TrajectoryExtra:
-    return TrajectoryExtra(
-        window_id=trace.window_id,
-        scenario_id=trace.scenario_id,
-        start=trace.start,
-        end=trace.end,
-        final_balance=trace.final_balance,
-        final_pnl=trace.final_pnl,
-        status=trace.status,
+        extra=_ours(MetricsExtra(**fields_of(tokens, MetricsExtra))),
+        **fields_of(tokens, AtifMetrics),
     )
 
 
@@ -393,10 +340,6 @@ def _totals(trace: Trace) -> JsonObject:
         "total_completion_tokens": sum(one.completion_tokens or 0 for one in known),
         "total_steps": len(trace.steps),
     }
-
-
-def _model(trace: Trace) -> str | None:
-    return next((call.model for step in trace.steps for call in step.calls), None)
 
 
 def _ours(extra: msgspec.Struct) -> JsonObject:

@@ -8,7 +8,7 @@ from collections.abc import AsyncIterator, Callable, Iterable, Iterator, Sequenc
 from contextlib import contextmanager
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, TextIO
+from typing import Any, TextIO
 
 import asyncpg
 import msgspec
@@ -20,10 +20,7 @@ from babylon.formats.chat_lines import write_chat
 from babylon.formats.documents import JsonObject
 from babylon.formats.format_names import Written
 from babylon.formats.trace import Tokens, Trace, TraceCall, TraceStep, utc
-from babylon.store.connection import Store, require_game_tables
-
-if TYPE_CHECKING:
-    from babylon.store.connection import Connection
+from babylon.store.connection import Connection, Store, require_game_tables
 
 _AT_A_TIME = 100
 _STATE = ("agentBalance", "agentPnL", "openPositions", "activeMarkets")
@@ -147,7 +144,7 @@ _CALLS = """
 
 
 async def _by_trajectory(
-    connection: "Connection", query: str, ids: Sequence[str]
+    connection: Connection, query: str, ids: Sequence[str]
 ) -> defaultdict[str, list[asyncpg.Record]]:
     rows: defaultdict[str, list[asyncpg.Record]] = defaultdict(list)
     for row in await connection.fetch(query, ids):
@@ -235,13 +232,5 @@ def _tokens(
         said = msgspec.json.decode(call["messages"], type=tuple[Message, ...])
         if call["response"] == response and said == messages:
             waiting.remove(call)
-            return Tokens(
-                prompt_token_ids=tuple(call["prompt_token_ids"]),
-                completion_token_ids=tuple(call["completion_token_ids"]),
-                logprobs=tuple(call["logprobs"]),
-                policy_version=call["policy_version"],
-                route_version=call["route_version"],
-                finish_reason=call["finish_reason"],
-                seed=call["seed"],
-            )
+            return msgspec.convert(dict(call), Tokens)
     return None

@@ -9,7 +9,6 @@ from collections.abc import Iterable, Iterator
 from dataclasses import asdict
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 import asyncpg
 
@@ -24,7 +23,7 @@ from babylon.formats.spans import read_span_traces
 from babylon.formats.trace import Trace
 from babylon.formats.trace_rows import TraceRows, trace_rows
 from babylon.recorder.trajectory_rows import Row
-from babylon.store.connection import Store, affected, one_line
+from babylon.store.connection import Connection, Store, affected, one_line
 
 DEFAULT_AGENT = "imported"
 
@@ -72,9 +71,6 @@ def read_traces(
         case Format.GAME:
             raise ImportFileError(f"{path}: a file of the game's rows holds no traces")
 
-
-if TYPE_CHECKING:
-    from babylon.store.connection import Connection
 
 # In the order of their foreign keys.
 TABLES = (
@@ -138,7 +134,7 @@ def _guess(path: Path) -> Format | None:
 
 
 async def _import_game(
-    connection: "Connection", columns: Columns, sources: list[Source]
+    connection: Connection, columns: Columns, sources: list[Source]
 ) -> dict[str, int]:
     game = [path for path, format in sources if format is Format.GAME]
     files = sorted(
@@ -152,7 +148,7 @@ async def _import_game(
 
 
 async def _insert_trace(
-    connection: "Connection",
+    connection: Connection,
     columns: Columns,
     place: str,
     rows: TraceRows,
@@ -176,7 +172,7 @@ def _storable(value: object) -> object:
     return storable(value) if isinstance(value, str) else value
 
 
-async def _columns(connection: "Connection") -> Columns:
+async def _columns(connection: Connection) -> Columns:
     rows = await connection.fetch(
         "SELECT CASE table_schema WHEN 'babylon' THEN 'babylon.' ELSE '' END || table_name AS name,"
         " array_agg(column_name::text) AS names FROM information_schema.columns"
@@ -204,7 +200,7 @@ def _table_of(path: Path, columns: Columns) -> str:
 
 
 async def _insert(
-    connection: "Connection", table: str, line: Document, columns: frozenset[str]
+    connection: Connection, table: str, line: Document, columns: frozenset[str]
 ) -> int:
     """Insert one row; return 1, or 0 if it exists. Absent keys get the column's default."""
     row = line.value

@@ -4,7 +4,7 @@ A trace holds no ground truth, because it is trained on and given to other peopl
 """
 
 from datetime import UTC, datetime
-from typing import Literal, TypeVar
+from typing import Any, Literal, TypeVar
 
 import msgspec
 
@@ -83,6 +83,12 @@ class Trace(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     final_pnl: float | None = None
     status: str = "completed"
     place: str = ""  # file and line of the trace
+
+
+def fields_of(record: msgspec.Struct, kind: type[msgspec.Struct]) -> dict[str, Any]:
+    """Return the record's fields that ``kind`` also has."""
+    names = kind.__struct_fields__
+    return {name: getattr(record, name) for name in record.__struct_fields__ if name in names}
 
 
 def check_tokens(place: str, tokens: Tokens) -> Tokens:

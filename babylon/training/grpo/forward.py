@@ -12,7 +12,7 @@ from typing import Literal, cast
 
 import torch
 from peft import PeftModel
-from torch import Tensor, nn
+from torch import nn
 from transformers import PreTrainedConfig, PreTrainedModel
 
 from babylon.training.grpo.attention.packed import packed_attention
@@ -111,7 +111,7 @@ class PolicyForward:
         )
 
     def _why_not_equal(self) -> str | None:
-        """Compare a probe's values, for features that no configuration shows (logit scaling, ...)."""
+        """Compare a probe's values, for features that no configuration shows (logit scaling)."""
         model = _causal_lm(self.model)
         weight = next(model.parameters())
         ids = torch.tensor([[1, 2, 1]], device=weight.device)
