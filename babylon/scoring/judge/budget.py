@@ -72,7 +72,7 @@ class Budget:
                 f" JUDGE_{limit.upper()}_TOKENS or JUDGE_{limit.upper()}_USD, or wait"
             )
         reservation = Reservation(estimate)
-        self.spent = _plus(self.spent, estimate)
+        self.spent = plus(self.spent, estimate)
         try:
             yield reservation
         except BaseException:
@@ -80,20 +80,21 @@ class Budget:
             raise
         finally:
             released = Spent(tokens=-estimate.tokens, usd=-estimate.usd)
-            self.spent = _plus(_plus(self.spent, released), reservation.cost)
+            self.spent = plus(plus(self.spent, released), reservation.cost)
 
     def _exceeded(self, cost: Spent) -> str | None:
         for name, limits in self._limits.items():
-            if not limits.allow(_plus(_plus(self._before[name], self.spent), cost)):
+            if not limits.allow(plus(plus(self._before[name], self.spent), cost)):
                 return name
         return None
 
     def _used(self, name: str) -> str:
-        limits, spent = self._limits[name], _plus(self._before[name], self.spent)
+        limits, spent = self._limits[name], plus(self._before[name], self.spent)
         parts = [] if limits.tokens is None else [f"{spent.tokens} of {limits.tokens} tokens"]
         parts += [] if limits.usd is None else [f"${spent.usd:.4f} of ${limits.usd:g}"]
         return ", ".join(parts)
 
 
-def _plus(one: Spent, other: Spent) -> Spent:
+def plus(one: Spent, other: Spent) -> Spent:
+    """Return the sum of tokens and US dollars."""
     return Spent(tokens=one.tokens + other.tokens, usd=one.usd + other.usd)

@@ -13,7 +13,7 @@ from dataclasses import dataclass, replace
 from typing import Any, Protocol, TypeVar
 
 from babylon.core.errors import ScoringError
-from babylon.scoring.judge.budget import Budget
+from babylon.scoring.judge.budget import Budget, plus
 from babylon.scoring.judge.group_prompts import Block, GroupPrompts
 from babylon.scoring.judge.judge_client import JudgeAnswer, JudgeClient, PromptTooLongError
 from babylon.scoring.judge.judge_reply import JudgeReply, UnusableReplyError, parse_reply
@@ -57,12 +57,11 @@ class MemoryJudgments:
 
 
 class CachedJudge:
-    """One judge with its cache and its budget. It counts the replies that it buys."""
+    """One judge with its cache and its budget. ``requests`` counts the replies that it buys."""
 
     def __init__(self, client: JudgeClient, cache: JudgmentCache, budget: Budget) -> None:
         self._client, self._cache, self._budget = client, cache, budget
-        self.requests = self.prompt_tokens = self.completion_tokens = 0
-        self.usd = 0.0
+        self.requests = 0
 
     async def judge(
         self, group: GroupPrompts, blocks: Sequence[Block], *, repeat: int = 0
@@ -85,8 +84,7 @@ class CachedJudge:
         for block in blocks:
             prompt = group.prompt(block, repeat)
             if await self._cache.find(self._key(prompt, repeat)) is None:
-                one = self._estimate(prompt)
-                total = Spent(tokens=total.tokens + one.tokens, usd=total.usd + one.usd)
+                total = plus(total, self._estimate(prompt))
         return total
 
     async def _block(self, group: GroupPrompts, block: Block, repeat: int) -> list[BlockVerdict]:
@@ -153,23 +151,20 @@ class CachedJudge:
     ) -> JudgeAnswer:
         with self._budget.reserve(self._estimate(prompt)) as reservation:
             answer = await self._client.ask(messages, SCHEMAS[prompt.method], max_tokens=limit)
-            cost = self._client.price.of(answer.prompt_tokens, answer.completion_tokens)
-            reservation.cost = cost
+            paid = (answer.prompt_tokens, answer.completion_tokens)
+            reservation.cost = self._client.price.of(*paid)
         self.requests += 1
-        self.prompt_tokens += answer.prompt_tokens
-        self.completion_tokens += answer.completion_tokens
-        self.usd += cost.usd
         return answer
 
     async def _keep(
         self, draft: Purchase, answer: JudgeAnswer, outcome: JudgeReply | str
     ) -> Purchase:
-        usable = isinstance(outcome, JudgeReply)
+        if isinstance(outcome, JudgeReply):
+            draft = replace(draft, scores=outcome.scores, explanations=outcome.explanations)
+        else:
+            draft = replace(draft, problem=one_line(outcome))
         purchase = replace(
             draft,
-            scores=outcome.scores if isinstance(outcome, JudgeReply) else (),
-            explanations=outcome.explanations if isinstance(outcome, JudgeReply) else (),
-            problem=None if usable else one_line(str(outcome)),
             prompt_tokens=answer.prompt_tokens,
             completion_tokens=answer.completion_tokens,
             usd=self._client.price.of(answer.prompt_tokens, answer.completion_tokens).usd,

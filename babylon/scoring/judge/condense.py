@@ -16,6 +16,10 @@ If the text exceeds the limit, it is shortened in this order, all steps alike:
 3. Only the summary is left.
 
 The same trajectory and limit give the same text.
+
+Ground truth also becomes text here: the outcomes of prices and questions, and the game's knowledge.
+If its lines exceed their share of the prompt, lines about markets that the group's agents traded
+come first, and the last line counts the lines left out.
 """
 
 import json
@@ -27,8 +31,8 @@ from itertools import groupby
 from babylon.scoring.judge.judgment import GroundTruth, JudgedTrajectory, RecordedStep
 from babylon.scoring.judge.prompt import count_tokens, escape, shorten
 
-_WHOLE = 1_000_000
-_LIMITS = (_WHOLE, 300, 80)  # characters of one text
+_LIMITS = (1_000_000, 300, 80)  # characters of one text; first whole
+_GAP_TOKENS = 40
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -90,10 +94,11 @@ def condense(judged: JudgedTrajectory, common: Iterable[Line], limit: int) -> st
     summary = summarise(judged)
     steps = _step_texts(judged, frozenset(common))
     for characters in _LIMITS:
-        text = _join([step.line(characters) for step in steps], summary)
+        text = "\n".join([*(step.line(characters) for step in steps), summary])
         if count_tokens(text) <= limit:
             return text
-    return _join(_keep_most_important(steps, limit - count_tokens(summary)), summary)
+    kept = _keep_most_important(steps, limit - count_tokens(summary))
+    return "\n".join([*kept, summary])
 
 
 def summarise(judged: JudgedTrajectory) -> str:
@@ -106,10 +111,6 @@ def summarise(judged: JudgedTrajectory) -> str:
         f"Summary: {own.steps} steps, {own.actions} actions, {own.wins} of {own.trades} decided"
         f" trades won{held}, P&L in this window ${own.pnl_usd:+.2f}"
     )
-
-
-def _join(lines: Sequence[str], summary: str) -> str:
-    return "\n".join([*lines, summary])
 
 
 def _keep_most_important(steps: Sequence[StepText], limit: int) -> list[str]:
@@ -133,9 +134,6 @@ def _keep_most_important(steps: Sequence[StepText], limit: int) -> list[str]:
         gap = []
         lines.append(step.line(_LIMITS[-1]))
     return lines + _gap(gap)
-
-
-_GAP_TOKENS = 40
 
 
 def _gap(steps: Sequence[StepText]) -> list[str]:

@@ -11,6 +11,7 @@ from collections.abc import AsyncIterator, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import replace
 from datetime import UTC, datetime
+from functools import partial
 from pathlib import Path
 
 from babylon.core.errors import ScoringError
@@ -28,21 +29,6 @@ from babylon.scoring.scorer import Score, ScoringContext
 from babylon.store.judgments import StoredJudgments, spent_on_window, spent_since
 
 log = logging.getLogger(__name__)
-
-
-async def ruler(trajectories: Sequence[Trajectory], context: ScoringContext) -> list[Score]:
-    """Score listwise: the judge compares up to six trajectories and scores each."""
-    return await _score("ruler", trajectories, context)
-
-
-async def preference(trajectories: Sequence[Trajectory], context: ScoringContext) -> list[Score]:
-    """Score pairwise: the judge names the better of two, many times."""
-    return await _score("preference", trajectories, context)
-
-
-async def regression(trajectories: Sequence[Trajectory], context: ScoringContext) -> list[Score]:
-    """Score pointwise: the judge scores each trajectory by itself."""
-    return await _score("regression", trajectories, context)
 
 
 async def _score(
@@ -76,14 +62,9 @@ async def _score_within_budget(
         except BudgetSpentError as spent:
             return await _by_heuristic(trajectories, context, spent)
     await _report(context, judgments.level, model=model, reliability=judgments.reliability)
-    log.info(
-        "window %s judged (%s): %d requests, %d tokens, $%.4f bought now",
-        context.window_id,
-        judgments.level,
-        judgments.requests,
-        judgments.tokens,
-        judgments.usd,
-    )
+    bought = (judgments.requests, judgments.tokens, judgments.usd)
+    text = "window %s judged (%s): %d requests, %d tokens, $%.4f bought now"
+    log.info(text, context.window_id, judgments.level, *bought)
     return [
         Score(value=one.score, low=one.low, high=one.high, reasons=one.reasons, seen=one.seen)
         for one in judgments.scores
@@ -91,7 +72,6 @@ async def _score_within_budget(
 
 
 async def _judge(method: Method, context: ScoringContext, *, cheaper: bool) -> Judgments:
-    """Open the judge, and judge the window with the rest of the budget."""
     judge, store = context.settings.judge, context.store
     judged, truth = await asyncio.to_thread(read_evidence, context.artifact)
     midnight = datetime.now(UTC).replace(hour=0, minute=0, second=0, microsecond=0)
@@ -185,3 +165,11 @@ async def _report(context: ScoringContext, level: Level, *, model: str, reliabil
         rubric=load_rubric(context.settings.judge.rubric).version,
         model=model,
     )
+
+
+# Listwise: the judge compares up to six trajectories and scores each.
+ruler = partial(_score, "ruler")
+# Pairwise: the judge names the better of two, many times.
+preference = partial(_score, "preference")
+# Pointwise: the judge scores each trajectory by itself.
+regression = partial(_score, "regression")

@@ -3,6 +3,7 @@
 from collections import defaultdict
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
+from functools import partial, reduce
 from math import log2
 from random import Random
 from statistics import fmean
@@ -11,7 +12,7 @@ import numpy as np
 
 from babylon.scoring.judge.block_design import informative_pairs, mixed_blocks, ring_blocks
 from babylon.scoring.judge.bradley_terry import Win, fit_preferences, information
-from babylon.scoring.judge.budget import Budget, BudgetSpentError
+from babylon.scoring.judge.budget import Budget, BudgetSpentError, plus
 from babylon.scoring.judge.cached_judge import BlockVerdict, CachedJudge, JudgmentCache, await_all
 from babylon.scoring.judge.calibrate import Estimate, ScoreObservation, calibrate, tie, unstable
 from babylon.scoring.judge.group_prompts import Block, GroupPrompts, prepare_group
@@ -60,9 +61,8 @@ async def judge_window(
         level=Level.ONE_PASS if budget_ran_out or not config.repeats else Level.FULL,
         reliability=fmean(group.estimate().reliability for group in judgings),
         requests=judge.requests,
-        prompt_tokens=judge.prompt_tokens,
-        completion_tokens=judge.completion_tokens,
-        usd=judge.usd,
+        tokens=budget.spent.tokens,
+        usd=budget.spent.usd,
     )
 
 
@@ -70,8 +70,7 @@ async def _require_one_pass(
     judge: CachedJudge, budget: Budget, judgings: Sequence["GroupJudging"]
 ) -> None:
     costs = [await judge.cost(group.prompts, group.first_pass()) for group in judgings]
-    total = Spent(tokens=sum(c.tokens for c in costs), usd=sum(c.usd for c in costs))
-    with budget.reserve(total) as reservation:
+    with budget.reserve(reduce(plus, costs, Spent())) as reservation:
         reservation.cost = Spent()
 
 
@@ -209,14 +208,6 @@ def _from_scores(
     )
 
 
-def _from_single_scores(verdicts: Sequence[BlockVerdict], items: int) -> Estimate:
-    return _from_scores(verdicts, items, together=False)
-
-
-def _from_wins(verdicts: Sequence[BlockVerdict], items: int) -> Estimate:
-    return fit_preferences(_wins(verdicts), items)
-
-
 def _wins(verdicts: Sequence[BlockVerdict]) -> list[Win]:
     wins = []
     for verdict in verdicts:
@@ -228,6 +219,6 @@ def _wins(verdicts: Sequence[BlockVerdict]) -> list[Win]:
 
 _ESTIMATORS: dict[Method, Callable[[Sequence[BlockVerdict], int], Estimate]] = {
     "ruler": _from_scores,
-    "preference": _from_wins,
-    "regression": _from_single_scores,
+    "preference": lambda verdicts, items: fit_preferences(_wins(verdicts), items),
+    "regression": partial(_from_scores, together=False),
 }

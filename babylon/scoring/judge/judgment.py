@@ -1,4 +1,9 @@
-"""Input and output of a judgment."""
+"""Input and output of a judgment.
+
+Rubrics are the text files in ``rubrics/``, or a file of the user. A changed text is a new rubric.
+The text is part of every prompt and therefore of every cache key, and every judgment stores the
+rubric's name with the digest of its text.
+"""
 
 import hashlib
 from collections.abc import Mapping
@@ -132,10 +137,5 @@ class Judgments:
     level: Level
     reliability: float
     requests: int
-    prompt_tokens: int
-    completion_tokens: int
+    tokens: int
     usd: float
-
-    @property
-    def tokens(self) -> int:
-        return self.prompt_tokens + self.completion_tokens
