@@ -62,7 +62,7 @@ async def update_on_disk(work: TrainInput, backend: Any, root: Path, **options: 
         await backend.close()
         await asyncio.to_thread(shutil.rmtree, directory, ignore_errors=True)
     return Update(
-        report=from_art(result.metrics, window.counts()),
+        report=from_art(result.metrics, window.counts),
         excluded=window.excluded,
         trajectory_ids=window.trajectory_ids,
     )

@@ -112,7 +112,7 @@ class ServerlessRun:
             parent_version=self._work.parent.policy_version,
             parent_step=0 if parents is None else parents.step or 0,
             trajectory_ids=window.trajectory_ids,
-            counts=window.counts(),
+            counts=window.counts,
             excluded=asdict(window.excluded),
             deadline_s=self._work.settings.prefect.gpu_timeout_s,
         )
