@@ -143,7 +143,6 @@ class Backend:
         dev_config: object,
         verbose: bool = False,
     ) -> AsyncIterator[dict[str, float]]:
-        """Train on the assistant's messages, and yield the metrics of every optimiser step."""
         async with self._training:
             step = self._newest(model)
             await self._serve(model, step)

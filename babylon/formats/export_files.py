@@ -201,7 +201,6 @@ def _step(
 def _call(
     raw: dict[str, Any], log: asyncpg.Record | None, waiting: list[asyncpg.Record]
 ) -> TraceCall:
-    """Return a step's call, with the messages of its log row and the tokens of its gateway row."""
     prompts = (("system", raw.get("systemPrompt")), ("user", raw.get("userPrompt")))
     messages = tuple(Message(role=role, content=text) for role, text in prompts if text)
     if log is not None and log["messages_json"]:

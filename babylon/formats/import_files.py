@@ -148,11 +148,7 @@ async def _import_game(
 
 
 async def _insert_trace(
-    connection: Connection,
-    columns: Columns,
-    place: str,
-    rows: TraceRows,
-    added: dict[str, int],
+    connection: Connection, columns: Columns, place: str, rows: TraceRows, added: dict[str, int]
 ) -> None:
     agent = rows.trajectory["agentId"]
     tables: dict[str, list[Row]] = {

@@ -99,7 +99,6 @@ def _attributes(place: str, owner: JsonObject) -> JsonObject:
 
 
 def _value(place: str, value: object) -> object:
-    """Return an OTLP ``AnyValue`` as a plain JSON value."""
     if not isinstance(value, dict) or len(value) != 1:
         if value == {} or value is None:  # protobuf's empty value
             return None

@@ -78,7 +78,6 @@ def _start(trace: Trace, window: Window | None) -> datetime:
 
 
 def _add_step(place: str, played: OpenTrajectory, step: TraceStep) -> list[RecordedCall]:
-    """Add a step as the recorder does, and return its calls with known tokens."""
     number = len(played.steps)
     moment = step.at or (played.last + _STEP if number else played.start)
     llm_calls = [_llm_call(call) for call in step.calls]

@@ -188,7 +188,6 @@ def _reject_shape(message: str, column: str) -> NoReturn:
 
 
 def _reject_text(text: str, message: str, column: str) -> NoReturn:
-    """Reject unparsable text. NaN and Infinity have their own reason."""
     try:
         _read_strictly(text)
     except _FaultError as fault:

@@ -52,9 +52,7 @@ def check_row(row: GameRow, window: Window, quality: QualitySettings) -> Accepte
         return _accept(row, window, quality)
     except RejectedError as error:
         return Rejection(
-            trajectory_id=row.trajectory_id,
-            reason=error.reason,
-            detail=error.detail[:MAX_DETAIL],
+            trajectory_id=row.trajectory_id, reason=error.reason, detail=error.detail[:MAX_DETAIL]
         )
 
 
@@ -125,8 +123,7 @@ def _check_play(steps: tuple[GameStep, ...], total_reward: float, quality: Quali
             raise RejectedError(Reason.MISSING_FIELD, f"{_place(call, steps)}.userPrompt is empty")
     if len(steps) < quality.min_actions:
         raise RejectedError(
-            Reason.TOO_FEW_ACTIONS,
-            f"{len(steps)} actions, minimum is {quality.min_actions}",
+            Reason.TOO_FEW_ACTIONS, f"{len(steps)} actions, minimum is {quality.min_actions}"
         )
     threshold = quality.reward_threshold
     if threshold is not None and total_reward < threshold:

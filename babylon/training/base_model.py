@@ -72,11 +72,7 @@ def resolve_base(
 
 
 def _check_base(base: Path | str, name: str) -> None:
-    """Load the base model once, so that a bad one fails here and not in engine or trainer.
-
-    Raises:
-        ModelError: it does not load, or it has no chat template.
-    """
+    """Load the base model once, so that a bad one fails here and not in engine or trainer."""
     remedy = "BASE_MODEL names a directory that save_pretrained wrote, or a Hugging Face model id"
     try:
         _, tokenizer = load_policy(base)
@@ -142,7 +138,6 @@ def _imitate(
     recipe: EmbeddedModelRecipe,
     progress: Progress | None,
 ) -> Qwen3ForCausalLM:
-    """Train on the replies of scripted agents, with one cosine cycle of the learning rate."""
     optimizer = torch.optim.AdamW(
         model.parameters(), lr=recipe.learning_rate, betas=(0.9, 0.95), weight_decay=0.01
     )

@@ -17,13 +17,7 @@ from tempfile import mkdtemp
 from typing import Literal
 
 import torch
-from peft import (
-    LoraConfig,
-    PeftModel,
-    get_peft_model,
-    load_peft_weights,
-    set_peft_model_state_dict,
-)
+from peft import LoraConfig, PeftModel, get_peft_model, load_peft_weights, set_peft_model_state_dict
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 from babylon.core.errors import ModelError
@@ -152,7 +146,6 @@ def _adapted(base: PreTrainedModel, config: LoraConfig) -> PeftModel:
 
 
 def _carry_over(trainable: Trainable, parent: Path) -> None:
-    """Load the parent's optimiser state if it belongs to the same parameters."""
     path = parent / _OPTIMIZER_FILE
     if not path.exists():
         return

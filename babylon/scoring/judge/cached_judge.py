@@ -8,17 +8,113 @@ repeated run does not buy it again.
 
 import asyncio
 import hashlib
-from collections.abc import Coroutine, Sequence
+from collections.abc import Coroutine, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from typing import Any, Protocol, TypeVar
 
-from babylon.core.errors import ScoringError
-from babylon.scoring.judge.budget import Budget, plus
+from babylon.core.errors import ScoringError, WindowNotReadyError
 from babylon.scoring.judge.group_prompts import Block, GroupPrompts
 from babylon.scoring.judge.judge_client import JudgeAnswer, JudgeClient, PromptTooLongError
-from babylon.scoring.judge.judge_reply import JudgeReply, UnusableReplyError, parse_reply
-from babylon.scoring.judge.prompt import SCHEMAS, Prompt, count_tokens, one_line, repair_messages
+from babylon.scoring.judge.prompt import (
+    SCHEMAS,
+    JudgeReply,
+    Prompt,
+    UnusableReplyError,
+    count_tokens,
+    one_line,
+    parse_reply,
+    repair_messages,
+)
 from babylon.store.judgments import Purchase, Spent
+
+
+class BudgetSpentError(WindowNotReadyError):
+    """The judge's budget does not allow the next request.
+
+    The window waits. A later run with more budget reuses the judgments that were bought.
+    """
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class BudgetLimits:
+    """Maximum tokens and US dollars. None means no limit."""
+
+    tokens: int | None = None
+    usd: float | None = None
+
+    def allow(self, spent: Spent) -> bool:
+        within_tokens = self.tokens is None or spent.tokens <= self.tokens
+        return within_tokens and (self.usd is None or spent.usd <= self.usd)
+
+
+@dataclass(slots=True)
+class Reservation:
+    """The reserved estimate. The caller replaces ``cost`` with the real cost."""
+
+    cost: Spent
+
+
+class Budget:
+    """The budget of one window: limits of the window and the day, and the amounts spent before."""
+
+    def __init__(
+        self,
+        window: BudgetLimits | None = None,
+        day: BudgetLimits | None = None,
+        *,
+        spent_on_window: Spent | None = None,
+        spent_today: Spent | None = None,
+    ) -> None:
+        self._limits = {"window": window or BudgetLimits(), "day": day or BudgetLimits()}
+        self._before = {"window": spent_on_window or Spent(), "day": spent_today or Spent()}
+        self.spent = Spent()  # in this run, reservations included
+
+    def fits(self, cost: Spent) -> bool:
+        """Return True if the cost stays within every limit."""
+        return self._exceeded(cost) is None
+
+    @contextmanager
+    def reserve(self, estimate: Spent) -> Iterator[Reservation]:
+        """Reserve an estimate while a request runs. The caller sets ``cost`` to the real cost.
+
+        Raises:
+            BudgetSpentError: the estimate does not fit.
+        """
+        if (limit := self._exceeded(estimate)) is not None:
+            raise BudgetSpentError(
+                f"the judge's budget of the {limit} is spent: {self._used(limit)}; the next request"
+                f" costs up to {estimate.tokens} tokens and ${estimate.usd:.4f}; raise"
+                f" JUDGE_{limit.upper()}_TOKENS or JUDGE_{limit.upper()}_USD, or wait"
+            )
+        reservation = Reservation(estimate)
+        self.spent = plus(self.spent, estimate)
+        try:
+            yield reservation
+        except BaseException:
+            reservation.cost = Spent()
+            raise
+        finally:
+            released = Spent(tokens=-estimate.tokens, usd=-estimate.usd)
+            self.spent = plus(plus(self.spent, released), reservation.cost)
+
+    def _exceeded(self, cost: Spent) -> str | None:
+        for name, limits in self._limits.items():
+            if not limits.allow(plus(plus(self._before[name], self.spent), cost)):
+                return name
+        return None
+
+    def _used(self, name: str) -> str:
+        limits, spent = self._limits[name], plus(self._before[name], self.spent)
+        parts = [] if limits.tokens is None else [f"{spent.tokens} of {limits.tokens} tokens"]
+        parts += [] if limits.usd is None else [f"${spent.usd:.4f} of ${limits.usd:g}"]
+        return ", ".join(parts)
+
+
+def plus(one: Spent, other: Spent) -> Spent:
+    """Return the sum of tokens and US dollars."""
+    return Spent(tokens=one.tokens + other.tokens, usd=one.usd + other.usd)
+
 
 T = TypeVar("T")
 _ANSWER_TOKENS = 50  # expected in a reply for each trajectory, plus once for the frame
@@ -111,11 +207,7 @@ class CachedJudge:
     async def _buy(
         self, group: GroupPrompts, block: Block, prompt: Prompt, repeat: int
     ) -> Purchase:
-        """Ask the judge, and ask once more if the reply cannot be used.
-
-        Raises:
-            UnusableReplyError: neither reply can be used, or the prompt is too long.
-        """
+        """Ask the judge, and ask once more if the reply cannot be used."""
         draft = Purchase(
             key=self._key(prompt, repeat),
             scenario_id=group.scenario_id,

@@ -114,7 +114,6 @@ def summarise(judged: JudgedTrajectory) -> str:
 
 
 def _keep_most_important(steps: Sequence[StepText], limit: int) -> list[str]:
-    """Return the lines of the most important steps that fit, with a line for each gap."""
     last = len(steps) - 1
     order = sorted(range(len(steps)), key=lambda i: (i not in (0, last), steps[i].weight, -i))
     kept: set[int] = set()
@@ -203,7 +202,6 @@ def _words(response: object) -> list[str]:
 
 
 def _lines_of_step(step: RecordedStep) -> list[str]:
-    """Return the lines that the agent read before its action."""
     lines: list[str] = []
     for call in step.get("llmCalls", ()):
         if call.get("purpose") != "evaluation":
@@ -221,7 +219,6 @@ def _texts(*values: object) -> list[str]:
 
 
 def _verdict(action: RecordedStep) -> str:
-    """Return the game's verdict on a decided trade."""
     correctness = action.get("correctness") or {}
     for key in ("predictionCorrect", "perpCorrect"):
         if isinstance(correctness.get(key), bool):

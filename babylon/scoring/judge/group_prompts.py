@@ -114,7 +114,6 @@ def _block_size(config: JudgeConfig, longest: int, room: int) -> int:
 
 
 def _markets(judged: JudgedTrajectory) -> set[str]:
-    """Return the names of markets in the parameters of the agent's actions."""
     names: set[str] = set()
     for step in judged.steps:
         parameters = step.get("action", {}).get("parameters")

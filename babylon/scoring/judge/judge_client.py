@@ -117,9 +117,7 @@ class JudgeClient:
             asked = sum(count_tokens(message["content"]) for message in messages)
             return JudgeAnswer(text=text, prompt_tokens=asked, completion_tokens=count_tokens(text))
         return JudgeAnswer(
-            text=text,
-            prompt_tokens=usage.prompt_tokens,
-            completion_tokens=usage.completion_tokens,
+            text=text, prompt_tokens=usage.prompt_tokens, completion_tokens=usage.completion_tokens
         )
 
     async def _complete(

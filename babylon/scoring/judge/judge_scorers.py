@@ -17,7 +17,7 @@ from pathlib import Path
 from babylon.core.errors import ScoringError
 from babylon.core.settings import JudgeSettings
 from babylon.core.trajectories import Trajectory
-from babylon.scoring.judge.budget import Budget, BudgetLimits, BudgetSpentError
+from babylon.scoring.judge.cached_judge import Budget, BudgetLimits, BudgetSpentError
 from babylon.scoring.judge.evidence import read_evidence
 from babylon.scoring.judge.judge_client import JudgeClient, Price
 from babylon.scoring.judge.judge_requirements import require_judge
@@ -137,11 +137,7 @@ async def open_judge(
 async def _by_heuristic(
     trajectories: Sequence[Trajectory], context: ScoringContext, spent: BudgetSpentError
 ) -> list[Score]:
-    """Return the heuristic's scores.
-
-    Raises:
-        BudgetSpentError: the heuristic is switched off, or gives equal scores in every group.
-    """
+    """Return the heuristic's scores."""
     scores = heuristic(trajectories)
     groups: dict[str, set[float]] = {}
     for trajectory, score in zip(trajectories, scores, strict=True):

@@ -1,20 +1,34 @@
 """Judging a window: one pass over each group, repetition of unstable trajectories, calibration."""
 
 from collections import defaultdict
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence, Set
 from dataclasses import dataclass, field
 from functools import partial, reduce
-from math import log2
+from itertools import pairwise, permutations
+from math import ceil, log2
 from random import Random
 from statistics import fmean
 
 import numpy as np
 
-from babylon.scoring.judge.block_design import informative_pairs, mixed_blocks, ring_blocks
 from babylon.scoring.judge.bradley_terry import Win, fit_preferences, information
-from babylon.scoring.judge.budget import Budget, BudgetSpentError, plus
-from babylon.scoring.judge.cached_judge import BlockVerdict, CachedJudge, JudgmentCache, await_all
-from babylon.scoring.judge.calibrate import Estimate, ScoreObservation, calibrate, tie, unstable
+from babylon.scoring.judge.cached_judge import (
+    BlockVerdict,
+    Budget,
+    BudgetSpentError,
+    CachedJudge,
+    JudgmentCache,
+    await_all,
+    plus,
+)
+from babylon.scoring.judge.calibrate import (
+    Estimate,
+    Floats,
+    ScoreObservation,
+    calibrate,
+    tie,
+    unstable,
+)
 from babylon.scoring.judge.group_prompts import Block, GroupPrompts, prepare_group
 from babylon.scoring.judge.judge_client import JudgeClient
 from babylon.scoring.judge.judgment import (
@@ -27,6 +41,58 @@ from babylon.scoring.judge.judgment import (
     Method,
 )
 from babylon.store.judgments import Spent
+
+
+def ring_blocks(items: int, size: int, random: Random) -> list[Block]:
+    """Return blocks of at most ``size`` around a ring of all items, or one block if all fit."""
+    order = random.sample(range(items), items)
+    if size == 1:
+        return [(item,) for item in order]
+    if items <= size:
+        return [tuple(order)]
+    count = ceil(items / (size - 1))
+    cuts = [round(block * items / count) for block in range(count + 1)]
+    blocks = [[order[i % items] for i in range(start, end + 1)] for start, end in pairwise(cuts)]
+    if size == 2:  # each item is first once and second once, so a bias for a place cancels
+        return [tuple(block) for block in blocks]
+    return [tuple(random.sample(block, len(block))) for block in blocks]
+
+
+def mixed_blocks(
+    items: Sequence[int], size: int, places: Mapping[int, Sequence[float]], random: Random
+) -> list[Block]:
+    """Return blocks of two or more items in new company. Items listed late so far come first."""
+    mixed = random.sample(list(items), len(items))
+    count = ceil(len(mixed) / size)
+    cuts = [round(block * len(mixed) / count) for block in range(count + 1)]
+    return [
+        tuple(sorted(mixed[start:end], key=lambda item: -fmean(places[item])))
+        for start, end in pairwise(cuts)
+    ]
+
+
+def informative_pairs(
+    order: Sequence[int], asked: Set[Block], unstable: Set[int], information: Floats
+) -> list[Block]:
+    """Return new pairs, the most informative first, with each item in at most one.
+
+    ``information[i, j]`` is that of the pair with i listed first. A pair needs an ``unstable`` item
+    or neighbours in the ``order`` that were never compared.
+    """
+    met = {frozenset(pair) for pair in asked}
+    strangers = {frozenset(pair) for pair in pairwise(order)} - met
+    pairs = [
+        pair
+        for pair in permutations(order, 2)
+        if pair not in asked and (not unstable.isdisjoint(pair) or frozenset(pair) in strangers)
+    ]
+    chosen: list[Block] = []
+    busy: set[int] = set()
+    for pair in sorted(pairs, key=lambda pair: -information[pair]):
+        if not busy.intersection(pair):
+            busy.update(pair)
+            chosen.append(pair)
+    return chosen
 
 
 async def judge_window(

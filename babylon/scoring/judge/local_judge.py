@@ -68,7 +68,6 @@ async def _answers(session: aiohttp.ClientSession, url: str) -> bool:
 
 
 async def _load(session: aiohttp.ClientSession, url: str, path: Path) -> int:
-    """Load the checkpoint and return its context in tokens."""
     body = msgspec.json.encode({"path": str(path.absolute()), "version": 0})
     async with session.put(f"{url}/policies/{MODEL}", data=body, timeout=_LOAD) as response:
         answer = msgspec.json.decode(await response.read())

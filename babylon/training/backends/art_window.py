@@ -171,7 +171,6 @@ def _trainable(
 
 
 def _obstacle(call: Call, limits: ArtLimits) -> str | None:
-    """The reason why the call cannot be sent, or None."""
     if reason := sampling_obstacle(call):
         return reason
     if call.temperature != 1:

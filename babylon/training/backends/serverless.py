@@ -12,18 +12,12 @@ import httpx
 import openai
 
 from babylon.core.errors import ConfigError, TrainingError
-from babylon.policies.adopt import adopt_adapter
 from babylon.policies.checkpoint_files import adapter_base
 from babylon.policies.tokenizer import decoder
 from babylon.store import training_jobs as jobs
 from babylon.store.training_jobs import TrainingJob
-from babylon.training.backends.art_local import load_art
-from babylon.training.backends.art_window import (
-    ArtWindow,
-    art_limits,
-    art_window,
-    known_secrets,
-)
+from babylon.training.backends.art_local import adopt_adapter, load_art
+from babylon.training.backends.art_window import ArtWindow, art_limits, art_window, known_secrets
 from babylon.training.backends.train_input import TrainInput
 from babylon.training.backends.trainer_requirements import (
     SERVERLESS_MODELS,
@@ -177,7 +171,6 @@ class ServerlessRun:
         return metrics
 
     async def _wait_for_checkpoint(self, job: TrainingJob) -> dict[str, float]:
-        """Wait for the checkpoint of a job whose id is unknown, and return its metrics."""
         try:
             async with asyncio.timeout(max(job.left_s, LAST_LOOK_S)):
                 while True:
@@ -190,7 +183,6 @@ class ServerlessRun:
             raise await self._overdue(job) from error
 
     async def _pull(self, job: TrainingJob, metrics: dict[str, float]) -> TrainingJob:
-        """Download the checkpoint that the job added to ``work.target``, and finish the job."""
         steps = await self._backend.checkpoints(self._model)
         newer = sorted(step for step in steps if step > job.parent_step)
         if len(newer) != 1:
@@ -204,7 +196,6 @@ class ServerlessRun:
         return await jobs.finish_job(self._store, self._claim, job, step=newer[0], metrics=metrics)
 
     async def _fetch(self, step: int) -> None:
-        """Download a checkpoint to ``work.target``, on our base model."""
         parent = self._work.parent.uri
         base = await asyncio.to_thread(adapter_base, parent) or parent
         target = self._work.target
@@ -296,7 +287,6 @@ async def update_serverless(work: TrainInput) -> Update:
 
 @asynccontextmanager
 async def _provider(work: TrainInput, account: WandbAccount) -> AsyncIterator[tuple[Any, Any]]:
-    """(backend, registered model). Errors of the API become ours."""
     art = await load_art()
     backend = art.Serverless(
         api_key=account.api_key.get_secret_value(),

@@ -159,12 +159,10 @@ def _similar_lengths(tree: PrefixTree, max_tokens: int) -> Iterator[list[int]]:
 
 
 def _causal_lm(model: nn.Module) -> PreTrainedModel:
-    """The transformers model inside a peft model, or the model itself."""
     return cast(PreTrainedModel, model.get_base_model() if isinstance(model, PeftModel) else model)
 
 
 def _why_unsupported(model: nn.Module) -> str | None:
-    """The reason why a prefix tree can give this model wrong values, or None."""
     adapters = model.peft_config.values() if isinstance(model, PeftModel) else ()
     kinds = {str(c.peft_type.value) for c in adapters}
     if kinds - {"LORA"}:

@@ -19,12 +19,7 @@ Head = Callable[[Tensor], Tensor]
 
 
 def token_values(
-    head: Head,
-    vocabulary: int,
-    hidden: Tensor,
-    temperature: Tensor,
-    row: Tensor,
-    target: Tensor,
+    head: Head, vocabulary: int, hidden: Tensor, temperature: Tensor, row: Tensor, target: Tensor
 ) -> tuple[Tensor, Tensor]:
     """Log-probabilities of M targets, and entropies of the distributions that predict them.
 

@@ -87,7 +87,6 @@ def cut(tree: PrefixTree, max_tokens: int) -> tuple[list[Portion], list[int]]:
 
 
 def _segments(tree: PrefixTree, max_tokens: int) -> tuple[list[_Segment], list[list[int]]]:
-    """Segments in depth-first order, and the segments of each node."""
     segments: list[_Segment] = []
     of_node: list[list[int]] = []
     for node in tree.nodes:

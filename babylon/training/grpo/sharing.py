@@ -95,7 +95,6 @@ def _advice(
     flat: int,
     decode: Decode | None,
 ) -> str:
-    """Name the position after which most tokens are lost, and quote the text that differs there."""
     ends = np.cumsum([len(part) for part in parts])
     copies = [lost[end - len(part) : end] for part, end in zip(parts, ends.tolist(), strict=True)]
     by_start: dict[int, int] = {}

@@ -193,7 +193,6 @@ def _accumulate(state: TrainState, step: TrainStep, rows: Tensor, forward: Polic
 
 
 def _update(optimizer: torch.optim.Optimizer, config: TrainerConfig, record: UpdateRecord) -> float:
-    """Clip the gradient, take the optimiser's step, and return the gradient norm."""
     parameters = [p for group in optimizer.param_groups for p in group["params"]]
     norm = torch.nn.utils.clip_grad_norm_(parameters, config.grad_clip)
     if not torch.isfinite(norm):

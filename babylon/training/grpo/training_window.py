@@ -203,7 +203,6 @@ def refuse_missing_logprobs(window: TrainingWindow) -> None:
 def _without_stale(
     trajectories: Sequence[ScoredTrajectory], ages: Mapping[int, int], allowed: int
 ) -> tuple[list[ScoredTrajectory], Counter[int]]:
-    """Trajectories without calls of policies that are too old, and those calls by version."""
     too_stale: Counter[int] = Counter()
     fresh = []
     for trajectory in trajectories:

@@ -8,10 +8,7 @@ from babylon.quality.decode import GameStep
 from babylon.quality.policy_calls import CollectedCall, policy_calls
 from tests.unit.quality.rows import call, compact, step
 
-PROMPT = (
-    Message(role="system", content="You trade."),
-    Message(role="user", content="Trade?"),
-)
+PROMPT = (Message(role="system", content="You trade."), Message(role="user", content="Trade?"))
 
 
 def played(*steps):

@@ -134,10 +134,7 @@ async def test_a_scorer_that_asks_for_its_context_gets_it_and_its_metrics_are_ke
 @pytest.mark.parametrize(
     ("chosen", "message"),
     [
-        (
-            {"scoring": {"scorer": "ruler"}},
-            "scorer 'ruler' needs a judge: set JUDGE_MODEL",
-        ),
+        ({"scoring": {"scorer": "ruler"}}, "scorer 'ruler' needs a judge: set JUDGE_MODEL"),
         ({"scoring": {"scorer": "regression"}, "judge": {"model": "m"}}, "set OPENAI_API_KEY"),
         (
             {"scoring": {"scorer": "preference"}, "judge": {"model_path": "/nowhere"}},

@@ -107,7 +107,6 @@ def lay_out(spans: Sequence[AttentionSpan], externals: Sequence[DensePiece]) -> 
 
 
 def _halve(start: int, end: int, local: list[LocalPiece], dense: list[DensePiece]) -> None:
-    """Split causal attention within ``[start, end)`` into short causal and dense pieces."""
     if end - start <= _CAUSAL:
         local.append(LocalPiece(start, end, start, end))
         return

@@ -5,8 +5,12 @@ from contextlib import asynccontextmanager
 import pytest
 
 from babylon.core.errors import ScoringError
-from babylon.scoring.judge.budget import Budget, BudgetLimits, BudgetSpentError
-from babylon.scoring.judge.cached_judge import MemoryJudgments
+from babylon.scoring.judge.cached_judge import (
+    Budget,
+    BudgetLimits,
+    BudgetSpentError,
+    MemoryJudgments,
+)
 from babylon.scoring.judge.judge_client import JudgeClient, Price
 from babylon.scoring.judge.judge_window import judge_window
 from babylon.scoring.judge.judgment import GroundTruth, Level

@@ -13,11 +13,7 @@ from babylon.training.backends import art_window as module
 from babylon.training.backends.art_window import ArtLimits, ArtWindow, art_window, known_secrets
 
 ROOT = Path(__file__).parents[4]
-EXACT = {
-    "prompt_token_ids": (1, 2, 3),
-    "completion_token_ids": (4, 5),
-    "logprobs": (-0.1, -0.2),
-}
+EXACT = {"prompt_token_ids": (1, 2, 3), "completion_token_ids": (4, 5), "logprobs": (-0.1, -0.2)}
 
 
 def row(name: str, score: float, *calls: dict[str, Any], group: str = "s") -> TrainingRow:

@@ -25,11 +25,7 @@ from transformers import (
 )
 
 from babylon.training.grpo.attention.packed import block_mask, packed_attention
-from babylon.training.grpo.attention.piecewise import (
-    attend,
-    attend_backward,
-    piecewise_attention,
-)
+from babylon.training.grpo.attention.piecewise import attend, attend_backward, piecewise_attention
 from babylon.training.grpo.forward import Path, PolicyForward, portion_tokens
 from babylon.training.grpo.portions import cut
 from babylon.training.grpo.prefix_tree import PrefixTree, compile_tree

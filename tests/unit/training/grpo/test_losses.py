@@ -100,8 +100,7 @@ def test_a_good_call_becomes_likelier_and_a_bad_one_less_likely(name: str) -> No
 def test_padding_changes_nothing(name: str) -> None:
     plain, slope = loss_of(name, inputs([[0.49]], [[0.5]], [[0.5]], [1.0]))
     padded, slopes = loss_of(
-        name,
-        inputs([[0.49, 0.7]], [[0.5, 0.1]], [[0.5, 0.9]], [1.0], mask=[[True, False]]),
+        name, inputs([[0.49, 0.7]], [[0.5, 0.1]], [[0.5, 0.9]], [1.0], mask=[[True, False]])
     )
     assert padded.loss.tolist() == [[plain.loss.item(), 0.0]]
     assert slopes == [[slope[0][0], 0.0]]
