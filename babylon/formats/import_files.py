@@ -29,13 +29,15 @@ DEFAULT_AGENT = "imported"
 
 
 def guess_format(path: Path) -> Format | None:
-    """Guess a file's format from the keys of its first object.
+    """Guess a file's format from its name, else from the keys of its first object.
 
     ``None`` stands for spans; their attributes give the dialect.
 
     Raises:
         ImportFileError: the file cannot be read.
     """
+    if path.stem.lower() in _FILE_NAMES:
+        return Format.GAME
     first = next(iter(read_documents(path)), None)
     keys = first.value.keys() if first else set()
     if "resourceSpans" in keys:
@@ -116,7 +118,7 @@ async def import_files(
             "nothing is imported into the game's own database: unset DATABASE_URL to import into"
             " the embedded database"
         )
-    sources = [(path, format or _guess(path)) for path in paths]
+    sources = [(path, format or guess_format(path)) for path in paths]
     now = datetime.now(UTC)
     async with store.pool.acquire() as connection, connection.transaction():
         columns = await _columns(connection)
@@ -127,10 +129,6 @@ async def import_files(
                     rows = trace_rows(trace, minutes=minutes, window=window, now=now)
                     await _insert_trace(connection, columns, trace.place, rows, added)
         return added
-
-
-def _guess(path: Path) -> Format | None:
-    return Format.GAME if path.stem.lower() in _FILE_NAMES else guess_format(path)
 
 
 async def _import_game(
@@ -159,13 +157,11 @@ async def _insert_trace(
     }
     for table, values in tables.items():
         for value in values:
-            line = Document(place, {name: _storable(item) for name, item in value.items()})
+            line = Document(
+                place, {n: storable(v) if isinstance(v, str) else v for n, v in value.items()}
+            )
             new = await _insert(connection, table, line, columns[table])
             added[table] = added.get(table, 0) + new
-
-
-def _storable(value: object) -> object:
-    return storable(value) if isinstance(value, str) else value
 
 
 async def _columns(connection: Connection) -> Columns:

@@ -89,13 +89,17 @@ def encode_step(
             f"step {number}: environment_state lacks {', '.join(missing)}:"
             f" it has {', '.join(environment_state) or 'no keys'}"
         )
+    calls: list[dict[str, object]] = msgspec.to_builtins(list(llm_calls))
+    for call in calls:
+        for name in _LOG_ONLY:
+            call.pop(name, None)
     return to_json(
         {
             "stepNumber": number,
             "timestamp": milliseconds(at),
             "environmentState": dict(environment_state),
             "providerAccesses": msgspec.to_builtins(list(provider_accesses)),
-            "llmCalls": [_step_call(call) for call in llm_calls],
+            "llmCalls": calls,
             "action": msgspec.to_builtins(action),
             "reward": reward,
         },
@@ -125,11 +129,6 @@ def milliseconds(at: datetime) -> int:
 def game_time(at: datetime) -> datetime:
     """Return the time as the game's columns hold it: UTC without a zone."""
     return at.astimezone(UTC).replace(tzinfo=None)
-
-
-def _step_call(call: LlmCall) -> dict[str, object]:
-    fields: dict[str, object] = msgspec.to_builtins(call)
-    return {name: value for name, value in fields.items() if name not in _LOG_ONLY}
 
 
 Row = dict[str, object]

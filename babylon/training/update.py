@@ -1,14 +1,17 @@
 """One window's update on disk: parent checkpoint + scored calls → new checkpoint + report."""
 
+import asyncio
 import sys
 from collections import defaultdict
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from babylon.core.errors import TrainingError, WindowNotReadyError
+from babylon.core.settings import TrainingSettings
 from babylon.core.text import redact
 from babylon.core.trajectories import TrainingRow
 from babylon.policies.layers import TransferLayers
+from babylon.training.backends.train_input import TrainInput
 from babylon.training.call_tokens import scored_trajectories
 from babylon.training.grpo.config import TrainerConfig
 from babylon.training.grpo.memory import OutOfMemoryError
@@ -22,6 +25,41 @@ from babylon.training.likelihood import free_memory, recomputed_logprobs
 from babylon.training.progress_file import ProgressFile, update_digest
 from babylon.training.trainable import Tuning, load_trainable, save_checkpoint
 from babylon.training.update_result import Update
+
+
+async def update_torch(work: TrainInput) -> Update:
+    """Run one GRPO update of the parent's checkpoint, in a thread of this process."""
+    return await asyncio.to_thread(
+        update_checkpoint,
+        work.parent.uri,
+        work.rows,
+        work.target,
+        tuning=work.settings.training.tuning,
+        config=trainer_config(work.settings.training, work.settings.seed),
+        transfer_layers=work.settings.training.transfer_layers,
+        staleness=work.staleness,
+        behaviours=work.behaviours,
+        progress_directory=work.progress_directory,
+        progress=work.progress,
+    )
+
+
+def trainer_config(training: TrainingSettings, seed: int) -> TrainerConfig:
+    """The trainer's configuration that the settings describe."""
+    return TrainerConfig(
+        iterations=training.iterations,
+        trajectories_per_step=training.batch_size * training.accumulation,
+        max_tokens=training.max_tokens,
+        learning_rate=training.effective_learning_rate,
+        warmup_steps=training.warmup_steps,
+        loss=training.loss,
+        advantage=training.advantage,
+        call_weight=training.call_weight,
+        kl_penalty=training.kl_penalty,
+        max_staleness=training.max_staleness,
+        max_missing_logprobs=training.max_missing_logprobs,
+        seed=seed,
+    )
 
 
 def update_checkpoint(

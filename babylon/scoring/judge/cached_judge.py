@@ -4,6 +4,10 @@ An unusable reply is sent back once with its problem. Then the block is split, b
 trajectories are easier to judge. A block that cannot be split fails the stage. A score is never
 invented. Every reply is stored before anything else happens, unusable ones as well, so that a
 repeated run does not buy it again.
+
+The budget limits tokens and US dollars of a window and of a UTC day. Each request reserves an upper
+estimate before it is sent, and settles its real cost afterwards. Requests in flight in other
+processes do not count, so several processes may together exceed the day's limit by those requests.
 """
 
 import asyncio

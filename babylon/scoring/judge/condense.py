@@ -160,7 +160,9 @@ def _step_text(step: RecordedStep, index: int, saw: tuple[str, ...]) -> StepText
     said = " / ".join(_words_of_step(step, action))
     failed = "" if action.get("success") else f"failed: {action.get('error') or 'no reason given'}"
     result = " ".join(filter(None, [failed, _compact(action.get("result")), _verdict(action)]))
-    gain = _gain(action.get("result"))
+    outcome = action.get("result")
+    pnl = outcome.get("pnl") if isinstance(outcome, dict) else None
+    gain = float(pnl) if isinstance(pnl, int | float) else 0.0
     return StepText(
         number=_number(step, index),
         saw=saw,
@@ -224,11 +226,6 @@ def _verdict(action: RecordedStep) -> str:
         if isinstance(correctness.get(key), bool):
             return "(right)" if correctness[key] else "(wrong)"
     return ""
-
-
-def _gain(result: object) -> float:
-    pnl = result.get("pnl") if isinstance(result, dict) else None
-    return float(pnl) if isinstance(pnl, int | float) else 0.0
 
 
 def _compact(value: object) -> str:

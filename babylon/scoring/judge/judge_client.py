@@ -104,7 +104,9 @@ class JudgeClient:
             async with self._turn:
                 reply = await self._complete(messages, schema, max_tokens)
         except openai.OpenAIError as error:
-            if isinstance(error, openai.BadRequestError) and _is_length(error):
+            if isinstance(error, openai.BadRequestError) and (
+                error.code == "context_length_exceeded" or "context length" in str(error).lower()
+            ):
                 raise PromptTooLongError(str(error)) from error
             raise ScoringError(
                 f"judge {self.name} at {self._url}: {str(error).rstrip('.')}; earlier judgments are"
@@ -160,7 +162,3 @@ class JudgeClient:
             self._length = "max_tokens"
             return True
         return False
-
-
-def _is_length(error: openai.BadRequestError) -> bool:
-    return error.code == "context_length_exceeded" or "context length" in str(error).lower()

@@ -74,7 +74,10 @@ def cut(tree: PrefixTree, max_tokens: int) -> tuple[list[Portion], list[int]]:
         members[portion_of[index]].append(index)
     offsets: dict[int, int] = {}
     for own in members:
-        offsets |= _offsets(own, segments)
+        at = 0
+        for index in own:
+            offsets[index] = at
+            at += len(segments[index].tokens)
     terms = _terms(tree, segments, of_node, portion_of, offsets, len(members))
     children: list[list[int]] = [[] for _ in range(len(members) + 1)]
     for number, parent in enumerate(parents):
@@ -169,11 +172,6 @@ def _portion(
         children=children,
         terms=terms,
     )
-
-
-def _offsets(own: Sequence[int], segments: Sequence[_Segment]) -> dict[int, int]:
-    ends = np.cumsum([len(segments[index].tokens) for index in own])
-    return {i: int(e) - len(segments[i].tokens) for i, e in zip(own, ends, strict=True)}
 
 
 def _terms(

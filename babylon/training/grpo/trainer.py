@@ -15,6 +15,10 @@ from torch import Tensor, nn
 
 from babylon.training.grpo.config import TrainerConfig
 from babylon.training.grpo.diagnostics import (
+    Logged,
+    RecordState,
+    TrainState,
+    UpdateRecord,
     clip_fraction,
     kl_of_iteration,
     make_report,
@@ -32,7 +36,6 @@ from babylon.training.grpo.training_window import (
     refuse_missing_logprobs,
 )
 from babylon.training.grpo.tree_forward import Values
-from babylon.training.grpo.update_record import Logged, RecordState, TrainState, UpdateRecord
 
 _TAKEN = "train_steps"  # count in the optimiser's groups; saved with it, so it warms up only once
 Progress = Callable[[int, int], None]  # train steps done, and their highest possible number

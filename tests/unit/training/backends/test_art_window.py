@@ -139,6 +139,5 @@ def test_art_is_imported_by_nothing_that_runs_before_a_window_is_sent() -> None:
     }
     assert importers == {
         "babylon/art/backend.py",
-        "babylon/art/chats.py",  # its import is of protocols only
         "babylon/training/backends/art_client.py",
     }
