@@ -258,7 +258,15 @@ def write_atif(trace: Trace) -> JsonObject:
             steps.append(_reply(len(steps) + 1, number, begin, call, step, last))
             said = (*call.messages, Message(role="assistant", content=call.response))
         if not step.calls:
-            steps.append(_act_without_call(len(steps) + 1, number, step))
+            act = AtifStep(
+                step_id=len(steps) + 1,
+                source="agent",
+                message="",
+                timestamp=step.at,
+                llm_call_count=0,
+                extra=_ours(_with_action(StepExtra(step=number), step)),
+            )
+            steps.append(act)
     model = next((call.model for step in trace.steps for call in step.calls), None)
     atif = Atif(
         schema_version=VERSION,
@@ -301,17 +309,6 @@ def _reply(
         metrics=_metrics(call),
         llm_call_count=1,
         extra=_ours(_with_action(extra, step) if last else extra),
-    )
-
-
-def _act_without_call(step_id: int, number: int, step: TraceStep) -> AtifStep:
-    return AtifStep(
-        step_id=step_id,
-        source="agent",
-        message="",
-        timestamp=step.at,
-        llm_call_count=0,
-        extra=_ours(_with_action(StepExtra(step=number), step)),
     )
 
 

@@ -55,7 +55,6 @@ async def export_game(store: Store, window_id: str, folder: Path) -> dict[str, i
         WindowError: no trajectory has that window id.
         DatabaseError: a file exists already.
     """
-    require_game_tables(store)
     await _require_trajectories(store, window_id)
     folder.mkdir(parents=True, exist_ok=True)
     counts = dict.fromkeys(GAME_FILES, 0)

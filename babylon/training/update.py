@@ -10,7 +10,6 @@ from babylon.core.errors import TrainingError, WindowNotReadyError
 from babylon.core.settings import TrainingSettings
 from babylon.core.text import redact
 from babylon.core.trajectories import TrainingRow
-from babylon.policies.layers import TransferLayers
 from babylon.training.backends.train_input import TrainInput
 from babylon.training.call_tokens import scored_trajectories
 from babylon.training.grpo.config import TrainerConfig
@@ -23,7 +22,7 @@ from babylon.training.grpo.training_window import (
 )
 from babylon.training.likelihood import free_memory, recomputed_logprobs
 from babylon.training.progress_file import ProgressFile, update_digest
-from babylon.training.trainable import Tuning, load_trainable, save_checkpoint
+from babylon.training.trainable import TransferLayers, Tuning, load_trainable, save_checkpoint
 from babylon.training.update_result import Update
 
 

@@ -6,6 +6,7 @@ This module does not import torch, so that stages and trainers can import it at 
 import math
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass
+from typing import Any
 
 from babylon.core.types import Metrics, Scored
 from babylon.training.grpo.train_report import TrainReport
@@ -96,14 +97,6 @@ def to_art(report: TrainReport | ArtReport) -> dict[str, float]:
 def from_art(metrics: Mapping[str, float], counts: Mapping[str, int]) -> ArtReport:
     """The report of an ART trainer: its metrics, and our own ``counts`` of what was sent."""
 
-    def figure(name: str) -> float | None:
-        return metrics.get(_ART_NAMES[name])
-
-    return ArtReport(
-        training_loss=figure("training_loss"),
-        entropy=figure("entropy"),
-        kl_after=figure("kl_after"),
-        grad_norm=figure("grad_norm"),
-        train_steps=figure("train_steps"),
-        **counts,
-    )
+    names = ("training_loss", "entropy", "kl_after", "grad_norm", "train_steps")
+    figures: dict[str, Any] = {name: metrics.get(_ART_NAMES[name]) for name in names}
+    return ArtReport(**figures, **counts)

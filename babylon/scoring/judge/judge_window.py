@@ -20,7 +20,6 @@ from statistics import fmean
 
 import numpy as np
 
-from babylon.scoring.judge.bradley_terry import Win, fit_preferences, information
 from babylon.scoring.judge.cached_judge import (
     BlockVerdict,
     Budget,
@@ -34,7 +33,10 @@ from babylon.scoring.judge.calibrate import (
     Estimate,
     Floats,
     ScoreObservation,
+    Win,
     calibrate,
+    fit_preferences,
+    information,
     tie,
     unstable,
 )

@@ -1,9 +1,10 @@
 """The running record of an update, and the report that is computed from it.
 
 The record holds each policy's logprobs of each token and the steps' figures. Together with weights
-and optimiser, it resumes an interrupted update. The report's figures are computed once, at the end of an update, over all tokens of the window, so they do not
-depend on how train steps were cut into portions. Sums are fp64, because in fp32 the rounding errors
-of an unchanged policy can make k3 negative.
+and optimiser, it resumes an interrupted update. The report's figures are computed once, at the end
+of an update, over all tokens of the window, so they do not depend on how train steps were cut into
+portions. Sums are fp64, because in fp32 the rounding errors of an unchanged policy can make k3
+negative.
 """
 
 from collections import Counter

@@ -29,7 +29,6 @@ class Sharing:
 
     flat_tokens: int  # forwarded by a trainer without a tree, not counting padding
     unique_tokens: int  # forwarded by the tree
-    trained_tokens: int  # loss terms: completion tokens of all calls
     lost_tokens: int  # unique tokens that are copies, and shared if common text came first
     advice: str | None  # on the order of prompts; None if few tokens are lost
 
@@ -44,7 +43,6 @@ def find_sharing(tree: PrefixTree, decode: Decode | None = None) -> Sharing:
     return Sharing(
         flat_tokens=flat,
         unique_tokens=unique,
-        trained_tokens=sum(len(c.completion) for c in calls),
         lost_tokens=int(lost.sum()),
         advice=(
             _advice(nodes, prompts, lost, flat, decode)

@@ -34,7 +34,6 @@ class TrainStep:
     calls: Sequence[int]  # positions in TrainingWindow.calls
     tree: PrefixTree  # of these calls, in this order
     weights: Sequence[float]
-    trajectories: int
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -139,7 +138,6 @@ class TrainingWindow:
             calls=positions,
             tree=self.tree if whole else self.tree.only(positions),
             weights=weights,
-            trajectories=len(trajectories),
         )
 
 

@@ -3,8 +3,15 @@ from random import Random
 import numpy as np
 import pytest
 
-from babylon.scoring.judge.bradley_terry import fit_preferences, information
-from babylon.scoring.judge.calibrate import Estimate, ScoreObservation, calibrate, tie, unstable
+from babylon.scoring.judge.calibrate import (
+    Estimate,
+    ScoreObservation,
+    calibrate,
+    fit_preferences,
+    information,
+    tie,
+    unstable,
+)
 from babylon.scoring.judge.judge_window import informative_pairs, mixed_blocks, ring_blocks
 
 
