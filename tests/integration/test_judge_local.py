@@ -32,7 +32,7 @@ async def judged_by(path, tmp_path):
 
 def taught(directory):
     """A model overfitted to the two prompts of ``GROUP`` and their answers."""
-    tokenizer, model = tiny_tokenizer(), tiny_model(0, max_positions=CONTEXT)
+    tokenizer, model = tiny_tokenizer(), tiny_model(0, max_position_embeddings=CONTEXT)
     sheet = prepare_group(GROUP, GroundTruth(), CONFIG)
     chats = [
         [*sheet.prompt((item,)).messages, {"role": "assistant", "content": answer}]
@@ -67,7 +67,7 @@ async def test_a_checkpoint_that_can_answer_judges(tmp_path):
 
 async def test_a_checkpoint_that_babbles_fails_the_stage_and_scores_nothing(tmp_path):
     path = tmp_path / "babbler"
-    tiny_model(1, max_positions=CONTEXT).save_pretrained(path)
+    tiny_model(1, max_position_embeddings=CONTEXT).save_pretrained(path)
     tiny_tokenizer().save_pretrained(path)
     with pytest.raises(ScoringError, match=r"judge babbler@\w+ gave no usable judgment of t-"):
         await judged_by(path, tmp_path)
