@@ -209,7 +209,6 @@ class Backend:
         return self._newest(model)
 
     async def _delete_checkpoint_files(self, model: ArtModel, steps_to_keep: list[int]) -> None:
-        """Delete every other step, and stop serving it."""
         for step in set(self._steps(model)) - set(steps_to_keep):
             self._engine.unload(f"{model.name}@{step}")
             await asyncio.to_thread(shutil.rmtree, self._checkpoint(model, step))

@@ -58,11 +58,13 @@ async def export_game(store: Store, window_id: str, folder: Path) -> dict[str, i
     await _require_trajectories(store, window_id)
     folder.mkdir(parents=True, exist_ok=True)
     counts = dict.fromkeys(GAME_FILES, 0)
-    for table in GAME_FILES:
+    for table, rows in _GAME_FILES.items():
+        query = f"SELECT row_to_json(r)::text FROM ({rows}) r"
         with open_new(folder / f"{table}.jsonl") as file:
-            async for line in _rows(store, window_id, table):
-                file.write(line + "\n")
-                counts[table] += 1
+            async with store.pool.acquire() as connection, connection.transaction(readonly=True):
+                async for record in connection.cursor(query, window_id, prefetch=_AT_A_TIME):
+                    file.write(record[0] + "\n")
+                    counts[table] += 1
     return counts
 
 
@@ -105,13 +107,6 @@ def open_new(path: Path) -> Iterator[TextIO]:
         part.rename(path)
     finally:
         part.unlink(missing_ok=True)
-
-
-async def _rows(store: Store, window_id: str, table: str) -> AsyncIterator[str]:
-    query = f"SELECT row_to_json(r)::text FROM ({_GAME_FILES[table]}) r"
-    async with store.pool.acquire() as connection, connection.transaction(readonly=True):
-        async for record in connection.cursor(query, window_id, prefetch=_AT_A_TIME):
-            yield record[0]
 
 
 async def read_window_traces(store: Store, window_id: str) -> AsyncIterator[Trace]:

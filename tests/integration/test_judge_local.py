@@ -5,12 +5,12 @@ import torch
 
 from babylon.core.errors import ConfigError, ScoringError
 from babylon.core.settings import JudgeSettings
-from babylon.scoring.judge.cached_judge import MemoryJudgments
 from babylon.scoring.judge.group_prompts import prepare_group
 from babylon.scoring.judge.judge_requirements import require_judge
 from babylon.scoring.judge.judge_scorers import open_judge
 from babylon.scoring.judge.judge_window import judge_window
 from babylon.scoring.judge.judgment import GroundTruth, JudgeConfig, Rubric
+from benchmarks.judge_windows import MemoryJudgments
 from tests.judged import judged, step
 from tests.tiny_policy import tiny_model, tiny_tokenizer
 

@@ -134,26 +134,11 @@ class BlockVerdict:
 
 
 class JudgmentCache(Protocol):
-    """Store of bought judgments: ``babylon.store.judgments.StoredJudgments`` or in memory."""
+    """Store of bought judgments: such as ``babylon.store.judgments.StoredJudgments``."""
 
     async def find(self, key: str) -> Purchase | None: ...
 
     async def keep(self, purchase: Purchase) -> None: ...
-
-
-class MemoryJudgments:
-    """Judgments in memory, for judging without a database."""
-
-    def __init__(self) -> None:
-        self._kept: dict[str, Purchase] = {}
-
-    async def find(self, key: str) -> Purchase | None:
-        return self._kept.get(key)
-
-    async def keep(self, purchase: Purchase) -> None:
-        known = self._kept.get(purchase.key)
-        if known is None or known.problem is not None:
-            self._kept[purchase.key] = purchase
 
 
 class CachedJudge:

@@ -180,7 +180,6 @@ def _number(step: RecordedStep, index: int) -> int:
 
 
 def _words_of_step(step: RecordedStep, action: RecordedStep) -> list[str]:
-    """Return the agent's words of a step: its replies, then reasons that these do not repeat."""
     words: dict[str, None] = {}
     for call in step.get("llmCalls", ()):
         if call.get("purpose") != "evaluation":

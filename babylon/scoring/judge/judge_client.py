@@ -10,7 +10,6 @@ import logging
 import re
 from collections.abc import Sequence
 from dataclasses import dataclass
-from types import TracebackType
 from typing import Self, cast
 
 import openai
@@ -83,12 +82,7 @@ class JudgeClient:
     async def __aenter__(self) -> Self:
         return self
 
-    async def __aexit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
+    async def __aexit__(self, *error: object) -> None:
         await self._client.close()
 
     async def ask(
@@ -146,10 +140,7 @@ class JudgeClient:
         return options
 
     def _adapt(self, refusal: str, asked: dict[str, object]) -> bool:
-        """Drop an option that the server refused. Return True if the request may be sent again.
-
-        The prompt also asks for the JSON in words, and every reply is checked.
-        """
+        """Drop an option that the server refused. Return True if the request may be sent again."""
         if "response_format" in asked and _SCHEMA_REFUSED.search(refusal):
             if self._structured:
                 log.warning(

@@ -132,7 +132,6 @@ def trajectory_groups(rows: Sequence[TrainingRow]) -> list[Any]:
 
 
 def _history(call: Call) -> list[Any]:
-    """The call's messages, and its reply in the format of a vLLM response."""
     assert call.completion_token_ids is not None and call.logprobs is not None
     choice = Choice.model_validate(
         {

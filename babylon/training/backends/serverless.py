@@ -140,7 +140,6 @@ class ServerlessRun:
         await self._backend._delete_checkpoint_files(self._model, keep)
 
     async def _follow(self, job: TrainingJob, groups: Sequence[Any]) -> dict[str, float]:
-        """Submit the job, unless it is running already, wait for its end and return its metrics."""
         accepted = resumed = job.job_id is not None
 
         async def submitted(job_id: str) -> None:

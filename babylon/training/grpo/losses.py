@@ -103,14 +103,12 @@ def _behaviour_ratio(inputs: LossInputs) -> Tensor:
 
 
 def _token_masks(inputs: LossInputs, bounds: LossBounds) -> Masks:
-    """Masks of tokens outside the band, and of calls that are left out as a whole."""
     moved = _behaviour_ratio(inputs)
     outside = (moved < bounds.band_low) | (moved > bounds.band_high)
     return _call_masks(inputs, bounds, band=inputs.known & inputs.mask & outside)
 
 
 def _call_masks(inputs: LossInputs, bounds: LossBounds, *, band: Tensor | None = None) -> Masks:
-    """Masks of calls that are left out as a whole. ``band`` is empty by default."""
     known = inputs.known & inputs.mask
     drift = torch.where(known, inputs.mu - inputs.theta.detach(), 0.0).sum(-1)
     moved_away = drift / known.sum(-1).clamp(min=1) > bounds.negative_call_drift
@@ -125,7 +123,6 @@ def _call_masks(inputs: LossInputs, bounds: LossBounds, *, band: Tensor | None =
 def _finish(
     inputs: LossInputs, objective: Tensor, masks: Masks, *, low: Tensor, high: Tensor
 ) -> LossTerms:
-    """The loss of the kept tokens, from the objective that is to be maximised."""
     kept = inputs.mask & ~masks.dropped
     return LossTerms(
         loss=torch.where(kept, -objective, 0.0),

@@ -9,11 +9,11 @@ from babylon.scoring.judge.cached_judge import (
     Budget,
     BudgetLimits,
     BudgetSpentError,
-    MemoryJudgments,
 )
 from babylon.scoring.judge.judge_client import JudgeClient, Price
 from babylon.scoring.judge.judge_window import judge_window
 from babylon.scoring.judge.judgment import GroundTruth, Level
+from benchmarks.judge_windows import MemoryJudgments
 from benchmarks.loopback_judge import LoopbackJudge, Mind
 from tests.judged import SCALE, config, judged, kendall, ladder, step
 

@@ -15,6 +15,9 @@ from babylon.training.grpo.training_window import compile_window
 from tests.tiny_policy import tiny_model
 from tests.unit.training.grpo.trees import naive_logprobs
 
+TIMINGS = ("training_s", "unique_tokens_per_s", "trained_tokens_per_s")
+"""Fields of a report that differ between two runs of the same update."""
+
 
 def window(
     seed: int = 0, *, known: bool = True, agents: int = 4, groups: int = 2
