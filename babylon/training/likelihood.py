@@ -13,8 +13,7 @@ from babylon.core.probes import ProbeAnswer
 from babylon.core.trajectories import Trajectory
 from babylon.policies.load import load_policy
 from babylon.training.call_tokens import exact_tokens
-from babylon.training.grpo.forward import PolicyForward
-from babylon.training.grpo.memory import FittingForward, OutOfMemoryError
+from babylon.training.grpo.forward import FittingForward, OutOfMemoryError, PolicyForward
 from babylon.training.grpo.prefix_tree import PrefixTree, compile_tree
 from babylon.training.grpo.training_input import CallTokens
 

@@ -13,7 +13,7 @@ from babylon.core.trajectories import TrainingRow
 from babylon.training.backends.train_input import TrainInput
 from babylon.training.call_tokens import scored_trajectories
 from babylon.training.grpo.config import TrainerConfig
-from babylon.training.grpo.memory import OutOfMemoryError
+from babylon.training.grpo.forward import OutOfMemoryError
 from babylon.training.grpo.trainer import Progress, train_on_window
 from babylon.training.grpo.training_window import (
     NothingToTrainError,

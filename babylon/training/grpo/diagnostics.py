@@ -15,8 +15,8 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from babylon.training.grpo.forward import FittingForward
 from babylon.training.grpo.losses import LossInputs, LossTerms
-from babylon.training.grpo.memory import FittingForward
 from babylon.training.grpo.train_report import TrainReport
 from babylon.training.grpo.training_window import TrainingWindow
 from babylon.training.grpo.tree_forward import Values

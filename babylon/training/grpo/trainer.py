@@ -24,9 +24,13 @@ from babylon.training.grpo.diagnostics import (
     make_report,
     weight_sample,
 )
-from babylon.training.grpo.forward import PolicyForward
+from babylon.training.grpo.forward import (
+    FittingForward,
+    OutOfMemoryError,
+    PolicyForward,
+    is_out_of_memory,
+)
 from babylon.training.grpo.losses import LOSSES, loss_terms
-from babylon.training.grpo.memory import FittingForward, OutOfMemoryError, is_out_of_memory
 from babylon.training.grpo.prefix_tree import PrefixTree
 from babylon.training.grpo.train_report import TrainReport
 from babylon.training.grpo.training_window import (

@@ -16,8 +16,13 @@ from statistics import fmean
 
 from babylon.training.grpo.advantage import advantages, call_masses, call_weights
 from babylon.training.grpo.config import MAX_STALENESS, TrainerConfig
-from babylon.training.grpo.prefix_tree import PrefixTree, compile_tree
-from babylon.training.grpo.sharing import Decode, Sharing, find_sharing
+from babylon.training.grpo.prefix_tree import (
+    Decode,
+    PrefixTree,
+    Sharing,
+    compile_tree,
+    find_sharing,
+)
 from babylon.training.grpo.training_input import CallTokens, ScoredTrajectory
 
 logger = logging.getLogger(__name__)

@@ -10,8 +10,7 @@ from hypothesis import strategies as st
 
 from babylon.training.grpo.attention.layout import Layout
 from babylon.training.grpo.portions import cut
-from babylon.training.grpo.prefix_tree import PrefixTree, compile_tree
-from babylon.training.grpo.sharing import find_sharing
+from babylon.training.grpo.prefix_tree import PrefixTree, compile_tree, find_sharing
 from babylon.training.grpo.training_input import CallTokens
 from tests.unit.training.grpo.trees import call, tokens
 
