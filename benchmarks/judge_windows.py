@@ -22,7 +22,7 @@ from babylon.game.market.orders import Decision, render_decision
 from babylon.game.market.prompts import render_observation
 from babylon.game.market.scenario import Rules, Scenario, make_scenario
 from babylon.game.market.scripted import buy
-from babylon.recorder.trajectory_rows import Action, LlmCall, encode_step
+from babylon.recorder.trajectory import Action, LlmCall, encode_step
 from babylon.scoring.judge.judgment import GroundTruth, JudgedTrajectory
 from babylon.store.judgments import Purchase
 

@@ -20,14 +20,10 @@ import msgspec
 from msgspec.structs import replace
 
 from babylon.core.trajectories import Message
-from babylon.formats.documents import (
+from babylon.formats.trace import (
     Document,
     ImportFileError,
     JsonObject,
-    parts_text,
-    refuse_tool_call,
-)
-from babylon.formats.trace import (
     Purpose,
     Tokens,
     Trace,
@@ -36,6 +32,8 @@ from babylon.formats.trace import (
     check_tokens,
     convert,
     fields_of,
+    parts_text,
+    refuse_tool_call,
     unknown_action,
     utc,
 )

@@ -13,8 +13,19 @@ from hashlib import blake2b
 import msgspec
 
 from babylon.core.trajectories import Message
-from babylon.formats.documents import Document, ImportFileError, JsonObject, message_text, role_of
-from babylon.formats.trace import Trace, TraceCall, TraceStep, convert, fields_of, utc
+from babylon.formats.trace import (
+    Document,
+    ImportFileError,
+    JsonObject,
+    Trace,
+    TraceCall,
+    TraceStep,
+    convert,
+    fields_of,
+    message_text,
+    role_of,
+    utc,
+)
 
 
 class ChatMetadata(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):

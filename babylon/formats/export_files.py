@@ -17,9 +17,8 @@ from babylon.core.errors import DatabaseError, WindowError
 from babylon.core.trajectories import Message
 from babylon.formats.atif import write_atif
 from babylon.formats.chat_lines import write_chat
-from babylon.formats.documents import JsonObject
 from babylon.formats.format_names import Written
-from babylon.formats.trace import Tokens, Trace, TraceCall, TraceStep, utc
+from babylon.formats.trace import JsonObject, Tokens, Trace, TraceCall, TraceStep, utc
 from babylon.store.connection import Connection, Store, require_game_tables
 
 _AT_A_TIME = 100

@@ -17,12 +17,11 @@ from babylon.core.text import storable
 from babylon.core.windows import Window
 from babylon.formats.atif import read_atif
 from babylon.formats.chat_lines import read_chats
-from babylon.formats.documents import Document, ImportFileError, read_documents
 from babylon.formats.format_names import Format
 from babylon.formats.spans import read_span_traces
-from babylon.formats.trace import Trace
+from babylon.formats.trace import Document, ImportFileError, Trace, read_documents
 from babylon.formats.trace_rows import TraceRows, trace_rows
-from babylon.recorder.trajectory_rows import Row
+from babylon.recorder.trajectory import Row
 from babylon.store.connection import Connection, Store, affected, one_line
 
 DEFAULT_AGENT = "imported"

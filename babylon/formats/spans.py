@@ -26,15 +26,18 @@ from typing import Literal
 import msgspec
 
 from babylon.core.trajectories import Message
-from babylon.formats.documents import (
+from babylon.formats.trace import (
     Document,
     ImportFileError,
     JsonObject,
+    Trace,
+    TraceCall,
+    TraceStep,
+    convert,
     parts_text,
     refuse_tool_call,
     role_of,
 )
-from babylon.formats.trace import Trace, TraceCall, TraceStep, convert
 
 Dialect = Literal["otel", "openinference"]
 _PART = re.compile(r"message\.contents\.(\d+)\.message_content\.(type|text)")

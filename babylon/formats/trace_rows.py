@@ -13,9 +13,16 @@ import msgspec
 from babylon.core.errors import RecorderError
 from babylon.core.text import storable, storable_json
 from babylon.core.windows import Window, window_at
-from babylon.formats.documents import ImportFileError
-from babylon.formats.trace import Tokens, Trace, TraceCall, TraceStep, convert, fields_of
-from babylon.recorder.trajectory_rows import Action, LlmCall, OpenTrajectory, Row, trajectory_row
+from babylon.formats.trace import (
+    ImportFileError,
+    Tokens,
+    Trace,
+    TraceCall,
+    TraceStep,
+    convert,
+    fields_of,
+)
+from babylon.recorder.trajectory import Action, LlmCall, OpenTrajectory, Row, trajectory_row
 from babylon.store.calls import RecordedCall
 
 _UNKNOWN_STATE = {"agentBalance": 0.0, "agentPnL": 0.0, "openPositions": 0}

@@ -16,8 +16,7 @@ from babylon.core.errors import RecorderError, WindowNotReadyError
 from babylon.core.failpoints import failpoint
 from babylon.core.text import storable
 from babylon.core.windows import parse_window_id, window_at
-from babylon.recorder.trajectory import moment_in_utc, utc_now
-from babylon.recorder.trajectory_rows import Row, game_time
+from babylon.recorder.trajectory import Row, game_time, moment_in_utc, utc_now
 from babylon.store.connection import Connection, Store, require_game_tables
 from babylon.store.observations import (
     MarketObservation,

@@ -6,16 +6,13 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from datetime import datetime
 from statistics import fmean
-from typing import TYPE_CHECKING
 
 import msgspec
 
 from babylon.quality.correctness import window_pnl_usd
 from babylon.quality.decode import GameMetrics, GameStep, RejectedError, decode
+from babylon.store.connection import Connection
 from babylon.store.experiments import Play, steps_of
-
-if TYPE_CHECKING:
-    from babylon.store.connection import Connection
 
 START_BALANCE_USD = 1000.0
 HEAVY_LOSS = 0.1  # of the balance
@@ -63,7 +60,7 @@ def finished(plays: Iterable[Play], before: datetime) -> tuple[list[Play], Count
 
 
 async def results(
-    connection: "Connection", plays: Sequence[Play]
+    connection: Connection, plays: Sequence[Play]
 ) -> tuple[list[PlayResult], Counter[str]]:
     """Compute the plays' results → (results, number of plays without P&L).
 

@@ -8,7 +8,6 @@ from collections import Counter
 from collections.abc import Sequence
 from dataclasses import asdict, replace
 from datetime import datetime, timedelta
-from typing import TYPE_CHECKING
 
 import numpy as np
 
@@ -30,7 +29,7 @@ from babylon.evaluation.experiment.guardrails import (
 from babylon.evaluation.experiment.play_results import PlayResult, finished, means, results
 from babylon.evaluation.experiment.review_records import Guardrail, Review, SampleRatio
 from babylon.evaluation.experiment.sample_ratio import sample_ratio
-from babylon.store.connection import Store, require_game_tables
+from babylon.store.connection import Connection, Store, require_game_tables
 from babylon.store.database_clock import clock_of
 from babylon.store.experiments import (
     AgentCalls,
@@ -43,9 +42,6 @@ from babylon.store.experiments import (
     plays_before,
     scores_of,
 )
-
-if TYPE_CHECKING:
-    from babylon.store.connection import Connection
 
 __all__ = ["Review", "review"]
 
@@ -72,7 +68,7 @@ async def review(store: Store, settings: Settings, experiment: str | None = None
     return look
 
 
-async def _look(connection: "Connection", settings: Settings, found: Experiment) -> Review:
+async def _look(connection: Connection, settings: Settings, found: Experiment) -> Review:
     now = (await clock_of(connection)).now
     agents = await agent_calls(connection, found)
     exposures = [
@@ -125,7 +121,7 @@ async def _look(connection: "Connection", settings: Settings, found: Experiment)
 
 
 async def _played(
-    connection: "Connection", windows: WindowSettings, found: Experiment, now: datetime
+    connection: Connection, windows: WindowSettings, found: Experiment, now: datetime
 ) -> tuple[list[PlayResult], Counter[str]]:
     """Return the results of plays that count, and the number of others by reason.
 
@@ -142,7 +138,7 @@ async def _played(
 
 
 async def _before(
-    connection: "Connection", found: Experiment, played: Sequence[PlayResult], since: datetime
+    connection: Connection, found: Experiment, played: Sequence[PlayResult], since: datetime
 ) -> dict[str, float]:
     """Return the units' mean P&L between ``since`` and the experiment's beginning."""
     units = sorted({play.unit for play in played})

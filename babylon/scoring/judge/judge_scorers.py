@@ -19,11 +19,10 @@ from babylon.core.settings import JudgeSettings
 from babylon.core.trajectories import Trajectory
 from babylon.scoring.judge.cached_judge import Budget, BudgetLimits, BudgetSpentError
 from babylon.scoring.judge.evidence import read_evidence
-from babylon.scoring.judge.judge_client import JudgeClient, Price
+from babylon.scoring.judge.judge_client import MODEL, TEMPERATURE, JudgeClient, Price, local_judge
 from babylon.scoring.judge.judge_requirements import require_judge
 from babylon.scoring.judge.judge_window import judge_window
 from babylon.scoring.judge.judgment import JudgeConfig, Judgments, Level, Method, load_rubric
-from babylon.scoring.judge.local_judge import MODEL, TEMPERATURE, local_judge
 from babylon.scoring.rewards.heuristic import heuristic
 from babylon.scoring.scorer import Score, ScoringContext
 from babylon.store.judgments import StoredJudgments, spent_on_window, spent_since
