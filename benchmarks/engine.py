@@ -36,9 +36,8 @@ from peft import LoraConfig, get_peft_model
 from transformers import AutoConfig, AutoTokenizer, Qwen3ForCausalLM
 
 from babylon.game.market.transcripts import scripted_chats
-from babylon.policies.layers import adapter_targets
 from babylon.training.base_model import EmbeddedModelRecipe, make_embedded_model
-from babylon.training.trainable import LORA_RANK
+from babylon.training.trainable import LORA_RANK, adapter_targets
 from benchmarks.gateway.__main__ import cpu_s, free_ports, memory_mb
 from benchmarks.gateway.contenders import until_ready
 

@@ -23,14 +23,12 @@ from statistics import fmean, stdev
 import numpy as np
 
 from babylon.core.errors import BabylonError
-from babylon.scoring.judge.cached_judge import MemoryJudgments
 from babylon.scoring.judge.judge_client import JudgeClient
 from babylon.scoring.judge.judge_window import judge_window
-from babylon.scoring.judge.judgment import JudgeConfig, Method
-from babylon.scoring.judge.rubrics import load_rubric
+from babylon.scoring.judge.judgment import JudgeConfig, Method, load_rubric
 from babylon.scoring.rewards.art_ruler import scores_by_art
 from babylon.scoring.rewards.heuristic import heuristic
-from benchmarks.judge_windows import KnownWindow, known_window
+from benchmarks.judge_windows import KnownWindow, MemoryJudgments, known_window
 from benchmarks.loopback_judge import LoopbackJudge, Mind
 
 MODEL = "loopback"

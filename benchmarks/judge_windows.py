@@ -22,8 +22,9 @@ from babylon.game.market.orders import Decision, render_decision
 from babylon.game.market.prompts import render_observation
 from babylon.game.market.scenario import Rules, Scenario, make_scenario
 from babylon.game.market.scripted import buy
-from babylon.recorder.steps import Action, LlmCall, encode_step
+from babylon.recorder.trajectory import Action, LlmCall, encode_step
 from babylon.scoring.judge.judgment import GroundTruth, JudgedTrajectory
+from babylon.store.judgments import Purchase
 
 START = datetime(2025, 11, 14, 9, tzinfo=UTC)
 TICKS = 10
@@ -163,3 +164,18 @@ def _truth(scenario: Scenario) -> GroundTruth:
             for question in scenario.questions
         )
     )
+
+
+class MemoryJudgments:
+    """Judgments in memory, for judging without a database."""
+
+    def __init__(self) -> None:
+        self._kept: dict[str, Purchase] = {}
+
+    async def find(self, key: str) -> Purchase | None:
+        return self._kept.get(key)
+
+    async def keep(self, purchase: Purchase) -> None:
+        known = self._kept.get(purchase.key)
+        if known is None or known.problem is not None:
+            self._kept[purchase.key] = purchase

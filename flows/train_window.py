@@ -11,7 +11,7 @@ from babylon.core.errors import AlreadyTrainedError, WindowNotReadyError
 from babylon.core.types import WindowResult
 from babylon.core.windows import WindowState
 from babylon.flows.gpu_stage import GpuStages, Placement
-from babylon.scoring.registry import require_scorer
+from babylon.scoring.scorer import require_scorer
 from babylon.stages.claim import claimed, resume
 from babylon.stages.fingerprint import scoring_fingerprint
 from babylon.stages.finish import earlier_result, finish_window

@@ -4,8 +4,7 @@ from datetime import UTC, datetime
 from random import Random
 
 from babylon.core.trajectories import Trajectory
-from babylon.scoring.judge.judgment import JudgeConfig, JudgedTrajectory
-from babylon.scoring.judge.rubrics import load_rubric
+from babylon.scoring.judge.judgment import JudgeConfig, JudgedTrajectory, load_rubric
 
 THEN = datetime(2025, 11, 14, 9, tzinfo=UTC)
 SCALE = (-100.0, 100.0)  # of the P&L, for the loopback judge's mind

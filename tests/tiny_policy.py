@@ -35,23 +35,25 @@ def tiny_tokenizer() -> PreTrainedTokenizerFast:
     )
 
 
-def tiny_model(seed: int, *, max_positions: int = 512, **sizes: Any) -> Qwen3ForCausalLM:
+def tiny_model(seed: int, **changes: Any) -> Qwen3ForCausalLM:
     """Random weights, scaled up so that the distribution is far from uniform."""
     torch.manual_seed(seed)
-    config = Qwen3Config(
-        vocab_size=259,
-        hidden_size=64,
-        intermediate_size=128,
-        num_hidden_layers=2,
-        **({"num_attention_heads": 4, "num_key_value_heads": 2, "head_dim": 16} | sizes),
-        max_position_embeddings=max_positions,
-        tie_word_embeddings=False,
-        bos_token_id=None,
-        eos_token_id=258,
-        pad_token_id=256,
-        initializer_range=0.2,
-    )
-    return Qwen3ForCausalLM(config).eval()
+    sizes: dict[str, Any] = {
+        "vocab_size": 259,
+        "hidden_size": 64,
+        "intermediate_size": 128,
+        "num_hidden_layers": 2,
+        "num_attention_heads": 4,
+        "num_key_value_heads": 2,
+        "head_dim": 16,
+        "max_position_embeddings": 512,
+        "tie_word_embeddings": False,
+        "bos_token_id": None,
+        "eos_token_id": 258,
+        "pad_token_id": 256,
+        "initializer_range": 0.2,
+    }
+    return Qwen3ForCausalLM(Qwen3Config(**sizes | changes)).eval()
 
 
 def plain_logprobs(

@@ -14,24 +14,64 @@ import asyncio
 import itertools
 import logging
 import shutil
-from collections.abc import AsyncIterator, Iterable, Iterator, Mapping
+from collections.abc import AsyncIterator, Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import asynccontextmanager
 from contextvars import ContextVar
 from dataclasses import replace
+from itertools import chain
 from pathlib import Path
+from typing import Literal, Protocol
 
-from babylon.art.chats import calls_of
-from babylon.art.protocols import ArtModel, ArtTrajectory, SftConfig
-from babylon.core.errors import ConfigError, WindowNotReadyError
-from babylon.core.trajectories import TrainingRow
-from babylon.policies.base_name import local_directory
+from openai.types.chat.chat_completion import Choice
+
+from babylon.core.errors import ConfigError, TrainingError, WindowNotReadyError
+from babylon.core.trajectories import Call, Message, TrainingRow
+from babylon.policies.checkpoint_files import local_directory
 from babylon.serving.engine.embedded import EmbeddedEngine
 from babylon.training.backends.art_client import TrainResult
-from babylon.training.backends.art_metrics import GRADIENT_STEPS, TRAINABLE_GROUPS, to_art
 from babylon.training.grpo.config import TrainerConfig
 from babylon.training.sft import SftStep, fine_tune
 from babylon.training.trainable import Tuning
 from babylon.training.update import update_checkpoint
+from babylon.training.update_result import GRADIENT_STEPS, TRAINABLE_GROUPS, to_art
+
+MessageDict = Mapping[str, object]
+
+
+class ArtModel(Protocol):
+    """An ``art.Model`` or ``art.TrainableModel``."""
+
+    name: str
+    project: str
+    base_model: str
+    base_path: str
+    trainable: bool
+    inference_model_name: str | None
+
+
+class ArtHistory(Protocol):
+    """An ``art.History``: a chat, in which each choice is a reply of the policy."""
+
+    messages_and_choices: Sequence[MessageDict | Choice]
+    tools: Sequence[object] | None
+
+
+class ArtTrajectory(ArtHistory, Protocol):
+    """An ``art.Trajectory``: a history, further histories, and their reward."""
+
+    additional_histories: Sequence[ArtHistory]
+    reward: float
+
+
+class SftConfig(Protocol):
+    """An ``art.TrainSFTConfig``."""
+
+    learning_rate: float | list[float]  # of all steps, or of each
+    batch_size: int | Literal["auto"]
+
+
+Prompt = Callable[[list[dict[str, str]]], list[int]]  # messages → prompt tokens
+
 
 logger = logging.getLogger(__name__)
 SFT_BATCH = 2  # ART's default, trajectories
@@ -144,7 +184,6 @@ class Backend:
         dev_config: object,
         verbose: bool = False,
     ) -> AsyncIterator[dict[str, float]]:
-        """Train on the assistant's messages, and yield the metrics of every optimiser step."""
         async with self._training:
             step = self._newest(model)
             await self._serve(model, step)
@@ -170,7 +209,6 @@ class Backend:
         return self._newest(model)
 
     async def _delete_checkpoint_files(self, model: ArtModel, steps_to_keep: list[int]) -> None:
-        """Delete every other step, and stop serving it."""
         for step in set(self._steps(model)) - set(steps_to_keep):
             self._engine.unload(f"{model.name}@{step}")
             await asyncio.to_thread(shutil.rmtree, self._checkpoint(model, step))
@@ -243,3 +281,64 @@ def _sft_metrics(steps: list[SftStep], trajectories: int) -> Iterator[dict[str, 
             "data/step_trainer_tokens": float(sum(each.tokens for each in steps)),
             GRADIENT_STEPS: float(len(steps)),
         }
+
+
+def calls_of(trajectory: ArtTrajectory, prompt: Prompt, *, every_reply: bool) -> Iterator[Call]:
+    """The calls of a trajectory and of its additional histories.
+
+    A choice with token ids and logprobs becomes a call with exact tokens. Any other choice becomes
+    text, which the trainer tokenises. Assistant messages that are not choices were not sampled from
+    the policy; they become calls only with ``every_reply``.
+
+    Raises:
+        TrainingError: the trajectory has tools, which this trainer cannot render.
+    """
+    for step, history in enumerate(chain([trajectory], trajectory.additional_histories)):
+        if history.tools:
+            raise TrainingError("a trajectory with tools: this trainer takes plain chats")
+        messages: list[dict[str, str]] = []
+        for item in history.messages_and_choices:
+            message = item.message.to_dict() if isinstance(item, Choice) else item
+            if message.get("tool_calls"):
+                raise TrainingError("a reply with tool calls: this trainer takes plain chats")
+            role, text = str(message["role"]), _text(message)
+            if role == "assistant" and (every_reply or isinstance(item, Choice)):
+                exact = _exact_tokens(item) if isinstance(item, Choice) else None
+                token_ids, logprobs = exact if exact else (None, None)
+                yield Call(
+                    step=step,
+                    messages=tuple(Message(role=m["role"], content=m["content"]) for m in messages),
+                    response=text,
+                    prompt_token_ids=tuple(prompt(messages)) if exact else None,
+                    completion_token_ids=token_ids,
+                    logprobs=logprobs,
+                )
+            messages.append({"role": role, "content": text})
+
+
+def _text(message: MessageDict) -> str:
+    content = message.get("content") or ""
+    if isinstance(content, str):
+        return content
+    parts = content if isinstance(content, list) else [content]
+    texts = [part.get("text") if isinstance(part, dict) else None for part in parts]
+    found = [text for text in texts if isinstance(text, str)]
+    if len(found) < len(texts):
+        raise TrainingError(f"{message['role']} message with {content!r:.80}: text is needed")
+    return "".join(found)
+
+
+def _exact_tokens(choice: Choice) -> tuple[tuple[int, ...], tuple[float, ...]] | None:
+    """(token ids, logprobs ``[T]``) as sampled, or None if either is unknown.
+
+    Ids stand in ``token_ids`` beside the logprobs, or as vLLM's ``token_id:N`` in place of texts.
+    """
+    scored = choice.logprobs.content if choice.logprobs else None
+    if not scored:
+        return None
+    token_ids: Sequence[int] | None = (choice.model_extra or {}).get("token_ids")
+    if token_ids is None and all(token.token.startswith("token_id:") for token in scored):
+        token_ids = [int(token.token.removeprefix("token_id:")) for token in scored]
+    if token_ids is None or len(token_ids) != len(scored):
+        return None
+    return tuple(token_ids), tuple(token.logprob for token in scored)

@@ -130,7 +130,7 @@ def _load_checked(request: TrainRequest) -> Settings:
     Raises:
         BabylonError: a window, scorer or trainer that cannot be used.
     """
-    from babylon.scoring.registry import require_scorer
+    from babylon.scoring.scorer import require_scorer
     from babylon.training.backends.trainer_requirements import require_trainer
 
     settings = load_settings(**request.overrides)

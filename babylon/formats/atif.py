@@ -10,16 +10,37 @@ policy version; ours is in ``metrics.extra.babylon``. Ground truth is not writte
 ignores unknown keys. The writer omits default values.
 """
 
+from collections.abc import Iterator
 from datetime import datetime
+from hashlib import blake2b
+from itertools import groupby
 from typing import Literal
 
 import msgspec
+from msgspec.structs import replace
 
-from babylon.formats.documents import JsonObject
-from babylon.formats.trace import Purpose
+from babylon.core.trajectories import Message
+from babylon.formats.trace import (
+    Document,
+    ImportFileError,
+    JsonObject,
+    Purpose,
+    Tokens,
+    Trace,
+    TraceCall,
+    TraceStep,
+    check_tokens,
+    convert,
+    fields_of,
+    parts_text,
+    refuse_tool_call,
+    unknown_action,
+    utc,
+)
 
 VERSION = "ATIF-v1.7"
 READABLE = "ATIF-v1."
+Source = Literal["system", "user", "agent"]
 OURS = "babylon"  # the key in ``extra`` that holds our own fields
 
 
@@ -78,7 +99,7 @@ class AtifAgent(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
 
 class AtifStep(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     step_id: int
-    source: Literal["system", "user", "agent"]
+    source: Source
     message: str | list[JsonObject]
     timestamp: datetime | None = None
     model_name: str | None = None
@@ -100,3 +121,221 @@ class Atif(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     final_metrics: JsonObject | None = None
     extra: JsonObject | None = None
     subagent_trajectories: list[JsonObject] | None = None
+
+
+Act = tuple[object, AtifStep, StepExtra, TraceCall | None]
+"""An agent step with the key of its game step, and its call unless it asked no model."""
+
+_ROLES = {"system": "system", "user": "user", "agent": "assistant"}
+
+
+def read_atif(document: Document) -> Iterator[Trace]:
+    """Yield one trace for each trajectory.
+
+    Raises:
+        ImportFileError: a field is missing or has another type, steps are not numbered from 1, or
+            a step holds an image or a tool call without tokens.
+    """
+    place = document.place
+    atif = convert(place, document.value, Atif)
+    if not atif.schema_version.startswith(READABLE):
+        raise ImportFileError(f"{place}: schema_version {atif.schema_version!r} is not {READABLE}x")
+    yield _trace(place, atif, document.value)
+    for index, inner in enumerate(atif.subagent_trajectories or ()):
+        yield from read_atif(Document(f"{place}: subagent_trajectories[{index}]", inner))
+
+
+def _trace(place: str, atif: Atif, raw: JsonObject) -> Trace:
+    extra = convert(place, (atif.extra or {}).get(OURS, {}), TrajectoryExtra)
+    steps = tuple(_steps(place, atif))
+    if not steps:
+        raise ImportFileError(f"{place}: the document has no agent step to import")
+    digest = blake2b(msgspec.json.encode(raw, order="sorted"), digest_size=8).hexdigest()
+    start, end = utc(place, extra.start) or steps[0].at, utc(place, extra.end)
+    return Trace(
+        **fields_of(replace(extra, start=start, end=end), Trace),
+        trajectory_id=atif.trajectory_id or atif.session_id or f"atif-{digest}",
+        agent_id=atif.agent.name,
+        steps=steps,
+        place=place,
+    )
+
+
+def _steps(place: str, atif: Atif) -> Iterator[TraceStep]:
+    """Yield the steps. Agent steps that carry the same step number form one step."""
+    conversation: list[list[Message]] = []
+    acts: list[Act] = []
+    for index, step in enumerate(atif.steps):
+        where = f"{place}: steps[{index}]"
+        if step.step_id != index + 1:
+            raise ImportFileError(f"{where}: step_id is {step.step_id}, expected {index + 1}")
+        extra = convert(where, (step.extra or {}).get(OURS, {}), StepExtra)
+        is_act = step.source == "agent" and not step.is_copied_context
+        has_call = is_act and step.llm_call_count != 0
+        if has_call:
+            prompt = [m for part in conversation[extra.prompt_from - 1 :] for m in part]
+            call = _call(where, atif, step, extra, prompt)
+        if is_act and (has_call or extra.action is not None):
+            key = ("babylon", extra.step) if extra.step is not None else index
+            acts.append((key, step, extra, call if has_call else None))
+        conversation.append(_later_context(where, step, extra))
+    for _, group in groupby(acts, key=lambda act: act[0]):
+        yield _step(place, list(group))
+
+
+def _step(place: str, acts: list[Act]) -> TraceStep:
+    _, step, extra, _ = acts[-1]
+    return TraceStep(
+        calls=tuple(call for *_, call in acts if call is not None),
+        at=utc(place, step.timestamp),
+        state=extra.state,
+        reward=extra.reward,
+        action=unknown_action() if extra.action is None else extra.action,
+    )
+
+
+def _later_context(place: str, step: AtifStep, extra: StepExtra) -> list[Message]:
+    """Return a step as later prompts hold it: its message, then the environment's results."""
+    role = extra.role or _ROLES[step.source]
+    text = parts_text(place, step.message)
+    messages = [Message(role=role, content=text)] if text else []
+    results = (step.observation or {}).get("results")
+    for result in results if isinstance(results, list) else ():
+        content = result.get("content") if isinstance(result, dict) else None
+        if content is not None:
+            sender = "tool" if step.tool_calls else "user"
+            messages.append(Message(role=sender, content=parts_text(place, content)))
+    return messages
+
+
+def _call(
+    place: str, atif: Atif, step: AtifStep, extra: StepExtra, prompt: list[Message]
+) -> TraceCall:
+    if not prompt:
+        raise ImportFileError(f"{place}: a reply without a prompt: no step comes before it")
+    metrics = step.metrics or AtifMetrics()
+    tokens = _tokens(place, metrics)
+    if step.tool_calls and tokens is None:
+        refuse_tool_call(place)
+    return TraceCall(
+        messages=tuple(prompt),
+        response=parts_text(place, step.message),
+        model=step.model_name or atif.agent.model_name or "unknown",
+        reasoning=step.reasoning_content,
+        tokens=tokens,
+        **fields_of(extra, TraceCall),
+        **fields_of(metrics, TraceCall),
+    )
+
+
+def _tokens(place: str, metrics: AtifMetrics) -> Tokens | None:
+    """Return the exact tokens if ids, logprobs and policy version are all known."""
+    ids = (metrics.prompt_token_ids, metrics.completion_token_ids, metrics.logprobs)
+    extra = convert(place, (metrics.extra or {}).get(OURS, {}), MetricsExtra)
+    if extra.policy_version is None or None in ids:
+        return None
+    tokens = Tokens(**fields_of(metrics, Tokens), **fields_of(extra, Tokens))
+    return check_tokens(place, tokens)
+
+
+_SOURCES: dict[str, Source] = {"system": "system", "user": "user", "assistant": "agent"}
+
+
+def write_atif(trace: Trace) -> JsonObject:
+    """Return one document. A call that continues the conversation adds only its new messages."""
+    steps: list[AtifStep] = []
+    said: tuple[Message, ...] = ()  # the conversation so far, from step id ``begin``
+    begin = 1
+    for number, step in enumerate(trace.steps):
+        for index, call in enumerate(step.calls):
+            if not said or call.messages[: len(said)] != said:
+                begin, said = len(steps) + 1, ()
+            for message in call.messages[len(said) :]:
+                steps.append(_context(len(steps) + 1, message, step))
+            last = index == len(step.calls) - 1
+            steps.append(_reply(len(steps) + 1, number, begin, call, step, last))
+            said = (*call.messages, Message(role="assistant", content=call.response))
+        if not step.calls:
+            act = AtifStep(
+                step_id=len(steps) + 1,
+                source="agent",
+                message="",
+                timestamp=step.at,
+                llm_call_count=0,
+                extra=_ours(_with_action(StepExtra(step=number), step)),
+            )
+            steps.append(act)
+    model = next((call.model for step in trace.steps for call in step.calls), None)
+    atif = Atif(
+        schema_version=VERSION,
+        session_id=trace.trajectory_id,
+        trajectory_id=trace.trajectory_id,
+        agent=AtifAgent(name=trace.agent_id, version="unknown", model_name=model),
+        steps=tuple(steps),
+        final_metrics=_totals(trace),
+        extra=_ours(TrajectoryExtra(**fields_of(trace, TrajectoryExtra))),
+    )
+    document: JsonObject = msgspec.to_builtins(atif)
+    return document
+
+
+def _context(step_id: int, message: Message, step: TraceStep) -> AtifStep:
+    source = _SOURCES.get(message.role)
+    agent = source == "agent"
+    return AtifStep(
+        step_id=step_id,
+        source=source or "user",
+        message=message.content,
+        timestamp=step.at,
+        llm_call_count=0 if agent else None,
+        is_copied_context=True if agent else None,
+        extra=None if source else _ours(StepExtra(role=message.role)),
+    )
+
+
+def _reply(
+    step_id: int, number: int, begin: int, call: TraceCall, step: TraceStep, last: bool
+) -> AtifStep:
+    extra = StepExtra(step=number, prompt_from=begin, **fields_of(call, StepExtra))
+    return AtifStep(
+        step_id=step_id,
+        source="agent",
+        message=call.response,
+        timestamp=step.at,
+        model_name=call.model,
+        reasoning_content=call.reasoning,
+        metrics=_metrics(call),
+        llm_call_count=1,
+        extra=_ours(_with_action(extra, step) if last else extra),
+    )
+
+
+def _with_action(extra: StepExtra, step: TraceStep) -> StepExtra:
+    return replace(extra, action=step.action, state=step.state, reward=step.reward)
+
+
+def _metrics(call: TraceCall) -> AtifMetrics | None:
+    tokens = call.tokens
+    if tokens is None:
+        counts = AtifMetrics(**fields_of(call, AtifMetrics))
+        return None if counts == AtifMetrics() else counts
+    return AtifMetrics(
+        prompt_tokens=len(tokens.prompt_token_ids),
+        completion_tokens=len(tokens.completion_token_ids),
+        extra=_ours(MetricsExtra(**fields_of(tokens, MetricsExtra))),
+        **fields_of(tokens, AtifMetrics),
+    )
+
+
+def _totals(trace: Trace) -> JsonObject:
+    metrics = [_metrics(call) for step in trace.steps for call in step.calls]
+    known = [one for one in metrics if one is not None]
+    return {
+        "total_prompt_tokens": sum(one.prompt_tokens or 0 for one in known),
+        "total_completion_tokens": sum(one.completion_tokens or 0 for one in known),
+        "total_steps": len(trace.steps),
+    }
+
+
+def _ours(extra: msgspec.Struct) -> JsonObject:
+    return {OURS: msgspec.to_builtins(extra)}

@@ -13,9 +13,19 @@ from hashlib import blake2b
 import msgspec
 
 from babylon.core.trajectories import Message
-from babylon.formats.documents import Document, ImportFileError, JsonObject
-from babylon.formats.message_text import message_text, role_of
-from babylon.formats.trace import Trace, TraceCall, TraceStep, convert, utc
+from babylon.formats.trace import (
+    Document,
+    ImportFileError,
+    JsonObject,
+    Trace,
+    TraceCall,
+    TraceStep,
+    convert,
+    fields_of,
+    message_text,
+    role_of,
+    utc,
+)
 
 
 class ChatMetadata(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
@@ -45,24 +55,15 @@ def write_chat(trace: Trace) -> Iterator[JsonObject]:
 
 def _line(trace: Trace, number: int, step: TraceStep, call: TraceCall) -> JsonObject:
     metadata = ChatMetadata(
-        trajectory_id=trace.trajectory_id,
-        agent_id=trace.agent_id,
         step=number,
-        window_id=trace.window_id,
-        scenario_id=trace.scenario_id,
-        at=step.at,
-        model=call.model,
-        temperature=call.temperature,
-        top_p=call.top_p,
-        max_tokens=call.max_tokens,
-        reward=step.reward,
         pnl_usd=trace.final_pnl,
+        **fields_of(trace, ChatMetadata),
+        **fields_of(step, ChatMetadata),
+        **fields_of(call, ChatMetadata),
     )
     messages = [*call.messages, Message(role="assistant", content=call.response)]
-    return {
-        "messages": msgspec.to_builtins(messages),
-        "metadata": msgspec.to_builtins(metadata),
-    }
+    line: JsonObject = msgspec.to_builtins({"messages": messages, "metadata": metadata})
+    return line
 
 
 def read_chats(documents: Iterable[Document], agent_id: str) -> Iterator[Trace]:
@@ -110,15 +111,9 @@ def _messages(document: Document) -> tuple[list[Message], list[int]]:
 
 
 def _call(messages: list[Message], reply: int, metadata: ChatMetadata | None) -> TraceCall:
-    known = metadata or ChatMetadata(trajectory_id="", agent_id="", step=0)
-    return TraceCall(
-        messages=tuple(messages[:reply]),
-        response=messages[reply].content,
-        model=known.model,
-        temperature=known.temperature,
-        top_p=known.top_p,
-        max_tokens=known.max_tokens,
-    )
+    sampling = fields_of(metadata, TraceCall) if metadata else {}
+    prompt = tuple(messages[:reply])
+    return TraceCall(messages=prompt, response=messages[reply].content, **sampling)
 
 
 def _other_trace(
@@ -148,11 +143,8 @@ def _own_trace(place: str, lines: list[tuple[ChatMetadata, TraceCall]]) -> Trace
         for number in sorted(by_step)
     )
     return Trace(
-        trajectory_id=first.trajectory_id,
-        agent_id=first.agent_id,
+        **fields_of(first, Trace),
         steps=steps,
-        window_id=first.window_id,
-        scenario_id=first.scenario_id,
         start=steps[0].at,
         final_pnl=first.pnl_usd,
         place=place,

@@ -8,22 +8,18 @@ from collections.abc import AsyncIterator, Callable, Iterable, Iterator, Sequenc
 from contextlib import contextmanager
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, TextIO
+from typing import Any, TextIO
 
 import asyncpg
 import msgspec
 
 from babylon.core.errors import DatabaseError, WindowError
 from babylon.core.trajectories import Message
-from babylon.formats.atif_write import write_atif
+from babylon.formats.atif import write_atif
 from babylon.formats.chat_lines import write_chat
-from babylon.formats.documents import JsonObject
 from babylon.formats.format_names import Written
-from babylon.formats.trace import Tokens, Trace, TraceCall, TraceStep, utc
-from babylon.store.connection import Store, require_game_tables
-
-if TYPE_CHECKING:
-    from babylon.store.connection import Connection
+from babylon.formats.trace import JsonObject, Tokens, Trace, TraceCall, TraceStep, utc
+from babylon.store.connection import Connection, Store, require_game_tables
 
 _AT_A_TIME = 100
 _STATE = ("agentBalance", "agentPnL", "openPositions", "activeMarkets")
@@ -58,15 +54,16 @@ async def export_game(store: Store, window_id: str, folder: Path) -> dict[str, i
         WindowError: no trajectory has that window id.
         DatabaseError: a file exists already.
     """
-    require_game_tables(store)
     await _require_trajectories(store, window_id)
     folder.mkdir(parents=True, exist_ok=True)
     counts = dict.fromkeys(GAME_FILES, 0)
-    for table in GAME_FILES:
+    for table, rows in _GAME_FILES.items():
+        query = f"SELECT row_to_json(r)::text FROM ({rows}) r"
         with open_new(folder / f"{table}.jsonl") as file:
-            async for line in _rows(store, window_id, table):
-                file.write(line + "\n")
-                counts[table] += 1
+            async with store.pool.acquire() as connection, connection.transaction(readonly=True):
+                async for record in connection.cursor(query, window_id, prefetch=_AT_A_TIME):
+                    file.write(record[0] + "\n")
+                    counts[table] += 1
     return counts
 
 
@@ -111,13 +108,6 @@ def open_new(path: Path) -> Iterator[TextIO]:
         part.unlink(missing_ok=True)
 
 
-async def _rows(store: Store, window_id: str, table: str) -> AsyncIterator[str]:
-    query = f"SELECT row_to_json(r)::text FROM ({_GAME_FILES[table]}) r"
-    async with store.pool.acquire() as connection, connection.transaction(readonly=True):
-        async for record in connection.cursor(query, window_id, prefetch=_AT_A_TIME):
-            yield record[0]
-
-
 async def read_window_traces(store: Store, window_id: str) -> AsyncIterator[Trace]:
     """Yield every trajectory of the window with its calls, and their tokens if recorded."""
     async with (
@@ -147,7 +137,7 @@ _CALLS = """
 
 
 async def _by_trajectory(
-    connection: "Connection", query: str, ids: Sequence[str]
+    connection: Connection, query: str, ids: Sequence[str]
 ) -> defaultdict[str, list[asyncpg.Record]]:
     rows: defaultdict[str, list[asyncpg.Record]] = defaultdict(list)
     for row in await connection.fetch(query, ids):
@@ -204,7 +194,6 @@ def _step(
 def _call(
     raw: dict[str, Any], log: asyncpg.Record | None, waiting: list[asyncpg.Record]
 ) -> TraceCall:
-    """Return a step's call, with the messages of its log row and the tokens of its gateway row."""
     prompts = (("system", raw.get("systemPrompt")), ("user", raw.get("userPrompt")))
     messages = tuple(Message(role=role, content=text) for role, text in prompts if text)
     if log is not None and log["messages_json"]:
@@ -235,13 +224,5 @@ def _tokens(
         said = msgspec.json.decode(call["messages"], type=tuple[Message, ...])
         if call["response"] == response and said == messages:
             waiting.remove(call)
-            return Tokens(
-                prompt_token_ids=tuple(call["prompt_token_ids"]),
-                completion_token_ids=tuple(call["completion_token_ids"]),
-                logprobs=tuple(call["logprobs"]),
-                policy_version=call["policy_version"],
-                route_version=call["route_version"],
-                finish_reason=call["finish_reason"],
-                seed=call["seed"],
-            )
+            return msgspec.convert(dict(call), Tokens)
     return None

@@ -5,26 +5,73 @@ table, and Postgres converts each value to the column's type. A trace becomes a 
 call log, and recorded calls if its tokens are known. Existing rows stay unchanged.
 """
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from dataclasses import asdict
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 import asyncpg
 
 from babylon.core.errors import DatabaseError
 from babylon.core.text import storable
 from babylon.core.windows import Window
-from babylon.formats.detect import DEFAULT_AGENT, guess_format, read_traces
-from babylon.formats.documents import Document, ImportFileError, read_documents
+from babylon.formats.atif import read_atif
+from babylon.formats.chat_lines import read_chats
 from babylon.formats.format_names import Format
+from babylon.formats.spans import read_span_traces
+from babylon.formats.trace import Document, ImportFileError, Trace, read_documents
 from babylon.formats.trace_rows import TraceRows, trace_rows
-from babylon.recorder.trajectory_rows import Row
-from babylon.store.connection import Store, affected, one_line
+from babylon.recorder.trajectory import Row
+from babylon.store.connection import Connection, Store, affected, one_line
 
-if TYPE_CHECKING:
-    from babylon.store.connection import Connection
+DEFAULT_AGENT = "imported"
+
+
+def guess_format(path: Path) -> Format | None:
+    """Guess a file's format from its name, else from the keys of its first object.
+
+    ``None`` stands for spans; their attributes give the dialect.
+
+    Raises:
+        ImportFileError: the file cannot be read.
+    """
+    if path.stem.lower() in _FILE_NAMES:
+        return Format.GAME
+    first = next(iter(read_documents(path)), None)
+    keys = first.value.keys() if first else set()
+    if "resourceSpans" in keys:
+        return None
+    if "schema_version" in keys and "steps" in keys:
+        return Format.ATIF
+    if isinstance(first and first.value.get("messages"), list):
+        return Format.CHAT
+    return Format.GAME
+
+
+def read_traces(
+    path: Path, format: Format | None, agent_id: str = DEFAULT_AGENT
+) -> Iterator[Trace]:
+    """Yield the traces of one file of any format except the game's.
+
+    Raises:
+        ImportFileError: a line cannot be read. The message names it.
+    """
+    documents: Iterable[Document] = read_documents(path)
+    match format:
+        case Format.ATIF:
+            for document in documents:
+                yield from read_atif(document)
+        case Format.CHAT:
+            yield from read_chats(documents, agent_id)
+        case Format.OTEL:
+            yield from read_span_traces(documents, agent_id, "otel")
+        case Format.OPENINFERENCE:
+            yield from read_span_traces(documents, agent_id, "openinference")
+        case None:
+            yield from read_span_traces(documents, agent_id)
+        case Format.GAME:
+            raise ImportFileError(f"{path}: a file of the game's rows holds no traces")
+
 
 # In the order of their foreign keys.
 TABLES = (
@@ -70,7 +117,7 @@ async def import_files(
             "nothing is imported into the game's own database: unset DATABASE_URL to import into"
             " the embedded database"
         )
-    sources = [(path, format or _guess(path)) for path in paths]
+    sources = [(path, format or guess_format(path)) for path in paths]
     now = datetime.now(UTC)
     async with store.pool.acquire() as connection, connection.transaction():
         columns = await _columns(connection)
@@ -83,12 +130,8 @@ async def import_files(
         return added
 
 
-def _guess(path: Path) -> Format | None:
-    return Format.GAME if path.stem.lower() in _FILE_NAMES else guess_format(path)
-
-
 async def _import_game(
-    connection: "Connection", columns: Columns, sources: list[Source]
+    connection: Connection, columns: Columns, sources: list[Source]
 ) -> dict[str, int]:
     game = [path for path, format in sources if format is Format.GAME]
     files = sorted(
@@ -102,11 +145,7 @@ async def _import_game(
 
 
 async def _insert_trace(
-    connection: "Connection",
-    columns: Columns,
-    place: str,
-    rows: TraceRows,
-    added: dict[str, int],
+    connection: Connection, columns: Columns, place: str, rows: TraceRows, added: dict[str, int]
 ) -> None:
     agent = rows.trajectory["agentId"]
     tables: dict[str, list[Row]] = {
@@ -117,16 +156,14 @@ async def _insert_trace(
     }
     for table, values in tables.items():
         for value in values:
-            line = Document(place, {name: _storable(item) for name, item in value.items()})
+            line = Document(
+                place, {n: storable(v) if isinstance(v, str) else v for n, v in value.items()}
+            )
             new = await _insert(connection, table, line, columns[table])
             added[table] = added.get(table, 0) + new
 
 
-def _storable(value: object) -> object:
-    return storable(value) if isinstance(value, str) else value
-
-
-async def _columns(connection: "Connection") -> Columns:
+async def _columns(connection: Connection) -> Columns:
     rows = await connection.fetch(
         "SELECT CASE table_schema WHEN 'babylon' THEN 'babylon.' ELSE '' END || table_name AS name,"
         " array_agg(column_name::text) AS names FROM information_schema.columns"
@@ -154,7 +191,7 @@ def _table_of(path: Path, columns: Columns) -> str:
 
 
 async def _insert(
-    connection: "Connection", table: str, line: Document, columns: frozenset[str]
+    connection: Connection, table: str, line: Document, columns: frozenset[str]
 ) -> int:
     """Insert one row; return 1, or 0 if it exists. Absent keys get the column's default."""
     row = line.value

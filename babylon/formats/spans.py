@@ -1,20 +1,200 @@
 """Spans as trajectories: one for each conversation, or for each trace without a conversation id.
 
+Two dialects record the calls of a program, only if the program asks for content:
+
+- ``otel``: OpenTelemetry's GenAI semantic conventions
+  (https://github.com/open-telemetry/semantic-conventions-genai). Messages stand on the span or on
+  its event ``gen_ai.client.inference.operation.details``, structured or as a JSON string.
+- ``openinference`` (https://arize-ai.github.io/openinference/spec/; Arize Phoenix and others).
+  Lists of objects are flattened into keys such as ``llm.input_messages.0.message.role``.
+
+Files are OTLP JSON, OpenTelemetry's file and HTTP encoding
+(https://opentelemetry.io/docs/specs/otlp/#json-protobuf-encoding): 64-bit integers are strings. Ids
+are hexadecimal, or base64 in protobuf's own JSON; they are used as names only.
+
 Calls are ordered by their start. The agent's name comes from the call's span, else from the nearest
 enclosing span that names one, else from the service.
 """
 
-from collections.abc import Iterable, Iterator
-from types import ModuleType
+import re
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import suppress
+from dataclasses import dataclass, field
+from datetime import UTC, datetime, timedelta
 from typing import Literal
 
-from babylon.formats import genai, openinference
-from babylon.formats.documents import Document, ImportFileError
-from babylon.formats.otlp import Span, read_spans
-from babylon.formats.trace import Trace, TraceStep
+import msgspec
+
+from babylon.core.trajectories import Message
+from babylon.formats.trace import (
+    Document,
+    ImportFileError,
+    JsonObject,
+    Trace,
+    TraceCall,
+    TraceStep,
+    convert,
+    parts_text,
+    refuse_tool_call,
+    role_of,
+)
 
 Dialect = Literal["otel", "openinference"]
-DIALECTS: dict[Dialect, ModuleType] = {"otel": genai, "openinference": openinference}
+_PART = re.compile(r"message\.contents\.(\d+)\.message_content\.(type|text)")
+_EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Span:
+    """One operation.
+
+    ``resource`` holds the attributes of the program. ``attributes`` includes those of the span's
+    events, unless the span has an attribute of the same name.
+    """
+
+    place: str
+    trace_id: str
+    span_id: str
+    parent_id: str
+    name: str
+    start: datetime
+    end: datetime
+    attributes: JsonObject
+    resource: JsonObject = field(default_factory=dict)
+
+    def text(self, key: str) -> str | None:
+        """Return an attribute as text, None if it is missing or empty."""
+        value = self.attributes.get(key)
+        return str(value) if value else None
+
+
+def read_spans(document: Document) -> Iterator[Span]:
+    """Yield every span of one ``TracesData`` document.
+
+    Raises:
+        ImportFileError: the document is not OTLP JSON, or a span lacks its ids or times.
+    """
+    place = document.place
+    for i, group in enumerate(_list(place, document.value, "resourceSpans")):
+        resource = _attributes(place, _object(group.get("resource")))
+        for j, scope in enumerate(_list(place, group, "scopeSpans")):
+            for k, raw in enumerate(_list(place, scope, "spans")):
+                where = f"{place}: resourceSpans[{i}].scopeSpans[{j}].spans[{k}]"
+                yield _span(where, raw, resource)
+
+
+def _span(place: str, raw: JsonObject, resource: JsonObject) -> Span:
+    if not raw.get("traceId") or not raw.get("spanId"):
+        raise ImportFileError(f"{place}: traceId or spanId is missing")
+    attributes: JsonObject = {}
+    for event in _list(place, raw, "events"):
+        attributes.update(_attributes(place, event))
+    attributes.update(_attributes(place, raw))
+    return Span(
+        place=place,
+        trace_id=str(raw["traceId"]),
+        span_id=str(raw["spanId"]),
+        parent_id=str(raw.get("parentSpanId") or ""),
+        name=str(raw.get("name", "")),
+        start=_moment(place, raw, "startTimeUnixNano"),
+        end=_moment(place, raw, "endTimeUnixNano"),
+        attributes=attributes,
+        resource=resource,
+    )
+
+
+def _moment(place: str, raw: JsonObject, key: str) -> datetime:
+    nanoseconds = _integer(f"{place}: {key}", raw.get(key))
+    if not 0 <= nanoseconds < 2**63:
+        raise ImportFileError(
+            f"{place}: {key} is {nanoseconds}, not a time in nanoseconds since 1970"
+        )
+    return _EPOCH + timedelta(microseconds=nanoseconds // 1000)
+
+
+def _integer(place: str, value: object) -> int:
+    """Return a 64-bit integer. OTLP writes it as a string; some programs write a number."""
+    if isinstance(value, str | int | float):
+        with suppress(ValueError, OverflowError):
+            return int(value)
+    raise ImportFileError(f"{place}: {value!r:.80} is not an integer")
+
+
+def _attributes(place: str, owner: JsonObject) -> JsonObject:
+    return {
+        str(pair.get("key")): _value(place, pair.get("value"))
+        for pair in _list(place, owner, "attributes")
+    }
+
+
+def _value(place: str, value: object) -> object:
+    if not isinstance(value, dict) or len(value) != 1:
+        if value == {} or value is None:  # protobuf's empty value
+            return None
+        raise ImportFileError(f"{place}: attribute value {value!r:.80} is not an OTLP value")
+    ((kind, inner),) = value.items()
+    match kind:
+        case "stringValue" | "boolValue" | "doubleValue" | "bytesValue":
+            return inner
+        case "intValue":
+            return _integer(place, inner)
+        case "arrayValue":
+            return [_value(place, item) for item in _list(place, _object(inner), "values")]
+        case "kvlistValue":
+            pairs = _list(place, _object(inner), "values")
+            return {str(pair.get("key")): _value(place, pair.get("value")) for pair in pairs}
+    raise ImportFileError(f"{place}: attribute value of kind {kind!r} is unknown")
+
+
+def _object(value: object) -> JsonObject:
+    return value if isinstance(value, dict) else {}
+
+
+def _list(place: str, owner: JsonObject, key: str) -> list[JsonObject]:
+    items = owner.get(key, [])
+    if not isinstance(items, list) or not all(isinstance(item, dict) for item in items):
+        raise ImportFileError(f"{place}: {key} is not a list of objects")
+    return items
+
+
+def span_call(span: Span, **fields: object) -> TraceCall:
+    """Return a call with the span's duration and the fields that are not None.
+
+    Raises:
+        ImportFileError: a field has the wrong type.
+    """
+    took = round((span.end - span.start).total_seconds() * 1000)
+    known = {name: value for name, value in fields.items() if value is not None}
+    return convert(span.place, {**known, "latency_ms": took}, TraceCall)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Reader:
+    """The attributes of one dialect. ``kind`` has one of ``calls`` if the span is a model call."""
+
+    kind: str
+    calls: tuple[str, ...]
+    conversation: str
+    agent: tuple[str, str]
+    output: str
+    messages: Callable[[Span, str], list[Message]]
+    prompt: Callable[[Span], list[Message]]
+    sampling: Callable[[Span], JsonObject]
+
+    def is_call(self, span: Span) -> bool:
+        return span.attributes.get(self.kind) in self.calls
+
+    def read_call(self, span: Span) -> TraceCall:
+        """Return the call of a span.
+
+        Raises:
+            ImportFileError: the messages were not recorded, or are not text.
+        """
+        output = self.messages(span, self.output)
+        if len(output) != 1:
+            raise ImportFileError(f"{span.place}: {len(output)} output messages, expected 1")
+        prompt, response = self.prompt(span), output[0].content
+        return span_call(span, messages=prompt, response=response, **self.sampling(span))
 
 
 def read_span_traces(
@@ -29,12 +209,12 @@ def read_span_traces(
     place = documents[0].place if documents else "an empty file"
     spans = [span for document in documents for span in read_spans(document)]
     dialect = dialect or _dialect(place, spans)
-    reader = DIALECTS[dialect]
+    reader = _READERS[dialect]
     by_id = {(span.trace_id, span.span_id): span for span in spans}
     groups: dict[str, list[Span]] = {}
     for span in spans:
         if reader.is_call(span):
-            groups.setdefault(reader.conversation(span) or span.trace_id, []).append(span)
+            groups.setdefault(span.text(reader.conversation) or span.trace_id, []).append(span)
     if not groups:
         raise ImportFileError(
             f"{place}: none of {len(spans)} spans is a call of the {dialect} dialect"
@@ -52,12 +232,8 @@ def read_span_traces(
 
 
 def _dialect(place: str, spans: list[Span]) -> Dialect:
-    """Return the dialect of the calls.
-
-    Raises:
-        ImportFileError: the spans hold calls of no dialect or of both; then each would count twice.
-    """
-    found = [name for name, reader in DIALECTS.items() if any(map(reader.is_call, spans))]
+    """Return the only dialect that has calls. With calls of both, each would count twice."""
+    found = [name for name, reader in _READERS.items() if any(map(reader.is_call, spans))]
     if len(found) == 1:
         return found[0]
     raise ImportFileError(
@@ -66,13 +242,139 @@ def _dialect(place: str, spans: list[Span]) -> Dialect:
     )
 
 
-def _agent(span: Span, by_id: dict[tuple[str, str], Span], reader: ModuleType) -> str | None:
+def _agent(span: Span, by_id: dict[tuple[str, str], Span], reader: _Reader) -> str | None:
     around: Span | None = span
     seen: set[str] = set()
     while around is not None and around.span_id not in seen:
-        if name := reader.agent(around):
-            return str(name)
+        if name := next(filter(None, map(around.text, reader.agent)), None):
+            return name
         seen.add(around.span_id)
         around = by_id.get((around.trace_id, around.parent_id))
     service = span.resource.get("service.name")
     return str(service) if service else None
+
+
+def _otel_prompt(span: Span) -> list[Message]:
+    prompt = _otel_messages(span, "gen_ai.input.messages")
+    if instructions := _decoded(span, "gen_ai.system_instructions"):
+        prompt.insert(0, Message(role="system", content=parts_text(span.place, instructions)))
+    return prompt
+
+
+def _otel_sampling(span: Span) -> JsonObject:
+    get = span.attributes.get
+    return {
+        "model": get("gen_ai.response.model") or get("gen_ai.request.model"),
+        "temperature": get("gen_ai.request.temperature"),
+        "top_p": get("gen_ai.request.top_p"),
+        "max_tokens": get("gen_ai.request.max_tokens"),
+        "prompt_tokens": get("gen_ai.usage.input_tokens"),
+        "completion_tokens": get("gen_ai.usage.output_tokens"),
+    }
+
+
+def _otel_messages(span: Span, key: str) -> list[Message]:
+    raw = _decoded(span, key)
+    if not isinstance(raw, list) or not raw:
+        raise ImportFileError(
+            f"{span.place}: {key} is missing: record content in the traced program"
+            " (OTEL_INSTRUMENTATION_GENAI_CAPTURE_MESSAGE_CONTENT=span_only)"
+        )
+    messages = []
+    for index, item in enumerate(raw):
+        place = f"{span.place}: {key}[{index}]"
+        role = role_of(place, item)
+        messages.append(Message(role=role, content=parts_text(place, _parts(item))))
+    return messages
+
+
+def _parts(message: JsonObject) -> object:
+    """Return the parts of a message. A tool's answer becomes a text part."""
+    parts = message.get("parts")
+    if not isinstance(parts, list):
+        return parts
+    return [
+        {"type": "text", "content": part.get("response")}
+        if isinstance(part, dict) and part.get("type") == "tool_call_response"
+        else part
+        for part in parts
+    ]
+
+
+def _decoded(span: Span, key: str) -> object:
+    value = span.attributes.get(key)
+    if not isinstance(value, str):
+        return value
+    try:
+        return msgspec.json.decode(value)
+    except msgspec.DecodeError as error:
+        raise ImportFileError(f"{span.place}: {key} is not JSON: {error}") from error
+
+
+def _openinference_messages(span: Span, key: str) -> list[Message]:
+    fields: dict[int, JsonObject] = {}
+    for name, value in span.attributes.items():
+        if name.startswith(f"{key}."):
+            index, _, rest = name.removeprefix(f"{key}.").partition(".")
+            if index.isdecimal():
+                fields.setdefault(int(index), {})[rest] = value
+    if not fields:
+        raise ImportFileError(
+            f"{span.place}: {key} is missing: record content in the traced program"
+            " (OPENINFERENCE_HIDE_INPUTS and OPENINFERENCE_HIDE_OUTPUTS unset)"
+        )
+    return [_message(f"{span.place}: {key}.{index}", fields[index]) for index in sorted(fields)]
+
+
+def _message(place: str, fields: JsonObject) -> Message:
+    if any(name.startswith("message.tool_calls.") for name in fields):
+        refuse_tool_call(place)
+    parts: dict[int, JsonObject] = {}
+    for name, value in fields.items():
+        if found := _PART.fullmatch(name):
+            parts.setdefault(int(found[1]), {})[found[2]] = value
+    content = fields.get("message.content") or [parts[index] for index in sorted(parts)]
+    role = role_of(place, {"role": fields.get("message.role")})
+    return Message(role=role, content=parts_text(place, content))
+
+
+def _openinference_sampling(span: Span) -> JsonObject:
+    raw = span.text("llm.invocation_parameters") or "{}"
+    try:
+        parameters = msgspec.json.decode(raw, type=JsonObject)
+    except msgspec.DecodeError as error:
+        raise ImportFileError(
+            f"{span.place}: llm.invocation_parameters is not a JSON object: {error}"
+        ) from error
+    return {
+        "model": span.attributes.get("llm.model_name"),
+        "temperature": parameters.get("temperature"),
+        "top_p": parameters.get("top_p"),
+        "max_tokens": parameters.get("max_completion_tokens") or parameters.get("max_tokens"),
+        "prompt_tokens": span.attributes.get("llm.token_count.prompt"),
+        "completion_tokens": span.attributes.get("llm.token_count.completion"),
+    }
+
+
+_READERS: dict[Dialect, _Reader] = {
+    "otel": _Reader(
+        kind="gen_ai.operation.name",
+        calls=("chat", "text_completion", "generate_content"),
+        conversation="gen_ai.conversation.id",
+        agent=("gen_ai.agent.id", "gen_ai.agent.name"),
+        output="gen_ai.output.messages",
+        messages=_otel_messages,
+        prompt=_otel_prompt,
+        sampling=_otel_sampling,
+    ),
+    "openinference": _Reader(
+        kind="openinference.span.kind",
+        calls=("LLM",),
+        conversation="session.id",
+        agent=("agent.name", "user.id"),
+        output="llm.output_messages",
+        messages=_openinference_messages,
+        prompt=lambda span: _openinference_messages(span, "llm.input_messages"),
+        sampling=_openinference_sampling,
+    ),
+}

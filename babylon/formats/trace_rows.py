@@ -13,10 +13,16 @@ import msgspec
 from babylon.core.errors import RecorderError
 from babylon.core.text import storable, storable_json
 from babylon.core.windows import Window, window_at
-from babylon.formats.documents import ImportFileError
-from babylon.formats.trace import Tokens, Trace, TraceCall, TraceStep, convert
-from babylon.recorder.steps import Action, LlmCall
-from babylon.recorder.trajectory_rows import OpenTrajectory, Row, trajectory_row
+from babylon.formats.trace import (
+    ImportFileError,
+    Tokens,
+    Trace,
+    TraceCall,
+    TraceStep,
+    convert,
+    fields_of,
+)
+from babylon.recorder.trajectory import Action, LlmCall, OpenTrajectory, Row, trajectory_row
 from babylon.store.calls import RecordedCall
 
 _UNKNOWN_STATE = {"agentBalance": 0.0, "agentPnL": 0.0, "openPositions": 0}
@@ -79,7 +85,6 @@ def _start(trace: Trace, window: Window | None) -> datetime:
 
 
 def _add_step(place: str, played: OpenTrajectory, step: TraceStep) -> list[RecordedCall]:
-    """Add a step as the recorder does, and return its calls with known tokens."""
     number = len(played.steps)
     moment = step.at or (played.last + _STEP if number else played.start)
     llm_calls = [_llm_call(call) for call in step.calls]
@@ -96,22 +101,12 @@ def _llm_call(call: TraceCall) -> LlmCall:
     """Return the call as the recorder takes it. The prompts are the first message of each role."""
     first = {message.role: message.content for message in reversed(call.messages)}
     tokens = call.tokens
+    messages = tuple({"role": m.role, "content": m.content} for m in call.messages)
     return LlmCall(
-        model=call.model,
         model_version=None if tokens is None else str(tokens.policy_version),
         system_prompt=first.get("system", ""),
         user_prompt=first.get("user", ""),
-        response=call.response,
-        temperature=call.temperature,
-        max_tokens=call.max_tokens,
-        purpose=call.purpose,
-        reasoning=call.reasoning,
-        latency_ms=call.latency_ms,
-        action_type=call.action_type,
-        messages=tuple({"role": m.role, "content": m.content} for m in call.messages),
-        top_p=call.top_p,
-        prompt_tokens=call.prompt_tokens,
-        completion_tokens=call.completion_tokens,
+        **{**fields_of(call, LlmCall), "messages": messages},
     )
 
 

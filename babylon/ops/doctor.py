@@ -21,7 +21,7 @@ from babylon.core.errors import BabylonError, ModelError, ServingError
 from babylon.core.home import Home
 from babylon.core.processes import Processes
 from babylon.core.settings import ModelSettings, ServingSettings, Settings
-from babylon.policies.base_name import local_directory
+from babylon.policies.checkpoint_files import local_directory
 from babylon.serving.ports import holder, require_free_port
 from babylon.serving.vllm.command import require_vllm
 from babylon.serving.vllm.vllm_client import VllmClient

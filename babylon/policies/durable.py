@@ -47,7 +47,6 @@ def save_tensors(state: object, path: Path) -> None:
 
 
 def _errno(error: BaseException) -> int | None:
-    """The system's error number in the chain of an error's causes."""
     cause: BaseException | None = error
     while cause is not None:
         if isinstance(cause, OSError):

@@ -1,4 +1,6 @@
-"""Correctness of trades, derived from the window's outcomes. Recorded steps stay unchanged.
+"""Results of a trajectory: profit, wins and actions, and the correctness of its trades.
+
+Correctness is derived from the window's outcomes. Recorded steps stay unchanged.
 
 A trade is decided here if its position was held to the end. If the position was sold or closed in
 the trajectory, that later step records the result.
@@ -16,8 +18,9 @@ from collections.abc import Mapping, Sequence
 
 import msgspec
 
-from babylon.quality.decode import GameAction, GameStep
+from babylon.quality.decode import GameAction, GameMetrics, GameStep, Reason, RejectedError
 
+HOLD = "HOLD"
 _SIDES = {"LONG": 1, "SHORT": -1}
 _OPENING, _CLOSING, _DECISION = ("BUY", "OPEN"), ("SELL", "CLOSE"), "TRADING_DECISION"
 
@@ -51,6 +54,62 @@ class Outcomes:
 
     def __bool__(self) -> bool:
         return bool(self.resolved or self.prices)
+
+
+def window_pnl_usd(
+    steps: Sequence[GameStep], metrics: GameMetrics, final_pnl_usd: float | None
+) -> float:
+    """Return the profit in this window (USD): the last lifetime P&L minus that of the first step.
+
+    Raises:
+        RejectedError: the difference is not a finite number.
+    """
+    known = (final_pnl_usd, metrics.final_pnl, steps[-1].environment_state.agent_pnl)
+    last = next(value for value in known if value is not None)
+    pnl = last - steps[0].environment_state.agent_pnl
+    if not math.isfinite(pnl):
+        raise RejectedError(Reason.NON_FINITE_NUMBER, f"finalPnL {last!r}: P&L is {pnl!r}")
+    return pnl
+
+
+def won(action: GameAction) -> bool | None:
+    """Return True if the action's trade made money, ``None`` if the action decided no trade.
+
+    The recorded ``correctness`` counts first. Without it, a successful sale or close wins if its
+    ``result.pnl`` is above zero.
+    """
+    if not action.success:
+        return None
+    if action.correctness is not None:
+        for verdict in (action.correctness.prediction_correct, action.correctness.perp_correct):
+            if verdict is not None:
+                return verdict
+    if not action.action_type.startswith(_CLOSING) or not isinstance(action.result, dict):
+        return None
+    pnl = action.result.get("pnl")
+    return pnl > 0 if isinstance(pnl, int | float) and not isinstance(pnl, bool) else None
+
+
+def count_wins(steps: Sequence[GameStep], derived: Sequence[StepReward] = ()) -> tuple[int, int]:
+    """Return ``(wins, trades)`` over the decided trades.
+
+    A step's own verdict counts first, then the reward ``derived`` from the window's outcomes.
+    """
+    later = {reward.step_number: reward.correct for reward in derived}
+    wins = trades = 0
+    for step in steps:
+        verdict = won(step.action)
+        if verdict is None:
+            verdict = later.get(step.step_number)
+        if verdict is not None:
+            wins += verdict
+            trades += 1
+    return wins, trades
+
+
+def count_actions(steps: Sequence[GameStep]) -> int:
+    """Return the number of successful actions other than HOLD."""
+    return sum(step.action.success and step.action.action_type != HOLD for step in steps)
 
 
 def step_rewards(

@@ -29,7 +29,6 @@ def reason_lines(reasons: Sequence[RejectedFor]) -> list[str]:
 
 
 def _line(text: str) -> str:
-    """Return one line without control characters."""
     return "".join(c if c.isprintable() else "\ufffd" for c in " ".join(text.split()))
 
 

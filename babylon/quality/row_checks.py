@@ -1,18 +1,33 @@
 """The check of one game row: a trajectory, or the first ``Reason`` that applies.
 
 Every step counts as an action, including HOLD, so an agent that mostly waits is eligible.
+
+The policy's calls are joined from three places by equality and in order: a step gives the calls and
+their replies, the game's call log the messages that were sent, the gateway the tokens. A call stays
+text-only (``Call.retokenized``) unless a gateway record has the same messages and the same reply.
+Empty messages are dropped before the comparison, because the game logs an empty system prompt for
+agents that have none.
 """
 
 import math
+from collections import defaultdict
+from collections.abc import Sequence
 from functools import lru_cache
 
 import msgspec
 
 from babylon.core.game_rows import GameRow
 from babylon.core.settings import QualitySettings
-from babylon.core.trajectories import Trajectory
+from babylon.core.trajectories import Call, Message, Trajectory
 from babylon.core.windows import FIRST_YEAR, LAST_YEAR, Window
-from babylon.quality.correctness import Outcomes, StepReward, step_rewards
+from babylon.quality.correctness import (
+    Outcomes,
+    StepReward,
+    count_actions,
+    count_wins,
+    step_rewards,
+    window_pnl_usd,
+)
 from babylon.quality.decode import (
     PENDING,
     POLICY_PURPOSES,
@@ -20,15 +35,128 @@ from babylon.quality.decode import (
     GameMetadata,
     GameMetrics,
     GameStep,
+    Reason,
+    RejectedError,
     decode,
 )
-from babylon.quality.play_results import count_actions, count_wins, window_pnl_usd
-from babylon.quality.policy_calls import CollectedCall, policy_calls
-from babylon.quality.reasons import Reason, RejectedError
 from babylon.store.rejections import Rejection
 
 MAX_DETAIL = 300  # characters, because a detail may quote the row
+_DECODER = msgspec.json.Decoder(tuple[Message, ...])
+
+
+class CollectedCall(msgspec.Struct, frozen=True, gc=False, kw_only=True, omit_defaults=True):
+    """A call that ``collect`` joined to a trajectory, from ``llm_call_logs`` or ``babylon.calls``.
+
+    A logged call has a ``call_id``: ``<trajectory>-call-<step>-<i>``, or the id that the step
+    gives. A gateway's call has a ``step_number`` and a policy version, and either tokens or the
+    reason why it is ``untrainable``. ``messages`` is JSON.
+    """
+
+    response: str
+    messages: str | None = None
+    call_id: str | None = None
+    step_number: int | None = None
+    temperature: float = 1.0
+    top_p: float | None = None
+    policy_version: int | None = None
+    prompt_token_ids: tuple[int, ...] | None = None
+    completion_token_ids: tuple[int, ...] | None = None
+    logprobs: tuple[float, ...] | None = None
+    untrainable: str | None = None
+
+    @property
+    def has_tokens(self) -> bool:
+        return bool(
+            self.prompt_token_ids
+            and self.completion_token_ids
+            and self.logprobs
+            and len(self.logprobs) == len(self.completion_token_ids)
+        )
+
+
 _CALLS = msgspec.json.Decoder(list[CollectedCall])
+
+
+def policy_calls(
+    trajectory_id: str,
+    steps: Sequence[GameStep],
+    logged: Sequence[CollectedCall],
+    gateway: Sequence[CollectedCall],
+) -> tuple[Call, ...]:
+    """Return the policy's calls in playing order. ``gateway`` is ordered by time.
+
+    Evaluation calls are left out, because the policy did not answer them.
+    """
+    logs = {call.call_id: call for call in logged}
+    waiting: defaultdict[int | None, list[CollectedCall]] = defaultdict(list)
+    for record in gateway:
+        waiting[record.step_number].append(record)
+    calls = []
+    for step in steps:
+        for index, call in enumerate(step.llm_calls):
+            if call.purpose in POLICY_PURPOSES:
+                log = None
+                if logs:
+                    own_id = f"{trajectory_id}-call-{step.step_number}-{index}"
+                    named = logs.get(call.call_id) if isinstance(call.call_id, str) else None
+                    log = named or logs.get(own_id)
+                text = _text_call(step.step_number, call, log)
+                calls.append(_with_tokens(text, waiting[step.step_number]) if waiting else text)
+    return tuple(calls)
+
+
+def _text_call(step: int, call: GameLlmCall, log: CollectedCall | None) -> Call:
+    messages, top_p = None, None
+    if log is not None and log.response == call.response:
+        messages, top_p = _messages(log.messages or ""), log.top_p
+    if not messages:
+        system, user = call.system_prompt, call.user_prompt
+        messages = (Message(role="system", content=system),) if system else ()
+        messages += (Message(role="user", content=user),) if user else ()
+    return Call(
+        step=step,
+        messages=messages,
+        response=call.response or "",
+        temperature=call.temperature,
+        top_p=1.0 if top_p is None else top_p,
+    )
+
+
+def _with_tokens(call: Call, waiting: list[CollectedCall]) -> Call:
+    """Return the call with the tokens of the first equal record, or with its reason against them.
+
+    That record and all earlier ones are removed from ``waiting``, because calls come in order.
+    """
+    for position, record in enumerate(waiting):
+        if record.response == call.response and _messages(record.messages or "") == call.messages:
+            del waiting[: position + 1]
+            if record.untrainable is None and record.has_tokens:
+                return _joined(call, record)
+            return msgspec.structs.replace(call, untrainable=record.untrainable)
+    return call
+
+
+def _joined(call: Call, record: CollectedCall) -> Call:
+    return msgspec.structs.replace(
+        call,
+        temperature=record.temperature,
+        top_p=1.0 if record.top_p is None else record.top_p,
+        policy_version=record.policy_version,
+        prompt_token_ids=record.prompt_token_ids,
+        completion_token_ids=record.completion_token_ids,
+        logprobs=record.logprobs,
+    )
+
+
+def _messages(text: str) -> tuple[Message, ...] | None:
+    try:
+        messages = _DECODER.decode(text)
+    except (msgspec.DecodeError, RecursionError):
+        return None
+    if all([message.content for message in messages]):
+        return messages
+    return tuple(message for message in messages if message.content)
 
 
 class Accepted(msgspec.Struct, frozen=True):
@@ -45,9 +173,7 @@ def check_row(row: GameRow, window: Window, quality: QualitySettings) -> Accepte
         return _accept(row, window, quality)
     except RejectedError as error:
         return Rejection(
-            trajectory_id=row.trajectory_id,
-            reason=error.reason,
-            detail=error.detail[:MAX_DETAIL],
+            trajectory_id=row.trajectory_id, reason=error.reason, detail=error.detail[:MAX_DETAIL]
         )
 
 
@@ -118,8 +244,7 @@ def _check_play(steps: tuple[GameStep, ...], total_reward: float, quality: Quali
             raise RejectedError(Reason.MISSING_FIELD, f"{_place(call, steps)}.userPrompt is empty")
     if len(steps) < quality.min_actions:
         raise RejectedError(
-            Reason.TOO_FEW_ACTIONS,
-            f"{len(steps)} actions, minimum is {quality.min_actions}",
+            Reason.TOO_FEW_ACTIONS, f"{len(steps)} actions, minimum is {quality.min_actions}"
         )
     threshold = quality.reward_threshold
     if threshold is not None and total_reward < threshold:

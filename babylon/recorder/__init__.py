@@ -4,7 +4,6 @@
 """
 
 from babylon.recorder.market_outcomes import MarketOutcomesTracker
-from babylon.recorder.steps import Action, LlmCall, ProviderAccess
-from babylon.recorder.trajectory import TrajectoryRecorder
+from babylon.recorder.trajectory import Action, LlmCall, ProviderAccess, TrajectoryRecorder
 
 __all__ = ["Action", "LlmCall", "MarketOutcomesTracker", "ProviderAccess", "TrajectoryRecorder"]

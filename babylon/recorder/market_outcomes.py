@@ -10,16 +10,14 @@ from collections.abc import Callable
 from dataclasses import replace
 from datetime import datetime
 from decimal import Decimal
-from typing import TYPE_CHECKING, Literal
+from typing import Literal
 
 from babylon.core.errors import RecorderError, WindowNotReadyError
 from babylon.core.failpoints import failpoint
 from babylon.core.text import storable
 from babylon.core.windows import parse_window_id, window_at
-from babylon.recorder.steps import game_time
-from babylon.recorder.trajectory import moment_in_utc, utc_now
-from babylon.recorder.trajectory_rows import Row
-from babylon.store import Store, require_game_tables
+from babylon.recorder.trajectory import Row, game_time, moment_in_utc, utc_now
+from babylon.store.connection import Connection, Store, require_game_tables
 from babylon.store.observations import (
     MarketObservation,
     ObservedPrice,
@@ -31,9 +29,6 @@ from babylon.store.observations import (
     seen_prices,
     seen_questions,
 )
-
-if TYPE_CHECKING:
-    from babylon.store.connection import Connection
 
 NEUTRAL_PERCENT = 1.0  # smaller moves are neither bullish nor bearish
 # Limits of the columns: numeric(5,2), numeric(10,2), varchar(20).
@@ -142,7 +137,7 @@ class MarketOutcomesTracker:
         seen.add(moment, value)
 
     async def _keep(
-        self, connection: "Connection"
+        self, connection: Connection
     ) -> dict[tuple[ValueKind, str, str], ObservedValue]:
         """Store the unsaved observations and return them. The lock orders concurrent trackers."""
         await lock_outcomes(connection)

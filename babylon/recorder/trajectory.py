@@ -4,20 +4,285 @@ A trajectory belongs to the window in which it started, and all its steps lie in
 agent that plays across the boundary finishes one trajectory and starts the next.
 """
 
+import json
+from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
 from datetime import UTC, datetime
+from typing import Literal
 from uuid import uuid4
 
 import asyncpg
+import msgspec
 
 from babylon.core.errors import DatabaseError, RecorderError, WindowError
 from babylon.core.failpoints import failpoint
+from babylon.core.text import storable, storable_json
 from babylon.core.windows import Window, window_at
-from babylon.recorder.steps import Action, LlmCall, ProviderAccess
-from babylon.recorder.trajectory_rows import OpenTrajectory, Row, insert_statement, trajectory_row
 from babylon.store import Store, require_game_tables
 
 _MAX_SCENARIO_ID = 100  # characters in the game's column
+_REQUIRED_STATE = ("agentBalance", "agentPnL", "openPositions")
+# Fields of a call that its log row stores and ``stepsJson`` does not.
+_LOG_ONLY = ("messages", "topP", "promptTokens", "completionTokens")
+
+
+class LlmCall(msgspec.Struct, frozen=True, kw_only=True, rename="camel", omit_defaults=True):
+    """One chat request inside a step.
+
+    ``messages`` holds the whole prompt if it was more than one system and one user message.
+    ``model_version`` is the version of the policy that answered.
+    """
+
+    model: str
+    system_prompt: str
+    user_prompt: str
+    response: str
+    temperature: float
+    max_tokens: int
+    purpose: Literal["action", "reasoning", "evaluation", "response"]
+    model_version: str | None = None
+    reasoning: str | None = None
+    latency_ms: int | None = None
+    action_type: str | None = None
+    messages: tuple[dict[str, str], ...] | None = None
+    top_p: float | None = None
+    prompt_tokens: int | None = None
+    completion_tokens: int | None = None
+
+
+class ProviderAccess(msgspec.Struct, frozen=True, kw_only=True, rename="camel"):
+    """Data that the agent read from a provider."""
+
+    provider_name: str
+    data: Mapping[str, object]
+    purpose: str
+
+
+class Action(msgspec.Struct, frozen=True, kw_only=True, rename="camel", omit_defaults=True):
+    """An action and its result.
+
+    ``correctness`` has the game's own keys, for example ``{"predictionCorrect": True}``.
+    """
+
+    action_type: str
+    success: bool
+    parameters: Mapping[str, object]
+    result: object = None
+    error: str | None = None
+    reasoning: str | None = None
+    correctness: Mapping[str, object] | None = None
+
+    @property
+    def is_trade(self) -> bool:
+        return self.action_type.startswith(("BUY", "SELL", "OPEN", "CLOSE"))
+
+
+def encode_step(
+    number: int,
+    at: datetime,
+    environment_state: Mapping[str, object],
+    provider_accesses: Sequence[ProviderAccess],
+    llm_calls: Sequence[LlmCall],
+    action: Action,
+    reward: float,
+) -> str:
+    """Return one element of ``stepsJson``.
+
+    Raises:
+        RecorderError: the state lacks a key, or JSON or Postgres cannot hold a value.
+    """
+    missing = [key for key in _REQUIRED_STATE if key not in environment_state]
+    if missing:
+        raise RecorderError(
+            f"step {number}: environment_state lacks {', '.join(missing)}:"
+            f" it has {', '.join(environment_state) or 'no keys'}"
+        )
+    calls: list[dict[str, object]] = msgspec.to_builtins(list(llm_calls))
+    for call in calls:
+        for name in _LOG_ONLY:
+            call.pop(name, None)
+    return to_json(
+        {
+            "stepNumber": number,
+            "timestamp": milliseconds(at),
+            "environmentState": dict(environment_state),
+            "providerAccesses": msgspec.to_builtins(list(provider_accesses)),
+            "llmCalls": calls,
+            "action": msgspec.to_builtins(action),
+            "reward": reward,
+        },
+        f"step {number}",
+    )
+
+
+def to_json(value: object, what: str) -> str:
+    """Return compact JSON as JavaScript writes it, with NUL characters replaced.
+
+    Raises:
+        RecorderError: the value holds NaN, infinity, half a surrogate pair, or a foreign type.
+    """
+    try:
+        text = json.dumps(value, allow_nan=False, ensure_ascii=False, separators=(",", ":"))
+        text.encode()
+    except (ValueError, TypeError) as error:
+        raise RecorderError(f"{what} cannot be stored as JSON: {error}") from error
+    return storable_json(text)
+
+
+def milliseconds(at: datetime) -> int:
+    """Return milliseconds since 1970, UTC."""
+    return round(at.timestamp() * 1000)
+
+
+def game_time(at: datetime) -> datetime:
+    """Return the time as the game's columns hold it: UTC without a zone."""
+    return at.astimezone(UTC).replace(tzinfo=None)
+
+
+Row = dict[str, object]
+"""Column name → value."""
+
+
+@dataclass(slots=True)
+class OpenTrajectory:
+    """A trajectory that is being recorded.
+
+    Steps are encoded when they are added, so later changes to the caller's dictionaries do not
+    alter them.
+    """
+
+    trajectory_id: str
+    agent_id: str
+    scenario_id: str
+    window: Window
+    start: datetime
+    last: datetime
+    steps: list[str] = field(default_factory=list)
+    calls: list[Row] = field(default_factory=list)
+    counts: Counter[str] = field(default_factory=Counter)
+    total_reward: float = 0.0
+
+    def add_step(
+        self,
+        at: datetime,
+        environment_state: Mapping[str, object],
+        llm_calls: Sequence[LlmCall],
+        action: Action,
+        reward: float,
+        provider_accesses: Sequence[ProviderAccess] = (),
+    ) -> int:
+        """Add a step and return its number.
+
+        Raises:
+            RecorderError: a value cannot be stored. The step is not added.
+        """
+        number = len(self.steps)
+        step = encode_step(
+            number, at, environment_state, provider_accesses, llm_calls, action, reward
+        )
+        calls = [call_row(self, number, i, call, at) for i, call in enumerate(llm_calls)]
+        self.steps.append(step)
+        self.calls.extend(calls)
+        self.last = max(self.last, at)
+        self.total_reward += reward
+        self.counts["errors"] += not action.success
+        self.counts["trades"] += action.success and action.is_trade
+        self.counts["posts"] += action.success and action.action_type == "CREATE_POST"
+        return number
+
+
+def trajectory_row(
+    played: OpenTrajectory,
+    *,
+    end: datetime,
+    now: datetime,
+    final: dict[str, float | None],
+    status: str,
+    knowledge: Mapping[str, object],
+) -> Row:
+    """Return the row of ``trajectories``."""
+    # Every column is named here, because the game's table has NOT NULL columns without defaults.
+    what = f"trajectory {played.trajectory_id}"
+    metrics = {
+        "episodeLength": len(played.steps),
+        "finalStatus": status,
+        **{name: value for name, value in final.items() if value is not None},
+        "tradesExecuted": played.counts["trades"],
+        "postsCreated": played.counts["posts"],
+        "errorCount": played.counts["errors"],
+    }
+    return {
+        "id": played.trajectory_id,
+        "trajectoryId": played.trajectory_id,
+        "agentId": played.agent_id,
+        "startTime": game_time(played.start),
+        "endTime": game_time(end),
+        "durationMs": milliseconds(end) - milliseconds(played.start),
+        "windowId": played.window.id,
+        "windowHours": max(1, round(played.window.minutes / 60)),
+        "episodeId": f"{played.window.id}-{milliseconds(end)}",
+        "scenarioId": played.scenario_id,
+        "stepsJson": f"[{','.join(played.steps)}]",
+        "rewardComponentsJson": to_json({"environmentReward": played.total_reward}, what),
+        "metricsJson": to_json(metrics, what),
+        "metadataJson": to_json({"isTrainingData": True, "gameKnowledge": dict(knowledge)}, what),
+        "totalReward": played.total_reward,
+        "episodeLength": len(played.steps),
+        "finalStatus": status,
+        **final,
+        "tradesExecuted": played.counts["trades"],
+        "postsCreated": played.counts["posts"],
+        "createdAt": game_time(now),
+        "updatedAt": game_time(now),
+    }
+
+
+def call_row(played: OpenTrajectory, step: int, i: int, call: LlmCall, at: datetime) -> Row:
+    """Return the row of ``llm_call_logs`` for call ``i`` of a step."""
+    call_id = f"{played.trajectory_id}-call-{step}-{i}"
+    prompts = (("system", call.system_prompt), ("user", call.user_prompt))
+    messages = call.messages or [{"role": role, "content": text} for role, text in prompts if text]
+    tokens = (call.prompt_tokens, call.completion_tokens)
+    return {
+        "id": call_id,
+        "trajectoryId": played.trajectory_id,
+        "stepId": f"{played.trajectory_id}-step-{step}",
+        "callId": call_id,
+        "timestamp": game_time(at),
+        "latencyMs": call.latency_ms,
+        "model": call.model,
+        "purpose": call.purpose,
+        "actionType": call.action_type,
+        "systemPrompt": call.system_prompt,
+        "userPrompt": call.user_prompt,
+        "messagesJson": to_json(messages, call_id),
+        "response": call.response,
+        "reasoning": call.reasoning,
+        "temperature": call.temperature,
+        "maxTokens": call.max_tokens,
+        "topP": call.top_p,
+        "promptTokens": call.prompt_tokens,
+        "completionTokens": call.completion_tokens,
+        "totalTokens": None if None in tokens else sum(n or 0 for n in tokens),
+        "metadata": to_json(
+            {} if call.model_version is None else {"modelVersion": call.model_version}, call_id
+        ),
+    }
+
+
+def insert_statement(table: str, rows: Sequence[Row]) -> tuple[str, list[tuple[object, ...]]]:
+    """Return the arguments of ``executemany`` that insert rows with equal keys.
+
+    NUL characters are replaced.
+    """
+    columns = ", ".join(f'"{name}"' for name in rows[0])
+    places = ", ".join(f"${i + 1}" for i in range(len(rows[0])))
+    values = [
+        tuple(storable(value) if isinstance(value, str) else value for value in row.values())
+        for row in rows
+    ]
+    return f'INSERT INTO "{table}" ({columns}) VALUES ({places})', values
 
 
 def utc_now() -> datetime:

@@ -23,7 +23,7 @@ from babylon.core.game_rows import COLUMNS, GAME_SCHEMA, UNTRAINED
 from babylon.core.home import Home
 from babylon.core.types import Claim, Collected
 from babylon.core.windows import Window
-from babylon.quality.policy_calls import CollectedCall
+from babylon.quality.row_checks import CollectedCall
 from babylon.store import Store, require_game_tables
 from babylon.store.calls import wait_until_recorded
 

@@ -23,7 +23,7 @@ from babylon.core.windows import (
     settling,
     window_at,
 )
-from babylon.quality.reasons import Reason
+from babylon.quality.decode import Reason
 from babylon.quality.row_checks import check_row
 from babylon.store import Store, require_game_tables
 from babylon.store.connection import read_clock

@@ -20,7 +20,7 @@ from transformers import PreTrainedTokenizerFast, Qwen3Config, Qwen3ForCausalLM
 
 from babylon.core.errors import ModelError
 from babylon.game.market.transcripts import scripted_chats
-from babylon.policies.base_name import local_directory
+from babylon.policies.checkpoint_files import local_directory
 from babylon.policies.load import load_policy
 from babylon.policies.tokenizer import render_prompt, train_tokenizer
 
@@ -72,11 +72,7 @@ def resolve_base(
 
 
 def _check_base(base: Path | str, name: str) -> None:
-    """Load the base model once, so that a bad one fails here and not in engine or trainer.
-
-    Raises:
-        ModelError: it does not load, or it has no chat template.
-    """
+    """Load the base model once, so that a bad one fails here and not in engine or trainer."""
     remedy = "BASE_MODEL names a directory that save_pretrained wrote, or a Hugging Face model id"
     try:
         _, tokenizer = load_policy(base)
@@ -142,7 +138,6 @@ def _imitate(
     recipe: EmbeddedModelRecipe,
     progress: Progress | None,
 ) -> Qwen3ForCausalLM:
-    """Train on the replies of scripted agents, with one cosine cycle of the learning rate."""
     optimizer = torch.optim.AdamW(
         model.parameters(), lr=recipe.learning_rate, betas=(0.9, 0.95), weight_decay=0.01
     )

@@ -6,15 +6,15 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 import torch
+from torch import Tensor
 
 from babylon.core.errors import ModelError
 from babylon.core.probes import ProbeAnswer
 from babylon.core.trajectories import Trajectory
 from babylon.policies.load import load_policy
 from babylon.training.call_tokens import exact_tokens
-from babylon.training.grpo.forward import PolicyForward
-from babylon.training.grpo.memory import FittingForward, OutOfMemoryError
-from babylon.training.grpo.prefix_tree import compile_tree
+from babylon.training.grpo.forward import FittingForward, OutOfMemoryError, PolicyForward
+from babylon.training.grpo.prefix_tree import PrefixTree, compile_tree
 from babylon.training.grpo.training_input import CallTokens
 
 
@@ -37,15 +37,32 @@ def log_ratios(
             calls += exact
     if not calls:
         return {}
-    model, _ = load_policy(path)
-    tree = compile_tree(calls)
-    fitting = FittingForward(model, max_tokens)
-    values = fitting.run(lambda forward: forward.logprobs(tree)).logprobs.tolist()
+    values = recomputed_logprobs(path, compile_tree(calls), max_tokens)
     ratios = dict.fromkeys(owners, 0.0)
     for owner, call, now in zip(owners, calls, values, strict=True):
         assert call.logprobs is not None  # exact_tokens
-        ratios[owner] += math.fsum(now[: len(call.logprobs)]) - math.fsum(call.logprobs)
+        ratios[owner] += math.fsum(now) - math.fsum(call.logprobs)
     return ratios
+
+
+def recomputed_logprobs(
+    path: Path | str, tree: PrefixTree, max_tokens: int | None
+) -> list[list[float]]:
+    """Logprobs of each call's completion under the policy at ``path``. Blocking."""
+    model, _ = load_policy(path)
+    rows = FittingForward(model, max_tokens).run(lambda forward: forward.logprobs(tree)).logprobs
+    return _of_completions(rows, tree.calls)
+
+
+def _of_completions(rows: Tensor, calls: Sequence[CallTokens]) -> list[list[float]]:
+    return [row[: len(c.completion)] for row, c in zip(rows.tolist(), calls, strict=True)]
+
+
+def free_memory() -> None:
+    """Free the memory of models that nobody holds, because the next model needs it."""
+    gc.collect()  # models contain reference cycles
+    if torch.cuda.is_available():
+        torch.cuda.empty_cache()
 
 
 def logprobs_of(path: str, answers: Sequence[ProbeAnswer], max_tokens: int | None) -> list[float]:
@@ -66,10 +83,8 @@ def logprobs_of(path: str, answers: Sequence[ProbeAnswer], max_tokens: int | Non
         for answer in answers
     ]
     rows = _fp32_logprobs(path, calls, max_tokens)
-    gc.collect()  # models contain reference cycles, and the next model needs the memory
-    if torch.cuda.is_available():
-        torch.cuda.empty_cache()
-    return [x for row, call in zip(rows, calls, strict=True) for x in row[: len(call.completion)]]
+    free_memory()
+    return [logprob for row in rows for logprob in row]
 
 
 def _fp32_logprobs(
@@ -77,15 +92,14 @@ def _fp32_logprobs(
 ) -> list[list[float]]:
     tree = compile_tree(calls)
 
-    def attempt(forward: PolicyForward) -> list[list[float]]:
+    def attempt(forward: PolicyForward) -> Tensor:
         with torch.autocast("cuda", enabled=False):
-            rows: list[list[float]] = forward.logprobs(tree).logprobs.tolist()
-        return rows
+            return forward.logprobs(tree).logprobs
 
     model, _ = load_policy(path, frozen=True)
     if not all(weight.isfinite().all() for weight in model.parameters()):
         raise ModelError(f"weights of {path} are not finite")
     try:
-        return FittingForward(model, max_tokens).run(attempt)
+        return _of_completions(FittingForward(model, max_tokens).run(attempt), calls)
     except OutOfMemoryError as error:
         raise ModelError(str(error)) from error

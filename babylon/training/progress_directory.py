@@ -43,7 +43,6 @@ def take_up_progress(home: Home, claim: Claim) -> Path:
 
 
 def _earlier(home: Home, claim: Claim) -> list[Path]:
-    """Directories of the window's earlier claims, newest first."""
     pattern = re.compile(rf"{re.escape(_window_name(claim.window_id))}-e(\d+)")
     epochs = {
         path: int(match[1])

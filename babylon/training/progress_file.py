@@ -24,7 +24,7 @@ import torch
 from babylon.core.failpoints import failpoint
 from babylon.core.trajectories import TrainingRow
 from babylon.policies.durable import save_tensors, sync, written
-from babylon.training.grpo.update_record import RecordState
+from babylon.training.grpo.diagnostics import RecordState
 from babylon.training.progress_directory import PROGRESS_FILE
 from babylon.training.trainable import Trainable
 

@@ -1,32 +1,64 @@
 """One window's update on disk: parent checkpoint + scored calls → new checkpoint + report."""
 
-import gc
+import asyncio
 import sys
 from collections import defaultdict
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
-import torch
-from transformers import PreTrainedTokenizerBase
-
 from babylon.core.errors import TrainingError, WindowNotReadyError
+from babylon.core.settings import TrainingSettings
 from babylon.core.text import redact
 from babylon.core.trajectories import TrainingRow
-from babylon.policies.layers import TransferLayers
-from babylon.policies.load import load_policy
+from babylon.training.backends.train_input import TrainInput
 from babylon.training.call_tokens import scored_trajectories
 from babylon.training.grpo.config import TrainerConfig
-from babylon.training.grpo.memory import FittingForward, OutOfMemoryError
-from babylon.training.grpo.sharing import Decode
+from babylon.training.grpo.forward import OutOfMemoryError
 from babylon.training.grpo.trainer import Progress, train_on_window
 from babylon.training.grpo.training_window import (
     NothingToTrainError,
     TrainingWindow,
     compile_window,
 )
+from babylon.training.likelihood import free_memory, recomputed_logprobs
 from babylon.training.progress_file import ProgressFile, update_digest
-from babylon.training.trainable import Trainable, Tuning, load_trainable, save_checkpoint
+from babylon.training.trainable import TransferLayers, Tuning, load_trainable, save_checkpoint
 from babylon.training.update_result import Update
+
+
+async def update_torch(work: TrainInput) -> Update:
+    """Run one GRPO update of the parent's checkpoint, in a thread of this process."""
+    return await asyncio.to_thread(
+        update_checkpoint,
+        work.parent.uri,
+        work.rows,
+        work.target,
+        tuning=work.settings.training.tuning,
+        config=trainer_config(work.settings.training, work.settings.seed),
+        transfer_layers=work.settings.training.transfer_layers,
+        staleness=work.staleness,
+        behaviours=work.behaviours,
+        progress_directory=work.progress_directory,
+        progress=work.progress,
+    )
+
+
+def trainer_config(training: TrainingSettings, seed: int) -> TrainerConfig:
+    """The trainer's configuration that the settings describe."""
+    return TrainerConfig(
+        iterations=training.iterations,
+        trajectories_per_step=training.batch_size * training.accumulation,
+        max_tokens=training.max_tokens,
+        learning_rate=training.effective_learning_rate,
+        warmup_steps=training.warmup_steps,
+        loss=training.loss,
+        advantage=training.advantage,
+        call_weight=training.call_weight,
+        kl_penalty=training.kl_penalty,
+        max_staleness=training.max_staleness,
+        max_missing_logprobs=training.max_missing_logprobs,
+        seed=seed,
+    )
 
 
 def update_checkpoint(
@@ -55,7 +87,9 @@ def update_checkpoint(
         ModelError: the parent or a behaviour policy does not load.
     """
     trainable = load_trainable(parent, tuning, config.learning_rate, transfer_layers)
-    trajectories, excluded = scored_trajectories(trainable.tokenizer, rows, _context(trainable))
+    tokenizer, bounds = trainable.tokenizer, trainable.model.config
+    context = int(getattr(bounds, "max_position_embeddings", sys.maxsize))  # some have no bound
+    trajectories, excluded = scored_trajectories(tokenizer, rows, context)
     reference = trainable.reference() if config.kl_penalty else None
     journal = None
     if progress_directory is not None:
@@ -68,12 +102,13 @@ def update_checkpoint(
             "staleness": sorted((staleness or {}).items()),
             "behaviours": sorted((behaviours or {}).items()),
         }
-        digest = update_digest(rows, decides)
-        journal = ProgressFile(progress_directory, digest, trainable)
+        journal = ProgressFile(progress_directory, update_digest(rows, decides), trainable)
+
+    def decode(token_ids: Sequence[int]) -> str:  # for the advice on prompt order
+        return redact(str(tokenizer.decode(list(token_ids))))
+
     try:
-        window = compile_window(
-            trajectories, config, staleness=staleness, decode=_redacted_text(trainable.tokenizer)
-        )
+        window = compile_window(trajectories, config, staleness=staleness, decode=decode)
         window = with_behaviours(window, behaviours or {})
         report = train_on_window(
             trainable.model,
@@ -96,11 +131,6 @@ def update_checkpoint(
     return Update(report=report, excluded=excluded, trajectory_ids=tuple(window.trajectory_ids))
 
 
-def _redacted_text(tokenizer: PreTrainedTokenizerBase) -> Decode:
-    """Token ids → text without secrets. The advice on prompt order quotes it."""
-    return lambda ids: redact(str(tokenizer.decode(list(ids))))
-
-
 def _remove(journal: ProgressFile | None) -> None:
     if journal is not None:
         journal.remove()
@@ -118,26 +148,8 @@ def with_behaviours(window: TrainingWindow, behaviours: Mapping[int, str]) -> Tr
             missing[version].append(position)
     logprobs: dict[int, list[float]] = {}
     for version, positions in sorted(missing.items()):
-        logprobs |= _logprobs_under(behaviours[version], window, positions)
-        gc.collect()  # models contain reference cycles, and the next model needs the memory
-        if torch.cuda.is_available():
-            torch.cuda.empty_cache()
+        tree = window.tree.only(positions)
+        rows = recomputed_logprobs(behaviours[version], tree, window.config.max_tokens)
+        logprobs |= zip(positions, rows, strict=True)
+        free_memory()
     return window.with_logprobs(logprobs) if logprobs else window
-
-
-def _logprobs_under(
-    checkpoint: str, window: TrainingWindow, positions: Sequence[int]
-) -> dict[int, list[float]]:
-    model, _ = load_policy(checkpoint)
-    tree = window.tree.only(positions)
-    fitting = FittingForward(model, window.config.max_tokens)
-    values = fitting.run(lambda forward: forward.logprobs(tree)).logprobs.tolist()
-    return {
-        position: row[: len(window.calls[position].completion)]
-        for position, row in zip(positions, values, strict=True)
-    }
-
-
-def _context(trainable: Trainable) -> int:
-    """The model's context in tokens. Some models have no bound."""
-    return int(getattr(trainable.model.config, "max_position_embeddings", sys.maxsize))

@@ -138,5 +138,4 @@ def figure(value: object) -> str:
 
 
 def _numbers(metrics: Mapping[str, object]) -> dict[str, float | None]:
-    """The metrics that are numbers, or that are None because they were not finite."""
     return {n: v for n, v in metrics.items() if v is None or isinstance(v, (int, float))}

@@ -4,7 +4,9 @@ This module does not import torch, so that stages and trainers can import it at 
 """
 
 import math
+from collections.abc import Mapping
 from dataclasses import asdict, dataclass
+from typing import Any
 
 from babylon.core.types import Metrics, Scored
 from babylon.training.grpo.train_report import TrainReport
@@ -68,3 +70,33 @@ def update_metrics(update: Update, scored: Scored) -> Metrics:
         name: None if isinstance(value, float) and not math.isfinite(value) else value
         for name, value in metrics.items()
     }
+
+
+GRADIENT_STEPS = "data/step_num_gradient_steps"  # the job's total, repeated in every record
+TRAINABLE_GROUPS = "data/step_num_groups_trainable"
+_ART_NAMES = {
+    "training_loss": "loss/train",
+    "entropy": "loss/entropy",
+    "kl_after": "loss/kl_div",
+    "grad_norm": "loss/grad_norm",
+    "train_steps": GRADIENT_STEPS,
+    "tokens": "data/step_trainer_tokens",
+    "trained_trajectories": "data/step_num_trajectories",
+}
+
+
+def to_art(report: TrainReport | ArtReport) -> dict[str, float]:
+    """The report's numbers under ART's names. Figures unknown to ART go under ``loss/``."""
+    return {
+        _ART_NAMES.get(name, f"loss/{name}"): float(value)
+        for name, value in asdict(report).items()
+        if isinstance(value, (int, float))
+    }
+
+
+def from_art(metrics: Mapping[str, float], counts: Mapping[str, int]) -> ArtReport:
+    """The report of an ART trainer: its metrics, and our own ``counts`` of what was sent."""
+
+    names = ("training_loss", "entropy", "kl_after", "grad_norm", "train_steps")
+    figures: dict[str, Any] = {name: metrics.get(_ART_NAMES[name]) for name in names}
+    return ArtReport(**figures, **counts)

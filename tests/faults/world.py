@@ -26,11 +26,11 @@ from babylon.store import Store, open_store
 from babylon.store.calls import RecordedCall, insert_calls
 from babylon.store.embedded import EmbeddedPostgres
 from babylon.store.policies import ensure_base
-from babylon.training.grpo.train_report import TIMINGS
 from benchmarks.loopback_judge import LoopbackJudge, Mind
 from tests.conftest import TEMPLATE, fresh_database
 from tests.faults.processes import Worker
 from tests.tiny_policy import plain_logprobs, save_tiny_policy
+from tests.unit.training.grpo.windows import TIMINGS
 
 WINDOW = parse_window_id("2025-11-14T09:00")
 SYSTEM, USER = "Trade.", "m1 0.50"

@@ -9,7 +9,7 @@ import torch
 from babylon.evaluation.arena.checkpoint_replies import reply_policy
 from babylon.policies.load import load_policy
 from babylon.training.grpo.config import TrainerConfig
-from babylon.training.grpo.memory import mixed_precision
+from babylon.training.grpo.forward import mixed_precision
 from babylon.training.grpo.trainer import train_on_window
 from babylon.training.grpo.training_window import compile_window
 from babylon.training.trainable import Tuning

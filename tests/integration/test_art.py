@@ -6,7 +6,7 @@ It is imported when the first of them runs: every worker of a run collects every
 import asyncio
 import json
 import shutil
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import suppress
 from dataclasses import asdict, replace
 from datetime import UTC, datetime
@@ -30,7 +30,7 @@ from babylon.serving.engine.loaded_policies import Policies
 from babylon.stages.train import train_window
 from babylon.store import Store
 from babylon.store.policies import commit_policy, ensure_base, get_policy
-from babylon.store.training_jobs import newest_job
+from babylon.store.training_jobs import TrainingJob, newest_job
 from babylon.store.windows import claim_window
 from babylon.training.backends.art_local import update_art_local, update_on_disk
 from babylon.training.backends.serverless import update_serverless
@@ -260,20 +260,19 @@ def row(name: str, score: float, *, prompt: str = "m1 0.50", reply: str = "buy")
     )
 
 
-async def work_for(
-    store: Store,
-    settings: Settings,
-    base: Path,
-    window: Window = WINDOW,
-    *,
-    parent: int = 0,
-    lease_s: float = 0.01,
-    **changes: Any,
-) -> TrainInput:
-    await ensure_base(store, uri=str(base), base_model=SERVED)
-    claim = await claim_window(store, window, owner="worker", lease_s=lease_s)
-    return TrainInput(
-        **{
+Work = Callable[..., Awaitable[TrainInput]]
+
+
+@pytest.fixture
+def work_for(store: Store, settings: Settings, base: Path) -> Work:
+    """A new claim of a window, as the trainers take it."""
+
+    async def make(
+        window: Window = WINDOW, *, parent: int = 0, lease_s: float = 0.01, **changes: Any
+    ) -> TrainInput:
+        await ensure_base(store, uri=str(base), base_model=SERVED)
+        claim = await claim_window(store, window, owner="worker", lease_s=lease_s)
+        given: dict[str, Any] = {
             "store": store,
             "settings": settings,
             "claim": claim,
@@ -284,9 +283,16 @@ async def work_for(
             "staleness": {},
             "behaviours": {},
             "progress": None,
-            **changes,
         }
-    )
+        return TrainInput(**given | changes)
+
+    return make
+
+
+async def job_of(store: Store, window: Window = WINDOW) -> TrainingJob:
+    job = await newest_job(store, window.id)
+    assert job is not None
+    return job
 
 
 async def commit(work: TrainInput, update: Update) -> int:
@@ -304,9 +310,9 @@ async def commit(work: TrainInput, update: Update) -> int:
 
 
 async def test_a_window_through_a_backend_on_disk_becomes_a_checkpoint_to_go_on_from(
-    store: Store, settings: Settings, base: Path, tmp_path: Path
+    work_for: Work, settings: Settings, base: Path, tmp_path: Path
 ) -> None:
-    work = await work_for(store, settings, base)
+    work = await work_for()
     tied = [msgspec.structs.replace(row(n, 1.0), scenario_id="tied") for n in ("c", "d")]
     work = replace(
         work, rows=[*work.rows, *tied], settings=settings.replace(training={"learning_rate": 1e-3})
@@ -323,7 +329,7 @@ async def test_a_window_through_a_backend_on_disk_becomes_a_checkpoint_to_go_on_
     assert not list((tmp_path / "art").rglob("0001"))  # moved, not copied
 
     await commit(work, update)
-    later = await work_for(store, work.settings, base, WINDOW.next(), parent=1)
+    later = await work_for(WINDOW.next(), parent=1, settings=work.settings)
     await update_on_disk(later, backend_in(tmp_path / "art"), tmp_path / "art")
     second = logits(later.target)
     assert not torch.equal(second, first)
@@ -331,8 +337,8 @@ async def test_a_window_through_a_backend_on_disk_becomes_a_checkpoint_to_go_on_
     assert moved[1] > moved[0]  # it went on from the first hour, not from the base model
 
 
-async def test_art_local_names_its_packages(store: Store, settings: Settings, base: Path) -> None:
-    work = await work_for(store, settings, base)
+async def test_art_local_without_its_packages_names_them(work_for: Work) -> None:
+    work = await work_for()
     with pytest.raises(ConfigError, match=r"needs unsloth, .*pip install 'openpipe-art\[backend\]"):
         await update_art_local(work)
 
@@ -351,8 +357,8 @@ async def service(monkeypatch: pytest.MonkeyPatch, base: Path) -> AsyncIterator[
     monkeypatch.setattr("wandb.Api", ArtifactStore)
     art()
     monkeypatch.setattr("art.serverless.backend.asyncio", SimpleNamespace(sleep=briefly))
-    monkeypatch.setattr("babylon.training.backends.serverless_job.POLL_S", 0.01)
-    monkeypatch.setattr("babylon.training.backends.serverless_job.LAST_LOOK_S", 0.5)
+    monkeypatch.setattr("babylon.training.backends.serverless.POLL_S", 0.01)
+    monkeypatch.setattr("babylon.training.backends.serverless.LAST_LOOK_S", 0.5)
     async with serverless_double() as double:
         monkeypatch.setenv("WANDB_API_KEY", KEY)
         monkeypatch.setenv("WANDB_TRAINING_URL", double.url)
@@ -360,12 +366,10 @@ async def service(monkeypatch: pytest.MonkeyPatch, base: Path) -> AsyncIterator[
 
 
 async def test_a_window_is_trained_at_wandb_and_the_next_hour_goes_on_from_it(
-    store: Store, settings: Settings, base: Path, service: ServerlessDouble
+    work_for: Work, store: Store, settings: Settings, base: Path, service: ServerlessDouble
 ) -> None:
     seen: list[tuple[int, int]] = []
-    work = await work_for(
-        store, settings, base, progress=lambda done, total: seen.append((done, total))
-    )
+    work = await work_for(progress=lambda done, total: seen.append((done, total)))
     update = await update_serverless(work)
     report: Any = update.report
     assert update.trajectory_ids == ("a", "b")
@@ -389,16 +393,16 @@ async def test_a_window_is_trained_at_wandb_and_the_next_hour_goes_on_from_it(
     assert not torch.equal(logits(work.target), logits(base))
     assert load_trainable(work.target, "lora", 1e-5).tuning == "lora"  # torch may take over
     await commit(work, update)
-    later = await work_for(store, settings, base, WINDOW.next(), parent=1)
+    later = await work_for(WINDOW.next(), parent=1)
     await update_serverless(later)
-    job = await newest_job(store, WINDOW.next().id)
-    assert job is not None and (job.parent_step, job.step, job.status) == (1, 2, "done")
+    job = await job_of(store, WINDOW.next())
+    assert (job.parent_step, job.step, job.status) == (1, 2, "done")
 
 
 async def test_the_train_stage_commits_what_wandb_trained(
-    store: Store, settings: Settings, base: Path, service: ServerlessDouble
+    work_for: Work, store: Store, settings: Settings, service: ServerlessDouble
 ) -> None:
-    work = await work_for(store, settings, base, lease_s=60)
+    work = await work_for(lease_s=60)
     names = ("trajectory_id", "agent_id", "scenario_id", "score")
     frame = pl.DataFrame(
         [
@@ -438,116 +442,112 @@ async def crashed(work: TrainInput, gate: Gate) -> None:
 
 
 async def test_a_crash_while_waiting_ends_in_the_same_job(
-    store: Store, settings: Settings, base: Path, service: ServerlessDouble
+    work_for: Work, store: Store, service: ServerlessDouble
 ) -> None:
     gate = service.gates["events"] = Gate()
-    await crashed(await work_for(store, settings, base), gate)
-    job = await newest_job(store, WINDOW.id)
-    assert job is not None and (job.status, job.job_id, job.epoch) == ("running", "job-1", 1)
+    await crashed(await work_for(), gate)
+    job = await job_of(store)
+    assert (job.status, job.job_id, job.epoch) == ("running", "job-1", 1)
     await asyncio.sleep(0.02)  # the lease of the dead worker runs out
     other = [row("c", 1.0), row("d", 0.0)]  # the judge scored anew, or dropout chose others
-    work = await work_for(store, settings, base, rows=other)
+    work = await work_for(rows=other)
     update = await update_serverless(work)
     assert update.trajectory_ids == ("a", "b")  # those that the job trains
     assert len(service.jobs) == 1
     assert (work.target / "adapter_model.safetensors").exists()
-    job = await newest_job(store, WINDOW.id)
-    assert job is not None and (job.status, job.epoch, job.attempt) == ("done", 2, 1)
+    job = await job_of(store)
+    assert (job.status, job.epoch, job.attempt) == ("done", 2, 1)
 
 
 async def test_a_crash_before_the_answer_ends_in_the_checkpoint_of_the_unknown_job(
-    store: Store, settings: Settings, base: Path, service: ServerlessDouble
+    work_for: Work, store: Store, service: ServerlessDouble
 ) -> None:
     gate = service.gates["submit"] = Gate()
-    await crashed(await work_for(store, settings, base), gate)
-    job = await newest_job(store, WINDOW.id)
-    assert job is not None and (job.status, job.job_id) == ("submitting", None)
+    await crashed(await work_for(), gate)
+    job = await job_of(store)
+    assert (job.status, job.job_id) == ("submitting", None)
     await asyncio.sleep(0.02)
-    resumed = asyncio.create_task(update_serverless(await work_for(store, settings, base)))
+    resumed = asyncio.create_task(update_serverless(await work_for()))
     service.run(service.jobs[0])
     assert (await resumed).trajectory_ids == ("a", "b")
     assert len(service.jobs) == 1
 
 
 async def test_a_submission_that_never_arrived_is_given_up_at_its_deadline_and_made_anew(
-    store: Store, settings: Settings, base: Path, service: ServerlessDouble
+    work_for: Work, store: Store, service: ServerlessDouble
 ) -> None:
     gate = service.gates["submit"] = Gate()
-    await crashed(await work_for(store, settings, base), gate)
+    await crashed(await work_for(), gate)
     service.jobs.clear()  # it never arrived
     await store.pool.execute("UPDATE babylon.training_jobs SET deadline = now()")
     await asyncio.sleep(0.02)
     with pytest.raises(TrainingError, match="did not end in time"):
-        await update_serverless(await work_for(store, settings, base))
+        await update_serverless(await work_for())
     await asyncio.sleep(0.02)
-    await update_serverless(await work_for(store, settings, base))
+    await update_serverless(await work_for())
     assert len(service.jobs) == 1
-    job = await newest_job(store, WINDOW.id)
-    assert job is not None and (job.status, job.attempt) == ("done", 2)
+    job = await job_of(store)
+    assert (job.status, job.attempt) == ("done", 2)
 
 
 async def test_a_worker_that_lost_its_window_cannot_record_its_job(
-    store: Store, settings: Settings, base: Path, service: ServerlessDouble
+    work_for: Work, store: Store, service: ServerlessDouble
 ) -> None:
     gate = service.gates["submit"] = Gate()
-    slow = asyncio.create_task(update_serverless(await work_for(store, settings, base)))
+    slow = asyncio.create_task(update_serverless(await work_for()))
     await gate.reached.wait()
     await asyncio.sleep(0.02)
     await claim_window(store, WINDOW, owner="other", lease_s=60)
     gate.opened.set()
     with pytest.raises(FencedError, match="epoch 2 took it over"):
         await slow
-    job = await newest_job(store, WINDOW.id)
-    assert job is not None and job.status == "submitting"
+    job = await job_of(store)
+    assert job.status == "submitting"
 
 
 async def test_an_overdue_job_is_an_error_and_the_run_after_it_submits_another(
-    store: Store, settings: Settings, base: Path, service: ServerlessDouble
+    work_for: Work, store: Store, settings: Settings, service: ServerlessDouble
 ) -> None:
     service.ending = "hangs"
     short = settings.replace(prefect={"gpu_timeout_s": 1.5})
     with pytest.raises(TrainingError, match=r"did not end in time \(GPU_TIMEOUT_SECONDS=1.5\)"):
-        await update_serverless(await work_for(store, short, base))
+        await update_serverless(await work_for(settings=short))
     await asyncio.sleep(0.02)
     service.ending = "ends"
-    await update_serverless(await work_for(store, settings, base))
-    job = await newest_job(store, WINDOW.id)
-    assert job is not None and (job.status, job.attempt) == ("done", 2)
+    await update_serverless(await work_for())
+    job = await job_of(store)
+    assert (job.status, job.attempt) == ("done", 2)
 
 
 async def test_a_failed_job_says_why_and_may_be_tried_again(
-    store: Store, settings: Settings, base: Path, service: ServerlessDouble
+    work_for: Work, store: Store, service: ServerlessDouble
 ) -> None:
     service.ending = "fails"
     with pytest.raises(TrainingError, match="the GPUs are on fire"):
-        await update_serverless(await work_for(store, settings, base))
-    job = await newest_job(store, WINDOW.id)
-    assert job is not None and job.status == "failed" and "on fire" in (job.reason or "")
+        await update_serverless(await work_for())
+    job = await job_of(store)
+    assert job.status == "failed" and "on fire" in (job.reason or "")
     await asyncio.sleep(0.02)
     service.ending = "ends"
-    await update_serverless(await work_for(store, settings, base))
+    await update_serverless(await work_for())
     assert len(service.jobs) == 2
 
 
 @pytest.mark.parametrize(("status", "left"), [(402, "failed"), (503, "submitting")])
 async def test_a_refused_submission_is_told_from_one_of_unknown_fate(
-    store: Store, settings: Settings, base: Path, service: ServerlessDouble, status: int, left: str
+    work_for: Work, store: Store, service: ServerlessDouble, status: int, left: str
 ) -> None:
     service.refusal = status
     with pytest.raises(TrainingError, match="no credit"):
-        await update_serverless(await work_for(store, settings, base))
-    job = await newest_job(store, WINDOW.id)
-    assert job is not None and job.status == left
+        await update_serverless(await work_for())
+    job = await job_of(store)
+    assert job.status == left
 
 
 async def test_a_service_out_of_reach_or_a_wrong_key_is_one_line(
-    store: Store,
-    settings: Settings,
-    base: Path,
-    service: ServerlessDouble,
-    monkeypatch: pytest.MonkeyPatch,
+    work_for: Work, store: Store, service: ServerlessDouble, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    work = await work_for(store, settings, base)
+    work = await work_for()
     monkeypatch.setenv("WANDB_API_KEY", "another-key-altogether")
     with pytest.raises(ConfigError, match=r"rejects WANDB_API_KEY .*unknown key") as caught:
         await update_serverless(work)
@@ -559,25 +559,21 @@ async def test_a_service_out_of_reach_or_a_wrong_key_is_one_line(
 
 
 async def test_a_job_that_cannot_be_looked_at_is_left_to_the_next_run(
-    store: Store, settings: Settings, base: Path, service: ServerlessDouble
+    work_for: Work, store: Store, service: ServerlessDouble
 ) -> None:
     service.events_status = 404
     with pytest.raises(TrainingError, match=r"no events today.*next run continues from here"):
-        await update_serverless(await work_for(store, settings, base))
-    job = await newest_job(store, WINDOW.id)
-    assert job is not None and job.status == "running"
+        await update_serverless(await work_for())
+    job = await job_of(store)
+    assert job.status == "running"
     await asyncio.sleep(0.02)
     service.events_status = None
-    await update_serverless(await work_for(store, settings, base))
+    await update_serverless(await work_for())
     assert len(service.jobs) == 1
 
 
 async def test_an_artifact_that_does_not_come_is_fetched_by_the_next_run(
-    store: Store,
-    settings: Settings,
-    base: Path,
-    service: ServerlessDouble,
-    monkeypatch: pytest.MonkeyPatch,
+    work_for: Work, service: ServerlessDouble, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def refuse(step: int, **options: Any) -> None:
         raise ValueError("artifact not found")
@@ -585,89 +581,87 @@ async def test_an_artifact_that_does_not_come_is_fetched_by_the_next_run(
     with monkeypatch.context() as patch:
         patch.setattr(ArtifactStore, "_download", staticmethod(refuse))
         with pytest.raises(TrainingError, match=r"checkpoint 1 of model babylon .artifact not"):
-            await update_serverless(await work_for(store, settings, base))
+            await update_serverless(await work_for())
     await asyncio.sleep(0.02)
-    await update_serverless(await work_for(store, settings, base))
+    await update_serverless(await work_for())
     assert len(service.jobs) == 1
 
 
 async def test_a_job_of_a_champion_that_was_rolled_back_is_waited_for_and_dropped(
-    store: Store, settings: Settings, base: Path, service: ServerlessDouble
+    work_for: Work, store: Store, base: Path, service: ServerlessDouble
 ) -> None:
-    first = await work_for(store, settings, base)
+    first = await work_for()
     await commit(first, await update_serverless(first))
     gate = service.gates["events"] = Gate()
-    await crashed(await work_for(store, settings, base, WINDOW.next(), parent=1), gate)
+    await crashed(await work_for(WINDOW.next(), parent=1), gate)
     await asyncio.sleep(0.02)
-    again = await work_for(store, settings, base, WINDOW.next(), parent=0)
+    again = await work_for(WINDOW.next(), parent=0)
     await update_serverless(again)
     assert len(service.jobs) == 3
     assert service.deleted == [1, 2]  # so that the third starts from the base model
-    job = await newest_job(store, WINDOW.next().id)
-    assert job is not None and (job.attempt, job.parent_step, job.step) == (2, 0, 1)
+    job = await job_of(store, WINDOW.next())
+    assert (job.attempt, job.parent_step, job.step) == (2, 0, 1)
 
 
 async def test_a_rejected_challenger_is_taken_back_before_the_next_job(
-    store: Store, settings: Settings, base: Path, service: ServerlessDouble
+    work_for: Work, service: ServerlessDouble
 ) -> None:
-    work = await work_for(store, settings, base)
+    work = await work_for()
     await commit(work, await update_serverless(work))  # version 1 is checkpoint 1, and lost
-    later = await work_for(store, settings, base, WINDOW.next(), parent=0)
+    later = await work_for(WINDOW.next(), parent=0)
     await update_serverless(later)
     assert service.deleted == [1]
-    last = await work_for(store, settings, base, WINDOW.next().next(), parent=1)
+    last = await work_for(WINDOW.next().next(), parent=1)
     with pytest.raises(ConfigError, match="trained from an earlier checkpoint since"):
         await update_serverless(last)  # checkpoint 1 is another policy's now
     assert len(service.jobs) == 2
 
 
 async def test_an_update_that_was_not_committed_is_not_bought_twice(
-    store: Store, settings: Settings, base: Path, service: ServerlessDouble
+    work_for: Work, service: ServerlessDouble
 ) -> None:
-    first = await work_for(store, settings, base)
+    first = await work_for()
     await update_serverless(first)
     made = logits(first.target)
     shutil.rmtree(first.target)  # claims that can commit no more are swept
     await asyncio.sleep(0.02)
-    second = await work_for(store, settings, base)
+    second = await work_for()
     update = await update_serverless(second)
     assert update.trajectory_ids == ("a", "b") and len(service.jobs) == 1
     assert torch.equal(logits(second.target), made)
 
 
 async def test_one_model_is_trained_by_one_job_at_a_time(
-    store: Store, settings: Settings, base: Path, service: ServerlessDouble
+    work_for: Work, service: ServerlessDouble
 ) -> None:
     gate = service.gates["events"] = Gate()
-    first = asyncio.create_task(update_serverless(await work_for(store, settings, base)))
+    first = asyncio.create_task(update_serverless(await work_for()))
     await gate.reached.wait()
     with pytest.raises(TrainingError, match=r"still trains window 2025-11-14T09:00 \(job job-1\)"):
-        await update_serverless(await work_for(store, settings, base, WINDOW.next()))
+        await update_serverless(await work_for(WINDOW.next()))
     gate.opened.set()
     await first
     assert len(service.jobs) == 1
 
 
 async def test_a_model_that_others_trained_is_not_touched(
-    store: Store, settings: Settings, base: Path, service: ServerlessDouble
+    work_for: Work, service: ServerlessDouble
 ) -> None:
     service.checkpoints["id-of-babylon"] = [0, 1, 2, 3, 4]
     for _ in range(2):  # a second try does not make them ours
         with pytest.raises(ConfigError, match="did not train: set MODEL_NAME"):
-            await update_serverless(await work_for(store, settings, base))
+            await update_serverless(await work_for())
         await asyncio.sleep(0.02)
     assert service.deleted == [] and service.jobs == []
 
 
-async def test_secrets_stay_at_home(
-    store: Store, settings: Settings, base: Path, service: ServerlessDouble
-) -> None:
+async def test_secrets_stay_at_home(work_for: Work, service: ServerlessDouble) -> None:
     rows = [
         row("a", 1.0, prompt=f"mail ann@example.org, key {KEY}"),
         row("b", 0.0, reply="hold"),
         row("c", 0.5, reply="my key is sk-abcdefghijklmnop0123"),
     ]
-    update = await update_serverless(await work_for(store, settings, base, rows=rows))
+    update = await update_serverless(await work_for(rows=rows))
     assert update.trajectory_ids == ("a", "b")
     report: Any = update.report
     assert (report.calls_redacted, report.calls_with_secrets) == (1, 1)
@@ -695,23 +689,17 @@ REFUSED: list[tuple[Change, type[Exception], str]] = [
 
 @pytest.mark.parametrize(("change", "error", "message"), REFUSED)
 async def test_what_wandb_cannot_train_is_refused_before_anything_is_sent(
-    store: Store,
-    settings: Settings,
-    base: Path,
-    service: ServerlessDouble,
-    change: Change,
-    error: type[Exception],
-    message: str,
+    work_for: Work, service: ServerlessDouble, change: Change, error: type[Exception], message: str
 ) -> None:
     with pytest.raises(error, match=message):
-        await update_serverless(change(await work_for(store, settings, base)))
+        await update_serverless(change(await work_for()))
     assert service.models == {}
 
 
 async def test_a_window_without_signal_buys_nothing(
-    store: Store, settings: Settings, base: Path, service: ServerlessDouble
+    work_for: Work, store: Store, service: ServerlessDouble
 ) -> None:
     rows = [row("a", 1.0), row("b", 1.0)]
     with pytest.raises(WindowNotReadyError, match="differing scores"):
-        await update_serverless(await work_for(store, settings, base, rows=rows))
+        await update_serverless(await work_for(rows=rows))
     assert service.jobs == [] and await newest_job(store, WINDOW.id) is None

@@ -18,7 +18,7 @@ from babylon.core.metrics import scored_metrics
 from babylon.core.trajectories import Trajectory, read_trajectories, training_rows
 from babylon.core.types import Artifact
 from babylon.recorder import Action, LlmCall, TrajectoryRecorder
-from babylon.scoring.judge.ground_truth import truth_lines
+from babylon.scoring.judge.condense import truth_lines
 from babylon.scoring.judge.judgment import GroundTruth
 from babylon.serving.gateway.exchange import Exchange, Identity
 from babylon.serving.gateway.route_table import ServingRoute, Target

@@ -11,7 +11,7 @@ from babylon.core.errors import DatabaseError, WindowError
 from babylon.core.settings import Settings
 from babylon.core.trajectories import read_trajectories
 from babylon.core.windows import parse_window_id
-from babylon.formats.atif_write import write_atif
+from babylon.formats.atif import write_atif
 from babylon.formats.export_files import export_game, export_traces
 from babylon.formats.format_names import Format, Written
 from babylon.formats.import_files import import_files

@@ -17,7 +17,7 @@ from babylon.core.errors import ConfigError, ScoringError
 from babylon.core.metrics import scored_metrics
 from babylon.core.trajectories import training_rows
 from babylon.core.windows import Clock, WindowState
-from babylon.scoring.judge.budget import BudgetSpentError
+from babylon.scoring.judge.cached_judge import BudgetSpentError
 from babylon.stages.claim import claimed
 from babylon.stages.collect import collect_window
 from babylon.stages.dropout import thin_window

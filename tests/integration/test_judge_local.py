@@ -5,13 +5,12 @@ import torch
 
 from babylon.core.errors import ConfigError, ScoringError
 from babylon.core.settings import JudgeSettings
-from babylon.scoring.judge.cached_judge import MemoryJudgments
 from babylon.scoring.judge.group_prompts import prepare_group
 from babylon.scoring.judge.judge_requirements import require_judge
 from babylon.scoring.judge.judge_scorers import open_judge
 from babylon.scoring.judge.judge_window import judge_window
-from babylon.scoring.judge.judgment import GroundTruth, JudgeConfig
-from babylon.scoring.judge.rubrics import Rubric
+from babylon.scoring.judge.judgment import GroundTruth, JudgeConfig, Rubric
+from benchmarks.judge_windows import MemoryJudgments
 from tests.judged import judged, step
 from tests.tiny_policy import tiny_model, tiny_tokenizer
 
@@ -33,7 +32,7 @@ async def judged_by(path, tmp_path):
 
 def taught(directory):
     """A model overfitted to the two prompts of ``GROUP`` and their answers."""
-    tokenizer, model = tiny_tokenizer(), tiny_model(0, max_positions=CONTEXT)
+    tokenizer, model = tiny_tokenizer(), tiny_model(0, max_position_embeddings=CONTEXT)
     sheet = prepare_group(GROUP, GroundTruth(), CONFIG)
     chats = [
         [*sheet.prompt((item,)).messages, {"role": "assistant", "content": answer}]
@@ -68,7 +67,7 @@ async def test_a_checkpoint_that_can_answer_judges(tmp_path):
 
 async def test_a_checkpoint_that_babbles_fails_the_stage_and_scores_nothing(tmp_path):
     path = tmp_path / "babbler"
-    tiny_model(1, max_positions=CONTEXT).save_pretrained(path)
+    tiny_model(1, max_position_embeddings=CONTEXT).save_pretrained(path)
     tiny_tokenizer().save_pretrained(path)
     with pytest.raises(ScoringError, match=r"judge babbler@\w+ gave no usable judgment of t-"):
         await judged_by(path, tmp_path)

@@ -317,7 +317,7 @@ async def test_policies_play_by_version(store: Store, settings: Settings, tmp_pa
     """A random policy writes no JSON: every decision is malformed, and nothing is won or lost."""
     await run_fleet(store, settings, replace(plan(), duration_min=2), "scripted")
     path = tmp_path / "tiny"
-    tiny_model(1, max_positions=1024).save_pretrained(path)
+    tiny_model(1, max_position_embeddings=1024).save_pretrained(path)
     tiny_tokenizer().save_pretrained(path)
     await ensure_base(store, uri=str(path), base_model="tiny")
     for policy in (str(path), "0"):

@@ -108,7 +108,7 @@ def _state(url: str) -> dict[str, Any]:
 @pytest.fixture
 def system(tmp_path: Path) -> Iterator[System]:
     base = tmp_path / "base"
-    tiny_model(seed=0, max_positions=8192).save_pretrained(base)
+    tiny_model(seed=0, max_position_embeddings=8192).save_pretrained(base)
     tiny_tokenizer().save_pretrained(base)
     system = System(tmp_path / "home", base)
     yield system

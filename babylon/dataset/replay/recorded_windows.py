@@ -16,8 +16,7 @@ from babylon.dataset.replay.recorded import (
     RecordedStep,
     Skipped,
 )
-from babylon.quality.decode import GameMetadata, decode
-from babylon.quality.reasons import Reason, RejectedError
+from babylon.quality.decode import GameMetadata, Reason, RejectedError, decode
 from babylon.store.connection import Store, require_game_tables
 
 _WINDOWS = """

@@ -9,9 +9,8 @@ from statistics import fmean
 
 import msgspec
 
-from babylon.quality.decode import GameMetrics, GameStep, decode
-from babylon.quality.play_results import window_pnl_usd
-from babylon.quality.reasons import RejectedError
+from babylon.quality.correctness import window_pnl_usd
+from babylon.quality.decode import GameMetrics, GameStep, RejectedError, decode
 from babylon.store.connection import Connection
 from babylon.store.experiments import Play, steps_of
 

@@ -4,21 +4,121 @@ An unusable reply is sent back once with its problem. Then the block is split, b
 trajectories are easier to judge. A block that cannot be split fails the stage. A score is never
 invented. Every reply is stored before anything else happens, unusable ones as well, so that a
 repeated run does not buy it again.
+
+The budget limits tokens and US dollars of a window and of a UTC day. Each request reserves an upper
+estimate before it is sent, and settles its real cost afterwards. Requests in flight in other
+processes do not count, so several processes may together exceed the day's limit by those requests.
 """
 
 import asyncio
 import hashlib
-from collections.abc import Coroutine, Sequence
+from collections.abc import Coroutine, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from typing import Any, Protocol, TypeVar
 
-from babylon.core.errors import ScoringError
-from babylon.scoring.judge.budget import Budget
+from babylon.core.errors import ScoringError, WindowNotReadyError
 from babylon.scoring.judge.group_prompts import Block, GroupPrompts
 from babylon.scoring.judge.judge_client import JudgeAnswer, JudgeClient, PromptTooLongError
-from babylon.scoring.judge.judge_reply import JudgeReply, UnusableReplyError, parse_reply
-from babylon.scoring.judge.prompt import SCHEMAS, Prompt, count_tokens, one_line, repair_messages
+from babylon.scoring.judge.prompt import (
+    SCHEMAS,
+    JudgeReply,
+    Prompt,
+    UnusableReplyError,
+    count_tokens,
+    one_line,
+    parse_reply,
+    repair_messages,
+)
 from babylon.store.judgments import Purchase, Spent
+
+
+class BudgetSpentError(WindowNotReadyError):
+    """The judge's budget does not allow the next request.
+
+    The window waits. A later run with more budget reuses the judgments that were bought.
+    """
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class BudgetLimits:
+    """Maximum tokens and US dollars. None means no limit."""
+
+    tokens: int | None = None
+    usd: float | None = None
+
+    def allow(self, spent: Spent) -> bool:
+        within_tokens = self.tokens is None or spent.tokens <= self.tokens
+        return within_tokens and (self.usd is None or spent.usd <= self.usd)
+
+
+@dataclass(slots=True)
+class Reservation:
+    """The reserved estimate. The caller replaces ``cost`` with the real cost."""
+
+    cost: Spent
+
+
+class Budget:
+    """The budget of one window: limits of the window and the day, and the amounts spent before."""
+
+    def __init__(
+        self,
+        window: BudgetLimits | None = None,
+        day: BudgetLimits | None = None,
+        *,
+        spent_on_window: Spent | None = None,
+        spent_today: Spent | None = None,
+    ) -> None:
+        self._limits = {"window": window or BudgetLimits(), "day": day or BudgetLimits()}
+        self._before = {"window": spent_on_window or Spent(), "day": spent_today or Spent()}
+        self.spent = Spent()  # in this run, reservations included
+
+    def fits(self, cost: Spent) -> bool:
+        """Return True if the cost stays within every limit."""
+        return self._exceeded(cost) is None
+
+    @contextmanager
+    def reserve(self, estimate: Spent) -> Iterator[Reservation]:
+        """Reserve an estimate while a request runs. The caller sets ``cost`` to the real cost.
+
+        Raises:
+            BudgetSpentError: the estimate does not fit.
+        """
+        if (limit := self._exceeded(estimate)) is not None:
+            raise BudgetSpentError(
+                f"the judge's budget of the {limit} is spent: {self._used(limit)}; the next request"
+                f" costs up to {estimate.tokens} tokens and ${estimate.usd:.4f}; raise"
+                f" JUDGE_{limit.upper()}_TOKENS or JUDGE_{limit.upper()}_USD, or wait"
+            )
+        reservation = Reservation(estimate)
+        self.spent = plus(self.spent, estimate)
+        try:
+            yield reservation
+        except BaseException:
+            reservation.cost = Spent()
+            raise
+        finally:
+            released = Spent(tokens=-estimate.tokens, usd=-estimate.usd)
+            self.spent = plus(plus(self.spent, released), reservation.cost)
+
+    def _exceeded(self, cost: Spent) -> str | None:
+        for name, limits in self._limits.items():
+            if not limits.allow(plus(plus(self._before[name], self.spent), cost)):
+                return name
+        return None
+
+    def _used(self, name: str) -> str:
+        limits, spent = self._limits[name], plus(self._before[name], self.spent)
+        parts = [] if limits.tokens is None else [f"{spent.tokens} of {limits.tokens} tokens"]
+        parts += [] if limits.usd is None else [f"${spent.usd:.4f} of ${limits.usd:g}"]
+        return ", ".join(parts)
+
+
+def plus(one: Spent, other: Spent) -> Spent:
+    """Return the sum of tokens and US dollars."""
+    return Spent(tokens=one.tokens + other.tokens, usd=one.usd + other.usd)
+
 
 T = TypeVar("T")
 _ANSWER_TOKENS = 50  # expected in a reply for each trajectory, plus once for the frame
@@ -34,35 +134,19 @@ class BlockVerdict:
 
 
 class JudgmentCache(Protocol):
-    """Store of bought judgments: ``babylon.store.judgments.StoredJudgments`` or in memory."""
+    """Store of bought judgments: such as ``babylon.store.judgments.StoredJudgments``."""
 
     async def find(self, key: str) -> Purchase | None: ...
 
     async def keep(self, purchase: Purchase) -> None: ...
 
 
-class MemoryJudgments:
-    """Judgments in memory, for judging without a database."""
-
-    def __init__(self) -> None:
-        self._kept: dict[str, Purchase] = {}
-
-    async def find(self, key: str) -> Purchase | None:
-        return self._kept.get(key)
-
-    async def keep(self, purchase: Purchase) -> None:
-        known = self._kept.get(purchase.key)
-        if known is None or known.problem is not None:
-            self._kept[purchase.key] = purchase
-
-
 class CachedJudge:
-    """One judge with its cache and its budget. It counts the replies that it buys."""
+    """One judge with its cache and its budget. ``requests`` counts the replies that it buys."""
 
     def __init__(self, client: JudgeClient, cache: JudgmentCache, budget: Budget) -> None:
         self._client, self._cache, self._budget = client, cache, budget
-        self.requests = self.prompt_tokens = self.completion_tokens = 0
-        self.usd = 0.0
+        self.requests = 0
 
     async def judge(
         self, group: GroupPrompts, blocks: Sequence[Block], *, repeat: int = 0
@@ -85,8 +169,7 @@ class CachedJudge:
         for block in blocks:
             prompt = group.prompt(block, repeat)
             if await self._cache.find(self._key(prompt, repeat)) is None:
-                one = self._estimate(prompt)
-                total = Spent(tokens=total.tokens + one.tokens, usd=total.usd + one.usd)
+                total = plus(total, self._estimate(prompt))
         return total
 
     async def _block(self, group: GroupPrompts, block: Block, repeat: int) -> list[BlockVerdict]:
@@ -113,11 +196,7 @@ class CachedJudge:
     async def _buy(
         self, group: GroupPrompts, block: Block, prompt: Prompt, repeat: int
     ) -> Purchase:
-        """Ask the judge, and ask once more if the reply cannot be used.
-
-        Raises:
-            UnusableReplyError: neither reply can be used, or the prompt is too long.
-        """
+        """Ask the judge, and ask once more if the reply cannot be used."""
         draft = Purchase(
             key=self._key(prompt, repeat),
             scenario_id=group.scenario_id,
@@ -153,23 +232,20 @@ class CachedJudge:
     ) -> JudgeAnswer:
         with self._budget.reserve(self._estimate(prompt)) as reservation:
             answer = await self._client.ask(messages, SCHEMAS[prompt.method], max_tokens=limit)
-            cost = self._client.price.of(answer.prompt_tokens, answer.completion_tokens)
-            reservation.cost = cost
+            paid = (answer.prompt_tokens, answer.completion_tokens)
+            reservation.cost = self._client.price.of(*paid)
         self.requests += 1
-        self.prompt_tokens += answer.prompt_tokens
-        self.completion_tokens += answer.completion_tokens
-        self.usd += cost.usd
         return answer
 
     async def _keep(
         self, draft: Purchase, answer: JudgeAnswer, outcome: JudgeReply | str
     ) -> Purchase:
-        usable = isinstance(outcome, JudgeReply)
+        if isinstance(outcome, JudgeReply):
+            draft = replace(draft, scores=outcome.scores, explanations=outcome.explanations)
+        else:
+            draft = replace(draft, problem=one_line(outcome))
         purchase = replace(
             draft,
-            scores=outcome.scores if isinstance(outcome, JudgeReply) else (),
-            explanations=outcome.explanations if isinstance(outcome, JudgeReply) else (),
-            problem=None if usable else one_line(str(outcome)),
             prompt_tokens=answer.prompt_tokens,
             completion_tokens=answer.completion_tokens,
             usd=self._client.price.of(answer.prompt_tokens, answer.completion_tokens).usd,

@@ -16,19 +16,23 @@ If the text exceeds the limit, it is shortened in this order, all steps alike:
 3. Only the summary is left.
 
 The same trajectory and limit give the same text.
+
+Ground truth also becomes text here: the outcomes of prices and questions, and the game's knowledge.
+If its lines exceed their share of the prompt, lines about markets that the group's agents traded
+come first, and the last line counts the lines left out.
 """
 
 import json
 from collections import Counter
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import groupby
 
-from babylon.scoring.judge.judgment import JudgedTrajectory, RecordedStep
+from babylon.scoring.judge.judgment import GroundTruth, JudgedTrajectory, RecordedStep
 from babylon.scoring.judge.prompt import count_tokens, escape, shorten
 
-_WHOLE = 1_000_000
-_LIMITS = (_WHOLE, 300, 80)  # characters of one text
+_LIMITS = (1_000_000, 300, 80)  # characters of one text; first whole
+_GAP_TOKENS = 40
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -90,10 +94,11 @@ def condense(judged: JudgedTrajectory, common: Iterable[Line], limit: int) -> st
     summary = summarise(judged)
     steps = _step_texts(judged, frozenset(common))
     for characters in _LIMITS:
-        text = _join([step.line(characters) for step in steps], summary)
+        text = "\n".join([*(step.line(characters) for step in steps), summary])
         if count_tokens(text) <= limit:
             return text
-    return _join(_keep_most_important(steps, limit - count_tokens(summary)), summary)
+    kept = _keep_most_important(steps, limit - count_tokens(summary))
+    return "\n".join([*kept, summary])
 
 
 def summarise(judged: JudgedTrajectory) -> str:
@@ -108,12 +113,7 @@ def summarise(judged: JudgedTrajectory) -> str:
     )
 
 
-def _join(lines: Sequence[str], summary: str) -> str:
-    return "\n".join([*lines, summary])
-
-
 def _keep_most_important(steps: Sequence[StepText], limit: int) -> list[str]:
-    """Return the lines of the most important steps that fit, with a line for each gap."""
     last = len(steps) - 1
     order = sorted(range(len(steps)), key=lambda i: (i not in (0, last), steps[i].weight, -i))
     kept: set[int] = set()
@@ -133,9 +133,6 @@ def _keep_most_important(steps: Sequence[StepText], limit: int) -> list[str]:
         gap = []
         lines.append(step.line(_LIMITS[-1]))
     return lines + _gap(gap)
-
-
-_GAP_TOKENS = 40
 
 
 def _gap(steps: Sequence[StepText]) -> list[str]:
@@ -163,7 +160,9 @@ def _step_text(step: RecordedStep, index: int, saw: tuple[str, ...]) -> StepText
     said = " / ".join(_words_of_step(step, action))
     failed = "" if action.get("success") else f"failed: {action.get('error') or 'no reason given'}"
     result = " ".join(filter(None, [failed, _compact(action.get("result")), _verdict(action)]))
-    gain = _gain(action.get("result"))
+    outcome = action.get("result")
+    pnl = outcome.get("pnl") if isinstance(outcome, dict) else None
+    gain = float(pnl) if isinstance(pnl, int | float) else 0.0
     return StepText(
         number=_number(step, index),
         saw=saw,
@@ -181,7 +180,6 @@ def _number(step: RecordedStep, index: int) -> int:
 
 
 def _words_of_step(step: RecordedStep, action: RecordedStep) -> list[str]:
-    """Return the agent's words of a step: its replies, then reasons that these do not repeat."""
     words: dict[str, None] = {}
     for call in step.get("llmCalls", ()):
         if call.get("purpose") != "evaluation":
@@ -205,7 +203,6 @@ def _words(response: object) -> list[str]:
 
 
 def _lines_of_step(step: RecordedStep) -> list[str]:
-    """Return the lines that the agent read before its action."""
     lines: list[str] = []
     for call in step.get("llmCalls", ()):
         if call.get("purpose") != "evaluation":
@@ -223,17 +220,11 @@ def _texts(*values: object) -> list[str]:
 
 
 def _verdict(action: RecordedStep) -> str:
-    """Return the game's verdict on a decided trade."""
     correctness = action.get("correctness") or {}
     for key in ("predictionCorrect", "perpCorrect"):
         if isinstance(correctness.get(key), bool):
             return "(right)" if correctness[key] else "(wrong)"
     return ""
-
-
-def _gain(result: object) -> float:
-    pnl = result.get("pnl") if isinstance(result, dict) else None
-    return float(pnl) if isinstance(pnl, int | float) else 0.0
 
 
 def _compact(value: object) -> str:
@@ -256,3 +247,71 @@ def _rounded(value: object) -> object:
     if isinstance(value, list):
         return [_rounded(item) for item in value]
     return value
+
+
+_MAX_LINE = 300  # characters
+
+
+def truth_lines(truth: GroundTruth) -> list[str]:
+    """Return one line for each market outcome."""
+    return [escape(shorten(_outcome(row), _MAX_LINE)) for row in truth.outcomes]
+
+
+def knowledge_lines(judged: JudgedTrajectory) -> list[str]:
+    """Return one line for each fact of the trajectory's ``gameKnowledge``."""
+    lines = []
+    for topic, facts in judged.knowledge.items():
+        if isinstance(facts, Mapping):
+            lines += [f"{topic} {name}: {_plain(fact)}" for name, fact in facts.items()]
+        elif facts not in (None, [], ""):
+            lines.append(f"{topic}: {_plain(facts)}")
+    return [escape(shorten(line, _MAX_LINE)) for line in lines]
+
+
+def fit_lines(lines: Sequence[str], limit: int, wanted: Sequence[str] = ()) -> str:
+    """Return the lines in at most ``limit`` tokens. Lines with a ``wanted`` word are kept first."""
+    if count_tokens("\n".join(lines)) <= limit:
+        return "\n".join(lines)
+    order = sorted(
+        range(len(lines)), key=lambda i: (not any(word in lines[i] for word in wanted), i)
+    )
+    kept: set[int] = set()
+    used = count_tokens(_left_out(len(lines)))
+    for index in order:
+        used += count_tokens(lines[index] + "\n")
+        if used > limit:
+            break
+        kept.add(index)
+    shown = [line for index, line in enumerate(lines) if index in kept]
+    return "\n".join([*shown, _left_out(len(lines) - len(shown))])
+
+
+def _left_out(count: int) -> str:
+    return f"[{count} lines left out]"
+
+
+def _outcome(row: Mapping[str, object]) -> str:
+    parts = []
+    if row.get("stockTicker"):
+        change = row.get("changePercent")
+        moved = f" ({change:+g} %)" if isinstance(change, int | float) else ""
+        parts.append(
+            f"{row['stockTicker']}: {row.get('startPrice')} to {row.get('endPrice')}{moved}"
+        )
+        parts += [str(row["sentiment"])] if row.get("sentiment") else []
+    if row.get("predictionMarketId") or row.get("question"):
+        parts.append(f"{row.get('predictionMarketId') or ''} {row.get('question') or ''}".strip())
+        parts.append(f"resolved {row['outcome']}" if row.get("outcome") else "still open")
+        if row.get("finalProbability") is not None:
+            parts.append(f"last P(YES) {row['finalProbability']}")
+    if row.get("newsEvents"):
+        parts.append(f"news: {_plain(row['newsEvents'])}")
+    return ", ".join(parts)
+
+
+def _plain(value: object) -> str:
+    if isinstance(value, Mapping):
+        return ", ".join(f"{key} {_plain(item)}" for key, item in value.items())
+    if isinstance(value, list | tuple):
+        return "; ".join(_plain(item) for item in value)
+    return str(value)

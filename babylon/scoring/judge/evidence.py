@@ -18,9 +18,9 @@ from babylon.scoring.judge.judgment import (
     JudgedTrajectory,
     Method,
     RecordedStep,
+    load_rubric,
 )
 from babylon.scoring.judge.prompt import count_tokens
-from babylon.scoring.judge.rubrics import load_rubric
 
 _SAMPLE = 100  # trajectories; condensing takes milliseconds, and more change the mean little
 _STEPS = msgspec.json.Decoder(tuple[RecordedStep, ...])

@@ -7,8 +7,14 @@ shown to all agents up to another quarter, and the trajectories of a block share
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from babylon.scoring.judge.condense import common_lines, condense, render_common
-from babylon.scoring.judge.ground_truth import fit_lines, knowledge_lines, truth_lines
+from babylon.scoring.judge.condense import (
+    common_lines,
+    condense,
+    fit_lines,
+    knowledge_lines,
+    render_common,
+    truth_lines,
+)
 from babylon.scoring.judge.judgment import BLOCK_SIZES, GroundTruth, JudgeConfig, JudgedTrajectory
 from babylon.scoring.judge.prompt import Prompt, Shown, build_prompt, count_tokens
 
@@ -108,7 +114,6 @@ def _block_size(config: JudgeConfig, longest: int, room: int) -> int:
 
 
 def _markets(judged: JudgedTrajectory) -> set[str]:
-    """Return the names of markets in the parameters of the agent's actions."""
     names: set[str] = set()
     for step in judged.steps:
         parameters = step.get("action", {}).get("parameters")

@@ -6,23 +6,34 @@ refuses them.
 """
 
 import asyncio
+import hashlib
 import logging
 import re
-from collections.abc import Sequence
+import socket
+import sys
+from collections.abc import AsyncIterator, Sequence
+from contextlib import asynccontextmanager
 from dataclasses import dataclass
-from types import TracebackType
+from pathlib import Path
 from typing import Self, cast
 
+import aiohttp
+import msgspec
 import openai
 from openai.types.chat import ChatCompletion, ChatCompletionMessageParam
 
-from babylon.core.errors import ScoringError
+from babylon.core.errors import ScoringError, ServingError
+from babylon.core.processes import Service, supervised
 from babylon.scoring.judge.prompt import Schema, count_tokens
 from babylon.store.judgments import Spent
 
 log = logging.getLogger(__name__)
 
 RETRIES = 6
+MODEL = "judge"
+TEMPERATURE = 0.7
+_READY_S, _POLL_S = 180.0, 0.1
+_LOAD = aiohttp.ClientTimeout(total=600)
 _SCHEMA_REFUSED = re.compile(
     r"response.?format|json.?schema|structured|guided|grammar", re.IGNORECASE
 )
@@ -83,12 +94,7 @@ class JudgeClient:
     async def __aenter__(self) -> Self:
         return self
 
-    async def __aexit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
+    async def __aexit__(self, *error: object) -> None:
         await self._client.close()
 
     async def ask(
@@ -104,7 +110,9 @@ class JudgeClient:
             async with self._turn:
                 reply = await self._complete(messages, schema, max_tokens)
         except openai.OpenAIError as error:
-            if isinstance(error, openai.BadRequestError) and _is_length(error):
+            if isinstance(error, openai.BadRequestError) and (
+                error.code == "context_length_exceeded" or "context length" in str(error).lower()
+            ):
                 raise PromptTooLongError(str(error)) from error
             raise ScoringError(
                 f"judge {self.name} at {self._url}: {str(error).rstrip('.')}; earlier judgments are"
@@ -117,9 +125,7 @@ class JudgeClient:
             asked = sum(count_tokens(message["content"]) for message in messages)
             return JudgeAnswer(text=text, prompt_tokens=asked, completion_tokens=count_tokens(text))
         return JudgeAnswer(
-            text=text,
-            prompt_tokens=usage.prompt_tokens,
-            completion_tokens=usage.completion_tokens,
+            text=text, prompt_tokens=usage.prompt_tokens, completion_tokens=usage.completion_tokens
         )
 
     async def _complete(
@@ -146,10 +152,7 @@ class JudgeClient:
         return options
 
     def _adapt(self, refusal: str, asked: dict[str, object]) -> bool:
-        """Drop an option that the server refused. Return True if the request may be sent again.
-
-        The prompt also asks for the JSON in words, and every reply is checked.
-        """
+        """Drop an option that the server refused. Return True if the request may be sent again."""
         if "response_format" in asked and _SCHEMA_REFUSED.search(refusal):
             if self._structured:
                 log.warning(
@@ -164,5 +167,72 @@ class JudgeClient:
         return False
 
 
-def _is_length(error: openai.BadRequestError) -> bool:
-    return error.code == "context_length_exceeded" or "context length" in str(error).lower()
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LocalJudge:
+    """A served checkpoint: its URL, the name of its judgments, and its context."""
+
+    base_url: str
+    name: str
+    context_tokens: int
+
+
+@asynccontextmanager
+async def local_judge(path: Path, log_file: Path) -> AsyncIterator[LocalJudge]:
+    """Serve a checkpoint directory on a free port, and write the engine's output to ``log_file``.
+
+    Raises:
+        ServingError: the engine does not start, or the checkpoint does not load.
+    """
+    port = _free_port()
+    service = Service(
+        name="judge",
+        command=[sys.executable, "-m", "babylon.serving.engine.engine_process", f"--port={port}"],
+        log=log_file,
+    )
+    url = f"http://127.0.0.1:{port}"
+    async with supervised(service) as engine, aiohttp.ClientSession() as session:
+        for _ in range(round(_READY_S / _POLL_S)):
+            if failure := engine.failure():
+                raise ServingError(failure)
+            if await _answers(session, url):
+                break
+            await asyncio.sleep(_POLL_S)
+        else:
+            raise ServingError(f"the judge's engine is not ready after {_READY_S:.0f} s")
+        context = await _load(session, url, path)
+        yield LocalJudge(
+            base_url=f"{url}/v1", name=f"{path.name}@{_fingerprint(path)}", context_tokens=context
+        )
+
+
+async def _answers(session: aiohttp.ClientSession, url: str) -> bool:
+    try:
+        async with session.get(f"{url}/health") as response:
+            return response.ok
+    except aiohttp.ClientConnectionError:
+        return False
+
+
+async def _load(session: aiohttp.ClientSession, url: str, path: Path) -> int:
+    body = msgspec.json.encode({"path": str(path.absolute()), "version": 0})
+    async with session.put(f"{url}/policies/{MODEL}", data=body, timeout=_LOAD) as response:
+        answer = msgspec.json.decode(await response.read())
+    if response.status >= 400:
+        raise ServingError(
+            f"JUDGE_MODEL_PATH={str(path)!r} does not load: {answer['error']['message']}"
+        )
+    return int(answer["max_model_len"])
+
+
+def _fingerprint(path: Path) -> str:
+    """Return a hash of the files' names, sizes and times, because other files are another judge."""
+    stats = [(file.name, file.stat()) for file in sorted(path.iterdir()) if file.is_file()]
+    seen = [f"{name} {stat.st_size} {stat.st_mtime_ns}" for name, stat in stats]
+    return hashlib.sha256("\n".join(seen).encode()).hexdigest()[:12]
+
+
+def _free_port() -> int:
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        port: int = probe.getsockname()[1]
+        return port

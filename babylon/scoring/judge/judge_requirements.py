@@ -1,10 +1,8 @@
 """Checks of the judge's settings, before a window is claimed or a judgment is bought."""
 
-from pathlib import Path
-
 from babylon.core.errors import ConfigError
 from babylon.core.settings import JudgeSettings
-from babylon.scoring.judge.rubrics import load_rubric
+from babylon.scoring.judge.judgment import load_rubric
 
 _OPENAI = "api.openai.com"
 _CONFIGS = ("config.json", "adapter_config.json")
@@ -29,11 +27,14 @@ def require_judge(scorer: str, judge: JudgeSettings) -> None:
             f"{str(judge.model_path)!r} name two judges: unset one of them"
         )
     load_rubric(judge.rubric)
-    if judge.model_path is not None:
-        _require_checkpoint(judge.model_path)
-    else:
+    if (path := judge.model_path) is None:
         _require_key(judge)
         _require_prices(judge)
+    elif not any((path / name).exists() for name in _CONFIGS):
+        raise ConfigError(
+            f"JUDGE_MODEL_PATH={str(path)!r} holds no model ({' or '.join(_CONFIGS)}): name the"
+            " directory of a checkpoint"
+        )
 
 
 def require_art_judge(judge: JudgeSettings) -> None:
@@ -49,14 +50,6 @@ def require_art_judge(judge: JudgeSettings) -> None:
         )
     load_rubric(judge.rubric)
     _require_key(judge)
-
-
-def _require_checkpoint(path: Path) -> None:
-    if not any((path / name).exists() for name in _CONFIGS):
-        raise ConfigError(
-            f"JUDGE_MODEL_PATH={str(path)!r} holds no model ({' or '.join(_CONFIGS)}): name the"
-            " directory of a checkpoint"
-        )
 
 
 def _require_key(judge: JudgeSettings) -> None:

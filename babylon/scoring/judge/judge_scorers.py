@@ -11,39 +11,23 @@ from collections.abc import AsyncIterator, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import replace
 from datetime import UTC, datetime
+from functools import partial
 from pathlib import Path
 
 from babylon.core.errors import ScoringError
 from babylon.core.settings import JudgeSettings
 from babylon.core.trajectories import Trajectory
-from babylon.scoring.judge.budget import Budget, BudgetLimits, BudgetSpentError
+from babylon.scoring.judge.cached_judge import Budget, BudgetLimits, BudgetSpentError
 from babylon.scoring.judge.evidence import read_evidence
-from babylon.scoring.judge.judge_client import JudgeClient, Price
+from babylon.scoring.judge.judge_client import MODEL, TEMPERATURE, JudgeClient, Price, local_judge
 from babylon.scoring.judge.judge_requirements import require_judge
 from babylon.scoring.judge.judge_window import judge_window
-from babylon.scoring.judge.judgment import JudgeConfig, Judgments, Level, Method
-from babylon.scoring.judge.local_judge import MODEL, TEMPERATURE, local_judge
-from babylon.scoring.judge.rubrics import load_rubric
+from babylon.scoring.judge.judgment import JudgeConfig, Judgments, Level, Method, load_rubric
 from babylon.scoring.rewards.heuristic import heuristic
 from babylon.scoring.scorer import Score, ScoringContext
 from babylon.store.judgments import StoredJudgments, total_spent
 
 log = logging.getLogger(__name__)
-
-
-async def ruler(trajectories: Sequence[Trajectory], context: ScoringContext) -> list[Score]:
-    """Score listwise: the judge compares up to six trajectories and scores each."""
-    return await _score("ruler", trajectories, context)
-
-
-async def preference(trajectories: Sequence[Trajectory], context: ScoringContext) -> list[Score]:
-    """Score pairwise: the judge names the better of two, many times."""
-    return await _score("preference", trajectories, context)
-
-
-async def regression(trajectories: Sequence[Trajectory], context: ScoringContext) -> list[Score]:
-    """Score pointwise: the judge scores each trajectory by itself."""
-    return await _score("regression", trajectories, context)
 
 
 async def _score(
@@ -77,14 +61,9 @@ async def _score_within_budget(
         except BudgetSpentError as spent:
             return await _by_heuristic(trajectories, context, spent)
     await _report(context, judgments.level, model=model, reliability=judgments.reliability)
-    log.info(
-        "window %s judged (%s): %d requests, %d tokens, $%.4f bought now",
-        context.window_id,
-        judgments.level,
-        judgments.requests,
-        judgments.tokens,
-        judgments.usd,
-    )
+    bought = (judgments.requests, judgments.tokens, judgments.usd)
+    text = "window %s judged (%s): %d requests, %d tokens, $%.4f bought now"
+    log.info(text, context.window_id, judgments.level, *bought)
     return [
         Score(value=one.score, low=one.low, high=one.high, reasons=one.reasons, seen=one.seen)
         for one in judgments.scores
@@ -92,7 +71,6 @@ async def _score_within_budget(
 
 
 async def _judge(method: Method, context: ScoringContext, *, cheaper: bool) -> Judgments:
-    """Open the judge, and judge the window with the rest of the budget."""
     judge, store = context.settings.judge, context.store
     judged, truth = await asyncio.to_thread(read_evidence, context.artifact)
     midnight = datetime.now(UTC).replace(hour=0, minute=0, second=0, microsecond=0)
@@ -158,11 +136,7 @@ async def open_judge(
 async def _by_heuristic(
     trajectories: Sequence[Trajectory], context: ScoringContext, spent: BudgetSpentError
 ) -> list[Score]:
-    """Return the heuristic's scores.
-
-    Raises:
-        BudgetSpentError: the heuristic is switched off, or gives equal scores in every group.
-    """
+    """Return the heuristic's scores."""
     scores = heuristic(trajectories)
     groups: dict[str, set[float]] = {}
     for trajectory, score in zip(trajectories, scores, strict=True):
@@ -186,3 +160,11 @@ async def _report(context: ScoringContext, level: Level, *, model: str, reliabil
         rubric=load_rubric(context.settings.judge.rubric).version,
         model=model,
     )
+
+
+# Listwise: the judge compares up to six trajectories and scores each.
+ruler = partial(_score, "ruler")
+# Pairwise: the judge names the better of two, many times.
+preference = partial(_score, "preference")
+# Pointwise: the judge scores each trajectory by itself.
+regression = partial(_score, "regression")

@@ -1,19 +1,45 @@
-"""Judging a window: one pass over each group, repetition of unstable trajectories, calibration."""
+"""Judging a window: one pass over each group, repetition of unstable trajectories, calibration.
+
+A seed determines which trajectories are judged together and in which order, so that a repeated run
+asks the same prompts. In the first pass the blocks form a ring. Each block shares one trajectory
+with the next; this anchor puts both on one scale, and closing the ring shows how well that works.
+The first block is asked again in reversed order, because only a repetition shows how reliable the
+judge is. Later passes ask unstable items in new blocks, and list those early that were listed late
+before. Pairs are chosen by the information of their answer. With a strong bias for the first place
+these pairs are not the neighbours.
+"""
 
 from collections import defaultdict
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence, Set
 from dataclasses import dataclass, field
-from math import log2
+from functools import partial, reduce
+from itertools import pairwise, permutations
+from math import ceil, log2
 from random import Random
 from statistics import fmean
 
 import numpy as np
 
-from babylon.scoring.judge.block_design import informative_pairs, mixed_blocks, ring_blocks
-from babylon.scoring.judge.bradley_terry import Win, fit_preferences, information
-from babylon.scoring.judge.budget import Budget, BudgetSpentError
-from babylon.scoring.judge.cached_judge import BlockVerdict, CachedJudge, JudgmentCache, await_all
-from babylon.scoring.judge.calibrate import Estimate, ScoreObservation, calibrate, tie, unstable
+from babylon.scoring.judge.cached_judge import (
+    BlockVerdict,
+    Budget,
+    BudgetSpentError,
+    CachedJudge,
+    JudgmentCache,
+    await_all,
+    plus,
+)
+from babylon.scoring.judge.calibrate import (
+    Estimate,
+    Floats,
+    ScoreObservation,
+    Win,
+    calibrate,
+    fit_preferences,
+    information,
+    tie,
+    unstable,
+)
 from babylon.scoring.judge.group_prompts import Block, GroupPrompts, prepare_group
 from babylon.scoring.judge.judge_client import JudgeClient
 from babylon.scoring.judge.judgment import (
@@ -60,9 +86,8 @@ async def judge_window(
         level=Level.ONE_PASS if budget_ran_out or not config.repeats else Level.FULL,
         reliability=fmean(group.estimate().reliability for group in judgings),
         requests=judge.requests,
-        prompt_tokens=judge.prompt_tokens,
-        completion_tokens=judge.completion_tokens,
-        usd=judge.usd,
+        tokens=budget.spent.tokens,
+        usd=budget.spent.usd,
     )
 
 
@@ -70,8 +95,7 @@ async def _require_one_pass(
     judge: CachedJudge, budget: Budget, judgings: Sequence["GroupJudging"]
 ) -> None:
     costs = [await judge.cost(group.prompts, group.first_pass()) for group in judgings]
-    total = Spent(tokens=sum(c.tokens for c in costs), usd=sum(c.usd for c in costs))
-    with budget.reserve(total) as reservation:
+    with budget.reserve(reduce(plus, costs, Spent())) as reservation:
         reservation.cost = Spent()
 
 
@@ -209,14 +233,6 @@ def _from_scores(
     )
 
 
-def _from_single_scores(verdicts: Sequence[BlockVerdict], items: int) -> Estimate:
-    return _from_scores(verdicts, items, together=False)
-
-
-def _from_wins(verdicts: Sequence[BlockVerdict], items: int) -> Estimate:
-    return fit_preferences(_wins(verdicts), items)
-
-
 def _wins(verdicts: Sequence[BlockVerdict]) -> list[Win]:
     wins = []
     for verdict in verdicts:
@@ -226,8 +242,60 @@ def _wins(verdicts: Sequence[BlockVerdict]) -> list[Win]:
     return wins
 
 
+def ring_blocks(items: int, size: int, random: Random) -> list[Block]:
+    """Return blocks of at most ``size`` around a ring of all items, or one block if all fit."""
+    order = random.sample(range(items), items)
+    if size == 1:
+        return [(item,) for item in order]
+    if items <= size:
+        return [tuple(order)]
+    count = ceil(items / (size - 1))
+    cuts = [round(block * items / count) for block in range(count + 1)]
+    blocks = [[order[i % items] for i in range(start, end + 1)] for start, end in pairwise(cuts)]
+    if size == 2:  # each item is first once and second once, so a bias for a place cancels
+        return [tuple(block) for block in blocks]
+    return [tuple(random.sample(block, len(block))) for block in blocks]
+
+
+def mixed_blocks(
+    items: Sequence[int], size: int, places: Mapping[int, Sequence[float]], random: Random
+) -> list[Block]:
+    """Return blocks of two or more items in new company. Items listed late so far come first."""
+    mixed = random.sample(list(items), len(items))
+    count = ceil(len(mixed) / size)
+    cuts = [round(block * len(mixed) / count) for block in range(count + 1)]
+    return [
+        tuple(sorted(mixed[start:end], key=lambda item: -fmean(places[item])))
+        for start, end in pairwise(cuts)
+    ]
+
+
+def informative_pairs(
+    order: Sequence[int], asked: Set[Block], unstable: Set[int], information: Floats
+) -> list[Block]:
+    """Return new pairs, the most informative first, with each item in at most one.
+
+    ``information[i, j]`` is that of the pair with i listed first. A pair needs an ``unstable`` item
+    or neighbours in the ``order`` that were never compared.
+    """
+    met = {frozenset(pair) for pair in asked}
+    strangers = {frozenset(pair) for pair in pairwise(order)} - met
+    pairs = [
+        pair
+        for pair in permutations(order, 2)
+        if pair not in asked and (not unstable.isdisjoint(pair) or frozenset(pair) in strangers)
+    ]
+    chosen: list[Block] = []
+    busy: set[int] = set()
+    for pair in sorted(pairs, key=lambda pair: -information[pair]):
+        if not busy.intersection(pair):
+            busy.update(pair)
+            chosen.append(pair)
+    return chosen
+
+
 _ESTIMATORS: dict[Method, Callable[[Sequence[BlockVerdict], int], Estimate]] = {
     "ruler": _from_scores,
-    "preference": _from_wins,
-    "regression": _from_single_scores,
+    "preference": lambda verdicts, items: fit_preferences(_wins(verdicts), items),
+    "regression": partial(_from_scores, together=False),
 }

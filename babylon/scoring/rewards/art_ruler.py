@@ -13,7 +13,7 @@ from itertools import groupby
 
 from babylon.core.trajectories import Trajectory
 from babylon.scoring.judge.judge_requirements import require_art_judge
-from babylon.scoring.judge.rubrics import load_rubric
+from babylon.scoring.judge.judgment import load_rubric
 from babylon.scoring.scorer import Score, ScoringContext
 
 Chat = list[dict[str, str]]
@@ -70,29 +70,25 @@ async def scores_by_art(
 
 def as_chat(trajectory: Trajectory) -> Chat:
     """Return the trajectory as one chat. Messages that a call repeats appear once."""
-    return [*_conversation(trajectory), {"role": "user", "content": _result(trajectory)}]
+    own = trajectory
+    result = (
+        f"Result: {own.steps} steps, {own.actions} actions, {own.wins} of {own.trades} decided"
+        f" trades won, P&L in this window ${own.pnl_usd:+.2f}"
+    )
+    return [*_conversation(trajectory), {"role": "user", "content": result}]
 
 
 def _conversation(trajectory: Trajectory) -> Iterator[dict[str, str]]:
     seen: Chat = []
     for call in trajectory.calls:
         sent = [{"role": message.role, "content": message.content} for message in call.messages]
-        fresh = sent[len(seen) :] if sent[: len(seen)] == seen else _unseen_system(sent, seen)
+        if sent[: len(seen)] == seen:
+            fresh = sent[len(seen) :]
+        else:
+            fresh = [m for m in sent if m["role"] != "system" or m not in seen]
         fresh = [*fresh, {"role": "assistant", "content": call.response}]
         seen += fresh
         yield from fresh
-
-
-def _unseen_system(sent: Chat, seen: Chat) -> Chat:
-    return [message for message in sent if message["role"] != "system" or message not in seen]
-
-
-def _result(trajectory: Trajectory) -> str:
-    own = trajectory
-    return (
-        f"Result: {own.steps} steps, {own.actions} actions, {own.wins} of {own.trades} decided"
-        f" trades won, P&L in this window ${own.pnl_usd:+.2f}"
-    )
 
 
 def _load() -> Callable[..., Awaitable[list[float]]]:

@@ -97,7 +97,6 @@ def _speed(own: Trajectory, steps: Sequence[_Step]) -> float:
 
 
 def _holding_times_s(steps: Sequence[_Step], end: datetime) -> list[float]:
-    """Return the seconds from opening to closing of each position, or to the end."""
     since: dict[str, datetime] = {}
     held = []
     for step in steps:

@@ -22,7 +22,7 @@ from openai.types.chat.chat_completion import Choice
 
 from babylon.core.errors import TrainingError
 from babylon.core.trajectories import Call, TrainingRow
-from babylon.training.backends.art_metrics import GRADIENT_STEPS
+from babylon.training.update_result import GRADIENT_STEPS
 
 patches.masking_utils._preprocess_mask_arguments = patches._preprocess_mask_arguments
 
@@ -132,7 +132,6 @@ def trajectory_groups(rows: Sequence[TrainingRow]) -> list[Any]:
 
 
 def _history(call: Call) -> list[Any]:
-    """The call's messages, and its reply in the format of a vLLM response."""
     assert call.completion_token_ids is not None and call.logprobs is not None
     choice = Choice.model_validate(
         {

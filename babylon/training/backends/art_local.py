@@ -1,6 +1,8 @@
 """``TRAINER=art-local``: a window trained by an ART backend that keeps checkpoints on this disk."""
 
 import asyncio
+import json
+import os
 import shutil
 import sys
 from contextlib import redirect_stdout
@@ -8,14 +10,15 @@ from pathlib import Path
 from types import ModuleType
 from typing import Any
 
+from transformers import AutoTokenizer
+
 from babylon.core.errors import TrainingError, WindowNotReadyError
-from babylon.policies.adopt import adopt_adapter
 from babylon.policies.checkpoint_files import adapter_base
-from babylon.training.backends.art_metrics import from_art
+from babylon.policies.durable import sync
 from babylon.training.backends.art_window import art_limits, art_window
 from babylon.training.backends.train_input import TrainInput
 from babylon.training.backends.trainer_requirements import require_art_local
-from babylon.training.update_result import Update
+from babylon.training.update_result import Update, from_art
 
 
 async def update_art_local(work: TrainInput) -> Update:
@@ -63,7 +66,7 @@ async def update_on_disk(work: TrainInput, backend: Any, root: Path, **options: 
         await backend.close()
         await asyncio.to_thread(shutil.rmtree, directory, ignore_errors=True)
     return Update(
-        report=from_art(result.metrics, window.counts()),
+        report=from_art(result.metrics, window.counts),
         excluded=window.excluded,
         trajectory_ids=window.trajectory_ids,
     )
@@ -84,7 +87,38 @@ async def load_art() -> ModuleType:
 
 
 def _write_step_0(directory: Path, parent: str, base: str) -> None:
-    """Delete files of an earlier attempt, and copy the parent's adapter as step 0."""
     shutil.rmtree(directory, ignore_errors=True)
     if parent != base:
         shutil.copytree(parent, directory / "checkpoints" / "0000")
+
+
+_CONFIG, _WEIGHTS = "adapter_config.json", "adapter_model.safetensors"
+
+
+def adopt_adapter(source: Path, base: str, target: Path) -> Path:
+    """Copy an adapter to ``target``, with our base model's path and tokenizer.
+
+    The adapter's configuration names the trainer's own copy of the base model, and the tokenizer
+    can be missing. The directory appears complete or not at all.
+
+    Raises:
+        TrainingError: ``source`` holds no LoRA adapter; nothing was written.
+    """
+    if missing := [name for name in (_CONFIG, _WEIGHTS) if not (source / name).is_file()]:
+        found = ", ".join(sorted(path.name for path in source.iterdir())) or "nothing"
+        raise TrainingError(f"the trained checkpoint has no {missing[0]}, only {found}")
+    config = json.loads((source / _CONFIG).read_text())
+    if config.get("peft_type") != "LORA":
+        raise TrainingError(f"the trained checkpoint is {config.get('peft_type')!r}, not LORA")
+    temporary = target.with_name(f".{target.name}-adopted")
+    shutil.rmtree(temporary, ignore_errors=True)
+    temporary.mkdir(parents=True)
+    shutil.copyfile(source / _WEIGHTS, temporary / _WEIGHTS)
+    (temporary / _CONFIG).write_text(json.dumps({**config, "base_model_name_or_path": base}))
+    AutoTokenizer.from_pretrained(base).save_pretrained(temporary)
+    for path in (*temporary.iterdir(), temporary):
+        sync(path)
+    shutil.rmtree(target, ignore_errors=True)  # left by a claim that crashed before its commit
+    os.rename(temporary, target)
+    sync(target.parent)
+    return target

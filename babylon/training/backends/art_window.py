@@ -46,34 +46,15 @@ class ArtLimits:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ArtWindow:
-    """Rows to send, and numbers of calls that were left out, by reason."""
+    """Rows to send, and numbers of what is sent and of calls that were left out, by reason."""
 
     rows: tuple[TrainingRow, ...]
     excluded: Excluded
-    calls: int
-    tokens: int
-    calls_unlogged: int
-    calls_too_stale: int
-    calls_with_secrets: int
-    calls_redacted: int
-    groups_without_signal: int
+    counts: dict[str, int]  # the figures of an ``ArtReport`` that we count ourselves
 
     @property
     def trajectory_ids(self) -> tuple[str, ...]:
         return tuple(row.trajectory_id for row in self.rows)
-
-    def counts(self) -> dict[str, int]:
-        """The figures of an ``ArtReport`` that we count ourselves."""
-        return {
-            "trained_trajectories": len(self.rows),
-            "groups_without_signal": self.groups_without_signal,
-            "calls": self.calls,
-            "tokens": self.tokens,
-            "calls_unlogged": self.calls_unlogged,
-            "calls_too_stale": self.calls_too_stale,
-            "calls_with_secrets": self.calls_with_secrets,
-            "calls_redacted": self.calls_redacted,
-        }
 
 
 def art_window(rows: Sequence[TrainingRow], limits: ArtLimits) -> ArtWindow:
@@ -101,14 +82,25 @@ def art_window(rows: Sequence[TrainingRow], limits: ArtLimits) -> ArtWindow:
     calls = [call for row in sent for call in row.calls]
     return ArtWindow(
         rows=tuple(sent),
-        excluded=_excluded(reasons),
-        calls=len(calls),
-        tokens=sum(len(call.completion_token_ids or ()) for call in calls),
-        calls_unlogged=reasons["unlogged"],
-        calls_too_stale=reasons["stale"],
-        calls_with_secrets=reasons["secret"],
-        calls_redacted=sum(a.messages != b.messages for a, b in zip(before, calls, strict=True)),
-        groups_without_signal=len(groups) - len({row.scenario_id for row in chosen}),
+        excluded=Excluded(
+            greedy=reasons["greedy"],
+            truncated=reasons["truncated"],
+            too_long=reasons["too_long"],
+            empty=reasons["empty"],
+            untrainable=reasons["untrainable"] + reasons["unlogged"] + reasons["secret"],
+        ),
+        counts={
+            "trained_trajectories": len(sent),
+            "groups_without_signal": len(groups) - len({row.scenario_id for row in chosen}),
+            "calls": len(calls),
+            "tokens": sum(len(call.completion_token_ids or ()) for call in calls),
+            "calls_unlogged": reasons["unlogged"],
+            "calls_too_stale": reasons["stale"],
+            "calls_with_secrets": reasons["secret"],
+            "calls_redacted": sum(
+                a.messages != b.messages for a, b in zip(before, calls, strict=True)
+            ),
+        },
     )
 
 
@@ -151,25 +143,14 @@ def _check_logged(rows: Sequence[TrainingRow], missing: int, allowed: float) -> 
 
 
 def _with_signal(rows: Sequence[TrainingRow]) -> list[TrainingRow]:
-    moved = advantages(
-        [
-            ScoredTrajectory(
-                trajectory_id=row.trajectory_id, group=row.scenario_id, score=row.score, calls=()
-            )
-            for row in rows
-        ]
-    )
+    scored = [
+        ScoredTrajectory(
+            trajectory_id=r.trajectory_id, group=r.scenario_id, score=r.score, calls=()
+        )
+        for r in rows
+    ]
+    moved = advantages(scored)
     return [row for row in rows if row.trajectory_id in moved]
-
-
-def _excluded(reasons: Counter[str]) -> Excluded:
-    return Excluded(
-        greedy=reasons["greedy"],
-        truncated=reasons["truncated"],
-        too_long=reasons["too_long"],
-        empty=reasons["empty"],
-        untrainable=reasons["untrainable"] + reasons["unlogged"] + reasons["secret"],
-    )
 
 
 def _trainable(
@@ -190,7 +171,6 @@ def _trainable(
 
 
 def _obstacle(call: Call, limits: ArtLimits) -> str | None:
-    """The reason why the call cannot be sent, or None."""
     if reason := sampling_obstacle(call):
         return reason
     if call.temperature != 1:
@@ -216,8 +196,7 @@ def _redacted(row: TrainingRow, secrets: Collection[str]) -> TrainingRow:
         msgspec.structs.replace(
             call,
             messages=tuple(
-                Message(role=message.role, content=redact(message.content, secrets))
-                for message in call.messages
+                Message(role=m.role, content=redact(m.content, secrets)) for m in call.messages
             ),
         )
         for call in row.calls

@@ -46,11 +46,7 @@ def require_trainer(training: TrainingSettings, model: ModelSettings) -> None:
 
 
 def _require_lora(training: TrainingSettings) -> None:
-    """Check the settings that ART's trainers have no counterpart for.
-
-    Raises:
-        ConfigError: full fine-tuning, or a KL penalty.
-    """
+    """Check the settings that ART's trainers have no counterpart for."""
     if training.tuning != "lora":
         raise ConfigError(
             f"TRAINER={training.trainer} trains LoRA adapters, TUNING is"

@@ -3,8 +3,7 @@
 from dataclasses import dataclass, field
 
 from babylon.training.grpo.advantage import Advantage, CallWeight
-from babylon.training.grpo.losses import LOSSES
-from babylon.training.grpo.losses.shared import LossBounds
+from babylon.training.grpo.losses import LOSSES, LossBounds
 
 MAX_STALENESS = 2  # versions; upper bound of max_staleness, importance weights fail beyond it
 

@@ -1,46 +1,173 @@
-"""The report's figures, computed from the policies' logprobs of each token.
+"""The running record of an update, and the report that is computed from it.
 
-They are computed once, at the end of an update, over all tokens of the window, so they do not
-depend on how train steps were cut into portions. Sums are fp64, because in fp32 the rounding errors
-of an unchanged policy can make k3 negative.
+The record holds each policy's logprobs of each token and the steps' figures. Together with weights
+and optimiser, it resumes an interrupted update. The report's figures are computed once, at the end
+of an update, over all tokens of the window, so they do not depend on how train steps were cut into
+portions. Sums are fp64, because in fp32 the rounding errors of an unchanged policy can make k3
+negative.
 """
 
 from collections import Counter
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from statistics import fmean
+from typing import Any
 
 import torch
 from torch import Tensor, nn
 
+from babylon.training.grpo.forward import FittingForward
+from babylon.training.grpo.losses import LossInputs, LossTerms
 from babylon.training.grpo.train_report import TrainReport
-from babylon.training.grpo.train_step import TrainState
-from babylon.training.grpo.update_record import FLAGS, Logged, UpdateRecord
+from babylon.training.grpo.training_window import TrainingWindow
+from babylon.training.grpo.tree_forward import Values
 
+FLAGS = ("band", "negative", "impossible", "clipped_low", "clipped_high")
 SAMPLE = 65_536  # values that represent a whole tensor
+RecordState = dict[str, Any]  # field → value: tensors, numbers and lists of them
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Logged:
+    """The window as tensors: C calls of up to T completion tokens."""
+
+    mu: Tensor  # [C, T], behaviour logprobs, 0 where unknown
+    known: Tensor  # [C, T] bool, where mu is known
+    exact: Tensor  # [C, T] bool, where mu was logged by the parent itself
+    mask: Tensor  # [C, T] bool, the completion tokens
+    advantage: Tensor  # [C]
+
+    @classmethod
+    def of(cls, window: TrainingWindow, device: torch.device) -> "Logged":
+        """The tensors of a window, on a device."""
+        mu = torch.zeros(len(window.calls), max(window.lengths))
+        mask = torch.zeros_like(mu, dtype=torch.bool)
+        known, exact = mask.clone(), mask.clone()
+        for row, (call, length) in enumerate(zip(window.calls, window.lengths, strict=True)):
+            mask[row, :length] = True
+            if call.logprobs is not None:
+                mu[row, :length] = torch.tensor(call.logprobs)
+                known[row, :length] = True
+                exact[row, :length] = not call.recomputed and window.staleness[row] == 0
+        advantage = [window.advantages[trajectory] for trajectory in window.trajectory_of]
+        return cls(
+            mu=mu.to(device),
+            known=known.to(device),
+            exact=exact.to(device),
+            mask=mask.to(device),
+            advantage=torch.tensor(advantage, device=device),
+        )
+
+
+@dataclass(slots=True, kw_only=True)
+class UpdateRecord:
+    """State of an update besides weights and optimiser.
+
+    ``theta``, ``entropy`` and ``flags`` are from the last iteration, each call's before the train
+    step that trained it moved the model.
+    """
+
+    proximal: Tensor  # [C, T], logprobs of the parent
+    reference: Tensor | None  # [C, T], logprobs of the reference policy
+    theta: Tensor  # [C, T], logprobs of the model in training
+    entropy: Tensor  # [C, T]
+    flags: Tensor  # [5, C, T] bool, in the order of FLAGS
+    weights_before: list[Tensor]
+    losses: list[float]  # of the train steps that moved the model
+    grad_norms: list[float]
+    iteration: int = 1
+    step: int = 0  # finished train steps of the iteration
+    learning_rate: float = 0.0  # of the last train step
+    halvings: int = 0
+    training_s: float = 0.0
+    forwarded_tokens: int = 0  # unique tokens, in train steps
+    trained_tokens: int = 0
+
+    @classmethod
+    def start(
+        cls, proximal: Tensor, reference: Tensor | None, weights: list[Tensor]
+    ) -> "UpdateRecord":
+        """The record of an update that has not trained yet."""
+        flags = torch.zeros(len(FLAGS), *proximal.shape, dtype=torch.bool, device=proximal.device)
+        return cls(
+            proximal=proximal,
+            reference=reference,
+            theta=torch.zeros_like(proximal),
+            entropy=torch.zeros_like(proximal),
+            flags=flags,
+            weights_before=weights,
+            losses=[],
+            grad_norms=[],
+        )
+
+    def state(self) -> RecordState:
+        """The record as a dictionary for ``torch.save``."""
+        return {field.name: getattr(self, field.name) for field in fields(self)}
+
+    @classmethod
+    def from_state(cls, state: RecordState, device: torch.device) -> "UpdateRecord":
+        """The record with this ``state``, its tensors moved to ``device``."""
+
+        def moved(value: object) -> object:
+            if isinstance(value, list):
+                return [moved(item) for item in value]
+            return value.to(device) if isinstance(value, Tensor) else value
+
+        fields_on_device: RecordState = {name: moved(value) for name, value in state.items()}
+        return cls(**fields_on_device)
+
+    def inputs(self, logged: Logged, rows: Tensor, values: Values) -> LossInputs:
+        """The inputs of the loss for some calls, as wide as their longest completion."""
+        width = values.logprobs.shape[1]
+
+        def part(tensor: Tensor) -> Tensor:
+            return tensor[rows, :width]
+
+        return LossInputs(
+            theta=values.logprobs,
+            proximal=part(self.proximal),
+            mu=part(logged.mu),
+            known=part(logged.known),
+            mask=part(logged.mask),
+            advantage=logged.advantage[rows],
+            reference=None if self.reference is None else part(self.reference),
+        )
+
+    def note(self, rows: Tensor, values: Values, terms: LossTerms) -> None:
+        """Store a train step's values and flags of some calls."""
+        width = values.logprobs.shape[1]
+        self.theta[rows, :width] = values.logprobs.detach()
+        self.entropy[rows, :width] = values.entropy
+        self.flags[:, rows, :width] = torch.stack(
+            [
+                terms.masks.band,
+                terms.masks.negative,
+                terms.masks.impossible,
+                terms.clipped_low,
+                terms.clipped_high,
+            ]
+        )
 
 
 @dataclass(frozen=True, slots=True)
-class Spread:
-    """Statistics of a ratio over many tokens."""
+class TrainState:
+    """A running update. Model, optimiser, fitting and record change in place."""
 
-    mean: float
-    p1: float
-    p99: float
-    max: float
+    model: nn.Module
+    optimizer: torch.optim.Optimizer
+    window: TrainingWindow
+    fitting: FittingForward
+    logged: Logged
+    record: UpdateRecord
 
-    @classmethod
-    def of(cls, values: Tensor) -> "Spread":
-        """The statistics of ``values`` ``[M]``, ones if M is 0."""
-        if not len(values):
-            return cls(1.0, 1.0, 1.0, 1.0)
-        ordered = values.double().sort().values
-        last = len(ordered) - 1
-        return cls(
-            mean=float(ordered.mean()),
-            p1=float(ordered[round(0.01 * last)]),
-            p99=float(ordered[round(0.99 * last)]),
-            max=float(ordered[-1]),
-        )
+
+def spread(values: Tensor) -> tuple[float, float, float, float]:
+    """Mean, first and 99th percentile and maximum of ``values`` ``[M]``, ones if M is 0."""
+    if not len(values):
+        return 1.0, 1.0, 1.0, 1.0
+    ordered = values.double().sort().values
+    last = len(ordered) - 1
+    p1, p99 = float(ordered[round(0.01 * last)]), float(ordered[round(0.99 * last)])
+    return float(ordered.mean()), p1, p99, float(ordered[-1])
 
 
 def divergence(sampled: Tensor, other: Tensor, where: Tensor) -> tuple[float, float]:
@@ -99,7 +226,8 @@ def make_report(state: TrainState, after: Tensor) -> TrainReport:
     window, logged, record, fitting = state.window, state.logged, state.record, state.fitting
     p, mask, known = record.proximal, logged.mask, logged.known
     log_w = (p - logged.mu)[known].double()
-    w, r = Spread.of(log_w.exp()), Spread.of(torch.exp((record.theta - p)[mask].double()))
+    w_mean, w_p1, w_p99, w_max = spread(log_w.exp())
+    r_mean, r_p1, r_p99, r_max = spread(torch.exp((record.theta - p)[mask].double()))
     k1_before, k3_before = divergence(logged.mu, p, known)
     k1_after, k3_after = divergence(p, after, mask)
     k1_behaviour, k3_behaviour = divergence(logged.mu, after, known)
@@ -132,20 +260,20 @@ def make_report(state: TrainState, after: Tensor) -> TrainReport:
         kl_before=k3_before,
         k1_before=k1_before,
         ess=effective_sample_size(log_w),
-        importance_mean=w.mean,
-        importance_p1=w.p1,
-        importance_p99=w.p99,
-        importance_max=w.max,
+        importance_mean=w_mean,
+        importance_p1=w_p1,
+        importance_p99=w_p99,
+        importance_max=w_max,
         kl_after=k3_after,
         k1_after=k1_after,
         kl_behaviour=k3_behaviour,
         k1_behaviour=k1_behaviour,
         kl_reference=k3_reference,
         k1_reference=k1_reference,
-        ratio_mean=r.mean,
-        ratio_p1=r.p1,
-        ratio_p99=r.p99,
-        ratio_max=r.max,
+        ratio_mean=r_mean,
+        ratio_p1=r_p1,
+        ratio_p99=r_p99,
+        ratio_max=r_max,
         clip_fraction=clip_fraction(logged, record),
         clip_low_fraction=shares["clipped_low"],
         clip_high_fraction=shares["clipped_high"],

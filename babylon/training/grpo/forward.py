@@ -2,27 +2,29 @@
 
 Three paths give the same values. ``packed`` and ``piecewise`` forward every shared prefix once,
 with FlexAttention or with plain attention piece by piece. ``padded`` pads calls into batches, for
-models without standard attention.
+models without standard attention. When memory runs out, ``FittingForward`` repeats the work in
+smaller portions, then fails with advice.
 """
 
+import inspect
 import logging
-from collections.abc import Iterator
-from typing import Literal, cast
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import AbstractContextManager, nullcontext
+from functools import partial
+from typing import Literal, TypeVar, cast
 
 import torch
+from peft import PeftModel
 from torch import nn
-from transformers import PreTrainedModel
+from torch.utils.checkpoint import checkpoint
+from transformers import PreTrainedConfig, PreTrainedModel
+from transformers.modeling_layers import GradientCheckpointingLayer
 
 from babylon.training.grpo.attention.packed import packed_attention
 from babylon.training.grpo.attention.piecewise import piecewise_attention
-from babylon.training.grpo.forward_values import Loss, Values, backward
-from babylon.training.grpo.padded_forward import padded_values
 from babylon.training.grpo.prefix_tree import PrefixTree, compile_tree
-from babylon.training.grpo.supported_models import causal_lm, why_unsupported
 from babylon.training.grpo.training_input import CallTokens
-from babylon.training.grpo.tree_forward import TreeForward
-
-__all__ = ["Loss", "Path", "PolicyForward", "Values"]
+from babylon.training.grpo.tree_forward import Loss, TreeForward, Values, backward
 
 Path = Literal["packed", "piecewise", "padded"]
 logger = logging.getLogger(__name__)
@@ -31,6 +33,11 @@ CUDA_PORTION_TOKENS = 16_384
 # portions; measured in docs/benchmarks.md
 CPU_PORTION_TOKENS = (512, 3072)
 CPU_PORTION_VALUES = 2**19
+T = TypeVar("T")
+SMALLEST = 64  # tokens a portion: with fewer, activations are negligible beside the weights
+CHECKPOINT_AFTER = 2  # halvings: recomputing all layers costs a third more time
+_CPU_ALLOCATOR = ("can't allocate memory", "not enough memory")  # torch raises no special type
+_LENGTH_DEPENDENT = {"dynamic", "longrope"}
 _PROBE_NATS = 0.01  # two fp32 passes agree to about 1e-5
 _COARSE_PROBE_NATS = 0.5  # bf16 matrix products on CUDA change logits by 0.1 and more
 
@@ -66,12 +73,12 @@ class PolicyForward:
             raise ValueError(f"max_tokens is {max_tokens}: allow at least one")
         self.model = model.eval()
         device = next(model.parameters()).device.type
-        self.max_tokens = max_tokens or portion_tokens(device, causal_lm(model).config.hidden_size)
+        self.max_tokens = max_tokens or portion_tokens(device, _causal_lm(model).config.hidden_size)
         self.path: Path = path or "padded"
         if path is None:
-            reason = why_unsupported(model) or self._why_not_equal()
+            reason = _why_unsupported(model) or self._why_not_equal()
             if reason is None:
-                self.path = self._preferred()
+                self.path = "packed" if next(model.parameters()).is_cuda else "piecewise"
             else:
                 logger.warning("Calls are padded and prefixes are not shared, because %s", reason)
 
@@ -102,11 +109,8 @@ class PolicyForward:
         for calls, values in self._batches(tree):
             backward(loss(calls, values))
 
-    def _preferred(self) -> Path:
-        return "packed" if next(self.model.parameters()).is_cuda else "piecewise"
-
     def _shared(self, path: Path) -> TreeForward:
-        model = causal_lm(self.model)
+        model = _causal_lm(self.model)
         return TreeForward(
             backbone=cast(PreTrainedModel, model.base_model),
             head=model.get_output_embeddings(),  # type: ignore[no-untyped-call]
@@ -116,12 +120,8 @@ class PolicyForward:
         )
 
     def _why_not_equal(self) -> str | None:
-        """Compare values of a probe, for features that no configuration shows (logit scaling, ...).
-
-        Returns:
-            The reason why the paths differ for this model, or None.
-        """
-        model = causal_lm(self.model)
+        """Compare a probe's values, for features that no configuration shows (logit scaling)."""
+        model = _causal_lm(self.model)
         weight = next(model.parameters())
         ids = torch.tensor([[1, 2, 1]], device=weight.device)
         with torch.no_grad():
@@ -133,7 +133,7 @@ class PolicyForward:
         calls = [CallTokens(prompt=[1, 2], completion=[c, 1, 2], logprobs=None) for c in (1, 2)]
         tree = compile_tree(calls)
         with torch.no_grad():
-            padded, _ = padded_values(self.model, calls)
+            padded = _padded_values(self.model, calls).logprobs
         try:
             shared = self._shared("piecewise").logprobs(tree).logprobs
         except torch.OutOfMemoryError:
@@ -151,8 +151,7 @@ class PolicyForward:
 
     def _batches(self, tree: PrefixTree) -> Iterator[tuple[list[int], Values]]:
         for calls in _similar_lengths(tree, self.max_tokens):
-            logprobs, entropy = padded_values(self.model, [tree.calls[c] for c in calls])
-            yield calls, Values(logprobs=logprobs, entropy=entropy)
+            yield calls, _padded_values(self.model, [tree.calls[c] for c in calls])
 
 
 def _similar_lengths(tree: PrefixTree, max_tokens: int) -> Iterator[list[int]]:
@@ -166,3 +165,168 @@ def _similar_lengths(tree: PrefixTree, max_tokens: int) -> Iterator[list[int]]:
         portion.append(call)
     if portion:
         yield portion
+
+
+def _causal_lm(model: nn.Module) -> PreTrainedModel:
+    return cast(PreTrainedModel, model.get_base_model() if isinstance(model, PeftModel) else model)
+
+
+def _why_unsupported(model: nn.Module) -> str | None:
+    adapters = model.peft_config.values() if isinstance(model, PeftModel) else ()
+    kinds = {str(c.peft_type.value) for c in adapters}
+    if kinds - {"LORA"}:
+        return f"its {', '.join(sorted(kinds))} adapter is not LoRA"
+    if not isinstance(model := _causal_lm(model), PreTrainedModel):
+        return f"{type(model).__name__} is not a model of transformers"
+    config = model.config
+    if config.is_encoder_decoder:
+        return "it is an encoder-decoder"
+    if not model._supports_attention_backend:
+        return f"{type(model).__name__} does not use transformers' attention registry"
+    if model.get_output_embeddings() is None:  # type: ignore[no-untyped-call]
+        return f"{type(model).__name__} has no language-model head"
+    kinds = set(getattr(config, "layer_types", None) or []) - {"full_attention"}
+    if kinds:
+        return f"it has layers of type {', '.join(sorted(kinds))}"
+    if not getattr(config, "layer_types", None) and getattr(config, "sliding_window", None):
+        return f"its attention slides over {config.sliding_window} tokens"
+    return _why_layers_unsupported(model.base_model, config)
+
+
+def _why_layers_unsupported(backbone: nn.Module, config: PreTrainedConfig) -> str | None:
+    rotation = (getattr(config, "rope_parameters", None) or {}).get("rope_type", "default")
+    if rotation in _LENGTH_DEPENDENT:
+        return f"its {rotation} rotary embedding depends on the longest call of a batch"
+    layers = getattr(backbone, "layers", None)
+    if not isinstance(layers, nn.ModuleList) or not layers:
+        return f"{type(backbone).__name__} has no .layers"
+    parameters = inspect.signature(layers[-1].forward).parameters.values()
+    names = {parameter.name for parameter in parameters}
+    passes_on = any(parameter.kind is parameter.VAR_KEYWORD for parameter in parameters)
+    if not passes_on or "position_embeddings" not in names:
+        return f"{type(layers[-1]).__name__} does not take rotary position embeddings"
+    return None
+
+
+def _padded_values(model: nn.Module, calls: Sequence[CallTokens]) -> Values:
+    """Values of calls padded into one batch. It works with every causal LM.
+
+    The head runs only at positions that predict a completion token, in the precision of the model's
+    other matrix products; the softmax is fp32. Padding is on the right, where causal attention does
+    not see it, so no attention mask is needed.
+    """
+    device = next(model.parameters()).device
+    inputs = [torch.tensor([*call.prompt, *call.completion]) for call in calls]
+    input_ids = torch.nn.utils.rnn.pad_sequence(inputs, batch_first=True).to(device)
+    starts = torch.tensor([len(call.prompt) - 1 for call in calls], device=device)
+    lengths = torch.tensor([len(call.completion) for call in calls], device=device)
+    steps = torch.arange(int(lengths.max()), device=device)
+    mask = steps < lengths[:, None]  # [C, T]
+    positions = torch.where(mask, starts[:, None] + steps, starts[:, None])
+    needed, index = torch.unique(positions, return_inverse=True)
+    logits = model(input_ids=input_ids[:, :-1], logits_to_keep=needed, use_cache=False).logits
+    logits = logits.gather(1, index[..., None].expand(-1, -1, logits.shape[-1]))
+    temperature = torch.tensor([call.temperature for call in calls], device=device)
+    logprobs = torch.log_softmax(logits.float() / temperature[:, None, None], dim=-1)
+    targets = input_ids.gather(1, positions + 1)
+    chosen = logprobs.gather(-1, targets[..., None]).squeeze(-1)
+    detached = logprobs.detach()
+    entropy = -(detached.exp() * detached).sum(-1)
+    return Values(logprobs=torch.where(mask, chosen, 0.0), entropy=torch.where(mask, entropy, 0.0))
+
+
+class OutOfMemoryError(MemoryError):
+    """The smallest portion does not fit."""
+
+
+class FittingForward:
+    """Forward passes of one update, in portions that are halved when memory runs out."""
+
+    def __init__(self, model: nn.Module, max_tokens: int | None) -> None:
+        self._model = model
+        self.halvings = 0
+        self.checkpointing = False
+        self.forward = PolicyForward(model, max_tokens=max_tokens)
+
+    def run(self, attempt: Callable[[PolicyForward], T]) -> T:
+        """Call ``attempt`` until it fits into memory, and return its result.
+
+        Raises:
+            OutOfMemoryError: it does not fit with the smallest portions.
+        """
+        while True:
+            try:
+                with mixed_precision(next(self._model.parameters()).device):
+                    return attempt(self.forward)
+            except (RuntimeError, MemoryError) as error:
+                if not is_out_of_memory(error):
+                    raise
+                reason = str(error).splitlines()[0] if str(error) else type(error).__name__
+            # outside the except block, where no traceback holds the failed attempt's tensors
+            self._halve(reason)
+
+    def restore(self, halvings: int) -> None:
+        """Halve the portions as often as before the progress was saved."""
+        while self.halvings < halvings:
+            self._shrink()
+
+    def _halve(self, reason: str) -> None:
+        before = self.forward.max_tokens
+        if before // 2 < SMALLEST:
+            raise OutOfMemoryError(
+                f"out of memory with portions of {before} tokens, the smallest that were tried"
+                f" ({reason}): train with TUNING=lora, a smaller BASE_MODEL, shorter prompts, or"
+                " more memory"
+            )
+        self._shrink()
+        if torch.cuda.is_available():
+            torch.cuda.empty_cache()
+        logger.warning(
+            "out of memory with portions of %d tokens: the step is repeated with %d%s (%s)",
+            before,
+            self.forward.max_tokens,
+            " and activations recomputed in the backward pass" if self.checkpointing else "",
+            reason,
+        )
+
+    def _shrink(self) -> None:
+        self.halvings += 1
+        bound, path = self.forward.max_tokens // 2, self.forward.path
+        self.forward = PolicyForward(self._model, max_tokens=bound, path=path)
+        if self.halvings >= CHECKPOINT_AFTER:  # each time: the line above sets eval mode
+            self.checkpointing = checkpoint_activations(self._model)
+
+
+def mixed_precision(device: torch.device) -> AbstractContextManager[object]:
+    """On CUDA, bf16 matrix products on fp32 master weights, except in the head. Else no change.
+
+    The cache of cast weights is off: a weight cast in a pass without gradient would have no
+    gradient in the next pass. Casting again costs little.
+    """
+    if device.type != "cuda":
+        return nullcontext()
+    return torch.autocast("cuda", torch.bfloat16, cache_enabled=False)
+
+
+def is_out_of_memory(error: BaseException) -> bool:
+    """True if the error is from an allocator: CUDA's, torch's for the CPU, or Python's."""
+    if isinstance(error, (torch.OutOfMemoryError, MemoryError)):
+        return not isinstance(error, OutOfMemoryError)
+    return any(phrase in str(error) for phrase in _CPU_ALLOCATOR)
+
+
+def checkpoint_activations(model: nn.Module) -> bool:
+    """Keep only the layers' inputs and recompute the rest. Return False if the model cannot.
+
+    transformers checkpoints layers only in training mode, which would enable dropout. Therefore
+    only the layers' own flags are set, not those of the modules inside. The last layer is left
+    out: the backward pass starts with it and would recompute its activations at once.
+    """
+    layers = [m for m in model.modules() if isinstance(m, GradientCheckpointingLayer)]
+    for layer in layers[:-1]:
+        vars(layer).update(
+            _gradient_checkpointing_func=partial(checkpoint, use_reentrant=False),
+            gradient_checkpointing=True,
+            training=True,
+        )
+    return len(layers) > 1

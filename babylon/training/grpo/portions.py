@@ -12,7 +12,7 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from babylon.training.grpo.attention.layout import AttentionSpan, ExternalKeys, Layout, lay_out
+from babylon.training.grpo.attention.layout import AttentionSpan, DensePiece, Layout, lay_out
 from babylon.training.grpo.prefix_tree import PrefixTree
 
 Ints = NDArray[np.int64]
@@ -74,7 +74,10 @@ def cut(tree: PrefixTree, max_tokens: int) -> tuple[list[Portion], list[int]]:
         members[portion_of[index]].append(index)
     offsets: dict[int, int] = {}
     for own in members:
-        offsets |= _offsets(own, segments)
+        at = 0
+        for index in own:
+            offsets[index] = at
+            at += len(segments[index].tokens)
     terms = _terms(tree, segments, of_node, portion_of, offsets, len(members))
     children: list[list[int]] = [[] for _ in range(len(members) + 1)]
     for number, parent in enumerate(parents):
@@ -87,7 +90,6 @@ def cut(tree: PrefixTree, max_tokens: int) -> tuple[list[Portion], list[int]]:
 
 
 def _segments(tree: PrefixTree, max_tokens: int) -> tuple[list[_Segment], list[list[int]]]:
-    """Segments in depth-first order, and the segments of each node."""
     segments: list[_Segment] = []
     of_node: list[list[int]] = []
     for node in tree.nodes:
@@ -116,9 +118,7 @@ def _assign(
     heavy = [index for index in chosen if size[index] > max_tokens]
     if heavy:
         _assign(heavy, segments, max_tokens, portion_of, parents)
-    filled: dict[
-        int, tuple[int, int]
-    ] = {}  # parent portion → its newest child and the child's tokens
+    filled: dict[int, tuple[int, int]] = {}  # parent portion → newest child, the child's tokens
     for index in chosen:
         parent = segments[index].parent
         if size[index] > max_tokens:
@@ -160,7 +160,7 @@ def _portion(
     for ancestor, (first, until) in sorted(reach.items()):
         at, length = start[ancestor], len(segments[ancestor].tokens)
         slices.append(PortionSlice(portion_of[ancestor], at, at + length))
-        externals.append(ExternalKeys(keys, keys + length, first, until))
+        externals.append(DensePiece(first, until, keys, keys + length))
         keys += length
     return Portion(
         tokens=np.concatenate([segments[i].tokens for i in own]),
@@ -172,11 +172,6 @@ def _portion(
         children=children,
         terms=terms,
     )
-
-
-def _offsets(own: Sequence[int], segments: Sequence[_Segment]) -> dict[int, int]:
-    ends = np.cumsum([len(segments[index].tokens) for index in own])
-    return {i: int(e) - len(segments[i].tokens) for i, e in zip(own, ends, strict=True)}
 
 
 def _terms(

@@ -78,7 +78,3 @@ class TrainReport:
     oom_halvings: int
     max_tokens: int  # of a portion, at the end
     activation_checkpointing: bool
-
-
-TIMINGS = ("training_s", "unique_tokens_per_s", "trained_tokens_per_s")
-"""Fields that differ between two runs of the same update."""

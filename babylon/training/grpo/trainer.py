@@ -5,7 +5,8 @@ loss is divided by the step's denominator, never by a portion's. Training stops 
 policy has moved far enough from the parent (k3 or clip fraction).
 """
 
-from collections.abc import Callable
+import time
+from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager
 from typing import Protocol
 
@@ -14,25 +15,33 @@ from torch import Tensor, nn
 
 from babylon.training.grpo.config import TrainerConfig
 from babylon.training.grpo.diagnostics import (
+    Logged,
+    RecordState,
+    TrainState,
+    UpdateRecord,
     clip_fraction,
     kl_of_iteration,
     make_report,
     weight_sample,
 )
-from babylon.training.grpo.forward import PolicyForward
-from babylon.training.grpo.losses import LOSSES
-from babylon.training.grpo.memory import FittingForward
+from babylon.training.grpo.forward import (
+    FittingForward,
+    OutOfMemoryError,
+    PolicyForward,
+    is_out_of_memory,
+)
+from babylon.training.grpo.losses import LOSSES, loss_terms
 from babylon.training.grpo.prefix_tree import PrefixTree
 from babylon.training.grpo.train_report import TrainReport
-from babylon.training.grpo.train_step import TrainState, train_step
 from babylon.training.grpo.training_window import (
     NothingToTrainError,
     TrainingWindow,
+    TrainStep,
     refuse_missing_logprobs,
 )
-from babylon.training.grpo.update_record import Logged, RecordState, UpdateRecord
+from babylon.training.grpo.tree_forward import Values
 
-__all__ = ["NothingToTrainError", "Progress", "TrainReport", "TrainerConfig", "train_on_window"]
+_TAKEN = "train_steps"  # count in the optimiser's groups; saved with it, so it warms up only once
 Progress = Callable[[int, int], None]  # train steps done, and their highest possible number
 
 
@@ -96,7 +105,6 @@ def _begin(
     reference: AbstractContextManager[object] | None,
     journal: Journal | None,
 ) -> TrainState:
-    """The state that the journal saved, or a new one."""
     device = next(model.parameters()).device
     logged = Logged.of(window, device)
     fitting = FittingForward(model, window.config.max_tokens)
@@ -106,14 +114,7 @@ def _begin(
     else:
         record = UpdateRecord.from_state(saved, device)
         fitting.restore(record.halvings)
-    return TrainState(
-        model=model,
-        optimizer=optimizer,
-        window=window,
-        fitting=fitting,
-        logged=logged,
-        record=record,
-    )
+    return TrainState(model, optimizer, window, fitting, logged, record)
 
 
 def _frozen_policies(
@@ -148,3 +149,78 @@ def _moved_far(state: TrainState) -> bool:
         return True
     clipped = clip_fraction(state.logged, state.record)
     return LOSSES[config.loss].clip_is_far and clipped > config.stop_clip_fraction
+
+
+def train_step(state: TrainState, step: TrainStep) -> None:
+    """Update the model by one step, unless all of the step's tokens are masked.
+
+    Raises:
+        FloatingPointError: loss or gradient is not finite; discard the model.
+        OutOfMemoryError: the smallest portion or the optimiser's moments do not fit.
+    """
+    started, record = time.monotonic(), state.record
+    rows = torch.tensor(step.calls, device=record.theta.device)
+    total = state.fitting.run(lambda forward: _accumulate(state, step, rows, forward))
+    if not torch.isfinite(total):
+        raise FloatingPointError(f"loss is {total.item()}: lower the learning rate")
+    dropped = record.flags[:3, rows].any(0)
+    if not (state.logged.mask[rows] & ~dropped).any():  # skip: Adam's moments would move the model
+        state.optimizer.zero_grad(set_to_none=True)
+    else:
+        record.grad_norms.append(_update(state.optimizer, state.window.config, record))
+        record.losses.append(float(total))
+    record.step += 1
+    record.halvings = state.fitting.halvings
+    record.forwarded_tokens += step.tree.unique_tokens
+    record.trained_tokens += sum(len(call.completion) for call in step.tree.calls)
+    record.training_s += time.monotonic() - started
+
+
+def _accumulate(state: TrainState, step: TrainStep, rows: Tensor, forward: PolicyForward) -> Tensor:
+    state.optimizer.zero_grad(set_to_none=True)  # clear an attempt that did not fit
+    config, record = state.window.config, state.record
+    p_is_free = record.iteration == state.window.steps_an_iteration == 1
+    weights = torch.tensor(step.weights, device=rows.device)
+    total = torch.zeros((), device=rows.device)
+
+    def loss(calls: Sequence[int], values: Values) -> Tensor:
+        chosen = torch.tensor(calls, device=rows.device)
+        if p_is_free:  # the model has not moved yet, so theta is p
+            width = values.logprobs.shape[1]
+            record.proximal[rows[chosen], :width] = values.logprobs.detach()
+        inputs = record.inputs(state.logged, rows[chosen], values)
+        terms = loss_terms(config.loss, inputs, config.bounds, config.kl_penalty)
+        record.note(rows[chosen], values, terms)
+        share = (terms.loss.sum(-1) * weights[chosen]).sum()
+        total.add_(share.detach())
+        return share
+
+    forward.accumulate(step.tree, loss)
+    return total
+
+
+def _update(optimizer: torch.optim.Optimizer, config: TrainerConfig, record: UpdateRecord) -> float:
+    parameters = [p for group in optimizer.param_groups for p in group["params"]]
+    norm = torch.nn.utils.clip_grad_norm_(parameters, config.grad_clip)
+    if not torch.isfinite(norm):
+        raise FloatingPointError(f"gradient norm is {norm.item()}: lower the learning rate")
+    for group in optimizer.param_groups:
+        group[_TAKEN] = group.get(_TAKEN, 0) + 1
+        group["lr"] = warm_rate(config, group[_TAKEN])
+        record.learning_rate = group["lr"]
+    try:
+        optimizer.step()
+    except (RuntimeError, MemoryError) as error:  # no retry: half a step may have been taken
+        if not is_out_of_memory(error):
+            raise
+        raise OutOfMemoryError(
+            "out of memory in the optimiser, whose moments take twice the memory of the tuned"
+            f" weights ({error}): train with TUNING=lora, a smaller BASE_MODEL, or more memory"
+        ) from error
+    optimizer.zero_grad(set_to_none=True)
+    return float(norm)
+
+
+def warm_rate(config: TrainerConfig, number: int) -> float:
+    """Learning rate of the optimiser's step ``number`` (from 1): linear warm-up, then constant."""
+    return config.learning_rate * min(1.0, number / (config.warmup_steps + 1))

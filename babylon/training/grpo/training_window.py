@@ -16,8 +16,13 @@ from statistics import fmean
 
 from babylon.training.grpo.advantage import advantages, call_masses, call_weights
 from babylon.training.grpo.config import MAX_STALENESS, TrainerConfig
-from babylon.training.grpo.prefix_tree import PrefixTree, compile_tree
-from babylon.training.grpo.sharing import Decode, Sharing, find_sharing
+from babylon.training.grpo.prefix_tree import (
+    Decode,
+    PrefixTree,
+    Sharing,
+    compile_tree,
+    find_sharing,
+)
 from babylon.training.grpo.training_input import CallTokens, ScoredTrajectory
 
 logger = logging.getLogger(__name__)
@@ -34,7 +39,6 @@ class TrainStep:
     calls: Sequence[int]  # positions in TrainingWindow.calls
     tree: PrefixTree  # of these calls, in this order
     weights: Sequence[float]
-    trajectories: int
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -139,7 +143,6 @@ class TrainingWindow:
             calls=positions,
             tree=self.tree if whole else self.tree.only(positions),
             weights=weights,
-            trajectories=len(trajectories),
         )
 
 
@@ -203,7 +206,6 @@ def refuse_missing_logprobs(window: TrainingWindow) -> None:
 def _without_stale(
     trajectories: Sequence[ScoredTrajectory], ages: Mapping[int, int], allowed: int
 ) -> tuple[list[ScoredTrajectory], Counter[int]]:
-    """Trajectories without calls of policies that are too old, and those calls by version."""
     too_stale: Counter[int] = Counter()
     fresh = []
     for trajectory in trajectories:

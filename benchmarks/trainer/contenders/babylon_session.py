@@ -5,11 +5,11 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
-from babylon.training.grpo.forward import PolicyForward, Values
-from babylon.training.grpo.losses import loss_terms
-from babylon.training.grpo.losses.shared import LossBounds, LossInputs
+from babylon.training.grpo.forward import PolicyForward
+from babylon.training.grpo.losses import LossBounds, LossInputs, loss_terms
 from babylon.training.grpo.prefix_tree import compile_tree
 from babylon.training.grpo.training_input import CallTokens
+from babylon.training.grpo.tree_forward import Values
 from benchmarks.trainer.cases import Window
 from benchmarks.trainer.contenders import Session, Task
 from benchmarks.trainer.contenders.local import LocalSession, policy

@@ -6,10 +6,8 @@ import msgspec
 import pytest
 
 from babylon.core.trajectories import Message
-from babylon.formats.atif_read import read_atif
-from babylon.formats.atif_write import write_atif
-from babylon.formats.documents import ImportFileError
-from babylon.formats.trace import Trace
+from babylon.formats.atif import read_atif, write_atif
+from babylon.formats.trace import ImportFileError, Trace
 from tests.unit.formats.traces import (
     SYSTEM,
     call,

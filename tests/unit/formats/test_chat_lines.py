@@ -6,8 +6,7 @@ import msgspec
 import pytest
 
 from babylon.formats.chat_lines import read_chats, write_chat
-from babylon.formats.documents import ImportFileError
-from babylon.formats.trace import RESPONSE, Trace
+from babylon.formats.trace import RESPONSE, ImportFileError, Trace
 from tests.unit.formats.traces import call, document, message, step, tokens, trace, without_place
 
 

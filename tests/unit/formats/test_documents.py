@@ -4,9 +4,9 @@ from pathlib import Path
 
 import pytest
 
-from babylon.formats.detect import guess_format
-from babylon.formats.documents import ImportFileError, read_documents
 from babylon.formats.format_names import Format
+from babylon.formats.import_files import guess_format
+from babylon.formats.trace import ImportFileError, read_documents
 from tests.unit.formats.traces import write_lines
 
 

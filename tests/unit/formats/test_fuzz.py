@@ -12,12 +12,10 @@ import msgspec
 import pytest
 
 from babylon.core.windows import parse_window_id
-from babylon.formats.atif_read import read_atif
-from babylon.formats.atif_write import write_atif
+from babylon.formats.atif import read_atif, write_atif
 from babylon.formats.chat_lines import read_chats, write_chat
-from babylon.formats.documents import Document, ImportFileError
 from babylon.formats.spans import read_span_traces
-from babylon.formats.trace import Trace
+from babylon.formats.trace import Document, ImportFileError, Trace
 from babylon.formats.trace_rows import trace_rows
 from tests.unit.formats.spans import Traced
 from tests.unit.formats.test_atif import REPLY, USER, atif

@@ -6,9 +6,8 @@ from typing import Any
 
 import pytest
 
-from babylon.formats.documents import ImportFileError
 from babylon.formats.spans import Dialect, read_span_traces
-from babylon.formats.trace import Trace
+from babylon.formats.trace import ImportFileError, Trace
 from tests.unit.formats.spans import Traced
 from tests.unit.formats.traces import NOON, document, message
 

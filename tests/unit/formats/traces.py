@@ -7,8 +7,7 @@ from typing import Any
 import msgspec
 
 from babylon.core.trajectories import Message
-from babylon.formats.documents import Document
-from babylon.formats.trace import Tokens, Trace, TraceCall, TraceStep
+from babylon.formats.trace import Document, Tokens, Trace, TraceCall, TraceStep
 
 NOON = datetime(2025, 11, 14, 12, tzinfo=UTC)
 SYSTEM = Message(role="system", content="You trade.")

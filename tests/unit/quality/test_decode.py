@@ -10,8 +10,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from babylon.quality.decode import GameMetrics, decode, decode_plain
-from babylon.quality.reasons import Reason, RejectedError
+from babylon.quality.decode import GameMetrics, Reason, RejectedError, decode, decode_plain
 from babylon.quality.row_checks import Accepted, check_row
 from babylon.store.rejections import Rejection
 from tests.faults.mutations import mutated_rows

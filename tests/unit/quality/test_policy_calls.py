@@ -5,7 +5,7 @@ import pytest
 
 from babylon.core.trajectories import Message
 from babylon.quality.decode import GameStep
-from babylon.quality.policy_calls import CollectedCall, policy_calls
+from babylon.quality.row_checks import CollectedCall, policy_calls
 from tests.unit.quality.rows import call, compact, step
 
 PROMPT = (Message(role="system", content="You trade."), Message(role="user", content="Trade?"))

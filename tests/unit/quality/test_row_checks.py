@@ -6,7 +6,7 @@ from datetime import timedelta
 
 import pytest
 
-from babylon.quality.reasons import Reason
+from babylon.quality.decode import Reason
 from babylon.quality.row_checks import Accepted, check_row
 from babylon.store.rejections import Rejection
 from tests.unit.quality.rows import QUALITY, WINDOW, call, compact, real_rows, row, step, steps

@@ -9,8 +9,7 @@ import pytest
 from babylon.core.errors import RecorderError
 from babylon.core.windows import window_at
 from babylon.recorder import Action, LlmCall, ProviderAccess
-from babylon.recorder.steps import encode_step, game_time
-from babylon.recorder.trajectory_rows import OpenTrajectory, call_row
+from babylon.recorder.trajectory import OpenTrajectory, call_row, encode_step, game_time
 
 AT = datetime(2025, 11, 14, 9, 2, 0, 20_000, tzinfo=UTC)
 STATE = {"agentBalance": 1000, "agentPnL": 0, "openPositions": 1}

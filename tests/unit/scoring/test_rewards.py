@@ -7,9 +7,15 @@ from babylon.core.errors import ConfigError, ScoringError
 from babylon.core.settings import JudgeSettings, load_settings
 from babylon.core.trajectories import Trajectory
 from babylon.core.types import Artifact
-from babylon.scoring.registry import SCORERS, load_scorer, require_scorer
 from babylon.scoring.rewards.heuristic import heuristic
-from babylon.scoring.scorer import Score, ScoringContext, score
+from babylon.scoring.scorer import (
+    SCORERS,
+    Score,
+    ScoringContext,
+    load_scorer,
+    require_scorer,
+    score,
+)
 
 THEN = datetime(2025, 11, 14, 9, tzinfo=UTC)
 

@@ -14,12 +14,12 @@ import torch
 
 from babylon.core.trajectories import TrainingRow
 from babylon.training import progress_file as journal
-from babylon.training.grpo.train_report import TIMINGS
-from babylon.training.grpo.trainer import TrainerConfig
-from babylon.training.grpo.update_record import UpdateRecord
+from babylon.training.grpo.config import TrainerConfig
+from babylon.training.grpo.diagnostics import UpdateRecord
 from babylon.training.trainable import Tuning, load_trainable, save_checkpoint
 from babylon.training.update import Update, update_checkpoint
 from tests.tiny_policy import save_tiny_policy
+from tests.unit.training.grpo.windows import TIMINGS
 from tests.unit.training.test_update import call
 
 ROOT = Path(__file__).parents[3]

@@ -12,7 +12,8 @@ from transformers import PreTrainedTokenizerBase
 from babylon.core.errors import ModelError, TrainingError, WindowNotReadyError
 from babylon.core.trajectories import Call, Message, TrainingRow
 from babylon.policies.load import load_policy
-from babylon.training.grpo.trainer import TrainerConfig, TrainReport
+from babylon.training.grpo.config import TrainerConfig
+from babylon.training.grpo.train_report import TrainReport
 from babylon.training.trainable import Tuning, load_trainable
 from babylon.training.update import scored_trajectories, update_checkpoint
 from tests.tiny_policy import plain_logprobs, save_tiny_policy, tiny_model, tiny_tokenizer

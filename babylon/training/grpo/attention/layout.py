@@ -30,16 +30,6 @@ class AttentionSpan:
 
 
 @dataclass(frozen=True, slots=True)
-class ExternalKeys:
-    """Keys ``[start, end)`` of an ancestor, seen by all queries ``[first, last)``."""
-
-    start: int
-    end: int
-    first: int
-    last: int
-
-
-@dataclass(frozen=True, slots=True)
 class LocalPiece:
     """Queries ``[first, last)`` attend to keys ``[start, end)``, in ``count`` equal runs of both.
 
@@ -90,7 +80,7 @@ class Layout:
         )
 
 
-def lay_out(spans: Sequence[AttentionSpan], externals: Sequence[ExternalKeys]) -> Layout:
+def lay_out(spans: Sequence[AttentionSpan], externals: Sequence[DensePiece]) -> Layout:
     """The layout of contiguous depth-first spans, followed by the ancestors' keys."""
     queries = spans[-1].end
     keys = max([queries, *(e.end for e in externals)])
@@ -101,7 +91,7 @@ def lay_out(spans: Sequence[AttentionSpan], externals: Sequence[ExternalKeys]) -
         first[external.start : external.end] = external.first
         last[external.start : external.end] = external.last
     local: list[LocalPiece] = []
-    dense = [DensePiece(e.first, e.last, e.start, e.end) for e in externals]
+    dense = list(externals)
     for block in _blocks(_runs(spans)):
         members = [span for run in block for span in run]
         start, end = members[0].start, members[-1].end
@@ -117,7 +107,6 @@ def lay_out(spans: Sequence[AttentionSpan], externals: Sequence[ExternalKeys]) -
 
 
 def _halve(start: int, end: int, local: list[LocalPiece], dense: list[DensePiece]) -> None:
-    """Split causal attention within ``[start, end)`` into short causal and dense pieces."""
     if end - start <= _CAUSAL:
         local.append(LocalPiece(start, end, start, end))
         return

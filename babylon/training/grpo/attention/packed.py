@@ -27,7 +27,8 @@ def packed_attention(
     FlexAttention has no backward pass on the CPU. There the intervals become a dense mask.
     """
     if not query.is_cuda:
-        seen = _dense(layout).to(query.device)
+        rows = np.arange(layout.queries)[:, None]
+        seen = torch.from_numpy((layout.first <= rows) & (rows < layout.last)).to(query.device)
         return torch.nn.functional.scaled_dot_product_attention(
             query, key, value, attn_mask=seen, scale=scale, enable_gqa=True
         )
@@ -59,11 +60,6 @@ def block_mask(layout: Layout, device: torch.device) -> BlockMask:
     return BlockMask.from_kv_blocks(
         *partial, *full, BLOCK_SIZE=_BLOCK, mask_mod=visible, seq_lengths=(queries, keys)
     )
-
-
-def _dense(layout: Layout) -> Tensor:
-    query = np.arange(layout.queries)[:, None]
-    return torch.from_numpy((layout.first <= query) & (query < layout.last))
 
 
 def _blocks(

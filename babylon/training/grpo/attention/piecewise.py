@@ -111,24 +111,15 @@ def attend(
     scale: float,
     mask: Tensor | None = None,
     causal: bool = False,
+    *,
+    explicit: bool = False,
 ) -> tuple[Tensor, Tensor]:
     """Output ``[B, H, Q, d]`` and log-sum-exp ``[B, H, Q]`` of one piece."""
-    if query.device.type == "cpu":
+    if query.device.type == "cpu" and not explicit:
         result: tuple[Tensor, Tensor] = _aten._scaled_dot_product_flash_attention_for_cpu(
             query, key, value, 0.0, causal, attn_mask=mask, scale=scale
         )
         return result
-    return explicit_attend(query, key, value, scale, mask, causal)
-
-
-def explicit_attend(
-    query: Tensor,
-    key: Tensor,
-    value: Tensor,
-    scale: float,
-    mask: Tensor | None = None,
-    causal: bool = False,
-) -> tuple[Tensor, Tensor]:
     scores = _scores(query, key, scale, mask, causal)
     lse = scores.logsumexp(-1)
     weights = (scores - lse[..., None]).exp().to(value.dtype)
@@ -145,29 +136,17 @@ def attend_backward(
     scale: float,
     mask: Tensor | None = None,
     causal: bool = False,
+    *,
+    explicit: bool = False,
 ) -> tuple[Tensor, Tensor, Tensor]:
     """Gradients of query, key and value, from the output and log-sum-exp over all pieces."""
-    if query.device.type == "cpu":
+    if query.device.type == "cpu" and not explicit:
         result: tuple[Tensor, Tensor, Tensor] = (
             _aten._scaled_dot_product_flash_attention_for_cpu_backward(
                 grad, query, key, value, out, lse, 0.0, causal, attn_mask=mask, scale=scale
             )
         )
         return result
-    return explicit_attend_backward(grad, query, key, value, out, lse, scale, mask, causal)
-
-
-def explicit_attend_backward(
-    grad: Tensor,
-    query: Tensor,
-    key: Tensor,
-    value: Tensor,
-    out: Tensor,
-    lse: Tensor,
-    scale: float,
-    mask: Tensor | None = None,
-    causal: bool = False,
-) -> tuple[Tensor, Tensor, Tensor]:
     weights = (_scores(query, key, scale, mask, causal) - lse[..., None]).exp()
     d_weights = (grad @ _per_head(value, query).transpose(-1, -2)).to(weights.dtype)
     delta = (grad * out).sum(-1, dtype=weights.dtype, keepdim=True)

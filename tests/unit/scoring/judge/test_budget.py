@@ -1,9 +1,9 @@
 import pytest
 
 from babylon.core.errors import ConfigError, WindowNotReadyError
-from babylon.scoring.judge.budget import Budget, BudgetLimits, BudgetSpentError
+from babylon.scoring.judge.cached_judge import Budget, BudgetLimits, BudgetSpentError
 from babylon.scoring.judge.judge_client import Price
-from babylon.scoring.judge.rubrics import load_rubric, rubric_names
+from babylon.scoring.judge.judgment import load_rubric, rubric_names
 from babylon.store.judgments import Spent
 
 

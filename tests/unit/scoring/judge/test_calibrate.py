@@ -3,9 +3,16 @@ from random import Random
 import numpy as np
 import pytest
 
-from babylon.scoring.judge.block_design import informative_pairs, mixed_blocks, ring_blocks
-from babylon.scoring.judge.bradley_terry import fit_preferences, information
-from babylon.scoring.judge.calibrate import Estimate, ScoreObservation, calibrate, tie, unstable
+from babylon.scoring.judge.calibrate import (
+    Estimate,
+    ScoreObservation,
+    calibrate,
+    fit_preferences,
+    information,
+    tie,
+    unstable,
+)
+from babylon.scoring.judge.judge_window import informative_pairs, mixed_blocks, ring_blocks
 
 
 def observe(blocks, score):

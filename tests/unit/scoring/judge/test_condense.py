@@ -1,5 +1,11 @@
-from babylon.scoring.judge.condense import common_lines, condense, render_common
-from babylon.scoring.judge.ground_truth import fit_lines, knowledge_lines, truth_lines
+from babylon.scoring.judge.condense import (
+    common_lines,
+    condense,
+    fit_lines,
+    knowledge_lines,
+    render_common,
+    truth_lines,
+)
 from babylon.scoring.judge.group_prompts import prepare_group
 from babylon.scoring.judge.judgment import GroundTruth
 from babylon.scoring.judge.prompt import count_tokens

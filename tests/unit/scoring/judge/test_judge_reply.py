@@ -2,9 +2,8 @@ import json
 
 import pytest
 
-from babylon.scoring.judge.judge_reply import UnusableReplyError, parse_reply
-from babylon.scoring.judge.prompt import Shown, build_prompt
-from babylon.scoring.judge.rubrics import load_rubric
+from babylon.scoring.judge.judgment import load_rubric
+from babylon.scoring.judge.prompt import Shown, UnusableReplyError, build_prompt, parse_reply
 
 
 def prompt(method="ruler", count=3):

@@ -5,11 +5,15 @@ from contextlib import asynccontextmanager
 import pytest
 
 from babylon.core.errors import ScoringError
-from babylon.scoring.judge.budget import Budget, BudgetLimits, BudgetSpentError
-from babylon.scoring.judge.cached_judge import MemoryJudgments
+from babylon.scoring.judge.cached_judge import (
+    Budget,
+    BudgetLimits,
+    BudgetSpentError,
+)
 from babylon.scoring.judge.judge_client import JudgeClient, Price
 from babylon.scoring.judge.judge_window import judge_window
 from babylon.scoring.judge.judgment import GroundTruth, Level
+from benchmarks.judge_windows import MemoryJudgments
 from benchmarks.loopback_judge import LoopbackJudge, Mind
 from tests.judged import SCALE, config, judged, kendall, ladder, step
 
@@ -286,9 +290,6 @@ async def test_cost_is_what_the_server_counted_times_the_price():
     group, _ = ladder(8)
     async with bench(price=Price(prompt_usd=2.0, completion_usd=8.0)) as (judge, client):
         judgments = await judge_all(client, group)
-    assert (judgments.prompt_tokens, judgments.completion_tokens) == (
-        judge.prompt_tokens,
-        judge.completion_tokens,
-    )
+    assert judgments.tokens == judge.prompt_tokens + judge.completion_tokens
     expected = (2 * judge.prompt_tokens + 8 * judge.completion_tokens) / 1e6
     assert judgments.usd == pytest.approx(expected)

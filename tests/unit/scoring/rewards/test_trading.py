@@ -17,9 +17,8 @@ from babylon.core.trajectories import (
     trajectory_row,
 )
 from babylon.scoring.judge.judgment import JudgedTrajectory
-from babylon.scoring.registry import load_scorer
 from babylon.scoring.rewards.trading import reward_of
-from babylon.scoring.scorer import ScoringContext, score
+from babylon.scoring.scorer import ScoringContext, load_scorer, score
 
 START = datetime(2025, 11, 14, 9, tzinfo=UTC)
 

@@ -8,10 +8,10 @@ from babylon.cli import main
 from babylon.cli.training import TrainRequest
 from babylon.core.settings import LOSSES_WITH_NORMALISER, Loss, TrainingSettings, load_settings
 from babylon.training.backends.registry import updater
-from babylon.training.backends.torch_trainer import trainer_config, update_torch
 from babylon.training.grpo.advantage import Advantage, CallWeight
 from babylon.training.grpo.config import MAX_STALENESS, TrainerConfig
 from babylon.training.grpo.losses import LOSSES
+from babylon.training.update import trainer_config, update_torch
 
 
 def test_the_defaults_are_the_trainers_own() -> None:

@@ -6,7 +6,7 @@ from dataclasses import asdict, replace
 import pytest
 import torch
 
-from babylon.training.grpo.diagnostics import Spread, divergence, effective_sample_size, update_norm
+from babylon.training.grpo.diagnostics import divergence, effective_sample_size, spread, update_norm
 from babylon.training.grpo.train_report import TrainReport
 from babylon.training.grpo.training_input import ScoredTrajectory
 from tests.tiny_policy import tiny_model
@@ -15,8 +15,8 @@ from tests.unit.training.grpo.windows import update, weights, window
 
 def test_a_spread_is_mean_percentiles_and_maximum() -> None:
     values = torch.arange(1.0, 102.0)
-    assert Spread.of(values[torch.randperm(101)]) == Spread(51.0, 2.0, 100.0, 101.0)
-    assert Spread.of(values[:0]) == Spread(1.0, 1.0, 1.0, 1.0)
+    assert spread(values[torch.randperm(101)]) == (51.0, 2.0, 100.0, 101.0)
+    assert spread(values[:0]) == (1.0, 1.0, 1.0, 1.0)
 
 
 def test_divergences_are_schulmans_estimates() -> None:

@@ -25,17 +25,12 @@ from transformers import (
 )
 
 from babylon.training.grpo.attention.packed import block_mask, packed_attention
-from babylon.training.grpo.attention.piecewise import (
-    attend,
-    attend_backward,
-    explicit_attend,
-    explicit_attend_backward,
-    piecewise_attention,
-)
-from babylon.training.grpo.forward import Path, PolicyForward, Values, portion_tokens
+from babylon.training.grpo.attention.piecewise import attend, attend_backward, piecewise_attention
+from babylon.training.grpo.forward import Path, PolicyForward, portion_tokens
 from babylon.training.grpo.portions import cut
 from babylon.training.grpo.prefix_tree import PrefixTree, compile_tree
 from babylon.training.grpo.training_input import CallTokens
+from babylon.training.grpo.tree_forward import Values
 from tests.unit.training.grpo.trees import (
     DecoupledLoss,
     assert_same_gradient,
@@ -355,10 +350,12 @@ def test_explicit_pieces_equal_the_fused_ones(kind: str) -> None:
     mask = torch.zeros(20, 20).masked_fill(torch.rand(20, 20) < 0.5, -torch.inf).fill_diagonal_(0)
     options = 0.3, mask if kind == "masked" else None, kind == "causal"
     out, lse = attend(query, key, value, *options)
-    explicit = explicit_attend(query, key, value, *options)
+    explicit = attend(query, key, value, *options, explicit=True)
     inputs = grad, query, key, value, out, lse, *options
     fused = (out, lse, *attend_backward(*inputs))
-    for one, other in zip(fused, (*explicit, *explicit_attend_backward(*inputs)), strict=True):
+    for one, other in zip(
+        fused, (*explicit, *attend_backward(*inputs, explicit=True)), strict=True
+    ):
         torch.testing.assert_close(one, other, atol=1e-5, rtol=1e-5)
 
 

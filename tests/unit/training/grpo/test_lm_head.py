@@ -8,8 +8,8 @@ import torch
 from peft import LoraConfig, get_peft_model
 from torch import Tensor, nn
 
-from babylon.training.grpo import lm_head as module
-from babylon.training.grpo.lm_head import token_values
+from babylon.training.grpo import tree_forward as module
+from babylon.training.grpo.tree_forward import token_values
 
 ROWS, TERMS, WIDTH, VOCABULARY = 50, 90, 8, 31
 

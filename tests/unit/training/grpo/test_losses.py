@@ -6,10 +6,21 @@ from dataclasses import replace
 import pytest
 import torch
 
-from babylon.training.grpo.losses import LOSSES, loss_terms
-from babylon.training.grpo.losses.shared import LossBounds, LossInputs, LossTerms, kl_anchor
+from babylon.training.grpo.losses import (
+    LOSSES,
+    LossBounds,
+    LossInputs,
+    LossTerms,
+    kl_anchor,
+    loss_terms,
+)
 
 WIDE = LossBounds(gspo_low=0.1, gspo_high=10.0)  # nothing in these cases leaves GSPO's clip
+
+
+@pytest.fixture(params=LOSSES)
+def name(request: pytest.FixtureRequest) -> str:
+    return str(request.param)
 
 
 def inputs(
@@ -74,7 +85,6 @@ HAND_COMPUTED = {
 }
 
 
-@pytest.mark.parametrize("name", LOSSES)
 def test_loss_and_gradient_of_a_hand_computed_case(name: str) -> None:
     """One call with A = 2: r = 1.1 and 1, pi_p / mu = 0.9 and 1.25."""
     case = inputs([[0.495, 0.5]], [[0.45, 0.5]], [[0.5, 0.4]], [2.0])
@@ -84,13 +94,11 @@ def test_loss_and_gradient_of_a_hand_computed_case(name: str) -> None:
     assert flat(gradient) == pytest.approx(slopes, rel=1e-5)
 
 
-@pytest.mark.parametrize("name", LOSSES)
 def test_a_good_call_becomes_likelier_and_a_bad_one_less_likely(name: str) -> None:
     _, gradient = loss_of(name, inputs([[0.5]] * 2, [[0.5]] * 2, [[0.5]] * 2, [1.0, -1.0]))
     assert gradient[0][0] < 0 < gradient[1][0]
 
 
-@pytest.mark.parametrize("name", LOSSES)
 def test_padding_changes_nothing(name: str) -> None:
     plain, slope = loss_of(name, inputs([[0.49]], [[0.5]], [[0.5]], [1.0]))
     padded, slopes = loss_of(
@@ -101,7 +109,6 @@ def test_padding_changes_nothing(name: str) -> None:
     assert not (padded.clipped_low | padded.clipped_high | padded.masks.dropped)[0, 1]
 
 
-@pytest.mark.parametrize("name", LOSSES)
 def test_a_call_has_the_same_loss_alone_and_among_others(name: str) -> None:
     theta, p, mu = [[0.5, 0.4], [0.3, 0.6]], [[0.49, 0.4], [0.3, 0.61]], [[0.5, 0.35], [0.31, 0.6]]
     both, slopes = loss_of(name, inputs(theta, p, mu, [1.0, -0.5]))
@@ -110,13 +117,11 @@ def test_a_call_has_the_same_loss_alone_and_among_others(name: str) -> None:
         assert alone.loss[0].tolist() == both.loss[row].tolist() and slope == [slopes[row]]
 
 
-@pytest.mark.parametrize("name", LOSSES)
 def test_a_call_with_an_impossible_token_is_left_out(name: str) -> None:
     terms, gradient = loss_of(name, inputs([[0.5, 0.5]], [[0.5, 1e-6]], [[0.5, 0.5]], [1.0]))
     assert terms.masks.impossible.all() and not any(flat(gradient))
 
 
-@pytest.mark.parametrize("name", LOSSES)
 def test_a_bad_call_that_theta_left_already_is_left_out(name: str) -> None:
     """mean log(0.5 / 0.45) = 0.105 > 0.05."""
     given = inputs([[0.45, 0.45]], [[0.5, 0.5]], [[0.5, 0.5]], [-1.0])
@@ -126,7 +131,6 @@ def test_a_bad_call_that_theta_left_already_is_left_out(name: str) -> None:
     assert all(flat(loss_of(name, good, WIDE)[1]))
 
 
-@pytest.mark.parametrize("name", LOSSES)
 def test_unknown_behaviour_logprobs_mean_weight_one_and_no_masks(name: str) -> None:
     terms, gradient = loss_of(
         name, inputs([[0.2, 0.5]], [[0.2, 0.5]], [[0.9, 0.9]], [1.0], known=False)
@@ -135,7 +139,6 @@ def test_unknown_behaviour_logprobs_mean_weight_one_and_no_masks(name: str) -> N
     assert not terms.masks.dropped.any()
 
 
-@pytest.mark.parametrize("name", LOSSES)
 def test_what_padding_predicts_cannot_overflow(name: str) -> None:
     """A model may find the padding token as unlikely as exp(-95); its log-ratio is no number."""
     theta = torch.tensor([[-0.7, -95.0]], requires_grad=True)
@@ -153,7 +156,6 @@ def test_what_padding_predicts_cannot_overflow(name: str) -> None:
     assert math.isfinite(gradient[0][0]) and gradient[0][1] == 0
 
 
-@pytest.mark.parametrize("name", LOSSES)
 def test_a_token_that_p_found_impossible_cannot_overflow(name: str) -> None:
     """Its ratio of e^119 is beyond fp32; the call is left out, and its gradient is zero."""
     given = replace(
@@ -164,7 +166,6 @@ def test_a_token_that_p_found_impossible_cannot_overflow(name: str) -> None:
     assert gradient == [[0.0, 0.0]]
 
 
-@pytest.mark.parametrize("name", LOSSES)
 def test_the_kl_penalty_pulls_towards_the_reference(name: str) -> None:
     given = inputs([[0.5]], [[0.5]], [[0.5]], [0.0], reference=[[0.25]])
     terms, gradient = loss_of(name, given, kl_penalty=1.0)
@@ -201,18 +202,21 @@ def test_a_kl_penalty_without_reference_is_an_error() -> None:
         loss_of("ppo_clip", inputs([[0.5]], [[0.5]], [[0.5]], [1.0]), kl_penalty=0.1)
 
 
-@pytest.mark.parametrize(("ratio", "stopped"), [(1.27, False), (1.29, True), (0.6, False)])
-def test_a_rising_good_token_is_clipped_at_the_upper_bound(ratio: float, stopped: bool) -> None:
-    terms, gradient = loss_of("ppo_clip", inputs([[0.5 * ratio]], [[0.5]], [[0.5 * ratio]], [1.0]))
+@pytest.mark.parametrize(
+    ("advantage", "ratio", "stopped"),
+    [
+        *((1, 1.27, False), (1, 1.29, True), (1, 0.6, False)),
+        *((-1, 0.81, False), (-1, 0.79, True), (-1, 1.5, False)),
+    ],
+)
+def test_a_rising_good_token_is_clipped_above_alone_and_a_falling_bad_one_below(
+    advantage: float, ratio: float, stopped: bool
+) -> None:
+    given = inputs([[0.3 * ratio]], [[0.3]], [[0.3 * ratio]], [float(advantage)])
+    terms, gradient = loss_of("ppo_clip", given)
     assert (gradient[0][0] == 0) == stopped
-    assert (terms.clipped_high.item(), terms.clipped_low.item()) == (stopped, False)
-
-
-@pytest.mark.parametrize(("ratio", "stopped"), [(0.81, False), (0.79, True), (1.5, False)])
-def test_a_falling_bad_token_is_clipped_at_the_lower_bound(ratio: float, stopped: bool) -> None:
-    terms, gradient = loss_of("ppo_clip", inputs([[0.3 * ratio]], [[0.3]], [[0.3 * ratio]], [-1.0]))
-    assert (gradient[0][0] == 0) == stopped
-    assert (terms.clipped_high.item(), terms.clipped_low.item()) == (False, stopped)
+    assert terms.clipped_high.item() == (stopped and advantage > 0)
+    assert terms.clipped_low.item() == (stopped and advantage < 0)
 
 
 def test_a_bad_token_that_rose_far_stops_at_the_dual_clip_but_not_under_dapo() -> None:

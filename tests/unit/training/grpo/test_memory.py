@@ -14,8 +14,13 @@ import torch
 from transformers import Qwen3Config, Qwen3ForCausalLM
 
 from babylon.training.grpo.config import TrainerConfig
-from babylon.training.grpo.forward import Path, PolicyForward
-from babylon.training.grpo.memory import FittingForward, OutOfMemoryError, checkpoint_activations
+from babylon.training.grpo.forward import (
+    FittingForward,
+    OutOfMemoryError,
+    Path,
+    PolicyForward,
+    checkpoint_activations,
+)
 from babylon.training.grpo.trainer import train_on_window
 from babylon.training.grpo.training_input import CallTokens, ScoredTrajectory
 from babylon.training.grpo.training_window import compile_window

@@ -5,34 +5,23 @@ from typing import Any
 
 import pytest
 import torch
-from peft import LoraConfig, get_peft_model
-from transformers import Qwen3ForCausalLM
 
 from babylon.training.grpo.advantage import advantages
 from babylon.training.grpo.config import TrainerConfig
 from babylon.training.grpo.losses import LOSSES
-from babylon.training.grpo.trainer import NothingToTrainError, train_on_window
+from babylon.training.grpo.trainer import train_on_window
 from babylon.training.grpo.training_input import ScoredTrajectory
-from babylon.training.grpo.training_window import compile_window
+from babylon.training.grpo.training_window import NothingToTrainError, compile_window
 from tests.tiny_policy import tiny_model
+from tests.unit.training.grpo.trees import naive_logprobs, with_adapter
 from tests.unit.training.grpo.windows import (
     naive_gradient,
-    naive_logprobs,
     relative_error,
     trained_gradient,
     update,
     weights,
     window,
 )
-
-
-def lora(model: Qwen3ForCausalLM) -> Any:
-    torch.manual_seed(1)
-    adapted = get_peft_model(model, LoraConfig(r=4, target_modules="all-linear"))
-    for name, parameter in adapted.named_parameters():
-        if "lora_B" in name:  # starts at zero, which would leave lora_A without gradient
-            torch.nn.init.normal_(parameter, std=0.05)
-    return adapted.eval()
 
 
 @pytest.mark.parametrize("known", [True, False])
@@ -45,7 +34,7 @@ def test_the_gradient_is_that_of_the_formula(seed: int, known: bool) -> None:
 
 def test_the_gradient_of_an_adapter_is_that_of_the_formula() -> None:
     trajectories = window(known=False)
-    adapted = lora(tiny_model(0))
+    adapted = with_adapter(tiny_model(0), 0.05)
     reference = naive_gradient(adapted, trajectories)
     assert relative_error(trained_gradient(adapted, trajectories), reference) < 1e-5
 

@@ -16,8 +16,8 @@ from transformers import (
     Qwen3ForCausalLM,
 )
 
-from babylon.training.grpo.forward import Values
 from babylon.training.grpo.training_input import CallTokens
+from babylon.training.grpo.tree_forward import Values
 
 VOCABULARY = 61
 KINDS = {
@@ -52,12 +52,14 @@ def model_of(kind: str = "qwen3", *, lora: bool = False, **options: Any) -> Any:
         for name, parameter in model.named_parameters():
             if name.endswith("bias"):  # zero at birth
                 torch.nn.init.normal_(parameter, std=0.3)
-    if not lora:
-        return model.eval()
+    return with_adapter(model, 0.1) if lora else model.eval()
+
+
+def with_adapter(model: Any, std: float) -> Any:
     adapted = get_peft_model(model, LoraConfig(r=4, target_modules="all-linear"))
     for name, parameter in adapted.named_parameters():
         if "lora_B" in name:  # starts at zero, which would leave lora_A without gradient
-            torch.nn.init.normal_(parameter, std=0.1)
+            torch.nn.init.normal_(parameter, std=std)
     return adapted.eval()
 
 

@@ -13,6 +13,10 @@ from babylon.training.grpo.trainer import train_on_window
 from babylon.training.grpo.training_input import CallTokens, ScoredTrajectory
 from babylon.training.grpo.training_window import compile_window
 from tests.tiny_policy import tiny_model
+from tests.unit.training.grpo.trees import naive_logprobs
+
+TIMINGS = ("training_s", "unique_tokens_per_s", "trained_tokens_per_s")
+"""Fields of a report that differ between two runs of the same update."""
 
 
 def window(
@@ -51,15 +55,6 @@ def window(
             for agent in range(agents)
         ]
     return result
-
-
-def naive_logprobs(model: Any, tokens: CallTokens) -> torch.Tensor:
-    """One call at a time through the whole head: ``[T]``."""
-    ids = torch.tensor([[*tokens.prompt, *tokens.completion]])
-    logits = model(input_ids=ids).logits[0].float() / tokens.temperature
-    logprobs = torch.log_softmax(logits, -1)
-    start = len(tokens.prompt) - 1
-    return torch.stack([logprobs[start + t, y] for t, y in enumerate(tokens.completion)])
 
 
 def naive_gradient(model: Any, trajectories: list[ScoredTrajectory]) -> torch.Tensor:

@@ -9,9 +9,14 @@ from safetensors.torch import load_file
 from transformers import GPT2Config, GPT2LMHeadModel, OPTConfig, OPTForCausalLM
 
 from babylon.core.errors import ModelError
-from babylon.policies.layers import TransferLayers, adapter_targets, tune_only
 from babylon.policies.load import load_policy
-from babylon.training.trainable import Tuning, load_trainable
+from babylon.training.trainable import (
+    TransferLayers,
+    Tuning,
+    adapter_targets,
+    load_trainable,
+    tune_only,
+)
 from babylon.training.update import update_checkpoint
 from tests.tiny_policy import save_tiny_policy
 from tests.unit.training.test_update import CONFIG, rows
