@@ -14,7 +14,7 @@ from transformers import PreTrainedModel, PreTrainedTokenizerBase, PreTrainedTok
 
 from babylon.core.errors import ModelError
 from babylon.policies.load import load_policy
-from babylon.serving.engine.generate import generate
+from babylon.serving.engine.running_batch import generate
 from babylon.serving.engine.sampling import Request, Sampling
 from babylon.serving.openai_wire import JsonObject, RequestError
 

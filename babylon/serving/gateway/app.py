@@ -18,8 +18,8 @@ from babylon.serving.gateway.arm_pins import ArmPins
 from babylon.serving.gateway.asgi import ClientLeft, Headers, Receive, Response, Scope, Send
 from babylon.serving.gateway.auth import KeyRing
 from babylon.serving.gateway.calls import CallHandler
-from babylon.serving.gateway.dialects import DIALECTS
 from babylon.serving.gateway.engine_client import EngineClient
+from babylon.serving.gateway.exchange import DIALECTS
 from babylon.serving.gateway.follower import RouteFollower
 from babylon.serving.gateway.gateway_metrics import CONTENT_TYPE, GatewayMetrics
 from babylon.serving.gateway.limits import CallLimits

@@ -24,15 +24,14 @@ from babylon.serving.gateway.asgi import (
     unless_client_leaves,
 )
 from babylon.serving.gateway.auth import KeyRing
-from babylon.serving.gateway.dialects import Dialect
 from babylon.serving.gateway.engine_client import EngineClient, EngineDownError, arriving_bytes
-from babylon.serving.gateway.exchange import Exchange, Identity
+from babylon.serving.gateway.event_stream import StreamCut, relay
+from babylon.serving.gateway.exchange import Dialect, Exchange, Identity
 from babylon.serving.gateway.follower import RouteFollower
 from babylon.serving.gateway.gateway_metrics import GatewayMetrics
 from babylon.serving.gateway.limits import CallLimits
 from babylon.serving.gateway.recording import CallRecorder
 from babylon.serving.gateway.route_table import RouteTable
-from babylon.serving.gateway.sse_relay import StreamCut, relay
 from babylon.serving.openai_wire import RequestError, decode_object
 
 TOTAL_S = 900.0  # of a call, from entering the queue to the last byte

@@ -15,9 +15,8 @@ from babylon.core.errors import ModelError
 from babylon.serving.gateway.auth import KeyRing
 from babylon.serving.gateway.loader import POLL_S, RETRY_S, PolicyLoader, WantedPolicy
 from babylon.serving.gateway.recording import CallRecorder
-from babylon.serving.gateway.route_table import RouteTable, Target
+from babylon.serving.gateway.route_table import RouteTable, Target, next_route, wanted
 from babylon.serving.gateway.shipping import DATABASE_FAILURES
-from babylon.serving.gateway.wanted_policies import next_route, wanted
 from babylon.store import Store
 from babylon.store.calls import ARE_CALLS_RECORDED
 from babylon.store.desired import Desired, desired

@@ -15,9 +15,8 @@ from typing import NoReturn
 
 from babylon.core.errors import ServingError
 from babylon.serving.gateway.engine_client import EngineClient, EngineDownError
-from babylon.serving.gateway.route_table import RouteTable, Target
+from babylon.serving.gateway.route_table import Occasion, RouteTable, Target, wanted
 from babylon.serving.gateway.shipping import DATABASE_FAILURES
-from babylon.serving.gateway.wanted_policies import Occasion, wanted
 from babylon.store import Store
 from babylon.store.desired import lock_desired
 

@@ -5,7 +5,7 @@ import pytest
 import torch
 from transformers import PreTrainedModel
 
-from babylon.serving.engine.generate import generate
+from babylon.serving.engine.running_batch import generate
 from babylon.serving.engine.sampling import Completion, Draw, Request, Sampling
 from tests.tiny_policy import plain_logprobs, tiny_model
 

@@ -5,8 +5,8 @@ from typing import Any
 import msgspec
 import pytest
 
+from babylon.serving.gateway.event_stream import StreamCut, relay
 from babylon.serving.gateway.exchange import Exchange
-from babylon.serving.gateway.sse_relay import StreamCut, relay
 from tests.unit.serving.gateway.test_exchange import exchange
 
 CHUNKS: list[dict[str, Any]] = [

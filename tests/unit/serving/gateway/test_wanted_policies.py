@@ -4,8 +4,7 @@ from datetime import UTC, datetime
 
 import pytest
 
-from babylon.serving.gateway.route_table import ArmSplit, ServingRoute, Target
-from babylon.serving.gateway.wanted_policies import next_route, wanted
+from babylon.serving.gateway.route_table import ArmSplit, ServingRoute, Target, next_route, wanted
 from babylon.store import routes
 from babylon.store.desired import Desired
 

@@ -7,7 +7,7 @@ from babylon.core.settings import Settings, load_settings
 from babylon.serving.supervise import Service
 from babylon.serving.vllm.build import mixes_base_with_adapters
 from babylon.serving.vllm.command import cause_of_death, free_port, require_vllm, vllm_service
-from babylon.serving.vllm.vllm_policy import read_policy
+from babylon.serving.vllm.vllm_server import read_policy
 from tests.ports import free_port as a_free_port
 
 # Of a start that failed: what matters comes first, in the middle of other things.
