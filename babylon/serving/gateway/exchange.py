@@ -189,9 +189,7 @@ class Exchange:
             for choice in choices:
                 choice.pop("prompt_token_ids", None)
                 choice.pop("token_ids", None)
-        if (
-            self.request.logprobs is None or self.request.logprobs is False
-        ):  # 0 asks for one per token
+        if not self.request.wants_logprobs:
             for choice in choices:
                 choice["logprobs"] = None
         return answer
@@ -245,7 +243,6 @@ class Exchange:
         )
 
     def _parameters(self) -> JsonObject:
-        """Return all request fields but prompt and model, as the client sent them."""
         left_out = (self.dialect.content, "model")
         return {name: value for name, value in self.fields.items() if name not in left_out}
 

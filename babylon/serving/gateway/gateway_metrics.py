@@ -2,6 +2,7 @@
 
 from collections.abc import Callable, Iterable
 from datetime import UTC, datetime
+from functools import partial
 from typing import NamedTuple
 
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, Metric, generate_latest
@@ -53,25 +54,21 @@ class GatewayMetrics:
             ["arm", "version", "kind"],
             registry=registry,
         )
-        self._duration = Histogram(
-            "babylon_call_duration_seconds",
-            "Time from a request to the last byte of its answer.",
-            ["arm", "version"],
-            buckets=BUCKETS_S,
-            registry=registry,
+        histogram = partial(
+            Histogram, labelnames=["arm", "version"], buckets=BUCKETS_S, registry=registry
         )
-        self._first_token = Histogram(
+        self._duration = histogram(
+            "babylon_call_duration_seconds", "Time from a request to the last byte of its answer."
+        )
+        self._first_token = histogram(
             "babylon_first_token_seconds",
             "Time from a streamed request to the first chunk of its answer.",
-            ["arm", "version"],
-            buckets=BUCKETS_S,
-            registry=registry,
         )
         self._series: dict[tuple[str, int, str], _Series] = {}
 
     def add_gauge(self, name: str, documentation: str, read: Callable[[], float]) -> None:
-        """Export a value that ``read`` returns at each scrape."""
-        Gauge(name, documentation, registry=self._registry).set_function(read)
+        """Export as ``babylon_<name>`` the value that ``read`` returns at each scrape."""
+        Gauge(f"babylon_{name}", documentation, registry=self._registry).set_function(read)
 
     def refused(self, status: int) -> None:
         """Count a request that was answered with an error."""

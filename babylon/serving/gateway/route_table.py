@@ -79,20 +79,14 @@ class ServingRoute:
             RequestError: 404, unknown model.
         """
         if model != self.alias:
-            return Assignment(self, PINNED, self._named(model))
+            if model not in self.targets:
+                known = ", ".join(self.targets)
+                message = f"the model {model!r} does not exist: use one of {known}"
+                raise RequestError(404, message, code="model_not_found")
+            return Assignment(self, PINNED, self.targets[model])
         if self.split and (pin or self.split.arm(key)) == CHALLENGER:
             return Assignment(self, CHALLENGER, self.split.challenger)
         return Assignment(self, CHAMPION, self.champion)
-
-    def _named(self, model: str) -> Target:
-        target = self.targets.get(model)
-        if target is None:
-            raise RequestError(
-                404,
-                f"the model {model!r} does not exist: use one of {', '.join(self.targets)}",
-                code="model_not_found",
-            )
-        return target
 
 
 @dataclass(frozen=True, slots=True)

@@ -16,11 +16,21 @@ from aiohttp import web
 
 from babylon.core.errors import BabylonError, ModelError, ServingError
 from babylon.core.settings import ServingSettings, Settings, load_settings
-from babylon.serving.engine_protocol import PolicyCard, PolicySource, json_response, openai_errors
+from babylon.serving.engine_protocol import (
+    PolicyCard,
+    PolicySource,
+    engine_app,
+    json_response,
+    name_taken,
+    run_engine,
+)
 from babylon.serving.openai_wire import RequestError
-from babylon.serving.supervise import exit_with_supervisor
-from babylon.serving.vllm.build import mixes_base_with_adapters
-from babylon.serving.vllm.command import free_port, require_vllm, vllm_service
+from babylon.serving.vllm.command import (
+    free_port,
+    mixes_base_with_adapters,
+    require_vllm,
+    vllm_service,
+)
 from babylon.serving.vllm.vllm_client import VllmClient
 from babylon.serving.vllm.vllm_server import VllmPolicy, VllmServer, read_policy
 
@@ -65,11 +75,7 @@ class VllmFleet:
         policy = read_policy(name, path, version)
         known, _ = self._find(name)
         if known and known != policy:
-            raise RequestError(
-                409,
-                f"{name!r} is version {known.version} of {known.path}: load {path} under"
-                " another name",
-            )
+            raise name_taken(name, known.version, known.path, path)
         key = (policy.base, policy.is_adapter and self._adapters_apart)
         if self._serving.engine_url:
             key = _ANY
@@ -188,7 +194,6 @@ def make_app(settings: Settings) -> web.Application:
         ConfigError: the settings name no vLLM.
     """
     adapters_apart = mixes_base_with_adapters(require_vllm(settings.serving))
-    app = web.Application(middlewares=[openai_errors])
 
     async def run_fleet(app: web.Application) -> AsyncIterator[None]:
         async with aiohttp.ClientSession() as http:
@@ -202,21 +207,7 @@ def make_app(settings: Settings) -> web.Application:
             yield
             await app[FLEET].close()
 
-    async def watch_supervisor(app: web.Application) -> AsyncIterator[None]:
-        watch = asyncio.create_task(exit_with_supervisor())
-        yield
-        watch.cancel()
-
-    app.cleanup_ctx.extend([run_fleet, watch_supervisor])
-    app.add_routes(
-        [
-            web.get("/health", _health),
-            web.get("/v1/models", _models),
-            web.put("/policies/{name:.+}", _load),
-            web.delete("/policies/{name:.+}", _unload),
-        ]
-    )
-    return app
+    return engine_app(run_fleet, _health, _models, _load, _unload)
 
 
 async def _health(request: web.Request) -> web.Response:
@@ -255,15 +246,7 @@ def main() -> None:
         app = make_app(settings)
     except BabylonError as error:
         sys.exit(f"vLLM host: {error}")
-    web.run_app(
-        app,
-        host="127.0.0.1",
-        port=settings.serving.engine_port,
-        handler_cancellation=True,
-        shutdown_timeout=1,
-        access_log=None,
-        print=None,
-    )
+    run_engine(app, settings.serving.engine_port, shutdown_timeout_s=1)
 
 
 if __name__ == "__main__":

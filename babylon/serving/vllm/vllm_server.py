@@ -203,13 +203,7 @@ class VllmServer:
                 log.error("%s is lost: %s", policy.name, error)
 
     async def _try_to_hold(self, policy: VllmPolicy) -> bool:
-        """Hold a policy. Return False if the server is starting or busy.
-
-        Raises:
-            ModelError: the server ended before it ever answered.
-            RequestError: the server refuses the policy.
-            VllmDownError: the server at ``ENGINE_URL`` does not answer.
-        """
+        """Hold a policy. Return False if the server is starting or busy."""
         if self._process and self._process.exit_code is not None and not self._was_up:
             service = self._process.service
             cause = cause_of_death(service.log, self._log_start)
@@ -242,11 +236,8 @@ class VllmServer:
                 400, f"{policy.path} is an adapter of {policy.base}, but {self._serves(cards)}"
             )
         if other := next((card for card in cards if card.id == policy.name), None):
-            raise RequestError(
-                409,
-                f"{policy.name!r} is {other.root} at {self.client.url}: load {policy.path} under"
-                " another name",
-            )
+            known = f"{policy.name!r} is {other.root} at {self.client.url}"
+            raise RequestError(409, f"{known}: load {policy.path} under another name")
         await self.client.load(policy.name, policy.path)
         log.info("%s holds %s", self.client.url, policy.name)
 

@@ -5,8 +5,13 @@ import pytest
 from babylon.core.errors import ConfigError, ModelError
 from babylon.core.settings import Settings, load_settings
 from babylon.serving.supervise import Service
-from babylon.serving.vllm.build import mixes_base_with_adapters
-from babylon.serving.vllm.command import cause_of_death, free_port, require_vllm, vllm_service
+from babylon.serving.vllm.command import (
+    cause_of_death,
+    free_port,
+    mixes_base_with_adapters,
+    require_vllm,
+    vllm_service,
+)
 from babylon.serving.vllm.vllm_server import read_policy
 from tests.ports import free_port as a_free_port
 
