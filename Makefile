@@ -1,6 +1,5 @@
-# make demo | test | test-vllm | faults | check | bench | bench-trainer | bench-gateway | clean: each sets itself up
-# in .venv; bench-trainer, with the peers it measures against, in .venv-bench; bench-gateway measures against
-# LiteLLM and test-vllm starts vLLM, which want other versions and so have .venv-litellm and .venv-vllm to themselves.
+# `make help` lists the targets. Each one first creates the environment it needs: .venv, or one of its own where
+# the peers that it measures against need other versions (.venv-bench, .venv-litellm, .venv-vllm).
 
 PYTHON ?= python3
 VENV := .venv
@@ -12,20 +11,37 @@ VLLM := .venv-vllm
 WINDOWS ?= 12
 SEED ?= 1
 
-.PHONY: setup demo test test-vllm faults check bench bench-trainer bench-gateway clean
+.PHONY: help setup demo check test-fast test smoke faults test-vllm metrics lock bench bench-trainer bench-gateway clean
 
-setup: $(STAMP)
+help: ## List the targets
+	@sed -n 's/^\([a-z-]*\):.*## /\1\t/p' $(MAKEFILE_LIST) | expand -t 16
+
+setup: $(STAMP) ## Create .venv with the project and its tools
 
 $(STAMP): pyproject.toml constraints.txt
 	$(PYTHON) -m venv $(VENV)
 	$(BIN)/pip install --quiet --disable-pip-version-check --constraint constraints.txt --editable '.[dev]'
 	touch $@
 
-demo: $(STAMP)
+demo: $(STAMP) ## Play, train, validate and deploy WINDOWS simulated hours
 	$(BIN)/babylon demo --windows $(WINDOWS) --seed $(SEED)
 
-test: $(STAMP)
-	$(BIN)/python -m pytest --numprocesses 2 --dist loadfile
+check: $(STAMP) ## Lint, format and types
+	$(BIN)/ruff check
+	$(BIN)/ruff format --check
+	$(BIN)/mypy
+
+test-fast: $(STAMP) ## The unit tests without the slow ones
+	$(BIN)/python -m pytest tests/unit -m 'not slow' --numprocesses 2 --dist loadfile
+
+test: $(STAMP) ## All tests
+	$(BIN)/python -m pytest --numprocesses 2 --dist loadfile --durations=25
+
+smoke: ## Install the wheel into an empty environment and use it there
+	PYTHON=$(PYTHON) .ci/smoke
+
+faults: $(STAMP) ## All crash points, outages and pauses
+	FAULTS=all $(BIN)/python -m pytest tests/faults --numprocesses 2 --dist worksteal
 
 # A CPU rebuild of vLLM by a third party, for this test alone: 3.5 GB, a minute to start. It needs
 # torch 2.13.0+cpu, so pip must know an index that has it.
@@ -36,19 +52,17 @@ $(VLLM)/.installed: tests/contract/vllm.txt
 	$(VLLM)/bin/pip uninstall --quiet --yes torchvision torchaudio torchcodec
 	touch $@
 
-test-vllm: $(STAMP) $(VLLM)/.installed
+test-vllm: $(STAMP) $(VLLM)/.installed ## The contract tests against a real vLLM
 	CONTRACT_VLLM_PYTHON=$(CURDIR)/$(VLLM)/bin/python VLLM_CPU_KVCACHE_SPACE=1 \
 		$(BIN)/python -m pytest tests/contract -v --durations=10
 
-faults: $(STAMP)
-	FAULTS=all $(BIN)/python -m pytest tests/faults --numprocesses 2 --dist worksteal
+metrics: $(STAMP) ## Size and order of the source tree
+	$(BIN)/python -m benchmarks.house
 
-check: $(STAMP)
-	$(BIN)/ruff check
-	$(BIN)/ruff format --check
-	$(BIN)/mypy
+lock: $(STAMP) ## Write requirements.lock: the tested versions with their hashes
+	$(BIN)/python .ci/lock.py
 
-bench: $(STAMP)
+bench: $(STAMP) ## The demo, measured
 	$(BIN)/python -m benchmarks.demo
 
 $(PEERS)/.installed: pyproject.toml constraints.txt
@@ -56,7 +70,7 @@ $(PEERS)/.installed: pyproject.toml constraints.txt
 	$(PEERS)/bin/pip install --quiet --disable-pip-version-check --constraint constraints.txt --editable '.[bench]'
 	touch $@
 
-bench-trainer: $(PEERS)/.installed
+bench-trainer: $(PEERS)/.installed ## The trainer beside its peers
 	$(PEERS)/bin/python -m benchmarks.trainer
 
 $(LITELLM)/.installed: Makefile
@@ -64,8 +78,8 @@ $(LITELLM)/.installed: Makefile
 	$(LITELLM)/bin/pip install --quiet --disable-pip-version-check 'litellm[proxy]==1.82.0'
 	touch $@
 
-bench-gateway: $(STAMP) $(LITELLM)/.installed
+bench-gateway: $(STAMP) $(LITELLM)/.installed ## The gateway beside LiteLLM
 	$(BIN)/python -m benchmarks.gateway --litellm $(LITELLM)/bin/litellm
 
-clean:
+clean: ## Remove the environments and caches
 	rm -rf $(VENV) $(PEERS) $(LITELLM) $(VLLM) .pytest_cache .mypy_cache .ruff_cache .hypothesis build dist *.egg-info

@@ -1,7 +1,46 @@
-"""Continuous reinforcement learning for fleets of live LLM agents."""
+"""Continuous reinforcement learning for fleets of live LLM agents.
 
-import os
+``import babylon`` loads nothing and changes nothing. Each public name loads its module when it is
+first used.
+"""
 
-# Engine, trainer and fleet share few cores. OpenMP threads that spin at barriers would starve each
-# other (ten times slower when seen); sleeping ones do not. Read when torch loads, so set first.
-os.environ.setdefault("OMP_WAIT_POLICY", "passive")
+from importlib import import_module
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from babylon.art.backend import Backend
+    from babylon.core.settings import Settings
+    from babylon.recorder import MarketOutcomesTracker, TrajectoryRecorder
+    from babylon.store import open_store
+
+    __version__: str
+
+__all__ = [
+    "Backend",
+    "MarketOutcomesTracker",
+    "Settings",
+    "TrajectoryRecorder",
+    "__version__",
+    "open_store",
+]
+_MODULES = {
+    "Backend": "babylon.art.backend",
+    "MarketOutcomesTracker": "babylon.recorder",
+    "Settings": "babylon.core.settings",
+    "TrajectoryRecorder": "babylon.recorder",
+    "open_store": "babylon.store",
+}
+
+
+def __getattr__(name: str) -> object:
+    if name == "__version__":
+        from importlib.metadata import version
+
+        return version("babylon-rl")
+    if name not in _MODULES:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    return getattr(import_module(_MODULES[name]), name)
+
+
+def __dir__() -> list[str]:
+    return sorted({*globals(), *__all__})

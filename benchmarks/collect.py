@@ -158,7 +158,7 @@ async def ours(url: str, home: Path) -> Figures:
     async with open_store(settings) as store:
         claim = await claim_window(store, WINDOW, owner="benchmark", lease_s=3600)
         measured = _Clock()
-        collected = await collect_window(store, settings, claim, WINDOW)
+        collected = await collect_window(store, settings.home, claim, WINDOW)
         collect_s = measured.wall_s
         validated = await validate_window(store, settings, collected)
         report = measured.report(

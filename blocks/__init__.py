@@ -1,4 +1,4 @@
-"""Prefect blocks: named, shared secrets and targets, edited in the UI, as plain settings.
+"""Prefect blocks: named, shared secrets and targets, edited in the UI.
 
-``babylon.blocks.load.load_blocks`` turns their names into overrides for ``babylon.core.settings``.
+``babylon.blocks.load.settings_with`` turns their names into settings.
 """

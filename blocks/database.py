@@ -1,6 +1,4 @@
-"""A named Postgres: the game's own, or one that is ours."""
-
-from typing import Any
+"""A named Postgres with recorded play."""
 
 from prefect.blocks.core import Block
 from pydantic import Field, HttpUrl, SecretStr
@@ -24,5 +22,5 @@ class BabylonDatabase(Block):
 
     url: SecretStr = Field(description="Connection URL, postgresql://user:password@host/database.")
 
-    def overrides(self) -> dict[str, Any]:
+    def overrides(self) -> dict[str, dict[str, SecretStr]]:
         return {"database": {"url": self.url}}

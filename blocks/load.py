@@ -1,4 +1,4 @@
-"""From names of blocks to settings."""
+"""Settings from the environment, named blocks and overrides."""
 
 from collections.abc import Mapping, Sequence
 from typing import Any
@@ -10,6 +10,7 @@ from babylon.blocks.model import BabylonModel
 from babylon.core.errors import ConfigError
 from babylon.core.settings import Settings, load_settings, merge_overrides
 
+Overrides = dict[str, Any]  # settings by name
 KINDS: dict[str, type[BabylonDatabase] | type[BabylonModel]] = {
     "babylon-database": BabylonDatabase,
     "babylon-model": BabylonModel,
@@ -19,12 +20,12 @@ KINDS: dict[str, type[BabylonDatabase] | type[BabylonModel]] = {
 async def settings_with(
     overrides: Mapping[str, Any] | None = None, blocks: Sequence[str] = ()
 ) -> Settings:
-    """Environment, then blocks (``"babylon-database/live"``) in their order, then ``overrides``.
+    """Load the environment, then blocks (``"babylon-database/live"``) in order, then overrides.
 
     Raises:
-        ConfigError: a block of that name does not exist, or a setting is bad.
+        ConfigError: no block has that name, or a setting is invalid.
     """
-    merged: dict[str, Any] = {}
+    merged: Overrides = {}
     for name in blocks:
         merged = merge_overrides(merged, (await _load(name)).overrides())
     return load_settings(**merge_overrides(merged, overrides))

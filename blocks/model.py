@@ -1,6 +1,6 @@
-"""A named base model and how it is tuned."""
+"""A named base model and its tuning."""
 
-from typing import Any, Literal
+from typing import Literal
 
 from prefect.blocks.core import Block
 from pydantic import Field, HttpUrl
@@ -28,9 +28,10 @@ class BabylonModel(Block):
         default=None, description="Train a LoRA adapter, or all weights."
     )
 
-    def overrides(self) -> dict[str, Any]:
-        """Return the fields that are set; an empty one leaves the setting alone."""
+    def overrides(self) -> dict[str, dict[str, str]]:
+        """Return the fields that are set. The environment decides the others."""
         model = {"base": self.base_model, "name": self.model_name}
-        given = {name: value for name, value in model.items() if value is not None}
-        overrides: dict[str, Any] = {"model": given} if given else {}
-        return overrides | ({"training": {"tuning": self.tuning}} if self.tuning else {})
+        return {
+            "model": {name: value for name, value in model.items() if value is not None},
+            "training": {"tuning": self.tuning} if self.tuning else {},
+        }

@@ -1,13 +1,13 @@
-"""One window among many: its failure is a result, not the end of the others."""
+"""One window of many: its failure is a result and does not stop the others."""
 
 import logging
 from collections.abc import Sequence
-from typing import Any
 
+from babylon.blocks.load import Overrides
 from babylon.core.errors import BabylonError
 from babylon.core.types import WindowResult
 from babylon.core.windows import WindowState
-from babylon.flows.gpu_stages import Placement
+from babylon.flows.gpu_stage import Placement
 from babylon.flows.train_window import train_window
 
 log = logging.getLogger("babylon.flows")
@@ -15,14 +15,14 @@ log = logging.getLogger("babylon.flows")
 
 async def attempt(
     window_id: str,
-    overrides: dict[str, Any] | None = None,
+    overrides: Overrides | None = None,
     blocks: Sequence[str] = (),
     placement: Placement = "inline",
 ) -> WindowResult:
-    """Train one window; whatever it raises is logged and comes back as status ``failed``."""
+    """Train one window. Log any error and return it as a result of status ``failed``."""
     try:
         return await train_window(window_id, overrides, blocks, placement)
-    except Exception as error:  # the loop over windows outlives any one of them
+    except Exception as error:  # the loop over windows must survive every failure of one
         log.error(
             "window %s failed: %s",
             window_id,

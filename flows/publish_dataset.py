@@ -1,13 +1,12 @@
-"""Publish dataset: once a day, yesterday's trained windows."""
+"""Publish dataset: once a day, the trained windows of yesterday."""
 
 from collections.abc import Sequence
 from datetime import UTC, date, datetime, timedelta
-from typing import Any
 
 from prefect import flow
 from prefect.runtime import flow_run
 
-from babylon.blocks.load import settings_with
+from babylon.blocks.load import Overrides, settings_with
 from babylon.core.types import Published
 from babylon.dataset.build import windows_of
 from babylon.store import open_store
@@ -24,12 +23,12 @@ def yesterday() -> date:
 )
 async def publish_dataset(
     day: date | None = None,
-    overrides: dict[str, Any] | None = None,
+    overrides: Overrides | None = None,
     blocks: Sequence[str] = (),
 ) -> list[Published]:
     """Write the Parquet file of each trained window of a UTC day, by default yesterday.
 
-    A window that its own run published before gets the same file again.
+    A window that was published before gets the same file again.
     """
     settings = await settings_with(overrides, blocks)
     async with open_store(settings) as store:

@@ -1,6 +1,6 @@
-"""Alembic's entry: the caller hands over a connection inside a transaction, which it commits.
+"""Alembic's entry point. The caller passes a connection and commits its transaction.
 
-One advisory lock lets concurrent starters queue; all that is ours lies in schema ``babylon``.
+An advisory lock makes concurrent migrations wait. All own tables are in schema ``babylon``.
 """
 
 from alembic import context

@@ -1,8 +1,9 @@
-"""Collect: every row of the window as the game wrote it, with the gateway's calls joined."""
+"""Collect: every row of the window as the game wrote it, with the calls of the gateway."""
 
 from babylon.core.settings import Settings
 from babylon.core.types import Claim, Collected
 from babylon.core.windows import Window
+from babylon.stages.claim import commit_collected
 from babylon.stages.collect import collect_window
 from babylon.store import open_store
 from babylon.tasks.stage import stage
@@ -10,6 +11,8 @@ from babylon.tasks.stage import stage
 
 @stage("collect")
 async def collect(settings: Settings, claim: Claim, window: Window) -> Collected:
-    """Read the window once; what arrives later is not part of it."""
+    """Read the window and commit what was read. Rows that arrive later are late."""
     async with open_store(settings) as store:
-        return await collect_window(store, settings, claim, window)
+        collected = await collect_window(store, settings.home, claim, window)
+        await commit_collected(store, collected)
+    return collected

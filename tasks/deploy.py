@@ -1,4 +1,4 @@
-"""Deploy: the checkpoint goes out if its verdict says so, or an experiment is decided."""
+"""Deploy: send out the checkpoint if its verdict allows it, or decide the running experiment."""
 
 from babylon.core.settings import Settings
 from babylon.core.types import Deployed, Verdict
@@ -12,7 +12,7 @@ from babylon.tasks.stage import stage
 
 @stage("deploy")
 async def deploy(settings: Settings, verdict: Verdict) -> Deployed:
-    """Returns when every live gateway serves the new route; leaves what was done as a page."""
+    """Return when every live gateway serves the new route. Leave a page of what was done."""
     async with open_store(settings) as store:
         deployed = await deploy_checkpoint(store, settings, verdict)
     page = deployed_markdown(deployed, verdict)

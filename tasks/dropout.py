@@ -1,4 +1,4 @@
-"""Dropout: thin a large window before the judge sees it, and never a group below two."""
+"""Dropout: thin a large window before it is judged."""
 
 import asyncio
 import logging
@@ -13,11 +13,11 @@ log = logging.getLogger("babylon.tasks")
 
 @stage("dropout")
 async def dropout(settings: Settings, validated: Validated) -> Thinned:
-    """Seeded, so a repeated run keeps the same trajectories."""
+    """Keep the same trajectories whenever it is repeated: the choice depends on the seed."""
     thinned = await asyncio.to_thread(thin_window, settings, validated)
     if thinned.dropped:
         log.info(
-            "window %s: %d of %d trajectories dropped, which saves about %d tokens of the judge",
+            "window %s: %d of %d trajectories dropped, which saves the judge about %d tokens",
             thinned.claim.window_id,
             thinned.dropped,
             validated.artifact.rows,

@@ -1,6 +1,6 @@
-"""The page of an experiment: what its last look found."""
+"""The page of an experiment: the result of its last review."""
 
-from typing import Any
+from collections.abc import Mapping
 
 import msgspec
 
@@ -9,8 +9,11 @@ from babylon.evaluation.experiment.review_records import Review
 from babylon.tasks.page import leave_page
 
 
-async def leave_review(numbers: dict[str, Any]) -> None:
-    """Key ``experiment-<salt>``: each look adds a version. ``numbers``: a ``Review``, as JSON."""
+async def leave_review(numbers: Mapping[str, object]) -> None:
+    """Leave the page ``experiment-<salt>``; each review adds a version.
+
+    ``numbers`` is a ``Review`` as JSON.
+    """
     review = msgspec.convert(numbers, Review)
     page = review_markdown(review)
     await leave_page("experiment", review.experiment, page, WORDS[review.decision])

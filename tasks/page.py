@@ -1,12 +1,12 @@
-"""Pages in Prefect's UI: what a stage found out about a window, for people."""
+"""Pages in Prefect's UI: what a stage found out about a window."""
 
 from prefect.artifacts import acreate_markdown_artifact
 
 
 async def leave_page(name: str, window_id: str, markdown: str, description: str) -> None:
-    """Key ``update-2025-11-14t0900``: a window that is worked on again adds a version to its page.
+    """Create the artifact ``update-2025-11-14t0900``. A later run of the window adds a version.
 
-    Prefect's keys have neither ``:`` nor the ``+`` before a recipe.
+    Prefect allows neither ``:`` nor the ``+`` of a recipe in a key.
     """
     await acreate_markdown_artifact(
         markdown,

@@ -10,5 +10,5 @@ from babylon.tasks.stage import stage
 
 @stage("publish")
 async def publish(settings: Settings, scored: Scored) -> Published:
-    """Publishing a window again writes the same file."""
-    return await asyncio.to_thread(publish_window, settings, scored)
+    """Write the window's file. Publishing a window again gives the same file."""
+    return await asyncio.to_thread(publish_window, settings.home, scored)

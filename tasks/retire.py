@@ -1,4 +1,4 @@
-"""Retire: delete the checkpoints that nobody needs any more."""
+"""Retire: delete checkpoints that are no longer needed."""
 
 from babylon.core.settings import Settings
 from babylon.stages.retention import retire_checkpoints
@@ -8,6 +8,6 @@ from babylon.tasks.stage import stage
 
 @stage("retire")
 async def retire(settings: Settings) -> tuple[int, ...]:
-    """The policies stay on record; the versions that are returned have lost their weights."""
+    """Return the policy versions whose weights were deleted. Their rows stay."""
     async with open_store(settings) as store:
         return await retire_checkpoints(store, settings)

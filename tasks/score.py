@@ -2,6 +2,7 @@
 
 from babylon.core.settings import Settings
 from babylon.core.types import Scored, Thinned
+from babylon.stages.claim import commit_scored
 from babylon.stages.score import score_window
 from babylon.store import open_store
 from babylon.tasks.stage import stage
@@ -9,6 +10,8 @@ from babylon.tasks.stage import stage
 
 @stage("score")
 async def score(settings: Settings, thinned: Thinned) -> Scored:
-    """A scorer that fails fails the stage; it never scores low instead."""
+    """Score the window and commit the scores. A failing scorer fails the stage."""
     async with open_store(settings) as store:
-        return await score_window(store, settings, thinned)
+        scored = await score_window(store, settings, thinned)
+        await commit_scored(store, scored)
+    return scored

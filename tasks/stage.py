@@ -1,9 +1,10 @@
-"""What every stage has in common: its name, its retries and its progress line.
+"""The decorator of every stage: name, retries and progress.
 
-A stage is retried only when the database connection broke, because nothing else gets better by
-waiting. Results are not persisted and nothing is cached: Postgres decides what was done.
+A stage is retried only when the database connection broke, because waiting does not help against
+anything else. Results are neither persisted nor cached: Postgres decides what is done.
 """
 
+import logging
 from collections.abc import Callable, Coroutine
 from contextvars import ContextVar
 from typing import Any, ParamSpec, TypeVar
@@ -19,6 +20,7 @@ from babylon.core.errors import DatabaseError
 
 P = ParamSpec("P")
 R = TypeVar("R")
+Stage = Task[P, Coroutine[Any, Any, R]]
 
 _BROKEN = (
     asyncpg.PostgresConnectionError,
@@ -30,12 +32,11 @@ _BROKEN = (
 
 Listener = Callable[[str, str, int, int], None]
 listener: ContextVar[Listener | None] = ContextVar("listener", default=None)
-"""Hears (flow run, stage, done, total) of each stage as it starts and goes on; draws progress."""
+"""Called with (flow run, stage, done, total) when a stage starts or advances."""
+log = logging.getLogger("babylon.flows")
 
 
-def stage(
-    name: str,
-) -> Callable[[Callable[P, Coroutine[Any, Any, R]]], Task[P, Coroutine[Any, Any, R]]]:
+def stage(name: str) -> Callable[[Callable[P, Coroutine[Any, Any, R]]], Stage[P, R]]:
     """``@stage("collect")``: a Prefect task of that name."""
     return task(
         name=name,
@@ -49,21 +50,30 @@ def stage(
     )
 
 
+async def run_after(window_id: str, task: Stage[P, R], *args: P.args, **kwargs: P.kwargs) -> None:
+    """Run a stage of a finished window. Its failure is logged and does not reopen the window."""
+    try:
+        await task(*args, **kwargs)
+    except Exception as error:  # nothing that follows a finished window may undo it
+        log.error("window %s is finished; %s after it failed: %s", window_id, task.name, error)
+
+
 def is_connection_error(error: object) -> bool:
-    """True when the connection to the database failed, when it was opened or in the middle."""
+    """Return True if the connection to the database failed, while opening or in use."""
     if isinstance(error, DatabaseError):
         return isinstance(error.__cause__, (OSError, *_BROKEN))
     return isinstance(error, (ConnectionError, asyncpg.InterfaceError, *_BROKEN))
 
 
-def _connection_broke(_task: Task[Any, Any], _run: TaskRun, state: State[Any]) -> bool:
+def _connection_broke(_task: Task[..., object], _run: TaskRun, state: State[object]) -> bool:
     return is_connection_error(state.data)
 
 
 def announce(stage: str, done: int = 0, total: int = 0) -> None:
+    """Report progress to the listener, if there is one."""
     if (hear := listener.get()) is not None:
         hear(flow_run.name or "", stage, done, total)
 
 
-def _announce(task: Task[Any, Any], _run: TaskRun, _state: State[Any]) -> None:
+def _announce(task: Task[..., object], _run: TaskRun, _state: State[object]) -> None:
     announce(task.name)

@@ -1,4 +1,4 @@
-"""Track: the window's metrics to W&B, where a project is named."""
+"""Track: the window's metrics to W&B, if a project is set."""
 
 import asyncio
 
@@ -10,5 +10,5 @@ from babylon.tasks.stage import stage
 
 @stage("track")
 async def track(settings: Settings, metrics: Metrics) -> bool:
-    """A window is never lost because W&B is: what went wrong is logged."""
+    """Return True if W&B has the metrics. A failure of W&B is only logged."""
     return await asyncio.to_thread(track_window, settings, metrics)

@@ -14,10 +14,10 @@ from babylon.training.update_health import update_markdown
 
 @stage("train")
 async def train(settings: Settings, scored: Scored) -> Trained:
-    """From the commit on the window's trajectories are consumed, whatever becomes of the policy.
+    """Train, commit and leave a page. After the commit the window's trajectories are consumed.
 
-    The update computes in a thread, which nobody can interrupt: cancelled, it ends itself at the
-    next step. How it went is left as a Prefect artifact.
+    The update computes in a thread, which cannot be interrupted: on cancellation it ends itself at
+    its next train step.
     """
     cancelled = threading.Event()
 

@@ -1,19 +1,21 @@
-"""Validate: accept what can be trained on, and give every other trajectory a named reason."""
+"""Validate: accept what can be trained on, and reject the rest for a named reason."""
 
 from babylon.core.errors import WindowNotReadyError
 from babylon.core.settings import Settings
 from babylon.core.types import Collected, Validated
+from babylon.core.windows import WindowState
 from babylon.quality.quality_page import quality_markdown
 from babylon.stages.validate import validate_window
 from babylon.store import Store, open_store
 from babylon.store.rejections import window_rejections
+from babylon.store.windows import set_state
 from babylon.tasks.page import leave_page
 from babylon.tasks.stage import stage
 
 
 @stage("validate")
 async def validate(settings: Settings, collected: Collected) -> Validated:
-    """Leaves a page of what was rejected and why, most of all for a window that is refused."""
+    """Check and commit. Leave a page of the rejections, also when the window is refused."""
     async with open_store(settings) as store:
         try:
             validated = await validate_window(store, settings, collected)
@@ -21,6 +23,7 @@ async def validate(settings: Settings, collected: Collected) -> Validated:
             await _leave_quality(store, collected)
             raise
         await _leave_quality(store, collected)
+        await set_state(store, collected.claim, WindowState.VALIDATED)
     return validated
 
 

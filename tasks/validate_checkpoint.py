@@ -1,4 +1,4 @@
-"""Validate checkpoint: challenger and champion meet on unseen scenarios."""
+"""Validate checkpoint: challenger and champion play the same unseen scenarios."""
 
 from babylon.core.settings import Settings
 from babylon.core.types import Trained, Verdict
@@ -11,7 +11,7 @@ from babylon.tasks.stage import announce, stage
 
 @stage("validate checkpoint")
 async def validate_checkpoint(settings: Settings, trained: Trained) -> Verdict:
-    """The verdict is stored with the policy, promoted or not, and left as a Prefect artifact."""
+    """Store the verdict with the policy, promoted or not, and leave it as a page."""
 
     def progress(done: int, total: int) -> None:
         announce("validate checkpoint", done, total)

@@ -25,6 +25,7 @@ from babylon.store.migrate import migrate
 hypothesis.settings.register_profile("repeatable", derandomize=True, deadline=None)
 hypothesis.settings.load_profile("repeatable")
 
+os.environ.setdefault("OMP_WAIT_POLICY", "passive")  # as `babylon` sets it; torch loads later
 TEMPLATE = "migrated"
 REAL_ROWS = Path(__file__).parent / "data" / "babylon"
 

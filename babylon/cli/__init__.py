@@ -1,20 +1,22 @@
-"""The command line: ``babylon COMMAND [--json]``, one module a group of commands.
+"""The command line: ``babylon COMMAND [--json]``. Each group of commands is one module.
 
-Results go to stdout, as one JSON object with ``--json``; logs and progress go to stderr. The exit
-code is 0 only when the command did what it was asked: 1 otherwise, 2 for wrong usage, 130 when
-Ctrl-C or SIGTERM ended it. A ``BabylonError`` is one line; anything else is a bug and shows its
-traceback.
+Results go to stdout, as one JSON object with ``--json``. Logs and progress go to stderr. The exit
+code is 0 when the command succeeds, 1 when it fails, 2 for wrong usage, and 130 after Ctrl-C or
+SIGTERM. A ``BabylonError`` prints one line. Any other exception is a bug and prints its traceback.
 
-Modules here import at the top only what is quick to import, so that ``--help`` is.
+Modules in this package import only light modules at the top, so that ``--help`` is fast.
 """
 
+import os
 import signal
 import sys
 from collections.abc import Sequence
 from types import FrameType
+from typing import Annotated
 
 import typer
 
+import babylon
 from babylon.cli import (
     agents,
     arena,
@@ -38,7 +40,6 @@ app = typer.Typer(
     name="babylon",
     help="Continuous reinforcement learning for fleets of live LLM agents.",
     no_args_is_help=True,
-    add_completion=False,
     pretty_exceptions_enable=False,
 )
 for module in (training, services, doctor):
@@ -58,8 +59,29 @@ for name, module in {
     app.add_typer(module.app, name=name)
 
 
+def _print_version(wanted: bool) -> None:
+    if wanted:
+        typer.echo(babylon.__version__)
+        raise typer.Exit
+
+
+@app.callback()
+def _options(
+    version: Annotated[
+        bool,
+        typer.Option(
+            "--version", callback=_print_version, is_eager=True, help="Print the version and exit."
+        ),
+    ] = False,
+) -> None:
+    pass
+
+
 def main(argv: Sequence[str] | None = None) -> None:
-    """The console script; leaves by ``SystemExit``."""
+    """Run the console script. Always ends with ``SystemExit``."""
+    # Engine, trainer and fleet share a few cores. OpenMP threads that spin at barriers slow each
+    # other down about ten times. Torch reads this variable when it loads; children inherit it.
+    os.environ.setdefault("OMP_WAIT_POLICY", "passive")
     arguments = list(sys.argv[1:] if argv is None else argv)
     show_logs()
     signal.signal(signal.SIGTERM, _like_ctrl_c)
@@ -71,21 +93,22 @@ def main(argv: Sequence[str] | None = None) -> None:
     except OSError as error:
         sys.exit(fail(storage_error(error), json=json))
     except SystemExit as left:
-        if json and left.code == WRONG_USAGE:  # Typer told a person, on stderr
+        if json and left.code == WRONG_USAGE:  # Typer itself writes only to stderr
             print_json({"error": _usage_message(left), "kind": "UsageError"})
         raise
 
 
 def _like_ctrl_c(number: int, frame: FrameType | None) -> None:
-    """SIGTERM tidies up as Ctrl-C does: by its handler, which asyncio replaces while it runs.
+    """Handle SIGTERM like Ctrl-C, with the SIGINT handler that asyncio installs while it runs.
 
-    Where there is none, because a script started us in the background, it interrupts all the same.
+    A shell script ignores SIGINT in the processes that it starts in the background. Then raise
+    ``KeyboardInterrupt`` directly.
     """
     handler = signal.getsignal(signal.SIGINT)
     (handler if callable(handler) else signal.default_int_handler)(number, frame)
 
 
 def _usage_message(left: SystemExit) -> str:
-    """Typer leaves while it handles the error that says what was wrong."""
+    """Return the message of the usage error that made Typer exit."""
     message = getattr(left.__context__, "format_message", None)
     return message() if message else "wrong usage: see --help"

@@ -1,21 +1,51 @@
-"""What a person sees of ``babylon demo``: progress while it runs, then a table and the verdict."""
+"""``babylon demo``: run it with progress on stderr, then print a table and the result."""
 
+import asyncio
 import shlex
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
+from datetime import UTC, datetime
 from pathlib import Path
 
-from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
+from rich.progress import (
+    BarColumn,
+    MofNCompleteColumn,
+    Progress,
+    TaskID,
+    TextColumn,
+    TimeElapsedColumn,
+)
 
 from babylon.cli.output import print_table, stderr
 from babylon.cli.training_report import window_table
-from babylon.ops.demo import DemoReport, Say, Step
+from babylon.core.settings import Settings, load_settings
+from babylon.core.types import WindowResult
+from babylon.ops.demo import DemoReport, Say, Step, demo_overrides, run_demo
+
+
+def run(outer: Settings, windows: int) -> DemoReport:
+    """Play and train ``windows`` hours in a new home below that of the ``outer`` settings."""
+    from babylon.flows.train_window import train_window
+
+    overrides = demo_overrides(outer, datetime.now(UTC))
+    settings = load_settings(**overrides)
+
+    async def train(window_id: str) -> WindowResult:
+        return await train_window(window_id, overrides)
+
+    with demo_progress() as (say, step):
+        return asyncio.run(
+            run_demo(settings, outer.home.models, windows=windows, train=train, say=say, step=step)
+        )
 
 
 @contextmanager
 def demo_progress() -> Iterator[tuple[Say, Step]]:
-    """(say a line, draw a step's bar), both on stderr; bars only on a terminal."""
+    """Yield two functions that print a line and draw a step's bar, on stderr.
+
+    Bars are drawn only on a terminal.
+    """
     columns = (
         TextColumn("{task.description}"),
         BarColumn(),
@@ -23,23 +53,23 @@ def demo_progress() -> Iterator[tuple[Say, Step]]:
         TimeElapsedColumn(),
     )
     with Progress(*columns, console=stderr, disable=not stderr.is_terminal) as progress:
-        bars: dict[str, int] = {}
+        bars: dict[str, TaskID] = {}
 
-        def step(what: str, done: int, total: int) -> None:
-            if what not in bars:
-                bars[what] = progress.add_task(what, total=total)
-            progress.update(bars[what], completed=done)  # type: ignore[arg-type]
+        def step(name: str, done: int, total: int) -> None:
+            if name not in bars:
+                bars[name] = progress.add_task(name, total=total)
+            progress.update(bars[name], completed=done)
 
         yield stderr.print, step
 
 
 def print_demo(report: DemoReport) -> None:
-    """The closing table, base against final, and where to look next."""
+    """Print the table of hours, the comparison of base and final policy, and what to look at."""
     columns, rows = window_table(report.windows)
     print_table("Hour by hour (P&L and win rate on the gate's unseen scenarios)", columns, rows)
     final = report.final
     print_table(
-        f"Base against final policy on {final.scenarios} scenarios that nobody trained on",
+        f"Base and final policy on {final.scenarios} scenarios that were never trained on",
         ["", "P&L", "win rate"],
         [
             ["base model", final.pnl_base, final.win_rate_base],
@@ -62,7 +92,7 @@ def print_demo(report: DemoReport) -> None:
 
 
 def _this_command() -> str:
-    """How a shell calls the ``babylon`` beside this Python: after ``make demo`` none is on PATH."""
+    """Return the shell word for the ``babylon`` beside this Python, which may not be on PATH."""
     command = Path(sys.executable).with_name("babylon")
     here = Path.cwd()
     near = command.relative_to(here) if command.is_relative_to(here) else command

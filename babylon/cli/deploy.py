@@ -1,6 +1,6 @@
-"""``babylon deploy``: which policy answers the agents, and who serves it.
+"""``babylon deploy``: change and show the route of the agents' calls.
 
-``babylon model promote | rollback`` are the same commands under the names that models have.
+``babylon model promote | rollback`` are two of these commands under other names.
 """
 
 from collections.abc import Awaitable, Callable
@@ -14,7 +14,7 @@ from babylon.cli.experiment import analyse
 from babylon.cli.options import Json
 from babylon.cli.output import print_json, print_table, stderr
 from babylon.cli.shared import Version, show_values, with_store
-from babylon.core.settings import Settings, load_settings
+from babylon.core.settings import load_settings
 
 if TYPE_CHECKING:
     from babylon.core.types import Change
@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from babylon.deployment.status import Status
     from babylon.store import Store
 
-    Changing = Callable[[Store, Settings], Awaitable[Change]]
+    Changing = Callable[[Store], Awaitable[Change]]
 
 AUTHOR = "cli"
 app = typer.Typer(help="The route that agents' calls take.", no_args_is_help=True)
@@ -30,11 +30,15 @@ Reason = Annotated[str, typer.Option(help="Kept in the route's history.")]
 Force = Annotated[bool, typer.Option("--force", help="Skip the checks; the history says so.")]
 Challenger = Annotated[
     int | None,
-    typer.Argument(min=0, metavar="[VERSION]", help="The challenger; none to ramp its canary."),
+    typer.Argument(
+        min=0,
+        metavar="[VERSION]",
+        help="The challenger; omit it to change the canary's share.",
+    ),
 ]
 Share = Annotated[
     float | None,
-    typer.Option(metavar="FRACTION", help="Of the agents, for the challenger: 0.25 is a quarter."),
+    typer.Option(metavar="FRACTION", help="The challenger's share: 0.25 is a quarter."),
 ]
 app.command()(analyse)
 
@@ -43,14 +47,14 @@ app.command()(analyse)
 def replace(
     version: Version, reason: Reason = "by hand", force: Force = False, json: Json = False
 ) -> None:
-    """Send every agent to one policy, without a dropped request; a challenger wins so."""
+    """Send every agent to one policy, without a dropped request. Ends an experiment that runs."""
 
-    async def put_in_force(store: "Store", settings: Settings) -> "Change":
-        from babylon.deployment.change import Order
+    async def put_in_force(store: "Store") -> "Change":
+        from babylon.deployment.change import ChangeRequest
         from babylon.deployment.replace import replace_champion
 
-        order = Order(author=AUTHOR, reason=reason, force=force)
-        return await replace_champion(store, settings, version, order)
+        request = ChangeRequest(author=AUTHOR, reason=reason, force=force)
+        return await replace_champion(store, load_settings(), version, request)
 
     _make(put_in_force, json)
 
@@ -63,7 +67,7 @@ def ab(
     force: Force = False,
     json: Json = False,
 ) -> None:
-    """Compare a policy with the champion, on a share of the agents (half of them at first)."""
+    """Compare a policy with the champion on a share of the agents, by default half of them."""
     _experiment("ab", version, share, reason, force, json)
 
 
@@ -75,19 +79,19 @@ def canary(
     force: Force = False,
     json: Json = False,
 ) -> None:
-    """Try a policy on few agents (5 % at first), and then on more: `canary --share 0.25`."""
+    """Try a policy on 5 % of the agents, then on more: `canary --share 0.25`."""
     _experiment("canary", version, share, reason, force, json)
 
 
 @app.command()
 def rollback(reason: Reason = "by hand", json: Json = False) -> None:
-    """End the experiment that runs; otherwise put the policy that served before in force again."""
+    """End the experiment that runs; without one, restore the policy that served before."""
 
-    async def take_back(store: "Store", settings: Settings) -> "Change":
-        from babylon.deployment.change import Order
+    async def take_back(store: "Store") -> "Change":
+        from babylon.deployment.change import ChangeRequest
         from babylon.deployment.rollback import roll_back
 
-        return await roll_back(store, settings, Order(author=AUTHOR, reason=f"rollback {reason}"))
+        return await roll_back(store, ChangeRequest(author=AUTHOR, reason=f"rollback {reason}"))
 
     _make(take_back, json)
 
@@ -98,7 +102,7 @@ model.app.command("rollback")(rollback)
 
 @app.command()
 def status(json: Json = False) -> None:
-    """The route in force and the gateways that serve it; exit code 1 while one lags behind."""
+    """Show the route and the gateways that serve it; exit code 1 while one does not."""
 
     async def found(store: "Store") -> "Status":
         from babylon.deployment.status import deployment_status
@@ -122,24 +126,22 @@ def _experiment(
     force: bool,
     json: bool,
 ) -> None:
-    async def compare(store: "Store", settings: Settings) -> "Change":
-        from babylon.deployment.change import Order
+    async def compare(store: "Store") -> "Change":
+        from babylon.deployment.change import ChangeRequest
         from babylon.deployment.experiments import run_experiment
 
-        order = Order(author=AUTHOR, reason=reason, force=force)
-        return await run_experiment(store, settings, mode, version, share, order)
+        request = ChangeRequest(author=AUTHOR, reason=reason, force=force)
+        return await run_experiment(store, load_settings(), mode, version, share, request)
 
     _make(compare, json)
 
 
 def _make(changing: "Changing", json: bool) -> None:
-    settings = load_settings()
-
     async def made(store: "Store") -> "Change":
-        with stderr.status("gateways load, check and take the route"):
-            return await changing(store, settings)
+        with stderr.status("gateways load and check the policy, then take the route"):
+            return await changing(store)
 
-    change = with_store(settings, made)
+    change = with_store(load_settings(), made)
     if json:
         print_json(asdict(change))
         return
@@ -150,12 +152,12 @@ def _make(changing: "Changing", json: bool) -> None:
         {
             f"route {change.route_version}": serving(change),
             "acknowledged by": ", ".join(change.acknowledged_by) or "no gateway runs",
-            "checks": f"{len(checks)} passed" if checks else "none were made",
+            "checks": f"{len(checks)} passed" if checks else "none",
             "loading, s": change.prepare_s,
             "checking, s": change.check_s,
             "commit to acknowledgement, s": change.commit_s,
             "draining, s": change.drain_s,
-            "calls still answered by what was replaced": change.unfinished,
+            "calls still answered by the policy before": change.unfinished,
         },
         json,
     )

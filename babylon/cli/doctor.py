@@ -2,7 +2,6 @@
 
 import asyncio
 from dataclasses import asdict
-from typing import TYPE_CHECKING
 
 import typer
 
@@ -10,28 +9,24 @@ from babylon.cli.options import Json
 from babylon.cli.output import print_json, print_table
 from babylon.core.settings import load_settings
 
-if TYPE_CHECKING:
-    from babylon.ops.doctor import Check
-
 app = typer.Typer()
 
 
 @app.command()
 def doctor(json: Json = False) -> None:
-    """What works and what does not; exit code 1 when something required does not."""
-    from babylon.ops.doctor import examine
+    """Check this machine; exit code 1 when something required does not work."""
+    from babylon.ops.doctor import Finding, examine
 
-    checks = asyncio.run(examine(load_settings()))
-    well = not any(check.ok is False and check.required for check in checks)
+    def verdict(finding: Finding) -> str:
+        if finding.ok is None:
+            return "unchecked"
+        return "ok" if finding.ok else "PROBLEM" if finding.required else "optional"
+
+    findings = asyncio.run(examine(load_settings()))
+    well = not any(finding.ok is False and finding.required for finding in findings)
     if json:
-        print_json({"ok": well, "checks": [asdict(check) for check in checks]})
+        print_json({"ok": well, "checks": [asdict(finding) for finding in findings]})
     else:
-        rows = [[check.name, _word(check), check.detail] for check in checks]
+        rows = [[finding.name, verdict(finding), finding.detail] for finding in findings]
         print_table("Doctor", ["check", "", "detail"], rows)
     raise typer.Exit(0 if well else 1)
-
-
-def _word(check: "Check") -> str:
-    if check.ok is None:
-        return "unchecked"
-    return "ok" if check.ok else "PROBLEM" if check.required else "optional"

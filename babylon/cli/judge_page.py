@@ -6,7 +6,6 @@ The command imports this module when it runs, because the store is slow to load.
 from collections.abc import Sequence
 
 from babylon.cli.output import print_table
-from babylon.core.metrics import SCORER_METRIC
 from babylon.store import Store
 from babylon.store.scores import ScoredRow, list_scores
 from babylon.store.windows import get_window
@@ -16,12 +15,7 @@ async def read_scores(store: Store, window: str) -> tuple[dict[str, object], lis
     """Return the scorer's metrics and the scores of a window."""
     row = await get_window(store, window)
     scores = await list_scores(store, window)
-    metrics = row.metrics if row else {}
-    return {
-        name.removeprefix(SCORER_METRIC): value
-        for name, value in metrics.items()
-        if name.startswith(SCORER_METRIC)
-    }, scores
+    return (dict(row.scored.metrics) if row and row.scored else {}), scores
 
 
 def print_group(name: str, group: Sequence[ScoredRow], members: Sequence[ScoredRow]) -> None:

@@ -1,8 +1,22 @@
-"""Options that several commands share."""
+"""Options of the commands; several commands share some of them."""
 
+from enum import StrEnum
 from typing import Annotated, Any
 
 import typer
+
+from babylon.core.settings import MAX_HOURS
+from babylon.core.settings import Loss as LossName
+from babylon.core.settings import Trainer as TrainerName
+
+
+class Mode(StrEnum):
+    """Modes of ``babylon train``."""
+
+    SINGLE = "single"
+    CONTINUOUS = "continuous"
+    BACKFILL = "backfill"
+
 
 Json = Annotated[bool, typer.Option("--json", help="Print one JSON object on stdout.")]
 MinAgents = Annotated[
@@ -12,6 +26,64 @@ MinActions = Annotated[
     int | None, typer.Option(min=1, help="Actions that a trajectory needs.", metavar="N")
 ]
 WindowMinutes = Annotated[int | None, typer.Option(help="Length of a window.", metavar="M")]
+
+TrainMode = Annotated[
+    Mode, typer.Option(help="One window, each window as it closes, or a range of past windows.")
+]
+WindowId = Annotated[
+    str | None,
+    typer.Option(
+        metavar="ID",
+        help="YYYY-MM-DDTHH:MM in UTC; default: a half-finished one, else the newest ready one.",
+    ),
+]
+Frequency = Annotated[
+    int | None, typer.Option(metavar="N", help="Continuous: train every N windows.")
+]
+BackfillHours = Annotated[
+    int | None, typer.Option(min=1, max=MAX_HOURS, metavar="H", help="Backfill: the last H hours.")
+]
+First = Annotated[
+    str | None,
+    typer.Option("--from", metavar="WHEN", help="Backfill: first window, a date or an id."),
+]
+Last = Annotated[
+    str | None, typer.Option("--to", metavar="WHEN", help="Backfill: last window, inclusive.")
+]
+Limit = Annotated[
+    int | None, typer.Option(min=1, metavar="N", help="Backfill: at most N windows, the oldest.")
+]
+Recipe = Annotated[
+    str | None,
+    typer.Option(metavar="NAME", help="Train what was never trained in windows that are done."),
+]
+IncludeLate = Annotated[
+    bool | None, typer.Option("--include-late", help="With --recipe: late trajectories too.")
+]
+Iterations = Annotated[int | None, typer.Option(min=1, metavar="N", help="Passes over the window.")]
+TargetTrajectories = Annotated[
+    int | None, typer.Option(min=2, metavar="N", help="Thin larger windows to about N.")
+]
+MaxDropout = Annotated[
+    float | None, typer.Option(metavar="F", help="Largest share that thinning may take.")
+]
+LookbackHours = Annotated[
+    int | None, typer.Option(min=1, max=MAX_HOURS, metavar="H", help="How old a window may be.")
+]
+RewardThreshold = Annotated[
+    float | None, typer.Option(metavar="R", help="Reject trajectories that earned less.")
+]
+Scorer = Annotated[
+    str | None,
+    typer.Option(
+        metavar="NAME",
+        help="heuristic, ruler, preference, regression, art-ruler or package.module:function.",
+    ),
+]
+Trainer = Annotated[
+    TrainerName | None, typer.Option(help="The trainer that computes the update; default torch.")
+]
+Loss = Annotated[LossName | None, typer.Option(help="The loss; default ppo_clip.")]
 
 
 def given(**options: Any) -> dict[str, Any]:

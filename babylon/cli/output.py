@@ -1,4 +1,4 @@
-"""How every command speaks: results on stdout, everything else on stderr."""
+"""Output of all commands: results on stdout, everything else on stderr."""
 
 import errno
 import logging
@@ -28,14 +28,14 @@ stderr = Console(stderr=True, highlight=False)
 
 
 def print_json(value: Any) -> None:
-    """Exactly one JSON object on stdout."""
+    """Write one JSON object to stdout."""
     sys.stdout.write(msgspec.json.encode(value, enc_hook=str).decode() + "\n")
 
 
 def print_table(title: str, columns: list[str], rows: list[list[Any]]) -> None:
-    """A table a person can read; numbers (and ready ``Text``) to the right, None as a dash.
+    """Print a table. Numbers and ``Text`` cells align to the right; ``None`` prints as a dash.
 
-    Where the terminal is narrow, texts wrap; the first column and numbers never do.
+    On a narrow terminal all columns wrap except the first and the numeric ones.
     """
     table = Table(
         title=title,
@@ -47,19 +47,18 @@ def print_table(title: str, columns: list[str], rows: list[list[Any]]) -> None:
     )
     for index, column in enumerate(columns):
         numeric = any(isinstance(row[index], int | float | Text) for row in rows)
-        whole = numeric or index == 0
         justify: JustifyMethod = "right" if numeric else "left"
-        table.add_column(column, justify=justify, no_wrap=whole, overflow="fold")
+        table.add_column(column, justify=justify, no_wrap=numeric or index == 0, overflow="fold")
     for row in rows:
         table.add_row(*[_cell(value) for value in row])
     console = Console(highlight=False)
-    if not console.is_terminal:  # a file or a pipe has no width to respect
-        console.width = 160
+    if not console.is_terminal:
+        console.width = 160  # Rich assumes 80 columns for files and pipes
     console.print(table)
 
 
 def fail(error: BabylonError, *, json: bool) -> int:
-    """One clear line on stderr, the same as JSON where asked; the exit code."""
+    """Print the error on one line of stderr, with ``json`` also on stdout. Return exit code 1."""
     print(f"error: {error}", file=sys.stderr)
     if json:
         print_json({"error": str(error), "kind": type(error).__name__})
@@ -67,27 +66,30 @@ def fail(error: BabylonError, *, json: bool) -> int:
 
 
 def is_storage(error: OSError) -> bool:
-    """Is the disk full or closed to us?"""
+    """Return whether the error comes from a full, read-only or forbidden file system."""
     return error.errno in _STORAGE
 
 
 def storage_error(error: OSError) -> StorageError:
-    """A full disk or a closed place as one line.
+    """Turn an error of the file system into one that the user can act on.
 
     Raises:
-        OSError: the same again, when it is about something else: then it is a bug.
+        OSError: ``error`` itself, when it has another cause.
     """
     if not is_storage(error):
         raise error
     return StorageError(
         f"cannot write {error.filename or 'to the disk'} ({error.strerror}):"
-        " free the disk, or set BABYLON_HOME to a directory of yours that can be written"
+        " free disk space, or set BABYLON_HOME to a writable directory"
     )
 
 
 def show_logs() -> None:
-    """Our own log lines on stderr: between the progress bars, or one a line in a file or pipe,
-    where a path that was folded could be neither searched for nor copied."""
+    """Send log records of ``babylon`` to stderr.
+
+    On a terminal, Rich prints them above the progress bars. In a file or pipe each record is one
+    line, because a folded path cannot be searched or copied.
+    """
     handler: logging.Handler
     if stderr.is_terminal:
         handler = RichHandler(console=stderr, show_path=False, show_level=False, markup=False)

@@ -2,7 +2,7 @@
 
 import asyncio
 from dataclasses import asdict
-from typing import TYPE_CHECKING, Annotated
+from typing import Annotated, Any
 
 import typer
 from rich.progress import BarColumn, Progress, SpinnerColumn, TextColumn, TimeElapsedColumn
@@ -12,15 +12,12 @@ from babylon.cli.output import print_json, print_table, stderr
 from babylon.core.api_keys import local_key_path
 from babylon.core.settings import Engine, load_settings
 
-if TYPE_CHECKING:
-    from babylon.ops.up import ServiceStatus
-
 app = typer.Typer()
 
 
 @app.command()
 def up(json: Json = False) -> None:
-    """Start everything and return when it answers; what runs already stays."""
+    """Start everything that is not running, and return when it answers."""
     from babylon.ops.up import up
 
     columns = (SpinnerColumn(), TextColumn("{task.description}"), BarColumn(), TimeElapsedColumn())
@@ -39,12 +36,12 @@ def up(json: Json = False) -> None:
         print(
             f"the admin API answers at http://127.0.0.1:{settings.serving.admin_port}/admin/status"
         )
-    _show(statuses, json)
+    _show([asdict(one) for one in statuses], json)
 
 
 @app.command()
 def down(json: Json = False) -> None:
-    """Stop exactly what `up` started."""
+    """Stop what `up` started, and nothing else."""
     from babylon.ops.up import down
 
     with stderr.status("stopping"):
@@ -57,16 +54,16 @@ def down(json: Json = False) -> None:
 
 @app.command()
 def status(json: Json = False) -> None:
-    """Each service with process, port and health; exit code 1 unless all are well."""
+    """Show process, ports and health of each service; exit code 1 unless all are healthy."""
     from babylon.ops.up import status
 
-    _show(asyncio.run(status(load_settings())), json)
+    _show([asdict(one) for one in asyncio.run(status(load_settings()))], json)
 
 
 @app.command()
 def serve(
     engine: Annotated[
-        Engine | None, typer.Option(help="What answers: the embedded engine, or vLLM servers.")
+        Engine | None, typer.Option(help="The embedded engine, or vLLM servers.")
     ] = None,
 ) -> None:
     """Run engine, gateway and admin API in the foreground."""
@@ -75,13 +72,17 @@ def serve(
     asyncio.run(serve(load_settings(**({"serving": {"engine": engine}} if engine else {}))))
 
 
-def _show(statuses: "list[ServiceStatus]", json: bool) -> None:
+def _show(statuses: list[dict[str, Any]], json: bool) -> None:
     if json:
-        print_json({"services": [asdict(one) for one in statuses]})
+        print_json({"services": statuses})
     else:
-        rows = [[s.name, s.running, s.healthy, s.pid, _listed(s.ports), s.detail] for s in statuses]
-        print_table("Services", ["service", "running", "healthy", "pid", "ports", "detail"], rows)
-    raise typer.Exit(0 if all(one.healthy for one in statuses) else 1)
+        columns = ["service", "running", "healthy", "pid", "ports", "detail"]
+        rows = [
+            [*map(one.get, ("name", *columns[1:4])), _listed(one["ports"]), one["detail"]]
+            for one in statuses
+        ]
+        print_table("Services", columns, rows)
+    raise typer.Exit(0 if all(one["healthy"] for one in statuses) else 1)
 
 
 def _listed(ports: tuple[int, ...]) -> str | None:

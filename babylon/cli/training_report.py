@@ -2,13 +2,13 @@
 
 from collections.abc import Sequence
 from dataclasses import asdict
-from typing import Any
+from typing import TypedDict
 
 from rich.text import Text
 
 from babylon.cli.output import print_table
-from babylon.core.settings import Settings
-from babylon.core.types import WindowResult
+from babylon.core.home import Home
+from babylon.core.types import Metrics, WindowResult
 from babylon.core.windows import DONE, WindowState
 
 COLUMNS: dict[str, tuple[str, str, tuple[str, ...]]] = {
@@ -19,53 +19,57 @@ COLUMNS: dict[str, tuple[str, str, tuple[str, ...]]] = {
     "loss": ("{:.2f}", "", ("training_loss",)),
     "KL": ("{:.1g}", "", ("kl_before", "kl_after")),
 }
-"""Heading → format, unit that the heading names, metrics (two: before and after the update).
+"""Heading → format, unit in the heading, metrics (one, or before and after the update).
 
-With window and state it fits 80 columns.
+With window and state the table fits 80 columns.
 """
+
+
+class TrainingReport(TypedDict, total=False):
+    """The JSON object of ``babylon train``."""
+
+    ok: bool
+    mode: str
+    hint: str
+    windows: list[dict[str, object]]
 
 
 def training_report(
     mode: str, results: Sequence[WindowResult], searched: str | None
-) -> dict[str, Any]:
-    """``ok`` when no window failed and at least one was trained by this run. When windows
-    were ``searched`` for ("of the last 24 h") and none could be, ``hint`` says where others wait.
+) -> TrainingReport:
+    """Return the report: ``ok`` if no window failed and this run trained at least one.
 
-    Continuous training ends when it is told to, so there no window at all is fine too.
+    ``searched`` names the range that was searched ("of the last 24 h"). If no window of it could
+    be trained, ``hint`` says where to look. Continuous training may end before any window closes.
     """
     failed = [r for r in results if r.status == WindowState.FAILED]
     trained = [r for r in results if r.changed and r.status in DONE]
     ok = not failed and (bool(trained) or mode == "continuous")
-    return {
-        "ok": ok,
-        "mode": mode,
-        **({} if ok or failed or searched is None else {"hint": _where_others_wait(searched)}),
-        "windows": [asdict(result) for result in results],
-    }
+    report = TrainingReport(ok=ok, mode=mode, windows=[asdict(result) for result in results])
+    if not ok and not failed and searched is not None:
+        report["hint"] = (
+            f"no window {searched} could be trained: `babylon windows check` says what each lacks,"
+            " older ones too, and `babylon train --window ID` tries one again"
+        )
+    return report
 
 
-def _where_others_wait(searched: str) -> str:
-    return (
-        f"no window {searched.strip()} could be trained: `babylon windows check` says what"
-        " each lacks, older ones too, and `babylon train --window ID` tries one again"
-    )
-
-
-def window_table(results: Sequence[WindowResult]) -> tuple[list[str], list[list[Any]]]:
-    """Column names and one row a window."""
-    rows = [
+def window_table(
+    results: Sequence[WindowResult],
+) -> tuple[list[str], list[list[str | Text | None]]]:
+    """Return the column names and one row a window."""
+    rows: list[list[str | Text | None]] = [
         [r.window_id, r.status, *[_figure(r.metrics, *column) for column in COLUMNS.values()]]
         for r in results
     ]
     return ["window", "state", *COLUMNS], rows
 
 
-def print_training(
-    report: dict[str, Any], results: Sequence[WindowResult], settings: Settings
-) -> None:
-    """The table, each window's reason, and where to look next."""
+def print_training(report: TrainingReport, results: Sequence[WindowResult], home: Home) -> None:
+    """Print the table, each window's reason, and where to look next."""
     if results:
-        print_table("Training, window by window", *window_table(results))
+        columns, rows = window_table(results)
+        print_table("Training, window by window", columns, rows)
     for result in results:
         print(f"{result.window_id}: {result.reason}")
     if "hint" in report:
@@ -74,11 +78,11 @@ def print_training(
     print("\nWhere to look next:")
     print("  babylon model list           every policy and its verdict")
     print("  babylon deploy status        the route in force")
-    print(f"  {settings.home.datasets}    the published windows")
+    print(f"  {home.datasets}    the published windows")
 
 
-def _figure(metrics: dict[str, Any], form: str, unit: str, names: tuple[str, ...]) -> Text | None:
-    """``14→21``: the values of a column; the unit stands in its heading."""
+def _figure(metrics: Metrics, form: str, unit: str, names: tuple[str, ...]) -> Text | None:
+    """Return the values of a column, as ``14→21``, without the unit that its heading has."""
     values = [metrics.get(name) for name in names]
     if all(value is None for value in values):
         return None

@@ -1,23 +1,24 @@
-"""Records that stages hand on: small, frozen, JSON-safe. Data itself stays in artifacts.
+"""Manifests that the stages pass on: small, frozen and JSON-safe. The data itself is in artifacts.
 
-Every stage takes the manifest of the stage before and returns its own, so a flow reads as
+Each stage takes the manifest of the stage before it and returns its own:
 ``collect → validate → dropout → score → train → validate checkpoint → deploy → publish``.
-All records are plain dataclasses: ``dataclasses.asdict`` gives JSON, and Prefect (pydantic)
-parses them back when a stage runs as a deployment of its own.
+All records are plain dataclasses: ``dataclasses.asdict`` gives JSON, and ``msgspec.convert`` or
+pydantic (Prefect) reads it back.
 """
 
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
 SCHEMA_VERSION = 1
-Metrics = dict[str, float | int | str | bool | None]
+Metric = float | int | str | bool | None
+Metrics = dict[str, Metric]
 Ruling = Literal["promote", "reject", "insufficient"]
 Arm = Literal["champion", "challenger"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Claim:
-    """The right to write to one window, until the lease runs out or a higher epoch exists."""
+    """The right to write to one window, until the lease ends or a higher epoch exists."""
 
     window_id: str
     epoch: int
@@ -26,7 +27,7 @@ class Claim:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Artifact:
-    """A content-addressed Parquet file: one row a trajectory (see ``babylon.core.artifacts``)."""
+    """A content-addressed Parquet file, one row a trajectory (see ``babylon.core.artifacts``)."""
 
     uri: str
     sha256: str
@@ -37,7 +38,7 @@ class Artifact:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Collected:
-    """``collect``: every row of the window as the game wrote it, with the gateway's calls."""
+    """Manifest of ``collect``: every row as the game wrote it, with the calls of the gateway."""
 
     claim: Claim
     artifact: Artifact
@@ -45,7 +46,7 @@ class Collected:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Validated:
-    """``validate``: the accepted trajectories, and how many were rejected for which reason."""
+    """Manifest of ``validate``: the accepted trajectories, and the number rejected by reason."""
 
     claim: Claim
     artifact: Artifact
@@ -55,8 +56,10 @@ class Validated:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Thinned:
-    """``dropout``: the trajectories that go to the judge; those that do not are ``held_out``, and
-    would have taken about so many tokens of its prompts."""
+    """Manifest of ``dropout``: the trajectories to score, and the ones left out (``held_out``).
+
+    ``saved_judge_tokens``: estimated prompt tokens that a judge would have read for the latter.
+    """
 
     claim: Claim
     artifact: Artifact
@@ -68,9 +71,11 @@ class Thinned:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Scored:
-    """``score``: the same trajectories with one score each, of ``eligible`` before dropout.
+    """Manifest of ``score``: the trajectories with one score each.
 
-    ``metrics``: what the scorer tells of itself; a judge its tokens, cost, requests and level.
+    ``eligible``: number of trajectories before dropout. ``metrics``: the scorer's own; a judge
+    reports its tokens, cost, requests and level. ``fingerprint``: the settings that decided the
+    scores (``babylon.stages.fingerprint``).
     """
 
     claim: Claim
@@ -81,11 +86,12 @@ class Scored:
     avg_reward: float
     metrics: dict[str, float | int | str] = field(default_factory=dict)
     held_out: Artifact | None = None
+    fingerprint: str = ""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Trained:
-    """``train``: a candidate policy, its checkpoint and how the update went."""
+    """Manifest of ``train``: a candidate policy, its checkpoint and the metrics of its update."""
 
     claim: Claim
     batch_id: str
@@ -97,11 +103,11 @@ class Trained:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class OffPolicy:
-    """What recorded play that the challenger never saw says of it, against whoever played it.
+    """Off-policy estimate of the challenger on recorded play that it was not trained on.
 
-    P&L in simulator dollars a trajectory, above its scenario's mean, with a 99 % interval.
-    ``ess`` of ``trajectories``: how many the weighted ones are worth. ``problem``: why there is no
-    estimate.
+    ``difference``: P&L in simulator dollars a trajectory above the mean of its scenario, compared
+    with the policies that played, with a 99 % interval from ``low`` to ``high``. ``ess``:
+    effective sample size, in trajectories. ``problem``: the reason for a missing estimate.
     """
 
     trajectories: int = 0
@@ -126,20 +132,20 @@ class OffPolicy:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Verdict:
-    """``validate checkpoint``: may the challenger replace the champion, and why (not)?
+    """Manifest of ``validate checkpoint``: may the challenger replace the champion, and the reason.
 
-    P&L in simulator dollars, a mean over the ``scenarios`` that both policies played, of the
-    suite with that digest; the ends of the difference are those of a 95 % confidence sequence.
-    A checkpoint whose training rules it out plays none, and nothing is measured. ``off_policy`` is
-    asked only of a challenger that the arena would promote.
+    P&L is in simulator dollars, the mean over the ``scenarios`` that both policies played, of the
+    suite with digest ``suite_digest``. The bounds of the difference are those of a 95 % confidence
+    sequence. A checkpoint that its own training rules out plays no scenario, and all measures stay
+    empty. ``off_policy`` is estimated only for a challenger that the arena promotes.
     """
 
     claim: Claim
     policy_version: int
-    route_version: int  # the route that was in force: the verdict is about its champion
+    route_version: int  # the route in force; its champion is the policy compared with
     promote: bool
     reason: str
-    insufficient: bool = False  # not promoted for want of evidence, rather than for a reason
+    insufficient: bool = False  # the evidence decided neither for nor against
     scenarios: int = 0
     suite_digest: str | None = None
     pnl_before: float | None = None
@@ -165,13 +171,16 @@ class Verdict:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Change:
-    """A change of the route that is over: who serves since, and how long each phase took.
+    """A completed change of the route, and the duration of each phase.
 
-    ``challenger_version`` with ``share`` of the agents in an experiment, whose id is ``salt``.
-    ``checks``: what was checked before, by name; ``None`` where nothing was to be checked.
-    Seconds: until every gateway had loaded the policy, of its checks, from the commit until every
-    gateway served the route, and until nobody was answered by the policy that serves no more;
-    ``unfinished`` calls still were when that was not waited for any longer.
+    ``policy_version`` serves since. In an experiment, ``challenger_version`` serves ``share`` of
+    the agents, and ``salt`` is the experiment's id. ``checks``: results of the checks before
+    deployment, by name; None when nothing was checked.
+
+    ``prepare_s``: until every gateway had loaded the policy. ``check_s``: its checks.
+    ``commit_s``: from the commit until every gateway served the new route. ``drain_s``: until the
+    last call of a policy that serves no more had ended. ``unfinished``: number of such calls that
+    still ran when the wait timed out.
     """
 
     route_version: int
@@ -192,11 +201,12 @@ class Change:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Deployed:
-    """``deploy``: what became of the checkpoint, and the route in force after this window.
+    """Manifest of ``deploy``: is the checkpoint deployed, and the route in force after the window.
 
-    A checkpoint that is ``deployed`` serves as champion or, in an experiment, as challenger
-    (``arm``); otherwise ``policy_version`` is the champion. What this run did: ``checks`` of the
-    checkpoint, passed or not; the ``review`` of the experiment that ran; ``changes`` of the route.
+    A ``deployed`` checkpoint serves as champion or, in an experiment, as challenger (``arm``).
+    Otherwise ``policy_version`` is the champion. ``checks``: results of the checks of the
+    checkpoint. ``review``: the decision about the running experiment. ``changes``: the changes of
+    the route that this run made.
     """
 
     claim: Claim
@@ -213,7 +223,7 @@ class Deployed:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Published:
-    """``publish``: where the window's dataset file lies."""
+    """Manifest of ``publish``: the window's file of the dataset."""
 
     window_id: str
     uri: str
@@ -223,7 +233,7 @@ class Published:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class WindowResult:
-    """What one window's training came to; ``status`` is a ``WindowState`` value.
+    """Result of one window's training; ``status`` is a ``WindowState`` value.
 
     ``changed`` is False when an earlier run had finished the window and this one did nothing.
     """

@@ -55,14 +55,15 @@ FINISHED = frozenset({WindowState.TRAINED, WindowState.DEPLOYED, WindowState.REJ
 DONE = FINISHED - {WindowState.TRAINED}
 _GIVEN_UP = frozenset({WindowState.SKIPPED, WindowState.FAILED})
 
-# Within a claim the state only moves forward, and may skip stages. A new claim starts again from
-# ``claimed``, except for a trained window.
+# Within a claim the state only moves forward, and may skip stages. A stage may commit twice, as the
+# answer to its first commit may be lost. A new claim starts again from ``claimed``, except for a
+# trained window.
 TRANSITIONS: dict[WindowState, frozenset[WindowState]] = {
     WindowState.OPEN: frozenset({WindowState.CLOSING}),
     WindowState.CLOSING: frozenset({WindowState.READY}),
     WindowState.READY: frozenset({WindowState.CLAIMED}),
     **{
-        state: frozenset({WindowState.CLAIMED, *_STAGES[number + 1 :], *_GIVEN_UP})
+        state: frozenset({WindowState.CLAIMED, *_STAGES[number:], *_GIVEN_UP})
         for number, state in enumerate(_STAGES[:-1])
     },
     WindowState.TRAINED: frozenset({WindowState.TRAINED, *DONE}),

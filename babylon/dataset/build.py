@@ -3,15 +3,14 @@
 import logging
 from datetime import date
 
-from babylon.core.metrics import scored_from
 from babylon.core.settings import Settings
-from babylon.core.types import Claim, Published, Scored
+from babylon.core.types import Published, Scored
 from babylon.core.windows import DONE, WindowState
 from babylon.dataset.performance import publish_performance
 from babylon.dataset.scenarios import publish_scenarios
 from babylon.stages.publish import publish_window
 from babylon.store import Store
-from babylon.store.windows import WindowRow, list_windows
+from babylon.store.windows import list_windows
 
 TRAINED = DONE | {WindowState.TRAINED}
 log = logging.getLogger(__name__)
@@ -21,9 +20,11 @@ async def windows_of(store: Store, day: date | None = None) -> list[Scored]:
     """Return the scored manifests of trained windows, of one UTC day or all, oldest first."""
     rows = sorted(await list_windows(store), key=lambda row: row.window_id)
     return [
-        _scored(row)
+        row.scored
         for row in rows
-        if row.state in TRAINED and (day is None or row.window_id.startswith(day.isoformat()))
+        if row.state in TRAINED
+        and row.scored
+        and (day is None or row.window_id.startswith(day.isoformat()))
     ]
 
 
@@ -32,13 +33,8 @@ async def build_tables(store: Store, settings: Settings, scored: Scored) -> list
 
     Scenarios that cannot be rebuilt from the rows are left out and logged.
     """
-    trajectories = publish_window(settings, scored)
+    trajectories = publish_window(settings.home, scored)
     scenarios, rebuilt = publish_scenarios(settings.home, scored)
     for skipped in rebuilt.skipped:
         log.warning("window %s: %s", skipped.window_id, skipped.reason)
     return [trajectories, scenarios, await publish_performance(store, settings.home, scored)]
-
-
-def _scored(row: WindowRow) -> Scored:
-    claim = Claim(window_id=row.window_id, epoch=row.epoch, owner=row.owner or "")
-    return scored_from(claim, row.metrics)

@@ -1,6 +1,6 @@
-"""Deployment of policies: who answers the agents, and how that changes under them.
+"""Deployment of policies: the route decides who answers the agents.
 
-Every change of the route takes two phases (``change.py``): each gateway loads the policy and the
-checks pass, then one row decides and each gateway says that it follows. A refusal before that row
-changes nothing, one after it puts the route before in force again.
+Every change of the route has two phases (``change.py``): each gateway loads the policy and the
+checks pass; then one row is committed and each gateway acknowledges it. A refusal before that row
+changes nothing. A failure after it restores the route before.
 """

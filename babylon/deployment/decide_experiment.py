@@ -1,11 +1,11 @@
-"""What a window's run does about the experiment that is on: its analysis decides."""
+"""The decision that a window's run takes about the running experiment."""
 
 from dataclasses import dataclass
 
-from babylon.core.settings import Settings
+from babylon.core.settings import Settings, WindowSettings
 from babylon.core.types import Change, Claim
 from babylon.core.windows import parse_window_id
-from babylon.deployment.change import Order
+from babylon.deployment.change import ChangeRequest
 from babylon.deployment.experiments import next_canary_share, run_experiment
 from babylon.deployment.replace import replace_champion
 from babylon.deployment.rollback import roll_back
@@ -17,29 +17,28 @@ from babylon.store.routes import Route
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Decided:
-    """The analysis of an experiment, and the change of the route that it led to, if any."""
+    """The analysis of an experiment, and the change of the route that followed, if any."""
 
     review: Review
     change: Change | None = None
 
 
 async def decide(store: Store, settings: Settings, route: Route, claim: Claim) -> Decided | None:
-    """Promote the challenger; end the experiment with the champion alone, for harm or for want of a
-    decision in time; or let it go on: a canary that windows ramp takes its next step then, unless
-    the analysis warns.
+    """Act on the analysis of the running experiment. Return ``None`` if none runs.
 
-    Returns:
-        ``None`` when no experiment runs.
+    The challenger becomes champion; or the experiment ends with the champion, because the
+    challenger does harm or the time is over; or it goes on. A canary of the strategy ``canary``
+    that goes on without a warning gets its next share.
 
     Raises:
-        BabylonError: as ``change_route`` raises it.
+        BabylonError: As ``change_route`` raises it.
     """
     if route.split is None:
         return None
     found = await review(store, settings)
-    if found is None:  # it ended just now
+    if found is None:  # it ended a moment ago
         return None
-    order = Order(
+    request = ChangeRequest(
         author=claim.owner,
         reason=f"{route.split.mode}: {found.reason}",
         claim=claim,
@@ -47,18 +46,24 @@ async def decide(store: Store, settings: Settings, route: Route, claim: Claim) -
     )
     change = None
     if found.decision == "promote":
-        change = await replace_champion(store, settings, route.split.challenger_version, order)
+        change = await replace_champion(store, settings, route.split.challenger_version, request)
     elif found.decision in ("rollback", "keep"):
-        change = await roll_back(store, settings, order)
-    elif not found.warns and (share := _next_share(settings, route, claim)):
-        change = await run_experiment(store, settings, "canary", None, share, order)
+        change = await roll_back(store, request)
+    elif (
+        settings.deployment.strategy == "canary"
+        and not found.warns
+        and (share := _next_share(settings.windows, route, claim))
+    ):
+        change = await run_experiment(store, settings, "canary", None, share, request)
     return Decided(review=found, change=change)
 
 
-def _next_share(settings: Settings, route: Route, claim: Claim) -> float | None:
-    """A step is over when a window has ended after it began: neither a backfill of old windows nor
-    a run that goes on after a crash takes one too many."""
-    if settings.deployment.strategy != "canary" or route.mode != "canary" or not route.share:
+def _next_share(windows: WindowSettings, route: Route, claim: Claim) -> float | None:
+    """The canary's next share, once a window has ended since its last step.
+
+    A backfill of old windows and a run that resumes after a crash therefore take no step too many.
+    """
+    if route.mode != "canary" or not route.share:
         return None
-    ended = parse_window_id(claim.window_id, settings.windows.minutes).end
+    ended = parse_window_id(claim.window_id, windows.minutes).end
     return next_canary_share(route.share) if ended > route.created_at else None

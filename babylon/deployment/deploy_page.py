@@ -1,4 +1,4 @@
-"""What the deploy stage did for a window, as a page."""
+"""The deploy stage of a window, as a page."""
 
 from collections.abc import Iterator
 from typing import Any
@@ -7,7 +7,7 @@ from babylon.core.types import Change, Deployed, Verdict
 
 
 def deployed_markdown(deployed: Deployed, verdict: Verdict) -> str:
-    """Outcome, checks, the experiment's analysis, and how long each change of the route took."""
+    """Outcome, checks, the experiment's analysis, and the duration of each change of the route."""
     outcome = deployed.arm or "not deployed"
     lines = [
         f"# Window {deployed.claim.window_id}, policy {verdict.policy_version}: {outcome}",
@@ -28,7 +28,7 @@ def deployed_markdown(deployed: Deployed, verdict: Verdict) -> str:
 
 
 def serving(change: Change) -> str:
-    """Who serves since a change, in words."""
+    """The policies that serve after a change, in words."""
     if change.challenger_version is None or change.share is None:
         return f"policy {change.policy_version} for every agent"
     return (

@@ -1,7 +1,7 @@
 """Experiments: a challenger answers a share of the agents, beside the champion.
 
-An experiment is the routes of one salt. A change of its share keeps the salt, so that an agent who
-was the challenger's stays so while the share grows (``babylon.serving.serve.gateway.route_table``).
+An experiment is the routes with one salt. A change of the share keeps the salt: an agent that the
+challenger answers keeps it while the share grows (``babylon.serving.gateway.route_table``).
 """
 
 import math
@@ -11,7 +11,13 @@ from typing import Literal
 from babylon.core.errors import ConfigError, ExperimentError
 from babylon.core.settings import Settings
 from babylon.core.types import Change
-from babylon.deployment.change import Order, Wanted, awaited, change_route
+from babylon.deployment.change import (
+    ChangeRequest,
+    TargetRoute,
+    change_route,
+    checks_under,
+    wait_until_served,
+)
 from babylon.store.connection import Store
 from babylon.store.routes import Route, Split, current_route
 
@@ -26,39 +32,42 @@ async def run_experiment(
     mode: Experiment,
     policy_version: int | None,
     share: float | None,
-    order: Order,
+    request: ChangeRequest,
 ) -> Change:
-    """Begin an experiment with that policy as the challenger; or, while it is the challenger of
-    one, change its share. One that is so already is only waited for.
+    """Begin an experiment with a policy as challenger, or change the share of the one that runs.
+
+    If the experiment already has this challenger and share, only wait until every gateway serves
+    it.
 
     Args:
         policy_version: ``None`` for the challenger of the experiment that runs.
-        share: of the agents, for the challenger; at the start 50 % (``ab``) or 5 % (``canary``).
+        share: Fraction of the agents for the challenger; by default 0.5 (``ab``) or 0.05
+            (``canary``) at the start.
 
     Raises:
-        ConfigError: the share is not between 0 and 1.
-        ExperimentError: another experiment runs; or none, and no policy is named.
-        BabylonError: as ``change_route`` raises it.
+        ConfigError: The share is not between 0 and 1.
+        ExperimentError: Another experiment runs; or none, and no policy is named.
+        BabylonError: As ``change_route`` raises it.
     """
-    route = order.route or await current_route(store)
-    if route.split and _is_so(route.split, mode, policy_version, share):
-        return await awaited(store, route)
+    route = request.route or await current_route(store)
+    if route.split and _in_force(route.split, mode, policy_version, share):
+        return await wait_until_served(store, route)
     if route.split is None:
         split, new = _begin(route, mode, policy_version, share), policy_version
     else:
         split, new = _adjust(route, route.split, mode, policy_version, share), None
-    wanted = Wanted(policy_version=route.policy_version, split=split, new=new)
-    return await change_route(store, settings, route, wanted, order)
+    target = TargetRoute(policy_version=route.policy_version, split=split, new=new)
+    return await change_route(store, route, target, request, checks_under(settings))
 
 
 def next_canary_share(share: float) -> float | None:
-    """The step above; ``None`` on top."""
+    """The next larger share; ``None`` after the largest."""
     return next((step for step in CANARY_SHARES if step > share), None)
 
 
 def _begin(route: Route, mode: Experiment, challenger: int | None, share: float | None) -> Split:
     if challenger is None:
-        raise ExperimentError(f"no {mode} runs: name the policy that is to be its challenger")
+        raise ExperimentError(f"no {mode} runs: name the policy to be its challenger")
     if challenger == route.policy_version:
         raise ExperimentError(
             f"policy {challenger} is the champion: name another one as its challenger"
@@ -73,8 +82,10 @@ def _begin(route: Route, mode: Experiment, challenger: int | None, share: float 
     )
 
 
-def _is_so(running: Split, mode: Experiment, challenger: int | None, share: float | None) -> bool:
-    """Was just this asked for before, by a command that was killed, say?"""
+def _in_force(
+    running: Split, mode: Experiment, challenger: int | None, share: float | None
+) -> bool:
+    """Return true if the request is in force already, as after a killed command."""
     same = mode == running.mode and challenger in (None, running.challenger_version)
     return same and (share == running.share or (share is None and challenger is not None))
 
@@ -92,7 +103,7 @@ def _adjust(
     if share is None:
         raise ExperimentError(
             f"{running.mode} of policy {running.challenger_version} runs at {running.share:.0%}:"
-            " give the share that it is to have"
+            " give its new share"
         )
     return Split(
         mode=running.mode,
@@ -105,7 +116,7 @@ def _adjust(
 def _fraction(share: float) -> float:
     if not (math.isfinite(share) and 0 < share < 1):
         raise ConfigError(
-            f"share {share:g}: give a fraction of the agents between 0 and 1, neither of them;"
-            " `babylon deploy replace` sends all of them to one policy"
+            f"share {share:g}: give a fraction of the agents between 0 and 1, both"
+            " excluded; `babylon deploy replace` sends all of them to one policy"
         )
     return share

@@ -1,4 +1,4 @@
-"""The state of the deployment: who is to serve, who does, and what is being prepared."""
+"""The state of the deployment: the route, the gateways, and the policies to load."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -11,9 +11,9 @@ from babylon.store.routes import Route, current_route
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Status:
-    """The route in force, every live gateway, and the policies that they are asked to load.
+    """The route in force, every live gateway, and the policies that gateways must load.
 
-    ``settled``: every gateway serves that route.
+    ``settled``: every gateway serves the route.
     """
 
     route: Route
@@ -23,9 +23,10 @@ class Status:
 
 
 async def deployment_status(store: Store) -> Status:
-    """
+    """Read the state from the database.
+
     Raises:
-        ServingError: no route was ever committed.
+        ServingError: No route was ever committed.
     """
     route = await current_route(store)
     gateways = await live_gateways(store)

@@ -1,8 +1,9 @@
-"""The demo: a fleet plays simulated hours, each becomes a policy, and the last meets the first.
+"""The demo: a fleet plays simulated hours, each hour trains a policy, and the last policy is
+compared with the first.
 
-Everything is the real thing: Postgres, gateway, engine, recorder and the training flow. How a
-window is trained is passed in, because flows are above the library. The closing comparison is
-on scenarios that neither training nor any gate has seen.
+Postgres, gateway, engine, recorder and the training flow are the real ones. The caller passes the
+flow in, because flows lie above the library. The final comparison uses scenarios that neither
+training nor the gate has seen.
 """
 
 import asyncio
@@ -33,7 +34,7 @@ from babylon.store.policies import champion, ensure_base, get_policy
 AGENTS = 64  # eight scenarios of eight agents an hour
 PLAY_MIN = 6  # game minutes an hour, one decision each
 FINAL_SCENARIOS = 512
-FIRST_HOUR = datetime(2026, 1, 1, tzinfo=UTC)  # always the same, so that a seed repeats its demo
+FIRST_HOUR = datetime(2026, 1, 1, tzinfo=UTC)  # fixed, so that a seed repeats its demo
 RECIPE: dict[str, Any] = {
     "training": {
         "tuning": "full",
@@ -45,13 +46,13 @@ RECIPE: dict[str, Any] = {
     "scoring": {"scorer": "heuristic"},
 }
 Say = Callable[[str], None]
-Step = Callable[[str, int, int], None]  # what, done, of
+Step = Callable[[str, int, int], None]  # name, done, total
 Train = Callable[[str], Awaitable[WindowResult]]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Final:
-    """Base against final policy on the same unseen scenarios; P&L in simulator dollars each."""
+    """Base against final policy on the same unseen scenarios. Mean P&L in simulator dollars."""
 
     scenarios: int
     pnl_base: float
@@ -60,20 +61,20 @@ class Final:
     difference: float
     difference_low: float  # 95 % interval of the paired difference
     difference_high: float
-    gap_closed: float  # share of the way from base to oracle
+    gap_closed: float  # share of the distance from base to oracle
     win_rate_base: float
     win_rate_final: float
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DemoReport:
-    """What a demo came to; ``ok`` when the final policy is better beyond doubt."""
+    """The result of a demo. ``ok``: the final policy is better with 95 % confidence."""
 
     ok: bool
     seed: int
     home: str
     windows: tuple[WindowResult, ...]
-    fleet_pnl: tuple[float, ...]  # of the play that each window was trained on
+    fleet_pnl: tuple[float, ...]  # mean P&L of the play in each window
     final: Final
     policy_version: int
     plot: str
@@ -81,10 +82,10 @@ class DemoReport:
 
 
 def demo_overrides(settings: Settings, now: datetime) -> dict[str, Any]:
-    """Settings of a demo: a fresh home of its own below the given one, and the demo's recipe.
+    """Settings of a demo: a new home below the given one, and the demo's recipe.
 
-    The database is the embedded one of that home, whatever the environment says: a toy model has
-    no place among the policies of a live game.
+    The database is always the embedded one of that home: a toy model must not get among the
+    policies of a live game.
     """
     name = f"{now:%Y%m%dT%H%M%S}-seed{settings.seed}"
     return {
@@ -102,13 +103,14 @@ async def run_demo(
     """Play and train ``windows`` hours from ``FIRST_HOUR`` on.
 
     Args:
-        settings: made from ``demo_overrides``.
-        models: where the embedded base model is cached from demo to demo.
-        train: trains one window by id.
-        say, step: told what happens, for people.
+        settings: Made from ``demo_overrides``.
+        models: Directory that caches the embedded base model between demos.
+        train: Trains one window by id.
+        say: Shows a line to the user.
+        step: Shows progress.
 
     Raises:
-        ServingError: a port is busy. Any error of a stage: nothing is hidden in a demo.
+        BabylonError: A port is busy, or a stage failed.
     """
     started = time.monotonic()
     async with open_store(settings) as store:
@@ -118,15 +120,21 @@ async def run_demo(
             say(f"agents play through {running.url}")
             results, played = await _hours(store, settings, windows, train, say, step)
         say("base and final policy meet on unseen scenarios")
-        final = await _compare(store, settings)
+        final = await _compare(store, settings.seed)
         policy, _ = await champion(store)
-    plot = plot_windows(results, [fleet.mean_pnl for fleet in played], final, settings.home.root)
+    levels = {
+        "oracle": final.pnl_oracle,
+        "base model": final.pnl_base,
+        "final policy": final.pnl_final,
+    }
+    fleet_pnl = tuple(fleet.mean_pnl for fleet in played)
+    plot = plot_windows(results, fleet_pnl, levels, settings.home.root)
     return DemoReport(
         ok=final.difference_low > 0,
         seed=settings.seed,
         home=str(settings.home.root),
         windows=tuple(results),
-        fleet_pnl=tuple(fleet.mean_pnl for fleet in played),
+        fleet_pnl=fleet_pnl,
         final=final,
         policy_version=policy.policy_version,
         plot=str(plot),
@@ -184,12 +192,12 @@ def _line(result: WindowResult, fleet: FleetResult) -> str:
     )
 
 
-async def _compare(store: Store, settings: Settings) -> Final:
-    suite = unseen_scenarios("final", str(settings.seed), FINAL_SCENARIOS)
+async def _compare(store: Store, seed: int) -> Final:
+    suite = unseen_scenarios("final", str(seed), FINAL_SCENARIOS)
 
     async def arena(version: int) -> Plays:
         policy = await get_policy(store, version)
-        player = await asyncio.to_thread(checkpoint_player, policy.uri, settings.seed)
+        player = await asyncio.to_thread(checkpoint_player, policy.uri, seed)
         return await asyncio.to_thread(play, player, suite)
 
     policy, _ = await champion(store)
@@ -211,6 +219,6 @@ async def _compare(store: Store, settings: Settings) -> Final:
 
 
 def report_json(report: DemoReport) -> dict[str, Any]:
-    """The report as one flat-enough JSON object."""
+    """The report as one JSON object."""
     fields = asdict(report)
     return {**fields.pop("final"), **fields}

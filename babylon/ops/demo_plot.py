@@ -1,21 +1,23 @@
-"""P&L by window, as a picture."""
+"""Plot of the demo: P&L by window."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 from matplotlib.figure import Figure
 
 from babylon.core.types import WindowResult
 
-if TYPE_CHECKING:
-    from babylon.ops.demo import Final
-
 
 def plot_windows(
-    results: Sequence[WindowResult], fleet_pnl: Sequence[float], final: "Final", directory: Path
+    results: Sequence[WindowResult],
+    fleet_pnl: Sequence[float],
+    levels: Mapping[str, float],
+    directory: Path,
 ) -> Path:
-    """``pnl_by_window.png``: the fleet's play and the gate's verdicts, between base and oracle."""
+    """Write ``pnl_by_window.png``: P&L of the fleet and of each challenger, by window.
+
+    ``levels``: mean P&L of oracle, base model and final policy, drawn as horizontal lines.
+    """
     figure = Figure(figsize=(9, 5), layout="constrained")
     axes = figure.subplots()
     labels = [result.window_id[5:].replace("T", "\n") for result in results]
@@ -33,9 +35,9 @@ def plot_windows(
             axes.scatter(
                 *zip(*points, strict=True), color=color, marker="^", label=f"challenger, {name}"
             )
-    axes.axhline(final.pnl_oracle, color="black", linestyle=":", label="oracle")
-    axes.axhline(final.pnl_base, color="grey", linestyle="--", label="base model")
-    axes.axhline(final.pnl_final, color="tab:green", linestyle="--", label="final policy")
+    styles = (("black", ":"), ("grey", "--"), ("tab:green", "--"))
+    for (name, pnl), (color, line) in zip(levels.items(), styles, strict=True):
+        axes.axhline(pnl, color=color, linestyle=line, label=name)
     axes.set_xticks(list(at), labels, fontsize=8)
     axes.set_xlabel("window (UTC)")
     axes.set_ylabel("mean P&L of a scenario, $")

@@ -1,5 +1,8 @@
-"""What this machine has and lacks, checked for real: torch is imported, the database is opened, a
-port is bound. Nothing is downloaded, so a model of the hub is said to be unchecked."""
+"""``babylon doctor``: what this machine has and lacks.
+
+The checks are real: torch is imported, the database opened, each port bound. Nothing is downloaded,
+so a model of the hub stays unchecked.
+"""
 
 import asyncio
 import os
@@ -14,8 +17,9 @@ import aiohttp
 from safetensors import SafetensorError, safe_open
 
 from babylon.core.errors import BabylonError, ModelError, ServingError
-from babylon.core.settings import Settings
-from babylon.ops.up.processes import Processes
+from babylon.core.home import Home
+from babylon.core.processes import Processes
+from babylon.core.settings import ModelSettings, Settings
 from babylon.policies.base_name import local_directory
 from babylon.serving.ports import holder, require_free_port
 from babylon.serving.vllm.command import require_vllm
@@ -34,8 +38,8 @@ print(torch.__version__, *names, sep="|")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Check:
-    """One finding; ``ok`` is ``None`` for what was not checked.
+class Finding:
+    """One finding. ``ok`` is ``None`` for what was not checked.
 
     ``required``: the system does not work without it.
     """
@@ -46,44 +50,43 @@ class Check:
     detail: str
 
 
-async def examine(settings: Settings) -> list[Check]:
-    """Every check, in the order in which one would repair."""
+async def examine(settings: Settings) -> list[Finding]:
+    """Run every check, in the order in which to repair."""
+    home, serving = settings.home.root, settings.serving
     return [
         _python(),
         *_packages(),
         *await _torch(),
-        _disk(settings),
+        _disk(home),
         await _database(settings),
-        check_base_model(settings),
+        check_base_model(settings.model, settings.home),
         *await check_vllm(settings),
-        check_port(settings.home.root, "gateway", settings.serving.endpoint_port, "LOCAL_ENDPOINT"),
-        check_port(settings.home.root, "engine", settings.serving.engine_port, "ENGINE_PORT"),
-        check_port(settings.home.root, "admin API", settings.serving.admin_port, "ADMIN_PORT"),
-        check_port(
-            settings.home.root, "prefect server", settings.prefect.port, "PREFECT_SERVER_API_PORT"
-        ),
+        check_port(home, "gateway", serving.endpoint_port, "LOCAL_ENDPOINT"),
+        check_port(home, "engine", serving.engine_port, "ENGINE_PORT"),
+        check_port(home, "admin API", serving.admin_port, "ADMIN_PORT"),
+        check_port(home, "prefect server", settings.prefect.port, "PREFECT_SERVER_API_PORT"),
         *_keys(),
     ]
 
 
-def _python() -> Check:
+def _python() -> Finding:
     version = sys.version_info
     ok = (3, 11) <= version[:2] < (3, 14)
     detail = sys.version.split()[0] + ("" if ok else ": 3.11 to 3.13 are supported")
-    return Check(name="python", ok=ok, required=True, detail=detail)
+    return Finding(name="python", ok=ok, required=True, detail=detail)
 
 
-def _packages() -> Iterator[Check]:
+def _packages() -> Iterator[Finding]:
     for name in PACKAGES:
         try:
-            yield Check(name=name, ok=True, required=True, detail=metadata.version(name))
+            yield Finding(name=name, ok=True, required=True, detail=metadata.version(name))
         except metadata.PackageNotFoundError:
             detail = "not installed: run `pip install -e .`"
-            yield Check(name=name, ok=False, required=True, detail=detail)
+            yield Finding(name=name, ok=False, required=True, detail=detail)
 
 
-async def _torch() -> list[Check]:
-    """In a process of its own: torch is for the trainer and the engine to import."""
+async def _torch() -> list[Finding]:
+    """Import torch in a process of its own. Only trainer and engine import it here."""
     child = await asyncio.create_subprocess_exec(
         sys.executable,
         "-c",
@@ -94,65 +97,65 @@ async def _torch() -> list[Check]:
     out, err = await child.communicate()
     if child.returncode:
         reason = err.decode().strip().splitlines()[-1]
-        return [Check(name="torch loads", ok=False, required=True, detail=reason)]
+        return [Finding(name="torch loads", ok=False, required=True, detail=reason)]
     version, *devices = out.decode().strip().split("|")
     gpu = ", ".join(devices) or "none: training and serving run on the CPU"
     return [
-        Check(name="torch loads", ok=True, required=True, detail=version),
-        Check(name="gpu", ok=bool(devices), required=False, detail=gpu),
+        Finding(name="torch loads", ok=True, required=True, detail=version),
+        Finding(name="gpu", ok=bool(devices), required=False, detail=gpu),
     ]
 
 
-def _disk(settings: Settings) -> Check:
-    existing = next(
-        path for path in (settings.home.root, *settings.home.root.parents) if path.exists()
-    )
+def _disk(home: Path) -> Finding:
+    existing = next(path for path in (home, *home.parents) if path.exists())
     free_gb = shutil.disk_usage(existing).free / 1e9
     writable = existing.is_dir() and os.access(existing, os.W_OK)
-    detail = f"{free_gb:.0f} GB free in {settings.home.root}"
+    detail = f"{free_gb:.0f} GB free in {home}"
     if not writable:
         detail = f"{existing} is not writable: set BABYLON_HOME to a directory that is"
     elif free_gb < MIN_FREE_GB:
         detail += f": at least {MIN_FREE_GB:.0f} GB are needed"
-    return Check(name="disk", ok=writable and free_gb >= MIN_FREE_GB, required=True, detail=detail)
+    return Finding(
+        name="disk", ok=writable and free_gb >= MIN_FREE_GB, required=True, detail=detail
+    )
 
 
-async def _database(settings: Settings) -> Check:
+async def _database(settings: Settings) -> Finding:
     kind = "embedded" if settings.database.url is None else "DATABASE_URL"
     try:
         async with open_store(settings) as store:
             version = await store.pool.fetchval("SHOW server_version")
     except BabylonError as error:
-        return Check(name="database", ok=False, required=True, detail=str(error))
+        return Finding(name="database", ok=False, required=True, detail=str(error))
     tables = "game tables there" if store.has_game_tables else "no game tables"
     detail = f"{kind}, Postgres {version}, {tables}"
-    return Check(name="database", ok=store.has_game_tables, required=True, detail=detail)
+    return Finding(name="database", ok=store.has_game_tables, required=True, detail=detail)
 
 
-def check_base_model(settings: Settings) -> Check:
-    """A local model is looked at; a hub id is not, because that takes a download."""
-    name = settings.model.base
+def check_base_model(model: ModelSettings, home: Home) -> Finding:
+    """Check a local model. A hub id stays unchecked, because a check is a download."""
+    name = model.base
     if name is None:
-        made = settings.home.models.exists() and any(
-            settings.home.models.glob("embedded-*/config.json")
-        )
+        made = home.models.exists() and any(home.models.glob("embedded-*/config.json"))
         detail = "embedded" + ("" if made else ", made on first use (`babylon model init`)")
-        return Check(name="base model", ok=True, required=True, detail=detail)
+        return Finding(name="base model", ok=True, required=True, detail=detail)
     try:
         path = local_directory(name)
     except ModelError as error:
-        return Check(name="base model", ok=False, required=True, detail=str(error))
+        return Finding(name="base model", ok=False, required=True, detail=str(error))
     if path is None:
         detail = f"{name}, not checked here: loaded from the hub when first used"
-        return Check(name="base model", ok=None, required=True, detail=detail)
+        return Finding(name="base model", ok=None, required=True, detail=detail)
     problem = _model_problem(path)
-    return Check(name="base model", ok=problem is None, required=True, detail=problem or str(path))
+    return Finding(
+        name="base model", ok=problem is None, required=True, detail=problem or str(path)
+    )
 
 
 def _model_problem(directory: Path) -> str | None:
-    """Why no model loads from there, as far as the headers of its files tell."""
+    """The reason why no model loads from a directory, as far as file headers show it."""
     if not (directory / "config.json").exists():
-        return f"{directory}: no config.json in it, BASE_MODEL names a model"
+        return f"{directory}: it has no config.json, so it is not a model"
     for path in sorted(directory.glob("*.safetensors")):
         try:
             with safe_open(path, framework="numpy"):
@@ -162,8 +165,8 @@ def _model_problem(directory: Path) -> str | None:
     return None
 
 
-async def check_vllm(settings: Settings) -> list[Check]:
-    """Nothing, unless vLLM is what serves: then its package, or the server that runs."""
+async def check_vllm(settings: Settings) -> list[Finding]:
+    """Check vLLM's package, or the running server. Return nothing for another engine."""
     if settings.serving.engine != "vllm":
         return []
     try:
@@ -174,28 +177,28 @@ async def check_vllm(settings: Settings) -> list[Check]:
             detail += f" serves {', '.join(card.id for card in cards) or 'nothing'}"
     except TimeoutError:
         detail = f"{settings.serving.engine_url} is too busy to say what it serves"
-        return [Check(name="vllm", ok=None, required=True, detail=detail)]
+        return [Finding(name="vllm", ok=None, required=True, detail=detail)]
     except BabylonError as error:
-        return [Check(name="vllm", ok=False, required=True, detail=str(error))]
-    return [Check(name="vllm", ok=True, required=True, detail=detail)]
+        return [Finding(name="vllm", ok=False, required=True, detail=str(error))]
+    return [Finding(name="vllm", ok=True, required=True, detail=detail)]
 
 
-def check_port(home: Path, user: str, port: int, variable: str) -> Check:
-    """Free, or taken by what ``babylon up`` of this home has started."""
+def check_port(home: Path, user: str, port: int, variable: str) -> Finding:
+    """Check that a port is free, or held by a process of this home's ``babylon up``."""
     name = f"port of {user}"
     try:
         require_free_port(port, user=f"the {user}", variable=variable)
     except ServingError as error:
         pid = holder(port)
         if pid is None or not Processes(home=home).started(pid):
-            return Check(name=name, ok=False, required=True, detail=str(error))
+            return Finding(name=name, ok=False, required=True, detail=str(error))
         detail = f"{port} is in use by process {pid} of this home's `babylon up`"
-        return Check(name=name, ok=True, required=True, detail=detail)
-    return Check(name=name, ok=True, required=True, detail=f"{port} is free")
+        return Finding(name=name, ok=True, required=True, detail=detail)
+    return Finding(name=name, ok=True, required=True, detail=f"{port} is free")
 
 
-def _keys() -> Iterator[Check]:
+def _keys() -> Iterator[Finding]:
     for name, purpose in KEYS.items():
         there = bool(os.environ.get(name))
         detail = "set" if there else f"not set: needed only for {purpose}"
-        yield Check(name=name, ok=there, required=False, detail=detail)
+        yield Finding(name=name, ok=there, required=False, detail=detail)

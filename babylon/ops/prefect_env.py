@@ -1,20 +1,58 @@
-"""Prefect's environment, as plain strings: the library itself never imports Prefect.
+"""Prefect's environment variables. The library itself never imports Prefect.
 
-One home, one Prefect: its profile, logs and server database lie under ``<home>/prefect``. A flow
-that runs inline talks to an ephemeral API with an in-memory database: the truth is in our own
-Postgres, and a file of SQLite costs retries of two seconds whenever a write finds it locked.
+One home, one Prefect: its profile and logs lie under ``<home>/prefect``. The server of ``babylon
+up`` has a database of its own in our Postgres. A flow that runs inline talks to an ephemeral API
+with an in-memory database: a file of SQLite costs retries of two seconds whenever it is locked.
 """
 
+import os
 from collections.abc import Mapping
+from http.client import HTTPException
 from pathlib import Path
+from urllib.request import urlopen
 
+from babylon.core.home import make_directory
+from babylon.core.processes import Processes
+
+SERVER = "prefect-server"  # the process that `babylon up` records
 IN_MEMORY = "sqlite+aiosqlite:///:memory:"
+_HEALTH_S = 5.0
+
+
+def prepare_inline_run(home: Path) -> None:
+    """Set this process's environment for flows that run in it. Call it before importing Prefect.
+
+    Prefect reads its environment when it is first imported. Flows report to the server that
+    ``babylon up`` started for this home, if it answers. Variables that are already set win.
+
+    Raises:
+        StorageError: Prefect's directory cannot be made.
+    """
+    defaults = inline_environment(home)
+    if "PREFECT_API_URL" not in os.environ and (api := _running_server(home)):
+        defaults["PREFECT_API_URL"] = api
+    for name, value in defaults.items():
+        os.environ.setdefault(name, value)
+    make_directory(Path(os.environ["PREFECT_HOME"]))
+
+
+def _running_server(home: Path) -> str | None:
+    """The API of this home's server. A server is on record for seconds before it answers."""
+    record = Processes(home=home).running(SERVER)
+    if record is None or record.port is None:
+        return None
+    api = api_url(record.port)
+    try:
+        with urlopen(f"{api}/health", timeout=_HEALTH_S):
+            return api
+    except (OSError, HTTPException):
+        return None
 
 
 def inline_environment(home: Path) -> dict[str, str]:
-    """Defaults for a flow that runs in this process; variables that are already set win."""
+    """Defaults for a flow that runs in this process. Variables that are already set win."""
     return _quiet(home) | {
-        "PREFECT_LOGGING_LEVEL": "CRITICAL",  # who called the flow reports its errors, once
+        "PREFECT_LOGGING_LEVEL": "CRITICAL",  # the caller of the flow reports its errors
         "PREFECT_SERVER_DATABASE_CONNECTION_URL": IN_MEMORY,
         "PREFECT_SERVER_EPHEMERAL_ENABLED": "true",
         "PREFECT_SERVER_EPHEMERAL_STARTUP_TIMEOUT_SECONDS": "180",
@@ -22,12 +60,8 @@ def inline_environment(home: Path) -> dict[str, str]:
 
 
 def served_environment(home: Path, port: int, environ: Mapping[str, str]) -> dict[str, str]:
-    """For server, workers and the ``prefect`` command under ``babylon up``."""
-    database = f"sqlite+aiosqlite:///{home / 'prefect' / 'prefect.db'}"
-    defaults = _quiet(home) | {
-        "PREFECT_SERVER_DATABASE_CONNECTION_URL": database,
-        "PREFECT_WORKER_QUERY_SECONDS": "2",
-    }
+    """The environment of server, workers and ``prefect`` commands under ``babylon up``."""
+    defaults = _quiet(home) | {"PREFECT_WORKER_QUERY_SECONDS": "2"}
     return defaults | dict(environ) | {"PREFECT_API_URL": api_url(port)}
 
 

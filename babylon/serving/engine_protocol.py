@@ -14,8 +14,8 @@ import msgspec
 from aiohttp import web
 from msgspec import Meta, Struct
 
+from babylon.core.processes import exit_with_supervisor
 from babylon.serving.openai_wire import MAX_BODY_BYTES, RequestError, error_body
-from babylon.serving.supervise import exit_with_supervisor
 
 Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
 

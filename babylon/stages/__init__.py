@@ -1,1 +1,1 @@
-"""The stages of a window in order, and what claims, lists and retires their results."""
+"""The eight stages of a window, with its claim, its readiness and the removal of checkpoints."""

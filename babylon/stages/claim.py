@@ -1,50 +1,47 @@
-"""One window's claim from start to end: whatever happens, its row in Postgres tells the truth."""
+"""The claim of one window: lease, the stages' commits, and resuming after a crash.
+
+Whatever happens, the window's row in Postgres holds the true state.
+"""
 
 import asyncio
-import hashlib
 import os
 import socket
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager, suppress
+from dataclasses import replace
 from uuid import uuid4
 
 from babylon.core.artifacts import read_artifact
 from babylon.core.errors import ArtifactError, DatabaseError, FencedError, WindowNotReadyError
 from babylon.core.failpoints import failpoint
-from babylon.core.metrics import scored_from, scored_metrics
-from babylon.core.settings import Settings
+from babylon.core.metrics import scored_metrics
+from babylon.core.settings import Settings, WindowSettings
 from babylon.core.types import Claim, Collected, Scored, Trained
 from babylon.core.windows import DONE, IN_WORK, Window, WindowState
+from babylon.stages.fingerprint import scoring_fingerprint
 from babylon.stages.train import trained_from
 from babylon.store import Store
 from babylon.store.connection import UNREACHABLE, guarded
 from babylon.store.late import admit_late, note_late, store_collected
 from babylon.store.policies import policy_of_batch
-from babylon.store.windows import (
-    WindowRow,
-    claim_window,
-    get_window,
-    hold_lease,
-    release,
-    set_state,
-)
+from babylon.store.windows import claim_window, get_window, hold_lease, release, set_state
 
 _PROCESS = uuid4().hex[:8]  # containers may share host name and process ids
 
 
 @asynccontextmanager
-async def claimed(store: Store, settings: Settings, window: Window) -> AsyncIterator[Claim]:
-    """Claim a window and keep its lease while the body runs.
+async def claimed(store: Store, windows: WindowSettings, window: Window) -> AsyncIterator[Claim]:
+    """Claim a window and renew its lease while the body runs.
 
-    A body that raises leaves the window skipped (``WindowNotReadyError``) or failed, with the
-    reason. A window whose checkpoint is committed stays ``trained``, with the reason and free for
-    the next run, which goes on there; so does, in its stage, one whose run was told to stop.
+    If the body raises, the window becomes ``skipped`` (``WindowNotReadyError``) or ``failed``, with
+    the reason. A window whose checkpoint is committed stays ``trained``, with the reason, and the
+    next run resumes it. A run that a signal stops leaves the window in the state it reached.
 
     Raises:
         AlreadyTrainedError: the window is done.
-        WindowNotReadyError: rows of it may still arrive; or a recipe wants a window that is not
-            done.
-        FencedError: another worker took the window over; its state is that worker's.
+        WindowNotReadyError: rows of the window may still arrive, or a recipe was asked for a window
+            that is not done.
+        FencedError: another worker took over the window and now owns its state.
     """
     if window.recipe:
         await _check_done(store, window)
@@ -54,70 +51,67 @@ async def claimed(store: Store, settings: Settings, window: Window) -> AsyncIter
         store,
         window,
         owner=owner,
-        lease_s=settings.windows.lease_s,
-        grace_s=settings.windows.grace_s,
+        lease_s=windows.lease_s,
+        grace_s=windows.grace_s,
     )
     failpoint("claim.after")
     try:
-        async with hold_lease(store, claim, settings.windows.lease_s):
+        async with hold_lease(store, claim, windows.lease_s):
             if window.recipe:
-                await _take_late(store, settings, claim, window)
+                await _note_late(store, windows, claim, window)
             yield claim
     except FencedError:
         raise
-    except BaseException as error:  # a signal too; re-raised, only the reason is kept
-        with suppress(*UNREACHABLE):  # then the lease runs out by itself
+    except BaseException as error:  # signals too: the reason is stored, the error raised again
+        with suppress(*UNREACHABLE):  # without a database the lease expires by itself
             await _end(store, claim, error)
         raise
 
 
-async def taken_up(
+async def resume(
     store: Store, settings: Settings, claim: Claim
 ) -> tuple[Scored | None, Trained | None]:
-    """What an earlier run of this window had scored, and trained, before it died.
+    """Return the manifests of ``score`` and ``train`` that an earlier run of the window committed.
 
-    Scores are taken up as they are if the settings are the same and the artifact is what was
-    written, so that an update that had begun goes on with the very batch that it began with. Any
-    earlier stage is cheap and repeated; judgments are kept apart and never bought twice.
+    Scores are kept if their fingerprint is that of the present settings and their artifact is
+    intact, so that an interrupted update resumes with the same batch. Without scores the window
+    starts over: earlier stages are cheap, and judgments are stored by themselves.
     """
     row = await get_window(store, claim.window_id)
     assert row is not None  # it is claimed
+    scored = replace(row.scored, claim=claim) if row.scored else None
     if row.state == WindowState.TRAINED:
         policy = await policy_of_batch(store, row.batch_id or "")
-        if policy is None:
+        if scored is None or policy is None:
             raise DatabaseError(
-                f"window {claim.window_id} is trained but batch {row.batch_id!r} has no policy"
+                f"window {claim.window_id} is trained, but its"
+                f" {'scores are' if scored is None else f'policy ({row.batch_id}) is'} not stored"
             )
-        return scored_from(claim, row.metrics), trained_from(claim, policy)
+        return scored, trained_from(claim, policy)
     if row.state == WindowState.SCORED:
-        if await _stands(row, settings, scored := scored_from(claim, row.metrics)):
+        if scored and await _is_current(scored, scoring_fingerprint(settings)):
             return scored, None
         await set_state(store, claim, WindowState.CLAIMED)
     return None, None
 
 
-async def commit_collected(store: Store, manifest: Collected) -> None:
-    """Commit stage ``collect``: from now on whatever else arrives is late."""
-    rows = await asyncio.to_thread(read_artifact, manifest.artifact, ["trajectory_id"])
-    await store_collected(store, manifest.claim, rows["trajectory_id"])
+async def commit_collected(store: Store, collected: Collected) -> None:
+    """Commit stage ``collect``. Rows that arrive from now on are late."""
+    rows = await asyncio.to_thread(read_artifact, collected.artifact, ["trajectory_id"])
+    await store_collected(store, collected.claim, rows["trajectory_id"])
 
 
-async def commit_scored(store: Store, settings: Settings, manifest: Scored) -> None:
-    """Commit stage ``score``: a later run may go on from here."""
-    metrics = {**scored_metrics(manifest), "settings": _digest(settings)}
-    await set_state(store, manifest.claim, WindowState.SCORED, metrics=metrics)
+async def commit_scored(store: Store, scored: Scored) -> None:
+    """Commit stage ``score``. A later run may resume from here."""
+    metrics = scored_metrics(scored)
+    await set_state(store, scored.claim, WindowState.SCORED, metrics=metrics, scored=scored)
 
 
-def _digest(settings: Settings) -> str:
-    """Of every setting, so that none is forgotten; secrets are masked in it."""
-    return hashlib.sha256(settings.model_dump_json().encode()).hexdigest()[:16]
-
-
-async def _stands(row: WindowRow, settings: Settings, manifest: Scored) -> bool:
-    if row.metrics.get("settings") != _digest(settings):
+async def _is_current(scored: Scored, fingerprint: str) -> bool:
+    if scored.fingerprint != fingerprint:
         return False
     try:
-        await asyncio.to_thread(read_artifact, manifest.artifact, ["trajectory_id"])
+        await asyncio.to_thread(read_artifact, scored.artifact, ["trajectory_id"])
     except ArtifactError:
         return False
     return True
@@ -127,26 +121,26 @@ async def _check_done(store: Store, window: Window) -> None:
     first = await get_window(store, window.id)
     if first is None or first.state not in DONE:
         raise WindowNotReadyError(
-            f"recipe {window.recipe} takes up windows that are done, and {window.id} is"
+            f"recipe {window.recipe} needs a window that is done, and {window.id} is"
             f" {first.state if first else 'untrained'}: train it without --recipe first"
         )
 
 
-async def _take_late(store: Store, settings: Settings, claim: Claim, window: Window) -> None:
-    """Late rows are noted before anything is collected, and admitted only where asked for."""
+async def _note_late(store: Store, windows: WindowSettings, claim: Claim, window: Window) -> None:
+    """Record the late rows before anything is collected; admit them with ``--include-late``."""
     await note_late(store, window.minutes, window.start, window.end)
-    if settings.windows.include_late:
+    if windows.include_late:
         await admit_late(store, claim, window)
 
 
 async def _end(store: Store, claim: Claim, error: BaseException) -> None:
     reason = str(error) or type(error).__name__
-    async with guarded(store, claim):  # who was fenced hears of that, whatever else it led to
+    async with guarded(store, claim):  # raises FencedError if the claim was taken over
         pass
     row = await get_window(store, claim.window_id)
     if row is None or row.state not in IN_WORK | {WindowState.TRAINED}:
         return
-    if not isinstance(error, Exception):  # cancelled, or a signal: nobody's failure
+    if not isinstance(error, Exception):  # cancelled or a signal: does not count as a failure
         await release(store, claim, f"stopped: {reason}", failed=False)
     elif row.state == WindowState.TRAINED:
         await release(store, claim, reason, failed=True)

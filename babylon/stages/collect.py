@@ -1,11 +1,11 @@
-"""Stage ``collect``: one window out of Postgres, as the game wrote it, streamed into Parquet.
+"""Stage ``collect``: stream one window from Postgres into Parquet, as the game wrote it.
 
-Rows belong to the window by its id; rows without an id by their start time. Nothing is judged
-here. Call logs and the gateway's calls are joined by equality of trajectory ids, and the JSON of
-token arrays is built by the server, so that millions of token ids never become Python objects.
+A row belongs to the window of its window id, or without one to the window of its start time. No row
+is checked here. Call logs and the gateway's calls are joined by trajectory id. Postgres builds the
+JSON of token arrays, so that millions of token ids never become Python objects.
 
-Unpacking large texts takes the server long. So two connections share one snapshot: while rows are
-written, calls are joined to the next ones, and the server unpacks those after them.
+Postgres takes long to decompress large texts. So two connections share one snapshot and three steps
+overlap: batch N is written, calls are joined to batch N + 1, and Postgres reads batch N + 2.
 """
 
 import asyncio
@@ -20,7 +20,7 @@ import msgspec
 from babylon.core.artifacts import ArtifactWriter, Columns
 from babylon.core.failpoints import failpoint
 from babylon.core.game_rows import COLUMNS, GAME_SCHEMA, UNTRAINED
-from babylon.core.settings import Settings
+from babylon.core.home import Home
 from babylon.core.types import Claim, Collected
 from babylon.core.windows import Window
 from babylon.quality.policy_calls import CollectedCall
@@ -52,8 +52,8 @@ _LOGS = """
     ORDER BY l.timestamp, l."callId" COLLATE "C"
 """
 
-# Tokens of untrainable calls are not even collected; infinite logprobs have no JSON. A key that is
-# bound to one agent can name another's trajectory: such calls are not that trajectory's.
+# Tokens of untrainable calls are left out, because infinite logprobs have no JSON. A client whose
+# key is bound to one agent can name another agent's trajectory: such calls are left out too.
 _GATEWAY_CALLS = """
     SELECT c.trajectory_id, json_agg(json_build_object(
         'step_number', c.step_number,
@@ -75,7 +75,7 @@ _GATEWAY_CALLS = """
     WHERE c.step_number IS NOT NULL GROUP BY 1
 """
 
-# A change from a price of zero is NaN, and JSON has no word for it but a string.
+# A change from a price of zero is NaN, which JSON cannot hold.
 _OUTCOMES = """
     SELECT coalesce(json_agg(json_build_object(
         'stockTicker', o."stockTicker",
@@ -93,20 +93,18 @@ _OUTCOMES = """
 """
 
 
-async def collect_window(
-    store: Store, settings: Settings, claim: Claim, window: Window
-) -> Collected:
-    """Every row of the window that was never trained, in one consistent snapshot.
+async def collect_window(store: Store, home: Home, claim: Claim, window: Window) -> Collected:
+    """Collect every row of the window that was never trained, from one consistent snapshot.
 
     Raises:
-        ServingError: a gateway still holds calls of the window.
+        ServingError: a gateway has not yet recorded all calls of the window.
     """
     require_game_tables(store)
     await wait_until_recorded(store, window.end)
     failpoint("collect.before")
     async with (
         ArtifactWriter(
-            settings.home.artifacts, GAME_SCHEMA, stage="collected", window_id=window.key
+            home.artifacts, GAME_SCHEMA, stage="collected", window_id=window.key
         ) as writer,
         _snapshot(store) as (connection, beside),
     ):
@@ -126,7 +124,7 @@ async def collect_window(
 async def _joined(
     connection: "Connection", records: list[asyncpg.Record], outcomes: str
 ) -> Columns:
-    """The records by column, with their calls and the window's outcomes."""
+    """Return the records by column, with their calls and the window's outcomes."""
     if not records:
         return {}
     names, values = records[0].keys(), zip(*records, strict=True)
@@ -148,7 +146,7 @@ async def _write(writer: ArtifactWriter, columns: Columns) -> None:
 
 
 async def _logged(connection: "Connection", ids: Sequence[str]) -> dict[str, str]:
-    """Trajectory id → JSON list of its calls in the game's log, in the order of their times."""
+    """Return trajectory id → JSON list of its calls in the game's log, in order of time."""
     calls: defaultdict[str, list[CollectedCall]] = defaultdict(list)
     for trajectory_id, call_id, response, messages, top_p in await connection.fetch(_LOGS, ids):
         call = CollectedCall(call_id=call_id, response=response, messages=messages, top_p=top_p)
@@ -158,7 +156,7 @@ async def _logged(connection: "Connection", ids: Sequence[str]) -> dict[str, str
 
 @asynccontextmanager
 async def _snapshot(store: Store) -> AsyncIterator[tuple["Connection", "Connection"]]:
-    """Two connections that see the database as it is now, and change nothing."""
+    """Open two read-only connections that share one snapshot of the database."""
     async with (
         store.pool.acquire() as first,
         first.transaction(isolation="repeatable_read", readonly=True),
@@ -171,7 +169,7 @@ async def _snapshot(store: Store) -> AsyncIterator[tuple["Connection", "Connecti
 
 
 async def _together(write: Awaitable[None], join: Awaitable[T], read: Awaitable[U]) -> tuple[T, U]:
-    """At once. All end before an error of one is raised: a connection must be idle then."""
+    """Run all three concurrently. All end before an error is raised, so connections are idle."""
     results = await asyncio.gather(write, join, read, return_exceptions=True)
     for result in results:
         if isinstance(result, BaseException):

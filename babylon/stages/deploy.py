@@ -1,8 +1,8 @@
-"""The deploy stage: what becomes of a window's checkpoint, and of the experiment that runs.
+"""Stage ``deploy``: deploy a window's checkpoint, and decide the running experiment.
 
-``DEPLOYMENT_STRATEGY``: a checkpoint that passed validation replaces the champion, or becomes the
-challenger of an experiment. While one runs, each window's stage first lets its analysis decide,
-and no other checkpoint goes out before it has.
+By ``DEPLOYMENT_STRATEGY``, a checkpoint that passed validation replaces the champion or becomes the
+challenger of an experiment. While an experiment runs, the stage of each window first reviews it. No
+other checkpoint is deployed before the experiment is decided.
 """
 
 from collections.abc import Sequence
@@ -12,7 +12,7 @@ from typing import Any
 from babylon.core.errors import CheckpointRefusedError, RouteConflictError
 from babylon.core.settings import Settings
 from babylon.core.types import Arm, Change, Deployed, Verdict
-from babylon.deployment.change import Order, follow
+from babylon.deployment.change import ChangeRequest, wait_or_roll_back
 from babylon.deployment.decide_experiment import Decided, decide
 from babylon.deployment.experiments import run_experiment
 from babylon.deployment.replace import replace_champion
@@ -23,18 +23,18 @@ from babylon.store.routes import Route
 
 
 async def deploy_checkpoint(store: Store, settings: Settings, verdict: Verdict) -> Deployed:
-    """Send a checkpoint that passed validation out, and wait until every live gateway serves it.
+    """Deploy a checkpoint that passed validation, and wait until every live gateway serves it.
 
-    One that did not pass, is refused by the checks before deployment, or comes while an experiment
-    goes on, changes nothing: the champion keeps serving. Running it again after a crash finds the
-    route committed and only waits, or finds that a descendant serves by now, and leaves that.
+    The champion keeps serving if the checkpoint did not pass, if the checks before deployment
+    refuse it, or if an experiment is running. After a crash the stage may run again: a committed
+    route is only waited for, and a descendant that serves by now is left alone.
 
     Raises:
-        RouteConflictError: another champion serves since the verdict, which is void: validate
-            again; or the route changed this moment.
-        FencedError: another worker took the window over; nothing was changed.
-        ServingError: a live gateway cannot load the policy, or did not follow; the route before
-            is in force.
+        RouteConflictError: another champion serves since the verdict, so validate again; or the
+            route changed at this moment.
+        FencedError: another worker took over the window; nothing was changed.
+        ServingError: a live gateway could not load the policy or did not switch to it; the
+            previous route is in force.
     """
     routes = await all_routes(store)
     if verdict.promote and (before := await _sent_out_before(store, verdict, routes)):
@@ -46,8 +46,8 @@ async def deploy_checkpoint(store: Store, settings: Settings, verdict: Verdict) 
         return _not_deployed(verdict, routes[0], decided, reason)
     if not same_champion_since(routes, verdict.route_version):
         raise RouteConflictError(
-            f"policy {routes[0].policy_version} serves by now, which policy"
-            f" {verdict.policy_version} was not validated against: validate it again"
+            f"policy {routes[0].policy_version} serves now, and policy {verdict.policy_version} was"
+            " validated against another one: validate it again"
         )
     try:
         change = await _send_out(store, settings, verdict, routes[0])
@@ -59,10 +59,10 @@ async def deploy_checkpoint(store: Store, settings: Settings, verdict: Verdict) 
 async def _sent_out_before(
     store: Store, verdict: Verdict, routes: Sequence[Route]
 ) -> Deployed | None:
-    """What an earlier run of the window deployed, before it died; or a policy trained from it."""
+    """Return the deployment of an earlier run of the window, or of a policy trained from it."""
     route, version = routes[0], verdict.policy_version
     if version in route.versions:
-        acks = await follow(store, route.route_version, version, fallback=routes[1])
+        acks = await wait_or_roll_back(store, route.route_version, version, fallback=routes[1])
         return _deployed(verdict, route, acks)
     if await descends(store, route.policy_version, version):
         return _deployed(verdict, route, ())
@@ -70,25 +70,26 @@ async def _sent_out_before(
 
 
 def _kept_back(verdict: Verdict, decided: Decided | None, route: Route) -> str | None:
-    """Why the checkpoint does not go out, before anybody looks at it."""
+    """Return the reason not to deploy that holds before any check of the checkpoint, or None."""
     if not verdict.promote:
         return verdict.reason
     if split := route.split:
         return (
             f"policy {split.challenger_version} is compared with policy {route.policy_version} on"
-            f" {split.share:.0%} of the agents: no other checkpoint goes out before that is decided"
+            f" {split.share:.0%} of the agents: no other checkpoint is deployed before that is"
+            " decided"
         )
     if decided and decided.review.decision == "promote":
         return (
             f"policy {route.policy_version} won its experiment and serves since; policy"
-            f" {verdict.policy_version} was validated against the champion before"
+            f" {verdict.policy_version} was validated against the previous champion"
         )
     return None
 
 
 async def _send_out(store: Store, settings: Settings, verdict: Verdict, route: Route) -> Change:
     strategy, version = settings.deployment.strategy, verdict.policy_version
-    order = Order(
+    order = ChangeRequest(
         author=verdict.claim.owner, reason=verdict.reason, claim=verdict.claim, route=route
     )
     if strategy == "replace":
@@ -138,7 +139,7 @@ def _not_deployed(
 
 
 def _about(decided: Decided | None, change: Change | None = None) -> dict[str, Any]:
-    """What this run did: the fields of ``Deployed`` for it."""
+    """Return the fields of ``Deployed`` that say what this run did."""
     changes = (decided and decided.change, change)
     return {
         "changes": tuple(change for change in changes if change),

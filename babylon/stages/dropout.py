@@ -1,10 +1,10 @@
-"""Stage ``dropout``: thin a crowded window before the judge sees it (not neural dropout).
+"""Stage ``dropout``: thin a large window before it is judged (not neural dropout).
 
 With n trajectories and a target of t < n, a share of ``min(max_dropout, 1 - t / n)`` is dropped,
-rounded down. Which ones depends only on the window, the seed and the trajectory ids. Each agent
-loses about the same share of its own: its trajectories are put in random order and spread evenly
-over [0, 1) with a random offset (systematic sampling), and the lowest positions of the window go
-first. A group keeps two, and the last agents that a window needs keep one each.
+rounded down. The choice depends only on the window, the seed and the trajectory ids. Each agent
+loses about the same share of its own trajectories: they are put in random order and spread evenly
+over [0, 1) with a random offset (systematic sampling), and the lowest positions of the window are
+dropped first. A group keeps two trajectories. As many agents as a window needs keep one each.
 """
 
 import math
@@ -24,8 +24,8 @@ MIN_GROUP = 2
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Candidate:
-    """What dropout knows of a trajectory; its group is its scenario in this window."""
+class DropoutCandidate:
+    """A trajectory that may be dropped. Its group is its scenario in this window."""
 
     trajectory_id: str
     agent_id: str
@@ -33,13 +33,13 @@ class Candidate:
 
 
 def thin_window(settings: Settings, validated: Validated) -> Thinned:
-    """Drop whole trajectories; when none must go, the artifact is handed on as it is.
+    """Drop whole trajectories. If none is dropped, the artifact stays the same.
 
-    Those that go are an artifact of their own: nothing is trained on them, so what is can be
-    checked against them.
+    Dropped trajectories become an artifact of their own. Nothing is trained on them, so they are
+    held-out play for checking a checkpoint. Blocking.
     """
     rows = read_artifact(validated.artifact, ["trajectory_id", "agent_id", "scenario_id"])
-    candidates = [Candidate(**row) for row in rows.iter_rows(named=True)]
+    candidates = [DropoutCandidate(**row) for row in rows.iter_rows(named=True)]
     dropped = choose_dropped(
         candidates,
         target=settings.quality.target_trajectories,
@@ -70,18 +70,23 @@ def thin_window(settings: Settings, validated: Validated) -> Thinned:
 
 
 def drop_count(count: int, *, target: int, max_dropout: float) -> int:
-    """How many of ``count`` trajectories are too many, before any group or agent is spared."""
+    """Return how many of ``count`` trajectories to drop, before groups and agents are spared."""
     most = math.floor(max_dropout * count + 1e-9)  # 0.29 * 100 is 28.999999999999996
     return max(0, min(count - target, most))
 
 
 def choose_dropped(
-    candidates: Iterable[Candidate], *, target: int, max_dropout: float, min_agents: int, key: str
+    candidates: Iterable[DropoutCandidate],
+    *,
+    target: int,
+    max_dropout: float,
+    min_agents: int,
+    key: str,
 ) -> frozenset[str]:
-    """The trajectory ids to drop, whatever the order of ``candidates``.
+    """Return the trajectory ids to drop. The order of ``candidates`` does not matter.
 
-    No group falls below two trajectories and no agent of the last ``min_agents`` loses its last
-    one, even if that leaves more than the target.
+    No group falls below two trajectories, and none of the last ``min_agents`` agents loses its last
+    trajectory, even if more than the target are left.
     """
     everyone = list(candidates)
     wanted = drop_count(len(everyone), target=target, max_dropout=max_dropout)
@@ -105,8 +110,8 @@ def choose_dropped(
     return frozenset(dropped)
 
 
-def _positions(candidates: list[Candidate], key: str) -> Mapping[str, float]:
-    """Trajectory id → its place in [0, 1) among its agent's."""
+def _positions(candidates: list[DropoutCandidate], key: str) -> Mapping[str, float]:
+    """Return trajectory id → position in [0, 1) among the trajectories of its agent."""
     agents: dict[str, list[str]] = {}
     for candidate in candidates:
         agents.setdefault(candidate.agent_id, []).append(candidate.trajectory_id)
@@ -118,6 +123,6 @@ def _positions(candidates: list[Candidate], key: str) -> Mapping[str, float]:
 
 
 def _random(*parts: str) -> float:
-    """Uniform in [0, 1), the same on every machine."""
+    """Return a uniform number in [0, 1), the same on every machine."""
     digest = blake2b("/".join(parts).encode(), digest_size=8).digest()
     return int.from_bytes(digest, "big") / 2**64

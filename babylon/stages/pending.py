@@ -1,14 +1,15 @@
-"""Which windows wait to be trained."""
+"""The windows that can be trained now."""
 
 from dataclasses import replace
 from datetime import datetime, timedelta
 
-from babylon.core.settings import Settings
+from babylon.core.settings import Settings, WindowSettings
 from babylon.core.windows import (
     DONE,
     Clock,
     Window,
     WindowState,
+    check_settled,
     last_complete_window,
     parse_bound,
     parse_window_id,
@@ -27,12 +28,12 @@ async def pending_windows(
     last: str | None = None,
     clock: Clock | None = None,
 ) -> list[Window]:
-    """Windows that are over and ready, or that a run left half-finished, oldest first.
+    """Return the windows that are ready or half-finished, oldest first.
 
-    From ``first`` (a date or window id), else of the last ``hours``, by default the settings'
-    lookback; up to and with ``last``. A window that somebody works on is left alone, and so is one
-    that rests after it failed; one of another length than the settings' is not ours to train. With
-    a recipe they are those that are done but not by that recipe, and hold what was never trained.
+    The range starts at ``first`` (a date or window id), else ``hours`` ago (default: the lookback
+    of the settings), and includes ``last``. Left out are windows that another run holds, windows
+    that rest after a failure, and windows of another length than the settings'. With a recipe, the
+    range is searched for windows that are done, not yet by this recipe, and hold untrained rows.
     """
     clock = clock or await read_clock(store)
     hours = hours or settings.windows.lookback_hours
@@ -41,10 +42,23 @@ async def pending_windows(
     return [window for window, _ in await _waiting(store, settings, clock, since, until)]
 
 
-async def window_to_train(store: Store, settings: Settings, clock: Clock) -> Window:
-    """When nobody names one: the oldest that is half-finished, else the newest that waits, else
-    the last to close, which will say why.
+async def window_to_train(
+    store: Store, settings: Settings, window_id: str | None = None, *, clock: Clock | None = None
+) -> Window:
+    """Return the window of that id, or choose one.
+
+    The choice is the oldest half-finished window, else the newest that is ready, else the last one
+    that closed: its training then fails with the reason.
+
+    Raises:
+        WindowError: the id is not a window's.
+        WindowNotReadyError: rows of the named window may still arrive.
     """
+    clock = clock or await read_clock(store)
+    if window_id is not None:
+        window = parse_window_id(window_id, settings.windows.minutes)
+        check_settled(window, clock, settings.windows.grace_s)
+        return replace(window, recipe=window.recipe or settings.windows.recipe)
     since = clock.now - timedelta(hours=settings.windows.lookback_hours)
     waiting = await _waiting(store, settings, clock, since, None)
     half_finished = [window for window, state in waiting if state == WindowState.TRAINED]
@@ -53,9 +67,8 @@ async def window_to_train(store: Store, settings: Settings, clock: Clock) -> Win
     if waiting:
         return waiting[-1][0]
     settled = clock.now - timedelta(seconds=settings.windows.grace_s)
-    return replace(
-        last_complete_window(settled, settings.windows.minutes), recipe=settings.windows.recipe
-    )
+    window = last_complete_window(settled, settings.windows.minutes)
+    return replace(window, recipe=settings.windows.recipe)
 
 
 async def _waiting(
@@ -64,28 +77,28 @@ async def _waiting(
     reports = await window_reports(store, settings, since=since, until=until, clock=clock)
     ours = [report for report in reports if report.minutes == settings.windows.minutes]
     if settings.windows.recipe:
-        return _for_recipe(ours, settings)
+        return _for_recipe(ours, settings.windows)
     return [
         (parse_window_id(report.window_id, report.minutes), report.state)
         for report in ours
-        if report.ready or _half_finished(report)
+        if report.ready or _is_half_finished(report)
     ]
 
 
-def _half_finished(report: WindowReport) -> bool:
+def _is_half_finished(report: WindowReport) -> bool:
     return report.state == WindowState.TRAINED and not report.leased and not report.resting
 
 
 def _for_recipe(
-    reports: list[WindowReport], settings: Settings
+    reports: list[WindowReport], windows: WindowSettings
 ) -> list[tuple[Window, WindowState]]:
-    """Each window is taken up once; a skipped one had nothing to teach by this recipe either."""
-    recipe = settings.windows.recipe
+    """A recipe trains each window once. A window that it skipped is not tried again either."""
+    recipe = windows.recipe
     known = {report.window_id: report for report in reports}
     waiting, over = [], DONE | {WindowState.SKIPPED}
     for report in reports:
         unused = report.trajectories - report.trained
-        unused += report.late if settings.windows.include_late else 0
+        unused += report.late if windows.include_late else 0
         if report.state not in DONE or "+" in report.window_id or not unused:
             continue
         window = parse_window_id(f"{report.window_id}+{recipe}", report.minutes)

@@ -1,14 +1,14 @@
 """Stage ``publish``: the window's scored trajectories as one immutable file of the dataset.
 
 ``datasets/trajectories/month=2025-11/2025-11-14T09-00-<digest>.parquet``: a file is never
-rewritten, and publishing the same window again finds it there. Columns leave by name: ground
-truth and the game's raw rows stay at home.
+rewritten, and publishing the same window again finds the file. ``COLUMNS`` are named one by one, so
+that ground truth and the game's raw rows are never published.
 """
 
 import polars as pl
 
 from babylon.core.artifacts import rewrite_artifact
-from babylon.core.settings import Settings
+from babylon.core.home import Home
 from babylon.core.types import Published, Scored
 
 COLUMNS = (
@@ -28,13 +28,13 @@ COLUMNS = (
 )
 
 
-def publish_window(settings: Settings, scored: Scored) -> Published:
+def publish_window(home: Home, scored: Scored) -> Published:
     """Write the window's file into the local dataset folder."""
     window_id = scored.claim.window_id
     month = window_id[: len("YYYY-MM")]
     file = rewrite_artifact(
         scored.artifact,
-        settings.home.datasets / "trajectories" / f"month={month}",
+        home.datasets / "trajectories" / f"month={month}",
         lambda frame: frame.select(*COLUMNS, month=pl.lit(month)),
     )
     return Published(window_id=window_id, uri=file.uri, sha256=file.sha256, rows=file.rows)

@@ -1,8 +1,8 @@
-"""Where every window is, and what it lacks to be trained (``windows list``, ``check``).
+"""The state of every window, and what it lacks to be trained (``windows list``, ``check``).
 
-Of a window that was never trained, every row that waits is put through the checks of ``validate``,
-streamed; of one that was, the counts of its run are told. Nothing is written, but that late rows
-are noted.
+The untrained rows of an untrained window are streamed through the checks of ``validate``. For a
+trained window the counts of its run are reported. Nothing is written, except that late rows are
+recorded.
 """
 
 from collections.abc import AsyncIterator, Iterator
@@ -11,7 +11,7 @@ from datetime import datetime, timedelta
 
 from babylon.core.errors import WindowError
 from babylon.core.game_rows import COLUMNS, UNTRAINED, GameRow
-from babylon.core.settings import Settings
+from babylon.core.settings import Settings, WindowSettings
 from babylon.core.windows import (
     DONE,
     FINISHED,
@@ -48,12 +48,11 @@ _ROWS = f"""
 class WindowReport:
     """One window, and what is ``missing`` before it can be trained.
 
-    Of one that was never trained, ``eligible`` of the ``trajectories`` that wait passed every
-    check, of so many ``agents``; the others stand in ``rejections`` by reason, with samples. Of a
-    finished one the same was so at its run, which ``trained`` some of them (samples of that are in
-    Postgres). ``late`` rows came after that.
-    ``owner`` works on it now; ``reason`` is what its last run said; after failures it is
-    ``resting`` until ``retry_at``. ``age_s`` counts from its end.
+    ``eligible`` of the ``trajectories``, by ``agents`` different agents, passed every check. The
+    others are in ``rejections`` by reason, with samples. For a finished window these are the
+    counts of its run, without samples; ``trained`` trajectories moved the policy, and ``late``
+    ones arrived after the run. ``owner`` holds the lease now. ``reason`` is that of the last run.
+    After a failure the window is ``resting`` until ``retry_at``. ``age_s`` counts from its end.
     """
 
     window_id: str
@@ -84,13 +83,13 @@ class WindowReport:
 
     @property
     def rejected(self) -> dict[str, int]:
-        """How many for which reason, the most frequent first."""
+        """Number of rejected trajectories by reason, the most frequent first."""
         return {rejection.reason: rejection.count for rejection in self.rejections}
 
 
 @dataclass(slots=True)
 class _Subject:
-    """One window in the making of its report: its row and what waits; ``problem``: it is none."""
+    """The data of one report. ``problem``: the reason why the id names no window."""
 
     window_id: str
     row: WindowRow | None
@@ -125,11 +124,11 @@ class _Subject:
             self.agents.add(row.agent_id)
             self.eligible += 1
 
-    def report(self, counts: WindowCounts, settings: Settings, clock: Clock) -> WindowReport:
+    def report(self, counts: WindowCounts, windows: WindowSettings, clock: Clock) -> WindowReport:
         row, window = self.row, self.window
         state, unsettled = WindowState.OPEN, self.problem
         if window is not None:
-            state, unsettled = settling(window, clock, settings.windows.grace_s)
+            state, unsettled = settling(window, clock, windows.grace_s)
         if row is not None and row.state != WindowState.READY:
             state = row.state
         agents, eligible, rejections = len(self.agents), self.eligible, self.rejected.reasons()
@@ -143,7 +142,7 @@ class _Subject:
         missing = [unsettled] if unsettled and not self.finished else []
         missing += self._taken(state, clock)
         if not self.finished:
-            missing += self._lacking(agents, settings.windows.min_agents)
+            missing += self._lacking(agents, windows.min_agents)
         return WindowReport(
             window_id=self.window_id,
             minutes=window.minutes if window else 0,
@@ -165,7 +164,7 @@ class _Subject:
         )
 
     def _taken(self, state: WindowState, clock: Clock) -> Iterator[str]:
-        """Somebody's work that is under way, done, or at rest after it failed."""
+        """Yield the reasons in the window's state: in work, done, resting or half-finished."""
         if self.row is not None and self.row.leased:
             yield f"{self.row.owner} is training it now"
         if state in DONE:
@@ -173,18 +172,18 @@ class _Subject:
         elif rest := self._rest(clock):
             yield rest
         elif state == WindowState.TRAINED:
-            yield f"trained, waits for validation: run train --window {self.window_id}"
+            yield f"trained but not validated: train --window {self.window_id} goes on there"
         elif self.of_recipe:
-            yield f"a recipe's: train --window {self.window_id} goes on with it"
+            yield f"belongs to a recipe: train --window {self.window_id} goes on with it"
 
     def _rest(self, clock: Clock) -> str:
-        """Until when, or for good, a window that failed is left alone; empty when it is not."""
+        """Return how long a failed window is not tried again; empty if it is not resting."""
         row = self.row
         if row is None or row.leased:
             return ""
         tried = f"tried {row.attempts} time{'s' * (row.attempts > 1)} without success"
         if row.attempts >= MAX_ATTEMPTS and row.state not in FINISHED:
-            return f"{tried}, and not again by itself: train --window {self.window_id} tries it"
+            return f"{tried}, no more automatic tries: train --window {self.window_id} tries again"
         if row.retry_at is not None and clock.now < row.retry_at:
             return (
                 f"{tried}, again at {row.retry_at:%Y-%m-%dT%H:%M:%S} UTC (train --window at once)"
@@ -192,7 +191,7 @@ class _Subject:
         return ""
 
     def _lacking(self, agents: int, min_agents: int) -> Iterator[str]:
-        """The play that the window lacks."""
+        """Yield the play that the window lacks."""
         row = self.row
         if agents < min_agents:
             yield f"{agents} eligible agents, minimum is {min_agents}"
@@ -210,27 +209,30 @@ async def window_reports(
     until: datetime | None = None,
     clock: Clock | None = None,
 ) -> list[WindowReport]:
-    """All windows with rows or a state, oldest first; or those that start in ``[since, until)``
-    and, however old they are, those that are half-finished."""
+    """Return a report of every window with rows or a state, oldest first.
+
+    A range ``[since, until)`` of starts limits them, but half-finished windows are always included.
+    """
     require_game_tables(store)
     clock = clock or await read_clock(store)
-    first = window_at(since, settings.windows.minutes) if since else None
+    minutes = settings.windows.minutes
+    first = window_at(since, minutes) if since else None
     start = first.start if first else None
-    end = window_at(until - _INSTANT, settings.windows.minutes).end if until else None
-    await note_late(store, settings.windows.minutes, start, end)
+    end = window_at(until - _INSTANT, minutes).end if until else None
+    await note_late(store, minutes, start, end)
     subjects = {
-        row.window_id: _subject(row.window_id, row, settings) for row in await list_windows(store)
+        row.window_id: _subject(row.window_id, row, minutes) for row in await list_windows(store)
     }
     finished = [subject.window_id for subject in subjects.values() if subject.finished]
     async for row in _untrained(store, start, end, finished):
-        window_id = _window_of(row, settings)
+        window_id = _window_of(row, minutes)
         if window_id not in subjects:
-            subjects[window_id] = _subject(window_id, None, settings)
+            subjects[window_id] = _subject(window_id, None, minutes)
         if not subjects[window_id].finished:
             subjects[window_id].add(row, settings)
     counts = await count_windows(store, first.id if first else "")
     return [
-        subjects[window_id].report(counts.get(window_id, WindowCounts()), settings, clock)
+        subjects[window_id].report(counts.get(window_id, WindowCounts()), settings.windows, clock)
         for window_id in sorted(subjects)
         if (
             (first is None or window_id >= first.id)
@@ -244,21 +246,19 @@ def _is_half_finished(subject: _Subject) -> bool:
     return subject.row is not None and subject.row.state == WindowState.TRAINED
 
 
-def _window_of(row: GameRow, settings: Settings) -> str:
-    """As in collect: an empty id is an id, and no window's."""
+def _window_of(row: GameRow, minutes: int) -> str:
+    """Return the row's window as ``collect`` does: an empty id is an id, but of no window."""
     if row.window_id is not None:
         return row.window_id
-    return window_at(row.start, settings.windows.minutes).id if row.start else "no date"
+    return window_at(row.start, minutes).id if row.start else "no date"
 
 
-def _subject(window_id: str, row: WindowRow | None, settings: Settings) -> _Subject:
+def _subject(window_id: str, row: WindowRow | None, minutes: int) -> _Subject:
     subject = _Subject(window_id, row)
     try:
-        if row is None and "+" in window_id:  # only we name recipes
+        if row is None and "+" in window_id:  # the game's ids have no recipe
             raise WindowError(f"window id {window_id!r} is not YYYY-MM-DDTHH:MM (UTC)")
-        subject.window = parse_window_id(
-            window_id, row.minutes if row else settings.windows.minutes
-        )
+        subject.window = parse_window_id(window_id, row.minutes if row else minutes)
     except WindowError as error:
         subject.problem = str(error)
     return subject

@@ -1,9 +1,9 @@
-"""Which checkpoints stay on the disk, and the removal of the others.
+"""Removal of checkpoints that are no longer needed.
 
-A policy's row stays for ever; its directory goes when nobody can need it any more. The row is
-marked first and the directory deleted after: a crash in between leaves a directory that the next
-window's sweep deletes, never a row that promises weights which are not there. Directories that no
-row refers to are swept once their claim cannot commit any more.
+A policy's row stays forever; only its directory is deleted. The row is marked first and the
+directory deleted after it, so a crash in between leaves a directory, which the next window's sweep
+deletes, but never a row without its weights. A directory without a row is deleted once its claim
+can no longer commit.
 """
 
 import asyncio
@@ -19,6 +19,7 @@ from pathlib import Path
 from babylon.core.artifacts import remove_unfinished
 from babylon.core.errors import ModelError
 from babylon.core.failpoints import failpoint
+from babylon.core.home import Home
 from babylon.core.settings import Settings
 from babylon.core.windows import IN_WORK, WindowState
 from babylon.store.checkpoints_in_use import (
@@ -36,8 +37,8 @@ from babylon.store.route_history import champions
 from babylon.store.trajectory_arms import forget_arms
 
 log = logging.getLogger(__name__)
-UNFINISHED_S = 3600.0  # nobody takes so long from one row group of an artifact to the next
-# Hidden ones are unfinished, and end in a name of their own.
+UNFINISHED_S = 3600.0  # an artifact in progress is written to far more often
+# Hidden directories are unfinished; their names have a random suffix.
 _CLAIM = re.compile(
     r"(?P<hidden>\.)?(?P<hour>\d{4}-\d{2}-\d{2}T\d{2})(?P<minute>\d{2})(?P<recipe>\+[a-z0-9-]+)?"
     r"-e(?P<epoch>\d+)(?(hidden)-\w+)"
@@ -46,9 +47,9 @@ _RESUMABLE = IN_WORK | {WindowState.FAILED}
 
 
 async def retire_checkpoints(store: Store, settings: Settings) -> tuple[int, ...]:
-    """Remove what nobody needs; returns the policy versions whose checkpoints went.
+    """Delete unneeded checkpoints and return their policy versions.
 
-    A directory that cannot be deleted is logged, and tried again after the next window.
+    A directory that cannot be deleted is logged and tried again after the next window.
     """
     failpoint("retire.before")
     async with holding(store) as (connection, holdings):
@@ -64,11 +65,11 @@ async def retire_checkpoints(store: Store, settings: Settings) -> tuple[int, ...
             for held in holdings.policies
             if not held.removed
             and held.policy_version not in keep
-            and is_ours(settings, directory_of(held.uri))
+            and is_ours(settings.home, directory_of(held.uri))
         )
         await mark_removed(connection, gone)
     failpoint("retire.marked")
-    await sweep(store, settings)
+    await sweep(store, settings.home, settings.windows.lookback_hours)
     await forget_arms(store, timedelta(hours=settings.windows.lookback_hours))
     for place in (settings.home.artifacts, settings.home.datasets):
         await asyncio.to_thread(remove_unfinished, place, UNFINISHED_S)
@@ -78,15 +79,15 @@ async def retire_checkpoints(store: Store, settings: Settings) -> tuple[int, ...
 def kept(
     holdings: Holdings, bases: Mapping[int, str], *, number: int, max_staleness: int
 ) -> frozenset[int]:
-    """The policies whose checkpoints stay.
+    """Return the policies whose checkpoints stay.
 
-    Those that serve or are proposed; ``number`` champions to roll back to, as many of the newest,
-    and as many of the best by the P&L of their verdict; base models; those of windows at work;
-    behaviour policies that calls may still name (served in either arm, and not too stale); and the
-    bases of kept adapters.
+    These are: policies that serve or are proposed; the last ``number`` champions, for a rollback;
+    the ``number`` newest and the ``number`` best by P&L of their verdict; base models; policies of
+    windows in work; policies that served in either arm and are not too stale, because recorded
+    calls may still need them; and the bases of kept adapters.
 
     Args:
-        bases: version of an adapter → the directory of the model that it adapts.
+        bases: version of an adapter → directory of its base model.
     """
     present = [held for held in holdings.policies if not held.removed]
     parents = {held.policy_version: held.parent_version for held in holdings.policies}
@@ -105,10 +106,10 @@ def kept(
 
 
 def adapter_bases(policies: Iterable[Held]) -> dict[int, str]:
-    """Version of each adapter that is there → what it says that it adapts. Blocking.
+    """Return version of each present adapter → its base model, from its configuration. Blocking.
 
     Raises:
-        ModelError: an adapter does not say it, so nothing can be known not to be its base.
+        ModelError: an adapter does not name its base model, which could be any checkpoint.
     """
     bases = {}
     for held in policies:
@@ -129,31 +130,31 @@ def directory_of(uri: str) -> Path:
     return Path(uri.removeprefix("file://"))
 
 
-def is_ours(settings: Settings, directory: Path) -> bool:
-    """Only what lies directly under this home's ``checkpoints`` is ever deleted."""
-    return not directory.is_symlink() and directory.parent == settings.home.checkpoints
+def is_ours(home: Home, directory: Path) -> bool:
+    """Return True for a directory directly below the home's ``checkpoints``; others are kept."""
+    return not directory.is_symlink() and directory.parent == home.checkpoints
 
 
-async def sweep(store: Store, settings: Settings) -> None:
-    """Delete directories of removed policies and of claims that can commit no more.
+async def sweep(store: Store, home: Home, lookback_hours: float) -> None:
+    """Delete directories of removed policies and of claims that can no longer commit.
 
-    The order matters: directories are listed first, so the claim that made one is known; and
-    windows are read before policies, so the policy of a window that is seen as trained is known.
-    A checkpoint is also known by its name alone: its row may reach this home by another path.
+    The order matters. Directories are listed first, so that every claim that made one is known.
+    Windows are read before policies, so that the policy of a trained window is known. A checkpoint
+    also counts as known by its name alone, because its row may name this home by another path.
     """
-    found = await asyncio.to_thread(_listed, settings)
+    found = await asyncio.to_thread(_listed, home)
     windows = await worked_windows(store)
     removed = {directory_of(uri): gone for uri, gone in (await checkpoints(store)).items()}
     held = {path.name for path, gone in removed.items() if not gone}
-    oldest = datetime.now(UTC) - timedelta(hours=settings.windows.lookback_hours)
+    oldest = datetime.now(UTC) - timedelta(hours=lookback_hours)
     for path in found:
         if path in removed:
             over = removed[path]
-        elif path.parent == settings.home.checkpoints and path.name in held:
+        elif path.parent == home.checkpoints and path.name in held:
             over = False
         elif maker := _maker(path):
-            over = maker.is_over(windows, path.parent == settings.home.progress, oldest)
-        else:  # nothing that we made
+            over = maker.is_over(windows, path.parent == home.progress, oldest)
+        else:  # not made by us
             over = False
         if over:
             await asyncio.to_thread(_delete, path)
@@ -169,10 +170,13 @@ class _Maker:
     def is_over(
         self, windows: Mapping[str, WorkedWindow], in_progress: bool, oldest: datetime
     ) -> bool:
-        """A checkpoint is committed under the epoch that began it, or never. Progress is taken up
-        by the next claim, as long as windows of that age are trained at all."""
+        """Return True if the directory is no longer needed.
+
+        A checkpoint is committed under the epoch that began it, or never. The progress of an update
+        is used by the next claim, as long as windows of that age are trained at all.
+        """
         window = windows.get(self.window_id)
-        if window is None:  # of another database: not ours to judge
+        if window is None:  # of another database
             return False
         if in_progress:
             return window.state not in _RESUMABLE or window.updated_at < oldest
@@ -187,10 +191,10 @@ def _maker(path: Path) -> _Maker | None:
     return _Maker(window_id, int(match["epoch"]))
 
 
-def _listed(settings: Settings) -> list[Path]:
+def _listed(home: Home) -> list[Path]:
     return [
         path
-        for place in (settings.home.checkpoints, settings.home.progress)
+        for place in (home.checkpoints, home.progress)
         if place.is_dir()
         for path in place.iterdir()
         if path.is_dir() and not path.is_symlink()
@@ -203,11 +207,11 @@ def _delete(directory: Path) -> None:
         shutil.rmtree(directory)
         failpoint("retire.deleted")
         log.debug("%s is deleted", directory)
-    except FileNotFoundError:  # another window's sweep was quicker, and goes on
+    except FileNotFoundError:  # the sweep of another window deleted it
         return
     except OSError as error:
         log.error(
-            "%s cannot be deleted (%s): delete it by hand, or mend that; the next window tries"
+            "%s cannot be deleted (%s): fix the cause, or delete it by hand; the next window tries"
             " again",
             directory,
             error,

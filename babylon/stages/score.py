@@ -1,6 +1,7 @@
 """Stage ``score``: one number a trajectory, stored and added to the artifact."""
 
 import asyncio
+from collections.abc import Sequence
 from statistics import fmean
 
 import polars as pl
@@ -9,10 +10,11 @@ from babylon.core.artifacts import rewrite_artifact
 from babylon.core.errors import ConfigError
 from babylon.core.failpoints import failpoint
 from babylon.core.settings import Settings
-from babylon.core.trajectories import read_trajectories
+from babylon.core.trajectories import Trajectory, read_trajectories
 from babylon.core.types import Scored, Thinned
 from babylon.scoring.registry import load_scorer
-from babylon.scoring.scorer import ScoringContext, score
+from babylon.scoring.scorer import Score, ScoringContext, score
+from babylon.stages.fingerprint import scoring_fingerprint
 from babylon.store import Store
 from babylon.store import scores as stored
 from babylon.store.connection import guarded
@@ -23,13 +25,13 @@ async def score_window(store: Store, settings: Settings, thinned: Thinned) -> Sc
     """Score the window's trajectories with ``settings.scoring.scorer``.
 
     Raises:
-        ConfigError: there is no such scorer, or it lacks a setting.
+        ConfigError: the scorer does not exist, or lacks a setting.
         ScoringError: the scorer failed; nothing was stored.
-        BudgetSpentError: the judge's budget is spent; the window waits for a later run.
+        BudgetSpentError: the judge's budget is spent; a later run tries again.
     """
     if settings.scoring.write_back and not store.game_tables_ours:
         raise ConfigError(
-            "JUDGE_WRITE_BACK is on, but the game's tables are somebody else's and are never"
+            "JUDGE_WRITE_BACK is on, but the game's tables belong to another system and are never"
             " written: unset it; babylon.scores and babylon.judgments hold the same"
         )
     scorer = load_scorer(settings.scoring.scorer)
@@ -53,19 +55,7 @@ async def score_window(store: Store, settings: Settings, thinned: Thinned) -> Sc
         lambda frame: frame.with_columns(score=column),
         stage="scored",
     )
-    rows = [
-        stored.StoredScore(
-            trajectory_id=trajectory.trajectory_id,
-            scorer=settings.scoring.scorer,
-            score=given.value,
-            components=given.components,
-            low=given.low,
-            high=given.high,
-            reasons=given.reasons,
-            seen=given.seen,
-        )
-        for trajectory, given in zip(trajectories, scores, strict=True)
-    ]
+    rows = _rows(settings.scoring.scorer, trajectories, scores)
     await stored.replace_scores(store, thinned.claim, rows)
     if thinned.saved_judge_tokens:
         context.metrics["saved_tokens"] = thinned.saved_judge_tokens
@@ -84,4 +74,23 @@ async def score_window(store: Store, settings: Settings, thinned: Thinned) -> Sc
         avg_reward=fmean(values.values()),
         metrics=context.metrics,
         held_out=thinned.held_out,
+        fingerprint=scoring_fingerprint(settings),
     )
+
+
+def _rows(
+    scorer: str, trajectories: Sequence[Trajectory], scores: Sequence[Score]
+) -> list[stored.StoredScore]:
+    return [
+        stored.StoredScore(
+            trajectory_id=trajectory.trajectory_id,
+            scorer=scorer,
+            score=given.value,
+            components=given.components,
+            low=given.low,
+            high=given.high,
+            reasons=given.reasons,
+            seen=given.seen,
+        )
+        for trajectory, given in zip(trajectories, scores, strict=True)
+    ]

@@ -1,9 +1,9 @@
 """Weights & Biases: one run a model, one step a policy version, in a process of its own.
 
-wandb starts a service, threads and exit hooks, and reads the environment; none of that belongs
-into a worker that lives for months. So each window is handed to ``python -m babylon.tracking``,
-which logs it and ends. Offline (the default) it leaves files under ``BABYLON_HOME/wandb``, to be
-sent by ``wandb sync``, and touches no network.
+wandb starts a service, threads and exit hooks, and reads the environment, which a worker that runs
+for months must not share. So each window is passed to a child process, which logs
+it and ends. Offline (the default) it leaves files under ``BABYLON_HOME/wandb`` for ``wandb sync``
+and does not use the network.
 """
 
 import json
@@ -13,7 +13,7 @@ import re
 import subprocess
 import sys
 from pathlib import Path
-from typing import Any
+from typing import Literal
 
 import babylon
 from babylon.core.failpoints import failpoint
@@ -27,9 +27,9 @@ _UPLOAD_S = 60.0
 
 
 def track_window(settings: Settings, metrics: Metrics) -> bool:
-    """Log one window; returns whether W&B has it (False too when nobody asked). Blocking.
+    """Log one window. Return True if W&B has it, False also if no project is set. Blocking.
 
-    A failure is an error in the log and nothing more: the same metrics are in Postgres.
+    A failure is only logged, because Postgres holds the same metrics.
     """
     if settings.tracking.project is None or settings.tracking.mode == "disabled":
         return False
@@ -44,7 +44,7 @@ def track_window(settings: Settings, metrics: Metrics) -> bool:
     }
     try:
         done = subprocess.run(
-            [sys.executable, "-P", "-m", "babylon.stages.tracking"],
+            [sys.executable, "-P", "-m", __name__],
             input=json.dumps(window),
             env=_environment(settings.home.root / "wandb"),
             capture_output=True,
@@ -58,7 +58,7 @@ def track_window(settings: Settings, metrics: Metrics) -> bool:
     if problem is None:
         return True
     log.error(
-        "W&B did not take window %s (%s); its metrics are in Postgres. Mend that, or set"
+        "W&B did not take window %s (%s); its metrics are in Postgres. Fix the cause, or set"
         " WANDB_MODE=offline or WANDB_MODE=disabled",
         metrics["window_id"],
         problem.splitlines()[-1] if problem else "no reason given",
@@ -67,7 +67,7 @@ def track_window(settings: Settings, metrics: Metrics) -> bool:
 
 
 def _environment(directory: Path) -> dict[str, str]:
-    """Ours, with everything that wandb writes below one directory, and no reports about itself."""
+    """Return our environment, with all files of wandb below one directory and no telemetry."""
     cache = str(directory / "cache")
     return {
         **{f"WANDB_{kind}_DIR": cache for kind in ("CACHE", "CONFIG", "DATA")},
@@ -77,8 +77,15 @@ def _environment(directory: Path) -> dict[str, str]:
     }
 
 
-def log_window(*, project: str, mode: Any, run: str, home: str, metrics: Metrics) -> None:
-    """In the child: the run of that name goes on with one more step."""
+def log_window(
+    *,
+    project: str,
+    mode: Literal["offline", "online"],
+    run: str,
+    home: str,
+    metrics: Metrics,
+) -> None:
+    """Add one step to the run of that name. Called in the child process."""
     import wandb
 
     settings = wandb.Settings(
@@ -95,7 +102,7 @@ def log_window(*, project: str, mode: Any, run: str, home: str, metrics: Metrics
     )
     with wandb.init(
         project=project,
-        id=re.sub("[:;,#?/']", "-", run),  # what W&B refuses there: a model may be called org/name
+        id=re.sub("[:;,#?/']", "-", run),  # W&B refuses these; a model may be called org/name
         name=run,
         mode=mode,
         dir=home,

@@ -1,9 +1,10 @@
-"""The train stage: a scored window becomes a committed policy."""
+"""Stage ``train``: one update of the champion, committed as the next policy version."""
 
 import asyncio
 from pathlib import Path
 
 from babylon.core.errors import ConfigError
+from babylon.core.home import Home
 from babylon.core.settings import Settings
 from babylon.core.trajectories import training_rows
 from babylon.core.types import Claim, Scored, Trained
@@ -30,21 +31,20 @@ async def train_window(
 ) -> Trained:
     """Train the champion on a window, save the checkpoint, commit it as the next policy version.
 
-    The commit also consumes the trajectories that moved the policy: none of them can be trained
-    again. Those without a differing score or a trainable call stay unused, and their rows say so.
+    The commit also consumes the trajectories that moved the policy: they cannot be trained again.
+    Trajectories in a group with equal scores, or without a trainable call, stay unused.
 
     Raises:
-        WindowNotReadyError: no group of the window has differing scores.
+        WindowNotReadyError: in no group of the window do the scores differ.
         TrainingError: the update diverged.
-        AlreadyTrainedError, FencedError: somebody else trained the window; nothing was changed.
+        AlreadyTrainedError, FencedError: another worker trained the window; nothing was changed.
     """
     claim = scored.claim
     if committed := await policy_of_batch(store, batch_of(claim.window_id)):
-        return trained_from(claim, committed)  # the answer to an earlier commit got lost
+        return trained_from(claim, committed)  # the answer to an earlier commit was lost
     work = await _work(store, settings, scored, progress)
-    trainer = await asyncio.to_thread(
-        updater, settings.training.trainer
-    )  # its import takes seconds
+    # in a thread, because importing a trainer takes seconds
+    trainer = await asyncio.to_thread(updater, settings.training.trainer)
     update = await trainer(work)
     metrics = update_metrics(update, scored)
     batch_id = batch_of(claim.window_id)
@@ -85,9 +85,9 @@ async def _work(
         claim=scored.claim,
         parent=parent,
         rows=rows,
-        target=checkpoint_directory(settings, scored.claim),
+        target=checkpoint_directory(settings.home, scored.claim),
         progress_directory=await asyncio.to_thread(take_up_progress, settings.home, scored.claim),
-        # of the window's own policies only: the update is the same whatever else was trained since
+        # only of policies that played: the update does not depend on what was trained since
         staleness={version: age for version, age in ages.items() if version in played},
         behaviours=await checkpoints_at_hand(store, unlogged),
         progress=progress,
@@ -95,7 +95,7 @@ async def _work(
 
 
 def trained_from(claim: Claim, policy: Policy) -> Trained:
-    """The manifest of a policy that was committed before, under the present claim."""
+    """Return the manifest of a committed policy, under the present claim."""
     assert policy.batch_id is not None and policy.parent_version is not None  # not the base model
     return Trained(
         claim=claim,
@@ -108,22 +108,22 @@ def trained_from(claim: Claim, policy: Policy) -> Trained:
 
 
 def batch_of(window_id: str) -> str:
-    """A window is one batch."""
+    """Return the batch id of a window: a window is one batch."""
     return f"window-{window_id}"
 
 
-def checkpoint_directory(settings: Settings, claim: Claim) -> Path:
-    """One directory a claim: a fenced worker cannot overwrite what its successor writes."""
-    return settings.home.checkpoints / claim_name(claim)
+def checkpoint_directory(home: Home, claim: Claim) -> Path:
+    """Return the claim's own directory: a fenced worker must not write into its successor's."""
+    return home.checkpoints / claim_name(claim)
 
 
 async def ensure_champion(
     store: Store, settings: Settings, *, progress: Progress | None = None
 ) -> Policy:
-    """The serving policy; with none yet, the base model is made or found and becomes version 0.
+    """Return the serving policy. Without any policy, register the base model as version 0.
 
     Raises:
-        ConfigError: ``BASE_MODEL`` names another model than this home was started with.
+        ConfigError: ``BASE_MODEL`` names another model than the one this home started with.
     """
     if not await list_policies(store):
         from babylon.training.base_model import resolve_base

@@ -1,7 +1,7 @@
-"""Stage ``validate``: keep the sound trajectories of a window, name the reason for every other.
+"""Stage ``validate``: keep the valid trajectories of a window, and reject the rest with a reason.
 
-Ground truth (the row's game knowledge, the window's market outcomes) leaves this stage in one
-column of its own, ``knowledge_json``, which nothing but a judge reads.
+Ground truth (the row's game knowledge, the window's market outcomes) leaves this stage in a column
+of its own, ``knowledge_json``, which only a judge reads.
 """
 
 import asyncio
@@ -25,10 +25,10 @@ from babylon.store.rejections import Rejection, replace_rejections
 
 
 async def validate_window(store: Store, settings: Settings, collected: Collected) -> Validated:
-    """Check every collected row, store the rejections, hand on the rest.
+    """Check every collected row and store the rejections.
 
     Raises:
-        WindowNotReadyError: too few agents are left; the rejections are stored all the same.
+        WindowNotReadyError: too few agents are left; the rejections are stored anyway.
     """
     window = parse_window_id(collected.claim.window_id, settings.windows.minutes)
     artifact, agents, rejections = await asyncio.to_thread(
@@ -36,8 +36,8 @@ async def validate_window(store: Store, settings: Settings, collected: Collected
     )
     await replace_rejections(store, collected.claim, rejections)
     rejected = count_reasons(rejections)
-    if len(agents) < settings.windows.min_agents:
-        raise WindowNotReadyError(too_few_agents(window.key, len(agents), settings, rejected))
+    if len(agents) < (minimum := settings.windows.min_agents):
+        raise WindowNotReadyError(too_few_agents(window.key, len(agents), minimum, rejected))
     return Validated(
         claim=collected.claim, artifact=artifact, agents=len(agents), rejected=rejected
     )
@@ -46,7 +46,7 @@ async def validate_window(store: Store, settings: Settings, collected: Collected
 def check_artifact(
     raw: Artifact, window: Window, settings: Settings
 ) -> tuple[Artifact, set[str], list[Rejection]]:
-    """The accepted rows as an artifact, their agents, and the rejections."""
+    """Return the accepted rows as an artifact, their agents, and the rejections. Blocking."""
     agents: set[str] = set()
     rejections: list[Rejection] = []
     with ArtifactWriter(
@@ -66,24 +66,22 @@ def check_artifact(
                         agents.add(row.agent_id)
                         accepted.append(_row(row, verdict))
             columns: Columns = {name: [row[name] for row in accepted] for name in TRAJECTORY_SCHEMA}
-            # what is handed on as it was need not become Python text and bytes again
+            # copied in Arrow, without a detour through Python strings
             columns["game_json"] = batch.column("steps_json").filter(pa.array(sound, pa.bool_()))
             writer.write(columns)
     return writer.artifact, agents, rejections
 
 
 def count_reasons(rejections: Iterable[Rejection]) -> dict[str, int]:
-    """How many for which reason, the most frequent first."""
+    """Return the number of rejections by reason, the most frequent first."""
     return dict(Counter(str(rejection.reason) for rejection in rejections).most_common())
 
 
-def too_few_agents(
-    window_id: str, agents: int, settings: Settings, rejected: dict[str, int]
-) -> str:
-    """The line an operator reads when a window cannot be trained."""
+def too_few_agents(window_id: str, agents: int, minimum: int, rejected: dict[str, int]) -> str:
+    """Return the line that tells an operator why a window cannot be trained."""
     because = ", ".join(f"{count} {reason}" for reason, count in rejected.items())
     return (
-        f"window {window_id} has {agents} eligible agents, minimum is {settings.windows.min_agents}"
+        f"window {window_id} has {agents} eligible agents, minimum is {minimum}"
         + (f" (rejected trajectories: {because})" if because else "")
         + ": let more agents play, or lower --min-agents or --min-actions"
     )

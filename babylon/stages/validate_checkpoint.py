@@ -1,8 +1,7 @@
-"""The gate: a challenger that is not clearly better than the champion never serves.
+"""Stage ``validate checkpoint``: a challenger must clearly beat the champion before it serves.
 
-Every window's gate plays worlds of its own, seeded by its batch (see
-``babylon.evaluation.arena.suite``).
-The arena alone promotes; play that was recorded and not trained on can only veto.
+Each window's gate plays worlds of its own, seeded by its batch (see
+``babylon.evaluation.arena.suite``). Only the arena promotes; held-out recorded play can only veto.
 """
 
 import asyncio
@@ -11,6 +10,7 @@ from dataclasses import asdict, replace
 
 import msgspec
 
+from babylon.core.home import Home
 from babylon.core.settings import Settings
 from babylon.core.types import Trained, Verdict
 from babylon.evaluation.arena.held_out import held_out_check
@@ -31,10 +31,10 @@ from babylon.training.update_health import ruled_out
 async def validate_checkpoint(
     store: Store, settings: Settings, trained: Trained, *, progress: Progress | None = None
 ) -> Verdict:
-    """Let challenger and champion meet on worlds that no training saw, and decide.
+    """Compare challenger and champion on unseen worlds, and store the verdict.
 
-    A verdict that an earlier run of the window left stands while the route it is about is in force.
-    An update that its own training rules out is rejected without a game.
+    The verdict of an earlier run of the window stands while the route that it is about is in force.
+    An update whose own metrics rule it out is rejected without a game.
 
     Raises:
         ModelError: a checkpoint does not load.
@@ -64,8 +64,8 @@ async def _met(
     route_version: int,
     progress: Progress | None,
 ) -> Verdict:
-    """The match, the second check of one that was won, the verdict and its report."""
-    if serving.policy_version == trained.policy_version:  # deployed, then crashed: say it again
+    """Play the match, check a winner against recorded play, and write the report."""
+    if serving.policy_version == trained.policy_version:  # deployed before a crash
         serving = await get_policy(store, trained.parent_version)
     worlds = await asyncio.to_thread(
         unseen_scenarios,
@@ -87,7 +87,7 @@ async def _met(
         if check.veto:
             reason = f"vetoed by recorded play, {check}; in the arena, {verdict.reason}"
             verdict = replace(verdict, promote=False, reason=reason)
-    return await asyncio.to_thread(_reported, settings, verdict, match, worlds)
+    return await asyncio.to_thread(_reported, settings.home, verdict, match, worlds)
 
 
 def _verdict(trained: Trained, route_version: int, match: Match, suite_digest: str) -> Verdict:
@@ -115,12 +115,10 @@ def _verdict(trained: Trained, route_version: int, match: Match, suite_digest: s
     )
 
 
-def _reported(
-    settings: Settings, verdict: Verdict, match: Match, worlds: Sequence[Scenario]
-) -> Verdict:
-    """The verdict beside its yardsticks, and a directory with all of it. Blocking."""
+def _reported(home: Home, verdict: Verdict, match: Match, worlds: Sequence[Scenario]) -> Verdict:
+    """Add the yardsticks to the verdict and write the report's directory. Blocking."""
     scripted = yardsticks(worlds[: verdict.scenarios])
-    directory = settings.home.arena / claim_name(verdict.claim)
+    directory = home.arena / claim_name(verdict.claim)
     verdict = replace(
         verdict,
         yardsticks={name: result.mean_pnl.mean for name, result in scripted.items()},
@@ -136,8 +134,11 @@ def _reported(
 
 
 async def _earlier_verdict(store: Store, trained: Trained, serving: Policy) -> Verdict | None:
-    """What a run that died left behind, if it still holds: what was deployed by it serves, or else
-    the champion that it is about."""
+    """Return the verdict of an earlier run, if it still holds.
+
+    It holds if its policy or a descendant serves, or if the champion that it is about still does.
+    If the policy was deployed and taken back since, the verdict becomes a rejection.
+    """
     stored = (await get_policy(store, trained.policy_version)).verdict
     if stored is None:
         return None

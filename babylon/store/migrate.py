@@ -1,4 +1,4 @@
-"""Brings a database to the newest version; the versions are in the package ``migrations``."""
+"""Migration of a database to the newest version in the package ``babylon.migrations``."""
 
 import asyncio
 from pathlib import Path
@@ -11,11 +11,11 @@ from babylon.core.errors import DatabaseError
 
 HEAD = max(file.name[:4] for file in (Path(migrations.__file__).parent / "versions").glob("0*.py"))
 
-_ALEMBIC = asyncio.Lock()  # it keeps what it works on in module globals
+_ALEMBIC = asyncio.Lock()  # Alembic keeps the current migration in module globals
 
 
 async def current_revision(connection: Any) -> str | None:
-    """The version that the database is at, ``None`` before the first migration."""
+    """Return the version of the database, ``None`` before the first migration."""
     if await connection.fetchval("SELECT to_regclass('babylon.alembic_version')") is None:
         return None
     revision: str | None = await connection.fetchval(
@@ -25,7 +25,10 @@ async def current_revision(connection: Any) -> str | None:
 
 
 def check_not_newer(revision: str | None) -> None:
-    """A database that a newer program has migrated must not be touched by an older one."""
+    """
+    Raises:
+        DatabaseError: a newer program migrated the database; this one must not write to it.
+    """
     if revision is not None and revision > HEAD:
         raise DatabaseError(
             f"the database is at version {revision}, this program knows versions up to {HEAD}:"
@@ -34,14 +37,14 @@ def check_not_newer(revision: str | None) -> None:
 
 
 async def migrate(arguments: dict[str, Any], revision: str = "head") -> None:
-    """Run what is missing, all in one transaction; concurrent callers wait for each other.
+    """Run the missing migrations in one transaction. Concurrent callers wait for each other.
 
-    ``arguments`` are those of ``asyncpg.connect``.
+    ``arguments`` go to ``asyncpg.connect``.
 
     Raises:
-        DatabaseError: the account may not create our schema; nothing was changed.
+        DatabaseError: the account may not create schema babylon; nothing was changed.
     """
-    # imported here: SQLAlchemy and Alembic cost half a second that only a migration needs
+    # Imported here because SQLAlchemy and Alembic take half a second, and only migrations need it.
     from alembic import command
     from alembic.config import Config
     from sqlalchemy import Connection

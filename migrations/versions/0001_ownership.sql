@@ -1,5 +1,5 @@
--- A database without any table is ours. Any other is somebody else's: it gets schema babylon, and
--- nothing outside that schema is ever created or altered. Decided once, before our first table.
+-- A database without any table is ours. Any other database is foreign: nothing outside schema
+-- babylon is ever created or altered in it. This is decided once, before the first table.
 
 CREATE TABLE babylon.database (
     one         boolean PRIMARY KEY DEFAULT true CHECK (one),

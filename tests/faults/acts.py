@@ -7,7 +7,7 @@ from datetime import timedelta
 from babylon.cli.output import fail
 from babylon.core.errors import BabylonError
 from babylon.core.settings import load_settings
-from babylon.deployment.change import Order
+from babylon.deployment.change import ChangeRequest
 from babylon.deployment.experiments import run_experiment
 from babylon.deployment.replace import replace_champion
 from babylon.deployment.rollback import roll_back
@@ -78,7 +78,7 @@ async def _base(store: Store) -> None:
 
 def deploy(mode: str) -> int:
     """By hand: policy 2 serves everybody (``replace``), or is compared with the champion."""
-    order = Order(author="operator", reason="by hand", force=True, drain_s=0.0)
+    order = ChangeRequest(author="operator", reason="by hand", force=True, drain_s=0.0)
 
     async def act(store: Store) -> None:
         if mode == "replace":
@@ -86,6 +86,6 @@ def deploy(mode: str) -> int:
         elif mode == "ab":
             await run_experiment(store, load_settings(), "ab", 2, 0.5, order)
         else:
-            await roll_back(store, load_settings(), order)
+            await roll_back(store, order)
 
     return _with_store(act)

@@ -1,5 +1,4 @@
-"""Inside a worker: ``python -m babylon.flows`` as it is, with two things taken away that cost
-seconds.
+"""Inside a worker: ``babylon train`` without the two parts that take seconds.
 
 Prefect's engine: flows and tasks are called as the functions that they wrap, so the composition in
 ``flows/`` is the one that runs, without a server, retries and pages. And the arena: the challenger
@@ -11,17 +10,21 @@ from collections.abc import Callable, Coroutine
 from pathlib import Path
 from typing import Any
 
-import openai.resources  # noqa: F401  what a run imports on its way, imported once for all
-from prefect import Flow, Task
-from prefect.states import Completed
-
-import babylon.flows.__main__ as entry
-from babylon.cli.requests import TrainRequest, encode
-from babylon.core.settings import Settings
+from babylon.cli import main
+from babylon.cli.flow_runs import prepare_prefect
+from babylon.core.settings import Settings, load_settings
 from babylon.core.types import Trained, Verdict
 from babylon.stages import validate_checkpoint as gate
 from babylon.store import Store, connection
 from babylon.store.policies import Policy
+
+prepare_prefect(load_settings().home.root)
+
+import openai.resources  # noqa: E402, F401  the imports of a run, made once for all workers
+from prefect import Flow, Task  # noqa: E402
+
+import babylon.flows.backfill  # noqa: E402
+import babylon.flows.continuous  # noqa: E402, F401
 
 
 def train(window_id: str, idle_s: str = "60") -> int:
@@ -34,7 +37,11 @@ def train(window_id: str, idle_s: str = "60") -> int:
             _take_prefect_out(module)
     gate._met = _passed_unseen  # type: ignore[assignment]
     connection.HALTED_S = float(idle_s)
-    return entry.main(["flows", encode(TrainRequest(window_id=window_id, json=True))])
+    try:
+        main(["train", "--window", window_id, "--json"])
+    except SystemExit as left:
+        return int(left.code or 0)
+    raise AssertionError("the command line leaves by SystemExit")
 
 
 def _take_prefect_out(module: Any) -> None:
@@ -46,10 +53,10 @@ def _take_prefect_out(module: Any) -> None:
 
 
 def _plain(wrapped: Any) -> Callable[..., Coroutine[Any, Any, Any]]:
-    async def run(*args: Any, return_state: bool = False, **options: Any) -> Any:
-        result = await wrapped.fn(*args, **options)
-        return Completed(data=result) if return_state else result
+    async def run(*args: Any, **options: Any) -> Any:
+        return await wrapped.fn(*args, **options)
 
+    run.name = wrapped.name  # type: ignore[attr-defined]
     return run
 
 

@@ -43,13 +43,14 @@ class Case:
 
     @property
     def name(self) -> str:
-        return "+".join([",".join(self.crashes), *self.leads_elsewhere.values()])
+        strategy = self.settings.get("deployment", {}).get("strategy")
+        return "+".join([",".join(self.crashes), *([strategy] if strategy else [])])
 
     @property
-    def leads_elsewhere(self) -> dict[str, str]:
+    def leads_elsewhere(self) -> dict[str, Any]:
         """Settings under which an uninterrupted window ends otherwise."""
-        strategy = self.settings.get("deployment_strategy")
-        return {"deployment": {"strategy": strategy}} if strategy else {}
+        deployment = self.settings.get("deployment")
+        return {"deployment": deployment} if deployment else {}
 
 
 RECORDED = (

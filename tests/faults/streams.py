@@ -16,8 +16,8 @@ import aiohttp
 import msgspec
 
 from babylon.core.api_keys import local_key
+from babylon.core.processes import Service, Supervised, supervised
 from babylon.core.settings import Settings
-from babylon.serving.supervise import Service, Supervised, supervised
 from babylon.store import Store
 from babylon.store.policies import ensure_base
 from tests.ports import free_port

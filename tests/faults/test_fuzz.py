@@ -120,7 +120,7 @@ async def test_one_bad_row_in_a_hundred_is_found_exactly(store, settings):
         rows.append({"trajectoryId": trajectory_id, **changes})
     await insert_trajectories(store, *rows)
     claimed = await claim(store)
-    raw = await collect_window(store, settings, claimed, WINDOW)
+    raw = await collect_window(store, settings.home, claimed, WINDOW)
     windows = settings.windows.model_copy(update={"min_agents": 1})  # below the limit of settings
     few = settings.model_copy(update={"windows": windows})  # all rows are one agent's
     validated = await validate_window(store, few, raw)

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from babylon.core.settings import Settings
-from babylon.deployment.change import Order
+from babylon.deployment.change import ChangeRequest
 from babylon.deployment.replace import replace_champion
 from babylon.deployment.rollback import roll_back
 from babylon.store import Store
@@ -29,8 +29,8 @@ from tests.ports import free_port
 ALL = os.environ.get("FAULTS") == "all"
 SWAPS = int(os.environ.get("SWAPS", "1000" if ALL else "12"))
 POLICIES, CLIENTS = 6, 24
-SWAP = Order(author="test", reason="swap", force=True)
-BACK = Order(author="test", reason="back")
+SWAP = ChangeRequest(author="test", reason="swap", force=True)
+BACK = ChangeRequest(author="test", reason="back")
 
 
 @pytest.fixture(scope="module")
@@ -77,5 +77,5 @@ async def rollbacks(store: Store, settings: Settings) -> None:
     """There, and back again to what is still warm."""
     for _ in range(SWAPS // 2):
         await replace_champion(store, settings, 1, SWAP)
-        await roll_back(store, settings, BACK)
+        await roll_back(store, BACK)
     assert (await current_route(store)).policy_version == 0

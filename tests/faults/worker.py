@@ -15,7 +15,8 @@ from babylon.core.game_rows import UNTRAINED
 from babylon.core.settings import Settings, load_settings
 from babylon.core.types import Claim, Collected, Scored
 from babylon.core.windows import DONE, Window, WindowState, parse_window_id
-from babylon.stages.claim import claimed, commit_collected, commit_scored, taken_up
+from babylon.stages.claim import claimed, commit_collected, commit_scored, resume
+from babylon.stages.fingerprint import scoring_fingerprint
 from babylon.stages.train import batch_of
 from babylon.store import Store, open_store
 from babylon.store.policies import commit_policy
@@ -30,7 +31,7 @@ async def work(settings: Settings, windows: list[Window], seed: int) -> None:
             Random(seed).shuffle(left)
             for window in left:
                 try:
-                    async with claimed(store, settings, window) as claim:
+                    async with claimed(store, settings.windows, window) as claim:
                         await _train(store, settings, claim, window)
                 except WindowError:  # somebody else's, or done meanwhile
                     continue
@@ -43,7 +44,7 @@ async def _left(store: Store, windows: list[Window]) -> list[Window]:
 
 
 async def _train(store: Store, settings: Settings, claim: Claim, window: Window) -> None:
-    scored, trained = await taken_up(store, settings, claim)
+    scored, trained = await resume(store, settings, claim)
     if scored is None:
         scored = await _score(store, settings, claim, window)
     if trained is None:
@@ -85,8 +86,9 @@ async def _score(store: Store, settings: Settings, claim: Claim, window: Window)
         agents=artifact.rows,
         scorer="none",
         avg_reward=0.0,
+        fingerprint=scoring_fingerprint(settings),
     )
-    await commit_scored(store, settings, scored)
+    await commit_scored(store, scored)
     return scored
 
 

@@ -49,7 +49,7 @@ FLOW = "tests.faults.inside:train"
 WHOLE = os.environ.get("FAULTS") == "all"  # `make faults`; `make test` takes a share
 whole_only = pytest.mark.skipif(not WHOLE, reason="takes long: `make faults`")
 RUN = re.compile(r"-e\d+|-[0-9a-f]{32}")  # what names a claim or an attempt: no result
-TOLD_ONCE = {*TIMINGS, "duration_minutes", "max_tokens", "settings"}
+TOLD_ONCE = {*TIMINGS, "duration_minutes", "max_tokens"}
 
 
 @dataclass(frozen=True, slots=True)
@@ -127,7 +127,8 @@ class Place:
 
 
 QUERIES = {
-    "window": "SELECT state, lease_until, batch_id, reason, metrics FROM babylon.windows",
+    "window": "SELECT state, lease_until, batch_id, reason, metrics,"
+    " scored - '{claim,fingerprint,metrics}'::text[] AS scored FROM babylon.windows",
     "trained": "SELECT * FROM babylon.trained ORDER BY trajectory_id",
     "policies": "SELECT policy_version, parent_version, kind, uri, batch_id, metrics,"
     " verdict - 'claim' AS verdict, removed_at IS NULL FROM babylon.policies ORDER BY 1",

@@ -4,6 +4,10 @@ import atexit
 import os
 import shutil
 import tempfile
+from pathlib import Path
+
+from babylon.cli.flow_runs import prepare_prefect
 
 os.environ["PREFECT_HOME"] = tempfile.mkdtemp(prefix="babylon-prefect-")
+prepare_prefect(Path(os.environ["PREFECT_HOME"]))
 atexit.register(shutil.rmtree, os.environ["PREFECT_HOME"], ignore_errors=True)

@@ -16,7 +16,6 @@ from pathlib import Path
 
 import pytest
 
-import babylon.flows  # noqa: F401  sets Prefect's defaults before a test module imports Prefect
 from babylon.core.artifacts import read_artifact
 from babylon.core.settings import Settings
 from babylon.core.types import Scored, Trained, Verdict

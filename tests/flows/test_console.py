@@ -5,8 +5,8 @@ from io import StringIO
 import pytest
 from rich.console import Console
 
+from babylon.cli.progress import STAGES, stage_progress
 from babylon.core.settings import Settings
-from babylon.flows.console import STAGES, stage_progress
 from babylon.flows.train_window import train_window
 from babylon.tasks.stage import listener
 from tests.flows.conftest import Workshop
@@ -30,7 +30,7 @@ def test_a_backfill_shows_how_many_windows_are_over_and_the_stages_of_the_presen
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     terminal = Console(file=StringIO(), force_terminal=True, width=100)
-    monkeypatch.setattr("babylon.flows.console.stderr", terminal)
+    monkeypatch.setattr("babylon.cli.progress.stderr", terminal)
     with stage_progress():
         hear = listener.get()
         assert hear is not None
@@ -46,7 +46,7 @@ def test_months_of_windows_show_the_bar_of_the_present_one_alone(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     terminal = Console(file=StringIO(), force_terminal=True, width=100)
-    monkeypatch.setattr("babylon.flows.console.stderr", terminal)
+    monkeypatch.setattr("babylon.cli.progress.stderr", terminal)
     with stage_progress():
         hear = listener.get()
         assert hear is not None

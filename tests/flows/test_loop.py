@@ -15,9 +15,9 @@ import torch
 from babylon.core.api_keys import local_key
 from babylon.core.settings import Settings
 from babylon.core.trajectories import training_rows
-from babylon.core.types import Artifact, WindowResult
+from babylon.core.types import WindowResult
 from babylon.core.windows import WindowState, window_at
-from babylon.deployment.change import Order
+from babylon.deployment.change import ChangeRequest
 from babylon.deployment.replace import replace_champion
 from babylon.flows.train_window import train_window
 from babylon.game.fleet.fleet_plan import FleetPlan
@@ -28,6 +28,7 @@ from babylon.store import Store
 from babylon.store.calls import wait_until_recorded
 from babylon.store.gateways import live_gateways
 from babylon.store.policies import champion, ensure_base, get_policy, list_policies
+from babylon.store.windows import get_window
 from babylon.training.base_model import EmbeddedModelRecipe, make_embedded_model
 from babylon.training.update import scored_trajectories
 from tests.ports import free_port
@@ -87,9 +88,9 @@ async def test_an_hour_of_play_becomes_a_policy_that_can_serve(
     heard = AGENTS - len(silent)
     assert (result.metrics["trajectories"], result.metrics["calls"]) == (heard, heard * TICKS)
     await the_update_is_on_policy(result)
-    await replace_champion(store, live, 1, Order(author="operator", reason="by hand"))
+    await replace_champion(store, live, 1, ChangeRequest(author="operator", reason="by hand"))
     await the_new_policy_serves(live, store)
-    await no_ground_truth_is_in_a_training_token(result, base)
+    await no_ground_truth_is_in_a_training_token(store, result, base)
     await every_trajectory_is_consumed_and_a_second_run_changes_nothing(store, result, heard)
     published = pl.read_parquet(next(live.datasets.rglob("*.parquet")))
     assert published.height == heard
@@ -123,14 +124,13 @@ async def the_new_policy_serves(live: Settings, store: Store) -> None:
     assert answer.headers["x-model-version"] == "1"
 
 
-async def no_ground_truth_is_in_a_training_token(result: WindowResult, base: Path) -> None:
+async def no_ground_truth_is_in_a_training_token(
+    store: Store, result: WindowResult, base: Path
+) -> None:
     """The trained tokens, as text: what was sent and what was answered, and nothing else."""
-    artifact = Artifact(
-        uri=str(result.metrics["artifact_uri"]),
-        sha256=str(result.metrics["artifact_sha256"]),
-        rows=int(result.metrics["trajectories"] or 0),
-        window_id=result.window_id,
-    )
+    row = await get_window(store, result.window_id)
+    assert row is not None and row.scored is not None
+    artifact = row.scored.artifact
     assert "predictionCorrect" in str(pl.read_parquet(artifact.uri.removeprefix("file://")).rows())
     rows = training_rows(artifact)
     _, tokenizer = load_policy(base)

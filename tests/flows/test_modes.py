@@ -97,7 +97,7 @@ async def test_daily_publish_writes_the_day_again_and_only_that_day(
 def test_continuous_waits_for_the_close_of_the_last_of_n_windows_and_the_grace() -> None:
     settings = load_settings(windows={"minutes": 15, "frequency": 3, "grace_s": 90})
     settled = START + timedelta(minutes=7)
-    assert next_look(settings, settled) == START + timedelta(minutes=46, seconds=30)
+    assert next_look(settings.windows, settled) == START + timedelta(minutes=46, seconds=30)
 
 
 async def test_continuous_catches_up_once_a_look_and_sleeps_over_what_fails(
@@ -120,16 +120,16 @@ async def test_continuous_catches_up_once_a_look_and_sleeps_over_what_fails(
     settings = load_settings(**CENTURY)
     results: list[tuple[str, str]] = []
     with pytest.raises(TrainingError, match="enough"):
-        async for result in continuous(settings, CENTURY):
+        async for result in continuous(CENTURY):
             results.append((result.window_id, result.status))
     assert results == [(WINDOW, WindowState.FAILED), (WINDOW, WindowState.DEPLOYED)]
     assert looks[0] <= datetime.now(UTC) + timedelta(seconds=settings.windows.lease_s)
 
 
 async def test_continuous_ends_at_once_without_a_database(monkeypatch: pytest.MonkeyPatch) -> None:
-    settings = load_settings(database={"url": "postgresql://nobody@127.0.0.1:1/none"})
+    unreachable = {"database": {"url": "postgresql://nobody@127.0.0.1:1/none"}}
     with pytest.raises(DatabaseError):
-        await anext(continuous(settings))
+        await anext(continuous(unreachable))
 
 
 async def test_continuous_outlives_a_database_that_goes_away_and_comes_back(
@@ -164,6 +164,6 @@ async def test_continuous_outlives_a_database_that_goes_away_and_comes_back(
         workshop.training_error = TrainingError("loss is nan")
         results = []
         with pytest.raises(TrainingError, match="enough"):
-            async for result in continuous(load_settings(**CENTURY), CENTURY):
+            async for result in continuous(CENTURY):
                 results.append(result.status)
     assert results == [WindowState.FAILED, WindowState.DEPLOYED]

@@ -1,6 +1,7 @@
 """GPU stages on a work pool that nobody serves: an error with a remedy, and nothing left behind."""
 
 import asyncio
+import json
 
 import pytest
 from prefect.client.orchestration import get_client
@@ -11,7 +12,7 @@ from prefect.exceptions import ObjectAlreadyExists
 from babylon.core.errors import TrainingError
 from babylon.core.settings import Settings
 from babylon.core.windows import WindowState
-from babylon.flows.gpu_stages import gpu_stages
+from babylon.flows.gpu_stage import gpu_stage
 from babylon.flows.train_window import train_window
 from babylon.store import Store
 from babylon.store.windows import get_window
@@ -28,8 +29,8 @@ async def idle_pool() -> None:
             await client.create_work_pool(WorkPoolCreate(name="gpu", type="process"))
         except ObjectAlreadyExists:
             return
-        flow_id = await client.create_flow(gpu_stages)
-        await client.create_deployment(flow_id, "gpu-stages", work_pool_name="gpu")
+        flow_id = await client.create_flow(gpu_stage)
+        await client.create_deployment(flow_id, "gpu-stage", work_pool_name="gpu")
 
 
 async def children() -> list[FlowRun]:
@@ -67,3 +68,17 @@ async def test_a_cancelled_parent_cancels_the_run_on_the_pool(
         with pytest.raises(asyncio.CancelledError):
             await parent
     assert [run.state_name for run in await children() if run.id in new] == ["Cancelled"]
+
+
+async def test_on_the_pool_each_stage_is_chosen_by_its_manifest_which_is_json(
+    played: Settings, store: Store, workshop: Workshop
+) -> None:
+    workshop.training_error = asyncio.CancelledError()
+    with pytest.raises(asyncio.CancelledError):
+        await train_window(WINDOW)
+    workshop.training_error = None
+    scored = await store.pool.fetchval("SELECT scored FROM babylon.windows")
+    trained = await gpu_stage(json.loads(json.dumps(scored)))
+    assert (trained["policy_version"], trained["claim"]["window_id"]) == (1, WINDOW)
+    verdict = await gpu_stage(json.loads(json.dumps(trained)))
+    assert (verdict["promote"], verdict["policy_version"]) == (True, 1)

@@ -334,12 +334,13 @@ async def test_what_an_earlier_scoring_left_out_is_forgotten_by_the_next(
     with pytest.raises(TrainingError):
         await train_window(WINDOW, overrides=thin)
     row = await get_window(store, WINDOW)
-    assert row is not None and row.metrics["held_out"] == 1
+    assert row is not None and row.scored is not None
+    assert row.scored.held_out is not None and row.metrics["held_out"] == 1
     workshop.training_error = None
     await train_window(WINDOW)
     row = await get_window(store, WINDOW)
-    assert row is not None and row.state == WindowState.DEPLOYED
-    assert "held_out_uri" not in row.metrics and "held_out" not in row.metrics
+    assert row is not None and row.state == WindowState.DEPLOYED and row.scored is not None
+    assert row.scored.held_out is None and row.metrics["held_out"] == 0
 
 
 async def test_a_late_row_is_reported_never_trained_by_itself_and_taken_up_by_a_recipe(

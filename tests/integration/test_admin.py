@@ -13,7 +13,7 @@ import pytest
 
 from babylon.core.api_keys import local_key
 from babylon.core.settings import Settings
-from babylon.deployment.admin.app import Admin
+from babylon.deployment.admin.app import admin_app
 from babylon.store import Store
 from babylon.store.api_keys import create_key, revoke_key
 from babylon.store.gateways import GatewayRow, announce_gateway, live_gateways
@@ -54,7 +54,7 @@ async def admin(store: Store, settings: Settings) -> AsyncIterator[Client]:
     with socket.socket() as listener:
         listener.bind(("127.0.0.1", 0))
         async with (
-            on_uvicorn(Admin(store, settings), listener),
+            on_uvicorn(admin_app(store, settings), listener),
             aiohttp.ClientSession() as http,
         ):
             url = f"http://127.0.0.1:{listener.getsockname()[1]}"
@@ -116,11 +116,21 @@ async def test_keys_need_the_scope_and_are_refused_once_they_are_revoked(
         ("replace", b"{", 400, "bad replace request"),
         ("replace", b"[" * 100_000, 400, "bad replace request"),
         ("replace", b"\xff\xfe", 400, "bad replace request"),
-        ("replace", b"", 400, "missing required field `policy_version`"),
-        ("replace", {"policy_version": "1"}, 400, "Expected `int`"),
-        ("replace", {"policy_version": -1}, 400, ">= 0"),
+        ("replace", b"", 400, "policy_version: Field required"),
+        (
+            "replace",
+            {"policy_version": "1"},
+            400,
+            "policy_version: Input should be a valid integer",
+        ),
+        ("replace", {"policy_version": -1}, 400, "greater than or equal to 0"),
         ("replace", {"policy_version": 2**40}, 400, "bad replace request"),
-        ("replace", {"policy_version": 1, "forced": True}, 400, "unknown field `forced`"),
+        (
+            "replace",
+            {"policy_version": 1, "forced": True},
+            400,
+            "forced: Extra inputs are not permitted",
+        ),
         ("replace", {"policy_version": 1, "reason": "\x1b[2J"}, 400, "reason"),
         ("replace", {"policy_version": 1, "reason": "long" * 100}, 400, "reason"),
         ("replace", {"policy_version": 77}, 404, "no policy version 77: see `babylon model list`"),
@@ -152,6 +162,16 @@ async def test_a_checkpoint_that_fails_its_checks_is_422_and_a_gateway_that_cann
         assert (status, refused["error"]["code"]) == (503, "ServingError")
         assert "out of memory" in refused["error"]["message"]
     assert await serving(store) == 0
+
+
+async def test_the_schema_names_every_route_and_needs_no_key(admin: Client) -> None:
+    async with admin.http.get(f"{admin.url}/openapi.json") as response:
+        assert response.status == 200
+        schema = await response.json()
+    assert set(schema["paths"]["/admin/replace"]["post"]["responses"]) >= {"200"}
+    fields = schema["components"]["schemas"]["Replace"]
+    assert (fields["required"], fields["additionalProperties"]) == (["policy_version"], False)
+    assert (await admin.ask("GET", "/docs"))[0] == 404
 
 
 async def test_while_an_experiment_runs_another_change_is_409(admin: Client) -> None:

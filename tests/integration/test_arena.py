@@ -3,7 +3,7 @@
 import asyncio
 import itertools
 import json
-from dataclasses import replace
+from dataclasses import asdict, replace
 from datetime import UTC, datetime
 from pathlib import Path
 
@@ -15,7 +15,6 @@ import typer
 from babylon.cli import arena
 from babylon.core.artifacts import local_path, write_artifact
 from babylon.core.errors import ArenaError, BabylonError
-from babylon.core.metrics import scored_from, scored_metrics
 from babylon.core.settings import Settings
 from babylon.core.trajectories import (
     TRAJECTORY_SCHEMA,
@@ -244,9 +243,9 @@ async def recorded(
         avg_reward=0.5,
     )
     await store.pool.execute(
-        "UPDATE babylon.windows SET metrics = $2 WHERE window_id = $1",
+        "UPDATE babylon.windows SET scored = $2 WHERE window_id = $1",
         trained.claim.window_id,
-        scored_metrics(scored),
+        asdict(scored),
     )
 
 
@@ -281,11 +280,9 @@ async def test_what_dropout_left_out_is_held_out(store: Store, quick: Settings, 
     await recorded(store, quick, base, trained, wins="no")
     assert (await held_out_check(store, trained, None)).trajectories == 0
     row = await get_window(store, trained.claim.window_id)
-    assert row is not None
-    scored = scored_from(trained.claim, row.metrics)
-    metrics = scored_metrics(replace(scored, held_out=scored.artifact))
-    assert scored_from(trained.claim, metrics).held_out == scored.artifact
-    await store.pool.execute("UPDATE babylon.windows SET metrics = $1", metrics)
+    assert row is not None and row.scored is not None
+    scored = replace(row.scored, held_out=row.scored.artifact)
+    await store.pool.execute("UPDATE babylon.windows SET scored = $1", asdict(scored))
     check = await held_out_check(store, trained, None)
     assert check.ess == pytest.approx(80, abs=0.1) and not check.veto
 
@@ -307,11 +304,10 @@ async def test_what_a_recipe_trained_of_the_left_out_is_held_out_no_more_and_eac
     trained = await challenge(store, base)
     await recorded(store, quick, base, trained, wins="no")
     row = await get_window(store, trained.claim.window_id)
-    assert row is not None
-    scored = scored_from(trained.claim, row.metrics)
-    left_out = scored_metrics(replace(scored, held_out=scored.artifact))
+    assert row is not None and row.scored is not None
+    left_out = asdict(replace(row.scored, held_out=row.scored.artifact))
     later = await challenge(store, base, hour=10, parent=trained.policy_version)
-    await store.pool.execute("UPDATE babylon.windows SET metrics = $1", left_out)  # of both
+    await store.pool.execute("UPDATE babylon.windows SET scored = $1", left_out)  # of both
     await store.pool.execute(
         "INSERT INTO babylon.trained SELECT $1 || '-' || n, $1, $2 FROM generate_series(0, 19) n",
         trained.claim.window_id,

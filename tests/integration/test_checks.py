@@ -83,7 +83,7 @@ def speaking(reply: str, target: Path) -> Path:
 
 @pytest.fixture(scope="module")
 def base(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """What every policy of a home descends from."""
+    """The base model of every policy."""
     return save_tiny_policy(tmp_path_factory.mktemp("base") / "v0", seed=0)
 
 
@@ -174,7 +174,9 @@ async def test_an_honest_update_passes_and_its_probes_are_nobodys_play(
     assert len(rows) == 2 * len(ASKED) * SAMPLES
     for row in rows:
         assert (row["arm"], row["agent_id"], row["trajectory_id"]) == ("pinned", None, None)
-    golden = await golden_prompts(stack.store, settings, await get_policy(stack.store, 0))
+    golden = await golden_prompts(
+        stack.store, settings.evaluation, await get_policy(stack.store, 0)
+    )
     assert sorted(prompt.messages[0]["content"] for prompt in golden) == ASKED
 
 
@@ -361,7 +363,7 @@ async def test_a_new_home_whose_context_is_small_is_asked_what_fits(
     home: Store, settings: Settings, base: Path, tmp_path: Path
 ) -> None:
     """The simulator's prompts are longer than the 512 tokens of this model."""
-    golden = await golden_prompts(home, settings, await get_policy(home, 0))
+    golden = await golden_prompts(home, settings.evaluation, await get_policy(home, 0))
     assert [prompt.form for prompt in golden] == [None] * PROMPTS
     async with running_stack(home, settings) as stack:
         await until_healthy(stack.url)
@@ -399,25 +401,26 @@ async def test_golden_prompts_are_of_many_agents_and_none_comes_twice(
     ]
     await insert_calls(store, [*busy, *again, *others])
     await ensure_base(store, uri="/base", base_model="tiny")
-    golden = await golden_prompts(store, settings, await get_policy(store, 0))
+    golden = await golden_prompts(store, settings.evaluation, await get_policy(store, 0))
     texts = [prompt.messages[0]["content"] for prompt in golden]
     newest = [f"busy {number}" for number in (11, 10, 9, 8, 7, 6)]
     assert texts == ["busy 3", newest[0], "late", *newest[1:]]
-    assert golden == await golden_prompts(store, settings, await get_policy(store, 0))
+    assert golden == await golden_prompts(store, settings.evaluation, await get_policy(store, 0))
 
 
 async def test_too_few_prompts_are_filled_up_with_the_simulators(
     store: Store, settings: Settings
 ) -> None:
-    """Which are held to the game's form only where the fleet plays the game."""
+    """They have the game's form only if the fleet plays the game."""
     await ensure_base(store, uri="/base", base_model="tiny")
     await insert_calls(store, [call("poem", response="Roses are red.")])
-    first, *others = await golden_prompts(store, settings, await get_policy(store, 0))
+    first, *others = await golden_prompts(store, settings.evaluation, await get_policy(store, 0))
     assert (first.form, first.max_tokens) == ("text", 24)
     assert [prompt.form for prompt in others] == [None] * (PROMPTS - 1)
     await insert_calls(store, [call("m1 0.50", agent="b")])
     forms = [
-        prompt.form for prompt in await golden_prompts(store, settings, await get_policy(store, 0))
+        prompt.form
+        for prompt in await golden_prompts(store, settings.evaluation, await get_policy(store, 0))
     ]
     assert sorted(map(str, forms)) == ["order"] * (PROMPTS - 1) + ["text"]
 
@@ -426,10 +429,10 @@ async def test_golden_prompts_of_a_new_home_are_the_simulators(
     store: Store, settings: Settings
 ) -> None:
     await ensure_base(store, uri="/base", base_model="tiny")
-    golden = await golden_prompts(store, settings, await get_policy(store, 0))
+    golden = await golden_prompts(store, settings.evaluation, await get_policy(store, 0))
     assert len(golden) == PROMPTS
     assert {prompt.form for prompt in golden} == {"order"}
-    assert golden == await golden_prompts(store, settings, await get_policy(store, 0))
+    assert golden == await golden_prompts(store, settings.evaluation, await get_policy(store, 0))
 
 
 async def test_a_reply_is_held_to_a_form_where_it_has_room_to_end(
@@ -446,7 +449,7 @@ async def test_a_reply_is_held_to_a_form_where_it_has_room_to_end(
             call(ASKED[0], agent="d", number=3),
         ],
     )
-    golden = await golden_prompts(home, settings, await get_policy(home, 0))
+    golden = await golden_prompts(home, settings.evaluation, await get_policy(home, 0))
     forms = {prompt.messages[0]["content"]: (prompt.form, prompt.max_tokens) for prompt in golden}
     assert forms["essay"] == (None, 256)
     assert forms["note"] == ("json", 256)
@@ -457,7 +460,7 @@ async def test_a_reply_is_held_to_a_form_where_it_has_room_to_end(
 async def test_every_gateway_is_asked_every_prompt(
     home: Store, settings: Settings, gateways: int
 ) -> None:
-    golden = await golden_prompts(home, settings, await get_policy(home, 0))
+    golden = await golden_prompts(home, settings.evaluation, await get_policy(home, 0))
     asked = questions(golden, gateways)
     for number in range(gateways):
         assert {prompt for prompt, _ in asked[number::gateways]} == set(range(PROMPTS))

@@ -45,7 +45,7 @@ _ids = count()
 
 
 async def validated_window(store, settings):
-    collected = await collect_window(store, settings, await claim(store), WINDOW)
+    collected = await collect_window(store, settings.home, await claim(store), WINDOW)
     return await validate_window(store, settings, collected)
 
 
@@ -102,8 +102,8 @@ async def test_the_real_window_keeps_five_agents_and_stores_ten_rejections(store
 
 async def test_collecting_again_gives_the_same_artifact(store, settings):
     await insert_real_window(store)
-    first = await collect_window(store, settings, await claim(store), WINDOW)
-    again = await collect_window(store, settings, await claim(store), WINDOW)
+    first = await collect_window(store, settings.home, await claim(store), WINDOW)
+    again = await collect_window(store, settings.home, await claim(store), WINDOW)
     assert first.artifact == again.artifact
     assert first.artifact.rows == 15
     assert len(list(settings.home.artifacts.iterdir())) == 1
@@ -137,7 +137,7 @@ def parquet_of_this_thread() -> Iterator[set[str]]:
 async def test_the_event_loop_runs_no_parquet(store, settings):
     await insert_real_window(store)
     with parquet_of_this_thread() as called:
-        collected = await collect_window(store, settings, await claim(store), WINDOW)
+        collected = await collect_window(store, settings.home, await claim(store), WINDOW)
         validated = await validate_window(store, settings, collected)
         crowded = settings.replace(quality={"target_trajectories": 4, "max_dropout": 0.5})
         thinned = await dropout.fn(crowded, validated)
@@ -168,7 +168,7 @@ async def test_only_untrained_training_rows_of_the_window_are_collected(store, s
         {"trajectoryId": "used by us"},
     )
     await store.pool.execute("INSERT INTO babylon.trained VALUES ('used by us', 'w', 'b')")
-    collected = await collect_window(store, settings, await claim(store), WINDOW)
+    collected = await collect_window(store, settings.home, await claim(store), WINDOW)
     ids = read_artifact(collected.artifact, ["trajectory_id"])["trajectory_id"].to_list()
     assert ids == ["by id", "id, but outside", "no id, first moment", "no id, inside"]
     with pytest.raises(WindowNotReadyError, match="1 other_window"):
@@ -179,7 +179,7 @@ async def test_only_untrained_training_rows_of_the_window_are_collected(store, s
 
 async def test_more_rows_than_one_fetch_are_streamed(store, settings):
     await insert_trajectories(store, *({"trajectoryId": f"t{n:03}"} for n in range(450)))
-    collected = await collect_window(store, settings, await claim(store), WINDOW)
+    collected = await collect_window(store, settings.home, await claim(store), WINDOW)
     ids = read_artifact(collected.artifact, ["trajectory_id"])["trajectory_id"].to_list()
     assert ids == [f"t{n:03}" for n in range(450)]
 
@@ -314,7 +314,7 @@ async def test_ground_truth_reaches_neither_training_rows_nor_the_dataset(store,
     assert len(rows) == 5
     assert SECRET not in str(rows)
 
-    published = publish_window(settings, scored)
+    published = publish_window(settings.home, scored)
     public = read_artifact(
         Artifact(uri=published.uri, sha256=published.sha256, rows=5, window_id=published.window_id)
     )
@@ -384,8 +384,8 @@ async def test_a_scorer_of_ones_own_scores_and_a_failing_one_stores_nothing(stor
 async def test_publishing_twice_leaves_one_file_with_allowed_columns_only(store, settings):
     await insert_real_window(store)
     scored = await scored_window(store, settings)
-    published = publish_window(settings, scored)
-    assert publish_window(settings, scored) == published
+    published = publish_window(settings.home, scored)
+    assert publish_window(settings.home, scored) == published
     (file,) = settings.home.datasets.rglob("*.parquet")
     name = f"2025-11-14T09-00-{published.sha256[:8]}.parquet"
     assert (

@@ -69,7 +69,7 @@ async def test_a_role_that_may_only_read_the_games_tables_collects_and_changes_n
     settings = load_settings(database={"url": url}, home=tmp_path)
     async with open_store(settings, migrate=True) as store:
         assert not store.game_tables_ours
-        collected = await collect_window(store, settings, await claim(store), WINDOW)
+        collected = await collect_window(store, settings.home, await claim(store), WINDOW)
         validated = await validate_window(store, settings, collected)
         with pytest.raises(asyncpg.InsufficientPrivilegeError):
             await store.pool.execute('UPDATE trajectories SET "usedInTraining" = true')
@@ -103,7 +103,7 @@ async def validated_alone(store, settings):
     """The window, although few agents played."""
     windows = settings.windows.model_copy(update={"min_agents": 1})  # below the limit of settings
     few = settings.model_copy(update={"windows": windows})
-    collected = await collect_window(store, few, await claim(store), WINDOW)
+    collected = await collect_window(store, few.home, await claim(store), WINDOW)
     return await validate_window(store, few, collected)
 
 
@@ -184,12 +184,12 @@ async def test_a_row_that_comes_late_is_in_the_next_artifact_and_the_first_one_s
     store, settings
 ):
     await insert_trajectories(store, {"trajectoryId": "in time"})
-    first = await collect_window(store, settings, await claim(store), WINDOW)
+    first = await collect_window(store, settings.home, await claim(store), WINDOW)
     await store.pool.execute(
         "INSERT INTO trajectories SELECT (jsonb_populate_record(t, $1)).* FROM trajectories t",
         {"id": "late", "trajectoryId": "late"},
     )
-    second = await collect_window(store, settings, await claim(store), WINDOW)
+    second = await collect_window(store, settings.home, await claim(store), WINDOW)
     ids = [
         read_artifact(one.artifact, ["trajectory_id"])["trajectory_id"].to_list()
         for one in (first, second)

@@ -1,4 +1,4 @@
-"""Who serves after a window: its deployment is tied to the champion that the verdict is about."""
+"""The policy that serves after a window. A verdict holds for one champion only."""
 
 from dataclasses import asdict, replace
 
@@ -8,7 +8,7 @@ from babylon.core.errors import FencedError, ModelError, RouteConflictError, Ser
 from babylon.core.settings import Settings
 from babylon.core.types import Claim, Trained
 from babylon.core.windows import parse_window_id
-from babylon.deployment.change import Order
+from babylon.deployment.change import ChangeRequest
 from babylon.deployment.replace import replace_champion
 from babylon.stages.deploy import deploy_checkpoint
 from babylon.stages.validate_checkpoint import validate_checkpoint
@@ -20,7 +20,7 @@ from babylon.store.windows import claim_window
 from tests.deployments import announced, commit, outcomes, serving, three_policies, verdict
 
 LATER = "2025-11-14T11:00"
-BY_HAND = Order(author="operator", reason="by hand")
+BY_HAND = ChangeRequest(author="operator", reason="by hand")
 
 
 @pytest.fixture
@@ -98,7 +98,9 @@ async def test_what_a_descendant_replaced_was_deployed_and_stays_replaced(
     await deploy_checkpoint(store, settings, verdict(claim))
     later = await claim_window(store, parse_window_id(LATER), owner="worker", lease_s=0.0)
     child = await commit(store, later, parent_version=2, name="child")
-    await replace_champion(store, settings, child, Order(author="worker", reason="better still"))
+    await replace_champion(
+        store, settings, child, ChangeRequest(author="worker", reason="better still")
+    )
     again = await validate_checkpoint(store, settings, trained)
     assert again == replace(verdict(claim), claim=trained.claim)
     assert (await deploy_checkpoint(store, settings, again)).deployed
@@ -134,7 +136,9 @@ async def test_what_was_rolled_back_is_not_deployed_again(
 ) -> None:
     trained = await validated_before(store, claim)
     await deploy_checkpoint(store, settings, verdict(claim))
-    await replace_champion(store, settings, 0, Order(author="operator", reason="it lost money"))
+    await replace_champion(
+        store, settings, 0, ChangeRequest(author="operator", reason="it lost money")
+    )
     again = await validate_checkpoint(store, settings, trained)
     assert not again.promote
     assert again.reason == "was in force, and taken back by operator: it lost money"

@@ -10,7 +10,7 @@ from babylon.core.errors import ConfigError, ExperimentError
 from babylon.core.settings import Settings
 from babylon.core.types import Claim
 from babylon.deployment import decide_experiment
-from babylon.deployment.change import Order
+from babylon.deployment.change import ChangeRequest
 from babylon.deployment.experiments import Experiment, run_experiment
 from babylon.deployment.replace import replace_champion
 from babylon.deployment.rollback import roll_back
@@ -21,7 +21,7 @@ from babylon.store import Store
 from babylon.store.routes import current_route, list_routes
 from tests.deployments import announced, serving, three_policies, verdict
 
-BY_HAND = Order(author="operator", reason="by hand")
+BY_HAND = ChangeRequest(author="operator", reason="by hand")
 
 
 @pytest.fixture
@@ -45,7 +45,7 @@ async def test_an_experiment_keeps_its_salt_while_its_share_changes(
         made.append(await run_experiment(store, settings, "canary", None, share, BY_HAND))
     assert [(one.challenger_version, one.share) for one in made] == [(1, 0.05), (1, 0.25), (1, 0.1)]
     assert len({one.salt for one in made}) == 1
-    await roll_back(store, settings, BY_HAND)
+    await roll_back(store, BY_HAND)
     again = await run_experiment(store, settings, "canary", 1, 0.5, BY_HAND)
     assert again.salt not in (None, made[0].salt)
     assert await serving(store) == 0
@@ -63,7 +63,7 @@ async def test_a_challenger_may_be_policy_0(store: Store, settings: Settings) ->
     [
         ("ab", 2, 0.5, "ab of policy 1 against policy 0 runs: end it first, by `babylon deploy"),
         ("canary", 1, 0.5, "ab of policy 1 against policy 0 runs"),
-        ("ab", None, None, "ab of policy 1 runs at 50%: give the share"),
+        ("ab", None, None, "ab of policy 1 runs at 50%: give its new share"),
     ],
 )
 async def test_only_the_share_of_a_running_experiment_changes(
@@ -118,7 +118,7 @@ async def test_replace_ends_an_experiment_only_in_favour_of_its_challenger(
             await replace_champion(store, settings, version, BY_HAND)
     won = await replace_champion(store, settings, 1, BY_HAND)
     assert (won.policy_version, won.challenger_version, won.mode) == (1, None, "replace")
-    assert (await roll_back(store, settings, BY_HAND)).policy_version == 0
+    assert (await roll_back(store, BY_HAND)).policy_version == 0
 
 
 @pytest.mark.parametrize(("strategy", "share"), [("ab", "50%"), ("canary", "5%")])

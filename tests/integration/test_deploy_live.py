@@ -13,7 +13,7 @@ from openai import AsyncOpenAI
 from babylon.core.api_keys import local_key
 from babylon.core.errors import CheckpointRefusedError, ServingError
 from babylon.core.settings import Settings
-from babylon.deployment.change import Order
+from babylon.deployment.change import ChangeRequest
 from babylon.deployment.experiments import run_experiment
 from babylon.deployment.replace import replace_champion
 from babylon.deployment.rollback import roll_back
@@ -26,7 +26,7 @@ from tests.integration.test_checks import nudged, register
 from tests.integration.test_serving import HELLO, Stack, on_uvicorn, running_stack, until_healthy
 from tests.tiny_policy import save_tiny_policy
 
-BY_HAND = Order(author="operator", reason="by hand", drain_s=10.0)
+BY_HAND = ChangeRequest(author="operator", reason="by hand", drain_s=10.0)
 
 
 @pytest.fixture(scope="module")
@@ -118,7 +118,7 @@ async def test_a_checked_policy_replaces_another_under_load_and_a_rollback_takes
         assert made.checks is not None and made.checks["passed"], made.checks
         assert set(made.acknowledged_by) == {"test", "second"}
         assert made.prepare_s > 0 and made.check_s > 0 and made.unfinished == 0
-        back = await roll_back(store, settings, BY_HAND)
+        back = await roll_back(store, BY_HAND)
         assert (back.policy_version, back.prepare_s, back.checks) == (0, 0.0, None)
     assert {(version, arm) for _, version, arm in await fleet.round()} == {(0, "champion")}
     rows = await fleet.stack.rows()
@@ -170,7 +170,7 @@ async def test_a_canary_grows_by_agents_that_stay_until_it_is_taken_back(
         {agent for agent, version, _ in answers if version == 1} for answers in (first, second)
     )
     assert few < many
-    await roll_back(store, settings, BY_HAND)
+    await roll_back(store, BY_HAND)
     assert {(version, arm) for _, version, arm in await fleet.round()} == {(0, "champion")}
     assert (await current_route(store)).split is None
 

@@ -8,7 +8,7 @@ import pytest
 from babylon.core.errors import CheckpointRefusedError, ModelError, RouteConflictError, ServingError
 from babylon.core.settings import Settings
 from babylon.deployment import change
-from babylon.deployment.change import Order
+from babylon.deployment.change import ChangeRequest
 from babylon.deployment.experiments import run_experiment
 from babylon.deployment.replace import replace_champion
 from babylon.deployment.rollback import roll_back
@@ -18,8 +18,8 @@ from babylon.store.route_history import champions
 from babylon.store.routes import current_route, list_routes
 from tests.deployments import announced, outcomes, serving, three_policies
 
-BY_HAND = Order(author="operator", reason="by hand", drain_s=1.0)
-FORCED = Order(author="operator", reason="I know better", force=True, drain_s=1.0)
+BY_HAND = ChangeRequest(author="operator", reason="by hand", drain_s=1.0)
+FORCED = ChangeRequest(author="operator", reason="I know better", force=True, drain_s=1.0)
 
 
 @pytest.fixture
@@ -107,7 +107,7 @@ async def test_a_rollback_to_what_is_loaded_loads_and_checks_nothing(
     await replace_champion(store, settings, 1, BY_HAND)
     proposed = await outcomes(store)
     async with announced(store, holds=(0,)):
-        made = await roll_back(store, settings, BY_HAND)
+        made = await roll_back(store, BY_HAND)
     assert (made.policy_version, made.prepare_s, made.checks) == (0, 0.0, None)
     assert await outcomes(store) == proposed
 
@@ -117,7 +117,7 @@ async def test_a_rollback_to_what_is_not_loaded_loads_it_and_checks_nothing(
 ) -> None:
     await replace_champion(store, settings, 1, BY_HAND)
     async with announced(store):
-        made = await roll_back(store, settings, BY_HAND)
+        made = await roll_back(store, BY_HAND)
     assert made.policy_version == 0 and made.prepare_s > 0
     assert await outcomes(store) == ["committed", "committed"]
 
@@ -126,17 +126,17 @@ async def test_rolling_back_twice_goes_back_twice(store: Store, settings: Settin
     for version in (1, 2):
         await replace_champion(store, settings, version, BY_HAND)
     for expected in (1, 0):
-        assert (await roll_back(store, settings, BY_HAND)).policy_version == expected
+        assert (await roll_back(store, BY_HAND)).policy_version == expected
     with pytest.raises(ModelError, match="nothing to roll back to"):
-        await roll_back(store, settings, BY_HAND)
+        await roll_back(store, BY_HAND)
 
 
 async def test_challengers_are_nobodys_predecessor(store: Store, settings: Settings) -> None:
     await replace_champion(store, settings, 1, BY_HAND)
     await run_experiment(store, settings, "ab", 2, 0.5, BY_HAND)
-    ended = await roll_back(store, settings, BY_HAND)
+    ended = await roll_back(store, BY_HAND)
     assert (ended.policy_version, ended.challenger_version) == (1, None)
-    assert (await roll_back(store, settings, BY_HAND)).policy_version == 0
+    assert (await roll_back(store, BY_HAND)).policy_version == 0
 
 
 async def test_a_policy_that_there_is_not_is_named(store: Store, settings: Settings) -> None:

@@ -55,7 +55,7 @@ async def test_exact_tokens_come_through_atif_to_training(
     from babylon.store.windows import claim_window
 
     held = await claim_window(store, WINDOW, owner="test", lease_s=60)
-    collected = await collect_window(store, one, held, WINDOW)
+    collected = await collect_window(store, one.home, held, WINDOW)
     validated = await validate_window(store, one, collected)
     for trajectory in read_trajectories(validated.artifact):
         assert [c.retokenized for c in trajectory.calls] == [True] + [False] * 4

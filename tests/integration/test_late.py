@@ -85,9 +85,9 @@ async def test_a_late_row_is_collected_by_nobody_but_the_recipe_it_was_admitted_
     await set_state(store, await claim(store), WindowState.REJECTED)
     again = Window(WINDOW.start, recipe="again")
     held = await claim_window(store, again, owner="test", lease_s=60)
-    assert (await collect_window(store, settings, held, again)).artifact.rows == 0
+    assert (await collect_window(store, settings.home, held, again)).artifact.rows == 0
     assert await admit_late(store, held, again) == 1
-    assert (await collect_window(store, settings, held, again)).artifact.rows == 1
+    assert (await collect_window(store, settings.home, held, again)).artifact.rows == 1
     assert await count_late(store, WINDOW.id) == 0
     (row,) = await list_late(store)
     assert row.admitted_to == "2025-11-14T09:00+again"

@@ -46,7 +46,7 @@ async def pending(store, settings):
 async def test_oldest_first_for_the_schedule_and_the_newest_when_nobody_names_one(store, settings):
     await play_three_hours(store)
     assert await pending(store, settings) == [EIGHT, NINE, TEN]
-    assert (await window_to_train(store, settings, CLOCK)).id == TEN
+    assert (await window_to_train(store, settings, clock=CLOCK)).id == TEN
 
 
 async def test_half_finished_windows_go_first_but_not_while_somebody_holds_them(store, settings):
@@ -54,10 +54,10 @@ async def test_half_finished_windows_go_first_but_not_while_somebody_holds_them(
     await half_finish(store, NINE)
     await half_finish(store, EIGHT)
     assert await pending(store, settings) == [TEN]
-    assert (await window_to_train(store, settings, CLOCK)).id == TEN
+    assert (await window_to_train(store, settings, clock=CLOCK)).id == TEN
     await end_leases(store)
     assert await pending(store, settings) == [EIGHT, NINE, TEN]
-    assert (await window_to_train(store, settings, CLOCK)).id == EIGHT
+    assert (await window_to_train(store, settings, clock=CLOCK)).id == EIGHT
 
 
 async def test_a_half_finished_window_of_another_length_is_left_alone(store, settings):
@@ -67,7 +67,7 @@ async def test_a_half_finished_window_of_another_length_is_left_alone(store, set
 
 
 async def test_with_nothing_to_do_the_last_window_to_close_says_why(store, settings):
-    assert (await window_to_train(store, settings, CLOCK)).id == "2025-11-14T11:00"
+    assert (await window_to_train(store, settings, clock=CLOCK)).id == "2025-11-14T11:00"
 
 
 async def test_a_window_waits_until_its_last_rows_had_time_to_arrive(store, settings):
@@ -75,7 +75,7 @@ async def test_a_window_waits_until_its_last_rows_had_time_to_arrive(store, sett
     closed = datetime(2025, 11, 14, 10, tzinfo=UTC)
     early = Clock(now=closed + timedelta(seconds=settings.windows.grace_s - 1))
     assert await pending_windows(store, settings, clock=early) == []
-    assert (await window_to_train(store, settings, early)).id == EIGHT
+    assert (await window_to_train(store, settings, clock=early)).id == EIGHT
     settled = Clock(now=closed + timedelta(seconds=settings.windows.grace_s))
     assert [w.id for w in await pending_windows(store, settings, clock=settled)] == [NINE]
 
@@ -139,7 +139,7 @@ async def test_a_recipe_takes_up_what_is_done_once_and_only_where_something_was_
     await insert_real_window(store)
     again = settings.replace(windows={"recipe": "again"})
     assert await pending(store, again) == []  # it is not done
-    assert (await window_to_train(store, again, CLOCK)).key == "2025-11-14T11:00+again"
+    assert (await window_to_train(store, again, clock=CLOCK)).key == "2025-11-14T11:00+again"
     claim = await claim_window(store, parse_window_id(NINE), owner="run", lease_s=60)
     ids = [r[0] for r in await store.pool.fetch('SELECT "trajectoryId" FROM trajectories')]
     await store_collected(store, claim, ids)

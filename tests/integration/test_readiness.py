@@ -74,7 +74,8 @@ async def test_a_half_finished_window_says_how_to_go_on(store, settings):
     await store.pool.execute("UPDATE babylon.windows SET lease_until = now()")
     (report,) = (await reports(store, settings)).values()
     assert not report.leased and not report.ready
-    assert report.missing == ("trained, waits for validation: run train --window 2025-11-14T09:00",)
+    (missing,) = report.missing
+    assert missing == "trained but not validated: train --window 2025-11-14T09:00 goes on there"
 
 
 async def test_rows_find_their_window_and_those_without_one_are_shown(store, settings):

@@ -215,7 +215,6 @@ async def test_a_shared_market_needs_all_its_players(store: Store, settings: Set
 
 async def trained(store: Store, settings: Settings) -> None:
     """As if the window had been trained: scored, and its manifest stored."""
-    from babylon.core.metrics import scored_metrics
     from babylon.core.windows import WindowState
     from babylon.stages.collect import collect_window
     from babylon.stages.dropout import thin_window
@@ -224,11 +223,11 @@ async def trained(store: Store, settings: Settings) -> None:
     from babylon.store.windows import claim_window, set_state
 
     claim = await claim_window(store, WINDOW, owner="test", lease_s=60)
-    collected = await collect_window(store, settings, claim, WINDOW)
+    collected = await collect_window(store, settings.home, claim, WINDOW)
     validated = await validate_window(store, settings, collected)
     thinned = thin_window(settings, validated)
     scored = await score_window(store, settings, thinned)
-    await set_state(store, claim, WindowState.TRAINED, metrics=scored_metrics(scored))
+    await set_state(store, claim, WindowState.TRAINED, scored=scored)
 
 
 @pytest.fixture

@@ -11,7 +11,7 @@ from babylon.core.errors import ModelError
 from babylon.core.settings import Settings
 from babylon.core.types import Claim
 from babylon.core.windows import Window, WindowState
-from babylon.deployment.change import Order
+from babylon.deployment.change import ChangeRequest
 from babylon.deployment.replace import replace_champion
 from babylon.deployment.rollback import roll_back
 from babylon.stages import retention
@@ -44,7 +44,7 @@ async def train(
 ) -> Claim:
     """Commit a checkpoint for a window; with ``done`` the window ends as rejected."""
     claim = await claim_window(store, window(hour), owner="worker", lease_s=60)
-    make(checkpoint_directory(settings, claim))
+    make(checkpoint_directory(settings.home, claim))
     await commit(store, settings, claim, parent)
     if done:
         await set_state(store, claim, WindowState.REJECTED)
@@ -57,7 +57,7 @@ async def commit(store: Store, settings: Settings, claim: Claim, parent: int) ->
         claim,
         parent_version=parent,
         kind="full",
-        uri=str(checkpoint_directory(settings, claim)),
+        uri=str(checkpoint_directory(settings.home, claim)),
         base_model="tiny",
         batch_id=f"window-{claim.window_id}",
         trajectory_ids=[claim.window_id],
@@ -83,7 +83,7 @@ async def removed(store: Store) -> list[int]:
 async def test_unused_checkpoints_are_removed_and_marked(store: Store, lean: Settings) -> None:
     for hour in range(4):
         await train(store, lean, hour, parent=hour)
-        await replace_champion(store, lean, hour + 1, Order(author="test", reason="better"))
+        await replace_champion(store, lean, hour + 1, ChangeRequest(author="test", reason="better"))
     assert await retire_checkpoints(store, lean) == (1, 2)
     assert there(lean) == ["2025-11-14T0200-e1", "2025-11-14T0300-e1"]
     assert await removed(store) == [1, 2]
@@ -96,12 +96,14 @@ async def test_a_removed_policy_can_neither_be_promoted_nor_rolled_back_to(
 ) -> None:
     for hour in range(4):
         await train(store, lean, hour, parent=hour)
-        await replace_champion(store, lean, hour + 1, Order(author="test", reason="better"))
+        await replace_champion(store, lean, hour + 1, ChangeRequest(author="test", reason="better"))
     await retire_checkpoints(store, lean)
-    await roll_back(store, lean, Order(author="t", reason="back"))
+    await roll_back(store, ChangeRequest(author="t", reason="back"))
     for version in (1, (await previous_champion(store)).policy_version):
         with pytest.raises(ModelError, match=f"policy {version} was removed .*babylon model list"):
-            await replace_champion(store, lean, version, Order(author="test", reason="back again"))
+            await replace_champion(
+                store, lean, version, ChangeRequest(author="test", reason="back again")
+            )
     assert (await get_policy(store, 3)).removed_at is None
 
 
@@ -119,11 +121,11 @@ async def test_a_training_keeps_the_champion_that_it_began_with(
     store: Store, lean: Settings
 ) -> None:
     await train(store, lean, 0, parent=0)
-    await replace_champion(store, lean, 1, Order(author="test", reason="better"))
+    await replace_champion(store, lean, 1, ChangeRequest(author="test", reason="better"))
     await claim_window(store, window(9), owner="trainer", lease_s=60)
     for hour in (1, 2, 3):
         await train(store, lean, hour, parent=hour)
-        await replace_champion(store, lean, hour + 1, Order(author="test", reason="better"))
+        await replace_champion(store, lean, hour + 1, ChangeRequest(author="test", reason="better"))
     assert await retire_checkpoints(store, lean) == ()
     await store.pool.execute("UPDATE babylon.windows SET lease_until = now() - interval '1 s'")
     assert await retire_checkpoints(store, lean) == (1, 2)
@@ -172,7 +174,7 @@ async def test_a_base_that_is_itself_a_checkpoint_outlives_its_number(
     for hour in range(3):
         claim = await train(store, lean, hour, parent=hour)
     adapter = {"base_model_name_or_path": (await get_policy(store, 1)).uri}
-    (checkpoint_directory(lean, claim) / "adapter_config.json").write_text(json.dumps(adapter))
+    (checkpoint_directory(lean.home, claim) / "adapter_config.json").write_text(json.dumps(adapter))
     assert await retire_checkpoints(store, lean) == (2,)
 
 
@@ -181,7 +183,7 @@ async def test_an_adapter_that_does_not_name_its_base_keeps_everything_and_is_na
 ) -> None:
     for hour in range(3):
         claim = await train(store, lean, hour, parent=hour)
-    config = checkpoint_directory(lean, claim) / "adapter_config.json"
+    config = checkpoint_directory(lean.home, claim) / "adapter_config.json"
     for broken in ("{ cut off", "{}"):
         config.write_text(broken)
         with pytest.raises(ModelError, match=r"no checkpoint .*e1/adapter_config.json"):
@@ -225,11 +227,11 @@ async def test_directories_of_claims_that_cannot_commit_are_swept_and_no_others(
     failed = await claim_window(store, window(1), owner="a", lease_s=60)
     await set_state(store, failed, WindowState.FAILED)
     for claim in (fenced, live, failed):
-        target = make(checkpoint_directory(lean, claim))
+        target = make(checkpoint_directory(lean.home, claim))
         make(target.with_name(f".{target.name}-x1y2z3w4"))  # its temporary one
     foreign = Claim(window_id="2020-01-01T00:00", epoch=3, owner="of another database")
     for other in (
-        checkpoint_directory(lean, foreign),
+        checkpoint_directory(lean.home, foreign),
         lean.home.checkpoints / "mine",
         lean.home.models,
     ):
@@ -266,9 +268,9 @@ async def test_a_recipe_called_like_another_ones_claim_keeps_its_checkpoint(
     for state in (WindowState.TRAINED, WindowState.REJECTED):
         await set_state(store, claims[0], state)
     for claim in claims:
-        make(checkpoint_directory(lean, claim))
+        make(checkpoint_directory(lean.home, claim))
     make(lean.home.checkpoints / ".2025-11-14T0000+x-e1-abc_1234")
-    await sweep(store, lean)
+    await sweep(store, lean.home, lean.windows.lookback_hours)
     assert there(lean) == ["2025-11-14T0000+x-e2-e1"]
 
 
@@ -277,7 +279,7 @@ async def test_a_checkpoint_that_is_committed_during_the_sweep_stays(
     store: Store, lean: Settings, monkeypatch: pytest.MonkeyPatch, query: str
 ) -> None:
     claim = await claim_window(store, window(0), owner="worker", lease_s=60)
-    make(checkpoint_directory(lean, claim))
+    make(checkpoint_directory(lean.home, claim))
     read = getattr(retention, query)
 
     async def commit_after(store: Store) -> object:
@@ -286,7 +288,7 @@ async def test_a_checkpoint_that_is_committed_during_the_sweep_stays(
         return answer
 
     monkeypatch.setattr(retention, query, commit_after)
-    await sweep(store, lean)
+    await sweep(store, lean.home, lean.windows.lookback_hours)
     assert there(lean) == ["2025-11-14T0000-e1"]
 
 
@@ -364,7 +366,7 @@ async def test_promotion_and_removal_take_turns(store: Store, lean: Settings) ->
         await train(store, lean, hour, parent=hour)
     results = await asyncio.gather(
         retire_checkpoints(store, lean),
-        replace_champion(store, lean, 1, Order(author="test", reason="by hand")),
+        replace_champion(store, lean, 1, ChangeRequest(author="test", reason="by hand")),
         return_exceptions=True,
     )
     if isinstance(results[1], BaseException):

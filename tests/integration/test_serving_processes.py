@@ -120,7 +120,7 @@ async def test_busy_port_is_named_before_anything_starts(settings: Settings) -> 
 async def test_process_that_does_not_start_is_an_error_with_its_last_words(
     settings: Settings, store: Store
 ) -> None:
-    await store.pool.execute("UPDATE babylon.alembic_version SET version_num = '0001'")
+    await store.pool.execute("UPDATE babylon.alembic_version SET version_num = '0000'")
     with pytest.raises(ServingError, match=r"gateway ended with code 1: .*gateway\.log"):
         async with serving(settings):
             pass

@@ -92,7 +92,7 @@ async def test_an_hour_with_perps_and_a_feed_is_recorded_validated_and_scored(
 ) -> None:
     result = await run_fleet(store, settings, replace(HOUR_PLAN, shared=shared), "scripted")
     assert (result.trajectories, result.scenarios, result.calls) == (6, 2, 240)
-    collected = await collect_window(store, settings, await claim(store), WINDOW)
+    collected = await collect_window(store, settings.home, await claim(store), WINDOW)
     validated = await validate_window(store, settings, collected)
     assert (validated.agents, validated.rejected) == (6, {})
     trajectories = read_trajectories(validated.artifact)

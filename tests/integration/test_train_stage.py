@@ -22,7 +22,7 @@ from babylon.core.settings import Settings
 from babylon.core.trajectories import Call, Message, TrainingRow, training_rows
 from babylon.core.types import Claim, Scored
 from babylon.core.windows import WindowState, parse_window_id
-from babylon.deployment.change import Order
+from babylon.deployment.change import ChangeRequest
 from babylon.deployment.checks.check_policy import check_policy
 from babylon.deployment.checks.check_result import Check, Checked
 from babylon.deployment.replace import replace_champion
@@ -193,7 +193,7 @@ async def test_calls_age_by_generations_and_too_old_ones_are_left_out(
         await train_window(
             store, quick, await scored(store, quick, hour, rows(base, version=0)[hour - 9 :: 2])
         )
-    await replace_champion(store, quick, 2, Order(author="test", reason="better"))
+    await replace_champion(store, quick, 2, ChangeRequest(author="test", reason="better"))
     mixed = [row for version in (0, 1, 2) for row in rows(base, version=version)]
     mixed = [msgspec.structs.replace(r, trajectory_id=f"late {r.trajectory_id}") for r in mixed]
     window = await scored(store, quick, 11, mixed)
@@ -270,7 +270,7 @@ async def test_a_checkpoint_that_an_adapter_was_trained_on_is_kept_with_it(
         played = rows(base, version=version - 1)
         settings = quick.replace(training={"tuning": tuning, "iterations": 1})
         await train_window(store, settings, await scored(store, settings, version, played))
-        await replace_champion(store, quick, version, Order(author="test", reason="better"))
+        await replace_champion(store, quick, version, ChangeRequest(author="test", reason="better"))
     await store.pool.execute("UPDATE babylon.windows SET state = 'deployed'")
     lean = quick.replace(deployment={"keep_checkpoints": 1}, training={"max_staleness": 0})
     assert await retire_checkpoints(store, lean) == (2,)

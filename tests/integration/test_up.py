@@ -87,7 +87,7 @@ class System:
             return {block_type["slug"] for block_type in json.load(response)}
 
     def evidence(self) -> str:
-        """What a person would look at when a run does not end well."""
+        """Processes and logs, for a failed run."""
         processes = [
             f"{p.pid} {p.info['status']} {' '.join(p.info['cmdline'] or [])[:200]}"
             for p in psutil.process_iter(["status", "cmdline"])

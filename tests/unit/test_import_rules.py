@@ -1,6 +1,7 @@
-"""The import rules of the house, held over the syntax tree: lazy imports count like any other."""
+"""The import rules, checked in the syntax tree: imports inside functions count too."""
 
 import ast
+import re
 import sys
 from collections.abc import Iterator
 from graphlib import CycleError, TopologicalSorter
@@ -16,6 +17,7 @@ MODELS = {"torch", "transformers", "peft"}
 IO = {"asyncpg", "aiohttp", "httpx", "requests", "socket", "subprocess", "pathlib", "shutil"}
 OWN_IO = {"babylon.store", "babylon.core.artifacts", "babylon.serving"}
 GRPO = "babylon.training.grpo"
+NOT_MODULES = {"babylon.toml", "babylon.calls", "babylon.engine"}
 
 
 def _name(path: Path) -> str:
@@ -94,7 +96,7 @@ def test_imports_go_one_way(importers: set[str], forbidden: set[str]) -> None:
 
 
 def _package(module: str) -> str:
-    """``babylon.store.windows`` → ``store``: the room that a module lies in."""
+    """Return the room of a module: ``store`` for ``babylon.store.windows``."""
     return module.split(".")[1] if module.count(".") else module
 
 
@@ -108,6 +110,16 @@ def test_packages_do_not_import_each_other_in_a_ring() -> None:
         list(TopologicalSorter(rooms).static_order())
     except CycleError as error:
         pytest.fail(" → ".join(error.args[1]))
+
+
+def test_every_module_named_in_a_string_exists() -> None:
+    """``python -m NAME``, ``script_location`` and the like are not seen by a type checker."""
+    for name, path in FILES.items():
+        for node in ast.walk(ast.parse(path.read_text())):
+            if isinstance(node, ast.Constant) and isinstance(node.value, str):
+                named = node.value
+                if re.fullmatch(r"babylon(\.[a-z_]+)+", named) and named not in NOT_MODULES:
+                    assert named in FILES, f"{name} names {named!r}"
 
 
 def test_core_imports_nothing_else_of_ours() -> None:
@@ -124,13 +136,12 @@ def test_openpipe_art_is_imported_by_one_module_only() -> None:
     assert _offenders(set(FILES) - {"babylon.training.backends.art_client"}, {"art"}) == []
 
 
-@pytest.mark.parametrize("package", ["babylon.recorder", "babylon.cli", "babylon.store"])
-def test_what_agents_and_operators_import_never_pulls_in_torch(package: str) -> None:
-    assert not MODELS & imported_with(*_modules(package))
+def test_what_agents_and_operators_import_never_pulls_in_torch() -> None:
+    assert not MODELS & imported_with(*_modules("babylon.recorder", "babylon.cli", "babylon.store"))
 
 
 def test_the_trainer_needs_nothing_but_torch_and_its_kin() -> None:
-    """It runs on a bare GPU image. ``babylon`` itself is only the package's version."""
+    """It runs on a bare GPU image."""
     allowed = {*sys.stdlib_module_names, "torch", "transformers", "peft", "numpy", "safetensors"}
     foreign = [
         f"{name} imports {target}"
@@ -142,16 +153,13 @@ def test_the_trainer_needs_nothing_but_torch_and_its_kin() -> None:
 
 
 def test_the_trainer_imports_where_nothing_else_is_installed() -> None:
-    """What torch and its kin import themselves is theirs to bring."""
-    modules = _modules(GRPO)
+    """Modules that torch and its kin import themselves do not count."""
     others = {"asyncpg", "msgspec", "polars", "prefect", "pydantic", "aiohttp", "wandb", "art"}
-    kin = imported_with(
-        "peft", "torch._dynamo", "torch.nn.attention.flex_attention", "transformers"
-    )
-    added = {name.partition(".")[0] for name in imported_with(*modules) - kin}
-    assert not added & others
-    ours = {name for name in imported_with(*modules) if name.startswith("babylon.")}
-    assert ours <= {*modules, "babylon.training"}
+    kin = ("peft", "torch._dynamo", "torch.nn.attention.flex_attention", "transformers")
+    added = imported_with(*_modules(GRPO), after=kin)
+    assert not others & {name.partition(".")[0] for name in added}
+    ours = {name for name in added if name.startswith("babylon.")}
+    assert ours <= {*_modules(GRPO), "babylon.training"}
 
 
 def test_no_module_imports_itself_through_others() -> None:

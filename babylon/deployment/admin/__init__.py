@@ -1,3 +1,4 @@
-"""The admin API: who serves the agents, asked and changed over HTTP, by the same functions as the
-command line. A process and a port of its own: what agents call neither offers nor waits for it.
+"""The admin API: the functions of ``babylon deploy`` over HTTP.
+
+It has a process and a port of its own: agents' calls neither reach it nor wait for it.
 """

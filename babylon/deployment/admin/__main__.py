@@ -8,10 +8,10 @@ import sys
 import uvicorn
 
 from babylon.core.errors import BabylonError
+from babylon.core.processes import exit_with_supervisor
 from babylon.core.settings import Settings, load_settings
-from babylon.deployment.admin.app import Admin
+from babylon.deployment.admin.app import admin_app
 from babylon.serving.gateway.http_guard import server_config
-from babylon.serving.supervise import exit_with_supervisor
 from babylon.store import open_store
 
 
@@ -19,9 +19,10 @@ async def run(settings: Settings) -> None:
     """Serve until the process is told to stop."""
     async with open_store(settings) as store:
         supervised = asyncio.create_task(exit_with_supervisor())
-        for number in (signal.SIGTERM, signal.SIGINT):  # uvicorn stops, then raises it again:
-            signal.signal(number, lambda *_: None)  # that must not end us before we tidied up
-        admin = Admin(store, settings)
+        # uvicorn raises the signal again after it stopped, which must not end the cleanup here.
+        for number in (signal.SIGTERM, signal.SIGINT):
+            signal.signal(number, lambda *_: None)
+        admin = admin_app(store, settings)
         config = server_config(admin, host="127.0.0.1", port=settings.serving.admin_port)
         await uvicorn.Server(config).serve()
         supervised.cancel()

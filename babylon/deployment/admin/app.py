@@ -1,15 +1,21 @@
-"""The admin API as an ASGI application.
+"""The admin API as a FastAPI application.
 
-A change answers when every gateway has followed, however long that takes; a client that leaves
-meanwhile does not stop it, and ``GET /admin/status`` tells how it goes. All state is in Postgres,
-so any number of these processes may be asked, and of two changes at once one is refused (409).
+A change answers when every gateway follows. A client that leaves does not stop it;
+``GET /admin/status`` shows its progress. All state is in Postgres, so several of these processes
+may run. Of two changes at the same time one is refused (409).
 """
 
 import logging
-from collections.abc import Awaitable, Callable
-from typing import Any
+from collections.abc import Callable, Coroutine
+from typing import Annotated
 
-import msgspec
+from fastapi import APIRouter, Depends, FastAPI, Request, Response
+from fastapi.exceptions import RequestValidationError
+from fastapi.routing import APIRoute
+from fastapi.security import HTTPBearer
+from pydantic import BaseModel, ConfigDict, Field, model_validator
+from pydantic_core import from_json
+from starlette.exceptions import HTTPException
 
 from babylon.core.api_keys import local_key
 from babylon.core.errors import (
@@ -23,30 +29,21 @@ from babylon.core.errors import (
 )
 from babylon.core.settings import Settings
 from babylon.core.types import Change
-from babylon.deployment.admin.bodies import Ab, Canary, Replace, Rollback, parse
-from babylon.deployment.change import Order
+from babylon.deployment.change import ChangeRequest
 from babylon.deployment.experiments import run_experiment
 from babylon.deployment.replace import replace_champion
 from babylon.deployment.rollback import roll_back
-from babylon.deployment.status import deployment_status
-from babylon.serving.gateway.asgi import (
-    ClientLeft,
-    Headers,
-    Receive,
-    Response,
-    Scope,
-    Send,
-    read_body,
-)
+from babylon.deployment.status import Status, deployment_status
+from babylon.serving.gateway.asgi import ClientLeft, read_body
 from babylon.serving.gateway.auth import KeyRing
 from babylon.serving.openai_wire import RequestError
 from babylon.store import Store
 from babylon.store.connection import UNREACHABLE
-from babylon.store.policies import list_policies
-from babylon.store.routes import list_routes
+from babylon.store.policies import Policy, list_policies
+from babylon.store.routes import Route, list_routes
 
 log = logging.getLogger(__name__)
-_STATUS: tuple[tuple[type[BabylonError], int], ...] = (  # the first that fits
+_STATUS: tuple[tuple[type[BabylonError], int], ...] = (  # the first match counts
     (RouteConflictError, 409),
     (ExperimentError, 409),
     (CheckpointRefusedError, 422),
@@ -55,121 +52,174 @@ _STATUS: tuple[tuple[type[BabylonError], int], ...] = (  # the first that fits
     (DatabaseError, 503),
     (BabylonError, 400),
 )
+_UNREACHABLE = tuple(kind for kind in UNREACHABLE if kind is not DatabaseError)
+Version = Annotated[int, Field(ge=0, lt=2**31)]
+Share = Annotated[float, Field(gt=0, lt=1)]
 
-Answer = Awaitable[Any]
+
+class Rollback(BaseModel):
+    """``reason`` is kept in the route's history."""
+
+    model_config = ConfigDict(strict=True, extra="forbid", frozen=True)
+    reason: Annotated[str, Field(max_length=300, pattern=r"^[^\x00-\x1f\x7f-\x9f]*$")] = "admin API"
+
+    @model_validator(mode="before")
+    @classmethod
+    def _decode(cls, value: object) -> object:
+        """FastAPI hands on bytes when the content type is not JSON."""
+        return from_json(value) if isinstance(value, bytes) else value
 
 
-class Admin:
-    """The ASGI application."""
+class Replace(Rollback):
+    """``force`` skips the checks, and the history says so."""
 
-    def __init__(self, store: Store, settings: Settings) -> None:
-        self._store, self._settings = store, settings
-        self._keys = KeyRing(local_key(settings.home.root))
-        self._reads: dict[str, Callable[[], Answer]] = {
-            "/admin/status": self._status,
-            "/admin/routes": self._routes,
-            "/admin/policies": self._policies,
-        }
-        self._changes: dict[str, Callable[[bytes, str], Answer]] = {
-            "/admin/replace": self._replace,
-            "/admin/ab": self._ab,
-            "/admin/canary": self._canary,
-            "/admin/rollback": self._rollback,
-        }
+    policy_version: Version
+    force: bool = False
 
-    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        response = Response(send)
-        try:
-            await response.json(await self._answer(scope, receive))
-        except ClientLeft:
-            return
-        except RequestError as error:
-            await _refuse(response, error)
-        except BabylonError as error:
-            await _refuse(response, _as_request_error(error))
-        except UNREACHABLE as error:
-            log.warning("%s %s: %r", scope["method"], scope["path"], error)
-            problem = str(error) or type(error).__name__
-            await _refuse(response, RequestError(503, f"the database does not answer: {problem}"))
-        except Exception as error:  # a bug: the log has where, the client an answer in our shape
-            log.exception("%s %s failed", scope["method"], scope["path"])
-            if response.status is None:
-                problem = f"internal error ({type(error).__name__}): see the admin API's log"
-                await _refuse(response, RequestError(500, problem, code="internal"))
 
-    async def _answer(self, scope: Scope, receive: Receive) -> bytes:
-        method, path = scope["method"], scope["path"]
-        if (method, path) == ("GET", "/health"):
-            return b'{"status":"ok"}'
-        if method == "GET" and (read := self._reads.get(path)):
-            await self._caller(scope, "read", "deploy")
-            return _encode(await read())
-        if method == "POST" and (make := self._changes.get(path)):
-            caller = await self._caller(scope, "deploy")
-            body = await read_body(scope, receive)
-            log.info("%s asks for %s: %.500r", caller, path, body)
-            return _encode(await make(body, caller))
-        reads, changes = ", ".join(self._reads), ", ".join(self._changes)
-        raise RequestError(
-            404, f"there is no {method:.20} {path!r:.200}: GET {reads} or POST {changes}"
-        )
+class Ab(Replace):
+    """``share`` of the agents for the challenger, half of them by default."""
 
-    async def _caller(self, scope: Scope, *scopes: str) -> str:
-        """The author of a change. Keys are read anew: one that was revoked is out at once.
+    share: Share | None = None
 
-        Raises:
-            RequestError: 401, no key of ours; 403, a key for other things.
-        """
-        await self._keys.renew(self._store)
-        return f"key {self._keys.admit(scope['headers'], *scopes).key_id}"
 
-    async def _status(self) -> Any:
-        return await deployment_status(self._store)
+class Canary(Rollback):
+    """Without a policy, ``share`` is the new share of the canary that runs."""
 
-    async def _routes(self) -> Any:
-        return {"routes": await list_routes(self._store)}
+    policy_version: Version | None = None
+    share: Share | None = None
+    force: bool = False
 
-    async def _policies(self) -> Any:
-        return {"policies": await list_policies(self._store)}
 
-    async def _replace(self, body: bytes, caller: str) -> Change:
-        asked = parse(body, Replace)
-        order = Order(author=caller, reason=asked.reason, force=asked.force)
-        return await replace_champion(self._store, self._settings, asked.policy_version, order)
+def admin_app(store: Store, settings: Settings) -> FastAPI:
+    """The application, with its schema at ``/openapi.json``."""
+    keys = KeyRing(local_key(settings.home.root))
 
-    async def _ab(self, body: bytes, caller: str) -> Change:
-        asked = parse(body, Ab)
-        order = Order(author=caller, reason=asked.reason, force=asked.force)
+    class AdminRoute(APIRoute):
+        """A route that checks the API key, then reads a body of bounded size."""
+
+        def get_route_handler(self) -> Callable[[Request], Coroutine[object, object, Response]]:
+            handle = super().get_route_handler()
+
+            async def guarded(request: Request) -> Response:
+                await keys.renew(store)  # a revoked key is refused at once
+                scopes = ("read", "deploy") if request.method == "GET" else ("deploy",)
+                holder = keys.admit(request.scope["headers"], *scopes)
+                request.state.caller = f"key {holder.key_id}"
+                if request.method == "POST":
+                    # Read here: FastAPI turns every error of its own reading into a 400.
+                    request._body = body = await read_body(request.scope, request.receive) or b"{}"
+                    log.info("%s asks for %s: %.500r", holder.key_id, request.url.path, body)
+                return await handle(request)
+
+            return guarded
+
+    bearer = Depends(HTTPBearer(auto_error=False))  # only for the schema: AdminRoute checks the key
+    admin = APIRouter(prefix="/admin", route_class=AdminRoute, dependencies=[bearer])
+
+    @admin.get("/status")
+    async def status() -> Status:
+        """The route in force, every live gateway, and the policies that gateways must load."""
+        return await deployment_status(store)
+
+    @admin.get("/routes")
+    async def routes() -> dict[str, list[Route]]:
+        """The newest routes first."""
+        return {"routes": await list_routes(store)}
+
+    @admin.get("/policies")
+    async def policies() -> dict[str, list[Policy]]:
+        """Every policy that was trained or adopted."""
+        return {"policies": await list_policies(store)}
+
+    @admin.post("/replace")
+    async def replace(asked: Replace, request: Request) -> Change:
+        """Put one policy in force for every agent."""
+        return await replace_champion(store, settings, asked.policy_version, _why(asked, request))
+
+    @admin.post("/ab")
+    async def ab(asked: Ab, request: Request) -> Change:
+        """Compare a policy with the champion on a share of the agents."""
         return await run_experiment(
-            self._store, self._settings, "ab", asked.policy_version, asked.share, order
+            store, settings, "ab", asked.policy_version, asked.share, _why(asked, request)
         )
 
-    async def _canary(self, body: bytes, caller: str) -> Change:
-        asked = parse(body, Canary)
-        order = Order(author=caller, reason=asked.reason, force=asked.force)
+    @admin.post("/canary")
+    async def canary(asked: Canary, request: Request) -> Change:
+        """Try a policy on few agents, or change the share of the canary that runs."""
         return await run_experiment(
-            self._store, self._settings, "canary", asked.policy_version, asked.share, order
+            store, settings, "canary", asked.policy_version, asked.share, _why(asked, request)
         )
 
-    async def _rollback(self, body: bytes, caller: str) -> Change:
-        order = Order(author=caller, reason=parse(body, Rollback).reason)
-        return await roll_back(self._store, self._settings, order)
+    @admin.post("/rollback")
+    async def rollback(asked: Rollback, request: Request) -> Change:
+        """End the experiment that runs, or put the champion before in force again."""
+        return await roll_back(store, _why(asked, request))
+
+    app = FastAPI(
+        title="Babylon admin API",
+        docs_url=None,  # the pages load their scripts from elsewhere
+        redoc_url=None,
+        exception_handlers=dict.fromkeys(
+            (
+                *(BabylonError, RequestValidationError, HTTPException, ClientLeft, Exception),
+                *_UNREACHABLE,
+            ),
+            _refuse,
+        ),
+    )
+    app.include_router(admin)
+
+    @app.get("/health")
+    async def health() -> dict[str, str]:
+        return {"status": "ok"}
+
+    return app
 
 
-def _encode(value: Any) -> bytes:
-    return msgspec.json.encode(value, enc_hook=str)
+def _why(asked: Rollback, request: Request) -> ChangeRequest:
+    return ChangeRequest(
+        author=request.state.caller,
+        reason=asked.reason,
+        force=isinstance(asked, Replace | Canary) and asked.force,
+    )
 
 
-def _as_request_error(error: BabylonError) -> RequestError:
-    """``code`` is the name of the error, without its ending."""
-    status = next(status for kind, status in _STATUS if isinstance(error, kind))
-    return RequestError(status, str(error), code=type(error).__name__)
+async def _refuse(request: Request, error: Exception) -> Response:
+    """Answer an error in the gateway's shape."""
+    if isinstance(error, ClientLeft):
+        return Response()  # nobody reads it
+    refusal = _as_request_error(request, error)
+    headers = {}
+    if refusal.status == 503:
+        headers["retry-after"] = "1"
+    if refusal.status in (408, 413):  # the rest of the body is not read
+        headers["connection"] = "close"
+    return Response(refusal.body, refusal.status, headers, media_type="application/json")
 
 
-async def _refuse(response: Response, error: RequestError) -> None:
-    headers: Headers = []
-    if error.status == 503:
-        headers.append((b"retry-after", b"1"))
-    if error.status in (408, 413):  # the rest of the body is not read
-        headers.append((b"connection", b"close"))
-    await response.json(error.body, status=error.status, headers=headers)
+def _as_request_error(request: Request, error: Exception) -> RequestError:
+    """The refusal for an error. The code of a ``BabylonError`` is the name of its class."""
+    if isinstance(error, RequestError):
+        return error
+    if isinstance(error, BabylonError):
+        status = next(status for kind, status in _STATUS if isinstance(error, kind))
+        return RequestError(status, str(error), code=type(error).__name__)
+    change = request.url.path.rpartition("/")[2]
+    if isinstance(error, RequestValidationError):
+        problems = [
+            ": ".join([*map(str, problem["loc"][1:]), problem["msg"]]) for problem in error.errors()
+        ]
+        return RequestError(400, f"bad {change} request: {'; '.join(problems)}")
+    if isinstance(error, HTTPException) and error.status_code == 400:
+        return RequestError(400, f"bad {change} request: {error.detail}")
+    if isinstance(error, HTTPException):
+        asked = f"{request.method:.20} {request.url.path!r:.200}"
+        return RequestError(404, f"there is no {asked}: see GET /openapi.json")
+    if isinstance(error, _UNREACHABLE):
+        log.warning("%s %s: %r", request.method, request.url.path, error)
+        problem = str(error) or type(error).__name__
+        return RequestError(503, f"the database does not answer: {problem}")
+    # A bug. Starlette raises the error again after this answer, and uvicorn logs its traceback.
+    problem = f"internal error ({type(error).__name__}): see the admin API's log"
+    return RequestError(500, problem, code="internal")

@@ -1,9 +1,9 @@
-"""Before a route may name a policy: is it what training made, does each gateway serve just that,
-and does it still answer like something that agents can live with?
+"""The checks before a route may name a policy.
 
-What is compared is exact: the tokens that the gateways sampled, their logprobs, and those that
-training's own forward pass gives the same tokens under the policy, the champion and the base. A
-policy that fails is refused with the reason, and the champion keeps serving.
+They compare the files with those that training committed, the policy that each gateway serves with
+the trainer's, and its answers with the champion's. The comparison is exact: it takes the tokens
+that the gateways sampled, their logprobs, and the trainer's logprobs of the same tokens under the
+policy, the champion and the base.
 """
 
 import asyncio
@@ -15,10 +15,10 @@ from babylon.core.settings import Settings
 from babylon.deployment.checks.check_result import Check, Checked
 from babylon.deployment.checks.file_checks import base_of, check_files
 from babylon.deployment.checks.golden_prompts import golden_prompts, questions
-from babylon.deployment.checks.likelihoods import Contenders, import_trainer, look
+from babylon.deployment.checks.likelihoods import Contenders, import_trainer, measure
 from babylon.deployment.checks.logprob_gap import tolerance
-from babylon.deployment.checks.probing import Asked, Faulty, Probe, probe
-from babylon.deployment.checks.reply_checks import judge
+from babylon.deployment.checks.probing import Faulty, Probe, ProbeTarget, probe
+from babylon.deployment.checks.reply_checks import check_replies
 from babylon.store.connection import Store
 from babylon.store.gateways import GatewayRow
 from babylon.store.policies import Policy, get_policy, set_checks
@@ -31,10 +31,9 @@ async def check_policy(
     champion: Policy,
     gateways: Sequence[GatewayRow],
 ) -> Checked:
-    """Check a policy that every one of ``gateways``, at least one, has loaded; the result is stored
-    with it.
+    """Check a policy that all ``gateways`` (at least one) have loaded, and store the result.
 
-    Stops at files that are not as they should be, and at gateways that do not answer.
+    Damaged files and silent gateways end the checks early.
     """
     checks = await _checks(store, settings, policy, champion, gateways)
     checked = Checked(
@@ -58,21 +57,21 @@ async def _checks(
     checks = await asyncio.to_thread(check_files, policy, champion, root)
     if not all(check.passed for check in checks):
         return checks
-    golden = await golden_prompts(store, settings, champion)
+    golden = await golden_prompts(store, settings.evaluation, champion)
     if not golden:
         return [
             *checks,
             Check.of("answers", None, f"not asked: {champion.uri} has no room for a prompt"),
         ]
-    whom = Asked(
+    target = ProbeTarget(
         model=settings.model.name,
         policy_version=policy.policy_version,
         champion_version=champion.policy_version,
         key=str(await asyncio.to_thread(local_key, settings.home.root)),
     )
     found, _ = await asyncio.gather(
-        probe(gateways, questions(golden, len(gateways)), whom),
-        asyncio.to_thread(import_trainer),  # takes seconds, which the answers take as well
+        probe(gateways, questions(golden, len(gateways)), target),
+        asyncio.to_thread(import_trainer),  # takes seconds, like the probes
     )
     probes = [one for one in found if not isinstance(one.champion, Faulty)]
     checks.append(_answers(found, probes))
@@ -83,12 +82,13 @@ async def _checks(
         policy=policy.uri, champion=champion.uri, base=base, max_tokens=settings.training.max_tokens
     )
     try:
-        seen = await asyncio.to_thread(look, contenders, probes)
+        measured = await asyncio.to_thread(measure, contenders, probes)
     except ModelError as error:
         return [*checks, Check.of("loads", f"{error}: train it again")]
     allowed = tolerance(settings.serving.engine, settings.serving.vllm_args)
-    judged = judge(seen, golden, allowed=allowed, max_kl=settings.deployment.max_serving_kl)
-    return [*checks, Check.of("loads", None, "in the trainer"), *judged]
+    checks.append(Check.of("loads", None, "in the trainer"))
+    max_kl = settings.deployment.max_serving_kl
+    return [*checks, *check_replies(measured, golden, allowed=allowed, max_kl=max_kl)]
 
 
 def _base(policy: Policy, root: Policy) -> str:
@@ -97,14 +97,14 @@ def _base(policy: Policy, root: Policy) -> str:
 
 
 def _answers(found: Sequence[Probe], sound: Sequence[Probe]) -> Check:
-    """Each gateway answers as that policy, with tokens, logprobs and usage that fit together.
+    """Every gateway answers as that policy, with consistent tokens, logprobs and usage.
 
-    What the champion could not answer either (``found`` but not ``sound``) says nothing of the
-    policy, as long as something is left of each gateway.
+    ``sound`` are the probes that the champion answered. The others say nothing about the policy,
+    as long as each gateway has a sound one.
     """
     faults = [one for one in sound if isinstance(one.policy, Faulty)]
-    heard = {one.gateway for one in sound}
-    silent = [one for one in found if one.gateway not in heard]
+    answered = {one.gateway for one in sound}
+    silent = [one for one in found if one.gateway not in answered]
     failure = None
     if faults:
         failure = (
@@ -119,7 +119,7 @@ def _answers(found: Sequence[Probe], sound: Sequence[Probe]) -> Check:
     return Check.of(
         "answers",
         failure,
-        f"{len(sound)} probes of {len(heard)} gateways were answered",
+        f"{len(sound)} probes of {len(answered)} gateways were answered",
         probes=len(sound),
         faults=len(faults),
         left_out=len(found) - len(sound),

@@ -1,25 +1,25 @@
-"""What the checks of a policy came to: a line each, and the first failure as the reason."""
+"""Results of a policy's checks: one line a check, and the first failure as the reason."""
 
 import math
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field
 from typing import Any
 
-Figures = Mapping[str, float | int | str | None]
+Figure = float | int | str | None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Check:
-    """One check. ``reason`` says what was found and, of a failure, what to do about it."""
+    """One check. ``reason`` is the finding and, for a failure, the remedy."""
 
     name: str
     passed: bool
     reason: str
-    figures: Figures = field(default_factory=dict)
+    figures: Mapping[str, Figure] = field(default_factory=dict)
 
     @classmethod
-    def of(cls, name: str, failure: str | None, found: str = "", /, **figures: Any) -> "Check":
-        """Passed unless there is a ``failure``; numbers that JSON has no word for become None."""
+    def of(cls, name: str, failure: str | None, found: str = "", /, **figures: Figure) -> "Check":
+        """Passed unless there is a ``failure``. Non-finite figures become ``None`` for JSON."""
         plain = {
             key: None if isinstance(value, float) and not math.isfinite(value) else value
             for key, value in figures.items()
@@ -29,7 +29,7 @@ class Check:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Checked:
-    """How a policy stood its checks, in the order in which they were made."""
+    """The results of a policy's checks, in order."""
 
     policy_version: int
     champion_version: int
@@ -42,21 +42,21 @@ class Checked:
 
     @property
     def reason(self) -> str:
-        """The first failure with its numbers and the remedy, or that there is none."""
+        """The first failure with its numbers and remedy, or "all checks passed"."""
         for check in self.checks:
             if not check.passed:
                 return f"{check.name}: {check.reason}"
         return f"all {len(self.checks)} checks passed"
 
     def as_json(self) -> dict[str, Any]:
-        """Everything, with only what JSON has words for; the checks by name."""
+        """All fields as plain JSON values, with the checks by name."""
         plain = asdict(self)
         checks = {check.pop("name"): check for check in plain["checks"]}
         return {"passed": self.passed, "reason": self.reason, **plain, "checks": checks}
 
 
 def as_lines(stored: Mapping[str, Any]) -> dict[str, str]:
-    """Stored checks as a person reads them: a line each."""
+    """Stored checks as one readable line each."""
     return {
         name: check["reason"] if check["passed"] else f"FAILED: {check['reason']}"
         for name, check in stored["checks"].items()

@@ -1,4 +1,4 @@
-"""The files of a checkpoint, before anything loads them: unchanged, and on the right base."""
+"""Checks of a checkpoint's files: unchanged since the commit, and on the right base model."""
 
 from collections.abc import Iterator
 from pathlib import Path
@@ -8,11 +8,11 @@ from babylon.deployment.checks.check_result import Check
 from babylon.policies.checkpoint_files import adapter_base, checkpoint_digest, local_path
 from babylon.store.policies import Policy
 
-_SHOWN = 12  # digits of a digest
+_SHOWN = 12  # digits of a digest in messages
 
 
 def check_files(policy: Policy, champion: Policy, root: Policy) -> list[Check]:
-    """Blocking: reads every weight once. ``root`` is the home's base model, policy 0."""
+    """Check the files. Blocking: reads every weight once. ``root``: the base model, policy 0."""
     return [_digest(policy), *_base(policy, champion, root)]
 
 
@@ -39,7 +39,7 @@ def _changed(policy: Policy, found: str | None) -> str | None:
 
 
 def _base(policy: Policy, champion: Policy, root: Policy) -> Iterator[Check]:
-    """Only an adapter has a base of its own."""
+    """Check the base model of an adapter. A full model has none."""
     try:
         base = adapter_base(policy.uri)
         if base is None:
@@ -52,10 +52,10 @@ def _base(policy: Policy, champion: Policy, root: Policy) -> Iterator[Check]:
 
 
 def base_of(policy: Policy) -> str:
-    """The full model below a policy: its adapter's base, or itself.
+    """The full model under a policy: the base of its adapter, or the policy itself.
 
     Raises:
-        ModelError: an adapter's configuration cannot be read.
+        ModelError: The adapter's configuration cannot be read.
     """
     return adapter_base(policy.uri) or policy.uri
 
@@ -63,8 +63,8 @@ def base_of(policy: Policy) -> str:
 def _wrong_base(base: str, known: dict[str, Policy], root: Policy) -> str | None:
     if _same(base) not in known:
         return (
-            f"its adapter is of the base model {base}, those in use are {', '.join(known)}: train"
-            " it on one of these, or put a checkpoint with its base in force first"
+            f"its adapter belongs to the base model {base}, but {', '.join(known)} is in use: train"
+            " it on that base, or deploy a checkpoint of its own base first"
         )
     if local_path(base).is_absolute() and not local_path(base).is_dir():
         return f"its base model {base} is not there: restore it"
@@ -74,6 +74,6 @@ def _wrong_base(base: str, known: dict[str, Policy], root: Policy) -> str | None
 
 
 def _same(uri: str) -> str:
-    """One spelling of a directory; ids of the Hugging Face hub stay as they are."""
+    """The resolved path of a directory. An id of the Hugging Face hub stays as it is."""
     path = local_path(uri)
     return str(Path(path).resolve()) if path.is_dir() else str(path)

@@ -1,6 +1,6 @@
-"""Golden prompts: what the fleet asks just now, or the market simulator's prompts where it is new.
+"""Golden prompts: the newest distinct prompts that the champion answered, of many agents.
 
-They are the newest different prompts that the champion answered, of as many agents as possible.
+A fleet without enough of them gets prompts of the market simulator.
 """
 
 import asyncio
@@ -14,7 +14,7 @@ from typing import Any
 import msgspec
 
 from babylon.core.probes import Ask
-from babylon.core.settings import Settings
+from babylon.core.settings import EvaluationSettings
 from babylon.deployment.checks.reply_forms import Form, form_of
 from babylon.game.market.orders import MAX_REPLY_TOKENS
 from babylon.game.market.scenario import PRESETS
@@ -25,27 +25,32 @@ from babylon.store import Store
 from babylon.store.policies import Policy
 
 PROMPTS = 8
-SAMPLES = 8  # replies to each; of 64 replies seven malformed ones are too many for bad luck
+SAMPLES = 8  # replies to each prompt; seven malformed ones of 64 are beyond chance
 MOST_REPLY_TOKENS = 256
-MOST_PROMPT_TOKENS = 2048  # the trainer computes each prompt three times
-_RECENT = 256  # calls that are looked at
-_SEED, _APART = 20_001, 7  # of the simulated chats; taken so many decisions apart
+MOST_PROMPT_TOKENS = 2048  # the trainer computes each prompt under three models
+_RECENT = 256  # newest calls to choose from
+_SEED, _APART = 20_001, 7  # simulated chats: seed, and decisions between two prompts
 _TOOLS = ("tools", "functions")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class GoldenPrompt:
-    """``form`` is what a reply is held to, ``None`` where that cannot be told: the champion's own
-    reply would hardly fit into ``max_tokens``."""
+    """``form``: the form that a reply must have. ``None`` when it cannot be known, because the
+    champion's own reply would hardly fit into ``max_tokens``.
+    """
 
     messages: Sequence[dict[str, Any]]
     max_tokens: int
     form: Form | None
 
 
-async def golden_prompts(store: Store, settings: Settings, champion: Policy) -> list[GoldenPrompt]:
-    """``PROMPTS`` of them, the same for the same records, each with room for a reply in the
-    champion's context; none where that has room for nothing."""
+async def golden_prompts(
+    store: Store, evaluation: EvaluationSettings, champion: Policy
+) -> list[GoldenPrompt]:
+    """Return ``PROMPTS`` prompts, each with room for a reply in the champion's context.
+
+    The same records give the same prompts. A context without room for any prompt gives none.
+    """
     known = await asyncio.to_thread(context_of, champion.uri)
     context = sys.maxsize if known is None else known
     rows = await store.pool.fetch(
@@ -64,13 +69,15 @@ async def golden_prompts(store: Store, settings: Settings, champion: Policy) -> 
     if len(recorded) == PROMPTS:
         return recorded
     ours = not recorded or any(prompt.form == "order" for prompt in recorded)
-    made = _simulated(settings, PROMPTS - len(recorded), "order" if ours else None)
+    made = _simulated(evaluation, PROMPTS - len(recorded), "order" if ours else None)
     return [*recorded, *await asyncio.to_thread(_fitting, list(made), champion.uri, context)]
 
 
 def questions(golden: Sequence[GoldenPrompt], gateways: int) -> list[tuple[int, Ask]]:
-    """Every prompt with several seeds, and which prompt it is; dealt out in turn, they are of all
-    prompts for each gateway."""
+    """Every prompt with several seeds, as (index of the prompt, question).
+
+    Dealt out in turn, each gateway gets questions of all prompts.
+    """
     return [
         (number, Ask(messages=prompt.messages, max_tokens=prompt.max_tokens, seed=seed))
         for number, prompt in enumerate(golden)
@@ -79,7 +86,7 @@ def questions(golden: Sequence[GoldenPrompt], gateways: int) -> list[tuple[int, 
 
 
 def _recorded(rows: Sequence[dict[str, Any]], context: int) -> list[GoldenPrompt]:
-    """One prompt of each agent in turn, newest first, none twice."""
+    """Take one prompt of each agent in turn, newest first, without repeats."""
     by_agent: defaultdict[str, dict[str, GoldenPrompt]] = defaultdict(dict)
     seen: set[str] = set()
     for row in rows:
@@ -92,7 +99,7 @@ def _recorded(rows: Sequence[dict[str, Any]], context: int) -> list[GoldenPrompt
 
 
 def _prompt(row: dict[str, Any], context: int) -> GoldenPrompt | None:
-    """A recorded chat in plain text, if the call was one."""
+    """A recorded call as a prompt, if it was a chat in plain text."""
     messages = msgspec.json.decode(row["messages"])
     fields = msgspec.json.decode(row["parameters"])
     if not isinstance(messages, list) or constraints(fields) or any(map(fields.get, _TOOLS)):
@@ -105,15 +112,17 @@ def _prompt(row: dict[str, Any], context: int) -> GoldenPrompt | None:
     )
 
 
-def _simulated(settings: Settings, count: int, form: Form | None) -> Iterator[GoldenPrompt]:
-    """Prompts of the game that this home's arena plays, always the same."""
-    chats = scripted_chats(_SEED, PRESETS[settings.evaluation.rules])
+def _simulated(
+    evaluation: EvaluationSettings, count: int, form: Form | None
+) -> Iterator[GoldenPrompt]:
+    """Prompts of the game that the gate plays, always the same."""
+    chats = scripted_chats(_SEED, PRESETS[evaluation.rules])
     for chat in itertools.islice(chats, 0, count * _APART, _APART):
         yield GoldenPrompt(messages=chat[:-1], max_tokens=MAX_REPLY_TOKENS, form=form)
 
 
 def _fitting(prompts: Sequence[GoldenPrompt], uri: str, context: int) -> list[GoldenPrompt]:
-    """Prompts with room for a reply. Blocking; contexts of unknown size take everything."""
+    """The prompts that leave room for a reply. Blocking. An unknown context takes all of them."""
     if context == sys.maxsize:
         return list(prompts)
     from babylon.policies.tokenizer import prompt_length  # transformers takes seconds to import
@@ -125,8 +134,10 @@ def _fitting(prompts: Sequence[GoldenPrompt], uri: str, context: int) -> list[Go
 def _cut(
     prompt: GoldenPrompt, length: Callable[[Sequence[dict[str, Any]]], int], context: int
 ) -> GoldenPrompt | None:
-    """What is too long for its reply to fit is cut to half of the context, message by message, and
-    is then held to no form."""
+    """Cut a prompt that leaves no room for its reply to half of the context, longest message first.
+
+    A cut prompt has no form.
+    """
     if length(prompt.messages) + prompt.max_tokens <= context:
         return prompt
     messages = [dict(message) for message in prompt.messages]

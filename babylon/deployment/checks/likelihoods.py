@@ -1,4 +1,4 @@
-"""What was said, and how likely policy, champion and base each make it: one model at a time."""
+"""Logprobs of the policy's replies under policy, champion and base, one model at a time."""
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -14,16 +14,19 @@ CHAMPION, BASE = "champion", "base"
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Contenders:
-    """Where the checkpoints lie; the base model's own policy has no ``base``."""
+    """Checkpoints to compare. ``base`` is ``None`` for the base model's own policy.
+
+    ``max_tokens``: tokens computed at once.
+    """
 
     policy: str
     champion: str
     base: str | None
-    max_tokens: int | None  # of a portion of the forward pass
+    max_tokens: int | None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Reply:
+class CheckedReply:
     """A policy's answer to a golden prompt."""
 
     prompt: int
@@ -32,27 +35,26 @@ class Reply:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Seen:
-    """``replies`` are the policy's, gateway by gateway, ``champions`` the champion's to the same
-    questions.
+class Likelihoods:
+    """``replies`` of the policy, gateway by gateway, and the champion's to the same questions.
 
-    ``own`` ``[N]`` are the trainer's logprobs of every token of ``replies`` under the policy,
-    ``others`` those under the champion and the base; ``absent`` says why one is missing.
+    ``own`` ``[N]``: the trainer's logprobs of every token of ``replies`` under the policy.
+    ``others``: the same under the champion and the base. ``absent``: the reason for a missing one.
     """
 
-    replies: Sequence[Reply]
-    champions: Sequence[Reply]
+    replies: Sequence[CheckedReply]
+    champions: Sequence[CheckedReply]
     own: Sequence[float]
     others: Mapping[str, Sequence[float]]
     absent: Mapping[str, str]
 
     @property
     def engine(self) -> list[float]:
-        """``[N]`` as they were sampled."""
+        """The engine's logprobs ``[N]``, with which the tokens were sampled."""
         return [score for reply in self.replies for score in reply.answer.logprobs]
 
     def of_gateways(self) -> Iterator[tuple[str, slice]]:
-        """Each gateway with its part of the N tokens."""
+        """Yield each gateway with its slice of the N tokens."""
         start = 0
         for gateway, replies in groupby(self.replies, key=lambda reply: reply.gateway):
             end = start + sum(len(reply.answer.token_ids) for reply in replies)
@@ -61,34 +63,35 @@ class Seen:
 
 
 def import_trainer() -> None:
-    """Blocking, seconds."""
+    """Import torch and transformers, which takes seconds."""
+    import babylon.training.likelihood  # noqa: F401
 
 
-def look(contenders: Contenders, probes: Sequence[Probe]) -> Seen:
-    """Blocking: loads each model once.
+def measure(contenders: Contenders, probes: Sequence[Probe]) -> Likelihoods:
+    """Compute the logprobs. Blocking: loads each model once.
 
     Raises:
-        ModelError: the policy does not load.
+        ModelError: The policy does not load.
     """
     from babylon.training.likelihood import logprobs_of
 
     replies = _replies(probes, "policy")
     given = [reply.answer for reply in replies]
 
-    def likely(uri: str) -> list[float]:
+    def score(uri: str) -> list[float]:
         return logprobs_of(str(local_path(uri)), given, contenders.max_tokens)
 
-    known = {contenders.policy: likely(contenders.policy)}
+    known = {contenders.policy: score(contenders.policy)}
     others, absent = dict[str, Sequence[float]](), dict[str, str]()
     for name, uri in ((CHAMPION, contenders.champion), (BASE, contenders.base)):
         if uri is None:
             absent[name] = "it is the base model itself"
             continue
         try:
-            others[name] = known[uri] = known.get(uri) or likely(uri)
+            others[name] = known[uri] = known.get(uri) or score(uri)
         except ModelError as error:
             absent[name] = str(error)
-    return Seen(
+    return Likelihoods(
         replies=replies,
         champions=_replies(probes, CHAMPION),
         own=known[contenders.policy],
@@ -97,9 +100,9 @@ def look(contenders: Contenders, probes: Sequence[Probe]) -> Seen:
     )
 
 
-def _replies(probes: Sequence[Probe], who: str) -> list[Reply]:
+def _replies(probes: Sequence[Probe], who: str) -> list[CheckedReply]:
     return [
-        Reply(prompt=probe.prompt, gateway=probe.gateway, answer=answer)
+        CheckedReply(prompt=probe.prompt, gateway=probe.gateway, answer=answer)
         for probe in probes
         if isinstance(answer := getattr(probe, who), ProbeAnswer)
     ]

@@ -1,9 +1,9 @@
-"""What engine and trainer say of the same tokens, as numbers: pure functions.
+"""Distances between two models' logprobs of the same tokens. Pure functions.
 
-``[N]`` are the tokens of all answers, one after the other. Engine and trainer may differ by
-rounding alone. In fp32 on a CPU that is 1e-7 nats in the mean and 5e-6 at most, so a thousandth
-is generous; with weights rounded to bf16 the demo's policies move by 1e-3 to 4e-3 in the mean and
-0.1 at most, and larger models, in whose text there are unlikelier tokens, by several times that.
+``[N]`` are the tokens of all answers, concatenated. Engine and trainer differ by rounding: in fp32
+on a CPU by 1e-7 nats on average and 5e-6 at most. With weights rounded to bf16, the demo's policies
+move by 1e-3 to 4e-3 on average and 0.1 at most. Larger models sample unlikelier tokens and move by
+several times that.
 """
 
 import math
@@ -14,12 +14,12 @@ from statistics import fmean
 
 from babylon.core.settings import Engine
 
-CLEARLY = 6.0  # times the noise of the sum: nearer by half of that is three standard deviations
+CLEARLY = 6.0  # noises of the sum; half of the distance is then three standard deviations
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Tolerance:
-    """How far an engine's logprobs may lie from the trainer's, nats a token."""
+    """Allowed distance of an engine's logprobs from the trainer's, in nats a token."""
 
     mean: float
     most: float
@@ -30,8 +30,11 @@ COARSE = Tolerance(mean=3e-2, most=2.0)  # the engine computes in 16 bits
 
 
 def tolerance(engine: Engine, vllm_args: str) -> Tolerance:
-    """The embedded engine computes in fp32, vLLM only where it is told to: left to itself it makes
-    16 bits also of a checkpoint in fp32."""
+    """The tolerance for an engine.
+
+    The embedded engine computes in fp32. vLLM does so only with ``--dtype float32``: by default it
+    converts an fp32 checkpoint to 16 bits.
+    """
     if engine == "embedded":
         return FINE
     given = vllm_args.replace("=", " ").split()
@@ -41,7 +44,7 @@ def tolerance(engine: Engine, vllm_args: str) -> Tolerance:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Gap:
-    """Distances of two lists of logprobs, nats a token."""
+    """Mean and largest distance of two lists of logprobs, in nats."""
 
     mean: float
     most: float
@@ -55,12 +58,14 @@ class Gap:
         return self.mean <= tolerance.mean and self.most <= tolerance.most  # NaN is not
 
 
-def is_rather(engine: Sequence[float], policy: Sequence[float], other: Sequence[float]) -> bool:
-    """Whether the engine's logprobs are the other policy's rather than the policy's own.
+def is_nearer_to_other(
+    engine: Sequence[float], policy: Sequence[float], other: Sequence[float]
+) -> bool:
+    """Return true if the engine's logprobs are the other policy's, not the policy's own.
 
-    They are nearer to it (sum of squares), and the two policies differ by so much that rounding
-    cannot be why: with independent errors of standard deviation s the sum of squares prefers the
-    wrong policy when a normal variable exceeds |other - policy| / 2 s.
+    They must be nearer to the other's (sum of squares), and rounding must not explain it. With
+    independent errors of standard deviation s, the sum of squares prefers the wrong policy when a
+    standard normal variable exceeds ``|other - policy| / 2 s``.
     """
     own, others = _squares(engine, policy), _squares(engine, other)
     noise = math.sqrt(min(own, others) / len(engine))
@@ -68,10 +73,10 @@ def is_rather(engine: Sequence[float], policy: Sequence[float], other: Sequence[
 
 
 def k3(sampled: Sequence[float], other: Sequence[float]) -> float:
-    """KL(sampled || other), nats a token, from tokens that were drawn from the first.
+    """KL(sampled || other) in nats a token, from tokens drawn from the first.
 
-    J. Schulman 2020, "Approximating KL divergence", estimator k3: unbiased and never negative;
-    the same that training reports as ``kl_after``.
+    Estimator k3 of J. Schulman 2020, "Approximating KL divergence": unbiased and never negative.
+    Training reports the same estimator as ``kl_after``.
     """
     deltas = [b - a for a, b in zip(sampled, other, strict=True)]
     return fmean(_k3(delta) for delta in deltas)

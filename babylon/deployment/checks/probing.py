@@ -1,7 +1,8 @@
-"""Asking the live gateways: the same questions to policy and champion, under their immutable names.
+"""Probes: the same questions to policy and champion at every live gateway.
 
-Probes are calls like any other, but of no agent and no trajectory, with arm ``pinned``: training
-reads calls by trajectory and experiments count the two arms, so neither ever sees them.
+A probe asks for a policy by its immutable name. It is a call without agent and trajectory, with arm
+``pinned``. Training reads calls by trajectory, and experiments count the other two arms, so neither
+sees probes.
 """
 
 import asyncio
@@ -16,14 +17,14 @@ import msgspec
 from babylon.core.probes import Ask, ProbeAnswer
 from babylon.store.gateways import GatewayRow
 
-TIMEOUT_S = 300.0  # of one call, waiting for a place included
-AT_ONCE = 64  # calls of one gateway, half of them the champion's: its agents keep their places
+TIMEOUT_S = 300.0  # one call, including its wait in the queue
+AT_ONCE = 64  # calls at one gateway; few enough to leave agents their places
 _BUSY, _TRIES, _PAUSE_S = (429, 503), 5, 1.0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Faulty:
-    """Instead of an answer: what came was none, or contradicts itself."""
+    """The reason why a probe has no sound answer."""
 
     problem: str
 
@@ -33,17 +34,17 @@ class Faulty:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Probe:
-    """One question to one gateway, and what the policy and the champion made of it."""
+    """One question to one gateway, with the answers of policy and champion."""
 
-    prompt: int  # in the golden prompts
+    prompt: int  # index of the golden prompt
     gateway: str
     policy: ProbeAnswer | Faulty
     champion: ProbeAnswer | Faulty
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Asked:
-    """Whom the questions are for: two versions of one model. ``key`` opens the gateways."""
+class ProbeTarget:
+    """The two policies to ask, and the gateways' API key."""
 
     model: str
     policy_version: int
@@ -51,19 +52,19 @@ class Asked:
     key: str = field(repr=False)
 
 
-Question = tuple[int, Ask]  # the golden prompt that it is of
+Question = tuple[int, Ask]  # index of the golden prompt, question
 
 
 async def probe(
-    gateways: Sequence[GatewayRow], questions: Sequence[Question], asked: Asked
+    gateways: Sequence[GatewayRow], questions: Sequence[Question], target: ProbeTarget
 ) -> list[Probe]:
-    """The questions in turn to the gateways, each of them once."""
-    headers = {"Authorization": f"Bearer {asked.key}"}
+    """Ask each question once, at the gateways in turn."""
+    headers = {"Authorization": f"Bearer {target.key}"}
     timeout = aiohttp.ClientTimeout(total=TIMEOUT_S)
     async with aiohttp.ClientSession(headers=headers, timeout=timeout) as session:
         found = await asyncio.gather(
             *(
-                _probe_one(session, gateway, questions[number :: len(gateways)], asked)
+                _probe_one(session, gateway, questions[number :: len(gateways)], target)
                 for number, gateway in enumerate(gateways)
             )
         )
@@ -74,17 +75,17 @@ async def _probe_one(
     session: aiohttp.ClientSession,
     gateway: GatewayRow,
     questions: Sequence[Question],
-    asked: Asked,
+    target: ProbeTarget,
 ) -> list[Probe]:
     room = asyncio.Semaphore(AT_ONCE)
 
     async def answer(version: int, ask: Ask) -> ProbeAnswer | Faulty:
         async with room:
-            return await _ask(session, gateway, asked.model, version, ask)
+            return await _ask(session, gateway, target.model, version, ask)
 
     async def both(prompt: int, ask: Ask) -> Probe:
         policy, champion = await asyncio.gather(
-            answer(asked.policy_version, ask), answer(asked.champion_version, ask)
+            answer(target.policy_version, ask), answer(target.champion_version, ask)
         )
         return Probe(prompt=prompt, gateway=str(gateway), policy=policy, champion=champion)
 
@@ -148,7 +149,7 @@ class _Usage(msgspec.Struct):
 
 
 class _Completion(msgspec.Struct):
-    """What of a chat completion is read."""
+    """The fields of a chat completion that are read."""
 
     model: str
     choices: Annotated[list[_Choice], msgspec.Meta(min_length=1, max_length=1)]
@@ -157,11 +158,11 @@ class _Completion(msgspec.Struct):
 
 
 def _checked(body: bytes, name: str, version: int, served: str | None) -> ProbeAnswer | Faulty:
-    """The answer, if it is of the policy that was asked for and its parts fit together."""
+    """Decode an answer. Refuse it if it is another policy's or contradicts itself."""
     try:
         answer = msgspec.json.decode(body, type=_Completion)
     except msgspec.DecodeError as error:
-        return Faulty(problem=f"no answer of a chat: {error}")
+        return Faulty(problem=f"not a chat completion: {error}")
     if answer.model != name or served != str(version):
         return Faulty(problem=f"{answer.model!r}, version {served}, answered for {name!r}")
     (choice,) = answer.choices

@@ -1,7 +1,7 @@
-"""Is a reply of the form that is wanted? And are more replies malformed than chance allows?
+"""The form of a reply, and a test for more malformed replies than chance allows.
 
-What is wanted is what the champion gives: an order of the game, any JSON, or just text that ends
-by itself. So a policy that forgets its format, or that never stops, is noticed on any prompts.
+The champion's own replies set the form: an order of the game, any JSON, or text that ends by
+itself. This finds a policy that forgot its format, or never stops, on any prompts.
 """
 
 from math import comb
@@ -12,17 +12,17 @@ import msgspec
 from babylon.game.market.orders import Hold, parse_decision
 
 Form = Literal["order", "json", "text"]
-ALPHA = 0.01  # share of good policies that bad luck may cost
+ALPHA = 0.01  # share of good policies that chance refuses
 
 
 def form_of(reply: str) -> Form:
-    """The strictest form that a reply has."""
+    """Return the strictest form that a reply has."""
     forms: tuple[Form, ...] = ("order", "json")
     return next((form for form in forms if has_form(reply, form)), "text")
 
 
 def has_form(reply: str, form: Form) -> bool:
-    """Whether a whole reply (one that was not cut) is of a form."""
+    """Return true if a reply that was not cut off has a form."""
     match form:
         case "order":
             decision = parse_decision(reply)
@@ -37,12 +37,12 @@ def has_form(reply: str, form: Form) -> bool:
 
 
 def chance_of_more(bad: int, of: int, champions_bad: int, champions_of: int) -> float:
-    """Fisher's exact test, one-sided: the probability that so many or more of the bad replies fall
-    to the policy when both give bad ones as often.
+    """Fisher's exact test, one-sided: the probability of at least ``bad`` malformed replies when
+    policy and champion give them equally often.
 
-    With the total of bad replies given, the policy's share of them is hypergeometric
-    (R. A. Fisher 1935, "The logic of inductive inference"). Replies to one prompt that are alike
-    make the test milder, never stricter.
+    For a given total of bad replies, the policy's number of them is hypergeometric (R. A. Fisher
+    1935, "The logic of inductive inference"). Similar replies to one prompt make the test milder,
+    never stricter.
     """
     all_bad, everything = bad + champions_bad, of + champions_of
     ways = sum(

@@ -14,9 +14,8 @@ from collections.abc import Sequence
 import numpy as np
 
 from babylon.core.errors import ArtifactError
-from babylon.core.metrics import held_out_from, scored_from
 from babylon.core.trajectories import Trajectory, read_trajectories
-from babylon.core.types import Artifact, Claim, OffPolicy, Trained
+from babylon.core.types import Artifact, OffPolicy, Trained
 from babylon.core.windows import WindowState
 from babylon.evaluation.arena.off_policy import off_policy
 from babylon.store.connection import Store
@@ -55,14 +54,15 @@ async def held_out_check(store: Store, trained: Trained, max_tokens: int | None)
 
 
 async def _held_out(store: Store, row: WindowRow, trained: Trained) -> list[Artifact]:
-    artifacts = []
-    if left_out := held_out_from(row.window_id, row.metrics):
-        artifacts.append(left_out)
+    artifacts: list[Artifact] = []
+    if row.scored is None:
+        return artifacts
+    if row.scored.held_out:
+        artifacts.append(row.scored.held_out)
     if row.state == WindowState.REJECTED and row.batch_id is not None:
         policy = await policy_of_batch(store, row.batch_id)
         if policy and not await descends(store, trained.policy_version, policy.policy_version):
-            claim = Claim(window_id=row.window_id, epoch=row.epoch, owner="")
-            artifacts.append(scored_from(claim, row.metrics).artifact)
+            artifacts.append(row.scored.artifact)
     return artifacts
 
 

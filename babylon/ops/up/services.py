@@ -1,66 +1,53 @@
-"""What runs under ``babylon up``, and how each service shows that it is well."""
+"""The services of ``babylon up`` and their health checks."""
 
 import os
 import sys
-from collections.abc import Awaitable, Callable
-from dataclasses import dataclass
+from collections.abc import Awaitable, Callable, Mapping
+from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 
 import aiohttp
 
 import babylon
+from babylon.core.processes import Service
 from babylon.core.settings import Settings
-from babylon.ops.prefect_env import api_url, served_environment
+from babylon.ops.prefect_env import SERVER, api_url, served_environment
 from babylon.serving.serve import READY_S
 
-ROOT = Path(babylon.__file__).parents[1]
 POOLS: dict[str, int | None] = {"cpu": None, "gpu": 1}  # how many runs at a time
-SERVER = "prefect-server"
+_IMPORT_ROOT = Path(babylon.__file__).parents[1]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Service:
-    """A process, the ports it takes (with the variable that moves each), its sign of health, and
-    how long that may be in coming."""
+class UpService(Service):
+    """A service with a health check, which must pass within ``start_s``.
 
-    name: str
-    argv: tuple[str, ...]
-    ports: dict[int, str]
+    ``ports`` maps each port to the setting that moves it. ``pool``: the work pool of a worker.
+    """
+
     healthy: Callable[[aiohttp.ClientSession], Awaitable[bool]]
+    ports: Mapping[int, str] = field(default_factory=dict)
     start_s: float = 180.0
+    pool: str | None = None
 
     @property
     def port(self) -> int | None:
         return next(iter(self.ports), None)
 
 
-def services(settings: Settings) -> list[Service]:
-    """In the order in which they are started."""
-    port = settings.prefect.port
+def services(settings: Settings) -> list[UpService]:
+    """All services, in start order. ``serving`` is first and stops last: it keeps the embedded
+    Postgres running, in which Prefect has its database.
+    """
+    port, logs = settings.prefect.port, settings.home.logs
     api = api_url(port)
+    service = partial(UpService, environment=environment(settings))
     return [
-        Service(
-            name=SERVER,
-            argv=prefect(
-                *("server", "start", "--host", "127.0.0.1", "--port", str(port)),
-                # Prefect's, with an SQLite that does not fail
-                module="babylon.flows.prefect_server",
-            ),
-            ports={port: "PREFECT_SERVER_API_PORT"},
-            healthy=_answers(f"{api}/health"),
-        ),
-        *[
-            Service(
-                name=f"worker-{pool}",
-                argv=prefect("worker", "start", "--pool", pool, "--name", pool),
-                ports={},
-                healthy=_worker_online(api, pool),
-            )
-            for pool in POOLS
-        ],
-        Service(
+        service(
             name="serving",
-            argv=(sys.executable, "-P", "-m", "babylon", "serve"),
+            command=(sys.executable, "-P", "-m", "babylon", "serve"),
+            log=logs / "serving.log",
             ports={
                 settings.serving.endpoint_port: "LOCAL_ENDPOINT",
                 settings.serving.engine_port: "ENGINE_PORT",
@@ -72,21 +59,49 @@ def services(settings: Settings) -> list[Service]:
             ),
             start_s=READY_S[settings.serving.engine],
         ),
+        service(
+            name=SERVER,
+            command=prefect("server", "start", "--host", "127.0.0.1", "--port", str(port)),
+            log=logs / f"{SERVER}.log",
+            ports={port: "PREFECT_SERVER_API_PORT"},
+            healthy=_answers(f"{api}/health"),
+        ),
+        *[
+            service(
+                name=f"worker-{pool}",
+                command=prefect("worker", "start", "--pool", pool, "--name", pool),
+                log=logs / f"worker-{pool}.log",
+                healthy=_worker_online(api, pool),
+                pool=pool,
+            )
+            for pool in POOLS
+        ],
     ]
 
 
-def prefect(*arguments: str, module: str = "prefect") -> tuple[str, ...]:
-    """The ``prefect`` command of this very environment."""
-    return (sys.executable, "-P", "-m", module, *arguments)
+def prefect(*arguments: str) -> tuple[str, ...]:
+    """A ``prefect`` command line of this Python environment."""
+    return (sys.executable, "-P", "-m", "prefect", *arguments)
 
 
 def environment(settings: Settings) -> dict[str, str]:
-    """What every service inherits: our settings, Prefect's API, this checkout's packages."""
-    path = os.pathsep.join(filter(None, [str(ROOT), os.environ.get("PYTHONPATH")]))
+    """The environment of every service: settings, Prefect's API, and where ``babylon`` lies.
+
+    Paths become absolute: a worker runs each flow in a directory of its own.
+    """
+    ours = settings.environment()
+    paths = {
+        name: os.path.abspath(ours[name])
+        for name in ("BASE_MODEL", "JUDGE_MODEL_PATH")
+        if os.path.exists(ours[name])
+    }
     return {
         **served_environment(settings.home.root, settings.prefect.port, os.environ),
-        **settings.environment(),
-        "PYTHONPATH": path,
+        **ours,
+        **paths,
+        "PYTHONPATH": os.pathsep.join(
+            filter(None, [str(_IMPORT_ROOT), os.environ.get("PYTHONPATH")])
+        ),
     }
 
 

@@ -13,7 +13,7 @@ import aiohttp
 import msgspec
 
 from babylon.core.errors import ServingError
-from babylon.serving.supervise import Service, supervised
+from babylon.core.processes import Service, supervised
 
 MODEL = "judge"
 TEMPERATURE = 0.7

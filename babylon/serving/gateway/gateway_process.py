@@ -14,10 +14,10 @@ import uvicorn
 import uvloop
 
 from babylon.core.errors import BabylonError
+from babylon.core.processes import exit_with_supervisor
 from babylon.core.settings import Settings, load_settings
 from babylon.serving.gateway.app import Gateway, open_gateway
 from babylon.serving.gateway.http_guard import server_config
-from babylon.serving.supervise import exit_with_supervisor
 from babylon.store import Store, open_store
 from babylon.store.gateways import live_gateways, remove_gateway
 

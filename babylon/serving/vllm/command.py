@@ -11,9 +11,9 @@ from collections.abc import Iterable
 from pathlib import Path
 
 from babylon.core.errors import ConfigError, ServingError
+from babylon.core.processes import Service
 from babylon.core.settings import ServingSettings, fields, variable_of
 from babylon.serving.ports import require_free_port
-from babylon.serving.supervise import Service
 from babylon.serving.vllm.process_group import environment_of_others
 
 # On the GPU: two arms, a policy whose last calls run, and one that is being loaded. In the CPU's

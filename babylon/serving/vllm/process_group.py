@@ -10,7 +10,7 @@ import signal
 import sys
 from contextlib import suppress
 
-from babylon.serving.supervise import SUPERVISOR, exit_with_supervisor
+from babylon.core.processes import SUPERVISOR, exit_with_supervisor
 
 _OWN_VARIABLES = (SUPERVISOR, "PYTHONPATH", "PYTHONHOME")
 GRACE_S = 8.0  # between SIGTERM and SIGKILL; a supervisor waits longer than this

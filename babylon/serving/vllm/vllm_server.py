@@ -16,8 +16,8 @@ import msgspec
 from msgspec import Struct
 
 from babylon.core.errors import ModelError
+from babylon.core.processes import Service, Supervised, supervised
 from babylon.serving.openai_wire import RequestError
-from babylon.serving.supervise import Service, Supervised, supervised
 from babylon.serving.vllm.command import cause_of_death
 from babylon.serving.vllm.vllm_client import VllmClient, VllmDownError, VllmModelCard
 

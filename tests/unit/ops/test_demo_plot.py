@@ -1,23 +1,11 @@
 from pathlib import Path
 
 from babylon.core.types import WindowResult
-from babylon.ops.demo import Final
 from babylon.ops.demo_plot import plot_windows
 
 
 def test_the_plot_is_a_picture_even_of_windows_that_were_not_trained(tmp_path: Path) -> None:
-    final = Final(
-        scenarios=2,
-        pnl_base=0.0,
-        pnl_final=300.0,
-        pnl_oracle=570.0,
-        difference=300.0,
-        difference_low=280.0,
-        difference_high=320.0,
-        gap_closed=0.53,
-        win_rate_base=0.4,
-        win_rate_final=0.9,
-    )
+    levels = {"oracle": 570.0, "base model": 0.0, "final policy": 300.0}
     results = [
         WindowResult(
             window_id="2026-11-21T04:00",
@@ -31,5 +19,5 @@ def test_the_plot_is_a_picture_even_of_windows_that_were_not_trained(tmp_path: P
         ),
         WindowResult(window_id="2026-11-21T06:00", status="skipped", reason="too few agents"),
     ]
-    path = plot_windows(results, [10.0, 50.0, 55.0], final, tmp_path)
+    path = plot_windows(results, [10.0, 50.0, 55.0], levels, tmp_path)
     assert path.read_bytes().startswith(b"\x89PNG") and path.stat().st_size > 10_000

@@ -1,4 +1,4 @@
-"""What ``babylon doctor`` says about ports, the base model and packages is so."""
+"""Findings of ``babylon doctor`` on ports, the base model and packages."""
 
 import os
 import re
@@ -11,9 +11,9 @@ import numpy as np
 import pytest
 from safetensors.numpy import save_file
 
-from babylon.core.settings import load_settings
-from babylon.ops.doctor import PACKAGES, check_base_model, check_port
-from babylon.ops.up.processes import Processes
+from babylon.core.processes import Processes, Service
+from babylon.core.settings import Settings, load_settings
+from babylon.ops.doctor import PACKAGES, Finding, check_base_model, check_port
 
 ROOT = Path(__file__).parents[3]
 # A child listens, as the engine does under the recorded process of `babylon serve`.
@@ -22,6 +22,10 @@ import socket, subprocess, sys
 code = "import socket, sys; s = socket.create_server(('127.0.0.1', int(sys.argv[1]))); s.accept()"
 subprocess.run([sys.executable, "-c", code, sys.argv[1]])
 """
+
+
+def base_model(settings: Settings) -> Finding:
+    return check_base_model(settings.model, settings.home)
 
 
 @pytest.fixture
@@ -42,7 +46,8 @@ def test_a_port_is_fine_when_free_and_not_when_a_stranger_has_it(port: int, tmp_
 
 def test_a_port_of_this_homes_own_services_is_fine(port: int, tmp_path: Path) -> None:
     processes = Processes(home=tmp_path)
-    processes.start("serving", [sys.executable, "-c", LISTEN, str(port)], environment=os.environ)
+    command = [sys.executable, "-c", LISTEN, str(port)]
+    processes.start(Service(name="serving", command=command, log=tmp_path / "log"))
     try:
         deadline = time.monotonic() + 30
         while "free" in (check := check_port(tmp_path, "engine", port, "ENGINE_PORT")).detail:
@@ -55,12 +60,12 @@ def test_a_port_of_this_homes_own_services_is_fine(port: int, tmp_path: Path) ->
 
 
 def test_a_model_of_the_hub_is_not_checked_and_a_local_one_is(tmp_path: Path) -> None:
-    unknown = check_base_model(load_settings(model={"base": "nobody/has-this"}))
+    unknown = base_model(load_settings(model={"base": "nobody/has-this"}))
     assert unknown.ok is None and "nobody/has-this, not checked here" in unknown.detail
     local = load_settings(model={"base": str(tmp_path)})
-    assert check_base_model(local).ok is False
+    assert base_model(local).ok is False
     (tmp_path / "config.json").touch()
-    assert check_base_model(local).ok is True
+    assert base_model(local).ok is True
 
 
 def test_weights_that_do_not_open_are_named(tmp_path: Path) -> None:
@@ -68,10 +73,10 @@ def test_weights_that_do_not_open_are_named(tmp_path: Path) -> None:
     weights = tmp_path / "model.safetensors"
     save_file({"weight": np.zeros(64)}, weights)
     settings = load_settings(model={"base": str(tmp_path)})
-    assert check_base_model(settings).ok is True
+    assert base_model(settings).ok is True
     for damaged in (weights.read_bytes()[:-1], b"\xa7" * 4096, b""):  # cut off, noise, empty
         weights.write_bytes(damaged)
-        check = check_base_model(settings)
+        check = base_model(settings)
         assert check.ok is False
         assert str(weights) in check.detail and "BASE_MODEL again" in check.detail
 
@@ -80,7 +85,7 @@ def test_weights_that_do_not_open_are_named(tmp_path: Path) -> None:
     "name", ["/nope", "./nope", "../nope", "~/nope", "~nobody-here/x", "a/b/c"]
 )
 def test_a_path_where_nothing_is_is_no_model_of_the_hub(name: str) -> None:
-    check = check_base_model(load_settings(model={"base": name}))
+    check = base_model(load_settings(model={"base": name}))
     assert check.ok is False
     assert f"BASE_MODEL={name!r}: no such directory: /" in check.detail
 

@@ -7,13 +7,19 @@ from hypothesis import strategies as st
 from babylon.core.artifacts import read_artifact, write_artifact
 from babylon.core.settings import Settings
 from babylon.core.types import Claim, Validated
-from babylon.stages.dropout import MIN_GROUP, Candidate, choose_dropped, drop_count, thin_window
+from babylon.stages.dropout import (
+    MIN_GROUP,
+    DropoutCandidate,
+    choose_dropped,
+    drop_count,
+    thin_window,
+)
 
 
 def candidates(*sizes, scenarios=1):
     """Agent number i has ``sizes[i]`` trajectories, dealt over the scenarios."""
     return [
-        Candidate(
+        DropoutCandidate(
             trajectory_id=f"t{agent}-{number}",
             agent_id=f"a{agent}",
             scenario_id=f"s{(agent + number) % scenarios}",
@@ -111,4 +117,4 @@ def test_small_scenarios_keep_their_pair_however_much_must_go():
 
 
 def asdict(candidate):
-    return {name: getattr(candidate, name) for name in Candidate.__slots__}
+    return {name: getattr(candidate, name) for name in DropoutCandidate.__slots__}

@@ -11,7 +11,7 @@ from babylon.deployment.checks.logprob_gap import (
     FINE,
     Gap,
     Tolerance,
-    is_rather,
+    is_nearer_to_other,
     k3,
     tolerance,
 )
@@ -37,8 +37,8 @@ def test_an_engine_with_another_policys_weights_is_found_also_below_its_noise(
     random = Random(1)
     policy = [-abs(random.gauss(0, 1)) for _ in range(500)]
     other = _noisy(policy, apart, random)
-    assert is_rather(_noisy(other, noise, random), policy, other)
-    assert not is_rather(_noisy(policy, noise, random), policy, other)
+    assert is_nearer_to_other(_noisy(other, noise, random), policy, other)
+    assert not is_nearer_to_other(_noisy(policy, noise, random), policy, other)
 
 
 def test_policies_that_differ_by_less_than_rounding_are_never_confused() -> None:
@@ -46,8 +46,10 @@ def test_policies_that_differ_by_less_than_rounding_are_never_confused() -> None
     random = Random(2)
     policy = [-abs(random.gauss(0, 1)) for _ in range(100)]
     other = _noisy(policy, 1e-3, random)
-    assert not any(is_rather(_noisy(policy, 1e-2, random), policy, other) for _ in range(1000))
-    assert not is_rather(policy, policy, policy)
+    assert not any(
+        is_nearer_to_other(_noisy(policy, 1e-2, random), policy, other) for _ in range(1000)
+    )
+    assert not is_nearer_to_other(policy, policy, policy)
 
 
 def test_k3_is_the_kl_divergence_in_expectation_and_never_negative() -> None:

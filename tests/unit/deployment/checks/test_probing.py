@@ -12,10 +12,10 @@ from aiohttp.test_utils import TestServer
 
 from babylon.core.probes import Ask, ProbeAnswer
 from babylon.deployment.checks import probing
-from babylon.deployment.checks.probing import Asked, Faulty, Probe, probe
+from babylon.deployment.checks.probing import Faulty, Probe, ProbeTarget, probe
 from babylon.store.gateways import GatewayRow
 
-ASKED = Asked(model="babylon", policy_version=7, champion_version=5, key="sk-secret")
+ASKED = ProbeTarget(model="babylon", policy_version=7, champion_version=5, key="sk-secret")
 QUESTIONS = [
     (n, Ask(messages=[{"role": "user", "content": "x"}], max_tokens=4, seed=n)) for n in range(4)
 ]
@@ -23,7 +23,7 @@ Fault = Callable[[dict[str, Any]], None]
 
 
 def sound(name: str) -> dict[str, Any]:
-    """What a gateway answers."""
+    """A gateway's sound answer."""
     scores = [{"token": "a", "logprob": -0.5}, {"token": "b", "logprob": -1.0}]
     choice = {
         "message": {"role": "assistant", "content": "ab"},
@@ -94,7 +94,7 @@ async def test_policy_and_champion_get_the_same_questions_under_their_own_names(
         (lambda body: body.pop("prompt_token_ids"), "0 prompt ids"),
         (lambda body: body.update(model="babylon-v5"), "'babylon-v5', version 7, answered"),
         (lambda body: body.update(served="5"), "version 5, answered for 'babylon-v7'"),
-        (lambda body: body["choices"].clear(), "no answer of a chat"),
+        (lambda body: body["choices"].clear(), "not a chat completion"),
     ],
 )
 async def test_an_answer_that_contradicts_itself_is_no_answer(fault: Fault, told: str) -> None:

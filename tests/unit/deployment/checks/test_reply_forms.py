@@ -1,4 +1,4 @@
-"""What form a reply has, and when more malformed ones are more than bad luck."""
+"""The form of a reply, and the chance of more malformed ones."""
 
 import itertools
 from math import comb

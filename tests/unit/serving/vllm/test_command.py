@@ -3,8 +3,8 @@ from pathlib import Path
 import pytest
 
 from babylon.core.errors import ConfigError, ModelError
+from babylon.core.processes import Service
 from babylon.core.settings import Settings, load_settings
-from babylon.serving.supervise import Service
 from babylon.serving.vllm.command import (
     cause_of_death,
     free_port,

@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterator
 import psutil
 import pytest
 
-from babylon.serving.supervise import SUPERVISOR
+from babylon.core.processes import SUPERVISOR
 
 # A parent with a child that would outlive it; it prints both pids.
 FAMILY = """

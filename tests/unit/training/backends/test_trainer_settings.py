@@ -4,9 +4,8 @@ from typing import get_args
 
 import pytest
 
-import babylon.cli.training
 from babylon.cli import main
-from babylon.cli.requests import TrainRequest, decode
+from babylon.cli.training import TrainRequest
 from babylon.core.settings import LOSSES_WITH_NORMALISER, Loss, TrainingSettings, load_settings
 from babylon.training.backends.registry import updater
 from babylon.training.backends.torch_trainer import trainer_config, update_torch
@@ -69,13 +68,12 @@ def test_the_command_line_hands_on_who_trains_and_by_which_loss(
 ) -> None:
     handed: list[TrainRequest] = []
 
-    def become(_program: str, arguments: list[str], _environment: dict[str, str]) -> None:
-        request = decode(arguments[-1])
-        assert isinstance(request, TrainRequest)
+    def run(request: TrainRequest) -> None:
         handed.append(request)
+        raise SystemExit(0)
 
     monkeypatch.setenv("BABYLON_HOME", str(tmp_path))
-    monkeypatch.setattr(babylon.cli.training.os, "execve", become)
+    monkeypatch.setattr("babylon.cli.training._run", run)
     monkeypatch.setenv("WANDB_API_KEY", "k" * 40)
     with pytest.raises(SystemExit):
         main(["train", "--trainer", "serverless", "--loss", "gspo"])

@@ -1,0 +1,228 @@
+"""Processes of this machine: children kept alive by their parent, and detached ones on record.
+
+Both start in a session of their own, so that Ctrl-C reaches the parent alone, and append their
+output to a log. ``supervised`` starts a child again when it dies; the child ends with its parent.
+``Processes`` keeps a record of each process that outlives the command that started it.
+"""
+
+import asyncio
+import fcntl
+import logging
+import os
+import signal
+import subprocess
+import time
+from collections.abc import AsyncIterator, Iterator, Mapping, Sequence
+from contextlib import asynccontextmanager, contextmanager, suppress
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import msgspec
+import psutil
+
+from babylon.core.errors import ServingError
+from babylon.core.home import make_directory
+
+logger = logging.getLogger(__name__)
+
+SUPERVISOR = "BABYLON_SUPERVISOR"  # the parent's pid, in the environment of a supervised process
+GRACE_S = 20.0
+_SUPERVISED_GRACE_S = 15.0
+_POLL_S = 0.1
+_FIRST_PAUSE_S, _LONGEST_PAUSE_S = 0.5, 30.0
+_STABLE_S = 60.0  # a process that lived this long starts again after the first pause
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Service:
+    """A program to run. ``environment`` is added to this process's own."""
+
+    name: str
+    command: Sequence[str]
+    log: Path
+    environment: Mapping[str, str] = field(default_factory=dict)
+
+    def start(self, **environment: str) -> "subprocess.Popen[bytes]":
+        make_directory(self.log.parent)
+        with self.log.open("ab") as log:
+            return subprocess.Popen(
+                self.command,
+                env={**os.environ, **self.environment, **environment},
+                stdin=subprocess.DEVNULL,
+                stdout=log,
+                stderr=subprocess.STDOUT,
+                start_new_session=True,
+            )
+
+    def log_tail(self, lines: int = 12) -> str:
+        """The last lines of the log."""
+        return "\n".join(self.log.read_text(errors="replace").strip().splitlines()[-lines:])
+
+
+class Supervised:
+    """A running service. ``exit_code`` is the code of its last death, ``None`` if it never died."""
+
+    def __init__(self, service: Service) -> None:
+        self.service = service
+        self.exit_code: int | None = None
+        self._process = self._start()
+
+    @property
+    def pid(self) -> int:
+        return self._process.pid
+
+    def failure(self) -> str | None:
+        """The exit code, the last line of the log and its path; ``None`` if it never died."""
+        if self.exit_code is None:
+            return None
+        return (
+            f"the {self.service.name} ended with code {self.exit_code}:"
+            f" {self.service.log_tail(1) or 'no output'}; see {self.service.log}"
+        )
+
+    async def keep_alive(self) -> None:
+        pause = _FIRST_PAUSE_S
+        while True:
+            started = time.monotonic()
+            while (code := self._process.poll()) is None:
+                await asyncio.sleep(_POLL_S)
+            self.exit_code = code
+            pause = _FIRST_PAUSE_S if time.monotonic() - started > _STABLE_S else pause
+            logger.warning("%s; starts again in %.1f s", self.failure(), pause)
+            await asyncio.sleep(pause)
+            pause = min(2 * pause, _LONGEST_PAUSE_S)
+            self._process = self._start()
+
+    async def stop(self) -> None:
+        """Send SIGTERM, and SIGKILL if the process does not end in time."""
+        self._process.terminate()
+        try:
+            await asyncio.to_thread(self._process.wait, _SUPERVISED_GRACE_S)
+        except subprocess.TimeoutExpired:
+            self._process.kill()
+            self._process.wait()
+
+    def _start(self) -> "subprocess.Popen[bytes]":
+        return self.service.start(**{SUPERVISOR: str(os.getpid())})
+
+
+@asynccontextmanager
+async def supervised(service: Service) -> AsyncIterator[Supervised]:
+    """Run a service while the block runs, and start it again whenever it dies."""
+    running = Supervised(service)
+    keeper = asyncio.create_task(running.keep_alive())
+    try:
+        yield running
+    finally:
+        keeper.cancel()
+        await asyncio.gather(keeper, return_exceptions=True)
+        await running.stop()
+
+
+async def exit_with_supervisor() -> None:
+    """End this process when its supervisor is gone. Return at once in one without a supervisor."""
+    supervisor = os.environ.get(SUPERVISOR)
+    while supervisor is not None:
+        if os.getppid() != int(supervisor):
+            os.kill(os.getpid(), signal.SIGTERM)
+            return
+        await asyncio.sleep(1)
+
+
+class ProcessRecord(msgspec.Struct, frozen=True, kw_only=True):
+    """Pid and start time identify one process for ever. The system uses a pid again."""
+
+    name: str
+    pid: int
+    created: float
+    port: int | None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Processes:
+    """The detached processes of one home."""
+
+    home: Path
+
+    @property
+    def directory(self) -> Path:
+        return self.home / "run"
+
+    @contextmanager
+    def exclusive(self) -> Iterator[None]:
+        """Hold the home's lock. The kernel frees it when the holder dies.
+
+        Raises:
+            ServingError: another process holds it.
+        """
+        make_directory(self.directory)
+        with (self.directory / "lock").open("w") as lock:
+            try:
+                fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            except BlockingIOError as error:
+                raise ServingError(
+                    f"another `babylon up` or `down` of {self.home} is running: wait for it"
+                ) from error
+            yield
+
+    def running(self, name: str) -> ProcessRecord | None:
+        """The record of a live process. The record of a dead one is removed."""
+        path = self._path(name)
+        if not path.exists():
+            return None
+        record = msgspec.json.decode(path.read_bytes(), type=ProcessRecord)
+        if _process(record) is None:
+            path.unlink(missing_ok=True)
+            return None
+        return record
+
+    def started(self, pid: int) -> bool:
+        """Return true if a process is on record or descends from one that is."""
+        family = {pid}
+        with suppress(psutil.NoSuchProcess):
+            family |= {parent.pid for parent in psutil.Process(pid).parents()}
+        records = [self.running(path.stem) for path in self.directory.glob("*.json")]
+        return any(record.pid in family for record in records if record)
+
+    def start(self, service: Service, port: int | None = None, **environment: str) -> ProcessRecord:
+        """Start a service that outlives this process, and write its record."""
+        child = service.start(**environment)
+        created = psutil.Process(child.pid).create_time()
+        child.returncode = 0  # it outlives this process: Popen need not watch it
+        record = ProcessRecord(name=service.name, pid=child.pid, created=created, port=port)
+        make_directory(self.directory)
+        self._path(service.name).write_bytes(msgspec.json.encode(record))
+        return record
+
+    def stop(self, name: str, grace_s: float = GRACE_S) -> bool:
+        """Send SIGTERM to a process, wait for it and its descendants, and kill what is left.
+
+        Returns whether it ran.
+        """
+        record = self.running(name)
+        process = _process(record) if record else None
+        if process is None:
+            return False
+        family = [process, *process.children(recursive=True)]
+        with suppress(psutil.NoSuchProcess):
+            process.terminate()
+        _, left = psutil.wait_procs(family, timeout=grace_s)
+        for survivor in left:
+            with suppress(psutil.NoSuchProcess):
+                survivor.kill()
+        psutil.wait_procs(left, timeout=5)
+        self._path(name).unlink(missing_ok=True)
+        return True
+
+    def _path(self, name: str) -> Path:
+        return self.directory / f"{name}.json"
+
+
+def _process(record: ProcessRecord) -> psutil.Process | None:
+    try:
+        process = psutil.Process(record.pid)
+        same = abs(process.create_time() - record.created) < 1
+        dead = process.status() == psutil.STATUS_ZOMBIE
+    except psutil.NoSuchProcess:
+        return None
+    return process if same and not dead else None

@@ -1,0 +1,122 @@
+"""Supervised and detached processes, with real ones."""
+
+import asyncio
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import msgspec
+import psutil
+import pytest
+
+from babylon.core.errors import ServingError
+from babylon.core.processes import Processes, ProcessRecord, Service, supervised
+
+CHILD = "import asyncio, babylon.core.processes as s; asyncio.run(s.exit_with_supervisor())"
+SUPERVISOR = f"""
+import asyncio, sys
+from pathlib import Path
+from babylon.core.processes import Service, supervised
+
+async def main():
+    child = Service(name="child", command=[sys.executable, "-c", {CHILD!r}], log=Path(sys.argv[1]))
+    async with supervised(child) as running:
+        print(running.pid, flush=True)
+        await asyncio.sleep(60)
+
+asyncio.run(main())
+"""
+
+
+async def test_service_that_dies_is_started_again_and_stopped_at_the_end(tmp_path: Path) -> None:
+    script = "import time; print('hello', flush=True); time.sleep(60)"
+    service = Service(
+        name="sleeper", command=[sys.executable, "-c", script], log=tmp_path / "logs" / "sleeper"
+    )
+    async with asyncio.timeout(20), supervised(service) as running:
+        first = running.pid
+        assert running.failure() is None
+        while not service.log.read_text():
+            await asyncio.sleep(0.02)
+        os.kill(first, signal.SIGKILL)
+        while running.pid == first:
+            await asyncio.sleep(0.02)
+        failure = running.failure()
+        assert failure is not None
+        assert failure.startswith("the sleeper ended with code -9: hello; see ")
+    assert not psutil.pid_exists(running.pid)
+
+
+async def test_supervised_process_ends_with_its_supervisor(tmp_path: Path) -> None:
+    supervisor = subprocess.Popen(
+        [sys.executable, "-c", SUPERVISOR, tmp_path / "log"], stdout=subprocess.PIPE, text=True
+    )
+    with supervisor:
+        assert supervisor.stdout is not None
+        child = psutil.Process(int(supervisor.stdout.readline()))
+        supervisor.kill()
+    async with asyncio.timeout(20):
+        while child.is_running() and child.status() != psutil.STATUS_ZOMBIE:
+            await asyncio.sleep(0.02)
+
+
+SLEEP = (sys.executable, "-c", "import time; print('up', flush=True); time.sleep(60)")
+DEAF = (
+    sys.executable,
+    "-c",
+    "import signal, subprocess, sys, time;"
+    "signal.signal(signal.SIGTERM, signal.SIG_IGN);"
+    "subprocess.Popen([sys.executable, '-c', 'import time; time.sleep(60)']);"
+    "print('up', flush=True); time.sleep(60)",
+)
+
+
+def started(processes: Processes, command: tuple[str, ...]) -> ProcessRecord:
+    service = Service(name="sleeper", command=command, log=processes.home / "logs" / "sleeper.log")
+    record = processes.start(service)
+    deadline = time.monotonic() + 20
+    while service.log_tail() != "up" and time.monotonic() < deadline:
+        time.sleep(0.02)
+    return record
+
+
+def test_a_started_process_is_recognised_logged_and_stopped(tmp_path: Path) -> None:
+    processes = Processes(home=tmp_path)
+    record = started(processes, SLEEP)
+    assert processes.running("sleeper") == record
+    assert "up" in (tmp_path / "logs" / "sleeper.log").read_text()
+    assert processes.stop("sleeper")
+    assert not psutil.pid_exists(record.pid)
+    assert processes.running("sleeper") is None
+    assert not processes.stop("sleeper")
+
+
+def test_a_process_that_ignores_sigterm_is_killed_with_its_children(tmp_path: Path) -> None:
+    processes = Processes(home=tmp_path)
+    record = started(processes, DEAF)
+    (child,) = psutil.Process(record.pid).children()
+    processes.stop("sleeper", grace_s=0.3)
+    assert not psutil.pid_exists(record.pid)
+    assert not child.is_running() or child.status() == psutil.STATUS_ZOMBIE
+
+
+def test_a_pid_that_belongs_to_another_process_by_now_is_never_touched(tmp_path: Path) -> None:
+    processes = Processes(home=tmp_path)
+    stranger = ProcessRecord(name="sleeper", pid=os.getpid(), created=1.0, port=None)
+    processes.directory.mkdir(parents=True)
+    (processes.directory / "sleeper.json").write_bytes(msgspec.json.encode(stranger))
+    assert not processes.stop("sleeper")
+    assert psutil.Process(os.getpid()).is_running()
+
+
+def test_two_ups_of_one_home_do_not_run_at_once(tmp_path: Path) -> None:
+    processes = Processes(home=tmp_path)
+    with (
+        processes.exclusive(),
+        pytest.raises(ServingError, match="is running: wait"),
+        processes.exclusive(),
+    ):
+        pass
