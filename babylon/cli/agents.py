@@ -30,11 +30,6 @@ class Preset(StrEnum):
     HOUR = "hour"
 
 
-@app.callback()
-def _group() -> None:
-    """Keep ``spawn`` a subcommand; Typer would merge an only command into its group."""
-
-
 @app.command()
 def spawn(
     agents: Annotated[int, typer.Option(min=1, metavar="N", help="Number of agents.")] = 5,

@@ -91,10 +91,7 @@ async def policy(request: pytest.FixtureRequest) -> RecordingPolicy:
 
 @pytest.fixture
 async def gateway(
-    store: Store,
-    settings: Settings,
-    policy: RecordingPolicy,
-    monkeypatch: pytest.MonkeyPatch,
+    store: Store, settings: Settings, policy: RecordingPolicy, monkeypatch: pytest.MonkeyPatch
 ) -> AsyncIterator[Canned]:
     """Its recordings cannot be written: a file is where their directory must be."""
     monkeypatch.setattr(recording, "PROBE_S", 0.05)

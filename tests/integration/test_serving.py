@@ -281,10 +281,7 @@ async def test_a_policy_that_does_not_load_leaves_the_old_one_serving(
     with pytest.raises(ServingError, match=r"cannot serve route 2: .*no policy loads"):
         await stack.route_to(1)
     assert (await stack.chat()).headers["x-model-version"] == "0"
-    async with (
-        aiohttp.ClientSession() as session,
-        session.get(f"{stack.url}/health") as response,
-    ):
+    async with aiohttp.ClientSession() as session, session.get(f"{stack.url}/health") as response:
         health = await response.json()
     assert health["status"] == "ok" and str(tmp_path) in health["reason"]
 

@@ -134,11 +134,7 @@ class PromptReader:
 
 
 def forward(
-    model: PreTrainedModel,
-    ids: Tensor,
-    positions: Tensor,
-    mask: Tensor | None,
-    cache: DynamicCache,
+    model: PreTrainedModel, ids: Tensor, positions: Tensor, mask: Tensor | None, cache: DynamicCache
 ) -> Tensor:
     """Return the logits ``[B, V]`` after the last of ``ids`` ``[B, S]``. The cache grows by S.
 

@@ -146,10 +146,7 @@ async def open_gateway(
         engine = EngineClient(session, engine_url)
         loader = PolicyLoader(store, engine, table, alias)
         follower = RouteFollower(
-            *(store, loader, table, keys, recorder),
-            alias=alias,
-            gateway=gateway_id,
-            url=url,
+            *(store, loader, table, keys, recorder), alias=alias, gateway=gateway_id, url=url
         )
         calls = CallHandler(
             engine=engine,

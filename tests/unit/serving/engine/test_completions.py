@@ -81,8 +81,7 @@ async def test_a_stream_adds_up_to_the_whole(engine: TestClient[Any, Any]) -> No
     fields = {"logprobs": 0, "return_token_ids": True}
     whole = await post(engine, **fields)
     response = await engine.post(
-        "/v1/completions",
-        json=asked(stream=True, stream_options={"include_usage": True}, **fields),
+        "/v1/completions", json=asked(stream=True, stream_options={"include_usage": True}, **fields)
     )
     lines = [line[6:] for line in (await response.text()).split("\n\n") if line]
     assert lines.pop() == "[DONE]"

@@ -71,9 +71,7 @@ async def long_answer(engine: TestClient[Any, Any]) -> AsyncIterator[Job]:
     response.close()
 
 
-async def test_answer_has_text_token_ids_logprobs_and_usage(
-    engine: TestClient[Any, Any],
-) -> None:
+async def test_answer_has_text_token_ids_logprobs_and_usage(engine: TestClient[Any, Any]) -> None:
     answer = await post(engine, logprobs=True, return_token_ids=True)
     choice = answer["choices"][0]
     ids = choice["token_ids"]
@@ -142,9 +140,7 @@ async def test_stop_string_ends_the_answer_and_stays_out_of_it(
     assert stopped["usage"]["completion_tokens"] == len(choice["token_ids"]) < len(ids)
 
 
-async def test_requests_join_a_long_answer_and_keep_their_own(
-    engine: TestClient[Any, Any],
-) -> None:
+async def test_requests_join_a_long_answer_and_keep_their_own(engine: TestClient[Any, Any]) -> None:
     alone = [await post(engine, seed=seed, return_token_ids=True) for seed in range(6)]
     async with long_answer(engine) as job:
         together = await asyncio.gather(
@@ -286,9 +282,7 @@ async def test_failure_while_sampling_reaches_its_waiters_and_the_worker_goes_on
     await post(engine)
 
 
-async def test_unknown_route_and_large_body_have_openai_shape(
-    engine: TestClient[Any, Any],
-) -> None:
+async def test_unknown_route_and_large_body_have_openai_shape(engine: TestClient[Any, Any]) -> None:
     assert "error" in await (await engine.get("/v2")).json()
     response = await engine.post("/v1/chat/completions", data=io.BytesIO(b" " * (5 * 2**20)))
     assert response.status == 413

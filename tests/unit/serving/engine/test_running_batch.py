@@ -106,9 +106,7 @@ def test_a_beginning_that_many_share_is_read_once_and_answers_stay_exact(
     assert_exact(model, rows)
 
 
-def test_who_sets_the_finish_reason_ends_a_row_and_the_others_go_on(
-    model: PreTrainedModel,
-) -> None:
+def test_who_sets_the_finish_reason_ends_a_row_and_the_others_go_on(model: PreTrainedModel) -> None:
     batch, kept, ended = batch_of(model), row([1, 2], 1), row([3], 2)
     batch.join([ended, kept])
     batch.step()

@@ -55,15 +55,10 @@ async def all_end(processes: list[psutil.Process]) -> None:
 
 
 @pytest.mark.parametrize(
-    "end",
-    [
-        lambda group, parent: parent.kill(),
-        lambda group, parent: group.terminate(),
-    ],
+    "end", [lambda group, parent: parent.kill(), lambda group, parent: group.terminate()]
 )
 async def test_all_processes_end_with_the_command(
-    group: "subprocess.Popen[str]",
-    end: Callable[["subprocess.Popen[str]", psutil.Process], None],
+    group: "subprocess.Popen[str]", end: Callable[["subprocess.Popen[str]", psutil.Process], None]
 ) -> None:
     processes = processes_of(group)
     end(group, processes[0])
