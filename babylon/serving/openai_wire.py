@@ -143,10 +143,7 @@ def parse_completion(fields: Mapping[str, object]) -> CompletionRequest:
 
 
 def constraints(fields: Mapping[str, object]) -> list[str]:
-    """Return the names of the parameters that change the sampling distribution.
-
-    Temperature and top_p are not among them.
-    """
+    """Return the parameters, without temperature and top_p, that change the distribution."""
     return [name for name, neutral in _NEUTRAL.items() if fields.get(name) not in neutral]
 
 

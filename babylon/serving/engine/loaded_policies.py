@@ -142,7 +142,6 @@ def load(name: str, path: str, version: int) -> LoadedPolicy:
 
 
 def _eos_token_ids(model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase) -> frozenset[int]:
-    """Return the end-of-sequence tokens of the tokenizer and of the generation config."""
     config = model.generation_config
     given = config.eos_token_id if config else None
     ids = given if isinstance(given, list) else [given]

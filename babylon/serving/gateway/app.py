@@ -53,12 +53,12 @@ class Gateway:
                 await self._calls.serve(scope, receive, response, dialect)
             case "GET", "/v1/models":
                 self._calls.keys.admit(scope["headers"], "infer", "read")
-                await response.json(self._models())
+                await response.whole(self._models())
             case "GET", "/metrics":
                 self._calls.keys.admit(scope["headers"], "read")
                 await response.whole(self._calls.metrics.text(), content_type=CONTENT_TYPE)
             case "GET", "/health/live":
-                await response.json(b'{"status":"ok"}')
+                await response.whole(b'{"status":"ok"}')
             case "GET", "/health" | "/health/ready":
                 await self._health(response)
             case method, path:
@@ -87,7 +87,7 @@ class Gateway:
             "route_version": route.route_version if route else None,
         }
         status = 503 if table.unavailable else 200
-        await response.json(msgspec.json.encode(body), status=status)
+        await response.whole(msgspec.json.encode(body), status=status)
 
     def _add_gauges(self, calls: CallHandler, shipper: Shipper) -> None:
         add, table, recorder = calls.metrics.add_gauge, calls.table, calls.recorder
@@ -114,7 +114,7 @@ class Gateway:
             headers.append((b"retry-after", b"1"))
         if error.status in (408, 413):  # the rest of the body is not read
             headers.append((b"connection", b"close"))
-        await response.json(error.body, status=error.status, headers=headers)
+        await response.whole(error.body, status=error.status, headers=headers)
 
 
 @asynccontextmanager

@@ -70,16 +70,14 @@ class CallHandler:
             self.recorder.require_room()
             key = identity.agent_id or principal.key_id
             pin = await self.pins.pin(self.table, asked.model, key, identity.trajectory_id)
-            with self.table.take(asked.model, key, pin) as given:
+            with self.table.take(asked.model, key, pin) as assigned:
                 exchange = Exchange(
                     call_id=secrets.token_hex(16),
                     identity=identity,
                     request=asked,
                     fields=fields,
                     dialect=dialect,
-                    route=given.route,
-                    arm=given.arm,
-                    target=given.target,
+                    assigned=assigned,
                     key_id=principal.key_id,
                 )
                 await self._counted(exchange, receive, response)
@@ -118,12 +116,12 @@ class CallHandler:
         A call that cannot be written to the disk is a ``RequestError``: its answer must not end
         well.
         """
-        async with self.limits.for_version(exchange.target.name):
+        name = exchange.assigned.target.name
+        async with self.limits.for_version(name):
             headers = _attribution(exchange)
             try:
-                upstream = await self.engine.call(
-                    exchange.dialect.path, exchange.upstream_body(), exchange.target.name
-                )
+                body = exchange.upstream_body()
+                upstream = await self.engine.call(exchange.dialect.path, body, name)
             except EngineDownError as error:
                 self.loader.stop_serving(str(error))
                 raise RequestError(503, str(error), code="unavailable") from error
@@ -138,7 +136,7 @@ class CallHandler:
                 else:
                     answer = exchange.note(msgspec.json.decode(await upstream.read()))
                     await self.recorder.record(exchange.record())
-                    await response.json(msgspec.json.encode(answer), headers=headers)
+                    await response.whole(msgspec.json.encode(answer), headers=headers)
 
     async def _relay_error(
         self, upstream: aiohttp.ClientResponse, response: Response, headers: Headers
@@ -148,7 +146,7 @@ class CallHandler:
             reason = "the engine was restarted and loads its policies"
             self.loader.stop_serving(reason)
             raise RequestError(503, f"{reason}: try again", code="unavailable")
-        await response.json(body, status=upstream.status, headers=headers)
+        await response.whole(body, status=upstream.status, headers=headers)
 
     async def _record_interrupted(self, exchange: Exchange, reason: str) -> None:
         """Record an interrupted answer that has at least one token, as not trainable."""
@@ -158,9 +156,10 @@ class CallHandler:
 
 
 def _attribution(exchange: Exchange) -> Headers:
+    assigned = exchange.assigned
     return [
-        (b"x-model-version", str(exchange.target.policy_version).encode()),
-        (b"x-arm", exchange.arm.encode()),
-        (b"x-route-version", str(exchange.route.route_version).encode()),
+        (b"x-model-version", str(assigned.target.policy_version).encode()),
+        (b"x-arm", assigned.arm.encode()),
+        (b"x-route-version", str(assigned.route.route_version).encode()),
         (b"x-call-id", exchange.call_id.encode()),
     ]

@@ -12,7 +12,7 @@ from datetime import UTC, datetime
 import msgspec
 
 from babylon.core.text import storable, storable_json
-from babylon.serving.gateway.route_table import CHAMPION, ServingRoute, Target
+from babylon.serving.gateway.route_table import Assignment
 from babylon.serving.openai_wire import (
     ChatRequest,
     CompletionRequest,
@@ -119,11 +119,9 @@ class Exchange:
     identity: Identity
     request: ModelRequest
     fields: Mapping[str, object]
-    route: ServingRoute
-    target: Target
-    dialect: Dialect = CHAT
-    arm: str = CHAMPION
-    key_id: str | None = None
+    dialect: Dialect
+    assigned: Assignment
+    key_id: str
     started_at: datetime = field(default_factory=lambda: datetime.now(UTC))
     first_at: datetime | None = None
     text: str = ""
@@ -136,7 +134,7 @@ class Exchange:
     def upstream_body(self) -> bytes:
         """Encode the request for the engine, with the policy's name and explicit sampling."""
         added: JsonObject = {
-            "model": self.target.name,
+            "model": self.assigned.target.name,
             "temperature": self.temperature,
             "top_p": self.top_p,
             "logprobs": self.dialect.ask_logprobs(self.request),
@@ -183,7 +181,7 @@ class Exchange:
 
     def _for_client(self, answer: JsonObject, choices: list[JsonObject]) -> JsonObject:
         if "model" in answer:
-            answer["model"] = self.target.name  # an engine may use another name
+            answer["model"] = self.assigned.target.name  # an engine may use another name
         if not self.request.return_token_ids:
             answer.pop("prompt_token_ids", None)
             for choice in choices:
@@ -215,14 +213,16 @@ class Exchange:
         """Return the call for storage; ``interrupted`` is why only a part of the answer arrived."""
         reason = interrupted or self.untrainable_reason()
         elapsed = datetime.now(UTC) - self.started_at
+        left_out = (self.dialect.content, "model")
+        parameters = {name: value for name, value in self.fields.items() if name not in left_out}
         return RecordedCall(
             call_id=self.call_id,
             agent_id=self.identity.agent_id,
             trajectory_id=self.identity.trajectory_id,
             step_number=self.identity.step,
-            policy_version=self.target.policy_version,
-            route_version=self.route.route_version,
-            model=self.target.name,
+            policy_version=self.assigned.target.policy_version,
+            route_version=self.assigned.route.route_version,
+            model=self.assigned.target.name,
             messages=storable_json(self.dialect.prompt_json(self.fields).decode()),
             response=storable(self.text),
             prompt_token_ids=self.prompt_token_ids,
@@ -237,14 +237,10 @@ class Exchange:
             untrainable_reason=reason,
             started_at=self.started_at,
             latency_ms=int(elapsed.total_seconds() * 1000),
-            arm=self.arm,
+            arm=self.assigned.arm,
             key_id=self.key_id,
-            parameters=storable_json(msgspec.json.encode(self._parameters()).decode()),
+            parameters=storable_json(msgspec.json.encode(parameters).decode()),
         )
-
-    def _parameters(self) -> JsonObject:
-        left_out = (self.dialect.content, "model")
-        return {name: value for name, value in self.fields.items() if name not in left_out}
 
 
 def _checked(name: bytes, value: str | None) -> str | None:

@@ -76,7 +76,7 @@ class GatewayMetrics:
 
     def called(self, exchange: Exchange, outcome: str) -> None:
         """Count a call to a policy; ``outcome`` is an HTTP status, or "left"."""
-        labels = (exchange.arm, exchange.target.policy_version, outcome)
+        labels = (exchange.assigned.arm, exchange.assigned.target.policy_version, outcome)
         series = self._series.get(labels) or self._add_series(*labels)
         begun, now = exchange.started_at, datetime.now(UTC)
         series.calls.inc()
