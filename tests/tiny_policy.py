@@ -37,14 +37,17 @@ def tiny_tokenizer() -> PreTrainedTokenizerFast:
 def tiny_model(seed: int, *, max_positions: int = 512) -> Qwen3ForCausalLM:
     """Random weights, scaled up so that the distribution is far from uniform."""
     torch.manual_seed(seed)
-    config = Qwen3Config(
+    return Qwen3ForCausalLM(tiny_config(max_positions)).eval()
+
+
+def tiny_config(max_positions: int, **changes: int) -> Qwen3Config:
+    heads = {"num_attention_heads": 4, "num_key_value_heads": 2, "head_dim": 16}
+    return Qwen3Config(
         vocab_size=259,
         hidden_size=64,
         intermediate_size=128,
         num_hidden_layers=2,
-        num_attention_heads=4,
-        num_key_value_heads=2,
-        head_dim=16,
+        **(heads | changes),
         max_position_embeddings=max_positions,
         tie_word_embeddings=False,
         bos_token_id=None,
@@ -52,7 +55,6 @@ def tiny_model(seed: int, *, max_positions: int = 512) -> Qwen3ForCausalLM:
         pad_token_id=256,
         initializer_range=0.2,
     )
-    return Qwen3ForCausalLM(config).eval()
 
 
 def plain_logprobs(

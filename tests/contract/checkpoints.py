@@ -5,14 +5,14 @@ from functools import cache
 from pathlib import Path
 
 import torch
-from transformers import PreTrainedModel, Qwen3Config, Qwen3ForCausalLM
+from transformers import PreTrainedModel, Qwen3ForCausalLM
 
 from babylon.policies.load import load_policy
 from babylon.training.grpo.forward import PolicyForward
 from babylon.training.grpo.prefix_tree import compile_tree
 from babylon.training.grpo.training_input import CallTokens
 from babylon.training.trainable import load_trainable, save_checkpoint
-from tests.tiny_policy import tiny_tokenizer
+from tests.tiny_policy import tiny_config, tiny_tokenizer
 
 CONTEXT, END = 512, 258
 
@@ -51,22 +51,8 @@ def _full_model(path: Path, seed: int) -> Path:
     """Of a shape that vLLM's CPU attention takes, and with answers that end now and then. An
     engine that made the model's sampling defaults its own would sample from three tokens."""
     torch.manual_seed(seed)
-    config = Qwen3Config(
-        vocab_size=259,
-        hidden_size=64,
-        intermediate_size=128,
-        num_hidden_layers=2,
-        num_attention_heads=2,
-        num_key_value_heads=1,
-        head_dim=32,
-        max_position_embeddings=CONTEXT,
-        tie_word_embeddings=False,
-        bos_token_id=None,
-        eos_token_id=END,
-        pad_token_id=256,
-        initializer_range=0.2,
-    )
-    model = Qwen3ForCausalLM(config)
+    heads = {"num_attention_heads": 2, "num_key_value_heads": 1, "head_dim": 32}
+    model = Qwen3ForCausalLM(tiny_config(max_positions=CONTEXT, **heads))
     model.lm_head.weight.data[END] *= 2
     assert model.generation_config is not None
     model.generation_config.update(do_sample=True, top_k=3, temperature=0.5)
