@@ -26,7 +26,7 @@ from babylon.serving.gateway.app import open_gateway
 from babylon.serving.gateway.http_guard import server_config
 from babylon.store import Store, open_store
 from babylon.store.calls import wait_until_recorded
-from babylon.store.gateways import live_gateways, wait_for_acks
+from babylon.store.gateways import wait_for_acks
 from babylon.store.policies import ensure_base
 from babylon.store.routes import commit_route, current_route
 from tests.switchable_relay import SwitchableRelay
@@ -413,11 +413,6 @@ async def test_text_that_postgres_cannot_store_does_not_fail_the_call(stack: Sta
     await stack.chat(messages=[{"role": "user", "content": "a\0b"}])
     (row,) = await stack.rows()
     assert json.loads(row["messages"])[0]["content"] == "a\ufffdb"
-
-
-async def test_gateway_announces_itself_and_leaves(stack: Stack) -> None:
-    (gateway,) = await live_gateways(stack.store)
-    assert (gateway.url, gateway.route_version) == (stack.url, 1)
 
 
 async def chunks_of(body: bytes) -> AsyncIterator[bytes]:

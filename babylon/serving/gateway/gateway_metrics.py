@@ -1,26 +1,25 @@
 """Prometheus metrics of one gateway, labelled by arm and version, never by agent."""
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from datetime import UTC, datetime
 from functools import partial
 from typing import NamedTuple
 
-from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, Metric, generate_latest
+from prometheus_client import (
+    CollectorRegistry,
+    Counter,
+    Gauge,
+    Histogram,
+    disable_created_metrics,
+    generate_latest,
+)
 from prometheus_client.exposition import CONTENT_TYPE_PLAIN_0_0_4
 
 from babylon.serving.gateway.exchange import Exchange
 
 CONTENT_TYPE = CONTENT_TYPE_PLAIN_0_0_4.encode()
 BUCKETS_S = (0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0, 300.0)
-
-
-class _Registry(CollectorRegistry):
-    """A registry without ``_created`` series. The library's own switch is global to a process."""
-
-    def collect(self) -> Iterable[Metric]:
-        for metric in super().collect():
-            metric.samples = [one for one in metric.samples if not one.name.endswith("_created")]
-            yield metric
+disable_created_metrics()  # type: ignore[no-untyped-call]
 
 
 class _Series(NamedTuple):
@@ -38,7 +37,7 @@ class GatewayMetrics:
     """Counters and durations since the start, in a registry of this gateway's own."""
 
     def __init__(self) -> None:
-        self._registry = registry = _Registry()
+        self._registry = registry = CollectorRegistry()
         self._refused = Counter(
             "babylon_refused", "Requests answered with an error.", ["status"], registry=registry
         )

@@ -99,7 +99,6 @@ async def test_stream_adds_up_to_the_answer(engine: TestClient[Any, Any]) -> Non
     streamed = [t for c in choices for t in c["logprobs"]["content"]]
     assert [t["token"] for t in streamed] == [t["token"] for t in choice["logprobs"]["content"]]
     assert [c["finish_reason"] for c in choices][-1] == "length"
-    assert len(chunks) > 1
 
 
 async def test_requests_join_a_long_answer_and_keep_their_own(engine: TestClient[Any, Any]) -> None:
