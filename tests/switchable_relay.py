@@ -2,12 +2,25 @@
 
 import asyncio
 import contextlib
+from urllib.parse import urlsplit
 
+from pydantic import SecretStr
+
+from babylon.core.settings import Settings
 from tests.ports import free_port
 
 
 class SwitchableRelay:
     """A TCP relay to a local port, that a test can shut and open again."""
+
+    @classmethod
+    def of(cls, settings: Settings) -> tuple["SwitchableRelay", Settings]:
+        """A relay to the settings' database, and the settings that go through it."""
+        assert settings.database.url is not None
+        url = urlsplit(settings.database.url.get_secret_value())
+        relay = cls(url.port or 5432)
+        through = url._replace(netloc=url.netloc.replace(str(url.port), str(relay.port))).geturl()
+        return relay, settings.replace(database={"url": SecretStr(through)})
 
     def __init__(self, target: int) -> None:
         self.port = free_port()

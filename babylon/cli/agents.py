@@ -8,8 +8,7 @@ import typer
 from rich.progress import Progress
 
 from babylon.cli.options import Json, given
-from babylon.cli.output import print_json, stderr
-from babylon.cli.shared import with_store
+from babylon.cli.output import print_json, stderr, with_store
 from babylon.core.settings import load_settings
 
 if TYPE_CHECKING:
@@ -32,11 +31,6 @@ class Preset(StrEnum):
 
     STARTER = "starter"
     HOUR = "hour"
-
-
-@app.callback()
-def _group() -> None:
-    """Keep ``spawn`` a subcommand; Typer would merge an only command into its group."""
 
 
 @app.command()

@@ -7,8 +7,7 @@ import typer
 from rich.progress import Progress
 
 from babylon.cli.options import Json
-from babylon.cli.output import print_json, print_table, stderr
-from babylon.cli.shared import with_store
+from babylon.cli.output import print_json, stderr, with_store
 from babylon.core.settings import load_settings
 
 app = typer.Typer(help="Policies and scripted agents on the same worlds.", no_args_is_help=True)
@@ -21,23 +20,23 @@ SuiteName = Annotated[str, typer.Option("--suite", metavar="NAME", help="Frozen 
 @app.command()
 def play(a: PlayerName, b: PlayerName, suite: SuiteName = "starter", json: Json = False) -> None:
     """Compare two players on a frozen suite."""
-    from babylon.cli.arena_page import COLUMNS, compare, figures, result_row, suite_record, title
+    from babylon.cli import arena_page as page
 
     settings = load_settings()
     checked, results, difference, directory = with_store(
-        settings, compare, settings.home, settings.seed, suite, (a, b)
+        settings, page.compare, settings.home, settings.seed, suite, (a, b)
     )
     if json:
         print_json(
             {
-                **suite_record(checked),
-                "players": [{"player": name} | figures(r) for name, r in results.items()],
+                **page.suite_record(checked),
+                "players": [{"player": name} | page.figures(r) for name, r in results.items()],
                 "difference": asdict(difference),
                 "report": directory,
             }
         )
         return
-    print_table(title(checked), COLUMNS, [[name, *result_row(r)] for name, r in results.items()])
+    page.print_results(checked, results)
     first, second = results
     print(f"{second} minus {first}: {difference} $ per scenario (paired, 95 %)")
     print(f"report with pictures: {directory}")
@@ -46,14 +45,7 @@ def play(a: PlayerName, b: PlayerName, suite: SuiteName = "starter", json: Json 
 @app.command()
 def leaderboard(suite: SuiteName = "starter", json: Json = False) -> None:
     """Rank all registered checkpoints and all scripted agents, best first."""
-    from babylon.cli.arena_page import (
-        COLUMNS,
-        rank,
-        result_row,
-        standing_record,
-        suite_record,
-        title,
-    )
+    from babylon.cli import arena_page as page
 
     settings = load_settings()
     with Progress(console=stderr, disable=not stderr.is_terminal) as progress:
@@ -62,13 +54,12 @@ def leaderboard(suite: SuiteName = "starter", json: Json = False) -> None:
         def entered(name: str, done: int, total: int) -> None:
             progress.update(bar, description=name, completed=done, total=total)
 
-        checked, standings = with_store(settings, rank, suite, settings.seed, entered)
+        checked, standings = with_store(settings, page.rank, suite, settings.seed, entered)
     if json:
-        records = [standing_record(one) for one in standings]
-        print_json({**suite_record(checked), "standings": records})
+        records = [page.standing_record(one) for one in standings]
+        print_json({**page.suite_record(checked), "standings": records})
     else:
-        rows = [[s.player, *(result_row(s.result) if s.result else [None] * 5)] for s in standings]
-        print_table(title(checked), COLUMNS, rows)
+        page.print_results(checked, {s.player: s.result for s in standings})
     problems = [f"{s.player}: {s.problem}" for s in standings if s.problem]
     for problem in problems:
         typer.echo(problem, err=True)

@@ -5,10 +5,12 @@ The commands import this module when they run, because the arena is slow to load
 
 import asyncio
 import re
+from collections.abc import Mapping
 from dataclasses import asdict
 
 from rich.text import Text
 
+from babylon.cli.output import print_table
 from babylon.core.errors import ArenaError
 from babylon.core.home import Home
 from babylon.evaluation.arena.confidence import Interval, paired_difference
@@ -26,8 +28,6 @@ from babylon.evaluation.arena.play import PlayerResult, yardsticks
 from babylon.evaluation.arena.players import SCRIPTED, find_player
 from babylon.evaluation.arena.suite import find_suite
 from babylon.store import Store
-
-COLUMNS = ["player", "mean P&L, $", "95 % interval", "win rate", "drawdown, $", "malformed"]
 
 
 async def compare(
@@ -66,8 +66,16 @@ async def rank(
     return checked, await leaderboard(store, checked, players, seed, entered)
 
 
-def result_row(result: PlayerResult) -> list[Text]:
-    """Return the cells of a result; as ``Text`` they align to the right."""
+def print_results(checked: CheckedSuite, results: Mapping[str, PlayerResult | None]) -> None:
+    """Print a table of the players' results. A player without a result has a row of dashes."""
+    title = f"Suite {checked.suite}, {len(checked.worlds)} scenarios, digest {checked.digest[:16]}"
+    rows = [[name, *(_cells(result) if result else [None] * 5)] for name, result in results.items()]
+    columns = ["player", "mean P&L, $", "95 % interval", "win rate", "drawdown, $", "malformed"]
+    print_table(title, columns, rows)
+
+
+def _cells(result: PlayerResult) -> list[Text]:
+    """Return the figures as ``Text``, which aligns to the right."""
     mean = result.mean_pnl
     cells = [
         f"{mean.mean:+.1f}",
@@ -106,8 +114,3 @@ def suite_record(checked: CheckedSuite) -> dict[str, object]:
         "suite_digest": checked.digest,
         "scenarios": len(checked.worlds),
     }
-
-
-def title(checked: CheckedSuite) -> str:
-    """Return the title of a table."""
-    return f"Suite {checked.suite}, {len(checked.worlds)} scenarios, digest {checked.digest[:16]}"

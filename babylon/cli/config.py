@@ -1,6 +1,6 @@
 """``babylon config``: every setting, its value and the place that the value comes from."""
 
-from typing import Annotated, Any
+from typing import Annotated
 
 import typer
 from pydantic import SecretStr
@@ -41,11 +41,6 @@ model = "gpt-4.1-mini"
 app = typer.Typer(help="Settings and where they come from.", no_args_is_help=True)
 
 
-@app.callback()
-def _group() -> None:
-    """Settings and where they come from."""
-
-
 @app.command()
 def show(
     markdown: Annotated[
@@ -69,9 +64,7 @@ def show(
     if json:
         print_json({"settings": rows})
         return
-    cells: list[list[Any]] = [
-        [row["name"], _cell(row["value"]), row["source"], row["variable"]] for row in rows
-    ]
+    cells = [[r["name"], _cell(r["value"]), r["source"], r["variable"]] for r in rows]
     print_table("Settings", ["setting", "value", "from", "variable"], cells)
 
 
@@ -121,10 +114,6 @@ def _plain(value: object) -> object:
 def _cell(value: object) -> str:
     if value is None:
         return ""
-    return (
-        str(value).lower()
-        if isinstance(value, bool)
-        else f"{value:g}"
-        if isinstance(value, float)
-        else str(value)
-    )
+    if isinstance(value, bool):
+        return str(value).lower()
+    return f"{value:g}" if isinstance(value, float) else str(value)

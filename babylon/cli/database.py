@@ -8,7 +8,7 @@ from typing import Annotated
 import typer
 
 from babylon.cli.options import Json
-from babylon.cli.shared import show_values, with_store
+from babylon.cli.output import show_values, with_store
 from babylon.core.home import Home
 from babylon.core.settings import DatabaseSettings, load_settings
 from babylon.core.windows import parse_window_id

@@ -10,8 +10,7 @@ from typing import Annotated
 import typer
 
 from babylon.cli.options import Json
-from babylon.cli.output import print_json, print_table
-from babylon.cli.shared import with_store
+from babylon.cli.output import print_json, print_table, with_store
 from babylon.core.settings import load_settings
 
 app = typer.Typer(

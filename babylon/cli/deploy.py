@@ -11,9 +11,8 @@ import typer
 
 from babylon.cli import model
 from babylon.cli.experiment import analyse
-from babylon.cli.options import Json
-from babylon.cli.output import print_json, print_table, stderr
-from babylon.cli.shared import Version, show_values, with_store
+from babylon.cli.options import Json, Version
+from babylon.cli.output import print_json, print_table, show_values, stderr, with_store
 from babylon.core.settings import load_settings
 
 if TYPE_CHECKING:

@@ -6,16 +6,14 @@ from typing import Annotated
 import typer
 
 from babylon.cli.options import Json
-from babylon.cli.output import print_json
-from babylon.cli.shared import with_store
+from babylon.cli.output import print_json, with_store
 from babylon.core.errors import ServingError
 from babylon.core.settings import load_settings
 
 
 def analyse(
     experiment: Annotated[
-        str | None,
-        typer.Option(metavar="ID", help="A past experiment. Default: the running one."),
+        str | None, typer.Option(metavar="ID", help="A past experiment. Default: the running one.")
     ] = None,
     json: Json = False,
 ) -> None:

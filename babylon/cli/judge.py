@@ -7,17 +7,11 @@ from typing import Annotated
 import typer
 
 from babylon.cli.options import Json
-from babylon.cli.output import print_json
-from babylon.cli.shared import with_store
+from babylon.cli.output import print_json, with_store
 from babylon.core.errors import WindowError
 from babylon.core.settings import load_settings
 
 app = typer.Typer(help="Scores and reasons of the judge.", no_args_is_help=True)
-
-
-@app.callback()
-def _group() -> None:
-    """Keep ``explain`` a subcommand; Typer would merge an only command into its group."""
 
 
 @app.command()

@@ -7,8 +7,7 @@ from typing import Annotated
 import typer
 
 from babylon.cli.options import Json
-from babylon.cli.output import print_json, print_table
-from babylon.cli.shared import show_values, with_store
+from babylon.cli.output import print_json, print_table, show_values, with_store
 from babylon.core.api_keys import SCOPES
 from babylon.core.settings import load_settings
 

@@ -5,9 +5,8 @@ from dataclasses import asdict
 import typer
 from rich.progress import Progress
 
-from babylon.cli.options import Json
-from babylon.cli.output import print_json, print_table, stderr
-from babylon.cli.shared import Version, show_values, with_store
+from babylon.cli.options import Json, Version
+from babylon.cli.output import print_json, print_table, show_values, stderr, with_store
 from babylon.core.settings import load_settings
 from babylon.deployment.checks.check_result import as_lines
 from babylon.training.update_health import in_order, warnings

@@ -18,6 +18,7 @@ class Mode(StrEnum):
     BACKFILL = "backfill"
 
 
+Version = Annotated[int, typer.Argument(min=0, metavar="VERSION", help="Policy version.")]
 Json = Annotated[bool, typer.Option("--json", help="Print one JSON object on stdout.")]
 MinAgents = Annotated[
     int | None, typer.Option(min=2, help="Agents that a window needs.", metavar="N")

@@ -1,9 +1,11 @@
 """Output of all commands: results on stdout, everything else on stderr."""
 
+import asyncio
 import errno
 import logging
 import sys
-from typing import Any
+from collections.abc import Callable, Coroutine, Iterator, Mapping
+from typing import Any, TypeVar
 
 import msgspec
 from rich.box import SIMPLE_HEAD
@@ -13,6 +15,8 @@ from rich.table import Table
 from rich.text import Text
 
 from babylon.core.errors import BabylonError, StorageError
+from babylon.core.settings import Settings
+from babylon.training.update_health import figure
 
 _STORAGE = {
     errno.EACCES,
@@ -25,6 +29,7 @@ _STORAGE = {
     errno.ENOTDIR,
 }
 stderr = Console(stderr=True, highlight=False)
+T = TypeVar("T")
 
 
 def print_json(value: Any) -> None:
@@ -55,6 +60,17 @@ def print_table(title: str, columns: list[str], rows: list[list[Any]]) -> None:
     if not console.is_terminal:
         console.width = 160  # Rich assumes 80 columns for files and pipes
     console.print(table)
+
+
+def show_values(values: Mapping[str, object], json: bool) -> None:
+    """Print one JSON object, or one line for each value."""
+    if json:
+        print_json(values)
+        return
+    lines = list(_flat(values))
+    width = max((len(name) for name, _ in lines), default=0)
+    for name, value in lines:
+        print(f"{name:{width}}  {figure(value)}")
 
 
 def fail(error: BabylonError, *, json: bool) -> int:
@@ -102,6 +118,22 @@ def show_logs() -> None:
     logger.propagate = False
 
 
+def with_store(
+    settings: Settings,
+    function: Callable[..., Coroutine[Any, Any, T]],
+    *arguments: object,
+    **options: object,
+) -> T:
+    """Open the store and return ``await function(store, *arguments, **options)``."""
+    from babylon.store import open_store
+
+    async def call() -> T:
+        async with open_store(settings) as store:
+            return await function(store, *arguments, **options)
+
+    return asyncio.run(call())
+
+
 def _cell(value: Any) -> str | Text:
     if isinstance(value, Text):
         return value
@@ -112,3 +144,13 @@ def _cell(value: Any) -> str | Text:
     if isinstance(value, float):
         return f"{value:,.3g}" if abs(value) < 1000 else f"{value:,.0f}"
     return str(value)
+
+
+def _flat(values: Mapping[str, object], prefix: str = "") -> Iterator[tuple[str, object]]:
+    """Yield nested values under dotted names: ``metrics.ess``, ``gateways.0.url``."""
+    for name, value in values.items():
+        inner = dict(enumerate(value)) if isinstance(value, list | tuple) else value
+        if isinstance(inner, dict) and inner:
+            yield from _flat({str(key): one for key, one in inner.items()}, f"{prefix}{name}.")
+        else:
+            yield f"{prefix}{name}", None if value in ([], (), {}) else value

@@ -6,9 +6,8 @@ from typing import Annotated
 import typer
 
 from babylon.cli.options import Json, MinActions, MinAgents, WindowMinutes, given
-from babylon.cli.output import print_json
-from babylon.cli.shared import with_store
-from babylon.core.settings import MAX_HOURS, load_settings
+from babylon.cli.output import print_json, with_store
+from babylon.core.settings import MAX_HOURS, Settings, load_settings
 
 app = typer.Typer(help="Recorded windows and whether they can be trained.", no_args_is_help=True)
 Lookback = Annotated[
@@ -32,11 +31,7 @@ def list_(
     """List every window: its state, owner, counts, and the reason for its state."""
     from babylon.cli.windows_page import print_late, print_windows, read_windows, record
 
-    options = given(
-        windows={"min_agents": min_agents, "minutes": window_minutes},
-        quality={"min_actions": min_actions},
-    )
-    settings = load_settings(**options)
+    settings = _settings(min_agents, min_actions, window_minutes)
     reports, late, _ = with_store(
         settings,
         read_windows,
@@ -65,11 +60,7 @@ def check(
     """Print READY FOR TRAINING, or what is missing. The exit code is 1 if no window is ready."""
     from babylon.cli.windows_page import print_windows, read_windows, waiting_with_rejections
 
-    options = given(
-        windows={"min_agents": min_agents, "minutes": window_minutes},
-        quality={"min_actions": min_actions},
-    )
-    settings = load_settings(**options)
+    settings = _settings(min_agents, min_actions, window_minutes)
     reports, _, clock = with_store(
         settings, read_windows, settings.windows, settings.quality, lookback_hours
     )
@@ -104,9 +95,7 @@ def show(
     """Show one window: what it lacks, its rejected trajectories with reasons, and its late ones."""
     from babylon.cli.windows_page import print_late, print_windows, read_window, record
 
-    settings = load_settings(
-        **given(windows={"min_agents": min_agents}, quality={"min_actions": min_actions})
-    )
+    settings = _settings(min_agents, min_actions)
     report, late = with_store(settings, read_window, settings.windows, settings.quality, window)
     if json:
         rejections = [asdict(one) for one in report.rejections]
@@ -118,8 +107,12 @@ def show(
         print_late(late)
 
 
+def _settings(agents: int | None, actions: int | None, minutes: int | None = None) -> Settings:
+    windows = {"min_agents": agents, "minutes": minutes}
+    return load_settings(**given(windows=windows, quality={"min_actions": actions}))
+
+
 def _hidden_sessions(sessions: int, grace_s: float) -> str:
-    """Return a warning for a database that hides other accounts' transactions from us."""
     return (
         f"{sessions} sessions of other accounts hide the start of their transactions: rows that"
         f" they commit later than WINDOW_GRACE_SECONDS={grace_s:g} after a window are"

@@ -6,14 +6,16 @@ for a listed policy go to its ``url`` and name its ``model``; by default these a
 address and the policy's name. There is no authentication: engines listen on loopback.
 """
 
-from collections.abc import Awaitable, Callable
+import asyncio
+from collections.abc import AsyncIterator, Awaitable, Callable
 from typing import Annotated
 
 import msgspec
 from aiohttp import web
 from msgspec import Meta, Struct
 
-from babylon.serving.openai_wire import RequestError, error_body
+from babylon.core.processes import exit_with_supervisor
+from babylon.serving.openai_wire import MAX_BODY_BYTES, RequestError, error_body
 
 Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
 
@@ -36,6 +38,54 @@ class PolicyCard(Struct, frozen=True, kw_only=True, omit_defaults=True):
     owned_by: str = ""
     url: str | None = None
     model: str | None = None
+
+
+def engine_app(
+    run: Callable[[web.Application], AsyncIterator[None]],
+    health: Handler,
+    models: Handler,
+    load: Handler,
+    unload: Handler,
+    *,
+    max_body_bytes: int = MAX_BODY_BYTES,
+) -> web.Application:
+    """Return an application with the protocol's routes, which ends with its supervisor.
+
+    ``run`` is a context of the application: it yields once between start and end.
+    """
+    app = web.Application(middlewares=[openai_errors], client_max_size=max_body_bytes)
+    app.cleanup_ctx.extend([run, _watch_supervisor])
+    app.router.add_get("/health", health)
+    app.router.add_get("/v1/models", models)
+    app.router.add_put("/policies/{name:.+}", load)
+    app.router.add_delete("/policies/{name:.+}", unload)
+    return app
+
+
+def run_engine(app: web.Application, port: int, *, shutdown_timeout_s: float) -> None:
+    """Serve on loopback until SIGTERM or SIGINT."""
+    web.run_app(
+        app,
+        host="127.0.0.1",
+        port=port,
+        handler_cancellation=True,
+        shutdown_timeout=shutdown_timeout_s,
+        access_log=None,
+        print=None,
+    )
+
+
+async def _watch_supervisor(app: web.Application) -> AsyncIterator[None]:
+    watch = asyncio.create_task(exit_with_supervisor())
+    yield
+    watch.cancel()
+
+
+def name_taken(name: str, known_version: int, known_path: str, path: str) -> RequestError:
+    """Return the error for a load under a name that stands for another checkpoint."""
+    return RequestError(
+        409, f"{name!r} is version {known_version} of {known_path}: load {path} under another name"
+    )
 
 
 @web.middleware

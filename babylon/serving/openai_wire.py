@@ -68,12 +68,18 @@ class SamplingRequest(Struct, frozen=True, kw_only=True):
     seed: Annotated[int, Meta(ge=-(2**63), le=2**63 - 1)] | None = None
     n: int | None = None
     stop: str | list[Annotated[str, Meta(min_length=1)]] | None = None
+    logprobs: bool | int | None = None
     return_token_ids: bool | None = None
     user: str | None = None
 
     @property
     def limit(self) -> int | None:
         return self.max_tokens
+
+    @property
+    def wants_logprobs(self) -> bool:
+        """True also for 0, which asks a completion for one logprob per token."""
+        return self.logprobs is not None and self.logprobs is not False
 
     @property
     def stops(self) -> tuple[str, ...]:
@@ -130,7 +136,6 @@ def parse_chat(fields: Mapping[str, object]) -> ChatRequest:
 
 
 def parse_completion(fields: Mapping[str, object]) -> CompletionRequest:
-    """Validate a completion request, with the same error."""
     completion = _validated(fields, CompletionRequest, "completion")
     if completion.echo or completion.best_of not in (None, 1):
         raise RequestError(400, "echo and best_of are not supported: leave them out")
@@ -138,10 +143,7 @@ def parse_completion(fields: Mapping[str, object]) -> CompletionRequest:
 
 
 def constraints(fields: Mapping[str, object]) -> list[str]:
-    """Return the names of the parameters that change the sampling distribution.
-
-    Temperature and top_p are not among them.
-    """
+    """Return the parameters, without temperature and top_p, that change the distribution."""
     return [name for name, neutral in _NEUTRAL.items() if fields.get(name) not in neutral]
 
 
@@ -150,6 +152,15 @@ def error_body(status: int, message: str, code: str | None = None) -> bytes:
     kind = "invalid_request_error" if status < 500 else "server_error"
     error = {"message": message, "type": kind, "param": None, "code": code}
     return msgspec.json.encode({"error": error})
+
+
+def error_message(body: bytes) -> str:
+    """Return the message of an error response in OpenAI's or FastAPI's format, or its text."""
+    try:
+        answer = msgspec.json.decode(body)
+        return str(answer["error"]["message"] if "error" in answer else answer["detail"])
+    except (msgspec.DecodeError, KeyError, TypeError):
+        return body.decode(errors="replace")[:500]
 
 
 def sse(payload: bytes) -> bytes:

@@ -13,6 +13,7 @@ from babylon.core.settings import Settings
 from babylon.core.trajectories import Trajectory, read_trajectories
 from babylon.core.types import Scored, Thinned
 from babylon.scoring.scorer import Score, ScoringContext, load_scorer, score
+from babylon.stages.fingerprint import scoring_fingerprint
 from babylon.store import Store
 from babylon.store import scores as stored
 from babylon.store.connection import guarded

@@ -50,7 +50,13 @@ def _policy(path: Path) -> PreTrainedModel:
 def _full_model(path: Path, seed: int) -> Path:
     """Of a shape that vLLM's CPU attention takes, and with answers that end now and then. An
     engine that made the model's sampling defaults its own would sample from three tokens."""
-    model = tiny_model(seed, num_attention_heads=2, num_key_value_heads=1, head_dim=32)
+    model = tiny_model(
+        seed,
+        max_position_embeddings=CONTEXT,
+        num_attention_heads=2,
+        num_key_value_heads=1,
+        head_dim=32,
+    )
     model.lm_head.weight.data[END] *= 2
     assert model.generation_config is not None
     model.generation_config.update(do_sample=True, top_k=3, temperature=0.5)

@@ -2,7 +2,7 @@
 
 import socket
 from collections.abc import AsyncIterator
-from contextlib import AsyncExitStack, asynccontextmanager
+from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from typing import Any
 
@@ -11,11 +11,10 @@ from openai import AsyncOpenAI
 
 from babylon.core.api_keys import local_key
 from babylon.core.settings import Settings
-from babylon.serving.gateway.app import open_gateway
 from babylon.store import Store
 from babylon.store.calls import wait_until_recorded
 from babylon.store.policies import ensure_base
-from tests.integration.test_serving import on_uvicorn, until_healthy
+from tests.integration.test_serving import on_uvicorn, running_gateway, until_healthy
 
 HELLO = [{"role": "user", "content": "hello"}]
 
@@ -41,27 +40,13 @@ class Canned:
 async def canned_gateway(store: Store, settings: Settings, engine: Any) -> AsyncIterator[Canned]:
     """``engine`` is an ASGI application."""
     await ensure_base(store, uri="/nowhere", base_model="canned")
-    async with AsyncExitStack() as stack:
-        front, back = (stack.enter_context(_listener()) for _ in range(2))
-        url, engine_url = (f"http://127.0.0.1:{one.getsockname()[1]}" for one in (front, back))
-        await stack.enter_async_context(on_uvicorn(engine, back))
-        gateway = await stack.enter_async_context(
-            open_gateway(
-                store,
-                settings.home,
-                settings.serving,
-                alias=settings.model.name,
-                engine_url=engine_url,
-                gateway_id="test",
-                url=url,
-            )
-        )
-        await stack.enter_async_context(on_uvicorn(gateway, front))
-        await until_healthy(url)
-        yield Canned(url, front.getsockname()[1], store, str(local_key(settings.home.root)))
-
-
-def _listener() -> socket.socket:
-    listener = socket.socket()
-    listener.bind(("127.0.0.1", 0))
-    return listener
+    with socket.socket() as listener:
+        listener.bind(("127.0.0.1", 0))
+        engine_url = f"http://127.0.0.1:{listener.getsockname()[1]}"
+        async with (
+            on_uvicorn(engine, listener),
+            running_gateway(store, settings, engine_url) as url,
+        ):
+            await until_healthy(url)
+            port = int(url.rpartition(":")[2])
+            yield Canned(url, port, store, str(local_key(settings.home.root)))

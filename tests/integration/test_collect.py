@@ -20,7 +20,7 @@ from babylon.core.types import Artifact
 from babylon.recorder import Action, LlmCall, TrajectoryRecorder
 from babylon.scoring.judge.condense import truth_lines
 from babylon.scoring.judge.judgment import GroundTruth
-from babylon.serving.gateway.exchange import Exchange, Identity
+from babylon.serving.gateway.exchange import CHAT, Exchange, Identity
 from babylon.serving.gateway.route_table import ServingRoute, Target
 from babylon.serving.openai_wire import parse_chat
 from babylon.stages.collect import collect_window
@@ -238,8 +238,9 @@ async def test_a_sampled_nul_is_recorded_by_both_and_joined(store, settings):
             identity=Identity(agent_id=agent, trajectory_id=trajectory, step=0),
             request=parse_chat(fields),
             fields=fields,
-            route=ServingRoute(1, "babylon", target),
-            target=target,
+            dialect=CHAT,
+            assigned=ServingRoute(1, "babylon", target).assign("babylon", agent),
+            key_id="k",
             text="HOLD\0",
             prompt_token_ids=[1],
             token_ids=[7, 0],

@@ -4,7 +4,6 @@ import json
 from collections.abc import AsyncIterator
 from pathlib import Path
 
-import openai
 import pytest
 import torch
 
@@ -52,12 +51,3 @@ async def test_who_asks_for_logprobs_sees_those_of_the_drawn_tokens(stack: Stack
     logprobs = answer.choices[0].logprobs
     assert logprobs is not None
     assert logprobs.token_logprobs == row["logprobs"]
-
-
-async def test_what_the_engine_cannot_do_is_a_clear_refusal(stack: Stack) -> None:
-    create = stack.client.completions.create
-    with pytest.raises(openai.BadRequestError, match="logprobs=5"):
-        await create(model="babylon", prompt=PROMPT, logprobs=5)
-    with pytest.raises(openai.BadRequestError, match="token 9999 is outside"):
-        await create(model="babylon", prompt=[1, 9999])
-    assert await stack.rows() == []

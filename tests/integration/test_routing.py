@@ -2,26 +2,21 @@
 
 import asyncio
 import os
-import socket
 from collections.abc import AsyncIterator
 from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
-from urllib.parse import urlsplit
 
 import openai
 import pytest
 from aiohttp import web
 from aiohttp.test_utils import TestServer
 from openai import AsyncOpenAI
-from pydantic import SecretStr
 
-from babylon.core.api_keys import local_key
 from babylon.core.errors import ServingError
 from babylon.core.settings import Settings
 from babylon.serving.engine.engine_process import POLICIES, make_app
-from babylon.serving.gateway.app import open_gateway
 from babylon.serving.gateway.gateway_process import new_gateway_id, remove_dead_gateways
 from babylon.serving.gateway.route_table import ArmSplit, Target
 from babylon.store import Store, open_store
@@ -38,7 +33,13 @@ from babylon.store.gateways import (
 from babylon.store.proposals import proposed
 from babylon.store.routes import Split as StoredSplit
 from babylon.store.routes import commit_route, current_route
-from tests.integration.test_serving import HELLO, on_uvicorn, register, until_healthy
+from tests.integration.test_serving import (
+    HELLO,
+    openai_client,
+    register,
+    running_gateway,
+    until_healthy,
+)
 from tests.switchable_relay import SwitchableRelay
 from tests.tiny_policy import save_tiny_policy
 
@@ -124,27 +125,13 @@ async def running(
     engine.middlewares.append(noting)
     async with AsyncExitStack() as stack:
         server = await stack.enter_async_context(TestServer(engine, host="127.0.0.1"))
+        engine_url = str(server.make_url("")).rstrip("/")
         clients = []
         for number in (0, 1):
-            listener = stack.enter_context(socket.socket())
-            listener.bind(("127.0.0.1", 0))
-            url = f"http://127.0.0.1:{listener.getsockname()[1]}"
-            gateway = open_gateway(
-                behind or store,
-                settings.home,
-                settings.serving,
-                alias=settings.model.name,
-                engine_url=str(server.make_url("")).rstrip("/"),
-                gateway_id=f"replica-{number}",
-                url=url,
-            )
-            app = await stack.enter_async_context(gateway)
-            await stack.enter_async_context(on_uvicorn(app, listener))
+            gateway = running_gateway(behind or store, settings, engine_url, f"replica-{number}")
+            url = await stack.enter_async_context(gateway)
             await until_healthy(url)
-            client = AsyncOpenAI(
-                base_url=f"{url}/v1", api_key=str(local_key(settings.home.root)), max_retries=0
-            )
-            clients.append(await stack.enter_async_context(client))
+            clients.append(await stack.enter_async_context(openai_client(url, settings)))
         while len(await live_gateways(store)) < 2:  # nobody waits for one that is unknown
             await asyncio.sleep(0.01)
         yield Replicas(store, clients, engine, loads)
@@ -221,27 +208,27 @@ async def test_a_trajectory_keeps_its_arm_while_the_database_is_away_and_afterwa
 ) -> None:
     early, late = agents(2, 0.1, 0.9)
     await register(store, checkpoints)
-    assert settings.database.url is not None
-    url = urlsplit(settings.database.url.get_secret_value())
-    async with SwitchableRelay(url.port or 5432) as relay:
-        through = url._replace(netloc=url.netloc.replace(str(url.port), str(relay.port))).geturl()
-        proxied = settings.replace(database={"url": SecretStr(through)})
-        async with open_store(proxied) as behind, running(store, settings, behind) as replicas:
-            await replicas.share(0.1)
-            assert (await replicas.ask(early, "early"))["x-arm"] == "champion"
-            relay.shut()
-            assert (await replicas.ask(early, "early"))["x-arm"] == "champion"
-            assert (await replicas.ask(late, "late"))["x-arm"] == "champion"  # the split decides
-            await relay.open()
-            async with asyncio.timeout(WAIT_S):
-                while not await store.pool.fetchval(
-                    "SELECT arm FROM babylon.trajectory_arms WHERE trajectory_id = 'late'"
-                ):
-                    await asyncio.sleep(0.02)
-            await replicas.share(0.9)
-            for at, (agent, trajectory) in enumerate([(late, "late"), (early, "early")]):
-                headers = await replicas.ask(agent, trajectory, at=1 - at)
-                assert headers["x-arm"] == "champion"
+    relay, proxied = SwitchableRelay.of(settings)
+    async with (
+        relay,
+        open_store(proxied) as behind,
+        running(store, settings, behind) as replicas,
+    ):
+        await replicas.share(0.1)
+        assert (await replicas.ask(early, "early"))["x-arm"] == "champion"
+        relay.shut()
+        assert (await replicas.ask(early, "early"))["x-arm"] == "champion"
+        assert (await replicas.ask(late, "late"))["x-arm"] == "champion"  # the split decides
+        await relay.open()
+        async with asyncio.timeout(WAIT_S):
+            while not await store.pool.fetchval(
+                "SELECT arm FROM babylon.trajectory_arms WHERE trajectory_id = 'late'"
+            ):
+                await asyncio.sleep(0.02)
+        await replicas.share(0.9)
+        for at, (agent, trajectory) in enumerate([(late, "late"), (early, "early")]):
+            headers = await replicas.ask(agent, trajectory, at=1 - at)
+            assert headers["x-arm"] == "champion"
 
 
 async def test_a_call_does_not_wait_for_a_database_slow_with_the_arm(

@@ -34,6 +34,11 @@ class SlowUpstream(Upstream):
         await self.go.wait()
         await super()._answer(body, send)
 
+    async def until_asked(self, times: int) -> None:
+        async with asyncio.timeout(10):
+            while self.asked < times:
+                await asyncio.sleep(0.01)
+
 
 @pytest.fixture
 def engine() -> SlowUpstream:
@@ -216,9 +221,7 @@ async def test_a_client_that_leaves_frees_its_place(gateway: Canned, engine: Slo
     engine.go.clear()
     async with gateway.client() as client:
         waiting = [asyncio.create_task(client.chat.completions.create(**BODY)) for _ in range(3)]
-        async with asyncio.timeout(10):
-            while engine.asked < 2:
-                await asyncio.sleep(0.01)
+        await engine.until_asked(2)
         with pytest.raises(openai.InternalServerError, match="1 calls are waiting") as caught:
             while True:  # two are served, one waits, and more do not fit
                 await asyncio.wait_for(client.chat.completions.create(**BODY), 5)
@@ -239,9 +242,7 @@ async def test_a_place_that_does_not_come_is_not_waited_for_for_ever(
     engine.go.clear()
     async with gateway.client() as client:
         served = [asyncio.create_task(client.chat.completions.create(**BODY)) for _ in range(2)]
-        async with asyncio.timeout(10):
-            while engine.asked < 2:
-                await asyncio.sleep(0.01)
+        await engine.until_asked(2)
         with pytest.raises(openai.InternalServerError, match="no free slot after"):
             await client.chat.completions.create(**BODY)
         engine.go.set()
@@ -254,11 +255,10 @@ async def test_a_key_has_a_limit_of_concurrent_calls(gateway: Canned, engine: Sl
         await until_known(client)
         engine.go.clear()
         first = asyncio.create_task(client.chat.completions.create(**BODY))
-        async with asyncio.timeout(10):
-            while not engine.asked:
-                await asyncio.sleep(0.01)
+        await engine.until_asked(1)
         with pytest.raises(openai.RateLimitError, match="its limit") as caught:
             await client.chat.completions.create(**BODY)
         assert caught.value.response.headers["retry-after"] == "1"
         engine.go.set()
         await first
+        await client.chat.completions.create(**BODY)

@@ -8,16 +8,13 @@ import subprocess
 import sys
 from contextlib import suppress
 from pathlib import Path
-from urllib.parse import urlsplit
 
 import httpx
 import openai
 import psutil
 import pytest
 from openai import AsyncOpenAI
-from pydantic import SecretStr
 
-from babylon.core.api_keys import local_key
 from babylon.core.errors import ServingError
 from babylon.core.settings import Settings
 from babylon.serving.serve import serving
@@ -26,7 +23,7 @@ from babylon.store.calls import wait_until_recorded
 from babylon.store.gateways import live_gateways
 from babylon.store.policies import ensure_base
 from benchmarks.gateway.upstream import Upstream
-from tests.integration.test_serving import on_uvicorn, until_healthy
+from tests.integration.test_serving import on_uvicorn, openai_client, until_healthy
 from tests.ports import free_port
 from tests.switchable_relay import SwitchableRelay
 from tests.tiny_policy import save_tiny_policy
@@ -69,9 +66,7 @@ async def test_a_killed_process_restarts(settings: Settings, store: Store, tmp_p
     async with (
         asyncio.timeout(120),
         serving(settings.serving, settings.home, settings.environment()) as running,
-        AsyncOpenAI(
-            base_url=running.url, api_key=str(local_key(settings.home.root)), max_retries=0
-        ) as client,
+        openai_client(settings.serving.endpoint, settings) as client,
     ):
         agents = [asyncio.create_task(agent(client)) for _ in range(4)]
         for process in (running.engine, running.gateway):
@@ -135,23 +130,16 @@ def gateway_process(settings: Settings) -> "subprocess.Popen[bytes]":
 async def test_a_killed_gateways_calls_are_stored_once(settings: Settings, store: Store) -> None:
     """Killed under load, while the database is away: nothing but the disk knows the calls."""
     await ensure_base(store, uri="/canned", base_model="canned")
-    assert settings.database.url is not None
-    url = urlsplit(settings.database.url.get_secret_value())
+    relay, behind = SwitchableRelay.of(settings)
     engine = socket.socket()
     engine.bind(("127.0.0.1", settings.serving.engine_port))
     answered: list[str] = []
     async with (
         asyncio.timeout(60),
         on_uvicorn(Upstream(), engine),
-        SwitchableRelay(url.port or 5432) as relay,
-        AsyncOpenAI(
-            base_url=f"{settings.serving.endpoint}/v1",
-            api_key=str(local_key(settings.home.root)),
-            max_retries=0,
-        ) as client,
+        relay,
+        openai_client(settings.serving.endpoint, settings) as client,
     ):
-        through = url._replace(netloc=url.netloc.replace(str(url.port), str(relay.port))).geturl()
-        behind = settings.replace(database={"url": SecretStr(through)})
         gateway = gateway_process(behind)
         await until_healthy(settings.serving.endpoint)
 

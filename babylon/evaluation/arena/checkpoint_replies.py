@@ -4,8 +4,8 @@ from collections.abc import Sequence
 
 from babylon.evaluation.arena.play import Chat, ReplyPolicy
 from babylon.game.market.orders import MAX_REPLY_TOKENS
-from babylon.serving.engine.generate import generate
 from babylon.serving.engine.loaded_policies import load
+from babylon.serving.engine.running_batch import generate
 from babylon.serving.engine.sampling import Request, Sampling
 
 BATCH = 256

@@ -1,4 +1,4 @@
-"""Encoding of answers: the parts that chats and completions share."""
+"""Chats and completions: the request to the sampler, and the encoding of the answer."""
 
 import time
 import uuid
@@ -12,20 +12,61 @@ from babylon.serving.engine.loaded_policies import LoadedPolicy
 from babylon.serving.engine.sampling import Request, Sampling
 from babylon.serving.engine.scheduler import Job
 from babylon.serving.engine.text_stream import TextStream
-from babylon.serving.openai_wire import DONE, RequestError, SamplingRequest, sse
+from babylon.serving.openai_wire import (
+    DONE,
+    ChatRequest,
+    CompletionRequest,
+    RequestError,
+    SamplingRequest,
+    sse,
+)
 
+CHAT_TOKENS = 1024  # if the client sets no limit: an endless answer would keep its batch row
+COMPLETION_TOKENS = 16  # OpenAI's default
 Ids: TypeAlias = Sequence[int]
 Scores: TypeAlias = Sequence[float]
 
 
-def request_for(
-    policy: LoadedPolicy, prompt: list[int], asked: SamplingRequest, usual: int
-) -> Request:
-    """Return the sampler's request; ``usual`` is the token limit if the client sets none.
+def chat_request(policy: LoadedPolicy, chat: ChatRequest) -> Request:
+    """Return the sampler's request for a chat.
 
     Raises:
-        RequestError: 400, prompt and limit do not fit into the policy's context.
+        RequestError: 400, it does not fit into the policy's context, a message is malformed, or
+            this engine does not support a field.
     """
+    if chat.top_logprobs:
+        raise RequestError(400, f"top_logprobs={chat.top_logprobs}: this engine returns none")
+    return _request(policy, policy.prompt(chat.messages), chat, CHAT_TOKENS)
+
+
+def completion_request(policy: LoadedPolicy, asked: CompletionRequest) -> Request:
+    """Return the sampler's request for a completion.
+
+    Raises:
+        RequestError: 400, the prompt is empty, has unknown tokens or does not fit, or this engine
+            does not support a field.
+    """
+    if asked.logprobs:
+        raise RequestError(
+            400,
+            f"logprobs={asked.logprobs}: this engine returns only the sampled tokens', logprobs=0",
+        )
+    prompt = asked.prompt
+    ids = policy.encode(prompt) if isinstance(prompt, str) else prompt
+    if not ids:
+        raise RequestError(400, "the prompt has no tokens: send at least one")
+    if max(ids) >= policy.vocabulary:
+        raise RequestError(
+            400,
+            f"prompt token {max(ids)} is outside the vocabulary of {policy.name!r}"
+            f" ({policy.vocabulary} tokens): send ids of its own tokenizer",
+        )
+    return _request(policy, ids, asked, COMPLETION_TOKENS)
+
+
+def _request(
+    policy: LoadedPolicy, prompt: list[int], asked: SamplingRequest, usual_limit: int
+) -> Request:
     room = policy.context - len(prompt)
     if room < (asked.limit or 1):
         limit = "" if asked.limit is None else f" and max_tokens={asked.limit}"
@@ -36,7 +77,7 @@ def request_for(
             code="context_length_exceeded",
         )
     sampling = Sampling(
-        max_tokens=asked.limit or min(room, usual),
+        max_tokens=asked.limit or min(room, usual_limit),
         temperature=1.0 if asked.temperature is None else asked.temperature,
         top_p=1.0 if asked.top_p is None else asked.top_p,
         seed=asked.seed,
@@ -132,3 +173,76 @@ class Answer(ABC):
             return b""
         usage = self._event([], usage=self._usage) if self._asked.wants_usage else b""
         return usage + DONE
+
+
+class ChatAnswer(Answer):
+    """A chat completion, with vLLM's token ids."""
+
+    KIND, CHUNK_KIND = "chat.completion", "chat.completion.chunk"
+    ID_PREFIX = "chatcmpl"
+
+    async def whole(self) -> bytes:
+        text, token_ids, logprobs = await self._all()
+        message = {"role": "assistant", "content": text}
+        content = {"message": message, "logprobs": self._logprobs(token_ids, logprobs)}
+        return self._body(self._choice(content, token_ids), **self._prompt_ids())
+
+    async def events(self) -> AsyncIterator[bytes]:
+        """Yield the role first, then the text."""
+        role = {"delta": {"role": "assistant", "content": ""}, "logprobs": None}
+        begun = self._event([self._choice(role)], **self._prompt_ids())
+        async for text, ids, scores in self._pieces():
+            content = {"delta": {"content": text}, "logprobs": self._logprobs(ids, scores)}
+            yield begun + self._event([self._choice(content, ids)]) + self._end()
+            begun = b""
+
+    def _logprobs(self, token_ids: Ids, logprobs: Scores) -> dict[str, object] | None:
+        if not self._asked.wants_logprobs:
+            return None
+        texts = map(self._policy.token_text, token_ids)
+        return {
+            "content": [
+                {
+                    "token": text,
+                    "logprob": logprob,
+                    "bytes": list(text.encode()),
+                    "top_logprobs": [],
+                }
+                for text, logprob in zip(texts, logprobs, strict=True)
+            ]
+        }
+
+
+class CompletionAnswer(Answer):
+    """A text completion, with vLLM's token ids. Those of the prompt are in the first choice."""
+
+    KIND = CHUNK_KIND = "text_completion"
+    ID_PREFIX = "cmpl"
+    _offset = 0  # characters sent so far
+
+    async def whole(self) -> bytes:
+        return self._body(self._part(*await self._all()) | self._prompt_ids())
+
+    async def events(self) -> AsyncIterator[bytes]:
+        prompt_ids = self._prompt_ids()
+        async for piece in self._pieces():
+            yield self._event([self._part(*piece) | prompt_ids]) + self._end()
+            prompt_ids = {}
+
+    def _part(self, text: str, token_ids: Ids, logprobs: Scores) -> dict[str, object]:
+        content = {"text": text, "logprobs": self._logprobs(token_ids, logprobs)}
+        return self._choice(content, token_ids)
+
+    def _logprobs(self, token_ids: Ids, logprobs: Scores) -> dict[str, object] | None:
+        if not self._asked.wants_logprobs:
+            return None
+        tokens, offsets = [self._policy.token_text(token) for token in token_ids], []
+        for token in tokens:
+            offsets.append(self._offset)
+            self._offset += len(token)
+        return {
+            "text_offset": offsets,
+            "token_logprobs": list(logprobs),
+            "tokens": tokens,
+            "top_logprobs": [{t: score} for t, score in zip(tokens, logprobs, strict=True)],
+        }

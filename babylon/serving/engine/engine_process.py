@@ -4,7 +4,6 @@
 """
 
 import argparse
-import asyncio
 import contextlib
 import logging
 from collections.abc import AsyncIterator, Mapping
@@ -14,21 +13,25 @@ from aiohttp import web
 from transformers.utils.logging import disable_progress_bar
 
 from babylon.core.errors import ModelError
-from babylon.core.processes import exit_with_supervisor
-from babylon.serving.engine import chat, completion
-from babylon.serving.engine.answer import Answer
-from babylon.serving.engine.chat import ChatAnswer
-from babylon.serving.engine.completion import CompletionAnswer
+from babylon.serving.engine.answer import (
+    Answer,
+    ChatAnswer,
+    CompletionAnswer,
+    chat_request,
+    completion_request,
+)
 from babylon.serving.engine.loaded_policies import LoadedPolicy, Policies
 from babylon.serving.engine.sampling import Request
-from babylon.serving.engine.scheduler import Job, Scheduler
-from babylon.serving.engine_protocol import PolicySource, json_response, openai_errors
+from babylon.serving.engine.scheduler import Scheduler
+from babylon.serving.engine_protocol import PolicySource, engine_app, json_response, run_engine
 from babylon.serving.openai_wire import (
     MAX_BODY_BYTES,
     RequestError,
     SamplingRequest,
     constraints,
     decode_object,
+    parse_chat,
+    parse_completion,
     sse,
 )
 
@@ -45,9 +48,6 @@ def make_app(defaults: Mapping[str, object] | None = None) -> web.Application:
     Args:
         defaults: fields of every chat that does not set them itself.
     """
-    # A gateway accepts bodies of MAX_BODY_BYTES and adds some fields.
-    app = web.Application(middlewares=[openai_errors], client_max_size=MAX_BODY_BYTES + 4096)
-    app[DEFAULTS] = dict(defaults or {})
 
     async def run_scheduler(app: web.Application) -> AsyncIterator[None]:
         app[POLICIES] = Policies()
@@ -55,22 +55,13 @@ def make_app(defaults: Mapping[str, object] | None = None) -> web.Application:
         yield
         await app[SCHEDULER].close()
 
-    async def watch_supervisor(app: web.Application) -> AsyncIterator[None]:
-        watch = asyncio.create_task(exit_with_supervisor())
-        yield
-        watch.cancel()
-
-    app.cleanup_ctx.extend([run_scheduler, watch_supervisor])
-    app.add_routes(
-        [
-            web.get("/health", _health),
-            web.get("/v1/models", _models),
-            web.put("/policies/{name:.+}", _load),
-            web.delete("/policies/{name:.+}", _unload),
-            web.post("/v1/chat/completions", _chat),
-            web.post("/v1/completions", _completion),
-        ]
+    # A gateway accepts bodies of MAX_BODY_BYTES and adds some fields.
+    app = engine_app(
+        run_scheduler, _health, _models, _load, _unload, max_body_bytes=MAX_BODY_BYTES + 4096
     )
+    app[DEFAULTS] = dict(defaults or {})
+    app.router.add_post("/v1/chat/completions", _chat)
+    app.router.add_post("/v1/completions", _completion)
     return app
 
 
@@ -103,47 +94,40 @@ async def _unload(request: web.Request) -> web.Response:
 
 async def _chat(request: web.Request) -> web.StreamResponse:
     fields = request.app[DEFAULTS] | decode_object(await request.read())
-    asked = chat.parse(_checked(fields))
+    asked = parse_chat(_checked(fields))
     policy = request.app[POLICIES].get(asked.model)
-    async with _job(request, policy, chat.request_of(policy, asked), asked) as job:
-        return await _send(request, ChatAnswer(policy, asked, job), asked)
+    return await _sample(request, policy, asked, chat_request(policy, asked), ChatAnswer)
 
 
 async def _completion(request: web.Request) -> web.StreamResponse:
-    asked = completion.parse(_checked(decode_object(await request.read())))
+    asked = parse_completion(_checked(decode_object(await request.read())))
     policy = request.app[POLICIES].get(asked.model)
-    async with _job(request, policy, completion.request_of(policy, asked), asked) as job:
-        return await _send(request, CompletionAnswer(policy, asked, job), asked)
+    sampled = completion_request(policy, asked)
+    return await _sample(request, policy, asked, sampled, CompletionAnswer)
 
 
 def _checked(fields: dict[str, object]) -> dict[str, object]:
-    """Return the fields.
-
-    Raises:
-        RequestError: 400, this engine does not support a field.
-    """
     if unsupported := constraints(fields) + [name for name in _UNSUPPORTED if fields.get(name)]:
         raise RequestError(400, f"this engine does not support {', '.join(unsupported)}: leave out")
     return fields
 
 
-@contextlib.asynccontextmanager
-async def _job(
-    request: web.Request, policy: LoadedPolicy, sampled: Request, asked: SamplingRequest
-) -> AsyncIterator[Job]:
-    job = request.app[SCHEDULER].submit(
-        policy, sampled, every_step=bool(asked.stream or asked.stops)
-    )
+async def _sample(
+    request: web.Request,
+    policy: LoadedPolicy,
+    asked: SamplingRequest,
+    sampled: Request,
+    kind: type[Answer],
+) -> web.StreamResponse:
+    every_step = bool(asked.stream or asked.stops)
+    job = request.app[SCHEDULER].submit(policy, sampled, every_step=every_step)
     try:
-        yield job
+        answer = kind(policy, asked, job)
+        if asked.stream:
+            return await _stream(request, answer)
+        return web.Response(body=await answer.whole(), content_type="application/json")
     finally:  # answered, stopped by a stop string, or the client left
         job.cancelled = True
-
-
-async def _send(request: web.Request, answer: Answer, asked: SamplingRequest) -> web.StreamResponse:
-    if asked.stream:
-        return await _stream(request, answer)
-    return web.Response(body=await answer.whole(), content_type="application/json")
 
 
 async def _stream(request: web.Request, answer: Answer) -> web.StreamResponse:
@@ -176,15 +160,7 @@ def main() -> None:
     options = parser.parse_args()
     logging.basicConfig(level=logging.INFO, format="%(asctime)s %(levelname)s %(name)s %(message)s")
     disable_progress_bar()  # type: ignore[no-untyped-call]
-    web.run_app(
-        make_app(),
-        host="127.0.0.1",
-        port=options.port,
-        handler_cancellation=True,
-        shutdown_timeout=10,
-        access_log=None,
-        print=None,
-    )
+    run_engine(make_app(), options.port, shutdown_timeout_s=10)
 
 
 if __name__ == "__main__":

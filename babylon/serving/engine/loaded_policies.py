@@ -14,8 +14,9 @@ from transformers import PreTrainedModel, PreTrainedTokenizerBase, PreTrainedTok
 
 from babylon.core.errors import ModelError
 from babylon.policies.load import load_policy
-from babylon.serving.engine.generate import generate
+from babylon.serving.engine.running_batch import generate
 from babylon.serving.engine.sampling import Request, Sampling
+from babylon.serving.engine_protocol import name_taken
 from babylon.serving.openai_wire import JsonObject, RequestError
 
 
@@ -101,11 +102,7 @@ class Policies:
         async with self._lock:
             known = self._loaded.get(name)
             if known and (known.path, known.version) != (path, version):
-                raise RequestError(
-                    409,
-                    f"{name!r} is version {known.version} of {known.path}: load {path} under"
-                    " another name",
-                )
+                raise name_taken(name, known.version, known.path, path)
             if not known:
                 known = await asyncio.to_thread(load, name, path, version)
                 self._loaded[name] = known
@@ -135,35 +132,24 @@ def load(name: str, path: str, version: int) -> LoadedPolicy:
         eos_token_ids=_eos_token_ids(model, tokenizer),
         pad_token_id=tokenizer.pad_token_id or 0,
     )
-    _try_out(policy)
+    # A checkpoint that cannot answer must fail to load.
+    prompt = policy.prompt([{"role": "user", "content": "hello"}])
+    one_token = Request(prompt, Sampling(max_tokens=1))
+    generate(
+        model, [one_token], eos_token_ids=policy.eos_token_ids, pad_token_id=policy.pad_token_id
+    )
     return policy
 
 
 def _eos_token_ids(model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase) -> frozenset[int]:
-    """Return the end-of-sequence tokens of the tokenizer and of the generation config."""
     config = model.generation_config
     given = config.eos_token_id if config else None
     ids = given if isinstance(given, list) else [given]
     return frozenset(i for i in [*ids, tokenizer.eos_token_id] if isinstance(i, int))
 
 
-def _try_out(policy: LoadedPolicy) -> None:
-    """Draw one token, so that a checkpoint that cannot answer fails to load."""
-    prompt = policy.prompt([{"role": "user", "content": "hello"}])
-    generate(
-        policy.model,
-        [Request(prompt, Sampling(max_tokens=1))],
-        eos_token_ids=policy.eos_token_ids,
-        pad_token_id=policy.pad_token_id,
-    )
-
-
 def _plain_message(message: JsonObject) -> dict[str, str]:
-    """Return role and text of a message; text parts are joined.
-
-    Raises:
-        RequestError: 400, unknown role, or content other than text.
-    """
+    """Return role and text of a message; text parts are joined."""
     role, content = message.get("role"), message.get("content")
     if role not in ("system", "developer", "user", "assistant", "tool"):
         raise RequestError(400, f"message role {role!r}: use system, user, assistant or tool")

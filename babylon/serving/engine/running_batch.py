@@ -14,8 +14,7 @@ from transformers import PreTrainedModel
 
 from babylon.core.errors import ModelError
 from babylon.serving.engine.kv_cache import RoomyCache, has_window
-from babylon.serving.engine.prefixes import Tokens
-from babylon.serving.engine.prompt_reader import PromptReader, forward
+from babylon.serving.engine.prompt_reader import PromptReader, Tokens, forward
 from babylon.serving.engine.sampling import Completion, Draw, Request
 
 
@@ -142,3 +141,27 @@ class Batch:
                 self._cache.drop_row(place)
                 self._draw = None
         self._cache.narrow(max((row.length - 1 for row in self._rows), default=0))
+
+
+def generate(
+    model: PreTrainedModel,
+    requests: Sequence[Request],
+    *,
+    eos_token_ids: Collection[int],
+    pad_token_id: int,
+) -> list[Completion]:
+    """Sample one completion per request, all in one batch.
+
+    Args:
+        model: a causal LM of transformers whose layers keep only keys and values, in eval mode.
+
+    Raises:
+        ModelError: the policy's logits are not finite.
+    """
+    batch = Batch(model, eos_token_ids=eos_token_ids, pad_token_id=pad_token_id)
+    rows = [Row(request) for request in requests]
+    if rows:
+        batch.join(rows)
+    while len(batch):
+        batch.step()
+    return [row.completion for row in rows]

@@ -131,11 +131,8 @@ class Scheduler:
         while not self._closed:
             self._round()
             if not self._running:
-                self._rest()
-
-    def _rest(self) -> None:
-        with self._changed:
-            self._changed.wait_for(lambda: self._waiting or self._closed)
+                with self._changed:
+                    self._changed.wait_for(lambda: self._waiting or self._closed)
 
     def _round(self) -> None:
         """Give each policy with work a turn: those with running rows first, then by arrival."""

@@ -5,7 +5,7 @@ which ``x-model-version`` names. The answer ends after its call is on the disk.
 """
 
 import asyncio
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 
 import aiohttp
@@ -18,8 +18,8 @@ from babylon.serving.gateway.arm_pins import ArmPins
 from babylon.serving.gateway.asgi import ClientLeft, Headers, Receive, Response, Scope, Send
 from babylon.serving.gateway.auth import KeyRing
 from babylon.serving.gateway.calls import CallHandler
-from babylon.serving.gateway.dialects import DIALECTS
 from babylon.serving.gateway.engine_client import EngineClient
+from babylon.serving.gateway.exchange import DIALECTS
 from babylon.serving.gateway.follower import RouteFollower
 from babylon.serving.gateway.gateway_metrics import CONTENT_TYPE, GatewayMetrics
 from babylon.serving.gateway.limits import CallLimits
@@ -34,9 +34,9 @@ from babylon.store import Store
 class Gateway:
     """The ASGI application."""
 
-    def __init__(self, calls: CallHandler, shipper: Shipper) -> None:
-        self._calls, self._shipper = calls, shipper
-        self._add_gauges(calls.metrics.add_gauge)
+    def __init__(self, calls: CallHandler, follower: RouteFollower, shipper: Shipper) -> None:
+        self._calls, self._follower = calls, follower
+        self._add_gauges(calls, shipper)
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         response = Response(send)
@@ -53,12 +53,12 @@ class Gateway:
                 await self._calls.serve(scope, receive, response, dialect)
             case "GET", "/v1/models":
                 self._calls.keys.admit(scope["headers"], "infer", "read")
-                await response.json(self._models())
+                await response.whole(self._models())
             case "GET", "/metrics":
                 self._calls.keys.admit(scope["headers"], "read")
                 await response.whole(self._calls.metrics.text(), content_type=CONTENT_TYPE)
             case "GET", "/health/live":
-                await response.json(b'{"status":"ok"}')
+                await response.whole(b'{"status":"ok"}')
             case "GET", "/health" | "/health/ready":
                 await self._health(response)
             case method, path:
@@ -75,7 +75,7 @@ class Gateway:
         return msgspec.json.encode({"object": "list", "data": data})
 
     async def _health(self, response: Response) -> None:
-        table, follower = self._calls.table, self._calls.follower
+        table, follower = self._calls.table, self._follower
         unavailable = "no policy" if follower.no_policy else "unavailable"
         route, split = table.route, table.route.split if table.route else None
         body = {
@@ -87,38 +87,21 @@ class Gateway:
             "route_version": route.route_version if route else None,
         }
         status = 503 if table.unavailable else 200
-        await response.json(msgspec.json.encode(body), status=status)
+        await response.whole(msgspec.json.encode(body), status=status)
 
-    def _add_gauges(self, add: Callable[[str, str, Callable[[], float]], None]) -> None:
-        table, recorder, shipper = self._calls.table, self._calls.recorder, self._shipper
-        add("babylon_ready", "1 if calls are served.", lambda: table.unavailable is None)
-        add(
-            "babylon_route_version",
-            "Version of the route in force, 0 if there is none.",
-            lambda: table.route.route_version if table.route else 0,
-        )
-        add("babylon_calls_in_flight", "Calls being answered.", table.in_flight.total)
-        add(
-            "babylon_calls_waiting",
-            "Calls waiting for their turn at a policy.",
-            lambda: self._calls.limits.waiting,
-        )
-        add("babylon_recording_ok", "1 if the disk takes calls.", lambda: recorder.problem is None)
-        add(
-            "babylon_recording_backlog_bytes",
-            "Recorded calls that are not in the database yet.",
-            lambda: shipper.backlog_bytes,
-        )
-        add(
-            "babylon_recorded_calls",
-            "Calls written to the database.",
-            lambda: shipper.shipped_calls,
-        )
-        add(
-            "babylon_unrecorded_calls",
-            "Calls served without a record.",
-            lambda: recorder.lost,
-        )
+    def _add_gauges(self, calls: CallHandler, shipper: Shipper) -> None:
+        add, table, recorder = calls.metrics.add_gauge, calls.table, calls.recorder
+        version = "Version of the route in force, 0 if there is none."
+        add("ready", "1 if calls are served.", lambda: table.unavailable is None)
+        add("route_version", version, lambda: table.route.route_version if table.route else 0)
+        add("calls_in_flight", "Calls being answered.", table.in_flight.total)
+        waiting = "Calls waiting for their turn at a policy."
+        add("calls_waiting", waiting, lambda: calls.limits.waiting)
+        add("recording_ok", "1 if the disk takes calls.", lambda: recorder.problem is None)
+        backlog = "Recorded calls that are not in the database yet."
+        add("recording_backlog_bytes", backlog, lambda: shipper.backlog_bytes)
+        add("recorded_calls", "Calls written to the database.", lambda: shipper.shipped_calls)
+        add("unrecorded_calls", "Calls served without a record.", lambda: recorder.lost)
 
     async def _refuse(self, response: Response, error: RequestError) -> None:
         """Send an OpenAI error: as the response, or as the last event of a stream."""
@@ -131,7 +114,7 @@ class Gateway:
             headers.append((b"retry-after", b"1"))
         if error.status in (408, 413):  # the rest of the body is not read
             headers.append((b"connection", b"close"))
-        await response.json(error.body, status=error.status, headers=headers)
+        await response.whole(error.body, status=error.status, headers=headers)
 
 
 @asynccontextmanager
@@ -163,28 +146,24 @@ async def open_gateway(
         engine = EngineClient(session, engine_url)
         loader = PolicyLoader(store, engine, table, alias)
         follower = RouteFollower(
-            *(store, loader, table, keys, recorder),
-            alias=alias,
-            gateway=gateway_id,
-            url=url,
+            *(store, loader, table, keys, recorder), alias=alias, gateway=gateway_id, url=url
         )
         calls = CallHandler(
             engine=engine,
             table=table,
             pins=pins,
-            follower=follower,
+            loader=loader,
             recorder=recorder,
             keys=keys,
             limits=CallLimits(serving.max_concurrency, serving.max_queue),
             metrics=GatewayMetrics(),
         )
-        records = (recorder.run(), shipper.run())
         routes = (loader.run(), follower.run(), follower.announce_repeatedly(), pins.run())
-        work = (*records, *routes)
+        work = (recorder.run(), shipper.run(), *routes)
         try:
             async with asyncio.TaskGroup() as group:  # a bug in any loop ends the gateway
                 loops = [group.create_task(loop) for loop in work]
-                yield Gateway(calls, shipper)
+                yield Gateway(calls, follower, shipper)
                 for loop in loops:
                     loop.cancel()
         finally:

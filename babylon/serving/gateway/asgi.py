@@ -16,7 +16,6 @@ Receive = Callable[[], Awaitable[Message]]
 Send = Callable[[Message], Awaitable[None]]
 Headers = list[tuple[bytes, bytes]]
 
-JSON = b"application/json"
 EVENT_STREAM: Headers = [(b"content-type", b"text/event-stream"), (b"cache-control", b"no-cache")]
 BODY_S = 30.0
 
@@ -43,14 +42,16 @@ class Response:
         await self._send({"type": "http.response.body", "body": body, "more_body": not last})
         self.complete = last
 
-    async def json(self, body: bytes, *, status: int = 200, headers: Headers | None = None) -> None:
-        await self.whole(body, content_type=JSON, status=status, headers=headers)
-
     async def whole(
-        self, body: bytes, *, content_type: bytes, status: int = 200, headers: Headers | None = None
+        self,
+        body: bytes,
+        *,
+        content_type: bytes = b"application/json",
+        status: int = 200,
+        headers: Iterable[tuple[bytes, bytes]] = (),
     ) -> None:
         about = [(b"content-type", content_type), (b"content-length", str(len(body)).encode())]
-        await self.start(status, [*about, *(headers or [])])
+        await self.start(status, [*about, *headers])
         await self.write(body, last=True)
 
 

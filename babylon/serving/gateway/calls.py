@@ -11,7 +11,6 @@ from dataclasses import dataclass, replace
 import aiohttp
 import msgspec
 
-from babylon.core.errors import StorageError
 from babylon.serving.gateway.arm_pins import ArmPins
 from babylon.serving.gateway.asgi import (
     EVENT_STREAM,
@@ -24,15 +23,14 @@ from babylon.serving.gateway.asgi import (
     unless_client_leaves,
 )
 from babylon.serving.gateway.auth import KeyRing
-from babylon.serving.gateway.dialects import Dialect
 from babylon.serving.gateway.engine_client import EngineClient, EngineDownError, arriving_bytes
-from babylon.serving.gateway.exchange import Exchange, Identity
-from babylon.serving.gateway.follower import RouteFollower
+from babylon.serving.gateway.event_stream import StreamCut, relay
+from babylon.serving.gateway.exchange import Dialect, Exchange, Identity
 from babylon.serving.gateway.gateway_metrics import GatewayMetrics
 from babylon.serving.gateway.limits import CallLimits
+from babylon.serving.gateway.loader import PolicyLoader
 from babylon.serving.gateway.recording import CallRecorder
 from babylon.serving.gateway.route_table import RouteTable
-from babylon.serving.gateway.sse_relay import StreamCut, relay
 from babylon.serving.openai_wire import RequestError, decode_object
 
 TOTAL_S = 900.0  # of a call, from entering the queue to the last byte
@@ -46,7 +44,7 @@ class CallHandler:
     engine: EngineClient
     table: RouteTable
     pins: ArmPins
-    follower: RouteFollower
+    loader: PolicyLoader
     recorder: CallRecorder
     keys: KeyRing
     limits: CallLimits
@@ -69,19 +67,17 @@ class CallHandler:
             agent_id = principal.attributed_agent(identity.agent_id)
             if agent_id != identity.agent_id:
                 identity = replace(identity, agent_id=agent_id)
-            self._require_room()
+            self.recorder.require_room()
             key = identity.agent_id or principal.key_id
             pin = await self.pins.pin(self.table, asked.model, key, identity.trajectory_id)
-            with self.table.take(asked.model, key, pin) as given:
+            with self.table.take(asked.model, key, pin) as assigned:
                 exchange = Exchange(
                     call_id=secrets.token_hex(16),
                     identity=identity,
                     request=asked,
                     fields=fields,
                     dialect=dialect,
-                    route=given.route,
-                    arm=given.arm,
-                    target=given.target,
+                    assigned=assigned,
                     key_id=principal.key_id,
                 )
                 await self._counted(exchange, receive, response)
@@ -110,20 +106,24 @@ class CallHandler:
         except _BROKEN_OFF as error:
             reason = f"the engine's answer broke off ({error or type(error).__name__})"
             await self._record_interrupted(exchange, reason)
-            self.follower.stop_serving(reason)
+            self.loader.stop_serving(reason)
             status = 504 if isinstance(error, TimeoutError) else 502
             raise RequestError(status, f"{reason}: try again") from error
 
     async def _answer(self, exchange: Exchange, response: Response) -> None:
-        """Ask the engine, relay its answer, and record the call before the answer ends."""
-        async with self.limits.for_version(exchange.target.name):
+        """Ask the engine, relay its answer, and record the call before the answer ends.
+
+        A call that cannot be written to the disk is a ``RequestError``: its answer must not end
+        well.
+        """
+        name = exchange.assigned.target.name
+        async with self.limits.for_version(name):
             headers = _attribution(exchange)
             try:
-                upstream = await self.engine.call(
-                    exchange.dialect.path, exchange.upstream_body(), exchange.target.name
-                )
+                body = exchange.upstream_body()
+                upstream = await self.engine.call(exchange.dialect.path, body, name)
             except EngineDownError as error:
-                self.follower.stop_serving(str(error))
+                self.loader.stop_serving(str(error))
                 raise RequestError(503, str(error), code="unavailable") from error
             async with upstream:
                 if upstream.status != 200:
@@ -131,55 +131,35 @@ class CallHandler:
                 elif exchange.request.stream:
                     await response.start(200, [*EVENT_STREAM, *headers])
                     end = await relay(arriving_bytes(upstream.content), exchange, response.write)
-                    await self._record(exchange)
+                    await self.recorder.record(exchange.record())
                     await response.write(end, last=True)
                 else:
                     answer = exchange.note(msgspec.json.decode(await upstream.read()))
-                    await self._record(exchange)
-                    await response.json(msgspec.json.encode(answer), headers=headers)
+                    await self.recorder.record(exchange.record())
+                    await response.whole(msgspec.json.encode(answer), headers=headers)
 
     async def _relay_error(
         self, upstream: aiohttp.ClientResponse, response: Response, headers: Headers
     ) -> None:
-        """Relay the engine's error, except that it does not know the policy.
-
-        The gateway serves from loaded policies only, so a 404 means that the engine was restarted.
-        """
         body = await upstream.read()
-        if upstream.status == 404:
+        if upstream.status == 404:  # only loaded policies are asked, so the engine lost them
             reason = "the engine was restarted and loads its policies"
-            self.follower.stop_serving(reason)
+            self.loader.stop_serving(reason)
             raise RequestError(503, f"{reason}: try again", code="unavailable")
-        await response.json(body, status=upstream.status, headers=headers)
-
-    def _require_room(self) -> None:
-        try:
-            self.recorder.require_room()
-        except StorageError as error:
-            raise RequestError(503, str(error), code="unavailable") from error
-
-    async def _record(self, exchange: Exchange) -> None:
-        """Wait until the call is on the disk.
-
-        Raises:
-            RequestError: 503, it could not be written, so its answer must not end well.
-        """
-        try:
-            await self.recorder.record(exchange.record())
-        except StorageError as error:
-            raise RequestError(503, str(error), code="unavailable") from error
+        await response.whole(body, status=upstream.status, headers=headers)
 
     async def _record_interrupted(self, exchange: Exchange, reason: str) -> None:
         """Record an interrupted answer that has at least one token, as not trainable."""
         if exchange.token_ids:
-            with contextlib.suppress(StorageError):  # the recorder logged it
+            with contextlib.suppress(RequestError):  # the recorder logged it
                 await self.recorder.record(exchange.record(interrupted=reason))
 
 
 def _attribution(exchange: Exchange) -> Headers:
+    assigned = exchange.assigned
     return [
-        (b"x-model-version", str(exchange.target.policy_version).encode()),
-        (b"x-arm", exchange.arm.encode()),
-        (b"x-route-version", str(exchange.route.route_version).encode()),
+        (b"x-model-version", str(assigned.target.policy_version).encode()),
+        (b"x-arm", assigned.arm.encode()),
+        (b"x-route-version", str(assigned.route.route_version).encode()),
         (b"x-call-id", exchange.call_id.encode()),
     ]

@@ -5,7 +5,6 @@ Calls go to the address that the engine gives for each policy: it may host sever
 
 import asyncio
 from collections.abc import AsyncIterator
-from dataclasses import dataclass
 from urllib.parse import quote
 
 import aiohttp
@@ -15,6 +14,7 @@ from msgspec import Struct
 
 from babylon.core.errors import ServingError
 from babylon.serving.gateway.route_table import Target
+from babylon.serving.openai_wire import error_message
 
 _LOAD_TIMEOUT = aiohttp.ClientTimeout(total=600)
 _ASK_TIMEOUT = aiohttp.ClientTimeout(total=5)
@@ -26,14 +26,6 @@ _JSON = {"Content-Type": "application/json"}
 
 class EngineDownError(ServingError):
     """The engine does not answer, or answers 503."""
-
-
-@dataclass(frozen=True, slots=True)
-class Place:
-    """Address of a policy: base URL and model name there."""
-
-    url: str
-    model: str
 
 
 class _Card(Struct, frozen=True):
@@ -53,21 +45,19 @@ class EngineClient:
 
     def __init__(self, session: aiohttp.ClientSession, url: str) -> None:
         self._session, self._url = session, url
-        self._places: dict[str, Place] = {}
+        self._cards: dict[str, _Card] = {}
         self._urls: dict[tuple[str, str], yarl.URL] = {}  # parsing a URL costs as much as sending
 
     async def policies(self) -> frozenset[str]:
         """Return the names of the policies that are ready to answer."""
         body = await self._ask("GET", "/v1/models", _ASK_TIMEOUT)
-        cards = msgspec.json.decode(body, type=_Cards).data
-        self._places = {card.id: self._place(card.id, card) for card in cards}
-        return frozenset(self._places)
+        self._cards = {card.id: card for card in msgspec.json.decode(body, type=_Cards).data}
+        return frozenset(self._cards)
 
     async def load(self, target: Target) -> None:
         body = {"path": target.path, "version": target.policy_version}
         answer = await self._ask("PUT", f"/policies/{quote(target.name)}", _LOAD_TIMEOUT, body)
-        card = msgspec.json.decode(answer, type=_Card)
-        self._places[target.name] = self._place(target.name, card)
+        self._cards[target.name] = msgspec.json.decode(answer, type=_Card)
 
     async def unload(self, name: str) -> None:
         await self._ask("DELETE", f"/policies/{quote(name)}", _ASK_TIMEOUT)
@@ -81,34 +71,27 @@ class EngineClient:
         Raises:
             EngineDownError: no response arrived.
         """
-        place = self._places.get(name) or Place(self._url, name)
-        if place.model != name:
-            body = msgspec.json.encode({**msgspec.json.decode(body), "model": place.model})
+        card = self._cards.get(name)
+        base = (card and card.url) or self._url
+        if card and card.model and card.model != name:
+            body = msgspec.json.encode({**msgspec.json.decode(body), "model": card.model})
         try:
             try:
-                return await self._post(place.url, path, body)
+                return await self._post(base, path, body)
             except (aiohttp.ServerDisconnectedError, aiohttp.ClientOSError):
-                return await self._post(place.url, path, body)
+                return await self._post(base, path, body)
         except (aiohttp.ClientError, TimeoutError) as error:
-            raise _down(place.url, error) from error
+            raise _down(base, error) from error
 
     async def _post(self, base: str, path: str, body: bytes) -> aiohttp.ClientResponse:
         key = (base, path)
         url = self._urls.get(key) or self._urls.setdefault(key, yarl.URL(base + path))
         return await self._session.post(url, data=body, headers=_JSON, timeout=_CALL_TIMEOUT)
 
-    def _place(self, name: str, card: _Card) -> Place:
-        return Place(card.url or self._url, card.model or name)
-
     async def _ask(
         self, method: str, path: str, timeout: aiohttp.ClientTimeout, body: object = None
     ) -> bytes:
-        """Send a request that is not a call, and return the body of the answer.
-
-        Raises:
-            ServingError: the engine refuses, with its message.
-            EngineDownError: the engine does not answer.
-        """
+        """Send a request that is not a call. A refusal is a ``ServingError``."""
         data = None if body is None else msgspec.json.encode(body)
         try:
             async with self._session.request(
@@ -118,9 +101,9 @@ class EngineClient:
         except (aiohttp.ClientError, TimeoutError) as error:
             raise _down(self._url, error) from error
         if response.status == 503:
-            raise EngineDownError(f"the engine cannot {method} {path} now: {_message(text)}")
+            raise EngineDownError(f"the engine cannot {method} {path} now: {error_message(text)}")
         if response.status >= 400:
-            raise ServingError(f"the engine refuses {method} {path}: {_message(text)}")
+            raise ServingError(f"the engine refuses {method} {path}: {error_message(text)}")
         return text
 
 
@@ -145,10 +128,3 @@ def _down(url: str, error: BaseException) -> EngineDownError:
         f"the engine at {url} does not answer ({error or type(error).__name__}):"
         " try again in a moment, or look at its log"
     )
-
-
-def _message(body: bytes) -> str:
-    try:
-        return str(msgspec.json.decode(body)["error"]["message"])
-    except (msgspec.DecodeError, KeyError, TypeError):
-        return body.decode(errors="replace")[:500]

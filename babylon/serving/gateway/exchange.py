@@ -5,17 +5,76 @@ asked for them.
 """
 
 import math
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
 
 import msgspec
 
 from babylon.core.text import storable, storable_json
-from babylon.serving.gateway.dialects import CHAT, Dialect, ModelRequest
-from babylon.serving.gateway.route_table import CHAMPION, ServingRoute, Target
-from babylon.serving.openai_wire import JsonObject, RequestError, constraints
+from babylon.serving.gateway.route_table import Assignment
+from babylon.serving.openai_wire import (
+    ChatRequest,
+    CompletionRequest,
+    JsonObject,
+    RequestError,
+    constraints,
+    parse_chat,
+    parse_completion,
+)
 from babylon.store.calls import RecordedCall
+
+ModelRequest = ChatRequest | CompletionRequest
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Dialect:
+    """Field access for one endpoint.
+
+    ``content`` is the prompt's field. ``ask_logprobs`` returns the ``logprobs`` field for the
+    engine. ``text`` and ``logprobs`` read a choice: its text, and one logprob per token.
+    """
+
+    path: str
+    content: str
+    parse: Callable[[Mapping[str, object]], ModelRequest]
+    ask_logprobs: Callable[[ModelRequest], bool | int]
+    text: Callable[[JsonObject], str]
+    logprobs: Callable[[JsonObject], list[float | None]]
+
+    def prompt_json(self, fields: Mapping[str, object]) -> bytes:
+        """Encode the prompt for storage: messages, or ``{"prompt": ...}`` of a completion."""
+        prompt = fields[self.content]
+        return msgspec.json.encode(prompt if self is CHAT else {self.content: prompt})
+
+
+def _message_text(choice: JsonObject) -> str:
+    message = choice.get("delta") or choice.get("message") or {}
+    return message.get("content") or ""
+
+
+def _content_logprobs(choice: JsonObject) -> list[float | None]:
+    content = (choice.get("logprobs") or {}).get("content") or []
+    return [score.get("logprob") for score in content]
+
+
+CHAT = Dialect(
+    path="/v1/chat/completions",
+    content="messages",
+    parse=parse_chat,
+    ask_logprobs=lambda asked: True,
+    text=_message_text,
+    logprobs=_content_logprobs,
+)
+COMPLETION = Dialect(
+    path="/v1/completions",
+    content="prompt",
+    parse=parse_completion,
+    ask_logprobs=lambda asked: int(asked.logprobs or 0),
+    text=lambda choice: choice.get("text") or "",
+    logprobs=lambda choice: (choice.get("logprobs") or {}).get("token_logprobs") or [],
+)
+DIALECTS = {dialect.path: dialect for dialect in (CHAT, COMPLETION)}
 
 _MAX_ID = 200  # characters
 _AGENT, _TRAJECTORY, _STEP = b"x-babylon-agent", b"x-babylon-trajectory", b"x-babylon-step"
@@ -60,11 +119,9 @@ class Exchange:
     identity: Identity
     request: ModelRequest
     fields: Mapping[str, object]
-    route: ServingRoute
-    target: Target
-    dialect: Dialect = CHAT
-    arm: str = CHAMPION
-    key_id: str | None = None
+    dialect: Dialect
+    assigned: Assignment
+    key_id: str
     started_at: datetime = field(default_factory=lambda: datetime.now(UTC))
     first_at: datetime | None = None
     text: str = ""
@@ -77,7 +134,7 @@ class Exchange:
     def upstream_body(self) -> bytes:
         """Encode the request for the engine, with the policy's name and explicit sampling."""
         added: JsonObject = {
-            "model": self.target.name,
+            "model": self.assigned.target.name,
             "temperature": self.temperature,
             "top_p": self.top_p,
             "logprobs": self.dialect.ask_logprobs(self.request),
@@ -124,15 +181,13 @@ class Exchange:
 
     def _for_client(self, answer: JsonObject, choices: list[JsonObject]) -> JsonObject:
         if "model" in answer:
-            answer["model"] = self.target.name  # an engine may use another name
+            answer["model"] = self.assigned.target.name  # an engine may use another name
         if not self.request.return_token_ids:
             answer.pop("prompt_token_ids", None)
             for choice in choices:
                 choice.pop("prompt_token_ids", None)
                 choice.pop("token_ids", None)
-        if (
-            self.request.logprobs is None or self.request.logprobs is False
-        ):  # 0 asks for one per token
+        if not self.request.wants_logprobs:
             for choice in choices:
                 choice["logprobs"] = None
         return answer
@@ -158,14 +213,16 @@ class Exchange:
         """Return the call for storage; ``interrupted`` is why only a part of the answer arrived."""
         reason = interrupted or self.untrainable_reason()
         elapsed = datetime.now(UTC) - self.started_at
+        left_out = (self.dialect.content, "model")
+        parameters = {name: value for name, value in self.fields.items() if name not in left_out}
         return RecordedCall(
             call_id=self.call_id,
             agent_id=self.identity.agent_id,
             trajectory_id=self.identity.trajectory_id,
             step_number=self.identity.step,
-            policy_version=self.target.policy_version,
-            route_version=self.route.route_version,
-            model=self.target.name,
+            policy_version=self.assigned.target.policy_version,
+            route_version=self.assigned.route.route_version,
+            model=self.assigned.target.name,
             messages=storable_json(self.dialect.prompt_json(self.fields).decode()),
             response=storable(self.text),
             prompt_token_ids=self.prompt_token_ids,
@@ -180,15 +237,10 @@ class Exchange:
             untrainable_reason=reason,
             started_at=self.started_at,
             latency_ms=int(elapsed.total_seconds() * 1000),
-            arm=self.arm,
+            arm=self.assigned.arm,
             key_id=self.key_id,
-            parameters=storable_json(msgspec.json.encode(self._parameters()).decode()),
+            parameters=storable_json(msgspec.json.encode(parameters).decode()),
         )
-
-    def _parameters(self) -> JsonObject:
-        """Return all request fields but prompt and model, as the client sent them."""
-        left_out = (self.dialect.content, "model")
-        return {name: value for name, value in self.fields.items() if name not in left_out}
 
 
 def _checked(name: bytes, value: str | None) -> str | None:

@@ -15,9 +15,8 @@ from babylon.core.errors import ModelError
 from babylon.serving.gateway.auth import KeyRing
 from babylon.serving.gateway.loader import POLL_S, RETRY_S, PolicyLoader, WantedPolicy
 from babylon.serving.gateway.recording import CallRecorder
-from babylon.serving.gateway.route_table import RouteTable, Target
+from babylon.serving.gateway.route_table import RouteTable, Target, next_route, wanted
 from babylon.serving.gateway.shipping import DATABASE_FAILURES
-from babylon.serving.gateway.wanted_policies import next_route, wanted
 from babylon.store import Store
 from babylon.store.calls import ARE_CALLS_RECORDED
 from babylon.store.gateways import Desired, GatewayRow, announce_gateway, desired, remove_gateway
@@ -85,10 +84,6 @@ class RouteFollower:
                 async with asyncio.timeout(POLL_S):
                     await self._announce_now.wait()
 
-    def stop_serving(self, reason: str) -> None:
-        """Stop serving after a failed request until the engine is checked again."""
-        self._loader.stop_serving(reason)
-
     async def leave(self) -> None:
         """Remove this gateway from the database, so that no deployment waits for it."""
         with suppress(*DATABASE_FAILURES):  # without announcements its row expires
@@ -127,7 +122,6 @@ class RouteFollower:
         self._announce_now.set()
 
     def _put_newest_in_force(self) -> None:
-        """Put the newest route in force if its policies are loaded."""
         if self._desired is None:
             return
         before = self._table.route
@@ -152,9 +146,7 @@ class RouteFollower:
                 url=self._url,
                 route_version=route.route_version,
                 loaded=sorted({target.policy_version for target in route.targets.values()}),
-                refusals={
-                    str(policy.version): why for policy, why in self._loader.refusals.items()
-                },
+                refusals={str(p.version): why for p, why in self._loader.refusals.items()},
                 in_flight=self._announced_in_flight,
                 proposals_read=self._proposals_read,
                 problem=self._table.unavailable or self.problem,

@@ -1,25 +1,25 @@
 """Prometheus metrics of one gateway, labelled by arm and version, never by agent."""
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from datetime import UTC, datetime
+from functools import partial
 from typing import NamedTuple
 
-from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, Metric, generate_latest
+from prometheus_client import (
+    CollectorRegistry,
+    Counter,
+    Gauge,
+    Histogram,
+    disable_created_metrics,
+    generate_latest,
+)
 from prometheus_client.exposition import CONTENT_TYPE_PLAIN_0_0_4
 
 from babylon.serving.gateway.exchange import Exchange
 
 CONTENT_TYPE = CONTENT_TYPE_PLAIN_0_0_4.encode()
 BUCKETS_S = (0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0, 300.0)
-
-
-class _Registry(CollectorRegistry):
-    """A registry without ``_created`` series. The library's own switch is global to a process."""
-
-    def collect(self) -> Iterable[Metric]:
-        for metric in super().collect():
-            metric.samples = [one for one in metric.samples if not one.name.endswith("_created")]
-            yield metric
+disable_created_metrics()  # type: ignore[no-untyped-call]
 
 
 class _Series(NamedTuple):
@@ -37,7 +37,7 @@ class GatewayMetrics:
     """Counters and durations since the start, in a registry of this gateway's own."""
 
     def __init__(self) -> None:
-        self._registry = registry = _Registry()
+        self._registry = registry = CollectorRegistry()
         self._refused = Counter(
             "babylon_refused", "Requests answered with an error.", ["status"], registry=registry
         )
@@ -53,25 +53,21 @@ class GatewayMetrics:
             ["arm", "version", "kind"],
             registry=registry,
         )
-        self._duration = Histogram(
-            "babylon_call_duration_seconds",
-            "Time from a request to the last byte of its answer.",
-            ["arm", "version"],
-            buckets=BUCKETS_S,
-            registry=registry,
+        histogram = partial(
+            Histogram, labelnames=["arm", "version"], buckets=BUCKETS_S, registry=registry
         )
-        self._first_token = Histogram(
+        self._duration = histogram(
+            "babylon_call_duration_seconds", "Time from a request to the last byte of its answer."
+        )
+        self._first_token = histogram(
             "babylon_first_token_seconds",
             "Time from a streamed request to the first chunk of its answer.",
-            ["arm", "version"],
-            buckets=BUCKETS_S,
-            registry=registry,
         )
         self._series: dict[tuple[str, int, str], _Series] = {}
 
     def add_gauge(self, name: str, documentation: str, read: Callable[[], float]) -> None:
-        """Export a value that ``read`` returns at each scrape."""
-        Gauge(name, documentation, registry=self._registry).set_function(read)
+        """Export as ``babylon_<name>`` the value that ``read`` returns at each scrape."""
+        Gauge(f"babylon_{name}", documentation, registry=self._registry).set_function(read)
 
     def refused(self, status: int) -> None:
         """Count a request that was answered with an error."""
@@ -79,7 +75,7 @@ class GatewayMetrics:
 
     def called(self, exchange: Exchange, outcome: str) -> None:
         """Count a call to a policy; ``outcome`` is an HTTP status, or "left"."""
-        labels = (exchange.arm, exchange.target.policy_version, outcome)
+        labels = (exchange.assigned.arm, exchange.assigned.target.policy_version, outcome)
         series = self._series.get(labels) or self._add_series(*labels)
         begun, now = exchange.started_at, datetime.now(UTC)
         series.calls.inc()

@@ -51,13 +51,6 @@ class CallLimits:
 
     @asynccontextmanager
     async def _queued(self, slots: asyncio.Semaphore) -> AsyncIterator[None]:
-        await self._wait(slots)
-        try:
-            yield
-        finally:
-            slots.release()
-
-    async def _wait(self, slots: asyncio.Semaphore) -> None:
         if self.waiting >= self._queue:
             raise RequestError(503, f"{self.waiting} calls are waiting: try again", code="busy")
         self.waiting += 1
@@ -70,3 +63,7 @@ class CallLimits:
             ) from error
         finally:
             self.waiting -= 1
+        try:
+            yield
+        finally:
+            slots.release()

@@ -15,9 +15,8 @@ from typing import NoReturn
 
 from babylon.core.errors import ServingError
 from babylon.serving.gateway.engine_client import EngineClient, EngineDownError
-from babylon.serving.gateway.route_table import RouteTable, Target
+from babylon.serving.gateway.route_table import Occasion, RouteTable, Target, wanted
 from babylon.serving.gateway.shipping import DATABASE_FAILURES
-from babylon.serving.gateway.wanted_policies import Occasion, wanted
 from babylon.store import Store
 from babylon.store.gateways import lock_desired
 
@@ -96,11 +95,7 @@ class PolicyLoader:
             log.warning("not serving: %s", reason)
 
     async def _check_engine(self) -> frozenset[str]:
-        """Compare the engine's policies with the wanted ones, and load the missing.
-
-        Returns:
-            Names of the policies that the engine held before.
-        """
+        """Load the wanted policies that the engine lacks; return the names that it held before."""
         # A policy that became wanted after the engine was asked waits for the next check: another
         # gateway may have unloaded it in between. A loaded policy stays loaded even if it is now
         # wanted for another reason, such as a proposal that was just committed.
@@ -125,10 +120,8 @@ class PolicyLoader:
     def _needed(self) -> list[WantedPolicy]:
         """Return the wanted policies. The served ones come first, in case the engine lost them."""
         arms = self._table.route.arms if self._table.route else ()
-        return [
-            *map(WantedPolicy, arms),
-            *(policy for policy in self._wanted if policy.target not in arms),
-        ]
+        others = (policy for policy in self._wanted if policy.target not in arms)
+        return [*map(WantedPolicy, arms), *others]
 
     def _next(self, tried: set[WantedPolicy]) -> WantedPolicy | None:
         for policy in self._needed():

@@ -9,25 +9,23 @@ records the gap.
 import asyncio
 import logging
 import os
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import NoReturn, TypeVar, TypeVarTuple
+from typing import NoReturn
 
-from babylon.core.errors import StorageError
 from babylon.core.settings import RecordingPolicy
 from babylon.serving.gateway.segments import Segment, encode_record
 from babylon.serving.gateway.shipping import Shipper
+from babylon.serving.openai_wire import RequestError
 from babylon.store.calls import RecordedCall, RecordingGap
 
 log = logging.getLogger(__name__)
 
 SEGMENT_BYTES = 8 * 2**20  # the most that is read again after a crash
 PROBE_S, PROBE_BYTES = 1.0, 2**16
-Given = TypeVarTuple("Given")
-Result = TypeVar("Result")
 _Pending = tuple[bytes, "asyncio.Future[None]"]
 
 
@@ -46,6 +44,7 @@ class CallRecorder:
         self._pending: list[_Pending] = []
         self._unwritten = 0
         self._arrived = asyncio.Event()
+        self._loop = asyncio.get_running_loop()
         self._thread = ThreadPoolExecutor(1, thread_name_prefix="recorder")
 
     @property
@@ -58,22 +57,22 @@ class CallRecorder:
         """Check, before a call is sampled, that it can be recorded.
 
         Raises:
-            StorageError: the disk takes no calls, and the policy is ``lossless``.
+            RequestError: 503, the disk takes no calls, and the policy is ``lossless``.
         """
         if self.problem and self._policy == "lossless":
-            raise StorageError(self.problem)
+            raise _refusal(self.problem)
 
     async def record(self, call: RecordedCall) -> None:
         """Write a call; with ``available``, count it as lost if the disk takes none.
 
         Raises:
-            StorageError: the call is not on the disk, and the policy is ``lossless``.
+            RequestError: 503, the call is not on the disk, and the policy is ``lossless``.
         """
         try:
             if self.problem:
-                raise StorageError(self.problem)
+                raise _refusal(self.problem)
             await self._durable(encode_record(call))
-        except StorageError as error:
+        except RequestError as error:
             if self._policy == "lossless":
                 raise
             self._note_gap(str(error))
@@ -96,7 +95,7 @@ class CallRecorder:
         await self._shipper.close()
 
     async def _durable(self, record: bytes) -> None:
-        durable: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+        durable: asyncio.Future[None] = self._loop.create_future()
         self._pending.append((record, durable))
         self._unwritten += 1
         self._arrived.set()
@@ -108,7 +107,8 @@ class CallRecorder:
     async def _write(self, batch: Sequence[_Pending]) -> None:
         try:
             segment = await self._current()
-            await self._in_thread(segment.append, [record for record, _ in batch])
+            records = [record for record, _ in batch]
+            await self._loop.run_in_executor(self._thread, segment.append, records)
         except OSError as error:
             self._failed(error)
         self._settle(batch)
@@ -119,7 +119,7 @@ class CallRecorder:
             if durable.done():  # the request was cancelled
                 continue
             if self.problem:
-                durable.set_exception(StorageError(self.problem))
+                durable.set_exception(_refusal(self.problem))
             else:
                 durable.set_result(None)
 
@@ -127,7 +127,9 @@ class CallRecorder:
         if self._segment and self._segment.durable >= SEGMENT_BYTES:
             self._segment.sealed, self._segment = True, None
         if self._segment is None:
-            self._segment = await self._in_thread(Segment.create, self._directory)
+            self._segment = await self._loop.run_in_executor(
+                self._thread, Segment.create, self._directory
+            )
             self._shipper.add(self._segment)
         return self._segment
 
@@ -147,7 +149,7 @@ class CallRecorder:
         self._settle(waiting)
         while self.problem:
             try:
-                await self._in_thread(_try_to_write, self._directory)
+                await self._loop.run_in_executor(self._thread, _try_to_write, self._directory)
             except OSError:
                 await asyncio.sleep(PROBE_S)
             else:
@@ -164,17 +166,13 @@ class CallRecorder:
         self.gap = self._shipper.gap = replace(gap, ended_at=now, calls=gap.calls + 1)
         self._shipper.wake()
 
-    async def _in_thread(self, function: Callable[[*Given], Result], *given: *Given) -> Result:
-        loop = asyncio.get_running_loop()
-        return await loop.run_in_executor(self._thread, function, *given)
+
+def _refusal(problem: str) -> RequestError:
+    return RequestError(503, problem, code="unavailable")
 
 
 def _try_to_write(directory: Path) -> None:
-    """Write and sync a file, and remove it.
-
-    Raises:
-        OSError: the disk takes nothing.
-    """
+    """Write, sync and remove a file, or raise ``OSError``."""
     directory.mkdir(parents=True, exist_ok=True)
     path = directory / f"probe-{os.getpid()}"
     try:

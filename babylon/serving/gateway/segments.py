@@ -84,10 +84,10 @@ class Segment:
             return None
         try:
             fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            ours = path.exists()  # its owner may have removed it after we opened it
         except BlockingIOError:
-            os.close(descriptor)
-            return None
-        if not path.exists():  # its owner removed it after we opened it
+            ours = False
+        if not ours:
             os.close(descriptor)
             return None
         return cls(path, descriptor, durable=os.fstat(descriptor).st_size, sealed=True)

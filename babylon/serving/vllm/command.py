@@ -1,7 +1,11 @@
-"""Command line of a vLLM server, its port, and the error in its log."""
+"""The installed vLLM, the command line of a server, its port, and the error in its log.
+
+vLLM runs in another Python environment and is never imported here.
+"""
 
 import re
 import shlex
+import subprocess
 import sys
 from collections.abc import Iterable
 from pathlib import Path
@@ -10,7 +14,7 @@ from babylon.core.errors import ConfigError, ServingError
 from babylon.core.processes import Service
 from babylon.core.settings import ServingSettings, fields, variable_of
 from babylon.serving.ports import require_free_port
-from babylon.serving.vllm.build import vllm_build
+from babylon.serving.vllm.process_group import environment_of_others
 
 # On the GPU: two arms, a policy whose last calls run, and one that is being loaded. In the CPU's
 # memory also the rollback target and proposals.
@@ -18,6 +22,13 @@ _MAX_LORAS, _MAX_CPU_LORAS = 4, 8
 _MAX_LORA_RANK = 16  # of the adapters that training writes
 _PORTS = 100  # above ENGINE_PORT
 _CAUSE = re.compile(r"^(?:\(.*?\) ERROR .*?\] )?((?:\w+\.)*\w*(?:Error|Exception): .+)$", re.M)
+
+_LOOK = """
+from importlib.metadata import packages_distributions, version
+name = packages_distributions()["vllm"][0]
+print(name, version(name))
+"""
+_TIMEOUT_S = 60
 
 
 def require_vllm(serving: ServingSettings) -> str:
@@ -35,6 +46,39 @@ def require_vllm(serving: ServingSettings) -> str:
             " the address of a running vLLM server"
         )
     return vllm_build(serving.vllm_python)
+
+
+def vllm_build(python: str) -> str:
+    """Return distribution and version, such as ``vllm 0.32.0``.
+
+    Raises:
+        ConfigError: ``python`` does not run, or its environment has no vLLM.
+    """
+    try:
+        looked = subprocess.run(
+            [python, "-c", _LOOK],
+            env=environment_of_others(),
+            capture_output=True,
+            text=True,
+            timeout=_TIMEOUT_S,
+        )
+    except (OSError, subprocess.TimeoutExpired) as error:
+        raise ConfigError(f"VLLM_PYTHON={python!r} does not run: {error}") from error
+    if looked.returncode:
+        raise ConfigError(
+            f"VLLM_PYTHON={python!r} has no vLLM: install it there, or name the python of an"
+            " environment that has it"
+        )
+    return looked.stdout.strip()
+
+
+def mixes_base_with_adapters(build: str) -> bool:
+    """Return True if a build may answer for the base model with an adapter's weights.
+
+    It happens on CPUs when a batch has requests to both: the last adapter slot stands for "none"
+    (vllm-project/vllm#48421).
+    """
+    return "cpu" in build
 
 
 def vllm_service(

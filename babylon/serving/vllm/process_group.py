@@ -10,9 +10,9 @@ import signal
 import sys
 from contextlib import suppress
 
-from babylon.core.processes import exit_with_supervisor
-from babylon.serving.vllm.build import environment_of_others
+from babylon.core.processes import SUPERVISOR, exit_with_supervisor
 
+_OWN_VARIABLES = (SUPERVISOR, "PYTHONPATH", "PYTHONHOME")
 GRACE_S = 8.0  # between SIGTERM and SIGKILL; a supervisor waits longer than this
 
 
@@ -22,11 +22,8 @@ async def run(command: list[str]) -> int:
     loop = asyncio.get_running_loop()
     for number in (signal.SIGTERM, signal.SIGINT):
         loop.add_signal_handler(number, stop.set)
-    child = await asyncio.create_subprocess_exec(
-        *command,
-        env=environment_of_others(),
-        start_new_session=True,
-    )
+    environment = environment_of_others()
+    child = await asyncio.create_subprocess_exec(*command, env=environment, start_new_session=True)
     supervised = asyncio.create_task(exit_with_supervisor())
     ended, stopped = asyncio.create_task(child.wait()), asyncio.create_task(stop.wait())
     await asyncio.wait({ended, stopped}, return_when=asyncio.FIRST_COMPLETED)
@@ -39,6 +36,11 @@ async def run(command: list[str]) -> int:
     for task in (supervised, stopped):
         task.cancel()
     return code if code >= 0 else 128 - code
+
+
+def environment_of_others() -> dict[str, str]:
+    """Return this process's environment without the variables for its own Python."""
+    return {name: value for name, value in os.environ.items() if name not in _OWN_VARIABLES}
 
 
 if __name__ == "__main__":

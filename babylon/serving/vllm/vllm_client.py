@@ -10,7 +10,7 @@ from msgspec import Struct
 from prometheus_client.parser import text_string_to_metric_families
 
 from babylon.core.errors import ServingError
-from babylon.serving.openai_wire import RequestError
+from babylon.serving.openai_wire import RequestError, error_message
 
 _ASK = aiohttp.ClientTimeout(total=3, sock_connect=2)
 _WORK = aiohttp.ClientTimeout(total=300, sock_connect=5)
@@ -34,19 +34,15 @@ class _Cards(Struct, frozen=True):
 
 
 class VllmClient:
-    """The server at ``url``."""
+    """The server at ``url``. Every method raises ``VllmDownError`` if it does not answer,
+    ``TimeoutError`` if it is too busy to answer."""
 
     def __init__(self, http: aiohttp.ClientSession, url: str) -> None:
         self.url = url
         self._http = http
 
     async def cards(self) -> list[VllmModelCard]:
-        """Return the models that the server serves.
-
-        Raises:
-            VllmDownError: the server does not answer.
-            TimeoutError: the server is too busy to answer.
-        """
+        """Return the models that the server serves."""
         body = await self._get("/v1/models")
         try:
             return msgspec.json.decode(body, type=_Cards).data
@@ -58,7 +54,6 @@ class VllmClient:
 
         Raises:
             RequestError: the server refuses the adapter.
-            VllmDownError: the server does not answer.
         """
         body = {"lora_name": name, "lora_path": path}
         try:
@@ -77,7 +72,6 @@ class VllmClient:
 
         Raises:
             RequestError: unknown adapter.
-            VllmDownError: the server does not answer.
         """
         await self._send("POST", "/v1/unload_lora_adapter", _WORK, {"lora_name": name})
 
@@ -86,18 +80,13 @@ class VllmClient:
 
         Raises:
             RequestError: the model cannot answer.
-            VllmDownError: the server does not answer.
         """
         messages = [{"role": "user", "content": "hello"}]
         body = {"model": model, "messages": messages, "max_tokens": 1, "logprobs": True}
         await self._send("POST", "/v1/chat/completions", _WORK, body)
 
     async def in_flight(self) -> int:
-        """Return the number of running and waiting requests.
-
-        Raises:
-            VllmDownError: the server does not answer.
-        """
+        """Return the number of running and waiting requests."""
         families = text_string_to_metric_families((await self._get("/metrics")).decode())
         samples = [sample for family in families for sample in family.samples]
         return sum(int(sample.value) for sample in samples if sample.name in _BUSY)
@@ -117,22 +106,12 @@ class VllmClient:
             ) as response:
                 text = await response.read()
         except (aiohttp.ClientError, TimeoutError) as error:
-            if isinstance(error, TimeoutError) and not isinstance(
-                error, aiohttp.ServerTimeoutError
-            ):
-                raise  # the server accepted the connection, but is busy
+            connected = not isinstance(error, aiohttp.ServerTimeoutError)
+            if isinstance(error, TimeoutError) and connected:
+                raise  # the server is busy
             raise VllmDownError(
                 f"the vLLM server at {self.url} does not answer ({error or type(error).__name__})"
             ) from error
         if response.status >= 400:
-            raise RequestError(response.status, _message(text))
+            raise RequestError(response.status, error_message(text))
         return text
-
-
-def _message(body: bytes) -> str:
-    """Return the message of an error by vLLM, or by the web framework below it."""
-    try:
-        answer = msgspec.json.decode(body)
-        return str(answer["error"]["message"] if "error" in answer else answer["detail"])
-    except (msgspec.DecodeError, KeyError, TypeError):
-        return body.decode(errors="replace")[:500]

@@ -6,21 +6,183 @@ It implements ``babylon.serving.engine_protocol``. Calls go to the servers direc
 import asyncio
 import logging
 import sys
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Sequence
+from pathlib import Path
+from urllib.parse import urlsplit
 
 import aiohttp
 import msgspec
 from aiohttp import web
 
 from babylon.core.errors import BabylonError, ModelError, ServingError
-from babylon.core.home import Home
-from babylon.core.processes import exit_with_supervisor
 from babylon.core.settings import ServingSettings, load_settings
-from babylon.serving.engine_protocol import PolicySource, json_response, openai_errors
+from babylon.serving.engine_protocol import (
+    PolicyCard,
+    PolicySource,
+    engine_app,
+    json_response,
+    name_taken,
+    run_engine,
+)
 from babylon.serving.openai_wire import RequestError
-from babylon.serving.vllm.build import mixes_base_with_adapters
-from babylon.serving.vllm.command import require_vllm
-from babylon.serving.vllm.vllm_fleet import VllmFleet
+from babylon.serving.vllm.command import (
+    free_port,
+    mixes_base_with_adapters,
+    require_vllm,
+    vllm_service,
+)
+from babylon.serving.vllm.vllm_client import VllmClient
+from babylon.serving.vllm.vllm_server import VllmPolicy, VllmServer, read_policy
+
+log = logging.getLogger(__name__)
+
+Key = tuple[str, bool]  # base model; True if the server is for its adapters only
+_ANY: Key = ("", False)  # of the server at ENGINE_URL, whatever it serves
+
+
+class VllmFleet:
+    """vLLM servers by their base model, or the one server at ``ENGINE_URL``.
+
+    ``reserved_ports``: ports of other services. ``adapters_apart``: a model and its adapters must
+    not share a server.
+    """
+
+    def __init__(
+        self,
+        http: aiohttp.ClientSession,
+        serving: ServingSettings,
+        *,
+        logs: Path,
+        reserved_ports: Sequence[int],
+        adapters_apart: bool,
+    ) -> None:
+        self._http, self._serving, self._logs = http, serving, logs
+        self._reserved_ports, self._adapters_apart = reserved_ports, adapters_apart
+        self._servers: dict[Key, VllmServer] = {}
+        self._retiring: set[asyncio.Task[None]] = set()
+        if serving.engine_url:
+            url = serving.engine_url.rstrip("/")
+            self._servers[_ANY] = VllmServer(VllmClient(http, url), None)
+
+    async def load(self, name: str, path: str, version: int) -> PolicyCard:
+        """Load a checkpoint under a new name, and wait until it answers. The same again is a no-op.
+
+        Raises:
+            ModelError: the checkpoint is not there, or its server does not start.
+            RequestError: 409, the name stands for another checkpoint; 400, vLLM refuses it.
+            ServingError: no port is free, or the server at ``ENGINE_URL`` does not answer.
+        """
+        policy = read_policy(name, path, version)
+        known, _ = self._find(name)
+        if known and known != policy:
+            raise name_taken(name, known.version, known.path, path)
+        key = (policy.base, policy.is_adapter and self._adapters_apart)
+        if self._serving.engine_url:
+            key = _ANY
+        server = self._servers.get(key) or self._start(key, policy)
+        try:
+            await server.load(policy)
+        except ModelError:
+            await self._stop(key, server)
+            raise
+        except RequestError:
+            self._retire_if_idle(key, server)
+            raise
+        return _card(policy, server, (await server.ready()).get(name, name))
+
+    async def unload(self, name: str) -> None:
+        """Unload a policy, and stop its server if it was the last.
+
+        Raises:
+            RequestError: 404, unknown policy.
+        """
+        known, key = self._find(name)
+        if known is None:
+            raise RequestError(
+                404, f"policy {name!r} is not loaded; loaded: {', '.join(self.names) or 'none'}"
+            )
+        server = self._servers[key]
+        await server.unload(name)
+        self._retire_if_idle(key, server)
+
+    async def ready(self) -> list[PolicyCard]:
+        """Return the policies that can answer now."""
+        servers = list(self._servers.values())
+        found = await asyncio.gather(*(server.ready() for server in servers))
+        return [
+            _card(server.policies[name], server, model)
+            for server, models in zip(servers, found, strict=True)
+            for name, model in models.items()
+            if name in server.policies
+        ]
+
+    @property
+    def names(self) -> list[str]:
+        return [name for server in self._servers.values() for name in server.policies]
+
+    def describe(self) -> list[dict[str, object]]:
+        """Return the state of each server, for ``/health``."""
+        return [
+            {
+                "base": base or None,
+                "url": server.client.url,
+                "up": server.up,
+                "policies": list(server.policies),
+                "log": str(server.service.log) if server.service else None,
+            }
+            for (base, _), server in self._servers.items()
+        ]
+
+    async def close(self) -> None:
+        for task in self._retiring:
+            task.cancel()
+        await asyncio.gather(*(server.stop() for server in self._servers.values()))
+
+    def _find(self, name: str) -> tuple[VllmPolicy | None, Key]:
+        for key, server in self._servers.items():
+            if known := server.policies.get(name):
+                return known, key
+        return None, _ANY
+
+    def _start(self, key: Key, policy: VllmPolicy) -> VllmServer:
+        taken = [urlsplit(server.client.url).port or 0 for server in self._servers.values()]
+        port = free_port(self._serving, [*taken, *self._reserved_ports])
+        name = policy.base if policy.is_adapter else policy.name
+        service = vllm_service(self._serving, policy.base, name, port, logs=self._logs)
+        log.info("starting the %s on port %d; log: %s", service.name, port, service.log)
+        server = VllmServer(VllmClient(self._http, f"http://127.0.0.1:{port}"), service)
+        self._servers[key] = server
+        return server
+
+    def _retire_if_idle(self, key: Key, server: VllmServer) -> None:
+        if server.idle and server.service:
+            task = asyncio.create_task(self._retire(key, server))
+            self._retiring.add(task)
+            task.add_done_callback(self._retiring.discard)
+
+    async def _retire(self, key: Key, server: VllmServer) -> None:
+        await server.drained()
+        if server.idle:  # no policy was loaded while it drained
+            await self._stop(key, server)
+
+    async def _stop(self, key: Key, server: VllmServer) -> None:
+        if self._servers.get(key) is server:
+            del self._servers[key]
+            log.info("stopping the vLLM server of %s at %s", key[0], server.client.url)
+            await server.stop()
+
+
+def _card(policy: VllmPolicy, server: VllmServer, model: str) -> PolicyCard:
+    return PolicyCard(
+        id=policy.name,
+        object="model",
+        owned_by="vllm",
+        root=policy.path,
+        version=policy.version,
+        url=server.client.url,
+        model=None if model == policy.name else model,
+    )
+
 
 FLEET = web.AppKey("fleet", VllmFleet)
 
@@ -32,7 +194,6 @@ def make_app(serving: ServingSettings, home: Home, prefect_port: int) -> web.App
         ConfigError: the settings name no vLLM.
     """
     adapters_apart = mixes_base_with_adapters(require_vllm(serving))
-    app = web.Application(middlewares=[openai_errors])
 
     async def run_fleet(app: web.Application) -> AsyncIterator[None]:
         async with aiohttp.ClientSession() as http:
@@ -46,21 +207,7 @@ def make_app(serving: ServingSettings, home: Home, prefect_port: int) -> web.App
             yield
             await app[FLEET].close()
 
-    async def watch_supervisor(app: web.Application) -> AsyncIterator[None]:
-        watch = asyncio.create_task(exit_with_supervisor())
-        yield
-        watch.cancel()
-
-    app.cleanup_ctx.extend([run_fleet, watch_supervisor])
-    app.add_routes(
-        [
-            web.get("/health", _health),
-            web.get("/v1/models", _models),
-            web.put("/policies/{name:.+}", _load),
-            web.delete("/policies/{name:.+}", _unload),
-        ]
-    )
-    return app
+    return engine_app(run_fleet, _health, _models, _load, _unload)
 
 
 async def _health(request: web.Request) -> web.Response:
@@ -99,15 +246,7 @@ def main() -> None:
         app = make_app(settings.serving, settings.home, settings.prefect.port)
     except BabylonError as error:
         sys.exit(f"vLLM host: {error}")
-    web.run_app(
-        app,
-        host="127.0.0.1",
-        port=settings.serving.engine_port,
-        handler_cancellation=True,
-        shutdown_timeout=1,
-        access_log=None,
-        print=None,
-    )
+    run_engine(app, settings.serving.engine_port, shutdown_timeout_s=1)
 
 
 if __name__ == "__main__":

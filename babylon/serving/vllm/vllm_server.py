@@ -6,15 +6,79 @@ operation: compare what the server serves with what it must hold, load what is m
 
 import asyncio
 import logging
+import os.path
 import signal
 import time
+from dataclasses import dataclass
+from pathlib import Path
+
+import msgspec
+from msgspec import Struct
 
 from babylon.core.errors import ModelError
 from babylon.core.processes import Service, Supervised, supervised
 from babylon.serving.openai_wire import RequestError
 from babylon.serving.vllm.command import cause_of_death
 from babylon.serving.vllm.vllm_client import VllmClient, VllmDownError, VllmModelCard
-from babylon.serving.vllm.vllm_policy import VllmPolicy, canonical
+
+
+class _AdapterConfig(Struct, frozen=True):
+    base_model_name_or_path: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class VllmPolicy:
+    """A checkpoint under its immutable name. ``base``: the model of the server for it."""
+
+    name: str
+    version: int
+    path: str
+    base: str
+    is_adapter: bool
+
+
+def read_policy(name: str, path: str, version: int) -> VllmPolicy:
+    """Read a checkpoint's configuration.
+
+    Raises:
+        ModelError: there is no checkpoint at ``path``.
+    """
+    base = _base_of(path)
+    is_adapter = base is not None
+    return VllmPolicy(
+        name=name,
+        version=version,
+        path=path,
+        base=canonical(base if base is not None else path),
+        is_adapter=is_adapter,
+    )
+
+
+def canonical(model: str) -> str:
+    """Return a directory's real path; a Hugging Face model id stays as it is."""
+    return os.path.realpath(model) if os.path.isdir(model) else model
+
+
+def _base_of(path: str) -> str | None:
+    """Return the base model of an adapter, ``None`` for a full model."""
+    directory = Path(path)
+    if not directory.is_dir():
+        if directory.is_absolute():
+            raise ModelError(f"no policy loads from {path}: there is no such directory")
+        return None  # a Hugging Face model id
+    config = directory / "adapter_config.json"
+    if config.exists():
+        try:
+            adapter = msgspec.json.decode(config.read_bytes(), type=_AdapterConfig)
+        except msgspec.DecodeError as error:
+            raise ModelError(f"no policy loads from {path}: {config.name}: {error}") from error
+        return adapter.base_model_name_or_path
+    if not (directory / "config.json").exists():
+        raise ModelError(
+            f"no policy loads from {path}: it has neither config.json nor adapter_config.json"
+        )
+    return None
+
 
 log = logging.getLogger(__name__)
 
@@ -139,13 +203,7 @@ class VllmServer:
                 log.error("%s is lost: %s", policy.name, error)
 
     async def _try_to_hold(self, policy: VllmPolicy) -> bool:
-        """Hold a policy. Return False if the server is starting or busy.
-
-        Raises:
-            ModelError: the server ended before it ever answered.
-            RequestError: the server refuses the policy.
-            VllmDownError: the server at ``ENGINE_URL`` does not answer.
-        """
+        """Hold a policy. Return False if the server is starting or busy."""
         if self._process and self._process.exit_code is not None and not self._was_up:
             service = self._process.service
             cause = cause_of_death(service.log, self._log_start)
@@ -178,11 +236,8 @@ class VllmServer:
                 400, f"{policy.path} is an adapter of {policy.base}, but {self._serves(cards)}"
             )
         if other := next((card for card in cards if card.id == policy.name), None):
-            raise RequestError(
-                409,
-                f"{policy.name!r} is {other.root} at {self.client.url}: load {policy.path} under"
-                " another name",
-            )
+            known = f"{policy.name!r} is {other.root} at {self.client.url}"
+            raise RequestError(409, f"{known}: load {policy.path} under another name")
         await self.client.load(policy.name, policy.path)
         log.info("%s holds %s", self.client.url, policy.name)
 

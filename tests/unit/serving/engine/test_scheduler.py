@@ -23,13 +23,13 @@ def policies(tmp_path_factory: pytest.TempPathFactory) -> list[LoadedPolicy]:
 
 
 @pytest.fixture
-def turns(monkeypatch: pytest.MonkeyPatch) -> list[scheduling._Lane]:
-    """Policies in the order of their turns, one entry per step."""
-    seen: list[scheduling._Lane] = []
+def turns(monkeypatch: pytest.MonkeyPatch) -> list[tuple[scheduling._Lane, int]]:
+    """Policies in the order of their turns, one entry per step, and how many requests joined."""
+    seen: list[tuple[scheduling._Lane, int]] = []
     original = scheduling._Lane.turn
 
     def noted(self: scheduling._Lane, arrived: Sequence[Job]) -> list[Job]:
-        seen.append(self)
+        seen.append((self, len(arrived)))
         return original(self, arrived)
 
     monkeypatch.setattr(scheduling._Lane, "turn", noted)
@@ -45,7 +45,7 @@ async def whole(job: Job) -> list[int]:
 
 
 async def test_many_answers_of_one_policy_never_keep_another_from_its_turn(
-    policies: list[LoadedPolicy], turns: list[scheduling._Lane]
+    policies: list[LoadedPolicy], turns: list[tuple[scheduling._Lane, int]]
 ) -> None:
     scheduler = Scheduler()
     busy, other = policies
@@ -53,15 +53,14 @@ async def test_many_answers_of_one_policy_never_keep_another_from_its_turn(
     alone = scheduler.submit(other, request(1, 20), every_step=False)
     await asyncio.gather(*map(whole, [*crowd, alone]))
     await scheduler.close()
-    first, last = (turns.index(lane) for lane in dict.fromkeys(turns)), len(turns)
-    begun = max(first)
-    other_lane = turns[begun]
-    ended = last - turns[::-1].index(other_lane)
-    assert all(one is not two for one, two in pairwise(turns[begun:ended]))
+    lanes = [lane for lane, _ in turns]
+    begun = max(lanes.index(lane) for lane in set(lanes))
+    ended = len(lanes) - lanes[::-1].index(lanes[begun])
+    assert all(one is not two for one, two in pairwise(lanes[begun:ended]))
 
 
 async def test_a_short_answer_joins_a_long_one_and_is_done_long_before(
-    policies: list[LoadedPolicy], turns: list[scheduling._Lane]
+    policies: list[LoadedPolicy], turns: list[tuple[scheduling._Lane, int]]
 ) -> None:
     scheduler = Scheduler()
     policy = policies[0]
@@ -73,21 +72,15 @@ async def test_a_short_answer_joins_a_long_one_and_is_done_long_before(
     async for _ in tokens:
         pass
     await scheduler.close()
-    assert len(set(turns)) == 1  # one batch
+    assert len({lane for lane, _ in turns}) == 1  # one batch
     assert len(turns) < 400 + 3
 
 
 async def test_prompts_are_read_in_portions_between_which_others_go_on(
-    policies: list[LoadedPolicy], monkeypatch: pytest.MonkeyPatch
+    policies: list[LoadedPolicy],
+    turns: list[tuple[scheduling._Lane, int]],
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    joined: list[int] = []
-    original = scheduling._Lane.turn
-
-    def noted(self: scheduling._Lane, arrived: Sequence[Job]) -> list[Job]:
-        joined.append(len(arrived))
-        return original(self, arrived)
-
-    monkeypatch.setattr(scheduling._Lane, "turn", noted)
     monkeypatch.setattr(scheduling, "_READ_TOKENS", 300)
     scheduler = Scheduler()
     with scheduler._changed:  # they come together
@@ -98,7 +91,7 @@ async def test_prompts_are_read_in_portions_between_which_others_go_on(
         huge = scheduler.submit(policies[0], request(9, 4, [7] * 400), every_step=False)
     await asyncio.gather(*map(whole, [*jobs, huge]))
     await scheduler.close()
-    assert [count for count in joined if count] == [2, 2, 2, 1, 1]
+    assert [count for _, count in turns if count] == [2, 2, 2, 1, 1]
 
 
 async def test_a_policy_that_cannot_be_sampled_fails_its_requests_and_no_others(

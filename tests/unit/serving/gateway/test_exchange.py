@@ -4,7 +4,7 @@ from typing import Any
 import msgspec
 import pytest
 
-from babylon.serving.gateway.exchange import Exchange, Identity
+from babylon.serving.gateway.exchange import CHAT, Exchange, Identity
 from babylon.serving.gateway.route_table import ServingRoute, Target
 from babylon.serving.openai_wire import RequestError, parse_chat
 
@@ -18,8 +18,9 @@ def exchange(**fields: Any) -> Exchange:
         identity=Identity(agent_id="a", trajectory_id=None, step=None),
         request=parse_chat(fields),
         fields=fields,
-        route=ServingRoute(7, "babylon", V3),
-        target=V3,
+        dialect=CHAT,
+        assigned=ServingRoute(7, "babylon", V3).assign("babylon", "a"),
+        key_id="k",
     )
 
 

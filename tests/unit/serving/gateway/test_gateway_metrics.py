@@ -23,7 +23,7 @@ def test_calls_are_counted_by_arm_and_version_and_agents_are_not_named() -> None
     metrics.called(call, "200")
     metrics.called(call, "200")
     metrics.refused(401)
-    metrics.add_gauge("babylon_ready", "1 if calls are served.", lambda: 1)
+    metrics.add_gauge("ready", "1 if calls are served.", lambda: 1)
     found = samples(metrics)
     assert (
         found.items()

@@ -2,7 +2,6 @@ import asyncio
 
 import pytest
 
-from babylon.serving.gateway.auth import Principal
 from babylon.serving.gateway.limits import CallLimits
 from babylon.serving.openai_wire import RequestError
 
@@ -36,15 +35,4 @@ async def test_a_waiting_call_that_is_cancelled_leaves_the_queue() -> None:
         await asyncio.wait([waiting])
         assert limits.waiting == 0
     async with limits.for_version("v1"):
-        pass
-
-
-def test_a_key_has_a_limit_of_concurrent_calls() -> None:
-    key = Principal(key_id="k", digest=b"", scopes=frozenset(), max_concurrency=1)
-    limits = CallLimits(concurrency=8, queue=8)
-    with limits.for_key(key):
-        with pytest.raises(RequestError, match="1 calls running") as caught, limits.for_key(key):
-            pass
-        assert caught.value.status == 429
-    with limits.for_key(key):
         pass

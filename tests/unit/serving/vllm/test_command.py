@@ -5,9 +5,14 @@ import pytest
 from babylon.core.errors import ConfigError, ModelError
 from babylon.core.processes import Service
 from babylon.core.settings import Settings, load_settings
-from babylon.serving.vllm.build import mixes_base_with_adapters
-from babylon.serving.vllm.command import cause_of_death, free_port, require_vllm, vllm_service
-from babylon.serving.vllm.vllm_policy import read_policy
+from babylon.serving.vllm.command import (
+    cause_of_death,
+    free_port,
+    mixes_base_with_adapters,
+    require_vllm,
+    vllm_service,
+)
+from babylon.serving.vllm.vllm_server import read_policy
 from tests.ports import free_port as a_free_port
 
 # Of a start that failed: what matters comes first, in the middle of other things.

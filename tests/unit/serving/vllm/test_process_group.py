@@ -20,17 +20,12 @@ print(os.getpid(), child.pid, os.environ.get("PYTHONPATH"), flush=True)
 time.sleep(600)
 """
 
+RUN = [sys.executable, "-m", "babylon.serving.vllm.process_group", sys.executable, "-c"]
+
 
 @pytest.fixture
 def group() -> Iterator["subprocess.Popen[str]"]:
-    command = [
-        sys.executable,
-        "-m",
-        "babylon.serving.vllm.process_group",
-        sys.executable,
-        "-c",
-        FAMILY,
-    ]
+    command = [*RUN, FAMILY]
     environment = {
         **os.environ,
         SUPERVISOR: str(os.getpid()),
@@ -54,9 +49,7 @@ async def all_end(processes: list[psutil.Process]) -> None:
             await asyncio.sleep(0.02)
 
 
-@pytest.mark.parametrize(
-    "end", [lambda group, parent: parent.kill(), lambda group, parent: group.terminate()]
-)
+@pytest.mark.parametrize("end", ["parent", "group"])
 async def test_all_processes_end_with_the_command(
     group: "subprocess.Popen[str]", end: Callable[["subprocess.Popen[str]", psutil.Process], None]
 ) -> None:
@@ -70,11 +63,9 @@ async def test_all_processes_end_with_the_supervisor() -> None:
     script = (
         "import os, subprocess, sys;"
         " os.environ[sys.argv[1]] = str(os.getpid());"
-        " subprocess.run([sys.executable, '-m', 'babylon.serving.vllm.process_group',"
-        " sys.executable, '-c',"
-        " sys.argv[2]])"
+        " subprocess.run(sys.argv[2:])"
     )
-    command = [sys.executable, "-c", script, SUPERVISOR, FAMILY]
+    command = [sys.executable, "-c", script, SUPERVISOR, *RUN, FAMILY]
     with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as supervisor:
         processes = processes_of(supervisor)
         supervisor.kill()
@@ -82,12 +73,4 @@ async def test_all_processes_end_with_the_supervisor() -> None:
 
 
 def test_exit_code_is_the_commands() -> None:
-    command = [
-        sys.executable,
-        "-m",
-        "babylon.serving.vllm.process_group",
-        sys.executable,
-        "-c",
-        "exit(7)",
-    ]
-    assert subprocess.run(command).returncode == 7
+    assert subprocess.run([*RUN, "exit(7)"]).returncode == 7

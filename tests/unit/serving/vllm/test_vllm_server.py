@@ -11,8 +11,7 @@ from aiohttp.test_utils import TestServer
 
 from babylon.serving.openai_wire import RequestError, error_body
 from babylon.serving.vllm.vllm_client import VllmClient, VllmDownError
-from babylon.serving.vllm.vllm_policy import VllmPolicy
-from babylon.serving.vllm.vllm_server import VllmServer
+from babylon.serving.vllm.vllm_server import VllmPolicy, VllmServer
 
 ADAPTER = VllmPolicy(name="p-v1", version=1, path="/adapters/1", base="org/base", is_adapter=True)
 BASE = {"id": "ours", "root": "org/base", "parent": None}
