@@ -77,7 +77,7 @@ async def _met(
     home: Home,
     seed: int,
     evaluation: EvaluationSettings,
-    max_tokens: int,
+    max_tokens: int | None,
 ) -> Verdict:
     """Play the match, check a winner against recorded play, and write the report."""
     if serving.policy_version == trained.policy_version:  # deployed before a crash
