@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
     from babylon.art.backend import Backend
-    from babylon.core.settings import Settings
+    from babylon.core.settings import Settings, load_settings
     from babylon.recorder import MarketOutcomesTracker, TrajectoryRecorder
     from babylon.store import open_store
 
@@ -21,6 +21,7 @@ __all__ = [
     "Settings",
     "TrajectoryRecorder",
     "__version__",
+    "load_settings",
     "open_store",
 ]
 _MODULES = {
@@ -28,6 +29,7 @@ _MODULES = {
     "MarketOutcomesTracker": "babylon.recorder",
     "Settings": "babylon.core.settings",
     "TrajectoryRecorder": "babylon.recorder",
+    "load_settings": "babylon.core.settings",
     "open_store": "babylon.store",
 }
 

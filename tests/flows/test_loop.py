@@ -13,7 +13,7 @@ import pytest
 import torch
 
 from babylon.core.api_keys import local_key
-from babylon.core.settings import Settings
+from babylon.core.settings import Settings, load_settings
 from babylon.core.trajectories import training_rows
 from babylon.core.types import WindowResult
 from babylon.core.windows import WindowState, window_at
@@ -63,7 +63,7 @@ async def live(
     }
     for name, value in variables.items():
         monkeypatch.setenv(name, value)
-    live = Settings()
+    live = load_settings()
     async with serving(live):
         yield live
 
@@ -92,7 +92,7 @@ async def test_an_hour_of_play_becomes_a_policy_that_can_serve(
     await the_new_policy_serves(live, store)
     await no_ground_truth_is_in_a_training_token(store, result, base)
     await every_trajectory_is_consumed_and_a_second_run_changes_nothing(store, result, heard)
-    published = pl.read_parquet(next(live.datasets.rglob("*.parquet")))
+    published = pl.read_parquet(next(live.home.datasets.rglob("*.parquet")))
     assert published.height == heard
     assert not any(secret in str(published.rows()) for secret in SECRETS)
 
@@ -117,7 +117,7 @@ async def the_new_policy_serves(live: Settings, store: Store) -> None:
     assert policy.policy_version == 1
     assert [gateway.route_version for gateway in await live_gateways(store)] == [route_version]
     key = str(local_key(live.home.root))
-    async with openai.AsyncOpenAI(base_url=f"{live.endpoint}/v1", api_key=key) as client:
+    async with openai.AsyncOpenAI(base_url=f"{live.serving.endpoint}/v1", api_key=key) as client:
         answer = await client.chat.completions.with_raw_response.create(
             model="babylon", messages=[{"role": "user", "content": "hello"}], max_tokens=2
         )

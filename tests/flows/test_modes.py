@@ -139,8 +139,8 @@ async def test_continuous_outlives_a_database_that_goes_away_and_comes_back(
     monkeypatch: pytest.MonkeyPatch,
     caplog: pytest.LogCaptureFixture,
 ) -> None:
-    assert played.database_url is not None
-    url = urlsplit(played.database_url.get_secret_value())
+    assert played.database.url is not None
+    url = urlsplit(played.database.url.get_secret_value())
     assert url.port is not None
     looks = 0
     async with SwitchableRelay(url.port) as relay:
@@ -151,7 +151,7 @@ async def test_continuous_outlives_a_database_that_goes_away_and_comes_back(
             if looks == 1:
                 relay.shut()
             elif looks == 2:
-                assert "the database is away" in caplog.text
+                assert "the database is unreachable" in caplog.text
                 await store.pool.execute("UPDATE babylon.windows SET retry_at = now()")
                 workshop.training_error = None
                 await relay.open()

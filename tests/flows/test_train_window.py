@@ -50,7 +50,7 @@ async def test_a_window_goes_all_the_way_and_a_second_run_changes_nothing(
     played: Settings, store: Store, workshop: Workshop, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("WANDB_PROJECT", "babylon-test")
-    orphan = played.checkpoints / "2025-11-14T0900-e0"  # of a claim before this one
+    orphan = played.home.checkpoints / "2025-11-14T0900-e0"  # of a claim before this one
     orphan.mkdir(parents=True)
     result = await train_window(WINDOW)
     assert result.status == WindowState.DEPLOYED and result.changed
@@ -59,8 +59,8 @@ async def test_a_window_goes_all_the_way_and_a_second_run_changes_nothing(
     assert (await champion(store))[0].policy_version == 1
     row = await get_window(store, WINDOW)
     assert row is not None and row.metrics.items() >= result.metrics.items()
-    assert list(played.datasets.rglob("*.parquet"))
-    assert len(list(played.home.glob("wandb/offline-run-*/run-babylon.wandb"))) == 1
+    assert list(played.home.datasets.rglob("*.parquet"))
+    assert len(list(played.home.root.glob("wandb/offline-run-*/run-babylon.wandb"))) == 1
     assert not orphan.exists()
 
     again = await train_window(WINDOW)
@@ -79,8 +79,8 @@ async def test_a_finished_window_stays_finished_when_what_comes_after_it_fails(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
     monkeypatch.setenv("WANDB_PROJECT", "babylon-test")
-    played.home.mkdir()
-    (played.home / "wandb").write_text("a file where a directory belongs")
+    played.home.root.mkdir()
+    (played.home.root / "wandb").write_text("a file where a directory belongs")
     (tmp_path / "adapter_config.json").write_text("{ cut off")
     await store.pool.execute("UPDATE babylon.policies SET uri = $1", str(tmp_path))
     result = await train_window(WINDOW)
@@ -239,7 +239,7 @@ async def test_rejections_update_and_verdict_are_left_as_prefect_artifacts(
     assert "| training_loss | 0.5 | mean over train steps |" in page
     (page, *_) = [str(a.data) for a in artifacts if a.key == "arena-2025-11-14t0900"]
     assert page.startswith(f"# Window {WINDOW}, policy 1: promote")
-    assert "| mean P&L, $ | 1.0 | 2.0 |" in page and "Recorded play: not asked" in page
+    assert "| mean P&L, $ | 1.0 | 2.0 |" in page and "Recorded play: not checked" in page
 
 
 @pytest.fixture
@@ -317,7 +317,7 @@ async def test_scores_are_taken_up_as_they_are_unless_a_setting_or_the_artifact_
     assert await dies() == 5
     await insert(store, "trajectories", [{**real_rows("trajectories")[0], **LATE}])
     assert await dies() == 5  # the same settings: the same batch
-    for scored in played.artifacts.glob("*scored*"):
+    for scored in played.home.artifacts.glob("*scored*"):
         scored.unlink()
     assert await dies() == 6
     workshop.training_error = None
@@ -366,9 +366,9 @@ async def test_a_late_row_is_reported_never_trained_by_itself_and_taken_up_by_a_
     assert trained.metrics["trajectories"] == 3
     assert await backfill(overrides=late) == []
     assert workshop.trained == [WINDOW, f"{WINDOW}+late"]
-    files = sorted(played.datasets.rglob("*.parquet"))
+    files = sorted(played.home.datasets.rglob("*.parquet"))
     await publish_dataset(day=parse_window_id(WINDOW).start.date())
-    assert sorted(played.datasets.rglob("*.parquet")) == files  # under the very same names
+    assert sorted(played.home.datasets.rglob("*.parquet")) == files  # under the very same names
     batches = await store.pool.fetch(
         "SELECT window_id, count(*) FROM babylon.trained GROUP BY 1 ORDER BY 1"
     )
