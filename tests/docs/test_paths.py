@@ -8,7 +8,7 @@ import pytest
 from tests.docs.test_pages import PAGES, ROOT
 
 MODULE = re.compile(r"\b(?:babylon|flows|tasks|blocks|migrations|tests|examples)/[\w/]+\.py\b")
-LINK = re.compile(r"\]\((?!https?:|#)([^)#\s]+)")
+LINK = re.compile(r"\]\((?!https?:|#)([^)#\s]+)[)#]")
 CORE_PATH = re.compile(r"<!-- core-path -->(.*?)<!-- /core-path -->", re.DOTALL)
 CORE_LINES = 3500
 

@@ -5,7 +5,7 @@ import os
 import signal
 import subprocess
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 
 import psutil
 import pytest
@@ -50,11 +50,12 @@ async def all_end(processes: list[psutil.Process]) -> None:
 
 
 @pytest.mark.parametrize("end", ["parent", "group"])
-async def test_all_processes_end_with_the_command(
-    group: "subprocess.Popen[str]", end: Callable[["subprocess.Popen[str]", psutil.Process], None]
-) -> None:
+async def test_all_processes_end_with_the_command(group: "subprocess.Popen[str]", end: str) -> None:
     processes = processes_of(group)
-    end(group, processes[0])
+    if end == "group":
+        group.terminate()
+    else:
+        processes[0].kill()
     await all_end(processes)
     assert await asyncio.to_thread(group.wait) in (128 + signal.SIGKILL, 128 + signal.SIGTERM)
 
