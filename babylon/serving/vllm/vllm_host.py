@@ -15,6 +15,7 @@ import msgspec
 from aiohttp import web
 
 from babylon.core.errors import BabylonError, ModelError, ServingError
+from babylon.core.home import Home
 from babylon.core.settings import ServingSettings, load_settings
 from babylon.serving.engine_protocol import (
     PolicyCard,
