@@ -46,7 +46,7 @@ LOSSES_WITH_NORMALISER = ("gspo", "dapo", "dr_grpo")
 _LOOPBACK = ("localhost", "127.0.0.1")
 
 
-def _setting(default: Any, variable: str, description: str, **limits: Any) -> Any:
+def _env(default: Any, variable: str, description: str, **limits: Any) -> Any:
     """A field with its environment variable and its line in docs/settings.md."""
     return Field(
         default, description=description, json_schema_extra={"variable": variable}, **limits
@@ -60,37 +60,25 @@ class Group(BaseModel):
 
 
 class DatabaseSettings(Group):
-    url: SecretStr | None = _setting(
-        None, "DATABASE_URL", "Postgres; by default an embedded server in the home."
-    )
+    url: SecretStr | None = _env(None, "DATABASE_URL", "Postgres; by default an embedded server.")
 
 
 class WindowSettings(Group):
-    minutes: int = _setting(
+    minutes: int = _env(
         60, "WINDOW_MINUTES", f"Length of a window. `{HOURS}` in the environment wins over it."
     )
-    min_agents: int = _setting(3, "MIN_AGENTS_PER_WINDOW", "Agents that a window needs.", ge=2)
-    lookback_hours: int = _setting(
-        168, "LOOKBACK_HOURS", "Age of the oldest window to train.", ge=1, le=MAX_HOURS
-    )
-    frequency: int = _setting(
-        1, "TRAINING_FREQUENCY_WINDOWS", "Continuous training looks every N windows.", ge=1
-    )
-    grace_s: float = _setting(
-        60.0, "WINDOW_GRACE_SECONDS", "Time for late rows after a window's end.", ge=0
-    )
-    lease_s: float = _setting(
-        60.0, "LEASE_SECONDS", "A claim without a heartbeat expires after this time.", gt=0
-    )
-    recipe: str = _setting(
+    min_agents: int = _env(3, "MIN_AGENTS_PER_WINDOW", "Agents that a window needs.", ge=2)
+    lookback_hours: int = _env(168, "LOOKBACK_HOURS", "Oldest window to train.", ge=1, le=MAX_HOURS)
+    frequency: int = _env(1, "TRAINING_FREQUENCY_WINDOWS", "Train every N windows.", ge=1)
+    grace_s: float = _env(60.0, "WINDOW_GRACE_SECONDS", "Wait for late rows.", ge=0)
+    lease_s: float = _env(60.0, "LEASE_SECONDS", "Life of a claim without heartbeat.", gt=0)
+    recipe: str = _env(
         "",
         "RECIPE",
-        "Name under which finished windows are taken up for what was never trained.",
+        "Takes up finished windows for what was never trained.",
         pattern=f"^({RECIPE_PATTERN})?$",
     )
-    include_late: bool = _setting(
-        False, "INCLUDE_LATE", "With a recipe: train late trajectories too."
-    )
+    include_late: bool = _env(False, "INCLUDE_LATE", "With a recipe: late trajectories too.")
 
     @field_validator("minutes")
     @classmethod
@@ -100,146 +88,98 @@ class WindowSettings(Group):
 
 
 class QualitySettings(Group):
-    min_actions: int = _setting(
-        5, "MIN_ACTIONS_PER_TRAJECTORY", "Actions that a trajectory needs.", ge=1
-    )
-    reward_threshold: float | None = _setting(
-        None, "REWARD_THRESHOLD", "Reject trajectories that earned less; off by default."
-    )
-    target_trajectories: int = _setting(
-        1000, "TARGET_TRAJECTORIES", "Thin larger windows to about this many.", ge=2
-    )
-    max_dropout: float = _setting(
-        0.3, "MAX_DROPOUT", "Largest share of a window that thinning removes.", ge=0, lt=1
-    )
+    min_actions: int = _env(5, "MIN_ACTIONS_PER_TRAJECTORY", "Actions in a trajectory.", ge=1)
+    reward_threshold: float | None = _env(None, "REWARD_THRESHOLD", "Reject what earned less.")
+    target_trajectories: int = _env(1000, "TARGET_TRAJECTORIES", "Size after thinning.", ge=2)
+    max_dropout: float = _env(0.3, "MAX_DROPOUT", "Largest share to thin out.", ge=0, lt=1)
 
 
 class ScoringSettings(Group):
-    scorer: str = _setting(
+    scorer: str = _env(
         "heuristic",
         "SCORER",
         "`heuristic`, `ruler`, `preference`, `regression`, `art-ruler` or"
         " `package.module:function`.",
     )
-    write_back: bool = _setting(
-        False, "JUDGE_WRITE_BACK", "Write judgments into the game's own tables too."
-    )
+    write_back: bool = _env(False, "JUDGE_WRITE_BACK", "Write judgments to the game too.")
 
 
 class JudgeSettings(Group):
     """The judge: a model behind an OpenAI-compatible server, or a checkpoint directory."""
 
-    model: str | None = _setting(None, "JUDGE_MODEL", "Model name at the judge's server.")
-    base_url: str = _setting(
-        "https://api.openai.com/v1", "JUDGE_BASE_URL", "Address of the judge's server."
-    )
-    api_key: SecretStr | None = _setting(None, "OPENAI_API_KEY", "Key for the judge's server.")
-    model_path: Path | None = _setting(
-        None, "JUDGE_MODEL_PATH", "Checkpoint directory that judges instead of a server."
-    )
-    temperature: float | None = _setting(
-        None, "JUDGE_TEMPERATURE", "Sampling temperature; by default the server's.", ge=0, le=2
-    )
-    rubric: str = _setting("trading-v1", "JUDGE_RUBRIC", "Rubric by name, or a path to a file.")
-    context_tokens: int = _setting(
-        128_000, "JUDGE_CONTEXT_TOKENS", "Context of the judge's model.", ge=1000
-    )
-    passes: float = _setting(
-        2.5, "JUDGE_PASSES", "Mean number of times that a trajectory is judged.", ge=1, le=20
-    )
-    concurrency: int = _setting(8, "JUDGE_CONCURRENCY", "Requests at a time.", ge=1, le=256)
-    timeout_s: float = _setting(
-        1800.0, "JUDGE_TIMEOUT_SECONDS", "Time limit for judging a window.", gt=0
-    )
-    window_tokens: int | None = _setting(
-        None, "JUDGE_WINDOW_TOKENS", "Token budget of a window; unlimited by default.", ge=0
-    )
-    day_tokens: int | None = _setting(
-        None, "JUDGE_DAY_TOKENS", "Token budget of a UTC day; unlimited by default.", ge=0
-    )
-    window_usd: float | None = _setting(
-        None, "JUDGE_WINDOW_USD", "Budget of a window in US dollars.", ge=0
-    )
-    day_usd: float | None = _setting(
-        None, "JUDGE_DAY_USD", "Budget of a UTC day in US dollars.", ge=0
-    )
-    prompt_usd: float = _setting(
-        0.0, "JUDGE_PROMPT_USD_PER_MTOK", "Price of a million prompt tokens.", ge=0
-    )
-    completion_usd: float = _setting(
+    model: str | None = _env(None, "JUDGE_MODEL", "Model name at the judge's server.")
+    base_url: str = _env("https://api.openai.com/v1", "JUDGE_BASE_URL", "Judge's server.")
+    api_key: SecretStr | None = _env(None, "OPENAI_API_KEY", "Key for the judge's server.")
+    model_path: Path | None = _env(None, "JUDGE_MODEL_PATH", "Checkpoint that judges.")
+    temperature: float | None = _env(None, "JUDGE_TEMPERATURE", "Default: server's.", ge=0, le=2)
+    rubric: str = _env("trading-v1", "JUDGE_RUBRIC", "Rubric by name, or a path to a file.")
+    context_tokens: int = _env(128_000, "JUDGE_CONTEXT_TOKENS", "Context of its model.", ge=1000)
+    passes: float = _env(2.5, "JUDGE_PASSES", "Judgments of a trajectory, mean.", ge=1, le=20)
+    concurrency: int = _env(8, "JUDGE_CONCURRENCY", "Requests at a time.", ge=1, le=256)
+    timeout_s: float = _env(1800.0, "JUDGE_TIMEOUT_SECONDS", "Limit for a window.", gt=0)
+    window_tokens: int | None = _env(None, "JUDGE_WINDOW_TOKENS", "Budget of a window.", ge=0)
+    day_tokens: int | None = _env(None, "JUDGE_DAY_TOKENS", "Budget of a UTC day.", ge=0)
+    window_usd: float | None = _env(None, "JUDGE_WINDOW_USD", "Budget of a window.", ge=0)
+    day_usd: float | None = _env(None, "JUDGE_DAY_USD", "Budget of a UTC day.", ge=0)
+    prompt_usd: float = _env(0.0, "JUDGE_PROMPT_USD_PER_MTOK", "Price of prompt tokens.", ge=0)
+    completion_usd: float = _env(
         0.0, "JUDGE_COMPLETION_USD_PER_MTOK", "Price of a million completion tokens.", ge=0
     )
-    cheaper_model: str | None = _setting(
-        None, "JUDGE_CHEAPER_MODEL", "Model that takes over when the budget runs short."
-    )
-    cheaper_prompt_usd: float = _setting(
+    cheaper_model: str | None = _env(None, "JUDGE_CHEAPER_MODEL", "Takes over near the budget.")
+    cheaper_prompt_usd: float = _env(
         0.0, "JUDGE_CHEAPER_PROMPT_USD_PER_MTOK", "Its price of a million prompt tokens.", ge=0
     )
-    cheaper_completion_usd: float = _setting(
+    cheaper_completion_usd: float = _env(
         0.0,
         "JUDGE_CHEAPER_COMPLETION_USD_PER_MTOK",
         "Its price of a million completion tokens.",
         ge=0,
     )
-    heuristic_fallback: bool = _setting(
-        True, "JUDGE_HEURISTIC_FALLBACK", "Score by the heuristic when the budget is spent."
-    )
+    heuristic_fallback: bool = _env(True, "JUDGE_HEURISTIC_FALLBACK", "Heuristic past the budget.")
 
 
 class ModelSettings(Group):
-    base: str | None = _setting(
-        None, "BASE_MODEL", "Causal LM: local path or hub id; by default a tiny one made here."
-    )
-    name: str = _setting("babylon", "MODEL_NAME", "Model name that agents ask for.")
+    base: str | None = _env(None, "BASE_MODEL", "Path or hub id; default: a tiny one made here.")
+    name: str = _env("babylon", "MODEL_NAME", "Model name that agents ask for.")
 
 
 class TrainingSettings(Group):
-    trainer: Trainer = _setting("torch", "TRAINER", "Backend that computes the update.")
-    tuning: Literal["lora", "full"] = _setting(
-        "lora", "TUNING", "Train a LoRA adapter, or all weights."
-    )
-    transfer_layers: Literal["all", "attention", "ffn"] = _setting(
+    trainer: Trainer = _env("torch", "TRAINER", "Backend that computes the update.")
+    tuning: Literal["lora", "full"] = _env("lora", "TUNING", "LoRA adapter, or all weights.")
+    transfer_layers: Literal["all", "attention", "ffn"] = _env(
         "all", "TRANSFER_LAYERS", "Layers that are tuned."
     )
-    loss: Loss = _setting("ppo_clip", "LOSS", "Loss function.")
-    advantage: Literal["leave_one_out", "group_std", "batch_std"] = _setting(
+    loss: Loss = _env("ppo_clip", "LOSS", "Loss function.")
+    advantage: Literal["leave_one_out", "group_std", "batch_std"] = _env(
         "leave_one_out", "ADVANTAGE", "Baseline and scale of advantages."
     )
-    call_weight: Literal["trajectory", "token", "trajectory_tokens", "call", "constant"] = _setting(
+    call_weight: Literal["trajectory", "token", "trajectory_tokens", "call", "constant"] = _env(
         "trajectory",
         "CALL_WEIGHT",
         "Unit of equal mass in a train step. Losses with their own normaliser allow only the"
         " default.",
     )
-    learning_rate: float | None = _setting(
-        None, "LEARNING_RATE", "By default 1e-5 for LoRA and 1e-6 for full tuning.", gt=0
-    )
-    warmup_steps: int = _setting(
-        10, "WARMUP_STEPS", "Warm-up steps over the life of an optimiser.", ge=0
-    )
-    iterations: int = _setting(10, "ITERATIONS", "Passes over a window.", ge=1)
-    batch_size: int = _setting(4, "BATCH_SIZE", "Trajectories a micro-batch.", ge=1)
-    accumulation: int = _setting(
-        2, "GRADIENT_ACCUMULATION_STEPS", "Micro-batches a train step.", ge=1
-    )
-    max_tokens: int | None = _setting(
+    learning_rate: float | None = _env(None, "LEARNING_RATE", "Default: 1e-5, full 1e-6.", gt=0)
+    warmup_steps: int = _env(10, "WARMUP_STEPS", "Warm-up of an optimiser.", ge=0)
+    iterations: int = _env(10, "ITERATIONS", "Passes over a window.", ge=1)
+    batch_size: int = _env(4, "BATCH_SIZE", "Trajectories a micro-batch.", ge=1)
+    accumulation: int = _env(2, "GRADIENT_ACCUMULATION_STEPS", "Micro-batches a train step.", ge=1)
+    max_tokens: int | None = _env(
         None,
         "MAX_TOKENS",
         "Tokens computed at once. It decides memory, never the result, and is halved when memory"
         " is short.",
         ge=1,
     )
-    kl_penalty: float = _setting(
-        0.0, "KL_PENALTY", "Weight of the KL to the reference policy; needs LoRA.", ge=0
-    )
-    max_missing_logprobs: float = _setting(
+    kl_penalty: float = _env(0.0, "KL_PENALTY", "KL to the reference; LoRA only.", ge=0)
+    max_missing_logprobs: float = _env(
         1.0,
         "MAX_MISSING_LOGPROBS",
         "Largest share of calls without logged logprobs; the trainer recomputes them.",
         ge=0,
         le=1,
     )
-    max_staleness: int = _setting(
+    max_staleness: int = _env(
         1,
         "MAX_STALENESS",
         "Updates that a call's policy may lie behind. No importance weight corrects for more than"
@@ -277,44 +217,31 @@ class TrainingSettings(Group):
 class EvaluationSettings(Group):
     """Validation of a checkpoint on unseen scenarios."""
 
-    scenarios: int = _setting(
-        2048,
-        "ARENA_SCENARIOS",
-        "Budget of the gate; it stops early when the result is clear.",
-        ge=32,
-    )
-    rules: Literal["starter", "hour"] = _setting(
-        "starter", "ARENA_RULES", "Game of the gate: the one that the fleet plays."
-    )
+    scenarios: int = _env(2048, "ARENA_SCENARIOS", "Largest gate; it stops when clear.", ge=32)
+    rules: Literal["starter", "hour"] = _env("starter", "ARENA_RULES", "Game that the fleet plays.")
 
 
 class ServingSettings(Group):
-    endpoint: str = _setting(
-        "http://localhost:8000", "LOCAL_ENDPOINT", "Address of the gateway, on loopback."
-    )
-    engine_port: int = _setting(8001, "ENGINE_PORT", "Port of the engine.", ge=1, le=65535)
-    admin_port: int = _setting(8002, "ADMIN_PORT", "Port of the admin API.", ge=1, le=65535)
-    engine: Engine = _setting("embedded", "ENGINE", "Engine that `babylon up` starts.")
-    vllm_python: str | None = _setting(
-        None, "VLLM_PYTHON", "Python of the environment in which vLLM is installed."
-    )
-    vllm_args: str = _setting("", "VLLM_ARGS", "Further arguments of vLLM servers.")
-    engine_url: str | None = _setting(
+    endpoint: str = _env("http://localhost:8000", "LOCAL_ENDPOINT", "Gateway, on loopback.")
+    engine_port: int = _env(8001, "ENGINE_PORT", "Port of the engine.", ge=1, le=65535)
+    admin_port: int = _env(8002, "ADMIN_PORT", "Port of the admin API.", ge=1, le=65535)
+    engine: Engine = _env("embedded", "ENGINE", "Engine that `babylon up` starts.")
+    vllm_python: str | None = _env(None, "VLLM_PYTHON", "Python that has vLLM.")
+    vllm_args: str = _env("", "VLLM_ARGS", "Further arguments of vLLM servers.")
+    engine_url: str | None = _env(
         None,
         "ENGINE_URL",
         "A running vLLM server to use instead of starting one.",
         pattern=r"^https?://[^/]+/?$",
     )
-    recording: RecordingPolicy = _setting(
+    recording: RecordingPolicy = _env(
         "lossless",
         "RECORDING",
         "When the disk is full: withhold answers (`lossless`) or serve them unrecorded"
         " (`available`).",
     )
-    max_concurrency: int = _setting(
-        256, "MAX_CONCURRENCY", "Calls of one policy version at a time.", ge=1
-    )
-    max_queue: int = _setting(1024, "MAX_QUEUE", "Calls that may wait for a place.", ge=0)
+    max_concurrency: int = _env(256, "MAX_CONCURRENCY", "Calls of a policy at a time.", ge=1)
+    max_queue: int = _env(1024, "MAX_QUEUE", "Calls that may wait for a place.", ge=0)
 
     @field_validator("endpoint")
     @classmethod
@@ -346,20 +273,20 @@ class ServingSettings(Group):
 
 
 class DeploymentSettings(Group):
-    strategy: DeploymentStrategy = _setting(
+    strategy: DeploymentStrategy = _env(
         "replace",
         "DEPLOYMENT_STRATEGY",
         "A checkpoint that passed serves all agents (`replace`), half of them (`ab`), or 5 %, then"
         " 25 %, then 50 % of them (`canary`).",
     )
-    max_serving_kl: float = _setting(
+    max_serving_kl: float = _env(
         # An hour of the demo moves a policy by 0.003 to 0.03, its twelve hours together by 0.17.
         0.5,
         "MAX_SERVING_KL",
         "Largest KL from the champion, in nats a token, that may serve.",
         gt=0,
     )
-    keep_checkpoints: int = _setting(
+    keep_checkpoints: int = _env(
         3,
         "KEEP_CHECKPOINTS",
         "Checkpoints kept of each kind: rollback targets, newest, best. The kinds overlap.",
@@ -370,14 +297,10 @@ class DeploymentSettings(Group):
 class ExperimentSettings(Group):
     """An experiment between two policies on live agents (`ab`, `canary`)."""
 
-    min_agents: int = _setting(
-        40, "AB_MIN_AGENTS", "Agents with finished play before a decision.", ge=4
-    )
-    min_hours: float = _setting(3.0, "AB_MIN_HOURS", "Age before a decision.", ge=0)
-    max_hours: float = _setting(
-        168.0, "AB_MAX_HOURS", "Age at which the champion stays.", gt=0, le=MAX_HOURS
-    )
-    tolerated_loss_usd: float = _setting(
+    min_agents: int = _env(40, "AB_MIN_AGENTS", "Agents before a decision.", ge=4)
+    min_hours: float = _env(3.0, "AB_MIN_HOURS", "Age before a decision.", ge=0)
+    max_hours: float = _env(168.0, "AB_MAX_HOURS", "The champion stays then.", gt=0, le=MAX_HOURS)
+    tolerated_loss_usd: float = _env(
         0.0,
         "AB_TOLERATED_LOSS_USD",
         "Loss a play that a challenger may surely cause without a rollback.",
@@ -397,21 +320,15 @@ class ExperimentSettings(Group):
 class TrackingSettings(Group):
     """Weights & Biases."""
 
-    project: str | None = _setting(
-        None, "WANDB_PROJECT", "Project; no window is reported without one."
-    )
-    mode: Literal["offline", "online", "disabled"] = _setting(
+    project: str | None = _env(None, "WANDB_PROJECT", "Without one, nothing is reported.")
+    mode: Literal["offline", "online", "disabled"] = _env(
         "offline", "WANDB_MODE", "Offline runs are files to sync by hand."
     )
 
 
 class PrefectSettings(Group):
-    port: int = _setting(
-        4200, "PREFECT_SERVER_API_PORT", "Port of the server of `babylon up`.", ge=1, le=65535
-    )
-    gpu_timeout_s: float = _setting(
-        3 * 3600.0, "GPU_TIMEOUT_SECONDS", "Time limit of the GPU stages of a window.", gt=0
-    )
+    port: int = _env(4200, "PREFECT_SERVER_API_PORT", "Port of its server.", ge=1, le=65535)
+    gpu_timeout_s: float = _env(3 * 3600.0, "GPU_TIMEOUT_SECONDS", "Limit for GPU stages.", gt=0)
 
 
 class Settings(BaseModel):
@@ -419,10 +336,10 @@ class Settings(BaseModel):
 
     model_config = ConfigDict(frozen=True, extra="forbid")
 
-    home: Annotated[Home, BeforeValidator(Home.at)] = _setting(
+    home: Annotated[Home, BeforeValidator(Home.at)] = _env(
         ".babylon", "BABYLON_HOME", "Directory of everything mutable.", validate_default=True
     )
-    seed: int = _setting(0, "BABYLON_SEED", "Seed of thinning, training and simulated play.")
+    seed: int = _env(0, "BABYLON_SEED", "Seed of thinning, training and simulated play.")
     database: DatabaseSettings = DatabaseSettings()
     windows: WindowSettings = WindowSettings()
     quality: QualitySettings = QualitySettings()

@@ -18,15 +18,14 @@ from babylon.core.types import Claim, Verdict
 from babylon.dataset.build import build_tables, windows_of
 from babylon.dataset.performance import played_rows, publish_performance
 from babylon.dataset.replay.comparison import replay_report
-from babylon.dataset.replay.counterfactual import replay, replayed
+from babylon.dataset.replay.counterfactual import replay
 from babylon.dataset.replay.dataset_reader import read_dataset
 from babylon.dataset.replay.recorded import Rebuilt
 from babylon.dataset.replay.recorded_windows import rebuild_windows, recorded_windows
 from babylon.evaluation.arena.play import scripted
 from babylon.game.fleet.fleet_plan import FleetPlan, deal
 from babylon.game.fleet.spawn import run_fleet
-from babylon.game.market.market import Market
-from babylon.game.market.scenario import HOUR, STARTER, Rules, make_scenario
+from babylon.game.market.scenario import HOUR, STARTER, Rules
 from babylon.game.market.scripted import SCRIPTED_AGENTS
 from babylon.stages.deploy import deploy_checkpoint
 from babylon.store import Store, open_store
@@ -92,23 +91,6 @@ async def test_another_agent_in_its_place_has_the_world(store: Store, settings: 
     assert replay(found, "agent-1", scripted(SCRIPTED_AGENTS["random"])) == replay(
         found, "agent-1", scripted(SCRIPTED_AGENTS["random"])
     )
-
-
-async def test_a_recorded_agent_plays_in_any_market(store: Store, settings: Settings) -> None:
-    await run_fleet(store, settings, plan(), "scripted")
-    (recorded,) = (await rebuilt(store)).scenarios
-    play = max(recorded.plays, key=lambda play: abs(play.pnl_usd))
-    market = Market(recorded.scenario, [replayed(play)])
-    while not market.over:
-        market.step({})
-    market.settle()
-    (bot,) = market.accounts.values()
-    assert bot.balance - STARTER.start_balance == pytest.approx(play.pnl_usd, abs=CENT)
-    longer = Market(make_scenario("longer", replace(STARTER, ticks=20)), [replayed(play)])
-    while not longer.over:
-        longer.step({})
-    (bot,) = longer.accounts.values()
-    assert {outcome.action_type for outcome in bot.outcomes[10:]} == {"HOLD"}
 
 
 async def tamper(store: Store, change: str, to: str) -> None:

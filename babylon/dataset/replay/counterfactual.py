@@ -6,15 +6,13 @@ agent's own orders move the prices.
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from random import Random
 
 from babylon.core.errors import ReplayError
 from babylon.dataset.replay.recorded import Prices, RecordedPlay, RecordedScenario
 from babylon.evaluation.arena.play import Decide, is_malformed
 from babylon.game.market.game import make_market
 from babylon.game.market.market import Seat
-from babylon.game.market.orders import Decision, Hold, parse_decision
-from babylon.game.market.scripted import ScriptedAgent
+from babylon.game.market.orders import Decision, parse_decision
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,20 +40,6 @@ class Replayed:
     @property
     def difference(self) -> float:
         return self.replayed_pnl - self.recorded_pnl
-
-
-def replayed(play: RecordedPlay) -> ScriptedAgent:
-    """Return a scripted agent that repeats the recorded decisions tick by tick, then holds.
-
-    Raises:
-        ReplayError: The ticks of its replies are unknown.
-    """
-    _require_replies(play)
-
-    def decide(seat: Seat, random: Random) -> Decision:
-        return _again(play, seat.tick) if seat.tick < len(play.replies) else Hold()
-
-    return decide
 
 
 def replay(

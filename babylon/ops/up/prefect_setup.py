@@ -112,11 +112,7 @@ def _automation(name: str, after: str, expected: list[str], within_s: int) -> di
 
 
 async def _prefect(environment: Mapping[str, str], *arguments: str) -> None:
-    """Run a ``prefect`` command.
-
-    Raises:
-        ServingError: it failed; quotes its output.
-    """
+    """Run a ``prefect`` command; a failure is a ``ServingError`` that quotes its output."""
     child = await asyncio.create_subprocess_exec(
         *prefect("--no-prompt", *arguments),
         cwd=DEPLOYMENTS.parent,
