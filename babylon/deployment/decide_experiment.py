@@ -63,10 +63,7 @@ async def decide(
 
 
 def _next_share(windows: WindowSettings, route: Route, claim: Claim) -> float | None:
-    """The canary's next share, once a window has ended since its last step.
-
-    A backfill of old windows and a run that resumes after a crash therefore take no step too many.
-    """
+    """The canary's next share, once a window has ended since its last step: never by a backfill."""
     if route.mode != "canary" or not route.share:
         return None
     ended = parse_window_id(claim.window_id, windows.minutes).end

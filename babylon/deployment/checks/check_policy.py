@@ -110,11 +110,7 @@ def _base(policy: Policy, root: Policy) -> str:
 
 
 def _answers(found: Sequence[Probe], sound: Sequence[Probe]) -> Check:
-    """Every gateway answers as that policy, with consistent tokens, logprobs and usage.
-
-    ``sound`` are the probes that the champion answered. The others say nothing about the policy,
-    as long as each gateway has a sound one.
-    """
+    # A probe that even the champion did not answer (not ``sound``) says nothing about the policy.
     faults = [one for one in sound if isinstance(one.policy, Faulty)]
     answered = {one.gateway for one in sound}
     silent = [one for one in found if one.gateway not in answered]
