@@ -12,7 +12,7 @@ from contextlib import contextmanager
 from pathlib import Path
 
 from babylon.cli.output import fail, is_storage
-from babylon.core.errors import BabylonError, DatabaseError
+from babylon.core.errors import BabylonError, DatabaseError, ServingError
 
 INTERRUPTED = 130  # exit code of a shell for a process that SIGINT ended
 _QUIET = {  # errors are reported in one line; tracebacks and bars of libraries would bury it
@@ -46,7 +46,7 @@ def prefect_ready(home: Path, *, json: bool) -> Iterator[None]:
 
     Raises:
         SystemExit: 130 after a signal.
-        DatabaseError: the connection to the database broke.
+        DatabaseError, ServingError: the database or Prefect's server does not answer.
     """
     prepare_prefect(home)
     from babylon.store.connection import UNREACHABLE
@@ -68,6 +68,10 @@ def prefect_ready(home: Path, *, json: bool) -> Iterator[None]:
             f"the connection to the database failed with {type(error).__name__}: {error};"
             " check it with `babylon db status` and run this again"
         ) from error
+    except RuntimeError as error:
+        if "Failed to reach API" not in str(error):  # Prefect has no type for it
+            raise
+        raise ServingError(f"{error}: start that server, or unset PREFECT_API_URL") from error
     finally:
         signal.signal(signal.SIGTERM, before)
 

@@ -82,7 +82,7 @@ def _packages() -> Iterator[Finding]:
         try:
             yield Finding(name=name, ok=True, required=True, detail=metadata.version(name))
         except metadata.PackageNotFoundError:
-            detail = "not installed: run `pip install -e .`"
+            detail = "not installed: install babylon-rl with its dependencies"
             yield Finding(name=name, ok=False, required=True, detail=detail)
 
 

@@ -140,7 +140,7 @@ async def _end(store: Store, claim: Claim, error: BaseException) -> None:
     if row is None or row.state not in IN_WORK | {WindowState.TRAINED}:
         return
     if not isinstance(error, Exception):  # cancelled or a signal: does not count as a failure
-        await release(store, claim, f"stopped: {reason}", failed=False)
+        await release(store, claim, "stopped by a signal", failed=False)
     elif row.state == WindowState.TRAINED:
         await release(store, claim, reason, failed=True)
     else:

@@ -194,7 +194,7 @@ async def test_a_cancelled_run_stops_computing_and_leaves_the_window_to_the_next
     assert await asyncio.to_thread(ended.wait, 5)
     row = await get_window(store, WINDOW)
     assert row is not None and (row.state, row.leased) == (WindowState.SCORED, False)
-    assert (row.reason, row.attempts) == ("stopped: CancelledError", 0)
+    assert (row.reason, row.attempts) == ("stopped by a signal", 0)
 
     monkeypatch.setattr("babylon.tasks.train.train_window", workshop.train)
     assert (await train_window(WINDOW)).status == WindowState.DEPLOYED

@@ -134,7 +134,7 @@ def _fitting(prompts: Sequence[GoldenPrompt], uri: str, context: int) -> list[Go
 def _cut(
     prompt: GoldenPrompt, length: Callable[[Sequence[dict[str, Any]]], int], context: int
 ) -> GoldenPrompt | None:
-    """Cut a prompt that leaves no room for its reply to half of the context. It then has no form."""
+    """Cut a prompt without room for its reply to half of the context. It then has no form."""
     if length(prompt.messages) + prompt.max_tokens <= context:
         return prompt
     messages = [dict(message) for message in prompt.messages]
