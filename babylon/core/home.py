@@ -65,6 +65,6 @@ def make_directory(path: Path) -> None:
         path.mkdir(parents=True, exist_ok=True)
     except OSError as error:
         raise StorageError(
-            f"cannot make the directory {path} ({error.strerror}): free the disk, or set"
+            f"cannot make the directory {path} ({error.strerror}): free disk space, or set"
             " BABYLON_HOME to a writable directory"
         ) from error

@@ -36,7 +36,7 @@ async def test_a_full_disk_is_named(limit: int, names: str, world: World, tmp_pa
         code, said = await place.run(limits={"RLIMIT_FSIZE": limit})
         assert code == 1, said
         assert (
-            f"cannot write {place.settings.home.root}/{names}" in said and "free the disk" in said
+            f"cannot write {place.settings.home.root}/{names}" in said and "free disk space" in said
         )
         failed = await place.outcome()
         assert [row["state"] for row in failed["window"]] == ["failed"]
@@ -53,7 +53,7 @@ async def test_a_full_disk_is_freed(
         with tmpfs(place.settings.home.root / directory, size) as path:
             code, said = await place.run()
             assert code == 1 and f"cannot write {path}/" in said, said
-            assert "No space left on device" in said and "free the disk" in said
+            assert "No space left on device" in said and "free disk space" in said
             failed = await place.outcome()
             assert [row["state"] for row in failed["window"]] == ["failed"]
             assert not failed["trained"]
@@ -121,7 +121,7 @@ async def _pass_on(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -
 
 @whole_only
 async def test_a_broken_connection_in_collect_is_repaired(world: World, tmp_path: Path) -> None:
-    async with world.place(tmp_path / "home", lease_s=60.0) as place:
+    async with world.place(tmp_path / "home", windows={"lease_s": 60.0}) as place:
         await place.rule_out()
         assert place.settings.database.url is not None
         async with (

@@ -12,7 +12,7 @@ SHUFFLED = ("trajectories", "llm_call_logs", "babylon.calls")
 
 
 async def test_one_of_two_runs_of_a_window_trains(world: World, tmp_path: Path) -> None:
-    async with world.place(tmp_path / "home", lease_s=60.0) as place:
+    async with world.place(tmp_path / "home", windows={"lease_s": 60.0}) as place:
         with place.worker() as one, place.worker() as other:
             codes = [await one.ended(), await other.ended()]
             said = one.said if codes[0] else other.said

@@ -285,7 +285,7 @@ async def test_a_rollback_loads_nothing_and_reports_the_last_call(
 ) -> None:
     await replicas.propose_and_route_to(1)
     loads = len(replicas.loads)
-    stream = (await replicas.chat("agent", stream=True, max_tokens=100)).parse()
+    stream = (await replicas.chat("agent", stream=True, max_tokens=300, seed=4)).parse()
     await anext(stream)
     await replicas.route_to(0)
     assert await wait_until_drained(replicas.store, 1, timeout_s=0) == 1
@@ -300,7 +300,7 @@ async def test_calls_for_a_version_by_name_keep_no_deployment_waiting(
     replicas: Replicas,
 ) -> None:
     await replicas.propose_and_route_to(1)
-    asked = await replicas.chat("agent", model="babylon-v1", stream=True, max_tokens=100)
+    asked = await replicas.chat("agent", model="babylon-v1", stream=True, max_tokens=300, seed=4)
     stream = asked.parse()
     await anext(stream)
     await replicas.route_to(0)
