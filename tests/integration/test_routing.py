@@ -2,6 +2,7 @@
 
 import asyncio
 import os
+import time
 from collections.abc import AsyncIterator
 from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass
@@ -17,6 +18,7 @@ from openai import AsyncOpenAI
 from babylon.core.errors import ServingError
 from babylon.core.settings import Settings
 from babylon.serving.engine.engine_process import POLICIES, make_app
+from babylon.serving.engine.running_batch import Batch
 from babylon.serving.gateway.gateway_process import new_gateway_id, remove_dead_gateways
 from babylon.serving.gateway.route_table import ArmSplit, Target
 from babylon.store import Store, open_store
@@ -280,8 +282,20 @@ async def test_a_refused_proposal_disturbs_nothing_and_the_next_one_is_tried_aga
     assert (await replicas.ask("agent"))["x-model-version"] == "1"
 
 
+@pytest.fixture
+def slow_tokens(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A stream of 300 tokens lasts seconds, so that a route changes within it on any machine."""
+    step = Batch.step
+
+    def slowly(batch: Batch) -> None:
+        time.sleep(0.02)
+        step(batch)
+
+    monkeypatch.setattr(Batch, "step", slowly)
+
+
 async def test_a_rollback_loads_nothing_and_reports_the_last_call(
-    replicas: Replicas,
+    replicas: Replicas, slow_tokens: None
 ) -> None:
     await replicas.propose_and_route_to(1)
     loads = len(replicas.loads)
@@ -297,7 +311,7 @@ async def test_a_rollback_loads_nothing_and_reports_the_last_call(
 
 
 async def test_calls_for_a_version_by_name_keep_no_deployment_waiting(
-    replicas: Replicas,
+    replicas: Replicas, slow_tokens: None
 ) -> None:
     await replicas.propose_and_route_to(1)
     asked = await replicas.chat("agent", model="babylon-v1", stream=True, max_tokens=300, seed=4)
