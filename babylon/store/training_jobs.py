@@ -112,6 +112,7 @@ async def begin_job(
         TrainingError: another job of the model is open.
     """
     async with guarded(store, claim) as connection:
+        # Otherwise two runs could both find that the model has no open job. Readers go on.
         await connection.execute("LOCK TABLE babylon.training_jobs IN SHARE ROW EXCLUSIVE MODE")
         await _require_no_open_job(connection, trainer, model)
         row = await connection.fetchrow(

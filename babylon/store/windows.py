@@ -92,7 +92,7 @@ async def claim_window(
         )
         assert found is not None
         _check_claimable(window, found, owner)
-        if found["state"] != WindowState.TRAINED:
+        if found["state"] != WindowState.TRAINED:  # it was settled when it was collected
             check_settled(window, await clock_of(connection), grace_s)
         epoch = await connection.fetchval(
             "UPDATE babylon.windows SET epoch = epoch + 1, owner = $2, lease_until = now() + $3,"

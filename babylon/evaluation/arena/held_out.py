@@ -110,6 +110,7 @@ def off_policy(log_ratios: Floats, pnl_usd: Floats, scenarios: Sequence[str]) ->
     others = (total - pnl_usd)[compared] / (size[compared] - 1)
     earned = pnl_usd[compared] - others
     weights = np.exp(log_ratios[compared] - log_ratios[compared].max())
+    # Truncated importance sampling (Ionides 2008): a bounded variance for a small bias.
     weights = np.minimum(weights, np.sqrt(n) * weights.mean())
     weights /= weights.sum()
     ess = float(1 / (weights**2).sum())

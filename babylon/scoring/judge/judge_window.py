@@ -75,6 +75,7 @@ async def judge_window(
     for one in judged:
         groups[one.trajectory.scenario_id].append(one)
     judgings = [GroupJudging(prepare_group(group, truth, config)) for group in groups.values()]
+    # Before anything is bought: half a pass would leave agents without a score.
     await _require_one_pass(judge, budget, judgings)
     await await_all([group.judge_blocks(judge, group.first_pass()) for group in judgings])
     budget_ran_out = False

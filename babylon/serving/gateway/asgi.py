@@ -113,7 +113,7 @@ async def unless_client_leaves(
     try:
         await work
     except asyncio.CancelledError:
-        if reason and not task.uncancel():
+        if reason and not task.uncancel():  # cancelled by ``stop``, and by nobody else
             raise reason from None
         raise
     finally:

@@ -86,6 +86,7 @@ def train_on_window(
             done = (record.iteration - 1) * steps + record.step
             if progress is not None:
                 progress(done, iterations * steps)
+            # The last step is not saved: the checkpoint that follows holds it.
             if journal is not None and done < iterations * steps:
                 journal.save(record.state())
         moved_far = _moved_far(state)

@@ -165,6 +165,7 @@ def compile_window(
     ages = staleness or {}
     allowed = min(config.max_staleness, MAX_STALENESS)
     fresh, too_stale = _without_stale(trajectories, ages, allowed)
+    # Without the stale ones: they must not shift the baseline of their group.
     advantage = advantages(fresh, config.advantage)
     kept = [t for t in fresh if t.trajectory_id in advantage]
     if not kept:
