@@ -35,7 +35,7 @@ test-fast: $(STAMP) ## The unit tests without the slow ones
 	$(BIN)/python -m pytest tests/unit -m 'not slow' --numprocesses 2 --dist loadfile
 
 test: $(STAMP) ## All tests
-	$(BIN)/python -m pytest --numprocesses 2 --dist loadfile --no-loadscope-reorder --durations=25
+	$(BIN)/python -m pytest --numprocesses 2 --dist loadfile --durations=25
 
 smoke: ## Install the wheel into an empty environment and use it there
 	PYTHON=$(PYTHON) .ci/smoke
