@@ -52,7 +52,7 @@ class Store:
     """An open, migrated database. ``jsonb`` columns read and write as Python values.
 
     ``game_tables_ours``: our migrations made the game's tables, so we may write to all of them.
-    ``has_game_tables``: the tables of ``GAME_TABLES`` exist, whoever made them.
+    ``has_game_tables``: the tables of ``GAME_TABLES`` exist, ours or the game's.
     """
 
     pool: Pool
