@@ -118,9 +118,9 @@ def _shares(fleet: Fleet, outcomes: AgentOutcomes) -> Floats:
 
 
 NULLS = [
-    (300, Fleet(agents=400, arriving=True)),
-    (500, Fleet(agents=60, draw=heavy)),
-    (500, Fleet(agents=60, draw=skewed, skill=0.0)),
+    (1000, Fleet(agents=400, arriving=True)),
+    (1000, Fleet(agents=60, draw=heavy)),
+    (1000, Fleet(agents=60, draw=skewed, skill=0.0)),
     (300, Fleet(agents=200, draw=skewed, shares=RAMP)),
 ]
 
@@ -141,12 +141,12 @@ def test_an_ordinary_test_at_every_look_fails_the_same() -> None:
 def test_a_gain_of_half_a_standard_deviation_is_promoted(skill: float) -> None:
     """400 agents that join one by one, so that the last look is the first at all of them."""
     gain = 0.5 * np.sqrt(skill**2 + 1)
-    found = ends(Fleet(agents=400, arriving=True, skill=skill, gain=gain), 100, ours)
-    assert found["promote"] >= 0.9 * 100
+    found = ends(Fleet(agents=400, arriving=True, skill=skill, gain=gain), 200, ours)
+    assert found["promote"] >= 0.9 * 200
     assert found["rollback"] == 0
 
 
 def test_a_canary_that_is_worse_is_rolled_back() -> None:
-    found = ends(Fleet(agents=200, draw=heavy, shares=RAMP, gain=-1.0), 100, ours)
-    assert found["rollback"] >= 0.9 * 100
+    found = ends(Fleet(agents=200, draw=heavy, shares=RAMP, gain=-1.0), 200, ours)
+    assert found["rollback"] >= 0.9 * 200
     assert found["promote"] == 0
