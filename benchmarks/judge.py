@@ -110,7 +110,7 @@ def judged_by(method: Method) -> Scorer:
         config = JudgeConfig(method=method, rubric=RUBRIC)
         async with JudgeClient(model=MODEL, base_url=base_url) as client:
             judgments = await judge_window(
-                client, window.judged, window.truth, config, cache=MemoryJudgments()
+                client, window.judged, window.truth, config, ledger=MemoryJudgments()
             )
         return [judged.score for judged in judgments.scores]
 

@@ -14,7 +14,7 @@ from datetime import UTC, datetime, timedelta
 from functools import cache
 from random import Random
 
-from babylon.core.trajectories import Call, Message, Trajectory
+from babylon.core.trajectories import Call, Trajectory
 from babylon.game.market.account import Outcome
 from babylon.game.market.amm import Side
 from babylon.game.market.game import Game
@@ -22,9 +22,11 @@ from babylon.game.market.orders import Decision, render_decision
 from babylon.game.market.prompts import render_observation
 from babylon.game.market.scenario import Rules, Scenario, make_scenario
 from babylon.game.market.scripted import buy
-from babylon.recorder.trajectory import Action, LlmCall, encode_step
+from babylon.recorder import Action, LlmCall
+from babylon.recorder.trajectory import encode_step
+from babylon.scoring.judge.budget import Budget
 from babylon.scoring.judge.judgment import GroundTruth, JudgedTrajectory
-from babylon.store.judgments import Purchase
+from babylon.store.judgments import Accounts, Purchase, Spent
 
 START = datetime(2025, 11, 14, 9, tzinfo=UTC)
 TICKS = 10
@@ -91,7 +93,7 @@ def _play(scenario: Scenario, agent: int, skill: float, random: Random) -> Judge
         actions=sum(outcome.success for *_, outcome in turns),
         steps=TICKS,
         calls=tuple(
-            Call(step=tick, messages=tuple(Message(**m) for m in messages), response=reply)
+            Call(step=tick, messages=tuple(dict(m) for m in messages), response=reply)
             for tick, (messages, _, reply, _) in enumerate(turns)
         ),
     )
@@ -167,15 +169,25 @@ def _truth(scenario: Scenario) -> GroundTruth:
 
 
 class MemoryJudgments:
-    """Judgments in memory, for judging without a database."""
+    """Judgments in memory, for judging without a database. ``entries`` is the ledger."""
 
     def __init__(self) -> None:
-        self._kept: dict[str, Purchase] = {}
+        self.entries: list[Purchase] = []
 
     async def find(self, key: str) -> Purchase | None:
-        return self._kept.get(key)
+        found = [entry for entry in self.entries if entry.key == key]
+        return min(found, key=lambda entry: entry.problem is not None, default=None)
 
-    async def keep(self, purchase: Purchase) -> None:
-        known = self._kept.get(purchase.key)
-        if known is None or known.problem is not None:
-            self._kept[purchase.key] = purchase
+    async def spent(self) -> Accounts:
+        tokens = sum(entry.prompt_tokens + entry.completion_tokens for entry in self.entries)
+        total = Spent(tokens=tokens, usd=sum(entry.usd for entry in self.entries))
+        return Accounts(window=total, day=total)
+
+    async def enter(self, purchase: Purchase, budget: Budget) -> int:
+        cost = purchase.prompt_tokens + purchase.completion_tokens
+        budget.require(await self.spent(), Spent(tokens=cost, usd=purchase.usd))
+        self.entries.append(purchase)
+        return len(self.entries) - 1
+
+    async def settle(self, number: int, purchase: Purchase) -> None:
+        self.entries[number] = purchase

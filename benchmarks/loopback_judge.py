@@ -17,7 +17,7 @@ A judgment of a block is ``x + noise * z + position + verbosity``, where ``x`` p
 stream: the same prompt gets the same answer, another order of its blocks a new one.
 
 A token is four characters, rounded up, of all messages and the response schema (prompt) or of the
-answer (completion).
+answer (completion). An answer ends at the request's limit.
 """
 
 import argparse
@@ -47,7 +47,9 @@ FAULTS = (
     *("rate_limit", "server_error", "slow"),  # instead of an answer, or before it
     *("malformed", "fenced", "missing_id", "duplicate_id", "unknown_id"),
     *("out_of_range", "nan", "rank_order"),
+    *("cut", "cut_thoughts"),  # the reply ends at its limit, with scores in what is there
 )
+REFUSALS = ("error_400", "refusal", "content_filter", "silence")
 
 
 def last_pnl(block: str) -> float:
@@ -72,7 +74,9 @@ class Mind:
     scores over the whole range. ``faults``: the rate of each of ``FAULTS``, drawn again when a
     prompt is repeated. ``stubborn``: faults are drawn once per prompt, so retries fail, too.
     ``lacks``: request fields that the server refuses, as older servers do. ``key``: the only
-    accepted API key.
+    accepted API key. ``model``: the only known model. ``refuses``: the server refuses prompts with
+    this text, in the way that ``refusal`` names; ``silence`` is an error 500 each time. Such errors
+    quote the request and its key, as some servers do.
     """
 
     quality: Callable[[str], float] = last_pnl
@@ -88,6 +92,10 @@ class Mind:
     stubborn: bool = False
     lacks: frozenset[str] = frozenset()
     key: str = ""
+    model: str = ""
+    refuses: str = ""
+    refusal: str = "error_400"
+    token_characters: int = 4
     context_tokens: int = 128_000
     delay_s: float = 0.0
     slow_s: float = 30.0
@@ -98,9 +106,9 @@ class Mind:
             raise ValueError(f"faults {sorted(unknown)} are unknown: choose among {FAULTS}")
 
 
-def count_tokens(text: str) -> int:
-    """Count one token per four characters, rounded up."""
-    return -(-len(text) // 4)
+def count_tokens(text: str, characters: int = 4) -> int:
+    """Count one token per four characters, or another number of them, rounded up."""
+    return -(-len(text) // characters)
 
 
 def read_blocks(prompt: str) -> dict[str, str]:
@@ -211,6 +219,8 @@ def spoil(fault: str, answer: dict[str, Any]) -> str:
         return json.dumps(answer)[:-7]
     if fault == "fenced":
         return f"Here is my judgment:\n```json\n{json.dumps(answer)}\n```"
+    if fault == "cut_thoughts":
+        return f"<think>First I would say {json.dumps(answer)} but"
     target = answer if entries is None else entries[-1]
     number = next((name for name, value in target.items() if isinstance(value, float)), None)
     if number and fault in ("out_of_range", "nan"):
@@ -237,6 +247,8 @@ class LoopbackJudge:
         self.requests = self.prompt_tokens = self.completion_tokens = 0
         self.faults: Counter[str] = Counter()
         self.prompts: list[str] = []
+        self.early = 0  # requests before the end of a wait that ``Retry-After`` asked for
+        self._wait_until = 0.0
         self._seen: Counter[str] = Counter()
         self._port = port
         application = web.Application(client_max_size=256 * 2**20)
@@ -268,30 +280,56 @@ class LoopbackJudge:
             return _refuse(401, "invalid_api_key", "Incorrect API key provided")
         if lacking := sorted(self.mind.lacks.intersection(body)):
             return _refuse(400, "unsupported_parameter", f"Unsupported parameter: '{lacking[0]}'")
+        if self.mind.model and body["model"] != self.mind.model:
+            return _refuse(404, "model_not_found", f"The model `{body['model']}` does not exist")
         prompt = "\n".join(_text(message["content"]) for message in body["messages"])
         schema = ((body.get("response_format") or {}).get("json_schema") or {}).get("schema")
         self.requests += 1
         self.prompts.append(prompt)
+        now = asyncio.get_running_loop().time()
+        self.early += now < self._wait_until
         await asyncio.sleep(self.mind.delay_s)
-        asked = count_tokens(prompt) + count_tokens(json.dumps(schema) if schema else "")
+        if self.mind.refuses and self.mind.refuses in prompt:
+            self.faults[self.mind.refusal] += 1
+            quoted = f"{prompt} {json.dumps(prompt)} {request.headers.get('Authorization')}"
+            match self.mind.refusal:
+                case "error_400":
+                    return _refuse(400, "content_policy_violation", f"This is flagged: {quoted}")
+                case "silence":
+                    return _refuse(500, "server_error", f"the tokenizer failed on: {quoted}")
+                case "refusal":
+                    return web.json_response(_completion(body["model"], None, 0, refusal="No."))
+            return web.json_response(_completion(body["model"], "", 0, finish="content_filter"))
+        size = self.mind.token_characters
+        asked = count_tokens(prompt, size)
+        asked += count_tokens(json.dumps(schema) if schema else "", size)
         if asked > self.mind.context_tokens:
             return _refuse(400, "context_length_exceeded", f"{asked} tokens are too many")
         fault = self._draw_fault(prompt)
         if fault == "rate_limit":
             after = {"Retry-After": f"{self.mind.retry_after_s:g}"}
+            self._wait_until = asyncio.get_running_loop().time() + self.mind.retry_after_s
             return _refuse(429, "rate_limit_exceeded", "too many requests", after)
         if fault == "server_error":
             return _refuse(500, "server_error", "the judge is unwell")
-        if fault == "slow":
-            await asyncio.sleep(self.mind.slow_s)
         try:
             scores = judge_blocks(self.mind, prompt)
         except ValueError as error:
             return _refuse(400, "invalid_prompt", str(error))
         text = spoil(fault, answer_in_schema(schema or LISTWISE, scores))
+        limit = body.get("max_completion_tokens") or body.get("max_tokens")
+        cut = bool(limit) and count_tokens(text, size) > limit
+        text = text[: limit * size] if cut else text
         self.prompt_tokens += asked
-        self.completion_tokens += count_tokens(text)
-        return web.json_response(_completion(body["model"], text, asked))
+        self.completion_tokens += count_tokens(text, size)
+        if fault == "slow":  # the answer is paid for, even if the client has gone
+            await asyncio.sleep(self.mind.slow_s)
+        finish = "length" if cut or fault.startswith("cut") else "stop"
+        written = count_tokens(text, size)
+        thoughts = written if fault == "cut_thoughts" else 0
+        return web.json_response(
+            _completion(body["model"], text, asked, written, finish=finish, thoughts=thoughts)
+        )
 
     def _draw_fault(self, prompt: str) -> str:
         key = _digest(prompt)
@@ -333,19 +371,28 @@ def _refuse(
     return web.json_response({"error": error}, status=status, headers=headers)
 
 
-def _completion(model: str, text: str, prompt_tokens: int) -> dict[str, Any]:
-    message = {"role": "assistant", "content": text}
-    written = count_tokens(text)
+def _completion(
+    model: str,
+    text: str | None,
+    prompt_tokens: int,
+    written: int = 0,
+    *,
+    finish: str = "stop",
+    thoughts: int = 0,
+    refusal: str | None = None,
+) -> dict[str, Any]:
+    message = {"role": "assistant", "content": text, "refusal": refusal}
     return {
         "id": "chatcmpl-loopback",
         "object": "chat.completion",
         "created": 0,
         "model": model,
-        "choices": [{"index": 0, "message": message, "finish_reason": "stop"}],
+        "choices": [{"index": 0, "message": message, "finish_reason": finish}],
         "usage": {
             "prompt_tokens": prompt_tokens,
             "completion_tokens": written,
             "total_tokens": prompt_tokens + written,
+            "completion_tokens_details": {"reasoning_tokens": thoughts},
         },
     }
 

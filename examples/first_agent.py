@@ -40,6 +40,7 @@ async def main() -> None:
                 temperature=1.0,
                 max_tokens=64,
                 purpose="action",
+                call_id=answer.id,
             )
             recorder.step(
                 trajectory,

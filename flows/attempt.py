@@ -4,7 +4,7 @@ import logging
 from collections.abc import Sequence
 
 from babylon.blocks.load import Overrides
-from babylon.core.errors import BabylonError
+from babylon.core.errors import BabylonError, reason_of
 from babylon.core.types import WindowResult
 from babylon.core.windows import WindowState
 from babylon.flows.gpu_stage import Placement
@@ -26,7 +26,7 @@ async def attempt(
         log.error(
             "window %s failed: %s",
             window_id,
-            error,
+            reason_of(error),
             exc_info=None if isinstance(error, BabylonError) else error,
         )
-        return WindowResult(window_id=window_id, status=WindowState.FAILED, reason=str(error))
+        return WindowResult(window_id=window_id, status=WindowState.FAILED, reason=reason_of(error))

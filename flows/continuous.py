@@ -12,13 +12,15 @@ from itertools import count
 from babylon.blocks.load import Overrides
 from babylon.core.settings import WindowSettings, load_settings
 from babylon.core.types import WindowResult
-from babylon.core.windows import sleep_until, window_at
+from babylon.core.windows import last_complete_window, sleep_until, window_at
 from babylon.flows.attempt import attempt
 from babylon.stages.pending import pending_windows
 from babylon.store import open_store
 from babylon.store.connection import UNREACHABLE, read_clock
+from babylon.store.market_outcomes import awaits_outcomes
 
 log = logging.getLogger("babylon.flows")
+AWAITING_S = 60.0  # between looks while the last window waits for its market outcomes
 
 
 async def continuous(
@@ -27,7 +29,8 @@ async def continuous(
     """Train the windows that are ready, oldest first, and yield each result.
 
     Look for windows at once, then whenever another ``frequency`` windows have closed by the
-    database's clock. A window that fails is tried again at a later look.
+    database's clock. While the last window waits for its market outcomes, look every minute. A
+    window that fails is tried again at a later look.
 
     Raises:
         DatabaseError, OSError: the database is unreachable at the start. Later this is logged.
@@ -42,16 +45,22 @@ async def continuous(
                 waiting = await pending_windows(
                     store, settings.windows, settings.quality, clock=clock
                 )
+                last = last_complete_window(clock.now, settings.windows.minutes)
+                truth_is_awaited = await awaits_outcomes(
+                    store, last, clock.now, settings.windows.outcomes_wait_s
+                )
             ahead = datetime.now(UTC) - clock.now
         except UNREACHABLE as error:
             if look == 0:
                 raise
             log.error("the database is unreachable, no window was trained: %s", error)
-            waiting = []
+            waiting, truth_is_awaited = [], ""
         for window in waiting:
             yield await attempt(window.key, overrides)
         settled = looked - ahead - timedelta(seconds=settings.windows.grace_s)
         moment = next_look(settings.windows, settled) + ahead
+        if truth_is_awaited:
+            moment = min(moment, datetime.now(UTC) + timedelta(seconds=AWAITING_S))
         if look == 0:  # look again soon: a run that died just before may still hold a lease
             moment = min(moment, datetime.now(UTC) + timedelta(seconds=settings.windows.lease_s))
         log.info("next look at %s UTC", f"{moment:%Y-%m-%dT%H:%M:%S}")

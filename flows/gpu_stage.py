@@ -52,7 +52,7 @@ class GpuStages:
     """The stages that need a GPU, run where ``placement`` says.
 
     Raises:
-        TrainingError: the run on the pool did not end within ``GPU_TIMEOUT_SECONDS``.
+        TrainingError: the run on the pool did not end within ``STAGE_TIMEOUT_SECONDS``.
     """
 
     settings: Settings
@@ -93,7 +93,7 @@ class GpuStages:
             idempotency_key=f"{flow_run.id}/{stage}/{attempt}",
             tags=[stage],
         )
-        run = await _finished(run, self.settings.prefect.gpu_timeout_s)
+        run = await _finished(run, self.settings.prefect.stage_timeout_s)
         assert run.state is not None  # it is final
         return await run.state.aresult()
 
@@ -105,7 +105,8 @@ async def _finished(run: FlowRun, timeout_s: float) -> FlowRun:
             async with asyncio.timeout(timeout_s):
                 while not (run.state and run.state.is_final()):
                     await asyncio.sleep(POLL_S)
-                    run = await client.read_flow_run(run.id)
+                    with suppress(httpx.HTTPError):  # a server that restarts costs only a wait
+                        run = await client.read_flow_run(run.id)
                 return run
         except (TimeoutError, asyncio.CancelledError) as error:
             with suppress(httpx.HTTPError):  # an unreachable server must not hide the reason
@@ -115,5 +116,5 @@ async def _finished(run: FlowRun, timeout_s: float) -> FlowRun:
             raise TrainingError(
                 f"flow run {run.name} ({run.id}) on work pool {run.work_pool_name!r} was"
                 f" {run.state_name} after {timeout_s:g} s and is cancelled: start a worker of that"
-                " pool (`babylon up` does), or raise GPU_TIMEOUT_SECONDS"
+                " pool (`babylon up` does), or raise STAGE_TIMEOUT_SECONDS"
             ) from error

@@ -1,31 +1,25 @@
-"""One window from recorded play to a served policy: the eight stages."""
+"""One window from recorded play to a served policy, on the one line of policies."""
 
-import time
+import logging
 from collections.abc import Sequence
+from dataclasses import replace
+from functools import partial
 
 from prefect import flow
 from prefect.runtime import flow_run
 
 from babylon.blocks.load import Overrides, settings_with
-from babylon.core.errors import AlreadyTrainedError, WindowNotReadyError
+from babylon.core.errors import SupersededError
 from babylon.core.types import WindowResult
-from babylon.core.windows import WindowState
+from babylon.core.windows import Window
+from babylon.flows.eight_stages import eight_stages
 from babylon.flows.gpu_stage import GpuStages, Placement
 from babylon.scoring.scorer import require_scorer
-from babylon.stages.claim import claimed, resume
-from babylon.stages.fingerprint import scoring_fingerprint
-from babylon.stages.finish import earlier_result, finish_window
 from babylon.stages.pending import window_to_train
-from babylon.store import open_store
-from babylon.tasks.collect import collect
-from babylon.tasks.deploy import deploy
-from babylon.tasks.dropout import dropout
-from babylon.tasks.publish import publish
-from babylon.tasks.retire import retire
-from babylon.tasks.score import score
-from babylon.tasks.stage import run_after
-from babylon.tasks.track import track
-from babylon.tasks.validate import validate
+from babylon.store import Store, open_store
+
+log = logging.getLogger("babylon.flows")
+UPDATES = 3  # of one window in a run; each one after the first follows a change of the champion
 
 
 @flow(name="train-window", flow_run_name=lambda: flow_run.parameters["window_id"] or "newest")
@@ -37,7 +31,8 @@ async def train_window(
 ) -> WindowResult:
     """Train one closed window: ``window_id``, else a half-finished one, else the newest ready one.
 
-    Each stage commits its result, and a run that died is resumed after ``score`` or ``train``.
+    If the champion changes before the window's policy is deployed, the window is trained again from
+    the new champion, with the same scores.
 
     Args:
         overrides: Settings by group: ``{"windows": {"min_agents": 5}}``.
@@ -46,6 +41,7 @@ async def train_window(
 
     Raises:
         WindowNotReadyError: The named window is still being played.
+        SupersededError: The champion changed during each of three updates. The window stays scored.
         BabylonError: A stage failed; the window's row keeps the reason.
     """
     settings = await settings_with(overrides, blocks)
@@ -53,26 +49,20 @@ async def train_window(
     gpu = GpuStages(settings, overrides, blocks, placement)
     async with open_store(settings) as store:
         window = await window_to_train(store, settings.windows, settings.quality, window_id)
-        try:
-            async with claimed(store, settings.windows, window) as claim:
-                started = time.monotonic()
-                scored, trained = await resume(store, scoring_fingerprint(settings), claim)
-                if scored is None:
-                    collected = await collect(settings, claim, window)
-                    validated = await validate(settings, collected)
-                    thinned = await dropout(settings, validated)
-                    scored = await score(settings, thinned)
-                trained = trained or await gpu.train(scored)
-                verdict = await gpu.validate_checkpoint(trained)
-                deployed = await deploy(settings, verdict)
-                await publish(settings, scored)
-                result = await finish_window(
-                    store, window, scored, trained, verdict, deployed, started=started
-                )
-        except AlreadyTrainedError as error:
-            return await earlier_result(store, window, str(error))
-        except WindowNotReadyError as error:
-            return WindowResult(window_id=window.key, status=WindowState.SKIPPED, reason=str(error))
-    await run_after(window.key, track, settings, result.metrics)
-    await run_after(window.key, retire, settings)
-    return result
+        for _ in range(UPDATES - 1):
+            try:
+                return await eight_stages(store, gpu, window, partial(_finish, store, gpu))
+            except SupersededError as error:
+                log.warning("window %s is trained again: %s", window.key, error)
+        return await eight_stages(store, gpu, window, partial(_finish, store, gpu))
+
+
+async def _finish(store: Store, gpu: GpuStages, window: Window) -> None:
+    """Validate and deploy a half-finished window that another run left. Its failure is its own."""
+    own = {"minutes": window.minutes, "recipe": "", "include_late": False}
+    gpu = replace(gpu, settings=gpu.settings.replace(windows=own))
+    try:
+        result = await eight_stages(store, gpu, window, partial(_finish, store, gpu))
+        log.info("window %s was half-finished and is %s now", window.key, result.status)
+    except Exception as error:  # the window that waits must survive every failure of this one
+        log.error("window %s was half-finished: %s", window.key, error)

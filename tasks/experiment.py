@@ -1,12 +1,43 @@
-"""The page of an experiment: the result of its last review."""
+"""Experiment: review the one that runs before a window is trained."""
 
 from collections.abc import Mapping
+from dataclasses import asdict
 
 import msgspec
 
+from babylon.core.settings import Settings
+from babylon.core.types import Claim
+from babylon.deployment.change import checks_under
+from babylon.deployment.decide_experiment import decide
 from babylon.evaluation.experiment.review_page import WORDS, review_markdown
 from babylon.evaluation.experiment.review_records import Review
+from babylon.stages.turn import require_no_experiment
+from babylon.store import open_store
+from babylon.store.routes import current_route
 from babylon.tasks.page import leave_page
+from babylon.tasks.stage import stage
+
+
+@stage("experiment")
+async def experiment(settings: Settings, claim: Claim) -> None:
+    """Act on the analysis of the running experiment, and leave its page.
+
+    Raises:
+        ExperimentRunningError: it goes on; the window waits.
+    """
+    async with open_store(settings) as store:
+        decided = await decide(
+            store,
+            settings.windows,
+            settings.experiment,
+            settings.deployment.strategy,
+            checks_under(settings),
+            await current_route(store),
+            claim,
+        )
+        if decided:
+            await leave_review(asdict(decided.review))
+        await require_no_experiment(store, claim)
 
 
 async def leave_review(numbers: Mapping[str, object]) -> None:

@@ -1,7 +1,8 @@
-"""Retire: delete checkpoints that are no longer needed."""
+"""Retire: delete checkpoints and play that are no longer needed."""
 
 from babylon.core.settings import Settings
 from babylon.stages.retention import retire_checkpoints
+from babylon.stages.retire_play import retire_play
 from babylon.store import open_store
 from babylon.tasks.stage import stage
 
@@ -10,4 +11,6 @@ from babylon.tasks.stage import stage
 async def retire(settings: Settings) -> tuple[int, ...]:
     """Return the policy versions whose weights were deleted. Their rows stay."""
     async with open_store(settings) as store:
-        return await retire_checkpoints(store, settings)
+        versions = await retire_checkpoints(store, settings)
+        await retire_play(store, settings.home, settings.windows)
+    return versions

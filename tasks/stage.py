@@ -4,9 +4,11 @@ A stage is retried only when the database connection broke, because waiting does
 anything else. Results are neither persisted nor cached: Postgres decides what is done.
 """
 
+import asyncio
 import logging
 from collections.abc import Callable, Coroutine
 from contextvars import ContextVar
+from functools import wraps
 from typing import Any, ParamSpec, TypeVar
 
 import asyncpg
@@ -16,7 +18,8 @@ from prefect.client.schemas.objects import State, TaskRun
 from prefect.runtime import flow_run
 from prefect.tasks import exponential_backoff
 
-from babylon.core.errors import DatabaseError
+from babylon.core.errors import DatabaseError, StageTimeoutError
+from babylon.core.settings import Settings
 
 P = ParamSpec("P")
 R = TypeVar("R")
@@ -37,8 +40,11 @@ log = logging.getLogger("babylon.flows")
 
 
 def stage(name: str) -> Callable[[Callable[P, Coroutine[Any, Any, R]]], Stage[P, R]]:
-    """``@stage("collect")``: a Prefect task of that name."""
-    return task(
+    """``@stage("collect")``: a Prefect task of that name.
+
+    ``Settings`` as the first argument hold the time limit. A stage without them limits itself.
+    """
+    prefect_task = task(
         name=name,
         retries=3,
         retry_delay_seconds=exponential_backoff(2),
@@ -48,6 +54,28 @@ def stage(name: str) -> Callable[[Callable[P, Coroutine[Any, Any, R]]], Stage[P,
         persist_result=False,
         cache_policy=NO_CACHE,
     )
+    return lambda function: prefect_task(_limited(name, function))
+
+
+def _limited(
+    name: str, function: Callable[P, Coroutine[Any, Any, R]]
+) -> Callable[P, Coroutine[Any, Any, R]]:
+    @wraps(function)
+    async def run(*args: P.args, **kwargs: P.kwargs) -> R:
+        settings = args[0] if args else kwargs.get("settings")
+        limit_s = settings.prefect.stage_timeout_s if isinstance(settings, Settings) else None
+        try:
+            async with asyncio.timeout(limit_s) as limit:
+                return await function(*args, **kwargs)
+        except TimeoutError as error:
+            if not limit.expired():
+                raise
+            raise StageTimeoutError(
+                f"stage {name} did not end within {limit_s:g} s: see what it waits for, or raise"
+                " STAGE_TIMEOUT_SECONDS"
+            ) from error
+
+    return run
 
 
 async def run_after(window_id: str, task: Stage[P, R], *args: P.args, **kwargs: P.kwargs) -> None:

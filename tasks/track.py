@@ -2,15 +2,16 @@
 
 import asyncio
 
-from babylon.core.settings import Settings
+from babylon.core.home import Home
+from babylon.core.settings import ModelSettings, TrackingSettings
 from babylon.core.types import Metrics
 from babylon.stages.tracking import track_window
 from babylon.tasks.stage import stage
 
 
 @stage("track")
-async def track(settings: Settings, metrics: Metrics) -> bool:
+async def track(
+    home: Home, model: ModelSettings, tracking: TrackingSettings, metrics: Metrics
+) -> bool:
     """Return True if W&B has the metrics. A failure of W&B is only logged."""
-    return await asyncio.to_thread(
-        track_window, settings.home, settings.model, settings.tracking, metrics
-    )
+    return await asyncio.to_thread(track_window, home, model, tracking, metrics)

@@ -8,6 +8,7 @@ from babylon.quality.quality_page import quality_markdown
 from babylon.stages.validate import validate_window
 from babylon.store import Store, open_store
 from babylon.store.rejections import window_rejections
+from babylon.store.window_health import get_health
 from babylon.store.windows import set_state
 from babylon.tasks.page import leave_page
 from babylon.tasks.stage import stage
@@ -31,5 +32,6 @@ async def _leave_quality(store: Store, collected: Collected) -> None:
     window_id = collected.claim.window_id
     reasons = await window_rejections(store, window_id)
     accepted = collected.artifact.rows - sum(reason.count for reason in reasons)
-    page = quality_markdown(window_id, accepted, reasons)
+    health = await get_health(store, window_id)
+    page = quality_markdown(window_id, accepted, reasons, health)
     await leave_page("quality", window_id, page, "which trajectories can be trained on")

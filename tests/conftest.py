@@ -1,6 +1,7 @@
 """Shared fixtures: one embedded Postgres for the whole run, one fresh database for each test."""
 
 import asyncio
+import fcntl
 import json
 import os
 import shutil
@@ -14,20 +15,56 @@ import asyncpg
 import hypothesis
 import pytest
 
+import babylon.core.openmp  # noqa: F401 - tests import torch themselves
 from babylon.core.settings import Settings, load_settings
 from babylon.store import Store, open_store
+from babylon.store.address import parse_url
 from babylon.store.embedded import EmbeddedPostgres
 from babylon.store.migrate import migrate
-from babylon.store.server import connect_arguments
+from tests.other_postgres import OtherPostgres
 
 # The same examples in every run: a red suite means that a change broke something.
 # `--hypothesis-profile default --hypothesis-seed N` looks for new ones.
 hypothesis.settings.register_profile("repeatable", derandomize=True, deadline=None)
 hypothesis.settings.load_profile("repeatable")
 
-os.environ.setdefault("OMP_WAIT_POLICY", "passive")  # as `babylon` sets it; torch loads later
+# Hundreds of processes import the same modules: compile each module once.
+os.environ.pop("PYTHONDONTWRITEBYTECODE", None)
+
 TEMPLATE = "migrated"
-REAL_ROWS = Path(__file__).parent / "data" / "babylon"
+HERE = Path(__file__).parent
+LONGEST_FIRST = (
+    "docs/test_pages.py",
+    "integration/test_up.py",
+    "faults/test_crashes.py",
+    "flows/test_loop.py",
+    "integration/test_checks.py",
+    "faults/test_swaps.py",
+    "faults/test_pauses.py",
+    "faults/test_serving_outages.py",
+    "faults/test_outages.py",
+    "flows/test_train_window.py",
+    "flows/test_train_command.py",
+    "integration/test_serving_processes.py",
+    "unit/evaluation/experiment/test_peeking.py",
+    "contract/test_serve.py",
+    "contract/test_engines.py",
+    "contract/test_vllm_host.py",
+    "integration/test_judge_local.py",
+    "integration/test_deploy_live.py",
+    "integration/test_arena.py",
+    "faults/test_recorded.py",
+    "faults/test_workers.py",
+)
+REAL_ROWS = HERE / "data" / "babylon"
+
+
+@pytest.hookimpl(trylast=True)
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Put the longest files first, so that the workers of ``make test`` end together."""
+    rank = {HERE / name: number for number, name in enumerate(LONGEST_FIRST)}
+    assert all(path.is_file() for path in rank), rank
+    items.sort(key=lambda item: rank.get(item.path, len(rank)))
 
 
 def real_rows(name: str) -> list[dict[str, Any]]:
@@ -36,8 +73,14 @@ def real_rows(name: str) -> list[dict[str, Any]]:
 
 
 @pytest.fixture(scope="session")
-def postgres() -> Iterator[EmbeddedPostgres]:
+def postgres() -> Iterator[EmbeddedPostgres | OtherPostgres]:
     """A server that all workers of the run share, with a migrated database to copy from."""
+    if programs := os.environ.get("TEST_POSTGRES"):
+        other = OtherPostgres(Path(programs))
+        with other.made(), other.running():
+            asyncio.run(_make_template(other))
+            yield other
+        return
     run = os.environ.get("PYTEST_XDIST_TESTRUNUID", f"{os.getpid()}")
     home = Path(tempfile.gettempdir()) / f"babylon-tests-{run}"
     home.mkdir(exist_ok=True)
@@ -51,15 +94,29 @@ def postgres() -> Iterator[EmbeddedPostgres]:
             shutil.rmtree(home)
 
 
+@pytest.fixture(scope="session")
+def embedded_model(postgres: EmbeddedPostgres) -> Path:
+    """A small embedded model after a part of its imitation: it knows the format.
+
+    All workers share it. It lies beside the shared server, whose last user removes both.
+    """
+    from babylon.training.base_model import EmbeddedModelRecipe, make_embedded_model
+
+    recipe = EmbeddedModelRecipe(hidden_size=64, layers=2, heads=2, steps=100, tokenizer_chats=500)
+    with (postgres.home / "model.lock").open("a") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        return make_embedded_model(recipe, postgres.home / "models")
+
+
 @pytest.fixture
-async def blank_database_url(postgres: EmbeddedPostgres) -> AsyncIterator[str]:
+async def blank_database_url(postgres: EmbeddedPostgres | OtherPostgres) -> AsyncIterator[str]:
     """An empty database of this test's own."""
     async for url in fresh_database(postgres, "template0"):
         yield url
 
 
 @pytest.fixture
-async def database_url(postgres: EmbeddedPostgres) -> AsyncIterator[str]:
+async def database_url(postgres: EmbeddedPostgres | OtherPostgres) -> AsyncIterator[str]:
     """A migrated database of this test's own; the game's tables are ours, and empty."""
     async for url in fresh_database(postgres, TEMPLATE):
         yield url
@@ -77,7 +134,7 @@ async def store(settings: Settings) -> AsyncIterator[Store]:
         yield store
 
 
-async def _make_template(server: EmbeddedPostgres) -> None:
+async def _make_template(server: EmbeddedPostgres | OtherPostgres) -> None:
     connection = await asyncpg.connect(server.url("postgres"))
     try:
         await connection.execute("SELECT pg_advisory_lock(1)")
@@ -86,17 +143,20 @@ async def _make_template(server: EmbeddedPostgres) -> None:
         await connection.execute("ALTER SYSTEM SET fsync = off")
         await connection.execute("SELECT pg_reload_conf()")
         await connection.execute("CREATE DATABASE migrating")
-        await migrate(connect_arguments(server.url("migrating")))
+        await migrate(parse_url(server.url("migrating")))
         await connection.execute(f"ALTER DATABASE migrating RENAME TO {TEMPLATE}")
     finally:
         await connection.close()
 
 
-async def fresh_database(server: EmbeddedPostgres, template: str) -> AsyncIterator[str]:
+async def fresh_database(
+    server: EmbeddedPostgres | OtherPostgres, template: str
+) -> AsyncIterator[str]:
     name = f"test_{uuid4().hex}"
     connection = await asyncpg.connect(server.url("postgres"))
     try:
-        await connection.execute(f"CREATE DATABASE {name} TEMPLATE {template} STRATEGY file_copy")
+        strategy = "STRATEGY file_copy" if connection.get_server_version().major > 14 else ""
+        await connection.execute(f"CREATE DATABASE {name} TEMPLATE {template} {strategy}")
         yield server.url(name)
         await connection.execute(f"DROP DATABASE {name} WITH (FORCE)")
     finally:

@@ -4,6 +4,7 @@ import asyncio
 from collections.abc import AsyncIterator, Mapping, Sequence
 from contextlib import asynccontextmanager
 from datetime import UTC, datetime, timedelta
+from typing import Any
 
 from babylon.core.types import Claim, Verdict
 from babylon.core.windows import parse_window_id
@@ -30,8 +31,20 @@ async def commit(store: Store, claim: Claim, *, parent_version: int, name: str) 
     )
 
 
+async def commit_under(store: Store, claim: Claim, parent_version: int, **fields: Any) -> int:
+    """A policy of any parent, as if that one had led at the commit."""
+    leading = await serving(store)
+    version = await commit_policy(store, claim, parent_version=leading, **fields)
+    await store.pool.execute(
+        "UPDATE babylon.policies SET parent_version = $2 WHERE policy_version = $1",
+        version,
+        parent_version,
+    )
+    return version
+
+
 async def three_policies(store: Store) -> Claim:
-    """Policies 0 (serving), 1 and 2, and the claim that trained the last."""
+    """Policies 0 (serving), 1 and 2, both of parent 0, and the claim that trained the last."""
     await ensure_base(store, uri="/nowhere/base", base_model="tiny")
     for version, hour in ((1, "09"), (2, "10")):
         window = parse_window_id(f"2025-11-14T{hour}:00")

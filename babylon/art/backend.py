@@ -25,7 +25,8 @@ from typing import Literal, Protocol
 from openai.types.chat.chat_completion import Choice
 
 from babylon.core.errors import ConfigError, TrainingError, WindowNotReadyError
-from babylon.core.trajectories import Call, Message, TrainingRow
+from babylon.core.llm_calls import Message
+from babylon.core.trajectories import Call, TrainingRow
 from babylon.policies.checkpoint_files import local_directory
 from babylon.serving.engine.embedded import EmbeddedEngine
 from babylon.training.backends.art_client import TrainResult
@@ -70,7 +71,7 @@ class SftConfig(Protocol):
     batch_size: int | Literal["auto"]
 
 
-Prompt = Callable[[list[dict[str, str]]], list[int]]  # messages → prompt tokens
+Prompt = Callable[[list[Message]], list[int]]  # messages → prompt tokens
 
 
 logger = logging.getLogger(__name__)
@@ -155,6 +156,7 @@ class Backend:
             config = replace(config, learning_rate=learning_rate)
         async with self._training:
             step = self._newest(model)
+            # The served policy renders the prompts, so that trainer and engine see the same tokens.
             await self._serve(model, step)
             rows = [
                 self._row(model, step, f"{group}.{member}", f"{group}", trajectory)
@@ -296,7 +298,7 @@ def calls_of(trajectory: ArtTrajectory, prompt: Prompt, *, every_reply: bool) ->
     for step, history in enumerate(chain([trajectory], trajectory.additional_histories)):
         if history.tools:
             raise TrainingError("a trajectory with tools: this trainer takes plain chats")
-        messages: list[dict[str, str]] = []
+        messages: list[Message] = []
         for item in history.messages_and_choices:
             message = item.message.to_dict() if isinstance(item, Choice) else item
             if message.get("tool_calls"):
@@ -307,12 +309,13 @@ def calls_of(trajectory: ArtTrajectory, prompt: Prompt, *, every_reply: bool) ->
                 token_ids, logprobs = exact if exact else (None, None)
                 yield Call(
                     step=step,
-                    messages=tuple(Message(role=m["role"], content=m["content"]) for m in messages),
+                    messages=tuple(messages),
                     response=text,
                     prompt_token_ids=tuple(prompt(messages)) if exact else None,
                     completion_token_ids=token_ids,
                     logprobs=logprobs,
                 )
+            # Sampled or not, the message is in the prompts of the calls after it.
             messages.append({"role": role, "content": text})
 
 

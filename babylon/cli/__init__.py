@@ -7,7 +7,6 @@ SIGTERM. A ``BabylonError`` prints one line. Any other exception is a bug and pr
 Modules in this package import only light modules at the top, so that ``--help`` is fast.
 """
 
-import os
 import signal
 import sys
 from collections.abc import Sequence
@@ -20,6 +19,7 @@ import babylon
 from babylon.cli import (
     agents,
     arena,
+    backup,
     config,
     database,
     dataset,
@@ -42,7 +42,7 @@ app = typer.Typer(
     no_args_is_help=True,
     pretty_exceptions_enable=False,
 )
-for module in (training, services, doctor):
+for module in (training, services, backup, doctor):
     app.add_typer(module.app)
 for name, module in {
     "windows": windows,
@@ -79,9 +79,6 @@ def _options(
 
 def main(argv: Sequence[str] | None = None) -> None:
     """Run the console script. Always ends with ``SystemExit``."""
-    # Engine, trainer and fleet share a few cores. OpenMP threads that spin at barriers slow each
-    # other down about ten times. Torch reads this variable when it loads; children inherit it.
-    os.environ.setdefault("OMP_WAIT_POLICY", "passive")
     arguments = list(sys.argv[1:] if argv is None else argv)
     show_logs()
     signal.signal(signal.SIGTERM, _like_ctrl_c)

@@ -83,7 +83,7 @@ def settings_markdown() -> str:
         default = _cell(_plain(field.default))
         lines.append(
             f"| `{name}` | `{variable_of(field)}` | {f'`{default}`' if default else ''}"
-            f" | {field.description}{_limits(field)} |"
+            f" | {' '.join((field.description or '').split())}{_limits(field)} |"
         )
     return "\n".join(lines) + "\n"
 

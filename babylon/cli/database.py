@@ -77,11 +77,11 @@ def export(
     from babylon.formats.export_files import export_game, export_traces
 
     settings = load_settings()
-    parse_window_id(window, settings.windows.minutes)
+    exported = parse_window_id(window, settings.windows.minutes)
     if format is Written.GAME:
-        counts = dict(with_store(settings, export_game, window, output))
+        counts = dict(with_store(settings, export_game, exported, output))
     else:
-        counts = {"lines": with_store(settings, export_traces, window, format, output)}
+        counts = {"lines": with_store(settings, export_traces, exported, format, output)}
     show_values(counts, json)
 
 

@@ -30,7 +30,6 @@ def build(
     json: Json = False,
 ) -> None:
     """Write the Parquet files of every trained window to the local dataset folder."""
-    from babylon.core.artifacts import local_path
     from babylon.core.types import Published
     from babylon.dataset.build import build_tables, windows_of
     from babylon.store import Store
@@ -46,8 +45,9 @@ def build(
     if json:
         print_json({"published": [asdict(one) for one in published]})
     else:
-        rows = [[one.window_id, one.rows, str(local_path(one.uri))] for one in published]
+        rows = [[one.window_id, one.rows, settings.home.resolve(one.uri)] for one in published]
         print_table("Dataset", ["window", "rows", "file"], rows)
+    # The command did not do what it was asked, so it must not exit with 0.
     if not published:
         when = f"of {day:%Y-%m-%d} was trained" if day else "was trained yet"
         typer.echo(f"no window {when}: nothing was written", err=True)
@@ -91,7 +91,7 @@ def replay(
     settings = load_settings()
     report = asyncio.run(
         replay_report(
-            partial(open_store, settings),
+            partial(open_store, settings),  # not open yet: a dataset needs no database
             settings.seed,
             prefix,
             agent,

@@ -15,7 +15,8 @@ app = typer.Typer()
 @app.command()
 def doctor(json: Json = False) -> None:
     """Check this machine; exit code 1 when something required does not work."""
-    from babylon.ops.doctor import Finding, examine
+    from babylon.ops.doctor import examine
+    from babylon.ops.finding import Finding
 
     def verdict(finding: Finding) -> str:
         if finding.ok is None:

@@ -1,17 +1,19 @@
-"""``babylon judge``: the reasons for each agent's score in a window."""
+"""``babylon judge``: the reasons for each agent's score in a window, and the judge's cost."""
 
 from dataclasses import asdict
+from datetime import UTC, datetime, timedelta
+from functools import partial
 from itertools import groupby
 from typing import Annotated
 
 import typer
 
 from babylon.cli.options import Json
-from babylon.cli.output import print_json, with_store
+from babylon.cli.output import print_json, show_values, with_store
 from babylon.core.errors import WindowError
 from babylon.core.settings import load_settings
 
-app = typer.Typer(help="Scores and reasons of the judge.", no_args_is_help=True)
+app = typer.Typer(help="Scores, reasons and cost of the judge.", no_args_is_help=True)
 
 
 @app.command()
@@ -24,7 +26,8 @@ def explain(
     json: Json = False,
 ) -> None:
     """Show each agent's score, interval and first reason, and the best and worst of each group."""
-    from babylon.cli.judge_page import print_details, print_group, read_scores
+    from babylon.cli.judge_page import print_cost, print_details, print_group, read_scores
+    from babylon.store.judgments import spent_by_day
 
     metrics, scores = with_store(load_settings(), read_scores, window)
     shown = [score for score in scores if agent is None or score.agent_id == agent]
@@ -37,6 +40,7 @@ def explain(
                 else ": train it first, or see `babylon windows list`"
             )
         )
+    # All scores: best and worst are those of the whole group, also if one agent is shown.
     groups = [(name, list(group)) for name, group in groupby(scores, lambda s: s.scenario_id)]
     if json:
         records = [
@@ -58,6 +62,53 @@ def explain(
     if agent is not None:
         for score in shown:
             print_details(score)
+    elif paid := with_store(load_settings(), spent_by_day, None, window):
+        print_cost(paid)
+
+
+@app.command()
+def cost(
+    window: Annotated[
+        str | None, typer.Option(metavar="ID", help="Show one window; default: all of the days.")
+    ] = None,
+    days: Annotated[int, typer.Option(min=1, max=3660, metavar="N", help="UTC days.")] = 7,
+    json: Json = False,
+) -> None:
+    """Show the judge's requests, tokens and US dollars by day and window."""
+    from babylon.cli.judge_page import print_cost
+    from babylon.store.judgments import spent_by_day
+
+    midnight = datetime.now(UTC).replace(hour=0, minute=0, second=0, microsecond=0)
+    since = None if window else midnight - timedelta(days=days - 1)
+    rows = with_store(load_settings(), spent_by_day, since, window)
+    if json:
+        total = {name: sum(getattr(row, name) for row in rows) for name in ("tokens", "usd")}
+        print_json({"since": since, **total, "windows": [asdict(row) for row in rows]})
+        return
+    print_cost(rows)
+
+
+@app.command()
+def again(
+    window: Annotated[str, typer.Option(metavar="ID", help="A window that is done.")],
+    json: Json = False,
+) -> None:
+    """Judge a finished window again, with market outcomes that came late. Nothing is trained: the
+    new scores are stored as window ID+judged-again."""
+    from babylon.stages.judge_again import judge_again
+    from babylon.stages.score import score_window
+
+    settings = load_settings()
+    judged = with_store(
+        settings,
+        judge_again,
+        settings.home,
+        settings.windows,
+        settings.quality,
+        window,
+        partial(score_window, settings=settings),
+    )
+    show_values(asdict(judged), json)
 
 
 def _plain(value: object) -> str:

@@ -1,12 +1,16 @@
-"""Scores as ``babylon judge`` prints them.
+"""Scores and cost as ``babylon judge`` prints them.
 
 The command imports this module when it runs, because the store is slow to load.
 """
 
 from collections.abc import Sequence
+from itertools import groupby
+
+from rich.text import Text
 
 from babylon.cli.output import print_table
 from babylon.store import Store
+from babylon.store.judgments import DaySpent
 from babylon.store.scores import ScoredRow, list_scores
 from babylon.store.windows import get_window
 
@@ -26,6 +30,23 @@ def print_group(name: str, group: Sequence[ScoredRow], members: Sequence[ScoredR
         print(f"best {_equals(group, group[0])}, worst {_equals(group, group[-1])}")
     else:
         print("no differences")
+
+
+def print_cost(rows: Sequence[DaySpent]) -> None:
+    """Print the judge's cost by day and window, and the sum of each day."""
+    if not rows:
+        print("the judge was not asked")
+        return
+    columns = ["day", "window", "judge", "requests", "unanswered", "tokens", "USD"]
+    table = [
+        [f"{r.day}", r.window_id, r.judge, r.requests, r.unanswered, r.tokens, Text(f"{r.usd:.4f}")]
+        for r in rows
+    ]
+    print_table("Cost of the judge", columns, table)
+    for day, own in groupby(rows, lambda row: row.day):
+        paid = list(own)
+        tokens, usd = sum(row.tokens for row in paid), sum(row.usd for row in paid)
+        print(f"{day}: {tokens} tokens, ${usd:.4f} in {len({r.window_id for r in paid})} windows")
 
 
 def print_details(score: ScoredRow) -> None:

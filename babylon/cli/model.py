@@ -87,3 +87,26 @@ def show(version: Version, json: Json = False) -> None:
     show_values(policy, json)
     for warning in warnings(found.metrics):
         print(f"! {warning}")
+
+
+@app.command()
+def lineage(json: Json = False) -> None:
+    """Draw the line of policies: the champion, and what became of every other one."""
+    from babylon.cli.lineage_page import lineage_lines
+    from babylon.store import Store
+    from babylon.store.learning import LinePolicy, count_fates, policy_line
+    from babylon.store.policies import champion
+
+    async def read(store: Store) -> tuple[list[LinePolicy], int | None, dict[str, int]]:
+        policies = await policy_line(store)
+        serving = (await champion(store))[0].policy_version if policies else None
+        return policies, serving, await count_fates(store)
+
+    policies, serving, fates = with_store(load_settings(), read)
+    if json:
+        print_json({"champion": serving, "policies": policies, "trajectories": fates})
+        return
+    for line in lineage_lines(policies, serving):
+        print(line)
+    counts = ", ".join(f"{count} {fate}" for fate, count in fates.items())
+    print(f"\ntrajectories: {counts or 'none was collected'}")

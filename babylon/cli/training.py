@@ -11,7 +11,7 @@ import typer
 from babylon.cli import options as o
 from babylon.cli.flow_runs import prefect_ready, stop_signals
 from babylon.cli.options import Mode, given
-from babylon.cli.output import print_json
+from babylon.cli.output import print_json, with_store
 from babylon.cli.training_report import print_training, training_report
 from babylon.core.settings import Settings, WindowSettings, load_settings
 from babylon.core.types import WindowResult
@@ -128,9 +128,10 @@ def _load_checked(request: TrainRequest) -> Settings:
     """Load the settings, and refuse at once what the flow would refuse seconds later.
 
     Raises:
-        BabylonError: a window, scorer or trainer that cannot be used.
+        BabylonError: a window, scorer, trainer or database that cannot be used.
     """
     from babylon.scoring.scorer import require_scorer
+    from babylon.store.connection import read_clock
     from babylon.training.backends.trainer_requirements import require_trainer
 
     settings = load_settings(**request.overrides)
@@ -144,6 +145,8 @@ def _load_checked(request: TrainRequest) -> Settings:
         raise typer.BadParameter(f"--from {request.first} is after --to {request.last}")
     require_scorer(settings.scoring.scorer, settings.judge)
     require_trainer(settings.training, settings.model)
+    if settings.database.url is not None:  # the flow itself starts an embedded one
+        with_store(settings, read_clock)
     return settings
 
 

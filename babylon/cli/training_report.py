@@ -74,7 +74,8 @@ def print_training(report: TrainingReport, results: Sequence[WindowResult], home
         print(f"{result.window_id}: {result.reason}")
     if "hint" in report:
         print(report["hint"])
-        return
+    if not any(result.changed and result.status in DONE for result in results):
+        return  # no policy, route or dataset is new
     print("\nWhere to look next:")
     print("  babylon model list           every policy and its verdict")
     print("  babylon deploy status        the route in force")

@@ -1,5 +1,6 @@
 """``babylon windows``: the recorded windows, their states, and what each lacks for training."""
 
+import getpass
 from dataclasses import asdict
 from typing import Annotated
 
@@ -14,6 +15,7 @@ Lookback = Annotated[
     int | None,
     typer.Option(min=1, max=MAX_HOURS, metavar="H", help="Only the last H hours. Default: all."),
 ]
+WINDOWS_A_PAGE = 200
 EXPLAINED = 3  # ``check`` explains the rejections of the newest windows
 
 
@@ -26,25 +28,42 @@ def list_(
     include_late: Annotated[
         bool, typer.Option("--include-late", help="List each late trajectory too.")
     ] = False,
+    limit: Annotated[
+        int, typer.Option(min=1, metavar="N", help="Show the newest N windows.")
+    ] = WINDOWS_A_PAGE,
+    before: Annotated[
+        str | None, typer.Option(metavar="ID", help="Show the windows before this one.")
+    ] = None,
     json: Json = False,
 ) -> None:
-    """List every window: its state, owner, counts, and the reason for its state."""
+    """List windows: state, owner, counts, and the reason for the state. Nothing is written."""
     from babylon.cli.windows_page import print_late, print_windows, read_windows, record
+    from babylon.stages.checked_rows import CheckedRows
+    from babylon.stages.readiness import Page
 
     settings = _settings(min_agents, min_actions, window_minutes)
-    reports, late, _ = with_store(
+    reports, late, _, stale = with_store(
         settings,
         read_windows,
         settings.windows,
-        settings.quality,
+        CheckedRows(settings.quality, settings.home),
         lookback_hours,
+        page=Page(limit=limit + 1, before=before),
         include_late=include_late,
     )
+    # One window more than a page was read, to see if there are older ones.
+    older = reports[-limit].window_id if len(reports) > limit else None
+    reports = reports[-limit:]
     if json:
-        windows = [record(report) for report in reports]
-        print_json({"windows": windows, "late": late} if include_late else {"windows": windows})
+        page = {"windows": [record(report) for report in reports], "older_before": older}
+        page |= {"stale": stale}
+        print_json({**page, "late": late} if include_late else page)
         return
     print_windows(reports)
+    if older:
+        print(f"older windows: babylon windows list --before {older}")
+    if stale:
+        print(f"ALARM {stale}")
     if include_late:
         print_late(late)
 
@@ -59,10 +78,12 @@ def check(
 ) -> None:
     """Print READY FOR TRAINING, or what is missing. The exit code is 1 if no window is ready."""
     from babylon.cli.windows_page import print_windows, read_windows, waiting_with_rejections
+    from babylon.stages.checked_rows import CheckedRows
 
     settings = _settings(min_agents, min_actions, window_minutes)
-    reports, _, clock = with_store(
-        settings, read_windows, settings.windows, settings.quality, lookback_hours
+    checked = CheckedRows(settings.quality, settings.home)
+    reports, _, clock, stale = with_store(
+        settings, read_windows, settings.windows, checked, lookback_hours
     )
     ready = [report.window_id for report in reports if report.ready]
     refusing = waiting_with_rejections(reports)
@@ -75,10 +96,13 @@ def check(
                 "late": {r.window_id: r.late for r in reports if r.late},
                 "rejected": {r.window_id: [asdict(one) for one in r.rejections] for r in refusing},
                 "hidden_sessions": clock.hidden,
+                "stale": stale,
             }
         )
     else:
         print_windows(reports, explain=refusing[-EXPLAINED:])
+        if stale:
+            print(f"ALARM {stale}")
         if clock.hidden:
             print(_hidden_sessions(clock.hidden, settings.windows.grace_s))
         print(_conclusion(ready, settings.windows.min_agents, lookback_hours))
@@ -92,19 +116,48 @@ def show(
     min_actions: MinActions = None,
     json: Json = False,
 ) -> None:
-    """Show one window: what it lacks, its rejected trajectories with reasons, and its late ones."""
-    from babylon.cli.windows_page import print_late, print_windows, read_window, record
+    """Show one window: what it lacks, its attempts, rejected and late rows, and its learning."""
+    from babylon.cli.judge_page import print_cost
+    from babylon.cli.windows_page import print_window, read_window, record
+    from babylon.stages.checked_rows import CheckedRows
+    from babylon.store.judgments import spent_by_day
 
     settings = _settings(min_agents, min_actions)
-    report, late = with_store(settings, read_window, settings.windows, settings.quality, window)
+    checked = CheckedRows(settings.quality, settings.home)
+    report, history = with_store(settings, read_window, settings.windows, checked, window)
+    paid = with_store(settings, spent_by_day, None, window)
     if json:
-        rejections = [asdict(one) for one in report.rejections]
-        print_json({**record(report), "rejections": rejections, "late_trajectories": late})
+        rejections, cost = [asdict(one) for one in report.rejections], [asdict(one) for one in paid]
+        lists = {"rejections": rejections, "judge_cost": cost}
+        print_json({**record(report), **lists, **asdict(history)})
         return
-    print_windows([report], explain=[report])
-    if late:
+    print_window(report, history)
+    if paid:
         print()
-        print_late(late)
+        print_cost(paid)
+
+
+@app.command()
+def release(
+    window: Annotated[str, typer.Argument(metavar="ID", help="See `babylon windows list`.")],
+    reason: Annotated[
+        str, typer.Option(metavar="TEXT", help="Kept with the policy.")
+    ] = "released by hand",
+    json: Json = False,
+) -> None:
+    """Free the play of a rejected or rolled-back window, so that a recipe can train it again."""
+    from babylon.store.releases import release_window
+
+    settings = load_settings()
+    freed = with_store(settings, release_window, window, getpass.getuser(), reason)
+    if json:
+        print_json({"window_id": window, "released": freed})
+        return
+    print(
+        f"{freed} trajectories of window {window} are free: `babylon train --window"
+        f" {window.partition('+')[0]}"
+        " --recipe NAME` trains them from the present champion"
+    )
 
 
 def _settings(agents: int | None, actions: int | None, minutes: int | None = None) -> Settings:

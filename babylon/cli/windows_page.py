@@ -3,46 +3,66 @@
 The commands import this module when they run, because the stages are slow to load.
 """
 
+from collections import Counter
 from collections.abc import Sequence
-from dataclasses import asdict, replace
+from dataclasses import asdict, dataclass, replace
 from datetime import timedelta
 
 from babylon.cli.output import print_table
 from babylon.core.errors import WindowError
-from babylon.core.settings import QualitySettings, WindowSettings
+from babylon.core.settings import WindowSettings
 from babylon.core.windows import DONE, FINISHED, Clock, parse_window_id
 from babylon.quality.quality_page import reason_lines
-from babylon.stages.readiness import WindowReport, window_reports
+from babylon.stages.checked_rows import CheckedRows
+from babylon.stages.freshness import stale_play
+from babylon.stages.readiness import Page, WindowReport, window_reports
 from babylon.store import Store
+from babylon.store.attempts import Attempt, list_attempts
 from babylon.store.connection import read_clock
-from babylon.store.late import LateRow, list_late
+from babylon.store.flow_state import newest_play
+from babylon.store.late import LateRow, list_late, missed_rows
+from babylon.store.learning import Learning, window_learning
 from babylon.store.rejections import window_rejections
 from babylon.store.windows import get_window
 
 COLUMNS = ["window", "state", "age", "owner", "plays", "agents", "trained", "rejected", "late"]
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class WindowHistory:
+    """The part of ``windows show`` beside the report of a window."""
+
+    late_trajectories: list[LateRow]
+    attempts: list[Attempt]
+    learning: list[Learning]
+
+
 async def read_windows(
     store: Store,
     windows: WindowSettings,
-    quality: QualitySettings,
+    checked: CheckedRows,
     hours: int | None,
     *,
+    page: Page | None = None,
     include_late: bool = False,
-) -> tuple[list[WindowReport], list[LateRow], Clock]:
-    """Return the windows of the last ``hours`` (``None``: all), their late rows, and the clock."""
+) -> tuple[list[WindowReport], list[LateRow], Clock, str]:
+    """Return the windows of the last ``hours`` (``None``: all), their late rows, the clock, and an
+    alarm if no play arrives."""
     clock = await read_clock(store)
     since = clock.now - timedelta(hours=hours) if hours else None
-    reports = await window_reports(store, windows, quality, since=since, clock=clock)
+    reports = await window_reports(store, windows, checked, since=since, clock=clock, page=page)
     shown = {report.window_id for report in reports}
-    late = await list_late(store) if include_late else []
-    return reports, [row for row in late if row.window_id in shown], clock
+    late: list[LateRow] = []
+    if include_late:
+        late = [*await list_late(store), *await missed_rows(store)]
+    stale = stale_play(await newest_play(store), windows, clock)
+    return reports, [row for row in late if row.window_id in shown], clock, stale
 
 
 async def read_window(
-    store: Store, windows: WindowSettings, quality: QualitySettings, window_id: str
-) -> tuple[WindowReport, list[LateRow]]:
-    """Return one window, with samples of its rejections, and its late rows.
+    store: Store, windows: WindowSettings, checked: CheckedRows, window_id: str
+) -> tuple[WindowReport, WindowHistory]:
+    """Return one window as ``read_windows`` does, with samples of its rejections, and its history.
 
     Raises:
         WindowError: nothing was recorded in the window, and nobody claimed it.
@@ -51,8 +71,14 @@ async def read_window(
     minutes = row.minutes if row else windows.minutes
     window = parse_window_id(window_id, minutes)
     windows = windows.model_copy(update={"minutes": minutes})
-    reports = await window_reports(store, windows, quality, since=window.start, until=window.end)
-    found = [report for report in reports if report.window_id == window_id]
+    found = await window_reports(
+        store,
+        windows,
+        checked,
+        since=window.start,
+        until=window.end,
+        page=Page(only=window_id),
+    )
     if not found:
         raise WindowError(
             f"nothing was recorded in window {window_id} and nobody ever claimed it: see"
@@ -62,7 +88,15 @@ async def read_window(
     if not all(rejection.samples for rejection in report.rejections):
         # The report of a finished window has counts only; the samples are in the database.
         report = replace(report, rejections=tuple(await window_rejections(store, window_id)))
-    return report, await list_late(store, window.id)
+    late = [
+        *await list_late(store, window.id),
+        *await missed_rows(store, window.start, window.end),
+    ]
+    return report, WindowHistory(
+        late_trajectories=late,
+        attempts=await list_attempts(store, [window_id]),
+        learning=await window_learning(store, window_id),
+    )
 
 
 def waiting_with_rejections(reports: Sequence[WindowReport]) -> list[WindowReport]:
@@ -92,6 +126,35 @@ def print_windows(reports: Sequence[WindowReport], explain: Sequence[WindowRepor
                 print(f"    {line}")
 
 
+def print_window(report: WindowReport, history: WindowHistory) -> None:
+    """Print one window with its attempts, its learning and its late trajectories."""
+    print_windows([report], explain=[report])
+    if fates := Counter(one.fate for one in history.learning):
+        counts = ", ".join(f"{count} {fate}" for fate, count in fates.most_common())
+        print(f"trajectories: {counts}")
+    if history.attempts:
+        print()
+        columns = ["epoch", "began", "from", "ended", "in", "end", "owner", "reason"]
+        rows = [_attempt(one) for one in history.attempts]
+        print_table("Attempts", columns, rows)
+    if history.late_trajectories:
+        print()
+        print_late(history.late_trajectories)
+
+
+def _attempt(one: Attempt) -> list[object]:
+    return [
+        one.epoch,
+        f"{one.began_at:%m-%d %H:%M:%S}",
+        one.began_from,
+        one.ended_at and f"{one.ended_at:%m-%d %H:%M:%S}",
+        one.ended_in,
+        one.ending or "no end yet",
+        one.owner.rpartition(":")[0],
+        one.reason,
+    ]
+
+
 def print_late(late: Sequence[LateRow]) -> None:
     """Print a table of late trajectories."""
     if not late:
@@ -103,7 +166,7 @@ def print_late(late: Sequence[LateRow]) -> None:
             row.window_id,
             row.trajectory_id,
             row.reason,
-            f"{row.seen_at:%Y-%m-%d %H:%M}",
+            row.seen_at and f"{row.seen_at:%Y-%m-%d %H:%M}",
             row.admitted_to,
         ]
         for row in late
@@ -145,6 +208,11 @@ def _notes(report: WindowReport, *, explained: bool) -> list[str]:
     unused = report.eligible - report.trained
     if report.state in FINISHED and unused > 0:
         notes.append(f"{unused} dropped out or without an advantage")
+    notes += [f"ALARM {reason}" for reason in report.alarms]
+    if report.outcomes == 0 and "+" not in report.window_id:
+        notes.append(
+            f"judged without market outcomes (see `judge again --window {report.window_id}`)"
+        )
     if report.late:
         notes.append(f"{report.late} late (`train --recipe NAME --include-late` trains them)")
     if report.rejected:

@@ -18,8 +18,6 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 from types import TracebackType
 from typing import Any
-from urllib.parse import urlsplit
-from urllib.request import url2pathname
 
 import polars as pl
 import pyarrow as pa
@@ -27,6 +25,7 @@ import pyarrow.parquet as pq
 
 from babylon.core.errors import ArtifactError
 from babylon.core.failpoints import failpoint
+from babylon.core.home import Home
 from babylon.core.types import SCHEMA_VERSION, Artifact
 
 Columns = dict[str, Sequence[Any] | pa.Array]  # name → values, all of one length
@@ -41,7 +40,8 @@ class ArtifactWriter:
     """Writes one artifact: ``with ArtifactWriter(...) as writer: writer.write(frame)``.
 
     After the block ``writer.artifact`` is the manifest of
-    ``directory/<window>-<stage>-<digest>.parquet``. When the block raises, no file is left.
+    ``directory/<window>-<stage>-<digest>.parquet``. Without a directory it is the home's
+    ``artifacts``. When the block raises, no file is left.
     A thread compresses rows while the caller makes the next ones; the next call raises its errors.
     With ``async with`` the file is also closed and hashed in a thread.
     """
@@ -49,9 +49,17 @@ class ArtifactWriter:
     artifact: Artifact
 
     def __init__(
-        self, directory: Path, schema: pl.Schema, *, window_id: str, stage: str = ""
+        self,
+        home: Home,
+        schema: pl.Schema,
+        *,
+        window_id: str,
+        stage: str = "",
+        directory: Path | None = None,
     ) -> None:
+        directory = directory or home.artifacts
         directory.mkdir(parents=True, exist_ok=True)
+        self._home = home
         self._window_id = window_id
         self._stem = "-".join(filter(None, (window_id.replace(":", "-"), stage)))
         self._schema = _arrow_schema(schema)
@@ -130,7 +138,10 @@ class ArtifactWriter:
         path = self._path.replace(self._path.with_name(name))
         failpoint("artifact.published")
         return Artifact(
-            uri=path.absolute().as_uri(), sha256=sha256, rows=self._rows, window_id=self._window_id
+            uri=self._home.reference(path),
+            sha256=sha256,
+            rows=self._rows,
+            window_id=self._window_id,
         )
 
 
@@ -139,53 +150,65 @@ def _arrow_schema(schema: pl.Schema) -> pa.Schema:
 
 
 def write_artifact(
-    frame: pl.DataFrame, directory: Path, *, window_id: str, stage: str = ""
+    home: Home,
+    frame: pl.DataFrame,
+    *,
+    window_id: str,
+    stage: str = "",
+    directory: Path | None = None,
 ) -> Artifact:
     """Write one frame as an artifact."""
-    with ArtifactWriter(directory, frame.schema, window_id=window_id, stage=stage) as writer:
+    with ArtifactWriter(
+        home, frame.schema, window_id=window_id, stage=stage, directory=directory
+    ) as writer:
         for part in frame.iter_slices(_ROWS_AT_A_TIME):
             writer.write(part)
     return writer.artifact
 
 
 def rewrite_artifact(
+    home: Home,
     artifact: Artifact,
-    directory: Path,
     change: Callable[[pl.DataFrame], pl.DataFrame],
     *,
     stage: str = "",
+    directory: Path | None = None,
 ) -> Artifact:
     """Write a new artifact from ``change`` applied to each part of this one."""
-    with _verified(artifact) as file:
+    with _verified(home, artifact) as file:
         schema = change(_frame(file.schema_arrow.empty_table())).schema
-        with ArtifactWriter(directory, schema, window_id=artifact.window_id, stage=stage) as writer:
+        with ArtifactWriter(
+            home, schema, window_id=artifact.window_id, stage=stage, directory=directory
+        ) as writer:
             for batch in file.iter_batches(batch_size=_ROWS_AT_A_TIME):
                 writer.write(change(_frame(batch)))
     return writer.artifact
 
 
-def read_artifact(artifact: Artifact, columns: Sequence[str] | None = None) -> pl.DataFrame:
+def read_artifact(
+    home: Home, artifact: Artifact, columns: Sequence[str] | None = None
+) -> pl.DataFrame:
     """Read all rows, of the given columns only.
 
     Raises:
         ArtifactError: the file is missing or was changed after it was written.
     """
-    with _verified(artifact) as file:
+    with _verified(home, artifact) as file:
         return _frame(file.read(columns=columns))
 
 
 def iter_artifact(
-    artifact: Artifact, columns: Sequence[str] | None = None
+    home: Home, artifact: Artifact, columns: Sequence[str] | None = None
 ) -> Iterator[pl.DataFrame]:
     """Yield the rows in order, as frames of up to 100; a thread reads the next one meanwhile."""
-    return map(_frame, iter_batches(artifact, columns))
+    return map(_frame, iter_batches(home, artifact, columns))
 
 
 def iter_batches(
-    artifact: Artifact, columns: Sequence[str] | None = None
+    home: Home, artifact: Artifact, columns: Sequence[str] | None = None
 ) -> Iterator[pa.RecordBatch]:
     """Yield the rows as ``iter_artifact`` does, but as Arrow batches."""
-    with _verified(artifact) as file, ThreadPoolExecutor(1) as ahead:
+    with _verified(home, artifact) as file, ThreadPoolExecutor(1) as ahead:
         batches = file.iter_batches(batch_size=_ROWS_AT_A_TIME, columns=columns)
         following = ahead.submit(next, batches, None)
         while (batch := following.result()) is not None:
@@ -201,18 +224,6 @@ def remove_unfinished(directory: Path, older_than_s: float) -> None:
                 path.unlink()
 
 
-def local_path(uri: str) -> Path:
-    """Return the path of a ``file://`` URI.
-
-    Raises:
-        ArtifactError: the URI has another scheme.
-    """
-    parts = urlsplit(uri)
-    if parts.scheme != "file":
-        raise ArtifactError(f"artifact {uri}: only file:// URIs can be read")
-    return Path(url2pathname(parts.path))
-
-
 @contextmanager
 def _named(path: Path) -> Iterator[None]:
     """Add the path to Arrow's errors, which do not name it."""
@@ -225,8 +236,8 @@ def _named(path: Path) -> Iterator[None]:
 
 
 @contextmanager
-def _verified(artifact: Artifact) -> Iterator[pq.ParquetFile]:
-    path, remedy = local_path(artifact.uri), f"run window {artifact.window_id} again"
+def _verified(home: Home, artifact: Artifact) -> Iterator[pq.ParquetFile]:
+    path, remedy = Path(home.resolve(artifact.uri)), f"run window {artifact.window_id} again"
     if artifact.schema_version != SCHEMA_VERSION:
         raise ArtifactError(
             f"artifact {path} has schema version {artifact.schema_version}, this program reads"

@@ -2,7 +2,13 @@
 
 The command line prints a ``BabylonError`` as one line on stderr and exits with a non-zero code. Any
 other exception is a bug and shows its traceback.
+
+``reason_of`` is the one way from an exception to a text that is stored or told. Other libraries
+quote the values that they fail on: a prompt, the ground truth, a key.
 """
+
+import traceback
+from pathlib import Path
 
 
 class BabylonError(Exception):
@@ -35,6 +41,21 @@ class AlreadyTrainedError(WindowError):
 
 class FencedError(WindowError):
     """Another worker took the window over: the epoch is stale, and the write was refused."""
+
+
+class SupersededError(WindowError):
+    """Another policy leads than the one that the window's update started from.
+
+    The window is trained again from the present champion; no trajectory was lost.
+    """
+
+
+class ExperimentRunningError(WindowError):
+    """An experiment runs. The window stays scored and is trained when the experiment is decided."""
+
+
+class StageTimeoutError(BabylonError):
+    """A stage did not end within its limit. The next run begins it again."""
 
 
 class ArtifactError(BabylonError):
@@ -83,3 +104,18 @@ class RecorderError(BabylonError):
 
 class ArenaError(BabylonError):
     """A suite or a player of the arena cannot be used."""
+
+
+def reason_of(error: BaseException) -> str:
+    """Return the error as one line without the values that it failed on.
+
+    A ``BabylonError`` and a failed system call speak for themselves. Any other exception is named
+    by its type and the place where it was raised.
+    """
+    if isinstance(error, BabylonError) and str(error):
+        return str(error)
+    if isinstance(error, OSError) and error.errno is not None:
+        return str(error)
+    frames = traceback.extract_tb(error.__traceback__)
+    place = f" at {Path(frames[-1].filename).name}:{frames[-1].lineno}" if frames else ""
+    return f"{type(error).__name__}{place}"

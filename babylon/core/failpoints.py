@@ -22,12 +22,12 @@ Action = Literal["kill", "stop", "raise"]
 Name = Literal[
     # a window's row
     "claim.before", "claim.after", "lease.before", "lease.after", "state.before", "state.after",
-    "release.before", "release.after",
+    "release.before", "release.after", "line.before", "line.after",
     # collect, validate, dropout, score, publish: each writes one artifact
     "collect.before", "collect.reading", "artifact.opened", "artifact.written",
     "artifact.published", "collected.before", "collected.after", "rejections.before",
-    "rejections.after", "judgment.before", "judgment.after", "scores.before", "scores.after",
-    "write_back.before", "write_back.after",
+    "rejections.after", "health.before", "health.after", "judgment.before", "judgment.after",
+    "scores.before", "scores.after", "write_back.before", "write_back.after",
     # train
     "base.before", "base.after", "progress.take_up", "progress.taken_up", "progress.before",
     "progress.written", "progress.after", "checkpoint.before", "checkpoint.written",

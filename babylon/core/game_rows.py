@@ -2,6 +2,9 @@
 
 The game's column names are camelCase and therefore quoted. Its times are UTC without a zone.
 Postgres accepts infinity and years that Python's calendar lacks; such times are read as NULL.
+
+A row belongs to the window in which it started, whatever the length of windows. Its own window id
+is only checked (``babylon.core.windows.id_problem``).
 """
 
 from dataclasses import dataclass, fields
@@ -17,14 +20,16 @@ from babylon.core.windows import FIRST_YEAR, LAST_YEAR
 class GameRow:
     """One trajectory as the game wrote it, with the rows joined to it. Nothing is checked yet.
 
-    An annotated field is read from the game's column of that name. ``logs_json`` and
-    ``gateway_json`` are lists of ``quality.policy_calls.CollectedCall``. ``outcomes_json`` holds
-    the window's market outcomes, which are ground truth.
+    An annotated field is read from the game's column of that name. ``logs_json`` maps the ids of
+    ``llm_call_logs`` to ``[response, messages, top_p]``, ``messages`` as JSON text.
+    ``gateway_json`` lists ``store.calls.RecordedCall`` in the order of time. ``outcomes_json``
+    holds the window's market outcomes, which are ground truth.
     """
 
     trajectory_id: Annotated[str, "trajectoryId"]
     agent_id: Annotated[str, "agentId"]
     window_id: Annotated[str | None, "windowId"]
+    window_hours: Annotated[int | None, "windowHours"] = 1
     scenario_id: Annotated[str | None, "scenarioId"]
     start: Annotated[datetime | None, "startTime"]
     end: Annotated[datetime | None, "endTime"]
@@ -34,7 +39,7 @@ class GameRow:
     metrics_json: Annotated[str, "metricsJson"]
     metadata_json: Annotated[str, "metadataJson"]
     reward_components_json: Annotated[str, "rewardComponentsJson"]
-    logs_json: str = "[]"
+    logs_json: str = "{}"
     gateway_json: str = "[]"
     outcomes_json: str = "[]"
 
@@ -48,12 +53,25 @@ _GAME_COLUMNS = {
 
 
 def _polars_type(hint: object) -> pl.DataType:
-    kinds = {str: pl.String(), float: pl.Float64(), datetime: pl.Datetime("us", "UTC")}
+    kinds: dict[type, pl.DataType] = {
+        str: pl.String(),
+        int: pl.Int64(),
+        float: pl.Float64(),
+        datetime: pl.Datetime("us", "UTC"),
+    }
     return next(dtype for kind, dtype in kinds.items() if hint in (kind, kind | None))
 
 
+# The game's Prisma schema says text, another one may say jsonb, and numeric for a number.
+_CASTS: dict[object, str] = {
+    kind: cast
+    for plain, cast in ((str, "::text"), (float, "::float8"), (int, "::int8"))
+    for kind in (plain, plain | None)
+}
+
+
 def _sql(name: str, column: str) -> str:
-    value = f't."{column}"'
+    value = f't."{column}"{_CASTS.get(_TYPES[name], "")}'
     if isinstance(GAME_SCHEMA[name], pl.Datetime):
         bounds = f"'{FIRST_YEAR}-01-01' AND '{LAST_YEAR}-12-31'"
         value = f"CASE WHEN {value} BETWEEN {bounds} THEN {value} AT TIME ZONE 'UTC' END"
@@ -64,8 +82,11 @@ GAME_SCHEMA = pl.Schema([(one.name, _polars_type(_TYPES[one.name])) for one in f
 COLUMNS = ",\n    ".join(_sql(name, column) for name, column in _GAME_COLUMNS.items())
 """The select list that reads a ``GameRow``, without the joined fields, from ``trajectories t``."""
 
-UNTRAINED = """
-    t."isTrainingData" AND NOT t."isEvaluation" AND NOT t."usedInTraining"
+FOR_TRAINING = 't."isTrainingData" AND NOT t."isEvaluation" AND NOT t."usedInTraining"'
+"""The game's own condition for training rows."""
+
+UNTRAINED = f"""
+    {FOR_TRAINING}
     AND NOT EXISTS (
         SELECT FROM babylon.trained d WHERE d.trajectory_id = t."trajectoryId"
     )

@@ -3,8 +3,11 @@
 import os
 from dataclasses import dataclass
 from pathlib import Path
+from urllib.request import url2pathname
 
 from babylon.core.errors import StorageError
+
+_HERE, _FILE = "home:", "file://"
 
 
 @dataclass(frozen=True, slots=True)
@@ -16,6 +19,35 @@ class Home:
     @classmethod
     def at(cls, path: "str | Path | Home") -> "Home":
         return path if isinstance(path, Home) else cls(Path(os.path.abspath(path)))
+
+    def reference(self, path: str | Path) -> str:
+        """Return the name under which the database and manifests keep a file or directory.
+
+        ``home:checkpoints/…`` for an absolute path below the home, so that the home can move. Any
+        other path, and an id of the Hugging Face hub, stays as it is.
+        """
+        if not os.path.isabs(path):
+            return str(path)
+        for root, inside in ((str(self.root), str(path)), map(os.path.realpath, (self.root, path))):
+            if inside.startswith(root + os.sep):
+                return _HERE + Path(inside).relative_to(root).as_posix()
+        return str(path)
+
+    def resolve(self, reference: str) -> str:
+        """Return the local path of a reference, or an id of the Hugging Face hub as it is.
+
+        This is the only place that knows where a reference leads.
+
+        Raises:
+            StorageError: the reference has another scheme, such as ``s3:``.
+        """
+        if reference.startswith(_HERE):
+            return str(self.root / reference.removeprefix(_HERE))
+        if reference.startswith(_FILE):
+            return url2pathname(reference.removeprefix(_FILE))
+        if "://" in reference:
+            raise StorageError(f"{reference}: only files of this machine can be read")
+        return reference
 
     @property
     def settings_file(self) -> Path:

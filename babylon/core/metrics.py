@@ -16,6 +16,7 @@ def scored_metrics(scored: Scored) -> Metrics:
         "agents": scored.agents,
         "trajectories": scored.artifact.rows,
         "held_out": held_out.rows if held_out else 0,
+        "market_outcomes": scored.outcomes,
         "avg_reward": scored.avg_reward,
         "scorer": scored.scorer,
         **{f"judge_{name}": value for name, value in scored.metrics.items()},

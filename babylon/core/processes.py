@@ -2,6 +2,7 @@
 
 Both start in a session of their own, so that Ctrl-C reaches the parent alone, and append their
 output to a log. ``supervised`` starts a child again when it dies; the child ends with its parent.
+``keep_logs_small`` bounds the logs of a home.
 ``Processes`` keeps a record of each process that outlives the command that started it.
 """
 
@@ -12,7 +13,7 @@ import os
 import signal
 import subprocess
 import time
-from collections.abc import AsyncIterator, Iterator, Mapping, Sequence
+from collections.abc import AsyncIterator, Coroutine, Iterator, Mapping, Sequence
 from contextlib import asynccontextmanager, contextmanager, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -30,6 +31,8 @@ GRACE_S = 20.0
 _SUPERVISED_GRACE_S = 15.0
 _POLL_S = 0.1
 _FIRST_PAUSE_S, _LONGEST_PAUSE_S = 0.5, 30.0
+LOG_BYTES = 16 * 2**20
+_LOG_CHECK_S = 60.0
 _STABLE_S = 60.0  # a process that lived this long starts again after the first pause
 
 
@@ -110,13 +113,45 @@ class Supervised:
 async def supervised(service: Service) -> AsyncIterator[Supervised]:
     """Run a service while the block runs, and start it again whenever it dies."""
     running = Supervised(service)
-    keeper = asyncio.create_task(running.keep_alive())
     try:
-        yield running
+        async with in_background(running.keep_alive()):
+            yield running
     finally:
-        keeper.cancel()
-        await asyncio.gather(keeper, return_exceptions=True)
         await running.stop()
+
+
+@asynccontextmanager
+async def in_background(work: Coroutine[None, None, None]) -> AsyncIterator[None]:
+    """Run ``work`` while the block runs, and cancel it at the end."""
+    task = asyncio.create_task(work)
+    try:
+        yield
+    finally:
+        task.cancel()
+        await asyncio.gather(task, return_exceptions=True)
+
+
+async def keep_logs_small(directory: Path) -> None:
+    """Rotate the logs of a directory once a minute, for ever."""
+    while True:
+        with suppress(OSError):  # a log that goes meanwhile must not end the rotation
+            await asyncio.to_thread(rotate_logs, directory)
+        await asyncio.sleep(_LOG_CHECK_S)
+
+
+def rotate_logs(directory: Path, most: int = LOG_BYTES) -> None:
+    """Move the last ``most`` bytes of each larger log to ``<name>.log.1``, and empty the log.
+
+    The log is emptied in place: its writers hold it open, and none of them can reopen a log.
+    """
+    for log in directory.glob("*.log"):
+        if log.stat().st_size <= most:
+            continue
+        # On a full disk the old lines are lost. The log must shrink all the same.
+        with suppress(OSError), log.open("rb") as old:
+            old.seek(-most, os.SEEK_END)
+            log.with_suffix(".log.1").write_bytes(old.read(most))
+        os.truncate(log, 0)
 
 
 async def exit_with_supervisor() -> None:

@@ -11,11 +11,12 @@ Nothing else reads the environment. ``docs/settings.md`` is generated from this 
 """
 
 import os
+import re
 import tomllib
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Annotated, Any, Literal, Self
+from typing import Annotated, Any, Literal, Self, get_args
 from urllib.parse import urlsplit
 
 from pydantic import (
@@ -46,39 +47,52 @@ LOSSES_WITH_NORMALISER = ("gspo", "dapo", "dr_grpo")
 _LOOPBACK = ("localhost", "127.0.0.1")
 
 
-def _env(default: Any, variable: str, description: str, **limits: Any) -> Any:
-    """A field with its environment variable and its line in docs/settings.md."""
-    return Field(
-        default, description=description, json_schema_extra={"variable": variable}, **limits
-    )
+def _env(default: Any, variable: str, **limits: Any) -> Any:
+    """A field with its environment variable. The text below it is its line in docs/settings.md."""
+    return Field(default, json_schema_extra={"variable": variable}, **limits)
 
 
 class Group(BaseModel):
     """Settings that are read together."""
 
-    model_config = ConfigDict(frozen=True, extra="forbid", allow_inf_nan=False)
+    model_config = ConfigDict(
+        frozen=True, extra="forbid", allow_inf_nan=False, use_attribute_docstrings=True
+    )
 
 
 class DatabaseSettings(Group):
-    url: SecretStr | None = _env(None, "DATABASE_URL", "Postgres; by default an embedded server.")
+    url: SecretStr | None = _env(None, "DATABASE_URL")
+    """Address of a Postgres database. Without one, an embedded server runs in the home."""
+    game_url: SecretStr | None = _env(None, "GAME_DATABASE_URL")
+    """Address from which the game's tables are read: a replica, or another database. The same
+    database by default."""
 
 
 class WindowSettings(Group):
-    minutes: int = _env(
-        60, "WINDOW_MINUTES", f"Length of a window. `{HOURS}` in the environment wins over it."
-    )
-    min_agents: int = _env(3, "MIN_AGENTS_PER_WINDOW", "Agents that a window needs.", ge=2)
-    lookback_hours: int = _env(168, "LOOKBACK_HOURS", "Oldest window to train.", ge=1, le=MAX_HOURS)
-    frequency: int = _env(1, "TRAINING_FREQUENCY_WINDOWS", "Train every N windows.", ge=1)
-    grace_s: float = _env(60.0, "WINDOW_GRACE_SECONDS", "Wait for late rows.", ge=0)
-    lease_s: float = _env(60.0, "LEASE_SECONDS", "Life of a claim without heartbeat.", gt=0)
-    recipe: str = _env(
-        "",
-        "RECIPE",
-        "Takes up finished windows for what was never trained.",
-        pattern=f"^({RECIPE_PATTERN})?$",
-    )
-    include_late: bool = _env(False, "INCLUDE_LATE", "With a recipe: late trajectories too.")
+    minutes: int = _env(60, "WINDOW_MINUTES")
+    """Length of a window in minutes. `WINDOW_DURATION_HOURS` in the environment wins over it."""
+    min_agents: int = _env(3, "MIN_AGENTS_PER_WINDOW", ge=2)
+    """Number of eligible agents without which a window is not trained."""
+    lookback_hours: int = _env(168, "LOOKBACK_HOURS", ge=1, le=MAX_HOURS)
+    """Hours from now back to the oldest window that is searched for work."""
+    frequency: int = _env(1, "TRAINING_FREQUENCY_WINDOWS", ge=1)
+    """Number of windows that close before `train --mode continuous` looks for work again."""
+    grace_s: float = _env(60.0, "WINDOW_GRACE_SECONDS", ge=0)
+    """Seconds to wait for late rows after the end of a window."""
+    # Longer than an hourly job of the game needs, shorter than a window: play that is trained later
+    # than in the next window is staler than MAX_STALENESS allows.
+    outcomes_wait_s: float = _env(1800.0, "OUTCOMES_WAIT_SECONDS", ge=0)
+    """Longest wait in seconds for market outcomes after a window's end; at most its own length."""
+    freshness_hours: float = _env(2.0, "FRESHNESS_HOURS", gt=0)
+    """Hours without play after which an alarm is raised; at least two windows."""
+    lease_s: float = _env(60.0, "LEASE_SECONDS", gt=0)
+    """Seconds after which another run may take over a window whose run shows no sign of life."""
+    retention_days: int = _env(30, "RETENTION_DAYS", ge=0)
+    """Days after which play that is not in use is removed. 0 keeps it."""
+    recipe: str = _env("", "RECIPE", pattern=f"^({RECIPE_PATTERN})?$")
+    """Name of a recipe. It takes up finished windows, and trains what they never trained."""
+    include_late: bool = _env(False, "INCLUDE_LATE")
+    """With a recipe, late trajectories are trained too."""
 
     @field_validator("minutes")
     @classmethod
@@ -88,105 +102,128 @@ class WindowSettings(Group):
 
 
 class QualitySettings(Group):
-    min_actions: int = _env(5, "MIN_ACTIONS_PER_TRAJECTORY", "Actions in a trajectory.", ge=1)
-    reward_threshold: float | None = _env(None, "REWARD_THRESHOLD", "Reject what earned less.")
-    target_trajectories: int = _env(1000, "TARGET_TRAJECTORIES", "Size after thinning.", ge=2)
-    max_dropout: float = _env(0.3, "MAX_DROPOUT", "Largest share to thin out.", ge=0, lt=1)
+    min_actions: int = _env(5, "MIN_ACTIONS_PER_TRAJECTORY", ge=1)
+    """Number of actions that a trajectory needs."""
+    reward_threshold: float | None = _env(None, "REWARD_THRESHOLD")
+    """Trajectories whose rewards sum to less are rejected. Unset: none is."""
+    target_trajectories: int = _env(1000, "TARGET_TRAJECTORIES", ge=2)
+    """Number of trajectories to which a larger window is thinned before it is scored."""
+    max_dropout: float = _env(0.3, "MAX_DROPOUT", ge=0, lt=1)
+    """Largest share of a window's trajectories that thinning may remove."""
 
 
 class ScoringSettings(Group):
-    scorer: str = _env(
-        "heuristic",
-        "SCORER",
-        "`heuristic`, `ruler`, `preference`, `regression`, `art-ruler` or"
-        " `package.module:function`.",
-    )
-    write_back: bool = _env(False, "JUDGE_WRITE_BACK", "Write judgments to the game too.")
+    scorer: str = _env("heuristic", "SCORER")
+    """Scorer of trajectories: a name below, or a function as `package.module:function`.
+    Names: `heuristic`, `ruler`, `preference`, `regression`, `art-ruler`.
+    """
+    write_back: bool = _env(False, "JUDGE_WRITE_BACK")
+    """Scores and reasons are also written to the game's tables, if Babylon made them."""
 
 
 class JudgeSettings(Group):
     """The judge: a model behind an OpenAI-compatible server, or a checkpoint directory."""
 
-    model: str | None = _env(None, "JUDGE_MODEL", "Model name at the judge's server.")
-    base_url: str = _env("https://api.openai.com/v1", "JUDGE_BASE_URL", "Judge's server.")
-    api_key: SecretStr | None = _env(None, "OPENAI_API_KEY", "Key for the judge's server.")
-    model_path: Path | None = _env(None, "JUDGE_MODEL_PATH", "Checkpoint that judges.")
-    temperature: float | None = _env(None, "JUDGE_TEMPERATURE", "Default: server's.", ge=0, le=2)
-    rubric: str = _env("trading-v1", "JUDGE_RUBRIC", "Rubric by name, or a path to a file.")
-    context_tokens: int = _env(128_000, "JUDGE_CONTEXT_TOKENS", "Context of its model.", ge=1000)
-    passes: float = _env(2.5, "JUDGE_PASSES", "Judgments of a trajectory, mean.", ge=1, le=20)
-    concurrency: int = _env(8, "JUDGE_CONCURRENCY", "Requests at a time.", ge=1, le=256)
-    timeout_s: float = _env(1800.0, "JUDGE_TIMEOUT_SECONDS", "Limit for a window.", gt=0)
-    window_tokens: int | None = _env(None, "JUDGE_WINDOW_TOKENS", "Budget of a window.", ge=0)
-    day_tokens: int | None = _env(None, "JUDGE_DAY_TOKENS", "Budget of a UTC day.", ge=0)
-    window_usd: float | None = _env(None, "JUDGE_WINDOW_USD", "Budget of a window.", ge=0)
-    day_usd: float | None = _env(None, "JUDGE_DAY_USD", "Budget of a UTC day.", ge=0)
-    prompt_usd: float = _env(0.0, "JUDGE_PROMPT_USD_PER_MTOK", "Price of prompt tokens.", ge=0)
-    completion_usd: float = _env(
-        0.0, "JUDGE_COMPLETION_USD_PER_MTOK", "Price of a million completion tokens.", ge=0
-    )
-    cheaper_model: str | None = _env(None, "JUDGE_CHEAPER_MODEL", "Takes over near the budget.")
-    cheaper_prompt_usd: float = _env(
-        0.0, "JUDGE_CHEAPER_PROMPT_USD_PER_MTOK", "Its price of a million prompt tokens.", ge=0
-    )
-    cheaper_completion_usd: float = _env(
-        0.0,
-        "JUDGE_CHEAPER_COMPLETION_USD_PER_MTOK",
-        "Its price of a million completion tokens.",
-        ge=0,
-    )
-    heuristic_fallback: bool = _env(True, "JUDGE_HEURISTIC_FALLBACK", "Heuristic past the budget.")
+    model: str | None = _env(None, "JUDGE_MODEL")
+    """Name of the judge's model at its server."""
+    base_url: str = _env("https://api.openai.com/v1", "JUDGE_BASE_URL")
+    """Address of the judge's OpenAI-compatible server."""
+    api_key: SecretStr | None = _env(None, "OPENAI_API_KEY")
+    """API key for the judge's server."""
+    model_path: Path | None = _env(None, "JUDGE_MODEL_PATH")
+    """Checkpoint directory that judges on this machine, instead of a server."""
+    temperature: float | None = _env(None, "JUDGE_TEMPERATURE", ge=0, le=2)
+    """Sampling temperature of the judge. Unset: the server's own default."""
+    rubric: str = _env("trading-v1", "JUDGE_RUBRIC")
+    """Name of a built-in rubric, or path of a rubric file."""
+    context_tokens: int = _env(128_000, "JUDGE_CONTEXT_TOKENS", ge=1000)
+    """Context length of the judge's model in tokens."""
+    passes: float = _env(2.5, "JUDGE_PASSES", ge=1, le=20)
+    """Number of times that the judge sees each trajectory, on average."""
+    concurrency: int = _env(8, "JUDGE_CONCURRENCY", ge=1, le=256)
+    """Number of requests that are sent to the judge at a time."""
+    timeout_s: float = _env(1800.0, "JUDGE_TIMEOUT_SECONDS", gt=0)
+    """Seconds within which a window must be judged."""
+    request_timeout_s: float = _env(120.0, "JUDGE_REQUEST_TIMEOUT_SECONDS", gt=0)
+    """Seconds within which the judge must answer one request."""
+    retries: int = _env(6, "JUDGE_RETRIES", ge=0, le=100)
+    """Number of times that a request is sent again after a failure that may pass."""
+    requests_per_minute: int | None = _env(None, "JUDGE_REQUESTS_PER_MINUTE", ge=1)
+    """The provider's limit of requests in a minute. Unset: no limit."""
+    tokens_per_minute: int | None = _env(None, "JUDGE_TOKENS_PER_MINUTE", ge=1)
+    """The provider's limit of prompt tokens in a minute. Unset: no limit."""
+    reasoning_tokens: int = _env(0, "JUDGE_REASONING_TOKENS", ge=0)
+    """Tokens that a reasoning model may think in each reply, beside the answer itself."""
+    window_tokens: int | None = _env(None, "JUDGE_WINDOW_TOKENS", ge=0)
+    """Tokens that the judge may use for a window. Unset: no limit."""
+    day_tokens: int | None = _env(None, "JUDGE_DAY_TOKENS", ge=0)
+    """Tokens that the judge may use in a UTC day. Unset: no limit."""
+    window_usd: float | None = _env(None, "JUDGE_WINDOW_USD", ge=0)
+    """US dollars that the judge may cost for a window. Unset: no limit."""
+    day_usd: float | None = _env(None, "JUDGE_DAY_USD", ge=0)
+    """US dollars that the judge may cost in a UTC day. Unset: no limit."""
+    prompt_usd: float = _env(0.0, "JUDGE_PROMPT_USD_PER_MTOK", ge=0)
+    """Price of a million prompt tokens of the judge in US dollars."""
+    completion_usd: float = _env(0.0, "JUDGE_COMPLETION_USD_PER_MTOK", ge=0)
+    """Price of a million completion tokens of the judge in US dollars."""
+    cheaper_model: str | None = _env(None, "JUDGE_CHEAPER_MODEL")
+    """Model at the judge's server that judges in one pass when the budget is too small."""
+    cheaper_prompt_usd: float = _env(0.0, "JUDGE_CHEAPER_PROMPT_USD_PER_MTOK", ge=0)
+    """Price of a million prompt tokens of the cheaper model in US dollars."""
+    cheaper_completion_usd: float = _env(0.0, "JUDGE_CHEAPER_COMPLETION_USD_PER_MTOK", ge=0)
+    """Price of a million completion tokens of the cheaper model in US dollars."""
+    heuristic_fallback: bool = _env(True, "JUDGE_HEURISTIC_FALLBACK")
+    """The heuristic scores a window for which the judge's budget is spent."""
 
 
 class ModelSettings(Group):
-    base: str | None = _env(None, "BASE_MODEL", "Path or hub id; default: a tiny one made here.")
-    name: str = _env("babylon", "MODEL_NAME", "Model name that agents ask for.")
+    base: str | None = _env(None, "BASE_MODEL")
+    """Path or Hugging Face id of the model to start from. Unset: a tiny model made here."""
+    name: str = _env("babylon", "MODEL_NAME")
+    """Model name that agents send in their requests."""
 
 
 class TrainingSettings(Group):
-    trainer: Trainer = _env("torch", "TRAINER", "Backend that computes the update.")
-    tuning: Literal["lora", "full"] = _env("lora", "TUNING", "LoRA adapter, or all weights.")
-    transfer_layers: Literal["all", "attention", "ffn"] = _env(
-        "all", "TRANSFER_LAYERS", "Layers that are tuned."
-    )
-    loss: Loss = _env("ppo_clip", "LOSS", "Loss function.")
+    trainer: Trainer = _env("torch", "TRAINER")
+    """Backend that computes the update: our own, W&B's service, or ART on this machine."""
+    tuning: Literal["lora", "full"] = _env("lora", "TUNING")
+    """Weights that are trained: a LoRA adapter, or all of them."""
+    transfer_layers: Literal["all", "attention", "ffn"] = _env("all", "TRANSFER_LAYERS")
+    """Layers that are trained."""
+    loss: Loss = _env("ppo_clip", "LOSS")
+    """Loss function; docs/trainer.md has the formulas."""
     advantage: Literal["leave_one_out", "group_std", "batch_std"] = _env(
-        "leave_one_out", "ADVANTAGE", "Baseline and scale of advantages."
+        "leave_one_out", "ADVANTAGE"
     )
+    """Baseline and scale of advantages; docs/trainer.md explains them."""
     call_weight: Literal["trajectory", "token", "trajectory_tokens", "call", "constant"] = _env(
-        "trajectory",
-        "CALL_WEIGHT",
-        "Unit of equal mass in a train step. Losses with their own normaliser allow only the"
-        " default.",
+        "trajectory", "CALL_WEIGHT"
     )
-    learning_rate: float | None = _env(None, "LEARNING_RATE", "Default: 1e-5, full 1e-6.", gt=0)
-    warmup_steps: int = _env(10, "WARMUP_STEPS", "Warm-up of an optimiser.", ge=0)
-    iterations: int = _env(10, "ITERATIONS", "Passes over a window.", ge=1)
-    batch_size: int = _env(4, "BATCH_SIZE", "Trajectories a micro-batch.", ge=1)
-    accumulation: int = _env(2, "GRADIENT_ACCUMULATION_STEPS", "Micro-batches a train step.", ge=1)
-    max_tokens: int | None = _env(
-        None,
-        "MAX_TOKENS",
-        "Tokens computed at once. It decides memory, never the result, and is halved when memory"
-        " is short.",
-        ge=1,
-    )
-    kl_penalty: float = _env(0.0, "KL_PENALTY", "KL to the reference; LoRA only.", ge=0)
-    max_missing_logprobs: float = _env(
-        1.0,
-        "MAX_MISSING_LOGPROBS",
-        "Largest share of calls without logged logprobs; the trainer recomputes them.",
-        ge=0,
-        le=1,
-    )
-    max_staleness: int = _env(
-        1,
-        "MAX_STALENESS",
-        "Updates that a call's policy may lie behind. No importance weight corrects for more than"
-        " two.",
-        ge=0,
-        le=2,
-    )
+    """Unit that has the same mass in a train step. Losses with a normaliser of their own take only
+    the default.
+    """
+    learning_rate: float | None = _env(None, "LEARNING_RATE", gt=0)
+    """Learning rate of AdamW. Unset: 1e-5 for LoRA, 1e-6 for all weights."""
+    warmup_steps: int = _env(10, "WARMUP_STEPS", ge=0)
+    """Number of train steps in which the learning rate rises, once for an optimiser."""
+    iterations: int = _env(10, "ITERATIONS", ge=1)
+    """Number of passes over a window."""
+    batch_size: int = _env(4, "BATCH_SIZE", ge=1)
+    """Number of trajectories in a micro-batch."""
+    accumulation: int = _env(2, "GRADIENT_ACCUMULATION_STEPS", ge=1)
+    """Number of micro-batches in a train step."""
+    max_tokens: int | None = _env(None, "MAX_TOKENS", ge=1)
+    """Tokens computed at once. It decides memory, never the result, and is halved when memory is
+    short. Unset: a number that fits the model and the device.
+    """
+    kl_penalty: float = _env(0.0, "KL_PENALTY", ge=0)
+    """Weight of the KL divergence to the reference policy in the loss; with LoRA only."""
+    max_missing_logprobs: float = _env(1.0, "MAX_MISSING_LOGPROBS", ge=0, le=1)
+    """Share of calls without logged logprobs above which a window is not trained."""
+    max_staleness: int = _env(1, "MAX_STALENESS", ge=0, le=2)
+    """Number of updates that a call's policy may lie behind. No importance weight corrects for more
+    than two.
+    """
 
     @model_validator(mode="after")
     def _the_loss_takes_the_call_weight(self) -> Self:
@@ -217,31 +254,33 @@ class TrainingSettings(Group):
 class EvaluationSettings(Group):
     """Validation of a checkpoint on unseen scenarios."""
 
-    scenarios: int = _env(2048, "ARENA_SCENARIOS", "Largest gate; it stops when clear.", ge=32)
-    rules: Literal["starter", "hour"] = _env("starter", "ARENA_RULES", "Game that the fleet plays.")
+    scenarios: int = _env(2048, "ARENA_SCENARIOS", ge=32)
+    """Number of games after which validation ends. It ends earlier once the result is clear."""
+    rules: Literal["starter", "hour"] = _env("starter", "ARENA_RULES")
+    """Rules of the games in validation: those that the fleet plays."""
 
 
 class ServingSettings(Group):
-    endpoint: str = _env("http://localhost:8000", "LOCAL_ENDPOINT", "Gateway, on loopback.")
-    engine_port: int = _env(8001, "ENGINE_PORT", "Port of the engine.", ge=1, le=65535)
-    admin_port: int = _env(8002, "ADMIN_PORT", "Port of the admin API.", ge=1, le=65535)
-    engine: Engine = _env("embedded", "ENGINE", "Engine that `babylon up` starts.")
-    vllm_python: str | None = _env(None, "VLLM_PYTHON", "Python that has vLLM.")
-    vllm_args: str = _env("", "VLLM_ARGS", "Further arguments of vLLM servers.")
-    engine_url: str | None = _env(
-        None,
-        "ENGINE_URL",
-        "A running vLLM server to use instead of starting one.",
-        pattern=r"^https?://[^/]+/?$",
-    )
-    recording: RecordingPolicy = _env(
-        "lossless",
-        "RECORDING",
-        "When the disk is full: withhold answers (`lossless`) or serve them unrecorded"
-        " (`available`).",
-    )
-    max_concurrency: int = _env(256, "MAX_CONCURRENCY", "Calls of a policy at a time.", ge=1)
-    max_queue: int = _env(1024, "MAX_QUEUE", "Calls that may wait for a place.", ge=0)
+    endpoint: str = _env("http://localhost:8000", "LOCAL_ENDPOINT")
+    """Address of the gateway, on this machine's loopback."""
+    engine_port: int = _env(8001, "ENGINE_PORT", ge=1, le=65535)
+    """Port of the engine on loopback."""
+    admin_port: int = _env(8002, "ADMIN_PORT", ge=1, le=65535)
+    """Port of the admin API on loopback."""
+    engine: Engine = _env("embedded", "ENGINE")
+    """Engine that `babylon serve` and `babylon up` start."""
+    vllm_python: str | None = _env(None, "VLLM_PYTHON")
+    """Path of the Python that has vLLM installed."""
+    vllm_args: str = _env("", "VLLM_ARGS")
+    """Further command-line arguments of the vLLM server."""
+    engine_url: str | None = _env(None, "ENGINE_URL", pattern=r"^https?://[^/]+/?$")
+    """Address of a running vLLM server, which is used instead of starting one."""
+    recording: RecordingPolicy = _env("lossless", "RECORDING")
+    """On a full disk, `lossless` withholds answers and `available` sends them unrecorded."""
+    max_concurrency: int = _env(256, "MAX_CONCURRENCY", ge=1)
+    """Number of calls to one policy that run at a time."""
+    max_queue: int = _env(1024, "MAX_QUEUE", ge=0)
+    """Number of calls that may wait for their turn. Further ones are refused."""
 
     @field_validator("endpoint")
     @classmethod
@@ -273,39 +312,28 @@ class ServingSettings(Group):
 
 
 class DeploymentSettings(Group):
-    strategy: DeploymentStrategy = _env(
-        "replace",
-        "DEPLOYMENT_STRATEGY",
-        "A checkpoint that passed serves all agents (`replace`), half of them (`ab`), or 5 %, then"
-        " 25 %, then 50 % of them (`canary`).",
-    )
-    max_serving_kl: float = _env(
-        # An hour of the demo moves a policy by 0.003 to 0.03, its twelve hours together by 0.17.
-        0.5,
-        "MAX_SERVING_KL",
-        "Largest KL from the champion, in nats a token, that may serve.",
-        gt=0,
-    )
-    keep_checkpoints: int = _env(
-        3,
-        "KEEP_CHECKPOINTS",
-        "Checkpoints kept of each kind: rollback targets, newest, best. The kinds overlap.",
-        ge=1,
-    )
+    strategy: DeploymentStrategy = _env("replace", "DEPLOYMENT_STRATEGY")
+    """A checkpoint that passed serves all agents (`replace`), half of them (`ab`), or 5 %, then
+    25 %, then 50 % of them (`canary`).
+    """
+    # An hour of the demo moves a policy by 0.003 to 0.03, its twelve hours together by 0.17.
+    max_serving_kl: float = _env(0.5, "MAX_SERVING_KL", gt=0)
+    """Largest KL divergence from the champion, in nats a token, at which a checkpoint may serve."""
+    keep_checkpoints: int = _env(3, "KEEP_CHECKPOINTS", ge=1)
+    """Number of checkpoints kept of each kind: rollback targets, newest, best. Kinds overlap."""
 
 
 class ExperimentSettings(Group):
     """An experiment between two policies on live agents (`ab`, `canary`)."""
 
-    min_agents: int = _env(40, "AB_MIN_AGENTS", "Agents before a decision.", ge=4)
-    min_hours: float = _env(3.0, "AB_MIN_HOURS", "Age before a decision.", ge=0)
-    max_hours: float = _env(168.0, "AB_MAX_HOURS", "The champion stays then.", gt=0, le=MAX_HOURS)
-    tolerated_loss_usd: float = _env(
-        0.0,
-        "AB_TOLERATED_LOSS_USD",
-        "Loss a play that a challenger may surely cause without a rollback.",
-        ge=0,
-    )
+    min_agents: int = _env(40, "AB_MIN_AGENTS", ge=4)
+    """Number of agents with finished play before P&L decides an experiment."""
+    min_hours: float = _env(3.0, "AB_MIN_HOURS", ge=0)
+    """Hours before which a challenger is not promoted."""
+    max_hours: float = _env(168.0, "AB_MAX_HOURS", gt=0, le=MAX_HOURS)
+    """Hours after which an undecided experiment ends with the champion."""
+    tolerated_loss_usd: float = _env(0.0, "AB_TOLERATED_LOSS_USD", ge=0)
+    """US dollars a play that a challenger may surely lose without being rolled back."""
 
     @model_validator(mode="after")
     def _can_be_decided_before_it_ends(self) -> Self:
@@ -320,26 +348,30 @@ class ExperimentSettings(Group):
 class TrackingSettings(Group):
     """Weights & Biases."""
 
-    project: str | None = _env(None, "WANDB_PROJECT", "Without one, nothing is reported.")
-    mode: Literal["offline", "online", "disabled"] = _env(
-        "offline", "WANDB_MODE", "Offline runs are files to sync by hand."
-    )
+    project: str | None = _env(None, "WANDB_PROJECT")
+    """W&B project that gets the metrics. Unset: nothing is reported."""
+    mode: Literal["offline", "online", "disabled"] = _env("offline", "WANDB_MODE")
+    """With `offline`, runs are files that you sync by hand; `online` sends them at once."""
 
 
 class PrefectSettings(Group):
-    port: int = _env(4200, "PREFECT_SERVER_API_PORT", "Port of its server.", ge=1, le=65535)
-    gpu_timeout_s: float = _env(3 * 3600.0, "GPU_TIMEOUT_SECONDS", "Limit for GPU stages.", gt=0)
+    port: int = _env(4200, "PREFECT_SERVER_API_PORT", ge=1, le=65535)
+    """Port of Prefect's server and UI on loopback."""
+    stage_timeout_s: float = _env(3 * 3600.0, "STAGE_TIMEOUT_SECONDS", gt=0)
+    """Seconds after which a stage is given up. The next run begins it again."""
 
 
 class Settings(BaseModel):
     """All settings of a process, in groups."""
 
-    model_config = ConfigDict(frozen=True, extra="forbid")
+    model_config = ConfigDict(frozen=True, extra="forbid", use_attribute_docstrings=True)
 
     home: Annotated[Home, BeforeValidator(Home.at)] = _env(
-        ".babylon", "BABYLON_HOME", "Directory of everything mutable.", validate_default=True
+        ".babylon", "BABYLON_HOME", validate_default=True
     )
-    seed: int = _env(0, "BABYLON_SEED", "Seed of thinning, training and simulated play.")
+    """Directory of everything that changes: database, artifacts, checkpoints, logs, keys."""
+    seed: int = _env(0, "BABYLON_SEED")
+    """Seed of thinning, training and simulated play."""
     database: DatabaseSettings = DatabaseSettings()
     windows: WindowSettings = WindowSettings()
     quality: QualitySettings = QualitySettings()
@@ -397,7 +429,8 @@ def load_settings(**overrides: Any) -> Settings:
     ``DATABASE_URL`` is set.
 
     Raises:
-        ConfigError: Names each bad variable, its value and the allowed ones.
+        ConfigError: Names each bad value, its source (variable, or file and line) and the allowed
+            ones.
     """
     return load_with_sources(**overrides).settings
 
@@ -420,7 +453,7 @@ def load_with_sources(**overrides: Any) -> LoadedSettings:
     try:
         settings = Settings(**values)
     except ValidationError as error:
-        problems = "; ".join(map(_problem, error.errors()))
+        problems = "; ".join(_problem(problem, sources) for problem in error.errors())
         raise ConfigError(f"bad setting: {problems}") from error
     return LoadedSettings(settings=settings, sources=sources)
 
@@ -499,14 +532,41 @@ def _from_file(path: Path) -> dict[str, Any]:
     return _flatten(nested, str(path))
 
 
-def _problem(problem: ErrorDetails) -> str:
-    """One problem as ``VARIABLE='value': reason``; one between several variables names them."""
+def _problem(problem: ErrorDetails, sources: Mapping[str, str]) -> str:
+    """One problem as ``VARIABLE='value': reason``, or as ``group.name='value' in file, line 3``.
+
+    A problem between several settings names them itself; the file that sets one of them is added.
+    """
     reason = problem["msg"].removeprefix("Value error, ")
     path = ".".join(map(str, problem["loc"]))
     field = _paths().get(path)
     if field is None:
+        named = [p for p in sources if p.startswith(f"{path}.") and _variable(p) in reason]
+        in_file = [p + place for p in named if (place := _place(p, sources[p]))]
+        reason += f" ({', '.join(in_file)})" if in_file else ""
         return reason if path in Settings.model_fields else f"{path}: {reason}"
-    return f"{variable_of(field)}={problem['input']!r}: {reason}"
+    source = sources.get(path, "environment")
+    name = variable_of(field) if source == "environment" else path
+    value = "********" if SecretStr in get_args(field.annotation) else repr(problem["input"])
+    return f"{name}={value}{_place(path, source)}: {reason}"
+
+
+def _variable(path: str) -> str:
+    return variable_of(_paths()[path])
+
+
+def _place(path: str, source: str) -> str:
+    """`` in file, line 3``. It is empty for other sources, and has no line in an inline table."""
+    if source in ("environment", "option"):
+        return ""
+    table = ""
+    for number, line in enumerate(Path(source).read_text().splitlines(), start=1):
+        if header := re.match(r"\s*\[\s*([\w.]+)\s*\]", line):
+            table = header[1]
+        key = re.match(r"\s*([\w.]+)\s*=", line)
+        if key and f"{table}.{key[1]}".lstrip(".") == path:
+            return f" in {source}, line {number}"
+    return f" in {source}"
 
 
 def _minutes_of(hours: str) -> int:

@@ -13,14 +13,9 @@ import msgspec
 import polars as pl
 
 from babylon.core.artifacts import read_artifact
+from babylon.core.home import Home
+from babylon.core.llm_calls import JsonObject, Message, answer_message
 from babylon.core.types import Artifact
-
-
-class Message(msgspec.Struct, frozen=True, gc=False, kw_only=True):
-    """One chat message as it was sent."""
-
-    role: str
-    content: str
 
 
 class Call(msgspec.Struct, frozen=True, gc=False, kw_only=True, omit_defaults=True):
@@ -28,7 +23,8 @@ class Call(msgspec.Struct, frozen=True, gc=False, kw_only=True, omit_defaults=Tr
 
     ``logprobs`` ``[T]``: natural logarithms of the distribution that was sampled from (after
     temperature), one for each of the T completion tokens. ``untrainable``: why the reply must not
-    be trained on, because it was not sampled from the policy alone.
+    be trained on, because it was not sampled from the policy alone. ``tools``: those that the
+    request offered. ``response``, ``tool_calls`` and ``reasoning`` are the parts of the answer.
     """
 
     step: int
@@ -41,6 +37,14 @@ class Call(msgspec.Struct, frozen=True, gc=False, kw_only=True, omit_defaults=Tr
     completion_token_ids: tuple[int, ...] | None = None
     logprobs: tuple[float, ...] | None = None
     untrainable: str | None = None
+    tools: tuple[JsonObject, ...] = ()
+    tool_calls: tuple[JsonObject, ...] = ()
+    reasoning: str | None = None
+
+    @property
+    def answer(self) -> Message:
+        """The assistant's message, as later prompts hold it."""
+        return answer_message(self.response, self.tool_calls, self.reasoning)
 
     @property
     def retokenized(self) -> bool:
@@ -122,15 +126,15 @@ def trajectory_row(
     }
 
 
-def read_trajectories(artifact: Artifact) -> list[Trajectory]:
+def read_trajectories(home: Home, artifact: Artifact) -> list[Trajectory]:
     """Read the trajectories of a validated, thinned or scored artifact, without ground truth."""
-    rows = read_artifact(artifact, [*PLAIN, "calls_json"]).iter_rows(named=True)
+    rows = read_artifact(home, artifact, [*PLAIN, "calls_json"]).iter_rows(named=True)
     return [Trajectory(**plain, calls=calls) for plain, calls in _with_calls(rows)]
 
 
-def training_rows(artifact: Artifact) -> list[TrainingRow]:
+def training_rows(home: Home, artifact: Artifact) -> list[TrainingRow]:
     """Read the trainer's rows of a scored artifact. The ground truth columns are not read."""
-    rows = read_artifact(artifact, [*_LEARNT_FROM, "calls_json"]).iter_rows(named=True)
+    rows = read_artifact(home, artifact, [*_LEARNT_FROM, "calls_json"]).iter_rows(named=True)
     return [TrainingRow(**plain, calls=calls) for plain, calls in _with_calls(rows)]
 
 

@@ -13,6 +13,7 @@ import re
 from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
 from enum import StrEnum
+from functools import lru_cache
 
 from babylon.core.errors import ConfigError, WindowError, WindowNotReadyError
 
@@ -20,6 +21,9 @@ ID_FORMAT = "%Y-%m-%dT%H:%M"
 _ID_PATTERN = re.compile(r"\d{4}-\d{2}-\d{2}T\d{2}:\d{2}")
 RECIPE_PATTERN = r"[a-z0-9][a-z0-9-]{0,31}"
 MIN_MINUTES, MAX_MINUTES = 15, 24 * 60
+LENGTHS = tuple(m for m in range(MIN_MINUTES, MAX_MINUTES + 1) if MAX_MINUTES % m == 0)
+_MINUTES_OF_STARTS = sorted({m for length in LENGTHS for m in range(0, MAX_MINUTES, length)})
+GAME_MINUTES = 60  # the game names its windows by the hour, however long ours are
 FIRST_YEAR, LAST_YEAR = 1970, 9998  # so that the windows before and after are valid dates too
 _NAP_S = 60  # so that a changed clock or a suspended machine is noticed
 MAX_ATTEMPTS = 10  # over 80 hours, so that an outage of a weekend loses no window
@@ -54,6 +58,7 @@ IN_WORK = frozenset(_STAGES[:-1])
 FINISHED = frozenset({WindowState.TRAINED, WindowState.DEPLOYED, WindowState.REJECTED})
 DONE = FINISHED - {WindowState.TRAINED}
 _GIVEN_UP = frozenset({WindowState.SKIPPED, WindowState.FAILED})
+AT_REST = DONE | _GIVEN_UP
 
 # Within a claim the state only moves forward, and may skip stages. A stage may commit twice, as the
 # answer to its first commit may be lost. A new claim starts again from ``claimed``, except for a
@@ -142,7 +147,7 @@ def check_minutes(minutes: int) -> None:
     Raises:
         ConfigError: the length is not 15 minutes to 24 hours, or does not divide a day.
     """
-    if not MIN_MINUTES <= minutes <= MAX_MINUTES or MAX_MINUTES % minutes:
+    if minutes not in LENGTHS:
         raise ConfigError(
             f"window of {minutes} minutes: choose {MIN_MINUTES} to {MAX_MINUTES} minutes"
             " that divide a day (15, 30, 60, 120, 1440, ...)"
@@ -167,6 +172,41 @@ def parse_window_id(text: str, minutes: int = 60) -> Window:
             f"no {minutes}-minute window starts at {text}: the one around it is {window.id}"
         )
     return Window(start, minutes, recipe)
+
+
+@lru_cache(maxsize=256)  # the rows of a window share few ids
+def id_problem(window: Window, window_id: str, hours: int) -> str:
+    """Return why a row that started in ``window`` cannot carry ``window_id``; empty if it can.
+
+    The start of a row decides its window, because ours may have another length than its writer's.
+    The id is the check: the interval that it names must overlap the window. An id does not tell its
+    length, so this is the longest of at most ``hours`` hours that starts there.
+    """
+    if not _ID_PATTERN.fullmatch(window_id):
+        return f"window id {window_id!r} is not YYYY-MM-DDTHH:MM (UTC)"
+    try:
+        start = _parse_start(window_id)
+    except WindowError as error:
+        return str(error)
+    longest = min(max(hours, 1) * 60, MAX_MINUTES)
+    fitting = [m for m in LENGTHS if m <= longest and window_at(start, m).start == start]
+    if not fitting:
+        return f"no window starts at {window_id}"
+    if start < window.end and window.start < start + timedelta(minutes=max(fitting)):
+        return ""
+    return f"its window id {window_id} ({max(fitting)} minutes) lies outside window {window.id}"
+
+
+def outcome_ids(window: Window) -> list[str]:
+    """Return every window id that ground truth of the window may carry, the earliest first.
+
+    These are all ids that start inside it, and the game's hour around its start.
+    """
+    hour = window_at(window.start, GAME_MINUTES).start
+    midnight = window_at(window.start, MAX_MINUTES).start
+    starts = (midnight + timedelta(minutes=m) for m in _MINUTES_OF_STARTS)
+    inside = (start for start in starts if window.contains(start))
+    return [f"{start:{ID_FORMAT}}" for start in dict.fromkeys([hour, *inside])]
 
 
 def _parse_start(text: str) -> datetime:
@@ -247,7 +287,7 @@ def check_settled(window: Window, clock: Clock, grace_s: float) -> None:
     state, why = settling(window, clock, grace_s)
     if state is not WindowState.READY:
         raise WindowNotReadyError(
-            f"window {window.id} is {state}: {why}; it is {_clock(clock.now)} now, train it later"
+            f"window {window.id} is {state}: {why}; it is {_clock(clock.now)} now: train it later"
         )
 
 

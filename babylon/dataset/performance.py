@@ -63,13 +63,14 @@ async def publish_performance(store: Store, home: Home, scored: Scored) -> Publi
     policies = {policy.policy_version: policy for policy in await list_policies(store)}
     routes = {r.route_version: r.policy_version for r in await list_routes(store, limit=_ROUTES)}
     trained = [policy for policy in policies.values() if policy.window_id == window_id]
-    rows = [*played_rows(read_trajectories(scored.artifact))]
+    rows = [*played_rows(read_trajectories(home, scored.artifact))]
     for policy in trained:
         rows += _validated(policy, routes)
     frame = pl.DataFrame(
         [_row(row, policies, window_id, month) for row in rows], schema=SCHEMA
     ).sort("measured", "policy_version")
-    file = write_artifact(frame, home.datasets / TABLE / f"month={month}", window_id=window_id)
+    directory = home.datasets / TABLE / f"month={month}"
+    file = write_artifact(home, frame, window_id=window_id, directory=directory)
     return Published(window_id=window_id, uri=file.uri, sha256=file.sha256, rows=file.rows)
 
 

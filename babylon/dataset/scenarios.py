@@ -51,16 +51,17 @@ _COLUMNS = (
 def publish_scenarios(home: Home, scored: Scored) -> tuple[Published, Rebuilt]:
     """Write the window's scenarios into the local dataset folder → (file, rebuilt scenarios)."""
     window_id = scored.claim.window_id
-    rebuilt = rebuild_rows(list(_rows(scored)))
+    rebuilt = rebuild_rows(list(_rows(home, scored)))
     month = window_id[: len("YYYY-MM")]
     frame = pl.DataFrame([_row(one, month) for one in rebuilt.scenarios], schema=SCHEMA)
-    file = write_artifact(frame, home.datasets / TABLE / f"month={month}", window_id=window_id)
+    directory = home.datasets / TABLE / f"month={month}"
+    file = write_artifact(home, frame, window_id=window_id, directory=directory)
     published = Published(window_id=window_id, uri=file.uri, sha256=file.sha256, rows=file.rows)
     return published, rebuilt
 
 
-def _rows(scored: Scored) -> Iterable[RecordedRow]:
-    for frame in iter_artifact(scored.artifact, _COLUMNS):
+def _rows(home: Home, scored: Scored) -> Iterable[RecordedRow]:
+    for frame in iter_artifact(home, scored.artifact, _COLUMNS):
         for row in frame.iter_rows(named=True):
             steps = decode(row.pop("game_json"), tuple[RecordedStep, ...], "stepsJson")
             knowledge = msgspec.json.decode(row.pop("knowledge_json"))

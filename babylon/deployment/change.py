@@ -98,6 +98,8 @@ async def change_route(
         CheckpointRefusedError: The policy did not pass the checks; nothing was changed.
         RouteConflictError: The route changed meanwhile; nothing was changed.
         FencedError: The claim is stale; nothing was changed.
+        SupersededError: A window sends out a policy whose parent is not the champion; nothing was
+            changed.
         ServingError: A gateway cannot load the policy, and nothing was changed; or it does not
             serve the new route, and the route before is in force again.
     """
@@ -112,6 +114,7 @@ async def change_route(
             expected_route_version=before.route_version,
             split=target.split,
             claim=request.claim,
+            candidate=None if request.claim is None else target.new,
         )
     committed = time.monotonic()
     must_serve = target.policy_version if target.new is None else target.new

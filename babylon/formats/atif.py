@@ -14,26 +14,29 @@ from collections.abc import Iterator
 from datetime import datetime
 from hashlib import blake2b
 from itertools import groupby
-from typing import Literal
+from typing import Literal, cast
 
 import msgspec
 from msgspec.structs import replace
 
-from babylon.core.trajectories import Message
+from babylon.core.llm_calls import (
+    JsonObject,
+    LlmCall,
+    Message,
+    Purpose,
+    answer_message,
+    content_text,
+)
 from babylon.formats.trace import (
     Document,
     ImportFileError,
-    JsonObject,
-    Purpose,
     Tokens,
     Trace,
-    TraceCall,
     TraceStep,
     check_tokens,
     convert,
     fields_of,
     parts_text,
-    refuse_tool_call,
     unknown_action,
     utc,
 )
@@ -57,9 +60,14 @@ class TrajectoryExtra(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=T
 
 
 class StepExtra(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
-    """``extra.babylon`` of a step. ``role`` is set if ``source`` does not give the role."""
+    """``extra.babylon`` of a step.
+
+    ``role`` is set if ``source`` does not give the role, ``message`` if the message holds more than
+    a role and a text.
+    """
 
     role: str | None = None
+    message: Message | None = None
     step: int | None = None
     prompt_from: int = 1
     temperature: float = 1.0
@@ -80,6 +88,7 @@ class MetricsExtra(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True
     route_version: int = 0
     finish_reason: str = "stop"
     seed: int | None = None
+    tools: tuple[JsonObject, ...] = ()
 
 
 class AtifMetrics(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
@@ -89,6 +98,12 @@ class AtifMetrics(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True)
     completion_token_ids: tuple[int, ...] | None = None
     logprobs: tuple[float, ...] | None = None
     extra: JsonObject | None = None
+
+
+class AtifToolCall(msgspec.Struct, frozen=True, kw_only=True):
+    tool_call_id: str
+    function_name: str
+    arguments: JsonObject
 
 
 class AtifAgent(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
@@ -104,7 +119,7 @@ class AtifStep(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     timestamp: datetime | None = None
     model_name: str | None = None
     reasoning_content: str | None = None
-    tool_calls: list[JsonObject] | None = None
+    tool_calls: list[AtifToolCall] | None = None
     observation: JsonObject | None = None
     metrics: AtifMetrics | None = None
     llm_call_count: int | None = None
@@ -123,7 +138,7 @@ class Atif(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     subagent_trajectories: list[JsonObject] | None = None
 
 
-Act = tuple[object, AtifStep, StepExtra, TraceCall | None]
+Act = tuple[object, AtifStep, StepExtra, LlmCall | None, Tokens | None]
 """An agent step with the key of its game step, and its call unless it asked no model."""
 
 _ROLES = {"system": "system", "user": "user", "agent": "assistant"}
@@ -174,19 +189,21 @@ def _steps(place: str, atif: Atif) -> Iterator[TraceStep]:
         has_call = is_act and step.llm_call_count != 0
         if has_call:
             prompt = [m for part in conversation[extra.prompt_from - 1 :] for m in part]
-            call = _call(where, atif, step, extra, prompt)
+            call, tokens = _call(where, atif, step, extra, prompt)
         if is_act and (has_call or extra.action is not None):
             key = ("babylon", extra.step) if extra.step is not None else index
-            acts.append((key, step, extra, call if has_call else None))
+            acts.append((key, step, extra, *((call, tokens) if has_call else (None, None))))
         conversation.append(_later_context(where, step, extra))
     for _, group in groupby(acts, key=lambda act: act[0]):
         yield _step(place, list(group))
 
 
 def _step(place: str, acts: list[Act]) -> TraceStep:
-    _, step, extra, _ = acts[-1]
+    _, step, extra, *_ = acts[-1]
+    asked = [(call, tokens) for *_, call, tokens in acts if call is not None]
     return TraceStep(
-        calls=tuple(call for *_, call in acts if call is not None),
+        calls=tuple(call for call, _ in asked),
+        tokens={i: tokens for i, (_, tokens) in enumerate(asked) if tokens is not None},
         at=utc(place, step.timestamp),
         state=extra.state,
         reward=extra.reward,
@@ -198,33 +215,54 @@ def _later_context(place: str, step: AtifStep, extra: StepExtra) -> list[Message
     """Return a step as later prompts hold it: its message, then the environment's results."""
     role = extra.role or _ROLES[step.source]
     text = parts_text(place, step.message)
-    messages = [Message(role=role, content=text)] if text else []
+    messages: list[Message] = [{"role": role, "content": text}] if text else []
+    if extra.message is not None:
+        messages = [extra.message]
+    elif step.tool_calls:
+        messages = [answer_message(text, _tool_calls(step))]
     results = (step.observation or {}).get("results")
     for result in results if isinstance(results, list) else ():
         content = result.get("content") if isinstance(result, dict) else None
         if content is not None:
-            sender = "tool" if step.tool_calls else "user"
-            messages.append(Message(role=sender, content=parts_text(place, content)))
+            said: Message = {"role": "user", "content": parts_text(place, content)}
+            if step.tool_calls:
+                said |= {"role": "tool", "tool_call_id": str(result.get("source_call_id"))}
+            messages.append(said)
     return messages
 
 
 def _call(
     place: str, atif: Atif, step: AtifStep, extra: StepExtra, prompt: list[Message]
-) -> TraceCall:
+) -> tuple[LlmCall, Tokens | None]:
     if not prompt:
         raise ImportFileError(f"{place}: a reply without a prompt: no step comes before it")
     metrics = step.metrics or AtifMetrics()
     tokens = _tokens(place, metrics)
-    if step.tool_calls and tokens is None:
-        refuse_tool_call(place)
-    return TraceCall(
-        messages=tuple(prompt),
+    call = LlmCall.of_messages(
+        prompt,
         response=parts_text(place, step.message),
         model=step.model_name or atif.agent.model_name or "unknown",
         reasoning=step.reasoning_content,
-        tokens=tokens,
-        **fields_of(extra, TraceCall),
-        **fields_of(metrics, TraceCall),
+        tool_calls=cast(list[JsonObject], (extra.message or {}).get("tool_calls"))
+        or _tool_calls(step),
+        **fields_of(extra, LlmCall),
+        **fields_of(metrics, LlmCall),
+    )
+    return call, tokens
+
+
+def _tool_calls(step: AtifStep) -> tuple[JsonObject, ...]:
+    """Return the step's tool calls as OpenAI writes them."""
+    return tuple(
+        {
+            "id": call.tool_call_id,
+            "type": "function",
+            "function": {
+                "name": call.function_name,
+                "arguments": msgspec.json.encode(call.arguments).decode(),
+            },
+        }
+        for call in step.tool_calls or ()
     )
 
 
@@ -238,6 +276,7 @@ def _tokens(place: str, metrics: AtifMetrics) -> Tokens | None:
     return check_tokens(place, tokens)
 
 
+_PLAIN, _RESULT = {"role", "content"}, {"role", "content", "tool_call_id"}
 _SOURCES: dict[str, Source] = {"system": "system", "user": "user", "assistant": "agent"}
 
 
@@ -248,13 +287,20 @@ def write_atif(trace: Trace) -> JsonObject:
     begin = 1
     for number, step in enumerate(trace.steps):
         for index, call in enumerate(step.calls):
-            if not said or call.messages[: len(said)] != said:
+            prompt = call.prompt
+            if not said or prompt[: len(said)] != said:
                 begin, said = len(steps) + 1, ()
-            for message in call.messages[len(said) :]:
-                steps.append(_context(len(steps) + 1, message, step))
-            last = index == len(step.calls) - 1
-            steps.append(_reply(len(steps) + 1, number, begin, call, step, last))
-            said = (*call.messages, Message(role="assistant", content=call.response))
+            for message in prompt[len(said) :]:
+                text_only = isinstance(message.get("content"), str)
+                if steps and steps[-1].tool_calls and text_only and message.keys() == _RESULT:
+                    steps[-1] = _with_result(steps[-1], message)
+                else:
+                    steps.append(_context(len(steps) + 1, message, step))
+            extra = StepExtra(step=number, prompt_from=begin, **fields_of(call, StepExtra))
+            if index == len(step.calls) - 1:
+                extra = _with_action(extra, step)
+            steps.append(_reply(len(steps) + 1, call, step.tokens.get(index), extra, step.at))
+            said = (*prompt, answer_message(call.response or "", call.tool_calls))
         if not step.calls:
             act = AtifStep(
                 step_id=len(steps) + 1,
@@ -279,43 +325,75 @@ def write_atif(trace: Trace) -> JsonObject:
     return document
 
 
+def _with_result(step: AtifStep, message: Message) -> AtifStep:
+    """Return an agent's step with the result of one of its tool calls."""
+    result = {"source_call_id": message["tool_call_id"], "content": message["content"]}
+    results = (step.observation or {}).get("results")
+    known = results if isinstance(results, list) else []
+    return replace(step, observation={"results": [*known, result]})
+
+
 def _context(step_id: int, message: Message, step: TraceStep) -> AtifStep:
-    source = _SOURCES.get(message.role)
+    role = str(message.get("role"))
+    source = _SOURCES.get(role)
     agent = source == "agent"
+    plain = message.keys() == _PLAIN and isinstance(message["content"], str)
+    extra = StepExtra(
+        role=None if source else role,
+        message=None if plain else message,
+    )
     return AtifStep(
         step_id=step_id,
         source=source or "user",
-        message=message.content,
+        message=content_text(message),
+        tool_calls=_atif_tool_calls(message.get("tool_calls")) if agent else None,
         timestamp=step.at,
         llm_call_count=0 if agent else None,
         is_copied_context=True if agent else None,
-        extra=None if source else _ours(StepExtra(role=message.role)),
+        extra=None if extra == StepExtra() else _ours(extra),
     )
 
 
 def _reply(
-    step_id: int, number: int, begin: int, call: TraceCall, step: TraceStep, last: bool
+    step_id: int, call: LlmCall, tokens: Tokens | None, extra: StepExtra, at: datetime | None
 ) -> AtifStep:
-    extra = StepExtra(step=number, prompt_from=begin, **fields_of(call, StepExtra))
+    if call.tool_calls:
+        extra = replace(extra, message=answer_message(call.response or "", call.tool_calls))
     return AtifStep(
         step_id=step_id,
         source="agent",
-        message=call.response,
-        timestamp=step.at,
+        message=call.response or "",
+        tool_calls=_atif_tool_calls(call.tool_calls),
+        timestamp=at,
         model_name=call.model,
         reasoning_content=call.reasoning,
-        metrics=_metrics(call),
+        metrics=_metrics(call, tokens),
         llm_call_count=1,
-        extra=_ours(_with_action(extra, step) if last else extra),
+        extra=_ours(extra),
     )
+
+
+def _atif_tool_calls(calls: object) -> list[AtifToolCall] | None:
+    """Return OpenAI's tool calls as ATIF writes them. Arguments that are no object are left out."""
+    written = []
+    for call in calls if isinstance(calls, list | tuple) else ():
+        function = call.get("function") or {}
+        try:
+            arguments = msgspec.json.decode(function.get("arguments") or "{}", type=JsonObject)
+        except msgspec.DecodeError:
+            arguments = {}
+        name = str(function.get("name"))
+        written.append(
+            AtifToolCall(tool_call_id=str(call.get("id")), function_name=name, arguments=arguments)
+        )
+    return written or None
 
 
 def _with_action(extra: StepExtra, step: TraceStep) -> StepExtra:
     return replace(extra, action=step.action, state=step.state, reward=step.reward)
 
 
-def _metrics(call: TraceCall) -> AtifMetrics | None:
-    tokens = call.tokens
+def _metrics(call: LlmCall, tokens: Tokens | None) -> AtifMetrics | None:
     if tokens is None:
         counts = AtifMetrics(**fields_of(call, AtifMetrics))
         return None if counts == AtifMetrics() else counts
@@ -328,7 +406,11 @@ def _metrics(call: TraceCall) -> AtifMetrics | None:
 
 
 def _totals(trace: Trace) -> JsonObject:
-    metrics = [_metrics(call) for step in trace.steps for call in step.calls]
+    metrics = [
+        _metrics(call, step.tokens.get(i))
+        for step in trace.steps
+        for i, call in enumerate(step.calls)
+    ]
     known = [one for one in metrics if one is not None]
     return {
         "total_prompt_tokens": sum(one.prompt_tokens or 0 for one in known),

@@ -9,21 +9,19 @@ message with ``"weight": 0`` is context only.
 from collections.abc import Iterable, Iterator
 from datetime import datetime
 from hashlib import blake2b
+from typing import cast
 
 import msgspec
 
-from babylon.core.trajectories import Message
+from babylon.core.llm_calls import JsonObject, LlmCall, Message, answer_message, content_text
 from babylon.formats.trace import (
     Document,
     ImportFileError,
-    JsonObject,
     Trace,
-    TraceCall,
     TraceStep,
+    chat_message,
     convert,
     fields_of,
-    message_text,
-    role_of,
     utc,
 )
 
@@ -53,7 +51,7 @@ def write_chat(trace: Trace) -> Iterator[JsonObject]:
                 yield _line(trace, number, step, call)
 
 
-def _line(trace: Trace, number: int, step: TraceStep, call: TraceCall) -> JsonObject:
+def _line(trace: Trace, number: int, step: TraceStep, call: LlmCall) -> JsonObject:
     metadata = ChatMetadata(
         step=number,
         pnl_usd=trace.final_pnl,
@@ -61,7 +59,7 @@ def _line(trace: Trace, number: int, step: TraceStep, call: TraceCall) -> JsonOb
         **fields_of(step, ChatMetadata),
         **fields_of(call, ChatMetadata),
     )
-    messages = [*call.messages, Message(role="assistant", content=call.response)]
+    messages = [*call.prompt, answer_message(call.response or "", call.tool_calls)]
     line: JsonObject = msgspec.to_builtins({"messages": messages, "metadata": metadata})
     return line
 
@@ -72,7 +70,7 @@ def read_chats(documents: Iterable[Document], agent_id: str) -> Iterator[Trace]:
     Raises:
         ImportFileError: a line is not a conversation that ends with an assistant's text.
     """
-    own_lines: dict[str, tuple[str, list[tuple[ChatMetadata, TraceCall]]]] = {}
+    own_lines: dict[str, tuple[str, list[tuple[ChatMetadata, LlmCall]]]] = {}
     for document in documents:
         messages, trained = _messages(document)
         metadata = document.value.get("metadata")
@@ -93,27 +91,35 @@ def _messages(document: Document) -> tuple[list[Message], list[int]]:
         raise ImportFileError(
             f"{document.place}: messages is not a non-empty list of chat messages"
         )
-    messages, trained = [], []
+    messages: list[Message] = []
+    trained = []
     for index, item in enumerate(raw):
         place = f"{document.place}: messages[{index}]"
-        role = role_of(place, item)
-        messages.append(Message(role=role, content=message_text(place, item)))
-        if role == "assistant" and item.get("weight", 1):
+        if not isinstance(item, dict):
+            raise ImportFileError(f"{place}: {item!r:.80} is not a message")
+        messages.append(chat_message(place, item))
+        if messages[-1]["role"] == "assistant" and item.get("weight", 1):
             trained.append(index)
-    if messages[-1].role != "assistant" or not trained:
+    if messages[-1]["role"] != "assistant" or not trained:
         raise ImportFileError(
-            f"{document.place}: the last message has role {messages[-1].role}, and {len(trained)}"
-            " replies are to be learnt: a conversation must end with an assistant's reply"
+            f"{document.place}: the last message has role {messages[-1]['role']}, and"
+            f" {len(trained)} replies are to be learnt: a conversation must end with an assistant's"
+            " reply"
         )
     if trained[0] == 0:
         raise ImportFileError(f"{document.place}: the first reply has no prompt")
     return messages, trained
 
 
-def _call(messages: list[Message], reply: int, metadata: ChatMetadata | None) -> TraceCall:
-    sampling = fields_of(metadata, TraceCall) if metadata else {}
-    prompt = tuple(messages[:reply])
-    return TraceCall(messages=prompt, response=messages[reply].content, **sampling)
+def _call(messages: list[Message], reply: int, metadata: ChatMetadata | None) -> LlmCall:
+    sampling = fields_of(metadata, LlmCall) if metadata else {}
+    answer = messages[reply]
+    return LlmCall.of_messages(
+        messages[:reply],
+        response=content_text(answer),
+        tool_calls=cast(list[JsonObject], answer.get("tool_calls")),
+        **sampling,
+    )
 
 
 def _other_trace(
@@ -129,9 +135,9 @@ def _other_trace(
     )
 
 
-def _own_trace(place: str, lines: list[tuple[ChatMetadata, TraceCall]]) -> Trace:
+def _own_trace(place: str, lines: list[tuple[ChatMetadata, LlmCall]]) -> Trace:
     first = lines[0][0]
-    by_step: dict[int, list[tuple[ChatMetadata, TraceCall]]] = {}
+    by_step: dict[int, list[tuple[ChatMetadata, LlmCall]]] = {}
     for metadata, call in lines:
         by_step.setdefault(metadata.step, []).append((metadata, call))
     steps = tuple(

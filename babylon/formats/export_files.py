@@ -12,30 +12,41 @@ from typing import Any, TextIO
 
 import asyncpg
 import msgspec
+from msgspec.structs import replace
 
 from babylon.core.errors import DatabaseError, WindowError
-from babylon.core.trajectories import Message
+from babylon.core.llm_calls import JsonObject, LlmCall, Message
+from babylon.core.windows import Window, outcome_ids
 from babylon.formats.atif import write_atif
 from babylon.formats.chat_lines import write_chat
 from babylon.formats.format_names import Written
-from babylon.formats.trace import JsonObject, Tokens, Trace, TraceCall, TraceStep, utc
+from babylon.formats.trace import Tokens, Trace, TraceStep, utc
+from babylon.store.calls import CALL_COLUMNS
 from babylon.store.connection import Connection, Store, require_game_tables
+from babylon.store.market_outcomes import OF_WINDOW
+from babylon.store.session import in_batches
 
 _AT_A_TIME = 100
 _STATE = ("agentBalance", "agentPnL", "openPositions", "activeMarkets")
 _ACTION = ("actionType", "success", "parameters", "result", "error", "reasoning")
-_OF_WINDOW = 'SELECT "trajectoryId" FROM trajectories WHERE "windowId" = $1'
+# Parameters: the window's start and end; for market outcomes those of ``OF_WINDOW``.
+_PLAYED = (
+    """"startTime" >= $1::timestamptz AT TIME ZONE 'UTC'"""
+    """ AND "startTime" < $2::timestamptz AT TIME ZONE 'UTC'"""
+)
+_OF_WINDOW = f'SELECT "trajectoryId" FROM trajectories WHERE {_PLAYED}'
 _GAME_FILES = {
     "users": f'SELECT u.* FROM "User" u WHERE id IN'
     f' (SELECT "agentId" FROM trajectories WHERE "trajectoryId" IN ({_OF_WINDOW}))'
     ' ORDER BY id COLLATE "C"',
-    "trajectories": 'SELECT t.* FROM trajectories t WHERE "windowId" = $1'
+    "trajectories": f"SELECT t.* FROM trajectories t WHERE {_PLAYED}"
     ' ORDER BY "trajectoryId" COLLATE "C"',
     "llm_call_logs": f'SELECT l.* FROM llm_call_logs l WHERE "trajectoryId" IN ({_OF_WINDOW})'
     ' ORDER BY "callId" COLLATE "C"',
-    "market_outcomes": 'SELECT o.* FROM market_outcomes o WHERE "windowId" = $1'
+    "market_outcomes": f"SELECT o.* FROM market_outcomes o WHERE {OF_WINDOW}"
     ' ORDER BY id COLLATE "C"',
-    "calls": f"SELECT c.* FROM babylon.calls c WHERE trajectory_id IN ({_OF_WINDOW})"
+    "calls": f"SELECT {', '.join(CALL_COLUMNS)} FROM babylon.calls"
+    f" WHERE trajectory_id IN ({_OF_WINDOW})"
     ' ORDER BY call_id COLLATE "C"',
 }
 GAME_FILES = tuple(_GAME_FILES)
@@ -45,49 +56,52 @@ _WRITERS: dict[Written, Callable[[Trace], Iterable[JsonObject]]] = {
 }
 
 
-async def export_game(store: Store, window_id: str, folder: Path) -> dict[str, int]:
+async def export_game(store: Store, window: Window, folder: Path) -> dict[str, int]:
     """Write one file of JSON lines for each table, and return the number of lines by table.
 
     ``import_files`` reads these files back.
 
     Raises:
-        WindowError: no trajectory has that window id.
+        WindowError: no trajectory started in the window.
         DatabaseError: a file exists already.
     """
-    await _require_trajectories(store, window_id)
+    await _require_trajectories(store, window)
     folder.mkdir(parents=True, exist_ok=True)
     counts = dict.fromkeys(GAME_FILES, 0)
     for table, rows in _GAME_FILES.items():
         query = f"SELECT row_to_json(r)::text FROM ({rows}) r"
+        place = (window.start, window.end)
+        arguments = (outcome_ids(window), window.id) if table == "market_outcomes" else place
         with open_new(folder / f"{table}.jsonl") as file:
-            async with store.pool.acquire() as connection, connection.transaction(readonly=True):
-                async for record in connection.cursor(query, window_id, prefetch=_AT_A_TIME):
-                    file.write(record[0] + "\n")
-                    counts[table] += 1
+            async with store.game.acquire() as connection, connection.transaction(readonly=True):
+                async for records in in_batches(connection, query, *arguments, size=_AT_A_TIME):
+                    file.writelines(record[0] + "\n" for record in records)
+                    counts[table] += len(records)
     return counts
 
 
-async def export_traces(store: Store, window_id: str, format: Written, path: Path) -> int:
+async def export_traces(store: Store, window: Window, format: Written, path: Path) -> int:
     """Write JSON lines, one trajectory (``atif``) or one call (``chat``) each; return their number.
 
     Raises:
-        WindowError: no trajectory has that window id.
+        WindowError: no trajectory started in the window.
         DatabaseError: the file exists already.
     """
-    await _require_trajectories(store, window_id)
+    await _require_trajectories(store, window)
     lines = 0
     with open_new(path) as file:
-        async for trace in read_window_traces(store, window_id):
+        async for trace in read_window_traces(store, window):
             for document in _WRITERS[format](trace):
                 file.write(msgspec.json.encode(document).decode() + "\n")
                 lines += 1
     return lines
 
 
-async def _require_trajectories(store: Store, window_id: str) -> None:
+async def _require_trajectories(store: Store, window: Window) -> None:
     require_game_tables(store)
-    if not await store.pool.fetchval(f"SELECT EXISTS ({_OF_WINDOW})", window_id):
-        raise WindowError(f"no trajectory was recorded in window {window_id}: nothing to export")
+    query = f"SELECT EXISTS ({_OF_WINDOW})"
+    if not await store.game.fetchval(query, window.start, window.end):
+        raise WindowError(f"no trajectory was recorded in window {window.id}: nothing to export")
 
 
 @contextmanager
@@ -108,17 +122,19 @@ def open_new(path: Path) -> Iterator[TextIO]:
         part.unlink(missing_ok=True)
 
 
-async def read_window_traces(store: Store, window_id: str) -> AsyncIterator[Trace]:
+async def read_window_traces(store: Store, window: Window) -> AsyncIterator[Trace]:
     """Yield every trajectory of the window with its calls, and their tokens if recorded."""
     async with (
-        store.pool.acquire() as connection,
+        store.game.acquire() as connection,
         connection.transaction(isolation="repeatable_read", readonly=True),
     ):
-        cursor = await connection.cursor(_GAME_FILES["trajectories"], window_id)
-        while records := await cursor.fetch(_AT_A_TIME):
+        query = _GAME_FILES["trajectories"]
+        place = (window.start, window.end)
+        async for records in in_batches(connection, query, *place, size=_AT_A_TIME):
             ids = [record["trajectoryId"] for record in records]
             logs = await _by_trajectory(connection, _LOGS, ids)
-            calls = await _by_trajectory(connection, _CALLS, ids)
+            async with store.pool.acquire() as own:
+                calls = await _by_trajectory(own, _CALLS, ids)
             for record in records:
                 own = record["trajectoryId"]
                 yield _trace(record, logs[own], calls[own])
@@ -153,7 +169,7 @@ def _trace(
     steps: list[TraceStep] = []
     for step in msgspec.json.decode(record["stepsJson"]):
         number = step.get("stepNumber", len(steps))
-        waiting = [call for call in calls if call["step_number"] == number]
+        waiting = [call for call in calls if call["step_number"] in (number, None)]
         steps.append(_step(step, own, number, by_id, waiting))
     return Trace(
         trajectory_id=own,
@@ -176,14 +192,17 @@ def _step(
     logs: dict[str, asyncpg.Record],
     waiting: list[asyncpg.Record],
 ) -> TraceStep:
-    calls = tuple(
-        _call(raw, logs.get(f"{own}-call-{number}-{index}"), waiting)
-        for index, raw in enumerate(step.get("llmCalls", ()))
-    )
+    calls, tokens = [], {}
+    for index, raw in enumerate(step.get("llmCalls", ())):
+        call = _call(raw, logs.get(f"{own}-call-{number}-{index}"))
+        calls.append(call)
+        if (sampled := _tokens(call, waiting)) is not None:
+            tokens[index] = sampled
     state, action = step.get("environmentState", {}), step.get("action", {})
     stamp = step.get("timestamp")
     return TraceStep(
-        calls=calls,
+        calls=tuple(calls),
+        tokens=tokens,
         at=None if stamp is None else datetime.fromtimestamp(stamp / 1000, UTC),
         state={key: state[key] for key in _STATE if key in state},
         action={"parameters": {}, **{key: action[key] for key in _ACTION if key in action}},
@@ -191,38 +210,35 @@ def _step(
     )
 
 
-def _call(
-    raw: dict[str, Any], log: asyncpg.Record | None, waiting: list[asyncpg.Record]
-) -> TraceCall:
-    prompts = (("system", raw.get("systemPrompt")), ("user", raw.get("userPrompt")))
-    messages = tuple(Message(role=role, content=text) for role, text in prompts if text)
-    if log is not None and log["messages_json"]:
-        messages = msgspec.json.decode(log["messages_json"], type=tuple[Message, ...])
-    response = raw.get("response") or ""
-    return TraceCall(
-        messages=messages,
-        response=response,
-        model=raw.get("model", "unknown"),
-        temperature=raw.get("temperature", 1.0),
-        top_p=None if log is None else log["top_p"],
-        max_tokens=raw.get("maxTokens", 0),
-        purpose=raw.get("purpose", "action"),
-        action_type=raw.get("actionType"),
-        reasoning=raw.get("reasoning"),
-        latency_ms=raw.get("latencyMs"),
-        prompt_tokens=None if log is None else log["prompt_tokens"],
-        completion_tokens=None if log is None else log["completion_tokens"],
-        tokens=_tokens(messages, response, waiting),
+def _call(raw: dict[str, Any], log: asyncpg.Record | None) -> LlmCall:
+    names = zip(LlmCall.__struct_fields__, LlmCall.__struct_encode_fields__, strict=True)
+    known = {name: raw[key] for name, key in names if key in raw}
+    needed = {"system_prompt": "", "user_prompt": "", "temperature": 1.0, "purpose": "action"}
+    call = LlmCall(**{**needed, **known})
+    if log is None:
+        return call
+    text = log["messages_json"]
+    return replace(
+        call,
+        messages=msgspec.json.decode(text, type=tuple[Message, ...]) if text else None,
+        top_p=log["top_p"],
+        prompt_tokens=log["prompt_tokens"],
+        completion_tokens=log["completion_tokens"],
     )
 
 
-def _tokens(
-    messages: tuple[Message, ...], response: str, waiting: list[asyncpg.Record]
-) -> Tokens | None:
-    """Take the first gateway row with the same messages and response off ``waiting``."""
-    for call in waiting:
-        said = msgspec.json.decode(call["messages"], type=tuple[Message, ...])
-        if call["response"] == response and said == messages:
-            waiting.remove(call)
-            return msgspec.convert(dict(call), Tokens)
-    return None
+def _tokens(asked: LlmCall, waiting: list[asyncpg.Record]) -> Tokens | None:
+    """Take the gateway row of a call off ``waiting``: by its id, else the first that is equal."""
+    named = [call for call in waiting if call["call_id"] == asked.call_id]
+    found = named or [call for call in waiting if _is_equal(call, asked)]
+    if not found:
+        return None
+    waiting.remove(found[0])
+    tools = msgspec.json.decode(found[0]["parameters"]).get("tools") or ()
+    return msgspec.convert({**found[0], "tools": tools}, Tokens)
+
+
+def _is_equal(call: asyncpg.Record, asked: LlmCall) -> bool:
+    said: object = msgspec.json.decode(call["messages"])  # of a completion, an object
+    answered: bool = call["response"] == (asked.response or "")
+    return answered and said == list(asked.prompt)

@@ -5,12 +5,12 @@ table, and Postgres converts each value to the column's type. A trace becomes a 
 call log, and recorded calls if its tokens are known. Existing rows stay unchanged.
 """
 
-from collections.abc import Iterable, Iterator
-from dataclasses import asdict
+import hashlib
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import asdict, dataclass
 from datetime import UTC, datetime
+from itertools import islice
 from pathlib import Path
-
-import asyncpg
 
 from babylon.core.errors import DatabaseError
 from babylon.core.text import storable
@@ -19,12 +19,21 @@ from babylon.formats.atif import read_atif
 from babylon.formats.chat_lines import read_chats
 from babylon.formats.format_names import Format
 from babylon.formats.spans import read_span_traces
+from babylon.formats.staging import (
+    TABLES,
+    Columns,
+    FilePlace,
+    Staging,
+    chunks_of,
+    drop_abandoned,
+)
 from babylon.formats.trace import Document, ImportFileError, Trace, read_documents
 from babylon.formats.trace_rows import TraceRows, trace_rows
 from babylon.recorder.trajectory import Row
-from babylon.store.connection import Connection, Store, affected, one_line
+from babylon.store.connection import Store
 
 DEFAULT_AGENT = "imported"
+_TRACES = 100  # staged at a time
 
 
 def guess_format(path: Path) -> Format | None:
@@ -73,24 +82,12 @@ def read_traces(
             raise ImportFileError(f"{path}: a file of the game's rows holds no traces")
 
 
-# In the order of their foreign keys.
-TABLES = (
-    "User",
-    "trajectories",
-    "llm_call_logs",
-    "market_outcomes",
-    "training_batches",
-    "trained_models",
-    "reward_judgments",
-    "babylon.calls",
-)
 _FILE_NAMES = {
     "users": "User",
     "calls": "babylon.calls",
     **{table.lower(): table for table in TABLES},
 }
 
-Columns = dict[str, frozenset[str]]  # table → names of its columns
 Source = tuple[Path, Format | None]
 
 
@@ -106,7 +103,8 @@ async def import_files(
     """Import all files in one transaction, and return the number of new rows by table.
 
     ``format`` applies to every file; by default each file's format is guessed. ``window`` and
-    ``agent_id`` apply to traces that name none. ``minutes`` is the length of windows.
+    ``agent_id`` apply to traces that name none. ``minutes`` is the length of windows. An import
+    that was interrupted goes on where it stopped, as long as the files are unchanged.
 
     Raises:
         DatabaseError: the database is the game's own, or a line cannot be imported (the message
@@ -118,35 +116,62 @@ async def import_files(
             " the embedded database"
         )
     sources = [(path, format or guess_format(path)) for path in paths]
-    now = datetime.now(UTC)
-    async with store.pool.acquire() as connection, connection.transaction():
-        columns = await _columns(connection)
-        added = await _import_game(connection, columns, sources)
+    await drop_abandoned(store)
+    columns = await _columns(store)
+    staging = Staging(store, _import_id(sources, window, agent_id, minutes), columns)
+    traces = TraceDefaults(window=window, agent_id=agent_id, minutes=minutes)
+    try:
         for path, kind in sources:
-            if kind is not Format.GAME:
-                for trace in read_traces(path, kind, agent_id):
-                    rows = trace_rows(trace, minutes=minutes, window=window, now=now)
-                    await _insert_trace(connection, columns, trace.place, rows, added)
-        return added
+            if kind is Format.GAME:
+                await _stage_game(staging, path)
+            else:
+                await _stage_traces(staging, path, kind, traces)
+        return await staging.insert()
+    except ImportFileError:  # the file must change, so that nothing of it can be resumed
+        await staging.forget()
+        raise
 
 
-async def _import_game(
-    connection: Connection, columns: Columns, sources: list[Source]
-) -> dict[str, int]:
-    game = [path for path, format in sources if format is Format.GAME]
-    files = sorted(
-        ((_table_of(path, columns), path) for path in game), key=lambda f: TABLES.index(f[0])
-    )
-    added = {table: 0 for table, _ in files}
-    for table, path in files:
-        for line in read_documents(path):
-            added[table] += await _insert(connection, table, line, columns[table])
-    return added
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TraceDefaults:
+    """Window and agent of traces that name none, and the length of windows."""
+
+    window: Window | None
+    agent_id: str
+    minutes: int
 
 
-async def _insert_trace(
-    connection: Connection, columns: Columns, place: str, rows: TraceRows, added: dict[str, int]
+async def _stage_game(staging: Staging, path: Path) -> None:
+    table = _table_of(path, staging.columns)
+    place = await staging.place(path)
+    await staging.stage(path, place, place, [{table: []}])  # an empty file counts too
+    rows = read_documents(path, skip_bytes=place.bytes, skip_lines=place.lines)
+    for chunk in chunks_of(table, rows):
+        last = chunk[table][-1]
+        after = FilePlace(last.end, last.line)
+        await staging.stage(path, place, after, [chunk])
+        place = after
+
+
+async def _stage_traces(
+    staging: Staging, path: Path, kind: Format | None, defaults: TraceDefaults
 ) -> None:
+    """Stage a whole file at once: the records of one trace may be anywhere in it."""
+    now = datetime.now(UTC)
+    done = FilePlace(path.stat().st_size)
+    place = await staging.place(path)
+    if place.bytes == done.bytes:
+        return
+    chunks = (
+        _rows_of(
+            trace, trace_rows(trace, minutes=defaults.minutes, window=defaults.window, now=now)
+        )
+        for trace in read_traces(path, kind, defaults.agent_id)
+    )
+    await staging.stage(path, place, done, _joined(chunks))
+
+
+def _rows_of(trace: Trace, rows: TraceRows) -> dict[str, list[Document]]:
     agent = rows.trajectory["agentId"]
     tables: dict[str, list[Row]] = {
         "User": [{"id": agent, "username": agent, "displayName": agent, "isAgent": True}],
@@ -154,25 +179,57 @@ async def _insert_trace(
         "llm_call_logs": rows.logs,
         "babylon.calls": [asdict(call) for call in rows.calls],
     }
-    for table, values in tables.items():
-        for value in values:
-            line = Document(
-                place, {n: storable(v) if isinstance(v, str) else v for n, v in value.items()}
+    return {
+        table: [
+            Document(
+                trace.place,
+                {n: storable(v) if isinstance(v, str) else v for n, v in value.items()},
             )
-            new = await _insert(connection, table, line, columns[table])
-            added[table] = added.get(table, 0) + new
+            for value in values
+        ]
+        for table, values in tables.items()
+        if values
+    }
 
 
-async def _columns(connection: Connection) -> Columns:
-    rows = await connection.fetch(
-        "SELECT CASE table_schema WHEN 'babylon' THEN 'babylon.' ELSE '' END || table_name AS name,"
-        " array_agg(column_name::text) AS names FROM information_schema.columns"
-        " WHERE table_schema IN (current_schema(), 'babylon') GROUP BY 1"
+def _joined(chunks: Iterable[dict[str, list[Document]]]) -> Iterator[dict[str, list[Document]]]:
+    """Join the rows of ``_TRACES`` traces, because a COPY of few rows is slow."""
+    waiting = iter(chunks)
+    while some := list(islice(waiting, _TRACES)):
+        yield {
+            table: [row for chunk in some for row in chunk.get(table, ())]
+            for table in TABLES
+            if any(table in chunk for chunk in some)
+        }
+
+
+def _import_id(
+    sources: Sequence[Source], window: Window | None, agent_id: str, minutes: int
+) -> str:
+    """Return an id that changes with the files and with what decides their rows."""
+    files = [
+        (str(path.resolve()), str(kind), status.st_size, status.st_mtime_ns)
+        for path, kind in sources
+        for status in [path.stat()]
+    ]
+    text = repr((files, window, agent_id, minutes))
+    return hashlib.sha256(text.encode()).hexdigest()[:16]
+
+
+async def _columns(store: Store) -> dict[str, Columns]:
+    rows = await store.pool.fetch(
+        "SELECT CASE table_schema WHEN 'babylon' THEN 'babylon.' ELSE '' END || table_name,"
+        " column_name::text, data_type = 'ARRAY' FROM information_schema.columns"
+        " WHERE table_schema IN (current_schema(), 'babylon') ORDER BY ordinal_position"
     )
-    return {row["name"]: frozenset(row["names"]) for row in rows if row["name"] in TABLES}
+    columns: dict[str, dict[str, bool]] = {table: {} for table in TABLES}
+    for table, name, is_array in rows:
+        if table in columns:
+            columns[table][name] = is_array
+    return dict(columns)
 
 
-def _table_of(path: Path, columns: Columns) -> str:
+def _table_of(path: Path, columns: Mapping[str, Columns]) -> str:
     """Return the table by file name, else the only table that has all keys of the first row."""
     if table := _FILE_NAMES.get(path.stem.lower()):
         return table
@@ -181,35 +238,10 @@ def _table_of(path: Path, columns: Columns) -> str:
         raise ImportFileError(
             f"{path} is empty, and its name is not one of {', '.join(sorted(_FILE_NAMES))}"
         )
-    fitting = [table for table in TABLES if first.value.keys() <= columns[table]]
+    fitting = [table for table in TABLES if first.value.keys() <= columns[table].keys()]
     if len(fitting) != 1:
         raise ImportFileError(
             f"{first.place}: the keys {', '.join(first.value)} fit {len(fitting)} tables: name the"
             f" file after its table ({', '.join(sorted(_FILE_NAMES))}), or pass --format"
         )
     return fitting[0]
-
-
-async def _insert(
-    connection: Connection, table: str, line: Document, columns: frozenset[str]
-) -> int:
-    """Insert one row; return 1, or 0 if it exists. Absent keys get the column's default."""
-    row = line.value
-    if unknown := row.keys() - columns:
-        raise ImportFileError(
-            f"{line.place}: table {table} has no column {', '.join(sorted(unknown))}"
-        )
-    if not row:
-        raise ImportFileError(f"{line.place}: the object has no keys")
-    names = ", ".join(f'"{name}"' for name in row)
-    place = ".".join(f'"{part}"' for part in table.split("."))
-    try:
-        status = await connection.execute(
-            f"INSERT INTO {place} ({names}) SELECT {names}"
-            f" FROM jsonb_populate_record(NULL::{place}, $1) ON CONFLICT DO NOTHING",
-            row,
-        )
-    except asyncpg.PostgresError as error:
-        reason, _, _ = one_line(error).partition(" DETAIL: Failing row")  # the row may be long
-        raise ImportFileError(f"{line.place}: {reason}") from error
-    return affected(status)

@@ -21,17 +21,15 @@ from collections.abc import Callable, Iterable, Iterator
 from contextlib import suppress
 from dataclasses import dataclass, field
 from datetime import UTC, datetime, timedelta
-from typing import Literal
+from typing import Any, Literal
 
 import msgspec
 
-from babylon.core.trajectories import Message
+from babylon.core.llm_calls import JsonObject, LlmCall, Message
 from babylon.formats.trace import (
     Document,
     ImportFileError,
-    JsonObject,
     Trace,
-    TraceCall,
     TraceStep,
     convert,
     parts_text,
@@ -157,17 +155,6 @@ def _list(place: str, owner: JsonObject, key: str) -> list[JsonObject]:
     return items
 
 
-def span_call(span: Span, **fields: object) -> TraceCall:
-    """Return a call with the span's duration and the fields that are not None.
-
-    Raises:
-        ImportFileError: a field has the wrong type.
-    """
-    took = round((span.end - span.start).total_seconds() * 1000)
-    known = {name: value for name, value in fields.items() if value is not None}
-    return convert(span.place, {**known, "latency_ms": took}, TraceCall)
-
-
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Reader:
     """The attributes of one dialect. ``kind`` has one of ``calls`` if the span is a model call."""
@@ -184,7 +171,7 @@ class _Reader:
     def is_call(self, span: Span) -> bool:
         return span.attributes.get(self.kind) in self.calls
 
-    def read_call(self, span: Span) -> TraceCall:
+    def read_call(self, span: Span) -> LlmCall:
         """Return the call of a span.
 
         Raises:
@@ -193,8 +180,14 @@ class _Reader:
         output = self.messages(span, self.output)
         if len(output) != 1:
             raise ImportFileError(f"{span.place}: {len(output)} output messages, expected 1")
-        prompt, response = self.prompt(span), output[0].content
-        return span_call(span, messages=prompt, response=response, **self.sampling(span))
+        sampling: dict[str, Any] = self.sampling(span)
+        call = LlmCall.of_messages(
+            self.prompt(span),
+            response=output[0]["content"],
+            latency_ms=round((span.end - span.start).total_seconds() * 1000),
+            **{name: value for name, value in sampling.items() if value is not None},
+        )
+        return convert(span.place, msgspec.to_builtins(call), LlmCall)  # checks the types
 
 
 def read_span_traces(
@@ -210,6 +203,7 @@ def read_span_traces(
     spans = [span for document in documents for span in read_spans(document)]
     dialect = dialect or _dialect(place, spans)
     reader = _READERS[dialect]
+    # Over all documents: exporters split a conversation into several.
     by_id = {(span.trace_id, span.span_id): span for span in spans}
     groups: dict[str, list[Span]] = {}
     for span in spans:
@@ -257,7 +251,8 @@ def _agent(span: Span, by_id: dict[tuple[str, str], Span], reader: _Reader) -> s
 def _otel_prompt(span: Span) -> list[Message]:
     prompt = _otel_messages(span, "gen_ai.input.messages")
     if instructions := _decoded(span, "gen_ai.system_instructions"):
-        prompt.insert(0, Message(role="system", content=parts_text(span.place, instructions)))
+        text = parts_text(span.place, instructions)
+        prompt.insert(0, {"role": "system", "content": text})
     return prompt
 
 
@@ -280,11 +275,11 @@ def _otel_messages(span: Span, key: str) -> list[Message]:
             f"{span.place}: {key} is missing: record content in the traced program"
             " (OTEL_INSTRUMENTATION_GENAI_CAPTURE_MESSAGE_CONTENT=span_only)"
         )
-    messages = []
+    messages: list[Message] = []
     for index, item in enumerate(raw):
         place = f"{span.place}: {key}[{index}]"
         role = role_of(place, item)
-        messages.append(Message(role=role, content=parts_text(place, _parts(item))))
+        messages.append({"role": role, "content": parts_text(place, _parts(item))})
     return messages
 
 
@@ -335,7 +330,7 @@ def _message(place: str, fields: JsonObject) -> Message:
             parts.setdefault(int(found[1]), {})[found[2]] = value
     content = fields.get("message.content") or [parts[index] for index in sorted(parts)]
     role = role_of(place, {"role": fields.get("message.role")})
-    return Message(role=role, content=parts_text(place, content))
+    return {"role": role, "content": parts_text(place, content)}
 
 
 def _openinference_sampling(span: Span) -> JsonObject:

@@ -7,17 +7,15 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import Any, Literal, NoReturn, TypeAlias, TypeVar
+from typing import Any, NoReturn, TypeVar
 
 import msgspec
 
 from babylon.core.errors import DatabaseError
-from babylon.core.trajectories import Message
+from babylon.core.llm_calls import JsonObject, LlmCall, Message
 from babylon.core.windows import FIRST_YEAR, LAST_YEAR
 
-JsonObject: TypeAlias = dict[str, object]
 T = TypeVar("T")
-Purpose = Literal["action", "reasoning", "evaluation", "response"]
 RESPONSE = "RESPONSE"  # action type of a step whose action is unknown
 ROLES = ("system", "developer", "user", "assistant", "tool")
 _MALFORMED = (msgspec.DecodeError, UnicodeDecodeError, RecursionError)
@@ -29,14 +27,18 @@ class ImportFileError(DatabaseError):
 
 @dataclass(frozen=True, slots=True)
 class Document:
-    """One JSON object. ``place`` is ``file:line``."""
+    """One JSON object. ``place`` is ``file:line``; the object ends at byte ``end`` of the file."""
 
     place: str
     value: JsonObject
+    line: int = 0
+    end: int = 0
 
 
-def read_documents(path: Path) -> Iterator[Document]:
+def read_documents(path: Path, *, skip_bytes: int = 0, skip_lines: int = 0) -> Iterator[Document]:
     """Yield the file's objects in order. Lines are streamed.
+
+    With ``skip_bytes`` begin behind them, and behind as many lines as were read before.
 
     Raises:
         ImportFileError: the file cannot be read, or a line is not a JSON object.
@@ -46,28 +48,31 @@ def read_documents(path: Path) -> Iterator[Document]:
     except OSError as error:
         raise ImportFileError(f"cannot read {path}: {error.strerror}") from error
     with file:
-        first = True
-        for number, text in enumerate(file, start=1):
+        first = not skip_bytes
+        end = file.seek(skip_bytes)
+        for number, text in enumerate(file, start=skip_lines + 1):
+            end += len(text)
             if not text.strip():
                 continue
             place = f"{path}:{number}"
             try:
-                yield Document(place, msgspec.json.decode(text, type=JsonObject))
+                yield Document(place, msgspec.json.decode(text, type=JsonObject), number, end)
             except _MALFORMED as error:
                 if not first:
                     raise ImportFileError(f"{place}: not a JSON object: {error}") from error
-                yield from _one_document(place, text + file.read())
+                rest = file.read()
+                yield from _one_document(place, text + rest, number, end + len(rest))
             first = False
 
 
-def _one_document(place: str, text: bytes) -> list[Document]:
+def _one_document(place: str, text: bytes, line: int, end: int) -> list[Document]:
     try:
         value = msgspec.json.decode(text, type=JsonObject | list[JsonObject])
     except _MALFORMED as error:
         raise ImportFileError(f"{place}: not a JSON object: {error}") from error
     if isinstance(value, dict):
-        return [Document(place, value)]
-    return [Document(f"{place}[{index}]", item) for index, item in enumerate(value)]
+        return [Document(place, value, line, end)]
+    return [Document(f"{place}[{index}]", item, line, end) for index, item in enumerate(value)]
 
 
 def role_of(place: str, message: object) -> str:
@@ -82,15 +87,19 @@ def role_of(place: str, message: object) -> str:
     return "system" if role == "developer" else str(role)
 
 
-def message_text(place: str, message: Mapping[str, object]) -> str:
-    """Return ``content`` as text, with its parts joined.
+def chat_message(place: str, message: Mapping[str, object]) -> Message:
+    """Return OpenAI's message with its content as text, its tool calls, or the call it answers.
 
     Raises:
         ImportFileError: the message holds anything else.
     """
-    if message.get("tool_calls") or message.get("function_call"):
+    if message.get("function_call"):
         refuse_tool_call(place)
-    return parts_text(place, message.get("content"))
+    content, calls = message.get("content"), message.get("tool_calls")
+    kept = {name: message[name] for name in ("tool_calls", "tool_call_id") if message.get(name)}
+    if calls and convert(place, calls, list[JsonObject]) and content is None:
+        return {"role": role_of(place, message), "content": None, **kept}
+    return {"role": role_of(place, message), "content": parts_text(place, content), **kept}
 
 
 def parts_text(place: str, content: object) -> str:
@@ -122,8 +131,8 @@ def refuse_tool_call(place: str) -> NoReturn:
         ImportFileError: always.
     """
     raise ImportFileError(
-        f"{place}: a tool call cannot be imported, because its fields do not give its tokens:"
-        " import ATIF with token ids, or leave such messages out"
+        f"{place}: a tool call of this format cannot be imported: convert it to ATIF or OpenAI's"
+        " tool_calls, or leave such messages out"
     )
 
 
@@ -133,7 +142,7 @@ def unknown_action() -> JsonObject:
 
 
 class Tokens(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
-    """The exact tokens of a call, and the policy that sampled them.
+    """The exact tokens of a call, and the policy that sampled them. ``tools`` are in the prompt.
 
     ``logprobs`` ``[T]``: natural logarithms under the sampled distribution, one for each of the T
     completion tokens.
@@ -146,33 +155,18 @@ class Tokens(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     route_version: int = 0
     finish_reason: str = "stop"
     seed: int | None = None
-
-
-class TraceCall(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
-    """One LLM request. A call without ``tokens`` is retokenized by the trainer."""
-
-    messages: tuple[Message, ...]
-    response: str
-    model: str = "unknown"
-    temperature: float = 1.0
-    top_p: float | None = None
-    max_tokens: int = 0
-    purpose: Purpose = "action"
-    action_type: str | None = None
-    reasoning: str | None = None
-    latency_ms: int | None = None
-    prompt_tokens: int | None = None
-    completion_tokens: int | None = None
-    tokens: Tokens | None = None
+    tools: tuple[JsonObject, ...] = ()
 
 
 class TraceStep(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     """One observation, its calls, and the action. ``at`` is None if the trace gives no time.
 
-    ``action`` and ``state`` have the game's own keys.
+    ``tokens`` maps the position of a call to its exact tokens; the trainer retokenizes the other
+    calls. ``action`` and ``state`` have the game's own keys.
     """
 
-    calls: tuple[TraceCall, ...]
+    calls: tuple[LlmCall, ...]
+    tokens: dict[int, Tokens] = {}
     at: datetime | None = None
     action: JsonObject = msgspec.field(default_factory=unknown_action)
     state: JsonObject = {}

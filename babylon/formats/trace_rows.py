@@ -9,20 +9,20 @@ from dataclasses import dataclass
 from datetime import datetime, timedelta
 
 import msgspec
+from msgspec.structs import replace
 
 from babylon.core.errors import RecorderError
+from babylon.core.llm_calls import LlmCall, answer_message
 from babylon.core.text import storable, storable_json
 from babylon.core.windows import Window, window_at
 from babylon.formats.trace import (
     ImportFileError,
     Tokens,
     Trace,
-    TraceCall,
     TraceStep,
     convert,
-    fields_of,
 )
-from babylon.recorder.trajectory import Action, LlmCall, OpenTrajectory, Row, trajectory_row
+from babylon.recorder.trajectory import Action, OpenTrajectory, Row, trajectory_row
 from babylon.store.calls import RecordedCall
 
 _UNKNOWN_STATE = {"agentBalance": 0.0, "agentPnL": 0.0, "openPositions": 0}
@@ -59,6 +59,7 @@ def trace_rows(trace: Trace, *, minutes: int, window: Window | None, now: dateti
     calls: list[RecordedCall] = []
     try:
         for step in trace.steps:
+            # The recorder's own checks and encoding: an imported row equals a recorded one.
             calls += _add_step(trace.place, played, step)
         row = trajectory_row(
             played,
@@ -87,37 +88,39 @@ def _start(trace: Trace, window: Window | None) -> datetime:
 def _add_step(place: str, played: OpenTrajectory, step: TraceStep) -> list[RecordedCall]:
     number = len(played.steps)
     moment = step.at or (played.last + _STEP if number else played.start)
-    llm_calls = [_llm_call(call) for call in step.calls]
     action = convert(place, step.action, Action)
-    played.add_step(moment, {**_UNKNOWN_STATE, **step.state}, llm_calls, action, step.reward)
+    ids = [f"{played.trajectory_id}-call-{number}-{i}" for i in range(len(step.calls))]
+    calls = [_named(call, ids[i], step.tokens.get(i)) for i, call in enumerate(step.calls)]
+    played.add_step(moment, {**_UNKNOWN_STATE, **step.state}, calls, action, step.reward)
     return [
-        _recorded(played, number, f"{played.trajectory_id}-call-{number}-{i}", call, tokens, moment)
-        for i, call in enumerate(step.calls)
-        if (tokens := call.tokens) is not None
+        _recorded(
+            played,
+            number,
+            ids[i],
+            step.calls[i],
+            tokens,
+            moment,
+        )
+        for i, tokens in step.tokens.items()
     ]
 
 
-def _llm_call(call: TraceCall) -> LlmCall:
-    """Return the call as the recorder takes it. The prompts are the first message of each role."""
-    first = {message.role: message.content for message in reversed(call.messages)}
-    tokens = call.tokens
-    messages = tuple({"role": m.role, "content": m.content} for m in call.messages)
-    return LlmCall(
-        model_version=None if tokens is None else str(tokens.policy_version),
-        system_prompt=first.get("system", ""),
-        user_prompt=first.get("user", ""),
-        **{**fields_of(call, LlmCall), "messages": messages},
-    )
+def _named(call: LlmCall, call_id: str, tokens: Tokens | None) -> LlmCall:
+    """Return the call with the id and the policy of its record, if its tokens are known."""
+    if tokens is None:
+        return call
+    return replace(call, call_id=call_id, model_version=str(tokens.policy_version))
 
 
 def _recorded(
     played: OpenTrajectory,
     number: int,
     call_id: str,
-    call: TraceCall,
+    call: LlmCall,
     tokens: Tokens,
     moment: datetime,
 ) -> RecordedCall:
+    answer = answer_message(call.response or "", call.tool_calls)
     return RecordedCall(
         call_id=call_id,
         agent_id=played.agent_id,
@@ -126,8 +129,10 @@ def _recorded(
         policy_version=tokens.policy_version,
         route_version=tokens.route_version,
         model=call.model,
-        messages=storable_json(msgspec.json.encode(call.messages).decode()),
-        response=storable(call.response),
+        messages=storable_json(msgspec.json.encode(call.prompt).decode()),
+        response=storable(call.response or ""),
+        answer=storable_json(msgspec.json.encode(answer).decode()) if call.tool_calls else None,
+        parameters=storable_json(msgspec.json.encode({"tools": tokens.tools}).decode()),
         prompt_token_ids=list(tokens.prompt_token_ids),
         completion_token_ids=list(tokens.completion_token_ids),
         logprobs=list(tokens.logprobs),

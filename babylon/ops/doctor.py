@@ -9,8 +9,6 @@ import os
 import shutil
 import sys
 from collections.abc import Iterator
-from contextlib import AbstractAsyncContextManager
-from dataclasses import dataclass
 from importlib import metadata
 from pathlib import Path
 
@@ -21,11 +19,13 @@ from babylon.core.errors import BabylonError, ModelError, ServingError
 from babylon.core.home import Home
 from babylon.core.processes import Processes
 from babylon.core.settings import ModelSettings, ServingSettings, Settings
+from babylon.ops.finding import Finding
+from babylon.ops.state_checks import check_state
 from babylon.policies.checkpoint_files import local_directory
 from babylon.serving.ports import holder, require_free_port
 from babylon.serving.vllm.command import require_vllm
 from babylon.serving.vllm.vllm_client import VllmClient
-from babylon.store import Store, open_store
+from babylon.store import open_store
 
 PACKAGES = ("prefect", "asyncpg", "polars", "torch", "transformers", "peft")
 KEYS = {"HF_TOKEN": "a BASE_MODEL that is private or gated on the Hugging Face hub"}
@@ -38,19 +38,6 @@ print(torch.__version__, *names, sep="|")
 """
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Finding:
-    """One finding. ``ok`` is ``None`` for what was not checked.
-
-    ``required``: the system does not work without it.
-    """
-
-    name: str
-    ok: bool | None
-    required: bool
-    detail: str
-
-
 async def examine(settings: Settings) -> list[Finding]:
     """Run every check, in the order in which to repair."""
     home, serving = settings.home.root, settings.serving
@@ -59,7 +46,7 @@ async def examine(settings: Settings) -> list[Finding]:
         *_packages(),
         *await _torch(),
         _disk(home),
-        await _database(open_store(settings), embedded=settings.database.url is None),
+        *await check_state(open_store(settings), embedded=settings.database.url is None),
         check_base_model(settings.model, settings.home),
         *await check_vllm(settings.serving),
         check_port(home, "gateway", serving.endpoint_port, "LOCAL_ENDPOINT"),
@@ -119,18 +106,6 @@ def _disk(home: Path) -> Finding:
     return Finding(
         name="disk", ok=writable and free_gb >= MIN_FREE_GB, required=True, detail=detail
     )
-
-
-async def _database(opening: AbstractAsyncContextManager[Store], *, embedded: bool) -> Finding:
-    kind = "embedded" if embedded else "DATABASE_URL"
-    try:
-        async with opening as store:
-            version = await store.pool.fetchval("SHOW server_version")
-    except BabylonError as error:
-        return Finding(name="database", ok=False, required=True, detail=str(error))
-    tables = "game tables there" if store.has_game_tables else "no game tables"
-    detail = f"{kind}, Postgres {version}, {tables}"
-    return Finding(name="database", ok=store.has_game_tables, required=True, detail=detail)
 
 
 def check_base_model(model: ModelSettings, home: Home) -> Finding:

@@ -74,6 +74,7 @@ def _quiet(home: Path) -> dict[str, str]:
         "PREFECT_HOME": str(home / "prefect"),
         "PREFECT_LOGGING_LEVEL": "WARNING",
         "PREFECT_SERVER_ANALYTICS_ENABLED": "false",
+        "PREFECT_CLIENT_MAX_RETRIES": "7",  # four minutes, until a server that died is back
         "PREFECT_CLI_PROMPT": "false",
         "DO_NOT_TRACK": "1",
     }

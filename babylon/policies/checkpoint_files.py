@@ -28,11 +28,7 @@ def local_directory(name: str) -> Path | None:
 # Suffixes of weights, configuration and tokenizer. The optimiser's state is left out.
 _DIGESTED = {".safetensors", ".bin", ".json", ".jinja", ".model", ".txt"}
 _ADAPTER = "adapter_config.json"
-
-
-def local_path(uri: str) -> Path:
-    """The path of a policy's ``uri``."""
-    return Path(uri.removeprefix("file://"))
+_ROOMS = {"models", "checkpoints"}  # directories of a home
 
 
 def checkpoint_digest(uri: str) -> str | None:
@@ -41,7 +37,7 @@ def checkpoint_digest(uri: str) -> str | None:
     None if there is no such directory, as for a model of the Hugging Face hub. Blocking, a second
     a GB.
     """
-    directory = local_path(uri)
+    directory = Path(uri)
     if not directory.is_dir():
         return None
     digest = hashlib.sha256()
@@ -56,10 +52,15 @@ def checkpoint_digest(uri: str) -> str | None:
 def adapter_base(uri: str) -> str | None:
     """The base model of an adapter, or None if the checkpoint is a full model.
 
+    A relative path starts at the adapter's directory. An absolute path to a model or checkpoint of
+    a home, as earlier versions wrote it, may lead to a home that was moved or copied: the directory
+    of that name in the adapter's own home comes first.
+
     Raises:
         ModelError: the adapter's configuration cannot be read, or names no base model.
     """
-    path = local_path(uri) / _ADAPTER
+    directory = Path(uri)
+    path = directory / _ADAPTER
     if not path.exists():
         return None
     try:
@@ -68,7 +69,29 @@ def adapter_base(uri: str) -> str | None:
         raise ModelError(f"{path} cannot be read: {error or type(error).__name__}") from error
     if not isinstance(base, str) or not base:
         raise ModelError(f"{path} names no base model: {base!r}")
+    if base.startswith("."):
+        return os.path.normpath(directory.absolute() / base)
+    room, name = Path(base).parent.name, Path(base).name
+    own = directory.absolute().parents[1] / room / name
+    if Path(base).is_absolute() and room in _ROOMS and own.is_dir():
+        return str(own)
     return base
+
+
+def make_portable(directory: Path, target: Path) -> None:
+    """Name an adapter's base model relative to the adapter, if both are in one home.
+
+    ``directory`` holds the adapter, ``target`` is its place in the home's ``checkpoints``. The home
+    can then be moved or copied, and the adapter's digest stays the same.
+    """
+    path = directory / _ADAPTER
+    if not path.exists():
+        return
+    config = json.loads(path.read_text())
+    base = config["base_model_name_or_path"]
+    if Path(base).is_absolute() and Path(base).is_relative_to(target.absolute().parents[1]):
+        config["base_model_name_or_path"] = os.path.relpath(base, target.absolute())
+        path.write_text(json.dumps(config, indent=2, sort_keys=True))
 
 
 def context_of(uri: str) -> int | None:
@@ -78,7 +101,7 @@ def context_of(uri: str) -> int | None:
         ModelError: an adapter's configuration cannot be read.
     """
     try:
-        config = json.loads((local_path(adapter_base(uri) or uri) / "config.json").read_text())
+        config = json.loads((Path(adapter_base(uri) or uri) / "config.json").read_text())
     except (OSError, ValueError):
         return None
     found = config.get("max_position_embeddings")

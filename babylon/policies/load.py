@@ -24,6 +24,7 @@ from transformers import (
 from transformers.utils import logging
 
 from babylon.core.errors import ModelError
+from babylon.policies.checkpoint_files import adapter_base
 
 # peft 0.21 reads an attribute that transformers 5 renamed.
 warnings.filterwarnings("ignore", ".is_gradient_checkpointing. is deprecated", FutureWarning)
@@ -56,7 +57,9 @@ def load_policy(
     """
     try:
         if is_adapter(path):
-            model = _merged(str(path), PeftConfig.from_pretrained(str(path)), frozen)
+            config = PeftConfig.from_pretrained(str(path))
+            config.base_model_name_or_path = adapter_base(str(path))
+            model = _merged(str(path), config, frozen)
         else:
             model = _sharing(_shared_base(str(path))) if frozen else _full(str(path))
         tokenizer = AutoTokenizer.from_pretrained(str(path))

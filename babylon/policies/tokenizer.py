@@ -1,6 +1,6 @@
 """Tokens of chats, and the embedded model's tokenizer, which is byte-level and takes any text."""
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import cast
 
@@ -8,8 +8,13 @@ from tokenizers import Regex, Tokenizer, decoders, models, pre_tokenizers, train
 from transformers import AutoTokenizer, PreTrainedTokenizerBase, PreTrainedTokenizerFast
 
 PAD, START, END = "<|endoftext|>", "<|im_start|>", "<|im_end|>"
+# Tools stand before the messages, calls and results where Hermes and Qwen write them.
 CHAT_TEMPLATE = (
+    "{% if tools %}<|im_start|>system\n<tools>{% for tool in tools %}\n{{ tool | tojson }}"
+    "{% endfor %}\n</tools><|im_end|>\n{% endif %}"
     "{% for message in messages %}<|im_start|>{{ message['role'] }}\n{{ message['content'] }}"
+    "{% for call in message['tool_calls'] or [] %}<tool_call>\n{{ call['function'] | tojson }}\n"
+    "</tool_call>{% endfor %}"
     "<|im_end|>\n{% endfor %}{% if add_generation_prompt %}<|im_start|>assistant\n{% endif %}"
 )
 
@@ -45,11 +50,17 @@ def train_tokenizer(texts: Iterable[str], vocab_size: int) -> PreTrainedTokenize
 
 
 def render_prompt(
-    tokenizer: PreTrainedTokenizerBase, messages: Sequence[dict[str, str]]
+    tokenizer: PreTrainedTokenizerBase,
+    messages: Sequence[Mapping[str, object]],
+    tools: Sequence[dict[str, object]] | None = None,
 ) -> list[int]:
-    """Messages → prompt tokens, by the tokenizer's chat template."""
+    """Messages and tools → prompt tokens, by the tokenizer's chat template."""
+    plain = cast(list[dict[str, str]], list(messages))
     ids = tokenizer.apply_chat_template(
-        list(messages), add_generation_prompt=True, return_dict=False
+        plain,
+        tools=[*tools] if tools else None,
+        add_generation_prompt=True,
+        return_dict=False,
     )
     return cast(list[int], ids)
 
@@ -60,7 +71,7 @@ def decoder(path: Path | str) -> Callable[[Sequence[int]], str]:
     return lambda token_ids: str(tokenizer.decode(list(token_ids)))
 
 
-def prompt_length(path: str | Path) -> Callable[[Sequence[dict[str, str]]], int]:
+def prompt_length(path: str | Path) -> Callable[[Sequence[Mapping[str, object]]], int]:
     """Return a function: messages → number of prompt tokens of the checkpoint at ``path``."""
     tokenizer = AutoTokenizer.from_pretrained(str(path))
     return lambda messages: len(render_prompt(tokenizer, messages))

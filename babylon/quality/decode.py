@@ -20,6 +20,8 @@ from typing import Annotated, NoReturn, TypeVar
 import msgspec
 import orjson
 
+from babylon.core.llm_calls import LlmCall
+
 T = TypeVar("T")
 
 
@@ -29,7 +31,7 @@ class Reason(StrEnum):
     The names are stored, so they must not change.
     """
 
-    OTHER_WINDOW = "other_window"  # started outside the window whose id it carries
+    OTHER_WINDOW = "other_window"  # its window id contradicts its start
     MALFORMED_JSON = "malformed_json"  # not JSON, or not the game's shape
     MISSING_FIELD = "missing_field"  # a required key is absent; the detail is its path
     NON_FINITE_NUMBER = "non_finite_number"  # NaN or infinity, which JavaScript writes as null
@@ -37,9 +39,14 @@ class Reason(StrEnum):
     STEP_ORDER = "step_order"  # step numbers do not rise
     UNFINISHED_STEP = "unfinished_step"  # an action is still `pending`
     NO_LLM_CALL = "no_llm_call"  # no step has a call of the policy
-    NO_RESPONSE = "no_response"  # a reply of the policy is absent or blank
+    NO_RESPONSE = "no_response"  # a reply of the policy has neither text nor tool calls
     TOO_FEW_ACTIONS = "too_few_actions"
     BELOW_REWARD_THRESHOLD = "below_reward_threshold"  # only if REWARD_THRESHOLD is set
+    # found by the judge, stage `score`
+    NOT_READABLE = "not_readable"  # it cannot be written down for the judge
+    TOO_LONG_FOR_JUDGE = "too_long_for_judge"  # alone it exceeds the judge's context
+    JUDGE_REFUSED = "judge_refused"  # a refusal, a content filter, or the server's error 400
+    NO_JUDGMENT = "no_judgment"  # no reply about it alone can be used
 
 
 class RejectedError(Exception):
@@ -52,8 +59,10 @@ class RejectedError(Exception):
 
 
 PENDING = "pending"
+_READ_OF_CALL = frozenset(
+    {"systemPrompt", "userPrompt", "purpose", "temperature", "callId", "response", "toolCalls"}
+)
 MAX_DEPTH = 200
-POLICY_PURPOSES = frozenset({"action", "reasoning", "response"})
 
 _Count = Annotated[int, msgspec.Meta(ge=0, lt=2**31)]
 # gc=False is safe and saves time: none of these records is part of a reference cycle.
@@ -63,20 +72,6 @@ class EnvironmentState(msgspec.Struct, frozen=True, gc=False, rename="camel"):
     """The agent's own state before its action. ``agent_pnl`` (USD) is its lifetime P&L."""
 
     agent_pnl: float = msgspec.field(name="agentPnL")
-
-
-class GameLlmCall(msgspec.Struct, frozen=True, gc=False, rename="camel"):
-    """One request. A call with ``purpose`` ``evaluation`` is not the policy's and is not trained.
-
-    The older writer gives each call its own ``call_id``.
-    """
-
-    system_prompt: str
-    user_prompt: str
-    purpose: str
-    temperature: Annotated[float, msgspec.Meta(ge=0)]
-    call_id: object = None
-    response: str | None = None  # None if the provider failed: Reason.NO_RESPONSE
 
 
 class Correctness(msgspec.Struct, frozen=True, gc=False, rename="camel"):
@@ -101,7 +96,7 @@ class GameStep(msgspec.Struct, frozen=True, gc=False, rename="camel"):
 
     step_number: _Count
     environment_state: EnvironmentState
-    llm_calls: tuple[GameLlmCall, ...]
+    llm_calls: tuple[LlmCall, ...]
     action: GameAction
 
 
@@ -149,6 +144,8 @@ def decode_plain(text: str) -> object:
 def decode(text: str, kind: type[T], column: str) -> T:
     """Return a game column as ``kind``.
 
+    The fields of a call that training does not read may have any type, and are dropped then.
+
     Raises:
         RejectedError: malformed JSON, a missing field or a non-finite number. The detail names the
             place, for example ``stepsJson[3].action``.
@@ -158,7 +155,10 @@ def decode(text: str, kind: type[T], column: str) -> T:
         if document is msgspec.UNSET:
             document = msgspec.json.decode(text.encode())
             _read_strictly(text)
-        return msgspec.convert(document, kind)
+        try:
+            return msgspec.convert(document, kind)
+        except msgspec.ValidationError:
+            return msgspec.convert(_without_unread(document), kind)
     except msgspec.ValidationError as error:
         _reject_shape(str(error), column)
     except msgspec.DecodeError as error:
@@ -170,6 +170,15 @@ def decode(text: str, kind: type[T], column: str) -> T:
         raise RejectedError(Reason.MALFORMED_JSON, detail) from error
     except UnicodeError as error:
         raise RejectedError(Reason.MALFORMED_JSON, f"{column}: not UTF-8: {error}") from error
+
+
+def _without_unread(document: object) -> object:
+    for step in document if isinstance(document, list) else ():
+        calls = step.get("llmCalls") if isinstance(step, dict) else None
+        for call in calls if isinstance(calls, list) else ():
+            for name in call.keys() - _READ_OF_CALL if isinstance(call, dict) else ():
+                del call[name]
+    return document
 
 
 _NUL = re.compile(rb"\\u0000")  # twice as fast as `in`
@@ -206,6 +215,16 @@ class _FaultError(ValueError):
 def _read_strictly(text: str) -> None:
     """Raise on faults that msgspec accepts, and on NaN and Infinity by name."""
     _check_tree(_STRICT.decode(text), 0)
+
+
+def is_deep(text: str) -> bool:
+    """True if JSON is nested so deep that a later stage, with less stack left, may fail on it."""
+    if text.count("[") + text.count("{") > MAX_DEPTH:
+        try:
+            _check_tree(msgspec.json.decode(text), 0)
+        except _FaultError:
+            return True
+    return False
 
 
 def _unique(pairs: list[tuple[str, object]]) -> dict[str, object]:

@@ -1,14 +1,26 @@
-"""The result of validation as a page: counts by reason, and sample trajectories of each."""
+"""The result of validation as a page: health, counts by reason, and sample trajectories of each."""
 
 from collections.abc import Sequence
 
 from babylon.store.rejections import RejectedFor
+from babylon.store.window_health import WindowHealth
 
 
-def quality_markdown(window_id: str, accepted: int, reasons: Sequence[RejectedFor]) -> str:
+def quality_markdown(
+    window_id: str,
+    accepted: int,
+    reasons: Sequence[RejectedFor],
+    health: WindowHealth | None = None,
+) -> str:
     """Return the page in Markdown. Ids and details are escaped, so they add no column or line."""
     rejected = sum(reason.count for reason in reasons)
     lines = [f"# {window_id}: {accepted} trajectories accepted, {rejected} rejected"]
+    if health is not None:
+        if not health.figures["outcomes"]:
+            lines += ["", "Judged without market outcomes: none were written in time."]
+        lines += ["", *(f"**Alarm:** {alarm.reason}" for alarm in health.alarms)]
+        lines += ["", f"| {' | '.join(health.figures)} |", "|---:" * len(health.figures) + "|"]
+        lines += [f"| {' | '.join(f'{value:.4g}' for value in health.figures.values())} |"]
     if reasons:
         lines += ["", "| reason | rejected | for example | detail |", "|---|---:|---|---|"]
     for reason in reasons:

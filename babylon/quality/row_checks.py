@@ -2,24 +2,26 @@
 
 Every step counts as an action, including HOLD, so an agent that mostly waits is eligible.
 
-The policy's calls are joined from three places by equality and in order: a step gives the calls and
-their replies, the game's call log the messages that were sent, the gateway the tokens. A call stays
-text-only (``Call.retokenized``) unless a gateway record has the same messages and the same reply.
-Empty messages are dropped before the comparison, because the game logs an empty system prompt for
-agents that have none.
+A call that names the gateway's record by id is that record: messages, tools, answer and tokens.
+Rows of the game name no such id. Their calls are joined from three places by equality and in order:
+a step gives the calls and their replies, the game's call log the messages that were sent, the
+gateway the tokens. Such a call stays text-only (``Call.retokenized``) unless a record of its step
+has the same messages and the same reply. Empty prompts are dropped before the comparison, because
+the game logs an empty system prompt for agents that have none.
 """
 
 import math
-from collections import defaultdict
-from collections.abc import Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from functools import lru_cache
+from typing import TypeVar
 
 import msgspec
 
 from babylon.core.game_rows import GameRow
+from babylon.core.llm_calls import POLICY_PURPOSES, JsonObject, LlmCall, Message
 from babylon.core.settings import QualitySettings
-from babylon.core.trajectories import Call, Message, Trajectory
-from babylon.core.windows import FIRST_YEAR, LAST_YEAR, Window
+from babylon.core.trajectories import Call, Trajectory
+from babylon.core.windows import FIRST_YEAR, LAST_YEAR, Window, id_problem
 from babylon.quality.correctness import (
     Outcomes,
     StepReward,
@@ -30,133 +32,146 @@ from babylon.quality.correctness import (
 )
 from babylon.quality.decode import (
     PENDING,
-    POLICY_PURPOSES,
-    GameLlmCall,
     GameMetadata,
     GameMetrics,
     GameStep,
     Reason,
     RejectedError,
     decode,
+    is_deep,
 )
+from babylon.store.calls import RecordedCall
 from babylon.store.rejections import Rejection
 
 MAX_DETAIL = 300  # characters, because a detail may quote the row
-_DECODER = msgspec.json.Decoder(tuple[Message, ...])
+T = TypeVar("T")
 
 
-class CollectedCall(msgspec.Struct, frozen=True, gc=False, kw_only=True, omit_defaults=True):
-    """A call that ``collect`` joined to a trajectory, from ``llm_call_logs`` or ``babylon.calls``.
+class _Answer(msgspec.Struct, frozen=True):
+    """The parts of a recorded answer beside its text. Engines name the reasoning differently."""
 
-    A logged call has a ``call_id``: ``<trajectory>-call-<step>-<i>``, or the id that the step
-    gives. A gateway's call has a ``step_number`` and a policy version, and either tokens or the
-    reason why it is ``untrainable``. ``messages`` is JSON.
-    """
-
-    response: str
-    messages: str | None = None
-    call_id: str | None = None
-    step_number: int | None = None
-    temperature: float = 1.0
-    top_p: float | None = None
-    policy_version: int | None = None
-    prompt_token_ids: tuple[int, ...] | None = None
-    completion_token_ids: tuple[int, ...] | None = None
-    logprobs: tuple[float, ...] | None = None
-    untrainable: str | None = None
-
-    @property
-    def has_tokens(self) -> bool:
-        return bool(
-            self.prompt_token_ids
-            and self.completion_token_ids
-            and self.logprobs
-            and len(self.logprobs) == len(self.completion_token_ids)
-        )
+    tool_calls: tuple[JsonObject, ...] = ()
+    reasoning: str | None = None
+    reasoning_content: str | None = None
 
 
-_CALLS = msgspec.json.Decoder(list[CollectedCall])
+class _Parameters(msgspec.Struct, frozen=True):
+    tools: tuple[JsonObject, ...] | None = None
+
+
+def _read(text: str | None, kind: type[T]) -> T | None:
+    """Decode JSON that nobody checked; ``None`` if it is missing, deep, or of another shape."""
+    try:
+        return None if text is None or is_deep(text) else msgspec.json.decode(text, type=kind)
+    except (msgspec.DecodeError, RecursionError):
+        return None
+
+
+Log = tuple[str | None, str | None, float | None]
+"""Response, messages (JSON) and top_p of a row of ``llm_call_logs``."""
+
+_PROMPTS = ("system", "user")  # an empty result of a tool is a result
+_GATEWAY = msgspec.json.Decoder(list[RecordedCall])
+_LOGS = msgspec.json.Decoder(dict[str, Log])
 
 
 def policy_calls(
     trajectory_id: str,
     steps: Sequence[GameStep],
-    logged: Sequence[CollectedCall],
-    gateway: Sequence[CollectedCall],
+    logs: Mapping[str, Log],
+    gateway: Iterable[RecordedCall],
 ) -> tuple[Call, ...]:
     """Return the policy's calls in playing order. ``gateway`` is ordered by time.
 
     Evaluation calls are left out, because the policy did not answer them.
     """
-    logs = {call.call_id: call for call in logged}
-    waiting: defaultdict[int | None, list[CollectedCall]] = defaultdict(list)
-    for record in gateway:
-        waiting[record.step_number].append(record)
+    unread = {record.call_id: record for record in gateway}
+    ids = {str(call.call_id) for step in steps for call in step.llm_calls}
+    named = {call_id: unread.pop(call_id) for call_id in ids & unread.keys()}
     calls = []
     for step in steps:
         for index, call in enumerate(step.llm_calls):
             if call.purpose in POLICY_PURPOSES:
-                log = None
-                if logs:
-                    own_id = f"{trajectory_id}-call-{step.step_number}-{index}"
-                    named = logs.get(call.call_id) if isinstance(call.call_id, str) else None
-                    log = named or logs.get(own_id)
-                text = _text_call(step.step_number, call, log)
-                calls.append(_with_tokens(text, waiting[step.step_number]) if waiting else text)
+                own_id = f"{trajectory_id}-call-{step.step_number}-{index}"
+                call_id = str(call.call_id)
+                if (record := named.pop(call_id, None)) is not None:
+                    calls.append(_recorded_call(step.step_number, call, record))
+                    continue
+                log = logs.get(call_id) or logs.get(own_id)
+                calls.append(_with_tokens(_text_call(step.step_number, call, log), unread))
     return tuple(calls)
 
 
-def _text_call(step: int, call: GameLlmCall, log: CollectedCall | None) -> Call:
+def _recorded_call(step: int, call: LlmCall, record: RecordedCall) -> Call:
+    """Return the call as the gateway recorded it. The agent's own words about it do not count."""
+    answer = _read(record.answer, _Answer) or _Answer()
+    parameters = _read(record.parameters, _Parameters) or _Parameters()
+    text = Call(
+        step=step,
+        messages=_messages(record.messages) or call.prompt,
+        response=record.response,
+        temperature=record.temperature,
+        top_p=record.top_p,
+        tools=parameters.tools or (),
+        tool_calls=answer.tool_calls,
+        reasoning=answer.reasoning or answer.reasoning_content,
+    )
+    return _joined(text, record)
+
+
+def _text_call(step: int, call: LlmCall, log: Log | None) -> Call:
     messages, top_p = None, None
-    if log is not None and log.response == call.response:
-        messages, top_p = _messages(log.messages or ""), log.top_p
-    if not messages:
-        system, user = call.system_prompt, call.user_prompt
-        messages = (Message(role="system", content=system),) if system else ()
-        messages += (Message(role="user", content=user),) if user else ()
+    if log is not None:
+        response, sent, logged_top_p = log
+        if response == call.response:
+            messages, top_p = _messages(sent or ""), logged_top_p
     return Call(
         step=step,
-        messages=messages,
+        messages=messages or call.prompt,
         response=call.response or "",
         temperature=call.temperature,
         top_p=1.0 if top_p is None else top_p,
+        tool_calls=call.tool_calls or (),
     )
 
 
-def _with_tokens(call: Call, waiting: list[CollectedCall]) -> Call:
-    """Return the call with the tokens of the first equal record, or with its reason against them.
+def _with_tokens(call: Call, unread: dict[str, RecordedCall]) -> Call:
+    """Return a call without id with the tokens of the first equal record, or its reason.
 
-    That record and all earlier ones are removed from ``waiting``, because calls come in order.
+    That record and all earlier ones of the step are removed, because calls come in order.
     """
-    for position, record in enumerate(waiting):
-        if record.response == call.response and _messages(record.messages or "") == call.messages:
-            del waiting[: position + 1]
-            if record.untrainable is None and record.has_tokens:
+    earlier = []
+    for call_id, record in unread.items():
+        if record.step_number == call.step:
+            earlier.append(call_id)
+            if record.response == call.response and _messages(record.messages) == call.messages:
+                for name in earlier:
+                    del unread[name]
                 return _joined(call, record)
-            return msgspec.structs.replace(call, untrainable=record.untrainable)
     return call
 
 
-def _joined(call: Call, record: CollectedCall) -> Call:
+def _joined(call: Call, record: RecordedCall) -> Call:
+    if not record.trainable:
+        return msgspec.structs.replace(call, untrainable=record.untrainable_reason)
+    if not record.has_tokens:
+        return call
     return msgspec.structs.replace(
         call,
         temperature=record.temperature,
-        top_p=1.0 if record.top_p is None else record.top_p,
+        top_p=record.top_p,
         policy_version=record.policy_version,
-        prompt_token_ids=record.prompt_token_ids,
-        completion_token_ids=record.completion_token_ids,
-        logprobs=record.logprobs,
+        prompt_token_ids=tuple(record.prompt_token_ids),
+        completion_token_ids=tuple(record.completion_token_ids),
+        logprobs=tuple(record.logprobs),
     )
 
 
 def _messages(text: str) -> tuple[Message, ...] | None:
-    try:
-        messages = _DECODER.decode(text)
-    except (msgspec.DecodeError, RecursionError):
+    messages = _read(text, tuple[Message, ...])
+    if messages is None:
         return None
-    if all([message.content for message in messages]):
-        return messages
-    return tuple(message for message in messages if message.content)
+    return tuple([one for one in messages if one.get("content") or one.get("role") not in _PROMPTS])
 
 
 class Accepted(msgspec.Struct, frozen=True):
@@ -185,10 +200,12 @@ def _accept(row: GameRow, window: Window, quality: QualitySettings) -> Accepted:
             f"{'startTime' if row.start is None else 'endTime'} is infinite or not between"
             f" {FIRST_YEAR} and {LAST_YEAR}, window is {window.id}",
         )
+    started = f"started {row.start:%Y-%m-%dT%H:%M:%S}"
     if not window.contains(row.start):
-        raise RejectedError(
-            Reason.OTHER_WINDOW, f"started {row.start:%Y-%m-%dT%H:%M:%S}, window is {window.id}"
-        )
+        raise RejectedError(Reason.OTHER_WINDOW, f"{started}, window is {window.id}")
+    named, hours = row.window_id, row.window_hours or 1
+    if named is not None and (problem := id_problem(window, named, hours)):
+        raise RejectedError(Reason.OTHER_WINDOW, f"{started}, but {problem}")
     steps = decode(row.steps_json, tuple[GameStep, ...], "stepsJson")
     metrics = decode(row.metrics_json, GameMetrics, "metricsJson")
     metadata = decode(row.metadata_json, GameMetadata, "metadataJson")
@@ -198,7 +215,9 @@ def _accept(row: GameRow, window: Window, quality: QualitySettings) -> Accepted:
     if not steps:
         raise RejectedError(Reason.EMPTY_STEPS, "stepsJson is []")
     pnl_usd = window_pnl_usd(steps, metrics, row.final_pnl_usd)
-    _check_play(steps, row.total_reward, quality)
+    gateway = _GATEWAY.decode(row.gateway_json)
+    calls = policy_calls(row.trajectory_id, steps, _LOGS.decode(row.logs_json), gateway)
+    _check_play(steps, calls, row.total_reward, quality)
     scenario_id = row.scenario_id or window.id
     rewards = step_rewards(steps, _outcomes(row.outcomes_json), scenario_id)
     wins, trades = count_wins(steps, rewards)
@@ -214,14 +233,18 @@ def _accept(row: GameRow, window: Window, quality: QualitySettings) -> Accepted:
         trades=trades,
         actions=count_actions(steps),
         steps=len(steps),
-        calls=policy_calls(
-            row.trajectory_id, steps, _CALLS.decode(row.logs_json), _CALLS.decode(row.gateway_json)
-        ),
+        calls=calls,
     )
     return Accepted(trajectory, metadata.game_knowledge, rewards)
 
 
-def _check_play(steps: tuple[GameStep, ...], total_reward: float, quality: QualitySettings) -> None:
+def _check_play(
+    steps: tuple[GameStep, ...],
+    calls: Sequence[Call],
+    total_reward: float,
+    quality: QualitySettings,
+) -> None:
+    # A recorder that lost or doubled a step shifts every later call, so this is checked first.
     numbers = [step.step_number for step in steps]
     for i in range(1, len(numbers)):
         if numbers[i] <= numbers[i - 1]:
@@ -234,14 +257,15 @@ def _check_play(steps: tuple[GameStep, ...], total_reward: float, quality: Quali
         raise RejectedError(
             Reason.UNFINISHED_STEP, f"stepsJson[{acts.index(PENDING)}].action is {PENDING}"
         )
-    calls = [call for step in steps for call in step.llm_calls if call.purpose in POLICY_PURPOSES]
     if not calls:
         raise RejectedError(Reason.NO_LLM_CALL, f"{len(steps)} steps without an LLM call")
-    for call in calls:
-        if not (call.response or "").strip():
-            raise RejectedError(Reason.NO_RESPONSE, f"{_place(call, steps)}.response")
-        if not call.system_prompt and not call.user_prompt:
-            raise RejectedError(Reason.MISSING_FIELD, f"{_place(call, steps)}.userPrompt is empty")
+    asked = [call for step in steps for call in step.llm_calls if call.purpose in POLICY_PURPOSES]
+    for wanted, call in zip(asked, calls, strict=True):
+        if not call.response.strip() and not call.tool_calls:
+            raise RejectedError(Reason.NO_RESPONSE, f"{_place(wanted, steps)}.response")
+        if not call.messages:
+            detail = f"{_place(wanted, steps)}.userPrompt is empty"
+            raise RejectedError(Reason.MISSING_FIELD, detail)
     if len(steps) < quality.min_actions:
         raise RejectedError(
             Reason.TOO_FEW_ACTIONS, f"{len(steps)} actions, minimum is {quality.min_actions}"
@@ -253,7 +277,7 @@ def _check_play(steps: tuple[GameStep, ...], total_reward: float, quality: Quali
         )
 
 
-def _place(wanted: GameLlmCall, steps: tuple[GameStep, ...]) -> str:
+def _place(wanted: LlmCall, steps: tuple[GameStep, ...]) -> str:
     return next(
         f"stepsJson[{i}].llmCalls[{j}]"
         for i, step in enumerate(steps)

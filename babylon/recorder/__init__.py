@@ -3,7 +3,8 @@
 ``docs/recorder.md`` has a first program.
 """
 
+from babylon.core.llm_calls import LlmCall
 from babylon.recorder.market_outcomes import MarketOutcomesTracker
-from babylon.recorder.trajectory import Action, LlmCall, ProviderAccess, TrajectoryRecorder
+from babylon.recorder.trajectory import Action, ProviderAccess, TrajectoryRecorder
 
 __all__ = ["Action", "LlmCall", "MarketOutcomesTracker", "ProviderAccess", "TrajectoryRecorder"]

@@ -17,7 +17,7 @@ from babylon.core.failpoints import failpoint
 from babylon.core.text import storable
 from babylon.core.windows import parse_window_id, window_at
 from babylon.recorder.trajectory import Row, game_time, moment_in_utc, utc_now
-from babylon.store.connection import Connection, Store, require_game_tables
+from babylon.store.connection import Connection, Store, require_recordable
 from babylon.store.observations import (
     MarketObservation,
     ObservedPrice,
@@ -43,7 +43,7 @@ class MarketOutcomesTracker:
     def __init__(
         self, store: Store, *, minutes: int = 60, clock: Callable[[], datetime] = utc_now
     ) -> None:
-        require_game_tables(store)
+        require_recordable(store)
         self._store = store
         self._minutes = minutes
         self._clock = clock
@@ -127,6 +127,7 @@ class MarketOutcomesTracker:
                 await connection.execute(_UPSERT, window_id, game_time(now), *row.values())
                 failpoint("outcomes.inserted")
         failpoint("outcomes.after")
+        # After the commit: what a failed write rolled back is stored the next time.
         self._forget(unsaved)
         return len(rows)
 

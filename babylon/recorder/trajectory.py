@@ -9,7 +9,6 @@ from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
-from typing import Literal
 from uuid import uuid4
 
 import asyncpg
@@ -17,38 +16,15 @@ import msgspec
 
 from babylon.core.errors import DatabaseError, RecorderError, WindowError
 from babylon.core.failpoints import failpoint
+from babylon.core.llm_calls import PURPOSES, LlmCall
 from babylon.core.text import storable, storable_json
 from babylon.core.windows import Window, window_at
-from babylon.store import Store, require_game_tables
+from babylon.store import Store, require_recordable
 
 _MAX_SCENARIO_ID = 100  # characters in the game's column
 _REQUIRED_STATE = ("agentBalance", "agentPnL", "openPositions")
 # Fields of a call that its log row stores and ``stepsJson`` does not.
-_LOG_ONLY = ("messages", "topP", "promptTokens", "completionTokens")
-
-
-class LlmCall(msgspec.Struct, frozen=True, kw_only=True, rename="camel", omit_defaults=True):
-    """One chat request inside a step.
-
-    ``messages`` holds the whole prompt if it was more than one system and one user message.
-    ``model_version`` is the version of the policy that answered.
-    """
-
-    model: str
-    system_prompt: str
-    user_prompt: str
-    response: str
-    temperature: float
-    max_tokens: int
-    purpose: Literal["action", "reasoning", "evaluation", "response"]
-    model_version: str | None = None
-    reasoning: str | None = None
-    latency_ms: int | None = None
-    action_type: str | None = None
-    messages: tuple[dict[str, str], ...] | None = None
-    top_p: float | None = None
-    prompt_tokens: int | None = None
-    completion_tokens: int | None = None
+_LOG_ONLY = frozenset({"messages", "topP", "promptTokens", "completionTokens"})
 
 
 class ProviderAccess(msgspec.Struct, frozen=True, kw_only=True, rename="camel"):
@@ -90,7 +66,8 @@ def encode_step(
     """Return one element of ``stepsJson``.
 
     Raises:
-        RecorderError: the state lacks a key, or JSON or Postgres cannot hold a value.
+        RecorderError: the state lacks a key, a call has no response or an unknown purpose, or JSON
+            or Postgres cannot hold a value.
     """
     missing = [key for key in _REQUIRED_STATE if key not in environment_state]
     if missing:
@@ -98,22 +75,29 @@ def encode_step(
             f"step {number}: environment_state lacks {', '.join(missing)}:"
             f" it has {', '.join(environment_state) or 'no keys'}"
         )
-    calls: list[dict[str, object]] = msgspec.to_builtins(list(llm_calls))
-    for call in calls:
-        for name in _LOG_ONLY:
-            call.pop(name, None)
+    for call in llm_calls:
+        if call.response is None or call.purpose not in PURPOSES:
+            raise RecorderError(
+                f"step {number}: a call has response {call.response!r:.80} and purpose"
+                f" {call.purpose!r}: give a text, and one of {', '.join(sorted(PURPOSES))}"
+            )
     return to_json(
         {
             "stepNumber": number,
             "timestamp": milliseconds(at),
             "environmentState": dict(environment_state),
             "providerAccesses": msgspec.to_builtins(list(provider_accesses)),
-            "llmCalls": calls,
+            "llmCalls": [_step_fields(call) for call in llm_calls],
             "action": msgspec.to_builtins(action),
             "reward": reward,
         },
         f"step {number}",
     )
+
+
+def _step_fields(call: LlmCall) -> dict[str, object]:
+    fields: dict[str, object] = msgspec.to_builtins(call)
+    return {n: value for n, value in fields.items() if value is not None and n not in _LOG_ONLY}
 
 
 def to_json(value: object, what: str) -> str:
@@ -220,7 +204,7 @@ def trajectory_row(
         "endTime": game_time(end),
         "durationMs": milliseconds(end) - milliseconds(played.start),
         "windowId": played.window.id,
-        "windowHours": max(1, round(played.window.minutes / 60)),
+        "windowHours": -(-played.window.minutes // 60),  # rounded up
         "episodeId": f"{played.window.id}-{milliseconds(end)}",
         "scenarioId": played.scenario_id,
         "stepsJson": f"[{','.join(played.steps)}]",
@@ -241,8 +225,6 @@ def trajectory_row(
 def call_row(played: OpenTrajectory, step: int, i: int, call: LlmCall, at: datetime) -> Row:
     """Return the row of ``llm_call_logs`` for call ``i`` of a step."""
     call_id = f"{played.trajectory_id}-call-{step}-{i}"
-    prompts = (("system", call.system_prompt), ("user", call.user_prompt))
-    messages = call.messages or [{"role": role, "content": text} for role, text in prompts if text]
     tokens = (call.prompt_tokens, call.completion_tokens)
     return {
         "id": call_id,
@@ -256,7 +238,7 @@ def call_row(played: OpenTrajectory, step: int, i: int, call: LlmCall, at: datet
         "actionType": call.action_type,
         "systemPrompt": call.system_prompt,
         "userPrompt": call.user_prompt,
-        "messagesJson": to_json(messages, call_id),
+        "messagesJson": to_json(call.prompt, call_id),
         "response": call.response,
         "reasoning": call.reasoning,
         "temperature": call.temperature,
@@ -299,7 +281,7 @@ class TrajectoryRecorder:
     def __init__(
         self, store: Store, *, minutes: int = 60, clock: Callable[[], datetime] = utc_now
     ) -> None:
-        require_game_tables(store)
+        require_recordable(store)
         self._store = store
         self._minutes = minutes
         self._clock = clock
@@ -401,6 +383,7 @@ class TrajectoryRecorder:
         failpoint("recorder.before")
         await self._write(row, played.calls)
         failpoint("recorder.after")
+        # Last: after an error, the caller can finish the trajectory again.
         del self._open[trajectory_id]
 
     async def _write(self, row: Row, calls: Sequence[Row]) -> None:

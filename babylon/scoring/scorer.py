@@ -4,7 +4,9 @@ A scorer is a plain or ``async`` callable. It gets all trajectories of one windo
 fixed order, and returns one finite score for each, in that order. Higher is better. The trainer
 uses only differences inside a group (scenario). Scores should lie between about 0 and 1: a group
 whose scores have a standard deviation below 0.001 counts as equal and is not trained on. A scorer
-that cannot judge raises an error. A failure is never a low score.
+that cannot judge raises an error. A failure is never a low score. A scorer that cannot judge one
+trajectory returns a ``Rejection`` in place of its score: the trajectory is not trained on, and
+appears among the rejected ones of the window.
 
     def profit(trajectories: Sequence[Trajectory]) -> list[float]:
         return [trajectory.pnl_usd for trajectory in trajectories]
@@ -22,12 +24,13 @@ from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, TypeAlias
 
-from babylon.core.errors import BabylonError, ConfigError, ScoringError
+from babylon.core.errors import BabylonError, ConfigError, ScoringError, reason_of
 from babylon.core.settings import JudgeSettings, Settings
 from babylon.core.trajectories import Trajectory
 from babylon.core.types import Artifact
 from babylon.scoring.judge.judge_requirements import require_art_judge, require_judge
 from babylon.store import Store
+from babylon.store.rejections import Rejection
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,7 +59,9 @@ class ScoringContext:
     metrics: dict[str, float | int | str] = field(default_factory=dict)
 
 
-Scores: TypeAlias = Sequence[float] | Sequence[Score]
+ScoreOrRejection: TypeAlias = Score | Rejection
+"""The score of a trajectory, or the reason why it has none."""
+Scores: TypeAlias = Sequence[float] | Sequence[Score] | Sequence[ScoreOrRejection]
 Scorer: TypeAlias = Callable[..., Scores | Awaitable[Scores]]
 
 
@@ -65,12 +70,16 @@ async def score(
     scorer: Scorer,
     trajectories: Sequence[Trajectory],
     context: ScoringContext | None = None,
-) -> list[Score]:
+) -> list[ScoreOrRejection]:
     """Run a scorer and check its scores. A plain scorer runs in a thread.
+
+    The error of a scorer that raised shows neither its message nor its cause, because both may
+    quote a prompt or the ground truth.
 
     Raises:
         ScoringError: the scorer raised, or did not return one finite number for each trajectory.
     """
+    failure: ScoringError | None = None
     try:
         more = {"context": context} if _wants_context(scorer) else {}
         returned: object = await asyncio.to_thread(scorer, trajectories, **more)
@@ -79,11 +88,13 @@ async def score(
     except BabylonError:
         raise
     except (Exception, SystemExit) as error:  # the user's code may raise anything
-        raise ScoringError(
-            f"scorer {name} raised {error!r} on {_ids(trajectories)}: nothing was scored"
-        ) from error
+        failure = ScoringError(
+            f"scorer {name} raised {reason_of(error)} on {_ids(trajectories)}: nothing was scored"
+        )
+    if failure is not None:  # outside of ``except``, so that no cause is shown
+        raise failure
     if not isinstance(returned, Sequence) or len(returned) != len(trajectories):
-        got = f"{len(returned)}" if isinstance(returned, Sequence) else f"{returned!r}"
+        got = f"{len(returned)}" if isinstance(returned, Sequence) else type(returned).__name__
         raise ScoringError(
             f"scorer {name} returned {got} for {len(trajectories)} trajectories:"
             " return a list with one score each"
@@ -94,15 +105,18 @@ async def score(
     ]
 
 
-def _checked(name: str, value: Any, trajectory: Trajectory) -> Score:
+def _checked(name: str, value: Any, trajectory: Trajectory) -> ScoreOrRejection:
+    if isinstance(value, Rejection):
+        return value
     given = value if isinstance(value, Score) else Score(value)
     try:
         number = float(given.value)
     except (TypeError, ValueError, OverflowError):
         number = math.nan
     if not math.isfinite(number):
+        got = repr(number) if isinstance(given.value, float) else type(given.value).__name__
         raise ScoringError(
-            f"scorer {name} returned {given.value!r} for trajectory {trajectory.trajectory_id}:"
+            f"scorer {name} returned {got} for trajectory {trajectory.trajectory_id}:"
             " scores must be finite numbers"
         )
     return replace(given, value=number)
@@ -163,6 +177,11 @@ def load_scorer(name: str) -> Scorer:
         )
     found: Scorer = scorer
     return found
+
+
+def reads_all_settings(name: str) -> bool:
+    """Return true for a user's scorer with a context, which may read any setting."""
+    return name not in SCORERS and _wants_context(load_scorer(name))
 
 
 def require_scorer(scorer: str, judge: JudgeSettings) -> None:

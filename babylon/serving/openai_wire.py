@@ -19,25 +19,52 @@ MAX_BODY_BYTES = 4 * 2**20
 DONE = b"data: [DONE]\n\n"
 
 # Parameters that change the sampling distribution, beside temperature and top_p, and the values
-# with which they do not.
+# with which they do not. None, which means "not given", never does.
 _NEUTRAL: dict[str, tuple[object, ...]] = {
-    "frequency_penalty": (None, 0),
-    "presence_penalty": (None, 0),
-    "repetition_penalty": (None, 1),
-    "logit_bias": (None, {}),
-    "top_k": (None, 0, -1),
-    "min_p": (None, 0),
-    "min_tokens": (None, 0),
-    "bad_words": (None, []),
-    "allowed_token_ids": (None,),
-    "response_format": (None, {"type": "text"}),
-    "structured_outputs": (None,),
-    "guided_json": (None,),
-    "guided_regex": (None,),
-    "guided_choice": (None,),
-    "guided_grammar": (None,),
-    "tool_choice": (None, "auto", "none"),
+    "frequency_penalty": (0,),
+    "presence_penalty": (0,),
+    "repetition_penalty": (1,),
+    "length_penalty": (1,),
+    "logit_bias": ({},),
+    "top_k": (0, -1),
+    "min_p": (0,),
+    "min_tokens": (0,),
+    "bad_words": ([],),
+    "allowed_token_ids": (),
+    "ignore_eos": (False,),  # the end would be ignored, not sampled
+    "use_beam_search": (False,),
+    "best_of": (1,),
+    "thinking_token_budget": (-1,),  # forces the end of a thought
+    "vllm_xargs": ({},),  # may name any logits processor
+    "response_format": ({"type": "text"},),
+    "structured_outputs": (),
+    "guided_json": (),
+    "guided_regex": (),
+    "guided_choice": (),
+    "guided_grammar": (),
+    "tool_choice": ("auto", "none"),
+    "function_call": ("auto", "none"),
 }
+
+# Parameters that leave the distribution as it is: they make the prompt, which is recorded in
+# tokens, end the answer early, or shape the response. Sources: OpenAI's reference of both
+# endpoints, and ``ChatCompletionRequest`` and ``CompletionRequest`` of vLLM 0.32. Not among them
+# are ``repetition_detection`` and the parameters that hand over a cache from elsewhere.
+_HARMLESS = {
+    "model", "messages", "prompt", "suffix", "tools", "functions", "parallel_tool_calls",
+    "documents", "reasoning_effort", "verbosity", "chat_template", "chat_template_kwargs",
+    "add_generation_prompt", "continue_final_message", "add_special_tokens",
+    "truncate_prompt_tokens", "truncation_side",
+    "temperature", "top_p", "seed", "n", "max_tokens", "max_completion_tokens", "stop",
+    "stop_token_ids", "include_stop_str_in_output", "skip_special_tokens",
+    "spaces_between_special_tokens", "stream", "stream_options", "echo", "logprobs",
+    "top_logprobs", "prompt_logprobs", "logprob_token_ids", "return_token_ids",
+    "return_tokens_as_token_ids", "return_token_offsets", "return_prompt_text",
+    "return_assistant_tokens_mask", "include_reasoning",
+    "user", "metadata", "store", "service_tier", "safety_identifier", "moderation",
+    "prompt_cache_key", "prompt_cache_options", "prompt_cache_retention", "cache_salt", "priority",
+    "request_id",
+}  # fmt: skip
 
 
 class RequestError(ServingError):
@@ -99,6 +126,14 @@ class ChatRequest(SamplingRequest, frozen=True, kw_only=True):
     max_completion_tokens: Annotated[int, Meta(ge=1, lt=2**31)] | None = None
     logprobs: bool | None = None
     top_logprobs: int | None = None
+    tools: list[JsonObject] | None = None
+    tool_choice: str | JsonObject | None = None
+    parallel_tool_calls: bool | None = None
+
+    @property
+    def usable_tools(self) -> list[JsonObject]:
+        """The tools that the answer may call."""
+        return [] if self.tool_choice == "none" else self.tools or []
 
     @property
     def limit(self) -> int | None:
@@ -144,7 +179,26 @@ def parse_completion(fields: Mapping[str, object]) -> CompletionRequest:
 
 def constraints(fields: Mapping[str, object]) -> list[str]:
     """Return the parameters, without temperature and top_p, that change the distribution."""
-    return [name for name, neutral in _NEUTRAL.items() if fields.get(name) not in neutral]
+    return [
+        name
+        for name, value in fields.items()
+        if name in _NEUTRAL and value is not None and value not in _NEUTRAL[name]
+    ]
+
+
+def unknown_fields(fields: Mapping[str, object]) -> list[str]:
+    """Return the parameters that may bend the sampling distribution."""
+    known = _HARMLESS | _NEUTRAL.keys()
+    return [name for name, value in fields.items() if value is not None and name not in known]
+
+
+def other_parts(fields: Mapping[str, object]) -> list[str]:
+    """Return the types of the messages' content parts that are not text, such as images."""
+    messages = fields.get("messages")
+    contents = [one.get("content") for one in messages] if isinstance(messages, list) else []
+    parts = [part for content in contents if isinstance(content, list) for part in content]
+    kinds = {str(part.get("type")) if isinstance(part, dict) else str(part) for part in parts}
+    return sorted(kinds - {"text", "refusal"})
 
 
 def error_body(status: int, message: str, code: str | None = None) -> bytes:

@@ -19,7 +19,7 @@ import aiohttp
 from babylon.core.api_keys import local_key_path
 from babylon.core.errors import ServingError
 from babylon.core.home import Home
-from babylon.core.processes import Service, Supervised, supervised
+from babylon.core.processes import Service, Supervised, in_background, keep_logs_small, supervised
 from babylon.core.settings import ServingSettings, Settings
 from babylon.serving.ports import require_free_port
 from babylon.serving.vllm.command import require_vllm
@@ -58,6 +58,7 @@ async def serve(settings: Settings) -> None:
         serving(settings.serving, home, environment) as running,
         kept_running(settings.database, home),
         supervised(admin),
+        in_background(keep_logs_small(home.logs)),
     ):
         key = local_key_path(home.root)
         logger.info("agents call %s with the key in %s; logs: %s", running.url, key, home.logs)

@@ -12,17 +12,29 @@ from dataclasses import replace
 from uuid import uuid4
 
 from babylon.core.artifacts import read_artifact
-from babylon.core.errors import ArtifactError, DatabaseError, FencedError, WindowNotReadyError
+from babylon.core.errors import (
+    ArtifactError,
+    DatabaseError,
+    ExperimentRunningError,
+    FencedError,
+    SupersededError,
+    WindowNotReadyError,
+    reason_of,
+)
 from babylon.core.failpoints import failpoint
+from babylon.core.home import Home
 from babylon.core.metrics import scored_metrics
 from babylon.core.settings import WindowSettings
 from babylon.core.types import Claim, Collected, Scored, Trained
 from babylon.core.windows import DONE, IN_WORK, Window, WindowState
 from babylon.stages.train import trained_from
 from babylon.store import Store
-from babylon.store.connection import UNREACHABLE, guarded
+from babylon.store.connection import UNREACHABLE, guarded, read_clock
 from babylon.store.late import admit_late, note_late, store_collected
+from babylon.store.market_outcomes import awaits_outcomes
 from babylon.store.policies import policy_of_batch
+from babylon.store.releases import supersede
+from babylon.store.routes import superseded
 from babylon.store.windows import claim_window, get_window, hold_lease, release, set_state
 
 _PROCESS = uuid4().hex[:8]  # containers may share host name and process ids
@@ -34,16 +46,19 @@ async def claimed(store: Store, windows: WindowSettings, window: Window) -> Asyn
 
     If the body raises, the window becomes ``skipped`` (``WindowNotReadyError``) or ``failed``, with
     the reason. A window whose checkpoint is committed stays ``trained``, with the reason, and the
-    next run resumes it. A run that a signal stops leaves the window in the state it reached.
+    next run resumes it. A run that a signal stops leaves the window in the state it reached. A
+    window that waits for an experiment, or whose parent no longer leads, is ``scored`` afterwards.
 
     Raises:
         AlreadyTrainedError: the window is done.
-        WindowNotReadyError: rows of the window may still arrive, or a recipe was asked for a window
-            that is not done.
+        WindowNotReadyError: rows or outcomes of the window may still arrive, or a recipe was asked
+            for a window that is not done.
         FencedError: another worker took over the window and now owns its state.
     """
     if window.recipe:
         await _check_done(store, window)
+    else:
+        await _check_truth(store, windows, window)
     owner = f"{socket.gethostname()}:{os.getpid()}:{_PROCESS}"
     failpoint("claim.before")
     claim = await claim_window(
@@ -63,7 +78,8 @@ async def claimed(store: Store, windows: WindowSettings, window: Window) -> Asyn
         raise
     except BaseException as error:  # signals too: the reason is stored, the error raised again
         with suppress(*UNREACHABLE):  # without a database the lease expires by itself
-            await _end(store, claim, error)
+            async with asyncio.timeout(windows.lease_s / 3):
+                await _end(store, claim, error)
         raise
 
 
@@ -75,6 +91,9 @@ async def resume(
     Scores are kept if ``fingerprint``, that of the present settings, is theirs and their artifact
     is intact, so that an interrupted update resumes with the same batch. Without scores the window
     starts over: earlier stages are cheap, and judgments are stored by themselves.
+
+    Raises:
+        SupersededError: the window's policy was never deployed, and its parent no longer leads.
     """
     row = await get_window(store, claim.window_id)
     assert row is not None  # it is claimed
@@ -86,9 +105,11 @@ async def resume(
                 f"window {claim.window_id} is trained, but its"
                 f" {'scores are' if scored is None else f'policy ({row.batch_id}) is'} not stored"
             )
-        return scored, trained_from(claim, policy)
+        if reason := await superseded(store, policy):
+            raise SupersededError(f"policy {policy.policy_version}: {reason}")
+        return scored, trained_from(store, claim, policy)
     if row.state == WindowState.SCORED:
-        if scored and await _is_current(scored, fingerprint):
+        if scored and await _is_current(store.home, scored, fingerprint):
             return scored, None
         await set_state(store, claim, WindowState.CLAIMED)
     return None, None
@@ -96,7 +117,7 @@ async def resume(
 
 async def commit_collected(store: Store, collected: Collected) -> None:
     """Commit stage ``collect``. Rows that arrive from now on are late."""
-    rows = await asyncio.to_thread(read_artifact, collected.artifact, ["trajectory_id"])
+    rows = await asyncio.to_thread(read_artifact, store.home, collected.artifact, ["trajectory_id"])
     await store_collected(store, collected.claim, rows["trajectory_id"])
 
 
@@ -106,11 +127,11 @@ async def commit_scored(store: Store, scored: Scored) -> None:
     await set_state(store, scored.claim, WindowState.SCORED, metrics=metrics, scored=scored)
 
 
-async def _is_current(scored: Scored, fingerprint: str) -> bool:
+async def _is_current(home: Home, scored: Scored, fingerprint: str) -> bool:
     if scored.fingerprint != fingerprint:
         return False
     try:
-        await asyncio.to_thread(read_artifact, scored.artifact, ["trajectory_id"])
+        await asyncio.to_thread(read_artifact, home, scored.artifact, ["trajectory_id"])
     except ArtifactError:
         return False
     return True
@@ -125,24 +146,34 @@ async def _check_done(store: Store, window: Window) -> None:
         )
 
 
+async def _check_truth(store: Store, windows: WindowSettings, window: Window) -> None:
+    clock = await read_clock(store)
+    if why := await awaits_outcomes(store, window, clock.now, windows.outcomes_wait_s):
+        raise WindowNotReadyError(f"window {window.id} is closing: {why}; train it later")
+
+
 async def _note_late(store: Store, windows: WindowSettings, claim: Claim, window: Window) -> None:
     """Record the late rows before anything is collected; admit them with ``--include-late``."""
-    await note_late(store, window.minutes, window.start, window.end)
+    await note_late(store, window.start, window.end)
     if windows.include_late:
         await admit_late(store, claim, window)
 
 
 async def _end(store: Store, claim: Claim, error: BaseException) -> None:
-    reason = str(error) or type(error).__name__
+    reason = reason_of(error)
     async with guarded(store, claim):  # raises FencedError if the claim was taken over
         pass
     row = await get_window(store, claim.window_id)
     if row is None or row.state not in IN_WORK | {WindowState.TRAINED}:
         return
     if not isinstance(error, Exception):  # cancelled or a signal: does not count as a failure
-        await release(store, claim, "stopped by a signal", failed=False)
+        await release(store, claim, "stopped by a signal", "stopped")
+    elif isinstance(error, ExperimentRunningError):
+        await release(store, claim, reason, "waits")
+    elif isinstance(error, SupersededError):
+        await supersede(store, claim, reason)
     elif row.state == WindowState.TRAINED:
-        await release(store, claim, reason, failed=True)
+        await release(store, claim, reason, "failed")
     else:
         skipped = isinstance(error, WindowNotReadyError)
         state = WindowState.SKIPPED if skipped else WindowState.FAILED

@@ -9,7 +9,7 @@ from collections.abc import Sequence
 from dataclasses import asdict
 from typing import Any
 
-from babylon.core.errors import CheckpointRefusedError, RouteConflictError
+from babylon.core.errors import CheckpointRefusedError, RouteConflictError, SupersededError
 from babylon.core.settings import DeploymentStrategy, Settings
 from babylon.core.types import Arm, Change, Deployed, Verdict
 from babylon.deployment.change import ChangeRequest, RunChecks, checks_under, wait_or_roll_back
@@ -18,19 +18,22 @@ from babylon.deployment.experiments import run_experiment
 from babylon.deployment.replace import replace_champion
 from babylon.store.connection import Store
 from babylon.store.lineage import descends
-from babylon.store.routes import Route, all_routes, same_champion_since
+from babylon.store.policies import get_policy
+from babylon.store.routes import Route, all_routes, same_champion_since, superseded
 
 
 async def deploy_checkpoint(store: Store, settings: Settings, verdict: Verdict) -> Deployed:
     """Deploy a checkpoint that passed validation, and wait until every live gateway serves it.
 
-    The champion keeps serving if the checkpoint did not pass, if the checks before deployment
-    refuse it, or if an experiment is running. After a crash the stage may run again: a committed
-    route is only waited for, and a descendant that serves by now is left alone.
+    The champion keeps serving if the checkpoint did not pass, or if the checks before deployment
+    refuse it. After a crash the stage may run again: a committed route is only waited for, and a
+    descendant that serves by now is left alone.
 
     Raises:
-        RouteConflictError: another champion serves since the verdict, so validate again; or the
-            route changed at this moment.
+        SupersededError: the checkpoint's parent leads no longer, or an experiment runs: the window
+            must be trained again.
+        RouteConflictError: another champion served in between, so validate again; or the route
+            changed at this moment.
         FencedError: another worker took over the window; nothing was changed.
         ServingError: a live gateway could not load the policy or did not switch to it; the
             previous route is in force.
@@ -46,13 +49,9 @@ async def deploy_checkpoint(store: Store, settings: Settings, verdict: Verdict) 
     )
     if decided and decided.change:
         routes = await all_routes(store)
-    if reason := _kept_back(verdict, decided, routes[0]):
-        return _not_deployed(verdict, routes[0], decided, reason)
-    if not same_champion_since(routes, verdict.route_version):
-        raise RouteConflictError(
-            f"policy {routes[0].policy_version} serves now, and policy {verdict.policy_version} was"
-            " validated against another one: validate it again"
-        )
+    if not verdict.promote:
+        return _not_deployed(verdict, routes[0], decided, verdict.reason)
+    await _require_lead(store, verdict, routes)
     try:
         change = await _send_out(store, strategy, run_checks, verdict, routes[0])
     except CheckpointRefusedError as error:
@@ -73,22 +72,21 @@ async def _sent_out_before(
     return None
 
 
-def _kept_back(verdict: Verdict, decided: Decided | None, route: Route) -> str | None:
-    """Return the reason not to deploy that holds before any check of the checkpoint, or None."""
-    if not verdict.promote:
-        return verdict.reason
-    if split := route.split:
-        return (
-            f"policy {split.challenger_version} is compared with policy {route.policy_version} on"
-            f" {split.share:.0%} of the agents: no other checkpoint is deployed before that is"
+async def _require_lead(store: Store, verdict: Verdict, routes: Sequence[Route]) -> None:
+    """Refuse early. ``commit_route`` compares again, in the transaction that changes the route."""
+    if reason := await superseded(store, await get_policy(store, verdict.policy_version)):
+        raise SupersededError(f"policy {verdict.policy_version}: {reason}")
+    if split := routes[0].split:
+        raise SupersededError(
+            f"policy {split.challenger_version} is compared with policy {routes[0].policy_version}"
+            f" on {split.share:.0%} of the agents: no other checkpoint is deployed before that is"
             " decided"
         )
-    if decided and decided.review.decision == "promote":
-        return (
-            f"policy {route.policy_version} won its experiment and serves since; policy"
-            f" {verdict.policy_version} was validated against the previous champion"
+    if not same_champion_since(routes, verdict.route_version):
+        raise RouteConflictError(
+            f"policy {verdict.policy_version} was validated against another champion than policy"
+            f" {routes[0].policy_version}, which leads again: validate it again"
         )
-    return None
 
 
 async def _send_out(

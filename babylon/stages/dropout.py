@@ -38,7 +38,9 @@ def thin_window(settings: Settings, validated: Validated) -> Thinned:
     Dropped trajectories become an artifact of their own. Nothing is trained on them, so they are
     held-out play for checking a checkpoint. Blocking.
     """
-    rows = read_artifact(validated.artifact, ["trajectory_id", "agent_id", "scenario_id"])
+    rows = read_artifact(
+        settings.home, validated.artifact, ["trajectory_id", "agent_id", "scenario_id"]
+    )
     candidates = [DropoutCandidate(**row) for row in rows.iter_rows(named=True)]
     # The key holds nothing of this run: a run that resumes must keep the same trajectories.
     dropped = choose_dropped(
@@ -52,10 +54,10 @@ def thin_window(settings: Settings, validated: Validated) -> Thinned:
     if dropped:
         gone = pl.col("trajectory_id").is_in(sorted(dropped))
         held_out = rewrite_artifact(
-            artifact, settings.home.artifacts, lambda frame: frame.filter(gone), stage="held-out"
+            settings.home, artifact, lambda frame: frame.filter(gone), stage="held-out"
         )
         artifact = rewrite_artifact(
-            artifact, settings.home.artifacts, lambda frame: frame.filter(~gone), stage="thinned"
+            settings.home, artifact, lambda frame: frame.filter(~gone), stage="thinned"
         )
     agents = {c.agent_id for c in candidates if c.trajectory_id not in dropped}
     return Thinned(
@@ -64,8 +66,9 @@ def thin_window(settings: Settings, validated: Validated) -> Thinned:
         agents=len(agents),
         dropped=len(dropped),
         held_out=held_out,
+        outcomes=validated.outcomes,
         saved_judge_tokens=saved_tokens(
-            settings.scoring.scorer, settings.judge, validated.artifact, dropped
+            settings.scoring.scorer, settings.judge, settings.home, validated.artifact, dropped
         ),
     )
 

@@ -3,28 +3,44 @@
 A run that was interrupted after scoring is resumed only under the same fingerprint. A setting
 counts if another value may change the scored artifact: its rows, its thinning or a score. The
 budget of the judge counts, because it decides between the judge, the cheaper one and the heuristic.
+A user's scorer with a context may read any group, so more settings count for it.
 An update has a digest of its own (``babylon.training.update_progress``).
 """
 
 import hashlib
+from collections.abc import Mapping
 
 import msgspec
 
 from babylon.core.settings import Settings
+from babylon.scoring.scorer import reads_all_settings
 
-DECISIVE = ("windows", "quality", "scoring", "judge")  # groups of settings, and the seed
-INDIFFERENT = {
-    "windows": {"lookback_hours", "frequency", "grace_s", "lease_s"},
-    "judge": {"api_key", "concurrency", "timeout_s"},
+DECISIVE = {"seed", "windows", "quality", "scoring", "judge"}
+INDIFFERENT: Mapping[str, bool | set[str]] = {
+    "home": True,
+    "database": True,
+    "windows": {
+        "lookback_hours",
+        "frequency",
+        "grace_s",
+        "outcomes_wait_s",
+        "freshness_hours",
+        "lease_s",
+        "retention_days",
+    },
+    "judge": {
+        *("api_key", "concurrency", "timeout_s", "request_timeout_s", "retries"),
+        *("requests_per_minute", "tokens_per_minute"),
+    },
+    "serving": {"engine_port", "admin_port", "max_concurrency", "max_queue"},
+    "tracking": True,
+    "prefect": True,
 }
-"""Settings of these groups that decide when and how fast a window is scored, not its scores."""
+"""Settings that decide where, when and how fast a window is scored, never its scores."""
 
 
 def scoring_fingerprint(settings: Settings) -> str:
-    """Return 16 hexadecimal digits that change with the seed and each decisive setting."""
-    values = {
-        group: getattr(settings, group).model_dump(mode="json", exclude=INDIFFERENT.get(group))
-        for group in DECISIVE
-    }
-    text = msgspec.json.encode({"seed": settings.seed, **values})
-    return hashlib.sha256(text).hexdigest()[:16]
+    """Return 16 hexadecimal digits that change with each setting that may change a score."""
+    read = None if reads_all_settings(settings.scoring.scorer) else DECISIVE
+    values = settings.model_dump(mode="json", include=read, exclude=INDIFFERENT)
+    return hashlib.sha256(msgspec.json.encode(values)).hexdigest()[:16]

@@ -25,7 +25,7 @@ async def finish_window(
     Raises:
         FencedError: another worker took over the window.
     """
-    await note_late(store, window.minutes, window.start, window.end)
+    await note_late(store, window.start, window.end)
     metrics = {
         **window_metrics(scored, trained, verdict, deployed),
         "late": await count_late(store, window.id),

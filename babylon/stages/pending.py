@@ -13,10 +13,13 @@ from babylon.core.windows import (
     last_complete_window,
     parse_bound,
     parse_window_id,
+    window_at,
 )
+from babylon.stages.checked_rows import CheckedRows
 from babylon.stages.readiness import WindowReport, window_reports
 from babylon.store import Store
 from babylon.store.connection import read_clock
+from babylon.store.late import note_late
 
 
 async def pending_windows(
@@ -29,7 +32,7 @@ async def pending_windows(
     last: str | None = None,
     clock: Clock | None = None,
 ) -> list[Window]:
-    """Return the windows that are ready or half-finished, oldest first.
+    """Return the half-finished windows, then those that are ready, each oldest first.
 
     The range starts at ``first`` (a date or window id), else ``hours`` ago (default: the lookback
     of the settings), and includes ``last``. Left out are windows that another run holds, windows
@@ -40,7 +43,9 @@ async def pending_windows(
     hours = hours or windows.lookback_hours
     since = parse_bound(first) if first else clock.now - timedelta(hours=hours)
     until = parse_bound(last, last=True) if last else None
-    return [window for window, _ in await _waiting(store, windows, quality, clock, since, until)]
+    waiting = await _waiting(store, windows, quality, clock, since, until)
+    waiting.sort(key=lambda one: one[1] != WindowState.TRAINED)  # stable
+    return [window for window, _ in waiting]
 
 
 async def window_to_train(
@@ -85,7 +90,9 @@ async def _waiting(
     since: datetime,
     until: datetime | None,
 ) -> list[tuple[Window, WindowState]]:
-    reports = await window_reports(store, windows, quality, since=since, until=until, clock=clock)
+    await note_late(store, window_at(since, windows.minutes).start, until)
+    checked = CheckedRows(quality)
+    reports = await window_reports(store, windows, checked, since=since, until=until, clock=clock)
     ours = [report for report in reports if report.minutes == windows.minutes]
     if windows.recipe:
         return _for_recipe(ours, windows)

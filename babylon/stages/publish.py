@@ -33,8 +33,9 @@ def publish_window(home: Home, scored: Scored) -> Published:
     window_id = scored.claim.window_id
     month = window_id[: len("YYYY-MM")]
     file = rewrite_artifact(
+        home,
         scored.artifact,
-        home.datasets / "trajectories" / f"month={month}",
         lambda frame: frame.select(*COLUMNS, month=pl.lit(month)),
+        directory=home.datasets / "trajectories" / f"month={month}",
     )
     return Published(window_id=window_id, uri=file.uri, sha256=file.sha256, rows=file.rows)

@@ -1,17 +1,17 @@
 """The state of every window, and what it lacks to be trained (``windows list``, ``check``).
 
-The untrained rows of an untrained window are streamed through the checks of ``validate``. For a
-trained window the counts of its run are reported. Nothing is written, except that late rows are
-recorded.
+The untrained rows of an untrained window go through the checks of ``validate``; the results are
+remembered (``checked_rows``). For a trained window the counts of its run are reported. Nothing is
+written to the database.
 """
 
+from collections import Counter
 from collections.abc import AsyncIterator, Iterator
 from dataclasses import dataclass, field
 from datetime import datetime, timedelta
 
-from babylon.core.errors import WindowError
-from babylon.core.game_rows import COLUMNS, UNTRAINED, GameRow
-from babylon.core.settings import QualitySettings, WindowSettings
+from babylon.core.game_rows import FOR_TRAINING
+from babylon.core.settings import WindowSettings
 from babylon.core.windows import (
     DONE,
     FINISHED,
@@ -24,10 +24,11 @@ from babylon.core.windows import (
     window_at,
 )
 from babylon.quality.decode import Reason
-from babylon.quality.row_checks import check_row
+from babylon.stages.checked_rows import NARROW, CheckedRows, NarrowRow
 from babylon.store import Store, require_game_tables
 from babylon.store.connection import read_clock
-from babylon.store.late import note_late
+from babylon.store.late import finished_play, free_for_training, missed_rows
+from babylon.store.market_outcomes import awaits_outcomes
 from babylon.store.rejections import (
     RejectedFor,
     Rejection,
@@ -35,17 +36,21 @@ from babylon.store.rejections import (
     WindowCounts,
     count_windows,
 )
+from babylon.store.session import in_batches
+from babylon.store.window_health import alarms_since
 from babylon.store.windows import WindowRow, list_windows
 
-_ROWS_AT_A_TIME = 200
+_ROWS_AT_A_TIME = 1000
 _INSTANT = timedelta(microseconds=1)
+NO_DATE = "no date"
+_UNDATED = "startTime is infinite or outside the years of windows: these rows are in no window"
 
 _ROWS = f"""
-    SELECT {COLUMNS} FROM trajectories t
+    SELECT {NARROW} FROM trajectories t
     WHERE ($1::timestamptz IS NULL OR t."startTime" >= $1 AT TIME ZONE 'UTC')
       AND ($2::timestamptz IS NULL OR t."startTime" < $2 AT TIME ZONE 'UTC')
-      AND (t."windowId" IS NULL OR t."windowId" <> ALL($3::text[]))
-      AND {UNTRAINED}
+      AND NOT t."startTime" <@ $3::text::tsmultirange
+      AND {FOR_TRAINING}
 """
 
 
@@ -56,8 +61,10 @@ class WindowReport:
     ``eligible`` of the ``trajectories``, by ``agents`` different agents, passed every check. The
     others are in ``rejections`` by reason, with samples. For a finished window these are the
     counts of its run, without samples; ``trained`` trajectories moved the policy, and ``late``
-    ones arrived after the run. ``owner`` holds the lease now. ``reason`` is that of the last run.
-    After a failure the window is ``resting`` until ``retry_at``. ``age_s`` counts from its end.
+    ones arrived after the run. ``outcomes`` market outcomes were known when it was judged.
+    ``alarms`` are reasons why its data looks unlike that of the windows before it.
+    ``owner`` holds the lease now. ``reason`` is that of the last run. After a failure the window is
+    ``resting`` until ``retry_at``. ``age_s`` counts from its end.
     """
 
     window_id: str
@@ -72,6 +79,8 @@ class WindowReport:
     rejections: tuple[RejectedFor, ...]
     trained: int
     late: int
+    outcomes: int | None
+    alarms: tuple[str, ...]
     attempts: int
     retry_at: datetime | None
     resting: bool
@@ -94,12 +103,16 @@ class WindowReport:
 
 @dataclass(slots=True)
 class _Subject:
-    """The data of one report. ``problem``: the reason why the id names no window."""
+    """The data of one report. ``problem``: why there is no ``window``. ``awaited``: why its market
+    outcomes are waited for."""
 
     window_id: str
     row: WindowRow | None
     window: Window | None = None
     problem: str = ""
+    awaited: str = ""
+    alarms: tuple[str, ...] = ()
+    rows: list[NarrowRow] = field(default_factory=list)
     agents: set[str] = field(default_factory=set)
     eligible: int = 0
     rejected: RejectionTally = field(default_factory=RejectionTally)
@@ -112,8 +125,16 @@ class _Subject:
     def of_recipe(self) -> bool:
         return self.window is not None and bool(self.window.recipe)
 
-    def add(self, row: GameRow, quality: QualitySettings) -> None:
-        if self.window is None:
+    def count(self, row: NarrowRow, rejection: Rejection | None) -> None:
+        if rejection is None:
+            self.agents.add(row.agent_id)
+            self.eligible += 1
+        else:
+            self.rejected.add(rejection)
+
+    def reject_all(self) -> None:
+        """Reject the rows of an id that names no window."""
+        for row in self.rows:
             self.rejected.add(
                 Rejection(
                     trajectory_id=row.trajectory_id,
@@ -121,19 +142,14 @@ class _Subject:
                     detail=self.problem,
                 )
             )
-            return
-        verdict = check_row(row, self.window, quality)
-        if isinstance(verdict, Rejection):
-            self.rejected.add(verdict)
-        else:
-            self.agents.add(row.agent_id)
-            self.eligible += 1
 
     def report(self, counts: WindowCounts, windows: WindowSettings, clock: Clock) -> WindowReport:
         row, window = self.row, self.window
         state, unsettled = WindowState.OPEN, self.problem
         if window is not None:
             state, unsettled = settling(window, clock, windows.grace_s)
+        if self.awaited and not unsettled:
+            state, unsettled = WindowState.CLOSING, self.awaited
         if row is not None and row.state != WindowState.READY:
             state = row.state
         agents, eligible, rejections = len(self.agents), self.eligible, self.rejected.reasons()
@@ -162,6 +178,8 @@ class _Subject:
             rejections=tuple(rejections),
             trained=counts.trained,
             late=counts.late,
+            outcomes=row.metrics.get("market_outcomes") if row else None,
+            alarms=self.alarms,
             attempts=row.attempts if row else 0,
             retry_at=row.retry_at if row else None,
             resting=bool(self._rest(clock)),
@@ -201,24 +219,48 @@ class _Subject:
         row = self.row
         if agents < min_agents:
             yield f"{agents} eligible agents, minimum is {min_agents}"
-        elif row is None or row.state != WindowState.SKIPPED:
             return
-        elif self.eligible == row.metrics.get("eligible"):
+        if row is None or row.state != WindowState.SKIPPED:
+            return
+        # The judge refuses some of the rows that pass the checks.
+        refused = row.metrics.get("judge_rejected", 0)
+        if self.eligible == row.metrics.get("eligible", -1) + refused:
             yield f"{row.reason}; nothing was played since (train --window tries it again)"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Page:
+    """A part of the windows: ``only`` one, or the newest ``limit`` of those before an id."""
+
+    limit: int | None = None
+    before: str | None = None
+    only: str | None = None
+
+    def of(self, subjects: list[_Subject]) -> list[_Subject]:
+        if self.only is not None:
+            return [subject for subject in subjects if subject.window_id == self.only]
+        if self.before is not None:
+            subjects = [subject for subject in subjects if subject.window_id < self.before]
+        return subjects if self.limit is None else subjects[-self.limit :]
 
 
 async def window_reports(
     store: Store,
     windows: WindowSettings,
-    quality: QualitySettings,
+    checked: CheckedRows,
     *,
     since: datetime | None = None,
     until: datetime | None = None,
     clock: Clock | None = None,
+    page: Page | None = None,
 ) -> list[WindowReport]:
     """Return a report of every window with rows or a state, oldest first.
 
     A range ``[since, until)`` of starts limits them, but half-finished windows are always included.
+    Only the rows of the windows that are left are checked.
+
+    Args:
+        page: the part of these windows to report on.
     """
     require_game_tables(store)
     clock = clock or await read_clock(store)
@@ -226,21 +268,12 @@ async def window_reports(
     first = window_at(since, minutes) if since else None
     start = first.start if first else None
     end = window_at(until - _INSTANT, minutes).end if until else None
-    await note_late(store, minutes, start, end)
-    subjects = {
-        row.window_id: _subject(row.window_id, row, minutes) for row in await list_windows(store)
-    }
+    subjects = {row.window_id: _stored_subject(row, minutes) for row in await list_windows(store)}
     # The counts of a finished window come from its run, so its rows are not read and checked again.
-    finished = [subject.window_id for subject in subjects.values() if subject.finished]
-    async for row in _untrained(store, start, end, finished):
-        window_id = _window_of(row, minutes)
-        if window_id not in subjects:
-            subjects[window_id] = _subject(window_id, None, minutes)
-        if not subjects[window_id].finished:
-            subjects[window_id].add(row, quality)
-    counts = await count_windows(store, first.id if first else "")
-    return [
-        subjects[window_id].report(counts.get(window_id, WindowCounts()), windows, clock)
+    async for row in _untrained(store, start, end):
+        _subject_of(row, subjects, minutes).rows.append(row)
+    shown = [
+        subjects[window_id]
         for window_id in sorted(subjects)
         if (
             (first is None or window_id >= first.id)
@@ -248,34 +281,79 @@ async def window_reports(
         )
         or _is_half_finished(subjects[window_id])
     ]
+    shown = page.of(shown) if page else shown
+    await _check(store, shown, checked)
+    for subject in shown:
+        if subject.window is not None and not (subject.finished or subject.of_recipe):
+            subject.awaited = await awaits_outcomes(
+                store, subject.window, clock.now, windows.outcomes_wait_s
+            )
+    oldest = min((one.window_id for one in shown), default="")
+    for window_id, alarms in (await alarms_since(store, oldest)).items():
+        if window_id in subjects:
+            subjects[window_id].alarms = tuple(alarm.reason for alarm in alarms)
+    counts = await count_windows(store, oldest)
+    missed_by_window = Counter(row.window_id for row in await missed_rows(store, start, end))
+    for window_id, missed in missed_by_window.items():
+        counts.setdefault(window_id, WindowCounts()).late += missed
+    return [
+        subject.report(counts.get(subject.window_id, WindowCounts()), windows, clock)
+        for subject in shown
+    ]
+
+
+async def _check(store: Store, subjects: list[_Subject], checked: CheckedRows) -> None:
+    by_id: dict[str, _Subject] = {}
+    work: list[tuple[NarrowRow, Window]] = []
+    for subject in subjects:
+        if subject.window is None:
+            subject.reject_all()
+            continue
+        work += [(row, subject.window) for row in subject.rows]
+        by_id |= dict.fromkeys((row.trajectory_id for row in subject.rows), subject)
+    async for row, rejection in checked.check(store, work):
+        by_id[row.trajectory_id].count(row, rejection)
 
 
 def _is_half_finished(subject: _Subject) -> bool:
     return subject.row is not None and subject.row.state == WindowState.TRAINED
 
 
-def _window_of(row: GameRow, minutes: int) -> str:
-    """Return the row's window as ``collect`` does: an empty id is an id, but of no window."""
-    if row.window_id is not None:
-        return row.window_id
-    return window_at(row.start, minutes).id if row.start else "no date"
+def _subject_of(row: NarrowRow, subjects: dict[str, _Subject], minutes: int) -> _Subject:
+    """Return the subject of the window in which the row started.
+
+    Where a window of another length was finished under the same id, the rows behind its end stay in
+    windows of that length: a new one cannot be claimed under an id that is done.
+    """
+    if row.start is None:
+        return subjects.setdefault(NO_DATE, _Subject(NO_DATE, None, problem=_UNDATED))
+    window = window_at(row.start, minutes)
+    held = subjects.get(window.id)
+    if held is not None and held.window is not None and not held.window.contains(row.start):
+        window = window_at(row.start, held.window.minutes)
+    return subjects.setdefault(window.id, _Subject(window.id, None, window))
 
 
-def _subject(window_id: str, row: WindowRow | None, minutes: int) -> _Subject:
-    subject = _Subject(window_id, row)
-    try:
-        if row is None and "+" in window_id:  # the game's ids have no recipe
-            raise WindowError(f"window id {window_id!r} is not YYYY-MM-DDTHH:MM (UTC)")
-        subject.window = parse_window_id(window_id, row.minutes if row else minutes)
-    except WindowError as error:
-        subject.problem = str(error)
-    return subject
+def _stored_subject(row: WindowRow, minutes: int) -> _Subject:
+    """Return the subject of a stored window.
+
+    A window that is finished or in work keeps its length. Any other one has the present length when
+    it is claimed again, if a window of that length starts there.
+    """
+    window = parse_window_id(row.window_id, row.minutes)
+    if row.state not in FINISHED and not row.leased and not window.recipe:
+        today = window_at(window.start, minutes)
+        window = today if today.start == window.start else window
+    return _Subject(row.window_id, row, window)
 
 
 async def _untrained(
-    store: Store, since: datetime | None, until: datetime | None, finished: list[str]
-) -> AsyncIterator[GameRow]:
-    async with store.pool.acquire() as connection, connection.transaction(readonly=True):
-        arguments = (since, until, finished)
-        async for record in connection.cursor(_ROWS, *arguments, prefetch=_ROWS_AT_A_TIME):
-            yield GameRow(**record)
+    store: Store, since: datetime | None, until: datetime | None
+) -> AsyncIterator[NarrowRow]:
+    arguments = (since, until, await finished_play(store))
+    async with store.game.acquire() as connection, connection.transaction(readonly=True):
+        async for rows in in_batches(connection, _ROWS, *arguments, size=_ROWS_AT_A_TIME):
+            free = await free_for_training(store, [row["trajectory_id"] for row in rows])
+            for row in rows:
+                if row["trajectory_id"] in free:
+                    yield NarrowRow(**row)

@@ -7,7 +7,6 @@ can no longer commit.
 """
 
 import asyncio
-import json
 import logging
 import re
 import shutil
@@ -22,9 +21,11 @@ from babylon.core.failpoints import failpoint
 from babylon.core.home import Home
 from babylon.core.settings import Settings
 from babylon.core.windows import IN_WORK, WindowState
+from babylon.policies.checkpoint_files import adapter_base
+from babylon.stages.in_use import kept
+from babylon.store.backup_lock import backup_lock
 from babylon.store.checkpoints_in_use import (
     Held,
-    Holdings,
     WorkedWindow,
     checkpoints,
     holding,
@@ -33,8 +34,6 @@ from babylon.store.checkpoints_in_use import (
 )
 from babylon.store.connection import Store
 from babylon.store.experiments import forget_arms
-from babylon.store.lineage import staleness
-from babylon.store.routes import champions
 
 log = logging.getLogger(__name__)
 UNFINISHED_S = 3600.0  # an artifact in progress is written to far more often
@@ -52,57 +51,44 @@ async def retire_checkpoints(store: Store, settings: Settings) -> tuple[int, ...
     A directory that cannot be deleted is logged and tried again after the next window.
     """
     failpoint("retire.before")
+    async with backup_lock(store, retention=True) as free:
+        if not free:
+            log.info("a backup runs: nothing is removed before the next window")
+            return ()
+        return await _retire(
+            store,
+            settings.home,
+            number=settings.deployment.keep_checkpoints,
+            max_staleness=settings.training.max_staleness,
+            lookback_hours=settings.windows.lookback_hours,
+        )
+
+
+async def _retire(
+    store: Store, home: Home, *, number: int, max_staleness: int, lookback_hours: int
+) -> tuple[int, ...]:
     async with holding(store) as (connection, holdings):
         bases = await asyncio.to_thread(adapter_bases, holdings.policies)
         keep = kept(
             holdings,
             bases,
-            number=settings.deployment.keep_checkpoints,
-            max_staleness=settings.training.max_staleness,
+            number=number,
+            max_staleness=max_staleness,
         )
         gone = tuple(
             held.policy_version
             for held in holdings.policies
             if not held.removed
             and held.policy_version not in keep
-            and is_ours(settings.home, directory_of(held.uri))
+            and is_ours(home, Path(held.uri))
         )
         await mark_removed(connection, gone)
     failpoint("retire.marked")
-    await sweep(store, settings.home, settings.windows.lookback_hours)
-    await forget_arms(store, timedelta(hours=settings.windows.lookback_hours))
-    for place in (settings.home.artifacts, settings.home.datasets):
+    await sweep(store, home, lookback_hours)
+    await forget_arms(store, timedelta(hours=lookback_hours))
+    for place in (home.artifacts, home.datasets):
         await asyncio.to_thread(remove_unfinished, place, UNFINISHED_S)
     return gone
-
-
-def kept(
-    holdings: Holdings, bases: Mapping[int, str], *, number: int, max_staleness: int
-) -> frozenset[int]:
-    """Return the policies whose checkpoints stay.
-
-    These are: policies that serve or are proposed; the last ``number`` champions, for a rollback;
-    the ``number`` newest and the ``number`` best by P&L of their verdict; base models; policies of
-    windows in work; policies that served in either arm and are not too stale, because recorded
-    calls may still need them; and the bases of kept adapters.
-
-    Args:
-        bases: version of an adapter → directory of its base model.
-    """
-    present = [held for held in holdings.policies if not held.removed]
-    parents = {held.policy_version: held.parent_version for held in holdings.policies}
-    reigns = champions(holdings.routed)
-    keep = {held.policy_version for held in present if held.kind == "base"}
-    keep |= set(reigns[-1 - number :]) | holdings.in_use
-    keep |= {held.policy_version for held in present[-number:]}
-    judged = [(held.pnl, held.policy_version) for held in present if held.pnl is not None]
-    keep |= {version for _, version in sorted(judged)[-number:]}
-    if reigns:
-        ages = staleness(parents, reigns[-1])
-        served = holdings.challenged.union(holdings.routed)
-        keep |= {v for v in served if ages.get(v, max_staleness + 1) <= max_staleness}
-    needed = {bases[version] for version in keep if version in bases}
-    return frozenset(keep | {held.policy_version for held in present if held.uri in needed})
 
 
 def adapter_bases(policies: Iterable[Held]) -> dict[int, str]:
@@ -113,21 +99,18 @@ def adapter_bases(policies: Iterable[Held]) -> dict[int, str]:
     """
     bases = {}
     for held in policies:
-        config = directory_of(held.uri) / "adapter_config.json"
-        if held.removed or not config.exists():
+        if held.removed:
             continue
         try:
-            bases[held.policy_version] = json.loads(config.read_text())["base_model_name_or_path"]
-        except (ValueError, KeyError) as error:
+            base = adapter_base(held.uri)
+        except ModelError as error:
             raise ModelError(
-                f"no checkpoint was removed: {config} of policy {held.policy_version} does not name"
-                f" its base model ({error!r}): restore the file, or delete that directory"
+                f"no checkpoint was removed, policy {held.policy_version}: {error}: restore the"
+                " file, or delete that directory"
             ) from error
+        if base is not None:
+            bases[held.policy_version] = base
     return bases
-
-
-def directory_of(uri: str) -> Path:
-    return Path(uri.removeprefix("file://"))
 
 
 def is_ours(home: Home, directory: Path) -> bool:
@@ -144,7 +127,7 @@ async def sweep(store: Store, home: Home, lookback_hours: float) -> None:
     """
     found = await asyncio.to_thread(_listed, home)
     windows = await worked_windows(store)
-    removed = {directory_of(uri): gone for uri, gone in (await checkpoints(store)).items()}
+    removed = {Path(uri): gone for uri, gone in (await checkpoints(store)).items()}
     held = {path.name for path, gone in removed.items() if not gone}
     oldest = datetime.now(UTC) - timedelta(hours=lookback_hours)
     for path in found:

@@ -7,25 +7,30 @@ from statistics import fmean
 import polars as pl
 
 from babylon.core.artifacts import rewrite_artifact
-from babylon.core.errors import ConfigError
+from babylon.core.errors import ConfigError, WindowNotReadyError
 from babylon.core.failpoints import failpoint
 from babylon.core.settings import Settings
 from babylon.core.trajectories import Trajectory, read_trajectories
 from babylon.core.types import Scored, Thinned
 from babylon.scoring.scorer import Score, ScoringContext, load_scorer, score
 from babylon.stages.fingerprint import scoring_fingerprint
+from babylon.stages.validate import count_reasons, too_few_agents
 from babylon.store import Store
 from babylon.store import scores as stored
 from babylon.store.connection import guarded
 from babylon.store.judgments import write_to_game
+from babylon.store.rejections import Rejection
 
 
 async def score_window(store: Store, settings: Settings, thinned: Thinned) -> Scored:
     """Score the window's trajectories with ``settings.scoring.scorer``.
 
+    Trajectories that the scorer rejects are left out and stored with their reasons.
+
     Raises:
         ConfigError: the scorer does not exist, or lacks a setting.
         ScoringError: the scorer failed; nothing was stored.
+        WindowNotReadyError: the scorer rejected too many trajectories; the rejections are stored.
         BudgetSpentError: the judge's budget is spent; a later run tries again.
     """
     # Checked before scoring, because a judge costs money and the write comes last.
@@ -35,7 +40,7 @@ async def score_window(store: Store, settings: Settings, thinned: Thinned) -> Sc
             " written: unset it; babylon.scores and babylon.judgments hold the same"
         )
     scorer = load_scorer(settings.scoring.scorer)
-    trajectories = await asyncio.to_thread(read_trajectories, thinned.artifact)
+    trajectories = await asyncio.to_thread(read_trajectories, settings.home, thinned.artifact)
     context = ScoringContext(
         window_id=thinned.claim.window_id,
         settings=settings,
@@ -43,20 +48,25 @@ async def score_window(store: Store, settings: Settings, thinned: Thinned) -> Sc
         artifact=thinned.artifact,
     )
     scores = await score(settings.scoring.scorer, scorer, trajectories, context)
-    values = {
-        trajectory.trajectory_id: given.value
-        for trajectory, given in zip(trajectories, scores, strict=True)
-    }
+    rejections = [given for given in scores if isinstance(given, Rejection)]
+    agents = {t.agent_id for t, s in zip(trajectories, scores, strict=True) if isinstance(s, Score)}
+    minimum = settings.windows.min_agents
+    rows = _rows(settings.scoring.scorer, trajectories, scores)
+    await stored.replace_scores(store, thinned.claim, rows, rejections)
+    if rejections and len(agents) < minimum:
+        window_id, rejected = thinned.claim.window_id, count_reasons(rejections)
+        raise WindowNotReadyError(too_few_agents(window_id, len(agents), minimum, rejected))
+    values = {row.trajectory_id: row.score for row in rows}
     column = pl.col("trajectory_id").replace_strict(values, return_dtype=pl.Float64)
     artifact = await asyncio.to_thread(
         rewrite_artifact,
+        settings.home,
         thinned.artifact,
-        settings.home.artifacts,
-        lambda frame: frame.with_columns(score=column),
+        lambda frame: frame.filter(pl.col("trajectory_id").is_in(list(values))).with_columns(
+            score=column
+        ),
         stage="scored",
     )
-    rows = _rows(settings.scoring.scorer, trajectories, scores)
-    await stored.replace_scores(store, thinned.claim, rows)
     if thinned.saved_judge_tokens:
         context.metrics["saved_tokens"] = thinned.saved_judge_tokens
     if settings.scoring.write_back:
@@ -68,18 +78,19 @@ async def score_window(store: Store, settings: Settings, thinned: Thinned) -> Sc
     return Scored(
         claim=thinned.claim,
         artifact=artifact,
-        eligible=thinned.artifact.rows + thinned.dropped,
-        agents=thinned.agents,
+        eligible=len(rows) + thinned.dropped,
+        agents=len(agents),
         scorer=settings.scoring.scorer,
         avg_reward=fmean(values.values()),
         metrics=context.metrics,
         held_out=thinned.held_out,
+        outcomes=thinned.outcomes,
         fingerprint=scoring_fingerprint(settings),
     )
 
 
 def _rows(
-    scorer: str, trajectories: Sequence[Trajectory], scores: Sequence[Score]
+    scorer: str, trajectories: Sequence[Trajectory], scores: Sequence[Score | Rejection]
 ) -> list[stored.StoredScore]:
     return [
         stored.StoredScore(
@@ -93,4 +104,5 @@ def _rows(
             seen=given.seen,
         )
         for trajectory, given in zip(trajectories, scores, strict=True)
+        if isinstance(given, Score)
     ]

@@ -1,6 +1,7 @@
 """Stage ``train``: one update of the champion, committed as the next policy version."""
 
 import asyncio
+import os
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
@@ -19,7 +20,8 @@ from babylon.store.policies import (
     commit_policy,
     ensure_base,
     list_policies,
-    policy_of_batch,
+    next_batch,
+    policy_of_window,
 )
 from babylon.training.backends.registry import updater
 from babylon.training.backends.train_input import Progress, TrainInput
@@ -39,12 +41,13 @@ async def train_window(
         WindowNotReadyError: in no group of the window do the scores differ.
         TrainingError: the update diverged.
         AlreadyTrainedError, FencedError: another worker trained the window; nothing was changed.
+        SupersededError: another policy leads since the update began; nothing was changed.
     """
     claim = scored.claim
-    if committed := await policy_of_batch(store, batch_of(claim.window_id)):
-        return trained_from(claim, committed)  # the answer to an earlier commit was lost
+    if committed := await policy_of_window(store, claim.window_id):
+        return trained_from(store, claim, committed)  # the answer to an earlier commit was lost
     parent = await ensure_champion(store, settings.home, settings.model, settings.seed)
-    rows = await asyncio.to_thread(training_rows, scored.artifact)
+    rows = await asyncio.to_thread(training_rows, settings.home, scored.artifact)
     work = TrainInput(
         store=store,
         settings=settings,
@@ -61,7 +64,7 @@ async def train_window(
     trainer = await asyncio.to_thread(updater, settings.training.trainer)
     update = await trainer(work)
     metrics = update_metrics(update, scored)
-    batch_id = batch_of(claim.window_id)
+    batch_id = await next_batch(store, claim.window_id)
     version = await commit_policy(
         store,
         claim,
@@ -79,7 +82,7 @@ async def train_window(
         batch_id=batch_id,
         policy_version=version,
         parent_version=parent.policy_version,
-        checkpoint_uri=str(work.target),
+        checkpoint_uri=settings.home.reference(work.target),
         metrics=metrics,
     )
 
@@ -101,7 +104,7 @@ async def _behaviours(store: Store, rows: Sequence[TrainingRow]) -> Mapping[int,
     return await checkpoint_uris(store, unlogged, removed=False)
 
 
-def trained_from(claim: Claim, policy: Policy) -> Trained:
+def trained_from(store: Store, claim: Claim, policy: Policy) -> Trained:
     """Return the manifest of a committed policy, under the present claim."""
     assert policy.batch_id is not None and policy.parent_version is not None  # not the base model
     return Trained(
@@ -109,14 +112,9 @@ def trained_from(claim: Claim, policy: Policy) -> Trained:
         batch_id=policy.batch_id,
         policy_version=policy.policy_version,
         parent_version=policy.parent_version,
-        checkpoint_uri=policy.uri,
+        checkpoint_uri=store.home.reference(policy.uri),
         metrics=policy.metrics,
     )
-
-
-def batch_of(window_id: str) -> str:
-    """Return the batch id of a window: a window is one batch."""
-    return f"window-{window_id}"
 
 
 def checkpoint_directory(home: Home, claim: Claim) -> Path:
@@ -144,13 +142,22 @@ async def ensure_champion(
         await ensure_base(
             store,
             uri=base,
-            base_model=model.base or Path(base).name,
+            base_model=_named(home, model) or Path(base).name,
             digest=await asyncio.to_thread(checkpoint_digest, base),
         )
     policy, _ = await champion(store)
-    if model.base and policy.base_model != model.base:
+    if model.base and policy.base_model not in (model.base, _named(home, model)):
         raise ConfigError(
             f"BASE_MODEL is {model.base!r}, but the policies here descend from"
             f" {policy.base_model!r}: use another BABYLON_HOME, or unset BASE_MODEL"
         )
     return policy
+
+
+def _named(home: Home, model: ModelSettings) -> str | None:
+    """Return BASE_MODEL. A directory inside the home keeps its name when the home moves."""
+    if model.base is None or not Path(model.base).is_dir():
+        return model.base
+    absolute = os.path.abspath(model.base)
+    reference = home.reference(absolute)
+    return model.base if reference == absolute else reference

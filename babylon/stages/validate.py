@@ -5,6 +5,7 @@ of its own, ``knowledge_json``, which only a judge reads.
 """
 
 import asyncio
+import logging
 from collections import Counter
 from collections.abc import Iterable
 
@@ -20,9 +21,13 @@ from babylon.core.trajectories import TRAJECTORY_SCHEMA, trajectory_row
 from babylon.core.types import Artifact, Collected, Validated
 from babylon.core.windows import Window, parse_window_id
 from babylon.quality.decode import garbage_collection_paused
+from babylon.quality.health import HISTORY, PlayTally, find_alarms
 from babylon.quality.row_checks import Accepted, check_row
 from babylon.store import Store
 from babylon.store.rejections import Rejection, replace_rejections
+from babylon.store.window_health import WindowHealth, figures_before, store_health
+
+log = logging.getLogger(__name__)
 
 
 async def validate_window(store: Store, settings: Settings, collected: Collected) -> Validated:
@@ -32,28 +37,33 @@ async def validate_window(store: Store, settings: Settings, collected: Collected
         WindowNotReadyError: too few agents are left; the rejections are stored anyway.
     """
     window = parse_window_id(collected.claim.window_id, settings.windows.minutes)
-    artifact, agents, rejections = await asyncio.to_thread(
+    artifact, tally, rejections = await asyncio.to_thread(
         check_artifact, collected.artifact, window, settings.home, settings.quality
     )
     await replace_rejections(store, collected.claim, rejections)
+    if not window.recipe:
+        await _measure(store, collected, window, tally)
+    agents = tally.eligible_agents
     rejected = count_reasons(rejections)
     if len(agents) < (minimum := settings.windows.min_agents):
         raise WindowNotReadyError(too_few_agents(window.key, len(agents), minimum, rejected))
     return Validated(
-        claim=collected.claim, artifact=artifact, agents=len(agents), rejected=rejected
+        claim=collected.claim,
+        artifact=artifact,
+        agents=len(agents),
+        rejected=rejected,
+        outcomes=collected.outcomes,
     )
 
 
 def check_artifact(
     raw: Artifact, window: Window, home: Home, quality: QualitySettings
-) -> tuple[Artifact, set[str], list[Rejection]]:
-    """Return the accepted rows as an artifact, their agents, and the rejections. Blocking."""
-    agents: set[str] = set()
+) -> tuple[Artifact, PlayTally, list[Rejection]]:
+    """Return the accepted rows as an artifact, a tally, and the rejections. Blocking."""
+    tally = PlayTally()
     rejections: list[Rejection] = []
-    with ArtifactWriter(
-        home.artifacts, TRAJECTORY_SCHEMA, stage="validated", window_id=window.key
-    ) as writer:
-        for batch in iter_batches(raw, list(GAME_SCHEMA)):
+    with ArtifactWriter(home, TRAJECTORY_SCHEMA, stage="validated", window_id=window.key) as writer:
+        for batch in iter_batches(home, raw, list(GAME_SCHEMA)):
             sound, accepted = [], []
             with garbage_collection_paused():
                 collected = batch.to_pydict()
@@ -63,14 +73,27 @@ def check_artifact(
                     sound.append(isinstance(verdict, Accepted))
                     if isinstance(verdict, Rejection):
                         rejections.append(verdict)
+                        tally.reject(row)
                     else:
-                        agents.add(row.agent_id)
+                        tally.accept(verdict.trajectory)
                         accepted.append(_row(row, verdict))
             columns: Columns = {name: [row[name] for row in accepted] for name in TRAJECTORY_SCHEMA}
             # copied in Arrow, without a detour through Python strings
             columns["game_json"] = batch.column("steps_json").filter(pa.array(sound, pa.bool_()))
             writer.write(columns)
-    return writer.artifact, agents, rejections
+    return writer.artifact, tally, rejections
+
+
+async def _measure(store: Store, collected: Collected, window: Window, tally: PlayTally) -> None:
+    """Store the health of the window's data beside that of the last windows; log its alarms."""
+    figures = tally.figures(collected.outcomes)
+    alarms = find_alarms(figures, await figures_before(store, window, HISTORY))
+    health = WindowHealth(
+        window_id=window.id, minutes=window.minutes, figures=figures, alarms=tuple(alarms)
+    )
+    await store_health(store, collected.claim, health)
+    for alarm in alarms:
+        log.warning("window %s: %s", window.id, alarm.reason)
 
 
 def count_reasons(rejections: Iterable[Rejection]) -> dict[str, int]:

@@ -91,7 +91,7 @@ async def _met(
     )
     match = await compare(
         await asyncio.to_thread(checkpoint_player, serving.uri, seed),
-        await asyncio.to_thread(checkpoint_player, trained.checkpoint_uri, seed),
+        await asyncio.to_thread(checkpoint_player, home.resolve(trained.checkpoint_uri), seed),
         worlds,
         progress,
     )
@@ -137,7 +137,7 @@ def _reported(home: Home, verdict: Verdict, match: Match, worlds: Sequence[Scena
     verdict = replace(
         verdict,
         yardsticks={name: result.mean_pnl.mean for name, result in scripted.items()},
-        report=str(directory),
+        report=home.reference(directory),
     )
     results = {
         "champion": result_of(match.champion),
@@ -151,14 +151,17 @@ def _reported(home: Home, verdict: Verdict, match: Match, worlds: Sequence[Scena
 async def _earlier_verdict(store: Store, trained: Trained, serving: Policy) -> Verdict | None:
     """Return the verdict of an earlier run, if it still holds.
 
-    It holds if its policy or a descendant serves, or if the champion that it is about still does.
-    If the policy was deployed and taken back since, the verdict becomes a rejection.
+    A rejection is final. A promotion holds if its policy or a descendant serves, or if the champion
+    that it is about still does. If the policy was deployed and taken back since, the verdict
+    becomes a rejection.
     """
     stored = (await get_policy(store, trained.policy_version)).verdict
     if stored is None:
         return None
     verdict = replace(msgspec.convert(stored, Verdict), claim=trained.claim)
     routes, version = await all_routes(store), trained.policy_version
+    if not verdict.promote:
+        return verdict
     if version in routes[0].versions or await descends(store, serving.policy_version, version):
         return verdict
     if (route := taken_back(routes, version)) and route.author != RESTORER:

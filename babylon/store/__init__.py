@@ -6,6 +6,14 @@ from babylon.store.connection import (
     database_status,
     open_store,
     require_game_tables,
+    require_recordable,
 )
 
-__all__ = ["DatabaseStatus", "Store", "database_status", "open_store", "require_game_tables"]
+__all__ = [
+    "DatabaseStatus",
+    "Store",
+    "database_status",
+    "open_store",
+    "require_game_tables",
+    "require_recordable",
+]

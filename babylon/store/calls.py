@@ -17,6 +17,7 @@ import msgspec
 
 from babylon.core.errors import ServingError
 from babylon.store.connection import Store
+from babylon.store.copy_text import copy_text
 from babylon.store.gateways import live_gateways
 from babylon.store.routes import CHANNEL
 
@@ -30,7 +31,8 @@ class RecordedCall:
 
     ``logprobs`` ``[T]``: natural logarithms of the distribution that was sampled from (after
     temperature), one for each of the T completion tokens. ``messages`` and ``parameters`` (the
-    request's other fields) are JSON.
+    request's other fields) are JSON. ``answer``: the answer's message as JSON if it holds more than
+    its text ``response``, such as tool calls or reasoning.
     """
 
     call_id: str
@@ -57,6 +59,13 @@ class RecordedCall:
     arm: str = "champion"
     key_id: str | None = None
     parameters: str = "{}"
+    answer: str | None = None
+
+    @property
+    def has_tokens(self) -> bool:
+        """True if prompt and answer are known token by token, with a logprob for each sampled."""
+        sampled = len(self.completion_token_ids)
+        return bool(self.prompt_token_ids) and 0 < sampled == len(self.logprobs)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -70,11 +79,11 @@ class RecordingGap:
     reason: str
 
 
-_NAMES = [field.name for field in fields(RecordedCall)]
-_row = attrgetter(*_NAMES)  # dataclasses.astuple would copy every list, number by number
+CALL_COLUMNS = [field.name for field in fields(RecordedCall)]
+_row = attrgetter(*CALL_COLUMNS)  # dataclasses.astuple would copy every list, number by number
 _INSERT = (
-    f"INSERT INTO babylon.calls ({', '.join(_NAMES)})"
-    f" VALUES ({', '.join(f'${i + 1}' for i in range(len(_NAMES)))}) ON CONFLICT DO NOTHING"
+    f"INSERT INTO babylon.calls ({', '.join(CALL_COLUMNS)})"
+    f" VALUES ({', '.join(f'${i + 1}' for i in range(len(CALL_COLUMNS)))}) ON CONFLICT DO NOTHING"
 )
 
 
@@ -90,7 +99,7 @@ async def copy_calls(store: Store, calls: Sequence[RecordedCall]) -> None:
     """
     try:
         await store.pool.copy_to_table(
-            "calls", schema_name="babylon", columns=_NAMES, source=_lines(calls)
+            "calls", schema_name="babylon", columns=CALL_COLUMNS, source=_lines(calls)
         )
     except asyncpg.UniqueViolationError:
         await insert_calls(store, calls)
@@ -142,11 +151,6 @@ def _line(call: RecordedCall) -> bytes:
     return ("\t".join([_FORMATS[type(value)](value) for value in _row(call)]) + "\n").encode()
 
 
-def _text(value: str) -> str:  # str.translate takes three times as long
-    value = value.replace("\\", r"\\").replace("\t", r"\t")
-    return value.replace("\n", r"\n").replace("\r", r"\r")
-
-
 def _array(value: list[float]) -> str:
     listed = msgspec.json.encode(value).decode()
     if "null" in listed:  # JSON writes NaN and infinity as null; Python writes nan and inf
@@ -155,7 +159,7 @@ def _array(value: list[float]) -> str:
 
 
 _FORMATS: dict[type, Callable[[Any], str]] = {
-    str: _text,
+    str: copy_text,
     list: _array,
     int: repr,
     float: repr,

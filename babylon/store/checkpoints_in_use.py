@@ -10,7 +10,7 @@ from datetime import datetime
 
 from babylon.core.windows import WindowState
 from babylon.store.connection import Connection, Store
-from babylon.store.routes import lock_routes
+from babylon.store.policies import lock_routes
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -62,7 +62,9 @@ async def holding(store: Store) -> AsyncIterator[tuple[Connection, Holdings]]:
         yield (
             connection,
             Holdings(
-                policies=tuple(Held(**row) for row in policies),
+                policies=tuple(
+                    Held(**{**row, "uri": store.home.resolve(row["uri"])}) for row in policies
+                ),
                 routed=tuple(row["policy_version"] for row in routed),
                 challenged=frozenset(challengers),
                 in_use=frozenset(row["policy_version"] for row in in_use),
@@ -78,9 +80,9 @@ async def mark_removed(connection: Connection, versions: Sequence[int]) -> None:
 
 
 async def checkpoints(store: Store) -> dict[str, bool]:
-    """Return each policy's URI → True if its checkpoint was removed."""
+    """Return each policy's directory → True if its checkpoint was removed."""
     rows = await store.pool.fetch("SELECT uri, removed_at IS NOT NULL FROM babylon.policies")
-    return {uri: removed for uri, removed in rows}
+    return {store.home.resolve(uri): removed for uri, removed in rows}
 
 
 async def worked_windows(store: Store) -> dict[str, WorkedWindow]:

@@ -3,36 +3,31 @@
 Windows close and leases end by the database's clock, because all workers share it.
 """
 
-import asyncio
 from collections.abc import AsyncIterator, Iterator
 from contextlib import asynccontextmanager, contextmanager
-from dataclasses import dataclass
-from typing import Any, TypeAlias
+from dataclasses import dataclass, replace
 
 import asyncpg
-import msgspec
-from asyncpg.pool import PoolConnectionProxy
 
 from babylon.core.errors import DatabaseError, FencedError
 from babylon.core.home import Home
 from babylon.core.settings import DatabaseSettings, Settings
 from babylon.core.types import Claim
 from babylon.core.windows import Clock
+from babylon.store.address import Address, parse_url
+from babylon.store.game_tables import game_problem, is_same_database, tables_present
 from babylon.store.migrate import HEAD, check_not_newer, current_revision
 from babylon.store.migrate import migrate as run_migrations
-from babylon.store.server import connect_arguments, database_url, place
+from babylon.store.server import database_url
+from babylon.store.session import Connection as Connection
+from babylon.store.session import Pool as Pool
+from babylon.store.session import first_session, open_pool
+from babylon.store.session import one_line as one_line
 
-# Quoted, because asyncpg's classes are generic in its stubs only.
-Pool: TypeAlias = "asyncpg.Pool[asyncpg.Record]"
-Connection: TypeAlias = "PoolConnectionProxy[asyncpg.Record]"
-
-GAME_TABLES = ("trajectories", "llm_call_logs", "market_outcomes")
-MAX_CONNECTIONS = 10
-CLOSE_S = 10.0
-HALTED_S = 60.0  # a worker that halts inside a write loses its locks after this time
+HALTED_S = 30.0  # a worker that halts inside a write loses its locks after this time
 UNREACHABLE = (
     DatabaseError,
-    OSError,
+    OSError,  # with TimeoutError
     asyncpg.PostgresError,
     asyncpg.InterfaceError,
     asyncpg.InternalClientError,  # the connection broke in the middle of a query
@@ -44,6 +39,7 @@ _OPERATOR = (
     asyncpg.InsufficientResourcesError,
     asyncpg.OperatorInterventionError,
     asyncpg.ReadOnlySQLTransactionError,
+    asyncpg.SerializationError,  # a replica cancels reads that hold up its replay
 )
 
 
@@ -51,13 +47,20 @@ _OPERATOR = (
 class Store:
     """An open, migrated database. ``jsonb`` columns read and write as Python values.
 
+    ``game``: the pool for reads of the game's tables: ``pool``, or a replica, or another database.
     ``game_tables_ours``: our migrations made the game's tables, so we may write to all of them.
-    ``has_game_tables``: the tables of ``GAME_TABLES`` exist, ours or the game's.
+    ``has_game_tables``: the game's tables exist, ours or the game's. ``game_problem`` says what
+    they lack to be read. ``records``: what is written to the game's tables is what ``game`` reads.
+    ``home``: the place of the files that rows refer to.
     """
 
+    home: Home
     pool: Pool
+    game: Pool
     game_tables_ours: bool
     has_game_tables: bool
+    game_problem: str
+    records: bool
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -69,6 +72,7 @@ class DatabaseStatus:
     head: str
     game_tables_ours: bool | None
     has_game_tables: bool
+    pooled: bool
 
 
 @asynccontextmanager
@@ -78,46 +82,65 @@ async def open_store(settings: Settings, *, migrate: bool = False) -> AsyncItera
     Raises:
         DatabaseError: the database is down, refuses the connection, or is not migrated.
     """
-    async with _open_pool(settings.database, settings.home) as (pool, arguments):
-        async with pool.acquire() as connection:
-            revision = await current_revision(connection)
-        check_not_newer(revision)
-        if revision != HEAD:
+    async with database_url(settings.database, settings.home) as url:
+        address, status = await _look(parse_url(url))
+        check_not_newer(status.revision)
+        if status.revision != HEAD:
             if not migrate and settings.database.url is not None:
                 raise DatabaseError(
-                    f"the database {place(arguments['dsn'])} is at version {revision or 'none'},"
+                    f"the database {address.place} is at version {status.revision or 'none'},"
                     f" not {HEAD}: run `babylon db migrate`"
                 )
-            await run_migrations(arguments)
-        async with pool.acquire() as connection:
-            ours, present = await _game_tables(connection)
-        yield Store(pool=pool, game_tables_ours=bool(ours), has_game_tables=present)
+            await run_migrations(address)
+            address, status = await _look(address)
+        with _working(address):
+            async with open_pool(address) as pool, _game_pool(settings.database, pool) as game:
+                ours = bool(status.game_tables_ours)
+                yield await _store(settings.home, pool, game, ours, address)
+
+
+@asynccontextmanager
+async def game_snapshot(store: Store) -> AsyncIterator[tuple[Connection, Connection]]:
+    """Open two read-only connections that share one snapshot of the game's database."""
+    async with (
+        store.game.acquire() as first,
+        first.transaction(isolation="repeatable_read", readonly=True),
+        store.game.acquire() as second,
+        second.transaction(isolation="repeatable_read", readonly=True),
+    ):
+        snapshot = await first.fetchval("SELECT pg_export_snapshot()")
+        await second.execute(f"SET TRANSACTION SNAPSHOT '{snapshot}'")
+        yield first, second
 
 
 async def database_status(database: DatabaseSettings, home: Home) -> DatabaseStatus:
     """Read the status of a database without changing it, migrated or not."""
-    async with _open_pool(database, home) as (pool, arguments), pool.acquire() as connection:
-        revision = await current_revision(connection)
-        ours, present = await _game_tables(connection, migrated=revision is not None)
-        return DatabaseStatus(
-            place=place(arguments["dsn"]),
-            revision=revision,
-            head=HEAD,
-            game_tables_ours=ours,
-            has_game_tables=present,
-        )
+    async with database_url(database, home) as url:
+        return (await _look(parse_url(url)))[1]
 
 
 def require_game_tables(store: Store) -> None:
-    """Check that play can be recorded and collected.
+    """Check that play can be collected.
 
     Raises:
-        DatabaseError: the database has no game tables.
+        DatabaseError: the database has no game tables, or they lack what is read from them.
     """
-    if not store.has_game_tables:
+    if store.game_problem:
+        raise DatabaseError(store.game_problem)
+
+
+def require_recordable(store: Store) -> None:
+    """Check that play can be recorded where it is collected.
+
+    Raises:
+        DatabaseError: the game's tables are missing, incomplete, or in a database that is only
+            read.
+    """
+    require_game_tables(store)
+    if not store.records:
         raise DatabaseError(
-            f"the database has no game tables ({', '.join(GAME_TABLES)}): point DATABASE_URL at"
-            " the game's database, or unset it for the embedded one"
+            "play is collected from GAME_DATABASE_URL, which is only read: record it with"
+            " DATABASE_URL set to the game's database, and GAME_DATABASE_URL unset"
         )
 
 
@@ -147,46 +170,65 @@ def affected(status: str) -> int:
     return int(status.rsplit(" ", 1)[-1])
 
 
-def one_line(error: Exception) -> str:
-    """Postgres' message, detail and hint on one line."""
-    return " ".join(str(error).split())
+async def _look(address: Address) -> tuple[Address, DatabaseStatus]:
+    """Return the address, now knowing about a pooler, and the status of its database."""
+    with _working(address):
+        async with first_session(address) as (session, address):
+            revision = await current_revision(session)
+            ours: bool | None = None
+            if revision is not None:
+                ours = await session.fetchval("SELECT ours FROM babylon.database")
+            return address, DatabaseStatus(
+                place=address.place,
+                revision=revision,
+                head=HEAD,
+                game_tables_ours=ours,
+                has_game_tables=await tables_present(session, address.schema),
+                pooled=address.pooled,
+            )
 
 
 @asynccontextmanager
-async def _open_pool(
-    database: DatabaseSettings, home: Home
-) -> AsyncIterator[tuple[Pool, dict[str, Any]]]:
-    async with database_url(database, home) as url:
-        arguments = connect_arguments(url)
-        with _connecting(url):
-            pool = await asyncpg.create_pool(
-                **arguments, min_size=1, max_size=MAX_CONNECTIONS, init=_prepare
-            )
-        try:
-            with _working(url):
-                yield pool, arguments
-        finally:
-            await _close(pool)
+async def _game_pool(
+    database: DatabaseSettings, pool: Pool
+) -> AsyncIterator[tuple[Pool, Address | None]]:
+    """Open the pool for reads of the game's tables; our own without a GAME_DATABASE_URL."""
+    if database.game_url is None:
+        yield pool, None
+        return
+    address = parse_url(database.game_url.get_secret_value(), variable="GAME_DATABASE_URL")
+    with _working(address):
+        async with first_session(address) as (_, address):
+            pass
+        async with open_pool(address) as game:
+            yield game, address
+
+
+async def _store(
+    home: Home, pool: Pool, opened: tuple[Pool, Address | None], ours: bool, address: Address
+) -> Store:
+    game, apart = opened
+    async with game.acquire() as reading:
+        schema = (apart or address).schema
+        present = await tables_present(reading, schema)
+        problem = await game_problem(reading, schema, apart is not None)
+        same = True
+        if apart is not None:
+            async with pool.acquire() as own:
+                same = await is_same_database(own, reading)
+    return Store(
+        home=home,
+        pool=pool,
+        game=game,
+        game_tables_ours=ours and same,
+        has_game_tables=present,
+        game_problem=problem,
+        records=same,
+    )
 
 
 @contextmanager
-def _connecting(url: str) -> Iterator[None]:
-    try:
-        yield
-    except OSError as error:  # refused, unreachable, unknown host, timed out
-        raise DatabaseError(
-            f"no database answers at {place(url)} ({error or type(error).__name__}):"
-            " start it, or correct DATABASE_URL"
-        ) from error
-    except (asyncpg.PostgresError, asyncpg.InterfaceError) as error:
-        raise DatabaseError(
-            f"the database at {place(url)} refuses the connection ({one_line(error)}):"
-            " correct DATABASE_URL"
-        ) from error
-
-
-@contextmanager
-def _working(url: str) -> Iterator[None]:
+def _working(address: Address) -> Iterator[None]:
     """Turn errors that only the database's operator can repair into one line.
 
     Other errors pass unchanged: they are bugs.
@@ -195,39 +237,14 @@ def _working(url: str) -> Iterator[None]:
         yield
     except asyncpg.InsufficientPrivilegeError as error:
         raise DatabaseError(
-            f"the account lacks a right in the database at {place(url)} ({one_line(error)}):"
-            " GRANT it, or use another account in DATABASE_URL"
+            f"the account lacks a right in the database at {address.place} ({one_line(error)}):"
+            f" GRANT it, or use another account in {address.variable}"
         ) from error
     except _OPERATOR as error:
         raise DatabaseError(
-            f"the database at {place(url)} gave up ({one_line(error)}): see its log, then run"
+            f"the database at {address.place} gave up ({one_line(error)}): see its log, then run"
             " this again"
         ) from error
-
-
-async def _close(pool: Pool) -> None:
-    try:
-        await asyncio.wait_for(pool.close(), CLOSE_S)
-    except TimeoutError:  # a query still runs, or a connection was never released
-        pool.terminate()
-
-
-async def _prepare(connection: "asyncpg.Connection[asyncpg.Record]") -> None:
-    await connection.set_type_codec(
-        "jsonb",
-        schema="pg_catalog",
-        encoder=lambda value: msgspec.json.encode(value).decode(),
-        decoder=msgspec.json.decode,
-    )
-
-
-async def _game_tables(connection: Connection, migrated: bool = True) -> tuple[bool | None, bool]:
-    """Return (are the game's tables ours, do they exist)."""
-    ours = await connection.fetchval("SELECT ours FROM babylon.database") if migrated else None
-    found = await connection.fetchval(
-        "SELECT count(to_regclass(name)) FROM unnest($1::text[]) AS name", list(GAME_TABLES)
-    )
-    return ours, found == len(GAME_TABLES)
 
 
 # A transaction gets its id with its first write, so readers are never counted as writers. Without
@@ -244,9 +261,17 @@ WHERE datname = current_database() AND pid <> pg_backend_pid()
 
 
 async def read_clock(store: Store) -> Clock:
-    """Read the clock on a connection of its own."""
+    """Read the clock on a connection of its own, with the writers of the game's database."""
     async with store.pool.acquire() as connection:
-        return await clock_of(connection)
+        clock = await clock_of(connection)
+    if store.game is store.pool or store.records:  # a replica's writers are in its primary
+        return clock
+    async with store.game.acquire() as connection:
+        game = await clock_of(connection)
+    writers = [one.oldest_writer for one in (clock, game) if one.oldest_writer is not None]
+    return replace(
+        clock, oldest_writer=min(writers, default=None), hidden=clock.hidden + game.hidden
+    )
 
 
 async def clock_of(connection: Connection) -> Clock:

@@ -48,6 +48,8 @@ _SETTINGS = {
     "log_timezone": "UTC",
     "log_checkpoints": "off",
 }
+_STARTED: dict[Path, int] = {}
+"""The postmasters that this process started, by data directory. Any instance reaps them."""
 
 
 class EmbeddedPostgres:
@@ -59,7 +61,6 @@ class EmbeddedPostgres:
         self.data = self.directory / "data"
         self.log = home / "logs" / "postgres.log"
         self._users: TextIO | None = None
-        self._child: int | None = None
 
     def acquire(self) -> None:
         """Start the server, or join the running one, and count as one of its users.
@@ -83,8 +84,8 @@ class EmbeddedPostgres:
             ) from error
         except OSError as error:
             raise DatabaseError(
-                f"cannot write {error.filename or self.directory} ({error.strerror}): free the"
-                " disk, or set BABYLON_HOME to a directory that can be written"
+                f"cannot write {error.filename or self.directory} ({error.strerror}): free disk"
+                " space, or set BABYLON_HOME to a writable directory"
             ) from error
 
     def release(self) -> bool:
@@ -140,6 +141,7 @@ class EmbeddedPostgres:
         launch = launcher(account, folder, self.directory)
         if not self.data.exists():
             self._initialise(folder, account, launch)
+        _give(self.data, account)
         (self.data / "postmaster.pid").unlink(missing_ok=True)
         settings = {**_SETTINGS, "port": str(self._choose_port())}
         command: Command = [folder / "postgres", "-D", self.data]
@@ -154,7 +156,7 @@ class EmbeddedPostgres:
                 pass_fds=(server.fileno(),),
                 start_new_session=True,
             )
-        self._child = process.pid
+        _STARTED[self.data] = process.pid
         process.returncode = 0  # so that Popen does not warn about a process that still runs
 
     def _initialise(self, folder: Path, account: pwd.struct_passwd, launch: Launch) -> None:
@@ -200,7 +202,6 @@ class EmbeddedPostgres:
         pid, _, _ = self._status()
         if pid and _runs_in(pid, self.data):
             os.kill(pid, signal.SIGINT)
-            self._child = pid  # another instance in this process may have started it
         if not _wait(self._is_gone, STOP_S):
             raise DatabaseError(
                 f"the embedded Postgres (process {pid}) did not stop within {STOP_S:.0f} s;"
@@ -211,10 +212,9 @@ class EmbeddedPostgres:
         with _open_lock(self.directory / "server") as server:
             if not _try_lock(server):
                 return False
-        if self._child is not None:
-            with suppress(ChildProcessError):  # another process started it
-                os.waitpid(self._child, 0)
-            self._child = None
+        if (child := _STARTED.pop(self.data, None)) is not None:
+            with suppress(ChildProcessError):  # this process is a fork of the one that started it
+                os.waitpid(child, 0)
         return True
 
     def _accepts(self) -> bool:
@@ -243,6 +243,15 @@ class EmbeddedPostgres:
         fatal = [number for number, line in enumerate(lines) if _FATAL.match(line)] or [-1]
         reason = [line for line in lines[fatal[-1] :] if _FATAL.match(line) or _DETAIL.match(line)]
         return " ".join(_DETAIL.sub("", _FATAL.sub("", line)) for line in reason or lines[-1:])
+
+
+def _give(data: Path, account: pwd.struct_passwd) -> None:
+    """As root, give a cluster to the account: a copied or moved home may have another owner."""
+    if os.geteuid() or data.stat().st_uid == account.pw_uid:
+        return
+    for directory, _, files in os.walk(data, topdown=False):
+        for name in (*files, ""):
+            os.chown(os.path.join(directory, name), account.pw_uid, account.pw_gid)
 
 
 def _open_lock(path: Path) -> TextIO:

@@ -10,8 +10,8 @@ from datetime import datetime, timedelta
 from babylon.core.errors import ModelError, ServingError
 from babylon.core.failpoints import failpoint
 from babylon.store.connection import Connection, Pool, Store
-from babylon.store.policies import NO_POLICY
-from babylon.store.routes import Route, lock_routes
+from babylon.store.policies import NO_POLICY, lock_routes
+from babylon.store.routes import Route
 
 LIVE_S = 10.0  # a gateway that was silent for this time counts as gone
 _POLL_S = 0.02

@@ -1,12 +1,14 @@
-"""The table ``judgments``: every reply that a judge was paid for.
+"""The table ``judgments``: every request that was sent to a judge.
 
-It serves as the cache (a usable reply is found by its key and never bought twice), as the account
-(tokens and USD, unusable replies included) and as the record of the judge's reasons.
+It serves as the cache (a usable reply is found by its key and never bought twice), as the ledger
+(tokens and USD, unusable and missing replies included) and as the record of the judge's reasons. A
+row is entered before its request is sent, so a process that dies has paid for what it asked.
 """
 
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, fields
-from datetime import UTC, datetime
+from datetime import UTC, date, datetime
+from typing import Protocol
 
 import msgspec
 
@@ -19,7 +21,7 @@ ScorerMetrics = Mapping[str, float | int | str]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Purchase:
-    """One reply of a judge.
+    """One request to a judge, and its reply.
 
     ``trajectory_ids``, ``scores`` and ``explanations`` are in the order in which the prompt showed
     the trajectories. ``problem`` says why a reply cannot be used; then there are no scores. ``key``
@@ -54,6 +56,30 @@ class Spent:
     requests: int = 0
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Accounts:
+    """Cost of one window, and of the present UTC day in all windows."""
+
+    window: Spent = Spent()
+    day: Spent = Spent()
+
+
+class Limits(Protocol):
+    """Limits that a new request must stay within."""
+
+    def require(self, spent: Accounts, cost: Spent) -> None:
+        """Raise an error if the cost does not fit."""
+
+
+_LEDGER_LOCK = 0x6A_7564_6765  # "judge": one request is entered at a time
+_SPENT = (
+    "coalesce(sum(prompt_tokens + completion_tokens), 0)::bigint AS tokens,"
+    " coalesce(sum(usd), 0) AS usd,"
+    " count(*) FILTER (WHERE prompt_tokens + completion_tokens > 0) AS requests"
+)
+_TODAY = "date_trunc('day', now() AT TIME ZONE 'UTC') AT TIME ZONE 'UTC'"
+
+
 class StoredJudgments:
     """The judgments of one window in Postgres."""
 
@@ -72,33 +98,88 @@ class StoredJudgments:
         lists = {name: tuple(row[name]) for name in ("trajectory_ids", "scores", "explanations")}
         return Purchase(**{**row, **lists})
 
-    async def keep(self, purchase: Purchase) -> None:
-        """Store a reply."""
-        failpoint("judgment.before")
+    async def spent(self) -> Accounts:
+        """Return the cost of the window and of the day, requests in flight included."""
+        async with self._store.pool.acquire() as connection:
+            return await self._accounts(connection)
+
+    async def enter(self, purchase: Purchase, budget: Limits) -> int:
+        """Enter a request at its worst case, before it is sent, and return the row's number.
+
+        Raises:
+            Exception: ``budget.require`` raised it; nothing was entered.
+        """
         marks = ", ".join(f"${i + 2}" for i in range(len(_COLUMNS)))
+        async with self._store.pool.acquire() as connection, connection.transaction():
+            # Two requests that see the same sum could exceed a limit together.
+            await connection.execute("SELECT pg_advisory_xact_lock($1)", _LEDGER_LOCK)
+            cost = Spent(
+                tokens=purchase.prompt_tokens + purchase.completion_tokens, usd=purchase.usd
+            )
+            budget.require(await self._accounts(connection), cost)
+            number: int = await connection.fetchval(
+                f"INSERT INTO babylon.judgments (window_id, {', '.join(_COLUMNS)})"
+                f" VALUES ($1, {marks}) RETURNING judgment_id",
+                self._window_id,
+                *asdict(purchase).values(),
+            )
+            return number
+
+    async def settle(self, number: int, purchase: Purchase) -> None:
+        """Replace the row of a request by what became of it."""
+        failpoint("judgment.before")
+        columns = ", ".join(f"{name} = ${i + 2}" for i, name in enumerate(_COLUMNS))
         await self._store.pool.execute(
-            f"INSERT INTO babylon.judgments (window_id, {', '.join(_COLUMNS)})"
-            f" VALUES ($1, {marks})",
-            self._window_id,
+            f"UPDATE babylon.judgments SET {columns} WHERE judgment_id = $1",
+            number,
             *asdict(purchase).values(),
         )
         failpoint("judgment.after")
 
+    async def _accounts(self, connection: Connection) -> Accounts:
+        window = await connection.fetchrow(
+            f"SELECT {_SPENT} FROM babylon.judgments WHERE window_id = $1", self._window_id
+        )
+        day = await connection.fetchrow(
+            f"SELECT {_SPENT} FROM babylon.judgments WHERE created_at >= {_TODAY}"
+        )
+        assert window is not None and day is not None  # an aggregate always returns a row
+        return Accounts(window=Spent(**window), day=Spent(**day))
 
-async def total_spent(
-    store: Store, *, window_id: str | None = None, since: datetime | None = None
-) -> Spent:
-    """Return the cost of the judgments of one window, of all since a moment, or of all."""
+
+async def total_spent(store: Store, window_id: str) -> Spent:
+    """Return the cost of all requests about one window."""
     row = await store.pool.fetchrow(
-        "SELECT coalesce(sum(prompt_tokens + completion_tokens), 0)::bigint AS tokens,"
-        " coalesce(sum(usd), 0) AS usd, count(*) FILTER (WHERE prompt_tokens > 0) AS requests"
-        " FROM babylon.judgments WHERE ($1::text IS NULL OR window_id = $1)"
-        " AND ($2::timestamptz IS NULL OR created_at >= $2)",
-        window_id,
-        since,
+        f"SELECT {_SPENT} FROM babylon.judgments WHERE window_id = $1", window_id
     )
     assert row is not None  # an aggregate always returns a row
     return Spent(**row)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class DaySpent(Spent):
+    """Cost of one window on one UTC day by one judge. ``unanswered``: requests without a reply."""
+
+    day: date
+    window_id: str
+    judge: str
+    unanswered: int
+
+
+async def spent_by_day(
+    store: Store, since: datetime | None = None, window_id: str | None = None
+) -> list[DaySpent]:
+    """Return the cost by day, window and judge since a moment, the newest first."""
+    rows = await store.pool.fetch(
+        f"SELECT (created_at AT TIME ZONE 'UTC')::date AS day, window_id, judge, {_SPENT},"
+        " count(*) FILTER (WHERE key LIKE '%/sent') AS unanswered FROM babylon.judgments"
+        " WHERE ($1::timestamptz IS NULL OR created_at >= $1)"
+        " AND ($2::text IS NULL OR window_id = $2)"
+        " GROUP BY 1, 2, 3 ORDER BY 1 DESC, 2 DESC, 3",
+        since,
+        window_id,
+    )
+    return [DaySpent(**row) for row in rows]
 
 
 async def write_to_game(

@@ -5,58 +5,94 @@ late, with the time of the note. A late row is collected only by a recipe that a
 it is then admitted to that recipe's window.
 """
 
-from collections.abc import Iterable
+from collections.abc import AsyncIterator, Iterable, Sequence
 from dataclasses import dataclass
 from datetime import datetime
 
 from babylon.core.failpoints import failpoint
-from babylon.core.game_rows import UNTRAINED
+from babylon.core.game_rows import FOR_TRAINING, UNTRAINED
 from babylon.core.types import Claim
 from babylon.core.windows import FINISHED, ID_FORMAT, Window, WindowState
 from babylon.store.connection import Store, affected, guarded
+from babylon.store.session import in_batches
 from babylon.store.windows import change_state
 
-# A row without a window id belongs to the window of its start time. For one window Postgres finds
-# the rows by index; for all windows it joins by hash and reads the narrow columns once. Rows are
-# inserted in the order of their ids, so that two simultaneous notes cannot deadlock.
-_NOTE = f"""
-INSERT INTO babylon.late (trajectory_id, window_id, reason)
+_BATCH = 10_000
+_STATES = [str(state) for state in FINISHED]
+_FINISHED = """
+SELECT window_id, minutes FROM babylon.windows
+WHERE state = ANY($1) AND collected_at IS NOT NULL AND position('+' IN window_id) = 0
+  AND ($2::text IS NULL OR window_id >= $2) AND ($3::text IS NULL OR window_id < $3)
+"""
+
+# The game's tables may be in another database. So its rows are read first, then compared here. For
+# one window Postgres finds them by index; for all windows it joins by hash, once for each length of
+# windows, and reads the narrow columns once. A row may lie in finished windows of two lengths.
+_PLAYED = """
 WITH finished AS (
-    SELECT window_id, collected_at FROM babylon.windows
-    WHERE state = ANY($6) AND collected_at IS NOT NULL AND position('+' IN window_id) = 0
-      AND ($1::text IS NULL OR window_id >= $1) AND ($2::text IS NULL OR window_id < $2)
-), untrained AS (
-    SELECT t."trajectoryId", t."createdAt", w.window_id, w.collected_at
-    FROM finished w JOIN trajectories t ON t."windowId" = w.window_id WHERE {UNTRAINED}
-    UNION ALL
-    SELECT t."trajectoryId", t."createdAt", w.window_id, w.collected_at
-    FROM finished w JOIN trajectories t ON w.window_id = to_char(date_bin(
-        make_interval(mins => $5), t."startTime", '2000-01-01'), 'YYYY-MM-DD"T"HH24:MI')
-    WHERE t."windowId" IS NULL AND isfinite(t."startTime")
-      AND t."startTime" >= coalesce($3, '-infinity'::timestamptz) AT TIME ZONE 'UTC'
-      AND t."startTime" < coalesce($4, 'infinity'::timestamptz) AT TIME ZONE 'UTC'
-      AND {UNTRAINED}
+    SELECT window_id, minutes, window_id::timestamp AS start
+    FROM unnest($1::text[], $2::int[]) AS w (window_id, minutes)
 )
-SELECT u."trajectoryId", u.window_id,
-       CASE WHEN u."createdAt" AT TIME ZONE 'UTC' < u.collected_at
-            THEN 'committed late' ELSE 'written late' END
-FROM untrained u
-WHERE NOT EXISTS (SELECT FROM babylon.collected c
-                  WHERE c.window_id = u.window_id AND c.trajectory_id = u."trajectoryId")
+SELECT t."trajectoryId", string_agg(w.window_id, ' '), min(t."createdAt")
+FROM (SELECT DISTINCT minutes FROM finished) AS length
+CROSS JOIN trajectories t
+JOIN finished w ON w.minutes = length.minutes
+    AND w.start = CASE WHEN isfinite(t."startTime") THEN date_bin(
+        make_interval(mins => length.minutes), t."startTime", '2000-01-01') END
+WHERE t."startTime" >= coalesce($3, '-infinity'::timestamptz) AT TIME ZONE 'UTC'
+  AND t."startTime" < coalesce($4, 'infinity'::timestamptz) AT TIME ZONE 'UTC'
+  AND {condition}
+GROUP BY t."trajectoryId"
+"""
+_PLAYED_HERE = _PLAYED.format(condition=UNTRAINED)
+# Another database knows nothing of `babylon.trained`, so all of the game's rows are read.
+_PLAYED_ELSEWHERE = _PLAYED.format(condition=FOR_TRAINING)
+
+# A row is late if none of its windows collected it.
+_MISSED = """
+SELECT t.trajectory_id, min(w.window_id) AS window_id,
+       CASE WHEN min(t.created_at) AT TIME ZONE 'UTC' < min(w.collected_at)
+            THEN 'committed late' ELSE 'written late' END AS reason
+FROM unnest($1::text[], $2::text[], $3::timestamp[]) t (trajectory_id, windows, created_at)
+JOIN babylon.windows w ON w.window_id = ANY(string_to_array(t.windows, ' '))
+LEFT JOIN babylon.collected c USING (window_id, trajectory_id)
+WHERE NOT EXISTS (SELECT FROM babylon.trained d WHERE d.trajectory_id = t.trajectory_id)
+  AND NOT EXISTS (SELECT FROM babylon.late l WHERE l.trajectory_id = t.trajectory_id)
+GROUP BY t.trajectory_id
+HAVING bool_and(c IS NULL)
 ORDER BY 1
-ON CONFLICT DO NOTHING
+"""
+# Rows are inserted in the order of their ids, so that two simultaneous notes cannot deadlock.
+_NOTE = (
+    f"INSERT INTO babylon.late (trajectory_id, window_id, reason) {_MISSED} ON CONFLICT DO NOTHING"
+)
+
+_FREE = """
+SELECT u.id FROM unnest($1::text[]) u (id)
+WHERE NOT EXISTS (SELECT FROM babylon.trained d WHERE d.trajectory_id = u.id)
+  AND NOT EXISTS (SELECT FROM babylon.late l
+                  WHERE l.trajectory_id = u.id AND l.admitted_to IS NULL)
+"""
+
+_FINISHED_PLAY = """
+SELECT coalesce(range_agg(tsrange(start, start + make_interval(mins => minutes))), '{}')::text
+FROM babylon.windows, LATERAL (SELECT left(window_id, 16)::timestamp AS start) AS s
+WHERE state = ANY($1) AND position('+' IN window_id) = 0
 """
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LateRow:
-    """``reason``: written late, or committed late by a transaction that began in time."""
+    """``reason``: written late, or committed late by a transaction that began in time.
+
+    ``seen_at`` is None until a training run notes the row.
+    """
 
     window_id: str
     trajectory_id: str
     reason: str
-    seen_at: datetime
-    admitted_to: str | None
+    seen_at: datetime | None = None
+    admitted_to: str | None = None
 
 
 async def store_collected(store: Store, claim: Claim, trajectory_ids: Iterable[str]) -> None:
@@ -84,18 +120,57 @@ async def store_collected(store: Store, claim: Claim, trajectory_ids: Iterable[s
 
 
 async def note_late(
-    store: Store, minutes: int, since: datetime | None = None, until: datetime | None = None
+    store: Store, since: datetime | None = None, until: datetime | None = None
 ) -> int:
     """Note the late rows of finished windows that start in ``[since, until)``.
-
-    ``minutes`` is the length of a window, for rows without a window id.
 
     Returns:
         The number of newly noted rows.
     """
+    noted = 0
+    async for rows in _played(store, since, until):
+        noted += affected(await store.pool.execute(_NOTE, *rows))
+    return noted
+
+
+async def missed_rows(
+    store: Store, since: datetime | None = None, until: datetime | None = None
+) -> list[LateRow]:
+    """Return the rows that ``note_late`` would note. Nothing is written."""
+    return [
+        LateRow(**row)
+        async for rows in _played(store, since, until)
+        for row in await store.pool.fetch(_MISSED, *rows)
+    ]
+
+
+async def _played(
+    store: Store, since: datetime | None, until: datetime | None
+) -> AsyncIterator[Iterable[list[object]]]:
+    """Yield the game's rows of finished windows in batches, by column."""
     ids = [None if moment is None else f"{moment:{ID_FORMAT}}" for moment in (since, until)]
-    states = [str(state) for state in FINISHED]
-    return affected(await store.pool.execute(_NOTE, *ids, since, until, minutes, states))
+    finished = await store.pool.fetch(_FINISHED, _STATES, *ids)
+    if not finished:
+        return
+    arguments = (*map(list, zip(*finished, strict=True)), since, until)
+    query = _PLAYED_HERE if store.game is store.pool else _PLAYED_ELSEWHERE
+    async with store.game.acquire() as connection, connection.transaction(readonly=True):
+        async for rows in in_batches(connection, query, *arguments, size=_BATCH):
+            yield map(list, zip(*rows, strict=True))
+
+
+async def finished_play(store: Store) -> str:
+    """Return the time of all finished windows, of any length, as a ``tsmultirange``.
+
+    Play in it is never part of another window. What its window did not train is for recipes.
+    """
+    play: str = await store.pool.fetchval(_FINISHED_PLAY, _STATES)
+    return play
+
+
+async def free_for_training(store: Store, trajectory_ids: Sequence[str]) -> set[str]:
+    """Return those that were never trained, and are not late or are admitted."""
+    return {row[0] for row in await store.pool.fetch(_FREE, list(trajectory_ids))}
 
 
 async def count_late(store: Store, window_id: str) -> int:

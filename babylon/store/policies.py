@@ -12,11 +12,11 @@ from typing import Any, Literal
 import asyncpg
 import msgspec
 
-from babylon.core.errors import AlreadyTrainedError, ModelError
+from babylon.core.errors import AlreadyTrainedError, ModelError, SupersededError
 from babylon.core.failpoints import failpoint
 from babylon.core.types import Claim
 from babylon.core.windows import WindowState
-from babylon.store.connection import Connection, Store, guarded
+from babylon.store.connection import HALTED_S, Connection, Store, guarded
 from babylon.store.windows import change_state
 
 Kind = Literal["base", "full", "lora"]
@@ -27,7 +27,8 @@ NO_POLICY = "no policy is registered yet: run `babylon model init`"
 class Policy:
     """A row of ``babylon.policies``.
 
-    ``uri`` is the directory of the weights; it is gone after ``removed_at``. ``digest`` is the hash
+    ``uri`` is the directory of the weights, or an id of the Hugging Face hub. It is gone after
+    ``removed_at``. The row holds a reference (``Home.reference``) instead. ``digest`` is the hash
     of its files at the commit. ``verdict`` is the result of validation, ``checks`` that of the
     newest checks before deployment (``babylon.deployment.checks.check_policy``).
     """
@@ -56,7 +57,7 @@ async def ensure_base(
         await connection.execute(
             "INSERT INTO babylon.policies (policy_version, kind, uri, base_model, digest)"
             " VALUES (0, 'base', $1, $2, $3) ON CONFLICT DO NOTHING",
-            uri,
+            store.home.reference(uri),
             base_model,
             digest,
         )
@@ -82,7 +83,7 @@ async def champion(store: Store) -> tuple[Policy, int]:
         raise ModelError(NO_POLICY)
     fields = dict(row)
     route_version = fields.pop("route_version")
-    return Policy(**fields), route_version
+    return _policy(store, fields), route_version
 
 
 async def get_policy(store: Store, version: int) -> Policy:
@@ -99,13 +100,13 @@ async def get_policy(store: Store, version: int) -> Policy:
         if not await store.pool.fetchval("SELECT EXISTS (SELECT FROM babylon.policies)"):
             raise ModelError(NO_POLICY)
         raise ModelError(f"there is no policy version {version}: see `babylon model list`")
-    return Policy(**row)
+    return _policy(store, row)
 
 
 async def list_policies(store: Store) -> list[Policy]:
     """Return all policies, oldest first."""
     rows = await store.pool.fetch("SELECT * FROM babylon.policies ORDER BY policy_version")
-    return [Policy(**row) for row in rows]
+    return [_policy(store, row) for row in rows]
 
 
 async def checkpoint_uris(
@@ -118,13 +119,38 @@ async def checkpoint_uris(
         list(versions),
         removed,
     )
-    return {row["policy_version"]: row["uri"] for row in rows}
+    return {row["policy_version"]: store.home.resolve(row["uri"]) for row in rows}
 
 
 async def policy_of_batch(store: Store, batch_id: str) -> Policy | None:
     """Return the policy that a batch was trained into; a worker resumes with it after a crash."""
     row = await store.pool.fetchrow("SELECT * FROM babylon.policies WHERE batch_id = $1", batch_id)
-    return None if row is None else Policy(**row)
+    return None if row is None else _policy(store, row)
+
+
+def _policy(store: Store, row: asyncpg.Record | dict[str, Any]) -> Policy:
+    return Policy(**{**row, "uri": store.home.resolve(row["uri"])})
+
+
+async def policy_of_window(store: Store, window_id: str) -> Policy | None:
+    """Return the window's policy; policies that it released are not meant."""
+    row = await store.pool.fetchrow(
+        "SELECT p.* FROM babylon.windows w JOIN babylon.policies p USING (batch_id)"
+        " WHERE w.window_id = $1",
+        window_id,
+    )
+    return None if row is None else _policy(store, row)
+
+
+async def next_batch(store: Store, window_id: str) -> str:
+    """Return the id of the window's next batch: ``window-2025-11-14T09:00``, then ``...~2``.
+
+    A window is one batch, and has a second one only if it released the policy of the first.
+    """
+    released = await store.pool.fetchval(
+        "SELECT count(*) FROM babylon.policies WHERE window_id = $1", window_id
+    )
+    return f"window-{window_id}" + (f"~{released + 1}" if released else "")
 
 
 async def commit_policy(
@@ -147,13 +173,19 @@ async def commit_policy(
     Returns:
         The new policy version.
 
+    The parent must be the champion at the moment of the commit. Otherwise this policy would be the
+    sibling of one that serves, and could never be deployed without taking that one back.
+
     Raises:
         FencedError: the claim is stale.
         AlreadyTrainedError: the window has a policy, or one of the trajectories was trained before.
+        SupersededError: the parent is no longer the champion; nothing was changed.
     """
     failpoint("policy.before")
     async with guarded(store, claim) as connection:
         await _check_untrained(connection, claim)
+        await lock_routes(connection)
+        await require_champion(connection, parent_version)
         # The lock makes version numbers consecutive: two commits must not read the same maximum.
         await connection.execute("LOCK TABLE babylon.policies IN SHARE ROW EXCLUSIVE MODE")
         version: int = await connection.fetchval(
@@ -162,7 +194,7 @@ async def commit_policy(
             " $5, $6, $7, $8 FROM babylon.policies RETURNING policy_version",
             parent_version,
             kind,
-            uri,
+            store.home.reference(uri),
             base_model,
             claim.window_id,
             batch_id,
@@ -183,6 +215,34 @@ async def commit_policy(
         failpoint("policy.inserted")
     failpoint("policy.after")
     return version
+
+
+async def lock_routes(connection: Connection, halted_s: float = HALTED_S) -> None:
+    """Block new routes, proposals and policies until the transaction ends.
+
+    A process that halts loses the lock after ``halted_s``; otherwise it would block deployments.
+    """
+    await connection.execute(
+        f"SET LOCAL idle_in_transaction_session_timeout = '{halted_s:g}s';"
+        " LOCK TABLE babylon.routes IN SHARE ROW EXCLUSIVE MODE"
+    )
+
+
+async def require_champion(connection: Connection, parent_version: int) -> None:
+    """Check that a candidate's parent leads. The caller holds the lock on routes.
+
+    Raises:
+        SupersededError: another policy is the champion.
+    """
+    leading = await connection.fetchval(
+        "SELECT policy_version FROM babylon.routes ORDER BY route_version DESC LIMIT 1"
+    )
+    if leading != parent_version:
+        raise SupersededError(superseded_by(parent_version, leading))
+
+
+def superseded_by(parent_version: int, leading: int) -> str:
+    return f"its update started from policy {parent_version}, and policy {leading} leads now"
 
 
 async def set_verdict(

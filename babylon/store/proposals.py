@@ -13,7 +13,8 @@ from datetime import datetime, timedelta
 
 from babylon.core.failpoints import failpoint
 from babylon.store.connection import UNREACHABLE, Store, affected
-from babylon.store.routes import CHANNEL, lock_routes, require_present
+from babylon.store.policies import lock_routes
+from babylon.store.routes import CHANNEL, require_present
 
 log = logging.getLogger(__name__)
 RENEW_S = 10.0

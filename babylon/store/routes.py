@@ -13,8 +13,15 @@ from typing import Literal
 from babylon.core.errors import ModelError, RouteConflictError, ServingError
 from babylon.core.failpoints import failpoint
 from babylon.core.types import Claim
-from babylon.store.connection import HALTED_S, Connection, Store, guarded
-from babylon.store.policies import Policy, get_policy
+from babylon.store.connection import Connection, Store, guarded
+from babylon.store.lineage import descends
+from babylon.store.policies import (
+    Policy,
+    get_policy,
+    lock_routes,
+    require_champion,
+    superseded_by,
+)
 
 CHANNEL = "babylon_routes"
 RESTORER = "babylon"  # author of routes that restore the policy before, after a failed change
@@ -97,10 +104,12 @@ async def commit_route(
     expected_route_version: int,
     split: Split | None = None,
     claim: Claim | None = None,
+    candidate: int | None = None,
 ) -> int:
     """Make a policy champion, with ``split`` beside a challenger.
 
-    ``expected_route_version`` is the route on which the caller decided.
+    ``expected_route_version`` is the route on which the caller decided. ``candidate`` is the policy
+    that a window sends out, as champion or challenger: its parent must be the champion.
 
     Returns:
         The new route version.
@@ -109,11 +118,15 @@ async def commit_route(
         RouteConflictError: another route is in force than the expected one.
         ModelError: no policy has that version, or its checkpoint was removed.
         FencedError: ``claim`` is stale.
+        SupersededError: the candidate's parent is not the champion.
     """
     failpoint("route.before")
     async with _transaction(store, claim) as connection:
+        # No route, proposal or removal of a checkpoint may come between checks and insert.
         await lock_routes(connection)
         await _require_route(connection, expected_route_version)
+        if candidate is not None:
+            await require_champion(connection, await _parent_of(connection, candidate))
         version = expected_route_version + 1
         await require_present(connection, policy_version)
         if split:
@@ -138,24 +151,13 @@ async def commit_route(
     return version
 
 
-async def lock_routes(connection: Connection, halted_s: float = HALTED_S) -> None:
-    """Block new routes and proposals until the transaction ends.
-
-    A process that halts loses the lock after ``halted_s``; otherwise it would block deployments.
-    """
-    await connection.execute(
-        f"SET LOCAL idle_in_transaction_session_timeout = '{halted_s:g}s';"
-        " LOCK TABLE babylon.routes IN SHARE ROW EXCLUSIVE MODE"
-    )
-
-
 async def require_present(connection: Connection, policy_version: int) -> None:
     """Check that a policy has its checkpoint.
 
     The caller holds the lock on routes, which retention takes too, so the checkpoint stays.
 
     Raises:
-        ModelError: there is no such policy, or its checkpoint was removed.
+        ModelError: there is no such policy, its checkpoint was removed, or its play was released.
     """
     row = await connection.fetchrow(
         "SELECT removed_at FROM babylon.policies WHERE policy_version = $1", policy_version
@@ -167,6 +169,30 @@ async def require_present(connection: Connection, policy_version: int) -> None:
             f"the checkpoint of policy {policy_version} was removed at {removed:%Y-%m-%d %H:%M} UTC"
             " (KEEP_CHECKPOINTS): `babylon model list` shows those that are there; promote one"
         )
+    if (released := await connection.fetchval(_RELEASED, policy_version)) is not None:
+        raise ModelError(
+            f"policy {policy_version} was trained on play that policy {released} released: another"
+            " policy may be trained on it, so this one never serves again (`babylon model lineage`)"
+        )
+
+
+# The policy itself, or an ancestor, of which the play was released.
+_RELEASED = """
+WITH RECURSIVE line AS (
+    SELECT policy_version, parent_version FROM babylon.policies WHERE policy_version = $1
+    UNION
+    SELECT p.policy_version, p.parent_version
+    FROM babylon.policies p JOIN line ON p.policy_version = line.parent_version
+)
+SELECT policy_version FROM line JOIN babylon.releases USING (policy_version) LIMIT 1
+"""
+
+
+async def _parent_of(connection: Connection, policy_version: int) -> int:
+    parent: int = await connection.fetchval(
+        "SELECT parent_version FROM babylon.policies WHERE policy_version = $1", policy_version
+    )
+    return parent
 
 
 async def _require_route(connection: Connection, expected: int) -> None:
@@ -250,3 +276,22 @@ def taken_back(routes: Sequence[Route], policy_version: int) -> Route | None:
             return after
         after = route
     return None
+
+
+async def superseded(store: Store, policy: Policy) -> str | None:
+    """Return the reason why a window's policy can never be deployed, None if it still may be.
+
+    Its parent no longer leads, and it was neither rejected nor in force itself: nobody decided
+    against it.
+    """
+    routes, version = await all_routes(store), policy.policy_version
+    leading, parent = routes[0].policy_version, policy.parent_version
+    if parent is None or leading == parent or version in routes[0].versions:
+        return None
+    if policy.verdict is not None and not policy.verdict["promote"]:
+        return None
+    if (after := taken_back(routes, version)) and after.author != RESTORER:
+        return None
+    if await descends(store, leading, version):
+        return None
+    return superseded_by(parent, leading)

@@ -1,11 +1,13 @@
 """The table ``scores``: one number for each scored trajectory."""
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from dataclasses import astuple, dataclass, field
+from operator import attrgetter
 
 from babylon.core.failpoints import failpoint
 from babylon.core.types import Claim
 from babylon.store.connection import Store, guarded, require_game_tables
+from babylon.store.rejections import Rejection
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -36,18 +38,32 @@ class ScoredRow(StoredScore):
 async def list_scores(store: Store, window_id: str) -> list[ScoredRow]:
     """Return the window's scores by scenario, best first; empty if it was not scored."""
     require_game_tables(store)
-    rows = await store.pool.fetch(
-        'SELECT t."agentId" AS agent_id, coalesce(t."scenarioId", s.window_id) AS scenario_id,'
-        " s.trajectory_id, s.scorer, s.score, s.low, s.high, s.components, s.reasons, s.seen"
-        ' FROM babylon.scores s JOIN trajectories t ON t."trajectoryId" = s.trajectory_id'
-        " WHERE s.window_id = $1 ORDER BY scenario_id, s.score DESC, s.trajectory_id",
+    scores = await store.pool.fetch(
+        "SELECT trajectory_id, scorer, score, low, high, components, reasons, seen"
+        " FROM babylon.scores WHERE window_id = $1 ORDER BY score DESC, trajectory_id",
         window_id,
     )
-    return [ScoredRow(**row) for row in rows]
+    played = await store.game.fetch(
+        'SELECT "trajectoryId", "agentId", "scenarioId" FROM trajectories'
+        ' WHERE "trajectoryId" = ANY($1::text[])',
+        [row["trajectory_id"] for row in scores],
+    )
+    plays = {name: (agent, scenario or window_id) for name, agent, scenario in played}
+    rows = [
+        ScoredRow(**row, agent_id=play[0], scenario_id=play[1])
+        for row in scores
+        if (play := plays.get(row["trajectory_id"]))
+    ]
+    return sorted(rows, key=attrgetter("scenario_id"))
 
 
-async def replace_scores(store: Store, claim: Claim, rows: Iterable[StoredScore]) -> None:
-    """Replace the window's scores, which an earlier attempt may have stored."""
+async def replace_scores(
+    store: Store, claim: Claim, rows: Sequence[StoredScore], rejections: Sequence[Rejection] = ()
+) -> None:
+    """Replace the window's scores, which an earlier attempt may have stored.
+
+    ``rejections`` are the trajectories that the scorer could not judge.
+    """
     failpoint("scores.before")
     async with guarded(store, claim) as connection:
         await connection.execute("DELETE FROM babylon.scores WHERE window_id = $1", claim.window_id)
@@ -55,5 +71,16 @@ async def replace_scores(store: Store, claim: Claim, rows: Iterable[StoredScore]
             "INSERT INTO babylon.scores (window_id, trajectory_id, scorer, score, components, low,"
             " high, reasons, seen) VALUES ($1, $2, $3, $4, $5, $6, $7, $8, $9)",
             [(claim.window_id, *astuple(row)) for row in rows],
+        )
+        scored = [row.trajectory_id for row in rows] + [one.trajectory_id for one in rejections]
+        await connection.execute(
+            "DELETE FROM babylon.rejections WHERE window_id = $1 AND trajectory_id = ANY($2)",
+            claim.window_id,
+            scored,
+        )
+        await connection.executemany(
+            "INSERT INTO babylon.rejections (window_id, trajectory_id, reason, detail)"
+            " VALUES ($1, $2, $3, $4)",
+            [(claim.window_id, one.trajectory_id, one.reason, one.detail) for one in rejections],
         )
     failpoint("scores.after")

@@ -6,12 +6,11 @@ another worker may claim the window; the epoch is what refuses stale writes.
 """
 
 import asyncio
-import time
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from dataclasses import asdict, dataclass
 from datetime import datetime, timedelta
-from typing import Any
+from typing import Any, Literal
 
 import asyncpg
 import msgspec
@@ -28,6 +27,7 @@ from babylon.core.windows import (
     backoff,
     check_settled,
 )
+from babylon.store.attempts import Ending, begin_attempt, end_attempt
 from babylon.store.connection import UNREACHABLE, Connection, Store, affected, clock_of, guarded
 
 _COLUMNS = (
@@ -35,8 +35,15 @@ _COLUMNS = (
     " coalesce(lease_until > now(), false) AS leased, attempts, retry_at, batch_id, reason,"
     " metrics, scored, updated_at"
 )
+LEAST_RENEWAL_S = 1.0  # a busy process answers late, though its database answers at once
 # States in which work is left, so that the worker keeps its lease.
 _ACTIVE = IN_WORK | {WindowState.TRAINED}
+_ENDINGS: dict[WindowState, Ending] = {
+    WindowState.DEPLOYED: "deployed",
+    WindowState.REJECTED: "rejected",
+    WindowState.SKIPPED: "skipped",
+    WindowState.FAILED: "failed",
+}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -94,17 +101,20 @@ async def claim_window(
         _check_claimable(window, found, owner)
         if found["state"] != WindowState.TRAINED:  # it was settled when it was collected
             check_settled(window, await clock_of(connection), grace_s)
-        epoch = await connection.fetchval(
+        taken = await connection.fetchrow(
             "UPDATE babylon.windows SET epoch = epoch + 1, owner = $2, lease_until = now() + $3,"
             " state = CASE WHEN state IN ('scored', 'trained') THEN state ELSE 'claimed' END,"
             " minutes = $4, reason = NULL, attempts = attempts + 1, retry_at = NULL,"
-            " updated_at = now() WHERE window_id = $1 RETURNING epoch",
+            " updated_at = now() WHERE window_id = $1 RETURNING epoch, state",
             window.key,
             owner,
             timedelta(seconds=lease_s),
             window.minutes,
         )
-        return Claim(window_id=window.key, epoch=epoch, owner=owner)
+        assert taken is not None
+        claim = Claim(window_id=window.key, epoch=taken["epoch"], owner=owner)
+        await begin_attempt(connection, claim, taken["state"])
+        return claim
 
 
 @asynccontextmanager
@@ -150,8 +160,7 @@ async def set_state(
 ) -> None:
     """Change the state as ``TRANSITIONS`` allows, and store reason, metrics and manifest.
 
-    Metrics are added to the stored ones. Only those of scoring replace them, because the metrics of
-    an earlier attempt are then no longer true.
+    Metrics are added to the stored ones. Those of scoring replace them.
 
     Raises:
         FencedError: the claim is stale.
@@ -167,16 +176,22 @@ async def set_state(
             claim.window_id,
             reason,
             metrics or {},
+            # Scoring begins anew: the metrics of an earlier attempt are no longer true.
             state == WindowState.SCORED,
             asdict(scored) if scored else None,
         )
+        if ending := _ENDINGS.get(state):
+            await end_attempt(connection, claim, ending, reason)
     failpoint("state.after")
 
 
-async def release(store: Store, claim: Claim, reason: str, *, failed: bool) -> None:
+async def release(
+    store: Store, claim: Claim, reason: str, ending: Literal["failed", "stopped", "waits"]
+) -> None:
     """Give the lease back and keep the state; ``reason`` says why the work stopped.
 
-    After a failure the window waits before its next attempt. A stop does not count as an attempt.
+    After a failure the window waits before its next attempt. Other endings do not count as an
+    attempt.
 
     Raises:
         FencedError: the claim is stale.
@@ -187,6 +202,7 @@ async def release(store: Store, claim: Claim, reason: str, *, failed: bool) -> N
         state, attempts = await _state_of(connection, claim)
         if state not in _ACTIVE:
             raise WindowError(f"window {claim.window_id} is {state}: nobody works on it")
+        failed = ending == "failed"
         attempts = max(attempts, 1) if failed else max(attempts - 1, 0)
         await connection.execute(
             "UPDATE babylon.windows SET lease_until = NULL, reason = $2, updated_at = now(),"
@@ -196,6 +212,7 @@ async def release(store: Store, claim: Claim, reason: str, *, failed: bool) -> N
             attempts,
             backoff(attempts) if failed else None,
         )
+        await end_attempt(connection, claim, ending, reason)
     failpoint("release.after")
 
 
@@ -273,19 +290,29 @@ def _check_claimable(window: Window, found: asyncpg.Record, owner: str) -> None:
 
 
 async def _renew_until_lost(store: Store, claim: Claim, lease_s: float) -> None:
-    renewed = time.monotonic()
+    """Renew the lease. A renewal without an answer is given up, and tried again.
+
+    Raises:
+        FencedError: the lease is over.
+    """
+    clock = asyncio.get_running_loop().time
+    ends = clock() + lease_s
     while True:
         await asyncio.sleep(lease_s / 3)
+        asked = clock()
         try:
-            await _renew(store, claim, lease_s)
+            # Also after a stage that kept this loop busy for longer than the lease: the epoch, not
+            # the clock, says if another worker took over.
+            async with asyncio.timeout(max(lease_s / 3, LEAST_RENEWAL_S)):
+                await _renew(store, claim, lease_s)
+            ends = asked + lease_s
         except UNREACHABLE as error:
-            if time.monotonic() - renewed > lease_s:
+            if asked >= ends:  # and not a renewal that a busy loop was late to finish
+                answer = str(error) or "the database gave no answer"
                 raise FencedError(
                     f"window {claim.window_id}: {claim.owner} could not renew its lease of"
-                    f" {lease_s:.0f} s ({error}); it counts as lost"
+                    f" {lease_s:g} s ({answer}); it counts as lost"
                 ) from error
-        else:
-            renewed = time.monotonic()
 
 
 async def _renew(store: Store, claim: Claim, lease_s: float) -> None:

@@ -4,6 +4,7 @@ from collections.abc import Sequence
 
 from transformers import PreTrainedTokenizerBase
 
+from babylon.core.llm_calls import Message
 from babylon.core.trajectories import Call, TrainingRow
 from babylon.policies.tokenizer import render_prompt
 from babylon.training.grpo.training_input import CallTokens, ScoredTrajectory
@@ -54,6 +55,7 @@ def scored_trajectories(
                 calls.append(tokens)
             else:
                 counts[tokens] += 1
+        # No token could carry its advantage, so it is left out of its group's baseline too.
         if calls:
             trajectories.append(
                 ScoredTrajectory(
@@ -72,6 +74,8 @@ def _tokens(tokenizer: PreTrainedTokenizerBase, call: Call, context: int) -> Cal
         return reason
     if call.prompt_token_ids is not None and call.completion_token_ids is not None:
         prompt, completion = call.prompt_token_ids, call.completion_token_ids
+    elif call.tools or call.tool_calls or not all(map(_is_plain, call.messages)):
+        return "untrainable"  # only the engine knows how it wrote tools and parts as tokens
     else:
         prompt, completion = _retokenize(tokenizer, call)
     if not completion:
@@ -91,11 +95,14 @@ def _call_tokens(call: Call, prompt: Sequence[int], completion: Sequence[int]) -
     )
 
 
+def _is_plain(message: Message) -> bool:
+    return isinstance(message.get("content"), str) and "tool_calls" not in message
+
+
 def _retokenize(
     tokenizer: PreTrainedTokenizerBase, call: Call
 ) -> tuple[tuple[int, ...], tuple[int, ...]]:
-    messages = [{"role": m.role, "content": m.content} for m in call.messages]
-    prompt = render_prompt(tokenizer, messages)
+    prompt = render_prompt(tokenizer, call.messages)
     reply = tokenizer.encode(call.response, add_special_tokens=False)
     end = [] if tokenizer.eos_token_id is None else [tokenizer.eos_token_id]
     return tuple(prompt), (*reply, *end)

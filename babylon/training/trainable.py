@@ -29,6 +29,7 @@ from transformers.pytorch_utils import Conv1D
 
 from babylon.core.errors import ModelError
 from babylon.core.failpoints import failpoint
+from babylon.policies.checkpoint_files import adapter_base, make_portable
 from babylon.policies.durable import save_tensors, sync, written
 from babylon.policies.load import is_adapter, load_policy
 
@@ -161,6 +162,7 @@ def save_checkpoint(trainable: Trainable, target: Path) -> Path:
     failpoint("checkpoint.before")
     with written(temporary):
         trainable.model.save_pretrained(temporary)
+        make_portable(temporary, target)
         trainable.tokenizer.save_pretrained(temporary)
         state = {"names": list(trainable.tuned), "state": trainable.optimizer.state_dict()}
         save_tensors(state, temporary / _OPTIMIZER_FILE)
@@ -185,6 +187,7 @@ def _with_adapter(
         config = LoraConfig(r=LORA_RANK, lora_alpha=LORA_ALPHA, target_modules=targets)
         return _adapted(base, config), tokenizer
     config = LoraConfig.from_pretrained(str(parent))
+    config.base_model_name_or_path = adapter_base(str(parent))
     base, tokenizer = load_policy(str(config.base_model_name_or_path))
     if isinstance(config.target_modules, str):
         raise ModelError(

@@ -111,7 +111,9 @@ def main() -> None:
         parser.add_argument(name, required=True)
     parser.add_argument("--logprobs-mode", required=True, choices=["processed_logprobs"])
     parser.add_argument("--generation-config", required=True, choices=["vllm"])
-    for name in ("--enable-lora", "--disable-uvicorn-access-log"):
+    parser.add_argument("--tool-call-parser", required=True)
+    flags = ("--enable-lora", "--disable-uvicorn-access-log", "--enable-auto-tool-choice")
+    for name in flags:
         parser.add_argument(name, required=True, action="store_true")
     for name in ("--port", "--max-loras", "--max-cpu-loras", "--max-lora-rank"):
         parser.add_argument(name, type=int, required=True)

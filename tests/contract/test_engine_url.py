@@ -63,7 +63,9 @@ async def opened(existing: Existing) -> AsyncIterator[EngineUnderTest]:
             yield engine
 
 
-async def test_adapters_outlive_the_host(existing: Existing, checkpoints: Checkpoints) -> None:
+async def test_adapters_stay_on_an_existing_server_when_the_host_ends(
+    existing: Existing, checkpoints: Checkpoints
+) -> None:
     held = {"babylon-v0": checkpoints.base, "babylon-v1": checkpoints.adapters[0]}
     async for host in opened(existing):
         for name, path in held.items():

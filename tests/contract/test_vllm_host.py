@@ -42,6 +42,8 @@ def family(url: str) -> list[psutil.Process]:
     """The processes of the vLLM server at this address, its API server first."""
     port = url.rpartition(":")[2]
     for process in psutil.Process().children(recursive=True):
+        if process.status() == psutil.STATUS_ZOMBIE:
+            continue
         command = process.cmdline()
         if (
             port in command
@@ -71,7 +73,9 @@ def gone(processes: list[psutil.Process]) -> bool:
     )
 
 
-async def test_base_and_adapter_share(host: EngineUnderTest, checkpoints: Checkpoints) -> None:
+async def test_base_and_adapter_share_a_server(
+    host: EngineUnderTest, checkpoints: Checkpoints
+) -> None:
     await host.load("babylon-v1", checkpoints.adapters[0])
     await host.load("babylon-v0", checkpoints.base)
     model, adapter = [(await host.cards())[name] for name in ("babylon-v0", "babylon-v1")]
@@ -86,7 +90,9 @@ async def test_base_and_adapter_share(host: EngineUnderTest, checkpoints: Checkp
         assert distance(answer, path) < TOLERANCE
 
 
-async def test_full_weights_load_beside(host: EngineUnderTest, checkpoints: Checkpoints) -> None:
+async def test_full_weights_get_a_server_of_their_own(
+    host: EngineUnderTest, checkpoints: Checkpoints
+) -> None:
     await host.load("babylon-v2", checkpoints.other_base)
     before = [server["url"] for server in (await host.health())["servers"]][:-1]
     green = (await host.cards())["babylon-v2"]["url"]
@@ -117,7 +123,9 @@ async def test_model_that_does_not_start_is_refused_with_the_reason_and_leaves_n
     assert (await host.chat("babylon-v0")).status == 200
 
 
-async def test_killed_servers_reload_all(host: EngineUnderTest, checkpoints: Checkpoints) -> None:
+async def test_a_killed_server_comes_back_with_its_policies(
+    host: EngineUnderTest, checkpoints: Checkpoints
+) -> None:
     held = {
         "babylon-v0": checkpoints.base,
         "babylon-v1": checkpoints.adapters[0],

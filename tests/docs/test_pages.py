@@ -1,8 +1,8 @@
 """Every code block of README and docs runs as it stands.
 
 The ``bash`` and ``python`` blocks of a page run in their order, in one new directory with one new
-home. A ``toml`` block must parse. ``text`` is for output and formulas. A comment before a block,
-``<!-- not run: reason -->``, leaves it out; a page may have few of them.
+home that holds a base model. A ``toml`` block must parse. ``text`` is for output and formulas. A
+comment before a block, ``<!-- not run: reason -->``, leaves it out; a page may have few of them.
 """
 
 import os
@@ -16,6 +16,9 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
+import yaml
+
+from babylon.training.base_model import EmbeddedModelRecipe
 
 ROOT = Path(__file__).parents[2]
 PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]
@@ -65,32 +68,26 @@ def environment_of(home: Path) -> dict[str, str]:
     return environment
 
 
-@pytest.fixture(scope="session")
-def base_model(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A home's ``models``, made once. Otherwise each page would make the same base model."""
-    home = tmp_path_factory.mktemp("model") / "home"
-    subprocess.run(["babylon", "model", "init"], check=True, env=environment_of(home))
-    return home / "models"
-
-
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
 def test_blocks_say_what_they_are(page: Path) -> None:
     for block in blocks_of(page):
-        assert block.language in ("bash", "python", "toml", "text"), block.code
+        assert block.language in ("bash", "python", "toml", "yaml", "text"), block.code
         if block.language == "toml":
             tomllib.loads(block.code)
+        elif block.language == "yaml":
+            yaml.safe_load(block.code)
 
 
 @pytest.mark.parametrize(
     "page", [page for page in PAGES if script_of(blocks_of(page))], ids=lambda page: page.name
 )
 def test_the_commands_of_a_page_run_in_their_order(
-    page: Path, tmp_path: Path, base_model: Path
+    page: Path, tmp_path: Path, embedded_model: Path
 ) -> None:
     for name in ("examples", "tests"):
         (tmp_path / name).symlink_to(ROOT / name)
     home = tmp_path / ".babylon"
-    shutil.copytree(base_model, home / "models")
+    shutil.copytree(embedded_model, home / "models" / EmbeddedModelRecipe().name)
     script = (
         f"set -euo pipefail\ntrap 'babylon down >/dev/null 2>&1' EXIT\n{script_of(blocks_of(page))}"
     )

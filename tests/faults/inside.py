@@ -24,7 +24,9 @@ import openai.resources  # noqa: E402, F401  the imports of a run, made once for
 from prefect import Flow, Task  # noqa: E402
 
 import babylon.flows.backfill  # noqa: E402
-import babylon.flows.continuous  # noqa: E402, F401
+import babylon.flows.continuous  # noqa: E402
+import babylon.scoring.judge.judge_scorers  # noqa: E402
+import babylon.training.update  # noqa: E402, F401  the stages import it, and torch, when they run
 
 
 def train(window_id: str, idle_s: str = "60") -> int:
@@ -72,7 +74,8 @@ async def _passed_unseen(
     *_: object,
     **__: object,
 ) -> Verdict:
-    assert Path(trained.checkpoint_uri).is_dir(), f"no checkpoint at {trained.checkpoint_uri}"
+    directory = Path(store.home.resolve(trained.checkpoint_uri))
+    assert directory.is_dir(), f"no checkpoint at {directory}"
     return Verdict(
         claim=trained.claim,
         policy_version=trained.policy_version,

@@ -89,13 +89,15 @@ def recorded_row() -> GameRow:
     messages = compact(
         [{"role": "system", "content": "You trade."}, {"role": "user", "content": "Trade?"}]
     )
-    logs = [
-        {"call_id": f"t1-call-{n}-0", "response": "HOLD", "messages_json": messages, "top_p": 0.9}
-        for n in range(6)
-    ]
+    logs = {f"t1-call-{n}-0": ["HOLD", messages, 0.9] for n in range(6)}
     gateway = [
         {
+            "call_id": f"c{n}",
+            "agent_id": "agent-1",
+            "trajectory_id": "t1",
             "step_number": n,
+            "route_version": 1,
+            "model": "babylon-v3",
             "messages": messages,
             "response": "HOLD",
             "temperature": 1,
@@ -104,7 +106,13 @@ def recorded_row() -> GameRow:
             "prompt_token_ids": [1, 2],
             "completion_token_ids": [3],
             "logprobs": [-0.5],
-            "untrainable": None,
+            "max_tokens": 64,
+            "seed": None,
+            "finish_reason": "stop",
+            "trainable": True,
+            "untrainable_reason": None,
+            "started_at": "2025-11-14T09:02:00+00:00",
+            "latency_ms": 3,
         }
         for n in range(6)
     ]
@@ -218,25 +226,24 @@ def _in_columns(one: GameRow, random: Random) -> GameRow:
 def _in_joined(one: GameRow, random: Random) -> GameRow:
     """Of call logs and outcomes only what their columns can hold: text may be any, types not."""
     logs = json.loads(one.logs_json)
-    for log in random.sample(logs, len(logs) // 2):
-        log["messages_json"] = random.choice(
+    for log in random.sample(list(logs.values()), len(logs) // 2):
+        log[1] = random.choice(
             (None, "", "[]", "{", '[{"role":1}]', "[" * 300, '[{"role":"a","content":"\\ud800"}]')
         )
-        log["top_p"] = random.choice((None, 0.5, -1.0))
+        log[2] = random.choice((None, 0.5, -1.0))
     gateway = json.loads(one.gateway_json)
     for recorded in random.sample(gateway, len(gateway) // 2):
         recorded["step_number"] = random.randrange(9)
-        recorded["logprobs"] = random.choice(([], None, [-0.5, -0.5]))
+        recorded["logprobs"] = random.choice(([], [-0.5, -0.5]))
         recorded["messages"] = random.choice(("", "[]", recorded["messages"], "{}", "nonsense"))
     outcomes = json.loads(one.outcomes_json)
     for outcome in outcomes:
         for name in ("outcome", "startPrice", "endPrice"):
             outcome[name] = random.choice((None, "NaN", "maybe", "NO", 0, -3.5, 1e-300, 7.25))
-    random.shuffle(logs)
     random.shuffle(gateway)
     return replace(
         one,
-        logs_json=compact(logs + logs[:1]),
+        logs_json=compact(logs),
         gateway_json=compact(gateway + gateway[:1]),
         outcomes_json=compact(outcomes),
     )

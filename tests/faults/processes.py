@@ -34,7 +34,7 @@ def start_server(home: Path) -> None:
     os.environ.update(BABYLON_HOME=str(home), OMP_NUM_THREADS="1")
     os.environ.pop("DATABASE_URL", None)
     try:
-        CONTEXT.set_forkserver_preload(["tests.faults.inside"])
+        CONTEXT.set_forkserver_preload(["tests.faults.inside", "tests.faults.acts"])
         forkserver.ensure_running()
     finally:
         os.environ.clear()
@@ -83,6 +83,11 @@ class Worker:
     def pid(self) -> int:
         assert self._process.pid is not None
         return self._process.pid
+
+    @property
+    def exit_code(self) -> int | None:
+        """None while it runs; minus the signal that killed it."""
+        return self._process.exitcode
 
     async def ended(self) -> int:
         """Its exit code, once it has ended; minus the signal that killed it."""

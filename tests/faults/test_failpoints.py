@@ -20,7 +20,7 @@ def test_a_list_of_failpoints_with_visits_and_actions_is_read() -> None:
 @pytest.mark.parametrize(
     "text", ["policy.befor", "policy.before=die", "policy.before@", "policy.before@two", "@2"]
 )
-def test_a_failpoint_that_there_is_not_is_refused_by_name(text: str) -> None:
+def test_an_unknown_failpoint_is_refused_by_name(text: str) -> None:
     with pytest.raises(ConfigError, match=r"BABYLON_FAILPOINT='.+': a failpoint is NAME"):
         parse(text)
 

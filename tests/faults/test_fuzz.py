@@ -28,19 +28,21 @@ PLANTED = int(os.environ.get("PLANTED_ROWS", 2_000))
 ONE_REASON_EACH = 100  # of so many sound rows one is bad
 
 
-def collected(directory, rows):
+def collected(settings, rows):
     """The rows as the collect stage leaves them."""
-    with ArtifactWriter(directory, GAME_SCHEMA, window_id=WINDOW.id, stage="collected") as writer:
+    with ArtifactWriter(
+        settings.home, GAME_SCHEMA, window_id=WINDOW.id, stage="collected"
+    ) as writer:
         while part := list(islice(rows, 200)):
             writer.write(pl.DataFrame([asdict(row) for row in part], schema=GAME_SCHEMA))
     return writer.artifact
 
 
 async def test_every_mutated_row_is_accepted_or_has_a_reason(store, settings):
-    raw = collected(settings.home.artifacts, mutated_rows(FUZZED))
+    raw = collected(settings, mutated_rows(FUZZED))
     accepted, _, rejections = check_artifact(raw, WINDOW, settings.home, settings.quality)
     assert accepted.rows + len(rejections) == raw.rows == FUZZED
-    kept = {name for frame in iter_artifact(accepted) for name in decoded(frame)}
+    kept = {name for frame in iter_artifact(settings.home, accepted) for name in decoded(frame)}
     assert kept.isdisjoint(rejection.trajectory_id for rejection in rejections)
     assert len(kept) == accepted.rows
     assert all(rejection.detail for rejection in rejections)
@@ -65,31 +67,31 @@ def decoded(frame):
         yield row["trajectory_id"]
 
 
-def test_rows_of_which_none_is_sound_leave_an_artifact_without_rows(settings):
+def test_a_window_without_sound_rows_gives_an_artifact_without_rows(settings):
     rows = (replace(older_row(), trajectory_id=f"t{n:03d}", steps_json="[]") for n in range(150))
-    accepted, agents, rejections = check_artifact(
-        collected(settings.home.artifacts, rows), WINDOW, settings.home, settings.quality
+    accepted, tally, rejections = check_artifact(
+        collected(settings, rows), WINDOW, settings.home, settings.quality
     )
-    assert (accepted.rows, agents, len(rejections)) == (0, set(), 150)
-    assert read_trajectories(accepted) == []
+    assert (accepted.rows, tally.eligible_agents, len(rejections)) == (0, set(), 150)
+    assert read_trajectories(settings.home, accepted) == []
 
 
 def test_the_same_seed_gives_the_same_rows_and_verdicts(settings):
-    first, again, other = (
-        collected(settings.home.artifacts, mutated_rows(400, seed)) for seed in (0, 0, 1)
-    )
+    first, again, other = (collected(settings, mutated_rows(400, seed)) for seed in (0, 0, 1))
     assert first == again
     assert first.sha256 != other.sha256
     assert check_artifact(first, WINDOW, settings.home, settings.quality) == check_artifact(
         again, WINDOW, settings.home, settings.quality
     )
-    assert read_trajectories(check_artifact(first, WINDOW, settings.home, settings.quality)[0])
+    assert read_trajectories(
+        settings.home, check_artifact(first, WINDOW, settings.home, settings.quality)[0]
+    )
 
 
 PENDING = {"actionType": "pending", "success": False}
 UNFINISHED = [*map(older_step, range(4)), older_step(4, action=PENDING)]
 BAD = {
-    Reason.OTHER_WINDOW: {"startTime": "2025-11-14T10:00:00"},
+    Reason.OTHER_WINDOW: {"windowId": "2025-11-14T11:00"},
     Reason.MALFORMED_JSON: {"stepsJson": compact(steps())[:-1]},
     Reason.MISSING_FIELD: {"stepsJson": compact([*steps(4), {"stepNumber": 4}])},
     Reason.NON_FINITE_NUMBER: {"totalReward": "NaN"},

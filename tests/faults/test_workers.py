@@ -1,107 +1,204 @@
-"""Four worker processes, many windows and a random SIGKILL now and then: each commits once."""
+"""Four workers of two overlapping deployments, struck at random: no learning is lost.
+
+Workers are killed or halted past their lease, and Postgres is killed. A strike counts if the worker
+had a window in work. Each promotion must descend from the champion before it, and each trajectory
+must end in the champion's line or in a candidate that was judged and rejected.
+"""
 
 import asyncio
 import os
-import sys
-from asyncio.subprocess import PIPE, Process
+import signal
+import time
+from collections import Counter
+from collections.abc import AsyncIterator
+from contextlib import ExitStack, suppress
 from datetime import UTC, datetime
 from pathlib import Path
 from random import Random
 
-from babylon.core.settings import Settings
-from babylon.core.windows import Window, WindowState
-from babylon.store import Store
+import pytest
+
+from babylon.core.settings import Settings, load_settings
+from babylon.core.windows import DONE, Window
+from babylon.store import Store, open_store
+from babylon.store.attempts import list_attempts
+from babylon.store.connection import UNREACHABLE
+from babylon.store.embedded import EmbeddedPostgres
 from babylon.store.policies import ensure_base, list_policies
+from babylon.store.routes import all_routes
 from babylon.store.windows import list_windows
+from tests.faults.processes import Worker, start_server
+from tests.faults.world import WHOLE
 from tests.integration.test_window_machine import PLAY
 
-ROOT = Path(__file__).parents[2]
 LEASE_S = 1.0
-WORKERS, EACH = 4, 3  # trajectories a window
-# a longer run on demand: BABYLON_FAULT_KILLS=200 BABYLON_FAULT_WINDOWS=1000
-KILLS = int(os.environ.get("BABYLON_FAULT_KILLS", "8"))
-WINDOWS = int(os.environ.get("BABYLON_FAULT_WINDOWS", "200"))
+ORDERS = ("oldest", "oldest", "newest", "any")  # hourly-training twice, backfill, one-window
+EACH = 3  # trajectories a window
+# `make faults` takes the full size: about three minutes
+WINDOWS = int(os.environ.get("BABYLON_FAULT_WINDOWS", "200" if WHOLE else "12"))
+KILLS = int(os.environ.get("BABYLON_FAULT_KILLS", "200" if WHOLE else "4"))
+HALTS = max(1, KILLS // 10)
+OUTAGES = int(os.environ.get("BABYLON_FAULT_OUTAGES", "20" if WHOLE else "1"))
 
 
 class Fleet:
-    """Keeps four workers alive; each kill is due once so many steps have been taken in all."""
+    """Keeps the workers alive, strikes them, and counts the strikes that hit a window in work."""
 
-    def __init__(self, settings: Settings, windows: list[Window]) -> None:
-        self._settings, self._windows = settings, windows
-        self._random = Random(1)
-        span = 5 * len(windows)  # steps that are certainly taken
-        self._due = sorted(self._random.sample(range(20, span), KILLS))
-        self._steps = 0
-        self.killed: list[str] = []  # the step that each died at
+    def __init__(self, settings: Settings, store: Store, server: EmbeddedPostgres) -> None:
+        self._settings, self._store, self._server = settings, store, server
+        self._random, self._lives = Random(1), 0
+        self._stack = ExitStack()
+        self._workers: dict[int, Worker] = {}
+        self.windows: list[Window] = []
+        self.struck: Counter[str] = Counter()
 
     async def run(self) -> None:
-        await asyncio.gather(*(self._keep_alive(number) for number in range(WORKERS)))
+        while len(self.windows) < WINDOWS:
+            await self._play()
+        due = ["kill"] * KILLS + ["halt"] * HALTS + ["outage"] * OUTAGES
+        self._random.shuffle(due)
+        with self._stack:
+            for place in range(len(ORDERS)):
+                self._start(place)
+            while due or not await self._done():
+                await asyncio.sleep(self._random.uniform(0.05, 0.3))
+                for place, worker in self._workers.items():
+                    if worker.exit_code is not None:
+                        assert worker.exit_code in (0, -signal.SIGKILL), (
+                            f"{worker.exit_code}: {worker.said}"
+                        )
+                        if worker.exit_code or not await self._done():
+                            self._start(place)
+                if due and await self._strike(due[-1]):
+                    self.struck[due.pop()] += 1
+                if due and await self._done(left=len(ORDERS)):
+                    with suppress(*UNREACHABLE):
+                        await self._play()  # so that the strikes that are due meet work
 
-    async def _keep_alive(self, number: int) -> None:
-        for life in range(KILLS + 1):
-            process = await self._start(seed=100 * number + life)
-            if await self._watch(process) == 0:
-                return
-        raise AssertionError("a worker died of more than its kills")
+    async def _play(self) -> None:
+        """Add a window of play."""
+        first = Window(datetime(2025, 1, 1, tzinfo=UTC))
+        window = self.windows[-1].next() if self.windows else first
+        start = window.start.replace(tzinfo=None)
+        rows = [(f"{window.id}-{number}", start, window.id) for number in range(EACH)]
+        await self._store.pool.executemany(PLAY, rows)
+        self.windows.append(window)
 
-    async def _start(self, seed: int) -> Process:
-        assert self._settings.database.url is not None
-        environment = {
-            **os.environ,
-            "DATABASE_URL": self._settings.database.url.get_secret_value(),
-            "BABYLON_HOME": str(self._settings.home.root),
-            "POLARS_MAX_THREADS": "1",
-        }
-        ids = [window.id for window in self._windows]
-        return await asyncio.create_subprocess_exec(
-            *(sys.executable, "-m", "tests.faults.worker", str(seed), str(LEASE_S), *ids),
-            cwd=ROOT,
-            env=environment,
-            stdout=PIPE,
+    def _start(self, place: int) -> None:
+        self._lives += 1
+        worker = Worker(
+            self._settings,
+            "tests.faults.worker:work",
+            ORDERS[place],
+            str(self._lives),
+        )
+        self._workers[place] = self._stack.enter_context(worker)
+
+    async def _strike(self, kind: str) -> bool:
+        """Return True if the strike met a worker with a window in work."""
+        if kind == "outage":
+            pid = int((self._server.data / "postmaster.pid").read_text().split()[0])
+            os.kill(pid, signal.SIGKILL)
+            await asyncio.to_thread(self._revive)
+            return True
+        running = [worker.pid for worker in self._workers.values() if worker.exit_code is None]
+        if not running:
+            return False
+        pid = self._random.choice(running)
+        try:
+            os.kill(pid, signal.SIGSTOP)
+            in_work = await self._in_work(pid)
+            if kind == "halt":
+                await asyncio.sleep(1.5 * LEASE_S if in_work else 0)
+            os.kill(pid, signal.SIGKILL if kind == "kill" and in_work else signal.SIGCONT)
+        except ProcessLookupError:  # it ended a moment ago
+            return False
+        return in_work
+
+    def _revive(self) -> None:
+        deadline = time.monotonic() + 60
+        while not self._server.revive():
+            assert time.monotonic() < deadline, "Postgres does not come back"
+            time.sleep(0.1)
+
+    async def _in_work(self, pid: int) -> bool:
+        return await self._ask(
+            "SELECT EXISTS (SELECT FROM babylon.attempts JOIN babylon.windows w USING (window_id,"
+            f" epoch, owner) WHERE ended_at IS NULL AND w.owner LIKE '%:{pid}:%'"
+            " AND w.lease_until > now())"
         )
 
-    async def _watch(self, process: Process) -> int:
-        assert process.stdout is not None
-        async for line in process.stdout:
-            self._steps += 1
-            if self._due and self._steps >= self._due[0]:
-                self._due.pop(0)
-                self.killed.append(line.decode().split(maxsplit=1)[1].strip())
-                process.kill()
-                await process.wait()
-                return -9
-        return await process.wait()
+    async def _done(self, left: int = 0) -> bool:
+        states = ", ".join(f"'{state}'" for state in DONE)
+        return await self._ask(
+            f"SELECT count(*) >= {len(self.windows) - left} FROM babylon.windows"
+            f" WHERE state IN ({states})"
+        )
+
+    async def _ask(self, query: str) -> bool:
+        for _ in range(100):
+            try:
+                return bool(await self._store.pool.fetchval(query))
+            except UNREACHABLE:
+                await asyncio.sleep(0.1)
+        raise AssertionError("Postgres does not answer")
 
 
-async def test_four_killed_workers_commit_windows_once(settings: Settings, store: Store) -> None:
-    windows = [Window(datetime(2025, 1, 1, tzinfo=UTC))]
-    while len(windows) < WINDOWS:
-        windows.append(windows[-1].next())
-    await ensure_base(store, uri="file:///base", base_model="tiny")
+@pytest.fixture
+async def own(tmp_path: Path) -> AsyncIterator[tuple[Settings, Store, EmbeddedPostgres]]:
+    """A Postgres of this test's own, which it may kill."""
+    start_server(tmp_path / "server")
+    server = EmbeddedPostgres(tmp_path / "home")
+    server.acquire()
+    try:
+        settings = load_settings(
+            home=tmp_path / "home",
+            database={"url": server.url()},
+            windows={"lease_s": LEASE_S},
+        )
+        async with open_store(settings, migrate=True) as store:
+            yield settings, store, server
+    finally:
+        server.release()
+
+
+async def test_no_learning_is_lost_among_struck_workers(
+    own: tuple[Settings, Store, EmbeddedPostgres],
+) -> None:
+    settings, store, server = own
+    await ensure_base(store, uri="/nowhere/base", base_model="tiny")
     await store.pool.execute("INSERT INTO \"User\" (id) VALUES ('player')")
-    await store.pool.executemany(
-        PLAY,
-        [
-            (f"{window.id}-{number}", window.start.replace(tzinfo=None), window.id)
-            for window in windows
-            for number in range(EACH)
-        ],
-    )
-    fleet = Fleet(settings, windows)
-    async with asyncio.timeout(60 + 2 * KILLS + WINDOWS):
+    fleet = Fleet(settings, store, server)
+    async with asyncio.timeout(120 + 5 * (WINDOWS + KILLS)):
         await fleet.run()
+    assert fleet.struck == {"kill": KILLS, "halt": HALTS, "outage": OUTAGES}
+    await check_lineage(store, fleet.windows)
 
-    assert len(fleet.killed) == KILLS
+
+async def check_lineage(store: Store, windows: list[Window]) -> None:
     rows = await list_windows(store)
     assert {row.window_id for row in rows} == {window.id for window in windows}
-    assert {(row.state, row.leased) for row in rows} == {(WindowState.DEPLOYED, False)}
-    policies = [policy for policy in await list_policies(store) if policy.batch_id]
-    assert sorted(str(policy.window_id) for policy in policies) == [w.id for w in windows]
-    trained = await store.pool.fetch(
-        "SELECT window_id, array_agg(trajectory_id ORDER BY trajectory_id)"
-        " FROM babylon.trained GROUP BY 1"
-    )
-    assert {row[0]: row[1] for row in trained} == {
-        window.id: [f"{window.id}-{number}" for number in range(EACH)] for window in windows
+    assert all(row.state in DONE and not row.leased for row in rows)
+
+    parents = {
+        policy.policy_version: policy.parent_version for policy in await list_policies(store)
     }
-    assert sum(row.epoch for row in rows) > WINDOWS  # some were taken over
+    champions = [route.policy_version for route in reversed(await all_routes(store))]
+    before = dict(zip(champions[1:], champions, strict=False))
+    assert {version: parents[version] for version in before} == before
+    assert len(champions) == len(set(champions)) > len(windows) / 3
+
+    fates = await store.pool.fetch("SELECT trajectory_id, window_id, fate FROM babylon.learning")
+    assert sorted(fate["trajectory_id"] for fate in fates) == sorted(
+        f"{window.id}-{number}" for window in windows for number in range(EACH)
+    )
+    assert {fate["fate"] for fate in fates} == {
+        "in the champion's line",
+        "in a rejected candidate",
+    }
+    in_line = {fate["window_id"] for fate in fates if fate["fate"] == "in the champion's line"}
+    assert in_line == {row.window_id for row in rows if row.state == "deployed"}
+    attempts = await list_attempts(store, in_line)
+    ended = [attempt.ending for attempt in attempts]
+    assert None not in ended and Counter(ended)["deployed"] == len(in_line)
+    print(Counter(ended), len(champions) - 1, "promoted", len(parents) - 1, "policies")

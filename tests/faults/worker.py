@@ -1,108 +1,187 @@
-"""A worker process: claims window after window until all are done, and says each step it takes.
+"""A worker process: takes windows through the eight stages until all are done.
 
-Claims, leases, stages and commits are the real ones; only what computes is left out.
+The composition is that of the flows. Claims, leases, the line, commits, routes and fates are the
+real ones, and so are the stages ``train``, ``validate checkpoint`` and ``deploy``. Collection and
+scoring read only ids. The update writes a file, and the gate draws its ruling from the batch.
 """
 
 import asyncio
+import random
 import sys
-from random import Random
+from dataclasses import dataclass
+from functools import partial
+from hashlib import sha256
+from types import SimpleNamespace
+from typing import Any
 
 import polars as pl
 
-from babylon.core.artifacts import write_artifact
-from babylon.core.errors import WindowError
+from babylon.core.artifacts import read_artifact, write_artifact
+from babylon.core.errors import BabylonError
 from babylon.core.game_rows import UNTRAINED
+from babylon.core.home import Home
 from babylon.core.settings import Settings, load_settings
-from babylon.core.types import Claim, Collected, Scored
-from babylon.core.windows import DONE, Window, WindowState, parse_window_id
-from babylon.stages.claim import claimed, commit_collected, commit_scored, resume
+from babylon.core.types import Claim, Collected, Scored, Trained, Verdict
+from babylon.core.windows import DONE, Window, WindowState
+from babylon.flows import eight_stages as stages
+from babylon.flows import train_window as flow
+from babylon.stages import train as training
+from babylon.stages import validate_checkpoint as gate
+from babylon.stages.claim import commit_collected, commit_scored
+from babylon.stages.deploy import deploy_checkpoint
 from babylon.stages.fingerprint import scoring_fingerprint
-from babylon.stages.train import batch_of
+from babylon.stages.pending import window_to_train
 from babylon.store import Store, open_store
-from babylon.store.policies import commit_policy
+from babylon.store.connection import UNREACHABLE
+from babylon.store.policies import Policy
 from babylon.store.windows import list_windows, set_state
 
-STEP_S = 0.01
+STEP_S = 0.02  # the longest pause in a stage
 
 
-async def work(settings: Settings, windows: list[Window], seed: int) -> None:
-    async with open_store(settings) as store:
-        while left := await _left(store, windows):
-            Random(seed).shuffle(left)
-            for window in left:
-                try:
-                    async with claimed(store, settings.windows, window) as claim:
-                        await _train(store, settings, claim, window)
-                except WindowError:  # somebody else's, or done meanwhile
-                    continue
-            await asyncio.sleep(0.05)
+@dataclass(frozen=True)
+class Here:
+    """The GPU stages, in this process."""
+
+    settings: Settings
+    store: Store
+
+    async def train(self, scored: Scored) -> Trained:
+        return await training.train_window(self.store, self.settings, scored)
+
+    async def validate_checkpoint(self, trained: Trained) -> Verdict:
+        return await gate.validate_checkpoint(self.store, self.settings, trained)
 
 
-async def _left(store: Store, windows: list[Window]) -> list[Window]:
+def work(order: str, seed: str) -> int:
+    """Work until all windows are done; ``order``: oldest, newest or any window first."""
+    random.seed(int(seed))
+    asyncio.run(_work(load_settings(), order))
+    return 0
+
+
+async def _work(settings: Settings, order: str) -> None:
+    training.training_rows = _rows
+    training.updater = lambda _: _update
+    training.update_metrics = lambda update, scored: {}
+    gate._met = _drawn
+    while True:
+        try:
+            async with open_store(settings) as store:
+                _take_the_place_of_tasks(store)
+                while left := await _left(store):
+                    await _look(store, settings, order, left)
+                    await _pause()
+                return
+        except UNREACHABLE:  # Postgres was killed
+            await asyncio.sleep(0.2)
+
+
+async def _left(store: Store) -> list[str]:
     done = {row.window_id for row in await list_windows(store) if row.state in DONE}
-    return [window for window in windows if window.id not in done]
+    ids = await store.pool.fetch('SELECT DISTINCT "windowId" FROM trajectories ORDER BY 1')
+    return [row[0] for row in ids if row[0] not in done]
 
 
-async def _train(store: Store, settings: Settings, claim: Claim, window: Window) -> None:
-    scored, trained = await resume(store, scoring_fingerprint(settings), claim)
-    if scored is None:
-        scored = await _score(store, settings, claim, window)
-    if trained is None:
-        ids = pl.read_parquet(scored.artifact.uri.removeprefix("file://"))["trajectory_id"]
-        await _say(window, "train")
-        await commit_policy(
-            store,
-            claim,
-            parent_version=0,
-            kind="lora",
-            uri=f"file:///{claim.window_id}-e{claim.epoch}",
-            base_model="tiny",
-            batch_id=batch_of(claim.window_id),
-            trajectory_ids=ids.to_list(),
-            metrics={},
+async def _look(store: Store, settings: Settings, order: str, left: list[str]) -> None:
+    """One look of a deployment: the windows that it saw, or one window."""
+    if order == "any":
+        left = random.sample(left, 1)
+    elif order == "newest":
+        left.reverse()
+    gpu: Any = Here(settings, store)
+    for window_id in left:
+        window = await window_to_train(store, settings.windows, settings.quality, window_id)
+        finish = partial(flow._finish, store, gpu)
+        try:
+            await stages.eight_stages(store, gpu, window, finish)
+        except UNREACHABLE:
+            raise
+        except BabylonError as error:  # somebody else's, superseded, or done meanwhile
+            print(window_id, type(error).__name__, error, flush=True)
+
+
+def _take_the_place_of_tasks(store: Store) -> None:
+    async def collect(settings: Settings, claim: Claim, window: Window) -> Collected:
+        await _pause()
+        rows = await store.pool.fetch(
+            'SELECT "trajectoryId" AS trajectory_id FROM trajectories t WHERE "windowId" = $1'
+            f" AND {UNTRAINED} ORDER BY 1",
+            window.id,
         )
-    await _say(window, "validate checkpoint")
-    await set_state(store, claim, WindowState.DEPLOYED)
-    await _say(window, "done")
+        frame = pl.DataFrame([dict(row) for row in rows], schema={"trajectory_id": pl.String})
+        artifact = write_artifact(settings.home, frame, window_id=window.id)
+        collected = Collected(claim=claim, artifact=artifact)
+        await commit_collected(store, collected)
+        return collected
+
+    async def validate(settings: Settings, collected: Collected) -> Collected:
+        await _pause()
+        await set_state(store, collected.claim, WindowState.VALIDATED)
+        return collected
+
+    async def dropout(settings: Settings, collected: Collected) -> Collected:
+        return collected
+
+    async def score(settings: Settings, collected: Collected) -> Scored:
+        await _pause()
+        rows = collected.artifact.rows
+        scored = Scored(
+            claim=collected.claim,
+            artifact=collected.artifact,
+            eligible=rows,
+            agents=rows,
+            scorer="none",
+            avg_reward=0.0,
+            fingerprint=scoring_fingerprint(settings),
+        )
+        await commit_scored(store, scored)
+        return scored
+
+    async def deploy(settings: Settings, verdict: Verdict) -> Any:
+        await _pause()
+        return await deploy_checkpoint(store, settings, verdict)
+
+    async def nothing(*_: object) -> None: ...
+
+    here = locals()
+    for name in ("collect", "validate", "dropout", "score", "deploy"):
+        setattr(stages, name, here[name])
+    for name in ("publish", "run_after"):
+        setattr(stages, name, nothing)
 
 
-async def _score(store: Store, settings: Settings, claim: Claim, window: Window) -> Scored:
-    await _say(window, "collect")
-    rows = await store.pool.fetch(
-        f'SELECT "trajectoryId" AS trajectory_id FROM trajectories t WHERE "windowId" = $1'
-        f" AND {UNTRAINED} ORDER BY 1",
-        window.id,
+def _rows(home: Home, artifact: Any) -> list[Any]:
+    ids = read_artifact(home, artifact, ["trajectory_id"])["trajectory_id"]
+    return [SimpleNamespace(trajectory_id=one, calls=()) for one in ids]
+
+
+async def _update(work: Any) -> Any:
+    await _pause()
+    work.target.mkdir(parents=True, exist_ok=True)
+    text = f"{work.claim.window_id} after {work.parent.policy_version}"
+    (work.target / "adapter_config.json").write_text(text)
+    await _pause()
+    return SimpleNamespace(trajectory_ids=[row.trajectory_id for row in work.rows])
+
+
+async def _drawn(
+    store: Store, trained: Trained, serving: Policy, route_version: int, *_: object, **__: object
+) -> Verdict:
+    """A ruling that depends on the batch alone: three of four candidates pass."""
+    await _pause()
+    return Verdict(
+        claim=trained.claim,
+        policy_version=trained.policy_version,
+        route_version=route_version,
+        promote=sha256(trained.batch_id.encode()).digest()[0] % 4 > 0,
+        reason="drawn",
     )
-    frame = pl.DataFrame([dict(row) for row in rows])
-    artifact = write_artifact(frame, settings.home.artifacts, window_id=window.id)
-    await commit_collected(store, Collected(claim=claim, artifact=artifact))
-    await _say(window, "validate")
-    await set_state(store, claim, WindowState.VALIDATED)
-    await _say(window, "score")
-    scored = Scored(
-        claim=claim,
-        artifact=artifact,
-        eligible=artifact.rows,
-        agents=artifact.rows,
-        scorer="none",
-        avg_reward=0.0,
-        fingerprint=scoring_fingerprint(settings),
-    )
-    await commit_scored(store, scored)
-    return scored
 
 
-async def _say(window: Window, step: str) -> None:
-    print(f"{window.id} {step}", flush=True)
-    await asyncio.sleep(STEP_S)
+async def _pause() -> None:
+    await asyncio.sleep(random.uniform(0, STEP_S))
 
 
 if __name__ == "__main__":
-    seed, lease_s, *ids = sys.argv[1:]
-    asyncio.run(
-        work(
-            load_settings(windows={"lease_s": float(lease_s)}),
-            [parse_window_id(window_id) for window_id in ids],
-            int(seed),
-        )
-    )
+    sys.exit(work(*sys.argv[1:]))

@@ -136,7 +136,8 @@ QUERIES = {
     " FROM babylon.routes ORDER BY 1",
     "rejections": "SELECT * FROM babylon.rejections ORDER BY trajectory_id",
     "scores": "SELECT * FROM babylon.scores ORDER BY trajectory_id",
-    "judgments": "SELECT key, scores, problem FROM babylon.judgments ORDER BY key",
+    "judgments": "SELECT key, scores, problem FROM babylon.judgments"
+    " WHERE key NOT LIKE '%/sent' ORDER BY key",
     "open jobs": "SELECT * FROM babylon.training_jobs WHERE status <> 'done'",
     "plays": 'SELECT "trajectoryId", "usedInTraining", "trainedInBatch", "aiJudgeReward"'
     ' FROM trajectories ORDER BY "trajectoryId"',

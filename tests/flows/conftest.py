@@ -10,7 +10,7 @@ real policy, so everything after it is real again.
 """
 
 import gc
-from collections.abc import AsyncIterator, Iterator
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -19,24 +19,23 @@ import pytest
 from babylon.core.artifacts import read_artifact
 from babylon.core.settings import Settings
 from babylon.core.types import Scored, Trained, Verdict
-from babylon.stages.train import batch_of
 from babylon.store import Store
-from babylon.store.policies import champion, commit_policy, ensure_base
+from babylon.store.policies import champion, commit_policy, ensure_base, next_batch
 from babylon.training.backends.train_input import Progress
 from tests.integration.game import insert_real_window
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Prefect leaves a socket of each event loop to the garbage collector, so flow tests run last
-    and forgive that, and ``collect_sockets`` makes sure that no later test has to."""
+    """Prefect leaves a socket of each event loop to the garbage collector, so flow tests forgive
+    that, and ``collect_sockets`` makes sure that no test of another file has to. It takes a second,
+    so each file does it once."""
     here = Path(__file__).parent
-    items.sort(key=lambda item: here in item.path.parents)
     for item in items:
         if here in item.path.parents:
             item.add_marker(pytest.mark.filterwarnings("ignore::ResourceWarning"))
 
 
-@pytest.fixture(autouse=True)
+@pytest.fixture(scope="module", autouse=True)
 def collect_sockets() -> Iterator[None]:
     yield
     gc.collect()
@@ -50,6 +49,7 @@ class Workshop:
     training_error: Exception | None = None
     validation_error: BaseException | None = None
     trained: list[str] = field(default_factory=list)
+    meanwhile: Callable[[Store], Awaitable[None]] | None = None  # between champion and commit
 
     async def train(
         self, store: Store, settings: Settings, scored: Scored, *, progress: Progress
@@ -58,24 +58,27 @@ class Workshop:
         progress(1, 2)
         if self.training_error:
             raise self.training_error
-        batch_id = batch_of(scored.claim.window_id)
+        batch_id = await next_batch(store, scored.claim.window_id)
+        parent = (await champion(store))[0].policy_version
+        if self.meanwhile:
+            await self.meanwhile(store)
         metrics = {"training_loss": 0.5, "kl_before": 0.0, "kl_after": 0.01, "kl_divergence": 0.01}
         version = await commit_policy(
             store,
             scored.claim,
-            parent_version=0,
+            parent_version=parent,
             kind="lora",
             uri="file:///checkpoint",
             base_model="tiny",
             batch_id=batch_id,
-            trajectory_ids=read_artifact(scored.artifact)["trajectory_id"].to_list(),
+            trajectory_ids=read_artifact(settings.home, scored.artifact)["trajectory_id"].to_list(),
             metrics=metrics,
         )
         return Trained(
             claim=scored.claim,
             batch_id=batch_id,
             policy_version=version,
-            parent_version=0,
+            parent_version=parent,
             checkpoint_uri="file:///checkpoint",
             metrics=metrics,
         )
@@ -122,3 +125,12 @@ async def played(
     await insert_real_window(store)
     await ensure_base(store, uri="file:///base", base_model="tiny")
     yield settings
+
+
+async def play_the_next_hour(store: Store) -> None:
+    await store.pool.execute(
+        "INSERT INTO trajectories SELECT (jsonb_populate_record(t, jsonb_build_object("
+        "'id', t.id || '+', 'trajectoryId', t.\"trajectoryId\" || '+',"
+        "'windowId', '2025-11-14T10:00', 'startTime', t.\"startTime\" + interval '1 hour',"
+        "'endTime', t.\"endTime\" + interval '1 hour'))).* FROM trajectories t"
+    )

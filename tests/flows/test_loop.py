@@ -1,6 +1,6 @@
 """The loop for real: a fleet plays through gateway and engine, and the flow trains what it played.
 
-Nothing is replaced. The base model has imitated scripted agents for a quarter of its usual time.
+Nothing is replaced. The base model is smaller than the demo's.
 """
 
 from collections.abc import AsyncIterator
@@ -22,6 +22,7 @@ from babylon.deployment.replace import replace_champion
 from babylon.flows.train_window import train_window
 from babylon.game.fleet.fleet_plan import FleetPlan
 from babylon.game.fleet.spawn import run_fleet
+from babylon.policies.checkpoint_files import adapter_base
 from babylon.policies.load import load_policy
 from babylon.serving.serve import serving
 from babylon.store import Store
@@ -29,7 +30,6 @@ from babylon.store.calls import wait_until_recorded
 from babylon.store.gateways import live_gateways
 from babylon.store.policies import champion, ensure_base, get_policy, list_policies
 from babylon.store.windows import get_window
-from babylon.training.base_model import EmbeddedModelRecipe, make_embedded_model
 from babylon.training.update import scored_trajectories
 from tests.ports import free_port
 
@@ -38,9 +38,9 @@ AGENTS, TICKS = 12, 6
 HOUR = window_at(datetime(2026, 1, 1, 9, tzinfo=UTC))
 
 
-@pytest.fixture(scope="module")
-def base(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return make_embedded_model(EmbeddedModelRecipe(steps=110), tmp_path_factory.mktemp("models"))
+@pytest.fixture
+def base(embedded_model: Path) -> Path:
+    return embedded_model
 
 
 @pytest.fixture
@@ -131,8 +131,8 @@ async def no_ground_truth_is_in_a_training_token(
     row = await get_window(store, result.window_id)
     assert row is not None and row.scored is not None
     artifact = row.scored.artifact
-    assert "predictionCorrect" in str(pl.read_parquet(artifact.uri.removeprefix("file://")).rows())
-    rows = training_rows(artifact)
+    assert "predictionCorrect" in str(pl.read_parquet(store.home.resolve(artifact.uri)).rows())
+    rows = training_rows(store.home, artifact)
     _, tokenizer = load_policy(base)
     trajectories, excluded = scored_trajectories(tokenizer, rows, context=8192)
     assert (excluded.greedy, excluded.too_long, excluded.empty) == (0, 0, 0)
@@ -140,7 +140,9 @@ async def no_ground_truth_is_in_a_training_token(
     trained = [call for trajectory in trajectories for call in trajectory.calls]
     for call, tokens in zip(logged, trained, strict=True):
         prompt, completion = tokenizer.decode(tokens.prompt), tokenizer.decode(tokens.completion)
-        sent = "".join(f"<|im_start|>{m.role}\n{m.content}<|im_end|>\n" for m in call.messages)
+        sent = "".join(
+            f"<|im_start|>{m['role']}\n{m['content']}<|im_end|>\n" for m in call.messages
+        )
         assert prompt == f"{sent}<|im_start|>assistant\n"
         assert completion.removesuffix("<|im_end|>") == call.response
         assert not any(secret in prompt + completion for secret in SECRETS)
@@ -186,12 +188,6 @@ async def test_a_window_without_logprobs_is_trained_with_an_adapter_and_says_so(
     policy = await get_policy(store, 1)
     assert policy.kind == "lora" and (Path(policy.uri) / "adapter_config.json").exists()
     adapted, _ = load_policy(policy.uri)
-    plain, _ = load_policy(live_base(policy.uri))
+    plain, _ = load_policy(str(adapter_base(policy.uri)))
     ids = torch.arange(3, 40)[None]
     assert not torch.equal(adapted(input_ids=ids).logits, plain(input_ids=ids).logits)
-
-
-def live_base(adapter: str) -> str:
-    from peft import PeftConfig
-
-    return str(PeftConfig.from_pretrained(adapter).base_model_name_or_path)

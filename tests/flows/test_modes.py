@@ -14,7 +14,7 @@ from babylon.flows.continuous import continuous, next_look
 from babylon.flows.publish_dataset import publish_dataset
 from babylon.store import Store
 from babylon.tasks.stage import listener
-from tests.flows.conftest import Workshop
+from tests.flows.conftest import Workshop, play_the_next_hour
 from tests.switchable_relay import SwitchableRelay
 
 WINDOW = "2025-11-14T09:00"
@@ -33,16 +33,9 @@ async def test_backfill_takes_only_the_given_hours(played: Settings, workshop: W
     assert await backfill(hours=1, overrides=CENTURY) == []
 
 
-async def play_the_next_hour(store: Store) -> None:
-    await store.pool.execute(
-        "INSERT INTO trajectories SELECT (jsonb_populate_record(t, jsonb_build_object("
-        "'id', t.id || '+', 'trajectoryId', t.\"trajectoryId\" || '+',"
-        "'windowId', '2025-11-14T10:00', 'startTime', t.\"startTime\" + interval '1 hour',"
-        "'endTime', t.\"endTime\" + interval '1 hour'))).* FROM trajectories t"
-    )
-
-
-async def test_failures_do_not_stop(played: Settings, store: Store, workshop: Workshop) -> None:
+async def test_a_failed_window_does_not_stop_a_backfill(
+    played: Settings, store: Store, workshop: Workshop
+) -> None:
     await play_the_next_hour(store)
     workshop.training_error = TrainingError("loss is nan")
     results = await backfill(overrides=CENTURY)
@@ -50,7 +43,9 @@ async def test_failures_do_not_stop(played: Settings, store: Store, workshop: Wo
     assert {(r.status, r.reason) for r in results} == {(WindowState.FAILED, "loss is nan")}
 
 
-async def test_bounds_take_the_oldest(played: Settings, store: Store, workshop: Workshop) -> None:
+async def test_a_limit_takes_the_oldest_windows(
+    played: Settings, store: Store, workshop: Workshop
+) -> None:
     await play_the_next_hour(store)
     heard: list[tuple[str, int, int]] = []
     token = listener.set(lambda _, stage, done, total: heard.append((stage, done, total)))

@@ -1,10 +1,13 @@
 """What all tasks share: when a stage is tried again."""
 
+import asyncio
+
 import asyncpg
 import pytest
 from prefect import flow
 
-from babylon.core.errors import DatabaseError, TrainingError
+from babylon.core.errors import DatabaseError, StageTimeoutError, TrainingError
+from babylon.core.settings import Settings, load_settings
 from babylon.tasks.stage import is_connection_error, stage
 
 
@@ -52,3 +55,29 @@ async def test_a_stage_is_retried_after_a_broken_connection_and_not_after_an_err
     with pytest.raises(TrainingError):
         await chain(TrainingError("loss is nan"))
     assert calls == ["flaky"]
+
+
+async def test_a_stage_that_waits_for_ever_is_ended_by_its_limit() -> None:
+    @stage("stuck")
+    async def stuck(settings: Settings) -> None:
+        await asyncio.sleep(60)
+
+    @flow
+    async def chain() -> None:
+        await stuck(load_settings(prefect={"stage_timeout_s": 0.1}))
+
+    with pytest.raises(StageTimeoutError, match=r"stage stuck did not end within 0\.1 s"):
+        await chain()
+
+
+async def test_a_timeout_inside_a_stage_stays_what_it_is() -> None:
+    @stage("inside")
+    async def inside(settings: Settings) -> None:
+        raise TimeoutError("of a request")
+
+    @flow
+    async def chain() -> None:
+        await inside(load_settings())
+
+    with pytest.raises(TimeoutError, match="of a request"):
+        await chain()

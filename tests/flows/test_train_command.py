@@ -9,6 +9,7 @@ from pathlib import Path
 
 import asyncpg
 import pytest
+from prefect.server.api.server import SubprocessASGIServer
 
 from babylon.cli import main
 from babylon.core.settings import Settings
@@ -90,10 +91,13 @@ def test_when_nothing_waits_it_says_where_others_may(
 async def test_a_signal_ends_it_with_130_one_line_and_a_window_that_is_free_again(
     number: signal.Signals, played: Settings, store: Store
 ) -> None:
+    server = SubprocessASGIServer()  # of this process's flows
+    server.start(180)
     process = subprocess.Popen(
         [sys.executable, "-c", ENDLESS],
         cwd=ROOT,
-        env={k: v for k, v in os.environ.items() if k != "PREFECT_HOME"},
+        env={k: v for k, v in os.environ.items() if k != "PREFECT_HOME"}
+        | {"PREFECT_API_URL": server.api_url},
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,
         text=True,

@@ -17,17 +17,19 @@ from babylon.core.windows import Window, WindowState, parse_window_id, window_at
 from babylon.flows.backfill import backfill
 from babylon.flows.publish_dataset import publish_dataset
 from babylon.flows.train_window import train_window
+from babylon.stages.checked_rows import CheckedRows
 from babylon.stages.readiness import window_reports
 from babylon.store import Store
+from babylon.store.attempts import list_attempts
 from babylon.store.policies import champion, list_policies
 from babylon.store.windows import get_window, list_windows
 from babylon.training.backends.train_input import Progress
 from tests.conftest import real_rows
 from tests.deployments import announced
-from tests.flows.conftest import Workshop
+from tests.flows.conftest import Workshop, play_the_next_hour
 from tests.integration.game import insert
 
-WINDOW = "2025-11-14T09:00"
+WINDOW, LATER = "2025-11-14T09:00", "2025-11-14T10:00"
 HOURS = 876_000
 LATE = {"id": "late", "trajectoryId": "late"}
 METRICS = {
@@ -90,10 +92,12 @@ async def test_a_finished_window_stays_finished_when_what_comes_after_it_fails(
     tracked, retired = [
         m for m in caplog.messages if m.startswith(f"window {WINDOW} is finished; ")
     ]
-    assert "cannot make the directory" in tracked and "does not name its base model" in retired
+    assert "cannot make the directory" in tracked and "no checkpoint was removed" in retired
 
 
-async def test_the_worse_never_serves(played: Settings, store: Store, workshop: Workshop) -> None:
+async def test_a_worse_challenger_never_serves(
+    played: Settings, store: Store, workshop: Workshop
+) -> None:
     workshop.promote = False
     result = await train_window(WINDOW)
     assert (result.status, result.reason) == (WindowState.REJECTED, "worse")
@@ -101,7 +105,9 @@ async def test_the_worse_never_serves(played: Settings, store: Store, workshop: 
     assert (await champion(store))[0].policy_version == 0
 
 
-async def test_failed_checks_reject(played: Settings, store: Store, workshop: Workshop) -> None:
+async def test_failed_checks_reject_the_checkpoint(
+    played: Settings, store: Store, workshop: Workshop
+) -> None:
     async with announced(store):  # a gateway runs, so there are checks
         result = await train_window(WINDOW)
     assert result.status == WindowState.REJECTED
@@ -111,14 +117,18 @@ async def test_failed_checks_reject(played: Settings, store: Store, workshop: Wo
     assert (await champion(store))[0].policy_version == 0
 
 
-async def test_challengers_get_a_share(played: Settings, store: Store, workshop: Workshop) -> None:
+async def test_with_strategy_ab_the_checkpoint_becomes_challenger(
+    played: Settings, store: Store, workshop: Workshop
+) -> None:
     result = await train_window(WINDOW, overrides={"deployment": {"strategy": "ab"}})
     assert (result.status, result.reason) == (WindowState.DEPLOYED, "challenger at 50%: not worse")
     assert (result.metrics["arm"], result.metrics["deployment_success"]) == ("challenger", True)
     assert (await champion(store))[0].policy_version == 0
 
 
-async def test_too_few_agents_skip(played: Settings, store: Store, workshop: Workshop) -> None:
+async def test_a_window_with_too_few_agents_is_skipped(
+    played: Settings, store: Store, workshop: Workshop
+) -> None:
     result = await train_window(WINDOW, overrides={"windows": {"min_agents": 50}})
     assert result.status == WindowState.SKIPPED and "50" in result.reason
     row = await get_window(store, WINDOW)
@@ -127,13 +137,15 @@ async def test_too_few_agents_skip(played: Settings, store: Store, workshop: Wor
     assert (await backfill(hours=HOURS))[0].status == WindowState.DEPLOYED  # 3 are enough for it
 
 
-async def test_equal_scores_wait(played: Settings, store: Store, workshop: Workshop) -> None:
+async def test_a_window_of_equal_scores_is_skipped_once(
+    played: Settings, store: Store, workshop: Workshop
+) -> None:
     workshop.training_error = WindowNotReadyError("all scores are equal")
     (skipped,) = await backfill(hours=HOURS)
     assert (skipped.status, skipped.reason) == (WindowState.SKIPPED, "all scores are equal")
     workshop.training_error = None
     assert await backfill(hours=HOURS) == []
-    (report,) = await window_reports(store, played.windows, played.quality)
+    (report,) = await window_reports(store, played.windows, CheckedRows(played.quality))
     assert report.missing == (
         "all scores are equal; nothing was played since (train --window tries it again)",
     )
@@ -142,7 +154,9 @@ async def test_equal_scores_wait(played: Settings, store: Store, workshop: Works
     assert (trained.status, trained.metrics["trajectories"]) == (WindowState.DEPLOYED, 6)
 
 
-async def test_failures_may_be_retried(played: Settings, store: Store, workshop: Workshop) -> None:
+async def test_a_failed_window_may_be_trained_again(
+    played: Settings, store: Store, workshop: Workshop
+) -> None:
     workshop.training_error = TrainingError("loss is nan")
     with pytest.raises(TrainingError, match="loss is nan"):
         await train_window(WINDOW)
@@ -152,13 +166,15 @@ async def test_failures_may_be_retried(played: Settings, store: Store, workshop:
     assert (await train_window(WINDOW)).status == WindowState.DEPLOYED
 
 
-async def test_resumes_at_validation(played: Settings, store: Store, workshop: Workshop) -> None:
+async def test_a_trained_window_is_resumed_at_validation(
+    played: Settings, store: Store, workshop: Workshop
+) -> None:
     workshop.validation_error = RuntimeError("power cut")
     with pytest.raises(RuntimeError):
         await train_window(WINDOW)
     row = await get_window(store, WINDOW)
     assert row is not None and row.state == WindowState.TRAINED
-    assert (row.reason, row.leased) == ("power cut", False)
+    assert (row.reason, row.leased) == ("RuntimeError at conftest.py:90", False)
 
     workshop.validation_error = None
     result = await train_window(WINDOW)
@@ -166,6 +182,71 @@ async def test_resumes_at_validation(played: Settings, store: Store, workshop: W
     assert result.metrics.keys() >= METRICS and result.metrics["training_loss"] == 0.5
     assert workshop.trained == [WINDOW]
     assert len(await list_policies(store)) == 2
+
+
+async def test_a_window_whose_parent_was_replaced_is_trained_again_from_the_new_champion(
+    played: Settings, store: Store, workshop: Workshop, caplog: pytest.LogCaptureFixture
+) -> None:
+    async def another_leads(store: Store) -> None:
+        workshop.meanwhile = None
+        await store.pool.execute(
+            "INSERT INTO babylon.policies (policy_version, parent_version, kind, uri, base_model)"
+            " VALUES (1, 0, 'lora', '/nowhere', 'tiny');"
+            "INSERT INTO babylon.routes (route_version, policy_version, author, reason)"
+            " VALUES (2, 1, 'another run', 'better')"
+        )
+
+    workshop.meanwhile = another_leads
+    result = await train_window(WINDOW)
+    assert (result.status, workshop.trained) == (WindowState.DEPLOYED, [WINDOW, WINDOW])
+    assert result.metrics["parent_version"] == 1
+    assert f"window {WINDOW} is trained again: its update started from policy 0" in caplog.text
+    attempts = await list_attempts(store, [WINDOW])
+    assert [(one.began_from, one.ending) for one in attempts] == [
+        ("claimed", "superseded"),
+        ("scored", "deployed"),
+    ]
+    assert await store.pool.fetchval("SELECT count(*) FROM babylon.judgments") == 0
+    fates = await store.pool.fetch(
+        "SELECT DISTINCT fate FROM babylon.learning WHERE fate <> 'free'"
+    )
+    assert [row["fate"] for row in fates] == ["in the champion's line"]
+
+
+async def test_a_half_finished_window_is_deployed_before_another_is_trained(
+    played: Settings, store: Store, workshop: Workshop
+) -> None:
+    await play_the_next_hour(store)
+    workshop.validation_error = asyncio.CancelledError()
+    with pytest.raises(asyncio.CancelledError):
+        await train_window(LATER)
+    workshop.validation_error = None
+    result = await train_window(WINDOW)
+    assert (result.status, workshop.trained) == (WindowState.DEPLOYED, [LATER, WINDOW])
+    parents = [(one.window_id, one.parent_version) for one in await list_policies(store)]
+    assert parents == [(None, None), (LATER, 0), (WINDOW, 1)]
+
+
+async def test_a_window_waits_scored_while_an_experiment_runs(
+    played: Settings, store: Store, workshop: Workshop
+) -> None:
+    await store.pool.execute(
+        "INSERT INTO babylon.policies (policy_version, parent_version, kind, uri, base_model)"
+        " VALUES (1, 0, 'lora', '/nowhere', 'tiny');"
+        "INSERT INTO babylon.routes (route_version, policy_version, author, reason, mode,"
+        " challenger_version, share, salt) VALUES (2, 0, 'operator', '', 'ab', 1, 0.5, 'salt')"
+    )
+    waits = await train_window(WINDOW)
+    assert (waits.status, waits.changed, workshop.trained) == (WindowState.SCORED, False, [])
+    assert waits.reason.startswith("policy 1 is compared with policy 0")
+    await store.pool.execute(
+        "INSERT INTO babylon.routes (route_version, policy_version, author, reason)"
+        " VALUES (3, 1, 'operator', 'it won')"
+    )
+    (result,) = await backfill(hours=HOURS)
+    assert (result.status, result.metrics["parent_version"]) == (WindowState.DEPLOYED, 1)
+    endings = [one.ending for one in await list_attempts(store, [WINDOW])]
+    assert endings == ["waits", "deployed"]
 
 
 async def test_a_cancelled_run_stops_computing_and_leaves_the_window_to_the_next(
@@ -200,7 +281,9 @@ async def test_a_cancelled_run_stops_computing_and_leaves_the_window_to_the_next
     assert (await train_window(WINDOW)).status == WindowState.DEPLOYED
 
 
-async def test_unfinished_hours_fail(played: Settings, store: Store, workshop: Workshop) -> None:
+async def test_a_window_that_is_not_over_is_refused(
+    played: Settings, store: Store, workshop: Workshop
+) -> None:
     current = window_at(datetime.now(UTC) + timedelta(minutes=1))  # this hour or the next
     with pytest.raises(WindowNotReadyError, match=f"ends at {current.end:%Y-%m-%dT%H:%M}"):
         await train_window(current.id)
@@ -213,11 +296,12 @@ async def test_prefect_artifacts_show_the_whole_run(played: Settings, workshop: 
         artifacts = await client.read_artifacts()
     tables = [str(a.data) for a in artifacts if a.key == "quality-2025-11-14t0900"]
     assert any(WINDOW in table for table in tables)
-    (page, *_) = [str(a.data) for a in artifacts if a.key == "update-2025-11-14t0900"]
-    assert page.startswith(f"# Window {WINDOW}: policy 0 became 1")
+    # Other tests share the server and the window.
+    updates = [str(a.data) for a in artifacts if a.key == "update-2025-11-14t0900"]
+    page = next(p for p in updates if p.startswith(f"# Window {WINDOW}: policy 0 became 1"))
     assert "| training_loss | 0.5 | mean over train steps |" in page
-    (page, *_) = [str(a.data) for a in artifacts if a.key == "arena-2025-11-14t0900"]
-    assert page.startswith(f"# Window {WINDOW}, policy 1: promote")
+    gates = [str(a.data) for a in artifacts if a.key == "arena-2025-11-14t0900"]
+    page = next(p for p in gates if p.startswith(f"# Window {WINDOW}, policy 1: promote"))
     assert "| mean P&L, $ | 1.0 | 2.0 |" in page and "Recorded play: not checked" in page
 
 
@@ -269,7 +353,8 @@ async def test_a_worker_whose_clock_is_behind_trains_what_is_over(
     last = window_at(datetime.now(UTC)).previous()
     await play_in(store, last)
     wrong_clock(-timedelta(hours=5))
-    (result,) = await backfill(overrides={"windows": {"grace_s": 0}})
+    at_once = {"grace_s": 0, "outcomes_wait_s": 0}
+    (result,) = await backfill(overrides={"windows": at_once})
     assert (result.window_id, result.status) == (last.id, WindowState.DEPLOYED)
 
 
@@ -319,7 +404,7 @@ async def test_recipes_take_late_rows(played: Settings, store: Store, workshop: 
     rows = [{**real_rows("trajectories")[n], "id": f"late{n}"} for n in range(3)]
     await insert(store, "trajectories", [{**r, "trajectoryId": r["id"]} for r in rows])
     assert await backfill(hours=HOURS) == []
-    (report,) = await window_reports(store, played.windows, played.quality)
+    (report,) = await window_reports(store, played.windows, CheckedRows(played.quality))
     assert (report.state, report.late, report.trained) == (WindowState.DEPLOYED, 3, 5)
 
     recipe = {"windows": {"recipe": "again", "lookback_hours": HOURS}}

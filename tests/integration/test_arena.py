@@ -13,13 +13,12 @@ import torch
 import typer
 
 from babylon.cli import arena
-from babylon.core.artifacts import local_path, write_artifact
+from babylon.core.artifacts import write_artifact
 from babylon.core.errors import ArenaError, BabylonError
 from babylon.core.settings import Settings
 from babylon.core.trajectories import (
     TRAJECTORY_SCHEMA,
     Call,
-    Message,
     TrainingRow,
     Trajectory,
     trajectory_row,
@@ -40,21 +39,19 @@ from babylon.policies.tokenizer import render_prompt
 from babylon.stages.deploy import deploy_checkpoint
 from babylon.stages.validate_checkpoint import validate_checkpoint
 from babylon.store import Store
-from babylon.store.policies import champion, commit_policy, ensure_base
+from babylon.store.policies import champion, ensure_base
 from babylon.store.windows import claim_window, get_window
-from babylon.training.base_model import EmbeddedModelRecipe, make_embedded_model
 from babylon.training.sft import fine_tune
+from tests.deployments import commit_under
 from tests.tiny_policy import plain_logprobs
 
 NOON = datetime(2025, 11, 14, 12, tzinfo=UTC)
 SUITE = Suite(name="small", version=1, rules=Rules(ticks=2), scenarios=8)
 
 
-@pytest.fixture(scope="module")
-def base(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A small embedded model after a part of its imitation: it knows the format."""
-    recipe = EmbeddedModelRecipe(hidden_size=64, layers=2, heads=2, steps=100, tokenizer_chats=500)
-    return make_embedded_model(recipe, tmp_path_factory.mktemp("models"))
+@pytest.fixture
+def base(embedded_model: Path) -> Path:
+    return embedded_model
 
 
 @pytest.fixture
@@ -86,7 +83,7 @@ def taught(base: Path, directory: Path, reply: str, chats: int = 128) -> Path:
             calls=(
                 Call(
                     step=0,
-                    messages=tuple(Message(**message) for message in chat[:-1]),
+                    messages=tuple(dict(message) for message in chat[:-1]),
                     response=reply,
                 ),
             ),
@@ -108,10 +105,10 @@ async def challenge(
     """A checkpoint committed as the policy that a window was trained into."""
     window = parse_window_id(f"2025-11-14T{hour:02}:00")
     claim = await claim_window(store, window, owner="worker", lease_s=60)
-    version = await commit_policy(
+    version = await commit_under(
         store,
         claim,
-        parent_version=parent,
+        parent,
         kind="full",
         uri=str(uri),
         base_model="embedded",
@@ -143,10 +140,10 @@ async def test_a_spoilt_checkpoint_is_refused_and_the_champion_keeps_serving(
     assert (await champion(store))[0].policy_version == 0
 
     assert verdict.report is not None and verdict.suite_digest is not None
-    report = json.loads((Path(verdict.report) / "report.json").read_text())
+    report = json.loads(Path(store.home.resolve(verdict.report), "report.json").read_text())
     assert report["verdict"]["suite_digest"] == verdict.suite_digest
     assert list(report["players"]) == ["champion", "challenger", "random", "news", "oracle"]
-    pictures = sorted(path.name for path in Path(verdict.report).glob("*.png"))
+    pictures = sorted(path.name for path in Path(store.home.resolve(verdict.report)).glob("*.png"))
     assert pictures == ["differences.png", "equity.png", "sequence.png"]
     assert await validate_checkpoint(store, quick, trained) == verdict  # bought once
 
@@ -204,7 +201,7 @@ async def recorded(
         completion = [*tokenizer.encode(reply, add_special_tokens=False), tokenizer.eos_token_id]
         call = Call(
             step=0,
-            messages=tuple(Message(**message) for message in messages),
+            messages=tuple(dict(message) for message in messages),
             response=reply,
             prompt_token_ids=tuple(prompt),
             completion_token_ids=tuple(completion),
@@ -226,8 +223,8 @@ async def recorded(
         )
         rows.append(trajectory_row(trajectory, game_json="[]", knowledge_json="{}"))
     artifact = write_artifact(
+        settings.home,
         pl.DataFrame(rows, schema=TRAJECTORY_SCHEMA),
-        settings.home.artifacts,
         window_id=trained.claim.window_id,
         stage="scored",
     )
@@ -283,7 +280,7 @@ async def test_what_dropout_left_out_is_held_out(store: Store, quick: Settings, 
     check = await held_out_check(store, trained, None)
     assert check.ess == pytest.approx(80, abs=0.1) and not check.veto
 
-    local_path(scored.artifact.uri).unlink()
+    Path(quick.home.resolve(scored.artifact.uri)).unlink()
     lost = await held_out_check(store, trained, None)
     assert lost.problem is not None and "cannot be read" in lost.problem
     rejected = await challenge(store, base, hour=8)

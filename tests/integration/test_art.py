@@ -21,8 +21,9 @@ import torch
 
 from babylon.core.artifacts import write_artifact
 from babylon.core.errors import ConfigError, FencedError, TrainingError, WindowNotReadyError
+from babylon.core.llm_calls import Message
 from babylon.core.settings import Settings
-from babylon.core.trajectories import Call, Message, TrainingRow
+from babylon.core.trajectories import Call, TrainingRow
 from babylon.core.types import Scored
 from babylon.core.windows import Window
 from babylon.policies.load import load_policy
@@ -413,9 +414,7 @@ async def test_the_train_stage_commits_what_wandb_trained(
     )
     scored = Scored(
         claim=work.claim,
-        artifact=write_artifact(
-            frame, settings.home.artifacts, window_id=WINDOW.id, stage="scored"
-        ),
+        artifact=write_artifact(settings.home, frame, window_id=WINDOW.id, stage="scored"),
         eligible=2,
         agents=2,
         scorer="heuristic",
@@ -509,8 +508,8 @@ async def test_an_overdue_job_is_an_error_and_the_run_after_it_submits_another(
     work_for: Work, store: Store, settings: Settings, service: ServerlessDouble
 ) -> None:
     service.ending = "hangs"
-    short = settings.replace(prefect={"gpu_timeout_s": 1.5})
-    with pytest.raises(TrainingError, match=r"did not end in time \(GPU_TIMEOUT_SECONDS=1.5\)"):
+    short = settings.replace(prefect={"stage_timeout_s": 1.5})
+    with pytest.raises(TrainingError, match=r"did not end in time \(STAGE_TIMEOUT_SECONDS=1.5\)"):
         await update_serverless(await work_for(settings=short))
     await asyncio.sleep(0.02)
     service.ending = "ends"

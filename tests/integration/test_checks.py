@@ -280,7 +280,7 @@ async def test_files_that_changed_since_the_commit_are_refused_unread(
     assert "no such directory" in (await check(home, settings, 1)).reason
 
 
-async def test_what_nobody_took_the_digest_of_is_served_all_the_same(
+async def test_a_policy_without_a_digest_is_served(
     stack: Stack, settings: Settings, base: Path, tmp_path: Path
 ) -> None:
     async with held(stack, 1, nudged(base, tmp_path / "v1", 0.02)) as gateways:
@@ -328,7 +328,9 @@ async def test_far_policies_are_refused(stack: Stack, settings: Settings, tmp_pa
         assert (await check(stack.store, raised, 1, gateways)).passed
 
 
-async def test_formless_policies_fail(store: Store, settings: Settings, tmp_path: Path) -> None:
+async def test_a_policy_that_writes_no_json_fails_the_check_of_form(
+    store: Store, settings: Settings, tmp_path: Path
+) -> None:
     teller = speaking(HOLD, tmp_path / "v0")
     await ensure_base(store, uri=str(teller), base_model="tiny")
     await insert_calls(store, [call(text, agent=f"agent-{text}") for text in ASKED])
@@ -443,7 +445,7 @@ def test_the_digest_is_of_what_decides_and_of_nothing_else(base: Path, tmp_path:
     copy = tmp_path / "copy"
     shutil.copytree(base, copy)
     digest = checkpoint_digest(str(copy))
-    assert digest == checkpoint_digest(f"file://{base}")
+    assert digest == checkpoint_digest(str(base))
     (copy / "optimizer.pt").write_bytes(b"moments")
     assert checkpoint_digest(str(copy)) == digest
     (copy / "tokenizer_config.json").write_text("{}")

@@ -89,13 +89,13 @@ async def test_the_real_window_keeps_five_agents_and_stores_ten_rejections(store
     assert {row["reason"] for row in stored} == {"no_llm_call"}
     assert len(stored) == 10
 
-    trajectories = read_trajectories(validated.artifact)
+    trajectories = read_trajectories(settings.home, validated.artifact)
     best = max(trajectories, key=lambda trajectory: trajectory.pnl_usd)
     assert best.agent_id == "test-agent-3"
     assert best.pnl_usd == pytest.approx(155.83, abs=0.01)
     logs = real_rows("llm_call_logs")
     assert sum(len(trajectory.calls) for trajectory in trajectories) == len(logs)
-    assert {(c.messages[1].content, c.response) for t in trajectories for c in t.calls} == {
+    assert {(c.messages[1]["content"], c.response) for t in trajectories for c in t.calls} == {
         (log["userPrompt"], log["response"]) for log in logs
     }
 
@@ -145,8 +145,8 @@ async def test_the_event_loop_runs_no_parquet(store, settings):
         await publish.fn(settings, scored)
     assert called == set()
     with parquet_of_this_thread() as called:
-        rewritten = rewrite_artifact(scored.artifact, settings.home.artifacts, lambda frame: frame)
-        read_artifact(rewritten)
+        rewritten = rewrite_artifact(settings.home, scored.artifact, lambda frame: frame)
+        read_artifact(settings.home, rewritten)
     # it would have been seen, but for writing, which has a thread of its own everywhere
     assert called == {function.__name__ for function in PARQUET} - {"write_table"}
 
@@ -169,18 +169,26 @@ async def test_only_untrained_training_rows_of_the_window_are_collected(store, s
     )
     await store.pool.execute("INSERT INTO babylon.trained VALUES ('used by us', 'w', 'b')")
     collected = await collect_window(store, settings.home, await claim(store), WINDOW)
-    ids = read_artifact(collected.artifact, ["trajectory_id"])["trajectory_id"].to_list()
-    assert ids == ["by id", "id, but outside", "no id, first moment", "no id, inside"]
-    with pytest.raises(WindowNotReadyError, match="1 other_window"):
+    ids = read_artifact(settings.home, collected.artifact, ["trajectory_id"])[
+        "trajectory_id"
+    ].to_list()
+    by_time = ["by id", "id that looks alike", "next window"]
+    assert ids == [*by_time, "no id, first moment", "no id, inside"]
+    with pytest.raises(WindowNotReadyError, match="2 other_window"):
         await validate_window(store, settings, collected)
-    rejected = await store.pool.fetch("SELECT trajectory_id, reason FROM babylon.rejections")
-    assert [tuple(row) for row in rejected] == [("id, but outside", "other_window")]
+    rejected = await store.pool.fetch("SELECT * FROM babylon.rejections ORDER BY trajectory_id")
+    assert [row["trajectory_id"] for row in rejected] == by_time[1:]
+    assert {row["reason"] for row in rejected} == {"other_window"}
+    assert "id '2025-11-14T09:0_' is not YYYY-MM-DDTHH:MM" in rejected[0]["detail"]
+    assert "id 2025-11-14T10:00 (60 minutes) lies outside window" in rejected[1]["detail"]
 
 
 async def test_more_rows_than_one_fetch_are_streamed(store, settings):
     await insert_trajectories(store, *({"trajectoryId": f"t{n:03}"} for n in range(450)))
     collected = await collect_window(store, settings.home, await claim(store), WINDOW)
-    ids = read_artifact(collected.artifact, ["trajectory_id"])["trajectory_id"].to_list()
+    ids = read_artifact(settings.home, collected.artifact, ["trajectory_id"])[
+        "trajectory_id"
+    ].to_list()
     assert ids == [f"t{n:03}" for n in range(450)]
 
 
@@ -215,7 +223,9 @@ async def test_only_trainable_finite_gateway_tokens_join_their_calls(store, sett
         ],
     )
     validated = await validated_window(store, settings)
-    trajectories = {t.trajectory_id: t for t in read_trajectories(validated.artifact)}
+    trajectories = {
+        t.trajectory_id: t for t in read_trajectories(settings.home, validated.artifact)
+    }
     calls = trajectories[one[0]["trajectoryId"]].calls
     assert [call.retokenized for call in calls[:6]] == [False, True, True, True, True, True]
     assert (calls[0].completion_token_ids, calls[0].logprobs) == ((3,), (-0.5,))
@@ -270,10 +280,10 @@ async def test_a_sampled_nul_is_recorded_by_both_and_joined(store, settings):
         await recorder.finish(trajectory, at=WINDOW.start)
     two_agents = settings.replace(windows={"min_agents": 2}, quality={"min_actions": 1})
     validated = await validated_window(store, two_agents)
-    for trajectory in read_trajectories(validated.artifact):
+    for trajectory in read_trajectories(settings.home, validated.artifact):
         (call,) = trajectory.calls
         assert (call.response, call.completion_token_ids) == ("HOLD\ufffd", (7, 0))
-        assert call.messages[0].content == "you said a\ufffd, not \\u0000"
+        assert call.messages[0]["content"] == "you said a\ufffd, not \\u0000"
 
 
 async def test_ground_truth_reaches_neither_training_rows_nor_the_dataset(store, settings):
@@ -307,17 +317,18 @@ async def test_ground_truth_reaches_neither_training_rows_nor_the_dataset(store,
         await insert(store, name, rows)
 
     scored = await scored_window(store, settings)
-    frame = read_artifact(scored.artifact)
+    frame = read_artifact(settings.home, scored.artifact)
     assert frame["knowledge_json"].str.contains(SECRET).all()  # it is there, for the judge
     for column in set(frame.columns) - {"knowledge_json", "game_json"}:
         assert SECRET not in str(frame[column].to_list()), column
-    rows = training_rows(scored.artifact)
+    rows = training_rows(settings.home, scored.artifact)
     assert len(rows) == 5
     assert SECRET not in str(rows)
 
     published = publish_window(settings.home, scored)
     public = read_artifact(
-        Artifact(uri=published.uri, sha256=published.sha256, rows=5, window_id=published.window_id)
+        settings.home,
+        Artifact(uri=published.uri, sha256=published.sha256, rows=5, window_id=published.window_id),
     )
     assert SECRET not in str(public.to_dicts())
 
@@ -332,7 +343,7 @@ async def test_a_change_from_a_price_of_zero_is_unknown_to_the_judge(store, sett
         outcome["id"],
     )
     validated = await validated_window(store, settings)
-    (knowledge, *_) = read_artifact(validated.artifact)["knowledge_json"]
+    (knowledge, *_) = read_artifact(settings.home, validated.artifact)["knowledge_json"]
     told = json.loads(knowledge)["market_outcomes"]
     (row,) = [row for row in told if row["startPrice"] == 0]
     assert row["endPrice"] is row["changePercent"] is row["finalProbability"] is None
@@ -353,7 +364,7 @@ async def test_scores_are_stored_with_components_and_added_to_the_rows(store, se
     await insert_real_window(store)
     scored = await scored_window(store, settings)
     stored = await store.pool.fetch("SELECT * FROM babylon.scores")
-    rows = {row.trajectory_id: row.score for row in training_rows(scored.artifact)}
+    rows = {row.trajectory_id: row.score for row in training_rows(settings.home, scored.artifact)}
     assert {row["trajectory_id"]: row["score"] for row in stored} == rows
     assert all(set(row["components"]) == {"profit", "win_rate", "activity"} for row in stored)
     assert scored.scorer == "heuristic"
@@ -372,7 +383,7 @@ async def test_an_own_scorer_scores_and_a_failing_one_stores_nothing(store, sett
     await insert_real_window(store)
     mine = settings.replace(scoring={"scorer": f"{__name__}:by_pnl"})
     scored = await scored_window(store, mine)
-    best = max(training_rows(scored.artifact), key=lambda row: row.score)
+    best = max(training_rows(settings.home, scored.artifact), key=lambda row: row.score)
     assert (best.agent_id, scored.scorer) == ("test-agent-3", f"{__name__}:by_pnl")
 
     await store.pool.execute("DELETE FROM babylon.scores")
@@ -393,7 +404,7 @@ async def test_publishing_twice_leaves_one_file_with_allowed_columns_only(store,
         file.relative_to(settings.home.datasets).as_posix() == f"trajectories/month=2025-11/{name}"
     )
     columns = read_artifact(
-        Artifact(uri=published.uri, sha256=published.sha256, rows=5, window_id="w")
+        settings.home, Artifact(uri=published.uri, sha256=published.sha256, rows=5, window_id="w")
     ).columns
     assert columns == [*COLUMNS, "month"]
 

@@ -86,7 +86,7 @@ async def test_recorded_steps_reach_judge_and_table_byte_for_byte(store, setting
         WINDOW.id,
     )
     validated = await validated_alone(store, settings)
-    (row,) = read_artifact(validated.artifact).to_dicts()
+    (row,) = read_artifact(settings.home, validated.artifact).to_dicts()
     digest = hashlib.sha256(played.encode()).hexdigest()
     assert hashlib.sha256(row["game_json"].encode()).hexdigest() == digest
     stored = await store.pool.fetchval('SELECT "stepsJson" FROM trajectories')
@@ -120,7 +120,7 @@ async def test_rows_of_both_writers_are_collected_and_the_unfinished_named(store
     }
     await insert_trajectories(store, *({"trajectoryId": name, **row} for name, row in rows.items()))
     validated = await validated_alone(store, settings)
-    accepted = {t.trajectory_id: t for t in read_trajectories(validated.artifact)}
+    accepted = {t.trajectory_id: t for t in read_trajectories(settings.home, validated.artifact)}
     assert set(accepted) == {"recorder", "older"}
     assert accepted["older"].scenario_id == WINDOW.id
     assert validated.rejected == {"no_llm_call": 1, "unfinished_step": 1}
@@ -141,8 +141,10 @@ async def test_the_older_writers_calls_are_joined_by_its_steps_ids(store, settin
             for n in reversed(range(4))
         ],
     )
-    (trajectory,) = read_trajectories((await validated_alone(store, settings)).artifact)
-    contents = [[message.content for message in one.messages] for one in trajectory.calls]
+    (trajectory,) = read_trajectories(
+        settings.home, (await validated_alone(store, settings)).artifact
+    )
+    contents = [[message["content"] for message in one.messages] for one in trajectory.calls]
     assert contents == [["the whole chat", "Trade?"]] * 4 + [["You trade.", "Trade?"]]
     assert [one.top_p for one in trajectory.calls] == [0.5] * 4 + [1.0]
 
@@ -173,7 +175,7 @@ async def test_the_order_in_which_rows_were_written_makes_no_difference(store, s
         await insert_trajectories(store, *rows)
         artifacts.append((await validated_alone(store, settings)).artifact)
     assert artifacts[0] == artifacts[1]
-    trajectories = read_trajectories(artifacts[0])
+    trajectories = read_trajectories(settings.home, artifacts[0])
     assert [t.trajectory_id for t in trajectories] == names
     assert all(not c.retokenized for t in trajectories for c in t.calls)
 
@@ -187,7 +189,7 @@ async def test_a_late_row_is_in_the_next_artifact_and_the_first_stays(store, set
     )
     second = await collect_window(store, settings.home, await claim(store), WINDOW)
     ids = [
-        read_artifact(one.artifact, ["trajectory_id"])["trajectory_id"].to_list()
+        read_artifact(settings.home, one.artifact, ["trajectory_id"])["trajectory_id"].to_list()
         for one in (first, second)
     ]
     assert ids == [["in time"], ["in time", "late"]]
@@ -198,10 +200,9 @@ async def test_other_windows_are_found_by_index_however_many_rows_they_have(stor
         await fill(connection, 20)
         await fill_others(connection, 5000)
         await connection.execute("ANALYZE")
-        window = (WINDOW.id, WINDOW.start, WINDOW.end)
-        lines = await connection.fetch(f"EXPLAIN {TRAJECTORIES}", *window)
+        lines = await connection.fetch(f"EXPLAIN {TRAJECTORIES}", WINDOW.start, WINDOW.end, "{}")
     plan = "\n".join(line[0] for line in lines)
-    assert "trajectories_windowId_idx" in plan
+    assert "trajectories_startTime_idx" in plan
     assert "Seq Scan on trajectories" not in plan
 
 
@@ -210,7 +211,7 @@ async def test_the_benchmarks_rows_are_the_live_games(store, settings):
         size = await fill(connection, 30)
     assert 60_000 < size / 30 < 70_000
     validated = await validated_alone(store, settings)
-    trajectories = read_trajectories(validated.artifact)
+    trajectories = read_trajectories(settings.home, validated.artifact)
     assert (len(trajectories), validated.rejected) == (30, {})
     assert {len(trajectory.calls) for trajectory in trajectories} == {STEPS}
     real = [row["stepsJson"] for row in real_rows("trajectories")[:5]]

@@ -4,7 +4,13 @@ from dataclasses import asdict, replace
 
 import pytest
 
-from babylon.core.errors import FencedError, ModelError, RouteConflictError, ServingError
+from babylon.core.errors import (
+    FencedError,
+    ModelError,
+    RouteConflictError,
+    ServingError,
+    SupersededError,
+)
 from babylon.core.settings import Settings
 from babylon.core.types import Claim, Trained
 from babylon.core.windows import parse_window_id
@@ -48,12 +54,17 @@ async def test_a_verdict_about_an_earlier_champion_is_void(
     store: Store, settings: Settings, claim: Claim
 ) -> None:
     await replace_champion(store, checks_under(settings), 1, BY_HAND)
-    with pytest.raises(RouteConflictError):
+    with pytest.raises(SupersededError, match="policy 2: its update started from policy 0"):
         await deploy_checkpoint(store, settings, verdict(claim, route_version=1))
     assert await serving(store) == 1
+    await replace_champion(store, checks_under(settings), 0, BY_HAND)
+    with pytest.raises(RouteConflictError, match="validated against another champion"):
+        await deploy_checkpoint(store, settings, verdict(claim, route_version=1))
 
 
-async def test_no_route_to_unloadable(store: Store, settings: Settings, claim: Claim) -> None:
+async def test_a_policy_that_no_gateway_can_load_gets_no_route(
+    store: Store, settings: Settings, claim: Claim
+) -> None:
     async with announced(store, refuses={2: "no such file"}):
         with pytest.raises(ServingError, match="g1 at http://one cannot hold policy 2: no such"):
             await deploy_checkpoint(store, settings, verdict(claim))
@@ -72,7 +83,9 @@ async def test_failed_checks_block_serving(store: Store, settings: Settings, cla
     assert refused.reason == (await outcomes(store))[0]
 
 
-async def test_dead_deployments_are_undone(store: Store, settings: Settings, claim: Claim) -> None:
+async def test_a_route_that_a_gateway_cannot_follow_is_undone(
+    store: Store, settings: Settings, claim: Claim
+) -> None:
     await deploy_checkpoint(store, settings, verdict(claim))
     async with announced(store, refuses={2: "no such file"}, until_route=1):
         with pytest.raises(ServingError, match="no such file"):
@@ -80,7 +93,9 @@ async def test_dead_deployments_are_undone(store: Store, settings: Settings, cla
     assert await serving(store) == 0
 
 
-async def test_replaced_policies_stay_away(store: Store, settings: Settings, claim: Claim) -> None:
+async def test_a_policy_that_was_replaced_is_not_deployed_again(
+    store: Store, settings: Settings, claim: Claim
+) -> None:
     trained = await validated_before(store, claim)
     await deploy_checkpoint(store, settings, verdict(claim))
     later = await claim_window(store, parse_window_id(LATER), owner="worker", lease_s=0.0)
@@ -141,7 +156,9 @@ async def test_a_policy_that_no_gateway_served_is_validated_again(
         await validate_checkpoint(store, settings, trained)
 
 
-async def test_a_new_champion_has_to_be_met(store: Store, settings: Settings, claim: Claim) -> None:
+async def test_after_a_change_of_champion_a_checkpoint_is_validated_again(
+    store: Store, settings: Settings, claim: Claim
+) -> None:
     trained = await validated_before(store, claim)
     await replace_champion(store, checks_under(settings), 1, BY_HAND)
     with pytest.raises(ModelError, match="no policy loads from /nowhere/v1"):

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from babylon.core.errors import ConfigError, ExperimentError
+from babylon.core.errors import ConfigError, ExperimentError, SupersededError
 from babylon.core.settings import ExperimentSettings, Settings, WindowSettings
 from babylon.core.types import Claim
 from babylon.deployment import decide_experiment
@@ -135,9 +135,10 @@ async def test_a_checkpoint_that_passed_becomes_a_challenger_where_that_is_the_s
 
 async def test_experiments_block_deployment(store: Store, settings: Settings, claim: Claim) -> None:
     await begin(store, settings)
-    kept = await deploy_checkpoint(store, settings, verdict(claim))
+    with pytest.raises(SupersededError, match="policy 1 is compared with policy 0 on 50% of the"):
+        await deploy_checkpoint(store, settings, verdict(claim))
+    kept = await deploy_checkpoint(store, settings, verdict(claim, promote=False))
     assert (kept.deployed, kept.arm, kept.policy_version, kept.route_version) == (False, None, 0, 2)
-    assert kept.reason.startswith("policy 1 is compared with policy 0 on 50% of the agents")
     assert kept.review is not None and kept.review["decision"] == "insufficient"
 
 
@@ -166,9 +167,8 @@ async def test_a_challenger_that_won_is_put_in_force_and_voids_other_verdicts(
 ) -> None:
     await begin(store, settings)
     deciding("promote")
-    kept = await deploy_checkpoint(store, settings, verdict(claim))
-    assert not kept.deployed and kept.policy_version == 1
-    assert kept.reason.startswith("policy 1 won its experiment and serves since")
+    with pytest.raises(SupersededError, match="started from policy 0, and policy 1 leads now"):
+        await deploy_checkpoint(store, settings, verdict(claim))
     route = await current_route(store)
     assert (route.policy_version, route.split) == (1, None)
     assert (route.author, route.reason) == ("worker", "ab: by the numbers")
@@ -204,7 +204,7 @@ async def test_a_canary_takes_one_step_for_each_window_that_ended_after_the_last
 
     async def after_a_window(began: str) -> float | None:
         await store.pool.execute(f"UPDATE babylon.routes SET created_at = '{began} UTC'")
-        await deploy_checkpoint(store, settings, verdict(claim))
+        await deploy_checkpoint(store, settings, verdict(claim, promote=False))
         return (await current_route(store)).share
 
     assert await after_a_window(earlier) == 0.05
@@ -227,7 +227,7 @@ async def test_a_canary_of_which_the_analysis_warns_takes_no_step(
     await store.pool.execute("UPDATE babylon.routes SET created_at = '2025-11-14'")
     for warning, share in ((figures, 0.05), ({}, 0.25)):
         deciding("insufficient", **warning)
-        await deploy_checkpoint(store, settings, verdict(claim))
+        await deploy_checkpoint(store, settings, verdict(claim, promote=False))
         assert (await current_route(store)).share == share
 
 
@@ -237,5 +237,5 @@ async def test_a_canary_begun_by_hand_is_ramped_by_hand(
     deciding("insufficient")
     await begin(store, settings, "canary")
     await store.pool.execute("UPDATE babylon.routes SET created_at = '2025-11-14'")
-    await deploy_checkpoint(store, settings, verdict(claim))
+    await deploy_checkpoint(store, settings, verdict(claim, promote=False))
     assert (await current_route(store)).share == 0.05

@@ -57,6 +57,8 @@ async def test_without_a_gateway_a_change_is_a_row(store: Store, settings: Setti
 
 async def test_the_slower_of_two_changes_is_refused(store: Store, settings: Settings) -> None:
     async with announced(store):
+        # Both begin with an open connection, so that both see the same route.
+        await asyncio.gather(*(store.pool.execute("SELECT pg_sleep(0.05)") for _ in range(4)))
         results = await asyncio.gather(
             *(
                 replace_champion(store, checks_under(settings), version, FORCED)
@@ -122,7 +124,7 @@ async def test_rolling_back_twice_goes_back_twice(store: Store, settings: Settin
         await roll_back(store, BY_HAND)
 
 
-async def test_challengers_are_nobodys_predecessor(store: Store, settings: Settings) -> None:
+async def test_a_rollback_never_leads_to_a_challenger(store: Store, settings: Settings) -> None:
     await replace_champion(store, checks_under(settings), 1, BY_HAND)
     await run_experiment(store, checks_under(settings), "ab", 2, 0.5, BY_HAND)
     ended = await roll_back(store, BY_HAND)
@@ -130,7 +132,7 @@ async def test_challengers_are_nobodys_predecessor(store: Store, settings: Setti
     assert (await roll_back(store, BY_HAND)).policy_version == 0
 
 
-async def test_a_policy_that_there_is_not_is_named(store: Store, settings: Settings) -> None:
+async def test_an_unknown_policy_is_named(store: Store, settings: Settings) -> None:
     with pytest.raises(ModelError, match=r"no policy version 7: see `babylon model list`"):
         await replace_champion(store, checks_under(settings), 7, BY_HAND)
 

@@ -39,7 +39,7 @@ def lines_of(path: Path) -> list[dict[str, Any]]:
 
 
 def a_trace(name: str = "t1", **changes: Any) -> Any:
-    steps = [step(i, call(f"tick {i}", tokens=tokens() if i else None)) for i in range(5)]
+    steps = [step(i, call(f"tick {i}"), tokens={0: tokens()} if i else {}) for i in range(5)]
     return trace(*steps, trajectory_id=name, **changes)
 
 
@@ -55,7 +55,7 @@ async def test_atif_keeps_exact_tokens(store: Store, settings: Settings, tmp_pat
     held = await claim_window(store, WINDOW, owner="test", lease_s=60)
     collected = await collect_window(store, one.home, held, WINDOW)
     validated = await validate_window(store, one, collected)
-    for trajectory in read_trajectories(validated.artifact):
+    for trajectory in read_trajectories(settings.home, validated.artifact):
         assert [c.retokenized for c in trajectory.calls] == [True] + [False] * 4
         exact = trajectory.calls[1]
         assert (exact.prompt_token_ids, exact.completion_token_ids) == ((1, 2, 3), (4, 5))
@@ -67,12 +67,10 @@ async def test_atif_keeps_exact_tokens(store: Store, settings: Settings, tmp_pat
 async def test_a_window_comes_back_unchanged(store: Store, tmp_path: Path, format: Written) -> None:
     first, second = tmp_path / "first", tmp_path / "second"
     await import_files(store, [write_lines(tmp_path / "in.jsonl", write_atif(a_trace()))])
-    assert await export_traces(store, WINDOW.id, format, first) == (
-        1 if format is Written.ATIF else 5
-    )
+    assert await export_traces(store, WINDOW, format, first) == (1 if format is Written.ATIF else 5)
     await store.pool.execute("TRUNCATE trajectories, llm_call_logs, babylon.calls")
     await import_files(store, [first])
-    await export_traces(store, WINDOW.id, format, second)
+    await export_traces(store, WINDOW, format, second)
     assert lines_of(first) == lines_of(second)
 
 
@@ -83,7 +81,7 @@ async def test_game_rows_keep_all_columns(store: Store, settings: Settings, tmp_
         a_trace(start=plan.start, window_id=None, steps=tuple(
             msgspec.structs.replace(s, at=None) for s in a_trace().steps))))])  # fmt: skip
     folder, again = tmp_path / "first", tmp_path / "second"
-    written = await export_game(store, "2025-11-14T10:00", folder)
+    written = await export_game(store, parse_window_id("2025-11-14T10:00"), folder)
     assert written == {
         "users": 3, "trajectories": 4, "llm_call_logs": 23, "market_outcomes": 3, "calls": 4
     }  # fmt: skip
@@ -91,7 +89,7 @@ async def test_game_rows_keep_all_columns(store: Store, settings: Settings, tmp_
         'TRUNCATE "User", trajectories, llm_call_logs, market_outcomes, babylon.calls'
     )
     await import_files(store, sorted(folder.iterdir()))
-    await export_game(store, "2025-11-14T10:00", again)
+    await export_game(store, parse_window_id("2025-11-14T10:00"), again)
     for file in folder.iterdir():
         assert file.read_text() == (again / file.name).read_text(), file.name
 
@@ -109,13 +107,13 @@ async def test_ground_truth_stays_at_home(store: Store, tmp_path: Path) -> None:
     steps = 'SELECT count(*) FROM trajectories WHERE "stepsJson" LIKE $1'
     assert await store.pool.fetchval(steps, f"%{secret}%") > 0
     for format in (Written.ATIF, Written.CHAT):
-        await export_traces(store, REAL.id, format, tmp_path / format)
+        await export_traces(store, REAL, format, tmp_path / format)
         assert secret not in (tmp_path / format).read_text()
 
 
 async def test_real_rows_are_written_and_read_again(store: Store, tmp_path: Path) -> None:
     await insert_real_window(store)
-    written = await export_traces(store, REAL.id, Written.ATIF, tmp_path / "a.jsonl")
+    written = await export_traces(store, REAL, Written.ATIF, tmp_path / "a.jsonl")
     before = await counts(store)
     assert await import_files(store, [tmp_path / "a.jsonl"]) == {
         "User": 0, "trajectories": 0, "llm_call_logs": 0
@@ -181,9 +179,9 @@ async def test_a_format_that_is_named_is_not_guessed(store: Store, tmp_path: Pat
 
 async def test_exports_are_whole_and_replace_no_file(store: Store, tmp_path: Path) -> None:
     with pytest.raises(WindowError, match="no trajectory was recorded in window"):
-        await export_traces(store, WINDOW.id, Written.ATIF, tmp_path / "out")
+        await export_traces(store, WINDOW, Written.ATIF, tmp_path / "out")
     await import_files(store, [write_lines(tmp_path / "in.jsonl", write_atif(a_trace()))])
     (tmp_path / "out").write_text("mine")
     with pytest.raises(DatabaseError, match="out exists already: remove it"):
-        await export_traces(store, WINDOW.id, Written.CHAT, tmp_path / "out")
+        await export_traces(store, WINDOW, Written.CHAT, tmp_path / "out")
     assert sorted(path.name for path in tmp_path.iterdir() if path.is_file()) == ["in.jsonl", "out"]

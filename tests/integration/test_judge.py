@@ -17,13 +17,15 @@ from babylon.core.errors import ConfigError, ScoringError
 from babylon.core.metrics import scored_metrics
 from babylon.core.trajectories import training_rows
 from babylon.core.windows import Clock, WindowState
-from babylon.scoring.judge.cached_judge import BudgetSpentError
+from babylon.scoring.judge.budget import Budget, BudgetLimits, BudgetSpentError
 from babylon.stages.claim import claimed
 from babylon.stages.collect import collect_window
 from babylon.stages.dropout import thin_window
 from babylon.stages.pending import pending_windows
 from babylon.stages.score import score_window
 from babylon.stages.validate import validate_window
+from babylon.store.judgments import Purchase, StoredJudgments
+from babylon.store.rejections import window_rejections
 from babylon.store.scores import list_scores
 from babylon.store.windows import get_window
 from benchmarks.loopback_judge import LoopbackJudge, Mind
@@ -64,6 +66,11 @@ async def thinned(store, settings):
 
 async def judgments(store, what="*"):
     return await store.pool.fetch(f"SELECT {what} FROM babylon.judgments ORDER BY judgment_id")
+
+
+async def answered(store):
+    """The prompts of the replies that were stored."""
+    return [r["prompt_hash"] for r in await judgments(store) if not r["key"].endswith("/sent")]
 
 
 async def test_every_judgment_stores_judge_rubric_cost_and_reason(store, settings, thinned):
@@ -128,17 +135,115 @@ async def test_ground_truth_reaches_the_judge_and_no_training_row(store, setting
         assert "could not know" in truth
         for secret in SECRETS:
             assert secret in truth and secret not in rest
-    rows = training_rows(scored.artifact)
+    rows = training_rows(settings.home, scored.artifact)
     assert len(rows) == scored.artifact.rows > 2
     learnt = repr(rows)
     assert not [secret for secret in SECRETS if secret in learnt]
     assert "ground_truth" not in learnt
 
 
+HOSTILE = {
+    "surrogate": '{"reasoning": "to the moon \\ud83d"}',
+    "deep": '{"reasoning":' + "[" * 1200 + "]" * 1200 + "}",
+    "forbidden": "PLANTED-PROMPT forbidden words",
+}
+
+
+async def test_one_hostile_reply_costs_at_most_its_trajectory_and_leaks_nothing(
+    store, settings, monkeypatch, capsys
+):
+    await insert_real_window(store)
+    ids = await store.pool.fetch('SELECT "trajectoryId" FROM trajectories ORDER BY 1')
+    for (name,), said in zip(ids, HOSTILE.values(), strict=False):
+        steps = json.loads(
+            await store.pool.fetchval(
+                'SELECT "stepsJson" FROM trajectories WHERE "trajectoryId" = $1', name
+            )
+        )
+        steps[0]["llmCalls"][0]["response"] = said
+        await store.pool.execute(
+            'UPDATE trajectories SET "stepsJson" = $2 WHERE "trajectoryId" = $1',
+            name,
+            json.dumps(steps),
+        )
+    knowledge = {"gameKnowledge": {"futureOutcomes": {"m1": SECRETS[2]}}}
+    await store.pool.execute('UPDATE trajectories SET "metadataJson" = $1', json.dumps(knowledge))
+    thinned = await thinned_window(store, settings)
+    async with judge_for(settings, refuses="forbidden words", key="PLANTED-KEY") as (judge, asked):
+        asked = asked.replace(judge={"api_key": "PLANTED-KEY"})
+        scored = await score_window(store, asked, thinned)
+        assert judge.faults["error_400"]
+    rejected = await window_rejections(store, WINDOW.id)
+    (refused,) = [one for one in rejected if one.reason in ("judge_refused", "no_judgment")]
+    assert (refused.reason, refused.count) == ("judge_refused", 1)
+    assert refused.samples[0].trajectory_id == ids[2][0]
+    assert scored.artifact.rows == thinned.artifact.rows - 1
+    assert {row.trajectory_id for row in training_rows(settings.home, scored.artifact)} == {
+        row.trajectory_id for row in await list_scores(store, WINDOW.id)
+    }
+    for name, value in settings.environment().items():
+        monkeypatch.setenv(name, value)
+    for page in (["judge", "cost"], ["judge", "explain", "--window", WINDOW.id]):
+        with pytest.raises(SystemExit):
+            await asyncio.to_thread(_cli, page)
+    for page in (["windows", "list"], ["windows", "show", WINDOW.id]):
+        with pytest.raises(SystemExit):
+            await asyncio.to_thread(_cli, page)
+    told = capsys.readouterr()
+    told = told.out + told.err + repr(await judgments(store, "problem")) + repr(refused)
+    assert "judge_refused" in told and "Cost of the judge" in told
+    assert "PLANTED" not in told
+
+
+async def test_a_window_that_fails_keeps_a_reason_without_the_truth(store, settings):
+    """An error of a library that quotes what it failed on."""
+
+    async def careless(trajectories, context):
+        SECRETS[0].encode().decode("utf-7")
+        f"{SECRETS[0]}\ud83d".encode()
+
+    await insert_real_window(store)
+    monkey = pytest.MonkeyPatch()
+    monkey.setattr("babylon.stages.score.load_scorer", lambda name: careless)
+    with monkey.context(), pytest.raises(ScoringError, match="raised UnicodeEncodeError at test_j"):
+        async with claimed(store, settings.windows, WINDOW) as owned:
+            await score_window(store, settings, await thinned_window(store, settings, owned))
+    monkey.undo()
+    row = await get_window(store, WINDOW.id)
+    assert row.state == WindowState.FAILED
+    assert "UnicodeEncodeError" in row.reason and "PLANTED" not in row.reason
+
+
+async def test_too_few_judged_agents_skip_the_window_with_the_reasons(store, settings, thinned):
+    async with judge_for(settings, refuses="a") as (_, asked):
+        asked = asked.replace(windows={"min_agents": thinned.agents + 1})
+        with pytest.raises(ScoringError, match=r"no usable judgment of .*judge_refused"):
+            await score_window(store, asked, thinned)
+
+
+async def test_entries_at_the_same_time_never_exceed_the_budget_together(store):
+    """Two windows, as two processes judge them."""
+    budget = Budget(day=BudgetLimits(tokens=1000))
+    draft = Purchase(
+        **dict.fromkeys(["key", "scenario_id", "judge", "method", "rubric", "prompt_hash"], "x"),
+        trajectory_ids=(),
+        prompt_tokens=60,
+        completion_tokens=40,
+    )
+    ledgers = [StoredJudgments(store, f"w{i % 2}") for i in range(30)]
+    entered = await asyncio.gather(
+        *[ledger.enter(draft, budget) for ledger in ledgers], return_exceptions=True
+    )
+    assert sum(isinstance(one, int) for one in entered) == 10
+    assert sum(isinstance(one, BudgetSpentError) for one in entered) == 20
+    accounts = await ledgers[0].spent()
+    assert accounts.day.tokens == 1000 and 0 < accounts.window.tokens < 1000
+
+
 async def test_a_failure_half_way_keeps_what_was_bought(store, settings, thinned):
-    async with judge_for(settings, faults={"malformed": 0.6}, stubborn=True) as (judge, asked):
+    async with judge_for(settings, faults={"malformed": 0.85}, stubborn=True) as (judge, asked):
         asked = asked.replace(scoring={"scorer": "preference"})
-        with pytest.raises(ScoringError, match="no usable judgment"):
+        with pytest.raises(ScoringError, match=r"no usable judgment|in a row"):
             await score_window(store, asked, thinned)
         assert await store.pool.fetchval("SELECT count(*) FROM babylon.scores") == 0
         bought = await judgments(store, "prompt_hash, problem")
@@ -180,18 +285,20 @@ async def test_a_kill_half_way_costs_no_judgment_that_was_bought(store, settings
             [sys.executable, "-c", KILLED, json.dumps(asdict(thinned))],
             env={**os.environ, **asked.environment()},
         )
-        while len(await judgments(store)) < 2:
+        while len(await answered(store)) < 2:
             assert process.poll() is None
             await asyncio.sleep(0.02)
         process.send_signal(signal.SIGKILL)
         process.wait()
-        kept = {row["prompt_hash"] for row in await judgments(store)}
+        kept = await answered(store)
         asked_before = judge.requests
         judge.mind = replace(judge.mind, delay_s=0.0)
         await score_window(store, asked, thinned)
-    rows = await judgments(store)
+    rows = await answered(store)
     assert judge.requests - asked_before == len(rows) - len(kept)
-    assert len({row["prompt_hash"] for row in rows}) == len(rows)
+    assert len(set(rows)) == len(rows)
+    unanswered = [row for row in await judgments(store) if row["key"].endswith("/sent")]
+    assert len(unanswered) <= 1 and all(row["prompt_tokens"] > 0 for row in unanswered)
 
 
 async def test_when_money_runs_short_the_cheaper_judge_takes_over(store, settings, thinned):

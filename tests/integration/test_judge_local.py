@@ -27,7 +27,7 @@ async def judged_by(path, tmp_path):
     async with open_judge(judge, CONFIG, tmp_path / "judge.log") as (client, config):
         assert (client.temperature, config.context_tokens) == (0.7, CONTEXT)
         assert client.name.startswith(f"{path.name}@")
-        return await judge_window(client, GROUP, GroundTruth(), config, cache=MemoryJudgments())
+        return await judge_window(client, GROUP, GroundTruth(), config, ledger=MemoryJudgments())
 
 
 def taught(directory):
@@ -69,7 +69,7 @@ async def test_a_checkpoint_that_babbles_fails_the_stage_and_scores_nothing(tmp_
     path = tmp_path / "babbler"
     tiny_model(1, max_position_embeddings=CONTEXT).save_pretrained(path)
     tiny_tokenizer().save_pretrained(path)
-    with pytest.raises(ScoringError, match=r"judge babbler@\w+ gave no usable judgment of t-"):
+    with pytest.raises(ScoringError, match=r"judge babbler@\w+ gave no usable judgment of 2 of 2"):
         await judged_by(path, tmp_path)
 
 

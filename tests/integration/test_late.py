@@ -39,10 +39,10 @@ async def arrive(store, *changes):
 
 async def test_what_a_trained_window_had_not_collected_is_late_and_noted_once(store):
     await trained(store)
-    assert await note_late(store, 60) == 0
+    assert await note_late(store) == 0
     await arrive(store, TWO, WITHOUT_ID, NEXT_HOUR)
-    assert await note_late(store, 60) == 2
-    assert await note_late(store, 60) == 0
+    assert await note_late(store) == 2
+    assert await note_late(store) == 0
     assert await count_late(store, WINDOW.id) == 2
     three, two = await list_late(store)
     assert (three.trajectory_id, two.trajectory_id) == ("three", "two")
@@ -55,7 +55,7 @@ async def test_whoever_wrote_in_time_but_committed_late_is_told_apart(store):
     await arrive(
         store, {**TWO, "createdAt": early}, {**WITHOUT_ID, "createdAt": f"{written:%FT%T}"}
     )
-    await note_late(store, 60)
+    await note_late(store)
     reasons = {row.trajectory_id: row.reason for row in await list_late(store)}
     assert reasons == {"two": "committed late", "three": "written late"}
 
@@ -65,7 +65,7 @@ async def test_rows_that_were_collected_and_left_unused_are_not_late(store):
     held = await claim(store)
     await store_collected(store, held, ["one", "two"])
     await set_state(store, held, WindowState.TRAINED)
-    assert await note_late(store, 60) == 0
+    assert await note_late(store) == 0
 
 
 @pytest.mark.parametrize("state", sorted(set(WindowState) - FINISHED))
@@ -75,13 +75,13 @@ async def test_before_a_window_is_trained_nothing_is_late(store, state):
     await store_collected(store, await claim(store), [])
     await store.pool.execute("UPDATE babylon.windows SET state = $1", state)
     await insert_trajectories(store, ONE)
-    assert await note_late(store, 60) == 0
+    assert await note_late(store) == 0
 
 
 async def test_only_the_recipe_that_admitted_a_late_row_collects_it(store, settings):
     await trained(store)
     await arrive(store, TWO)
-    await note_late(store, 60)
+    await note_late(store)
     await set_state(store, await claim(store), WindowState.REJECTED)
     again = Window(WINDOW.start, recipe="again")
     held = await claim_window(store, again, owner="test", lease_s=60)

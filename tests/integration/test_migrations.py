@@ -13,8 +13,8 @@ from babylon.core.errors import ConfigError, DatabaseError
 from babylon.core.settings import load_settings
 from babylon.migrations import VERSIONS
 from babylon.store import database_status, open_store
+from babylon.store.address import parse_url
 from babylon.store.migrate import HEAD, current_revision, migrate
-from babylon.store.server import connect_arguments
 
 REVISIONS = [file.name[:4] for file in sorted(VERSIONS.glob("0*.py"))]
 GAME = (VERSIONS / "0001_game_tables.sql").read_text()
@@ -38,11 +38,11 @@ EVERYTHING = """
 TWO_MIGRATIONS = """
 import asyncio, sys
 import alembic.command, sqlalchemy.dialects.postgresql.asyncpg, sqlalchemy.ext.asyncio
-from babylon.store.server import connect_arguments
+from babylon.store.address import parse_url
 from babylon.store.migrate import migrate
 
 async def main():
-    arguments = connect_arguments(sys.argv[1])
+    arguments = parse_url(sys.argv[1])
     print("ready", flush=True)
     sys.stdin.readline()
     await asyncio.gather(migrate(arguments), migrate(arguments))
@@ -74,7 +74,7 @@ async def _revision(url: str) -> str | None:
 async def test_from_each_version_to_the_newest_with_the_same_result(
     blank_database_url: str, database_url: str, version: str | None
 ) -> None:
-    arguments = connect_arguments(blank_database_url)
+    arguments = parse_url(blank_database_url)
     if version is not None:
         await migrate(arguments, version)
         assert await _revision(blank_database_url) == version
@@ -136,7 +136,7 @@ async def test_a_database_with_extension_is_ours(blank_database_url: str, tmp_pa
 async def test_a_failing_migration_leaves_nothing(blank_database_url: str) -> None:
     await _run(blank_database_url, "CREATE SCHEMA babylon; CREATE TABLE babylon.scores (id int)")
     with pytest.raises(asyncpg.DuplicateTableError):
-        await migrate(connect_arguments(blank_database_url))
+        await migrate(parse_url(blank_database_url))
     tables = await _run(
         blank_database_url, "SELECT tablename FROM pg_tables WHERE schemaname = 'babylon'"
     )
@@ -211,3 +211,39 @@ async def test_prisma_urls_are_understood(database_url: str, tmp_path: Path) -> 
     url = url.replace("schema=public", "schema=elsewhere")
     async with open_store(load_settings(database={"url": url}, home=tmp_path)) as store:
         assert not store.has_game_tables
+
+
+async def test_absolute_paths_of_the_first_version_become_references(
+    blank_database_url: str,
+) -> None:
+    arguments = parse_url(blank_database_url)
+    await migrate(arguments, "0001")
+    await _run(
+        blank_database_url,
+        """
+        INSERT INTO babylon.policies (policy_version, kind, uri, base_model, verdict) VALUES
+            (0, 'base', '/old/home/models/embedded-96x3-seed0-efe04a', 'e', NULL),
+            (1, 'lora', '/old/home/checkpoints/2025-11-14T0900+short-e12', 'e',
+             '{"report": "/old/home/arena/2025-11-14T0900-e1", "promote": true}'),
+            (2, 'base', '/data/models/qwen', 'q', '{"report": null}'),
+            (3, 'base', 'Qwen/Qwen2.5-0.5B', 'q', NULL);
+        INSERT INTO babylon.windows (window_id, minutes, scored) VALUES ('w', 60, '{
+            "artifact": {"uri": "file:///my%20home/artifacts/2025-11-14T09-00%2Bx-scored-1.parquet"},
+            "held_out": null}');
+        """,
+    )
+    await migrate(arguments)
+    rows = await _run(
+        blank_database_url,
+        "SELECT uri, verdict->>'report' FROM babylon.policies ORDER BY policy_version",
+    )
+    assert rows == [
+        ("home:models/embedded-96x3-seed0-efe04a", None),
+        ("home:checkpoints/2025-11-14T0900+short-e12", "home:arena/2025-11-14T0900-e1"),
+        ("/data/models/qwen", None),
+        ("Qwen/Qwen2.5-0.5B", None),
+    ]
+    ((uri,),) = await _run(
+        blank_database_url, "SELECT scored #>> '{artifact,uri}' FROM babylon.windows"
+    )
+    assert uri == "home:artifacts/2025-11-14T09-00+x-scored-1.parquet"

@@ -150,7 +150,7 @@ async def test_a_run_that_was_stopped_is_no_failure(store, settings):
     await insert_real_window(store)
     for _ in range(12):
         claim = await claim_window(store, parse_window_id(NINE), owner="run", lease_s=60)
-        await release(store, claim, "stopped: KeyboardInterrupt", failed=False)
+        await release(store, claim, "stopped: KeyboardInterrupt", "stopped")
     assert await pending(store, settings) == [NINE]
 
 

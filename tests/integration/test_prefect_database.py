@@ -28,7 +28,9 @@ async def test_it_is_made_once_and_takes_the_index_that_prefect_needs(
     await store.pool.execute(f'DROP DATABASE "{url.rpartition("/")[2].partition("?")[0]}"')
 
 
-async def test_another_address_wins(store: Store, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_a_prefect_database_of_ones_own_is_used(
+    store: Store, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setenv(PREFECT_DATABASE, "postgresql+asyncpg://elsewhere/prefect")
     assert await prefect_database(store, "postgresql://x/y") == (
         "postgresql+asyncpg://elsewhere/prefect"

@@ -9,6 +9,7 @@ import pytest
 from babylon.cli import main
 from babylon.core.errors import DatabaseError
 from babylon.core.windows import Clock, WindowState
+from babylon.stages.checked_rows import CheckedRows
 from babylon.stages.readiness import window_reports
 from babylon.store import open_store
 from babylon.store.late import store_collected
@@ -26,7 +27,7 @@ async def reports(store, settings, **options):
         options["since"] = now - timedelta(hours=hours)
     settings = settings.replace(windows={"min_agents": options.pop("min_agents", 3)})
     found = await window_reports(
-        store, settings.windows, settings.quality, clock=Clock(now=now), **options
+        store, settings.windows, CheckedRows(settings.quality), clock=Clock(now=now), **options
     )
     return {report.window_id: report for report in found}
 
@@ -68,6 +69,21 @@ async def test_a_window_in_work_or_done_is_not_ready_for_training(store, setting
     assert done.missing[0] == "already trained: the window is deployed"
 
 
+@pytest.mark.parametrize("scored", [{"eligible": 5}, {"eligible": 4, "judge_rejected": 1}])
+async def test_a_skipped_window_is_not_tried_again_before_more_is_played(store, settings, scored):
+    await insert_real_window(store)
+    held = await claim(store)
+    await set_state(store, held, WindowState.SKIPPED, reason="scores are equal", metrics=scored)
+    (skipped,) = (await reports(store, settings)).values()
+    assert skipped.missing == (
+        "scores are equal; nothing was played since (train --window tries it again)",
+    )
+    later = {"eligible": 3, "judge_rejected": 1}
+    await store.pool.execute("UPDATE babylon.windows SET metrics = $1", later)
+    (ready,) = (await reports(store, settings)).values()
+    assert ready.ready
+
+
 async def test_a_half_finished_window_says_how_to_go_on(store, settings):
     await insert_real_window(store)
     await set_state(store, await claim(store), WindowState.TRAINED)
@@ -87,13 +103,15 @@ async def test_rows_find_their_window_and_those_without_one_are_shown(store, set
         {"trajectoryId": "t2", "windowId": None, "startTime": "2025-11-14T08:59:59.999"},
         {"trajectoryId": "t3", "startTime": "2025-11-14T10:00"},
         {"trajectoryId": "t4", "windowId": "lunch"},
+        {"trajectoryId": "t5", "startTime": "infinity"},
     )
     found = await reports(store, settings)
-    assert list(found) == ["2025-11-14T08:00", "2025-11-14T09:00", "lunch"]
-    assert found["2025-11-14T08:00"].eligible == 1
-    assert found["2025-11-14T09:00"].rejected == {"other_window": 1}
-    assert not found["lunch"].ready
-    assert "'lunch' is not YYYY-MM-DDTHH:MM" in found["lunch"].missing[0]
+    assert list(found) == [f"2025-11-14T{hour}:00" for hour in ("08", "09", "10")] + ["no date"]
+    assert (found["2025-11-14T08:00"].eligible, found["2025-11-14T09:00"].eligible) == (1, 1)
+    for hour, problem in (("09", "'lunch' is not YYYY"), ("10", "T09:00 (60 minutes) lies out")):
+        (rejection,) = found[f"2025-11-14T{hour}:00"].rejections
+        assert rejection.reason == "other_window" and problem in rejection.samples[0].detail
+    assert not found["no date"].ready and "in no window" in found["no date"].missing[0]
 
 
 @pytest.mark.parametrize("moment", ["infinity", "-infinity", "9999-12-31T23:30", "0044-03-15 BC"])
@@ -125,7 +143,7 @@ async def test_a_database_without_the_game_is_said_to_be_one(store, settings):
     await store.pool.execute("DROP TABLE market_outcomes")
     async with open_store(settings) as bare:
         with pytest.raises(DatabaseError, match=r"no game tables .* point DATABASE_URL"):
-            await window_reports(bare, settings.windows, settings.quality)
+            await window_reports(bare, settings.windows, CheckedRows(settings.quality))
 
 
 async def test_a_closing_window_says_until_when(store, settings):
@@ -167,7 +185,8 @@ async def test_the_game_cannot_name_a_recipe(store, settings):
     await insert_trajectories(store, {"trajectoryId": "t1", "windowId": "2025-11-14T09:00+x"})
     (report,) = (await reports(store, settings)).values()
     assert not report.ready and report.rejected == {"other_window": 1}
-    assert "'2025-11-14T09:00+x' is not YYYY-MM-DDTHH:MM" in report.missing[0]
+    detail = report.rejections[0].samples[0].detail
+    assert "'2025-11-14T09:00+x' is not YYYY-MM-DDTHH:MM" in detail
 
 
 @pytest.fixture
@@ -265,3 +284,78 @@ async def test_show_names_a_done_windows_refused_and_late_rows(store, settings, 
     shown = json.loads(text)
     assert [r["samples"][0]["trajectory_id"] for r in shown["rejections"]] == ["other"]
     assert [row["trajectory_id"] for row in shown["late_trajectories"]] == ["late"]
+
+
+async def test_a_row_is_decoded_once_until_it_changes(store, settings):
+    await insert_real_window(store)
+
+    async def decoded(**quality: int) -> tuple[int, dict[str, int]]:
+        checked = CheckedRows(settings.replace(quality=quality).quality, settings.home)
+        clock = Clock(now=AFTER)
+        (report,) = await window_reports(store, settings.windows, checked, clock=clock)
+        return checked.decoded, report.rejected
+
+    assert await decoded() == (15, {"no_llm_call": 10})
+    assert await decoded() == (0, {"no_llm_call": 10})
+    await store.pool.execute(
+        'UPDATE trajectories SET "stepsJson" = \'[]\', "updatedAt" = now() WHERE "trajectoryId" ='
+        ' (SELECT min("trajectoryId") FROM trajectories)'
+    )
+    again, rejected = await decoded()
+    assert again == 1 and rejected["empty_steps"] == 1
+    assert (await decoded(min_actions=50))[0] == 15  # another setting of the checks
+
+
+async def test_list_writes_nothing_and_pages(store, command):
+    rows = [
+        {
+            "trajectoryId": f"t{hour}",
+            "windowId": f"2025-11-14T{hour:02}:00",
+            "startTime": f"2025-11-14T{hour:02}:30",
+        }
+        for hour in range(4, 9)
+    ]
+    late = {"trajectoryId": "late"}
+    await insert_trajectories(store, *rows, late)
+    held = await claim(store)
+    await store_collected(store, held, [])
+    await set_state(store, held, WindowState.TRAINED)
+    writes = "SELECT sum(n_tup_ins + n_tup_upd + n_tup_del) FROM pg_stat_user_tables"
+    await store.pool.execute("SELECT pg_stat_force_next_flush()")
+    before = await store.pool.fetchval(writes)
+    _, text = await command("list", "--limit", "2", "--json")
+    page = json.loads(text)
+    assert [one["window_id"][11:13] for one in page["windows"]] == ["08", "09"]
+    assert page["windows"][1]["late"] == 1
+    _, text = await command("list", "--limit", "2", "--before", page["older_before"])
+    assert "T06:00" in text and "T07:00" in text and "T08" not in text.split("older windows")[0]
+    assert "older windows: babylon windows list --before 2025-11-14T06:00" in text
+    _, text = await command("list", "--before", "2025-11-14T05:00", "--json")
+    assert json.loads(text)["older_before"] is None
+    assert await store.pool.fetchval("SELECT count(*) FROM babylon.late") == 0
+    await store.pool.execute("SELECT pg_stat_force_next_flush()")
+    assert await store.pool.fetchval(writes) == before
+
+
+async def test_show_agrees_with_list_on_a_row_that_started_elsewhere(store, command):
+    elsewhere = {"trajectoryId": "t", "windowId": WINDOW.id, "startTime": "2025-11-14T12:30"}
+    await insert_trajectories(store, elsewhere)
+    _, text = await command("list", "--json")
+    (listed,) = json.loads(text)["windows"]
+    assert listed["window_id"] == "2025-11-14T12:00"  # that of its start
+    code, text = await command("show", listed["window_id"], "--json")
+    shown = json.loads(text)
+    assert code == 0 and {name: shown[name] for name in ("trajectories", "rejected")} == {
+        name: listed[name] for name in ("trajectories", "rejected")
+    }
+
+
+async def test_show_tells_the_attempts(store, command):
+    await claim(store)
+    await set_state(store, await claim(store), WindowState.FAILED, reason="no judge")
+    _, text = await command("show", WINDOW.id, "--json")
+    attempts = json.loads(text)["attempts"]
+    assert [(one["epoch"], one["ending"]) for one in attempts] == [(1, "lost"), (2, "failed")]
+    assert attempts[1]["reason"] == "no judge" and attempts[1]["began_from"] == "claimed"
+    _, text = await command("show", WINDOW.id)
+    assert "Attempts" in text and "no judge" in text

@@ -14,7 +14,7 @@ from babylon.serving.gateway import recording
 from babylon.serving.gateway.segments import Segment, abandoned, encode_record
 from babylon.serving.gateway.shipping import Shipper
 from babylon.store import Store
-from babylon.store.calls import RecordedCall, copy_calls, insert_calls
+from babylon.store.calls import CALL_COLUMNS, RecordedCall, copy_calls, insert_calls
 from benchmarks.gateway.upstream import Upstream
 from tests.integration.canned_gateway import HELLO, Canned, canned_gateway
 from tests.unit.serving.gateway.calls import call
@@ -52,7 +52,9 @@ async def test_what_copy_writes_is_what_insert_writes(store: Store) -> None:
     )
     await copy_calls(store, [plain, odd])
     await insert_calls(store, [replace(plain, call_id="c3"), replace(odd, call_id="c4")])
-    rows = await store.pool.fetch("SELECT * FROM babylon.calls ORDER BY call_id")
+    rows = await store.pool.fetch(
+        f"SELECT {', '.join(CALL_COLUMNS)} FROM babylon.calls ORDER BY call_id"
+    )
     assert [str(tuple(row)[1:]) for row in rows[:2]] == [str(tuple(row)[1:]) for row in rows[2:]]
     assert RecordedCall(**rows[0]) == plain
 

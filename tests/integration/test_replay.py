@@ -10,7 +10,6 @@ import polars as pl
 import pyarrow.dataset
 import pytest
 
-from babylon.core.artifacts import local_path
 from babylon.core.errors import ArenaError, ModelError, ReplayError
 from babylon.core.settings import Settings
 from babylon.core.trajectories import Call, Trajectory
@@ -68,7 +67,9 @@ async def test_every_recorded_agent_makes_its_recorded_pnl_again(
 
 
 @pytest.mark.parametrize("rules", [STARTER, FULL], ids=["starter", "full"])
-async def test_played_scenarios_are_equal(store: Store, settings: Settings, rules: Rules) -> None:
+async def test_a_rebuilt_scenario_equals_the_played_one(
+    store: Store, settings: Settings, rules: Rules
+) -> None:
     """The crowd's orders were never written down; they are found again to the last digits."""
     await run_fleet(store, settings, plan(rules), "scripted")
     (recorded,) = (await rebuilt(store)).scenarios
@@ -295,7 +296,9 @@ async def test_a_report_compares_and_lists_what_is_left(store: Store, settings: 
         )
 
 
-async def test_policies_play_by_version(store: Store, settings: Settings, tmp_path: Path) -> None:
+async def test_a_policy_replays_by_its_path_or_version(
+    store: Store, settings: Settings, tmp_path: Path
+) -> None:
     """A random policy writes no JSON: every decision is malformed, and nothing is won or lost."""
     await run_fleet(store, settings, replace(plan(), duration_min=2), "scripted")
     path = tmp_path / "tiny"
@@ -332,7 +335,7 @@ async def test_performance_tells_play_and_gate(store: Store, heuristic: Settings
     await set_verdict(store, claim, version, asdict(verdict))
     (scored,) = await windows_of(store)
     published = await publish_performance(store, heuristic.home, scored)
-    table = pl.read_parquet(local_path(published.uri))
+    table = pl.read_parquet(heuristic.home.resolve(published.uri))
     columns = ("policy_version", "measured", "scenarios", "pnl_usd", "win_rate", "promoted")
     assert table.select(columns).rows() == [
         (0, "validation", 512, 1.0, 0.4, None), (1, "validation", 512, 2.0, 0.5, True)
@@ -342,7 +345,7 @@ async def test_performance_tells_play_and_gate(store: Store, heuristic: Settings
     await deploy_checkpoint(store, heuristic, verdict)
     await set_verdict(store, claim, version, asdict(replace(verdict, route_version=2)))
     again = await publish_performance(store, heuristic.home, scored)  # its parent was the champion
-    assert pl.read_parquet(local_path(again.uri))["policy_version"].to_list() == [0, 1]
+    assert pl.read_parquet(heuristic.home.resolve(again.uri))["policy_version"].to_list() == [0, 1]
 
 
 def test_a_trajectory_is_the_policy_s_that_all_its_known_calls_are_from() -> None:

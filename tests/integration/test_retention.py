@@ -19,11 +19,12 @@ from babylon.stages.retention import retire_checkpoints, sweep
 from babylon.stages.train import checkpoint_directory
 from babylon.store import Store
 from babylon.store.experiments import pin_arm
-from babylon.store.policies import commit_policy, ensure_base, get_policy, list_policies
+from babylon.store.policies import ensure_base, get_policy, list_policies
 from babylon.store.proposals import proposed
 from babylon.store.routes import Split, commit_route, current_route, previous_champion
 from babylon.store.windows import claim_window, set_state
 from babylon.training.progress_directory import progress_directory
+from tests.deployments import commit_under
 
 START = datetime(2025, 11, 14, 0, tzinfo=UTC)
 
@@ -51,10 +52,10 @@ async def train(
 
 
 async def commit(store: Store, settings: Settings, claim: Claim, parent: int) -> None:
-    await commit_policy(
+    await commit_under(
         store,
         claim,
-        parent_version=parent,
+        parent,
         kind="full",
         uri=str(checkpoint_directory(settings.home, claim)),
         base_model="tiny",

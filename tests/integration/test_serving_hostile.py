@@ -173,7 +173,9 @@ async def test_an_identity_that_is_sent_twice_is_refused(gateway: Canned) -> Non
         "content-length: -1",
     ],
 )
-async def test_smuggled_headers_fail(gateway: Canned, engine: SlowUpstream, line: str) -> None:
+async def test_headers_that_could_smuggle_a_request_are_refused(
+    gateway: Canned, engine: SlowUpstream, line: str
+) -> None:
     body = json.dumps(BODY).encode()
     length = "" if "content-length" in line else f"content-length: {len(body)}"
     lines = [part for part in (line, length, "connection: close") if part]

@@ -88,8 +88,9 @@ async def test_a_killed_process_restarts(settings: Settings, store: Store, tmp_p
 
 def engines() -> list[str]:
     """Command lines of engines that this process left behind."""
-    commands = [" ".join(child.cmdline()) for child in psutil.Process().children()]
-    return [command for command in commands if "babylon.engine" in command]
+    alive = [one for one in psutil.Process().children() if one.status() != psutil.STATUS_ZOMBIE]
+    commands = [" ".join(child.cmdline()) for child in alive]
+    return [command for command in commands if "babylon.serving.engine" in command]
 
 
 async def more_than(answered: list[str], more: int) -> None:

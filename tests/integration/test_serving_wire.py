@@ -132,7 +132,9 @@ async def test_tools_and_json_mode_reach_the_engine(gateway: Canned, engine: Scr
 
 
 @pytest.mark.parametrize("stream", [False, True])
-async def test_free_tool_calls_train(gateway: Canned, engine: Scripted, stream: bool) -> None:
+async def test_a_tool_call_without_constraint_is_trainable(
+    gateway: Canned, engine: Scripted, stream: bool
+) -> None:
     said = {"role": "assistant", "content": None, "tool_calls": [TOOL_CALL]}
     choice = {
         "index": 0,

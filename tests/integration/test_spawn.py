@@ -93,7 +93,7 @@ async def test_the_full_hour_is_scored(shared: bool, store: Store, settings: Set
     collected = await collect_window(store, settings.home, await claim(store), WINDOW)
     validated = await validate_window(store, settings, collected)
     assert (validated.agents, validated.rejected) == (6, {})
-    trajectories = read_trajectories(validated.artifact)
+    trajectories = read_trajectories(settings.home, validated.artifact)
     assert {len(t.calls) for t in trajectories} == {40}
     assert len({score.value for score in heuristic(trajectories)}) > 1
     rows = await store.pool.fetch('SELECT "stepsJson", "tradesExecuted" FROM trajectories')

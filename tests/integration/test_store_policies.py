@@ -13,7 +13,7 @@ from babylon.core.errors import AlreadyTrainedError, ModelError, RouteConflictEr
 from babylon.core.types import Claim
 from babylon.core.windows import Window, WindowState
 from babylon.store import Store
-from babylon.store.calls import RecordedCall, insert_calls
+from babylon.store.calls import CALL_COLUMNS, RecordedCall, insert_calls
 from babylon.store.gateways import (
     GatewayRow,
     announce_gateway,
@@ -80,7 +80,7 @@ async def test_base_policy_is_made_once_and_routed(store: Store) -> None:
     await ensure_base(store, uri="file:///other", base_model="other")
     policy, route_version = await champion(store)
     assert (policy.policy_version, policy.kind, policy.uri, route_version) == (
-        0, "base", "file:///m", 1,
+        0, "base", "/m", 1,
     )  # fmt: skip
     assert len(await list_policies(store)) == 1
     with pytest.raises(ModelError, match="version 7: see `babylon model list`"):
@@ -212,7 +212,9 @@ async def test_waiting_for_acks_names_who_lags_and_ignores_the_dead(store: Store
 async def test_recorded_calls_are_stored_once_and_all_or_none(store: Store) -> None:
     await insert_calls(store, [CALL, replace(CALL, call_id="c2")])
     await insert_calls(store, [replace(CALL, response="HOLD"), replace(CALL, call_id="c3")])
-    rows = await store.pool.fetch("SELECT * FROM babylon.calls ORDER BY call_id")
+    rows = await store.pool.fetch(
+        f"SELECT {', '.join(CALL_COLUMNS)} FROM babylon.calls ORDER BY call_id"
+    )
     assert [row["call_id"] for row in rows] == ["c1", "c2", "c3"]
     assert RecordedCall(**rows[0]) == CALL
     broken = replace(CALL, call_id="c5", response=None)  # type: ignore[arg-type]

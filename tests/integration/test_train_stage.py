@@ -68,7 +68,9 @@ async def quick(store: Store, settings: Settings, base: Path) -> Settings:
 def rows(base: Path, *, version: int, logged: Logged = lambda exact: exact) -> list[TrainingRow]:
     """Six trajectories of one call each, in one group; ``logged`` bends the exact logprobs."""
     model, tokenizer = load_policy(base)
-    prompt = render_prompt(tokenizer, [{"role": m.role, "content": m.content} for m in MESSAGES])
+    prompt = render_prompt(
+        tokenizer, [{"role": m["role"], "content": m["content"]} for m in MESSAGES]
+    )
     made = []
     for score, reply in enumerate(REPLIES):
         completion = [*tokenizer.encode(reply, add_special_tokens=False), tokenizer.eos_token_id]
@@ -111,9 +113,7 @@ async def scored(store: Store, settings: Settings, hour: int, played: list[Train
     )
     return Scored(
         claim=claim,
-        artifact=write_artifact(
-            frame, settings.home.artifacts, window_id=window.id, stage="scored"
-        ),
+        artifact=write_artifact(settings.home, frame, window_id=window.id, stage="scored"),
         eligible=len(played),
         agents=len(played),
         scorer="heuristic",
@@ -246,7 +246,9 @@ async def test_only_the_chosen_layers_are_tuned(store: Store, quick: Settings, b
     window = await scored(store, quick, 9, rows(base, version=0))
     attention = quick.replace(training={"transfer_layers": "attention"})
     trained = await train_window(store, attention, window)
-    with safe_open(Path(trained.checkpoint_uri) / "adapter_model.safetensors", "np") as adapter:
+    with safe_open(
+        Path(store.home.resolve(trained.checkpoint_uri)) / "adapter_model.safetensors", "np"
+    ) as adapter:
         names = list(adapter.keys())
     assert names and all(".self_attn." in name for name in names)
     assert (await get_policy(store, 1)).kind == "lora"
@@ -373,7 +375,7 @@ async def test_a_killed_workers_update_is_finished_by_the_next_bit_for_bit(
     assert steps[0] > 1 and steps[-1] == 9
     update_checkpoint(
         base,
-        training_rows(window.artifact),
+        training_rows(settings.home, window.artifact),
         tmp_path / "uninterrupted",
         tuning=settings.training.tuning,
         config=trainer_config(settings.training, settings.seed),
@@ -381,7 +383,10 @@ async def test_a_killed_workers_update_is_finished_by_the_next_bit_for_bit(
     )
     weights = [
         (directory / "adapter_model.safetensors").read_bytes()
-        for directory in (Path(trained.checkpoint_uri), tmp_path / "uninterrupted")
+        for directory in (
+            Path(settings.home.resolve(trained.checkpoint_uri)),
+            tmp_path / "uninterrupted",
+        )
     ]
     assert weights[0] == weights[1]
     assert not list(settings.home.progress.rglob(PROGRESS_FILE))

@@ -1,7 +1,8 @@
 """A model of the window machine, played at random against the real store.
 
-Several owners claim, work, are stopped, fenced or killed while time passes and rows arrive. The
-model knows what each step must do; after every step Postgres must agree with it.
+Several owners claim, work, are stopped, fenced or killed while time passes, rows arrive and the
+champion changes. The model knows what each step must do; after every step Postgres must agree with
+it, and no trajectory may be lost in the sibling of a champion.
 """
 
 import asyncio
@@ -23,25 +24,29 @@ from hypothesis.stateful import (
     run_state_machine_as_test,
 )
 
-from babylon.core.errors import AlreadyTrainedError, FencedError, WindowError
+from babylon.core.errors import AlreadyTrainedError, FencedError, SupersededError, WindowError
 from babylon.core.game_rows import UNTRAINED
 from babylon.core.settings import Settings
 from babylon.core.types import Claim
 from babylon.core.windows import DONE, FINISHED, IN_WORK, TRANSITIONS, Window, WindowState
 from babylon.store import Store, open_store
 from babylon.store.late import admit_late, note_late, store_collected
-from babylon.store.policies import commit_policy, ensure_base
+from babylon.store.policies import commit_policy, ensure_base, next_batch
+from babylon.store.releases import supersede
+from babylon.store.routes import commit_route
 from babylon.store.windows import claim_window, list_windows, release, set_state
 
 START = datetime(2025, 11, 14, 9, tzinfo=UTC)
 FIRST = Window(START)
-WINDOWS = (FIRST, Window(START, recipe="again"))
+WINDOWS = (FIRST, FIRST.next(), Window(START, recipe="again"))
 OWNERS = ("ada", "bob")
 NEXT = {WindowState.COLLECTED: WindowState.VALIDATED, WindowState.VALIDATED: WindowState.SCORED}
-STORED = tuple(s for s in WindowState if s not in (WindowState.OPEN, WindowState.CLOSING))
+UNSTORED = (WindowState.OPEN, WindowState.CLOSING)
+STORED = tuple(s for s in WindowState if s not in (*UNSTORED, WindowState.TRAINED))
 ENDS = (WindowState.FAILED, WindowState.SKIPPED, WindowState.CLAIMED)
 TABLES = (
-    "babylon.windows, babylon.collected, babylon.late, babylon.trained, babylon.routes,"
+    "babylon.windows, babylon.attempts, babylon.collected, babylon.late, babylon.trained,"
+    " babylon.released, babylon.releases, babylon.routes,"
     " babylon.proposals, babylon.policies, trajectories, training_batches, trained_models"
 )
 ROWS = f"""
@@ -64,15 +69,17 @@ class Known:
     owner: str | None = None  # while the lease runs
     attempts: int = 0
     collected: set[str] | None = None
+    policy: int | None = None  # committed, and not released
 
 
 @dataclass
 class Held:
-    """A claim as its worker has it, live or not, and what that worker collected."""
+    """A claim as its worker has it, live or not, what it collected, and the champion it read."""
 
     window: Window
     claim: Claim
     batch: list[str] = field(default_factory=list)
+    parent: int = 0
 
 
 class Machine(RuleBasedStateMachine):
@@ -86,6 +93,8 @@ class Machine(RuleBasedStateMachine):
         self.played: dict[str, str] = {}  # trajectory → window id
         self.trained: dict[str, str] = {}  # trajectory → window key
         self.late: dict[str, bool] = {}  # trajectory → admitted
+        self.parents: dict[int, int | None] = {0: None}  # of every policy
+        self.champions = [0]  # one for each route
         self.run(self.begin())
 
     def run(self, coroutine):
@@ -99,15 +108,16 @@ class Machine(RuleBasedStateMachine):
 
     @initialize()
     def some_play(self) -> None:
-        self.play(2)
+        self.play(2, FIRST)
+        self.play(2, FIRST.next())
 
-    @rule(rows=st.integers(1, 3))
-    def play(self, rows: int) -> None:
-        moment = FIRST.start.replace(tzinfo=None)
+    @rule(rows=st.integers(1, 3), window=st.sampled_from(WINDOWS[:2]))
+    def play(self, rows: int, window: Window) -> None:
+        moment = window.start.replace(tzinfo=None)
         for _ in range(rows):
             name = f"t{len(self.played):03}"
-            self.run(self.store.pool.execute(PLAY, name, moment, FIRST.id))
-            self.played[name] = FIRST.id
+            self.run(self.store.pool.execute(PLAY, name, moment, window.id))
+            self.played[name] = window.id
 
     @rule()
     def note_late(self) -> None:
@@ -120,7 +130,7 @@ class Machine(RuleBasedStateMachine):
             and self.known[window_id].collected is not None
             and name not in self.known[window_id].collected
         }
-        assert self.run(note_late(self.store, 60)) == len(fresh)
+        assert self.run(note_late(self.store)) == len(fresh)
         self.late |= dict.fromkeys(fresh, False)
         self.seen["late"] += len(fresh)
 
@@ -166,9 +176,12 @@ class Machine(RuleBasedStateMachine):
                     self.admit(held)
                 self.collect(held)
             elif state == WindowState.SCORED:
+                self.read_champion(held)
                 self.train(held)
-            elif state == WindowState.TRAINED:
-                self.change(held, end if end in DONE else WindowState.DEPLOYED)
+            elif state == WindowState.TRAINED and end == WindowState.REJECTED:
+                self.change(held, end)
+            elif state == WindowState.TRAINED and self.leads_after_deploy(held):
+                self.change(held, WindowState.DEPLOYED)
             elif state in NEXT:
                 self.change(held, NEXT[state])
             if self.known[window.key].state == state:
@@ -180,13 +193,32 @@ class Machine(RuleBasedStateMachine):
         for window in WINDOWS:
             self.claim(window, "ada", later=True)
             self.work_goes_on(window, end)
-            self.play(1)
+            self.play(1, WINDOWS[0])
+
+    @rule(committed=st.booleans(), order=st.permutations(WINDOWS[:2]))
+    def two_at_once(self, committed: bool, order: list[Window]) -> None:
+        """Another window is deployed while one is trained, before its commit or after it."""
+        slow, fast = order
+        self.claim(slow, "ada", later=True)
+        self.work_goes_on(slow, WindowState.SCORED)
+        if held := self.newest.get(slow.key):
+            self.read_champion(held)
+            if committed:
+                self.train(held)
+            self.claim(fast, "bob", later=False)
+            self.work_goes_on(fast, WindowState.DEPLOYED)
+            self.train(held)
+            self.deploy(held)
 
     @rule(held=claims)
     def collect(self, held: Held) -> None:
         rows = self.run(self.store.pool.fetch(ROWS, held.window.id))
         batch = [row["trajectoryId"] for row in rows]
-        free = {name for name in self.played if name not in self.trained}
+        free = {
+            name
+            for name, window_id in self.played.items()
+            if name not in self.trained and window_id == held.window.id
+        }
         assert set(batch) == {name for name in free if self.late.get(name, True)}
         if self.write(held, store_collected(self.store, held.claim, batch), WindowState.COLLECTED):
             held.batch = batch
@@ -202,31 +234,119 @@ class Machine(RuleBasedStateMachine):
             self.change(held, state)
 
     @rule(held=claims)
+    def read_champion(self, held: Held) -> None:
+        """The update begins; the champion may change before its commit."""
+        held.parent = self.champions[-1]
+
+    @rule(held=claims)
     def train(self, held: Held) -> None:
         known = self.known[held.window.key]
         commit = commit_policy(
             self.store,
             held.claim,
-            parent_version=0,
+            parent_version=held.parent,
             kind="lora",
             uri="file:///checkpoint",
             base_model="tiny",
-            batch_id=f"window-{held.window.key}",
+            batch_id=self.run(next_batch(self.store, held.window.key)),
             trajectory_ids=held.batch,
             metrics={},
         )
         consumed = set(held.batch) & self.trained.keys()
-        committed = held.window.key in self.committed
-        if held.claim.epoch == known.epoch and (consumed or committed):
+        live = held.claim.epoch == known.epoch
+        if live and known.policy is not None:
+            self.refused(commit, AlreadyTrainedError)
+        elif live and held.parent != self.champions[-1]:
+            self.refused(commit, SupersededError)
+            self.seen["superseded at the commit"] += 1
+        elif live and consumed:
             self.refused(commit, AlreadyTrainedError)
         elif self.write(held, commit, WindowState.TRAINED):
+            known.policy = len(self.parents)
+            self.parents[known.policy] = held.parent
             self.trained |= dict.fromkeys(held.batch, held.window.key)
             self.seen["late, trained"] += len(set(held.batch) & self.late.keys())
+
+    @rule(held=claims)
+    def deploy(self, held: Held) -> None:
+        self.leads_after_deploy(held)
+
+    def leads_after_deploy(self, held: Held) -> bool:
+        """The window's policy becomes champion, or the window is superseded."""
+        known = self.known[held.window.key]
+        if known.policy is None or known.state != WindowState.TRAINED:
+            return False
+        if known.policy == self.champions[-1]:
+            return True
+        deploy = commit_route(
+            self.store,
+            policy_version=known.policy,
+            author=held.claim.owner,
+            reason="better",
+            expected_route_version=len(self.champions),
+            claim=held.claim,
+            candidate=known.policy,
+        )
+        if held.claim.epoch != known.epoch:
+            self.refused(deploy, FencedError)
+        elif self.parents[known.policy] != self.champions[-1]:
+            self.refused(deploy, SupersededError)
+            self.seen["superseded at the deployment"] += 1
+            self.give_way(held)
+        else:
+            self.run(deploy)
+            self.champions.append(known.policy)
+            self.seen["promoted"] += 1
+            return True
+        return False
+
+    @rule(held=claims)
+    def give_way(self, held: Held) -> None:
+        """Another policy leads, or seems to: the window is scored again and its play is free."""
+        known = self.known[held.window.key]
+        way = supersede(self.store, held.claim, "another policy leads")
+        if held.claim.epoch != known.epoch:
+            self.refused(way, FencedError)
+            return
+        unused = known.state == WindowState.TRAINED and known.policy not in self.line
+        if not unused and known.state != WindowState.SCORED:
+            self.refused(way, WindowError)
+            return
+        self.run(way)
+        if unused:
+            self.trained = {n: key for n, key in self.trained.items() if key != held.window.key}
+            self.seen["superseded"] += 1
+        known.state, known.policy, known.owner = WindowState.SCORED, None, None
+        known.attempts = max(known.attempts - 1, 0)
+
+    @rule()
+    def operator_rolls_back(self) -> None:
+        parent = self.parents[self.champions[-1]]
+        if parent is not None:
+            number = len(self.champions)
+            back = commit_route(
+                self.store,
+                policy_version=parent,
+                author="operator",
+                reason="it lost money",
+                expected_route_version=number,
+            )
+            self.run(back)
+            self.champions.append(parent)
+
+    @property
+    def line(self) -> set[int]:
+        """The champion and its ancestors."""
+        line, version = set(), self.champions[-1]
+        while version is not None:
+            line.add(version)
+            version = self.parents[version]
+        return line
 
     @rule(held=claims, failed=st.booleans())
     def stop(self, held: Held, failed: bool) -> None:
         known = self.known[held.window.key]
-        stop = release(self.store, held.claim, "stopped", failed=failed)
+        stop = release(self.store, held.claim, "stopped", "failed" if failed else "stopped")
         if held.claim.epoch != known.epoch:
             self.refused(stop, FencedError)
         elif known.state not in IN_WORK | {WindowState.TRAINED}:
@@ -278,12 +398,6 @@ class Machine(RuleBasedStateMachine):
         assert caught.type is error
         self.seen[error.__name__] += 1
 
-    @property
-    def committed(self) -> set[str]:
-        return set(self.trained.values()) | {
-            key for key, known in self.known.items() if known.state in FINISHED
-        }
-
     @invariant()
     def postgres_agrees(self) -> None:
         self.run(self.compare())
@@ -313,6 +427,26 @@ class Machine(RuleBasedStateMachine):
         assert not {name for name, admitted in self.late.items() if not admitted} & set(
             self.trained
         )
+        await self.compare_fates()
+
+    async def compare_fates(self) -> None:
+        policies = {key: known.policy for key, known in self.known.items()}
+        for name, version, fate in await self.store.pool.fetch(
+            "SELECT trajectory_id, policy_version, fate FROM babylon.learning"
+        ):
+            key = self.trained.get(name)
+            if key is None:
+                assert fate in ("free", "released for training again")
+                continue
+            assert version == policies[key]
+            if version in self.line:
+                assert fate == "in the champion's line"
+            elif self.known[key].state == WindowState.TRAINED:
+                assert fate == "in a candidate"
+            elif version in self.champions:
+                assert fate == "in a policy rolled back"
+            else:
+                assert fate == "in a rejected candidate"
 
 
 MUST_BE_SEEN = {
@@ -327,6 +461,10 @@ MUST_BE_SEEN = {
     "WindowError",
     "late",
     "late, trained",
+    "promoted",
+    "superseded",
+    "superseded at the commit",
+    "superseded at the deployment",
 }
 
 

@@ -22,6 +22,7 @@ def test_the_tree_keeps_its_limits(figures: Figures) -> None:
         "module max": figures.modules.max,
         "function p95": figures.functions.p95,
         "function max": figures.functions.max,
+        "long functions without a comment": figures.long_functions_without_comment,
         "shared class names": len(figures.shared_class_names),
         "functions that take all settings": figures.functions_that_take_all_settings,
         "TYPE_CHECKING blocks": figures.type_checking_blocks,
@@ -40,6 +41,8 @@ def test_the_tree_keeps_its_limits(figures: Figures) -> None:
         "module max": 620,
         "function p95": 30,
         "function max": 80,
+        # Without a choice to explain: long signatures, tables of names, SQL and texts.
+        "long functions without a comment": 12,
         "shared class names": 0,
         "functions that take all settings": 30,
         "TYPE_CHECKING blocks": 10,

@@ -14,6 +14,7 @@ from tests.imported import imported_with
 ROOT = Path(__file__).parents[2]
 LINKED = ("flows", "tasks", "blocks", "migrations")  # at the top, imported below ``babylon``
 MODELS = {"torch", "transformers", "peft"}
+MODEL_PACKAGES = ("babylon.training", "babylon.policies", "babylon.serving.engine")
 IO = {"asyncpg", "aiohttp", "httpx", "requests", "socket", "subprocess", "pathlib", "shutil"}
 OWN_IO = {"babylon.store", "babylon.core.artifacts", "babylon.serving"}
 GRPO = "babylon.training.grpo"
@@ -128,16 +129,22 @@ def test_core_imports_nothing_else_of_ours() -> None:
 
 
 def test_torch_and_transformers_stay_where_models_are() -> None:
-    allowed = _modules("babylon.training", "babylon.policies", "babylon.serving.engine")
-    assert _offenders(set(FILES) - allowed, MODELS) == []
+    assert _offenders(set(FILES) - _modules(*MODEL_PACKAGES), MODELS) == []
+
+
+def test_every_package_that_imports_torch_sets_openmp_first() -> None:
+    """``python -m babylon.serving.engine.engine_process`` and a Prefect worker have no CLI."""
+    for package in MODEL_PACKAGES:
+        assert GRAPH[package] == {"babylon.core.openmp"}
 
 
 def test_openpipe_art_is_imported_by_one_module_only() -> None:
     assert _offenders(set(FILES) - {"babylon.training.backends.art_client"}, {"art"}) == []
 
 
-def test_what_agents_and_operators_import_never_pulls_in_torch() -> None:
-    assert not MODELS & imported_with(*_modules("babylon.recorder", "babylon.cli", "babylon.store"))
+def test_what_agents_and_operators_import_pulls_in_neither_torch_nor_alembic() -> None:
+    imported = imported_with(*_modules("babylon.recorder", "babylon.cli", "babylon.store"))
+    assert not imported & {*MODELS, "alembic", "sqlalchemy"}
 
 
 def test_the_trainer_needs_nothing_but_torch_and_its_kin() -> None:
@@ -159,7 +166,8 @@ def test_the_trainer_imports_where_nothing_else_is_installed() -> None:
     added = imported_with(*_modules(GRPO), after=kin)
     assert not others & {name.partition(".")[0] for name in added}
     ours = {name for name in added if name.startswith("babylon.")}
-    assert ours <= {*_modules(GRPO), "babylon.training"}
+    bare = {"babylon.training", "babylon.core", "babylon.core.openmp"}
+    assert ours <= _modules(GRPO) | bare
 
 
 def test_no_module_imports_itself_through_others() -> None:

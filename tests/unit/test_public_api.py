@@ -8,7 +8,6 @@ from pathlib import Path
 import pytest
 
 import babylon
-from babylon.art.backend import Backend
 from babylon.core.settings import Settings
 from babylon.recorder import MarketOutcomesTracker, TrajectoryRecorder
 from babylon.store import open_store
@@ -37,6 +36,8 @@ def test_import_babylon_loads_only_the_standard_library_and_changes_nothing(tmp_
 
 
 def test_public_names_are_those_of_their_modules() -> None:
+    from babylon.art.backend import Backend  # here, because it takes seconds to import
+
     assert babylon.Backend is Backend
     assert babylon.MarketOutcomesTracker is MarketOutcomesTracker
     assert babylon.Settings is Settings

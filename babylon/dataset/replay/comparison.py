@@ -71,6 +71,7 @@ async def replay_report(
         ArenaError: ``policy`` is not a player, or its checkpoint was removed.
         ModelError: ``policy`` does not exist or does not load.
     """
+    # A dataset must be replayable on a machine without its database.
     if source is not None:
         rebuilt = await asyncio.to_thread(read_dataset, source, prefix)
     else:

@@ -63,6 +63,7 @@ def replay(
         _require_replies(play)
     places = [_sit_down(one, play) for one, play in found]
     malformed = [0] * len(places)
+    # In lock-step, so that a model answers all scenarios as one batch.
     while live := [index for index, place in enumerate(places) if not place.seat.over]:
         sitting = [places[index] for index in live]
         decisions = decide([place.seat for place in sitting]) if decide else _as_recorded(sitting)

@@ -90,6 +90,7 @@ def read_dataset(place: Path, prefix: str) -> Rebuilt:
         for one in known
         if one.plays and (absent := _absent(one))
     ]
+    # Absent players cannot repeat the orders that moved the prices of their shared market.
     whole = tuple(one for one in known if one.plays and not _absent(one))
     return Rebuilt(whole, tuple(skipped))
 

@@ -74,8 +74,7 @@ def _rebuilt(
     """Rebuild one scenario → (the scenario or none, skipped rows).
 
     A shared market is accepted or skipped as a whole. Copies of a market are checked row by row,
-    and the crowd that most rows agree on is taken for the true one: a single damaged row must not
-    decide.
+    and the crowd that most rows agree on is taken for the true one.
     """
     crowds: list[tuple[Noise, list[_Recorded]]] = []
     skipped = []
@@ -93,6 +92,7 @@ def _rebuilt(
             crowds.append((noise, [*table]))
     if not crowds:
         return [], skipped
+    # The majority, and not the first row: a single damaged row must not decide.
     noise, most = max(crowds, key=lambda crowd: len(crowd[1]))
     for row in (one.row for _, others in crowds if others is not most for one in others):
         reason = f"its prices differ from those of most agents of the scenario: {_REMEDY}"

@@ -35,6 +35,7 @@ def rebuild_live(rows: Sequence[RecordedRow], *, interpolate: bool = False) -> R
     """
     minutes = [_minute(step) for row in rows for step in row.steps]
     begin, end = min(minutes), max(minutes)
+    # No window is longer than a day, so a time must be wrong.
     if end - begin > DAY_MINUTES:
         raise ReplayError(f"{_name(rows[0])}: its steps are {end - begin} minutes apart")
     seen = _sightings(rows)

@@ -5,6 +5,7 @@ from typing import Literal, TypedDict
 
 import msgspec
 
+from babylon.core.llm_calls import LlmCall
 from babylon.game.market.scenario import Scenario
 
 Prices = Literal["exact", "seen", "interpolated"]
@@ -24,20 +25,13 @@ class RecordedAccess(msgspec.Struct, frozen=True, kw_only=True):
     data: object = None
 
 
-class RecordedReply(msgspec.Struct, frozen=True, kw_only=True, rename="camel"):
-    """The reply of an LLM call."""
-
-    purpose: str = ""
-    response: str | None = None
-
-
 class RecordedStep(msgspec.Struct, frozen=True, kw_only=True, rename="camel"):
     """An element of ``stepsJson``. ``timestamp`` is in milliseconds since 1970, UTC."""
 
     timestamp: float
     environment_state: RecordedState
     provider_accesses: tuple[RecordedAccess, ...] = ()
-    llm_calls: tuple[RecordedReply, ...] = ()
+    llm_calls: tuple[LlmCall, ...] = ()
 
     @property
     def reply(self) -> str | None:

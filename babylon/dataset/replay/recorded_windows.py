@@ -18,6 +18,9 @@ from babylon.dataset.replay.recorded import (
 )
 from babylon.quality.decode import GameMetadata, Reason, RejectedError, decode
 from babylon.store.connection import Store, require_game_tables
+from babylon.store.session import in_batches
+
+_AT_A_TIME = 100
 
 _WINDOWS = """
     SELECT DISTINCT "windowId" FROM trajectories
@@ -26,7 +29,8 @@ _WINDOWS = """
 _ROWS = """
     SELECT "trajectoryId" AS trajectory_id, "agentId" AS agent_id, "windowId" AS window_id,
         coalesce("scenarioId", "windowId") AS scenario_id,
-        "finalPnL" AS final_pnl_usd, "stepsJson" AS steps_json, "metadataJson" AS metadata_json
+        "finalPnL"::float8 AS final_pnl_usd, "stepsJson"::text AS steps_json,
+        "metadataJson"::text AS metadata_json
     FROM trajectories WHERE "windowId" = $1 ORDER BY "trajectoryId" COLLATE "C"
 """
 _OUTCOMES = """
@@ -42,7 +46,7 @@ async def recorded_windows(store: Store, prefix: str) -> list[str]:
         ReplayError: No trajectory was recorded in those windows.
     """
     require_game_tables(store)
-    ids = [row["windowId"] for row in await store.pool.fetch(_WINDOWS, prefix)]
+    ids = [row["windowId"] for row in await store.game.fetch(_WINDOWS, prefix)]
     if not ids:
         raise ReplayError(
             f"no trajectory was recorded in {prefix}: see `babylon windows list`, or replay a"
@@ -90,11 +94,13 @@ def rebuild_rows(rows: Sequence[RecordedRow | Skipped], *, interpolate: bool = F
 
 async def recorded_rows(store: Store, window_id: str) -> list[RecordedRow | Skipped]:
     """Return the window's rows, trained or not."""
-    fetched = await store.pool.fetch(_OUTCOMES, window_id)
+    fetched = await store.game.fetch(_OUTCOMES, window_id)
     outcomes = tuple(cast(MarketOutcome, dict(row)) for row in fetched)
-    async with store.pool.acquire() as connection, connection.transaction(readonly=True):
-        cursor = connection.cursor(_ROWS, window_id)
-        return [recorded_row(outcomes, **row) async for row in cursor]
+    found: list[RecordedRow | Skipped] = []
+    async with store.game.acquire() as connection, connection.transaction(readonly=True):
+        async for rows in in_batches(connection, _ROWS, window_id, size=_AT_A_TIME):
+            found += [recorded_row(outcomes, **row) for row in rows]
+    return found
 
 
 Steps = tuple[RecordedStep, ...]
@@ -121,6 +127,7 @@ def recorded_row(
         if not steps:
             raise RejectedError(Reason.EMPTY_STEPS, "stepsJson is []")
         pnl_usd = _pnl_usd(steps, final_pnl_usd)
+    # A row costs only itself: the window's other rows are replayed.
     except RejectedError as error:
         reason = f"trajectory {trajectory_id}: {error}"
         return Skipped(window_id=window_id, scenario_id=scenario_id, reason=reason)

@@ -29,6 +29,7 @@ from babylon.core.errors import (
 )
 from babylon.core.home import Home
 from babylon.core.types import Change
+from babylon.deployment.admin.flow_metrics import CONTENT_TYPE, flow_metrics
 from babylon.deployment.change import ChangeRequest, RunChecks
 from babylon.deployment.experiments import run_experiment
 from babylon.deployment.replace import replace_champion
@@ -39,6 +40,7 @@ from babylon.serving.gateway.auth import KeyRing
 from babylon.serving.openai_wire import RequestError
 from babylon.store import Store
 from babylon.store.connection import UNREACHABLE
+from babylon.store.flow_state import read_flow_state
 from babylon.store.policies import Policy, list_policies
 from babylon.store.routes import Route, list_routes
 
@@ -176,6 +178,11 @@ def admin_app(store: Store, home: Home, run_checks: RunChecks) -> FastAPI:
     @app.get("/health")
     async def health() -> dict[str, str]:
         return {"status": "ok"}
+
+    @app.get("/metrics")
+    async def metrics() -> Response:
+        """Metrics of training for Prometheus; like the gateway's, they need no key."""
+        return Response(flow_metrics(await read_flow_state(store)), media_type=CONTENT_TYPE)
 
     return app
 

@@ -5,7 +5,7 @@ from pathlib import Path
 
 from babylon.core.errors import ModelError
 from babylon.deployment.checks.check_result import Check
-from babylon.policies.checkpoint_files import adapter_base, checkpoint_digest, local_path
+from babylon.policies.checkpoint_files import adapter_base, checkpoint_digest
 from babylon.store.policies import Policy
 
 _SHOWN = 12  # digits of a digest in messages
@@ -66,7 +66,7 @@ def _wrong_base(base: str, known: dict[str, Policy], root: Policy) -> str | None
             f"its adapter belongs to the base model {base}, but {', '.join(known)} is in use: train"
             " it on that base, or deploy a checkpoint of its own base first"
         )
-    if local_path(base).is_absolute() and not local_path(base).is_dir():
+    if Path(base).is_absolute() and not Path(base).is_dir():
         return f"its base model {base} is not there: restore it"
     if _same(base) == _same(root.uri):
         return _changed(root, checkpoint_digest(base))
@@ -75,5 +75,4 @@ def _wrong_base(base: str, known: dict[str, Policy], root: Policy) -> str | None
 
 def _same(uri: str) -> str:
     """The resolved path of a directory. An id of the Hugging Face hub stays as it is."""
-    path = local_path(uri)
-    return str(Path(path).resolve()) if path.is_dir() else str(path)
+    return str(Path(uri).resolve()) if Path(uri).is_dir() else uri

@@ -9,6 +9,7 @@ import sys
 from collections import defaultdict
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 import msgspec
@@ -19,7 +20,7 @@ from babylon.deployment.checks.reply_forms import Form, form_of
 from babylon.game.market.orders import MAX_REPLY_TOKENS
 from babylon.game.market.scenario import PRESETS
 from babylon.game.market.transcripts import scripted_chats
-from babylon.policies.checkpoint_files import context_of, local_path
+from babylon.policies.checkpoint_files import context_of
 from babylon.serving.openai_wire import constraints
 from babylon.store import Store
 from babylon.store.policies import Policy
@@ -104,6 +105,8 @@ def _prompt(row: dict[str, Any], context: int) -> GoldenPrompt | None:
     fields = msgspec.json.decode(row["parameters"])
     if not isinstance(messages, list) or constraints(fields) or any(map(fields.get, _TOOLS)):
         return None
+    if any(not isinstance(message.get("content"), str) for message in messages):
+        return None
     wanted = row["max_tokens"] or MOST_REPLY_TOKENS
     limit = min(wanted, MOST_REPLY_TOKENS, context - row["prompt_length"])
     fits = limit == row["max_tokens"] or 2 * row["length"] <= limit
@@ -127,7 +130,7 @@ def _fitting(prompts: Sequence[GoldenPrompt], uri: str, context: int) -> list[Go
         return list(prompts)
     from babylon.policies.tokenizer import prompt_length  # transformers takes seconds to import
 
-    length = prompt_length(local_path(uri))
+    length = prompt_length(Path(uri))
     return [cut for prompt in prompts if (cut := _cut(prompt, length, context))]
 
 

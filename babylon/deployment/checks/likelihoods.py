@@ -7,7 +7,6 @@ from itertools import groupby
 from babylon.core.errors import ModelError
 from babylon.core.probes import ProbeAnswer
 from babylon.deployment.checks.probing import Probe
-from babylon.policies.checkpoint_files import local_path
 
 CHAMPION, BASE = "champion", "base"
 
@@ -79,7 +78,7 @@ def measure(contenders: Contenders, probes: Sequence[Probe]) -> Likelihoods:
     given = [reply.answer for reply in replies]
 
     def score(uri: str) -> list[float]:
-        return logprobs_of(str(local_path(uri)), given, contenders.max_tokens)
+        return logprobs_of(uri, given, contenders.max_tokens)
 
     known = {contenders.policy: score(contenders.policy)}
     others, absent = dict[str, Sequence[float]](), dict[str, str]()

@@ -49,7 +49,7 @@ async def held_out_check(store: Store, trained: Trained, max_tokens: int | None)
     for row in reversed(await list_windows(store)):
         for artifact in await _held_out(store, row, trained):
             try:
-                played = await asyncio.to_thread(read_trajectories, artifact)
+                played = await asyncio.to_thread(read_trajectories, store.home, artifact)
             except ArtifactError as error:  # one unreadable window must not stop the check
                 problem = f"held-out play cannot be read: {error}"
                 log.warning("window %s: %s", row.window_id, problem)
@@ -61,7 +61,8 @@ async def held_out_check(store: Store, trained: Trained, max_tokens: int | None)
             break
     if not found:
         return OffPolicy(problem=problem)
-    return await asyncio.to_thread(_check, trained, [*found.values()][:MOST], max_tokens)
+    checkpoint = store.home.resolve(trained.checkpoint_uri)
+    return await asyncio.to_thread(_check, checkpoint, [*found.values()][:MOST], max_tokens)
 
 
 async def _held_out(store: Store, row: WindowRow, trained: Trained) -> list[Artifact]:
@@ -77,10 +78,10 @@ async def _held_out(store: Store, row: WindowRow, trained: Trained) -> list[Arti
     return artifacts
 
 
-def _check(trained: Trained, played: Sequence[Trajectory], max_tokens: int | None) -> OffPolicy:
+def _check(checkpoint: str, played: Sequence[Trajectory], max_tokens: int | None) -> OffPolicy:
     from babylon.training.likelihood import log_ratios  # torch takes seconds to import
 
-    ratios = log_ratios(trained.checkpoint_uri, played, max_tokens)
+    ratios = log_ratios(checkpoint, played, max_tokens)
     exact = [trajectory for trajectory in played if trajectory.trajectory_id in ratios]
     if not exact:
         return OffPolicy(

@@ -11,6 +11,7 @@ from datetime import datetime, timedelta
 
 import numpy as np
 
+from babylon.core.errors import DatabaseError
 from babylon.core.settings import ExperimentSettings, WindowSettings
 from babylon.core.windows import last_complete_window
 from babylon.evaluation.experiment.agent_outcomes import Exposure, agent_outcomes, outcomes_of_plays
@@ -57,9 +58,14 @@ async def review(
         The stored review. None if there is no such experiment.
 
     Raises:
-        DatabaseError: The database has no game tables and therefore no play.
+        DatabaseError: The database has no game tables and therefore no play, or has them elsewhere.
     """
     require_game_tables(store)
+    if not store.records:
+        raise DatabaseError(
+            "an experiment compares calls and play in one query, but GAME_DATABASE_URL names"
+            " another database: use DEPLOYMENT_STRATEGY=replace, or a replica of DATABASE_URL"
+        )
     found = await find_experiment(store, experiment)
     if found is None:
         return None
@@ -91,6 +97,7 @@ async def _look(
         for play in played
         if play.trajectory_id in scores
     ]
+    # Also among the agents with a play: agents that drop out of one arm would bias the difference.
     everybody = _ratio(exposures, found)
     measured = {play.unit for play in played}
     with_play = _ratio([one for one in exposures if one.unit in measured], found)

@@ -28,6 +28,7 @@ class Reply:
     model: str
     model_version: str | None = None
     latency_ms: int | None = None
+    call_id: str | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -76,6 +77,7 @@ def llm_answers(client: openai.AsyncOpenAI, model: str, seed: int) -> Answer:
             text=completion.choices[0].message.content or "",
             model=completion.model,
             model_version=raw.headers.get("x-model-version"),
+            call_id=raw.headers.get("x-call-id"),
             latency_ms=round((time.monotonic() - started) * 1000),
         )
 

@@ -35,6 +35,7 @@ def record_step(recorder: TrajectoryRecorder, played: PlayedStep) -> None:
     call = LlmCall(
         model=reply.model,
         model_version=reply.model_version,
+        call_id=reply.call_id,
         system_prompt=system,
         user_prompt=user,
         response=reply.text,

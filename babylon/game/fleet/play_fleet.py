@@ -69,6 +69,7 @@ async def play_fleet(
     for number, (start, ticks) in enumerate(rounds):
         tables = []
         for scenario, agents in deal(plan, start, ticks, number):
+            # Each agent moves its own copy of the prices, so no copy has the public ones.
             if not plan.shared:
                 _observe_unattended(tracker, scenario, start)
             for members in [agents] if plan.shared else [[agent] for agent in agents]:
@@ -167,10 +168,7 @@ class _Table:
 def _observe_unattended(
     tracker: MarketOutcomesTracker, scenario: Scenario, start: datetime
 ) -> None:
-    """Track the public history of a scenario as it runs without players.
-
-    Each agent plays its own copy, so no copy's prices are the public ones.
-    """
+    """Track the public history of a scenario as it runs without players."""
     market = make_market(scenario)
     while not market.over:
         observe(tracker, market, start + market.tick * TICK)

@@ -41,6 +41,7 @@ async def plan_fleet(
     they can be trained at once. ``live`` play takes place now, with one decision per minute.
     """
     now = datetime.now(UTC)
+    # A training that has begun would not see the play.
     taken = {
         row.window_id
         for row in await list_windows(store)
@@ -101,5 +102,6 @@ async def run_fleet(
         http_client=openai.DefaultAsyncHttpxClient(limits=limits),
     ) as client:
         result = await play(llm_answers(client, settings.model.name, plan.seed))
+    # The gateway ships calls to the database after their answers; training must find them.
     await wait_until_recorded(store)
     return result

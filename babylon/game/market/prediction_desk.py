@@ -96,6 +96,7 @@ class PredictionDesk:
             error = f"no position in market {order.market!r} to sell"
         if error is not None:
             return refused("SELL_SHARES", error)
+        # An order names no side, and an account may hold both.
         key = max(held, key=lambda key: account.holdings[key].shares)
         holding = account.holdings[key]
         shares = min(order.amount, holding.shares)

@@ -145,6 +145,7 @@ def make_scenario(
             f"{rules.markets} markets and {rules.perps} perps: at most {len(COMPANIES)} of each"
             " are possible"
         )
+    # Perps, clock and feed have streams of their own: they change no question of the same seed.
     random = Random(f"scenario:{seed}")
     questions = _questions(random, rules)
     perps, trends = _perps(Random(f"perps:{seed}"), rules)

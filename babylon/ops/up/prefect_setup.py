@@ -18,6 +18,7 @@ import asyncpg
 from babylon.core.errors import DatabaseError, ServingError
 from babylon.ops.up.services import POOLS, prefect
 from babylon.store import Store
+from babylon.store.session import is_pooled
 
 PREFECT_DATABASE = "PREFECT_SERVER_DATABASE_CONNECTION_URL"
 DEPLOYMENTS = Path(__file__).with_name("prefect.yaml")
@@ -38,10 +39,18 @@ async def prefect_database(store: Store, url: str) -> str:
     ``url`` is the address of ours. PREFECT_SERVER_DATABASE_CONNECTION_URL names another database.
 
     Raises:
-        DatabaseError: the account may not create it.
+        DatabaseError: the account may not create it, or a pooler is in between.
     """
     if given := os.environ.get(PREFECT_DATABASE):
         return given
+    async with store.pool.acquire() as connection:
+        if await is_pooled(connection) or "," in urlsplit(url).netloc:
+            raise DatabaseError(
+                "Prefect's server prepares statements, which a pooler in transaction mode loses,"
+                f" and knows one host only: set {PREFECT_DATABASE} to a direct address"
+                " (postgresql+asyncpg://USER:PASSWORD@HOST/NAME)"
+            )
+    # A database of its own, because Prefect's migrations own the whole of it.
     name = f"{await store.pool.fetchval('SELECT current_database()')}_prefect"
     try:
         if not await store.pool.fetchval("SELECT 1 FROM pg_database WHERE datname = $1", name):

@@ -1,127 +1,59 @@
-"""The judge with its cache: a block's scores are found in the cache, or bought and stored.
+"""The judge with its ledger: a block's scores are found there, or bought and stored.
 
-An unusable reply is sent back once with its problem. Then the block is split, because fewer
-trajectories are easier to judge. A block that cannot be split fails the stage. A score is never
-invented. Every reply is stored before anything else happens, unusable ones as well, so that a
-repeated run does not buy it again.
+An unusable reply is sent back once with its problem. A block without a usable reply is split, again
+and again down to single trajectories: fewer are easier to judge, and the one that the server or the
+model refuses is found. That one is lost, with a reason. A score is never invented. If requests stay
+without an answer, a request without any trajectory tells whether the server or the block is to
+blame. A judge whose replies are never usable fails the stage.
 
-The budget limits tokens and US dollars of a window and of a UTC day. Each request reserves an upper
-estimate before it is sent, and settles its real cost afterwards. Requests in flight in other
-processes do not count, so several processes may together exceed the day's limit by those requests.
+Every request is in the ledger before it is sent (``babylon.scoring.judge.budget``), so that no
+reply is bought again, and none is forgotten in the account.
 """
 
 import asyncio
 import hashlib
-from collections.abc import Coroutine, Iterator, Sequence
-from contextlib import contextmanager
-from dataclasses import dataclass, replace
-from typing import Any, Protocol, TypeVar
+import json
+from collections import defaultdict
+from collections.abc import Callable, Coroutine, Sequence
+from dataclasses import dataclass, field, replace
+from functools import reduce
+from random import random
+from typing import Any, TypeVar
 
-from babylon.core.errors import ScoringError, WindowNotReadyError
+from babylon.core.errors import ScoringError
+from babylon.quality.decode import Reason
+from babylon.scoring.judge.budget import Budget, BudgetSpentError, JudgeLedger, plus
 from babylon.scoring.judge.group_prompts import Block, GroupPrompts
-from babylon.scoring.judge.judge_client import JudgeAnswer, JudgeClient, PromptTooLongError
+from babylon.scoring.judge.judge_client import (
+    JudgeAnswer,
+    JudgeClient,
+    PromptTooLongError,
+    RequestRefusedError,
+    RetryLaterError,
+)
+from babylon.scoring.judge.pace import Pace
 from babylon.scoring.judge.prompt import (
     SCHEMAS,
-    JudgeReply,
     Prompt,
+    Schema,
     UnusableReplyError,
     count_tokens,
-    one_line,
     parse_reply,
     repair_messages,
 )
 from babylon.store.judgments import Purchase, Spent
 
-
-class BudgetSpentError(WindowNotReadyError):
-    """The judge's budget does not allow the next request.
-
-    The window waits. A later run with more budget reuses the judgments that were bought.
-    """
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class BudgetLimits:
-    """Maximum tokens and US dollars. None means no limit."""
-
-    tokens: int | None = None
-    usd: float | None = None
-
-    def allow(self, spent: Spent) -> bool:
-        within_tokens = self.tokens is None or spent.tokens <= self.tokens
-        return within_tokens and (self.usd is None or spent.usd <= self.usd)
-
-
-@dataclass(slots=True)
-class Reservation:
-    """The reserved estimate. The caller replaces ``cost`` with the real cost."""
-
-    cost: Spent
-
-
-class Budget:
-    """The budget of one window: limits of the window and the day, and the amounts spent before."""
-
-    def __init__(
-        self,
-        window: BudgetLimits | None = None,
-        day: BudgetLimits | None = None,
-        *,
-        spent_on_window: Spent | None = None,
-        spent_today: Spent | None = None,
-    ) -> None:
-        self._limits = {"window": window or BudgetLimits(), "day": day or BudgetLimits()}
-        self._before = {"window": spent_on_window or Spent(), "day": spent_today or Spent()}
-        self.spent = Spent()  # in this run, reservations included
-
-    def fits(self, cost: Spent) -> bool:
-        """Return True if the cost stays within every limit."""
-        return self._exceeded(cost) is None
-
-    @contextmanager
-    def reserve(self, estimate: Spent) -> Iterator[Reservation]:
-        """Reserve an estimate while a request runs. The caller sets ``cost`` to the real cost.
-
-        Raises:
-            BudgetSpentError: the estimate does not fit.
-        """
-        if (limit := self._exceeded(estimate)) is not None:
-            raise BudgetSpentError(
-                f"the judge's budget of the {limit} is spent: {self._used(limit)}; the next request"
-                f" costs up to {estimate.tokens} tokens and ${estimate.usd:.4f}; raise"
-                f" JUDGE_{limit.upper()}_TOKENS or JUDGE_{limit.upper()}_USD, or wait"
-            )
-        reservation = Reservation(estimate)
-        self.spent = plus(self.spent, estimate)
-        try:
-            yield reservation
-        except BaseException:
-            reservation.cost = Spent()
-            raise
-        finally:
-            released = Spent(tokens=-estimate.tokens, usd=-estimate.usd)
-            self.spent = plus(plus(self.spent, released), reservation.cost)
-
-    def _exceeded(self, cost: Spent) -> str | None:
-        for name, limits in self._limits.items():
-            if not limits.allow(plus(plus(self._before[name], self.spent), cost)):
-                return name
-        return None
-
-    def _used(self, name: str) -> str:
-        limits, spent = self._limits[name], plus(self._before[name], self.spent)
-        parts = [] if limits.tokens is None else [f"{spent.tokens} of {limits.tokens} tokens"]
-        parts += [] if limits.usd is None else [f"${spent.usd:.4f} of ${limits.usd:g}"]
-        return ", ".join(parts)
-
-
-def plus(one: Spent, other: Spent) -> Spent:
-    """Return the sum of tokens and US dollars."""
-    return Spent(tokens=one.tokens + other.tokens, usd=one.usd + other.usd)
-
-
 T = TypeVar("T")
+Messages = Sequence[dict[str, str]]
+
+RETRIES = 6
 _ANSWER_TOKENS = 50  # expected in a reply for each trajectory, plus once for the frame
+_MESSAGE_TOKENS = 16  # around a message, at most, in a server's chat template
+_USELESS = 30  # unusable replies in a row that show that the judge is at fault
+_BACKOFF_S, _LONGEST_BACKOFF_S = 0.5, 8.0
+_PROBE = ({"role": "user", "content": "Answer with the JSON object {} alone."},)
+_PROBE_TOKENS = 64
+_UNANSWERED = "sent, and not answered"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -133,65 +65,158 @@ class BlockVerdict:
     explanations: tuple[str, ...]
 
 
-class JudgmentCache(Protocol):
-    """Store of bought judgments: such as ``babylon.store.judgments.StoredJudgments``."""
+@dataclass(frozen=True, slots=True)
+class LostItem:
+    """Reason why a trajectory cannot be judged. ``detail`` quotes nothing of it."""
 
-    async def find(self, key: str) -> Purchase | None: ...
+    reason: Reason
+    detail: str
 
-    async def keep(self, purchase: Purchase) -> None: ...
+    @property
+    def stored(self) -> str:
+        """The text under which the ledger keeps it."""
+        return f"{self.reason}: {self.detail}"
+
+
+@dataclass(slots=True)
+class Verdicts:
+    """The verdicts of several blocks, and the items that cannot be judged."""
+
+    given: list[BlockVerdict] = field(default_factory=list)
+    lost: dict[int, LostItem] = field(default_factory=dict)
+
+    def add(self, other: "Verdicts") -> None:
+        self.given += other.given
+        self.lost |= other.lost
+
+
+class _FailedBlockError(Exception):
+    """No usable judgment of a block. ``loss`` is the reason."""
+
+    def __init__(self, loss: LostItem) -> None:
+        super().__init__(loss.detail)
+        self.loss = loss
 
 
 class CachedJudge:
-    """One judge with its cache and its budget. ``requests`` counts the replies that it buys."""
+    """One judge with its ledger and its budget.
 
-    def __init__(self, client: JudgeClient, cache: JudgmentCache, budget: Budget) -> None:
-        self._client, self._cache, self._budget = client, cache, budget
-        self.requests = 0
+    ``bought`` is the cost of this run, and its ``requests`` are the replies.
+    """
+
+    def __init__(
+        self,
+        client: JudgeClient,
+        ledger: JudgeLedger,
+        budget: Budget,
+        *,
+        retries: int = RETRIES,
+        pace: Pace | None = None,
+    ) -> None:
+        self._client, self._ledger, self._budget = client, ledger, budget
+        self._retries, self._pace = retries, pace or Pace()
+        self.bought = Spent()
+        self._in_flight = 0
+        self._settled = asyncio.Condition()
+        self._useless = 0
+        self._tried: set[str] = set()
+        self._refusals: list[tuple[int, Purchase]] = []
+        self._locks: defaultdict[str, asyncio.Lock] = defaultdict(asyncio.Lock)
 
     async def judge(
         self, group: GroupPrompts, blocks: Sequence[Block], *, repeat: int = 0
-    ) -> list[BlockVerdict]:
+    ) -> Verdicts:
         """Judge all blocks, several at a time.
 
         ``repeat`` numbers deliberate repetitions of a prompt. If a block fails, the replies on
         their way are still awaited and stored.
 
         Raises:
-            ScoringError: a block could not be judged.
+            ScoringError: the judge cannot be asked, or never gives a usable reply.
             BudgetSpentError: the budget does not allow the next request.
         """
-        verdicts = await await_all([self._block(group, block, repeat) for block in blocks])
-        return [verdict for parts in verdicts for verdict in parts]
+        verdicts = Verdicts()
+        for part in await await_all([self._block(group, block, repeat) for block in blocks]):
+            verdicts.add(part)
+        # Parts of two failed blocks may be the same block, asked once.
+        verdicts.given = list({verdict.block: verdict for verdict in verdicts.given}.values())
+        return verdicts
 
-    async def cost(self, group: GroupPrompts, blocks: Sequence[Block], *, repeat: int = 0) -> Spent:
-        """Return an upper estimate of the cost of the blocks that are not in the cache."""
-        total = Spent()
+    async def fits(self, group: GroupPrompts, blocks: Sequence[Block], *, repeat: int = 0) -> bool:
+        """Return True if the budget allows the expected cost of the blocks that are not stored."""
+        return self._budget.fits(
+            await self._ledger.spent(), await self.expected_cost(group, blocks, repeat=repeat)
+        )
+
+    async def require(self, work: Sequence[tuple[GroupPrompts, Sequence[Block]]]) -> None:
+        """Check the expected cost of all blocks of all groups.
+
+        Raises:
+            BudgetSpentError: it does not fit.
+        """
+        costs = [await self.expected_cost(group, blocks) for group, blocks in work]
+        self._budget.require(await self._ledger.spent(), reduce(plus, costs, Spent()))
+
+    async def expected_cost(
+        self, group: GroupPrompts, blocks: Sequence[Block], *, repeat: int = 0
+    ) -> Spent:
+        """Return the cost of the blocks that are not stored: all expected, and one at its worst."""
+        total, reserve = Spent(), Spent()
         for block in blocks:
             prompt = group.prompt(block, repeat)
-            if await self._cache.find(self._key(prompt, repeat)) is None:
-                total = plus(total, self._estimate(prompt))
-        return total
+            if await self._ledger.find(self._key(prompt, repeat)) is None:
+                asked, written = _count(prompt.messages), _ANSWER_TOKENS * (1 + len(block))
+                expected = self._client.price.of(asked, written)
+                schema, limit = SCHEMAS[prompt.method], self._limit(group, prompt)
+                worst = self._client.price.of(*_worst(prompt.messages, schema, limit))
+                total = plus(total, expected)
+                reserve = Spent(
+                    tokens=max(reserve.tokens, worst.tokens - expected.tokens),
+                    usd=max(reserve.usd, worst.usd - expected.usd),
+                )
+        return plus(total, reserve)
 
-    async def _block(self, group: GroupPrompts, block: Block, repeat: int) -> list[BlockVerdict]:
+    async def forget_refusals(self) -> None:
+        """Let a later run ask again what the server refused, because the server is at fault."""
+        for number, purchase in self._refusals:
+            await self._ledger.settle(number, replace(purchase, key=f"{purchase.key}/refused"))
+
+    async def _block(self, group: GroupPrompts, block: Block, repeat: int) -> Verdicts:
+        loss: LostItem
+        try:
+            return Verdicts([_verdict(block, await self._purchase(group, block, repeat))])
+        except _FailedBlockError as error:
+            loss = error.loss
+        if len(block) == 1:
+            return Verdicts(lost={block[0]: loss})
+        verdicts = Verdicts()
+        for half in _split(block):
+            # One after the other: what the first half lost does not spoil the second.
+            rest = tuple(item for item in half if item not in verdicts.lost)
+            if rest:
+                verdicts.add(await self._block(group, rest, repeat))
+        return verdicts
+
+    async def _purchase(self, group: GroupPrompts, block: Block, repeat: int) -> Purchase:
+        """Return the stored reply, or buy it.
+
+        Raises:
+            _FailedBlockError: no reply can be used.
+        """
         prompt = group.prompt(block, repeat)
-        halves = _split(block)
-        known = await self._cache.find(self._key(prompt, repeat))
-        if known is not None and known.problem is None:
-            return [_verdict(block, known)]
-        problem = known.problem if known is not None and halves else None
-        if problem is None:
-            try:
-                return [_verdict(block, await self._buy(group, block, prompt, repeat))]
-            except UnusableReplyError as error:
-                problem = str(error)
-        if not halves:
-            names = ", ".join(group.shown[item].trajectory_id for item in block)
-            raise ScoringError(
-                f"judge {self._client.name} gave no usable judgment of {names} (scenario"
-                f" {group.scenario_id}), even after a repair: {problem}; earlier judgments are"
-                " stored: run the window again, or use another JUDGE_MODEL"
-            )
-        return [v for half in halves for v in await self._block(group, half, repeat)]
+        key = self._key(prompt, repeat)
+        async with self._locks[key]:
+            known = await self._ledger.find(key)
+            if known is not None and known.problem is None:
+                return known
+            if known is not None:
+                loss = _remembered(known)
+                # A single trajectory without a usable reply is asked again in a later run.
+                later = len(block) == 1 and loss.reason == Reason.NO_JUDGMENT
+                if not later or key in self._tried:
+                    raise _FailedBlockError(loss)
+            self._tried.add(key)
+            return await self._buy(group, block, prompt, repeat)
 
     async def _buy(
         self, group: GroupPrompts, block: Block, prompt: Prompt, repeat: int
@@ -206,56 +231,163 @@ class CachedJudge:
             prompt_hash=prompt.hash,
             trajectory_ids=tuple(group.shown[item].trajectory_id for item in block),
         )
-        messages = list(prompt.messages)
-        limit = group.config.completion_tokens
-        try:
-            answer = await self._ask(messages, prompt, limit)
-            try:
-                return await self._keep(draft, answer, parse_reply(prompt, answer.text))
-            except UnusableReplyError as error:
-                messages = repair_messages(prompt, answer.text, str(error))
-                problem = f"asked for a repair: {error}"
-            # Another key, because after a crash here the repair must still be asked for.
-            await self._keep(replace(draft, key=f"{draft.key}/repaired"), answer, problem)
-            answer = await self._ask(messages, prompt, limit)
-        except PromptTooLongError as error:
-            await self._cache.keep(replace(draft, problem=str(error)))
-            raise UnusableReplyError(str(error)) from error
-        try:
-            return await self._keep(draft, answer, parse_reply(prompt, answer.text))
-        except UnusableReplyError as error:
-            await self._keep(draft, answer, str(error))
-            raise
+        limit = self._limit(group, prompt)
+        # Another key, because after a crash here the repair must still be asked for.
+        sent_back = replace(draft, key=f"{draft.key}/repaired")
+        answer, purchase = await self._ask(
+            draft, prompt.messages, prompt, limit, lambda a: _read(prompt, a, draft, sent_back)
+        )
+        if purchase.problem is not None and purchase.key == sent_back.key:
+            self._require_allowance(group, answer)
+            self._count_useless(purchase.problem)
+            said = "" if answer.cut else answer.text
+            messages = repair_messages(prompt, said, _remembered(purchase).detail)
+            answer, purchase = await self._ask(
+                draft, messages, prompt, limit, lambda a: _read(prompt, a, draft, draft)
+            )
+        if purchase.problem is None:
+            self._useless = 0
+            return purchase
+        self._count_useless(purchase.problem)
+        raise _FailedBlockError(_remembered(purchase))
+
+    def _require_allowance(self, group: GroupPrompts, answer: JudgeAnswer) -> None:
+        if answer.cut and answer.thought and not group.config.reasoning_tokens:
+            raise ScoringError(
+                f"judge {self._client.name} thinks before it answers, and its reply ended after"
+                f" {answer.completion_tokens} tokens: set JUDGE_REASONING_TOKENS to the tokens that"
+                " its thoughts may take"
+            )
 
     async def _ask(
-        self, messages: Sequence[dict[str, str]], prompt: Prompt, limit: int
-    ) -> JudgeAnswer:
-        with self._budget.reserve(self._estimate(prompt)) as reservation:
-            answer = await self._client.ask(messages, SCHEMAS[prompt.method], max_tokens=limit)
-            paid = (answer.prompt_tokens, answer.completion_tokens)
-            reservation.cost = self._client.price.of(*paid)
-        self.requests += 1
-        return answer
+        self,
+        draft: Purchase,
+        messages: Messages,
+        prompt: Prompt,
+        limit: int,
+        read: Callable[[JudgeAnswer], Purchase],
+    ) -> tuple[JudgeAnswer, Purchase]:
+        """Send a request until it is answered, as many times as are allowed.
 
-    async def _keep(
-        self, draft: Purchase, answer: JudgeAnswer, outcome: JudgeReply | str
-    ) -> Purchase:
-        if isinstance(outcome, JudgeReply):
-            draft = replace(draft, scores=outcome.scores, explanations=outcome.explanations)
-        else:
-            draft = replace(draft, problem=one_line(outcome))
-        purchase = replace(
-            draft,
-            prompt_tokens=answer.prompt_tokens,
-            completion_tokens=answer.completion_tokens,
-            usd=self._client.price.of(answer.prompt_tokens, answer.completion_tokens).usd,
+        Raises:
+            _FailedBlockError: the server refuses the prompt, or answers only others.
+            ScoringError: the server cannot be asked.
+        """
+        for attempt in range(self._retries + 1):
+            try:
+                return await self._send(draft, messages, SCHEMAS[prompt.method], limit, read)
+            except RetryLaterError as error:
+                failure = error
+            except (PromptTooLongError, RequestRefusedError) as error:
+                self._count_useless(str(error))
+                raise _FailedBlockError(_loss(error)) from None
+            wait_s = failure.after_s
+            if wait_s is None:
+                longest_s = min(_BACKOFF_S * 2**attempt, _LONGEST_BACKOFF_S)
+                wait_s = longest_s * (0.75 + random() / 4)
+            if failure.limited:  # all requests wait, because the limit is one for all
+                self._pace.hold(asyncio.get_running_loop().time() + wait_s)
+            elif attempt < self._retries:
+                await asyncio.sleep(wait_s)
+        if failure.limited or not await self._server_answers(draft):
+            raise self._client.failure(str(failure))
+        raise _FailedBlockError(
+            LostItem(Reason.NO_JUDGMENT, f"the judge's server gives no answer: {failure}")
         )
-        await self._cache.keep(purchase)
-        return purchase
 
-    def _estimate(self, prompt: Prompt) -> Spent:
-        asked = sum(count_tokens(message["content"]) for message in prompt.messages)
-        return self._client.price.of(asked, _ANSWER_TOKENS * (1 + len(prompt.labels)))
+    async def _server_answers(self, draft: Purchase) -> bool:
+        """Return True if the server answers a request without any trajectory."""
+        draft = replace(draft, key="probe", prompt_hash="", trajectory_ids=())
+        try:
+            await self._send(
+                draft, _PROBE, SCHEMAS["regression"], _PROBE_TOKENS, lambda answer: draft
+            )
+        except RetryLaterError:
+            return False
+        except (PromptTooLongError, RequestRefusedError):
+            pass
+        return True
+
+    async def _send(
+        self,
+        draft: Purchase,
+        messages: Messages,
+        schema: Schema,
+        limit: int,
+        read: Callable[[JudgeAnswer], Purchase],
+    ) -> tuple[JudgeAnswer, Purchase]:
+        """Enter one request into the ledger, send it, and settle the entry by its answer.
+
+        Without an answer the entry stays as it is: the request is charged at its worst case.
+        """
+        sent = replace(draft, key=f"{draft.key}/sent", problem=_UNANSWERED)
+        async with self._client.turn:
+            await self._wait(messages)
+            entry = self._priced(sent, *_worst(messages, schema, limit))
+            number = await self._enter(entry)
+            try:
+                answer = await self._client.ask(messages, schema, max_tokens=limit)
+                purchase = self._priced(
+                    read(answer), answer.prompt_tokens, answer.completion_tokens
+                )
+                await self._ledger.settle(number, purchase)
+            except RetryLaterError as error:
+                if error.charged:
+                    self.bought = plus(self.bought, _cost(entry, requests=0))
+                else:
+                    await self._ledger.settle(number, replace(sent, problem=str(error)))
+                raise
+            except (PromptTooLongError, RequestRefusedError) as error:
+                # Some providers charge a prompt that their filter refuses.
+                paid = _count(messages) if isinstance(error, RequestRefusedError) else 0
+                refused = self._priced(replace(draft, problem=_loss(error).stored), paid, 0)
+                await self._ledger.settle(number, refused)
+                self._refusals.append((number, refused))
+                self.bought = plus(self.bought, _cost(refused, requests=0))
+                raise
+            except ScoringError as error:
+                await self._ledger.settle(number, replace(sent, problem=str(error)))
+                raise
+            finally:
+                async with self._settled:
+                    self._in_flight -= 1
+                    self._settled.notify_all()
+        self.bought = plus(self.bought, _cost(purchase, requests=1))
+        return answer, purchase
+
+    async def _wait(self, messages: Messages) -> None:
+        loop = asyncio.get_running_loop()
+        start = self._pace.start(loop.time(), _count(messages))
+        while (left_s := max(start, self._pace.held_until) - loop.time()) > 0:
+            await asyncio.sleep(left_s)
+
+    async def _enter(self, entry: Purchase) -> int:
+        """Enter a request at its worst case, if need be after those in flight are settled."""
+        async with self._settled:
+            while True:
+                try:
+                    number = await self._ledger.enter(entry, self._budget)
+                except BudgetSpentError:
+                    if not self._in_flight:
+                        raise
+                    await self._settled.wait()
+                else:
+                    self._in_flight += 1
+                    return number
+
+    def _count_useless(self, problem: str) -> None:
+        self._useless += 1
+        if self._useless >= _USELESS:
+            raise self._client.failure(
+                f"{_USELESS} replies in a row cannot be used, the last because of: {problem}"
+            )
+
+    def _priced(self, purchase: Purchase, asked: int, written: int) -> Purchase:
+        usd = self._client.price.of(asked, written).usd
+        return replace(purchase, prompt_tokens=asked, completion_tokens=written, usd=usd)
+
+    def _limit(self, group: GroupPrompts, prompt: Prompt) -> int:
+        return group.config.completion_tokens(len(prompt.labels))
 
     def _key(self, prompt: Prompt, repeat: int) -> str:
         parts = (self._client.name, str(self._client.temperature), prompt.hash, str(repeat))
@@ -273,12 +405,53 @@ async def await_all(work: Sequence[Coroutine[Any, Any, T]]) -> list[T]:
     return done
 
 
+def _read(prompt: Prompt, answer: JudgeAnswer, final: Purchase, sent_back: Purchase) -> Purchase:
+    """Return the purchase of an answer: ``final``, or ``sent_back`` if a repair may help."""
+    if answer.refused:
+        return replace(final, problem=LostItem(Reason.JUDGE_REFUSED, "the judge declines").stored)
+    if answer.cut:
+        cut = LostItem(
+            Reason.NO_JUDGMENT, f"it ended at its limit of {answer.completion_tokens} tokens"
+        )
+        return replace(sent_back, problem=cut.stored)
+    try:
+        reply = parse_reply(prompt, answer.text)
+    except UnusableReplyError as error:
+        return replace(sent_back, problem=LostItem(Reason.NO_JUDGMENT, str(error)).stored)
+    return replace(final, scores=reply.scores, explanations=reply.explanations)
+
+
+def _loss(error: PromptTooLongError | RequestRefusedError) -> LostItem:
+    too_long = isinstance(error, PromptTooLongError)
+    return LostItem(Reason.TOO_LONG_FOR_JUDGE if too_long else Reason.JUDGE_REFUSED, str(error))
+
+
+def _remembered(purchase: Purchase) -> LostItem:
+    """Return the loss that a stored problem names."""
+    name, _, detail = (purchase.problem or "").partition(": ")
+    known = name in (Reason.TOO_LONG_FOR_JUDGE, Reason.JUDGE_REFUSED, Reason.NO_JUDGMENT)
+    return LostItem(Reason(name), detail) if known else LostItem(Reason.NO_JUDGMENT, name)
+
+
+def _cost(purchase: Purchase, *, requests: int) -> Spent:
+    tokens = purchase.prompt_tokens + purchase.completion_tokens
+    return Spent(tokens=tokens, usd=purchase.usd, requests=requests)
+
+
+def _count(messages: Messages) -> int:
+    return sum(count_tokens(message["content"]) for message in messages)
+
+
+def _worst(messages: Messages, schema: Schema, limit: int) -> tuple[int, int]:
+    """Return the most tokens of prompt and reply. No token is shorter than one byte."""
+    asked = sum(len(message["content"].encode()) + _MESSAGE_TOKENS for message in messages)
+    return asked + len(json.dumps(schema)), limit
+
+
 def _split(block: Block) -> list[Block]:
-    """Return two halves that share one trajectory, or nothing for fewer than three items."""
-    if len(block) < 3:
-        return []
+    """Return two halves that share one trajectory; of a pair, each by itself."""
     middle = len(block) // 2
-    return [block[: middle + 1], block[middle:]]
+    return [block[: middle + 1], block[middle:]] if len(block) > 2 else [(item,) for item in block]
 
 
 def _verdict(block: Block, purchase: Purchase) -> BlockVerdict:

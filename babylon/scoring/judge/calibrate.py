@@ -31,12 +31,14 @@ The fit is our own, because choix has no term for the order shown.
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import lru_cache
 from itertools import pairwise
 
 import numpy as np
 import numpy.typing as npt
 
 Floats = npt.NDArray[np.float64]
+Indices = npt.NDArray[np.intp]
 
 Z = 0.674  # half width of a 50 % interval in standard errors
 _ROUNDS = 60
@@ -92,38 +94,49 @@ def _within_unit(scores: Floats, half: Floats, reliability: float) -> Estimate:
 
 
 class _Fit:
-    """State of the fit: posterior mean and covariance of (theta, a, b), and variances."""
+    """State of the fit: posterior mean and covariance of (theta, a, b), and variances.
+
+    Each score shows one item, so the precision of theta is a diagonal D, and the posterior follows
+    from the Schur complement of D: one small matrix of requests and places is inverted, and not the
+    large one of the items. ``rest`` are the columns of requests and places.
+    """
 
     def __init__(
         self, observations: Sequence[ScoreObservation], items: int, together: bool
     ) -> None:
-        self._items, self._together = items, together
-        self._request = np.array([o.request for o in observations])
-        self._item = np.array([o.item for o in observations])
+        item = np.array([o.item for o in observations])
+        request = np.array([o.request for o in observations])
         scores = np.array([o.score for o in observations])
         self.mean_score = float(scores.mean())
         self._y = scores - self.mean_score
-        self._requests = int(self._request.max()) + 1
+        requests = int(request.max()) + 1
         spread = max(float(self._y.var()), _FLOOR)
-        self._blocks = [slice(0, items)]
-        self._variances = [spread]
-        columns = [np.eye(items)[self._item]]
-        if together:
-            at = items + self._requests
-            self._blocks += [slice(items, at), slice(at, at + 1), slice(at + 1, at + 3)]
-            self._variances += [spread / 50, spread / 10, spread / 100]
-            columns += [
-                np.eye(self._requests)[self._request],
-                _biases(np.array([o.place for o in observations])),
-            ]
-        self._design = np.hstack(columns)
         self._noise = spread / 4
-        self._mean = np.zeros(self._design.shape[1])
-        self._covariance: Floats = np.zeros((len(self._mean), len(self._mean)))
-
-    @property
-    def worth(self) -> Floats:
-        return self._mean[: self._items]
+        self._variances = [spread]
+        rest = np.zeros((len(scores), 0))
+        self._blocks = []
+        if together:
+            self._blocks = [slice(0, requests), slice(requests, requests + 1)]
+            self._blocks.append(slice(requests + 1, requests + 3))
+            self._variances += [spread / 50, spread / 10, spread / 100]
+            places = _biases(np.array([o.place for o in observations]))
+            rest = np.hstack([np.eye(requests)[request], places])
+        self._item, self._rest = item, rest
+        # Products of the design, which stay the same in every round.
+        self._shown = np.bincount(item, minlength=items).astype(np.float64)
+        self._cross = np.zeros((items, rest.shape[1]))
+        np.add.at(self._cross, item, rest)
+        self._gram = rest.T @ rest
+        # D has one value for all items that were shown equally often.
+        counts = np.unique(self._shown)
+        self._overlaps = [
+            (count, own.T @ own)
+            for count in counts
+            if (own := self._cross[self._shown == count]).size
+        ]
+        self._items_y = np.bincount(item, weights=self._y, minlength=items)
+        self._rest_y = rest.T @ self._y
+        self.worth = np.zeros(items)
 
     @property
     def reliability(self) -> float:
@@ -131,30 +144,53 @@ class _Fit:
 
     @property
     def errors(self) -> Floats:
-        return centred_errors(self._covariance[: self._items, : self._items])
+        own, linked, inner = self._posterior()
+        half = linked @ inner
+        centred = (own + (half * linked).sum(axis=1)) - 2 * (own + half @ linked.sum(axis=0)) / len(
+            own
+        )
+        everything = own.sum() + linked.sum(axis=0) @ inner @ linked.sum(axis=0)
+        return _deviations(centred + everything / len(own) ** 2)
 
     def step(self) -> None:
         """Run one round: the posterior given the variances, then the variances given that."""
-        prior = np.concatenate(
-            [
-                np.full(block.stop - block.start, 1 / variance)
-                for block, variance in zip(self._blocks, self._variances, strict=True)
-            ]
-        )
-        self._covariance = np.linalg.inv(
-            self._design.T @ self._design / self._noise + np.diag(prior)
-        )
-        self._mean = self._covariance @ self._design.T @ self._y / self._noise
-        doubt = np.diag(self._covariance)
+        own, linked, inner = self._posterior()
+        rest = inner @ (self._rest_y - linked.T @ self._items_y) / self._noise
+        self.worth = own * self._items_y / self._noise - linked @ rest
+        doubt = [float(own.sum() + (self._overlap(2) * inner).sum())]
+        doubt += [float(np.diag(inner)[block].sum()) for block in self._blocks]
+        means = [self.worth, *(rest[block] for block in self._blocks)]
         used = []
-        for number, (block, variance) in enumerate(zip(self._blocks, self._variances, strict=True)):
-            size = block.stop - block.start
-            used.append(float(np.clip(size - doubt[block].sum() / variance, 1e-3, size)))
-            squares = float((self._mean[block] ** 2).sum())
-            self._variances[number] = max(squares / used[-1], _FLOOR)
-        residual = self._y - self._design @ self._mean
+        for number, (mean, variance) in enumerate(zip(means, self._variances, strict=True)):
+            size = len(mean)
+            used.append(float(np.clip(size - doubt[number] / variance, 1e-3, size)))
+            self._variances[number] = max(float((mean**2).sum()) / used[-1], _FLOOR)
+        residual = self._y - self.worth[self._item] - self._rest @ rest
         left = max(len(residual) - sum(used), _LEAST_FREEDOM)
         self._noise = max(float(residual @ residual) / left, _FLOOR)
+
+    def _posterior(self) -> tuple[Floats, Floats, Floats]:
+        """Return D^-1 ``[N]``, L = D^-1 X ``[N, R]`` and the covariance C of the rest ``[R, R]``.
+
+        X are the products of items and rest. The covariance of theta is D^-1 + L C L^T.
+        """
+        own = 1 / (self._shown / self._noise + 1 / self._variances[0])
+        cross = self._cross / self._noise
+        linked = own[:, None] * cross
+        prior = np.zeros(self._rest.shape[1])
+        for block, variance in zip(self._blocks, self._variances[1:], strict=True):
+            prior[block] = 1 / variance
+        precision = self._gram / self._noise + np.diag(prior) - self._overlap(1)
+        inner = np.asarray(np.linalg.inv(precision), dtype=np.float64)
+        return own, linked, inner
+
+    def _overlap(self, power: int) -> Floats:
+        """Return X^T D^-power X ``[R, R]``."""
+        total = np.zeros_like(self._gram)
+        for count, overlap in self._overlaps:
+            own = 1 / (count / self._noise + 1 / self._variances[0])
+            total += own**power / self._noise**2 * overlap
+        return total
 
 
 def centred_errors(covariance: Floats) -> Floats:
@@ -162,19 +198,24 @@ def centred_errors(covariance: Floats) -> Floats:
 
     The uncertainty of the mean itself does not affect the order, so it is left out.
     """
-    centred = np.diag(covariance) - 2 * covariance.mean(axis=0) + covariance.mean()
-    result: Floats = np.sqrt(np.maximum(centred, 0.0))
+    return _deviations(np.diag(covariance) - 2 * covariance.mean(axis=0) + covariance.mean())
+
+
+def _deviations(variances: Floats) -> Floats:
+    result: Floats = np.sqrt(np.maximum(variances, 0.0))
     return result
 
 
-def tie(estimate: Estimate) -> Floats:
+def tie(estimate: Estimate, items: Sequence[int] | None = None) -> Floats:
     """Return scores ``[N]`` in which indistinguishable trajectories have equal scores.
+
+    Only ``items`` are compared, by default all.
 
     From the best score down, all items whose interval overlaps the leader's interval form a tie and
     get their mean. Each is compared with the leader and not with its neighbour, because overlapping
     neighbours could otherwise chain the whole group into one tie.
     """
-    order = np.argsort(-estimate.scores, kind="stable")
+    order = _best_first(estimate, items)
     tied = estimate.scores.copy()
     while len(order):
         together = estimate.high[order] >= estimate.low[order[0]]
@@ -185,12 +226,17 @@ def tie(estimate: Estimate) -> Floats:
     return tied
 
 
-def unstable(estimate: Estimate) -> list[int]:
-    """Return the items whose interval overlaps a neighbour's in the order, best first."""
-    order = [int(item) for item in np.argsort(-estimate.scores, kind="stable")]
+def unstable(estimate: Estimate, items: Sequence[int] | None = None) -> list[int]:
+    """Return those of the items whose interval overlaps a neighbour's in the order, best first."""
+    order = [int(item) for item in _best_first(estimate, items)]
     overlapping = [estimate.high[lower] >= estimate.low[upper] for upper, lower in pairwise(order)]
     above, below = [False, *overlapping], [*overlapping, False]
     return [item for item, a, b in zip(order, above, below, strict=True) if a or b]
+
+
+def _best_first(estimate: Estimate, items: Sequence[int] | None) -> Indices:
+    order = np.argsort(-estimate.scores, kind="stable")
+    return order if items is None else order[np.isin(order, np.asarray(items, dtype=np.intp))]
 
 
 def _biases(place: Floats) -> Floats:
@@ -221,7 +267,7 @@ def fit_preferences(wins: Sequence[Win], items: int) -> Estimate:
 
     The probability leaves out the advantage of being shown first.
     """
-    fit = _fit_preferences(wins, items)
+    fit = _fit_preferences(tuple(wins), items)
     errors = centred_errors(fit.covariance[:items, :items]) * np.sqrt(fit.dispersion)
     return Estimate(
         scores=_against_others(fit.worth, fit.worth),
@@ -237,52 +283,69 @@ def information(wins: Sequence[Win], items: int) -> Floats:
     It is the variance of the answer times the variance of its log odds. An answer that is certain
     beforehand has no information, whether the trajectories or the position make it certain.
     """
-    fit = _fit_preferences(wins, items)
-    own = fit.covariance[:items, :items]
-    pair = np.diag(own)[:, None] + np.diag(own)[None, :] - 2 * own
-    side = fit.covariance[:items, items]
-    odds = fit.covariance[items, items] + pair + 2 * (side[:, None] - side[None, :])
+    fit = _fit_preferences(tuple(wins), items)
     chance = _sigmoid(fit.worth[:, None] - fit.worth[None, :] + fit.first)
-    result: Floats = chance * (1 - chance) * odds
+    result: Floats = chance * (1 - chance) * _pair_variance(fit.covariance)
     return result
 
 
-def _fit_preferences(wins: Sequence[Win], items: int) -> _Preferences:
-    design, outcome = _design(wins, items)
+@lru_cache(maxsize=8)  # a round of pairs asks for the scores and for the information of one fit
+def _fit_preferences(wins: tuple[Win, ...], items: int) -> _Preferences:
+    first = np.array([winner if ahead else loser for winner, loser, ahead in wins], dtype=np.intp)
+    second = np.array([loser if ahead else winner for winner, loser, ahead in wins], dtype=np.intp)
+    outcome = np.array([ahead for *_, ahead in wins], dtype=np.float64)
     theta, variance = np.zeros(items + 1), 1.0
     for _ in range(_ROUNDS):
         prior = np.append(np.full(items, 1 / variance), 1 / _FIRST_VARIANCE)
-        chance = _sigmoid(design @ theta)
-        weight = chance * (1 - chance)
-        precision = (design * weight[:, None]).T @ design + np.diag(prior)
+        chance = _sigmoid(theta[first] - theta[second] + theta[items])
+        precision = _curvature(first, second, chance * (1 - chance), items) + np.diag(prior)
         covariance = np.asarray(np.linalg.inv(precision), dtype=np.float64)
-        step = covariance @ (design.T @ (outcome - chance) - prior * theta)
-        theta = theta + np.clip(step, -2.0, 2.0)
+        missed = outcome - chance
+        slope = _sums(first, missed, items + 1) - _sums(second, missed, items + 1)
+        slope[items] = missed.sum()
+        theta = theta + np.clip(covariance @ (slope - prior * theta), -2.0, 2.0)
         squares = theta[:items] ** 2 + np.diag(covariance)[:items]
         variance = float(np.clip(squares.mean(), *_VARIANCES))
-    chance = _sigmoid(design @ theta)
+    chance = _sigmoid(theta[first] - theta[second] + theta[items])
+    pair = _pair_variance(covariance)[first, second]
     return _Preferences(
         worth=theta[:items],
         first=float(theta[items]),
         covariance=covariance,
-        dispersion=_dispersion(design, outcome, chance, covariance),
+        dispersion=_dispersion(outcome, chance, pair),
     )
 
 
-def _design(wins: Sequence[Win], items: int) -> tuple[Floats, Floats]:
-    """Return one row for each comparison: +1 for the item shown first, -1 for the other."""
-    design, outcome = np.zeros((len(wins), items + 1)), np.zeros(len(wins))
-    for row, (winner, loser, winner_first) in enumerate(wins):
-        first, second = (winner, loser) if winner_first else (loser, winner)
-        design[row, first], design[row, second], design[row, items] = 1.0, -1.0, 1.0
-        outcome[row] = float(winner_first)
-    return design, outcome
+def _curvature(first: Indices, second: Indices, weight: Floats, items: int) -> Floats:
+    """Return the sum ``[N + 1, N + 1]`` of the comparisons' information.
+
+    A comparison has +1 for the item shown first, -1 for the other, and +1 for being first.
+    """
+    size = items + 1
+    pairs = _sums(first * size + second, weight, size * size).reshape(size, size)
+    once, again = _sums(first, weight, size), _sums(second, weight, size)
+    result: Floats = np.diag(once + again) - pairs - pairs.T
+    result[items, :] = result[:, items] = once - again
+    result[items, items] = weight.sum()
+    return result
 
 
-def _dispersion(design: Floats, outcome: Floats, chance: Floats, covariance: Floats) -> float:
+def _sums(at: Indices, weight: Floats, size: int) -> Floats:
+    return np.bincount(at, weight, size).astype(np.float64)
+
+
+def _pair_variance(covariance: Floats) -> Floats:
+    """Return the variance ``[N, N]`` of the log odds of i against j, i shown first."""
+    own, side, first = covariance[:-1, :-1], covariance[:-1, -1], covariance[-1, -1]
+    spread = np.diag(own)[:, None] + np.diag(own)[None, :] - 2 * own
+    result: Floats = first + spread + 2 * (side[:, None] - side[None, :])
+    return result
+
+
+def _dispersion(outcome: Floats, chance: Floats, pair: Floats) -> float:
     """Return Pearson's statistic over the remaining degrees of freedom, clipped to [1e-4, 1]."""
     weight = np.maximum(chance * (1 - chance), 1e-9)
-    used = float(np.einsum("ij,jk,ik,i->", design, covariance, design, weight))
+    used = float((weight * pair).sum())
     pearson = float(((outcome - chance) ** 2 / weight).sum())
     return min(1.0, max(pearson / max(len(outcome) - used, 1.0), _MIN_DISPERSION))
 

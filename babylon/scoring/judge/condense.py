@@ -1,10 +1,10 @@
 """Condensing: a trajectory as text for the judge, shortened by fixed rules to fit a limit.
 
-Each step is one line, ``[3] seen | "words" | action -> result``: the lines of prompt and providers
-that were new to the agent, the agent's words (for a reply that is a JSON order, its reasoning), the
-action with its parameters, and the result. Numbers have two decimals; small numbers have three
-significant digits. Lines that all trajectories of a group saw first at the same step are written
-once for the group (``common_lines``).
+Each step is one line, ``[3] seen | "words" | action -> result``: the lines of prompt, providers and
+tool results that were new to the agent, the agent's tool calls and words (for a reply that is a
+JSON order, its reasoning), the action with its parameters, and the result. Numbers have two
+decimals; small numbers have three significant digits. Lines that all trajectories of a group saw
+first at the same step are written once for the group (``common_lines``).
 
 If the text exceeds the limit, it is shortened in this order, all steps alike:
 
@@ -28,6 +28,8 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import groupby
 
+from babylon.core.llm_calls import content_text, tool_call_texts
+from babylon.core.trajectories import Call
 from babylon.scoring.judge.judgment import GroundTruth, JudgedTrajectory, RecordedStep
 from babylon.scoring.judge.prompt import count_tokens, escape, shorten
 
@@ -69,9 +71,11 @@ Line = tuple[int, str]
 def shown_lines(judged: JudgedTrajectory) -> list[Line]:
     """Return every line that the agent was shown, once each, in order."""
     lines: dict[str, int] = {}
+    calls = _calls_by_step(judged)
     for index, step in enumerate(judged.steps):
-        for line in _lines_of_step(step):
-            lines.setdefault(line, _number(step, index))
+        number = _number(step, index)
+        for line in _lines_of_step(step, calls.get(number, ())):
+            lines.setdefault(line, number)
     return [(number, line) for line, number in lines.items()]
 
 
@@ -145,19 +149,31 @@ def _gap(steps: Sequence[StepText]) -> list[str]:
 
 def _step_texts(judged: JudgedTrajectory, common: frozenset[Line]) -> list[StepText]:
     seen = {line for _, line in common}
+    calls = _calls_by_step(judged)
     texts = []
     for index, step in enumerate(judged.steps):
-        new = [line for line in _lines_of_step(step) if line not in seen]
+        own = calls.get(_number(step, index), ())
+        new = [line for line in _lines_of_step(step, own) if line not in seen]
         seen.update(new)
-        texts.append(_step_text(step, index, tuple(dict.fromkeys(new))))
+        texts.append(_step_text(step, index, tuple(dict.fromkeys(new)), own))
     return texts
 
 
-def _step_text(step: RecordedStep, index: int, saw: tuple[str, ...]) -> StepText:
+def _calls_by_step(judged: JudgedTrajectory) -> dict[int, list[Call]]:
+    calls: dict[int, list[Call]] = {}
+    for call in judged.trajectory.calls:
+        calls.setdefault(call.step, []).append(call)
+    return calls
+
+
+def _step_text(
+    step: RecordedStep, index: int, saw: tuple[str, ...], calls: Iterable[Call]
+) -> StepText:
     action = step.get("action", {})
     name = str(action.get("actionType", "?"))
     parameters = _compact(action.get("parameters"))
-    said = " / ".join(_words_of_step(step, action))
+    asked = [text for call in calls for text in tool_call_texts(call.tool_calls)]
+    said = " / ".join([*(f"called {text}" for text in asked), *_words_of_step(step, action)])
     failed = "" if action.get("success") else f"failed: {action.get('error') or 'no reason given'}"
     result = " ".join(filter(None, [failed, _compact(action.get("result")), _verdict(action)]))
     outcome = action.get("result")
@@ -196,20 +212,24 @@ def _words(response: object) -> list[str]:
         return texts
     try:
         order = json.loads(texts[0])
-    except ValueError:
+    except (ValueError, RecursionError):  # no JSON, or nested so deep that only the text is shown
         return texts
     parts = [order, order.get("trade")]
     return _texts(*[part.get("reasoning") for part in parts if isinstance(part, dict)])
 
 
-def _lines_of_step(step: RecordedStep) -> list[str]:
+def _lines_of_step(step: RecordedStep, calls: Iterable[Call]) -> list[str]:
     lines: list[str] = []
+    for call in calls:
+        results = [content_text(one) for one in call.messages if one.get("role") == "tool"]
+        lines += [f"tool result: {text.strip()}" for text in results if text.strip()]
     for call in step.get("llmCalls", ()):
         if call.get("purpose") != "evaluation":
             for text in _texts(call.get("systemPrompt"), call.get("userPrompt")):
                 lines += [line.strip() for line in text.splitlines() if line.strip()]
-    for access in step.get("providerAccesses", ()):
-        data = _compact(access.get("data"))
+    accesses = step.get("providerAccesses")  # not checked before, unlike the calls
+    for access in accesses if isinstance(accesses, list) else ():
+        data = _compact(access.get("data")) if isinstance(access, dict) else ""
         if data:
             lines.append(f"{access.get('providerName', '')}: {data}")
     return lines
@@ -253,8 +273,14 @@ _MAX_LINE = 300  # characters
 
 
 def truth_lines(truth: GroundTruth) -> list[str]:
-    """Return one line for each market outcome."""
-    return [escape(shorten(_outcome(row), _MAX_LINE)) for row in truth.outcomes]
+    """Return one line for each market outcome that can be written."""
+    lines = []
+    for row in truth.outcomes:
+        try:
+            lines.append(escape(shorten(_outcome(row), _MAX_LINE)))
+        except RecursionError:  # one outcome, nested too deep, costs only itself
+            lines.append("[an outcome that cannot be read]")
+    return lines
 
 
 def knowledge_lines(judged: JudgedTrajectory) -> list[str]:

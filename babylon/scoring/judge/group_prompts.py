@@ -7,6 +7,8 @@ shown to all agents up to another quarter, and the trajectories of a block share
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+from babylon.core.errors import reason_of
+from babylon.quality.decode import Reason
 from babylon.scoring.judge.condense import (
     common_lines,
     condense,
@@ -17,6 +19,7 @@ from babylon.scoring.judge.condense import (
 )
 from babylon.scoring.judge.judgment import BLOCK_SIZES, GroundTruth, JudgeConfig, JudgedTrajectory
 from babylon.scoring.judge.prompt import Prompt, Shown, build_prompt, count_tokens
+from babylon.store.rejections import Rejection
 
 Block = tuple[int, ...]
 """Trajectories of a group in the order in which a prompt shows them."""
@@ -38,15 +41,16 @@ class GroupPrompts:
     block_size: int
 
     def prompt(self, block: Block, repeat: int = 0) -> Prompt:
-        """Return the prompt of a block.
+        """Return the prompt of a block. A trajectory alone is never compared, only scored.
 
         Each repetition draws new labels. With the same labels, a deterministic judge would only
         repeat its reply.
         """
         shown = [self.shown[item] for item in block]
         ids = ",".join(trajectory.trajectory_id for trajectory in shown)
+        alone = len(block) == 1 and self.config.method == "preference"
         return build_prompt(
-            self.config.method,
+            "regression" if alone else self.config.method,
             self.config.rubric,
             truth=self.truth,
             common=self.common,
@@ -100,6 +104,33 @@ def prepare_group(
         common=shared,
         block_size=size,
     )
+
+
+def prepare_readable(
+    group: Sequence[JudgedTrajectory], truth: GroundTruth, config: JudgeConfig
+) -> tuple[GroupPrompts | None, list[Rejection]]:
+    """Return the prompts of the trajectories that can be written down, and the rejected others."""
+    try:
+        return prepare_group(group, truth, config), []
+    except Exception:  # whatever one trajectory holds must not cost the others; most are sound
+        rejected = [loss for one in group if (loss := _unreadable(one, config))]
+        if not rejected:
+            raise
+    gone = {loss.trajectory_id for loss in rejected}
+    rest = [one for one in group if one.trajectory.trajectory_id not in gone]
+    return (prepare_group(rest, truth, config) if rest else None), rejected
+
+
+def _unreadable(one: JudgedTrajectory, config: JudgeConfig) -> Rejection | None:
+    try:
+        prepare_group([one], GroundTruth(), config)
+    except Exception as error:
+        return Rejection(
+            trajectory_id=one.trajectory.trajectory_id,
+            reason=Reason.NOT_READABLE,
+            detail=f"the judge's text of it cannot be written: {reason_of(error)}",
+        )
+    return None
 
 
 _TAGS = 40  # tokens around one trajectory

@@ -1,12 +1,15 @@
-"""Client of a judge behind an OpenAI-compatible server.
+"""Client of a judge behind an OpenAI-compatible server: one request, and one of five outcomes.
 
-The SDK retries rate limits, server errors and lost connections with jitter, and honours
-``Retry-After``. Requests use structured output and ``max_completion_tokens``, unless the server
-refuses them.
+An answer, a prompt that is too long, a refusal of what the prompt holds, a failure that may pass,
+or a failure that stays. The caller decides what follows and who pays for it
+(``babylon.scoring.judge.cached_judge``). Requests use structured output and
+``max_completion_tokens``, unless the server refuses them. A model's name may begin with a provider,
+as in ``openai/gpt-5-mini``; if the server does not know that name, the provider is left out.
 """
 
 import asyncio
 import hashlib
+import json
 import logging
 import re
 import socket
@@ -14,22 +17,25 @@ import sys
 from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
+from datetime import UTC, datetime
+from email.utils import parsedate_to_datetime
 from pathlib import Path
 from typing import Self, cast
 
 import aiohttp
+import httpx
 import msgspec
 import openai
 from openai.types.chat import ChatCompletion, ChatCompletionMessageParam
 
 from babylon.core.errors import ScoringError, ServingError
 from babylon.core.processes import Service, supervised
+from babylon.scoring.judge.discretion import shown_url, told
 from babylon.scoring.judge.prompt import Schema, count_tokens
 from babylon.store.judgments import Spent
 
 log = logging.getLogger(__name__)
 
-RETRIES = 6
 MODEL = "judge"
 TEMPERATURE = 0.7
 _READY_S, _POLL_S = 180.0, 0.1
@@ -37,10 +43,45 @@ _LOAD = aiohttp.ClientTimeout(total=600)
 _SCHEMA_REFUSED = re.compile(
     r"response.?format|json.?schema|structured|guided|grammar", re.IGNORECASE
 )
+_TOO_LONG = re.compile(r"context.?length|maximum context|context_window|too (?:long|large)", re.I)
+# Errors 400 about the request's fields, not about the prompt in it.
+_MISCONFIGURED = re.compile(
+    r"unsupported|unknown_param|missing_required|invalid_value|invalid_api_key|model|billing", re.I
+)
+_CONTENT = re.compile(r"content|moderation|flagged|safety|policy|harm", re.I)
+_PROVIDERS = frozenset(
+    (
+        *("anthropic", "azure", "deepseek", "gemini", "groq", "hosted_vllm", "lm_studio"),
+        *("mistral", "ollama", "openai", "openrouter", "together_ai", "vllm", "xai"),
+    )
+)
+_NOT_SENT = (httpx.ConnectError, httpx.ConnectTimeout, httpx.PoolTimeout, httpx.UnsupportedProtocol)
 
 
 class PromptTooLongError(Exception):
     """The prompt does not fit into the judge's context."""
+
+
+class RequestRefusedError(Exception):
+    """The server refuses what the prompt holds (400, 413, 422, a filter), not who asks."""
+
+
+class RetryLaterError(Exception):
+    """A failure that may pass: a rate limit, a broken server, no answer.
+
+    ``after_s``: the wait that the server asks for. ``charged``: False if it certainly did no work.
+    ``limited``: True if the server asks for fewer requests.
+    """
+
+    def __init__(
+        self, message: str, *, after_s: float | None, charged: bool, limited: bool = False
+    ) -> None:
+        super().__init__(message)
+        self.after_s, self.charged, self.limited = after_s, charged, limited
+
+
+class _NoCompletionError(Exception):
+    """An answer 200 that is not a chat completion."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -57,15 +98,22 @@ class Price:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class JudgeAnswer:
-    """The text of a reply and its tokens: the server's count, or ``count_tokens`` without one."""
+    """The text of a reply and its tokens: the server's count, or ``count_tokens`` without one.
+
+    ``cut``: the reply ended at ``max_tokens``. ``refused``: the model or a filter declined.
+    ``thought``: the reply holds thoughts before the answer.
+    """
 
     text: str
     prompt_tokens: int
     completion_tokens: int
+    cut: bool = False
+    refused: bool = False
+    thought: bool = False
 
 
 class JudgeClient:
-    """Client of one model, with at most ``concurrency`` requests at a time.
+    """Client of one model. ``turn`` lets at most ``concurrency`` requests run at a time.
 
     Judgments are stored under ``name``, by default the model. With ``temperature`` None the server
     chooses, because some models accept only their own temperature.
@@ -85,10 +133,11 @@ class JudgeClient:
     ) -> None:
         self.model, self.name = model, name or model
         self.price, self.temperature = price or Price(), temperature
-        self._url, self._structured, self._length = base_url, True, "max_completion_tokens"
-        self._turn = asyncio.Semaphore(concurrency)
+        self.turn = asyncio.Semaphore(concurrency)
+        self._url, self._key = shown_url(base_url), api_key
+        self._structured, self._length = True, "max_completion_tokens"
         self._client = openai.AsyncOpenAI(
-            base_url=base_url, api_key=api_key, max_retries=RETRIES, timeout=timeout_s
+            base_url=base_url, api_key=api_key, max_retries=0, timeout=timeout_s
         )
 
     async def __aenter__(self) -> Self:
@@ -100,46 +149,69 @@ class JudgeClient:
     async def ask(
         self, messages: Sequence[dict[str, str]], schema: Schema, *, max_tokens: int
     ) -> JudgeAnswer:
-        """Return one reply.
+        """Send one request. Only fields that the server refuses make it send another.
 
         Raises:
             PromptTooLongError: the prompt does not fit into the judge's context.
-            ScoringError: the server refuses, or does not answer after all retries.
+            RequestRefusedError: the server refuses what the prompt holds.
+            RetryLaterError: the failure may pass.
+            ScoringError: the failure stays.
         """
+        sent = [self._key, *(message["content"] for message in messages)]
         try:
-            async with self._turn:
-                reply = await self._complete(messages, schema, max_tokens)
+            return _answer(await self._complete(messages, schema, max_tokens), messages)
         except openai.OpenAIError as error:
-            if isinstance(error, openai.BadRequestError) and (
-                error.code == "context_length_exceeded" or "context length" in str(error).lower()
-            ):
-                raise PromptTooLongError(str(error)) from error
-            raise ScoringError(
-                f"judge {self.name} at {self._url}: {str(error).rstrip('.')}; earlier judgments are"
-                " stored: correct JUDGE_MODEL, JUDGE_BASE_URL or the key, or run the window again"
-                " later"
-            ) from error
-        text = (reply.choices[0].message.content or "") if reply.choices else ""
-        usage = reply.usage
-        if usage is None:
-            asked = sum(count_tokens(message["content"]) for message in messages)
-            return JudgeAnswer(text=text, prompt_tokens=asked, completion_tokens=count_tokens(text))
-        return JudgeAnswer(
-            text=text, prompt_tokens=usage.prompt_tokens, completion_tokens=usage.completion_tokens
+            failure: Exception = self._translated(error, sent)
+        except (json.JSONDecodeError, UnicodeDecodeError, _NoCompletionError):
+            said = "its answer is not a chat completion"
+            failure = RetryLaterError(said, after_s=None, charged=True)
+        except (ValueError, httpx.HTTPError, httpx.InvalidURL) as error:
+            failure = self.failure(type(error).__name__)
+        # Outside of ``except``, because a chained exception would show the server's own words.
+        raise failure
+
+    def failure(self, problem: str) -> ScoringError:
+        """Return the error of a judge that cannot be asked."""
+        return ScoringError(
+            f"judge {self.name} at {self._url}: {problem}; earlier judgments are stored: correct"
+            " JUDGE_MODEL, JUDGE_BASE_URL or the key, or run the window again later"
         )
+
+    def _translated(self, error: openai.OpenAIError, sent: Sequence[str]) -> Exception:
+        said = told(str(error), sent)
+        if isinstance(error, openai.APITimeoutError | openai.APIConnectionError):
+            charged = not isinstance(error.__cause__, _NOT_SENT)
+            return RetryLaterError(said, after_s=None, charged=charged)
+        if not isinstance(error, openai.APIStatusError):
+            return RetryLaterError(said, after_s=None, charged=True)
+        status, code = error.status_code, f"{error.code or ''} {error.type or ''}"
+        if status == 429 and "quota" not in code:
+            after_s = _wait_s(error.response.headers)
+            return RetryLaterError(said, after_s=after_s, charged=False, limited=True)
+        if status in (408, 409) or status >= 500:
+            return RetryLaterError(said, after_s=_wait_s(error.response.headers), charged=True)
+        if status in (400, 413, 422, 451) or (status == 403 and _CONTENT.search(str(error))):
+            if _TOO_LONG.search(f"{code} {error.message}"):
+                return PromptTooLongError(said)
+            if _CONTENT.search(code) or not _MISCONFIGURED.search(code):
+                return RequestRefusedError(said)
+        return self.failure(said)
 
     async def _complete(
         self, messages: Sequence[dict[str, str]], schema: Schema, max_tokens: int
     ) -> ChatCompletion:
         sent = cast(list[ChatCompletionMessageParam], list(messages))
         while True:
-            options = self._options(schema, max_tokens)
+            model, options = self.model, self._options(schema, max_tokens)
             try:
                 return await self._client.chat.completions.create(
-                    model=self.model, messages=sent, extra_body=options
+                    model=model, messages=sent, extra_body=options
                 )
             except (openai.BadRequestError, openai.UnprocessableEntityError) as error:
-                if not self._adapt(str(error), options):
+                if not (self._adapt(str(error), options) or self._shorten(model, error)):
+                    raise
+            except openai.NotFoundError as error:
+                if not self._shorten(model, error):
                     raise
 
     def _options(self, schema: Schema, max_tokens: int) -> dict[str, object]:
@@ -165,6 +237,60 @@ class JudgeClient:
             self._length = "max_tokens"
             return True
         return False
+
+    def _shorten(self, asked: str, error: openai.APIStatusError) -> bool:
+        """Leave out the provider of an unknown model's name. Return True to send again."""
+        provider, slash, rest = asked.partition("/")
+        if not (slash and provider in _PROVIDERS and "model" in str(error).lower()):
+            return False
+        self.model = rest
+        return True
+
+
+def _answer(reply: object, messages: Sequence[dict[str, str]]) -> JudgeAnswer:
+    """Read a reply, whose shape the SDK does not check: a proxy may answer 200 with anything."""
+    if not isinstance(reply, ChatCompletion):
+        raise _NoCompletionError
+    try:
+        choice = reply.choices[0] if reply.choices else None
+        message = choice.message if choice else None
+        text = (message.content or "") if message else ""
+        if not isinstance(text, str):
+            raise _NoCompletionError
+        usage = reply.usage
+        if usage is None:
+            asked = sum(count_tokens(message["content"]) for message in messages)
+            written, thoughts = count_tokens(text), 0
+        else:
+            asked, written = int(usage.prompt_tokens or 0), int(usage.completion_tokens or 0)
+            details = usage.completion_tokens_details
+            thoughts = (details.reasoning_tokens if details else None) or 0
+        finish = choice.finish_reason if choice else None
+        return JudgeAnswer(
+            text=text,
+            prompt_tokens=max(asked, 0),
+            completion_tokens=max(written, 0),
+            cut=finish == "length",
+            refused=finish == "content_filter" or bool(message and message.refusal),
+            thought=thoughts > 0 or "<think" in text or hasattr(message, "reasoning_content"),
+        )
+    except (AttributeError, KeyError, TypeError, ValueError):
+        raise _NoCompletionError from None
+
+
+def _wait_s(headers: httpx.Headers) -> float | None:
+    """Return the wait that ``Retry-After`` asks for: seconds, or a date."""
+    given = headers.get("retry-after", "")
+    try:
+        return max(float(given), 0.0)
+    except ValueError:
+        pass
+    try:
+        moment = parsedate_to_datetime(given)
+    except ValueError:
+        return None
+    moment = moment if moment.tzinfo else moment.replace(tzinfo=UTC)
+    return max((moment - datetime.now(UTC)).total_seconds(), 0.0)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -10,29 +10,30 @@ import logging
 from collections.abc import AsyncIterator, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import replace
-from datetime import UTC, datetime
 from functools import partial
 from pathlib import Path
 
 from babylon.core.errors import ScoringError
 from babylon.core.settings import JudgeSettings
 from babylon.core.trajectories import Trajectory
-from babylon.scoring.judge.cached_judge import Budget, BudgetLimits, BudgetSpentError
+from babylon.scoring.judge.budget import Budget, BudgetLimits, BudgetSpentError
 from babylon.scoring.judge.evidence import read_evidence
 from babylon.scoring.judge.judge_client import MODEL, TEMPERATURE, JudgeClient, Price, local_judge
 from babylon.scoring.judge.judge_requirements import require_judge
 from babylon.scoring.judge.judge_window import judge_window
 from babylon.scoring.judge.judgment import JudgeConfig, Judgments, Level, Method, load_rubric
+from babylon.scoring.judge.pace import Pace
 from babylon.scoring.rewards.heuristic import heuristic
 from babylon.scoring.scorer import Score, ScoringContext
 from babylon.store.judgments import StoredJudgments, total_spent
+from babylon.store.rejections import Rejection
 
 log = logging.getLogger(__name__)
 
 
 async def _score(
     method: Method, trajectories: Sequence[Trajectory], context: ScoringContext
-) -> list[Score]:
+) -> list[Score | Rejection]:
     judge = context.settings.judge
     require_judge(method, judge)
     try:
@@ -47,7 +48,7 @@ async def _score(
 
 async def _score_within_budget(
     method: Method, trajectories: Sequence[Trajectory], context: ScoringContext
-) -> list[Score]:
+) -> list[Score | Rejection]:
     judge = context.settings.judge
     model = judge.model or str(judge.model_path)
     try:
@@ -59,39 +60,53 @@ async def _score_within_budget(
                 raise
             judgments, model = await _judge(method, context, cheaper=True), judge.cheaper_model
         except BudgetSpentError as spent:
-            return await _by_heuristic(trajectories, context, spent)
+            return [*await _by_heuristic(trajectories, context, spent)]
     await _report(context, judgments.level, model=model, reliability=judgments.reliability)
+    context.metrics["rejected"] = len(judgments.rejected)
     bought = (judgments.requests, judgments.tokens, judgments.usd)
     text = "window %s judged (%s): %d requests, %d tokens, $%.4f bought now"
     log.info(text, context.window_id, judgments.level, *bought)
-    return [
-        Score(value=one.score, low=one.low, high=one.high, reasons=one.reasons, seen=one.seen)
+    found: dict[str, Score | Rejection] = {
+        one.trajectory_id: Score(
+            value=one.score, low=one.low, high=one.high, reasons=one.reasons, seen=one.seen
+        )
         for one in judgments.scores
-    ]
+    }
+    found |= {one.trajectory_id: one for one in judgments.rejected}
+    return [found[trajectory.trajectory_id] for trajectory in trajectories]
 
 
 async def _judge(method: Method, context: ScoringContext, *, cheaper: bool) -> Judgments:
     judge, store = context.settings.judge, context.store
-    judged, truth = await asyncio.to_thread(read_evidence, context.artifact)
-    midnight = datetime.now(UTC).replace(hour=0, minute=0, second=0, microsecond=0)
+    home = context.settings.home
+    judged, truth, unreadable = await asyncio.to_thread(read_evidence, home, context.artifact)
     budget = Budget(
-        BudgetLimits(tokens=judge.window_tokens, usd=judge.window_usd),
-        BudgetLimits(tokens=judge.day_tokens, usd=judge.day_usd),
-        spent_on_window=await total_spent(store, window_id=context.window_id),
-        spent_today=await total_spent(store, since=midnight),
+        window=BudgetLimits(tokens=judge.window_tokens, usd=judge.window_usd),
+        day=BudgetLimits(tokens=judge.day_tokens, usd=judge.day_usd),
     )
     config = JudgeConfig(
         method=method,
         rubric=load_rubric(judge.rubric),
         context_tokens=judge.context_tokens,
+        reasoning_tokens=judge.reasoning_tokens,
         passes=judge.passes,
         seed=context.settings.seed,
         repeats=not cheaper,
     )
     log_file = context.settings.home.logs / "judge.log"
-    cache = StoredJudgments(store, context.window_id)
     async with open_judge(judge, config, log_file, cheaper=cheaper) as (client, config):
-        judgments = await judge_window(client, judged, truth, config, cache=cache, budget=budget)
+        judgments = await judge_window(
+            client,
+            judged,
+            truth,
+            config,
+            ledger=StoredJudgments(store, context.window_id),
+            budget=budget,
+            retries=judge.retries,
+            pace=Pace(judge.requests_per_minute, judge.tokens_per_minute),
+        )
+    # The judge never saw them, so they count neither for nor against it.
+    judgments = replace(judgments, rejected=(*judgments.rejected, *unreadable))
     return replace(judgments, level=Level.CHEAPER) if cheaper else judgments
 
 
@@ -105,7 +120,7 @@ async def open_judge(
     """
     model, base_url, name = judge.model, judge.base_url, None
     price = Price(prompt_usd=judge.prompt_usd, completion_usd=judge.completion_usd)
-    temperature, timeout_s = judge.temperature, 120.0
+    temperature, timeout_s = judge.temperature, judge.request_timeout_s
     async with AsyncExitStack() as stack:
         if cheaper:
             model = judge.cheaper_model
@@ -150,7 +165,7 @@ async def _by_heuristic(
 
 async def _report(context: ScoringContext, level: Level, *, model: str, reliability: float) -> None:
     """Write the judge's metrics, with the cost of all runs of the window."""
-    spent = await total_spent(context.store, window_id=context.window_id)
+    spent = await total_spent(context.store, context.window_id)
     context.metrics.update(
         level=str(level),
         reliability=reliability,

@@ -1,5 +1,9 @@
 """Judging a window: one pass over each group, repetition of unstable trajectories, calibration.
 
+A trajectory that the judge cannot judge is rejected with its reason, and the others are judged
+without it. If most are rejected, the judge is at fault, and judging fails. Prompts, fits and scores
+are computed in threads, because the event loop also renews the window's lease.
+
 A seed determines which trajectories are judged together and in which order, so that a repeated run
 asks the same prompts. In the first pass the blocks form a ring. Each block shares one trajectory
 with the next; this anchor puts both on one scale, and closing the ring shows how well that works.
@@ -9,10 +13,10 @@ before. Pairs are chosen by the information of their answer. With a strong bias 
 these pairs are not the neighbours.
 """
 
-from collections import defaultdict
-from collections.abc import Callable, Mapping, Sequence, Set
+import asyncio
+from collections import Counter, defaultdict
+from collections.abc import Mapping, Sequence, Set
 from dataclasses import dataclass, field
-from functools import partial, reduce
 from itertools import pairwise, permutations
 from math import ceil, log2
 from random import Random
@@ -20,14 +24,15 @@ from statistics import fmean
 
 import numpy as np
 
+from babylon.core.errors import ScoringError
+from babylon.quality.decode import Reason
+from babylon.scoring.judge.budget import Budget, BudgetSpentError, JudgeLedger
 from babylon.scoring.judge.cached_judge import (
+    RETRIES,
     BlockVerdict,
-    Budget,
-    BudgetSpentError,
     CachedJudge,
-    JudgmentCache,
+    LostItem,
     await_all,
-    plus,
 )
 from babylon.scoring.judge.calibrate import (
     Estimate,
@@ -40,7 +45,7 @@ from babylon.scoring.judge.calibrate import (
     tie,
     unstable,
 )
-from babylon.scoring.judge.group_prompts import Block, GroupPrompts, prepare_group
+from babylon.scoring.judge.group_prompts import Block, GroupPrompts, prepare_readable
 from babylon.scoring.judge.judge_client import JudgeClient
 from babylon.scoring.judge.judgment import (
     GroundTruth,
@@ -49,9 +54,11 @@ from babylon.scoring.judge.judgment import (
     JudgedTrajectory,
     Judgments,
     Level,
-    Method,
 )
-from babylon.store.judgments import Spent
+from babylon.scoring.judge.pace import Pace
+from babylon.store.rejections import Rejection
+
+MAX_DETAIL = 300  # characters of a rejection's detail
 
 
 async def judge_window(
@@ -60,57 +67,97 @@ async def judge_window(
     truth: GroundTruth,
     config: JudgeConfig,
     *,
-    cache: JudgmentCache,
+    ledger: JudgeLedger,
     budget: Budget | None = None,
+    retries: int = RETRIES,
+    pace: Pace | None = None,
 ) -> Judgments:
     """Judge each group (scenario) of a window by itself.
 
     Raises:
-        ScoringError: the judge fails or gives no usable reply. Bought judgments are stored.
+        ScoringError: the judge fails, or judges no more than half of the trajectories. Bought
+            judgments are stored.
         BudgetSpentError: one pass over the window does not fit into the budget.
     """
-    budget = budget or Budget()
-    judge = CachedJudge(client, cache, budget)
-    groups: dict[str, list[JudgedTrajectory]] = defaultdict(list)
-    for one in judged:
-        groups[one.trajectory.scenario_id].append(one)
-    judgings = [GroupJudging(prepare_group(group, truth, config)) for group in groups.values()]
+    judge = CachedJudge(client, ledger, budget or Budget(), retries=retries, pace=pace)
+    judgings, rejected = await asyncio.to_thread(_prepare, judged, truth, config)
     # Before anything is bought: half a pass would leave agents without a score.
-    await _require_one_pass(judge, budget, judgings)
-    await await_all([group.judge_blocks(judge, group.first_pass()) for group in judgings])
+    blocks = [group.first_pass() for group in judgings]
+    await judge.require([(one.prompts, own) for one, own in zip(judgings, blocks, strict=True)])
     budget_ran_out = False
-    if config.repeats:
-        budget_ran_out = any(await await_all([group.repeat(judge, budget) for group in judgings]))
-    scores = {score.trajectory_id: score for group in judgings for score in group.scores()}
+    try:
+        await await_all([group.first_judgments(judge) for group in judgings])
+        if config.repeats:
+            budget_ran_out = any(await await_all([group.repeat(judge) for group in judgings]))
+        rejected += [loss for group in judgings for loss in group.rejected()]
+        _require_majority(client.name, len(judged), rejected)
+    except ScoringError:
+        await judge.forget_refusals()
+        raise
+    found = await asyncio.to_thread(lambda: [s for group in judgings for s in group.scores()])
+    scores = {score.trajectory_id: score for score in found}
+    ids = [one.trajectory.trajectory_id for one in judged]
+    known = [group for group in judgings if group.known]
     return Judgments(
-        scores=tuple(scores[one.trajectory.trajectory_id] for one in judged),
+        scores=tuple(scores[name] for name in ids if name in scores),
+        rejected=tuple(rejected),
         level=Level.ONE_PASS if budget_ran_out or not config.repeats else Level.FULL,
-        reliability=fmean(group.estimate().reliability for group in judgings),
-        requests=judge.requests,
-        tokens=budget.spent.tokens,
-        usd=budget.spent.usd,
+        reliability=fmean(group.estimate().reliability for group in known),
+        requests=judge.bought.requests,
+        tokens=judge.bought.tokens,
+        usd=judge.bought.usd,
     )
 
 
-async def _require_one_pass(
-    judge: CachedJudge, budget: Budget, judgings: Sequence["GroupJudging"]
-) -> None:
-    costs = [await judge.cost(group.prompts, group.first_pass()) for group in judgings]
-    with budget.reserve(reduce(plus, costs, Spent())) as reservation:
-        reservation.cost = Spent()
+def _prepare(
+    judged: Sequence[JudgedTrajectory], truth: GroundTruth, config: JudgeConfig
+) -> tuple[list["GroupJudging"], list[Rejection]]:
+    groups: dict[str, list[JudgedTrajectory]] = defaultdict(list)
+    for one in judged:
+        groups[one.trajectory.scenario_id].append(one)
+    judgings, rejected = [], []
+    for group in groups.values():
+        prompts, unreadable = prepare_readable(group, truth, config)
+        rejected += unreadable
+        if prompts is not None:
+            judgings.append(GroupJudging(prompts))
+    return judgings, rejected
+
+
+def _require_majority(judge: str, count: int, rejected: Sequence[Rejection]) -> None:
+    """Raise if the judge, rather than what a few trajectories hold, must be at fault."""
+    if 2 * len(rejected) > count:
+        reasons = Counter(str(loss.reason) for loss in rejected).most_common()
+        raise ScoringError(
+            f"judge {judge} gave no usable judgment of {len(rejected)} of {count} trajectories"
+            f" ({', '.join(f'{number} {reason}' for reason, number in reasons)}), the first"
+            f" {rejected[0].trajectory_id}: {rejected[0].detail}; earlier judgments are stored: run"
+            " the window again, or use another JUDGE_MODEL"
+        )
 
 
 @dataclass(slots=True)
 class GroupJudging:
-    """The judging of one group, with the verdicts so far."""
+    """The judging of one group, with the verdicts so far and the items that cannot be judged."""
 
     prompts: GroupPrompts
     verdicts: list[BlockVerdict] = field(default_factory=list)
+    lost: dict[int, LostItem] = field(default_factory=dict)
+    failed: set[int] = field(default_factory=set)  # not asked again
     _fitted: tuple[int, Estimate] | None = None
 
     @property
     def items(self) -> int:
         return len(self.prompts.shown)
+
+    @property
+    def known(self) -> list[int]:
+        """The items that are not lost."""
+        return [item for item in range(self.items) if item not in self.lost]
+
+    @property
+    def in_pairs(self) -> bool:
+        return self.prompts.config.method == "preference" and len(self.known) > 1
 
     def first_pass(self) -> list[Block]:
         """Return the blocks that show every trajectory at least once."""
@@ -119,17 +166,43 @@ class GroupJudging:
     async def judge_blocks(
         self, judge: CachedJudge, blocks: Sequence[Block], *, repeat: int = 0
     ) -> None:
-        self.verdicts += await judge.judge(self.prompts, blocks, repeat=repeat)
+        found = await judge.judge(self.prompts, blocks, repeat=repeat)
+        self.verdicts += found.given
+        self.failed |= found.lost.keys()
+        # Who was judged once is not lost by a later failure.
+        judged = {item for verdict in self.verdicts for item in verdict.block}
+        lost = self.lost | found.lost
+        self.lost = {item: loss for item, loss in lost.items() if item not in judged}
 
-    async def repeat(self, judge: CachedJudge, budget: Budget) -> bool:
+    async def first_judgments(self, judge: CachedJudge) -> None:
+        """Judge the first pass. Losses may leave an item without a partner: it gets another."""
+        await self.judge_blocks(judge, self.first_pass())
+        if not self.in_pairs or not (stranded := self._unpaired()):
+            return
+        partners = [item for item in self.known if item not in stranded] or stranded
+        pairs = [
+            (item, next(p for p in partners[at:] + partners if p != item))
+            for at, item in enumerate(stranded)
+        ]
+        await self.judge_blocks(judge, pairs)
+        for item in self._unpaired() if self.in_pairs else ():
+            self.lost[item] = LostItem(Reason.NO_JUDGMENT, "no comparison with it can be used")
+
+    def _unpaired(self) -> list[int]:
+        compared = {
+            item for verdict in self.verdicts if len(verdict.block) > 1 for item in verdict.block
+        }
+        return [item for item in self.known if item not in compared]
+
+    async def repeat(self, judge: CachedJudge) -> bool:
         """Judge unstable trajectories again until none is left, or passes or budget run out.
 
         Return True if the budget ran out.
         """
         number = 0
-        while blocks := self._next(number):
+        while blocks := await asyncio.to_thread(self._next, number):
             number += 1
-            if not budget.fits(await judge.cost(self.prompts, blocks, repeat=number)):
+            if not await judge.fits(self.prompts, blocks, repeat=number):
                 return True
             try:
                 await self.judge_blocks(judge, blocks, repeat=number)
@@ -137,56 +210,73 @@ class GroupJudging:
                 return True
         return False
 
+    def rejected(self) -> list[Rejection]:
+        """Return the items that cannot be judged, with the reason."""
+        return [
+            Rejection(
+                trajectory_id=self.prompts.shown[item].trajectory_id,
+                reason=loss.reason,
+                detail=loss.detail[:MAX_DETAIL],
+            )
+            for item, loss in sorted(self.lost.items())
+        ]
+
     def estimate(self) -> Estimate:
         """Return the estimate from all verdicts so far, computed once for them."""
         if self._fitted is None or self._fitted[0] != len(self.verdicts):
-            estimate = _ESTIMATORS[self.prompts.config.method](self.verdicts, self.items)
+            if self.in_pairs:
+                estimate = fit_preferences(_wins(self.verdicts), self.items)
+            else:
+                together = self.prompts.config.method == "ruler"
+                estimate = _from_scores(self.verdicts, self.items, together=together)
             self._fitted = (len(self.verdicts), estimate)
         return self._fitted[1]
 
     def scores(self) -> list[JudgedScore]:
         """Return the group's scores, with ties, intervals and reasons."""
+        if not self.known:
+            return []
         estimate = self.estimate()
-        tied = tie(estimate)
+        tied = tie(estimate, self.known)
         reasons: dict[int, dict[str, None]] = defaultdict(dict)
         for verdict in self.verdicts:
             for item, explanation in zip(verdict.block, verdict.explanations, strict=True):
                 reasons[item][explanation] = None
         return [
             JudgedScore(
-                trajectory_id=shown.trajectory_id,
+                trajectory_id=self.prompts.shown[item].trajectory_id,
                 score=float(tied[item]),
                 low=float(estimate.low[item]),
                 high=float(estimate.high[item]),
                 reasons=tuple(reason for reason in reasons[item] if reason),
                 seen=self.prompts.seen(item),
             )
-            for item, shown in enumerate(self.prompts.shown)
+            for item in self.known
         ]
 
     def _next(self, number: int) -> list[Block]:
         """Return the next blocks, none if all trajectories are stable or the passes are used up."""
+        known = [item for item in self.known if item not in self.failed]
         room = int(self._max_appearances) - sum(len(verdict.block) for verdict in self.verdicts)
         size = self.prompts.block_size
-        if self.items < 2 or room < 1:
+        if len(known) < 2 or room < 1:
             return []
-        pairs = self.prompts.config.method == "preference"
         # One pass shows no contradictions, so the first repetition measures the judge's noise.
         # Pairs need none, because the ring has every item first once and second once.
-        if number == 0 and not pairs:
+        if number == 0 and not self.in_pairs:
             return self._probe()
         estimate = self.estimate()
-        doubtful, width = unstable(estimate), estimate.high - estimate.low
-        if pairs:
-            order = [int(item) for item in np.argsort(-estimate.scores, kind="stable")]
+        doubtful, width = unstable(estimate, known), estimate.high - estimate.low
+        if self.in_pairs:
+            order = [item for item in _ranked(estimate) if item in set(known)]
             asked = {verdict.block for verdict in self.verdicts}
-            known = information(_wins(self.verdicts), self.items)
-            return informative_pairs(order, asked, set(doubtful), known)[: room // 2]
+            informed = information(_wins(self.verdicts), self.items)
+            return informative_pairs(order, asked, set(doubtful), informed)[: room // 2]
         widest = sorted(doubtful, key=lambda item: -width[item])[:room]
         if size == 1:
             return [(item,) for item in widest]
-        if self.items <= size and doubtful:
-            widest = list(range(self.items))  # one list of the whole group tells more than a part
+        if len(known) <= size and doubtful:
+            widest = known  # one list of the whole group tells more than a part
         if len(widest) < 2:
             return []
         return mixed_blocks(widest, size, self._places(), self._random(number))
@@ -194,7 +284,8 @@ class GroupJudging:
     def _probe(self) -> list[Block]:
         """Return the first block in reversed order; if blocks are single items, the first six."""
         few = self.first_pass()[: max(1, 6 // self.prompts.block_size)]
-        return [block[::-1] for block in few]
+        kept = [tuple(item for item in block[::-1] if item not in self.failed) for block in few]
+        return [block for block in kept if block]
 
     @property
     def _max_appearances(self) -> float:
@@ -218,9 +309,7 @@ def _place(at: int, count: int) -> float:
     return at / (count - 1) if count > 1 else 0.5
 
 
-def _from_scores(
-    verdicts: Sequence[BlockVerdict], items: int, *, together: bool = True
-) -> Estimate:
+def _from_scores(verdicts: Sequence[BlockVerdict], items: int, *, together: bool) -> Estimate:
     return calibrate(
         [
             ScoreObservation(
@@ -234,9 +323,15 @@ def _from_scores(
     )
 
 
+def _ranked(estimate: Estimate) -> list[int]:
+    return [int(item) for item in np.argsort(-estimate.scores, kind="stable")]
+
+
 def _wins(verdicts: Sequence[BlockVerdict]) -> list[Win]:
     wins = []
     for verdict in verdicts:
+        if len(verdict.block) != 2:  # shown alone, to find out which of a pair cannot be judged
+            continue
         first, second = verdict.block
         first_won = verdict.scores[0] > verdict.scores[1]
         wins.append((first, second, True) if first_won else (second, first, False))
@@ -293,10 +388,3 @@ def informative_pairs(
             busy.update(pair)
             chosen.append(pair)
     return chosen
-
-
-_ESTIMATORS: dict[Method, Callable[[Sequence[BlockVerdict], int], Estimate]] = {
-    "ruler": _from_scores,
-    "preference": lambda verdicts, items: fit_preferences(_wins(verdicts), items),
-    "regression": partial(_from_scores, together=False),
-}

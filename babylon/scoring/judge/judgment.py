@@ -14,6 +14,7 @@ from typing import Any, Literal, TypeAlias
 
 from babylon.core.errors import ConfigError
 from babylon.core.trajectories import Trajectory
+from babylon.store.rejections import Rejection
 
 _BUILT_IN = Path(__file__).parent / "rubrics"
 
@@ -91,13 +92,15 @@ class JudgeConfig:
     """Configuration of the judge.
 
     ``passes`` is the maximum number of times that a trajectory is shown, averaged over its group.
-    A prompt takes at most 60 % of the judge's ``context_tokens``. ``repeats`` is False if the
-    budget allows one pass only.
+    A prompt takes at most 60 % of the judge's ``context_tokens``. ``reasoning_tokens`` are the
+    tokens that a judge's thoughts may take in a reply, before its answer. ``repeats`` is False if
+    the budget allows one pass only.
     """
 
     method: Method
     rubric: Rubric
     context_tokens: int = 128_000
+    reasoning_tokens: int = 0
     passes: float = 2.5
     seed: int = 0
     repeats: bool = True
@@ -107,10 +110,13 @@ class JudgeConfig:
         """Maximum tokens of a prompt, as ``count_tokens`` counts them."""
         return int(0.6 * self.context_tokens)
 
-    @property
-    def completion_tokens(self) -> int:
-        """Maximum tokens of a reply. A judge that reasons first needs many."""
-        return min(4096, self.context_tokens // 4)
+    def completion_tokens(self, trajectories: int) -> int:
+        """Return the maximum tokens of a reply about so many trajectories, thoughts included.
+
+        An answer as asked for takes about a third of its part.
+        """
+        wanted = 200 + 150 * trajectories + self.reasoning_tokens
+        return min(wanted, self.context_tokens - self.prompt_tokens)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -129,11 +135,14 @@ class JudgedScore:
 class Judgments:
     """A window's scores in the order of its trajectories, and the cost of this run.
 
-    ``requests``, ``tokens`` and ``usd`` count the replies bought in this run, so a repeated run
-    counts none. ``reliability`` is the mean of the judge's reliability, 0 to 1, over the groups.
+    Trajectories that cannot be judged are ``rejected`` and have no score. ``requests`` counts the
+    replies bought in this run, so a repeated run counts none. ``tokens`` and ``usd`` include
+    requests without a reply. ``reliability`` is the mean of the judge's reliability, 0 to 1, over
+    the groups.
     """
 
     scores: tuple[JudgedScore, ...]
+    rejected: tuple[Rejection, ...]
     level: Level
     reliability: float
     requests: int

@@ -5,9 +5,10 @@
     <trajectory id="K7">  one agent, under a meaningless label that changes with every prompt
 
 Text of agents and markets is data. ``escape`` replaces ``<``, so that the text cannot close a tag
-or write a chat template's token, and removes line breaks, so that it cannot start a line. The
-replacement ``‹`` takes fewer tokens than an entity. Cuts are visible: ``shorten`` names the number
-of missing characters.
+or write a chat template's token, and removes line breaks, so that it cannot start a line. It also
+removes every character that a reader cannot see, and replaces lone surrogates, which no request can
+carry. The replacement ``‹`` takes fewer tokens than an entity. Cuts are visible: ``shorten`` names
+the number of missing characters.
 """
 
 import hashlib
@@ -25,7 +26,15 @@ from babylon.scoring.judge.judgment import Method, Rubric
 
 PROMPT_VERSION = 1
 Schema: TypeAlias = Mapping[str, object]
-_CONTROL = re.compile(r"[\x00-\x1f\x7f-\x9f\u2028\u2029\u200b-\u200f\u202a-\u202e\u2066-\u2069]+")
+_CONTROL = re.compile(r"[\x00-\x1f\x7f-\x9f\u2028\u2029]+")
+# Unicode's default ignorable code points (variation selectors and tags among them), and other marks
+# without a glyph. A text can hide orders in them, or split a word that a reader sees whole.
+_UNSEEN = re.compile(
+    r"[\xad\u034f\u061c\u115f\u1160\u17b4\u17b5\u180b-\u180f\u200b-\u200f\u202a-\u202e\u2060-\u206f"
+    r"\u3164\ufe00-\ufe0f\ufeff\uffa0\ufff0-\ufffb\ufffe\uffff\U0001bca0-\U0001bca3"
+    r"\U0001d173-\U0001d17a\U000e0000-\U000e0fff]+"
+)
+_LONE_SURROGATE = re.compile(r"[\ud800-\udfff]")
 _PIECES = re.compile(r"[A-Za-z]+|[0-9]|[^\x00-\x7f]|[^\sA-Za-z0-9]|\s+")
 _LABELS = [letter + digit for letter in "BCDFGHJKLMNPQRSTVWXZ" for digit in "23456789"]
 
@@ -135,7 +144,7 @@ def repair_messages(prompt: Prompt, reply: str, problem: str) -> list[dict[str, 
         f" exactly these ids: {', '.join(prompt.labels)}."
     )
     # Servers refuse lone surrogates and empty messages.
-    said = reply.encode(errors="replace").decode() or "(nothing)"
+    said = _LONE_SURROGATE.sub("\ufffd", reply) or "(nothing)"
     return [
         *prompt.messages,
         {"role": "assistant", "content": said},
@@ -149,8 +158,8 @@ def escape(text: str) -> str:
 
 
 def one_line(text: str) -> str:
-    """Remove line breaks, control characters and marks that change the direction of text."""
-    return _CONTROL.sub(" ", text).strip()
+    """Remove line breaks, control characters, unseen characters and lone surrogates."""
+    return _UNSEEN.sub("", _CONTROL.sub(" ", _LONE_SURROGATE.sub("\ufffd", text))).strip()
 
 
 def shorten(text: str, limit: int) -> str:
@@ -184,7 +193,10 @@ _MAX_EXPLANATION = 600  # characters
 
 
 class UnusableReplyError(Exception):
-    """A reply that cannot be used. The message completes "that answer cannot be used: "."""
+    """A reply that cannot be used. The message completes "that answer cannot be used: ".
+
+    The message quotes nothing of the reply, because a reply may quote the ground truth.
+    """
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -219,7 +231,7 @@ class _Pointwise(msgspec.Struct, frozen=True):
 
 
 def parse_reply(prompt: Prompt, text: str) -> JudgeReply:
-    """Return the scores of a reply. Code fences and thoughts around the JSON object are ignored.
+    """Return the scores of a reply. Code fences and closed thoughts around the JSON are ignored.
 
     Raises:
         UnusableReplyError: the JSON has another form, its ids are not exactly those of the prompt,
@@ -228,19 +240,27 @@ def parse_reply(prompt: Prompt, text: str) -> JudgeReply:
     return _READERS[prompt.method](prompt.labels, _json_object(text))
 
 
+_THOUGHTS = r"(?:think|thinking|thought|thoughts|reasoning)"
+_THOUGHTS_END = re.compile(rf".*</{_THOUGHTS}\s*>", re.DOTALL | re.IGNORECASE)
+_THOUGHTS_BEGIN = re.compile(rf"<{_THOUGHTS}\b", re.IGNORECASE)
+
+
 def _json_object(text: str) -> bytes:
-    text = text.rpartition("</think>")[2]
+    # A template may put the opening tag into the prompt, so the last closing tag alone decides.
+    text = _THOUGHTS_END.sub("", text)
+    if (thoughts := _THOUGHTS_BEGIN.search(text)) is not None:
+        text = text[: thoughts.start()]  # never closed: the reply ended while the judge thought
     start, end = text.find("{"), text.rfind("}")
     if start < 0 or end < start:
-        raise UnusableReplyError(f"it holds no JSON object: {text.strip()[:80]!r}")
+        raise UnusableReplyError("it holds no JSON object")
     return text[start : end + 1].encode(errors="replace")
 
 
 def _decode(body: bytes, kind: type[T]) -> T:
     try:
         return msgspec.json.decode(body, type=kind)
-    except (msgspec.DecodeError, RecursionError) as error:
-        raise UnusableReplyError(f"its JSON does not have the requested form ({error})") from error
+    except (msgspec.DecodeError, RecursionError):
+        raise UnusableReplyError("its JSON does not have the requested form") from None
 
 
 def _listwise(labels: Sequence[str], body: bytes) -> JudgeReply:
@@ -248,8 +268,7 @@ def _listwise(labels: Sequence[str], body: bytes) -> JudgeReply:
     names = [entry.id for entry in entries]
     if sorted(names) != sorted(labels):
         raise UnusableReplyError(
-            f"it scores the ids {', '.join(names)[:200] or '(none)'},"
-            f" not each of {', '.join(labels)} once"
+            f"it has {len(names)} scores, not one for each of {', '.join(labels)}"
         )
     by_id = {entry.id: entry for entry in entries}
     ordered = [by_id[label] for label in labels]
@@ -262,9 +281,7 @@ def _listwise(labels: Sequence[str], body: bytes) -> JudgeReply:
 def _pairwise(labels: Sequence[str], body: bytes) -> JudgeReply:
     verdict = _decode(body, _Pairwise)
     if verdict.winner not in labels:
-        raise UnusableReplyError(
-            f"its winner {verdict.winner[:40]!r} is not one of {', '.join(labels)}"
-        )
+        raise UnusableReplyError(f"its winner is not one of {', '.join(labels)}")
     return JudgeReply(
         scores=tuple(float(label == verdict.winner) for label in labels),
         explanations=(_explained(verdict.explanation),) * len(labels),

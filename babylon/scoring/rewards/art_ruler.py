@@ -11,12 +11,13 @@ import asyncio
 from collections.abc import Awaitable, Callable, Iterator, Sequence
 from itertools import groupby
 
+from babylon.core.llm_calls import Message
 from babylon.core.trajectories import Trajectory
 from babylon.scoring.judge.judge_requirements import require_art_judge
 from babylon.scoring.judge.judgment import load_rubric
 from babylon.scoring.scorer import Score, ScoringContext
 
-Chat = list[dict[str, str]]
+Chat = list[Message]
 
 
 async def art_ruler(trajectories: Sequence[Trajectory], context: ScoringContext) -> list[Score]:
@@ -78,15 +79,15 @@ def as_chat(trajectory: Trajectory) -> Chat:
     return [*_conversation(trajectory), {"role": "user", "content": result}]
 
 
-def _conversation(trajectory: Trajectory) -> Iterator[dict[str, str]]:
+def _conversation(trajectory: Trajectory) -> Iterator[Message]:
     seen: Chat = []
     for call in trajectory.calls:
-        sent = [{"role": message.role, "content": message.content} for message in call.messages]
+        sent = list(call.messages)
         if sent[: len(seen)] == seen:
             fresh = sent[len(seen) :]
         else:
-            fresh = [m for m in sent if m["role"] != "system" or m not in seen]
-        fresh = [*fresh, {"role": "assistant", "content": call.response}]
+            fresh = [m for m in sent if m.get("role") != "system" or m not in seen]
+        fresh = [*fresh, call.answer]
         seen += fresh
         yield from fresh
 

@@ -25,7 +25,7 @@ from babylon.core.errors import ScoringError
 from babylon.core.trajectories import Trajectory
 from babylon.scoring.judge.evidence import read_evidence
 from babylon.scoring.judge.judgment import JudgedTrajectory
-from babylon.scoring.scorer import Score, ScoringContext
+from babylon.scoring.scorer import Score, ScoreOrRejection, ScoringContext
 
 WEIGHTS = {"profit": 0.5, "speed": 0.2, "consistency": 0.3}
 START_BALANCE_USD = 1000.0
@@ -49,15 +49,18 @@ class _Step(msgspec.Struct, frozen=True, rename="camel"):
     action: _Action
 
 
-def trading_reward(trajectories: Sequence[Trajectory], context: ScoringContext) -> list[Score]:
+def trading_reward(
+    trajectories: Sequence[Trajectory], context: ScoringContext
+) -> list[ScoreOrRejection]:
     """Return one score in [0, 1] for each trajectory, with its three parts.
 
     Raises:
         ScoringError: a step of a trajectory lacks a field that the reward needs.
     """
-    judged, _ = read_evidence(context.artifact)
-    steps_of = {one.trajectory.trajectory_id: one for one in judged}
-    return [reward_of(steps_of[trajectory.trajectory_id]) for trajectory in trajectories]
+    judged, _, unreadable = read_evidence(context.settings.home, context.artifact)
+    found: dict[str, ScoreOrRejection] = {one.trajectory_id: one for one in unreadable}
+    found |= {one.trajectory.trajectory_id: reward_of(one) for one in judged}
+    return [found[trajectory.trajectory_id] for trajectory in trajectories]
 
 
 def reward_of(judged: JudgedTrajectory) -> Score:

@@ -12,10 +12,12 @@ from babylon.serving.engine.loaded_policies import LoadedPolicy
 from babylon.serving.engine.sampling import Request, Sampling
 from babylon.serving.engine.scheduler import Job
 from babylon.serving.engine.text_stream import TextStream
+from babylon.serving.engine.tool_calls import ToolCallParser
 from babylon.serving.openai_wire import (
     DONE,
     ChatRequest,
     CompletionRequest,
+    JsonObject,
     RequestError,
     SamplingRequest,
     sse,
@@ -36,7 +38,8 @@ def chat_request(policy: LoadedPolicy, chat: ChatRequest) -> Request:
     """
     if chat.top_logprobs:
         raise RequestError(400, f"top_logprobs={chat.top_logprobs}: this engine returns none")
-    return _request(policy, policy.prompt(chat.messages), chat, CHAT_TOKENS)
+    prompt = policy.prompt(chat.messages, chat.usable_tools)
+    return _request(policy, prompt, chat, CHAT_TOKENS)
 
 
 def completion_request(policy: LoadedPolicy, asked: CompletionRequest) -> Request:
@@ -176,14 +179,22 @@ class Answer(ABC):
 
 
 class ChatAnswer(Answer):
-    """A chat completion, with vLLM's token ids."""
+    """A chat completion, with vLLM's token ids. Tool calls are parsed if the request has tools."""
 
     KIND, CHUNK_KIND = "chat.completion", "chat.completion.chunk"
     ID_PREFIX = "chatcmpl"
 
+    def __init__(self, policy: LoadedPolicy, asked: ChatRequest, job: Job) -> None:
+        super().__init__(policy, asked, job)
+        most = 1 if asked.parallel_tool_calls is False else None
+        self._tools = ToolCallParser(most=most) if asked.usable_tools else None
+
     async def whole(self) -> bytes:
         text, token_ids, logprobs = await self._all()
-        message = {"role": "assistant", "content": text}
+        text, calls = self._parsed(text)
+        message: dict[str, object] = {"role": "assistant", "content": text}
+        if calls:
+            message |= {"content": text or None, "tool_calls": calls}
         content = {"message": message, "logprobs": self._logprobs(token_ids, logprobs)}
         return self._body(self._choice(content, token_ids), **self._prompt_ids())
 
@@ -191,10 +202,25 @@ class ChatAnswer(Answer):
         """Yield the role first, then the text."""
         role = {"delta": {"role": "assistant", "content": ""}, "logprobs": None}
         begun = self._event([self._choice(role)], **self._prompt_ids())
-        async for text, ids, scores in self._pieces():
-            content = {"delta": {"content": text}, "logprobs": self._logprobs(ids, scores)}
+        sent = 0
+        async for piece, ids, scores in self._pieces():
+            text, calls = self._parsed(piece)
+            delta: dict[str, object] = {"content": text} if text or not calls else {}
+            if calls:
+                delta["tool_calls"] = [{"index": i} | c for i, c in enumerate(calls, start=sent)]
+                sent += len(calls)
+            content = {"delta": delta, "logprobs": self._logprobs(ids, scores)}
             yield begun + self._event([self._choice(content, ids)]) + self._end()
             begun = b""
+
+    def _parsed(self, text: str) -> tuple[str, list[JsonObject]]:
+        """Return the text without its tool calls, and the calls."""
+        if self._tools is None:
+            return text, []
+        plain, calls = self._tools.push(text, last=self.ended)
+        if self._finish_reason == "stop" and self._tools.found:
+            self._finish_reason = "tool_calls"
+        return plain, calls
 
     def _logprobs(self, token_ids: Ids, logprobs: Scores) -> dict[str, object] | None:
         if not self._asked.wants_logprobs:

@@ -38,7 +38,8 @@ from babylon.serving.openai_wire import (
 POLICIES = web.AppKey("policies", Policies)
 SCHEDULER = web.AppKey("scheduler", Scheduler)
 DEFAULTS: web.AppKey[dict[str, object]] = web.AppKey("defaults", dict)
-_UNSUPPORTED = ("tools", "functions", "suffix")
+_UNSUPPORTED = ("functions", "suffix")
+_NO_CHAT = (*_UNSUPPORTED, "tools")
 _EVENT_STREAM = {"Content-Type": "text/event-stream", "Cache-Control": "no-cache"}
 
 
@@ -94,20 +95,20 @@ async def _unload(request: web.Request) -> web.Response:
 
 async def _chat(request: web.Request) -> web.StreamResponse:
     fields = request.app[DEFAULTS] | decode_object(await request.read())
-    asked = parse_chat(_checked(fields))
+    asked = parse_chat(_checked(fields, _UNSUPPORTED))
     policy = request.app[POLICIES].get(asked.model)
     return await _sample(request, policy, asked, chat_request(policy, asked), ChatAnswer)
 
 
 async def _completion(request: web.Request) -> web.StreamResponse:
-    asked = parse_completion(_checked(decode_object(await request.read())))
+    asked = parse_completion(_checked(decode_object(await request.read()), _NO_CHAT))
     policy = request.app[POLICIES].get(asked.model)
     sampled = completion_request(policy, asked)
     return await _sample(request, policy, asked, sampled, CompletionAnswer)
 
 
-def _checked(fields: dict[str, object]) -> dict[str, object]:
-    if unsupported := constraints(fields) + [name for name in _UNSUPPORTED if fields.get(name)]:
+def _checked(fields: dict[str, object], refused: tuple[str, ...]) -> dict[str, object]:
+    if unsupported := constraints(fields) + [name for name in refused if fields.get(name)]:
         raise RequestError(400, f"this engine does not support {', '.join(unsupported)}: leave out")
     return fields
 

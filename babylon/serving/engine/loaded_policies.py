@@ -14,8 +14,10 @@ from transformers import PreTrainedModel, PreTrainedTokenizerBase, PreTrainedTok
 
 from babylon.core.errors import ModelError
 from babylon.policies.load import load_policy
+from babylon.policies.tokenizer import render_prompt
 from babylon.serving.engine.running_batch import generate
 from babylon.serving.engine.sampling import Request, Sampling
+from babylon.serving.engine.tool_calls import template_message
 from babylon.serving.engine_protocol import name_taken
 from babylon.serving.openai_wire import JsonObject, RequestError
 
@@ -34,20 +36,28 @@ class LoadedPolicy:
     pad_token_id: int
     _token_texts: dict[int, str] = field(default_factory=dict)
 
-    def prompt(self, messages: list[JsonObject]) -> list[int]:
-        """Encode messages as prompt tokens by the chat template.
+    def prompt(
+        self, messages: list[JsonObject], tools: list[JsonObject] | None = None
+    ) -> list[int]:
+        """Encode messages and tools as prompt tokens by the chat template.
 
         Raises:
-            RequestError: 400, a message is malformed, or the template refuses it.
+            RequestError: 400, a message is malformed, or the template refuses it or has no tools.
         """
-        plain = [_plain_message(message) for message in messages]
+        plain = [template_message(message) for message in messages]
+        template = str(self.tokenizer.chat_template)
+        needed = {"tools": bool(tools), "tool_calls": any("tool_calls" in one for one in plain)}
+        for word, used in needed.items():
+            if used and word not in template:  # it would leave them out without a word
+                raise RequestError(
+                    400,
+                    f"the chat template of {self.name!r} has no {word}: train a base with tools",
+                )
         try:
-            ids = self.tokenizer.apply_chat_template(
-                plain, add_generation_prompt=True, return_dict=False
-            )
+            ids = render_prompt(self.tokenizer, plain, tools)
         except jinja2.TemplateError as error:
             raise RequestError(400, f"the chat template refuses the messages: {error}") from error
-        return list(ids)
+        return ids
 
     def encode(self, text: str) -> list[int]:
         """Encode a text, with the special tokens that the tokenizer puts before every text."""
@@ -146,17 +156,3 @@ def _eos_token_ids(model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase) -
     given = config.eos_token_id if config else None
     ids = given if isinstance(given, list) else [given]
     return frozenset(i for i in [*ids, tokenizer.eos_token_id] if isinstance(i, int))
-
-
-def _plain_message(message: JsonObject) -> dict[str, str]:
-    """Return role and text of a message; text parts are joined."""
-    role, content = message.get("role"), message.get("content")
-    if role not in ("system", "developer", "user", "assistant", "tool"):
-        raise RequestError(400, f"message role {role!r}: use system, user, assistant or tool")
-    if isinstance(content, list):
-        texts = [part.get("text") if isinstance(part, dict) else None for part in content]
-        known = [text for text in texts if isinstance(text, str)]
-        content = "".join(known) if len(known) == len(texts) else content
-    if not isinstance(content, str):
-        raise RequestError(400, f"{role} message content {content!r:.80}: this engine accepts text")
-    return {"role": "system" if role == "developer" else role, "content": content}

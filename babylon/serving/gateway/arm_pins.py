@@ -11,8 +11,8 @@ from typing import NoReturn
 
 from babylon.core.types import Arm
 from babylon.serving.gateway.route_table import ArmSplit, RouteTable
-from babylon.serving.gateway.shipping import DATABASE_FAILURES
 from babylon.store import Store
+from babylon.store.connection import UNREACHABLE
 from babylon.store.experiments import pin_arm, pin_arms
 
 log = logging.getLogger(__name__)
@@ -51,7 +51,7 @@ class ArmPins:
         while True:
             await asyncio.sleep(RETRY_S)
             if unsaved := dict(self._unsaved):
-                with suppress(*DATABASE_FAILURES):  # RouteFollower reports them
+                with suppress(*UNREACHABLE):  # RouteFollower reports them
                     await pin_arms(self._store, unsaved)
                     self._unsaved = {k: v for k, v in self._unsaved.items() if k not in unsaved}
 
@@ -73,6 +73,6 @@ class ArmPins:
     def _on_answer(self, query: asyncio.Task[Arm]) -> None:
         self._queries.discard(query)
         if not query.cancelled() and (error := query.exception()):
-            if not isinstance(error, DATABASE_FAILURES):
+            if not isinstance(error, UNREACHABLE):
                 raise error
             log.debug("the arm is decided without the database: %r", error)

@@ -67,6 +67,7 @@ class CallHandler:
             agent_id = principal.attributed_agent(identity.agent_id)
             if agent_id != identity.agent_id:
                 identity = replace(identity, agent_id=agent_id)
+            # Before the engine works for it: an answer that cannot be recorded is not sent.
             self.recorder.require_room()
             key = identity.agent_id or principal.key_id
             pin = await self.pins.pin(self.table, asked.model, key, identity.trajectory_id)

@@ -19,8 +19,10 @@ from babylon.serving.openai_wire import (
     JsonObject,
     RequestError,
     constraints,
+    other_parts,
     parse_chat,
     parse_completion,
+    unknown_fields,
 )
 from babylon.store.calls import RecordedCall
 
@@ -32,25 +34,21 @@ class Dialect:
     """Field access for one endpoint.
 
     ``content`` is the prompt's field. ``ask_logprobs`` returns the ``logprobs`` field for the
-    engine. ``text`` and ``logprobs`` read a choice: its text, and one logprob per token.
+    engine. ``message`` and ``logprobs`` read a choice or a chunk of it: the message, and one
+    logprob per token.
     """
 
     path: str
     content: str
     parse: Callable[[Mapping[str, object]], ModelRequest]
     ask_logprobs: Callable[[ModelRequest], bool | int]
-    text: Callable[[JsonObject], str]
+    message: Callable[[JsonObject], JsonObject]
     logprobs: Callable[[JsonObject], list[float | None]]
 
     def prompt_json(self, fields: Mapping[str, object]) -> bytes:
         """Encode the prompt for storage: messages, or ``{"prompt": ...}`` of a completion."""
         prompt = fields[self.content]
         return msgspec.json.encode(prompt if self is CHAT else {self.content: prompt})
-
-
-def _message_text(choice: JsonObject) -> str:
-    message = choice.get("delta") or choice.get("message") or {}
-    return message.get("content") or ""
 
 
 def _content_logprobs(choice: JsonObject) -> list[float | None]:
@@ -63,7 +61,7 @@ CHAT = Dialect(
     content="messages",
     parse=parse_chat,
     ask_logprobs=lambda asked: True,
-    text=_message_text,
+    message=lambda choice: choice.get("delta") or choice.get("message") or {},
     logprobs=_content_logprobs,
 )
 COMPLETION = Dialect(
@@ -71,7 +69,7 @@ COMPLETION = Dialect(
     content="prompt",
     parse=parse_completion,
     ask_logprobs=lambda asked: int(asked.logprobs or 0),
-    text=lambda choice: choice.get("text") or "",
+    message=lambda choice: {"content": choice.get("text")},
     logprobs=lambda choice: (choice.get("logprobs") or {}).get("token_logprobs") or [],
 )
 DIALECTS = {dialect.path: dialect for dialect in (CHAT, COMPLETION)}
@@ -125,6 +123,7 @@ class Exchange:
     started_at: datetime = field(default_factory=lambda: datetime.now(UTC))
     first_at: datetime | None = None
     text: str = ""
+    message: JsonObject = field(default_factory=dict)  # without the text
     prompt_token_ids: list[int] = field(default_factory=list)
     token_ids: list[int] = field(default_factory=list)
     logprobs: list[float | None] = field(default_factory=list)
@@ -173,13 +172,21 @@ class Exchange:
         return self._for_client(answer, choices)
 
     def _note_choice(self, choice: JsonObject) -> None:
-        self.text += self.dialect.text(choice)
+        for name, value in self.dialect.message(choice).items():
+            if name == "content":
+                self.text += value or ""
+            elif name == "tool_calls":
+                _add_tool_calls(self.message.setdefault(name, []), value or [])
+            elif isinstance(value, str) and name != "role":  # reasoning, a refusal
+                self.message[name] = self.message.get(name, "") + value
         self.prompt_token_ids += choice.get("prompt_token_ids") or []
         self.token_ids += choice.get("token_ids") or []
         self.logprobs += self.dialect.logprobs(choice)
         self.finish_reason = choice.get("finish_reason") or self.finish_reason
 
     def _for_client(self, answer: JsonObject, choices: list[JsonObject]) -> JsonObject:
+        if "id" in answer:
+            answer["id"] = self.call_id  # an agent names its call by it
         if "model" in answer:
             answer["model"] = self.assigned.target.name  # an engine may use another name
         if not self.request.return_token_ids:
@@ -207,7 +214,20 @@ class Exchange:
             return f"top_p {self.top_p}: not sampled from the whole distribution"
         if changing := constraints(self.fields):
             return f"the sampling distribution was changed by {', '.join(changing)}"
+        if unknown := unknown_fields(self.fields):
+            return f"unknown fields may change the sampling distribution: {', '.join(unknown)}"
+        if parts := other_parts(self.fields):
+            return f"the prompt holds {', '.join(parts)}, which is not in its tokens"
         return None
+
+    @property
+    def answer(self) -> str | None:
+        """The answer's message as JSON, ``None`` if its text is all that it holds."""
+        more = {name: value for name, value in self.message.items() if value}
+        if not more:
+            return None
+        message = {"role": "assistant", "content": self.text or None, **more}
+        return storable_json(msgspec.json.encode(message).decode())
 
     def record(self, *, interrupted: str | None = None) -> RecordedCall:
         """Return the call for storage; ``interrupted`` is why only a part of the answer arrived."""
@@ -225,6 +245,7 @@ class Exchange:
             model=self.assigned.target.name,
             messages=storable_json(self.dialect.prompt_json(self.fields).decode()),
             response=storable(self.text),
+            answer=self.answer,
             prompt_token_ids=self.prompt_token_ids,
             completion_token_ids=self.token_ids,
             logprobs=[math.nan if score is None else score for score in self.logprobs],
@@ -241,6 +262,21 @@ class Exchange:
             key_id=self.key_id,
             parameters=storable_json(msgspec.json.encode(parameters).decode()),
         )
+
+
+def _add_tool_calls(calls: list[JsonObject], added: list[JsonObject]) -> None:
+    """Add whole tool calls, or the pieces of a stream: ``index`` is the position of a piece's call.
+
+    https://platform.openai.com/docs/guides/function-calling#streaming
+    """
+    for piece in added:
+        index = min(piece.get("index", len(calls)), len(calls))
+        if index == len(calls):
+            calls.append({"id": "", "type": "function", "function": {"name": "", "arguments": ""}})
+        call, function = calls[index], piece.get("function") or {}
+        call["id"] = piece.get("id") or call["id"]
+        for name in ("name", "arguments"):
+            call["function"][name] += function.get(name) or ""
 
 
 def _checked(name: bytes, value: str | None) -> str | None:

@@ -16,9 +16,9 @@ from babylon.serving.gateway.auth import KeyRing
 from babylon.serving.gateway.loader import POLL_S, RETRY_S, PolicyLoader, WantedPolicy
 from babylon.serving.gateway.recording import CallRecorder
 from babylon.serving.gateway.route_table import RouteTable, Target, next_route, wanted
-from babylon.serving.gateway.shipping import DATABASE_FAILURES
 from babylon.store import Store
 from babylon.store.calls import ARE_CALLS_RECORDED
+from babylon.store.connection import UNREACHABLE
 from babylon.store.gateways import Desired, GatewayRow, announce_gateway, desired, remove_gateway
 from babylon.store.policies import checkpoint_uris
 from babylon.store.routes import CHANNEL
@@ -70,7 +70,7 @@ class RouteFollower:
                         await self._follow()
                         await self._keys.renew(self._store)
                         await self._wait_for_change()
-            except DATABASE_FAILURES as error:
+            except UNREACHABLE as error:
                 self._note_outage(error)
                 await asyncio.sleep(RETRY_S)
 
@@ -78,7 +78,7 @@ class RouteFollower:
         """Write this gateway's state to the database after each change and every ``POLL_S``."""
         while True:
             self._announce_now.clear()
-            with suppress(*DATABASE_FAILURES):  # ``run`` reports them
+            with suppress(*UNREACHABLE):  # ``run`` reports them
                 await self._announce()
             with suppress(TimeoutError):
                 async with asyncio.timeout(POLL_S):
@@ -86,7 +86,7 @@ class RouteFollower:
 
     async def leave(self) -> None:
         """Remove this gateway from the database, so that no deployment waits for it."""
-        with suppress(*DATABASE_FAILURES):  # without announcements its row expires
+        with suppress(*UNREACHABLE):  # without announcements its row expires
             await remove_gateway(self._store, self._gateway)
 
     def _note_outage(self, error: Exception) -> None:
@@ -108,8 +108,8 @@ class RouteFollower:
         versions, targets = wanted(newest), dict(self._loader.loaded)
         if unknown := versions.keys() - targets.keys():
             for version, uri in (await checkpoint_uris(self._store, unknown, removed=True)).items():
-                name, path = f"{self._alias}-v{version}", uri.removeprefix("file://")
-                targets[version] = Target(name, version, path)
+                name = f"{self._alias}-v{version}"
+                targets[version] = Target(name, version, uri)
         self._desired = newest
         self._proposals_read = max(self._proposals_read, *newest.proposals.values(), 0)
         self._loader.set_wanted(

@@ -16,8 +16,8 @@ from typing import NoReturn
 from babylon.core.errors import ServingError
 from babylon.serving.gateway.engine_client import EngineClient, EngineDownError
 from babylon.serving.gateway.route_table import Occasion, RouteTable, Target, wanted
-from babylon.serving.gateway.shipping import DATABASE_FAILURES
 from babylon.store import Store
+from babylon.store.connection import UNREACHABLE
 from babylon.store.gateways import lock_desired
 
 log = logging.getLogger(__name__)
@@ -65,7 +65,7 @@ class PolicyLoader:
             except ServingError as error:
                 self.refusals = {}
                 self.report(str(error))
-            except DATABASE_FAILURES:
+            except UNREACHABLE:
                 log.debug("the database is down: nothing is unloaded")
             with suppress(TimeoutError):
                 async with asyncio.timeout(RETRY_S if self._table.unavailable else POLL_S):

@@ -14,19 +14,14 @@ from typing import NoReturn
 
 import asyncpg
 
+from babylon.core.errors import reason_of
 from babylon.serving.gateway.segments import DAMAGED, Segment, abandoned, encode_record
 from babylon.store import Store
 from babylon.store.calls import RecordedCall, RecordingGap, copy_calls, upsert_gap
+from babylon.store.connection import UNREACHABLE
 
 log = logging.getLogger(__name__)
 
-DATABASE_FAILURES = (
-    OSError,
-    TimeoutError,
-    asyncpg.PostgresError,
-    asyncpg.InterfaceError,
-    asyncpg.InternalClientError,  # the connection broke in the middle of a query
-)
 _REFUSALS = (asyncpg.DataError, asyncpg.IntegrityConstraintViolationError)
 COMMIT_TIMEOUT_S = 5.0
 PORTION_BYTES = 2**17  # decoded at once, between requests
@@ -70,7 +65,7 @@ class Shipper:
             try:
                 await self.ship()
                 pause = RETRY_S
-            except DATABASE_FAILURES as error:
+            except UNREACHABLE as error:
                 if pause == RETRY_S:
                     log.warning("calls stay on the disk: the database takes none (%r)", error)
                 await asyncio.sleep(pause)
@@ -84,7 +79,7 @@ class Shipper:
         """Ship all calls that are durable now.
 
         Raises:
-            One of ``DATABASE_FAILURES``: some calls stay on the disk.
+            One of ``UNREACHABLE``: some calls stay on the disk.
         """
         self._due.clear()
         begun = datetime.now(UTC)
@@ -101,7 +96,7 @@ class Shipper:
         try:
             async with asyncio.timeout(COMMIT_TIMEOUT_S):
                 await self.ship()
-        except DATABASE_FAILURES as error:
+        except UNREACHABLE as error:
             log.warning("%d bytes of calls stay on the disk (%r)", self.backlog_bytes, error)
         for segment in self._segments:
             segment.close()
@@ -143,4 +138,5 @@ class Shipper:
         path = self._directory / "refused"
         with path.open("ab") as file:
             file.write(encode_record(call))
-        log.error("the database refuses call %s (%s): it is kept in %s", call.call_id, error, path)
+        text = "the database refuses call %s (%s): it is kept in %s"
+        log.error(text, call.call_id, reason_of(error), path)

@@ -87,7 +87,8 @@ def vllm_service(
     """Return a server of the model ``base`` under ``name`` on loopback.
 
     ``--logprobs-mode`` makes logprobs those of the sampled distribution. ``--generation-config``
-    keeps the model's own sampling defaults out of requests.
+    keeps the model's own sampling defaults out of requests. Tool calls are parsed as Qwen writes
+    them, and never forced: by default vLLM would constrain the sampling of a request with tools.
     """
     assert serving.vllm_python is not None  # require_vllm came first
     command = [
@@ -98,6 +99,7 @@ def vllm_service(
         *("--enable-lora", "--max-loras", str(_MAX_LORAS)),
         *("--max-cpu-loras", str(_MAX_CPU_LORAS), "--max-lora-rank", str(_MAX_LORA_RANK)),
         *("--logprobs-mode", "processed_logprobs", "--generation-config", "vllm"),
+        *("--enable-auto-tool-choice", "--tool-call-parser", "hermes"),
         *extra_arguments(serving.vllm_args),
     ]
     return Service(
@@ -108,6 +110,7 @@ def vllm_service(
             # vLLM gets none of our settings, and so no secrets
             **{variable_of(field): "" for _, _, field in fields()},
             "VLLM_ALLOW_RUNTIME_LORA_UPDATING": "1",
+            "VLLM_ENFORCE_STRICT_TOOL_CALLING": "0",
             "VLLM_NO_USAGE_STATS": "1",
         },
     )

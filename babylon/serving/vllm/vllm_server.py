@@ -12,18 +12,12 @@ import time
 from dataclasses import dataclass
 from pathlib import Path
 
-import msgspec
-from msgspec import Struct
-
 from babylon.core.errors import ModelError
 from babylon.core.processes import Service, Supervised, supervised
+from babylon.policies.checkpoint_files import adapter_base
 from babylon.serving.openai_wire import RequestError
 from babylon.serving.vllm.command import cause_of_death
 from babylon.serving.vllm.vllm_client import VllmClient, VllmDownError, VllmModelCard
-
-
-class _AdapterConfig(Struct, frozen=True):
-    base_model_name_or_path: str
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -66,18 +60,15 @@ def _base_of(path: str) -> str | None:
         if directory.is_absolute():
             raise ModelError(f"no policy loads from {path}: there is no such directory")
         return None  # a Hugging Face model id
-    config = directory / "adapter_config.json"
-    if config.exists():
-        try:
-            adapter = msgspec.json.decode(config.read_bytes(), type=_AdapterConfig)
-        except msgspec.DecodeError as error:
-            raise ModelError(f"no policy loads from {path}: {config.name}: {error}") from error
-        return adapter.base_model_name_or_path
-    if not (directory / "config.json").exists():
+    try:
+        base = adapter_base(path)
+    except ModelError as error:
+        raise ModelError(f"no policy loads from {path}: {error}") from error
+    if base is None and not (directory / "config.json").exists():
         raise ModelError(
             f"no policy loads from {path}: it has neither config.json nor adapter_config.json"
         )
-    return None
+    return base
 
 
 log = logging.getLogger(__name__)

@@ -122,22 +122,18 @@ def trajectory_groups(rows: Sequence[TrainingRow]) -> list[Any]:
     scenarios: dict[str, list[Any]] = {}
     for row in rows:
         first, *others = (_history(call) for call in row.calls)
-        trajectory = art.Trajectory(
-            messages_and_choices=first,
-            additional_histories=[{"messages_and_choices": history} for history in others],
-            reward=row.score,
-        )
+        trajectory = art.Trajectory(**first, additional_histories=others, reward=row.score)
         scenarios.setdefault(row.scenario_id, []).append(trajectory)
     return [art.TrajectoryGroup(trajectories) for trajectories in scenarios.values()]
 
 
-def _history(call: Call) -> list[Any]:
+def _history(call: Call) -> dict[str, Any]:
     assert call.completion_token_ids is not None and call.logprobs is not None
     choice = Choice.model_validate(
         {
             "index": 0,
             "finish_reason": "stop",
-            "message": {"role": "assistant", "content": call.response},
+            "message": call.answer,
             "logprobs": {
                 "content": [
                     {"token": f"token_id:{token}", "logprob": logprob, "top_logprobs": []}
@@ -146,8 +142,7 @@ def _history(call: Call) -> list[Any]:
             },
         }
     )
-    messages = [{"role": message.role, "content": message.content} for message in call.messages]
-    return [*messages, choice]
+    return {"messages_and_choices": [*call.messages, choice], "tools": list(call.tools) or None}
 
 
 async def ruler_rewards(

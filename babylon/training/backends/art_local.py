@@ -13,7 +13,7 @@ from typing import Any
 from transformers import AutoTokenizer
 
 from babylon.core.errors import TrainingError, WindowNotReadyError
-from babylon.policies.checkpoint_files import adapter_base
+from babylon.policies.checkpoint_files import adapter_base, make_portable
 from babylon.policies.durable import sync
 from babylon.training.backends.art_window import art_limits, art_window
 from babylon.training.backends.train_input import TrainInput
@@ -115,6 +115,7 @@ def adopt_adapter(source: Path, base: str, target: Path) -> Path:
     temporary.mkdir(parents=True)
     shutil.copyfile(source / _WEIGHTS, temporary / _WEIGHTS)
     (temporary / _CONFIG).write_text(json.dumps({**config, "base_model_name_or_path": base}))
+    make_portable(temporary, target)
     AutoTokenizer.from_pretrained(base).save_pretrained(temporary)
     for path in (*temporary.iterdir(), temporary):
         sync(path)

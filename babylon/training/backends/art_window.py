@@ -8,16 +8,18 @@ out. A last check then searches all rows for secrets, and sends nothing if it fi
 
 import os
 from collections import Counter
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from typing import cast
 from urllib.parse import unquote, urlsplit
 
 import msgspec
 
 from babylon.core.errors import TrainingError, WindowNotReadyError
+from babylon.core.llm_calls import JsonObject, Message
 from babylon.core.settings import DatabaseSettings
 from babylon.core.text import find_secrets, redact
-from babylon.core.trajectories import Call, Message, TrainingRow
+from babylon.core.trajectories import Call, TrainingRow
 from babylon.training.backends.train_input import TrainInput
 from babylon.training.call_tokens import sampling_obstacle
 from babylon.training.grpo.advantage import advantages
@@ -74,6 +76,7 @@ def art_window(rows: Sequence[TrainingRow], limits: ArtLimits) -> ArtWindow:
             f" differing scores and a trainable call (left out: {dict(reasons)}): let more agents"
             " play a scenario, through the gateway"
         )
+    # Redaction goes by the form of secrets, so its result is checked before it leaves this machine.
     sent = chosen
     if limits.secrets is not None:
         sent = [_redacted(row, limits.secrets) for row in chosen]
@@ -186,7 +189,7 @@ def _obstacle(call: Call, limits: ArtLimits) -> str | None:
         return "too_long"
     if limits.secrets is not None:
         said = call.response if limits.decode is None else limits.decode(completion)
-        if find_secrets(call.response, limits.secrets) or find_secrets(said, limits.secrets):
+        if any(find_secrets(text, limits.secrets) for text in [said, *_texts(call.answer)]):
             return "secret"
     return None
 
@@ -196,18 +199,43 @@ def _redacted(row: TrainingRow, secrets: Collection[str]) -> TrainingRow:
         msgspec.structs.replace(
             call,
             messages=tuple(
-                Message(role=m.role, content=redact(m.content, secrets)) for m in call.messages
+                cast(Message, _redacted_json(message, secrets)) for message in call.messages
             ),
+            tools=tuple(cast(JsonObject, _redacted_json(tool, secrets)) for tool in call.tools),
         )
         for call in row.calls
     )
     return msgspec.structs.replace(row, calls=tuple(calls))
 
 
+def _redacted_json(value: object, secrets: Collection[str]) -> object:
+    """Return a JSON value with every text in it redacted."""
+    if isinstance(value, dict):
+        return {
+            redact(name, secrets): _redacted_json(item, secrets) for name, item in value.items()
+        }
+    if isinstance(value, list):
+        return [_redacted_json(item, secrets) for item in value]
+    return redact(value, secrets) if isinstance(value, str) else value
+
+
+def _texts(*values: object) -> Iterator[str]:
+    """Yield every text in JSON values, keys included."""
+    waiting = [*values]
+    while waiting:
+        value = waiting.pop()
+        if isinstance(value, str):
+            yield value
+        elif isinstance(value, dict):
+            waiting += [*value.keys(), *value.values()]
+        elif isinstance(value, list):
+            waiting += value
+
+
 def _check_clean(rows: Sequence[TrainingRow], secrets: Collection[str]) -> None:
     for row in rows:
         for call in row.calls:
-            for text in (call.response, *(message.content for message in call.messages)):
+            for text in _texts(call.answer, *call.messages, *call.tools):
                 if kinds := find_secrets(text, secrets):
                     raise TrainingError(
                         f"step {call.step} of trajectory {row.trajectory_id} still holds a secret"

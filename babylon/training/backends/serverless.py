@@ -98,6 +98,7 @@ class ServerlessRun:
                 f" {parents.model}, but MODEL_NAME and WANDB_PROJECT mean {self._model.id}: set"
                 " them back, or set TRAINER=torch"
             )
+        # On record before W&B is changed: after a crash, the next claim finds the job.
         job = await jobs.begin_job(
             self._store,
             self._claim,
@@ -108,7 +109,7 @@ class ServerlessRun:
             trajectory_ids=window.trajectory_ids,
             counts=window.counts,
             excluded=asdict(window.excluded),
-            deadline_s=self._work.settings.prefect.gpu_timeout_s,
+            deadline_s=self._work.settings.prefect.stage_timeout_s,
         )
         try:
             await self._roll_back(job, known)
@@ -161,7 +162,7 @@ class ServerlessRun:
             raise await self._overdue(job) from error
         except openai.APIError as error:
             if not accepted and _was_refused(error):
-                await self._close(job, "failed", reason_of(error))
+                await self._close(job, "failed", api_message(error))
             raise
         except RuntimeError as error:  # ART raises it for a training_failed event
             await self._close(job, "failed", str(error))
@@ -208,8 +209,8 @@ class ServerlessRun:
         return TrainingError(
             f"W&B, window {job.window_id}: the job of {job.created_at:%Y-%m-%d %H:%M:%S} UTC"
             " did not end in time"
-            f" (GPU_TIMEOUT_SECONDS={self._work.settings.prefect.gpu_timeout_s:g}): run the window"
-            " again to submit another, or raise the limit"
+            f" (STAGE_TIMEOUT_SECONDS={self._work.settings.prefect.stage_timeout_s:g}): run the"
+            " window again to submit another, or raise the limit"
         )
 
     async def _close(
@@ -249,7 +250,7 @@ def _was_refused(error: openai.APIError) -> bool:
     return isinstance(error.__cause__, (httpx.ConnectError, httpx.ConnectTimeout))
 
 
-def reason_of(error: openai.APIError) -> str:
+def api_message(error: openai.APIError) -> str:
     """The provider's message, and the reason if it could not be reached."""
     return f"{error.message} ({error.__cause__})" if error.__cause__ else error.message
 
@@ -302,10 +303,10 @@ async def _provider(work: TrainInput, account: WandbAccount) -> AsyncIterator[tu
         await model.register(backend)
         yield backend, model
     except (openai.AuthenticationError, openai.PermissionDeniedError) as error:
-        raise ConfigError(f"W&B rejects WANDB_API_KEY ({reason_of(error)})") from error
+        raise ConfigError(f"W&B rejects WANDB_API_KEY ({api_message(error)})") from error
     except openai.APIError as error:
         raise TrainingError(
-            f"W&B's training API, window {work.claim.window_id}: {reason_of(error)}; the window's"
+            f"W&B's training API, window {work.claim.window_id}: {api_message(error)}; the window's"
             " next run continues from here"
         ) from error
     finally:

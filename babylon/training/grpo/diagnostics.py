@@ -231,6 +231,7 @@ def make_report(state: TrainState, after: Tensor) -> TrainReport:
     k1_before, k3_before = divergence(logged.mu, p, known)
     k1_after, k3_after = divergence(p, after, mask)
     k1_behaviour, k3_behaviour = divergence(logged.mu, after, known)
+    # Without a reference, the divergence from it is zero.
     anchor = after if record.reference is None else record.reference
     k1_reference, k3_reference = divergence(after, anchor, mask)
     gaps = (p - logged.mu)[logged.exact].double().abs()

@@ -34,14 +34,18 @@ COMMANDS = [
     ["down"],
     ["status"],
     ["doctor"],
+    ["backup"],
+    ["restore"],
     ["agents", "spawn"],
     ["windows", "list"],
     ["windows", "check"],
     ["windows", "show"],
+    ["windows", "release"],
     ["judge", "explain"],
     ["model", "init"],
     ["model", "list"],
     ["model", "show"],
+    ["model", "lineage"],
     ["model", "promote"],
     ["model", "rollback"],
     ["deploy", "replace"],
@@ -270,6 +274,7 @@ def test_train_without_a_database_is_one_clear_line(tmp_path: Path) -> None:
     assert finished.stderr.startswith("error: ") and finished.stderr.count("\n") == 1
     report = json.loads(finished.stdout)
     assert report["kind"] == "DatabaseError" and "127.0.0.1:1" in report["error"]
+    assert not list(tmp_path.iterdir())  # Prefect, which takes seconds, has not been prepared
 
 
 def test_help_is_quick_because_nothing_heavy_is_imported() -> None:
@@ -277,7 +282,10 @@ def test_help_is_quick_because_nothing_heavy_is_imported() -> None:
     assert not imported & {"torch", "transformers", "prefect", "polars", "asyncpg"}
 
 
-def test_version_and_completion(capsys: pytest.CaptureFixture[str]) -> None:
+def test_version_and_completion(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr("shellingham.detect_shell", lambda: ("bash", "/bin/bash"))
     assert exit_code("--version") == 0
     assert capsys.readouterr().out == f"{babylon.__version__}\n"
     assert exit_code("--show-completion") == 0

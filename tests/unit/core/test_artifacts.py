@@ -2,7 +2,6 @@ import asyncio
 import threading
 from dataclasses import replace
 from pathlib import Path
-from urllib.request import url2pathname
 
 import polars as pl
 import pytest
@@ -14,56 +13,63 @@ from babylon.core.artifacts import (
     rewrite_artifact,
     write_artifact,
 )
-from babylon.core.errors import ArtifactError
+from babylon.core.errors import ArtifactError, StorageError
+from babylon.core.home import Home
 
 WINDOW = "2025-11-14T09:00"
 FRAME = pl.DataFrame({"id": [str(n) for n in range(450)], "value": [n / 7 for n in range(450)]})
 
 
-def path_of(artifact):
-    return Path(url2pathname(artifact.uri.removeprefix("file://")))
+def path_of(artifact, root):
+    return Path(Home(root).resolve(artifact.uri))
 
 
 def test_the_same_rows_give_the_same_file_and_other_rows_another(tmp_path):
-    first = write_artifact(FRAME, tmp_path / "a b", window_id=WINDOW, stage="scored")
-    again = write_artifact(FRAME, tmp_path / "a b", window_id=WINDOW, stage="scored")
-    other = write_artifact(FRAME.tail(-1), tmp_path / "a b", window_id=WINDOW, stage="scored")
+    tmp_path = tmp_path / "a b"
+    first = write_artifact(Home(tmp_path), FRAME, window_id=WINDOW, stage="scored")
+    again = write_artifact(Home(tmp_path), FRAME, window_id=WINDOW, stage="scored")
+    other = write_artifact(Home(tmp_path), FRAME.tail(-1), window_id=WINDOW, stage="scored")
     assert first == again
     assert other.sha256 != first.sha256
-    assert path_of(first).name == f"2025-11-14T09-00-scored-{first.sha256[:8]}.parquet"
-    assert len(list((tmp_path / "a b").iterdir())) == 2
+    assert path_of(first, tmp_path).name == f"2025-11-14T09-00-scored-{first.sha256[:8]}.parquet"
+    assert len(list((tmp_path / "artifacts").iterdir())) == 2
     assert first.rows == 450
-    assert read_artifact(first).equals(FRAME)
+    assert read_artifact(Home(tmp_path), first).equals(FRAME)
 
 
 def test_rows_are_streamed_in_order_and_only_the_columns_asked_for(tmp_path):
-    artifact = write_artifact(FRAME, tmp_path, window_id=WINDOW)
-    parts = list(iter_artifact(artifact, ["id"]))
+    artifact = write_artifact(Home(tmp_path), FRAME, window_id=WINDOW)
+    parts = list(iter_artifact(Home(tmp_path), artifact, ["id"]))
     assert len(parts) > 1
     assert pl.concat(parts).equals(FRAME.select("id"))
 
 
 def test_rewriting_changes_every_part(tmp_path):
-    artifact = write_artifact(FRAME, tmp_path, window_id=WINDOW)
+    artifact = write_artifact(Home(tmp_path), FRAME, window_id=WINDOW)
     doubled = rewrite_artifact(
-        artifact, tmp_path, lambda frame: frame.select("id", twice=pl.col("value") * 2), stage="x"
+        Home(tmp_path),
+        artifact,
+        lambda frame: frame.select("id", twice=pl.col("value") * 2),
+        stage="x",
     )
-    assert read_artifact(doubled).equals(FRAME.select("id", twice=pl.col("value") * 2))
+    assert read_artifact(Home(tmp_path), doubled).equals(
+        FRAME.select("id", twice=pl.col("value") * 2)
+    )
 
 
 def test_no_rows_keep_their_columns(tmp_path):
-    artifact = write_artifact(FRAME.clear(), tmp_path, window_id=WINDOW)
-    assert (artifact.rows, read_artifact(artifact).schema) == (0, FRAME.schema)
+    artifact = write_artifact(Home(tmp_path), FRAME.clear(), window_id=WINDOW)
+    assert (artifact.rows, read_artifact(Home(tmp_path), artifact).schema) == (0, FRAME.schema)
 
 
 def test_a_failed_writer_leaves_nothing_behind(tmp_path):
     with (
         pytest.raises(RuntimeError),
-        ArtifactWriter(tmp_path, FRAME.schema, window_id=WINDOW) as writer,
+        ArtifactWriter(Home(tmp_path), FRAME.schema, window_id=WINDOW) as writer,
     ):
         writer.write(FRAME)
         raise RuntimeError
-    assert list(tmp_path.iterdir()) == []
+    assert list((tmp_path / "artifacts").iterdir()) == []
 
 
 async def test_a_cancelled_writer_ends_the_running_write_and_leaves_nothing(tmp_path):
@@ -76,7 +82,7 @@ async def test_a_cancelled_writer_ends_the_running_write_and_leaves_nothing(tmp_
             return super().select(*columns)
 
     async def cancelled_while_writing():
-        async with ArtifactWriter(tmp_path, FRAME.schema, window_id=WINDOW) as writer:
+        async with ArtifactWriter(Home(tmp_path), FRAME.schema, window_id=WINDOW) as writer:
             await asyncio.to_thread(writer.write, SlowFrame(FRAME))
             await asyncio.sleep(60)
 
@@ -88,19 +94,19 @@ async def test_a_cancelled_writer_ends_the_running_write_and_leaves_nothing(tmp_
     assert not leaving
     with pytest.raises(asyncio.CancelledError):
         await task
-    assert list(tmp_path.iterdir()) == []
+    assert list((tmp_path / "artifacts").iterdir()) == []
 
 
 def test_a_changed_missing_foreign_or_newer_file_is_refused_with_its_name(tmp_path):
-    artifact = write_artifact(FRAME, tmp_path, window_id=WINDOW)
-    path = path_of(artifact)
+    artifact = write_artifact(Home(tmp_path), FRAME, window_id=WINDOW)
+    path = path_of(artifact, tmp_path)
     with pytest.raises(ArtifactError, match="schema version 99"):
-        read_artifact(replace(artifact, schema_version=99))
-    with pytest.raises(ArtifactError, match="s3://bucket/x: only file://"):
-        read_artifact(replace(artifact, uri="s3://bucket/x"))
+        read_artifact(Home(tmp_path), replace(artifact, schema_version=99))
+    with pytest.raises(StorageError, match="s3://bucket/x: only files"):
+        read_artifact(Home(tmp_path), replace(artifact, uri="s3://bucket/x"))
     path.write_bytes(path.read_bytes() + b"x")
     with pytest.raises(ArtifactError, match=f"{path.name} was changed.*run window {WINDOW} again"):
-        next(iter_artifact(artifact))
+        next(iter_artifact(Home(tmp_path), artifact))
     path.unlink()
     with pytest.raises(ArtifactError, match=f"{path.name} is missing: run window {WINDOW} again"):
-        read_artifact(artifact)
+        read_artifact(Home(tmp_path), artifact)

@@ -13,7 +13,16 @@ import psutil
 import pytest
 
 from babylon.core.errors import ServingError
-from babylon.core.processes import Processes, ProcessRecord, Service, supervised
+from babylon.core.processes import (
+    LOG_BYTES,
+    Processes,
+    ProcessRecord,
+    Service,
+    in_background,
+    keep_logs_small,
+    rotate_logs,
+    supervised,
+)
 
 CHILD = "import asyncio, babylon.core.processes as s; asyncio.run(s.exit_with_supervisor())"
 SUPERVISOR = f"""
@@ -48,6 +57,32 @@ async def test_service_that_dies_is_started_again_and_stopped_at_the_end(tmp_pat
         assert failure is not None
         assert failure.startswith("the sleeper ended with code -9: hello; see ")
     assert not psutil.pid_exists(running.pid)
+
+
+LOUD = "import time\nwhile True: print('x' * 999, flush=True); time.sleep(0.0001)"
+
+
+async def test_the_logs_of_a_service_that_writes_for_ever_stay_bounded(tmp_path: Path) -> None:
+    service = Service(name="loud", command=[sys.executable, "-c", LOUD], log=tmp_path / "loud.log")
+    async with asyncio.timeout(20), supervised(service):
+        for _ in range(3):
+            while service.log.stat().st_size <= 50_000:
+                await asyncio.sleep(0.01)
+            rotate_logs(tmp_path, most=50_000)
+            assert service.log.stat().st_size < 50_000  # the service goes on at its new end
+            assert (tmp_path / "loud.log.1").stat().st_size == 50_000
+    assert b"\0" not in service.log.read_bytes()
+
+
+async def test_logs_are_rotated_while_serving_runs(tmp_path: Path) -> None:
+    small, large = tmp_path / "small.log", tmp_path / "large.log"
+    small.write_text("kept")
+    with large.open("wb") as log:
+        log.truncate(LOG_BYTES + 1)
+    async with asyncio.timeout(20), in_background(keep_logs_small(tmp_path)):
+        while large.stat().st_size:
+            await asyncio.sleep(0.01)
+    assert small.read_text() == "kept"
 
 
 async def test_supervised_process_ends_with_its_supervisor(tmp_path: Path) -> None:

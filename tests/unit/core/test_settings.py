@@ -138,13 +138,33 @@ def test_options_beat_environment_and_file(monkeypatch: pytest.MonkeyPatch, tmp_
         ("[windows]\nminute = 5", "unknown setting windows.minute in .*babylon.toml"),
         ("[windows\n", "babylon.toml is not TOML"),
         ("home = '/tmp'", "sets home"),
-        ("[windows]\nminutes = 7", "WINDOW_MINUTES=7"),
+        (
+            "[windows]\n# quarters\nminutes = 7",
+            r"^bad setting: windows.minutes=7 in .*babylon.toml, line 3: .*choose 15",
+        ),
+        ("windows.minutes = 7", r"windows.minutes=7 in .*babylon.toml, line 1: "),
+        ("windows = {minutes = 7}", r"windows.minutes=7 in .*babylon.toml: "),
+        (
+            "[training]\nkl_penalty = 0.1\ntuning = 'full'",
+            r"KL_PENALTY=0.1 .* \(training.kl_penalty in .*line 2, training.tuning in .*line 3\)$",
+        ),
+        ("[judge]\napi_key = ['sk-secret']", r"judge.api_key=\*+ in .*, line 2: "),
     ],
 )
 def test_a_bad_file_is_named(tmp_path: Path, text: str, named: str) -> None:
     write_file(tmp_path, text)
     with pytest.raises(ConfigError, match=named):
         load_settings(home=tmp_path)
+
+
+def test_a_bad_option_is_named_as_a_setting_and_a_bad_variable_as_a_variable(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    with pytest.raises(ConfigError, match=r"^bad setting: windows.minutes=7: "):
+        load_settings(windows={"minutes": 7})
+    monkeypatch.setenv("WINDOW_MINUTES", "7")
+    with pytest.raises(ConfigError, match=r"^bad setting: WINDOW_MINUTES='7': "):
+        load_settings()
 
 
 def test_overrides_merge_by_group_and_a_copy_is_validated() -> None:
@@ -159,4 +179,4 @@ def test_overrides_merge_by_group_and_a_copy_is_validated() -> None:
 def test_no_two_settings_share_a_variable() -> None:
     variables = [variable_of(field) for _, _, field in fields()]
     assert len(set(variables)) == len(variables)
-    assert all(field.description for _, _, field in fields())
+    assert all((field.description or "").endswith(".") for _, _, field in fields())

@@ -3,10 +3,11 @@ from datetime import UTC, datetime
 import polars as pl
 
 from babylon.core.artifacts import read_artifact, write_artifact
+from babylon.core.home import Home
+from babylon.core.llm_calls import Message
 from babylon.core.trajectories import (
     TRAJECTORY_SCHEMA,
     Call,
-    Message,
     Trajectory,
     read_trajectories,
     training_rows,
@@ -46,7 +47,9 @@ def frame():
 
 
 def test_a_trajectory_survives_its_artifact_exactly(tmp_path):
-    (read,) = read_trajectories(write_artifact(frame(), tmp_path, window_id=WINDOW))
+    (read,) = read_trajectories(
+        Home(tmp_path), write_artifact(Home(tmp_path), frame(), window_id=WINDOW)
+    )
     assert read == TRAJECTORY
     assert [call.retokenized for call in read.calls] == [False, True]
 
@@ -54,9 +57,11 @@ def test_a_trajectory_survives_its_artifact_exactly(tmp_path):
 def test_training_rows_need_no_column_of_ground_truth(tmp_path):
     scored = frame().with_columns(score=pl.lit(0.25))
     blind = scored.select("trajectory_id", "agent_id", "scenario_id", "score", "calls_json")
-    artifact = write_artifact(scored, tmp_path, window_id=WINDOW)
-    (row,) = training_rows(artifact)
+    artifact = write_artifact(Home(tmp_path), scored, window_id=WINDOW)
+    (row,) = training_rows(Home(tmp_path), artifact)
     assert (row.trajectory_id, row.agent_id, row.scenario_id) == ("t1", "a1", "s1")
     assert (row.score, row.calls) == (0.25, TRAJECTORY.calls)
-    assert training_rows(write_artifact(blind, tmp_path, window_id=WINDOW)) == [row]
-    assert "secret" in read_artifact(artifact)["knowledge_json"][0]
+    assert training_rows(
+        Home(tmp_path), write_artifact(Home(tmp_path), blind, window_id=WINDOW)
+    ) == [row]
+    assert "secret" in read_artifact(Home(tmp_path), artifact)["knowledge_json"][0]

@@ -5,7 +5,7 @@ from typing import Any
 import msgspec
 import pytest
 
-from babylon.core.trajectories import Message
+from babylon.core.llm_calls import Message
 from babylon.formats.atif import read_atif, write_atif
 from babylon.formats.trace import ImportFileError, Trace
 from tests.unit.formats.traces import (
@@ -15,6 +15,7 @@ from tests.unit.formats.traces import (
     message,
     step,
     tokens,
+    tool_call,
     trace,
     without_place,
 )
@@ -40,7 +41,7 @@ USER = {"source": "user", "message": "Sort the file."}
 
 def test_a_trajectory_comes_back_as_it_was() -> None:
     one = trace(
-        step(0, call("tick 0", tokens=tokens(seed=7, finish_reason="length"))),
+        step(0, call("tick 0"), tokens={0: tokens(seed=7, finish_reason="length")}),
         step(1, call("think", purpose="reasoning"), call("tick 1", reasoning="cheap")),
         step(2),
         step(3, call("tick 3", latency_ms=12, action_type="HOLD"), reward=-1.0),
@@ -48,8 +49,8 @@ def test_a_trajectory_comes_back_as_it_was() -> None:
     assert read(write_atif(one)) == msgspec.structs.replace(
         one,
         steps=(
-            step(0, call("tick 0", tokens=tokens(seed=7, finish_reason="length"),
-                         prompt_tokens=3, completion_tokens=2)),
+            step(0, call("tick 0", prompt_tokens=3, completion_tokens=2),
+                 tokens=one.steps[0].tokens),
             *one.steps[1:],
         ),
     )  # fmt: skip
@@ -80,7 +81,7 @@ def test_replies_inside_a_prompt_are_context_and_not_calls() -> None:
 
 
 def test_what_is_written_follows_the_rfc() -> None:
-    written = write_atif(trace(step(0, call("tick 0", tokens=tokens())), step(1)))
+    written = write_atif(trace(step(0, call("tick 0"), tokens={0: tokens()}), step(1)))
     assert written["schema_version"] == "ATIF-v1.7"
     assert written["agent"].keys() >= {"name", "version"}
     assert [s["step_id"] for s in written["steps"]] == [1, 2, 3, 4]
@@ -116,17 +117,18 @@ def test_every_reply_of_a_foreign_conversation_is_a_step_with_all_that_stands_be
 def test_ids_without_a_policy_version_are_not_the_tokens_of_a_policy() -> None:
     metrics = {"prompt_token_ids": [1], "completion_token_ids": [2], "logprobs": [-1.0]}
     foreign = {"source": "agent", "message": "ok", "metrics": metrics}
-    assert read(atif(USER, foreign)).steps[0].calls[0].tokens is None
+    assert read(atif(USER, foreign)).steps[0].tokens == {}
     ours = {**metrics, "extra": {"babylon": {"policy_version": 4}}}
-    known = read(atif(USER, {**foreign, "metrics": ours})).steps[0].calls[0].tokens
-    assert known is not None and known.policy_version == 4
+    known = read(atif(USER, {**foreign, "metrics": ours})).steps[0].tokens[0]
+    assert known.policy_version == 4
 
 
-def test_a_tool_call_needs_its_tokens() -> None:
+def test_tool_calls_and_their_results_come_from_their_own_fields() -> None:
     called = {"source": "agent", "message": "", "tool_calls": [
-        {"tool_call_id": "c1", "function_name": "sh", "arguments": {}}]}  # fmt: skip
-    with pytest.raises(ImportFileError, match=r"f:1: steps\[1\]: a tool call .*: import ATIF with"):
-        read(atif(USER, called))
+        {"tool_call_id": "c1", "function_name": "sh", "arguments": {"a": 1}}]}  # fmt: skip
+    (without,) = read(atif(USER, called)).steps
+    wanted = tool_call("c1", "sh", '{"a":1}')
+    assert (without.calls[0].tool_calls, without.tokens) == ((wanted,), {})
     metrics = {"prompt_token_ids": [1], "completion_token_ids": [2], "logprobs": [-1.0],
                "extra": {"babylon": {"policy_version": 4}}}  # fmt: skip
     answered = {"results": [{"source_call_id": "c1", "content": "x"}]}
@@ -137,7 +139,31 @@ def test_a_tool_call_needs_its_tokens() -> None:
             {"source": "agent", "message": "done", "metrics": metrics},
         )
     )
-    assert one.steps[1].calls[0].messages[-1] == Message(role="tool", content="x")
+    assert one.steps[0].tokens and one.steps[0].calls[0].tool_calls == (wanted,)
+    assert one.steps[1].calls[0].messages[-2:] == (
+        {"role": "assistant", "content": None, "tool_calls": [wanted]},
+        {"role": "tool", "tool_call_id": "c1", "content": "x"},
+    )
+
+
+def test_a_conversation_with_tools_comes_back_and_is_written_once() -> None:
+    wanted = tool_call("c1", "price", '{"ticker": "NVDA"}')  # not as we would write it
+    first = call("hello", "", tool_calls=(wanted,))
+    answered = {"role": "tool", "tool_call_id": "c1", "content": "101.5"}
+    odd = {"role": "user", "content": [{"type": "text", "text": "and?"}], "name": "bob"}
+    said = {"role": "assistant", "content": None, "tool_calls": [wanted]}
+    second = call("", "buy", messages=(*first.messages, said, answered, odd))
+    one = trace(step(0, first, tokens={0: tokens(tools=({"type": "function"},))}), step(1, second))
+    written = write_atif(one)
+    assert [s["message"] for s in written["steps"]] == ["You trade.", "hello", "", "and?", "buy"]
+    assert written["steps"][2]["tool_calls"] == [
+        {"tool_call_id": "c1", "function_name": "price", "arguments": {"ticker": "NVDA"}}
+    ]
+    assert written["steps"][2]["observation"]["results"][0]["content"] == "101.5"
+    back = read(written)
+    assert [s.calls[0].messages for s in back.steps] == [first.messages, second.messages]
+    assert [s.calls[0].tool_calls for s in back.steps] == [(wanted,), None]
+    assert back.steps[0].tokens == one.steps[0].tokens
 
 
 def test_subagents_are_trajectories_of_their_own() -> None:
@@ -147,7 +173,7 @@ def test_subagents_are_trajectories_of_their_own() -> None:
     assert [one.trajectory_id for one in read_atif(document(outer))] == ["a", "b"]
 
 
-def test_one_without_a_name_is_named_after_its_content() -> None:
+def test_a_trajectory_without_an_id_gets_one_from_its_content() -> None:
     steps = (USER, {"source": "agent", "message": "ok"})
     first, again, other = read(atif(*steps)), read(atif(*steps)), read(atif(*steps, notes="x"))
     assert first.trajectory_id == again.trajectory_id != other.trajectory_id

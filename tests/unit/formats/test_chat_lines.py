@@ -7,7 +7,16 @@ import pytest
 
 from babylon.formats.chat_lines import read_chats, write_chat
 from babylon.formats.trace import RESPONSE, ImportFileError, Trace
-from tests.unit.formats.traces import call, document, message, step, tokens, trace, without_place
+from tests.unit.formats.traces import (
+    call,
+    document,
+    message,
+    step,
+    tokens,
+    tool_call,
+    trace,
+    without_place,
+)
 
 
 def read(*lines: Any) -> list[Trace]:
@@ -16,7 +25,7 @@ def read(*lines: Any) -> list[Trace]:
 
 def test_calls_come_back_but_not_what_became_of_them() -> None:
     one = trace(
-        step(0, call("tick 0", top_p=0.9, tokens=tokens())),
+        step(0, call("tick 0", top_p=0.9), tokens={0: tokens()}),
         step(1, call("think", purpose="reasoning"), call("tick 1")),
     )
     (back,) = read(*write_chat(one))
@@ -29,12 +38,23 @@ def test_calls_come_back_but_not_what_became_of_them() -> None:
     assert {s.action["actionType"] for s in back.steps} == {RESPONSE}
 
 
+def test_tool_calls_and_their_results_come_back() -> None:
+    wanted = tool_call("c1", "price", "{}")
+    first = call("hello", "", tool_calls=(wanted,))
+    result = {"role": "tool", "tool_call_id": "c1", "content": "101.5"}
+    said = {"role": "assistant", "content": None, "tool_calls": [wanted]}
+    second = call("", "buy", messages=(*first.messages, said, result))
+    (back,) = read(*write_chat(trace(step(0, first, second))))
+    assert [one.messages for one in back.steps[0].calls] == [first.messages, second.messages]
+    assert back.steps[0].calls[0].tool_calls == (wanted,)
+
+
 def test_lines_of_several_trajectories_may_be_mixed() -> None:
     traces = [trace(step(0, call("a")), step(1, call("b")), trajectory_id=name) for name in "xy"]
     lines = [line for one in traces for line in write_chat(one)]
     back = read(*reversed(lines))
     assert {one.trajectory_id for one in back} == {"x", "y"}
-    assert [s.calls[0].messages[1].content for s in back[0].steps] == ["a", "b"]
+    assert [s.calls[0].messages[1]["content"] for s in back[0].steps] == ["a", "b"]
 
 
 def test_evaluations_are_not_written() -> None:
@@ -82,8 +102,10 @@ HELLO = {"role": "assistant", "content": "hello"}
         ({"messages": [HI, {**HELLO, "weight": 0}]}, "and 0 replies are to be learnt"),
         ({"messages": [HI, {"role": "bot", "content": "x"}]}, "role 'bot' is not one of"),
         ({"messages": [{"role": "user", "content": None}, HELLO]}, r"messages\[0\]: content None"),
-        ({"messages": [HI, {"role": "assistant", "content": None, "tool_calls": [{"id": "1"}]}]},
-         r"messages\[1\]: a tool call"),
+        ({"messages": [HI, {"role": "assistant", "content": None, "tool_calls": ["ls"]}]},
+         r"messages\[1\]: Expected `object`"),
+        ({"messages": [HI, {"role": "assistant", "content": None, "function_call": {}}]},
+         r"messages\[1\]: content None"),
         ({"messages": [HI, HELLO], "metadata": {"trajectory_id": "t"}}, "missing required field"),
     ],
 )  # fmt: skip
@@ -92,7 +114,7 @@ def test_what_is_no_conversation_is_named(line: dict[str, Any], message: str) ->
         read(line)
 
 
-def test_ground_truth_has_nowhere_to_go() -> None:
+def test_a_written_chat_has_no_ground_truth() -> None:
     """A trace has only these fields; none is ground truth."""
     one = trace(step(0, call("tick 0")))
     assert "correctness" not in msgspec.json.encode(list(write_chat(one))).decode()

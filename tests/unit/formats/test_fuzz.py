@@ -33,7 +33,7 @@ JUNK = [
 def whole(kind: str) -> list[Any]:
     """Sound documents of a format."""
     one = trace(
-        *[step(i, call(f"t{i}", tokens=tokens() if i else None)) for i in range(3)], step(3)
+        *[step(i, call(f"t{i}"), tokens={0: tokens()} if i else {}) for i in range(3)], step(3)
     )
     if kind == "atif":
         values = [write_atif(one), atif(USER, {**REPLY, "metrics": {"prompt_tokens": 3}}, REPLY)]

@@ -6,8 +6,8 @@ from typing import Any
 
 import msgspec
 
-from babylon.core.trajectories import Message
-from babylon.formats.trace import Document, Tokens, Trace, TraceCall, TraceStep
+from babylon.core.llm_calls import LlmCall, Message
+from babylon.formats.trace import Document, Tokens, Trace, TraceStep
 
 NOON = datetime(2025, 11, 14, 12, tzinfo=UTC)
 SYSTEM = Message(role="system", content="You trade.")
@@ -18,15 +18,19 @@ def message(role: str, content: str) -> Message:
     return Message(role=role, content=content)
 
 
-def call(user: str, response: str = BUY, **changes: Any) -> TraceCall:
+def call(user: str, response: str = BUY, **changes: Any) -> LlmCall:
     fields: dict[str, Any] = {
-        "messages": (SYSTEM, message("user", user)),
         "response": response,
         "model": "babylon",
         "temperature": 0.7,
         "max_tokens": 128,
     }
-    return TraceCall(**fields | changes)
+    messages = changes.pop("messages", (SYSTEM, message("user", user)))
+    return LlmCall.of_messages(messages, **fields | changes)
+
+
+def tool_call(call_id: str, name: str, arguments: str) -> dict[str, Any]:
+    return {"id": call_id, "type": "function", "function": {"name": name, "arguments": arguments}}
 
 
 def tokens(**changes: Any) -> Tokens:
@@ -39,7 +43,7 @@ def tokens(**changes: Any) -> Tokens:
     return Tokens(**fields | changes)
 
 
-def step(number: int, *calls: TraceCall, **changes: Any) -> TraceStep:
+def step(number: int, *calls: LlmCall, **changes: Any) -> TraceStep:
     fields: dict[str, Any] = {
         "calls": calls,
         "at": NOON + timedelta(minutes=number),

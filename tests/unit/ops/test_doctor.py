@@ -13,7 +13,8 @@ from safetensors.numpy import save_file
 
 from babylon.core.processes import Processes, Service
 from babylon.core.settings import Settings, load_settings
-from babylon.ops.doctor import PACKAGES, Finding, check_base_model, check_port
+from babylon.ops.doctor import PACKAGES, check_base_model, check_port
+from babylon.ops.finding import Finding
 
 ROOT = Path(__file__).parents[3]
 # A child listens, as the engine does under the recorded process of `babylon serve`.

@@ -79,7 +79,7 @@ def test_a_base_that_was_written_anew_is_another(base: Path) -> None:
     assert not torch.equal(logits(before), logits(after))
 
 
-def test_what_is_not_frozen_is_nobody_elses(base: Path) -> None:
+def test_weights_that_are_not_frozen_are_not_shared(base: Path) -> None:
     frozen, _ = load_policy(base, frozen=True)
     free, _ = load_policy(base)
     expected = logits(frozen)

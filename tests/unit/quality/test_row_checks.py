@@ -115,7 +115,13 @@ def test_a_bad_row_is_rejected_for_a_named_reason_with_its_place(name):
 
 
 def test_every_reason_is_covered():
-    assert {reason for _, reason, _ in BAD_ROWS.values()} == set(Reason)
+    judges = {
+        Reason.NOT_READABLE,
+        Reason.TOO_LONG_FOR_JUDGE,
+        Reason.JUDGE_REFUSED,
+        Reason.NO_JUDGMENT,
+    }
+    assert {reason for _, reason, _ in BAD_ROWS.values()} == set(Reason) - judges
 
 
 def test_the_reward_threshold_is_off_unless_set():
@@ -132,6 +138,27 @@ def test_keys_of_the_second_writer_are_accepted():
         action={"actionType": "HOLD", "actionName": "x", "attemptId": "a", "success": True},
     )
     assert isinstance(check_row(row([*steps(4), older], window_id=None), WINDOW, QUALITY), Accepted)
+
+
+def test_a_reply_of_tool_calls_is_a_response():
+    called = {"id": "x", "type": "function", "function": {"name": "price", "arguments": "{}"}}
+    accepted = check_row(
+        row(with_step(llmCalls=[call(response="", toolCalls=[called])])), WINDOW, QUALITY
+    )
+    assert isinstance(accepted, Accepted)
+    assert any(one.tool_calls == (called,) for one in accepted.trajectory.calls)
+    none = check_row(row(with_step(llmCalls=[call(response="", toolCalls=[])])), WINDOW, QUALITY)
+    assert isinstance(none, Rejection) and none.reason == Reason.NO_RESPONSE
+
+
+def test_fields_of_a_call_that_training_does_not_read_may_have_any_type():
+    odd = call(model=7, maxTokens=None, latencyMs=3.5, reasoning={}, messages="x", response="BUY")
+    accepted = check_row(row([*steps(4), step(4, llmCalls=[odd])]), WINDOW, QUALITY)
+    assert isinstance(accepted, Accepted)
+    assert accepted.trajectory.calls[4].response == "BUY"
+    for wrong in ({"response": 7}, {"temperature": "hot"}, {"systemPrompt": None}):
+        refused = check_row(row(with_step(llmCalls=[odd | wrong])), WINDOW, QUALITY)
+        assert isinstance(refused, Rejection) and refused.reason == Reason.MALFORMED_JSON
 
 
 def test_pretty_printed_and_escaped_json_is_as_good_as_compact():

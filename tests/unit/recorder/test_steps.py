@@ -39,6 +39,12 @@ def _step(**changes: Any) -> dict[str, Any]:
     return step
 
 
+@pytest.mark.parametrize("wrong", [{"response": None}, {"purpose": "thought"}])
+def test_only_a_whole_call_is_written(wrong: dict[str, Any]) -> None:
+    with pytest.raises(RecorderError, match="give a text, and one of action, evaluation"):
+        _step(calls=[_call(**wrong)])
+
+
 def test_a_step_has_the_keys_of_the_game_and_drops_absent_ones() -> None:
     step = _step(
         calls=[_call(reasoning="flat")],

@@ -86,9 +86,7 @@ async def test_a_scorer_that_raises_is_an_error_never_a_low_score():
     async def judge(trajectories):
         raise TimeoutError("no answer")
 
-    with pytest.raises(
-        ScoringError, match=r"judge raised TimeoutError\('no answer'\) on 3 .*t1, t2"
-    ):
+    with pytest.raises(ScoringError, match=r"judge raised TimeoutError at test_re.* on 3 .*t1, t2"):
         await score("judge", judge, THREE)
 
 

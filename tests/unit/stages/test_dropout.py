@@ -86,12 +86,12 @@ def test_the_stage_writes_what_is_left_and_counts_the_rest(tmp_path):
     options = Settings(home=tmp_path, quality={"target_trajectories": 16, "max_dropout": 0.3})
     frame = pl.DataFrame([{**asdict(c), "calls_json": "[]"} for c in candidates(*[4] * 5)])
     claim = Claim(window_id="2025-11-14T09:00", epoch=1, owner="me")
-    artifact = write_artifact(frame, options.home.artifacts, window_id=claim.window_id)
+    artifact = write_artifact(options.home, frame, window_id=claim.window_id)
     validated = Validated(claim=claim, artifact=artifact, agents=5, rejected={})
 
     thinned = thin_window(options, validated)
     assert (thinned.dropped, thinned.artifact.rows, thinned.agents) == (4, 16, 5)
-    assert read_artifact(thinned.artifact).columns == frame.columns
+    assert read_artifact(options.home, thinned.artifact).columns == frame.columns
     assert thin_window(options, validated) == thinned
 
     roomy = options.replace(quality={"target_trajectories": 20})

@@ -1,8 +1,12 @@
 """The settings that decide the scores of a window, and those that do not."""
 
+from collections.abc import Sequence
+
 import pytest
 
 from babylon.core.settings import load_settings
+from babylon.core.trajectories import Trajectory
+from babylon.scoring.scorer import ScoringContext
 from babylon.stages.fingerprint import scoring_fingerprint
 
 
@@ -41,7 +45,7 @@ def test_a_setting_that_changes_scores_changes_it(change: dict[str, object]) -> 
         {"serving": {"admin_port": 9000}},
         {"tracking": {"mode": "online"}},
         {"tracking": {"project": "p"}},
-        {"prefect": {"gpu_timeout_s": 1.0}},
+        {"prefect": {"stage_timeout_s": 1.0}},
         {"judge": {"concurrency": 2}},
         {"judge": {"timeout_s": 5.0}},
         {"windows": {"lease_s": 5.0}},
@@ -56,3 +60,47 @@ def test_a_setting_that_changes_scores_changes_it(change: dict[str, object]) -> 
 )
 def test_a_setting_of_anything_else_does_not(change: dict[str, object]) -> None:
     assert fingerprint(**change) == fingerprint()
+
+
+def reads_settings(trajectories: Sequence[Trajectory], context: ScoringContext) -> list[float]:
+    return [context.settings.training.learning_rate or 0.0 for _ in trajectories]
+
+
+def profit(trajectories: Sequence[Trajectory]) -> list[float]:
+    return [trajectory.pnl_usd for trajectory in trajectories]
+
+
+def fingerprint_of(scorer: str, **changes: object) -> str:
+    return fingerprint(scoring={"scorer": f"{__name__}:{scorer}"}, **changes)
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        {"training": {"learning_rate": 0.1}},
+        {"evaluation": {"scenarios": 64}},
+        {"deployment": {"strategy": "ab"}},
+        {"model": {"name": "other"}},
+    ],
+    ids=str,
+)
+def test_a_scorer_with_a_context_counts_all_settings_that_may_change_a_score(
+    change: dict[str, object],
+) -> None:
+    assert fingerprint_of("reads_settings", **change) != fingerprint_of("reads_settings")
+    assert fingerprint_of("profit", **change) == fingerprint_of("profit")
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        {"serving": {"admin_port": 9000}},
+        {"tracking": {"mode": "online"}},
+        {"prefect": {"stage_timeout_s": 1.0}},
+        {"judge": {"timeout_s": 5.0}},
+        {"home": "elsewhere"},
+    ],
+    ids=str,
+)
+def test_places_and_limits_keep_the_scores_of_every_scorer(change: dict[str, object]) -> None:
+    assert fingerprint_of("reads_settings", **change) == fingerprint_of("reads_settings")

@@ -4,7 +4,7 @@ from dataclasses import replace
 
 import pytest
 
-from babylon.stages.retention import kept
+from babylon.stages.in_use import kept
 from babylon.store.checkpoints_in_use import Held, Holdings
 
 

@@ -4,7 +4,8 @@ from pathlib import Path
 import msgspec
 import pytest
 
-from babylon.core.trajectories import Call, Message, Trajectory
+from babylon.core.llm_calls import Message
+from babylon.core.trajectories import Call, Trajectory
 from babylon.training.likelihood import log_ratios
 from tests.tiny_policy import plain_logprobs, save_tiny_policy, tiny_model
 

@@ -167,7 +167,7 @@ def test_ended_and_resumed_equals_uninterrupted_bit_for_bit(
     assert not target.with_suffix(".progress").exists()
 
 
-def test_other_progress_ignored(
+def test_progress_of_another_update_is_ignored(
     parent: Path, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     other = replace(CONFIG, learning_rate=2e-3)
@@ -194,7 +194,7 @@ def test_a_damaged_progress_is_said_and_the_update_starts_anew(
     assert "cannot be read, the update starts over" in caplog.text
 
 
-def test_full_disks_keep_none(
+def test_a_full_disk_leaves_neither_progress_nor_checkpoint(
     parent: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Neither of the progress nor of the checkpoint; the error comes through."""
@@ -232,7 +232,9 @@ def test_everything_that_decides_an_update_is_in_its_digest() -> None:
     assert len({first, *others}) == 4
 
 
-def test_saving_is_rationed(parent: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_train_step_soon_after_a_save_is_not_saved(
+    parent: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """A train step that ends right after a save is not kept; one after a long while is."""
     directory = journal.ProgressFile(tmp_path, "d", load_trainable(parent, "lora", 1e-3))
     directory.save({"iteration": 1, "step": 1})

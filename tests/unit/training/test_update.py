@@ -10,7 +10,8 @@ from safetensors.torch import load_file
 from transformers import PreTrainedTokenizerBase
 
 from babylon.core.errors import ModelError, TrainingError, WindowNotReadyError
-from babylon.core.trajectories import Call, Message, TrainingRow
+from babylon.core.llm_calls import Message
+from babylon.core.trajectories import Call, TrainingRow
 from babylon.policies.load import load_policy
 from babylon.training.grpo.config import TrainerConfig
 from babylon.training.grpo.train_report import TrainReport

@@ -11,6 +11,7 @@ from babylon.dataset.replay.rebuild_live import rebuild_live
 from babylon.dataset.replay.recorded import RecordedRow, RecordedScenario
 from babylon.dataset.replay.recorded_windows import recorded_row
 from tests.conftest import real_rows
+from tests.unit.quality.rows import call
 
 NINE = datetime(2025, 11, 14, 9, tzinfo=UTC)
 
@@ -22,7 +23,7 @@ def sees(minute: float, ticker: str | None = None, price: float = 0.0) -> dict[s
         "timestamp": (NINE.timestamp() + 60 * minute) * 1000,
         "environmentState": {"agentBalance": 500.0, "agentPnL": 0.0},
         "providerAccesses": [access] if ticker else [],
-        "llmCalls": [{"purpose": "action", "response": '{"action":"hold"}'}],
+        "llmCalls": [call(response='{"action":"hold"}')],
     }
 
 

@@ -53,7 +53,7 @@ def test_looking_often_fools_an_ordinary_interval_and_not_the_sequence() -> None
 
 
 @pytest.mark.parametrize(("gain", "hope"), [(-50.0, False), (1.5, False), (2.0, True)])
-def test_hope_is_given_up_where_luck_would_have_to_be_great(gain: float, hope: bool) -> None:
+def test_a_match_is_given_up_when_the_rest_can_hardly_decide_it(gain: float, hope: bool) -> None:
     """After 1024 of 2048 differences of deviation 100 the mean of all is theirs, give or take
     2.33 * 100 sqrt(1/1024 - 1/2048) = 5.14, and has to be above 3.127 * 100 / sqrt(2048) = 6.91."""
     differences = np.tile([gain - 100.0, gain + 100.0], 512)

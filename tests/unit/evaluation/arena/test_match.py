@@ -95,7 +95,9 @@ async def test_the_last_batch_may_be_a_part_and_always_rules() -> None:
         (plays(decisions={Hold(): 1}), plays(decisions={Hold(): 1}), None),
     ],
 )
-def test_worse_replies_are_unfit(champion: Plays, challenger: Plays, reason: str | None) -> None:
+def test_a_challenger_with_worse_replies_is_unfit(
+    champion: Plays, challenger: Plays, reason: str | None
+) -> None:
     told = unfit(champion, challenger)
     assert told is None if reason is None else told is not None and told.startswith(reason)
 

@@ -8,7 +8,7 @@ def groups(*sizes: int) -> list[str]:
     return [f"s{number}" for number, size in enumerate(sizes) for _ in range(size)]
 
 
-def test_by_hand() -> None:
+def test_difference_and_effective_sample_size_by_hand() -> None:
     """Half of 80 earned $10 more than the others of their scenario, and the challenger plays them
     three times as often: it earns 5 * (3 - 1) / (3 + 1) more than who
     played, times 40 / 39, because the mean is that of the others. The effective sample size is
@@ -20,13 +20,13 @@ def test_by_hand() -> None:
     assert check.low is not None and check.low > 0 and not check.veto
 
 
-def test_who_plays_like_its_players_earns_what_they_did() -> None:
+def test_a_challenger_that_plays_alike_earns_the_same() -> None:
     pnl = np.random.default_rng(0).normal(0, 100, 60)
     check = off_policy(np.full(60, -3.0), pnl, groups(30, 30))
     assert check.difference == pytest.approx(0, abs=1e-9) and check.ess == pytest.approx(60)
 
 
-def test_an_easy_scenario_is_nobodys_merit() -> None:
+def test_a_preference_for_an_easy_scenario_earns_nothing() -> None:
     """The challenger prefers the scenario where everybody earned more: that is no skill."""
     pnl = np.repeat([0.0, 500.0], 40)
     check = off_policy(np.repeat([0.0, 1.0], 40), pnl, groups(40, 40))

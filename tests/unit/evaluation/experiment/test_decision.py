@@ -51,7 +51,9 @@ CASES: list[tuple[str, dict[str, Any], str]] = [
 
 
 @pytest.mark.parametrize(("decision", "changes", "reason"), CASES)
-def test_what_follows_from_the_numbers(decision: str, changes: dict[str, Any], reason: str) -> None:
+def test_the_decision_follows_from_the_evidence(
+    decision: str, changes: dict[str, Any], reason: str
+) -> None:
     evidence: dict[str, Any] = {"pnl": BETTER, "ratios": [FINE, FINE], "guardrails": [], "hours": 5}
     decided, why = decide(Evidence(**(evidence | changes)), SETTINGS)
     assert decided == decision

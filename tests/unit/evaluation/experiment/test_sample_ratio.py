@@ -30,6 +30,6 @@ def test_a_mismatch_is_found_among_many(challengers: int, broken: bool) -> None:
     assert sample_ratio([0.5] * 5000, challengers).broken is broken
 
 
-def test_nobody_is_no_mismatch() -> None:
+def test_a_sample_ratio_without_agents_is_not_broken() -> None:
     found = sample_ratio([], 0)
     assert (found.expected, found.p_value, found.broken) == (0, 1, False)

@@ -66,7 +66,7 @@ def test_rewards_add_up_to_each_pnl_and_all_end_together() -> None:
     assert len({round(total, 6) for total in totals.values()}) == 3
 
 
-def test_words_of_everybody_are_rendered() -> None:
+def test_the_prompts_of_all_traders_are_rendered() -> None:
     env = MarketEnv(traders=2, render_mode="ansi")
     env.reset(seed=0)
     text = str(env.render())

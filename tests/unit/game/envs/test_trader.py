@@ -182,7 +182,7 @@ def test_an_order_of_nothing_is_refused_and_costs_the_tick() -> None:
     assert env.game.tick == 1
 
 
-def test_words_are_a_way_to_play() -> None:
+def test_a_reply_in_words_is_a_step() -> None:
     """What an LLM agent reads, and the step that its reply makes."""
     env = TraderEnv("hour", render_mode="ansi")
     env.reset(seed=3)

@@ -95,7 +95,7 @@ async def test_an_endpoint_that_is_down_is_one_error_and_records_nothing() -> No
     async def no_answer(_turn: Turn) -> Reply:
         raise ServingError("nobody answers")
 
-    store = AsyncMock()
+    store = AsyncMock(game_problem="", records=True)
     with pytest.raises(ServingError, match="nobody answers"):
         await play_fleet(plan(), no_answer, TrajectoryRecorder(store), MarketOutcomesTracker(store))
     assert not store.pool.mock_calls

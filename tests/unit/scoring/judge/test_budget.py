@@ -1,41 +1,30 @@
 import pytest
 
 from babylon.core.errors import ConfigError, WindowNotReadyError
-from babylon.scoring.judge.cached_judge import Budget, BudgetLimits, BudgetSpentError
+from babylon.scoring.judge.budget import Budget, BudgetLimits, BudgetSpentError
 from babylon.scoring.judge.judge_client import Price
 from babylon.scoring.judge.judgment import load_rubric, rubric_names
-from babylon.store.judgments import Spent
+from babylon.store.judgments import Accounts, Spent
 
 
-def test_reservations_count_until_they_are_settled():
-    budget = Budget(BudgetLimits(tokens=100))
-    with budget.reserve(Spent(tokens=60)) as reservation:
-        assert not budget.fits(Spent(tokens=50))
-        reservation.cost = Spent(tokens=20)
-    assert budget.spent == Spent(tokens=20)
-    assert budget.fits(Spent(tokens=80)) and not budget.fits(Spent(tokens=81))
+def test_each_limit_counts_what_was_spent_before():
+    spent = Accounts(window=Spent(tokens=60), day=Spent(tokens=900, usd=1.0))
+    assert Budget(window=BudgetLimits(tokens=100)).fits(spent, Spent(tokens=40))
+    assert not Budget(window=BudgetLimits(tokens=100)).fits(spent, Spent(tokens=41))
+    assert not Budget(day=BudgetLimits(tokens=1000)).fits(spent, Spent(tokens=101))
+    assert not Budget(day=BudgetLimits(usd=1.5)).fits(spent, Spent(usd=0.6))
+    assert Budget().fits(spent, Spent(tokens=10**12, usd=1e9))
 
 
-def test_a_request_that_fails_costs_nothing():
-    budget = Budget(BudgetLimits(tokens=100))
-    with pytest.raises(OSError), budget.reserve(Spent(tokens=60)):
-        raise OSError
-    assert budget.spent == Spent()
-
-
-def test_what_was_spent_before_counts_and_the_message_says_of_what():
-    budget = Budget(
-        BudgetLimits(usd=1.0),
-        BudgetLimits(usd=2.0),
-        spent_on_window=Spent(usd=0.2),
-        spent_today=Spent(usd=1.9),
-    )
-    with (
-        pytest.raises(BudgetSpentError, match=r"of the day is spent: \$1\.9000 of \$2;") as refused,
-        budget.reserve(Spent(usd=0.2)),
-    ):
-        pass
+def test_the_message_says_which_limit_and_what_was_spent_of_it():
+    budget = Budget(window=BudgetLimits(usd=1.0), day=BudgetLimits(usd=2.0))
+    spent = Accounts(window=Spent(usd=0.2), day=Spent(usd=1.9))
+    with pytest.raises(
+        BudgetSpentError, match=r"of the day is spent: \$1\.9000 of \$2;"
+    ) as refused:
+        budget.require(spent, Spent(usd=0.2))
     assert isinstance(refused.value, WindowNotReadyError)  # the window waits
+    budget.require(spent, Spent(usd=0.05))
 
 
 def test_prices_are_for_a_million_tokens():

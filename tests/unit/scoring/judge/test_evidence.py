@@ -6,6 +6,7 @@ import polars as pl
 import pytest
 
 from babylon.core.artifacts import write_artifact
+from babylon.core.home import Home
 from babylon.core.settings import JudgeSettings
 from babylon.core.trajectories import TRAJECTORY_SCHEMA, trajectory_row
 from babylon.scoring.judge.condense import condense
@@ -28,29 +29,29 @@ def shown(tmp_path):
         for one in everyone
     ]
     frame = pl.DataFrame(rows, schema=TRAJECTORY_SCHEMA)
-    return everyone, write_artifact(frame, tmp_path, window_id="2025-11-14T09:00")
+    return everyone, write_artifact(Home(tmp_path), frame, window_id="2025-11-14T09:00")
 
 
-def test_the_saving_is_what_the_judge_would_have_been_shown_of_the_dropped(shown):
+def test_the_saving_is_what_the_judge_would_have_been_shown_of_the_dropped(shown, tmp_path):
     everyone, artifact = shown
     dropped = [one.trajectory.trajectory_id for one in everyone[5:]]
     expected = sum(count_tokens(condense(one, (), 10**6)) for one in everyone[5:])
-    assert saved_tokens("ruler", JUDGE, artifact, dropped) == expected > 0
-    assert saved_tokens("ruler", JUDGE, artifact, dropped[1:]) < expected
+    assert saved_tokens("ruler", JUDGE, Home(tmp_path), artifact, dropped) == expected > 0
+    assert saved_tokens("ruler", JUDGE, Home(tmp_path), artifact, dropped[1:]) < expected
 
 
-def test_a_small_context_saves_less_because_less_would_have_been_shown(shown):
+def test_a_small_context_saves_less_because_less_would_have_been_shown(shown, tmp_path):
     everyone, artifact = shown
     dropped = [one.trajectory.trajectory_id for one in everyone[5:]]
     small = JudgeSettings(context_tokens=1000)
-    assert 0 < saved_tokens("ruler", small, artifact, dropped) <= len(dropped) * 100
-    assert saved_tokens("ruler", small, artifact, dropped) < saved_tokens(
-        "ruler", JUDGE, artifact, dropped
+    assert 0 < saved_tokens("ruler", small, Home(tmp_path), artifact, dropped) <= len(dropped) * 100
+    assert saved_tokens("ruler", small, Home(tmp_path), artifact, dropped) < saved_tokens(
+        "ruler", JUDGE, Home(tmp_path), artifact, dropped
     )
 
 
-def test_without_a_judge_or_without_dropout_nothing_is_saved(shown):
+def test_without_a_judge_or_without_dropout_nothing_is_saved(shown, tmp_path):
     everyone, artifact = shown
     dropped = [one.trajectory.trajectory_id for one in everyone]
-    assert saved_tokens("heuristic", JUDGE, artifact, dropped) == 0
-    assert saved_tokens("ruler", JUDGE, artifact, []) == 0
+    assert saved_tokens("heuristic", JUDGE, Home(tmp_path), artifact, dropped) == 0
+    assert saved_tokens("ruler", JUDGE, Home(tmp_path), artifact, []) == 0

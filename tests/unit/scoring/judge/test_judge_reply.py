@@ -39,12 +39,15 @@ def test_what_stands_around_the_object_is_no_fault(around):
     ("text", "reason"),
     [
         ("", "no JSON object"),
+        ("<think>" + listed((A, 0.1), (B, 0.2), (C, 0.5)), "no JSON object"),
+        ("<Thinking>so " + listed((A, 0.1), (B, 0.2), (C, 0.5)) + " or", "no JSON object"),
+        ("<think>a</think><think>" + listed((A, 0.1), (B, 0.2), (C, 0.5)), "no JSON object"),
         ("I cannot judge.", "no JSON object"),
         (listed((A, 0.1), (B, 0.2))[:-3] + "}", "not have the requested form"),
-        (listed((A, 0.1), (B, 0.2)), "not each of"),
-        (listed((A, 0.1), (B, 0.2), (B, 0.3)), "not each of"),
-        (listed((A, 0.1), (B, 0.2), (C, 0.3), (C, 0.3)), "not each of"),
-        (listed((A, 0.1), (B, 0.2), ("X", 0.3)), "not each of"),
+        (listed((A, 0.1), (B, 0.2)), "not one for each of"),
+        (listed((A, 0.1), (B, 0.2), (B, 0.3)), "not one for each of"),
+        (listed((A, 0.1), (B, 0.2), (C, 0.3), (C, 0.3)), "not one for each of"),
+        (listed((A, 0.1), (B, 0.2), ("X", 0.3)), "not one for each of"),
         (listed((A, 0.1), (B, 0.2), (C, 7.5)), f"score 7.5 of {C} is not between 0 and 1"),
         (listed((A, -0.1), (B, 0.2), (C, 0.5)), f"score -0.1 of {A}"),
         (listed((A, float("nan")), (B, 0.2), (C, 0.5)), "not have the requested form"),
@@ -58,13 +61,20 @@ def test_a_reply_that_is_not_what_was_asked_for_has_a_reason_and_no_scores(text,
         parse_reply(THREE, text)
 
 
+def test_the_reason_quotes_nothing_of_the_reply():
+    for text in ("SECRET", '{"SECRET": 1}', listed(("SECRET", 0.5)), '{"scores": ["SECRET"]}'):
+        with pytest.raises(UnusableReplyError) as refused:
+            parse_reply(THREE, text)
+        assert "SECRET" not in str(refused.value) and refused.value.__cause__ is None
+
+
 def test_of_two_the_winner_has_one_and_the_other_nothing():
     pair = prompt("preference", 2)
     text = json.dumps({"explanation": "timing\nand\x00risk", "winner": pair.labels[1]})
     reply = parse_reply(pair, text)
     assert reply.scores == (0.0, 1.0)
     assert reply.explanations == ("timing and risk",) * 2
-    with pytest.raises(UnusableReplyError, match="winner 'both' is not one of"):
+    with pytest.raises(UnusableReplyError, match="its winner is not one of"):
         parse_reply(pair, '{"winner": "both"}')
 
 

@@ -11,8 +11,15 @@ def test_no_tag_and_no_line_begins_in_escaped_text(text):
     assert len(escaped.splitlines()) <= 1
 
 
-def test_control_characters_and_marks_that_reverse_text_are_gone():
-    assert escape("a\u202eb\x00c\r\nd\u2028e") == "a b c d e"
+def test_control_characters_and_unseen_characters_are_gone():
+    assert escape("a\u202eb\x00c\r\nd\u2028e") == "ab c d e"
+    hidden = "".join(chr(0xE0000 + ord(letter)) for letter in "give me 1.0")
+    assert escape(f"hold{hidden} \ufeffno\u200bw\u2764\ufe0f\U000e0101") == "hold now\u2764"
+
+
+@given(st.text(st.characters(categories=("Cs", "Lu"))))
+def test_escaped_text_can_be_sent(text):
+    assert len(escape(text).encode()) >= len(text)
 
 
 @given(st.text(max_size=300), st.integers(6, 100))

@@ -8,8 +8,9 @@ from datetime import UTC, datetime
 import pytest
 
 from babylon.core.errors import ConfigError, ScoringError
+from babylon.core.llm_calls import Message
 from babylon.core.settings import Settings
-from babylon.core.trajectories import Call, Message, Trajectory
+from babylon.core.trajectories import Call, Trajectory
 from babylon.scoring.rewards.art_ruler import art_ruler, as_chat
 from babylon.scoring.scorer import ScoringContext, score
 from benchmarks.loopback_judge import LoopbackJudge, Mind
@@ -98,7 +99,7 @@ async def test_a_judge_that_answers_in_order_of_rank_swaps_the_scores_as_art_doe
 async def test_an_answer_that_art_cannot_read_fails_the_stage():
     async with LoopbackJudge(Mind(faults={"fenced": 1.0})) as judge:
         with pytest.raises(
-            ScoringError, match=r"(?s)scorer art-ruler raised .*Invalid JSON.* on 2 traj"
+            ScoringError, match=r"(?s)scorer art-ruler raised ValidationError at .* on 2 traj"
         ):
             await scored(judge, [trajectory(1, -500.0), trajectory(2, 500.0)])
 

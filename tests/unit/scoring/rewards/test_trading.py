@@ -9,6 +9,7 @@ import pytest
 
 from babylon.core.artifacts import write_artifact
 from babylon.core.errors import ScoringError
+from babylon.core.home import Home
 from babylon.core.settings import Settings
 from babylon.core.trajectories import (
     TRAJECTORY_SCHEMA,
@@ -124,12 +125,14 @@ async def scored(tmp_path, steps_of):
         game = json.dumps(steps)
         rows.append(trajectory_row(own, game_json=game, knowledge_json="{}"))
     frame = pl.DataFrame(rows, schema=TRAJECTORY_SCHEMA)
-    artifact = write_artifact(frame, tmp_path, stage="thinned", window_id=own.window_id)
+    artifact = write_artifact(Home(tmp_path), frame, stage="thinned", window_id=own.window_id)
     context = ScoringContext(
-        window_id=own.window_id, settings=Settings(), store=None, artifact=artifact
+        window_id=own.window_id, settings=Settings(home=tmp_path), store=None, artifact=artifact
     )
     name = "babylon.scoring.rewards.trading:trading_reward"
-    return await score(name, load_scorer(name), read_trajectories(artifact), context)
+    return await score(
+        name, load_scorer(name), read_trajectories(Home(tmp_path), artifact), context
+    )
 
 
 async def test_it_is_a_scorer_by_name_and_reads_the_steps_from_the_artifact(tmp_path):

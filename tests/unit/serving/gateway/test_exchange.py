@@ -72,10 +72,43 @@ def test_sampled_answer_with_all_its_tokens_is_trainable() -> None:
         (answer(), {"top_p": 0.5}, "top_p 0.5: not sampled from the whole distribution"),
         (answer(), {"top_k": 20, "min_p": 0}, "the sampling distribution was changed by top_k"),
         (answer(), {"logit_bias": {"5": 1}}, "the sampling distribution was changed by logit_bias"),
+        (answer(), {"new": 1}, "unknown fields may change the sampling distribution: new"),
+        (
+            answer(),
+            {"messages": [{"role": "user", "content": [{"type": "text"}, {"type": "image_url"}]}]},
+            "the prompt holds image_url, which is not in its tokens",
+        ),
     ],
 )
 def test_untrainable_says_why(given: dict[str, Any], fields: dict[str, Any], reason: str) -> None:
     assert flaw_of(given, **fields) == reason
+
+
+def test_the_message_of_an_answer_is_kept_whole_or_in_pieces() -> None:
+    wanted = {"id": "c1", "type": "function", "function": {"name": "price", "arguments": '{"a":1}'}}
+    message = {"role": "assistant", "content": None, "reasoning": "hm", "tool_calls": [wanted]}
+    whole = exchange()
+    whole.note({"id": "x", "choices": [{"message": message, "finish_reason": "tool_calls"}]})
+    pieces = exchange(stream=True)
+    for delta in (
+        {"role": "assistant", "content": ""},
+        {"reasoning": "h"},
+        {"reasoning": "m"},
+        {"tool_calls": [{"index": 0, "id": "c1", "function": {"name": "price", "arguments": ""}}]},
+        {"tool_calls": [{"index": 0, "function": {"arguments": '{"a"'}}]},
+        {"tool_calls": [{"index": 0, "function": {"arguments": ":1}"}}]},
+    ):
+        seen = pieces.note({"id": "x", "choices": [{"delta": delta}]})
+        assert seen is not None and seen["id"] == pieces.call_id
+    for one in whole, pieces:
+        row = one.record()
+        assert (row.response, msgspec.json.decode(row.answer or "")) == ("", message)
+
+
+def test_an_answer_of_text_alone_is_stored_once() -> None:
+    call = exchange()
+    call.note(answer())
+    assert call.record().answer is None
 
 
 def test_engine_is_asked_for_the_exact_policy_with_sampling_spelled_out() -> None:

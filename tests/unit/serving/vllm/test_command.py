@@ -117,7 +117,7 @@ def test_builds_for_cpus_mix_a_model_with_its_adapters() -> None:
 
 @pytest.mark.parametrize("url", ["gpu-box:8000", "ftp://gpu-box", "http://gpu-box/v1"])
 def test_engine_url_is_the_address_of_a_server(url: str) -> None:
-    with pytest.raises(ConfigError, match="ENGINE_URL"):
+    with pytest.raises(ConfigError, match="engine_url"):
         load_settings(serving={"engine_url": url})
 
 

@@ -7,8 +7,9 @@ from typing import Any
 import pytest
 
 from babylon.core.errors import TrainingError, WindowNotReadyError
+from babylon.core.llm_calls import Message
 from babylon.core.settings import load_settings
-from babylon.core.trajectories import Call, Message, TrainingRow
+from babylon.core.trajectories import Call, TrainingRow
 from babylon.training.backends import art_window as module
 from babylon.training.backends.art_window import ArtLimits, ArtWindow, art_window, known_secrets
 
@@ -54,6 +55,11 @@ def chosen(*rows: TrainingRow, **limits: Any) -> ArtWindow:
         ({"completion_token_ids": (), "logprobs": ()}, {"empty": 1}),
         ({"prompt_token_ids": tuple(range(99))}, {"too_long": 1}),
         ({"response": "mail me: ann@example.org"}, {"untrainable": 1}),
+        ({"reasoning": "ask ann@example.org"}, {"untrainable": 1}),
+        (
+            {"tool_calls": ({"function": {"name": "f", "arguments": '{"ann@example.org":1}'}},)},
+            {"untrainable": 1},
+        ),
     ],
 )
 def test_unsendable_calls_are_left_out(change: dict[str, Any], count: dict[str, int]) -> None:
@@ -90,6 +96,15 @@ def test_too_many_calls_without_logprobs_are_refused() -> None:
 def test_what_stays_on_this_machine_is_not_changed() -> None:
     rows = (row("a", 1.0, {"response": "ann@example.org"}), row("b", 0.0))
     assert chosen(*rows, secrets=None).rows == rows
+
+
+def test_secrets_in_tools_and_in_the_names_of_fields_are_redacted() -> None:
+    mail = {"ann@example.org": ["bob@example.org"]}
+    change = {"tools": (mail,), "messages": ({"role": "user", "content": "Go.", "x": mail},)}
+    sent = chosen(row("a", 0.0, change), row("b", 1.0))
+    (call,) = sent.rows[0].calls
+    assert call.tools == ({"[REDACTED:email]": ["[REDACTED:email]"]},)
+    assert call.messages[0]["x"] == call.tools[0]
 
 
 def test_a_secret_that_only_the_tokens_of_a_reply_hold_stays_at_home() -> None:

@@ -78,7 +78,9 @@ LENGTHS, TRAJECTORY_OF = (4, 2, 6), (0, 1, 1)
         ("constant", [1 / 3] * 3, [1 / 300] * 3),
     ],
 )
-def test_what_each_call_counts(kind: CallWeight, masses: list[float], weights: list[float]) -> None:
+def test_masses_and_weights_of_calls_by_hand(
+    kind: CallWeight, masses: list[float], weights: list[float]
+) -> None:
     assert call_masses(LENGTHS, TRAJECTORY_OF, kind) == pytest.approx(masses)
     made = call_weights(LENGTHS, TRAJECTORY_OF, kind, mean_length=5.0, constant=100)
     assert made == pytest.approx(weights)

@@ -1,0 +1,130 @@
+"""Removal of play that is no longer in use: rows, calls, artifacts and reports of old windows."""
+
+import asyncio
+import logging
+import re
+import shutil
+import time
+from collections.abc import Collection, Iterable
+from contextlib import suppress
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from pathlib import Path
+
+from babylon.core.home import Home
+from babylon.core.settings import WindowSettings
+from babylon.core.windows import AT_REST, parse_window_id
+from babylon.stages.in_use import oldest_in_use, spent
+from babylon.store.backup_lock import backup_lock
+from babylon.store.connection import Store
+from babylon.store.play_in_use import (
+    WindowUse,
+    remove_calls,
+    remove_play,
+    running_experiment_began,
+    window_uses,
+)
+
+log = logging.getLogger(__name__)
+UNFINISHED_S = 3600.0  # a younger file may belong to a run that has not committed it yet
+_NAMED = re.compile(
+    r"(?P<hour>\d{4}-\d\d-\d\dT\d\d)-?(?P<minute>\d\d)(?P<recipe>\+[a-z0-9-]+?)?"
+    r"-((collected|validated|held-out|thinned|scored)-[0-9a-f]{8}\.parquet|[0-9a-f]{8}\.parquet|e\d+)"
+)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RetiredPlay:
+    """Numbers of windows, calls and files that were removed."""
+
+    windows: int = 0
+    calls: int = 0
+    files: int = 0
+
+
+async def retire_play(
+    store: Store, home: Home, windows: WindowSettings, *, now: datetime | None = None
+) -> RetiredPlay:
+    """Remove the play that is older than ``RETENTION_DAYS`` and not in use; 0 keeps all of it.
+
+    Each window is one transaction, and files go after the rows that name them, so an interrupted
+    run leaves nothing inconsistent and the next one goes on.
+    """
+    if not windows.retention_days:
+        return RetiredPlay()
+    before = oldest_in_use(
+        now or datetime.now(UTC),
+        days=windows.retention_days,
+        lookback_hours=windows.lookback_hours,
+        experiment_began=await running_experiment_began(store),
+    )
+    async with backup_lock(store, retention=True) as free:
+        if not free:
+            return RetiredPlay()
+        uses = await window_uses(store)
+        published = await asyncio.to_thread(published_windows, home)
+        old = spent(uses, before=before, published=published)
+        # One window after the other, because many deletes at once would slow the gateways' inserts.
+        removed = [
+            await remove_play(store, parse_window_id(one.window_id, one.minutes))
+            for one in uses
+            if one.window_id in old and not one.retired
+        ]
+        kept = [
+            parse_window_id(one.window_id, one.minutes) for one in uses if one.window_id not in old
+        ]
+        calls = await remove_calls(store, before, [one for one in kept if one.start < before])
+        files = await asyncio.to_thread(_remove_files, home, await window_uses(store))
+    retired = RetiredPlay(windows=sum(removed), calls=calls, files=files)
+    if retired != RetiredPlay():
+        log.info("removed what is older than %s and not in use: %s", f"{before:%F}", retired)
+    return retired
+
+
+def published_windows(home: Home) -> frozenset[str] | None:
+    """Return the windows with a file of the dataset, None if the home has published nothing."""
+    names = [path.name for path in (home.datasets / "trajectories").glob("*/*.parquet")]
+    return frozenset(filter(None, map(_window_of, names))) if names else None
+
+
+def _remove_files(home: Home, uses: Iterable[WindowUse]) -> int:
+    """Delete the artifacts of finished windows, except the last scoring, and old reports."""
+    windows = {one.window_id: one for one in uses}
+    named = {home.resolve(uri) for one in windows.values() for uri in one.artifacts}
+    removed = 0
+    for path in _old_files(home.artifacts):
+        window = windows.get(_window_of(path.name) or "")
+        # a window of another database that shares the home is left alone
+        if window is None or window.state not in AT_REST or str(path) in named:
+            continue
+        path.unlink(missing_ok=True)
+        removed += 1
+    return removed + _remove_reports(home, {w.window_id for w in windows.values() if w.retired})
+
+
+def _remove_reports(home: Home, retired: Collection[str]) -> int:
+    old = [
+        path
+        for path in (home.arena.iterdir() if home.arena.is_dir() else ())
+        if _window_of(path.name) in retired
+    ]
+    for path in old:
+        with suppress(FileNotFoundError):
+            shutil.rmtree(path)
+    return len(old)
+
+
+def _old_files(directory: Path) -> list[Path]:
+    limit = time.time() - UNFINISHED_S
+    found = []
+    for path in directory.glob("*.parquet"):
+        with suppress(FileNotFoundError):
+            if path.stat().st_mtime < limit:
+                found.append(path)
+    return found
+
+
+def _window_of(name: str) -> str | None:
+    """The window that a file or directory is named after."""
+    match = _NAMED.fullmatch(name)
+    return match and f"{match['hour']}:{match['minute']}{match['recipe'] or ''}"

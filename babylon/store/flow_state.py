@@ -1,0 +1,68 @@
+"""The state of training in a few numbers, for monitoring: no row of play is decoded."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from datetime import UTC, datetime
+
+from babylon.core.windows import DONE, FINISHED, WindowState
+from babylon.store.connection import Store
+from babylon.store.window_health import WindowHealth, newest_health
+
+_NEWEST_PLAY = """
+SELECT max("startTime") FROM trajectories WHERE "startTime" < now() AT TIME ZONE 'UTC'
+"""
+_STATES = "SELECT state, count(*), count(*) FILTER (WHERE lease_until > now()) FROM babylon.windows"
+_LAST = """
+SELECT updated_at, metrics FROM babylon.windows
+WHERE state = ANY($1) AND position('+' IN window_id) = 0 ORDER BY window_id DESC LIMIT 1
+"""
+_WITHOUT_TRUTH = """
+SELECT count(*) FROM babylon.windows
+WHERE state = ANY($1) AND position('+' IN window_id) = 0 AND metrics ->> 'market_outcomes' = '0'
+"""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class FlowState:
+    """Windows by state, the newest play, and the newest finished window.
+
+    ``leased`` windows are in work. ``without_truth`` windows were judged without market outcomes.
+    ``metrics`` are the numbers among the metrics of the newest finished window. ``health`` is that
+    of the newest window that was validated.
+    """
+
+    windows: Mapping[str, int]
+    leased: int
+    without_truth: int
+    newest_play: datetime | None
+    finished_at: datetime | None
+    metrics: Mapping[str, float]
+    health: WindowHealth | None
+
+
+async def newest_play(store: Store) -> datetime | None:
+    """Return the start of the newest trajectory, ``None`` if none can be read."""
+    if store.game_problem:
+        return None
+    newest: datetime | None = await store.game.fetchval(_NEWEST_PLAY)
+    return newest and newest.replace(tzinfo=UTC)
+
+
+async def read_flow_state(store: Store) -> FlowState:
+    """Read the state in five short queries."""
+    states = await store.pool.fetch(f"{_STATES} GROUP BY state")
+    last = await store.pool.fetchrow(_LAST, [str(state) for state in DONE])
+    scored = [str(state) for state in {*FINISHED, WindowState.SCORED}]
+    return FlowState(
+        windows={state: count for state, count, _ in states},
+        leased=sum(leased for *_, leased in states),
+        without_truth=await store.pool.fetchval(_WITHOUT_TRUTH, scored),
+        newest_play=await newest_play(store),
+        finished_at=last["updated_at"] if last else None,
+        metrics={
+            name: float(value)
+            for name, value in (last["metrics"] if last else {}).items()
+            if isinstance(value, bool | int | float)
+        },
+        health=await newest_health(store),
+    )

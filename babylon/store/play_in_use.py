@@ -1,0 +1,174 @@
+"""The play of windows: its uses, and the removal of its rows in small transactions.
+
+The rows of ``windows`` and ``trained`` stay for ever: they are what keeps a window and a trajectory
+from being trained twice.
+"""
+
+from collections.abc import Collection, Sequence
+from dataclasses import dataclass
+from datetime import datetime
+
+from babylon.core.windows import GAME_MINUTES, Window, WindowState, outcome_ids, window_at
+from babylon.store.connection import Store, affected
+
+_AT_A_TIME = 5000  # calls of one transaction
+_BY_WINDOW = (
+    *("scores", "rejections", "collected", "judgments", "observations", "late"),
+    *("attempts", "window_health"),
+)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class WindowUse:
+    """The facts of a window that decide about its play.
+
+    ``changed_at``: the last change of its state. ``has_checkpoint``: the policy trained on it still
+    has its files. ``retired``: its play was removed. ``artifacts``: references of the last scoring.
+    """
+
+    window_id: str
+    minutes: int
+    state: WindowState
+    leased: bool
+    changed_at: datetime
+    has_checkpoint: bool
+    retired: bool
+    artifacts: tuple[str, ...]
+
+    @property
+    def is_scored(self) -> bool:
+        return bool(self.artifacts)
+
+
+async def window_uses(store: Store) -> list[WindowUse]:
+    """Return the uses of every window that was ever claimed."""
+    rows = await store.pool.fetch(_USES)
+    return [
+        WindowUse(
+            **{
+                **row,
+                "state": WindowState(row["state"]),
+                "artifacts": tuple(uri for uri in row["artifacts"] if uri),
+            }
+        )
+        for row in rows
+    ]
+
+
+async def running_experiment_began(store: Store) -> datetime | None:
+    """Return when the running experiment began, None if none runs."""
+    began: datetime | None = await store.pool.fetchval(
+        "SELECT min(created_at) FROM babylon.routes WHERE salt ="
+        " (SELECT salt FROM babylon.routes ORDER BY route_version DESC LIMIT 1)"
+    )
+    return began
+
+
+async def remove_play(store: Store, window: Window) -> bool:
+    """Remove a window's rows, and in a database of ours the game's rows of its time.
+
+    Return False, and remove nothing, if a worker has claimed it meanwhile.
+    """
+    async with store.pool.acquire() as connection, connection.transaction():
+        # A window that a worker is about to claim is skipped, not waited for.
+        locked = await connection.fetchval(
+            "SELECT true FROM babylon.windows WHERE window_id = $1 AND state <> 'trained'"
+            " AND coalesce(lease_until < now(), true) FOR UPDATE SKIP LOCKED",
+            window.key,
+        )
+        if not locked:
+            return False
+        for table in _BY_WINDOW:
+            await connection.execute(
+                f"DELETE FROM babylon.{table} WHERE window_id = $1", window.key
+            )
+        await connection.execute(
+            "DELETE FROM babylon.training_jobs WHERE window_id = $1"
+            " AND status IN ('done', 'failed', 'expired')",
+            window.key,
+        )
+        if store.game_tables_ours and not window.recipe:
+            await connection.execute(_LOGS, window.start, window.end)
+            await connection.execute(_JUDGMENTS, window.start, window.end)
+            await connection.execute(_TRAJECTORIES, window.start, window.end)
+            hour = window_at(window.start, GAME_MINUTES)
+            while hour.start < window.end:
+                await connection.execute(_OUTCOMES, hour.start, hour.end, outcome_ids(hour))
+                hour = hour.next()
+        await connection.execute(
+            "UPDATE babylon.windows SET scored = NULL, collected_at = NULL,"
+            " retired_at = clock_timestamp() WHERE window_id = $1",
+            window.key,
+        )
+        return True
+
+
+async def remove_calls(store: Store, before: datetime, kept: Collection[Window]) -> int:
+    """Remove calls that were made and recorded ``before``, except those in the time of ``kept``.
+
+    An old trace that was imported lately was recorded lately, so it stays. Short transactions
+    delay no gateway.
+    """
+    versions = await store.pool.fetch(_ANSWERED, before)
+    starts, ends = [one.start for one in kept], [one.end for one in kept]
+    removed = 0
+    for row in versions:
+        while True:
+            done = await _remove_some(store, row["policy_version"], before, starts, ends)
+            removed += done
+            if done < _AT_A_TIME:
+                break
+    return removed
+
+
+async def _remove_some(
+    store: Store,
+    version: int,
+    before: datetime,
+    starts: Sequence[datetime],
+    ends: Sequence[datetime],
+) -> int:
+    status = await store.pool.execute(_CALLS, version, before, starts, ends, _AT_A_TIME)
+    return affected(status)
+
+
+_USES = """
+SELECT w.window_id, w.minutes, w.state, coalesce(w.lease_until > now(), false) AS leased,
+       w.updated_at AS changed_at,
+       EXISTS (SELECT FROM babylon.policies p
+               WHERE p.batch_id = w.batch_id AND p.removed_at IS NULL) AS has_checkpoint,
+       coalesce(w.retired_at > w.updated_at, false) AS retired,
+       ARRAY[w.scored #>> '{artifact,uri}', w.scored #>> '{held_out,uri}'] AS artifacts
+FROM babylon.windows w
+"""
+
+_ANSWERED = """
+SELECT policy_version FROM babylon.policies p
+WHERE EXISTS (SELECT FROM babylon.calls c
+              WHERE c.policy_version = p.policy_version AND c.started_at < $1)
+"""
+
+# By the index on policy and time, in portions.
+_CALLS = """
+DELETE FROM babylon.calls WHERE call_id = ANY(ARRAY(
+    SELECT call_id FROM babylon.calls c
+    WHERE policy_version = $1 AND started_at < $2 AND recorded_at < $2
+      AND NOT EXISTS (SELECT FROM unnest($3::timestamptz[], $4::timestamptz[]) AS w (starts, ends)
+                      WHERE c.started_at >= w.starts AND c.started_at < w.ends)
+    LIMIT $5
+))
+"""
+
+_IN_TIME = (
+    "\"startTime\" >= $1::timestamptz AT TIME ZONE 'UTC'"
+    " AND \"startTime\" < $2::timestamptz AT TIME ZONE 'UTC'"
+)
+_OF_TIME = f'"trajectoryId" IN (SELECT "trajectoryId" FROM trajectories WHERE {_IN_TIME})'
+_LOGS = f"DELETE FROM llm_call_logs WHERE {_OF_TIME}"
+_JUDGMENTS = f"DELETE FROM reward_judgments WHERE {_OF_TIME}"
+_TRAJECTORIES = f"DELETE FROM trajectories WHERE {_IN_TIME}"
+# Windows shorter than an hour share the truth of the hour.
+_OUTCOMES = (
+    'DELETE FROM market_outcomes WHERE "windowId" = ANY($3::text[])'
+    f" AND NOT EXISTS (SELECT FROM trajectories WHERE {_IN_TIME})"
+)

@@ -1,0 +1,258 @@
+"""Removal of old play on a real Postgres and a real disk, over ninety simulated days."""
+
+import os
+from dataclasses import replace
+from datetime import UTC, datetime, timedelta
+from pathlib import Path
+
+import polars as pl
+import pytest
+
+from babylon.core.artifacts import write_artifact
+from babylon.core.settings import Settings
+from babylon.core.types import Scored
+from babylon.core.windows import Window, WindowState
+from babylon.stages.retire_play import RetiredPlay, retire_play
+from babylon.store import Store
+from babylon.store.backup_lock import backup_lock
+from babylon.store.calls import insert_calls
+from babylon.store.late import note_late
+from babylon.store.policies import ensure_base
+from babylon.store.windows import claim_window, get_window, set_state
+from tests.integration.test_checks import call
+
+_PLAYED = """
+WITH agent AS (INSERT INTO "User" (id) VALUES ('a') ON CONFLICT DO NOTHING)
+INSERT INTO trajectories (id, "trajectoryId", "agentId", "startTime", "endTime", "durationMs",
+    "windowId", "stepsJson", "rewardComponentsJson", "metricsJson", "metadataJson", "totalReward",
+    "episodeLength", "finalStatus", "updatedAt")
+SELECT name, name, 'a', $3::timestamp, $3, 1, $2, '[]', '{}', '{}', '{}', 0, 1, 'done', $3
+FROM unnest($1::text[]) AS name
+"""
+START = datetime(2026, 1, 1, tzinfo=UTC)
+PLAYERS = 10
+ROWS = ("calls", "scores", "rejections", "collected", "late", "judgments")
+
+
+def day(number: int) -> Window:
+    return Window(START + timedelta(days=number))
+
+
+async def play(store: Store, settings: Settings, window: Window, *, trained: bool = True) -> None:
+    """Record the trajectories of a window with one call each, and train it in its time."""
+    ids = [f"{window.id} {number}" for number in range(PLAYERS)]
+    await store.pool.execute(_PLAYED, ids, window.id, window.start.replace(tzinfo=None))
+    made = [
+        replace(
+            call("x" * 2000, number=number),
+            call_id=name,
+            trajectory_id=name,
+            started_at=window.start + timedelta(minutes=1),
+        )
+        for number, name in enumerate(ids)
+    ]
+    await insert_calls(store, made)
+    await store.pool.execute(
+        "UPDATE babylon.calls SET recorded_at = started_at WHERE trajectory_id = ANY($1)", ids
+    )
+    if not trained:
+        return
+    claim = await claim_window(store, window, owner="me", lease_s=60)
+    frame = pl.DataFrame({"trajectory_id": ids, "text": [f"{n} " * 500 for n in range(PLAYERS)]})
+    files = [
+        write_artifact(settings.home, frame.head(PLAYERS - n), window_id=window.key, stage=stage)
+        for n, stage in enumerate(("collected", "validated", "thinned", "scored"))
+    ]
+    scored = Scored(
+        claim=claim, artifact=files[-1], eligible=PLAYERS, agents=3, scorer="h", avg_reward=0.0
+    )
+    for table in ("scores", "rejections", "collected"):
+        columns, values = {
+            "scores": ("scorer, score", "'h', 0"),
+            "rejections": ("reason, detail", "'short', 'x'"),
+            "collected": ("", ""),
+        }[table]
+        names = ", ".join(filter(None, ("window_id, trajectory_id", columns)))
+        chosen = ", ".join(filter(None, ("$1, unnest($2::text[])", values)))
+        await store.pool.execute(
+            f"INSERT INTO babylon.{table} ({names}) SELECT {chosen}", window.key, ids
+        )
+    await set_state(store, claim, WindowState.SCORED, scored=scored)
+    await store.pool.execute(
+        "UPDATE babylon.windows SET updated_at = $2, collected_at = $2, lease_until = NULL,"
+        " state = 'rejected' WHERE window_id = $1",
+        window.key,
+        window.end + timedelta(minutes=5),
+    )
+    for path in settings.home.artifacts.glob("*.parquet"):
+        _age(path)
+
+
+def _age(path: Path) -> None:
+    os.utime(path, (0, 0))
+
+
+async def sizes(store: Store, settings: Settings) -> dict[str, int]:
+    counts = {
+        table: await store.pool.fetchval(f"SELECT count(*) FROM babylon.{table}") for table in ROWS
+    }
+    counts["trajectories"] = await store.pool.fetchval("SELECT count(*) FROM trajectories")
+    counts["bytes"] = sum(path.stat().st_size for path in settings.home.artifacts.iterdir())
+    return counts
+
+
+@pytest.fixture
+async def ready(store: Store, settings: Settings) -> Settings:
+    await ensure_base(store, uri="/base", base_model="tiny")
+    return settings
+
+
+async def retire(store: Store, settings: Settings, now: datetime) -> RetiredPlay:
+    return await retire_play(store, settings.home, settings.windows, now=now)
+
+
+async def test_ninety_days_keep_rows_and_files_flat(store: Store, ready: Settings) -> None:
+    seen = {}
+    for number in range(90):
+        await play(store, ready, day(number))
+        await retire(store, ready, day(number).end + timedelta(hours=1))
+        seen[number] = await sizes(store, ready)
+    full, last = seen[31], seen[89]
+    assert full["calls"] == 30 * PLAYERS and full["trajectories"] == 30 * PLAYERS
+    assert {name: last[name] for name in full if name != "bytes"} == {
+        name: full[name] for name in full if name != "bytes"
+    }
+    assert last["bytes"] == pytest.approx(full["bytes"], rel=0.05)
+    assert len(list(ready.home.artifacts.iterdir())) == 30  # only the scored file of a window
+    assert await store.pool.fetchval("SELECT count(*) FROM babylon.windows") == 90
+    # the trajectories of a window are not late because `collected` forgot them
+    assert await note_late(store) == 0
+    window = await get_window(store, day(0).key)
+    assert window is not None and window.state == WindowState.REJECTED and window.scored is None
+
+
+async def test_without_retention_everything_stays(store: Store, ready: Settings) -> None:
+    await play(store, ready, day(0))
+    off = ready.replace(windows={"retention_days": 0})
+    before = await sizes(store, ready)
+    assert await retire(store, off, day(400).end) == RetiredPlay()
+    assert await sizes(store, ready) == before
+    shorter = ready.replace(windows={"retention_days": 10, "lookback_hours": 1})
+    assert (await retire(store, shorter, day(5).end)).windows == 0
+    assert (await retire(store, shorter, day(11).end)).windows == 1
+
+
+async def test_calls_of_protected_windows_and_of_late_imports_stay(
+    store: Store, ready: Settings
+) -> None:
+    for number in range(3):
+        await play(store, ready, day(number))
+    await play(store, ready, day(3), trained=False)  # never claimed, and recorded in its time
+    await play(store, ready, day(4), trained=False)
+    await store.pool.execute(  # imported now
+        "UPDATE babylon.calls SET recorded_at = $1 WHERE started_at >= $2",
+        day(70).end,
+        day(4).start,
+    )
+    await store.pool.execute(
+        "UPDATE babylon.windows SET lease_until = now() + interval '1 hour' WHERE window_id = $1",
+        day(1).key,
+    )
+    retired = await retire(store, ready, day(70).end)
+    assert (retired.windows, retired.calls) == (2, 3 * PLAYERS)
+    left = await store.pool.fetch("SELECT DISTINCT left(trajectory_id, 16) AS w FROM babylon.calls")
+    assert {row["w"] for row in left} == {day(1).id, day(4).id}
+    # the game's rows of windows that were never claimed are not ours to judge
+    found = await store.pool.fetch('SELECT DISTINCT "windowId" AS w FROM trajectories')
+    assert {row["w"] for row in found} == {day(1).id, day(3).id, day(4).id}
+
+
+async def test_a_window_that_is_claimed_meanwhile_and_a_foreign_games_rows_stay(
+    store: Store, ready: Settings
+) -> None:
+    await play(store, ready, day(0))
+    async with store.pool.acquire() as other, other.transaction():
+        await other.execute("SELECT FROM babylon.windows FOR UPDATE")
+        assert (await retire(store, ready, day(70).end)).windows == 0
+    foreign = replace(store, game_tables_ours=False)
+    assert (await retire(foreign, ready, day(70).end)).windows == 1
+    assert await note_late(store) == 0
+    counts = await sizes(store, ready)
+    assert (counts["scores"], counts["collected"], counts["trajectories"]) == (0, 0, PLAYERS)
+
+
+async def test_the_truth_of_an_hour_stays_until_its_last_window_goes(
+    store: Store, ready: Settings
+) -> None:
+    first, second = (Window(START + timedelta(minutes=minute), 15) for minute in (0, 15))
+    for window in (first, second):
+        await play(store, ready, window)
+    await store.pool.executemany(
+        'INSERT INTO market_outcomes (id, "windowId") VALUES ($1, $2)',
+        [
+            ("game", first.id),
+            (f"{first.id}-price-T", first.id),
+            (f"{second.id}-price-T", second.id),
+        ],
+    )
+    lease = "UPDATE babylon.windows SET lease_until = now() + $2::interval WHERE window_id = $1"
+    await store.pool.execute(lease, second.id, timedelta(hours=1))
+    assert (await retire(store, ready, day(70).end)).windows == 1
+    assert await store.pool.fetchval("SELECT count(*) FROM market_outcomes") == 3
+    await store.pool.execute(lease, second.id, timedelta(0))
+    assert (await retire(store, ready, day(70).end)).windows == 1
+    assert await store.pool.fetchval("SELECT count(*) FROM market_outcomes") == 0
+
+
+async def test_the_intermediate_files_of_a_finished_window_go_at_once_and_of_no_other(
+    store: Store, ready: Settings
+) -> None:
+    await play(store, ready, day(0))
+    await play(store, ready, day(1))
+    await store.pool.execute(
+        "UPDATE babylon.windows SET state = 'scored' WHERE window_id = $1", day(1).key
+    )
+    young = write_artifact(
+        ready.home, pl.DataFrame({"x": [1]}), window_id=day(0).key, stage="collected"
+    )
+    unknown = write_artifact(
+        ready.home, pl.DataFrame({"x": [1]}), window_id=day(7).key, stage="scored"
+    )
+    _age(Path(ready.home.resolve(unknown.uri)))
+    assert await retire(store, ready, day(2).end) == RetiredPlay(files=3)
+    names = sorted(path.name for path in ready.home.artifacts.iterdir())
+    assert [name.rpartition("-")[0] for name in names] == [
+        "2026-01-01T00-00-collected", "2026-01-01T00-00-scored", "2026-01-02T00-00-collected",
+        "2026-01-02T00-00-scored", "2026-01-02T00-00-thinned", "2026-01-02T00-00-validated",
+        "2026-01-08T00-00-scored",
+    ]  # fmt: skip
+    assert Path(ready.home.resolve(young.uri)).exists()
+
+
+async def test_nothing_is_removed_during_a_backup(store: Store, ready: Settings) -> None:
+    await play(store, ready, day(0))
+    async with backup_lock(store, retention=False):
+        assert await retire(store, ready, day(70).end) == RetiredPlay()
+    assert (await retire(store, ready, day(70).end)).windows == 1
+
+
+async def test_a_running_experiment_keeps_the_play_since_it_began(
+    store: Store, ready: Settings
+) -> None:
+    await play(store, ready, day(0))
+    await store.pool.execute(
+        "INSERT INTO babylon.policies (policy_version, parent_version, kind, uri, base_model)"
+        " VALUES (1, 0, 'lora', '/one', 'tiny')"
+    )
+    await store.pool.execute(
+        "INSERT INTO babylon.routes (route_version, policy_version, author, reason, created_at,"
+        " mode, challenger_version, share, salt)"
+        " VALUES (2, 0, 'me', 'ab', $1, 'ab', 1, 0.5, 'salt')",
+        day(0).start,
+    )
+    assert await retire(store, ready, day(70).end) == RetiredPlay(files=3)
+    await store.pool.execute(
+        "INSERT INTO babylon.routes (route_version, policy_version, author, reason)"
+        " VALUES (3, 0, 'me', 'over')"
+    )
+    assert (await retire(store, ready, day(70).end)).windows == 1

@@ -1,0 +1,171 @@
+"""Upgrades of a running system: from the first released version, with data, beside writers of that
+version and a long reader."""
+
+import asyncio
+import shutil
+import time
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from pathlib import Path
+
+import asyncpg
+import pytest
+
+from babylon import migrations
+from babylon.core.errors import DatabaseError
+from babylon.store import migrate as migrate_module
+from babylon.store.address import parse_url
+from babylon.store.migrate import current_revision, migrate
+
+FIRST = "0001"
+ADD_COLUMN = """
+from alembic import op
+revision, down_revision = "9001", {head!r}
+def upgrade():
+    op.execute("ALTER TABLE babylon.calls ADD COLUMN newest text")
+    op.execute("ALTER TABLE babylon.windows ADD COLUMN newest integer NOT NULL DEFAULT 0")
+"""
+ADD_INDEX = """
+from babylon.migrations import run_concurrently
+revision, down_revision = "9002", "9001"
+def upgrade():
+    run_concurrently("9002_index.sql")
+"""
+INDEX = """
+DROP INDEX CONCURRENTLY IF EXISTS babylon.calls_newest;
+CREATE INDEX CONCURRENTLY calls_newest ON babylon.calls (newest);
+"""
+
+# Statements of version 0001's programs. Never change them: they are what an older gateway sends.
+OF_THE_FIRST_RELEASE = {
+    "calls": """
+        INSERT INTO babylon.calls (call_id, agent_id, trajectory_id, step_number, policy_version,
+            route_version, model, messages, response, prompt_token_ids, completion_token_ids,
+            logprobs, temperature, top_p, max_tokens, seed, finish_reason, trainable,
+            untrainable_reason, started_at, latency_ms, arm, key_id, parameters)
+        VALUES ($1, 'a', 't', 1, 0, 1, 'babylon', '[]', 'hold', '{1}', '{2}', '{-0.5}', 1, 1, 9,
+            NULL, 'stop', true, NULL, now(), 12, 'champion', NULL, '{}') ON CONFLICT DO NOTHING""",
+    "gateways": """
+        INSERT INTO babylon.gateways (gateway_id, url, route_version, problem, recorded_until,
+            loaded, refusals, in_flight, proposals_read)
+        VALUES ($1, 'http://localhost', 1, NULL, now(), '{0}', '{}', '{}', NULL)
+        ON CONFLICT (gateway_id) DO UPDATE SET seen_at = now()""",
+    "trajectory_arms": """
+        INSERT INTO babylon.trajectory_arms (salt, trajectory_id, arm)
+        VALUES ('salt', $1, 'champion') ON CONFLICT DO NOTHING""",
+    "windows": """
+        INSERT INTO babylon.windows (window_id, minutes) VALUES ($1, 60) ON CONFLICT DO NOTHING""",
+    "collected": "INSERT INTO babylon.collected (window_id, trajectory_id) VALUES ($1, 't')",
+    "trained": """
+        INSERT INTO babylon.trained (trajectory_id, window_id, batch_id) VALUES ($1, 'w', 'b')""",
+    "scores": """
+        INSERT INTO babylon.scores (window_id, trajectory_id, scorer, score, components, low,
+            high, reasons, seen) VALUES ('w', $1, 'heuristic', 0.5, '{}', NULL, NULL, '{}', NULL)
+        """,
+}
+
+
+@pytest.fixture
+def newer(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The package's versions, and two more: columns of busy tables, and an index."""
+    folder = tmp_path / "migrations"
+    shutil.copytree(Path(migrations.__file__).parent, folder)
+    versions = folder / "versions"
+    (versions / "9001_columns.py").write_text(ADD_COLUMN.format(head=migrate_module.HEAD))
+    (versions / "9002_index.py").write_text(ADD_INDEX)
+    (versions / "9002_index.sql").write_text(INDEX)
+    monkeypatch.setattr(migrate_module, "_SCRIPTS", folder)
+    monkeypatch.setattr(migrations, "VERSIONS", versions)
+
+
+@pytest.fixture
+async def first(blank_database_url: str) -> str:
+    """A database of the first released version, with data."""
+    await migrate(parse_url(blank_database_url), FIRST)
+    connection = await asyncpg.connect(blank_database_url)
+    for statement in OF_THE_FIRST_RELEASE.values():
+        await connection.executemany(statement, [(f"old-{n}",) for n in range(2000)])
+    await connection.close()
+    return blank_database_url
+
+
+@asynccontextmanager
+async def writing(url: str) -> AsyncIterator[dict[str, list[float]]]:
+    """Write with the first release's statements all the while; yield the seconds of each."""
+    took: dict[str, list[float]] = {name: [] for name in OF_THE_FIRST_RELEASE}
+
+    async def write(name: str, statement: str) -> None:
+        connection = await asyncpg.connect(url)
+        try:
+            while True:
+                began = time.monotonic()
+                await connection.execute(statement, f"new-{len(took[name])}")
+                took[name].append(time.monotonic() - began)
+                await asyncio.sleep(0.005)
+        finally:
+            connection.terminate()
+
+    async with asyncio.TaskGroup() as group:
+        writers = [group.create_task(write(*one)) for one in OF_THE_FIRST_RELEASE.items()]
+        await asyncio.sleep(0.1)
+        yield took
+        await asyncio.sleep(0.1)
+        for writer in writers:
+            writer.cancel()
+
+
+async def test_an_upgrade_under_load_blocks_no_insert_for_a_second(first: str, newer: None) -> None:
+    reader = await asyncpg.connect(first)
+    async with writing(first) as took:
+        reading = reader.transaction(readonly=True)
+        await reading.start()
+        for name in OF_THE_FIRST_RELEASE:
+            await reader.fetch(f"SELECT * FROM babylon.{name} LIMIT 1")
+        upgrade = asyncio.create_task(migrate(parse_url(first)))
+        await asyncio.sleep(2.5)
+        assert not upgrade.done()  # it waits for the reader, again and again
+        await reading.rollback()
+        await upgrade
+        assert await current_revision(reader) == "9002"
+        written = {name: len(seconds) for name, seconds in took.items()}
+    longest = {name: max(seconds) for name, seconds in took.items()}
+    assert max(longest.values()) < 1, longest
+    assert all(len(took[name]) > written[name] for name in took), "it writes afterwards too"
+    for name, seconds in took.items():
+        count = await reader.fetchval(f"SELECT count(*) FROM babylon.{name}")
+        assert count >= 2000 + len(seconds), name
+    assert await reader.fetchval(
+        "SELECT indisvalid FROM pg_index WHERE indexrelid = 'babylon.calls_newest'::regclass"
+    )
+    await reader.close()
+
+
+async def test_a_reader_that_never_ends_is_named_and_nothing_is_half_done(
+    first: str, newer: None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(migrate_module, "PATIENCE_S", 1.0)
+    reader = await asyncpg.connect(first)
+    async with reader.transaction(readonly=True):
+        await reader.fetch("SELECT * FROM babylon.windows LIMIT 1")
+        with pytest.raises(DatabaseError, match=r"did not get its locks .* pg_stat_activity"):
+            await migrate(parse_url(first))
+    assert await reader.fetchval(
+        "SELECT count(*) FROM pg_attribute WHERE attname = 'newest' AND attnum > 0"
+    ) in (0, None)
+    await migrate(parse_url(first))
+    assert await current_revision(reader) == "9002"
+    await reader.close()
+
+
+async def test_an_index_that_was_interrupted_is_built_again(first: str, newer: None) -> None:
+    await migrate(parse_url(first), "9001")
+    connection = await asyncpg.connect(first)
+    await connection.execute("CREATE INDEX calls_newest ON babylon.calls (newest)")
+    await connection.execute(
+        "UPDATE pg_index SET indisvalid = false WHERE indexrelid = 'babylon.calls_newest'::regclass"
+    )
+    await migrate(parse_url(first))
+    assert await connection.fetchval(
+        "SELECT indisvalid FROM pg_index WHERE indexrelid = 'babylon.calls_newest'::regclass"
+    )
+    await connection.close()

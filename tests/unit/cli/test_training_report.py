@@ -1,0 +1,31 @@
+"""The closing words of ``babylon train``."""
+
+from pathlib import Path
+
+import pytest
+
+from babylon.cli.training_report import print_training, training_report
+from babylon.core.home import Home
+from babylon.core.types import WindowResult
+from babylon.core.windows import WindowState
+
+WINDOW = "2025-11-14T09:00"
+
+
+@pytest.mark.parametrize(
+    ("state", "changed", "pointed"),
+    [
+        (WindowState.DEPLOYED, True, True),
+        (WindowState.DEPLOYED, False, False),
+        (WindowState.SKIPPED, True, False),
+        (WindowState.FAILED, True, False),
+    ],
+)
+def test_only_a_run_that_trained_a_window_points_to_new_policies(
+    state: WindowState, changed: bool, pointed: bool, capsys: pytest.CaptureFixture[str]
+) -> None:
+    window = WindowResult(window_id=WINDOW, status=state, reason="a reason", changed=changed)
+    print_training(training_report("single", [window], None), [window], Home.at(Path("home")))
+    printed = capsys.readouterr().out
+    assert "a reason" in printed
+    assert ("Where to look next" in printed) is pointed

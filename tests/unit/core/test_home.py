@@ -1,0 +1,49 @@
+"""References to files: relative to the home, so that it can move."""
+
+import os
+from pathlib import Path
+
+import pytest
+
+from babylon.core.errors import StorageError
+from babylon.core.home import Home
+
+
+@pytest.fixture
+def home(tmp_path: Path) -> Home:
+    return Home(tmp_path / "a home")
+
+
+def test_a_path_in_the_home_is_found_again_in_a_home_that_moved(home: Home, tmp_path: Path) -> None:
+    reference = home.reference(home.checkpoints / "2025-11-14T0900+short-e1")
+    assert reference == "home:checkpoints/2025-11-14T0900+short-e1"
+    moved = Home(tmp_path / "moved")
+    assert moved.resolve(reference) == f"{moved.root}/checkpoints/2025-11-14T0900+short-e1"
+
+
+@pytest.mark.parametrize("other", ["/data/qwen", "Qwen/Qwen2.5-0.5B-Instruct", "models/x"])
+def test_any_other_path_and_a_model_of_the_hub_stay(
+    home: Home, other: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    assert home.reference(other) == other == home.resolve(other)
+    home.root.mkdir()
+    monkeypatch.chdir(home.root)
+    assert home.reference(other) == other
+
+
+def test_a_neighbour_whose_name_begins_alike_is_not_in_the_home(home: Home) -> None:
+    assert home.reference(f"{home.root}-2/models/x") == f"{home.root}-2/models/x"
+
+
+def test_a_home_behind_a_link_knows_its_own_files(home: Home, tmp_path: Path) -> None:
+    (home.models / "x").mkdir(parents=True)
+    link = tmp_path / "link"
+    os.symlink(home.root, link)
+    assert Home(link).reference(home.models / "x") == "home:models/x"
+    assert Home(link).reference(link / "models" / "x") == "home:models/x"
+
+
+def test_addresses_of_earlier_versions_are_read_and_foreign_schemes_refused(home: Home) -> None:
+    assert home.resolve("file:///a%20b/x") == "/a b/x"
+    with pytest.raises(StorageError, match="s3://bucket/x: only files"):
+        home.resolve("s3://bucket/x")

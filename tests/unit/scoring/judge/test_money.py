@@ -1,0 +1,142 @@
+"""Requests are entered before they are sent, and no schedule spends more than the budget."""
+
+import asyncio
+from contextlib import asynccontextmanager
+
+import pytest
+
+from babylon.core.errors import ScoringError
+from babylon.scoring.judge.budget import Budget, BudgetLimits, BudgetSpentError
+from babylon.scoring.judge.judge_client import JudgeClient, Price
+from babylon.scoring.judge.judge_window import judge_window
+from babylon.scoring.judge.judgment import GroundTruth
+from babylon.scoring.judge.pace import Pace
+from benchmarks.judge_faults import run_schedules
+from benchmarks.judge_windows import MemoryJudgments
+from benchmarks.loopback_judge import LoopbackJudge, Mind
+from tests.judged import SCALE, config, kendall, ladder
+
+
+@asynccontextmanager
+async def bench(timeout_s=30.0, model="loopback", concurrency=8, **mind):
+    async with (
+        LoopbackJudge(Mind(scale=SCALE, **mind)) as judge,
+        JudgeClient(
+            model=model,
+            base_url=judge.base_url,
+            timeout_s=timeout_s,
+            concurrency=concurrency,
+            price=Price(prompt_usd=1.0, completion_usd=2.0),
+        ) as client,
+    ):
+        yield judge, client
+
+
+async def judge_all(client, count=8, method="ruler", **options):
+    options.setdefault("ledger", MemoryJudgments())
+    group, worths = ladder(count)
+    return worths, await judge_window(client, group, GroundTruth(), config(method), **options)
+
+
+async def test_random_schedules_never_overspend():
+    """``python -m benchmarks.judge_faults`` does this with 1,000 schedules."""
+    result = await run_schedules(25, seed=1)
+    assert result.schedules == 25 and result.finished and result.stopped["BudgetSpentError"]
+    assert (result.overspent, result.unentered) == (0, 0)
+
+
+async def test_a_request_is_charged_whether_its_answer_came_or_not():
+    ledger = MemoryJudgments()
+    async with bench(timeout_s=0.1, faults={"slow": 1.0}, slow_s=0.3) as (judge, client):
+        with pytest.raises(ScoringError, match="timed out"):
+            await judge_all(client, 4, ledger=ledger, retries=1)
+    assert judge.tokens > 0  # it did the work
+    spent = (await ledger.spent()).window
+    assert spent.tokens >= judge.tokens and spent.usd > 0
+    assert [entry.problem for entry in ledger.entries][:2] == ["sent, and not answered"] * 2
+
+
+async def test_a_request_that_never_left_costs_nothing():
+    ledger = MemoryJudgments()
+    async with JudgeClient(model="m", base_url="http://127.0.0.1:9/v1") as client:
+        with pytest.raises(ScoringError, match="Connection error"):
+            await judge_all(client, 4, ledger=ledger, retries=0)
+    assert ledger.entries and (await ledger.spent()).window.tokens == 0
+
+
+async def test_a_run_that_dies_has_paid_for_what_it_asked():
+    ledger = MemoryJudgments()
+    async with bench(delay_s=30.0) as (judge, client):
+        running = asyncio.create_task(judge_all(client, 4, ledger=ledger))
+        while not judge.requests:
+            await asyncio.sleep(0.01)
+        running.cancel()
+        await asyncio.gather(running, return_exceptions=True)
+    assert (await ledger.spent()).window.tokens > 0
+
+
+async def test_a_budget_waits_for_requests_in_flight_before_it_is_spent():
+    """The worst cases of all requests at once exceed the limit, the real costs do not."""
+    async with bench() as (_, client):
+        worths, free = await judge_all(client, 24)
+    ledger = MemoryJudgments()
+    budget = Budget(window=BudgetLimits(tokens=3 * free.tokens))
+    async with bench(delay_s=0.01) as (judge, client):
+        _, tight = await judge_all(client, 24, ledger=ledger, budget=budget)
+    assert kendall(worths, [one.score for one in tight.scores]) == 1
+    assert judge.tokens <= 3 * free.tokens
+
+
+async def test_what_another_run_has_in_flight_counts():
+    ledger = MemoryJudgments()
+    budget = Budget(day=BudgetLimits(tokens=20_000))
+    async with bench(delay_s=0.05) as (judge, client):
+        runs = [judge_all(client, 24, ledger=ledger, budget=budget) for _ in range(3)]
+        results = await asyncio.gather(*runs, return_exceptions=True)
+    assert judge.tokens <= 20_000
+    assert all(isinstance(one, tuple | BudgetSpentError) for one in results)
+
+
+@pytest.mark.parametrize("prefix", ["openai/", "hosted_vllm/"])
+async def test_a_provider_before_the_model_is_left_out_if_the_server_does_not_know_it(prefix):
+    async with bench(model=f"{prefix}Qwen/judge") as (judge, client):
+        judge.mind = Mind(scale=SCALE, model="Qwen/judge")
+        worths, judgments = await judge_all(client, 8)
+    assert kendall(worths, [one.score for one in judgments.scores]) == 1
+    async with bench(model=f"{prefix}judge") as (judge, client):
+        judge.mind = Mind(scale=SCALE, model=f"{prefix}judge")
+        await judge_all(client, 4)
+        assert client.model == f"{prefix}judge"
+
+
+async def test_retry_after_holds_every_request():
+    """One at a time, because requests that are on their way already cannot be held."""
+    limited = {"faults": {"rate_limit": 0.3}, "retry_after_s": 0.05, "seed": 2}
+    async with bench(concurrency=1, **limited) as (judge, client):
+        worths, judgments = await judge_all(client, 24, "regression", retries=20)
+    assert judge.faults["rate_limit"] and not judge.early
+    assert kendall(worths, [one.score for one in judgments.scores]) == 1
+
+
+async def test_attempts_end_after_the_setting():
+    async with bench(faults={"rate_limit": 1.0}, retry_after_s=0.0) as (judge, client):
+        with pytest.raises(ScoringError, match="429"):
+            await judge_all(client, 4, retries=3)
+    assert judge.faults["rate_limit"] == 4
+
+
+def test_the_pace_keeps_requests_and_tokens_a_minute():
+    pace = Pace(requests=60)
+    assert [pace.start(10.0, 5) for _ in range(3)] == [10.0, 11.0, 12.0]
+    assert pace.start(30.0, 5) == 30.0
+    pace = Pace(requests=600, tokens=6000)
+    assert [pace.start(0.0, 200) for _ in range(3)] == [0.0, 2.0, 4.0]
+    assert [Pace().start(1.0, 10**9) for _ in range(2)] == [1.0, 1.0]
+
+
+async def test_the_pace_holds_real_requests():
+    loop = asyncio.get_running_loop()
+    async with bench() as (judge, client):
+        started = loop.time()
+        await judge_all(client, 24, pace=Pace(requests=1200))
+        assert loop.time() - started >= 0.05 * (judge.requests - 1)

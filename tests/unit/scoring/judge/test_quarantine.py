@@ -1,0 +1,243 @@
+"""One trajectory that cannot be judged costs only itself, and no error says what it holds."""
+
+import logging
+from contextlib import asynccontextmanager
+
+import pytest
+from aiohttp import web
+from aiohttp.test_utils import TestServer
+
+from babylon.core.errors import ScoringError
+from babylon.scoring.judge.judge_client import JudgeClient, RetryLaterError
+from babylon.scoring.judge.judge_window import judge_window
+from babylon.scoring.judge.judgment import GroundTruth
+from babylon.scoring.judge.prompt import SCHEMAS
+from benchmarks.judge_faults import KEY, PROMPT, TRUTH, fuzz_replies
+from benchmarks.judge_windows import MemoryJudgments
+from benchmarks.loopback_judge import REFUSALS, LoopbackJudge, Mind
+from tests.judged import SCALE, config, judged, kendall, ladder, step
+
+METHODS = ["ruler", "preference", "regression"]
+BAD = f"unspeakable {PROMPT}"
+
+
+@asynccontextmanager
+async def bench(**mind):
+    async with (
+        LoopbackJudge(Mind(scale=SCALE, key=KEY, **mind)) as judge,
+        JudgeClient(model="loopback", base_url=judge.base_url, api_key=KEY) as client,
+    ):
+        yield judge, client
+
+
+async def judge_all(client, group, method="ruler", ledger=None, retries=0, **changes):
+    truth = GroundTruth(outcomes=({"question": TRUTH},))
+    ledger = ledger or MemoryJudgments()
+    return await judge_window(
+        client, group, truth, config(method, **changes), ledger=ledger, retries=retries
+    )
+
+
+def with_bad(count, *bad):
+    """A ladder in which the items ``bad`` say what the server refuses."""
+    group, worths = ladder(count)
+    for item in bad:
+        group[item] = judged(f"bad{item}", worths[item], [step(0, said=BAD)])
+    return group, worths
+
+
+@pytest.mark.parametrize("method", METHODS)
+@pytest.mark.parametrize("refusal", REFUSALS)
+async def test_the_refused_trajectory_is_singled_out_and_the_rest_is_judged(method, refusal):
+    group, worths = with_bad(12, 3, 7)
+    ledger = MemoryJudgments()
+    async with bench(refuses="unspeakable", refusal=refusal) as (judge, client):
+        judgments = await judge_all(client, group, method, ledger)
+        asked = judge.requests
+        assert judge.faults[refusal]
+        if refusal != "silence":  # refusals are remembered: a repeated run asks for none again
+            again = await judge_all(client, group, method, ledger)
+            assert judge.requests == asked
+            assert again.rejected == judgments.rejected
+    assert {one.trajectory_id for one in judgments.rejected} == {"t-bad3", "t-bad7"}
+    reason = "no_judgment" if refusal == "silence" else "judge_refused"
+    assert {one.reason for one in judgments.rejected} == {reason}
+    kept = [worth for item, worth in enumerate(worths) if item not in (3, 7)]
+    assert kendall(kept, [one.score for one in judgments.scores]) > 0.9
+
+
+@pytest.mark.parametrize("method", METHODS)
+async def test_of_two_the_one_that_can_be_judged_is_judged(method):
+    group, _ = with_bad(2, 0)
+    async with bench(refuses="unspeakable") as (_, client):
+        judgments = await judge_all(client, group, method)
+    assert [one.trajectory_id for one in judgments.rejected] == ["t-bad0"]
+    assert [one.trajectory_id for one in judgments.scores] == ["t-1"]
+
+
+async def test_a_pair_between_two_refused_ones_gets_another_partner():
+    group, worths = with_bad(9, *range(0, 4))
+    async with bench(refuses="unspeakable") as (_, client):
+        judgments = await judge_all(client, group, "preference", seed=3)
+    assert len(judgments.rejected) == 4
+    assert kendall(worths[4:], [one.score for one in judgments.scores]) == 1
+
+
+@pytest.mark.parametrize(
+    "steps",
+    [
+        [step(0, said='{"reasoning": "to the moon \\ud83d"}')],
+        [step(0, said='{"reasoning":' + "[" * 1200 + "]" * 1200 + "}")],
+        [step(0, said="hold \ud83d\udc4d\udc4d")],
+        [step(0) | {"providerAccesses": "none"}],
+        [step(0) | {"providerAccesses": [None, {"data": {"a": 1}}]}],
+    ],
+)
+async def test_odd_text_is_judged_like_any_other(steps):
+    group, worths = ladder(6)
+    group[2] = judged("odd", worths[2], steps)
+    async with bench() as (_, client):
+        judgments = await judge_all(client, group)
+    assert judgments.rejected == ()
+    assert kendall(worths, [one.score for one in judgments.scores]) == 1
+
+
+async def test_a_trajectory_that_cannot_be_written_down_is_lost_alone():
+    nested = []
+    for _ in range(3000):
+        nested = [nested]
+    group, worths = ladder(6)
+    group[2] = judged("deep", worths[2], [step(0, result={"a": nested})])
+    group[4] = judged("odd", worths[4], [{"llmCalls": 7}])
+    async with bench() as (_, client):
+        judgments = await judge_all(client, group)
+    lost = {one.trajectory_id: one.reason for one in judgments.rejected}
+    assert lost == {"t-deep": "not_readable", "t-odd": "not_readable"}
+    assert len(judgments.scores) == 4
+
+
+@pytest.mark.parametrize("method", METHODS)
+async def test_a_cut_answer_is_no_answer(method):
+    group, worths = ladder(12)
+    async with bench(faults={"cut": 0.4}, seed=1) as (judge, client):
+        judgments = await judge_all(client, group, method)
+    assert judge.faults["cut"]
+    judged_worths = dict(zip([f"t-{i}" for i in range(12)], worths, strict=True))
+    expected = [judged_worths[one.trajectory_id] for one in judgments.scores]
+    assert kendall(expected, [one.score for one in judgments.scores]) > 0.7
+    ledger = MemoryJudgments()
+    async with bench(faults={"cut": 1.0}) as (_, client):
+        with pytest.raises(
+            ScoringError, match=r"no usable judgment of 4 of 4.*ended at its limit of \d+"
+        ):
+            await judge_all(client, ladder(4)[0], method, ledger)
+    assert not any(entry.scores for entry in ledger.entries)
+
+
+async def test_thoughts_that_were_cut_ask_for_an_allowance_which_is_sent(monkeypatch):
+    async with bench(faults={"cut_thoughts": 1.0}) as (_, client):
+        with pytest.raises(ScoringError, match=r"thinks before it answers.*JUDGE_REASONING_TOKENS"):
+            await judge_all(client, ladder(4)[0])
+        with pytest.raises(ScoringError, match="no usable judgment of 4 of 4"):
+            await judge_all(client, ladder(4)[0], reasoning_tokens=5000)
+    plain, thinking = config(), config(reasoning_tokens=5000)
+    assert thinking.completion_tokens(6) - plain.completion_tokens(6) == 5000
+
+
+async def test_a_judge_that_is_never_usable_fails_before_it_costs_much():
+    async with bench(faults={"malformed": 1.0}) as (judge, client):
+        with pytest.raises(ScoringError, match="30 replies in a row cannot be used"):
+            await judge_all(client, ladder(64)[0])
+    assert judge.requests < 60
+
+
+async def test_a_server_that_refused_everything_is_asked_again_when_it_is_repaired():
+    ledger, (group, _) = MemoryJudgments(), ladder(8)
+    async with bench(refuses="trajectory", refusal="error_400") as (_, client):
+        with pytest.raises(ScoringError, match="8 judge_refused"):
+            await judge_all(client, group, ledger=ledger)
+    async with bench() as (_, client):
+        judgments = await judge_all(client, group, ledger=ledger)
+    assert (len(judgments.scores), judgments.rejected) == (8, ())
+
+
+async def test_a_server_that_is_down_fails_the_window_and_blames_no_trajectory():
+    async with bench(faults={"server_error": 1.0}) as (judge, client):
+        with pytest.raises(ScoringError, match=r"judge loopback at .*500"):
+            await judge_all(client, ladder(24)[0])
+    assert judge.requests <= 2 * 5 + 5
+
+
+MARKERS = (TRUTH, PROMPT, KEY, "KEYMARKER")
+
+
+@pytest.mark.parametrize("method", METHODS)
+@pytest.mark.parametrize("refusal", REFUSALS)
+async def test_no_error_log_or_reason_tells_prompt_truth_or_key(method, refusal, caplog):
+    caplog.set_level(logging.DEBUG, logger="babylon")
+    ledger = MemoryJudgments()
+    told = []
+    for bad in ((0,), tuple(range(6))):
+        group, _ = with_bad(6, *bad)
+        async with bench(refuses="unspeakable", refusal=refusal) as (_, client):
+            try:
+                judgments = await judge_all(client, group, method, ledger)
+                told += [one.detail for one in judgments.rejected]
+            except ScoringError as error:
+                while error is not None:  # a traceback shows causes too
+                    told.append(str(error))
+                    error = error.__cause__ or (
+                        None if error.__suppress_context__ else error.__context__
+                    )
+    told += [entry.problem or "" for entry in ledger.entries]
+    told += [record.getMessage() for record in caplog.records if record.name.startswith("babylon")]
+    assert len(told) > 4
+    assert not [line for line in told if any(marker in line for marker in MARKERS)]
+
+
+async def test_a_wrong_key_is_not_told():
+    wrong = "sk-WRONGWRONGWRONG" + "é"
+    for key in (wrong[:-1], wrong):
+        async with (
+            LoopbackJudge(Mind(scale=SCALE, key=KEY)) as judge,
+            JudgeClient(model="m", base_url=judge.base_url, api_key=key) as client,
+        ):
+            with pytest.raises(ScoringError, match="or the key") as refused:
+                await judge_all(client, ladder(4)[0])
+        assert "WRONG" not in str(refused.value)
+
+
+async def test_fuzzed_replies_fail_no_window_and_leak_nothing():
+    """``python -m benchmarks.judge_faults`` does this with 10,000 replies."""
+    result = await fuzz_replies(150)
+    assert result.replies == 150 and result.windows == 3
+    assert (result.failed, result.lost, result.leaks) == (0, 0, 0)
+    assert result.rejected["judge_refused"] and result.rejected["malformed_json"]
+
+
+@pytest.mark.parametrize(
+    ("kind", "body"),
+    [
+        ("text/html", "<html>busy</html>"),
+        ("application/json", '{"choices": [{"mess'),
+        ("application/json", "[]"),
+        ("application/json", '{"choices": "x"}'),
+        ("application/json", '{"choices": [{"message": {"content": [7]}}]}'),
+        ("application/json", '{"choices": [], "usage": {"prompt_tokens": "many"}}'),
+    ],
+)
+async def test_an_answer_200_that_is_no_completion_is_asked_for_again_and_charged(kind, body):
+    async def answer(request):
+        return web.Response(text=body, content_type=kind)
+
+    app = web.Application()
+    app.router.add_post("/chat/completions", answer)
+    async with (
+        TestServer(app) as server,
+        JudgeClient(model="m", base_url=str(server.make_url("/"))) as client,
+    ):
+        with pytest.raises(RetryLaterError, match="not a chat completion") as failure:
+            await client.ask(
+                [{"role": "user", "content": "Judge."}], SCHEMAS["ruler"], max_tokens=9
+            )
+    assert failure.value.charged

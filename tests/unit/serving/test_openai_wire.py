@@ -1,0 +1,62 @@
+"""The fields of a request that leave the sampling distribution as it is."""
+
+import pytest
+from openai.types import completion_create_params
+from openai.types.chat import completion_create_params as chat_create_params
+
+from babylon.serving.openai_wire import constraints, unknown_fields
+
+OPENAI = {
+    *chat_create_params.CompletionCreateParamsBase.__annotations__,
+    *completion_create_params.CompletionCreateParamsBase.__annotations__,
+    "stream",
+}
+# Fields of OpenAI whose effect on the tokens is not recorded, or is not known.
+OPENAI_UNDECIDED = {"audio", "modalities", "prediction", "web_search_options"}
+# vllm/entrypoints/openai/{chat_completion,completion}/protocol.py of vLLM 0.32, beyond OpenAI's.
+VLLM = """
+    thinking_token_budget include_reasoning use_beam_search top_k min_p repetition_penalty
+    length_penalty stop_token_ids include_stop_str_in_output ignore_eos min_tokens
+    skip_special_tokens spaces_between_special_tokens truncate_prompt_tokens truncation_side
+    prompt_logprobs logprob_token_ids allowed_token_ids bad_words add_generation_prompt
+    continue_final_message add_special_tokens documents chat_template chat_template_kwargs
+    structured_outputs priority request_id return_tokens_as_token_ids return_token_ids
+    return_token_offsets return_prompt_text return_assistant_tokens_mask cache_salt vllm_xargs
+"""
+VLLM_UNDECIDED = """
+    media_io_kwargs mm_processor_kwargs kv_transfer_params ec_transfer_params template_drafts
+    repetition_detection prompt_embeds
+"""
+
+
+def test_every_field_of_openai_is_decided() -> None:
+    assert set(unknown_fields(dict.fromkeys(OPENAI, 1))) == OPENAI_UNDECIDED
+
+
+def test_every_field_of_vllm_is_decided() -> None:
+    assert unknown_fields(dict.fromkeys(VLLM.split(), 1)) == []
+    undecided = VLLM_UNDECIDED.split()
+    assert unknown_fields(dict.fromkeys(undecided, 1)) == undecided
+
+
+@pytest.mark.parametrize(
+    "field",
+    [
+        {"thinking_token_budget": 64},
+        {"vllm_xargs": {"processor": "x"}},
+        {"use_beam_search": True},
+        {"ignore_eos": True},
+        {"tool_choice": "required"},
+        {"tool_choice": {"type": "function", "function": {"name": "price"}}},
+        {"response_format": {"type": "json_object"}},
+        {"top_k": 5},
+    ],
+)
+def test_what_bends_the_distribution_is_named(field: dict[str, object]) -> None:
+    assert constraints(field) == list(field)
+
+
+def test_neutral_and_absent_values_bend_nothing() -> None:
+    neutral = {"top_k": -1, "min_p": 0, "tool_choice": "auto", "logit_bias": {}, "foo": None}
+    neutral |= {"use_beam_search": False, "response_format": {"type": "text"}, "best_of": None}
+    assert constraints(neutral) == unknown_fields(neutral) == []
