@@ -56,6 +56,7 @@ LONGEST_FIRST = (
     "faults/test_recorded.py",
     "faults/test_workers.py",
 )
+CRASHED: list[str] = []
 REAL_ROWS = HERE / "data" / "babylon"
 
 
@@ -65,6 +66,23 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     rank = {HERE / name: number for number, name in enumerate(LONGEST_FIRST)}
     assert all(path.is_file() for path in rank), rank
     items.sort(key=lambda item: rank.get(item.path, len(rank)))
+
+
+@pytest.hookimpl(trylast=True)
+def pytest_sessionfinish(session: pytest.Session) -> None:
+    """Keep a test that ended its worker among the last failed.
+
+    The worker's successor runs it again, and pytest takes it off the list if it passes there.
+    """
+    cache = getattr(session.config, "cache", None)
+    if CRASHED and cache is not None:
+        failed = cache.get("cache/lastfailed", {}) | dict.fromkeys(CRASHED, True)
+        cache.set("cache/lastfailed", failed)
+
+
+def pytest_runtest_logreport(report: pytest.TestReport) -> None:
+    if report.when == "???":  # how xdist reports the test during which a worker ended
+        CRASHED.append(report.nodeid)
 
 
 def real_rows(name: str) -> list[dict[str, Any]]:

@@ -12,9 +12,17 @@ real policy, so everything after it is real again.
 import gc
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
 from dataclasses import dataclass, field
+from datetime import UTC, datetime
 from pathlib import Path
 
 import pytest
+from prefect.client.orchestration import get_client
+from prefect.client.schemas.filters import (
+    ArtifactFilter,
+    ArtifactFilterKey,
+    FlowRunFilter,
+    FlowRunFilterStartTime,
+)
 
 from babylon.core.artifacts import read_artifact
 from babylon.core.settings import Settings
@@ -125,6 +133,20 @@ async def played(
     await insert_real_window(store)
     await ensure_base(store, uri="file:///base", base_model="tiny")
     yield settings
+
+
+@pytest.fixture
+def pages() -> Callable[[str], Awaitable[list[str]]]:
+    """Return the artifacts of a key that flow runs of this test left on the shared server."""
+    ours = FlowRunFilter(start_time=FlowRunFilterStartTime(after_=datetime.now(UTC)))
+
+    async def left(key: str) -> list[str]:
+        named = ArtifactFilter(key=ArtifactFilterKey(any_=[key]))
+        async with get_client() as client:
+            found = await client.read_artifacts(artifact_filter=named, flow_run_filter=ours)
+        return [str(artifact.data) for artifact in found]
+
+    return left
 
 
 async def play_the_next_hour(store: Store) -> None:

@@ -1,10 +1,10 @@
 """What a look at an experiment leaves in Prefect."""
 
+from collections.abc import Awaitable, Callable
 from dataclasses import asdict
 
 import msgspec
 from prefect import flow
-from prefect.client.orchestration import get_client
 
 from babylon.core.settings import Settings
 from babylon.evaluation.experiment.review import review
@@ -13,7 +13,9 @@ from babylon.tasks.experiment import leave_review
 from tests.integration.experiments import SALT, world
 
 
-async def test_a_look_leaves_the_experiments_page(store: Store, settings: Settings) -> None:
+async def test_a_look_leaves_the_experiments_page(
+    store: Store, settings: Settings, pages: Callable[[str], Awaitable[list[str]]]
+) -> None:
     """Also of numbers that came as JSON from another process."""
     fleet = await world(store)
     await fleet.begin()
@@ -22,7 +24,5 @@ async def test_a_look_leaves_the_experiments_page(store: Store, settings: Settin
     found = await review(store, settings.windows, settings.experiment)
     assert found is not None
     await flow(leave_review)(msgspec.json.decode(msgspec.json.encode(asdict(found))))
-    async with get_client() as client:
-        artifacts = await client.read_artifacts()
-    (page,) = [str(a.data) for a in artifacts if a.key == f"experiment-{SALT}"]
+    (page,) = await pages(f"experiment-{SALT}")
     assert page.startswith(f"# Experiment {SALT}: not enough evidence yet\n")

@@ -1,6 +1,6 @@
 """What validation leaves in Prefect."""
 
-from prefect.client.orchestration import get_client
+from collections.abc import Awaitable, Callable
 
 from babylon.core.settings import Settings
 from babylon.core.windows import WindowState
@@ -10,12 +10,12 @@ from tests.flows.conftest import Workshop
 WINDOW = "2025-11-14T09:00"
 
 
-async def test_a_refused_window_has_its_page_too(played: Settings, workshop: Workshop) -> None:
+async def test_a_refused_window_has_its_page_too(
+    played: Settings, workshop: Workshop, pages: Callable[[str], Awaitable[list[str]]]
+) -> None:
     result = await train_window(WINDOW, overrides={"windows": {"min_agents": 6}})
     assert (result.status, workshop.trained) == (WindowState.SKIPPED, [])
-    async with get_client() as client:
-        artifacts = await client.read_artifacts()
-    (page, *_) = [str(a.data) for a in artifacts if a.key == "quality-2025-11-14t0900"]
+    (page,) = await pages("quality-2025-11-14t0900")
     title, *_, last = page.splitlines()
     assert title == f"# {WINDOW}: 5 trajectories accepted, 10 rejected"
     assert "| no_llm_call | 10 | `247649324240994304` | `3 steps without an LLM call` |" in page

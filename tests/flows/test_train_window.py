@@ -4,12 +4,11 @@ import asyncio
 import sys
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable
 from datetime import UTC, datetime, timedelta, tzinfo
 from pathlib import Path
 
 import pytest
-from prefect.client.orchestration import get_client
 
 from babylon.core.errors import TrainingError, WindowNotReadyError
 from babylon.core.settings import Settings
@@ -174,7 +173,7 @@ async def test_a_trained_window_is_resumed_at_validation(
         await train_window(WINDOW)
     row = await get_window(store, WINDOW)
     assert row is not None and row.state == WindowState.TRAINED
-    assert (row.reason, row.leased) == ("RuntimeError at conftest.py:90", False)
+    assert row.reason.startswith("RuntimeError at conftest.py:") and not row.leased
 
     workshop.validation_error = None
     result = await train_window(WINDOW)
@@ -268,11 +267,11 @@ async def test_a_cancelled_run_stops_computing_and_leaves_the_window_to_the_next
 
     monkeypatch.setattr("babylon.tasks.train.train_window", endless)
     run = asyncio.create_task(train_window(WINDOW))
-    await asyncio.to_thread(started.wait, 20)
+    await asyncio.to_thread(started.wait, 60)
     run.cancel()
     with pytest.raises(asyncio.CancelledError):
         await run
-    assert await asyncio.to_thread(ended.wait, 5)
+    assert await asyncio.to_thread(ended.wait, 60)
     row = await get_window(store, WINDOW)
     assert row is not None and (row.state, row.leased) == (WindowState.SCORED, False)
     assert (row.reason, row.attempts) == ("stopped by a signal", 0)
@@ -290,19 +289,18 @@ async def test_a_window_that_is_not_over_is_refused(
     assert await list_windows(store) == []
 
 
-async def test_prefect_artifacts_show_the_whole_run(played: Settings, workshop: Workshop) -> None:
+async def test_prefect_artifacts_show_the_whole_run(
+    played: Settings, workshop: Workshop, pages: Callable[[str], Awaitable[list[str]]]
+) -> None:
     await train_window(WINDOW)
-    async with get_client() as client:
-        artifacts = await client.read_artifacts()
-    tables = [str(a.data) for a in artifacts if a.key == "quality-2025-11-14t0900"]
-    assert any(WINDOW in table for table in tables)
-    # Other tests share the server and the window.
-    updates = [str(a.data) for a in artifacts if a.key == "update-2025-11-14t0900"]
-    page = next(p for p in updates if p.startswith(f"# Window {WINDOW}: policy 0 became 1"))
-    assert "| training_loss | 0.5 | mean over train steps |" in page
-    gates = [str(a.data) for a in artifacts if a.key == "arena-2025-11-14t0900"]
-    page = next(p for p in gates if p.startswith(f"# Window {WINDOW}, policy 1: promote"))
-    assert "| mean P&L, $ | 1.0 | 2.0 |" in page and "Recorded play: not checked" in page
+    (quality,) = await pages("quality-2025-11-14t0900")
+    assert WINDOW in quality
+    (update,) = await pages("update-2025-11-14t0900")
+    assert update.startswith(f"# Window {WINDOW}: policy 0 became 1")
+    assert "| training_loss | 0.5 | mean over train steps |" in update
+    (gate,) = await pages("arena-2025-11-14t0900")
+    assert gate.startswith(f"# Window {WINDOW}, policy 1: promote")
+    assert "| mean P&L, $ | 1.0 | 2.0 |" in gate and "Recorded play: not checked" in gate
 
 
 @pytest.fixture

@@ -4,7 +4,6 @@ import asyncio
 import json
 import os
 import shutil
-import socket
 import subprocess
 from collections.abc import Iterator
 from dataclasses import replace
@@ -37,6 +36,7 @@ from babylon.store.windows import get_window, set_state
 from tests.conftest import fresh_database
 from tests.integration.test_checks import call
 from tests.integration.test_train_stage import REPLIES, rows, scored
+from tests.ports import free_port
 from tests.tiny_policy import save_tiny_policy
 
 QUICK = {"iterations": 1, "batch_size": 4, "accumulation": 1, "learning_rate": 1e-4}
@@ -116,9 +116,7 @@ def older_postgres(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
             path.chmod(0o755)  # the account must reach it
         data.mkdir()
         os.chown(data, account.pw_uid, account.pw_gid)
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        port = probe.getsockname()[1]
+    port = free_port()
     options: dict[str, Any] = {"cwd": "/", "env": {"PATH": "/usr/bin:/bin", "LC_ALL": "C"}}
     if os.geteuid() == 0:
         options |= {"user": account.pw_uid, "group": account.pw_gid, "extra_groups": []}

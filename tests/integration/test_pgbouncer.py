@@ -16,6 +16,7 @@ from babylon.store import database_status, open_store
 from babylon.store.migrate import HEAD
 from babylon.store.routes import CHANNEL
 from babylon.store.windows import claim_window, get_window, hold_lease
+from tests.leases import until_renewed
 from tests.pgbouncer import Mode, needs_pgbouncer, pgbouncer, run_clients
 
 pytestmark = needs_pgbouncer
@@ -110,7 +111,7 @@ async def test_a_database_is_migrated_and_used_through_a_pooler(
             window = parse_window_id("2025-01-01T00:00", 60)
             claim = await claim_window(store, window, owner="a", lease_s=3)
             async with hold_lease(store, claim, 3):
-                await asyncio.sleep(1.5)
+                await until_renewed(store)
             row = await get_window(store, window.id)
             assert row is not None and row.leased
             async with store.pool.acquire() as connection:  # nothing to hear, and no error

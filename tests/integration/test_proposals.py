@@ -68,8 +68,14 @@ async def test_an_outcome_that_cannot_be_stored_hides_no_error(
 async def test_a_broken_renewal_is_logged_with_its_traceback(
     store: Store, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(proposals, "affected", lambda status: int("no number"))
+    renewing = asyncio.Event()
+
+    def broken(status: str) -> int:
+        renewing.set()
+        return int("no number")
+
+    monkeypatch.setattr(proposals, "affected", broken)
     async with proposed(store, 1, "test"):
-        await asyncio.sleep(0.3)
+        await renewing.wait()
     (record,) = [one for one in caplog.records if one.levelno == logging.ERROR]
     assert record.message.startswith("renewing proposal") and record.exc_info

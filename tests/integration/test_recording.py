@@ -98,7 +98,7 @@ async def gateway(
 
 async def until_it_records(gateway: Canned, client: openai.AsyncOpenAI) -> str:
     """Ask until an answer comes, and return the id of its call."""
-    async with asyncio.timeout(10):
+    async with asyncio.timeout(60):
         while True:
             try:
                 answer = await client.chat.completions.with_raw_response.create(**ASKED)
@@ -132,7 +132,7 @@ async def test_without_a_disk_answers_may_go_unrecorded_and_the_gap_is_on_record
         for _ in range(3):
             await client.chat.completions.create(**ASKED)
         settings.home.recording.unlink()
-        async with asyncio.timeout(10):
+        async with asyncio.timeout(60):
             while not await gateway.rows():
                 await client.chat.completions.create(**ASKED)
     (gap,) = await gateway.store.pool.fetch("SELECT * FROM babylon.recording_gaps")

@@ -16,6 +16,7 @@ from babylon.core.windows import parse_window_id
 from babylon.stages.claim import claimed
 from babylon.store import open_store
 from babylon.store.windows import claim_window, get_window, hold_lease
+from tests.leases import until_renewed
 from tests.silent_relay import SilentRelay
 
 CLIENT = """
@@ -132,12 +133,12 @@ async def test_a_short_silence_does_no_harm(database_url: str, tmp_path: Path) -
     with SilentRelay(database_url) as relay:
         settings = load_settings(database={"url": relay.url}, home=tmp_path)
         async with open_store(settings) as store:
-            claim = await claim_window(store, WINDOW, owner="one", lease_s=3)
-            async with hold_lease(store, claim, 3):
+            claim = await claim_window(store, WINDOW, owner="one", lease_s=6)
+            async with hold_lease(store, claim, 6):
                 relay.silence()
-                await asyncio.sleep(1.5)
+                await asyncio.sleep(2.5)  # the renewal after 2 s waits
                 relay.wake()
-                await asyncio.sleep(2.5)
+                await until_renewed(store)
             row = await get_window(store, WINDOW.id)
             assert row is not None and row.leased
 

@@ -11,6 +11,7 @@ from babylon.store import Store
 from babylon.store.rejections import Rejection, replace_rejections
 from babylon.store.scores import StoredScore, replace_scores
 from babylon.store.windows import claim_window, get_window, hold_lease, list_windows, set_state
+from tests.leases import until_renewed
 
 WINDOW = Window(datetime(2025, 11, 14, 9, tzinfo=UTC))
 
@@ -51,9 +52,10 @@ async def test_an_owner_may_claim_again_what_it_holds(store: Store) -> None:
 
 
 async def test_hold_lease_renews_beyond_the_lease(store: Store) -> None:
-    claim = await claim_window(store, WINDOW, owner="worker", lease_s=1.5)
-    async with hold_lease(store, claim, 1.5):
-        await asyncio.sleep(2)
+    claim = await claim_window(store, WINDOW, owner="worker", lease_s=3)
+    async with hold_lease(store, claim, 3):
+        for _ in range(3):  # one in each third of the lease
+            await until_renewed(store)
         with pytest.raises(WindowError, match="leased by worker"):
             await claim_window(store, WINDOW, owner="thief", lease_s=60)
 
@@ -69,12 +71,12 @@ async def test_a_lost_lease_cancels_the_body_at_once(store: Store) -> None:
 
 
 async def test_a_lease_survives_an_outage_that_is_shorter_than_itself(store: Store) -> None:
-    claim = await claim_window(store, WINDOW, owner="worker", lease_s=3)
-    async with hold_lease(store, claim, 3):
+    claim = await claim_window(store, WINDOW, owner="worker", lease_s=6)
+    async with hold_lease(store, claim, 6):
         await store.pool.execute("ALTER TABLE babylon.windows RENAME TO away")
-        await asyncio.sleep(1.2)
+        await asyncio.sleep(2.2)  # the renewal after 2 s fails
         await store.pool.execute("ALTER TABLE babylon.away RENAME TO windows")
-        await asyncio.sleep(2)
+        await until_renewed(store)
         await set_state(store, claim, WindowState.SKIPPED)
 
 

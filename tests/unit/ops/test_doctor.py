@@ -15,6 +15,7 @@ from babylon.core.processes import Processes, Service
 from babylon.core.settings import Settings, load_settings
 from babylon.ops.doctor import PACKAGES, check_base_model, check_port
 from babylon.ops.finding import Finding
+from tests.ports import free_port
 
 ROOT = Path(__file__).parents[3]
 # A child listens, as the engine does under the recorded process of `babylon serve`.
@@ -31,9 +32,7 @@ def base_model(settings: Settings) -> Finding:
 
 @pytest.fixture
 def port() -> int:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return int(probe.getsockname()[1])
+    return free_port()
 
 
 def test_a_port_is_fine_when_free_and_not_when_a_stranger_has_it(port: int, tmp_path: Path) -> None:
