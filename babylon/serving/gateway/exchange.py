@@ -12,6 +12,7 @@ from datetime import UTC, datetime
 import msgspec
 
 from babylon.core.text import storable, storable_json
+from babylon.serving.gateway.play.sessions import Session
 from babylon.serving.gateway.route_table import Assignment
 from babylon.serving.openai_wire import (
     ChatRequest,
@@ -80,11 +81,17 @@ _AGENT, _TRAJECTORY, _STEP = b"x-babylon-agent", b"x-babylon-trajectory", b"x-ba
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Identity:
-    """The caller: agent, trajectory and step."""
+    """The caller: agent, trajectory and step. ``session`` recognised the trajectory, if it was."""
 
     agent_id: str | None
     trajectory_id: str | None
     step: int | None
+    session: Session | None = None
+
+    @property
+    def named(self) -> str | None:
+        """The trajectory that the caller named."""
+        return None if self.session else self.trajectory_id
 
     @classmethod
     def of(cls, headers: Iterable[tuple[bytes, bytes]], asked: ModelRequest) -> "Identity":
@@ -231,6 +238,8 @@ class Exchange:
 
     def record(self, *, interrupted: str | None = None) -> RecordedCall:
         """Return the call for storage; ``interrupted`` is why only a part of the answer arrived."""
+        if (session := self.identity.session) and not interrupted:
+            session.answered(self.text, self.message.get("tool_calls") or ())
         reason = interrupted or self.untrainable_reason()
         elapsed = datetime.now(UTC) - self.started_at
         left_out = (self.dialect.content, "model")
