@@ -118,7 +118,7 @@ class CallHandler:
         """
         name = exchange.assigned.target.name
         async with self.limits.for_version(name):
-            headers = _attribution(exchange)
+            headers = exchange.attribution
             try:
                 body = exchange.upstream_body()
                 upstream = await self.engine.call(exchange.dialect.path, body, name)
@@ -153,14 +153,3 @@ class CallHandler:
         if exchange.token_ids:
             with contextlib.suppress(RequestError):  # the recorder logged it
                 await self.recorder.record(exchange.record(interrupted=reason))
-
-
-def _attribution(exchange: Exchange) -> Headers:
-    assigned, session = exchange.assigned, exchange.identity.session
-    return [
-        *(session.headers if session else ()),
-        (b"x-model-version", str(assigned.target.policy_version).encode()),
-        (b"x-arm", assigned.arm.encode()),
-        (b"x-route-version", str(assigned.route.route_version).encode()),
-        (b"x-call-id", exchange.call_id.encode()),
-    ]

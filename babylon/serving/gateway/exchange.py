@@ -12,7 +12,8 @@ from datetime import UTC, datetime
 import msgspec
 
 from babylon.core.text import storable, storable_json
-from babylon.serving.gateway.play.sessions import Session
+from babylon.serving.gateway.asgi import Headers
+from babylon.serving.gateway.play.sessions import ChatSession
 from babylon.serving.gateway.route_table import Assignment
 from babylon.serving.openai_wire import (
     ChatRequest,
@@ -86,7 +87,7 @@ class Identity:
     agent_id: str | None
     trajectory_id: str | None
     step: int | None
-    session: Session | None = None
+    session: ChatSession | None = None
 
     @property
     def named(self) -> str | None:
@@ -149,6 +150,18 @@ class Exchange:
         if self.request.stream:
             added["stream_options"] = {"include_usage": True}
         return msgspec.json.encode({**self.fields, **added})
+
+    @property
+    def attribution(self) -> Headers:
+        """The response's headers about the policy that answers, and the recognised session."""
+        assigned, session = self.assigned, self.identity.session
+        return [
+            *(session.headers if session else ()),
+            (b"x-model-version", str(assigned.target.policy_version).encode()),
+            (b"x-arm", assigned.arm.encode()),
+            (b"x-route-version", str(assigned.route.route_version).encode()),
+            (b"x-call-id", self.call_id.encode()),
+        ]
 
     @property
     def temperature(self) -> float:

@@ -73,7 +73,8 @@ _ERRORS: dict[int | str, dict[str, Any]] = {
 def play_app(handler: PlayHandler, keys: KeyRing) -> FastAPI:
     """Return the application, with its schema at ``/openapi.json``."""
     slots = asyncio.Semaphore(AT_A_TIME)
-    bearer = Depends(HTTPBearer(auto_error=False))  # for the schema: the route checks the key
+    # For the schema only: the route checks the key before anything is read.
+    bearer = Depends(HTTPBearer(auto_error=False))
     router = APIRouter(
         prefix="/v1", route_class=_keyed_route(keys), dependencies=[bearer], responses=_ERRORS
     )

@@ -73,6 +73,7 @@ def add_steps(
     for index, (_, step) in enumerate(steps):
         if step.number != index:
             raise RequestError(409, f"step {index} is missing: send it", code="missing_step")
+    # An id says more than a header: a call that a step names is in no other step.
     by_id = {record.call_id: record for record in records}
     named = {call for _, step in steps for call in step.calls if isinstance(call, str)}
     unnamed = [record for record in records if record.call_id not in named]

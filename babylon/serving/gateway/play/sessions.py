@@ -36,7 +36,7 @@ _encode = msgspec.json.Encoder(order="deterministic").encode
 
 
 @dataclass(slots=True)
-class Session:
+class ChatSession:
     """The session of one call. ``digest`` is that of the conversation as the call sent it."""
 
     trajectory_id: str
@@ -71,7 +71,7 @@ class Sessions:
 
     async def find(
         self, key_id: str, agent_id: str | None, messages: Sequence[Mapping[str, object]]
-    ) -> Session:
+    ) -> ChatSession:
         """Return the session that the messages continue, or a new one."""
         digest = blake2b(_encode([key_id, agent_id]), digest_size=16)
         conversations: list[bytes] = []
@@ -81,7 +81,7 @@ class Sessions:
                 conversations.append(digest.digest())
         found = await self._longest(conversations[::-1])
         name = found or f"{SESSION}{key_id}-{token_hex(8)}"
-        return Session(name, found is not None, digest, self)
+        return ChatSession(name, found is not None, digest, self)
 
     def note(self, digest: bytes, trajectory_id: str) -> None:
         """Note a conversation of a session."""
