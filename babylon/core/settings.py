@@ -115,7 +115,7 @@ class QualitySettings(Group):
 class ScoringSettings(Group):
     scorer: str = _env("heuristic", "SCORER")
     """Scorer of trajectories: a name below, or a function as `package.module:function`.
-    Names: `heuristic`, `ruler`, `preference`, `regression`, `art-ruler`.
+    Names: `heuristic`, `ruler`, `preference`, `regression`, `art-ruler`, `feedback`.
     """
     write_back: bool = _env(False, "JUDGE_WRITE_BACK")
     """Scores and reasons are also written to the game's tables, if Babylon made them."""
@@ -281,6 +281,8 @@ class ServingSettings(Group):
     """Number of calls to one policy that run at a time."""
     max_queue: int = _env(1024, "MAX_QUEUE", ge=0)
     """Number of calls that may wait for their turn. Further ones are refused."""
+    recognise_sessions: bool = _env(True, "RECOGNISE_SESSIONS")
+    """Chat calls that name no trajectory belong together if their messages continue each other."""
 
     @field_validator("endpoint")
     @classmethod

@@ -47,6 +47,7 @@ class Reason(StrEnum):
     TOO_LONG_FOR_JUDGE = "too_long_for_judge"  # alone it exceeds the judge's context
     JUDGE_REFUSED = "judge_refused"  # a refusal, a content filter, or the server's error 400
     NO_JUDGMENT = "no_judgment"  # no reply about it alone can be used
+    NO_FEEDBACK = "no_feedback"  # no reward arrived in time (scorer ``feedback``)
 
 
 class RejectedError(Exception):

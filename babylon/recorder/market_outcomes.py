@@ -80,15 +80,22 @@ class MarketOutcomesTracker:
         self._add(ValueKind.PROBABILITY, market_id, yes, at)
 
     def resolve(
-        self, market_id: str, outcome: Literal["YES", "NO"], *, at: datetime | None = None
+        self,
+        market_id: str,
+        outcome: Literal["YES", "NO"],
+        *,
+        question: str | None = None,
+        at: datetime | None = None,
     ) -> None:
         """Record the resolution of a question. It belongs to the window of its time.
 
         Raises:
-            RecorderError: no probability of the question was recorded.
+            RecorderError: the question was neither given nor recorded with a probability.
         """
+        if question is not None:
+            self._questions[market_id] = storable(question)
         if market_id not in self._questions:
-            raise RecorderError(f"market {market_id!r} is unknown: record its probability first")
+            raise RecorderError(f"market {market_id!r} is unknown: give its question")
         self._add(ValueKind.RESOLUTION, market_id, float(outcome == "YES"), at)
 
     async def save(self) -> None:

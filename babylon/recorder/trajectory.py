@@ -20,9 +20,10 @@ from babylon.core.llm_calls import PURPOSES, LlmCall
 from babylon.core.text import storable, storable_json
 from babylon.core.windows import Window, window_at
 from babylon.store import Store, require_recordable
+from babylon.store.connection import Connection
 
-_MAX_SCENARIO_ID = 100  # characters in the game's column
-_REQUIRED_STATE = ("agentBalance", "agentPnL", "openPositions")
+MAX_SCENARIO_ID = 100  # characters in the game's column
+_PNL = "agentPnL"
 # Fields of a call that its log row stores and ``stepsJson`` does not.
 _LOG_ONLY = frozenset({"messages", "topP", "promptTokens", "completionTokens"})
 
@@ -63,18 +64,15 @@ def encode_step(
     action: Action,
     reward: float,
 ) -> str:
-    """Return one element of ``stepsJson``.
+    """Return one element of ``stepsJson``. A state without ``agentPnL`` gets 0: it is required.
 
     Raises:
-        RecorderError: the state lacks a key, a call has no response or an unknown purpose, or JSON
-            or Postgres cannot hold a value.
+        RecorderError: ``agentPnL`` is no number, a call has no response or an unknown purpose, or
+            JSON or Postgres cannot hold a value.
     """
-    missing = [key for key in _REQUIRED_STATE if key not in environment_state]
-    if missing:
-        raise RecorderError(
-            f"step {number}: environment_state lacks {', '.join(missing)}:"
-            f" it has {', '.join(environment_state) or 'no keys'}"
-        )
+    pnl = environment_state.get(_PNL, 0.0)
+    if isinstance(pnl, bool) or not isinstance(pnl, int | float):
+        raise RecorderError(f"step {number}: {_PNL} is {pnl!r:.80}: send a number of US dollars")
     for call in llm_calls:
         if call.response is None or call.purpose not in PURPOSES:
             raise RecorderError(
@@ -85,7 +83,7 @@ def encode_step(
         {
             "stepNumber": number,
             "timestamp": milliseconds(at),
-            "environmentState": dict(environment_state),
+            "environmentState": {_PNL: pnl, **environment_state},
             "providerAccesses": msgspec.to_builtins(list(provider_accesses)),
             "llmCalls": [_step_fields(call) for call in llm_calls],
             "action": msgspec.to_builtins(action),
@@ -146,6 +144,20 @@ class OpenTrajectory:
     calls: list[Row] = field(default_factory=list)
     counts: Counter[str] = field(default_factory=Counter)
     total_reward: float = 0.0
+    has_pnl: bool | None = None
+
+    def check_time(self, moment: datetime) -> None:
+        """Check the time of the next step.
+
+        Raises:
+            WindowError: it is outside the window, or before the last step.
+        """
+        if not self.last <= moment < self.window.end:
+            raise WindowError(
+                f"trajectory {self.trajectory_id}: a step at {moment.isoformat()} is not between"
+                f" its last step {self.last.isoformat()} and the end of window {self.window.id}:"
+                " finish the trajectory and start another"
+            )
 
     def add_step(
         self,
@@ -161,10 +173,16 @@ class OpenTrajectory:
         Raises:
             RecorderError: a value cannot be stored. The step is not added.
         """
-        number = len(self.steps)
+        number, has_pnl = len(self.steps), _PNL in environment_state
+        if self.has_pnl not in (None, has_pnl):
+            raise RecorderError(
+                f"step {number}: its state has {'an' if has_pnl else 'no'} {_PNL}, unlike the first"
+                " step's: send the lifetime P&L in every step or in none"
+            )
         step = encode_step(
             number, at, environment_state, provider_accesses, llm_calls, action, reward
         )
+        self.has_pnl = has_pnl
         calls = [call_row(self, number, i, call, at) for i, call in enumerate(llm_calls)]
         self.steps.append(step)
         self.calls.extend(calls)
@@ -304,9 +322,9 @@ class TrajectoryRecorder:
         window = window_at(start, self._minutes)
         name = trajectory_id or uuid4().hex
         scenario = scenario_id or window.id
-        if len(scenario) > _MAX_SCENARIO_ID:
+        if len(scenario) > MAX_SCENARIO_ID:
             raise RecorderError(
-                f"scenario id {scenario!r} is longer than {_MAX_SCENARIO_ID} characters: shorten it"
+                f"scenario id {scenario!r} is longer than {MAX_SCENARIO_ID} characters: shorten it"
             )
         if name in self._open:
             raise RecorderError(f"trajectory {name!r} is open already: finish it first")
@@ -334,21 +352,17 @@ class TrajectoryRecorder:
     ) -> int:
         """Add a step and return its number. Steps come in time order.
 
-        ``environment_state`` must have the keys ``agentBalance`` (USD), ``agentPnL`` (USD, the
-        agent's lifetime P&L) and ``openPositions``; it may have more.
+        ``environment_state`` is the game's own. Of its keys, ``agentPnL`` (USD, the agent's
+        lifetime P&L) is read, which all steps have or none; the built-in trading reward also reads
+        ``agentBalance`` (USD).
 
         Raises:
             WindowError: the time is outside the trajectory's window or before its last step.
-            RecorderError: a key is missing or a value cannot be stored. The step is not added.
+            RecorderError: a value cannot be stored. The step is not added.
         """
         played = self._find(trajectory_id)
         moment = moment_in_utc(at, self._clock)
-        if not played.last <= moment < played.window.end:
-            raise WindowError(
-                f"trajectory {trajectory_id}: a step at {moment.isoformat()} is not between its"
-                f" last step {played.last.isoformat()} and the end of window {played.window.id}:"
-                " finish the trajectory and start another"
-            )
+        played.check_time(moment)
         return played.add_step(
             moment, environment_state, llm_calls, action, reward, provider_accesses
         )
@@ -381,39 +395,47 @@ class TrajectoryRecorder:
             knowledge=game_knowledge or {},
         )
         failpoint("recorder.before")
-        await self._write(row, played.calls)
+        async with self._store.pool.acquire() as connection, connection.transaction():
+            await insert_trajectory(self._store, connection, row, played.calls)
         failpoint("recorder.after")
         # Last: after an error, the caller can finish the trajectory again.
         del self._open[trajectory_id]
-
-    async def _write(self, row: Row, calls: Sequence[Row]) -> None:
-        async with self._store.pool.acquire() as connection, connection.transaction():
-            if self._store.game_tables_ours:
-                await connection.execute(
-                    'INSERT INTO "User" (id, username, "displayName", "isAgent")'
-                    " VALUES ($1, $1, $1, true) ON CONFLICT DO NOTHING",
-                    row["agentId"],
-                )
-            try:
-                await connection.executemany(*insert_statement("trajectories", [row]))
-                failpoint("recorder.inserted")
-                if calls:
-                    await connection.executemany(*insert_statement("llm_call_logs", calls))
-            except asyncpg.ForeignKeyViolationError as error:
-                raise DatabaseError(
-                    f"agent {row['agentId']!r} is not a user of this game ({error.detail}):"
-                    " register it in the game first"
-                ) from error
-            except asyncpg.UniqueViolationError as error:
-                raise DatabaseError(
-                    f"trajectory {row['trajectoryId']!r} is stored already: {error.detail}"
-                ) from error
 
     def _find(self, trajectory_id: str) -> OpenTrajectory:
         played = self._open.get(trajectory_id)
         if played is None:
             raise RecorderError(f"trajectory {trajectory_id!r} is not open: call start first")
         return played
+
+
+async def insert_trajectory(
+    store: Store, connection: Connection, row: Row, calls: Sequence[Row]
+) -> None:
+    """Write a trajectory and its calls, in the caller's transaction.
+
+    Raises:
+        DatabaseError: the trajectory is stored already, or the game does not know the agent.
+    """
+    if store.game_tables_ours:
+        await connection.execute(
+            'INSERT INTO "User" (id, username, "displayName", "isAgent")'
+            " VALUES ($1, $1, $1, true) ON CONFLICT DO NOTHING",
+            row["agentId"],
+        )
+    try:
+        await connection.executemany(*insert_statement("trajectories", [row]))
+        failpoint("recorder.inserted")
+        if calls:
+            await connection.executemany(*insert_statement("llm_call_logs", calls))
+    except asyncpg.ForeignKeyViolationError as error:
+        raise DatabaseError(
+            f"agent {row['agentId']!r} is not a user of this game ({error.detail}):"
+            " register it in the game first"
+        ) from error
+    except asyncpg.UniqueViolationError as error:
+        raise DatabaseError(
+            f"trajectory {row['trajectoryId']!r} is stored already: {error.detail}"
+        ) from error
 
 
 def moment_in_utc(at: datetime | None, clock: Callable[[], datetime]) -> datetime:

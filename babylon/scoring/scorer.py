@@ -141,6 +141,7 @@ SCORERS = {
     "preference": "babylon.scoring.judge.judge_scorers:preference",
     "regression": "babylon.scoring.judge.judge_scorers:regression",
     "art-ruler": "babylon.scoring.rewards.art_ruler:art_ruler",
+    "feedback": "babylon.scoring.feedback:feedback",
 }
 """Name → function. The module is imported when the scorer is chosen."""
 

@@ -57,8 +57,8 @@ _LOGS = """
     ORDER BY l.timestamp, l."callId" COLLATE "C"
 """
 
-# Tokens of untrainable calls are left out, because infinite logprobs have no JSON. A client whose
-# key is bound to one agent can name another agent's trajectory: such calls are left out too.
+# Tokens of untrainable calls are left out, because infinite logprobs have no JSON. A client may
+# name another's trajectory while a gateway cannot ask who began it: such calls are left out too.
 _USABLE = {
     "prompt_token_ids": "CASE WHEN usable THEN c.prompt_token_ids ELSE '{}' END",
     "completion_token_ids": "CASE WHEN usable THEN c.completion_token_ids ELSE '{}' END",
@@ -73,10 +73,12 @@ _GATEWAY_CALLS = f"""
         SELECT {", ".join(f"{_USABLE.get(name, 'c.' + name)} AS {name}" for name in CALL_COLUMNS)}
         FROM unnest($1::text[], $2::text[]) t (trajectory_id, agent_id)
             JOIN babylon.calls c ON c.trajectory_id = t.trajectory_id
-                AND coalesce(c.agent_id, t.agent_id) = t.agent_id,
+                AND coalesce(c.agent_id, t.agent_id) = t.agent_id
+            LEFT JOIN babylon.plays p ON p.trajectory_id = c.trajectory_id,
             LATERAL (
                 SELECT c.trainable AND NOT c.logprobs && '{{NaN,Infinity,-Infinity}}' AS usable
             ) u
+        WHERE coalesce(p.key_id = c.key_id, true)
     ) r GROUP BY 1
 """
 

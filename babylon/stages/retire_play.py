@@ -24,6 +24,7 @@ from babylon.store.play_in_use import (
     running_experiment_began,
     window_uses,
 )
+from babylon.store.plays import remove_plays
 
 log = logging.getLogger(__name__)
 UNFINISHED_S = 3600.0  # a younger file may belong to a run that has not committed it yet
@@ -74,6 +75,7 @@ async def retire_play(
             parse_window_id(one.window_id, one.minutes) for one in uses if one.window_id not in old
         ]
         calls = await remove_calls(store, before, [one for one in kept if one.start < before])
+        await remove_plays(store, before, [one for one in kept if one.start < before])
         files = await asyncio.to_thread(_remove_files, home, await window_uses(store))
     retired = RetiredPlay(windows=sum(removed), calls=calls, files=files)
     if retired != RetiredPlay():

@@ -223,7 +223,8 @@ _COLUMNS = f"""
     {_opening("agentBalance")} AS opening_balance, t."metricsJson" AS metrics_json
 """
 
-# A call that names another agent's trajectory is ignored, as in collecting.
+# A call that names another agent's trajectory is ignored, as in collecting. Recognised sessions
+# keep no arm, so they compare none.
 _PLAYS = f"""
 SELECT p.trajectory_id, p.unit, p.stage, p.mixed, {_COLUMNS}
 FROM (
@@ -232,6 +233,7 @@ FROM (
     FROM (
         SELECT DISTINCT c.trajectory_id FROM babylon.calls c JOIN {_STAGES} USING (route_version)
         WHERE c.trajectory_id IS NOT NULL AND c.arm <> 'pinned'
+            AND NOT starts_with(c.trajectory_id, 'session-')
     ) AS named
     JOIN babylon.calls c USING (trajectory_id)
     LEFT JOIN {_STAGES} USING (route_version)

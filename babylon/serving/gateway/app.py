@@ -10,6 +10,7 @@ from contextlib import asynccontextmanager
 
 import aiohttp
 import msgspec
+from fastapi import FastAPI
 
 from babylon.core.api_keys import local_key
 from babylon.core.home import Home
@@ -24,6 +25,11 @@ from babylon.serving.gateway.follower import RouteFollower
 from babylon.serving.gateway.gateway_metrics import CONTENT_TYPE, GatewayMetrics
 from babylon.serving.gateway.limits import CallLimits
 from babylon.serving.gateway.loader import PolicyLoader
+from babylon.serving.gateway.play import app as play
+from babylon.serving.gateway.play.callers import Callers
+from babylon.serving.gateway.play.handler import PlayHandler
+from babylon.serving.gateway.play.owners import TrajectoryOwners
+from babylon.serving.gateway.play.sessions import Sessions
 from babylon.serving.gateway.recording import CallRecorder
 from babylon.serving.gateway.route_table import RouteTable
 from babylon.serving.gateway.shipping import Shipper
@@ -34,8 +40,10 @@ from babylon.store import Store
 class Gateway:
     """The ASGI application."""
 
-    def __init__(self, calls: CallHandler, follower: RouteFollower, shipper: Shipper) -> None:
-        self._calls, self._follower = calls, follower
+    def __init__(
+        self, calls: CallHandler, follower: RouteFollower, shipper: Shipper, play: FastAPI
+    ) -> None:
+        self._calls, self._follower, self._play = calls, follower, play
         self._add_gauges(calls, shipper)
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
@@ -51,6 +59,8 @@ class Gateway:
         match scope["method"], scope["path"]:
             case "POST", path if dialect := DIALECTS.get(path):
                 await self._calls.serve(scope, receive, response, dialect)
+            case _, path if path.startswith(play.PATHS):
+                await self._play(scope, receive, response.send)
             case "GET", "/v1/models":
                 self._calls.keys.admit(scope["headers"], "infer", "read")
                 await response.whole(self._models())
@@ -127,6 +137,7 @@ async def open_gateway(
     engine_url: str,
     gateway_id: str,
     url: str,
+    minutes: int = 60,
 ) -> AsyncIterator[Gateway]:
     """Run a gateway that follows the store's routes and records calls into the store.
 
@@ -134,10 +145,13 @@ async def open_gateway(
         alias: model name in requests that the route answers.
         engine_url: base URL of the engine.
         url: address of this gateway, for those who ask which gateways run.
+        minutes: length of windows, for play that comes over HTTP.
     """
     shipper = Shipper(store, home.recording)
     recorder = CallRecorder(shipper, home.recording, serving.recording, gateway_id)
     keys, table, pins = KeyRing(local_key(home.root)), RouteTable(), ArmPins(store)
+    owners = TrajectoryOwners(store)
+    sessions = Sessions(store) if serving.recognise_sessions else None
     async with aiohttp.ClientSession(
         connector=aiohttp.TCPConnector(limit=0),
         cookie_jar=aiohttp.DummyCookieJar(),
@@ -155,15 +169,19 @@ async def open_gateway(
             loader=loader,
             recorder=recorder,
             keys=keys,
+            callers=Callers(owners, sessions, alias),
             limits=CallLimits(serving.max_concurrency, serving.max_queue),
             metrics=GatewayMetrics(),
         )
+        play_api = play.play_app(PlayHandler(store, minutes), keys)
         routes = (loader.run(), follower.run(), follower.announce_repeatedly(), pins.run())
-        work = (recorder.run(), shipper.run(), *routes)
+        work = [recorder.run(), shipper.run(), owners.run(), *routes]
+        if sessions:
+            work.append(sessions.run())
         try:
             async with asyncio.TaskGroup() as group:  # a bug in any loop ends the gateway
                 loops = [group.create_task(loop) for loop in work]
-                yield Gateway(calls, follower, shipper)
+                yield Gateway(calls, follower, shipper, play_api)
                 for loop in loops:
                     loop.cancel()
         finally:

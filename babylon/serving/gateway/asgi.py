@@ -30,16 +30,14 @@ class Response:
     def __init__(self, send: Send) -> None:
         self.status: int | None = None
         self.complete = False
-        self._send = send
+        self.send = send
 
     async def start(self, status: int, headers: Iterable[tuple[bytes, bytes]]) -> None:
         self.status = status
-        await self._send(
-            {"type": "http.response.start", "status": status, "headers": list(headers)}
-        )
+        await self.send({"type": "http.response.start", "status": status, "headers": list(headers)})
 
     async def write(self, body: bytes, *, last: bool = False) -> None:
-        await self._send({"type": "http.response.body", "body": body, "more_body": not last})
+        await self.send({"type": "http.response.body", "body": body, "more_body": not last})
         self.complete = last
 
     async def whole(

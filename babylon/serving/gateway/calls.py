@@ -6,7 +6,7 @@ with its whole answer, or as interrupted with the part that arrived.
 
 import contextlib
 import secrets
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 import aiohttp
 import msgspec
@@ -25,10 +25,11 @@ from babylon.serving.gateway.asgi import (
 from babylon.serving.gateway.auth import KeyRing
 from babylon.serving.gateway.engine_client import EngineClient, EngineDownError, arriving_bytes
 from babylon.serving.gateway.event_stream import StreamCut, relay
-from babylon.serving.gateway.exchange import Dialect, Exchange, Identity
+from babylon.serving.gateway.exchange import Dialect, Exchange
 from babylon.serving.gateway.gateway_metrics import GatewayMetrics
 from babylon.serving.gateway.limits import CallLimits
 from babylon.serving.gateway.loader import PolicyLoader
+from babylon.serving.gateway.play.callers import Callers
 from babylon.serving.gateway.recording import CallRecorder
 from babylon.serving.gateway.route_table import RouteTable
 from babylon.serving.openai_wire import RequestError, decode_object
@@ -47,6 +48,7 @@ class CallHandler:
     loader: PolicyLoader
     recorder: CallRecorder
     keys: KeyRing
+    callers: Callers
     limits: CallLimits
     metrics: GatewayMetrics
 
@@ -63,14 +65,11 @@ class CallHandler:
         with self.limits.for_key(principal):
             fields = decode_object(await read_body(scope, receive))
             asked = dialect.parse(fields)
-            identity = Identity.of(scope["headers"], asked)
-            agent_id = principal.attributed_agent(identity.agent_id)
-            if agent_id != identity.agent_id:
-                identity = replace(identity, agent_id=agent_id)
+            identity = await self.callers.identify(scope["headers"], asked, principal)
             # Before the engine works for it: an answer that cannot be recorded is not sent.
             self.recorder.require_room()
             key = identity.agent_id or principal.key_id
-            pin = await self.pins.pin(self.table, asked.model, key, identity.trajectory_id)
+            pin = await self.pins.pin(self.table, asked.model, key, identity.named)
             with self.table.take(asked.model, key, pin) as assigned:
                 exchange = Exchange(
                     call_id=secrets.token_hex(16),
@@ -119,7 +118,7 @@ class CallHandler:
         """
         name = exchange.assigned.target.name
         async with self.limits.for_version(name):
-            headers = _attribution(exchange)
+            headers = exchange.attribution
             try:
                 body = exchange.upstream_body()
                 upstream = await self.engine.call(exchange.dialect.path, body, name)
@@ -154,13 +153,3 @@ class CallHandler:
         if exchange.token_ids:
             with contextlib.suppress(RequestError):  # the recorder logged it
                 await self.recorder.record(exchange.record(interrupted=reason))
-
-
-def _attribution(exchange: Exchange) -> Headers:
-    assigned = exchange.assigned
-    return [
-        (b"x-model-version", str(assigned.target.policy_version).encode()),
-        (b"x-arm", assigned.arm.encode()),
-        (b"x-route-version", str(assigned.route.route_version).encode()),
-        (b"x-call-id", exchange.call_id.encode()),
-    ]

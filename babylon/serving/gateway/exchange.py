@@ -12,6 +12,8 @@ from datetime import UTC, datetime
 import msgspec
 
 from babylon.core.text import storable, storable_json
+from babylon.serving.gateway.asgi import Headers
+from babylon.serving.gateway.play.sessions import ChatSession
 from babylon.serving.gateway.route_table import Assignment
 from babylon.serving.openai_wire import (
     ChatRequest,
@@ -80,11 +82,17 @@ _AGENT, _TRAJECTORY, _STEP = b"x-babylon-agent", b"x-babylon-trajectory", b"x-ba
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Identity:
-    """The caller: agent, trajectory and step."""
+    """The caller: agent, trajectory and step. ``session`` recognised the trajectory, if it was."""
 
     agent_id: str | None
     trajectory_id: str | None
     step: int | None
+    session: ChatSession | None = None
+
+    @property
+    def named(self) -> str | None:
+        """The trajectory that the caller named."""
+        return None if self.session else self.trajectory_id
 
     @classmethod
     def of(cls, headers: Iterable[tuple[bytes, bytes]], asked: ModelRequest) -> "Identity":
@@ -142,6 +150,18 @@ class Exchange:
         if self.request.stream:
             added["stream_options"] = {"include_usage": True}
         return msgspec.json.encode({**self.fields, **added})
+
+    @property
+    def attribution(self) -> Headers:
+        """The response's headers about the policy that answers, and the recognised session."""
+        assigned, session = self.assigned, self.identity.session
+        return [
+            *(session.headers if session else ()),
+            (b"x-model-version", str(assigned.target.policy_version).encode()),
+            (b"x-arm", assigned.arm.encode()),
+            (b"x-route-version", str(assigned.route.route_version).encode()),
+            (b"x-call-id", self.call_id.encode()),
+        ]
 
     @property
     def temperature(self) -> float:
@@ -231,6 +251,8 @@ class Exchange:
 
     def record(self, *, interrupted: str | None = None) -> RecordedCall:
         """Return the call for storage; ``interrupted`` is why only a part of the answer arrived."""
+        if (session := self.identity.session) and not interrupted:
+            session.answered(self.text, self.message.get("tool_calls") or ())
         reason = interrupted or self.untrainable_reason()
         elapsed = datetime.now(UTC) - self.started_at
         left_out = (self.dialect.content, "model")

@@ -36,6 +36,7 @@ async def run(settings: Settings) -> None:
             engine_url=f"http://127.0.0.1:{settings.serving.engine_port}",
             gateway_id=gateway_id,
             url=settings.serving.endpoint,
+            minutes=settings.windows.minutes,
         ) as gateway:
             await _serve(gateway, port)
 

@@ -115,13 +115,14 @@ def test_a_bad_row_is_rejected_for_a_named_reason_with_its_place(name):
 
 
 def test_every_reason_is_covered():
-    judges = {
+    scorers = {
         Reason.NOT_READABLE,
         Reason.TOO_LONG_FOR_JUDGE,
         Reason.JUDGE_REFUSED,
         Reason.NO_JUDGMENT,
+        Reason.NO_FEEDBACK,
     }
-    assert {reason for _, reason, _ in BAD_ROWS.values()} == set(Reason) - judges
+    assert {reason for _, reason, _ in BAD_ROWS.values()} == set(Reason) - scorers
 
 
 def test_the_reward_threshold_is_off_unless_set():

@@ -96,10 +96,14 @@ def test_extra_keys_of_the_state_are_kept() -> None:
     assert _step(state={**STATE, "activeMarkets": 5})["environmentState"]["activeMarkets"] == 5
 
 
+def test_a_state_needs_no_field_and_its_pnl_is_read_as_zero_then() -> None:
+    assert _step(state={"board": [1]})["environmentState"] == {"agentPnL": 0.0, "board": [1]}
+
+
 @pytest.mark.parametrize(
     ("changes", "message"),
     [
-        ({"state": {"agentPnL": 0}}, "lacks agentBalance, openPositions: it has agentPnL"),
+        ({"state": {"agentPnL": "0"}}, "step 3: agentPnL is '0': send a number of US dollars"),
         ({"reward": float("nan")}, "step 3 cannot be stored as JSON: Out of range float"),
         ({"state": {**STATE, "agentPnL": float("inf")}}, "Out of range float"),
         ({"calls": [_call(response="\ud800")]}, "surrogates not allowed"),

@@ -1,0 +1,1 @@
+"""Trajectories, rewards and outcomes over HTTP, and the ownership of trajectories."""

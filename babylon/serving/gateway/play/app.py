@@ -1,0 +1,183 @@
+"""The HTTP side of play: a FastAPI application below the gateway, with its OpenAPI description.
+
+It shares the gateway's keys and its port, and takes no part in the calls of agents.
+"""
+
+import asyncio
+from collections.abc import Callable, Coroutine, Sequence
+from typing import Annotated, Any
+
+import msgspec
+from fastapi import APIRouter, Depends, FastAPI, Path, Request, Response
+from fastapi.exceptions import RequestValidationError
+from fastapi.routing import APIRoute
+from fastapi.security import HTTPBearer
+from pydantic import BaseModel, Field, SkipValidation, TypeAdapter, ValidationError
+from pydantic_core import ErrorDetails
+from starlette.exceptions import HTTPException
+
+from babylon.quality.decode import is_deep
+from babylon.serving.gateway.asgi import ClientLeft, read_body
+from babylon.serving.gateway.auth import KeyRing
+from babylon.serving.gateway.play.events import (
+    MAX_EVENTS,
+    Event,
+    EventResult,
+    Id,
+    PlayModel,
+    PlayState,
+)
+from babylon.serving.gateway.play.handler import PlayHandler, refused
+from babylon.serving.openai_wire import RequestError, error_body
+from babylon.store.connection import UNREACHABLE
+
+PATHS = ("/v1/events", "/v1/trajectories/", "/openapi.json")
+AT_A_TIME = 4  # connections to the database; recording and routes need the others
+_EVENT: TypeAdapter[Event] = TypeAdapter(Event)
+
+
+class EventBatch(PlayModel):
+    """Events, which are applied in order. A refused one does not stop the others."""
+
+    # Each event is validated by itself, so that a bad one costs only itself.
+    events: Annotated[list[SkipValidation[Event]], Field(min_length=1, max_length=MAX_EVENTS)]
+
+
+class EventResults(BaseModel):
+    """One result for each event, in order."""
+
+    results: list[EventResult]
+
+
+class WireError(BaseModel):
+    """An error in OpenAI's format."""
+
+    message: str
+    type: str
+    param: str | None = None
+    code: str | None = None
+
+
+class ErrorAnswer(BaseModel):
+    """The first refused event, or why no event was read."""
+
+    error: WireError
+    results: list[EventResult] = []
+
+
+_ERRORS: dict[int | str, dict[str, Any]] = {
+    status: {"model": ErrorAnswer} for status in (400, 401, 403, 404, 408, 409, 413, 503)
+}
+
+
+def play_app(handler: PlayHandler, keys: KeyRing) -> FastAPI:
+    """Return the application, with its schema at ``/openapi.json``."""
+    slots = asyncio.Semaphore(AT_A_TIME)
+    # For the schema only: the route checks the key before anything is read.
+    bearer = Depends(HTTPBearer(auto_error=False))
+    router = APIRouter(
+        prefix="/v1", route_class=_keyed_route(keys), dependencies=[bearer], responses=_ERRORS
+    )
+
+    @router.post("/events", response_model=EventResults)
+    async def events(batch: EventBatch, request: Request) -> Response:
+        """Record starts, steps, finishes, feedback and outcomes. All may be sent again.
+
+        The status is 200, or that of the first refused event; the results tell of each.
+        """
+        caller, results = request.state.caller, []
+        async with slots:
+            for raw in batch.events:
+                try:
+                    results.append(await handler.apply(caller, _EVENT.validate_python(raw)))
+                except ValidationError as error:
+                    results.append(refused(RequestError(400, _problems(error.errors()))))
+        return _answer(results)
+
+    @router.get("/trajectories/{trajectory_id}")
+    async def trajectory(trajectory_id: Annotated[Id, Path()], request: Request) -> PlayState:
+        """A trajectory of this key as far as it is stored."""
+        async with slots:
+            return await handler.state(request.state.caller, trajectory_id)
+
+    app = FastAPI(
+        title="Babylon play API",
+        version="1",
+        docs_url=None,  # the pages load their scripts from elsewhere
+        redoc_url=None,
+        exception_handlers=dict.fromkeys(
+            (RequestError, RequestValidationError, HTTPException, ClientLeft, *UNREACHABLE),
+            _refuse,
+        ),
+    )
+    app.include_router(router)
+    return app
+
+
+def _keyed_route(keys: KeyRing) -> type[APIRoute]:
+    class KeyedRoute(APIRoute):
+        """A route that checks the API key, then reads a body of bounded size and depth."""
+
+        def get_route_handler(self) -> Callable[[Request], Coroutine[object, object, Response]]:
+            handle = super().get_route_handler()
+
+            async def guarded(request: Request) -> Response:
+                request.state.caller = keys.admit(request.scope["headers"], "record", "infer")
+                if request.method == "POST":
+                    request._body = body = await read_body(request.scope, request.receive)
+                    _check_json(body)
+                    # FastAPI hands on bytes when the content type is not JSON's.
+                    request.scope["headers"] = [
+                        *(one for one in request.scope["headers"] if one[0] != b"content-type"),
+                        (b"content-type", b"application/json"),
+                    ]
+                return await handle(request)
+
+            return guarded
+
+    return KeyedRoute
+
+
+def _check_json(body: bytes) -> None:
+    try:
+        msgspec.json.decode(body)
+        if not is_deep(body.decode()):
+            return
+        problem = "nested too deep"
+    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
+        problem = str(error)
+    raise RequestError(400, f"the body is not the JSON of events: {problem}")
+
+
+def _answer(results: list[EventResult]) -> Response:
+    failed = next((result for result in results if result.error), None)
+    body: dict[str, object] = {"results": [one.model_dump() for one in results]}
+    if failed:
+        about = error_body(failed.status, failed.error or "", failed.code)
+        body |= msgspec.json.decode(about, type=dict[str, object])
+    status = failed.status if failed else 200
+    return Response(msgspec.json.encode(body), status, media_type="application/json")
+
+
+def _problems(errors: Sequence[ErrorDetails]) -> str:
+    return "; ".join(
+        ": ".join([".".join(map(str, problem["loc"])), problem["msg"]]) for problem in errors[:5]
+    )
+
+
+async def _refuse(request: Request, error: Exception) -> Response:
+    """Answer an error in the gateway's shape."""
+    if isinstance(error, ClientLeft):
+        return Response()  # nobody reads it
+    headers = {}
+    if isinstance(error, RequestValidationError):
+        error = RequestError(400, f"bad request: {_problems(error.errors())}")
+    elif isinstance(error, HTTPException):
+        error = RequestError(error.status_code, f"{error.detail}: see GET /openapi.json")
+    elif not isinstance(error, RequestError):
+        error = RequestError(503, f"the database does not answer ({type(error).__name__})")
+    if error.status in (429, 503):
+        headers["retry-after"] = "1"
+    if error.status in (408, 413):  # the rest of the body is not read
+        headers["connection"] = "close"
+    return Response(error.body, error.status, headers, media_type="application/json")

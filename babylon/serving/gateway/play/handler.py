@@ -1,0 +1,340 @@
+"""Events of play, applied to the database one after the other.
+
+Each event is one transaction and may be repeated. All state is in Postgres, so any gateway takes
+any event.
+"""
+
+import logging
+from collections.abc import AsyncIterator, Sequence
+from contextlib import asynccontextmanager
+from datetime import UTC, datetime
+from typing import Any
+
+from babylon.core.errors import (
+    DatabaseError,
+    RecorderError,
+    ServingError,
+    WindowError,
+    reason_of,
+)
+from babylon.core.text import storable, storable_json
+from babylon.core.windows import FIRST_YEAR, LAST_YEAR, window_at
+from babylon.recorder import MarketOutcomesTracker
+from babylon.recorder.trajectory import encode_step, insert_trajectory
+from babylon.serving.gateway.auth import Principal
+from babylon.serving.gateway.play.assemble import (
+    TimedStep,
+    action_of,
+    add_steps,
+    finished_row,
+    llm_call_elsewhere,
+    open_play,
+)
+from babylon.serving.gateway.play.events import (
+    ElsewhereCall,
+    Event,
+    EventResult,
+    FeedbackEvent,
+    FinishEvent,
+    OutcomesEvent,
+    PlayState,
+    PriceEvent,
+    ProbabilityEvent,
+    ResolutionEvent,
+    StartEvent,
+    StepEvent,
+    Truth,
+)
+from babylon.serving.gateway.play.owners import session_owner, wrong_key
+from babylon.serving.openai_wire import RequestError
+from babylon.store import Store, require_recordable
+from babylon.store.calls import wait_until_recorded
+from babylon.store.connection import UNREACHABLE, Connection
+from babylon.store.feedback import Feedback, give_feedback
+from babylon.store.plays import (
+    PlayedCall,
+    StoredPlay,
+    add_step,
+    adopt_calls,
+    call_place,
+    claim_play,
+    close_play,
+    find_play,
+    lock_play,
+    played_calls,
+    read_steps,
+    start_play,
+)
+
+log = logging.getLogger(__name__)
+RECORDED_S = 5.0  # the longest wait for a call that was answered just now
+
+
+class PlayHandler:
+    """Applies events. ``minutes`` is the length of windows."""
+
+    def __init__(self, store: Store, minutes: int) -> None:
+        self._store, self._minutes = store, minutes
+
+    async def apply(self, caller: Principal, event: Event) -> EventResult:
+        """Apply one event; a refusal is a result too."""
+        try:
+            match event:
+                case StartEvent():
+                    return await self._start(caller, event)
+                case StepEvent():
+                    return await self._step(caller, event)
+                case FinishEvent():
+                    return await self._finish(caller, event)
+                case FeedbackEvent():
+                    return await self._feedback(caller, event)
+                case _:
+                    return await self._truth(caller, event)
+        except RequestError as error:
+            return refused(error)
+        except RecorderError as error:
+            return refused(RequestError(400, str(error), code="not_storable"))
+        except WindowError as error:
+            return refused(RequestError(409, str(error), code="window"))
+        except (ServingError, *UNREACHABLE) as error:
+            log.warning("an event of play is refused: %s", reason_of(error))
+            return refused(RequestError(503, f"{reason_of(error)}: try again", code="unavailable"))
+
+    async def state(self, caller: Principal, trajectory_id: str) -> PlayState:
+        """Return the trajectory.
+
+        Raises:
+            RequestError: 404, unknown; 403, another key's.
+        """
+        play = await find_play(self._store.pool, trajectory_id)
+        if play is None:
+            raise _unknown(trajectory_id)
+        if play.key_id != caller.key_id:
+            raise wrong_key(trajectory_id)
+        return PlayState(**{name: getattr(play, name) for name in PlayState.model_fields})
+
+    async def _start(self, caller: Principal, event: StartEvent) -> EventResult:
+        at = _moment(event.at)
+        self._require_recordable()
+        async with self._owned(caller, event.trajectory_id, begin=True) as (connection, play):
+            agent_id = _agent(caller, event.agent_id or play.agent_id)
+            if play.started_at:
+                same = event.scenario_id in (None, play.scenario_id) and agent_id == play.agent_id
+                if not same:
+                    raise _conflict(play, "was started by another agent or in another scenario")
+                return _stored(play, repeated=True)
+            window = window_at(at, self._minutes)
+            scenario_id = event.scenario_id or window.id
+            play = await start_play(connection, play, agent_id, scenario_id, window, at)
+        return _stored(play)
+
+    async def _step(self, caller: Principal, event: StepEvent) -> EventResult:
+        at = _moment(event.at)
+        elsewhere = [llm_call_elsewhere(c) for c in event.calls if isinstance(c, ElsewhereCall)]
+        # Only to refuse now what a finish could not store.
+        encode_step(event.number, at, event.state, (), elsewhere, action_of(event.action), 0.0)
+        encoded = storable_json(event.model_dump_json(exclude_unset=True))
+        async with self._owned(caller, event.trajectory_id) as (connection, play):
+            if play.finished_at:
+                if event.number >= play.next_step:
+                    raise _conflict(play, f"is finished and has no step {event.number}")
+                return _stored(play, repeated=True)
+            if play.started_at is None:
+                raise _conflict(play, "is not started: send its start first, or")
+            open_play(play).check_time(at)
+            known = await add_step(connection, play.trajectory_id, event.number, at, encoded)
+            if known not in (None, encoded):
+                raise _conflict(play, f"has another step {event.number}: number steps apart, or")
+            if event.reward is not None:
+                await _reward(connection, play, event.reward, event.number)
+        return _stored(play, repeated=known is not None)
+
+    async def _finish(self, caller: Principal, event: FinishEvent) -> EventResult:
+        # The row is written in the transaction that closes the trajectory: a repeated finish finds
+        # it closed, and a step that arrives meanwhile waits for the lock.
+        self._require_recordable()
+        await self._wait_for_calls(event.trajectory_id)
+        async with self._owned(caller, event.trajectory_id) as (connection, play):
+            if play.finished_at:
+                return _stored(play, repeated=True)
+            steps = await _steps(connection, play)
+            records = await _records(connection, play, steps)
+            if not steps and not records:
+                raise _conflict(play, "has neither steps nor recorded calls: send them first, or")
+            if play.started_at is None:
+                first = records[0]
+                agent_id = _agent(caller, play.agent_id or first.agent_id)
+                window = window_at(first.started_at, self._minutes)
+                play = await start_play(
+                    connection, play, agent_id, window.id, window, first.started_at
+                )
+            played = open_play(play)
+            calls = add_steps(played, steps, records)
+            row = finished_row(played, event)
+            try:
+                await insert_trajectory(self._store, connection, row, played.calls)
+            except DatabaseError as error:  # an unknown agent, or an id that the game uses
+                raise RequestError(409, str(error), code="conflict") from error
+            await close_play(connection, play.trajectory_id, len(played.steps))
+            await adopt_calls(connection, play.trajectory_id, [one.call_id for one in records])
+            if event.reward is not None:
+                await _reward(connection, play, event.reward)
+        return _stored(play, calls=calls)
+
+    async def _feedback(self, caller: Principal, event: FeedbackEvent) -> EventResult:
+        trajectory_id = event.trajectory_id
+        if trajectory_id is None:
+            trajectory_id = await self._trajectory_of(caller, event.call_id or "")
+        given = Feedback(
+            trajectory_id=trajectory_id,
+            **event.model_dump(exclude={"type", "trajectory_id", "label", "comment"}),
+            label=None if event.label is None else storable(event.label),
+            comment=None if event.comment is None else storable(event.comment),
+        )
+        async with self._owned(caller, trajectory_id) as (connection, play):
+            late = await give_feedback(connection, given)
+        return _stored(play, late=late)
+
+    async def _truth(self, caller: Principal, event: Truth) -> EventResult:
+        if caller.agents is not None:
+            raise RequestError(
+                403,
+                "outcomes concern all agents, and this key is for some: use another key",
+                code="wrong_agent",
+            )
+        self._require_recordable()
+        tracker = MarketOutcomesTracker(self._store, minutes=self._minutes)
+        match event:
+            case OutcomesEvent():
+                await tracker.write(event.window_id)
+                return EventResult(window_id=event.window_id)
+            case PriceEvent():
+                tracker.price(event.ticker, event.price_usd, at=_moment(event.at))
+            case ProbabilityEvent():
+                at = _moment(event.at)
+                tracker.probability(event.market_id, event.question, event.yes, at=at)
+            case ResolutionEvent():
+                at = _moment(event.at)
+                tracker.resolve(event.market_id, event.outcome, at=at, question=event.question)
+        await tracker.save()
+        return EventResult()
+
+    @asynccontextmanager
+    async def _owned(
+        self, caller: Principal, trajectory_id: str, *, begin: bool = False
+    ) -> AsyncIterator[tuple[Connection, StoredPlay]]:
+        """Open a transaction that holds the caller's trajectory; ``begin`` makes an unknown one.
+
+        A recognised session is the caller's by its id, and is not stored before this.
+        """
+        owner = session_owner(trajectory_id)
+        if owner not in (None, caller.key_id):
+            raise wrong_key(trajectory_id)
+        async with self._store.pool.acquire() as connection, connection.transaction():
+            if begin or owner is not None:
+                await claim_play(connection, trajectory_id, caller.key_id, None)
+            play = await lock_play(connection, trajectory_id)
+            if play is None:
+                raise _unknown(trajectory_id)
+            if play.key_id != caller.key_id:
+                raise wrong_key(trajectory_id)
+            yield connection, play
+
+    async def _wait_for_calls(self, trajectory_id: str) -> None:
+        """Wait until the calls that the steps name are in the database, or all that were made."""
+        async with self._store.pool.acquire() as connection:
+            play = await find_play(connection, trajectory_id)
+            if play and play.finished_at:
+                return
+            steps = await _steps(connection, play) if play else []
+            named = _named_calls(steps)
+            if play and named and all(_named_calls([step]) for step in steps):
+                found = await played_calls(connection, play, named)
+                if {*named} <= {call.call_id for call in found}:
+                    return
+        await wait_until_recorded(self._store, timeout_s=RECORDED_S)
+
+    async def _trajectory_of(self, caller: Principal, call_id: str) -> str:
+        place = await call_place(self._store, call_id, caller.key_id)
+        if place is None:
+            await wait_until_recorded(self._store, timeout_s=RECORDED_S)
+            place = await call_place(self._store, call_id, caller.key_id)
+        if not place:
+            known = "names no trajectory" if place == "" else "is not one that this key made"
+            raise RequestError(
+                404, f"call {call_id!r:.80} {known}: send trajectory_id", code="unknown_call"
+            )
+        return place
+
+    def _require_recordable(self) -> None:
+        try:
+            require_recordable(self._store)
+        except DatabaseError as error:
+            raise RequestError(409, str(error), code="not_recordable") from error
+
+
+def refused(error: RequestError) -> EventResult:
+    """Return the result of an event that is refused."""
+    return EventResult(status=error.status, code=error.code, error=str(error))
+
+
+def _stored(play: StoredPlay, **more: Any) -> EventResult:
+    return EventResult(trajectory_id=play.trajectory_id, window_id=play.window_id, **more)
+
+
+def _agent(caller: Principal, agent_id: str | None) -> str:
+    return caller.attributed_agent(agent_id) or f"key-{caller.key_id}"
+
+
+def _moment(at: datetime | None) -> datetime:
+    if at is not None and not FIRST_YEAR <= at.year <= LAST_YEAR:
+        raise RequestError(400, f"at is {at}: send a time from {FIRST_YEAR} to {LAST_YEAR}")
+    return at or datetime.now(UTC)
+
+
+def _conflict(play: StoredPlay, problem: str) -> RequestError:
+    remedy = problem if problem.endswith("or") else f"{problem}:"
+    message = f"trajectory {play.trajectory_id!r:.80} {remedy} start another"
+    return RequestError(409, message, code="conflict")
+
+
+def _unknown(trajectory_id: str) -> RequestError:
+    return RequestError(
+        404,
+        f"trajectory {trajectory_id!r:.80} is unknown: start it, or name it in a call's"
+        " x-babylon-trajectory",
+        code="unknown_trajectory",
+    )
+
+
+def _named_calls(steps: Sequence[TimedStep]) -> list[str]:
+    return [call for _, step in steps for call in step.calls if isinstance(call, str)]
+
+
+async def _steps(connection: Connection, play: StoredPlay) -> list[TimedStep]:
+    stored = await read_steps(connection, play.trajectory_id)
+    return [(at, StepEvent.model_validate_json(step)) for at, step in stored]
+
+
+async def _records(
+    connection: Connection, play: StoredPlay, steps: Sequence[TimedStep]
+) -> list[PlayedCall]:
+    """Return the trajectory's calls and those that its steps name, in the order of time.
+
+    Raises:
+        RequestError: 409, a step names a call of another trajectory.
+    """
+    records = await played_calls(connection, play, _named_calls(steps))
+    for record in records:
+        place = record.trajectory_id or play.trajectory_id
+        if place != play.trajectory_id and not session_owner(place):
+            raise _conflict(play, f"names call {record.call_id} of trajectory {place!r:.80}")
+    own = (None, play.agent_id)  # collection leaves out other agents' calls
+    return [one for one in records if play.agent_id is None or one.agent_id in own]
+
+
+async def _reward(
+    connection: Connection, play: StoredPlay, value: float, step: int | None = None
+) -> None:
+    given = Feedback(trajectory_id=play.trajectory_id, value=value, step=step)
+    await give_feedback(connection, given)

@@ -1,0 +1,220 @@
+"""The tables ``plays``, ``play_steps`` and ``continuations``: trajectories that come over HTTP.
+
+A trajectory belongs to the key that began it: by its first call, or by a start. Its steps wait in
+``play_steps`` until it is finished; then the game's row takes their place.
+"""
+
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import dataclass, fields, replace
+from datetime import datetime
+
+from babylon.core.windows import Window
+from babylon.store.connection import Connection, Store
+from babylon.store.session import Pool
+
+_FORGET_AFTER = "1 day"  # a conversation that rests longer begins a new trajectory
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StoredPlay:
+    """A row of ``babylon.plays``; ``started_at`` and below are None until a start or finish.
+
+    ``next_step``: the number after the newest step's.
+    """
+
+    trajectory_id: str
+    key_id: str
+    agent_id: str | None
+    began_at: datetime
+    started_at: datetime | None
+    scenario_id: str | None
+    minutes: int | None
+    window_id: str | None
+    finished_at: datetime | None
+    next_step: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PlayedCall:
+    """The part of a recorded call that the game's row repeats. ``messages`` is JSON."""
+
+    call_id: str
+    trajectory_id: str | None
+    agent_id: str | None
+    step_number: int | None
+    started_at: datetime
+    model: str
+    policy_version: int
+    messages: str
+    response: str
+    temperature: float
+    top_p: float
+    max_tokens: int
+    latency_ms: int
+
+
+async def claim_play(
+    session: "Connection | Pool", trajectory_id: str, key_id: str, agent_id: str | None
+) -> str:
+    """Give the trajectory to the key if it has no owner; return the id of its owner's key."""
+    owner: str = await session.fetchval(
+        "INSERT INTO babylon.plays AS known (trajectory_id, key_id, agent_id) VALUES ($1, $2, $3)"
+        " ON CONFLICT (trajectory_id) DO UPDATE SET key_id = known.key_id RETURNING key_id",
+        *(trajectory_id, key_id, agent_id),
+    )
+    return owner
+
+
+async def lock_play(connection: Connection, trajectory_id: str) -> StoredPlay | None:
+    """Return the trajectory and keep other writers out until the transaction ends."""
+    await connection.execute(
+        "SELECT FROM babylon.plays WHERE trajectory_id = $1 FOR NO KEY UPDATE", trajectory_id
+    )
+    return await find_play(connection, trajectory_id)
+
+
+async def find_play(session: "Connection | Pool", trajectory_id: str) -> StoredPlay | None:
+    """Return the trajectory, None if no call named it and nobody started it."""
+    row = await session.fetchrow(_FIND, trajectory_id)
+    return StoredPlay(**row) if row else None
+
+
+async def start_play(
+    connection: Connection,
+    play: StoredPlay,
+    agent_id: str,
+    scenario_id: str,
+    window: Window,
+    at: datetime,
+) -> StoredPlay:
+    """Store what a start tells about a locked trajectory, and return the trajectory."""
+    await connection.execute(
+        "UPDATE babylon.plays SET agent_id = $2, scenario_id = $3, window_id = $4, minutes = $5,"
+        " started_at = $6 WHERE trajectory_id = $1",
+        *(play.trajectory_id, agent_id, scenario_id, window.id, window.minutes, at),
+    )
+    return replace(
+        play,
+        agent_id=agent_id,
+        scenario_id=scenario_id,
+        window_id=window.id,
+        minutes=window.minutes,
+        started_at=at,
+    )
+
+
+async def add_step(
+    connection: Connection, trajectory_id: str, number: int, at: datetime, step: str
+) -> str | None:
+    """Store a step (JSON) of a locked trajectory, or return the one stored under its number."""
+    stored: str | None = await connection.fetchval(
+        "SELECT step FROM babylon.play_steps WHERE trajectory_id = $1 AND number = $2",
+        *(trajectory_id, number),
+    )
+    if stored is None:
+        await connection.execute(
+            "INSERT INTO babylon.play_steps VALUES ($1, $2, $3, $4)",
+            *(trajectory_id, number, at, step),
+        )
+    return stored
+
+
+async def read_steps(connection: Connection, trajectory_id: str) -> list[tuple[datetime, str]]:
+    """Return the times and steps (JSON) of an unfinished trajectory in order."""
+    return [
+        (row["at"], row["step"])
+        for row in await connection.fetch(
+            "SELECT at, step FROM babylon.play_steps WHERE trajectory_id = $1 ORDER BY number",
+            trajectory_id,
+        )
+    ]
+
+
+async def played_calls(
+    connection: Connection, play: StoredPlay, call_ids: Sequence[str]
+) -> list[PlayedCall]:
+    """Return the calls of the trajectory's key that name the trajectory, or have these ids."""
+    rows = await connection.fetch(_CALLS, play.trajectory_id, play.key_id, list(call_ids))
+    return [PlayedCall(**row) for row in rows]
+
+
+async def adopt_calls(connection: Connection, trajectory_id: str, call_ids: Sequence[str]) -> None:
+    """Give calls that named no trajectory to this one."""
+    await connection.execute(
+        "UPDATE babylon.calls SET trajectory_id = $1 WHERE call_id = ANY($2::text[])",
+        *(trajectory_id, list(call_ids)),
+    )
+
+
+async def call_place(store: Store, call_id: str, key_id: str) -> str | None:
+    """Return the trajectory id of a recorded call of the key; '' if it has none, None: unknown."""
+    place: str | None = await store.pool.fetchval(
+        "SELECT coalesce(trajectory_id, '') FROM babylon.calls WHERE call_id = $1 AND key_id = $2",
+        *(call_id, key_id),
+    )
+    return place
+
+
+async def close_play(connection: Connection, trajectory_id: str, steps: int) -> None:
+    """Note that the game's row is written; the steps in it are no longer kept here."""
+    await connection.execute(
+        "DELETE FROM babylon.play_steps WHERE trajectory_id = $1", trajectory_id
+    )
+    await connection.execute(
+        "UPDATE babylon.plays SET finished_at = clock_timestamp(), steps = $2"
+        " WHERE trajectory_id = $1",
+        *(trajectory_id, steps),
+    )
+
+
+async def remove_plays(store: Store, before: datetime, kept: Collection[Window]) -> None:
+    """Remove trajectories that began ``before``, except those in the time of ``kept`` windows."""
+    await store.pool.execute(
+        _REMOVE, before, [one.start for one in kept], [one.end for one in kept]
+    )
+
+
+async def note_continuations(store: Store, found: Mapping[bytes, str]) -> None:
+    """Store digest → trajectory id. A digest of two trajectories names none of them."""
+    await store.pool.executemany(_NOTE, list(found.items()))
+    await store.pool.execute(
+        f"DELETE FROM babylon.continuations WHERE noted_at < now() - interval '{_FORGET_AFTER}'"
+    )
+
+
+async def find_continued(store: Store, digests: Sequence[bytes]) -> dict[bytes, str | None]:
+    """Return the trajectory id of each known digest, None for a digest of two trajectories."""
+    rows = await store.pool.fetch(
+        "SELECT digest, trajectory_id FROM babylon.continuations WHERE digest = ANY($1::bytea[])",
+        list(digests),
+    )
+    return {row["digest"]: row["trajectory_id"] for row in rows}
+
+
+_FIND = """
+SELECT p.trajectory_id, p.key_id, p.agent_id, p.began_at, p.started_at, p.scenario_id, p.minutes,
+       p.window_id, p.finished_at,
+       coalesce(p.steps, (SELECT max(s.number) + 1 FROM babylon.play_steps s
+                          WHERE s.trajectory_id = p.trajectory_id), 0) AS next_step
+FROM babylon.plays p WHERE p.trajectory_id = $1
+"""
+
+_CALLS = f"""
+SELECT {", ".join(field.name for field in fields(PlayedCall))} FROM babylon.calls
+WHERE (trajectory_id = $1 OR call_id = ANY($3::text[])) AND key_id = $2
+ORDER BY started_at, call_id
+"""
+
+_REMOVE = """
+DELETE FROM babylon.plays p
+WHERE began_at < $1
+  AND NOT EXISTS (SELECT FROM unnest($2::timestamptz[], $3::timestamptz[]) AS w (starts, ends)
+                  WHERE coalesce(p.started_at, p.began_at) >= w.starts
+                    AND coalesce(p.started_at, p.began_at) < w.ends)
+"""
+
+_NOTE = """
+INSERT INTO babylon.continuations AS known (digest, trajectory_id) VALUES ($1, $2)
+ON CONFLICT (digest) DO UPDATE SET trajectory_id =
+    CASE WHEN known.trajectory_id = excluded.trajectory_id THEN known.trajectory_id END
+"""

@@ -1,0 +1,418 @@
+"""Play over HTTP: trajectories, feedback and outcomes, their owners, and the way to a score."""
+
+import asyncio
+import json
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from datetime import UTC, datetime, timedelta
+from pathlib import Path
+from typing import Any
+
+import httpx
+import openai
+import pytest
+from openai import AsyncOpenAI
+
+from babylon.core.api_keys import local_key
+from babylon.core.settings import Settings
+from babylon.core.trajectories import read_trajectories
+from babylon.core.types import Artifact
+from babylon.core.windows import Window, window_at
+from babylon.scoring.feedback import feedback
+from babylon.scoring.scorer import Score, ScoringContext
+from babylon.stages.collect import collect_window
+from babylon.stages.validate import validate_window
+from babylon.store import Store
+from babylon.store.api_keys import create_key
+from babylon.store.late import store_collected
+from babylon.store.rejections import Rejection
+from babylon.store.windows import claim_window
+from tests.integration.test_serving import (
+    HELLO,
+    Stack,
+    register,
+    running_gateway,
+    running_stack,
+    until_healthy,
+)
+from tests.tiny_policy import save_tiny_policy
+
+LAST_HOUR = window_at(datetime.now(UTC)).previous()
+
+
+@pytest.fixture(scope="module")
+def checkpoint(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return save_tiny_policy(tmp_path_factory.mktemp("policy") / "v0", seed=0)
+
+
+@pytest.fixture
+async def stack(store: Store, settings: Settings, checkpoint: Path) -> AsyncIterator[Stack]:
+    await register(store, [checkpoint])
+    async with running_stack(store, settings) as stack:
+        await until_healthy(stack.url)
+        yield stack
+
+
+class Player:
+    """A client with a key of its own."""
+
+    def __init__(self, url: str, key: str) -> None:
+        headers = {"authorization": f"Bearer {key}"}
+        self.http = httpx.AsyncClient(base_url=url, headers=headers, timeout=30)
+        self.openai = AsyncOpenAI(base_url=f"{url}/v1", api_key=key, max_retries=0)
+
+    async def send(self, *events: dict[str, Any]) -> httpx.Response:
+        return await self.http.post("/v1/events", json={"events": events})
+
+    async def ok(self, *events: dict[str, Any]) -> list[dict[str, Any]]:
+        answer = await self.send(*events)
+        assert answer.status_code == 200, answer.text
+        results: list[dict[str, Any]] = answer.json()["results"]
+        return results
+
+    async def chat(self, trajectory: str | None = None, **more: Any) -> Any:
+        headers = {"x-babylon-trajectory": trajectory} if trajectory else {}
+        headers |= more.pop("headers", {})
+        asked: dict[str, Any] = {"model": "babylon", "messages": HELLO, "max_tokens": 8, **more}
+        return await self.openai.chat.completions.with_raw_response.create(
+            **asked, extra_headers=headers
+        )
+
+
+@asynccontextmanager
+async def player(stack: Stack, key: str) -> AsyncIterator[Player]:
+    one = Player(stack.url, key)
+    async with one.http, one.openai:
+        yield one
+
+
+@pytest.fixture
+async def agent(stack: Stack, settings: Settings) -> AsyncIterator[Player]:
+    async with player(stack, str(local_key(settings.home.root))) as one:
+        yield one
+
+
+@pytest.fixture
+async def other(stack: Stack) -> AsyncIterator[Player]:
+    key = str(await create_key(stack.store, "other", scopes=["infer"]))
+    async with player(stack, key) as one, asyncio.timeout(20):
+        while (await one.http.get("/v1/models")).status_code == 401:  # the gateway reads keys soon
+            await asyncio.sleep(0.05)
+        yield one
+
+
+def at(minute: float) -> str:
+    return (LAST_HOUR.start + timedelta(minutes=minute)).isoformat()
+
+
+def step(trajectory: str, number: int, **fields: Any) -> dict[str, Any]:
+    fields = {"at": at(number + 1), **fields}
+    return {"type": "step", "trajectory_id": trajectory, "number": number, **fields}
+
+
+async def play(one: Player, trajectory: str, steps: int = 5, **finish: Any) -> list[dict[str, Any]]:
+    """One trajectory of the last hour; returns its events."""
+    start = {"type": "start", "trajectory_id": trajectory, "agent_id": trajectory, "at": at(0)}
+    events = [{**start, "scenario_id": "shard"}]
+    for number in range(steps):
+        answer = await one.chat(trajectory, headers={"x-babylon-agent": trajectory}, seed=number)
+        events.append(step(trajectory, number, calls=[answer.parse().id], state={"tick": number}))
+    events.append({"type": "finish", "trajectory_id": trajectory, **finish})
+    return events
+
+
+async def validated(store: Store, settings: Settings, window: Window) -> tuple[Any, Artifact]:
+    claim = await claim_window(store, window, owner="test", lease_s=60)
+    collected = await collect_window(store, settings.home, claim, window)
+    ids = [t async for t in _ids(store)]
+    await store_collected(store, claim, ids)
+    return claim, (await validate_window(store, settings, collected)).artifact
+
+
+async def _ids(store: Store) -> AsyncIterator[str]:
+    for row in await store.game.fetch('SELECT "trajectoryId" FROM trajectories'):
+        yield row[0]
+
+
+async def test_play_over_http_is_trained_with_the_tokens_of_its_calls_and_scored_by_feedback(
+    stack: Stack, agent: Player, settings: Settings
+) -> None:
+    names = ["one", "two", "three"]
+    for reward, name in enumerate(names[:2]):
+        events = await play(agent, name, reward=float(reward))
+        results = await agent.ok(*events)
+        assert results[-1]["calls"] == 5 and results[-1]["window_id"] == LAST_HOUR.id
+        again = await agent.ok(*events)  # the answer was lost: everything is sent again
+        assert [result["repeated"] for result in again] == [True] * len(events)
+    await agent.ok(*await play(agent, "three"))  # nobody says how it was
+    await agent.ok(
+        {"type": "feedback", "trajectory_id": "two", "step": 1, "value": 0.25},
+        {"type": "feedback", "trajectory_id": "two", "step": 1, "value": 0.5},  # a correction
+        {"type": "feedback", "trajectory_id": "two", "name": "tone", "value": 3, "comment": "ok"},
+    )
+
+    claim, artifact = await validated(stack.store, settings, LAST_HOUR)
+    late = {"type": "feedback", "trajectory_id": "three", "value": 7.0}
+    (result,) = await agent.ok(late)
+    assert result["late"]
+    trajectories = read_trajectories(settings.home, artifact)
+    calls = [call for one in trajectories for call in one.calls]
+    assert len(calls) == 15 and not any(call.retokenized for call in calls)
+    assert {one.scenario_id for one in trajectories} == {"shard"}
+    context = ScoringContext(
+        window_id=claim.window_id, settings=settings, store=stack.store, artifact=artifact
+    )
+    scores = dict(zip([t.trajectory_id for t in trajectories],
+                      await feedback(trajectories, context), strict=True))  # fmt: skip
+    assert scores["one"] == Score(0.0)
+    assert scores["two"] == Score(1.5, {"tone": 3.0})
+    rejected = scores["three"]
+    assert isinstance(rejected, Rejection) and rejected.reason == "no_feedback"
+
+    await stack.store.pool.execute("UPDATE babylon.windows SET collected_at = now()")  # a recipe
+    (recovered,) = [score for score in await feedback(trajectories, context) if score == Score(7.0)]
+    assert recovered
+
+
+async def test_a_trajectory_belongs_to_the_key_that_began_it(
+    stack: Stack, agent: Player, other: Player
+) -> None:
+    answer = await agent.chat("mine")
+    await agent.ok({"type": "start", "trajectory_id": "also mine"})
+    for name in ("mine", "also mine"):
+        with pytest.raises(openai.PermissionDeniedError, match="belongs to another key"):
+            await other.chat(name)
+        for event in (
+            {"type": "start", "trajectory_id": name},
+            step(name, 0),
+            {"type": "finish", "trajectory_id": name},
+            {"type": "feedback", "trajectory_id": name, "value": -1},
+        ):
+            refused = await other.send(event)
+            assert (refused.status_code, refused.json()["error"]["code"]) == (403, "wrong_key")
+        assert (await other.http.get(f"/v1/trajectories/{name}")).status_code == 403
+        assert (await agent.http.get(f"/v1/trajectories/{name}")).status_code == 200
+    about_call = {"type": "feedback", "call_id": answer.parse().id, "value": -1}
+    assert (await other.send(about_call)).status_code == 404
+    assert (await agent.send(about_call)).status_code == 200
+    rows = await stack.rows()
+    assert [row["trajectory_id"] for row in rows] == ["mine"]
+
+
+async def test_another_gateway_knows_the_owner_and_takes_the_next_event(
+    stack: Stack, agent: Player, other: Player, settings: Settings
+) -> None:
+    await agent.chat("t")
+    engine = str(stack.engine.make_url("")).rstrip("/")
+    async with running_gateway(stack.store, settings, engine, gateway_id="second") as url:
+        await until_healthy(url)
+        elsewhere = Player(url, other.openai.api_key)
+        async with elsewhere.http, elsewhere.openai:
+            with pytest.raises(openai.PermissionDeniedError):
+                await elsewhere.chat("t")
+        same = Player(url, agent.openai.api_key)
+        async with same.http, same.openai:
+            await same.ok({"type": "start", "trajectory_id": "t"})
+
+
+async def test_calls_of_another_key_are_not_collected(
+    stack: Stack, agent: Player, settings: Settings
+) -> None:
+    await agent.ok(*[event for n in range(3) for event in await play(agent, f"t{n}")])
+    await stack.store.pool.execute(  # as if a gateway had taken it while the database was away
+        "UPDATE babylon.calls SET key_id = 'thief' WHERE trajectory_id = 't0'"
+    )
+    _, artifact = await validated(stack.store, settings, LAST_HOUR)
+    calls = {t.trajectory_id: t.calls for t in read_trajectories(settings.home, artifact)}
+    assert all(call.retokenized for call in calls["t0"])
+    assert not any(call.retokenized for call in calls["t1"])
+
+
+async def test_calls_alone_make_a_trajectory(stack: Stack, agent: Player) -> None:
+    headers = {"x-babylon-agent": "harness"}
+    for number in (0, 0, 1):
+        await agent.chat("t", headers={**headers, "x-babylon-step": str(number)})
+    await agent.chat("t", headers=headers)
+    (result,) = await agent.ok({"type": "finish", "trajectory_id": "t", "reward": 1.0})
+    assert result["calls"] == 4
+    row = await stack.store.pool.fetchrow("SELECT * FROM trajectories")
+    assert row is not None and row["agentId"] == "harness"
+    steps = json.loads(row["stepsJson"])
+    assert [len(one["llmCalls"]) for one in steps] == [2, 1, 1]
+    assert steps[0]["llmCalls"][0]["userPrompt"] == "hello"
+    assert await stack.store.pool.fetchval("SELECT value FROM babylon.feedback") == 1.0
+
+
+async def test_ids_alone_tie_calls_without_headers_to_a_step(stack: Stack, agent: Player) -> None:
+    answer = await agent.chat()
+    (_, _, result) = await agent.ok(
+        {"type": "start", "trajectory_id": "t"},
+        {"type": "step", "trajectory_id": "t", "number": 0, "calls": [answer.parse().id]},
+        {"type": "finish", "trajectory_id": "t"},
+    )
+    assert result["calls"] == 1
+    assert [row["trajectory_id"] for row in await stack.rows()] == ["t"]
+
+
+async def test_a_bad_event_costs_only_itself(stack: Stack, agent: Player) -> None:
+    answer = await agent.send(
+        {"type": "start", "trajectory_id": "t", "at": at(0)},
+        {"type": "start", "trajectory_id": "t", "agent_id": "another"},
+        {"type": "step", "trajectory_id": "t"},
+        step("t", 0, calls=[{"messages": [{"role": "user", "content": "?"}], "response": "!"}]),
+        step("t", 0, action={"action_type": "OTHER"}),
+        step("t", 1, at=LAST_HOUR.end.isoformat()),
+        step("t", 1, state={"agentPnL": "much"}),
+        step("no", 0),
+        {"type": "feedback", "trajectory_id": "t"},
+        {"type": "dance"},
+        step("t", 2, calls=["unknown"]),
+        {"type": "finish", "trajectory_id": "t"},
+        step("t", 1),
+        {"type": "finish", "trajectory_id": "t"},
+    )
+    results = answer.json()["results"]
+    assert [result["status"] for result in results] == [
+        *(200, 409, 400, 200, 409, 409, 400, 404, 400, 400, 200, 409, 200, 409)
+    ]
+    assert answer.status_code == 409
+    assert answer.json()["error"]["message"] == results[1]["error"]
+    for result, told in ((2, "number: Field required"), (5, "end of window"), (6, "agentPnL"),
+                         (11, "step 1 is missing"), (13, "names call 'unknown'")):  # fmt: skip
+        assert told in results[result]["error"], results[result]["error"]
+
+
+async def test_a_step_that_arrives_while_the_trajectory_is_finished_is_stored_or_refused(
+    stack: Stack, agent: Player
+) -> None:
+    await agent.ok({"type": "start", "trajectory_id": "t"}, step("t", 0, at=None) | {"at": None})
+    finish = {"type": "finish", "trajectory_id": "t"}
+    late = {"type": "step", "trajectory_id": "t", "number": 1}
+    answers = await asyncio.gather(*(agent.send(one) for one in (finish, late, finish, finish)))
+    finished = [a.json()["results"][0] for a in (answers[0], *answers[2:])]
+    assert sorted(one["repeated"] for one in finished) == [False, True, True]
+    (row,) = await stack.store.pool.fetch("SELECT * FROM trajectories")
+    assert row["episodeLength"] == (2 if answers[1].status_code == 200 else 1)
+    assert await stack.store.pool.fetchval("SELECT count(*) FROM babylon.play_steps") == 0
+
+
+async def test_outcomes_are_truth_for_all_and_not_for_a_key_of_one_agent(
+    stack: Stack, agent: Player
+) -> None:
+    truth = [
+        {"type": "price", "ticker": "NVDA", "price_usd": 100, "at": at(1)},
+        {"type": "price", "ticker": "NVDA", "price_usd": 110, "at": at(50)},
+        {"type": "probability", "market_id": "m1", "question": "Up?", "yes": 0.4, "at": at(1)},
+        {"type": "resolution", "market_id": "m1", "question": "Up?", "outcome": "YES",
+         "at": at(9)},
+        {"type": "outcomes", "window_id": LAST_HOUR.id},
+    ]  # fmt: skip
+    await agent.ok(*truth)
+    await agent.ok(*truth)
+    rows = await stack.store.pool.fetch(
+        'SELECT "changePercent", question, outcome FROM market_outcomes ORDER BY question'
+    )
+    assert [(row[0] and float(row[0]), row[1], row[2]) for row in rows] == [
+        (None, "Up?", "YES"),
+        (10.0, None, None),
+    ]
+    key = await create_key(stack.store, "bound", scopes=["infer"], agents=["a"])
+    async with player(stack, str(key)) as bound, asyncio.timeout(20):
+        while (refused := await bound.send(truth[0])).status_code == 401:
+            await asyncio.sleep(0.05)
+    assert refused.json()["error"]["code"] == "wrong_agent"
+
+
+@pytest.mark.parametrize(
+    ("body", "status"),
+    [
+        (b"", 400),
+        (b"[]", 400),
+        (b'{"events": []}', 400),
+        (b'{"events": [{}]}', 400),
+        (b'{"events": ' + b"[" * 100_000, 400),
+        (b'{"events": [{"type": "feedback", "a": ' + b"[" * 300 + b"]" * 300 + b"}]}", 400),
+        (b'{"events": [{"type": "start", "trajectory_id": "\xff"}]}', 400),
+        (b'{"events": [{"type": "start", "trajectory_id": "\\ud800"}]}', 400),
+        (b'{"events": [{"type": "start", "trajectory_id": "\\u0000"}]}', 400),
+        (b'{"events": [{"type": "feedback", "trajectory_id": "t", "value": 1e999}]}', 400),
+    ],
+)
+async def test_hostile_bodies_get_a_clear_error(agent: Player, body: bytes, status: int) -> None:
+    answer = await agent.http.post("/v1/events", content=body)
+    assert answer.status_code == status and answer.json()["error"]["message"]
+
+
+async def test_only_a_key_is_answered_and_the_description_needs_none(stack: Stack) -> None:
+    async with httpx.AsyncClient(base_url=stack.url) as http:
+        assert (await http.post("/v1/events", json={"events": []})).status_code == 401
+        assert (await http.get("/v1/trajectories/t")).status_code == 401
+        described = (await http.get("/openapi.json")).json()
+        assert set(described["paths"]) == {"/v1/events", "/v1/trajectories/{trajectory_id}"}
+        assert (await http.put("/v1/events")).status_code == 405
+        assert (await http.get("/v1/trajectories/")).status_code == 404
+
+
+async def talk(one: Player, messages: list[dict[str, Any]], **more: Any) -> tuple[str, str]:
+    """One call that appends its answer; returns the session and whether it was continued."""
+    answer = await one.chat(messages=messages, **more)
+    message = answer.parse().choices[0].message
+    messages.append({"role": "assistant", "content": message.content.strip()})
+    messages.append({"role": "user", "content": "go on"})
+    return answer.headers["x-babylon-trajectory"], answer.headers["x-babylon-session"]
+
+
+async def test_a_session_is_recognised_by_its_messages_and_can_be_finished(
+    stack: Stack, agent: Player, other: Player
+) -> None:
+    chats: list[list[dict[str, Any]]] = [
+        [{"role": "user", "content": f"I am {name}"}] for name in "ab"
+    ]
+    first = [await talk(agent, chat, seed=1) for chat in chats]
+    assert [told for _, told in first] == ["new", "new"] and first[0][0] != first[1][0]
+    for stream in range(2):  # the sessions take turns
+        again = [await talk(agent, chat, seed=stream) for chat in chats]
+        assert again == [(name, "continued") for name, _ in first]
+    theirs, told = await talk(other, list(chats[0]))  # the same words with another key
+    assert told == "new"
+    named = await agent.chat("t", messages=chats[0])
+    assert "x-babylon-session" not in named.headers
+    (finished,) = await agent.ok({"type": "finish", "trajectory_id": first[0][0], "reward": 1})
+    assert finished["calls"] == 3
+    for name in (first[0][0], first[1][0]):
+        assert (await other.send({"type": "finish", "trajectory_id": name})).status_code == 403
+        with pytest.raises(openai.PermissionDeniedError):
+            await other.chat(name)
+    rows = [row["trajectory_id"] for row in await stack.rows()]
+    assert rows.count(first[0][0]) == rows.count(first[1][0]) == 3
+    assert rows.count(theirs) == rows.count("t") == 1
+
+
+async def test_equal_conversations_of_two_sessions_are_not_mixed(agent: Player) -> None:
+    chats: list[list[dict[str, Any]]] = [[{"role": "user", "content": "same"}] for _ in range(2)]
+    first = [await talk(agent, chat, seed=1) for chat in chats]
+    assert chats[0] == chats[1] and first[0][0] != first[1][0]
+    again = [await talk(agent, chat, seed=2 + n) for n, chat in enumerate(chats)]
+    assert [told for _, told in again] == ["new", "new"]
+
+
+async def test_another_gateway_recognises_a_session_a_moment_later(
+    stack: Stack, agent: Player, settings: Settings
+) -> None:
+    chat: list[dict[str, Any]] = [{"role": "user", "content": "hi"}]
+    name, _ = await talk(agent, chat)
+    engine = str(stack.engine.make_url("")).rstrip("/")
+    noted = "SELECT count(*) FROM babylon.continuations"
+    while not await stack.store.pool.fetchval(noted):
+        await asyncio.sleep(0.02)
+    async with running_gateway(stack.store, settings, engine, gateway_id="second") as url:
+        await until_healthy(url)
+        elsewhere = Player(url, agent.openai.api_key)
+        async with elsewhere.http, elsewhere.openai:
+            assert await talk(elsewhere, chat) == (name, "continued")
+    off = settings.replace(serving={"recognise_sessions": False})
+    async with running_gateway(stack.store, off, engine, gateway_id="third") as url:
+        await until_healthy(url)
+        elsewhere = Player(url, agent.openai.api_key)
+        async with elsewhere.http, elsewhere.openai:
+            assert "x-babylon-trajectory" not in (await elsewhere.chat(messages=chat)).headers
