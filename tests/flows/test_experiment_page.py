@@ -24,5 +24,5 @@ async def test_a_look_leaves_the_experiments_page(store: Store, settings: Settin
     await flow(leave_review)(msgspec.json.decode(msgspec.json.encode(asdict(found))))
     async with get_client() as client:
         artifacts = await client.read_artifacts()
-    (page,) = [str(a.data) for a in artifacts if a.key == f"experiment-{SALT}"]
+    (page,) = [str(a.data) for a in artifacts if a.key == "experiment"]
     assert page.startswith(f"# Experiment {SALT}: not enough evidence yet\n")
