@@ -51,7 +51,7 @@ async def train_window(
     async with open_store(settings) as store:
         window = await window_to_train(store, settings.windows, settings.quality, window_id)
         finish = partial(_finish, store, gpu)
-        async with with_pages(settings, window.key):
+        async with with_pages(store, window.key):
             for _ in range(UPDATES - 1):
                 try:
                     return named(await eight_stages(store, gpu, window, finish))

@@ -7,10 +7,10 @@ from typing import cast
 
 from prefect.states import Completed
 
-from babylon.core.settings import Settings
 from babylon.core.types import WindowResult
 from babylon.core.windows import WindowState
 from babylon.ops.pages.stage_lines import stage_lines
+from babylon.store import Store
 from babylon.tasks.page import leave_pages
 from babylon.tasks.stage import run_after
 
@@ -24,14 +24,14 @@ log = logging.getLogger("babylon.flows")
 
 
 @asynccontextmanager
-async def with_pages(settings: Settings, window_id: str) -> AsyncIterator[None]:
+async def with_pages(store: Store, window_id: str) -> AsyncIterator[None]:
     """Leave the window's pages after the block, also after an error, but not after a signal."""
     try:
         yield
     except Exception:
-        await run_after(window_id, leave_pages, settings, window_id)
+        await run_after(window_id, leave_pages, store, window_id)
         raise
-    await run_after(window_id, leave_pages, settings, window_id)
+    await run_after(window_id, leave_pages, store, window_id)
 
 
 def named(result: WindowResult) -> WindowResult:
@@ -42,5 +42,4 @@ def named(result: WindowResult) -> WindowResult:
     for line in stage_lines(result):
         log.info("%s", line)
     name = NAMES.get(WindowState(result.status), "Completed")
-    state = Completed(name=name, message=result.reason, data=result)
-    return cast(WindowResult, state)
+    return cast(WindowResult, Completed(name=name, message=result.reason, data=result))

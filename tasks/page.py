@@ -5,12 +5,11 @@ from datetime import timedelta
 
 from prefect.artifacts import acreate_markdown_artifact
 
-from babylon.core.settings import Settings
 from babylon.ops.pages.fleet_facts import read_fleet, read_night
 from babylon.ops.pages.fleet_page import fleet_markdown, night_markdown
 from babylon.ops.pages.window_facts import read_window_facts
 from babylon.ops.pages.window_page import window_markdown
-from babylon.store import open_store
+from babylon.store import Store
 from babylon.store.connection import read_clock
 from babylon.tasks.stage import stage
 
@@ -23,12 +22,11 @@ async def leave_page(kind: str, name: str, markdown: str, description: str) -> N
 
 
 @stage("pages")
-async def leave_pages(settings: Settings, window_id: str) -> None:
+async def leave_pages(store: Store, window_id: str) -> None:
     """Leave the pages ``window``, ``fleet`` and ``tonight`` as they are after a window's run."""
-    async with open_store(settings) as store:
-        facts = await read_window_facts(store, window_id)
-        fleet = await read_fleet(store)
-        night = await read_night(store, (await read_clock(store)).now - NIGHT)
+    facts = await read_window_facts(store, window_id)
+    fleet = await read_fleet(store)
+    night = await read_night(store, (await read_clock(store)).now - NIGHT)
     if facts is not None:
         page = await asyncio.to_thread(window_markdown, facts)
         await leave_page("window", window_id, page, str(facts.row.state))

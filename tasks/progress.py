@@ -21,7 +21,7 @@ LINE_S = 30.0
 Listener = Callable[[str, str, int, int], None]
 listener: ContextVar[Listener | None] = ContextVar("listener", default=None)
 """Called with (flow run, stage, done, total) when a stage starts or advances."""
-log = logging.getLogger("babylon.flows.progress")
+log = logging.getLogger("babylon.flows")
 
 
 @dataclass(slots=True)
@@ -69,7 +69,7 @@ async def _show(steps: Steps) -> None:
         await asyncio.sleep(FRESH_S)
         if time.monotonic() - said >= LINE_S:
             said = time.monotonic()
-            log.info("%s", steps)
+            log.info("%s", steps, extra={"progress": True})
         if TaskRunContext.get() is None:  # called without Prefect
             continue
         share = 100 * steps.done / steps.total if steps.total else 0.0

@@ -47,7 +47,6 @@ def stage(name: str) -> Callable[[Callable[P, Coroutine[Any, Any, R]]], Stage[P,
         retry_delay_seconds=exponential_backoff(2),
         retry_jitter_factor=0.5,
         retry_condition_fn=_connection_broke,
-        on_running=[_announce],
         persist_result=False,
         cache_policy=NO_CACHE,
     )
@@ -61,6 +60,7 @@ def _limited(
     async def run(*args: P.args, **kwargs: P.kwargs) -> R:
         settings = args[0] if args else kwargs.get("settings")
         limit_s = settings.prefect.stage_timeout_s if isinstance(settings, Settings) else None
+        announce(name)
         try:
             async with asyncio.timeout(limit_s) as limit, shown(name):
                 result = await function(*args, **kwargs)
@@ -95,7 +95,3 @@ def is_connection_error(error: object) -> bool:
 
 def _connection_broke(_task: Task[..., object], _run: TaskRun, state: State[object]) -> bool:
     return is_connection_error(state.data)
-
-
-def _announce(task: Task[..., object], _run: TaskRun, _state: State[object]) -> None:
-    announce(task.name)

@@ -13,6 +13,7 @@ from babylon.store.routes import Route
 
 def fleet_markdown(windows: Sequence[FleetWindow]) -> str:
     """Return the page of the newest windows. Blocking: it draws pictures."""
+    # Pictures run forward in time, and the table has the newest window on top, as lists of news do.
     named = [(one.row.window_id, one.row.metrics) for one in windows]
     rows = [
         (

@@ -49,9 +49,10 @@ def score_picture(points: Iterable[tuple[float, float]]) -> bytes | None:
     found = list(points)
     if not found:
         return None
+    pnl, scores = zip(*found, strict=True)
 
     def draw(axes: Axes) -> None:
-        axes.scatter(*zip(*found, strict=True), color=_BEFORE, s=18, alpha=0.7, linewidths=0)
+        axes.scatter(pnl, scores, color=_BEFORE, s=18, alpha=0.7, linewidths=0)
         axes.set_xlabel("P&L of the trajectory, $")
         axes.set_ylabel("score")
 

@@ -81,9 +81,9 @@ def _judged(found: Verdict) -> Iterable[str]:
 
 
 def _deployed(found: Deployed) -> Iterable[str]:
-    served = ", ".join(found.acknowledged_by) or "no gateway"
     yield f"{found.arm or 'not deployed'}: {found.reason}"
-    yield f"route {found.route_version} with policy {found.policy_version} is served by {served}"
+    served = f", announced by {', '.join(found.acknowledged_by)}" if found.acknowledged_by else ""
+    yield f"route {found.route_version} is in force with policy {found.policy_version}{served}"
 
 
 def _published(found: Published) -> Iterable[str]:
