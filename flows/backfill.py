@@ -13,7 +13,7 @@ from babylon.flows.attempt import attempt
 from babylon.flows.gpu_stage import Placement
 from babylon.stages.pending import pending_windows
 from babylon.store import open_store
-from babylon.tasks.stage import announce
+from babylon.tasks.progress import announce
 
 log = logging.getLogger("babylon.flows")
 STAGE = "windows"  # name under which progress is announced

@@ -17,6 +17,7 @@ from babylon.flows.gpu_stage import GpuStages, Placement
 from babylon.scoring.scorer import require_scorer
 from babylon.stages.pending import window_to_train
 from babylon.store import Store, open_store
+from babylon.tasks.ending import named, with_pages
 
 log = logging.getLogger("babylon.flows")
 UPDATES = 3  # of one window in a run; each one after the first follows a change of the champion
@@ -49,12 +50,14 @@ async def train_window(
     gpu = GpuStages(settings, overrides, blocks, placement)
     async with open_store(settings) as store:
         window = await window_to_train(store, settings.windows, settings.quality, window_id)
-        for _ in range(UPDATES - 1):
-            try:
-                return await eight_stages(store, gpu, window, partial(_finish, store, gpu))
-            except SupersededError as error:
-                log.warning("window %s is trained again: %s", window.key, error)
-        return await eight_stages(store, gpu, window, partial(_finish, store, gpu))
+        finish = partial(_finish, store, gpu)
+        async with with_pages(store, window.key):
+            for _ in range(UPDATES - 1):
+                try:
+                    return named(await eight_stages(store, gpu, window, finish))
+                except SupersededError as error:
+                    log.warning("window %s is trained again: %s", window.key, error)
+            return named(await eight_stages(store, gpu, window, finish))
 
 
 async def _finish(store: Store, gpu: GpuStages, window: Window) -> None:

@@ -41,7 +41,7 @@ async def experiment(settings: Settings, claim: Claim) -> None:
 
 
 async def leave_review(numbers: Mapping[str, object]) -> None:
-    """Leave the page ``experiment-<salt>``; each review adds a version.
+    """Leave the page ``experiment``; each review adds a version.
 
     ``numbers`` is a ``Review`` as JSON.
     """

@@ -1,4 +1,4 @@
-"""The decorator of every stage: name, retries and progress.
+"""The decorator of every stage: name, retries, progress, and what the run's log says of it.
 
 A stage is retried only when the database connection broke, because waiting does not help against
 anything else. Results are neither persisted nor cached: Postgres decides what is done.
@@ -7,7 +7,6 @@ anything else. Results are neither persisted nor cached: Postgres decides what i
 import asyncio
 import logging
 from collections.abc import Callable, Coroutine
-from contextvars import ContextVar
 from functools import wraps
 from typing import Any, ParamSpec, TypeVar
 
@@ -15,11 +14,12 @@ import asyncpg
 from prefect import Task, task
 from prefect.cache_policies import NO_CACHE
 from prefect.client.schemas.objects import State, TaskRun
-from prefect.runtime import flow_run
 from prefect.tasks import exponential_backoff
 
 from babylon.core.errors import DatabaseError, StageTimeoutError
 from babylon.core.settings import Settings
+from babylon.ops.pages.stage_lines import stage_lines
+from babylon.tasks.progress import announce, shown
 
 P = ParamSpec("P")
 R = TypeVar("R")
@@ -33,9 +33,6 @@ _BROKEN = (
     asyncpg.CannotConnectNowError,  # the server is starting
 )
 
-Listener = Callable[[str, str, int, int], None]
-listener: ContextVar[Listener | None] = ContextVar("listener", default=None)
-"""Called with (flow run, stage, done, total) when a stage starts or advances."""
 log = logging.getLogger("babylon.flows")
 
 
@@ -50,7 +47,6 @@ def stage(name: str) -> Callable[[Callable[P, Coroutine[Any, Any, R]]], Stage[P,
         retry_delay_seconds=exponential_backoff(2),
         retry_jitter_factor=0.5,
         retry_condition_fn=_connection_broke,
-        on_running=[_announce],
         persist_result=False,
         cache_policy=NO_CACHE,
     )
@@ -64,9 +60,10 @@ def _limited(
     async def run(*args: P.args, **kwargs: P.kwargs) -> R:
         settings = args[0] if args else kwargs.get("settings")
         limit_s = settings.prefect.stage_timeout_s if isinstance(settings, Settings) else None
+        announce(name)
         try:
-            async with asyncio.timeout(limit_s) as limit:
-                return await function(*args, **kwargs)
+            async with asyncio.timeout(limit_s) as limit, shown(name):
+                result = await function(*args, **kwargs)
         except TimeoutError as error:
             if not limit.expired():
                 raise
@@ -74,6 +71,9 @@ def _limited(
                 f"stage {name} did not end within {limit_s:g} s: see what it waits for, or raise"
                 " STAGE_TIMEOUT_SECONDS"
             ) from error
+        for line in stage_lines(result):
+            log.info("%s: %s", name, line)
+        return result
 
     return run
 
@@ -95,13 +95,3 @@ def is_connection_error(error: object) -> bool:
 
 def _connection_broke(_task: Task[..., object], _run: TaskRun, state: State[object]) -> bool:
     return is_connection_error(state.data)
-
-
-def announce(stage: str, done: int = 0, total: int = 0) -> None:
-    """Report progress to the listener, if there is one."""
-    if (hear := listener.get()) is not None:
-        hear(flow_run.name or "", stage, done, total)
-
-
-def _announce(task: Task[..., object], _run: TaskRun, _state: State[object]) -> None:
-    announce(task.name)

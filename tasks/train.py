@@ -8,7 +8,8 @@ from babylon.core.types import Scored, Trained
 from babylon.stages.train import train_window
 from babylon.store import open_store
 from babylon.tasks.page import leave_page
-from babylon.tasks.stage import announce, stage
+from babylon.tasks.progress import announce
+from babylon.tasks.stage import stage
 from babylon.training.update_health import update_markdown
 
 

@@ -109,6 +109,7 @@ def show_logs() -> None:
     handler: logging.Handler
     if stderr.is_terminal:
         handler = RichHandler(console=stderr, show_path=False, show_level=False, markup=False)
+        handler.addFilter(lambda record: not hasattr(record, "progress"))  # the bars show it
     else:
         handler = logging.StreamHandler()
         handler.setFormatter(logging.Formatter("%(asctime)s %(message)s", "%Y-%m-%dT%H:%M:%S"))

@@ -18,6 +18,7 @@ STAGES = (
     "publish",
     "track",
     "retire",
+    "pages",
 )
 WINDOWS = "windows"  # the stage that ``backfill`` announces
 
@@ -25,7 +26,7 @@ WINDOWS = "windows"  # the stage that ``backfill`` announces
 @contextmanager
 def stage_progress() -> Iterator[None]:
     """Draw the stages that run in the body. Draw nothing where stderr is not a terminal."""
-    from babylon.tasks.stage import listener
+    from babylon.tasks.progress import listener
 
     columns = (
         TextColumn("{task.description}"),

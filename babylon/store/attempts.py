@@ -9,6 +9,8 @@ from dataclasses import dataclass
 from datetime import datetime
 from typing import Literal
 
+import asyncpg
+
 from babylon.core.types import Claim
 from babylon.core.windows import WindowState
 from babylon.store.connection import Connection, Store
@@ -78,6 +80,20 @@ async def list_attempts(store: Store, window_ids: Iterable[str]) -> list[Attempt
         "SELECT * FROM babylon.attempts WHERE window_id = ANY($1) ORDER BY window_id, epoch",
         list(window_ids),
     )
+    return _attempts(rows)
+
+
+async def attempts_since(store: Store, since: datetime) -> list[Attempt]:
+    """Return the attempts that ended after a moment or have no end yet, in order of their begin."""
+    rows = await store.pool.fetch(
+        "SELECT * FROM babylon.attempts WHERE ended_at >= $1 OR ended_at IS NULL"
+        " ORDER BY began_at, window_id",
+        since,
+    )
+    return _attempts(rows)
+
+
+def _attempts(rows: Iterable[asyncpg.Record]) -> list[Attempt]:
     return [
         Attempt(
             **{

@@ -182,6 +182,20 @@ async def spent_by_day(
     return [DaySpent(**row) for row in rows]
 
 
+async def usd_by_window(
+    store: Store, *, windows: Sequence[str] | None = None, since: datetime | None = None
+) -> dict[str, float]:
+    """Return window id → cost in US dollars, of these windows, of requests since a moment."""
+    rows = await store.pool.fetch(
+        "SELECT window_id, sum(usd) AS usd FROM babylon.judgments"
+        " WHERE ($1::text[] IS NULL OR window_id = ANY($1))"
+        " AND ($2::timestamptz IS NULL OR created_at >= $2) GROUP BY 1",
+        windows,
+        since,
+    )
+    return {row["window_id"]: float(row["usd"]) for row in rows}
+
+
 async def write_to_game(
     connection: Connection,
     scenarios: Mapping[str, str],

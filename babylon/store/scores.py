@@ -35,14 +35,22 @@ class ScoredRow(StoredScore):
     scenario_id: str
 
 
+async def window_scores(store: Store, window_id: str) -> list[StoredScore]:
+    """Return the window's scores, best first."""
+    rows = await store.pool.fetch(_SCORES, window_id)
+    return [StoredScore(**row) for row in rows]
+
+
+_SCORES = """
+SELECT trajectory_id, scorer, score, low, high, components, reasons, seen
+FROM babylon.scores WHERE window_id = $1 ORDER BY score DESC, trajectory_id
+"""
+
+
 async def list_scores(store: Store, window_id: str) -> list[ScoredRow]:
     """Return the window's scores by scenario, best first; empty if it was not scored."""
     require_game_tables(store)
-    scores = await store.pool.fetch(
-        "SELECT trajectory_id, scorer, score, low, high, components, reasons, seen"
-        " FROM babylon.scores WHERE window_id = $1 ORDER BY score DESC, trajectory_id",
-        window_id,
-    )
+    scores = await store.pool.fetch(_SCORES, window_id)
     played = await store.game.fetch(
         'SELECT "trajectoryId", "agentId", "scenarioId" FROM trajectories'
         ' WHERE "trajectoryId" = ANY($1::text[])',

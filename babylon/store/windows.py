@@ -267,6 +267,17 @@ async def list_windows(store: Store) -> list[WindowRow]:
     return [_window_row(row) for row in rows]
 
 
+async def newest_windows(store: Store, limit: int, before: str | None = None) -> list[WindowRow]:
+    """Return claimed windows, the newest first; ``before``: only those with a smaller id."""
+    rows = await store.pool.fetch(
+        f"SELECT {_COLUMNS} FROM babylon.windows WHERE $2::text IS NULL OR window_id < $2"
+        " ORDER BY window_id DESC LIMIT $1",
+        limit,
+        before,
+    )
+    return [_window_row(row) for row in rows]
+
+
 def _window_row(row: asyncpg.Record) -> WindowRow:
     scored = row["scored"] and msgspec.convert(row["scored"], Scored)
     return WindowRow(**{**row, "state": WindowState(row["state"]), "scored": scored})

@@ -11,7 +11,7 @@ real policy, so everything after it is real again.
 
 import gc
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field
 from datetime import UTC, datetime
 from pathlib import Path
 
@@ -28,7 +28,7 @@ from babylon.core.artifacts import read_artifact
 from babylon.core.settings import Settings
 from babylon.core.types import Scored, Trained, Verdict
 from babylon.store import Store
-from babylon.store.policies import champion, commit_policy, ensure_base, next_batch
+from babylon.store.policies import champion, commit_policy, ensure_base, next_batch, set_verdict
 from babylon.training.backends.train_input import Progress
 from tests.integration.game import insert_real_window
 
@@ -96,7 +96,7 @@ class Workshop:
     ) -> Verdict:
         if self.validation_error:
             raise self.validation_error
-        return Verdict(
+        verdict = Verdict(
             claim=trained.claim,
             policy_version=trained.policy_version,
             route_version=(await champion(store))[1],
@@ -112,6 +112,8 @@ class Workshop:
             malformed_before=0.0,
             malformed_after=0.0,
         )
+        await set_verdict(store, trained.claim, trained.policy_version, asdict(verdict))
+        return verdict
 
 
 @pytest.fixture

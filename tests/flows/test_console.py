@@ -8,7 +8,7 @@ from rich.console import Console
 from babylon.cli.progress import STAGES, stage_progress
 from babylon.core.settings import Settings
 from babylon.flows.train_window import train_window
-from babylon.tasks.stage import listener
+from babylon.tasks.progress import listener
 from tests.flows.conftest import Workshop
 
 WINDOW = "2025-11-14T09:00"

@@ -24,5 +24,5 @@ async def test_a_look_leaves_the_experiments_page(
     found = await review(store, settings.windows, settings.experiment)
     assert found is not None
     await flow(leave_review)(msgspec.json.decode(msgspec.json.encode(asdict(found))))
-    (page,) = await pages(f"experiment-{SALT}")
+    (page,) = await pages("experiment")
     assert page.startswith(f"# Experiment {SALT}: not enough evidence yet\n")

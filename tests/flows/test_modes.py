@@ -13,7 +13,7 @@ from babylon.flows.backfill import backfill
 from babylon.flows.continuous import continuous, next_look
 from babylon.flows.publish_dataset import publish_dataset
 from babylon.store import Store
-from babylon.tasks.stage import listener
+from babylon.tasks.progress import listener
 from tests.flows.conftest import Workshop, play_the_next_hour
 from tests.switchable_relay import SwitchableRelay
 

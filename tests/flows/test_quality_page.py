@@ -15,7 +15,7 @@ async def test_a_refused_window_has_its_page_too(
 ) -> None:
     result = await train_window(WINDOW, overrides={"windows": {"min_agents": 6}})
     assert (result.status, workshop.trained) == (WindowState.SKIPPED, [])
-    (page,) = await pages("quality-2025-11-14t0900")
+    (page,) = await pages("quality")
     title, *_, last = page.splitlines()
     assert title == f"# {WINDOW}: 5 trajectories accepted, 10 rejected"
     assert "| no_llm_call | 10 | `247649324240994304` | `3 steps without an LLM call` |" in page

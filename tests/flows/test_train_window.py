@@ -293,12 +293,12 @@ async def test_prefect_artifacts_show_the_whole_run(
     played: Settings, workshop: Workshop, pages: Callable[[str], Awaitable[list[str]]]
 ) -> None:
     await train_window(WINDOW)
-    (quality,) = await pages("quality-2025-11-14t0900")
+    (quality,) = await pages("quality")
     assert WINDOW in quality
-    (update,) = await pages("update-2025-11-14t0900")
+    (update,) = await pages("update")
     assert update.startswith(f"# Window {WINDOW}: policy 0 became 1")
     assert "| training_loss | 0.5 | mean over train steps |" in update
-    (gate,) = await pages("arena-2025-11-14t0900")
+    (gate,) = await pages("gate")
     assert gate.startswith(f"# Window {WINDOW}, policy 1: promote")
     assert "| mean P&L, $ | 1.0 | 2.0 |" in gate and "Recorded play: not checked" in gate
 

@@ -73,7 +73,6 @@ def verdict_markdown(verdict: Verdict) -> str:
             "",
             f"{verdict.scenarios} scenarios, suite `{verdict.suite_digest or 'none'}`.",
             f"Recorded play: {verdict.off_policy or 'not checked, the arena did not promote'}.",
-            f"Plots and all figures: `{verdict.report}`." if verdict.report else "",
         ]
     )
 
@@ -138,4 +137,4 @@ def plot_sequence(looks: Sequence[Look], path: Path) -> None:
 def _save(path: Path, draw: Callable[[Axes], None]) -> None:
     figure = Figure(figsize=(8, 4.5), layout="constrained")
     draw(figure.subplots())
-    figure.savefig(path, dpi=120)
+    figure.savefig(path, dpi=80)  # 640 pixels wide: the pages carry them

@@ -1,0 +1,87 @@
+"""A stage on another work pool: start its deployment, wait for its end, read its manifest."""
+
+import asyncio
+import logging
+import time
+from contextlib import suppress
+from typing import TypeVar
+
+import httpx
+from prefect.client.orchestration import get_client
+from prefect.client.schemas.objects import FlowRun
+from prefect.deployments import arun_deployment
+from prefect.runtime import flow_run
+from prefect.states import Cancelling
+from pydantic import TypeAdapter
+
+from babylon.core.errors import TrainingError
+from babylon.core.settings import PrefectSettings
+from babylon.core.types import Claim
+from babylon.ops.pages.stage_lines import stage_lines
+from babylon.tasks.progress import LINE_S, announce
+
+DEPLOYMENT = "gpu-stage/gpu-stage"
+POLL_S = 2.0
+M = TypeVar("M")
+log = logging.getLogger("babylon.flows")
+
+
+async def on_pool(
+    stage: str, parameters: dict[str, object], claim: Claim, prefect: PrefectSettings
+) -> object:
+    """Run the deployment ``gpu-stage`` and return its manifest as JSON.
+
+    The idempotency key joins a second start of the same attempt to the run of the first. It
+    names epoch and attempt, because a key without them would return an earlier failure.
+
+    Raises:
+        TrainingError: the run did not end within ``STAGE_TIMEOUT_SECONDS``.
+    """
+    attempt = f"{claim.window_id}/{claim.epoch}/{flow_run.run_count or 1}"
+    run = await arun_deployment(
+        DEPLOYMENT,
+        parameters=TypeAdapter(dict[str, object]).dump_python(parameters, mode="json"),
+        timeout=0,  # returns at once, because the run must be known to be cancelled
+        idempotency_key=f"{flow_run.id}/{stage}/{attempt}",
+        tags=[stage],
+    )
+    announce(stage)
+    log.info("%s: runs on work pool %s as flow run %s", stage, run.work_pool_name, run.id)
+    run = await _finished(stage, run, prefect.stage_timeout_s)
+    assert run.state is not None  # it is final
+    return await run.state.aresult()
+
+
+def said(stage: str, kind: type[M], manifest: object) -> M:
+    """Read a manifest, and log in this run too what the stage found."""
+    found = TypeAdapter(kind).validate_python(manifest)
+    for line in stage_lines(found):
+        log.info("%s: %s", stage, line)
+    return found
+
+
+async def _finished(stage: str, run: FlowRun, timeout_s: float) -> FlowRun:
+    """Wait until a run ends. Cancel it on timeout, or when the caller is cancelled."""
+    began = last = time.monotonic()
+    async with get_client() as client:
+        try:
+            async with asyncio.timeout(timeout_s):
+                while not (run.state and run.state.is_final()):
+                    await asyncio.sleep(POLL_S)
+                    if time.monotonic() - last >= LINE_S:
+                        last = time.monotonic()
+                        spent = f"{stage}: {run.state_name} since {last - began:.0f} s"
+                        log.info("%s", spent, extra={"progress": True})
+                    with suppress(httpx.HTTPError):  # a server that restarts costs only a wait
+                        run = await client.read_flow_run(run.id)
+                return run
+        except (TimeoutError, asyncio.CancelledError) as error:
+            with suppress(httpx.HTTPError):  # an unreachable server must not hide the reason
+                await client.set_flow_run_state(run.id, Cancelling())
+            if isinstance(error, asyncio.CancelledError):
+                raise
+            raise TrainingError(
+                f"flow run {run.name} ({run.id}) on work pool {run.work_pool_name!r} was"
+                f" {run.state_name} after {timeout_s:g} s and is cancelled: start a worker of that"
+                " pool (`babylon up` does), or raise STAGE_TIMEOUT_SECONDS"
+            ) from error
