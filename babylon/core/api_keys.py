@@ -14,7 +14,7 @@ from pathlib import Path
 from babylon.core.errors import ConfigError
 from babylon.core.home import make_directory
 
-SCOPES = ("infer", "deploy", "read")
+SCOPES = ("infer", "record", "read", "deploy")
 LOCAL = "local"
 _PREFIX = "sk-babylon-"
 
