@@ -3,7 +3,7 @@
 from babylon.migrations import run_file
 
 revision = "0008"
-down_revision = "0006"
+down_revision = "0007"
 
 
 def upgrade() -> None:
