@@ -23,6 +23,7 @@ class Answer:
         self, policy: LoadedPolicy, asked: SamplingRequest, choices: Sequence[Choice]
     ) -> None:
         self._asked, self._choices, self._kind = asked, choices, type(choices[0])
+        self._unsent = len(choices)  # choices whose last event is to come
         self._head = {
             "id": f"{self._kind.ID_PREFIX}-{uuid.uuid4().hex}",
             "created": int(time.time()),
@@ -39,19 +40,20 @@ class Answer:
         """Yield the answer as server-sent events.
 
         Events that are known at once are yielded together: each write costs both sides a wake-up.
+        OpenAI's clients need the first event of each choice in the order of the choices.
         """
-        more = self._prompt_ids()
-        async for parts in _merged([choice.parts() for choice in self._choices]):
-            events = b""
-            for part in parts:
-                events += self._event([part], **more)
-                more = {}
-            yield events + self._end()
+        opening = [part for choice in self._choices for part in choice.opening]
+        begun = [self._event([part], **self._prompt_ids()) for part in opening[:1]]
+        begun += [self._event([part]) for part in opening[1:]]
+        async for part in _merged([choice.parts() for choice in self._choices]):
+            self._unsent -= part["finish_reason"] is not None
+            yield b"".join(begun) + self._event([part]) + self._end()
+            begun = []
 
     @property
     def ended(self) -> bool:
         """True after the last event."""
-        return all(choice.ended for choice in self._choices)
+        return not self._unsent
 
     def _usage(self) -> dict[str, int]:
         # A prompt counts once, however many choices it has.
@@ -79,16 +81,16 @@ class Answer:
         return usage + DONE
 
 
-def _merged(streams: Sequence[AsyncIterator[list[JsonObject]]]) -> AsyncIterator[list[JsonObject]]:
+def _merged(streams: Sequence[AsyncIterator[JsonObject]]) -> AsyncIterator[JsonObject]:
     """Return one stream of all items, in the order in which they come."""
     return streams[0] if len(streams) == 1 else _as_they_come(streams)
 
 
 async def _as_they_come(
-    streams: Sequence[AsyncIterator[list[JsonObject]]],
-) -> AsyncIterator[list[JsonObject]]:
-    def following(stream: AsyncIterator[list[JsonObject]]) -> asyncio.Future[list[JsonObject]]:
-        return asyncio.ensure_future(anext(stream, []))
+    streams: Sequence[AsyncIterator[JsonObject]],
+) -> AsyncIterator[JsonObject]:
+    def following(stream: AsyncIterator[JsonObject]) -> asyncio.Future[JsonObject | None]:
+        return asyncio.ensure_future(anext(stream, None))
 
     waiting = {following(stream): stream for stream in streams}
     try:
@@ -96,9 +98,9 @@ async def _as_they_come(
             done, _ = await asyncio.wait(waiting, return_when=asyncio.FIRST_COMPLETED)
             for future in done:
                 stream = waiting.pop(future)
-                if parts := future.result():
+                if part := future.result():
                     waiting[following(stream)] = stream
-                    yield parts
+                    yield part
     finally:
         for future in waiting:
             future.cancel()

@@ -41,8 +41,13 @@ class Choice(ABC):
         """Return the choice as one object."""
 
     @abstractmethod
-    def parts(self) -> AsyncIterator[list[JsonObject]]:
-        """Yield the objects of a stream, those together that are known at once."""
+    def parts(self) -> AsyncIterator[JsonObject]:
+        """Yield the objects of a stream."""
+
+    @property
+    def opening(self) -> list[JsonObject]:
+        """What a stream has before the parts of all choices."""
+        return []
 
     @property
     def prompt_ids(self) -> dict[str, Sequence[int]]:
@@ -81,9 +86,9 @@ class Choice(ABC):
             if self.ended:
                 return
 
-    def _object(self, content: JsonObject, token_ids: Sequence[int] | None = None) -> JsonObject:
+    def _object(self, content: JsonObject, token_ids: Sequence[int]) -> JsonObject:
         choice = {"index": self._index, **content, "finish_reason": self.finish_reason}
-        if self._asked.return_token_ids and token_ids is not None:
+        if self._asked.return_token_ids:
             choice["token_ids"] = token_ids
         return choice
 
@@ -108,10 +113,13 @@ class ChatChoice(Choice):
         content = {"message": message, "logprobs": self._logprobs(piece)}
         return self._object(content, piece.token_ids)
 
-    async def parts(self) -> AsyncIterator[list[JsonObject]]:
-        """Yield the role first, then the text."""
+    @property
+    def opening(self) -> list[JsonObject]:
         role = {"delta": {"role": "assistant", "content": ""}, "logprobs": None}
-        begun, sent = [self._object(role)], 0
+        return [{"index": self._index, **role, "finish_reason": None}]
+
+    async def parts(self) -> AsyncIterator[JsonObject]:
+        sent = 0
         async for piece in self._pieces():
             text, calls = self._parsed(piece.text)
             delta: JsonObject = {"content": text} if text or not calls else {}
@@ -119,8 +127,7 @@ class ChatChoice(Choice):
                 delta["tool_calls"] = [{"index": i} | c for i, c in enumerate(calls, start=sent)]
                 sent += len(calls)
             content = {"delta": delta, "logprobs": self._logprobs(piece)}
-            yield [*begun, self._object(content, piece.token_ids)]
-            begun = []
+            yield self._object(content, piece.token_ids)
 
     def _parsed(self, text: str) -> tuple[str, list[JsonObject]]:
         """Return the text without its tool calls, and the calls."""
@@ -157,10 +164,10 @@ class CompletionChoice(Choice):
     async def whole(self) -> JsonObject:
         return self._part(await self._all()) | self.prompt_ids
 
-    async def parts(self) -> AsyncIterator[list[JsonObject]]:
+    async def parts(self) -> AsyncIterator[JsonObject]:
         prompt_ids = self.prompt_ids
         async for piece in self._pieces():
-            yield [self._part(piece) | prompt_ids]
+            yield self._part(piece) | prompt_ids
             prompt_ids = {}
 
     def _part(self, piece: Piece) -> JsonObject:

@@ -52,8 +52,8 @@ class Grammars:
             self._tokens, LLMatcher.grammar_from_lark(grammar), log_level=0, limits=_LIMITS
         )
         if matcher.is_error():
-            reason = matcher.get_error().partition("\n")[0]
-            raise RequestError(400, f"a JSON schema cannot be enforced: {reason:.300}")
+            reason = matcher.get_error().partition("\n")[0].rpartition("compile ")[2]
+            raise RequestError(400, f"not supported: {reason:.300}: send another schema")
         return Constraint(matcher)
 
 

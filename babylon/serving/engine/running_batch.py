@@ -123,7 +123,8 @@ class Batch:
         tokens, logprobs = drawn.tokens.tolist(), drawn.logprobs.tolist()
         if drawn.top:
             for row, top in zip(rows, drawn.top, strict=True):
-                row.completion.top.append(top)
+                if row.request.sampling.top_logprobs:
+                    row.completion.top.append(top)
         for row, token, logprob in zip(rows, tokens, logprobs, strict=True):
             if not math.isfinite(logprob):
                 raise ModelError(
