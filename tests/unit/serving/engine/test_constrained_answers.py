@@ -122,7 +122,7 @@ def answers(schema: Any) -> dict[str, Any]:
 
 @settings(max_examples=3)
 @given(
-    made=st.lists(st.tuples(SCHEMAS, objects(SCHEMAS), objects(SCHEMAS)), min_size=8, max_size=8)
+    made=st.lists(st.tuples(SCHEMAS, objects(SCHEMAS), objects(SCHEMAS)), min_size=6, max_size=6)
 )
 def test_forced_calls_and_json_fit_any_schema(made: list[tuple[Any, Any, Any]], path: Path) -> None:
     async def run() -> None:
