@@ -7,7 +7,7 @@ The types are ours because openai's request types are TypedDicts, which validate
 """
 
 from collections.abc import Mapping
-from typing import Annotated, Any, TypeAlias, TypeVar
+from typing import Annotated, Any, TypeAlias, TypeVar, cast
 
 import msgspec
 from msgspec import Meta, Struct
@@ -16,6 +16,8 @@ from babylon.core.errors import ServingError
 
 JsonObject: TypeAlias = dict[str, Any]  # decoded, not validated
 MAX_BODY_BYTES = 4 * 2**20
+MAX_CHOICES = 32  # of a request: answers to a batch of prompts times n
+MAX_TOP_LOGPROBS = 20  # vLLM's and OpenAI's limit
 DONE = b"data: [DONE]\n\n"
 
 # Parameters that change the sampling distribution, beside temperature and top_p, and the values
@@ -93,7 +95,7 @@ class SamplingRequest(Struct, frozen=True, kw_only=True):
     top_p: Annotated[float, Meta(gt=0, le=1)] | None = None
     max_tokens: Annotated[int, Meta(ge=1, lt=2**31)] | None = None
     seed: Annotated[int, Meta(ge=-(2**63), le=2**63 - 1)] | None = None
-    n: int | None = None
+    n: Annotated[int, Meta(ge=1)] | None = None
     stop: str | list[Annotated[str, Meta(min_length=1)]] | None = None
     logprobs: bool | int | None = None
     return_token_ids: bool | None = None
@@ -102,6 +104,16 @@ class SamplingRequest(Struct, frozen=True, kw_only=True):
     @property
     def limit(self) -> int | None:
         return self.max_tokens
+
+    @property
+    def choices(self) -> int:
+        """Number of answers."""
+        return self.n or 1
+
+    @property
+    def likeliest(self) -> int:
+        """Number of likeliest tokens to report at each place."""
+        return 0
 
     @property
     def wants_logprobs(self) -> bool:
@@ -125,10 +137,15 @@ class ChatRequest(SamplingRequest, frozen=True, kw_only=True):
     messages: Annotated[list[JsonObject], Meta(min_length=1)]
     max_completion_tokens: Annotated[int, Meta(ge=1, lt=2**31)] | None = None
     logprobs: bool | None = None
-    top_logprobs: int | None = None
+    top_logprobs: Annotated[int, Meta(ge=0, le=MAX_TOP_LOGPROBS)] | None = None
+    response_format: JsonObject | None = None
     tools: list[JsonObject] | None = None
     tool_choice: str | JsonObject | None = None
     parallel_tool_calls: bool | None = None
+
+    @property
+    def likeliest(self) -> int:
+        return self.top_logprobs or 0
 
     @property
     def usable_tools(self) -> list[JsonObject]:
@@ -141,13 +158,31 @@ class ChatRequest(SamplingRequest, frozen=True, kw_only=True):
         return self.max_completion_tokens or self.max_tokens
 
 
-class CompletionRequest(SamplingRequest, frozen=True, kw_only=True):
-    """``POST /v1/completions``: one prompt, as text or token ids."""
+TokenId = Annotated[int, Meta(ge=0, lt=2**31)]
+TokenIds = Annotated[list[TokenId], Meta(min_length=1)]
 
-    prompt: str | Annotated[list[Annotated[int, Meta(ge=0, lt=2**31)]], Meta(min_length=1)]
-    logprobs: Annotated[int, Meta(ge=0)] | None = None
+
+class CompletionRequest(SamplingRequest, frozen=True, kw_only=True):
+    """``POST /v1/completions``: one prompt, as text or token ids, or several."""
+
+    prompt: str | Annotated[list[TokenId | str | TokenIds], Meta(min_length=1)]
+    logprobs: Annotated[int, Meta(ge=0, le=MAX_TOP_LOGPROBS)] | None = None
     echo: bool | None = None
     best_of: int | None = None
+
+    @property
+    def prompts(self) -> list[str | list[int]]:
+        """The prompts. The first item of a list tells whether it is one or holds several."""
+        several = isinstance(self.prompt, list) and not isinstance(self.prompt[0], int)
+        return cast(list[str | list[int]], self.prompt if several else [self.prompt])
+
+    @property
+    def likeliest(self) -> int:
+        return self.logprobs or 0
+
+    @property
+    def choices(self) -> int:
+        return len(self.prompts) * (self.n or 1)
 
 
 Sampled = TypeVar("Sampled", bound=SamplingRequest)
@@ -167,11 +202,16 @@ def decode_object(body: bytes) -> JsonObject:
 
 def parse_chat(fields: Mapping[str, object]) -> ChatRequest:
     """Validate a chat request, or raise ``RequestError`` 400 with the field and what it allows."""
-    return _validated(fields, ChatRequest, "chat")
+    chat = _validated(fields, ChatRequest, "chat")
+    if chat.top_logprobs and not chat.logprobs:
+        raise RequestError(400, f"top_logprobs={chat.top_logprobs}: they need logprobs=true")
+    return chat
 
 
 def parse_completion(fields: Mapping[str, object]) -> CompletionRequest:
     completion = _validated(fields, CompletionRequest, "completion")
+    if isinstance(completion.prompt, list) and len({*map(type, completion.prompt)}) > 1:
+        raise RequestError(400, "prompt mixes kinds: send a text, token ids, or a list of either")
     if completion.echo or completion.best_of not in (None, 1):
         raise RequestError(400, "echo and best_of are not supported: leave them out")
     return completion
@@ -227,8 +267,10 @@ def _validated(fields: Mapping[str, object], kind: type[Sampled], name: str) -> 
         asked = msgspec.convert(fields, kind)
     except msgspec.ValidationError as error:
         raise RequestError(400, f"bad {name} request: {error}") from error
-    if asked.n not in (None, 1):
-        raise RequestError(400, f"n={asked.n}: only n=1 is supported, send one request per answer")
+    if asked.choices > MAX_CHOICES:
+        raise RequestError(
+            400, f"{asked.choices} answers: ask for at most {MAX_CHOICES} in one request"
+        )
     if asked.temperature is not None and 0 < asked.temperature < 0.01:
         raise RequestError(400, f"temperature={asked.temperature}: choose 0 (greedy) or 0.01 to 2")
     return asked

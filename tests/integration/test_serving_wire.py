@@ -188,7 +188,7 @@ async def test_one_prompt_of_tokens_is_accepted(gateway: Canned, engine: Scripte
     engine.reply = COMPLETION
     async with gateway.client() as client:
         await client.completions.create(model="babylon", prompt=[1, 2])
-        for prompt in ([], ["a", "b"], [[1], [2]]):
+        for prompt in ([], ["a", 1], [[]]):
             with pytest.raises(openai.BadRequestError, match="prompt"):
                 await client.completions.create(model="babylon", prompt=prompt)
         with pytest.raises(openai.BadRequestError, match="echo and best_of"):

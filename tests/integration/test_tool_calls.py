@@ -213,12 +213,38 @@ async def test_tools_are_offered_parsed_and_refused_as_asked(stack: Stack) -> No
     for seed in range(20):
         one = await stack.chat(**{**asked, "seed": seed}, parallel_tool_calls=False)
         assert len(one.parse().choices[0].message.tool_calls or ()) <= 1
-    for forced in ("required", {"type": "function", "function": {"name": "price"}}):
-        with pytest.raises(BadRequestError, match="does not support tool_choice"):
-            await stack.chat(**asked, tool_choice=forced)
     broken = [{"role": "assistant", "content": None, "tool_calls": [{"id": "c"}]}]
     with pytest.raises(BadRequestError, match="send a function with a name and JSON arguments"):
         await stack.chat(messages=broken)
     prompts = {row["parameters"]: row["prompt_token_ids"] for row in await stack.rows()}
     lengths = {'"tool_choice":"none"' in fields: len(ids) for fields, ids in prompts.items()}
     assert lengths[True] + 50 < lengths[False]  # the tools are not in the prompt
+
+
+async def test_a_forced_call_is_recorded_with_its_reason_and_an_unforced_one_is_trainable(
+    stack: Stack,
+) -> None:
+    parameters = {**PRICE["function"]["parameters"], "required": ["ticker"]}
+    price = {"type": "function", "function": {**PRICE["function"], "parameters": parameters}}
+    asked: dict[str, Any] = {"tools": [price], "max_tokens": 64, "seed": 3, "temperature": 1}
+    named = {"type": "function", "function": {"name": "price"}}
+    ways: dict[str, dict[str, Any]] = {
+        "tool_choice": {"tool_choice": named, "parallel_tool_calls": False},
+        "response_format": {"response_format": {"type": "json_object"}},
+        "": {"tool_choice": "auto"},
+    }
+    ids = dict[str, str]()
+    for constrained, way in ways.items():
+        answer = (await stack.chat(**asked, **way)).parse()
+        ids[answer.id] = constrained
+        for call in answer.choices[0].message.tool_calls or ():
+            assert json.loads(call.function.arguments) == {"ticker": "NVDA"}
+    for row in await stack.rows():
+        constrained = ids[row["call_id"]]
+        assert row["trainable"] == (not constrained)
+        reason = f"the sampling distribution was changed by {constrained}"
+        assert row["untrainable_reason"] == (reason if constrained else None)
+        # a token that the grammar leaves no choice has the logprob 0
+        assert all(score <= 0 for score in row["logprobs"])
+        if constrained == "tool_choice":
+            assert row["logprobs"].count(0) > len(row["logprobs"]) / 2

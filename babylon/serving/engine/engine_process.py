@@ -4,30 +4,30 @@
 """
 
 import argparse
+import asyncio
 import contextlib
 import logging
-from collections.abc import AsyncIterator, Mapping
+from collections.abc import AsyncIterator, Callable, Collection, Mapping, Sequence
+from typing import TypeVar
 
 import msgspec
 from aiohttp import web
 from transformers.utils.logging import disable_progress_bar
 
 from babylon.core.errors import ModelError
-from babylon.serving.engine.answer import (
-    Answer,
-    ChatAnswer,
-    CompletionAnswer,
-    chat_request,
-    completion_request,
-)
+from babylon.serving.engine.answer import Answer
+from babylon.serving.engine.answer_grammar import answer_grammar
+from babylon.serving.engine.choice import ChatChoice, Choice, CompletionChoice
 from babylon.serving.engine.loaded_policies import LoadedPolicy, Policies
+from babylon.serving.engine.sampler_requests import chat_requests, completion_requests
 from babylon.serving.engine.sampling import Request
-from babylon.serving.engine.scheduler import Scheduler
+from babylon.serving.engine.scheduler import Job, Scheduler
 from babylon.serving.engine_protocol import PolicySource, engine_app, json_response, run_engine
 from babylon.serving.openai_wire import (
     MAX_BODY_BYTES,
+    ChatRequest,
+    CompletionRequest,
     RequestError,
-    SamplingRequest,
     constraints,
     decode_object,
     parse_chat,
@@ -35,11 +35,13 @@ from babylon.serving.openai_wire import (
     sse,
 )
 
+Asked = TypeVar("Asked", ChatRequest, CompletionRequest)
 POLICIES = web.AppKey("policies", Policies)
 SCHEDULER = web.AppKey("scheduler", Scheduler)
 DEFAULTS: web.AppKey[dict[str, object]] = web.AppKey("defaults", dict)
 _UNSUPPORTED = ("functions", "suffix")
 _NO_CHAT = (*_UNSUPPORTED, "tools")
+_GRAMMARS = {"tool_choice", "response_format"}  # what chats may constrain
 _EVENT_STREAM = {"Content-Type": "text/event-stream", "Cache-Control": "no-cache"}
 
 
@@ -61,6 +63,7 @@ def make_app(defaults: Mapping[str, object] | None = None) -> web.Application:
         run_scheduler, _health, _models, _load, _unload, max_body_bytes=MAX_BODY_BYTES + 4096
     )
     app[DEFAULTS] = dict(defaults or {})
+    app.router.add_get("/v1/models/{name:.+}", _model)
     app.router.add_post("/v1/chat/completions", _chat)
     app.router.add_post("/v1/completions", _completion)
     return app
@@ -75,6 +78,10 @@ async def _health(request: web.Request) -> web.Response:
 async def _models(request: web.Request) -> web.Response:
     data = [_description(policy) for policy in request.app[POLICIES]]
     return json_response({"object": "list", "data": data})
+
+
+async def _model(request: web.Request) -> web.Response:
+    return json_response(_description(request.app[POLICIES].get(request.match_info["name"])))
 
 
 async def _load(request: web.Request) -> web.Response:
@@ -95,20 +102,27 @@ async def _unload(request: web.Request) -> web.Response:
 
 async def _chat(request: web.Request) -> web.StreamResponse:
     fields = request.app[DEFAULTS] | decode_object(await request.read())
-    asked = parse_chat(_checked(fields, _UNSUPPORTED))
+    asked = parse_chat(_checked(fields, _UNSUPPORTED, _GRAMMARS))
     policy = request.app[POLICIES].get(asked.model)
-    return await _sample(request, policy, asked, chat_request(policy, asked), ChatAnswer)
+    grammar = answer_grammar(asked)
+    # in a thread: other answers must not wait for the compiler
+    constraint = await asyncio.to_thread(policy.constraint, grammar) if grammar else None
+    sampled = chat_requests(policy, asked, constraint)
+    return await _sample(request, policy, asked, sampled, ChatChoice)
 
 
 async def _completion(request: web.Request) -> web.StreamResponse:
     asked = parse_completion(_checked(decode_object(await request.read()), _NO_CHAT))
     policy = request.app[POLICIES].get(asked.model)
-    sampled = completion_request(policy, asked)
-    return await _sample(request, policy, asked, sampled, CompletionAnswer)
+    sampled = completion_requests(policy, asked)
+    return await _sample(request, policy, asked, sampled, CompletionChoice)
 
 
-def _checked(fields: dict[str, object], refused: tuple[str, ...]) -> dict[str, object]:
-    if unsupported := constraints(fields) + [name for name in refused if fields.get(name)]:
+def _checked(
+    fields: dict[str, object], refused: tuple[str, ...], allowed: Collection[str] = ()
+) -> dict[str, object]:
+    unsupported = [name for name in constraints(fields) if name not in allowed]
+    if unsupported := unsupported + [name for name in refused if fields.get(name)]:
         raise RequestError(400, f"this engine does not support {', '.join(unsupported)}: leave out")
     return fields
 
@@ -116,19 +130,21 @@ def _checked(fields: dict[str, object], refused: tuple[str, ...]) -> dict[str, o
 async def _sample(
     request: web.Request,
     policy: LoadedPolicy,
-    asked: SamplingRequest,
-    sampled: Request,
-    kind: type[Answer],
+    asked: Asked,
+    sampled: Sequence[Request],
+    kind: Callable[[LoadedPolicy, Asked, Job, int], Choice],
 ) -> web.StreamResponse:
     every_step = bool(asked.stream or asked.stops)
-    job = request.app[SCHEDULER].submit(policy, sampled, every_step=every_step)
+    jobs = request.app[SCHEDULER].submit(policy, sampled, every_step=every_step)
     try:
-        answer = kind(policy, asked, job)
+        choices = [kind(policy, asked, job, index) for index, job in enumerate(jobs)]
+        answer = Answer(policy, asked, choices)
         if asked.stream:
             return await _stream(request, answer)
         return web.Response(body=await answer.whole(), content_type="application/json")
     finally:  # answered, stopped by a stop string, or the client left
-        job.cancelled = True
+        for job in jobs:
+            job.cancelled = True
 
 
 async def _stream(request: web.Request, answer: Answer) -> web.StreamResponse:

@@ -115,16 +115,27 @@ class Batch:
         return added.masked_fill_(~mask, lowest)[:, None, None]
 
     def _drawing(self, rows: Sequence[Row]) -> Draw:
-        return Draw([row.request.sampling for row in rows], self._model.device)
+        return Draw([row.request for row in rows], self._model.device)
 
     def _record(self, rows: Sequence[Row], draw: Draw, logits: Tensor) -> None:
         """Draw and append a token to each row's completion; set the finish reason at its end."""
         drawn = draw(logits, [row.uniforms[len(row.completion.token_ids)] for row in rows])
-        for row, token, logprob in zip(rows, *(values.tolist() for values in drawn), strict=True):
+        tokens, logprobs = drawn.tokens.tolist(), drawn.logprobs.tolist()
+        if drawn.top:
+            for row, top in zip(rows, drawn.top, strict=True):
+                if row.request.sampling.top_logprobs:
+                    row.completion.top.append(top)
+        for row, token, logprob in zip(rows, tokens, logprobs, strict=True):
             if not math.isfinite(logprob):
                 raise ModelError(
                     f"the policy gave token {token} the logprob {logprob}: load another policy"
                 )
+            if constraint := row.request.constraint:
+                constraint.advance(token)
+                if constraint.problem:  # the token is no answer
+                    row.completion.problem = constraint.problem
+                    row.completion.finish_reason = "abort"
+                    continue
             row.completion.token_ids.append(token)
             row.completion.logprobs.append(logprob)
             if token in self._eos_token_ids:

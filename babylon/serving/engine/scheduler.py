@@ -44,7 +44,7 @@ class Job:
         """Yield (new token ids, their logprobs, True at the end) until the completion is finished.
 
         Raises:
-            RequestError: 500, sampling failed; 503, the engine is stopping.
+            RequestError: 500, sampling or the answer's grammar failed; 503, the engine is stopping.
         """
         seen, finished = 0, False
         while not finished:
@@ -53,6 +53,10 @@ class Job:
             if self.error:
                 raise RequestError(500, self.error)
             completion = self.completion
+            if completion.problem:
+                raise RequestError(
+                    500, f"the grammar of this answer failed ({completion.problem}): simplify it"
+                )
             if completion.finish_reason == "abort":
                 raise RequestError(503, "the engine is stopping: try again")
             finished = not self.row.running
@@ -103,19 +107,21 @@ class Scheduler:
         self._worker = threading.Thread(target=self._work, name="sampler", daemon=True)
         self._worker.start()
 
-    def submit(self, policy: LoadedPolicy, request: Request, *, every_step: bool) -> Job:
-        """Queue a request.
+    def submit(
+        self, policy: LoadedPolicy, requests: Sequence[Request], *, every_step: bool
+    ) -> list[Job]:
+        """Queue requests, all or none.
 
         Raises:
             RequestError: 503, the queue is full.
         """
-        job = Job(policy=policy, row=Row(request), every_step=every_step)
+        jobs = [Job(policy=policy, row=Row(one), every_step=every_step) for one in requests]
         with self._changed:
-            if len(self._waiting) >= MAX_WAITING:
+            if len(self._waiting) + len(jobs) > MAX_WAITING:
                 raise RequestError(503, f"{MAX_WAITING} requests are waiting: try again")
-            self._waiting.append(job)
+            self._waiting += jobs
             self._changed.notify()
-        return job
+        return jobs
 
     async def close(self) -> None:
         """Abort all jobs and stop the worker thread."""

@@ -64,6 +64,9 @@ class Gateway:
             case "GET", "/v1/models":
                 self._calls.keys.admit(scope["headers"], "infer", "read")
                 await response.whole(self._models())
+            case "GET", path if path.startswith("/v1/models/"):
+                self._calls.keys.admit(scope["headers"], "infer", "read")
+                await response.whole(self._model(path.removeprefix("/v1/models/")))
             case "GET", "/metrics":
                 self._calls.keys.admit(scope["headers"], "read")
                 await response.whole(self._calls.metrics.text(), content_type=CONTENT_TYPE)
@@ -77,12 +80,22 @@ class Gateway:
                 )
 
     def _models(self) -> bytes:
+        return msgspec.json.encode({"object": "list", "data": list(self._cards().values())})
+
+    def _model(self, name: str) -> bytes:
+        try:
+            return msgspec.json.encode(self._cards()[name])
+        except KeyError:
+            raise RequestError(
+                404, f"model {name!r:.200}: see /v1/models", code="model_not_found"
+            ) from None
+
+    def _cards(self) -> dict[str, dict[str, object]]:
         route = self._calls.table.route
-        data = [
-            {"id": name, "object": "model", "created": 0, "owned_by": "babylon"}
+        return {
+            name: {"id": name, "object": "model", "created": 0, "owned_by": "babylon"}
             for name in (route.targets if route else ())
-        ]
-        return msgspec.json.encode({"object": "list", "data": data})
+        }
 
     async def _health(self, response: Response) -> None:
         table, follower = self._calls.table, self._follower

@@ -100,7 +100,7 @@ async def relay(
                     raise StreamCut("it has no finish reason")
                 return passed + end + event.other_lines + DONE
             piece = _for_client(event, exchange)
-            if exchange.finish_reason:  # held back: an answer ends only after it is recorded
+            if exchange.ended:  # held back: an answer ends only after it is recorded
                 end += piece
             else:
                 passed += piece

@@ -119,7 +119,10 @@ class Identity:
 
 @dataclass(slots=True, kw_only=True)
 class Exchange:
-    """A request to a policy, and the part of the answer that has arrived."""
+    """A request to a policy, and the part of the answer that has arrived.
+
+    Of several choices, the first is noted.
+    """
 
     call_id: str
     identity: Identity
@@ -137,6 +140,7 @@ class Exchange:
     logprobs: list[float | None] = field(default_factory=list)
     finish_reason: str | None = None
     completion_tokens: int | None = None
+    ended_choices: int = 0
 
     def upstream_body(self) -> bytes:
         """Encode the request for the engine, with the policy's name and explicit sampling."""
@@ -186,10 +190,17 @@ class Exchange:
             self.completion_tokens = usage.get("completion_tokens")
         choices = answer.get("choices") or []
         for choice in choices:
-            self._note_choice(choice)
+            self.ended_choices += bool(choice.get("finish_reason"))
+            if not choice.get("index"):
+                self._note_choice(choice)
         if self.request.stream and not choices and not self.request.wants_usage:
             return None
         return self._for_client(answer, choices)
+
+    @property
+    def ended(self) -> bool:
+        """True after the last part of the last choice."""
+        return self.ended_choices >= self.request.choices
 
     def _note_choice(self, choice: JsonObject) -> None:
         for name, value in self.dialect.message(choice).items():
@@ -221,6 +232,11 @@ class Exchange:
 
     def untrainable_reason(self) -> str | None:
         """Return the reason why this call cannot be trained on, or ``None``."""
+        if self.request.choices > 1:
+            return (
+                f"one of {self.request.choices} choices: the caller chose among them, so the one"
+                " that it used is no plain sample"
+            )
         tokens, scores, counted = len(self.token_ids), len(self.logprobs), self.completion_tokens
         if not tokens == scores == counted:
             return f"{tokens} token ids, {scores} logprobs, but usage says {counted} tokens"

@@ -3,11 +3,14 @@ from collections.abc import Sequence
 
 import pytest
 import torch
+from llguidance import LLMatcher
+from llguidance.hf import from_tokenizer
 from transformers import PreTrainedModel
 
+from babylon.serving.engine.grammar import Constraint
 from babylon.serving.engine.running_batch import generate
 from babylon.serving.engine.sampling import Completion, Draw, Request, Sampling
-from tests.tiny_policy import plain_logprobs, tiny_model
+from tests.tiny_policy import plain_logprobs, tiny_model, tiny_tokenizer
 
 EOS, PAD = 258, 256
 PROMPTS = ([1, 2, 3, 4, 5], [1, 2, 3, 9], [1, 2, 3, 4, 5, 6, 7, 8], [1, 2, 3, 7, 7, 7])
@@ -74,10 +77,24 @@ def test_greedy_takes_the_most_likely_token_beside_sampled_rows(model: PreTraine
 
 
 def test_greedy_takes_no_nucleus_for_among_equals_it_might_hold_another() -> None:
-    draw = Draw([Sampling(max_tokens=1, temperature=0, top_p=0.01)], torch.device("cpu"))
-    token, logprob = draw(torch.zeros(1, 50), [0.5])
+    greedy = Request([1], Sampling(max_tokens=1, temperature=0, top_p=0.01))
+    draw = Draw([greedy], torch.device("cpu"))
+    token, logprob, _ = draw(torch.zeros(1, 50), [0.5])
     assert 0 <= int(token) < 50
     assert float(logprob) == pytest.approx(-math.log(50), abs=1e-5)
+
+
+def test_a_grammar_in_one_row_leaves_the_other_rows_as_they_are() -> None:
+    tokens = from_tokenizer(tiny_tokenizer(), n_vocab=300)
+    constraint = Constraint(LLMatcher(tokens, LLMatcher.grammar_from_lark('start: "a" | "b"')))
+    logits = torch.randn(3, 300, generator=torch.Generator().manual_seed(0))
+    free = [Request([1], Sampling(max_tokens=1))] * 3
+    one = [free[0], Request([1], Sampling(max_tokens=1), constraint), free[2]]
+    drawn = [Draw(rows, torch.device("cpu"))(logits.clone(), [0.3] * 3) for rows in (free, one)]
+    for plain, masked in zip(*(step[:2] for step in drawn), strict=True):
+        assert torch.equal(plain[::2], masked[::2])
+    assert tiny_tokenizer().decode(drawn[1].tokens[1]) in ("a", "b")
+    assert drawn[1].logprobs[1] > drawn[0].logprobs[1]
 
 
 def test_end_of_sequence_is_part_of_the_completion_and_ends_it(model: PreTrainedModel) -> None:

@@ -40,6 +40,13 @@ def request(seed: int, max_tokens: int, prompt: Sequence[int] = (1, 2, 3)) -> Re
     return Request(prompt, Sampling(max_tokens=max_tokens, seed=seed))
 
 
+def submitted(
+    scheduler: Scheduler, policy: LoadedPolicy, asked: Request, *, every_step: bool
+) -> Job:
+    (job,) = scheduler.submit(policy, [asked], every_step=every_step)
+    return job
+
+
 async def whole(job: Job) -> list[int]:
     return [token async for tokens, _, _ in job.tokens() for token in tokens]
 
@@ -49,8 +56,8 @@ async def test_many_answers_of_one_policy_never_keep_another_from_its_turn(
 ) -> None:
     scheduler = Scheduler()
     busy, other = policies
-    crowd = [scheduler.submit(busy, request(seed, 60), every_step=True) for seed in range(80)]
-    alone = scheduler.submit(other, request(1, 20), every_step=False)
+    crowd = [submitted(scheduler, busy, request(seed, 60), every_step=True) for seed in range(80)]
+    alone = submitted(scheduler, other, request(1, 20), every_step=False)
     await asyncio.gather(*map(whole, [*crowd, alone]))
     await scheduler.close()
     lanes = [lane for lane, _ in turns]
@@ -64,10 +71,10 @@ async def test_a_short_answer_joins_a_long_one_and_is_done_long_before(
 ) -> None:
     scheduler = Scheduler()
     policy = policies[0]
-    long = scheduler.submit(policy, request(1, 400), every_step=True)
+    long = submitted(scheduler, policy, request(1, 400), every_step=True)
     tokens = long.tokens()
     await anext(tokens)
-    short = scheduler.submit(policy, request(2, 3), every_step=False)
+    short = submitted(scheduler, policy, request(2, 3), every_step=False)
     await whole(short)
     async for _ in tokens:
         pass
@@ -85,10 +92,10 @@ async def test_prompts_are_read_in_portions_between_which_others_go_on(
     scheduler = Scheduler()
     with scheduler._changed:  # they come together
         jobs = [
-            scheduler.submit(policies[0], request(seed, 4, [7] * 140), every_step=False)
+            submitted(scheduler, policies[0], request(seed, 4, [7] * 140), every_step=False)
             for seed in range(7)
         ]
-        huge = scheduler.submit(policies[0], request(9, 4, [7] * 400), every_step=False)
+        huge = submitted(scheduler, policies[0], request(9, 4, [7] * 400), every_step=False)
     await asyncio.gather(*map(whole, [*jobs, huge]))
     await scheduler.close()
     assert [count for _, count in turns if count] == [2, 2, 2, 1, 1]
@@ -107,8 +114,8 @@ async def test_a_policy_that_cannot_be_sampled_fails_its_requests_and_no_others(
 
     monkeypatch.setattr(scheduling._Lane, "__init__", refusing)
     scheduler = Scheduler()
-    failing = scheduler.submit(bad, request(1, 5), every_step=False)
-    going = scheduler.submit(good, request(2, 5), every_step=False)
+    failing = submitted(scheduler, bad, request(1, 5), every_step=False)
+    going = submitted(scheduler, good, request(2, 5), every_step=False)
     with pytest.raises(RequestError, match="no room"):
         await whole(failing)
     assert len(await whole(going)) == 5
@@ -118,7 +125,7 @@ async def test_a_policy_that_cannot_be_sampled_fails_its_requests_and_no_others(
 async def test_a_policy_is_let_go_with_its_last_answer(policies: list[LoadedPolicy]) -> None:
     scheduler, policy = Scheduler(), replace(policies[0])
     gone = weakref.ref(policy)
-    job = scheduler.submit(policy, request(1, 40), every_step=False)
+    job = submitted(scheduler, policy, request(1, 40), every_step=False)
     del policy
     assert len(await whole(job)) == 40
     del job
@@ -129,7 +136,7 @@ async def test_a_policy_is_let_go_with_its_last_answer(policies: list[LoadedPoli
 
 async def test_closing_ends_those_who_run_and_those_who_wait(policies: list[LoadedPolicy]) -> None:
     scheduler = Scheduler()
-    jobs = [scheduler.submit(policies[0], request(s, 400), every_step=False) for s in range(70)]
+    jobs = [submitted(scheduler, policies[0], request(s, 400), every_step=False) for s in range(70)]
     await scheduler.close()
     assert {job.completion.finish_reason for job in jobs} == {"abort"}
     assert all(job.wake.is_set() for job in jobs)
