@@ -26,7 +26,7 @@ class Block:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Change:
+class BlockChange:
     """A block begins, grows by ``added``, or ends."""
 
     what: Literal["begin", "add", "end"]
@@ -43,7 +43,7 @@ class BlockReader:
         self._open: Block | None = None
         self._calls: list[Block] = []
 
-    def read(self, choice: JsonObject) -> Iterator[Change]:
+    def read(self, choice: JsonObject) -> Iterator[BlockChange]:
         """Read a choice of a whole answer, or of a chunk of a streamed one."""
         message = choice.get("delta") or choice.get("message") or {}
         # Engines name the reasoning differently; some send both names.
@@ -54,7 +54,7 @@ class BlockReader:
         for piece in message.get("tool_calls") or ():
             yield from self._add_call(piece)
 
-    def end(self) -> Iterator[Change]:
+    def end(self) -> Iterator[BlockChange]:
         """End the last block. An answer without any gets a block of empty text."""
         if not self.blocks:
             yield from self._begin(Block(kind="text", index=0))
@@ -62,13 +62,13 @@ class BlockReader:
 
     def _add(
         self, kind: Kind, text: str, logprobs: list[JsonObject] | None = None
-    ) -> Iterator[Change]:
+    ) -> Iterator[BlockChange]:
         if self._open is None or self._open.kind != kind:
             yield from self._begin(Block(kind=kind, index=len(self.blocks)))
         assert self._open is not None
         yield _grown(self._open, text, logprobs or [])
 
-    def _add_call(self, piece: Mapping[str, JsonObject]) -> Iterator[Change]:
+    def _add_call(self, piece: Mapping[str, JsonObject]) -> Iterator[BlockChange]:
         """Add a whole tool call, or a piece of a streamed one; see ``exchange``."""
         position, function = piece.get("index", len(self._calls)), piece.get("function") or {}
         if not isinstance(position, int) or position >= len(self._calls):
@@ -84,15 +84,15 @@ class BlockReader:
         if arguments := function.get("arguments"):
             yield _grown(self._calls[position], arguments, [])
 
-    def _begin(self, block: Block) -> Iterator[Change]:
+    def _begin(self, block: Block) -> Iterator[BlockChange]:
         yield from self._close()
         self.blocks.append(block)
         self._open = block
-        yield Change(what="begin", block=block)
+        yield BlockChange(what="begin", block=block)
 
-    def _close(self) -> Iterator[Change]:
+    def _close(self) -> Iterator[BlockChange]:
         if self._open is not None:
-            yield Change(what="end", block=self._open)
+            yield BlockChange(what="end", block=self._open)
         self._open = None
 
 
@@ -105,7 +105,7 @@ def blocks_of(choice: JsonObject) -> list[Block]:
     return reader.blocks
 
 
-def _grown(block: Block, added: str, logprobs: list[JsonObject]) -> Change:
+def _grown(block: Block, added: str, logprobs: list[JsonObject]) -> BlockChange:
     block.text += added
     block.logprobs += logprobs
-    return Change(what="add", block=block, added=added, logprobs=logprobs)
+    return BlockChange(what="add", block=block, added=added, logprobs=logprobs)

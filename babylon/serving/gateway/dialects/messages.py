@@ -9,7 +9,7 @@ from typing import ClassVar
 import msgspec
 
 from babylon.serving.gateway.asgi import Headers
-from babylon.serving.gateway.dialects.blocks import Block, BlockReader, Change, blocks_of
+from babylon.serving.gateway.dialects.blocks import Block, BlockChange, BlockReader, blocks_of
 from babylon.serving.gateway.dialects.messages_request import chat_request
 from babylon.serving.gateway.dialects.translation import Translation
 from babylon.serving.openai_wire import JsonObject
@@ -134,7 +134,7 @@ def _input(arguments: str) -> JsonObject:
         return {"arguments": arguments}
 
 
-def _event(change: Change) -> JsonObject:
+def _event(change: BlockChange) -> JsonObject:
     block, index = change.block, change.block.index
     if change.what == "end":
         return {"type": "content_block_stop", "index": index}

@@ -7,7 +7,7 @@ import time
 from collections.abc import Iterator, Mapping
 from typing import ClassVar
 
-from babylon.serving.gateway.dialects.blocks import Block, BlockReader, Change, Kind, blocks_of
+from babylon.serving.gateway.dialects.blocks import Block, BlockChange, BlockReader, Kind, blocks_of
 from babylon.serving.gateway.dialects.responses_request import chat_request, wants_logprobs
 from babylon.serving.gateway.dialects.translation import Translation
 from babylon.serving.openai_wire import JsonObject
@@ -137,7 +137,7 @@ class Responses(Translation):
             "logprobs": logprobs,
         }
 
-    def _changed(self, change: Change) -> Iterator[JsonObject]:
+    def _changed(self, change: BlockChange) -> Iterator[JsonObject]:
         """Yield the events of a change. Items and parts begin empty and end whole."""
         block, kind = change.block, _ADDED[change.block.kind]
         item = self._item(block, "in_progress")
