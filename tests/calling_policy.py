@@ -4,6 +4,7 @@ One token is a whole tool call and another a whole reply, so that answers are sh
 """
 
 import math
+from collections.abc import Mapping
 from pathlib import Path
 
 import torch
@@ -13,19 +14,27 @@ from tests.tiny_policy import tiny_model, tiny_tokenizer
 
 CALL = '<tool_call>\n{"name": "price", "arguments": {"ticker": "NVDA"}}\n</tool_call>'
 SAY = "BUY NVDA"
-_END = "<|im_end|>"
+END = "<|im_end|>"
 _FIRST = {CALL: 0.7, SAY: 0.3}
-_LATER = {CALL: 0.2, SAY: 0.2, _END: 0.6}
+_LATER = {CALL: 0.2, SAY: 0.2, END: 0.6}
 _NEVER = -20.0  # log chance of all other tokens
 
 
-def save_calling_policy(directory: Path) -> Path:
-    """The second hidden unit tells whether a call or a reply came last; the head does the rest."""
+def save_calling_policy(
+    directory: Path,
+    first: Mapping[str, float] = _FIRST,
+    later: Mapping[str, float] = _LATER,
+    context: int = 2048,
+) -> Path:
+    """The second hidden unit tells whether a call or a reply came last; the head does the rest.
+
+    ``first`` and ``later`` are the chances of each call and reply, and of the end.
+    """
     tokenizer = tiny_tokenizer()
-    tokenizer.add_tokens([CALL, SAY])
+    tokenizer.add_tokens([*first])
     tokenizer.chat_template = CHAT_TEMPLATE
-    said = tokenizer.convert_tokens_to_ids([CALL, SAY])
-    model = tiny_model(0, vocab_size=len(tokenizer), max_position_embeddings=2048)
+    said = tokenizer.convert_tokens_to_ids([*first])
+    model = tiny_model(0, vocab_size=len(tokenizer), max_position_embeddings=context)
     with torch.no_grad():
         for layer in model.model.layers:
             layer.self_attn.o_proj.weight.zero_()
@@ -36,7 +45,7 @@ def save_calling_policy(directory: Path) -> Path:
         model.model.norm.weight.fill_(1.0)
         states = model.model(torch.tensor([[0, said[0]]])).last_hidden_state[0, :, :2]
         logits = torch.full((2, len(tokenizer)), _NEVER)  # at first, and after a call or a reply
-        for row, chances in enumerate((_FIRST, _LATER)):
+        for row, chances in enumerate((first, later)):
             for text, chance in chances.items():
                 logits[row, tokenizer.convert_tokens_to_ids(text)] = math.log(chance)
         model.lm_head.weight.zero_()

@@ -19,6 +19,9 @@ from babylon.serving.gateway.arm_pins import ArmPins
 from babylon.serving.gateway.asgi import ClientLeft, Headers, Receive, Response, Scope, Send
 from babylon.serving.gateway.auth import KeyRing
 from babylon.serving.gateway.calls import CallHandler
+from babylon.serving.gateway.dialects.messages import Messages
+from babylon.serving.gateway.dialects.responses import Responses
+from babylon.serving.gateway.dialects.translation import Application, Dialects
 from babylon.serving.gateway.engine_client import EngineClient
 from babylon.serving.gateway.exchange import DIALECTS
 from babylon.serving.gateway.follower import RouteFollower
@@ -151,7 +154,7 @@ async def open_gateway(
     gateway_id: str,
     url: str,
     minutes: int = 60,
-) -> AsyncIterator[Gateway]:
+) -> AsyncIterator[Application]:
     """Run a gateway that follows the store's routes and records calls into the store.
 
     Args:
@@ -194,7 +197,9 @@ async def open_gateway(
         try:
             async with asyncio.TaskGroup() as group:  # a bug in any loop ends the gateway
                 loops = [group.create_task(loop) for loop in work]
-                yield Gateway(calls, follower, shipper, play_api)
+                yield Dialects(
+                    Gateway(calls, follower, shipper, play_api), Responses, Messages
+                )
                 for loop in loops:
                     loop.cancel()
         finally:

@@ -16,7 +16,8 @@ import uvloop
 from babylon.core.errors import BabylonError
 from babylon.core.processes import exit_with_supervisor
 from babylon.core.settings import Settings, load_settings
-from babylon.serving.gateway.app import Gateway, open_gateway
+from babylon.serving.gateway.app import open_gateway
+from babylon.serving.gateway.dialects.translation import Application
 from babylon.serving.gateway.http_guard import server_config
 from babylon.store import Store, open_store
 from babylon.store.gateways import live_gateways, remove_gateway
@@ -60,7 +61,7 @@ async def remove_dead_gateways(store: Store, gateway_id: str) -> None:
                 await remove_gateway(store, gateway.gateway_id)
 
 
-async def _serve(gateway: Gateway, port: int) -> None:
+async def _serve(gateway: Application, port: int) -> None:
     gc.freeze()  # objects from the start live as long as the process: skip them in collections
     gc.set_threshold(10_000)  # calls leave few cycles, and looking for them took 3 % of a call
     supervised = asyncio.create_task(exit_with_supervisor())

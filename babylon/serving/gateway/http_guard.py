@@ -80,6 +80,7 @@ def server_config(app: Callable[..., Awaitable[None]], **options: Any) -> uvicor
     return uvicorn.Config(
         app,
         http=GuardedProtocol,
+        interface="asgi3",  # an application whose call returns an awaitable is not recognised
         lifespan="off",
         ws="none",
         access_log=False,

@@ -1,0 +1,223 @@
+"""A request to ``POST /v1/responses`` as a chat request.
+
+https://platform.openai.com/docs/api-reference/responses/create
+"""
+
+from collections.abc import Callable, Mapping
+from typing import Literal
+
+import msgspec
+from msgspec import Struct
+
+from babylon.serving.gateway.dialects.converted import (
+    add_assistant,
+    content_of,
+    converted,
+    kind_of,
+    refuse,
+)
+from babylon.serving.openai_wire import JsonObject, RequestError
+
+_REMEDIES = {
+    "previous_response_id": "send the conversation so far in input (with store=false, as an SDK"
+    " calls it); gateways keep no conversations",
+    "conversation": "send the conversation so far in input",
+    "prompt": "send the prompt itself in instructions and input",
+    "background": "leave it out, and wait for the answer or stream it",
+}
+# Fields without effect on the tokens here: tools at OpenAI, obfuscation, storage of answers.
+_DROPPED = ("include", "max_tool_calls", "stream_options", "truncation", "store", *_REMEDIES)
+
+
+class _Asked(Struct, frozen=True, kw_only=True):
+    """The fields that are translated; all others stay as they are."""
+
+    input: str | list[JsonObject]
+    instructions: str | list[JsonObject] | None = None
+    max_output_tokens: int | None = None
+    reasoning: JsonObject | None = None
+    text: JsonObject | None = None
+    tools: list[JsonObject] | None = None
+    tool_choice: str | JsonObject | None = None
+    include: list[str] | None = None
+    stream: bool | None = None
+    top_logprobs: int | None = None
+
+
+class _Message(Struct, frozen=True):
+    role: Literal["user", "assistant", "system", "developer"]
+    content: str | list[JsonObject]
+
+
+class _FunctionCall(Struct, frozen=True):
+    call_id: str
+    name: str
+    arguments: str
+
+
+class _FunctionOutput(Struct, frozen=True):
+    call_id: str
+    output: str | list[JsonObject]
+
+
+class _Text(Struct, frozen=True):
+    text: str
+
+
+class _Thought(Struct, frozen=True):
+    summary: list[_Text] = []
+    content: list[_Text] | None = None
+
+
+class _Image(Struct, frozen=True):
+    image_url: str
+    detail: str | None = None
+
+
+class _Function(Struct, frozen=True):
+    name: str
+    description: str | None = None
+    parameters: JsonObject | None = None
+    strict: bool | None = None
+
+
+def chat_request(fields: JsonObject) -> JsonObject:
+    """Return the fields of the chat request.
+
+    Raises:
+        RequestError: 400, the request is malformed, or asks for what only OpenAI runs.
+    """
+    refuse(fields, _REMEDIES)
+    asked = converted(fields, _Asked, "request")
+    chat = {
+        name: value
+        for name, value in fields.items()
+        if name not in _Asked.__struct_fields__ and name not in _DROPPED
+    }
+    chat["messages"] = _messages(asked)
+    chat |= _sampling(asked)
+    if asked.tools:
+        chat["tools"] = [_tool(tool) for tool in asked.tools]
+    if asked.tool_choice is not None:
+        chat["tool_choice"] = _tool_choice(asked.tool_choice)
+    if asked.stream:
+        chat |= {"stream": True, "stream_options": {"include_usage": True}}
+    return chat
+
+
+def wants_logprobs(fields: Mapping[str, object]) -> bool:
+    """Return True if the client asks for the logprobs of the answer's text."""
+    include = fields.get("include")
+    named = isinstance(include, list) and "message.output_text.logprobs" in include
+    return named or bool(fields.get("top_logprobs"))
+
+
+def _sampling(asked: _Asked) -> JsonObject:
+    chat: JsonObject = {}
+    if asked.max_output_tokens is not None:
+        chat["max_completion_tokens"] = asked.max_output_tokens
+    if effort := (asked.reasoning or {}).get("effort"):
+        chat["reasoning_effort"] = effort
+    if wants_logprobs(msgspec.structs.asdict(asked)):
+        chat["logprobs"] = True
+    if asked.top_logprobs:
+        chat["top_logprobs"] = asked.top_logprobs
+    if verbosity := (asked.text or {}).get("verbosity"):
+        chat["verbosity"] = verbosity
+    if form := (asked.text or {}).get("format"):
+        kind = kind_of(form, ("text", "json_object", "json_schema"), "text.format")
+        schema = {name: value for name, value in form.items() if name != "type"}
+        chat["response_format"] = {"type": kind, **({"json_schema": schema} if schema else {})}
+    return chat
+
+
+def _messages(asked: _Asked) -> list[JsonObject]:
+    """Return the chat's messages: instructions first, then the input's items."""
+    messages: list[JsonObject] = []
+    if isinstance(asked.instructions, str):
+        messages.append({"role": "system", "content": asked.instructions})
+    first = asked.instructions if isinstance(asked.instructions, list) else []
+    if isinstance(asked.input, str):
+        items = [*first, {"role": "user", "content": asked.input}]
+    else:
+        items = [*first, *asked.input]
+    for item in items:
+        kind = kind_of(item, _ITEMS, "input item", default="message")
+        _ITEMS[kind](messages, item)
+    return messages
+
+
+def _add_message(messages: list[JsonObject], item: JsonObject) -> None:
+    message = converted(item, _Message, "message")
+    content = message.content if isinstance(message.content, str) else _content(message.content)
+    if message.role == "assistant":
+        parts = [content] if isinstance(content, str) else [_text(part) for part in content]
+        add_assistant(messages, text="".join(parts))
+        return
+    # Templates of open models have no role "developer".
+    role = "system" if message.role == "developer" else message.role
+    messages.append({"role": role, "content": content})
+
+
+def _add_call(messages: list[JsonObject], item: JsonObject) -> None:
+    call = converted(item, _FunctionCall, "function_call")
+    function = {"name": call.name, "arguments": call.arguments}
+    add_assistant(messages, call={"id": call.call_id, "function": function})
+
+
+def _add_output(messages: list[JsonObject], item: JsonObject) -> None:
+    result = converted(item, _FunctionOutput, "function_call_output")
+    content = result.output if isinstance(result.output, str) else _content(result.output)
+    messages.append({"role": "tool", "tool_call_id": result.call_id, "content": content})
+
+
+def _add_thought(messages: list[JsonObject], item: JsonObject) -> None:
+    thought = converted(item, _Thought, "reasoning item")
+    text = "".join(part.text for part in thought.content or thought.summary)
+    if text:
+        add_assistant(messages, thought=text)
+
+
+_ITEMS: dict[str, Callable[[list[JsonObject], JsonObject], None]] = {
+    "message": _add_message,
+    "function_call": _add_call,
+    "function_call_output": _add_output,
+    "reasoning": _add_thought,
+}
+
+
+def _content(parts: list[JsonObject]) -> str | list[JsonObject]:
+    return content_of([_part(part) for part in parts])
+
+
+def _part(part: JsonObject) -> JsonObject:
+    texts = ("input_text", "output_text", "text", "summary_text")
+    kind = kind_of(part, (*texts, "refusal", "input_image"), "content part")
+    if kind in texts:
+        return {"type": "text", "text": converted(part, _Text, "content part").text}
+    if kind == "refusal":
+        return {"type": "text", "text": converted(part.get("refusal"), str, "refusal")}
+    image = converted(part, _Image, "input_image (by URL)")
+    detail = {"detail": image.detail} if image.detail else {}
+    return {"type": "image_url", "image_url": {"url": image.image_url, **detail}}
+
+
+def _text(part: JsonObject) -> str:
+    return converted(part, _Text, "content of the assistant").text
+
+
+def _tool(tool: JsonObject) -> JsonObject:
+    kind_of(tool, ("function",), "tool")
+    function = converted(tool, _Function, "tool")
+    fields = msgspec.structs.asdict(function)
+    given = {name: value for name, value in fields.items() if value is not None}
+    return {"type": "function", "function": given}
+
+
+def _tool_choice(choice: str | JsonObject) -> str | JsonObject:
+    if isinstance(choice, str):
+        return choice
+    kind_of(choice, ("function",), "tool_choice")
+    if not isinstance(name := choice.get("name"), str):
+        raise RequestError(400, f"tool_choice {choice!r:.80}: name a function")
+    return {"type": "function", "function": {"name": name}}
