@@ -43,7 +43,7 @@ async def test_without_a_worker_the_run_ends_in_an_error_that_names_pool_and_rem
     played: Settings, store: Store, workshop: Workshop, idle_pool: None
 ) -> None:
     with pytest.raises(TrainingError, match=r"work pool 'gpu' was .* STAGE_TIMEOUT_SECONDS"):
-        await train_window(WINDOW, {"prefect": {"stage_timeout_s": 0.5}}, placement="deployed")
+        await train_window(WINDOW, {"prefect": {"stage_timeout_s": 5}}, placement="deployed")
     row = await get_window(store, WINDOW)
     assert row is not None and row.state == WindowState.FAILED
     assert {run.state_name for run in await children()} == {"Cancelled"}
