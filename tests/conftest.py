@@ -55,6 +55,18 @@ LONGEST_FIRST = (
     "integration/test_arena.py",
     "faults/test_recorded.py",
     "faults/test_workers.py",
+    "flows/test_prefect_outage.py",
+    "flows/test_modes.py",
+    "integration/test_backup.py",
+    "integration/test_silent_database.py",
+    "integration/test_state_checks.py",
+    "integration/test_train_stage.py",
+    "integration/test_window_machine.py",
+    "unit/test_import_rules.py",
+    "unit/ops/test_doctor.py",
+    "unit/stages/test_tracking.py",
+    "unit/training/grpo/test_memory.py",
+    "unit/training/test_resume.py",
 )
 CRASHED: list[str] = []
 REAL_ROWS = HERE / "data" / "babylon"

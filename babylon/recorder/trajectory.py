@@ -23,6 +23,7 @@ from babylon.store import Store, require_recordable
 from babylon.store.connection import Connection
 
 MAX_SCENARIO_ID = 100  # characters in the game's column
+_MAX_DURATION_MS = 2**31 - 1  # the game's column; an agent may be finished weeks after its play
 _PNL = "agentPnL"
 # Fields of a call that its log row stores and ``stepsJson`` does not.
 _LOG_ONLY = frozenset({"messages", "topP", "promptTokens", "completionTokens"})
@@ -220,7 +221,7 @@ def trajectory_row(
         "agentId": played.agent_id,
         "startTime": game_time(played.start),
         "endTime": game_time(end),
-        "durationMs": milliseconds(end) - milliseconds(played.start),
+        "durationMs": min(milliseconds(end) - milliseconds(played.start), _MAX_DURATION_MS),
         "windowId": played.window.id,
         "windowHours": -(-played.window.minutes // 60),  # rounded up
         "episodeId": f"{played.window.id}-{milliseconds(end)}",

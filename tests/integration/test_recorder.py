@@ -139,6 +139,14 @@ async def test_a_trajectory_is_written_whole_or_not_and_may_be_finished_again(st
         await recorder.finish(trajectory_id)
 
 
+async def test_a_trajectory_may_be_finished_months_later(store: Store) -> None:
+    recorder = TrajectoryRecorder(store)
+    trajectory_id = recorder.start("agent-1", at=START)
+    _step(recorder, trajectory_id, 1)
+    await recorder.finish(trajectory_id, at=START + timedelta(days=90))
+    assert await store.pool.fetchval('SELECT "durationMs" FROM trajectories') == 2**31 - 1
+
+
 async def test_the_same_trajectory_twice_is_an_error(store: Store) -> None:
     await _record(store)
     with pytest.raises(DatabaseError, match="'t1' is stored already"):
