@@ -162,7 +162,7 @@ class PlayClient:
         return TrajectoryPlay(self, agent_id, scenario_id, trajectory_id, at)
 
     def send(self, *events: PlayObject) -> list[PlayObject]:
-        """Send events, up to 1,000, and return their results.
+        """Send events, up to 200, and return their results.
 
         Raises:
             PlayRefusedError: an event was refused; the others are stored.
@@ -209,7 +209,7 @@ class AsyncPlayClient:
         return AsyncTrajectoryPlay(self, agent_id, scenario_id, trajectory_id, at)
 
     async def send(self, *events: PlayObject) -> list[PlayObject]:
-        """Send events, up to 1,000, and return their results.
+        """Send events, up to 200, and return their results.
 
         Raises:
             PlayRefusedError: an event was refused; the others are stored.

@@ -127,7 +127,7 @@ export class PlayClient {
     return value;
   }
 
-  /** Sends up to 1,000 events. Throws a `PlayRefusedError` if one is refused; the others are stored. */
+  /** Sends up to 200 events. Throws a `PlayRefusedError` if one is refused; the others are stored. */
   async send(...events: PlayEvent[]): Promise<EventResult[]> {
     for (const pause of PAUSES_MS) {
       try {

@@ -77,7 +77,8 @@ async def apply_all(
     results = []
     for raw in events:
         try:
-            event = _EVENT.validate_python(raw)
+            # Strict as JSON: no number for a time, but a text, and an integer for any number.
+            event = _EVENT.validate_json(msgspec.json.encode(raw), strict=True)
         except ValidationError as error:
             results.append(refused(RequestError(400, _problems(error.errors()))))
         else:
@@ -178,7 +179,7 @@ async def _refuse(request: Request, error: Exception) -> Response:
     """Answer an error in the gateway's shape."""
     if isinstance(error, ClientLeft):
         return Response()  # nobody reads it
-    headers = {}
+    headers = dict((isinstance(error, HTTPException) and error.headers) or {})  # 405 has Allow
     if isinstance(error, RequestValidationError):
         error = RequestError(400, f"bad request: {_problems(error.errors())}")
     elif isinstance(error, HTTPException):
