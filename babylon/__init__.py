@@ -10,14 +10,21 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from babylon.art.backend import Backend
     from babylon.core.settings import Settings, load_settings
-    from babylon.recorder import MarketOutcomesTracker, TrajectoryRecorder
+    from babylon.recorder import (
+        AsyncPlayClient,
+        MarketOutcomesTracker,
+        PlayClient,
+        TrajectoryRecorder,
+    )
     from babylon.store import open_store
 
     __version__: str
 
 __all__ = [
+    "AsyncPlayClient",
     "Backend",
     "MarketOutcomesTracker",
+    "PlayClient",
     "Settings",
     "TrajectoryRecorder",
     "__version__",
@@ -25,8 +32,10 @@ __all__ = [
     "open_store",
 ]
 _MODULES = {
+    "AsyncPlayClient": "babylon.recorder",
     "Backend": "babylon.art.backend",
     "MarketOutcomesTracker": "babylon.recorder",
+    "PlayClient": "babylon.recorder",
     "Settings": "babylon.core.settings",
     "TrajectoryRecorder": "babylon.recorder",
     "load_settings": "babylon.core.settings",

@@ -4,7 +4,17 @@
 """
 
 from babylon.core.llm_calls import LlmCall
+from babylon.recorder.client import AsyncPlayClient, PlayClient, PlayRefusedError
 from babylon.recorder.market_outcomes import MarketOutcomesTracker
 from babylon.recorder.trajectory import Action, ProviderAccess, TrajectoryRecorder
 
-__all__ = ["Action", "LlmCall", "MarketOutcomesTracker", "ProviderAccess", "TrajectoryRecorder"]
+__all__ = [
+    "Action",
+    "AsyncPlayClient",
+    "LlmCall",
+    "MarketOutcomesTracker",
+    "PlayClient",
+    "PlayRefusedError",
+    "ProviderAccess",
+    "TrajectoryRecorder",
+]

@@ -2,6 +2,7 @@
 
 import asyncio
 import json
+import os
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from datetime import UTC, datetime, timedelta
@@ -18,8 +19,10 @@ from babylon.core.settings import Settings
 from babylon.core.trajectories import read_trajectories
 from babylon.core.types import Artifact
 from babylon.core.windows import Window, window_at
+from babylon.recorder import AsyncPlayClient, PlayClient, PlayRefusedError
 from babylon.scoring.feedback import feedback
 from babylon.scoring.scorer import Score, ScoringContext
+from babylon.serving.gateway.play.direct import to_store
 from babylon.stages.collect import collect_window
 from babylon.stages.validate import validate_window
 from babylon.store import Store
@@ -27,6 +30,7 @@ from babylon.store.api_keys import create_key
 from babylon.store.late import store_collected
 from babylon.store.rejections import Rejection
 from babylon.store.windows import claim_window
+from tests.docs.test_pages import ROOT, blocks_of
 from tests.integration.test_serving import (
     HELLO,
     Stack,
@@ -416,3 +420,65 @@ async def test_another_gateway_recognises_a_session_a_moment_later(
         elsewhere = Player(url, agent.openai.api_key)
         async with elsewhere.http, elsewhere.openai:
             assert "x-babylon-trajectory" not in (await elsewhere.chat(messages=chat)).headers
+
+
+async def test_the_commands_of_the_page_run_as_written(stack: Stack, agent: Player) -> None:
+    (block,) = [b for b in blocks_of(ROOT / "docs" / "play.md") if b.language == "bash"]
+    shell = await asyncio.create_subprocess_exec(
+        *("bash", "-euo", "pipefail", "-c", block.code),
+        env={**os.environ, "ENDPOINT": stack.url, "KEY": agent.openai.api_key},
+        stdout=asyncio.subprocess.PIPE,
+        stderr=asyncio.subprocess.STDOUT,
+    )
+    output, _ = await shell.communicate()
+    assert shell.returncode == 0, output.decode()
+    assert json.loads(output.splitlines()[-1])["next_step"] == 1
+    given = await stack.store.pool.fetch("SELECT name, value FROM babylon.feedback ORDER BY value")
+    assert [tuple(row) for row in given] == [("reward", -0.25), ("tone", 0.5), ("reward", 1.0)]
+
+
+@pytest.mark.parametrize("by", ["http", "store"])
+async def test_the_python_client_records_by_blocks(stack: Stack, agent: Player, by: str) -> None:
+    key = agent.openai.api_key
+    send_by = to_store(stack.store) if by == "store" else None
+    async with AsyncPlayClient(stack.url, key, send_by=send_by) as client:
+        async with client.trajectory("a", "shard") as play:
+            for reward in range(2):
+                answer = await agent.chat(play.trajectory_id, headers=play.headers)
+                await play.step(state={"tick": reward}, reward=reward)  # joined by the header
+            await play.feedback(0.5, call_id=answer.parse().id)
+        with pytest.raises(PlayRefusedError, match="is finished") as refused:
+            await play.step()
+        assert refused.value.status == 409
+        with pytest.raises(ZeroDivisionError):
+            async with client.trajectory("a") as broken:
+                await broken.step()
+                raise ZeroDivisionError
+    (row,) = await stack.store.pool.fetch("SELECT * FROM trajectories")
+    assert row["trajectoryId"] == play.trajectory_id and row["totalReward"] == 1.0
+    steps = json.loads(row["stepsJson"])
+    assert [len(one["llmCalls"]) for one in steps] == [1, 1]
+
+
+async def test_the_blocking_client_sends_again_what_was_not_answered(
+    stack: Stack, agent: Player
+) -> None:
+    def record() -> str:
+        with PlayClient(stack.url, agent.openai.api_key) as client:
+            post, client._http.post = client._http.post, lose_one  # type: ignore[method-assign]
+            lost.append(post)
+            with client.trajectory("a", at=at(0)) as play:
+                play.step(at=at(1), reward=1.0)
+        return play.trajectory_id
+
+    lost: list[Any] = []
+
+    def lose_one(*args: Any, **options: Any) -> httpx.Response:
+        answer: httpx.Response = lost[0](*args, **options)
+        if len(lost) == 1:
+            lost.append(answer)
+            raise httpx.ReadTimeout("lost")
+        return answer
+
+    name = await asyncio.to_thread(record)
+    assert await stack.store.pool.fetchval('SELECT "trajectoryId" FROM trajectories') == name

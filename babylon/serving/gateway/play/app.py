@@ -18,7 +18,7 @@ from starlette.exceptions import HTTPException
 
 from babylon.quality.decode import is_deep
 from babylon.serving.gateway.asgi import ClientLeft, read_body
-from babylon.serving.gateway.auth import KeyRing
+from babylon.serving.gateway.auth import KeyRing, Principal
 from babylon.serving.gateway.play.events import (
     MAX_EVENTS,
     Event,
@@ -70,6 +70,22 @@ _ERRORS: dict[int | str, dict[str, Any]] = {
 }
 
 
+async def apply_all(
+    handler: PlayHandler, caller: Principal, events: Sequence[object]
+) -> list[EventResult]:
+    """Check each event by itself and apply it; return one result for each."""
+    results = []
+    for raw in events:
+        try:
+            # Strict as JSON: no number for a time, but a text, and an integer for any number.
+            event = _EVENT.validate_json(msgspec.json.encode(raw), strict=True)
+        except ValidationError as error:
+            results.append(refused(RequestError(400, _problems(error.errors()))))
+        else:
+            results.append(await handler.apply(caller, event))
+    return results
+
+
 def play_app(handler: PlayHandler, keys: KeyRing) -> FastAPI:
     """Return the application, with its schema at ``/openapi.json``."""
     slots = asyncio.Semaphore(AT_A_TIME)
@@ -85,14 +101,8 @@ def play_app(handler: PlayHandler, keys: KeyRing) -> FastAPI:
 
         The status is 200, or that of the first refused event; the results tell of each.
         """
-        caller, results = request.state.caller, []
         async with slots:
-            for raw in batch.events:
-                try:
-                    results.append(await handler.apply(caller, _EVENT.validate_python(raw)))
-                except ValidationError as error:
-                    results.append(refused(RequestError(400, _problems(error.errors()))))
-        return _answer(results)
+            return _answer(await apply_all(handler, request.state.caller, batch.events))
 
     @router.get("/trajectories/{trajectory_id}")
     async def trajectory(trajectory_id: Annotated[Id, Path()], request: Request) -> PlayState:
@@ -169,7 +179,7 @@ async def _refuse(request: Request, error: Exception) -> Response:
     """Answer an error in the gateway's shape."""
     if isinstance(error, ClientLeft):
         return Response()  # nobody reads it
-    headers = {}
+    headers = dict((isinstance(error, HTTPException) and error.headers) or {})  # 405 has Allow
     if isinstance(error, RequestValidationError):
         error = RequestError(400, f"bad request: {_problems(error.errors())}")
     elif isinstance(error, HTTPException):

@@ -5,23 +5,19 @@ An event may be sent again: it names what it is about, so the second time change
 
 from typing import Annotated, Literal, Self
 
-from pydantic import AwareDatetime, BaseModel, ConfigDict, Field, model_validator
-from pydantic.json_schema import SkipJsonSchema
+from pydantic import AwareDatetime, BaseModel, ConfigDict, Field, JsonValue, model_validator
 
 from babylon.core.llm_calls import Purpose
 from babylon.recorder.trajectory import MAX_SCENARIO_ID
 
-MAX_EVENTS = 1000
+MAX_EVENTS = 200  # a batch holds one of few connections
 _PRINTABLE = r"^[^\x00-\x1f\x7f-\x9f]+$"
 Id = Annotated[str, Field(min_length=1, max_length=200, pattern=_PRINTABLE)]
 Name = Annotated[str, Field(min_length=1, max_length=100, pattern=_PRINTABLE)]
 Number = Annotated[float, Field(allow_inf_nan=False)]
 StepNumber = Annotated[int, Field(ge=0, lt=2**31)]
 Object = dict[str, object]
-# SkipJsonSchema: a field is left out, or has a value.
-Moment = Annotated[
-    AwareDatetime | SkipJsonSchema[None], Field(description="Default: the time of arrival.")
-]
+Moment = Annotated[AwareDatetime | None, Field(description="Default: the time of arrival.")]
 
 
 class PlayModel(BaseModel):
@@ -35,7 +31,7 @@ class StartEvent(PlayModel):
 
     type: Literal["start"]
     trajectory_id: Id
-    agent_id: Id | SkipJsonSchema[None] = None
+    agent_id: Id | None = None
     """Default: the agent that the key is bound to, else `key-` and the key's id."""
     scenario_id: Annotated[str, Field(max_length=MAX_SCENARIO_ID, pattern=_PRINTABLE)] | None = None
     """Trajectories of one scenario are compared with each other. Default: the window."""
@@ -61,9 +57,9 @@ class StepAction(PlayModel):
     success: bool = True
     parameters: Object = {}
     result: object = None
-    error: str | SkipJsonSchema[None] = None
-    reasoning: str | SkipJsonSchema[None] = None
-    correctness: Object | SkipJsonSchema[None] = None
+    error: str | None = None
+    reasoning: str | None = None
+    correctness: Object | None = None
 
 
 class StepEvent(PlayModel):
@@ -77,7 +73,7 @@ class StepEvent(PlayModel):
     calls: Annotated[list[Id | ElsewhereCall], Field(max_length=1000)] = []
     """Ids of the gateway's answers in order; calls that named this step are added to them."""
     action: StepAction = StepAction()
-    reward: Number | SkipJsonSchema[None] = None
+    reward: Number | None = None
     """Feedback named `reward` for this step."""
     at: Moment = None
 
@@ -88,30 +84,43 @@ class FinishEvent(PlayModel):
     type: Literal["finish"]
     trajectory_id: Id
     status: Name = "completed"
-    final_balance: Number | SkipJsonSchema[None] = None
+    final_balance: Number | None = None
     """US dollars."""
-    final_pnl: Number | SkipJsonSchema[None] = None
+    final_pnl: Number | None = None
     """US dollars, lifetime."""
     knowledge: Object = {}
     """Ground truth, which only the judge sees."""
-    reward: Number | SkipJsonSchema[None] = None
+    reward: Number | None = None
     """Feedback named `reward` for the trajectory."""
     at: Moment = None
+
+
+def _given(name: str) -> dict[str, JsonValue]:
+    return {"required": [name], "properties": {name: {"not": {"type": "null"}}}}
 
 
 class FeedbackEvent(PlayModel):
     """Feedback for a trajectory, one of its steps, or one of its calls, at any time."""
 
+    model_config = ConfigDict(
+        json_schema_extra={
+            "allOf": [
+                {"anyOf": [_given(name) for name in names]}
+                for names in (("trajectory_id", "call_id"), ("value", "label", "comment"))
+            ]
+        }
+    )
+
     type: Literal["feedback"]
-    trajectory_id: Id | SkipJsonSchema[None] = None
+    trajectory_id: Id | None = None
     """May be left out if `call_id` is given."""
-    step: StepNumber | SkipJsonSchema[None] = None
-    call_id: Id | SkipJsonSchema[None] = None
+    step: StepNumber | None = None
+    call_id: Id | None = None
     name: Name = "reward"
     """The scorer `feedback` sums what is named `reward`; other names are metrics."""
-    value: Number | SkipJsonSchema[None] = None
-    label: Annotated[str, Field(max_length=200)] | SkipJsonSchema[None] = None
-    comment: Annotated[str, Field(max_length=10_000)] | SkipJsonSchema[None] = None
+    value: Number | None = None
+    label: Annotated[str, Field(max_length=200)] | None = None
+    comment: Annotated[str, Field(max_length=10_000)] | None = None
 
     @model_validator(mode="after")
     def _says_something_about_something(self) -> Self:

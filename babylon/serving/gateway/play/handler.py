@@ -288,7 +288,7 @@ def _agent(caller: Principal, agent_id: str | None) -> str:
 
 def _moment(at: datetime | None) -> datetime:
     if at is not None and not FIRST_YEAR <= at.year <= LAST_YEAR:
-        raise RequestError(400, f"at is {at}: send a time from {FIRST_YEAR} to {LAST_YEAR}")
+        raise WindowError(f"at is {at}: send a time from {FIRST_YEAR} to {LAST_YEAR}")
     return at or datetime.now(UTC)
 
 
