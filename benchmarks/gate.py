@@ -217,7 +217,7 @@ def main() -> None:
         print("| --- " * 7 + "|")
         print("\n".join(map(_year_row, after)))
         print(f"\n{time.monotonic() - started:.0f} s")
-    sys.exit(0 if all(outcome.ok for outcome in (*outcomes, *after)) else 1)
+    sys.exit(0 if all(o.ok for o in outcomes) and all(year.ok for year in after) else 1)
 
 
 def _row(outcome: ErrorRates) -> str:

@@ -3,6 +3,7 @@
 Each window's gate plays worlds of its own: what the fleet played lately, and fresh ones seeded by
 the window's batch (``babylon.evaluation.arena.recorded_worlds``). Held-out recorded play can veto.
 Where no worlds can be made, it may also promote, and a live canary decides what it cannot.
+``EVALUATOR`` names a task of the user's own instead.
 """
 
 import asyncio
@@ -18,6 +19,7 @@ from babylon.evaluation.arena.players import checkpoint_player
 from babylon.evaluation.arena.recorded_worlds import gate_worlds
 from babylon.evaluation.arena.suite import digest
 from babylon.evaluation.arena.verdicts import match_verdict, recorded_verdict, reported
+from babylon.evaluation.tasks.task_gate import task_verdict
 from babylon.store.connection import Store
 from babylon.store.lineage import descends
 from babylon.store.policies import Policy, champion, get_policy, set_verdict
@@ -80,10 +82,21 @@ async def _met(
         serving = await get_policy(store, trained.parent_version)
     checkpoint = store.home.resolve(trained.checkpoint_uri)
     name = f"{seed}:{trained.batch_id}"
+    if evaluation.evaluator:
+        return await task_verdict(
+            store,
+            trained,
+            route_version,
+            serving.uri,
+            progress,
+            name=evaluation.evaluator,
+            seed=name,
+            budget=evaluation.scenarios,
+        )
     worlds = await gate_worlds(store, trained.claim.window_id, name, evaluation)
     if worlds is None:
-        check = await held_out_check(store, trained, max_tokens)
-        return recorded_verdict(trained, route_version, check)
+        played = await held_out_check(store, trained, max_tokens)
+        return recorded_verdict(trained, route_version, played)
     match = await compare(
         await asyncio.to_thread(checkpoint_player, serving.uri, seed),
         await asyncio.to_thread(checkpoint_player, checkpoint, seed),

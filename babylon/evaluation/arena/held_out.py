@@ -54,6 +54,15 @@ async def held_out_check(store: Store, trained: Trained, max_tokens: int | None)
     Args:
         max_tokens: Largest number of tokens computed at once; None: no limit.
     """
+    found, problem = await held_out_play(store, trained)
+    if not found:
+        return OffPolicy(problem=problem)
+    checkpoint = store.home.resolve(trained.checkpoint_uri)
+    return await asyncio.to_thread(_check, checkpoint, found, max_tokens)
+
+
+async def held_out_play(store: Store, trained: Trained) -> tuple[list[Trajectory], str]:
+    """Return the newest held-out trajectories, and the reason if there are none."""
     found: dict[str, Trajectory] = {}
     problem = "no held-out play: all that was recorded was trained on"
     for row in reversed(await list_windows(store)):
@@ -69,10 +78,7 @@ async def held_out_check(store: Store, trained: Trained, max_tokens: int | None)
             found |= {name: t for name, t in zip(ids, played, strict=True) if name not in seen}
         if len(found) >= MOST:
             break
-    if not found:
-        return OffPolicy(problem=problem)
-    checkpoint = store.home.resolve(trained.checkpoint_uri)
-    return await asyncio.to_thread(_check, checkpoint, [*found.values()][:MOST], max_tokens)
+    return [*found.values()][:MOST], problem
 
 
 async def _held_out(store: Store, row: WindowRow, trained: Trained) -> list[Artifact]:

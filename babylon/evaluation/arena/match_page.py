@@ -60,10 +60,10 @@ def verdict_markdown(verdict: Verdict) -> str:
         if before is not None and after is not None
     ]
     yardsticks = [f"| {name} | {pnl:.1f} |" for name, pnl in verdict.yardsticks.items()]
-    window = verdict.claim.window_id
     return "\n".join(
         [
-            f"# Window {window}, policy {verdict.policy_version}: {verdict.ruling}",
+            f"# Window {verdict.claim.window_id}, policy {verdict.policy_version}:"
+            f" {verdict.ruling}",
             "",
             verdict.reason,
             "",

@@ -159,6 +159,7 @@ def play(
     malformed = np.zeros(len(tables))
     decisions: Counter[Decision] = Counter()
     equity: list[list[float]] = [[] for _ in tables]
+    # In lock-step, so that a model answers all worlds as one batch.
     while live := [index for index, table in enumerate(tables) if not table.market.over]:
         own = _decided(decide, [tables[index].own for index in live])
         rest = [tables[index].seats[copies:] for index in live]

@@ -22,6 +22,7 @@ from babylon.evaluation.arena.worlds import GateWorlds
 
 MAX_EXTRA_MALFORMED = 0.02  # share of replies
 MAX_EXTRA_RISK = 0.1  # share of the start balance, on top of the extra profit
+FEWEST = 32  # worlds before replies and risks are judged
 COLLAPSED = 0.95  # share of all decisions that are the same one
 
 
@@ -64,7 +65,7 @@ def ruled(standings: Standings, worlds: GateWorlds) -> tuple[Ruling, str] | None
     champion, challenger = standings.present(worlds)
     differences, budget = standings.differences(worlds), worlds.budget
     played = len(standings.champion.pnl)
-    if reason := unfit(champion, challenger):
+    if played >= min(FEWEST, budget) and (reason := unfit(champion, challenger)):
         return "reject", reason
     gains = [log_wealth(one, budget)[-1] >= CERTAIN for one in differences]
     doubt = worse_at_worst(champion, challenger)

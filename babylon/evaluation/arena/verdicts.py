@@ -17,7 +17,7 @@ def match_verdict(
 ) -> Verdict:
     """Return the verdict on a match. ``check``: recorded play, which can veto a winner."""
     before, after = match.champion, match.challenger
-    difference = match.looks[-1].difference
+    last = match.looks[-1]
     verdict = Verdict(
         claim=trained.claim,
         policy_version=trained.policy_version,
@@ -26,12 +26,12 @@ def match_verdict(
         insufficient=match.ruling == "insufficient",
         reason=match.reason,
         evidence=told(match.worlds),
-        scenarios=match.looks[-1].scenarios,
+        scenarios=last.scenarios,
         suite_digest=suite_digest,
         pnl_before=before.mean_pnl,
         pnl_after=after.mean_pnl,
-        pnl_difference_low=difference.low,
-        pnl_difference_high=difference.high,
+        pnl_difference_low=last.difference.low,
+        pnl_difference_high=last.difference.high,
         win_rate_before=float(before.win_rate.mean()),
         win_rate_after=float(after.win_rate.mean()),
         malformed_before=float(before.malformed.mean()),
@@ -40,6 +40,7 @@ def match_verdict(
         drawdown_after=float(after.drawdown.mean()),
         off_policy=check,
     )
+    # Worlds promote and recorded play can only veto: its weights rest on far fewer decisions.
     if check is None or not check.veto:
         return verdict
     reason = f"vetoed by recorded play, {check}; in the arena, {verdict.reason}"
