@@ -59,11 +59,11 @@ def verdict_markdown(verdict: Verdict) -> str:
         for name, before, after, form in rows
         if before is not None and after is not None
     ]
+    window = verdict.claim.window_id
     yardsticks = [f"| {name} | {pnl:.1f} |" for name, pnl in verdict.yardsticks.items()]
     return "\n".join(
         [
-            f"# Window {verdict.claim.window_id}, policy {verdict.policy_version}:"
-            f" {verdict.ruling}",
+            f"# Window {window}, policy {verdict.policy_version}: {verdict.ruling}",
             "",
             verdict.reason,
             "",
@@ -71,8 +71,7 @@ def verdict_markdown(verdict: Verdict) -> str:
             "",
             *(["| yardstick | mean P&L, $ |", "| --- | ---: |", *yardsticks] if yardsticks else []),
             "",
-            f"Decided by: {verdict.evidence}.",
-            f"{verdict.scenarios} scenarios, suite `{verdict.suite_digest or 'none'}`.",
+            f"Decided by {verdict.evidence}; suite `{verdict.suite_digest or 'none'}`.",
             f"Recorded play: {verdict.off_policy or 'not checked, the arena did not promote'}.",
             f"Plots and all figures: `{verdict.report}`." if verdict.report else "",
         ]

@@ -10,7 +10,7 @@ from openai import AsyncOpenAI
 from babylon.core.types import Trained, Verdict
 from babylon.evaluation.arena.held_out import held_out_play
 from babylon.evaluation.tasks.evaluator import Endpoint, load_evaluator
-from babylon.evaluation.tasks.task_match import Heard, play_task
+from babylon.evaluation.tasks.task_match import Heard, TaskMatch, play_task
 from babylon.store.connection import Store
 
 
@@ -37,9 +37,11 @@ async def task_verdict(
     worlds = await asyncio.to_thread(evaluator.worlds, seed, budget, recorded)
     async with served(champion, store.home.resolve(trained.checkpoint_uri)) as (old, new):
         match = await play_task(evaluator, old, new, worlds[:budget], progress)
-    sides = (match.champion, match.challenger)
-    before, after = (float(np.mean([score.value for score in side])) for side in sides)
-    bad_before, bad_after = (float(np.mean([s.malformed for s in side])) for side in sides)
+    return _verdict(trained, route_version, match, name)
+
+
+def _verdict(trained: Trained, route_version: int, match: TaskMatch, name: str) -> Verdict:
+    before, after = (np.array([(s.value, s.malformed) for s in side]) for side in match.sides)
     return Verdict(
         claim=trained.claim,
         policy_version=trained.policy_version,
@@ -47,14 +49,14 @@ async def task_verdict(
         promote=match.ruling == "promote",
         insufficient=match.ruling == "insufficient",
         reason=match.reason,
-        evidence=f"{len(match.champion)} worlds of {name}",
-        scenarios=len(match.champion),
-        pnl_before=before,
-        pnl_after=after,
+        evidence=f"{len(before)} worlds of {name}",
+        scenarios=len(before),
+        pnl_before=float(before[:, 0].mean()),
+        pnl_after=float(after[:, 0].mean()),
         pnl_difference_low=match.difference.low,
         pnl_difference_high=match.difference.high,
-        malformed_before=bad_before,
-        malformed_after=bad_after,
+        malformed_before=float(before[:, 1].mean()),
+        malformed_after=float(after[:, 1].mean()),
     )
 
 

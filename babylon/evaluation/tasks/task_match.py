@@ -31,6 +31,10 @@ class TaskMatch:
     ruling: Ruling
     reason: str
 
+    @property
+    def sides(self) -> tuple[tuple[PlayScore, ...], tuple[PlayScore, ...]]:
+        return self.champion, self.challenger
+
 
 async def play_task(
     evaluator: Evaluator[object],
@@ -58,13 +62,9 @@ async def play_task(
         if ended := _ruled(evaluator, before, after, differences, len(worlds)):
             break
     assert ended is not None  # the last look always rules
-    return TaskMatch(
-        champion=tuple(before),
-        challenger=tuple(after),
-        difference=sequence(differences, len(worlds)),
-        ruling=ended[0],
-        reason=ended[1],
-    )
+    shown, (ruling, reason) = sequence(differences, len(worlds)), ended
+    sides = {"champion": tuple(before), "challenger": tuple(after)}
+    return TaskMatch(**sides, difference=shown, ruling=ruling, reason=reason)
 
 
 async def _played(

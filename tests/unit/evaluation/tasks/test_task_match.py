@@ -40,7 +40,7 @@ def named(model: str) -> Endpoint:
 @pytest.mark.parametrize(
     ("challenger", "ruling", "reason"),
     [
-        ("0.7", "promote", "wins: difference +0.2"),
+        ("0.7", "promote", "is a gain"),
         ("0.3", "reject", "is a loss"),
         ("0.5", "insufficient", "insufficient evidence: wins: difference +0 ["),
         ("0.9/0.2", "reject", "refunds rose from 0 to 0.2; the limit is 0.05 more"),
@@ -101,9 +101,11 @@ async def test_a_text_environment_is_played_through_the_endpoint() -> None:
     app = web.Application()
     app.router.add_post("/v1/chat/completions", chat)
     evaluator = TextEnv(Guess, lowest=0.0, highest=1.0)
-    async with TestServer(app) as server:
-        async with AsyncOpenAI(base_url=str(server.make_url("/v1")), api_key="none") as client:
-            parrot, mute = (Endpoint(client=client, model=name) for name in ("parrot", "mute"))
-            world = evaluator.worlds("s", 1, [])[0]
-            assert await evaluator.play(world, parrot, 0) == PlayScore(value=1.0)
-            assert await evaluator.play(world, mute, 0) == PlayScore(value=0.0, malformed=True)
+    async with (
+        TestServer(app) as server,
+        AsyncOpenAI(base_url=str(server.make_url("/v1")), api_key="none") as client,
+    ):
+        parrot, mute = (Endpoint(client=client, model=name) for name in ("parrot", "mute"))
+        world = evaluator.worlds("s", 1, [])[0]
+        assert await evaluator.play(world, parrot, 0) == PlayScore(value=1.0)
+        assert await evaluator.play(world, mute, 0) == PlayScore(value=0.0, malformed=True)
