@@ -43,12 +43,14 @@ async def gate_worlds(
     budget = evaluation.scenarios
     if evaluation.rules != "fleet":
         return simulated(await _fresh(seed, budget, PRESETS[evaluation.rules]))
-    known, recorded = await _recorded(store, window_id)
+    known, recorded = await _recorded(store, window_id, enough=int(budget * SHARE))
     if known == "live":
         return None
     if not recorded:
         return simulated(await _fresh(seed, budget, STARTER))
-    newest = recorded[0]
+    # The last round of a window may be cut short by its end.
+    last = [one for one in recorded if one.window_id == recorded[0].window_id]
+    newest = max(last, key=lambda one: one.scenario.rules.ticks)
     seats = max(1, len(newest.players))
     budget = max(LEAST_SHARED, budget // seats) if seats > 1 else budget
     usable = [
@@ -66,7 +68,9 @@ async def _fresh(seed: str, count: int, rules: Rules) -> list[Scenario]:
     return await asyncio.to_thread(unseen_scenarios, "gate", seed, count, rules)
 
 
-async def _recorded(store: Store, window_id: str) -> tuple[Known, list[RecordedScenario]]:
+async def _recorded(
+    store: Store, window_id: str, enough: int
+) -> tuple[Known, list[RecordedScenario]]:
     """Return (source of the rows, the fleet's scenarios of recent windows, newest first)."""
     if store.game_problem:
         return "nothing", []
@@ -84,6 +88,7 @@ async def _recorded(store: Store, window_id: str) -> tuple[Known, list[RecordedS
         found += exact
         if known == "live":
             log.warning("window %s: no world can be rebuilt from its rows", recent)
+        if known == "live" or sum(one.window_id != window_id for one in found) >= enough:
             break
     return known, found
 
