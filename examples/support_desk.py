@@ -1,4 +1,4 @@
-"""A support desk, from a mediocre base model to a deployed better one: run it in this directory."""
+"""A support desk as a task of its own: base model, agents, reward, evaluator, hourly training."""
 
 import asyncio
 import os
@@ -69,7 +69,7 @@ class Desk:
         return PlayScore(value=float(said == TICKETS[world]), malformed=said not in TOOLS)
 
 
-def mediocre(base, target, chats=480):
+def mediocre(base, target, chats=3000):
     """Make a model that knows the tools and is right in four of ten tickets."""
     random, rows = Random(0), []
     for number in range(chats):
