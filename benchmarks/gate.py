@@ -3,22 +3,15 @@
     python -m benchmarks.gate [--gates 500] [--pool 8192] [--budget N] [--json]
     python -m benchmarks.gate --model CHECKPOINT      time one whole gate of a checkpoint instead
 
-Prints a Markdown table with one row per challenger: true P&L relative to the champion's, standard
-deviation of the paired difference, shares of promotions, rejections and insufficient evidence, and
-mean number of scenarios. Exits with 1 if a bound is broken: the null promoted in more than 5 % of
-the gates, a worse challenger in more than 1 %, a 10 % better one in less than 80 %.
+Prints a Markdown table with one row per challenger, then a year of hourly gates. Exits with 1 if a
+bound is broken: a challenger that is no better promoted in more than 2.5 % of the gates, a 10 %
+better one in less than 80 %, or updates of no true gain promoted in more than 2.5 % of a year.
 
 Champion and challengers are scripted traders who follow the news in a share of the ticks and trade
-at random in the others. Each plays the same pool of worlds once in the real game. A simulated gate
-draws scenarios from these results, batch by batch, and applies the arena's rule. The pool defines
-the true P&L: the shares are chosen so that a challenger's mean P&L is the stated multiple of the
-champion's. Draws are with replacement, because a budget of a quarter of the pool drawn without
-replacement would estimate the pool's mean better than as many fresh worlds would.
-
-- *null*: the champion's policy again, with its own random draws. In every scenario a coin decides
-  which of the two is the challenger, so the true difference is exactly zero.
-- *better*, *worse*: with the champion's random draws, as two checkpoints have in the arena, and
-  with their own. The second case keeps only the worlds in common and does not occur in the arena.
+at random in the others (``benchmarks.gate_contests``). Each plays the same pool of worlds once in
+the real game. A simulated gate draws worlds from these results with replacement, batch by batch,
+and applies the arena's rule. The pool defines the true P&L. *bound alone*: promotions by the bound,
+without the other guards.
 """
 
 import argparse
@@ -26,39 +19,23 @@ import json
 import sys
 import time
 from collections import Counter
-from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
-from random import Random
 
 import numpy as np
-from numpy.typing import NDArray
 
 from babylon.core.settings import load_settings
-from babylon.evaluation.arena.match import BATCH, look_at, ruled
-from babylon.evaluation.arena.play import Floats, Plays, play, scripted
+from babylon.evaluation.arena.betting import CERTAIN, Differences, log_wealth
+from babylon.evaluation.arena.play import Floats, Plays, play
 from babylon.evaluation.arena.players import checkpoint_player
+from babylon.evaluation.arena.ruling import Standings, ruled
 from babylon.evaluation.arena.suite import unseen_scenarios
-from babylon.game.market.market import Seat
-from babylon.game.market.orders import Decision
-from babylon.game.market.scenario import Scenario
-from babylon.game.market.scripted import ScriptedAgent, news_follower, random_trader
+from babylon.evaluation.arena.worlds import BATCH, GateWorlds, simulated
+from babylon.game.market.scenario import STARTER, make_scenario
+from benchmarks.gate_contests import SEATS, Contest, bound, contests
 
 POOL = 8192
-CHAMPION = 0.6  # share of ticks in which the champion follows the news
-BETTER = 1.1
-WORSE = (0.99, 0.9)
-MAX_NULL, MAX_WORSE, MIN_BETTER = 0.05, 0.01, 0.8
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Contest:
-    """A champion and a challenger; ``bound`` checks the share of promotions."""
-
-    name: str
-    champion: Plays
-    challenger: Plays
-    tossed: bool = False
-    bound: Callable[[float], bool] | None = None
+MAX_NULL, MIN_BETTER = 0.025, 0.8
+HOURS = 24 * 365
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -66,100 +43,74 @@ class ErrorRates:
     """The results of many gates of one contest, as shares of the gates."""
 
     contest: str
-    ratio: float  # true mean P&L, challenger's over champion's
+    gain: float  # true mean difference, dollars
     deviation: float  # standard deviation of the paired difference, dollars
     promoted: float
+    bound_alone: float
     rejected: float
     insufficient: float
     scenarios: float  # mean
     ok: bool
 
 
-def trader(share: float) -> ScriptedAgent:
-    """Return an agent that follows the news in a share of the ticks, else trades at random."""
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Year:
+    """A year of hourly gates, each for an update of the champion of that hour.
 
-    def decide(seat: Seat, random: Random) -> Decision:
-        believes = random.random() < share
-        return (news_follower if believes else random_trader)(seat, random)
-
-    return decide
-
-
-def shares_of(worlds: list[Scenario], targets: Sequence[float], seed: int) -> list[float]:
-    """Return the shares whose mean P&L on the worlds is about each of ``targets`` dollars.
-
-    Mean P&L is nearly linear in the share, so a few shares are played and the rest interpolated.
+    Dollars a world. ``claimed``: sum of the gains that the promoting gates measured. ``true``: sum
+    of their true gains. ``lost``: deepest fall of the champion's true skill below an earlier one.
+    ``false_share``: promotions of updates without a true gain, as a share of such updates.
     """
-    grid = np.linspace(0.5, 0.7, 5)
-    pnl = [play(scripted(trader(float(share)), seed), worlds).mean_pnl for share in grid]
-    return [float(share) for share in np.interp(targets, pnl, grid)]
 
-
-def contests(worlds: list[Scenario]) -> Iterator[Contest]:
-    """Play the pool and yield the null and every better and worse challenger."""
-    champion = play(scripted(trader(CHAMPION)), worlds)
-    again = play(scripted(trader(CHAMPION), seed=1), worlds)
-    yield Contest(
-        name="null: the same, own draws",
-        champion=champion,
-        challenger=again,
-        tossed=True,
-        bound=lambda promoted: promoted <= MAX_NULL,
-    )
-    ratios = (BETTER, *WORSE)
-    for seed, draws in ((0, "common draws"), (1, "own draws")):
-        shares = shares_of(worlds, [ratio * champion.mean_pnl for ratio in ratios], seed)
-        for ratio, share in zip(ratios, shares, strict=True):
-            yield Contest(
-                name=f"{ratio - 1:+.0%}, {draws}",
-                champion=champion,
-                challenger=play(scripted(trader(share), seed), worlds),
-                bound=_bound(ratio),
-            )
-
-
-def _bound(ratio: float) -> Callable[[float], bool]:
-    if ratio > 1:
-        return lambda promoted: promoted >= MIN_BETTER
-    return lambda promoted: promoted <= MAX_WORSE
+    updates: str
+    promoted: int
+    claimed: float
+    true: float
+    lost: float
+    false_share: float
+    ok: bool
 
 
 def simulate(contest: Contest, gates: int, budget: int, seed: int) -> ErrorRates:
-    """Simulate gates, each on scenarios drawn from the pool with replacement."""
+    """Simulate gates, each on worlds drawn from the pool with replacement."""
     random = np.random.default_rng(seed)
+    scenario = make_scenario("rules", contest.rules)  # only its rules are read
+    worlds = simulated([scenario] * budget, SEATS if contest.crowds else 1)
     ended: Counter[str] = Counter()
-    scenarios = 0
+    scenarios = believed = 0
     for _ in range(gates):
         drawn = random.choice(len(contest.champion.pnl), budget)
-        swapped = (random.random(budget) < 0.5) & contest.tossed
-        ruling, used = gate(
-            _drawn(contest.champion, contest.challenger, drawn, swapped),
-            _drawn(contest.challenger, contest.champion, drawn, swapped),
-        )
+        standings = contest.drawn(drawn, random)
+        ruling, used = gate(standings, worlds)
         ended[ruling] += 1
         scenarios += used
-    promoted = ended["promote"] / gates
-    difference = contest.challenger.pnl - contest.champion.pnl
+        wealth = [log_wealth(one, budget) for one in standings.differences(worlds)]
+        believed += bool((np.min(wealth, axis=0) >= CERTAIN)[BATCH - 1 :: BATCH].any())
+    promoted, alone = ended["promote"] / gates, believed / gates
+    within = promoted >= MIN_BETTER if contest.better else max(promoted, alone) <= MAX_NULL
     return ErrorRates(
         contest=contest.name,
-        ratio=1.0 if contest.tossed else contest.challenger.mean_pnl / contest.champion.mean_pnl,
-        deviation=float(difference.std()),
+        gain=contest.true_gain,
+        deviation=float((standings.challenger.pnl - standings.champion.pnl).std()),
         promoted=promoted,
+        bound_alone=alone,
         rejected=ended["reject"] / gates,
         insufficient=ended["insufficient"] / gates,
         scenarios=scenarios / gates,
-        ok=contest.bound is None or contest.bound(promoted),
+        ok=within,
     )
 
 
-def gate(champion: Plays, challenger: Plays) -> tuple[str, int]:
+def gate(standings: Standings, worlds: GateWorlds) -> tuple[str, int]:
     """Look after every batch, as the arena does → (ruling, scenarios used)."""
-    budget = len(champion.pnl)
-    for end in range(BATCH, budget + BATCH, BATCH):
-        before, after = _first(champion, end), _first(challenger, end)
-        look = look_at(before, after, budget)
-        if ended := ruled(before, after, look, budget):
-            return ended[0], look.scenarios
+    for end in range(BATCH, worlds.budget + BATCH, BATCH):
+        so_far = Standings(
+            champion=_first(standings.champion, end),
+            challenger=_first(standings.challenger, end),
+            crowds={copies: pnl[:end] for copies, pnl in standings.crowds.items()},
+        )
+        if ended := ruled(so_far, worlds):
+            return ended[0], len(so_far.champion.pnl)
     raise AssertionError("the last look rules")
 
 
@@ -172,17 +123,47 @@ def _first(plays: Plays, count: int) -> Plays:
     )
 
 
-def _drawn(one: Plays, other: Plays, drawn: NDArray[np.int64], swapped: NDArray[np.bool_]) -> Plays:
-    def either(mine: Floats, theirs: Floats) -> Floats:
-        where = swapped.reshape(-1, *[1] * (mine.ndim - 1))
-        chosen: Floats = np.where(where, theirs[drawn], mine[drawn])
-        return chosen
+def years(noise: Floats, budget: int, seed: int) -> list[Year]:
+    """Simulate a year of each kind of updates.
 
-    return replace(
-        one,
-        equity=either(one.equity, other.equity),
-        win_rate=either(one.win_rate, other.win_rate),
-        malformed=either(one.malformed, other.malformed),
+    Args:
+        noise: ``[pool]`` paired differences of two traders, around their mean.
+    """
+    random = np.random.default_rng(seed)
+    kinds = {
+        "do nothing": np.zeros(HOURS),
+        "$1 worse each": np.full(HOURS, -1.0),
+        "$0 ± 5": random.normal(0.0, 5.0, HOURS),
+        "-$5 ± 10": random.normal(-5.0, 10.0, HOURS),
+    }
+    return [_year(name, effects, noise, budget, random) for name, effects in kinds.items()]
+
+
+def _year(
+    name: str, effects: Floats, noise: Floats, budget: int, random: np.random.Generator
+) -> Year:
+    promoted, measured = np.zeros(len(effects), bool), np.zeros(len(effects))
+    room = np.full((1, budget), bound(STARTER))
+    ends = np.arange(BATCH, budget + 1, BATCH)
+    for start in range(0, len(effects), 256):
+        part = slice(start, start + 256)
+        values = random.choice(noise, (len(effects[part]), budget)) + effects[part, None]
+        limits = np.broadcast_to(room, values.shape)
+        certain = log_wealth(Differences(values, limits, limits), budget)[:, ends - 1] >= CERTAIN
+        first = certain.argmax(axis=1)
+        means = np.cumsum(values, axis=1)[:, ends - 1] / ends
+        promoted[part] = certain.any(axis=1)
+        measured[part] = means[np.arange(len(values)), first]
+    skill = np.concatenate([[0.0], np.cumsum(np.where(promoted, effects, 0.0))])
+    false_share = float(promoted[effects <= 0].mean())
+    return Year(
+        updates=name,
+        promoted=int(promoted.sum()),
+        claimed=float(measured[promoted].sum()),
+        true=float(skill[-1]),
+        lost=float((np.maximum.accumulate(skill) - skill).max()),
+        false_share=false_share,
+        ok=false_share <= MAX_NULL,
     )
 
 
@@ -214,27 +195,44 @@ def main() -> None:
         print(f"{budget} scenarios, both sides: {whole_gate_s(options.model, budget):.1f} s")
         return
     started = time.monotonic()
-    worlds = unseen_scenarios("gate", f"benchmark:{options.seed}", options.pool)
-    outcomes = [simulate(c, options.gates, budget, options.seed) for c in contests(worlds)]
+    pool = unseen_scenarios("gate", f"benchmark:{options.seed}", options.pool)
+    found = list(contests(pool, options.seed))
+    outcomes = [simulate(one, options.gates, budget, options.seed) for one in found]
+    noise = next(one.difference for one in found if one.better)  # with common draws
+    after = years(noise - noise.mean(), budget, options.seed)
     if options.json:
-        print(json.dumps([{f: getattr(o, f) for f in o.__slots__} for o in outcomes]))
+        rows = (
+            [{f: getattr(o, f) for f in o.__slots__} for o in part] for part in (outcomes, after)
+        )
+        print(json.dumps(dict(zip(("gates", "years"), rows, strict=True))))
     else:
         print(f"{options.gates} gates each, at most {budget} scenarios, pool of {options.pool}\n")
         print(
-            "| challenger | true P&L | sd of difference | promoted | rejected | insufficient"
-            " | mean scenarios | |"
+            "| challenger | true gain | sd of difference | promoted | bound alone | rejected"
+            " | insufficient | mean scenarios | |"
         )
-        print("| --- " * 8 + "|")
+        print("| --- " * 9 + "|")
         print("\n".join(map(_row, outcomes)))
+        print("\n| a year of updates | promoted | claimed | true | deepest loss | false | |")
+        print("| --- " * 7 + "|")
+        print("\n".join(map(_year_row, after)))
         print(f"\n{time.monotonic() - started:.0f} s")
-    sys.exit(0 if all(outcome.ok for outcome in outcomes) else 1)
+    sys.exit(0 if all(o.ok for o in outcomes) and all(year.ok for year in after) else 1)
 
 
 def _row(outcome: ErrorRates) -> str:
     return (
-        f"| {outcome.contest} | {outcome.ratio:.1%} | ${outcome.deviation:.0f}"
-        f" | {outcome.promoted:.1%} | {outcome.rejected:.1%} | {outcome.insufficient:.1%}"
-        f" | {outcome.scenarios:.0f} | {'' if outcome.ok else 'BROKEN'} |"
+        f"| {outcome.contest} | ${outcome.gain:+.1f} | ${outcome.deviation:.0f}"
+        f" | {outcome.promoted:.1%} | {outcome.bound_alone:.1%} | {outcome.rejected:.1%}"
+        f" | {outcome.insufficient:.1%} | {outcome.scenarios:.0f}"
+        f" | {'' if outcome.ok else 'BROKEN'} |"
+    )
+
+
+def _year_row(year: Year) -> str:
+    return (
+        f"| {year.updates} | {year.promoted} | ${year.claimed:+.0f} | ${year.true:+.0f}"
+        f" | ${year.lost:.0f} | {year.false_share:.2%} | {'' if year.ok else 'BROKEN'} |"
     )
 
 

@@ -256,8 +256,10 @@ class EvaluationSettings(Group):
 
     scenarios: int = _env(2048, "ARENA_SCENARIOS", ge=32)
     """Number of games after which validation ends. It ends earlier once the result is clear."""
-    rules: Literal["starter", "hour"] = _env("starter", "ARENA_RULES")
-    """Rules of the games in validation: those that the fleet plays."""
+    rules: Literal["fleet", "starter", "hour"] = _env("fleet", "ARENA_RULES")
+    """Worlds of validation: those that the fleet plays, as its rows show them, or a preset's."""
+    evaluator: str | None = _env(None, "EVALUATOR", pattern=r"^[\w.]+:\w+$")
+    """A task of your own that validation plays instead, as `package.module:name`."""
 
 
 class ServingSettings(Group):

@@ -14,6 +14,7 @@ Metric = float | int | str | bool | None
 Metrics = dict[str, Metric]
 Ruling = Literal["promote", "reject", "insufficient"]
 Arm = Literal["champion", "challenger"]
+CANARY = "live canary"  # ``Verdict.evidence``
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -116,6 +117,7 @@ class OffPolicy:
     ``difference``: P&L in simulator dollars a trajectory above the mean of its scenario, compared
     with the policies that played, with a 99 % interval from ``low`` to ``high``. ``ess``:
     effective sample size, in trajectories. ``problem``: the reason for a missing estimate.
+    ``gain``: betting on a gain earned 40 times its capital, so the estimate may promote.
     """
 
     trajectories: int = 0
@@ -124,6 +126,7 @@ class OffPolicy:
     low: float | None = None
     high: float | None = None
     problem: str | None = None
+    gain: bool = False
 
     @property
     def veto(self) -> bool:
@@ -142,10 +145,12 @@ class OffPolicy:
 class Verdict:
     """Manifest of ``validate checkpoint``: may the challenger replace the champion, and the reason.
 
-    P&L is in simulator dollars, the mean over the ``scenarios`` that both policies played, of the
-    suite with digest ``suite_digest``. The bounds of the difference are those of a 95 % confidence
-    sequence. A checkpoint that its own training rules out plays no scenario, and all measures stay
-    empty. ``off_policy`` is estimated only for a challenger that the arena promotes.
+    ``evidence`` decided: the worlds that were played, by source; a task; recorded play; or the live
+    canary, which has yet to decide. P&L is in dollars (of a task: score in its unit), the mean over
+    the ``scenarios`` that both policies played, of the suite with digest ``suite_digest``. The
+    bounds of the difference are those of a 95 % confidence sequence. A checkpoint that its own
+    training rules out plays no scenario, and all measures stay empty. ``off_policy`` is estimated
+    for a challenger that the worlds promote, or if there are none.
     """
 
     claim: Claim
@@ -154,6 +159,7 @@ class Verdict:
     promote: bool
     reason: str
     insufficient: bool = False  # the evidence decided neither for nor against
+    evidence: str = "the update's own figures"
     scenarios: int = 0
     suite_digest: str | None = None
     pnl_before: float | None = None

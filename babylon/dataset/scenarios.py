@@ -13,8 +13,8 @@ import polars as pl
 from babylon.core.artifacts import iter_artifact, write_artifact
 from babylon.core.home import Home
 from babylon.core.types import Published, Scored
-from babylon.dataset.replay.recorded import Rebuilt, RecordedRow, RecordedScenario, RecordedStep
-from babylon.dataset.replay.recorded_windows import rebuild_rows
+from babylon.evaluation.rebuild.recorded import Rebuilt, RecordedRow, RecordedScenario, RecordedStep
+from babylon.evaluation.rebuild.recorded_windows import rebuild_rows
 from babylon.quality.decode import decode
 
 TABLE = "scenarios"

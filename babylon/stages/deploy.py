@@ -11,7 +11,7 @@ from typing import Any
 
 from babylon.core.errors import CheckpointRefusedError, RouteConflictError, SupersededError
 from babylon.core.settings import DeploymentStrategy, Settings
-from babylon.core.types import Arm, Change, Deployed, Verdict
+from babylon.core.types import CANARY, Arm, Change, Deployed, Verdict
 from babylon.deployment.change import ChangeRequest, RunChecks, checks_under, wait_or_roll_back
 from babylon.deployment.decide_experiment import Decided, decide
 from babylon.deployment.experiments import run_experiment
@@ -53,7 +53,8 @@ async def deploy_checkpoint(store: Store, settings: Settings, verdict: Verdict) 
         return _not_deployed(verdict, routes[0], decided, verdict.reason)
     await _require_lead(store, verdict, routes)
     try:
-        change = await _send_out(store, strategy, run_checks, verdict, routes[0])
+        sent_as = "canary" if verdict.evidence == CANARY else strategy
+        change = await _send_out(store, sent_as, run_checks, verdict, routes[0])
     except CheckpointRefusedError as error:
         return _not_deployed(verdict, routes[0], decided, str(error), error.checks)
     return _deployed(verdict, change, change.acknowledged_by, decided, change)

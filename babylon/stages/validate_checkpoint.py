@@ -1,25 +1,25 @@
 """Stage ``validate checkpoint``: a challenger must clearly beat the champion before it serves.
 
-Each window's gate plays worlds of its own, seeded by its batch (see
-``babylon.evaluation.arena.suite``). Only the arena promotes; held-out recorded play can only veto.
+Each window's gate plays worlds of its own: what the fleet played lately, and fresh ones seeded by
+the window's batch (``babylon.evaluation.arena.recorded_worlds``). Held-out recorded play can veto.
+Where no worlds can be made, it may also promote, and a live canary decides what it cannot.
+``EVALUATOR`` names a task of the user's own instead.
 """
 
 import asyncio
-from collections.abc import Sequence
 from dataclasses import asdict, replace
 
 import msgspec
 
-from babylon.core.home import Home
 from babylon.core.settings import EvaluationSettings, Settings
 from babylon.core.types import Trained, Verdict
 from babylon.evaluation.arena.held_out import held_out_check
-from babylon.evaluation.arena.match import Match, Progress, compare
-from babylon.evaluation.arena.match_page import write_report
-from babylon.evaluation.arena.play import result_of, yardsticks
+from babylon.evaluation.arena.match import Progress, compare
 from babylon.evaluation.arena.players import checkpoint_player
-from babylon.evaluation.arena.suite import digest, unseen_scenarios
-from babylon.game.market.scenario import PRESETS, Scenario
+from babylon.evaluation.arena.recorded_worlds import gate_worlds
+from babylon.evaluation.arena.suite import digest
+from babylon.evaluation.arena.verdicts import match_verdict, recorded_verdict, reported
+from babylon.evaluation.tasks.task_gate import task_verdict
 from babylon.store.connection import Store
 from babylon.store.lineage import descends
 from babylon.store.policies import Policy, champion, get_policy, set_verdict
@@ -57,7 +57,6 @@ async def validate_checkpoint(
             serving,
             route_version,
             progress,
-            home=settings.home,
             seed=settings.seed,
             evaluation=settings.evaluation,
             max_tokens=settings.training.max_tokens,
@@ -74,78 +73,44 @@ async def _met(
     route_version: int,
     progress: Progress | None,
     *,
-    home: Home,
     seed: int,
     evaluation: EvaluationSettings,
     max_tokens: int | None,
 ) -> Verdict:
-    """Play the match, check a winner against recorded play, and write the report."""
+    """Let the evidence decide: worlds and then recorded play; without worlds, play or a canary."""
     if serving.policy_version == trained.policy_version:  # deployed before a crash
         serving = await get_policy(store, trained.parent_version)
-    worlds = await asyncio.to_thread(
-        unseen_scenarios,
-        "gate",
-        f"{seed}:{trained.batch_id}",
-        evaluation.scenarios,
-        PRESETS[evaluation.rules],
-    )
+    checkpoint = store.home.resolve(trained.checkpoint_uri)
+    name = f"{seed}:{trained.batch_id}"
+    if evaluation.evaluator:
+        return await task_verdict(
+            store,
+            trained,
+            route_version,
+            serving.uri,
+            progress,
+            name=evaluation.evaluator,
+            seed=name,
+            budget=evaluation.scenarios,
+        )
+    worlds = await gate_worlds(store, trained.claim.window_id, name, evaluation)
+    if worlds is None:
+        played = await held_out_check(store, trained, max_tokens)
+        return recorded_verdict(trained, route_version, played)
     match = await compare(
         await asyncio.to_thread(checkpoint_player, serving.uri, seed),
-        await asyncio.to_thread(checkpoint_player, home.resolve(trained.checkpoint_uri), seed),
+        await asyncio.to_thread(checkpoint_player, checkpoint, seed),
         worlds,
         progress,
     )
-    verdict = _verdict(trained, route_version, match, await asyncio.to_thread(digest, worlds))
-    if verdict.promote:
-        check = await held_out_check(store, trained, max_tokens)
-        verdict = replace(verdict, off_policy=check)
-        if check.veto:
-            reason = f"vetoed by recorded play, {check}; in the arena, {verdict.reason}"
-            verdict = replace(verdict, promote=False, reason=reason)
-    return await asyncio.to_thread(_reported, home, verdict, match, worlds)
-
-
-def _verdict(trained: Trained, route_version: int, match: Match, suite_digest: str) -> Verdict:
-    before, after = match.champion, match.challenger
-    difference = match.looks[-1].difference
-    return Verdict(
-        claim=trained.claim,
-        policy_version=trained.policy_version,
-        route_version=route_version,
-        promote=match.ruling == "promote",
-        insufficient=match.ruling == "insufficient",
-        reason=match.reason,
-        scenarios=match.looks[-1].scenarios,
-        suite_digest=suite_digest,
-        pnl_before=before.mean_pnl,
-        pnl_after=after.mean_pnl,
-        pnl_difference_low=difference.low,
-        pnl_difference_high=difference.high,
-        win_rate_before=float(before.win_rate.mean()),
-        win_rate_after=float(after.win_rate.mean()),
-        malformed_before=float(before.malformed.mean()),
-        malformed_after=float(after.malformed.mean()),
-        drawdown_before=float(before.drawdown.mean()),
-        drawdown_after=float(after.drawdown.mean()),
+    won = match.ruling == "promote"
+    check = await held_out_check(store, trained, max_tokens) if won else None
+    suite = await asyncio.to_thread(digest, worlds.scenarios)
+    verdict = match_verdict(trained, route_version, match, suite, check)
+    directory = claim_name(verdict.claim)
+    return await asyncio.to_thread(
+        reported, store.home, verdict, match, worlds.scenarios, directory
     )
-
-
-def _reported(home: Home, verdict: Verdict, match: Match, worlds: Sequence[Scenario]) -> Verdict:
-    """Add the yardsticks to the verdict and write the report's directory. Blocking."""
-    scripted = yardsticks(worlds[: verdict.scenarios])
-    directory = home.arena / claim_name(verdict.claim)
-    verdict = replace(
-        verdict,
-        yardsticks={name: result.mean_pnl.mean for name, result in scripted.items()},
-        report=home.reference(directory),
-    )
-    results = {
-        "champion": result_of(match.champion),
-        "challenger": result_of(match.challenger),
-        **scripted,
-    }
-    write_report(directory, results, match.looks, {"verdict": asdict(verdict)})
-    return verdict
 
 
 async def _earlier_verdict(store: Store, trained: Trained, serving: Policy) -> Verdict | None:

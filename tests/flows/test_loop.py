@@ -80,7 +80,7 @@ async def test_an_hour_of_play_becomes_a_policy(live: Settings, store: Store, ba
     result = await train_window(HOUR.id)
 
     assert result.status == WindowState.REJECTED, result.reason
-    assert result.reason.startswith("insufficient evidence: P&L difference +0.0 [+0.0, +0.0]")
+    assert result.reason.startswith("insufficient evidence: P&L difference +0.0 [")
     rejected = await store.pool.fetch("SELECT trajectory_id, reason FROM babylon.rejections")
     assert {tuple(row) for row in rejected} == {(name, "no_response") for name in silent}
     heard = AGENTS - len(silent)

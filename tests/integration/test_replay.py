@@ -19,9 +19,9 @@ from babylon.dataset.performance import played_rows, publish_performance
 from babylon.dataset.replay.comparison import replay_report
 from babylon.dataset.replay.counterfactual import replay
 from babylon.dataset.replay.dataset_reader import read_dataset
-from babylon.dataset.replay.recorded import Rebuilt
-from babylon.dataset.replay.recorded_windows import rebuild_windows, recorded_windows
 from babylon.evaluation.arena.play import scripted
+from babylon.evaluation.rebuild.recorded import Rebuilt
+from babylon.evaluation.rebuild.recorded_windows import rebuild_windows, recorded_windows
 from babylon.game.fleet.fleet_plan import FleetPlan, deal
 from babylon.game.fleet.spawn import run_fleet
 from babylon.game.market.scenario import HOUR, STARTER, Rules

@@ -10,10 +10,10 @@ from statistics import fmean
 from babylon.core.errors import ReplayError
 from babylon.dataset.replay.counterfactual import Replayed, replay
 from babylon.dataset.replay.dataset_reader import read_dataset
-from babylon.dataset.replay.recorded import Rebuilt, Skipped
-from babylon.dataset.replay.recorded_windows import rebuild_windows, recorded_windows
 from babylon.evaluation.arena.play import Decide
 from babylon.evaluation.arena.players import find_player, is_version, unregistered_player
+from babylon.evaluation.rebuild.recorded import Rebuilt, Skipped
+from babylon.evaluation.rebuild.recorded_windows import rebuild_windows, recorded_windows
 from babylon.store import Store
 
 RECORDED = "recorded"

@@ -8,8 +8,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from babylon.core.errors import ReplayError
-from babylon.dataset.replay.recorded import Prices, RecordedPlay, RecordedScenario
 from babylon.evaluation.arena.play import Decide, is_malformed
+from babylon.evaluation.rebuild.recorded import Prices, RecordedPlay, RecordedScenario
 from babylon.game.market.game import make_market
 from babylon.game.market.market import Seat
 from babylon.game.market.orders import Decision, parse_decision

@@ -10,7 +10,13 @@ import polars as pl
 
 from babylon.core.errors import ReplayError
 from babylon.core.trajectories import Call
-from babylon.dataset.replay.recorded import Prices, Rebuilt, RecordedPlay, RecordedScenario, Skipped
+from babylon.evaluation.rebuild.recorded import (
+    Prices,
+    Rebuilt,
+    RecordedPlay,
+    RecordedScenario,
+    Skipped,
+)
 from babylon.game.market.scenario import Scenario
 
 SCENARIOS, TRAJECTORIES = "scenarios", "trajectories"

@@ -18,7 +18,7 @@ from babylon.core.probes import Ask
 from babylon.core.settings import EvaluationSettings
 from babylon.deployment.checks.reply_forms import Form, form_of
 from babylon.game.market.orders import MAX_REPLY_TOKENS
-from babylon.game.market.scenario import PRESETS
+from babylon.game.market.scenario import PRESETS, STARTER
 from babylon.game.market.transcripts import scripted_chats
 from babylon.policies.checkpoint_files import context_of
 from babylon.serving.openai_wire import constraints
@@ -119,7 +119,7 @@ def _simulated(
     evaluation: EvaluationSettings, count: int, form: Form | None
 ) -> Iterator[GoldenPrompt]:
     """Prompts of the game that the gate plays, always the same."""
-    chats = scripted_chats(_SEED, PRESETS[evaluation.rules])
+    chats = scripted_chats(_SEED, PRESETS.get(evaluation.rules, STARTER))
     for chat in itertools.islice(chats, 0, count * _APART, _APART):
         yield GoldenPrompt(messages=chat[:-1], max_tokens=MAX_REPLY_TOKENS, form=form)
 

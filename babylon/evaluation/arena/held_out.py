@@ -1,4 +1,6 @@
-"""The gate's second check: the challenger's P&L on recorded play that it was not trained on.
+"""The challenger's P&L on recorded play that it was not trained on.
+
+It is the gate's second check, which can veto. Where no worlds can be made, it may also promote.
 
 Held-out play has two sources, newest windows first: trajectories that dropout removed from a
 window, and whole windows whose policy was not promoted, so that the challenger does not descend
@@ -14,6 +16,12 @@ mean of the others in its scenario, so that easy markets do not count. Weights a
 sqrt(n) times their mean (Ionides 2008, "Truncated importance sampling"), which bounds the variance
 at the cost of a small bias. The effective sample size is ``ess = (sum w)² / sum w²`` (Kong 1992);
 below ``MIN_ESS`` there is no estimate.
+
+A veto needs the normal interval at 99 %. A promotion needs more, because weights have long tails:
+betting (``babylon.evaluation.arena.betting``) on the differences ``(w - 1) (x + S)``, with the
+plain weight w and the relative P&L x cut to ``[-S, S]``. They are at least ``-2 S`` whatever the
+weight, and cutting large ones only makes a promotion harder (the bound of Waudby-Smith, Wu, Ramdas,
+Karampatziakis, Mineiro 2022, "Anytime-valid off-policy inference for contextual bandits").
 """
 
 import asyncio
@@ -26,6 +34,7 @@ from babylon.core.errors import ArtifactError
 from babylon.core.trajectories import Trajectory, read_trajectories
 from babylon.core.types import Artifact, OffPolicy, Trained
 from babylon.core.windows import WindowState
+from babylon.evaluation.arena.betting import CERTAIN, Differences, log_wealth
 from babylon.evaluation.arena.play import Floats
 from babylon.store.connection import Store
 from babylon.store.lineage import descends, trained_into
@@ -35,6 +44,7 @@ from babylon.store.windows import WindowRow, list_windows
 MOST = 512  # trajectories: enough for a mean; a large model needs minutes for them
 MIN_ESS = 30.0  # trajectories; below, the mean's interval is not normal
 _Z = 2.576  # 99 %: the check can veto, so it must be nearly certain
+SCALE_USD = 1000.0  # S: relative P&L beyond it counts as S
 log = logging.getLogger(__name__)
 
 
@@ -44,6 +54,15 @@ async def held_out_check(store: Store, trained: Trained, max_tokens: int | None)
     Args:
         max_tokens: Largest number of tokens computed at once; None: no limit.
     """
+    found, problem = await held_out_play(store, trained)
+    if not found:
+        return OffPolicy(problem=problem)
+    checkpoint = store.home.resolve(trained.checkpoint_uri)
+    return await asyncio.to_thread(_check, checkpoint, found, max_tokens)
+
+
+async def held_out_play(store: Store, trained: Trained) -> tuple[list[Trajectory], str]:
+    """Return the newest held-out trajectories, and the reason if there are none."""
     found: dict[str, Trajectory] = {}
     problem = "no held-out play: all that was recorded was trained on"
     for row in reversed(await list_windows(store)):
@@ -59,10 +78,7 @@ async def held_out_check(store: Store, trained: Trained, max_tokens: int | None)
             found |= {name: t for name, t in zip(ids, played, strict=True) if name not in seen}
         if len(found) >= MOST:
             break
-    if not found:
-        return OffPolicy(problem=problem)
-    checkpoint = store.home.resolve(trained.checkpoint_uri)
-    return await asyncio.to_thread(_check, checkpoint, [*found.values()][:MOST], max_tokens)
+    return [*found.values()][:MOST], problem
 
 
 async def _held_out(store: Store, row: WindowRow, trained: Trained) -> list[Artifact]:
@@ -126,4 +142,15 @@ def off_policy(log_ratios: Floats, pnl_usd: Floats, scenarios: Sequence[str]) ->
         difference=difference,
         low=difference - half,
         high=difference + half,
+        gain=_surely_gains(log_ratios[compared], earned),
     )
+
+
+def _surely_gains(log_ratios: Floats, earned: Floats) -> bool:
+    """Return whether betting on a gain of the challenger is believed."""
+    n, most = len(earned), 2 * SCALE_USD
+    weights = np.exp(np.minimum(log_ratios, np.log(n)))  # larger ones are cut below in any case
+    values = (weights - 1) * (np.clip(earned, -SCALE_USD, SCALE_USD) + SCALE_USD)
+    limits = np.full(n, most)
+    wealth = log_wealth(Differences(values, limits, limits * np.sqrt(n)), budget=n)
+    return bool(wealth[-1] >= CERTAIN)

@@ -59,8 +59,8 @@ def verdict_markdown(verdict: Verdict) -> str:
         for name, before, after, form in rows
         if before is not None and after is not None
     ]
-    yardsticks = [f"| {name} | {pnl:.1f} |" for name, pnl in verdict.yardsticks.items()]
     window = verdict.claim.window_id
+    yardsticks = [f"| {name} | {pnl:.1f} |" for name, pnl in verdict.yardsticks.items()]
     return "\n".join(
         [
             f"# Window {window}, policy {verdict.policy_version}: {verdict.ruling}",
@@ -71,7 +71,7 @@ def verdict_markdown(verdict: Verdict) -> str:
             "",
             *(["| yardstick | mean P&L, $ |", "| --- | ---: |", *yardsticks] if yardsticks else []),
             "",
-            f"{verdict.scenarios} scenarios, suite `{verdict.suite_digest or 'none'}`.",
+            f"Decided by {verdict.evidence}; suite `{verdict.suite_digest or 'none'}`.",
             f"Recorded play: {verdict.off_policy or 'not checked, the arena did not promote'}.",
         ]
     )
@@ -115,11 +115,15 @@ def plot_sequence(looks: Sequence[Look], path: Path) -> None:
     """Plot the confidence sequence of the paired difference, look by look."""
 
     def draw(axes: Axes) -> None:
-        means = [look.difference.mean for look in looks]
+        differences = [look.difference for look in looks]
+        means = [one.mean for one in differences]
         axes.errorbar(
             [look.scenarios for look in looks],
             means,
-            yerr=[look.difference.high - mean for look, mean in zip(looks, means, strict=True)],
+            yerr=[
+                [max(0.0, one.mean - one.low) for one in differences],
+                [max(0.0, one.high - one.mean) for one in differences],
+            ],
             fmt="o-",
             capsize=5,
             label="mean, with 95 % confidence sequence",

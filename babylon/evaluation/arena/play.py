@@ -7,7 +7,7 @@ difference measures only where two policies really differ.
 
 from collections import Counter
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from hashlib import blake2b
 from random import Random
 from statistics import fmean
@@ -16,8 +16,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from babylon.evaluation.arena.confidence import Interval, mean_interval
-from babylon.game.market.game import Game
-from babylon.game.market.market import Seat
+from babylon.game.market.game import make_market
+from babylon.game.market.market import Market, Seat
 from babylon.game.market.orders import Decision, Hold, parse_decision
 from babylon.game.market.prompts import render_observation
 from babylon.game.market.scenario import Scenario
@@ -29,7 +29,8 @@ ReplyPolicy = Callable[[Sequence[Chat], Sequence[int]], Sequence[str]]
 """(chats, one seed per chat) → replies."""
 Decide = Callable[[Sequence[Seat]], Sequence[Decision]]
 YARDSTICKS = ("random", "news", "oracle")
-NAME = "arena"  # every player's name in its prompts
+NAME = "arena"  # every player's name in its prompts; in a shared market with its seat's number
+WORST = 0.05  # share of the worlds in ``tail``
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
@@ -56,10 +57,25 @@ class Plays:
         return float(self.pnl.mean())
 
     @property
+    def tail(self) -> float:
+        """Mean P&L in the worst 5 % of the worlds (conditional value at risk)."""
+        worst = max(1, round(WORST * len(self.pnl)))
+        return float(np.partition(self.pnl, worst - 1)[:worst].mean())
+
+    @property
     def drawdown(self) -> Floats:
         highest: Floats = np.maximum.accumulate(self.equity, axis=1)
         falls: Floats = (highest - self.equity).max(axis=1)
         return falls
+
+    def chosen(self, worlds: NDArray[np.bool_]) -> "Plays":
+        """Return the results in some worlds ``[N]``; ``decisions`` stay those of all."""
+        return replace(
+            self,
+            equity=self.equity[worlds],
+            win_rate=self.win_rate[worlds],
+            malformed=self.malformed[worlds],
+        )
 
     @property
     def commonest(self) -> tuple[Decision, float]:
@@ -69,15 +85,20 @@ class Plays:
 
 
 def joined(parts: Iterable[Plays]) -> Plays:
-    """Concatenate the batches of one player."""
+    """Concatenate the batches of one player. Shorter games keep their last equity."""
     batches = list(parts)
+    ticks = max(part.equity.shape[1] for part in batches)
     return Plays(
-        equity=np.concatenate([part.equity for part in batches]),
+        equity=np.concatenate([_padded(part.equity, ticks) for part in batches]),
         win_rate=np.concatenate([part.win_rate for part in batches]),
         malformed=np.concatenate([part.malformed for part in batches]),
         decisions=sum((part.decisions for part in batches), Counter()),
         start_balance=batches[0].start_balance,
     )
+
+
+def _padded(equity: Floats, ticks: int) -> Floats:
+    return np.pad(equity, ((0, 0), (0, ticks - equity.shape[1])), "edge")
 
 
 def replies(policy: ReplyPolicy, seed: int = 0) -> Decide:
@@ -102,28 +123,75 @@ def scripted(agent: ScriptedAgent, seed: int = 0) -> Decide:
     return decide
 
 
-def play(decide: Decide, scenarios: Sequence[Scenario]) -> Plays:
-    """Play each scenario once, from the first tick to the settlement. All have equal length."""
-    games = [Game(scenario, NAME) for scenario in scenarios]
-    malformed = np.zeros(len(games))
+@dataclass(frozen=True, slots=True)
+class Table:
+    """One market of the arena: ``copies`` of the player, then the others."""
+
+    market: Market
+    seats: list[Seat]
+    copies: int
+
+    @property
+    def own(self) -> list[Seat]:
+        return self.seats[: self.copies]
+
+    @property
+    def pnl(self) -> float:
+        return fmean(seat.pnl for seat in self.own)
+
+
+def play(
+    decide: Decide,
+    scenarios: Sequence[Scenario],
+    *,
+    seats: int = 1,
+    copies: int = 1,
+    others: Decide | None = None,
+) -> Plays:
+    """Play each scenario once, from the first tick to the settlement.
+
+    Args:
+        seats: Number of players that share a scenario's market.
+        copies: Number of seats that ``decide`` plays. Its results are means over them.
+        others: The player of the other seats.
+    """
+    tables = [_table(scenario, seats, copies) for scenario in scenarios]
+    malformed = np.zeros(len(tables))
     decisions: Counter[Decision] = Counter()
-    equity: list[list[float]] = [[] for _ in games]
-    while live := [index for index, game in enumerate(games) if not game.over]:
-        for index, decision in zip(live, decide([games[index] for index in live]), strict=True):
-            game = games[index]
-            equity[index].append(game.pnl)
-            malformed[index] += is_malformed(decision)
-            decisions[decision] += 1
-            game.act(decision)
-    for curve, game in zip(equity, games, strict=True):
-        curve.append(game.settle())
+    equity: list[list[float]] = [[] for _ in tables]
+    # In lock-step, so that a model answers all worlds as one batch.
+    while live := [index for index, table in enumerate(tables) if not table.market.over]:
+        own = _decided(decide, [tables[index].own for index in live])
+        rest = [tables[index].seats[copies:] for index in live]
+        theirs = _decided(others, rest) if others else [{} for _ in live]
+        for index, mine, more in zip(live, own, theirs, strict=True):
+            equity[index].append(tables[index].pnl)
+            malformed[index] += sum(map(is_malformed, mine.values())) / copies
+            decisions.update(mine.values())
+            tables[index].market.step(mine | more)
+    for curve, table in zip(equity, tables, strict=True):
+        table.market.settle()
+        curve.append(table.pnl)
+    longest = max(map(len, equity))
     return Plays(
-        equity=np.array(equity),
-        win_rate=np.array([_win_rate(game) for game in games]),
-        malformed=malformed / [game.scenario.rules.ticks for game in games],
+        equity=np.array([curve + curve[-1:] * (longest - len(curve)) for curve in equity]),
+        win_rate=np.array([fmean(map(_win_rate, table.own)) for table in tables]),
+        malformed=malformed / [scenario.rules.ticks for scenario in scenarios],
         decisions=decisions,
         start_balance=scenarios[0].rules.start_balance,
     )
+
+
+def _table(scenario: Scenario, seats: int, copies: int) -> Table:
+    market = make_market(scenario)
+    names = [NAME] if seats == 1 else [f"{NAME}-{number}" for number in range(1, seats + 1)]
+    return Table(market, [market.join(name) for name in names], copies)
+
+
+def _decided(decide: Decide, seats: Sequence[Sequence[Seat]]) -> list[dict[str, Decision]]:
+    """Return each table's decisions by name; all tables are asked at once."""
+    decisions = iter(decide([seat for table in seats for seat in table]))
+    return [{seat.account.name: next(decisions) for seat in table} for table in seats]
 
 
 def is_malformed(decision: Decision) -> bool:
@@ -132,10 +200,11 @@ def is_malformed(decision: Decision) -> bool:
 
 
 def _draw(seed: int, seat: Seat) -> str:
-    return f"{seed}:{seat.scenario.scenario_id}:{seat.tick}"
+    seated = "" if seat.account.name == NAME else f":{seat.account.name}"
+    return f"{seed}:{seat.scenario.scenario_id}:{seat.tick}{seated}"
 
 
-def _win_rate(game: Game) -> float:
+def _win_rate(game: Seat) -> float:
     decided = [won for outcome in game.outcomes if (won := game.won(outcome)) is not None]
     return fmean(decided) if decided else 0.0
 

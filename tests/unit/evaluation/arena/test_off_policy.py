@@ -74,3 +74,19 @@ def test_the_estimate_finds_the_value_of_a_policy_that_never_played() -> None:
     assert check.low is not None and check.high is not None
     assert check.low < 6 < check.high
     assert check.high - check.low < 8
+
+
+def test_recorded_play_promotes_what_surely_gains_and_nothing_else() -> None:
+    """A policy that doubles the chance of the better of two replies, and an equal one."""
+    random = np.random.default_rng(0)
+    wins = random.random(2000) < 0.5
+    pnl = np.where(wins, 400.0, -400.0)
+    scenarios = [str(number // 8) for number in range(2000)]
+    better = off_policy(np.where(wins, np.log(1.6), np.log(0.4)), pnl, scenarios)
+    assert better.gain and better.low is not None and better.low > 0
+    assert not off_policy(np.zeros(2000), pnl, scenarios).gain
+    believed = 0
+    for _ in range(200):  # weights with a long tail, of mean one, that say nothing about the P&L
+        weights = random.lognormal(-0.5, 1.0, 400)
+        believed += off_policy(np.log(weights), random.choice(pnl, 400), scenarios[:400]).gain
+    assert believed <= 5 + 4

@@ -12,7 +12,7 @@ from dataclasses import dataclass, replace
 import msgspec
 
 from babylon.core.errors import ReplayError
-from babylon.dataset.replay.recorded import (
+from babylon.evaluation.rebuild.recorded import (
     Rebuilt,
     RecordedPlay,
     RecordedRow,

@@ -6,9 +6,9 @@ from math import isfinite
 from typing import cast
 
 from babylon.core.errors import ReplayError
-from babylon.dataset.replay.rebuild_fleet import rebuild_fleet
-from babylon.dataset.replay.rebuild_live import rebuild_live
-from babylon.dataset.replay.recorded import (
+from babylon.evaluation.rebuild.rebuild_fleet import rebuild_fleet
+from babylon.evaluation.rebuild.rebuild_live import rebuild_live
+from babylon.evaluation.rebuild.recorded import (
     MarketOutcome,
     Rebuilt,
     RecordedRow,
@@ -31,7 +31,8 @@ _ROWS = """
         coalesce("scenarioId", "windowId") AS scenario_id,
         "finalPnL"::float8 AS final_pnl_usd, "stepsJson"::text AS steps_json,
         "metadataJson"::text AS metadata_json
-    FROM trajectories WHERE "windowId" = $1 ORDER BY "trajectoryId" COLLATE "C"
+    FROM trajectories WHERE "windowId" = $1
+    ORDER BY coalesce("scenarioId", "windowId") COLLATE "C", "trajectoryId" COLLATE "C" LIMIT $2
 """
 _OUTCOMES = """
     SELECT "stockTicker", "startPrice"::float8, "endPrice"::float8, "predictionMarketId", outcome
@@ -92,13 +93,15 @@ def rebuild_rows(rows: Sequence[RecordedRow | Skipped], *, interpolate: bool = F
     return Rebuilt(tuple(scenarios), tuple(skipped))
 
 
-async def recorded_rows(store: Store, window_id: str) -> list[RecordedRow | Skipped]:
-    """Return the window's rows, trained or not."""
+async def recorded_rows(
+    store: Store, window_id: str, *, most: int | None = None
+) -> list[RecordedRow | Skipped]:
+    """Return the window's rows, trained or not; at most ``most``, by scenario."""
     fetched = await store.game.fetch(_OUTCOMES, window_id)
     outcomes = tuple(cast(MarketOutcome, dict(row)) for row in fetched)
     found: list[RecordedRow | Skipped] = []
     async with store.game.acquire() as connection, connection.transaction(readonly=True):
-        async for rows in in_batches(connection, _ROWS, window_id, size=_AT_A_TIME):
+        async for rows in in_batches(connection, _ROWS, window_id, most, size=_AT_A_TIME):
             found += [recorded_row(outcomes, **row) for row in rows]
     return found
 

@@ -12,7 +12,7 @@ from collections import Counter, defaultdict
 from collections.abc import Sequence
 
 from babylon.core.errors import ReplayError
-from babylon.dataset.replay.recorded import (
+from babylon.evaluation.rebuild.recorded import (
     RecordedPlay,
     RecordedRow,
     RecordedScenario,

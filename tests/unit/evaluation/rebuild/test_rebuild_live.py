@@ -7,9 +7,9 @@ from typing import Any
 import pytest
 
 from babylon.core.errors import ReplayError
-from babylon.dataset.replay.rebuild_live import rebuild_live
-from babylon.dataset.replay.recorded import RecordedRow, RecordedScenario
-from babylon.dataset.replay.recorded_windows import recorded_row
+from babylon.evaluation.rebuild.rebuild_live import rebuild_live
+from babylon.evaluation.rebuild.recorded import RecordedRow, RecordedScenario
+from babylon.evaluation.rebuild.recorded_windows import recorded_row
 from tests.conftest import real_rows
 from tests.unit.quality.rows import call
 

@@ -1,0 +1,1 @@
+"""Validation of checkpoints on any task, by an evaluator of the user (``EVALUATOR``)."""

@@ -1,0 +1,96 @@
+"""The protocol of evaluators: worlds, play through an endpoint, a bounded score, guardrails.
+
+``EVALUATOR=package.module:name`` names an evaluator, or a class or function that returns one. The
+gate makes its worlds, lets champion and challenger play each of them, and compares the scores as it
+does P&L: a challenger that is no better passes at most 2.5 % of the gates.
+
+    class Desk:
+        unit, lowest, highest = "solved tickets", 0.0, 1.0
+        guardrails = {"refunds": 0.05}
+
+        def worlds(self, seed: str, count: int, recorded: Sequence[Trajectory]) -> list[Ticket]: ...
+
+        async def play(self, world: Ticket, policy: Endpoint, seed: int) -> PlayScore:
+            reply = await policy.client.chat.completions.create(model=policy.model, seed=seed, ...)
+            return PlayScore(value=float(solves(world, reply)))
+"""
+
+import importlib
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Protocol, TypeVar
+
+from openai import AsyncOpenAI
+
+from babylon.core.errors import ConfigError
+from babylon.core.trajectories import Trajectory
+
+World = TypeVar("World")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Endpoint:
+    """A policy behind an OpenAI-compatible endpoint."""
+
+    client: AsyncOpenAI
+    model: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PlayScore:
+    """The result of one play.
+
+    ``value`` lies between the evaluator's ``lowest`` and ``highest``. ``guardrails``: harms by
+    name, higher is worse. ``malformed``: some reply could not be used.
+    """
+
+    value: float
+    malformed: bool = False
+    guardrails: Mapping[str, float] = field(default_factory=dict)
+
+
+class Evaluator(Protocol[World]):
+    """A task. ``guardrails``: the largest rise of each harm's mean that a challenger may cause."""
+
+    unit: str
+    lowest: float
+    highest: float
+    guardrails: Mapping[str, float]
+
+    def worlds(self, seed: str, count: int, recorded: Sequence[Trajectory]) -> Sequence[World]:
+        """Return at most ``count`` worlds.
+
+        They follow from the seed, or from recorded play that the challenger was not trained on.
+        """
+        ...
+
+    async def play(self, world: World, policy: Endpoint, seed: int) -> PlayScore:
+        """Play a world once. Both policies play it with the same seed.
+
+        An error fails the gate: return a low score for a bad reply, and raise for a broken task.
+        """
+        ...
+
+
+def load_evaluator(name: str) -> Evaluator[object]:
+    """Return the evaluator ``package.module:name``.
+
+    Raises:
+        ConfigError: It cannot be imported, or lacks a part of the protocol.
+    """
+    module, _, attribute = name.partition(":")
+    try:
+        found = getattr(importlib.import_module(module), attribute)
+    except (ImportError, AttributeError) as error:
+        raise ConfigError(
+            f"EVALUATOR={name}: {error}; give package.module:name, importable from PYTHONPATH"
+        ) from error
+    evaluator: Evaluator[object] = found() if isinstance(found, Callable) else found  # type: ignore[arg-type]
+    parts = ("unit", "lowest", "highest", "guardrails", "worlds", "play")
+    if missing := [part for part in parts if not hasattr(evaluator, part)]:
+        raise ConfigError(f"EVALUATOR={name} has no {', '.join(missing)}: see docs/evaluators.md")
+    if not evaluator.lowest < evaluator.highest:
+        raise ConfigError(
+            f"EVALUATOR={name}: lowest {evaluator.lowest} is not below highest {evaluator.highest}"
+        )
+    return evaluator

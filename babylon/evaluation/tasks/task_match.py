@@ -1,0 +1,141 @@
+"""A match on a task: both policies play the same worlds until the bets on the scores decide."""
+
+import asyncio
+from collections.abc import Awaitable, Callable, Mapping, Sequence
+from dataclasses import dataclass
+from hashlib import blake2b
+from typing import TypeVar
+
+import numpy as np
+
+from babylon.core.errors import ArenaError
+from babylon.core.types import Ruling
+from babylon.evaluation.arena.betting import CERTAIN, Differences, can_reach, log_wealth, sequence
+from babylon.evaluation.arena.confidence import Interval
+from babylon.evaluation.tasks.evaluator import Endpoint, Evaluator, PlayScore
+
+BATCH = 64  # worlds between two looks
+AT_ONCE = 32  # plays
+MAX_EXTRA_MALFORMED = 0.02  # share of the plays
+Heard = Callable[[int, int], None]  # (worlds played, worlds at most)
+T = TypeVar("T")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TaskMatch:
+    """A finished match, with the scores ``[n]`` of both."""
+
+    champion: tuple[PlayScore, ...]
+    challenger: tuple[PlayScore, ...]
+    difference: Interval
+    ruling: Ruling
+    reason: str
+
+    @property
+    def sides(self) -> tuple[tuple[PlayScore, ...], tuple[PlayScore, ...]]:
+        return self.champion, self.challenger
+
+
+async def play_task(
+    evaluator: Evaluator[object],
+    champion: Endpoint,
+    challenger: Endpoint,
+    worlds: Sequence[object],
+    progress: Heard | None = None,
+) -> TaskMatch:
+    """Let both play the worlds, batch by batch, until there is a ruling.
+
+    Raises:
+        ArenaError: There is no world, or a score lies outside the evaluator's bounds.
+    """
+    if not worlds:
+        raise ArenaError("the evaluator made no worlds: it needs at least one to compare policies")
+    before: list[PlayScore] = []
+    after: list[PlayScore] = []
+    for start in range(0, len(worlds), BATCH):
+        batch = [*enumerate(worlds)][start : start + BATCH]
+        for policy, scores in ((champion, before), (challenger, after)):
+            scores += await _at_once([_played(evaluator, w, policy, n) for n, w in batch])
+        differences = _differences(evaluator, before, after)
+        if progress is not None:
+            progress(len(before), len(worlds))
+        if ended := _ruled(evaluator, before, after, differences, len(worlds)):
+            break
+    assert ended is not None  # the last look always rules
+    shown, (ruling, reason) = sequence(differences, len(worlds)), ended
+    sides = {"champion": tuple(before), "challenger": tuple(after)}
+    return TaskMatch(**sides, difference=shown, ruling=ruling, reason=reason)
+
+
+async def _played(
+    evaluator: Evaluator[object], world: object, policy: Endpoint, number: int
+) -> PlayScore:
+    seed = int.from_bytes(blake2b(str(number).encode(), digest_size=6).digest())
+    score = await evaluator.play(world, policy, seed)
+    if not evaluator.lowest <= score.value <= evaluator.highest:
+        raise ArenaError(
+            f"world {number}: the evaluator's score {score.value} is not between"
+            f" {evaluator.lowest} and {evaluator.highest}"
+        )
+    return score
+
+
+async def _at_once(plays: Sequence[Awaitable[T]]) -> list[T]:
+    limit = asyncio.Semaphore(AT_ONCE)
+
+    async def one(play: Awaitable[T]) -> T:
+        async with limit:
+            return await play
+
+    return await asyncio.gather(*map(one, plays))
+
+
+def _differences(
+    evaluator: Evaluator[object], before: Sequence[PlayScore], after: Sequence[PlayScore]
+) -> Differences:
+    values = np.array([new.value - old.value for old, new in zip(before, after, strict=True)])
+    room = np.full(len(values), evaluator.highest - evaluator.lowest)
+    return Differences(values, room, room)
+
+
+def _ruled(
+    evaluator: Evaluator[object],
+    before: Sequence[PlayScore],
+    after: Sequence[PlayScore],
+    differences: Differences,
+    budget: int,
+) -> tuple[Ruling, str] | None:
+    """Return (ruling, reason) on the play so far; None while undecided."""
+    shown = f"{evaluator.unit}: difference {told(sequence(differences, budget))}"
+    # Harms come first: no gain in the score makes up for them.
+    if reason := _harm(evaluator.guardrails, before, after):
+        return "reject", reason
+    if log_wealth(differences, budget)[-1] >= CERTAIN:
+        return "promote", f"{shown} is a gain"
+    if log_wealth(differences.reversed, budget)[-1] >= CERTAIN:
+        return "reject", f"{shown} is a loss"
+    if can_reach(differences, budget):
+        return None
+    return "insufficient", f"insufficient evidence: {shown} after {len(before)} of {budget} worlds"
+
+
+def _harm(
+    limits: Mapping[str, float], before: Sequence[PlayScore], after: Sequence[PlayScore]
+) -> str | None:
+    harms = {"malformed plays": MAX_EXTRA_MALFORMED, **limits}
+    for name, limit in harms.items():
+        old, new = (_mean(scores, name) for scores in (before, after))
+        if new > old + limit:
+            return f"{name} rose from {old:.3g} to {new:.3g}; the limit is {limit:g} more"
+    return None
+
+
+def _mean(scores: Sequence[PlayScore], harm: str) -> float:
+    if harm == "malformed plays":
+        return float(np.mean([score.malformed for score in scores]))
+    return float(np.mean([score.guardrails.get(harm, 0.0) for score in scores]))
+
+
+def told(interval: Interval) -> str:
+    """Return an interval with three digits; scores may be small."""
+    return f"{interval.mean:+.3g} [{interval.low:+.3g}, {interval.high:+.3g}]"

@@ -1,0 +1,111 @@
+"""The gate plays the fleet's own world, and says what decided where no world can be made."""
+
+from dataclasses import replace
+from datetime import UTC, datetime
+
+import pytest
+
+from babylon.core.settings import EvaluationSettings, Settings
+from babylon.core.types import CANARY, Claim, OffPolicy, Trained
+from babylon.core.windows import parse_window_id
+from babylon.evaluation.arena.match import compare
+from babylon.evaluation.arena.play import scripted
+from babylon.evaluation.arena.recorded_worlds import gate_worlds
+from babylon.evaluation.arena.verdicts import recorded_verdict
+from babylon.game.fleet.fleet_plan import FleetPlan
+from babylon.game.fleet.spawn import run_fleet
+from babylon.game.market.scenario import HOUR, STARTER, Rules
+from babylon.game.market.scripted import SCRIPTED_AGENTS
+from babylon.store import Store
+from babylon.store.windows import claim_window
+from tests.integration.game import WINDOW, insert_real_window
+
+UNRELIABLE = replace(STARTER, news_reliability=0.05)
+FLEET = EvaluationSettings(scenarios=256)
+
+
+async def played(
+    store: Store, settings: Settings, hour: int, rules: Rules, *, shared: bool = False
+) -> str:
+    """Let sixteen scripted agents play one game of an hour; return the window's id."""
+    start = datetime(2025, 11, 14, hour, tzinfo=UTC)
+    plan = FleetPlan(start=start, duration_min=6, agents=16, rules=rules, shared=shared)
+    await run_fleet(store, settings, plan, "scripted")
+    window = f"2025-11-14T{hour:02}:00"
+    await claim_window(store, parse_window_id(window), owner="worker", lease_s=60)
+    return window
+
+
+async def test_when_the_news_turn_the_gate_follows_the_fleet(
+    store: Store, settings: Settings
+) -> None:
+    """A champion that believes the news, and a challenger that has learnt not to."""
+    await played(store, settings, 8, STARTER)
+    turned = await played(store, settings, 9, UNRELIABLE)
+    trained_on = await played(store, settings, 10, UNRELIABLE)
+    worlds = await gate_worlds(store, trained_on, "seed", FLEET)
+    assert worlds is not None and worlds.budget == 256
+    first = worlds.batches[0]
+    assert first.source == "recorded" and len(first.scenarios) == 2
+    assert all(turned in scenario.scenario_id for scenario in first.scenarios)  # its own are not
+    assert {world.rules.news_reliability for world in worlds.scenarios} == {0.05}
+
+    believer, doubter = (scripted(SCRIPTED_AGENTS[name]) for name in ("news", "contrarian"))
+    match = await compare(believer, doubter, worlds)
+    assert match.ruling == "promote" and match.worlds == {"recorded": 2, "simulated": 128}
+    backwards = await compare(doubter, believer, worlds)
+    assert backwards.ruling == "reject"
+
+
+async def test_a_fleet_in_shared_markets_is_judged_in_shared_markets(
+    store: Store, settings: Settings
+) -> None:
+    await played(store, settings, 8, STARTER, shared=True)
+    window = await played(store, settings, 9, STARTER, shared=True)
+    worlds = await gate_worlds(store, window, "seed", FLEET)
+    assert worlds is not None and worlds.seats == 8
+    assert worlds.batches[0].source == "recorded"
+
+
+async def test_older_windows_weigh_less(store: Store, settings: Settings) -> None:
+    for hour in range(1, 8):
+        start = datetime(2025, 11, 14, hour, tzinfo=UTC)
+        plan = FleetPlan(start=start, duration_min=6, agents=48, agents_per_scenario=1)
+        await run_fleet(store, settings, plan, "scripted")
+        window = f"2025-11-14T{hour:02}:00"
+        await claim_window(store, parse_window_id(window), owner="worker", lease_s=60)
+    worlds = await gate_worlds(store, window, "seed", FLEET)
+    assert worlds is not None
+    recorded = [batch for batch in worlds.batches if batch.source == "recorded"]
+    assert [len(batch.scenarios) for batch in recorded] == [48, 16]  # a quarter of the budget
+    assert [batch.weight for batch in recorded] == pytest.approx([1.0, 0.5**0.25])
+
+
+async def test_a_preset_is_played_if_asked_for_and_the_demos_game_without_any_row(
+    store: Store, settings: Settings
+) -> None:
+    hours = EvaluationSettings(scenarios=32, rules="hour")
+    for evaluation, rules in ((hours, HOUR), (FLEET, STARTER)):
+        worlds = await gate_worlds(store, "2025-11-14T09:00", "seed", evaluation)
+        assert worlds is not None and {world.rules for world in worlds.scenarios} == {rules}
+
+
+async def test_rows_of_the_live_game_lead_to_recorded_play_or_a_canary(store: Store) -> None:
+    await insert_real_window(store)
+    assert await gate_worlds(store, WINDOW.id, "seed", FLEET) is None
+    trained = Trained(
+        claim=Claim(window_id=WINDOW.id, epoch=1, owner="worker"),
+        batch_id="b",
+        policy_version=1,
+        parent_version=0,
+        checkpoint_uri="file:///nowhere",
+        metrics={},
+    )
+    cases = [
+        (OffPolicy(problem="too small: ESS 3.0"), True, CANARY),
+        (OffPolicy(difference=9.0, low=1.0, high=17.0, gain=True), True, "recorded play"),
+        (OffPolicy(difference=-9.0, low=-17.0, high=-1.0), False, "recorded play"),
+    ]
+    for check, promote, evidence in cases:
+        verdict = recorded_verdict(trained, 1, check)
+        assert (verdict.promote, verdict.evidence) == (promote, evidence)

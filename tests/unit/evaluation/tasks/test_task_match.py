@@ -1,0 +1,111 @@
+from collections.abc import Mapping, Sequence
+from random import Random
+
+import gymnasium
+import pytest
+from aiohttp import web
+from aiohttp.test_utils import TestServer
+from openai import AsyncOpenAI
+
+from babylon.core.errors import ArenaError, ConfigError
+from babylon.core.trajectories import Trajectory
+from babylon.evaluation.tasks.evaluator import Endpoint, PlayScore, load_evaluator
+from babylon.evaluation.tasks.task_match import play_task
+from babylon.evaluation.tasks.text_env import TextEnv
+
+POLICY = Endpoint(client=AsyncOpenAI(api_key="none"), model="0.5")
+
+
+class Coin:
+    """A world is a number; a policy named 0.7 wins in 70 % of the worlds."""
+
+    unit, lowest, highest = "wins", 0.0, 1.0
+
+    def __init__(self) -> None:
+        self.guardrails: Mapping[str, float] = {"refunds": 0.05}
+
+    def worlds(self, seed: str, count: int, recorded: Sequence[Trajectory]) -> list[str]:
+        return [f"{seed}-{number}" for number in range(count)]
+
+    async def play(self, world: str, policy: Endpoint, seed: int) -> PlayScore:
+        chance, _, refunds = policy.model.partition("/")
+        won = Random(world).random() < float(chance)
+        return PlayScore(value=float(won), guardrails={"refunds": float(refunds or 0)})
+
+
+def named(model: str) -> Endpoint:
+    return Endpoint(client=POLICY.client, model=model)
+
+
+@pytest.mark.parametrize(
+    ("challenger", "ruling", "reason"),
+    [
+        ("0.7", "promote", "is a gain"),
+        ("0.3", "reject", "is a loss"),
+        ("0.5", "insufficient", "insufficient evidence: wins: difference +0 ["),
+        ("0.9/0.2", "reject", "refunds rose from 0 to 0.2; the limit is 0.05 more"),
+    ],
+)
+async def test_a_task_promotes_gains_and_no_harms(
+    challenger: str, ruling: str, reason: str
+) -> None:
+    coin = Coin()
+    match = await play_task(coin, POLICY, named(challenger), coin.worlds("s", 512, []))
+    assert match.ruling == ruling and reason in match.reason, match.reason
+
+
+async def test_a_score_out_of_bounds_and_a_task_without_worlds_fail_the_gate() -> None:
+    """The bound of the error rate rests on the bounds of the score."""
+    coin = Coin()
+    coin.highest = 0.5
+    with pytest.raises(ArenaError, match=r"score 1\.0 is not between 0\.0 and 0\.5"):
+        await play_task(coin, POLICY, named("0.9"), coin.worlds("s", 64, []))
+    with pytest.raises(ArenaError, match="made no worlds"):
+        await play_task(coin, POLICY, POLICY, [])
+
+
+def test_an_evaluator_is_found_by_name_or_refused_with_the_reason() -> None:
+    assert load_evaluator(f"{__name__}:Coin").unit == "wins"
+    with pytest.raises(ConfigError, match="has no unit, lowest"):
+        load_evaluator(f"{__name__}:POLICY")
+    with pytest.raises(ConfigError, match="importable from PYTHONPATH"):
+        load_evaluator("nowhere.at_all:thing")
+
+
+class Guess(gymnasium.Env[str, str]):
+    """Say the number that you are told, twice."""
+
+    def reset(self, *, seed: int | None = None, options: object = None) -> tuple[str, dict]:  # type: ignore[type-arg,override]
+        self.left, self.told = 2, str((seed or 0) % 10)
+        return self.told, {}
+
+    def step(self, action: str) -> tuple[str, float, bool, bool, dict[str, object]]:
+        self.left -= 1
+        malformed = not action.isdigit()
+        return (
+            self.told,
+            0.5 * (action == self.told),
+            self.left == 0,
+            False,
+            {"malformed": malformed},
+        )
+
+
+async def test_a_text_environment_is_played_through_the_endpoint() -> None:
+    async def chat(request: web.Request) -> web.Response:
+        asked = await request.json()
+        said = asked["messages"][-1]["content"] if asked["model"] == "parrot" else "what?"
+        choice = {"index": 0, "message": {"role": "assistant", "content": said}}
+        return web.json_response({"id": "1", "object": "chat.completion", "choices": [choice]})
+
+    app = web.Application()
+    app.router.add_post("/v1/chat/completions", chat)
+    evaluator = TextEnv(Guess, lowest=0.0, highest=1.0)
+    async with (
+        TestServer(app) as server,
+        AsyncOpenAI(base_url=str(server.make_url("/v1")), api_key="none") as client,
+    ):
+        parrot, mute = (Endpoint(client=client, model=name) for name in ("parrot", "mute"))
+        world = evaluator.worlds("s", 1, [])[0]
+        assert await evaluator.play(world, parrot, 0) == PlayScore(value=1.0)
+        assert await evaluator.play(world, mute, 0) == PlayScore(value=0.0, malformed=True)
