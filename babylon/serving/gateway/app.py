@@ -24,6 +24,7 @@ from babylon.serving.gateway.follower import RouteFollower
 from babylon.serving.gateway.gateway_metrics import CONTENT_TYPE, GatewayMetrics
 from babylon.serving.gateway.limits import CallLimits
 from babylon.serving.gateway.loader import PolicyLoader
+from babylon.serving.gateway.readiness import State
 from babylon.serving.gateway.recording import CallRecorder
 from babylon.serving.gateway.route_table import RouteTable
 from babylon.serving.gateway.shipping import Shipper
@@ -75,24 +76,26 @@ class Gateway:
         return msgspec.json.encode({"object": "list", "data": data})
 
     async def _health(self, response: Response) -> None:
-        table, follower = self._calls.table, self._follower
-        unavailable = "no policy" if follower.no_policy else "unavailable"
+        table, ready = self._calls.table, self._calls.table.readiness
+        others = self._follower.problem or self._calls.recorder.problem
+        unavailable = State.NO_POLICY if ready.state is State.NO_POLICY else "unavailable"
         route, split = table.route, table.route.split if table.route else None
         body = {
-            "status": unavailable if table.unavailable else "ok",
-            "reason": table.unavailable or follower.problem or self._calls.recorder.problem,
+            "status": unavailable if ready.unavailable else "ok",
+            "state": ready.state,
+            "reason": ready.reason if ready.state is not State.SERVING else others,
             "model": route.champion.name if route else None,
             "challenger": split.challenger.name if split else None,
             "share": split.share if split else None,
             "route_version": route.route_version if route else None,
         }
-        status = 503 if table.unavailable else 200
+        status = 503 if ready.unavailable else 200
         await response.whole(msgspec.json.encode(body), status=status)
 
     def _add_gauges(self, calls: CallHandler, shipper: Shipper) -> None:
         add, table, recorder = calls.metrics.add_gauge, calls.table, calls.recorder
         version = "Version of the route in force, 0 if there is none."
-        add("ready", "1 if calls are served.", lambda: table.unavailable is None)
+        add("ready", "1 if calls are served.", lambda: table.readiness.unavailable is None)
         add("route_version", version, lambda: table.route.route_version if table.route else 0)
         add("calls_in_flight", "Calls being answered.", table.in_flight.total)
         waiting = "Calls waiting for their turn at a policy."

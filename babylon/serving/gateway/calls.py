@@ -24,7 +24,7 @@ from babylon.serving.gateway.asgi import (
 )
 from babylon.serving.gateway.auth import KeyRing
 from babylon.serving.gateway.engine_client import EngineClient, EngineDownError, arriving_bytes
-from babylon.serving.gateway.event_stream import StreamCut, relay
+from babylon.serving.gateway.event_stream import StreamCut, noted, relay
 from babylon.serving.gateway.exchange import Dialect, Exchange, Identity
 from babylon.serving.gateway.gateway_metrics import GatewayMetrics
 from babylon.serving.gateway.limits import CallLimits
@@ -88,6 +88,7 @@ class CallHandler:
         try:
             await self._answer_or_record_interruption(exchange, receive, response)
             outcome = str(response.status)
+            self.table.readiness.call_ended(exchange.assigned.target.name, response.status)
         except RequestError as error:
             outcome = str(error.status)
             raise
@@ -107,7 +108,7 @@ class CallHandler:
         except _BROKEN_OFF as error:
             reason = f"the engine's answer broke off ({error or type(error).__name__})"
             await self._record_interrupted(exchange, reason)
-            self.loader.stop_serving(reason)
+            self.table.readiness.call_failed(exchange.assigned.target.name, reason)
             status = 504 if isinstance(error, TimeoutError) else 502
             raise RequestError(status, f"{reason}: try again") from error
 
@@ -121,32 +122,37 @@ class CallHandler:
         async with self.limits.for_version(name):
             headers = _attribution(exchange)
             try:
-                body = exchange.upstream_body()
-                upstream = await self.engine.call(exchange.dialect.path, body, name)
+                send = self.engine.call_streamed if exchange.request.stream else self.engine.call
+                upstream = await send(exchange.dialect.path, exchange.upstream_body(), name)
             except EngineDownError as error:
-                self.loader.stop_serving(str(error))
+                self.table.readiness.call_failed(exchange.assigned.target.name, str(error))
+                self.loader.look()
                 raise RequestError(503, str(error), code="unavailable") from error
             async with upstream:
                 if upstream.status != 200:
-                    await self._relay_error(upstream, response, headers)
+                    await self._relay_error(exchange, upstream, response, headers)
                 elif exchange.request.stream:
                     await response.start(200, [*EVENT_STREAM, *headers])
                     end = await relay(arriving_bytes(upstream.content), exchange, response.write)
                     await self.recorder.record(exchange.record())
                     await response.write(end, last=True)
                 else:
-                    answer = exchange.note(msgspec.json.decode(await upstream.read()))
+                    answer = noted(msgspec.json.decode(await upstream.read()), exchange)
                     await self.recorder.record(exchange.record())
                     await response.whole(msgspec.json.encode(answer), headers=headers)
 
     async def _relay_error(
-        self, upstream: aiohttp.ClientResponse, response: Response, headers: Headers
+        self,
+        exchange: Exchange,
+        upstream: aiohttp.ClientResponse,
+        response: Response,
+        headers: Headers,
     ) -> None:
         body = await upstream.read()
-        if upstream.status == 404:  # only loaded policies are asked, so the engine lost them
-            reason = "the engine was restarted and loads its policies"
-            self.loader.stop_serving(reason)
-            raise RequestError(503, f"{reason}: try again", code="unavailable")
+        if upstream.status == 404:  # only loaded policies are asked, so the engine lost this one
+            self.loader.look()
+            text = f"the engine lost {exchange.assigned.target.name}: try again"
+            raise RequestError(503, text, code="unavailable")
         await response.whole(body, status=upstream.status, headers=headers)
 
     async def _record_interrupted(self, exchange: Exchange, reason: str) -> None:
