@@ -2,3 +2,31 @@
 ALTER TABLE babylon.api_keys DROP CONSTRAINT api_keys_scopes_check;
 ALTER TABLE babylon.api_keys ADD CONSTRAINT api_keys_scopes_check
     CHECK (scopes <@ '{infer,record,read,deploy}' AND cardinality(scopes) > 0);
+
+-- Limits of a key, over all gateways; NULL: no limit.
+ALTER TABLE babylon.api_keys
+    ADD COLUMN requests_per_minute integer CHECK (requests_per_minute > 0),
+    ADD COLUMN tokens_per_minute   integer CHECK (tokens_per_minute > 0);
+
+-- What each gateway has admitted for a key with limits in this minute (since 1970). The gateways
+-- read each other's rows. Unlogged: after a crash of the server the minute begins anew.
+CREATE UNLOGGED TABLE babylon.key_usage (
+    key_id      text NOT NULL,
+    gateway_id  text NOT NULL,
+    minute      bigint NOT NULL,
+    requests    integer NOT NULL,
+    tokens      bigint NOT NULL,
+    running     integer NOT NULL,
+    seen_at     timestamptz NOT NULL DEFAULT now(),
+    PRIMARY KEY (key_id, gateway_id)
+);
+
+-- Which calls are recorded, and without which fields. The rules of a call's key and agent both hold.
+CREATE TABLE babylon.recording_rules (
+    kind      text NOT NULL CHECK (kind IN ('key', 'agent')),
+    subject   text NOT NULL,                     -- a key_id, an agent, or a prefix as crowd-*
+    share     double precision NOT NULL CHECK (share BETWEEN 0 AND 1),
+    redact    text[] NOT NULL,                   -- names of JSON fields
+    set_at    timestamptz NOT NULL DEFAULT now(),
+    PRIMARY KEY (kind, subject)
+);

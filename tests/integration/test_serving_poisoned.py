@@ -85,12 +85,11 @@ async def test_a_poisoned_client_fails_alone(gateway: Canned) -> None:
                     if stream:
                         _ = [chunk async for chunk in reply]
 
-    async with gateway.client() as client:
-        async with asyncio.TaskGroup() as beside:
-            for _ in range(8):
-                beside.create_task(innocent(client))
-            await poison(client)
-            over.set()
+    async with gateway.client() as client, asyncio.TaskGroup() as beside:
+        for _ in range(8):
+            beside.create_task(innocent(client))
+        await poison(client)
+        over.set()
     assert not failed, f"{len(failed)} of {answered + len(failed)}: {failed[0]}"
     assert answered > 100
 

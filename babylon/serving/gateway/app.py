@@ -11,7 +11,7 @@ from contextlib import asynccontextmanager
 import aiohttp
 import msgspec
 
-from babylon.core.api_keys import local_key
+from babylon.core.api_keys import engine_secret, local_key
 from babylon.core.home import Home
 from babylon.core.settings import ServingSettings
 from babylon.serving.gateway.arm_pins import ArmPins
@@ -22,6 +22,7 @@ from babylon.serving.gateway.engine_client import EngineClient
 from babylon.serving.gateway.exchange import DIALECTS
 from babylon.serving.gateway.follower import RouteFollower
 from babylon.serving.gateway.gateway_metrics import CONTENT_TYPE, GatewayMetrics
+from babylon.serving.gateway.key_limits import KeyLimits
 from babylon.serving.gateway.limits import CallLimits
 from babylon.serving.gateway.loader import PolicyLoader
 from babylon.serving.gateway.readiness import State
@@ -114,7 +115,7 @@ class Gateway:
         self._calls.metrics.refused(error.status)
         headers: Headers = []
         if error.status in (429, 503):
-            headers.append((b"retry-after", b"1"))
+            headers.append((b"retry-after", str(error.retry_after_s).encode()))
         if error.status in (408, 413):  # the rest of the body is not read
             headers.append((b"connection", b"close"))
         await response.whole(error.body, status=error.status, headers=headers)
@@ -141,12 +142,13 @@ async def open_gateway(
     shipper = Shipper(store, home.recording)
     recorder = CallRecorder(shipper, home.recording, serving.recording, gateway_id)
     keys, table, pins = KeyRing(local_key(home.root)), RouteTable(), ArmPins(store)
+    key_limits = KeyLimits(store, gateway_id)
     async with aiohttp.ClientSession(
         connector=aiohttp.TCPConnector(limit=0),
         cookie_jar=aiohttp.DummyCookieJar(),
         skip_auto_headers=("User-Agent", "Accept", "Accept-Encoding"),
     ) as session:
-        engine = EngineClient(session, engine_url)
+        engine = EngineClient(session, engine_url, engine_secret(home.root))
         loader = PolicyLoader(store, engine, table, alias)
         follower = RouteFollower(
             *(store, loader, table, keys, recorder), alias=alias, gateway=gateway_id, url=url
@@ -158,11 +160,11 @@ async def open_gateway(
             loader=loader,
             recorder=recorder,
             keys=keys,
-            limits=CallLimits(serving.max_concurrency, serving.max_queue),
+            limits=CallLimits(serving.max_concurrency, serving.max_queue, key_limits),
             metrics=GatewayMetrics(),
         )
         routes = (loader.run(), follower.run(), follower.announce_repeatedly(), pins.run())
-        work = (recorder.run(), shipper.run(), *routes)
+        work = (recorder.run(), shipper.run(), key_limits.run(), *routes)
         try:
             async with asyncio.TaskGroup() as group:  # a bug in any loop ends the gateway
                 loops = [group.create_task(loop) for loop in work]

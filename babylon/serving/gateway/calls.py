@@ -53,14 +53,9 @@ class CallHandler:
     async def serve(
         self, scope: Scope, receive: Receive, response: Response, dialect: Dialect
     ) -> None:
-        """Answer a call and record it.
-
-        Raises:
-            RequestError: the error to send to the client.
-            ClientLeft: the client closed the connection.
-        """
+        """Answer a call and record it; raise ``RequestError`` or ``ClientLeft``."""
         principal = self.keys.admit(scope["headers"], "infer")
-        with self.limits.for_key(principal):
+        with self.limits.keys.admitted(principal):
             fields = decode_object(await read_body(scope, receive))
             asked = dialect.parse(fields)
             identity = Identity.of(scope["headers"], asked)
@@ -94,6 +89,7 @@ class CallHandler:
             raise
         finally:
             self.metrics.called(exchange, outcome)
+            self.limits.keys.spend(exchange)
 
     async def _answer_or_record_interruption(
         self, exchange: Exchange, receive: Receive, response: Response
@@ -130,7 +126,7 @@ class CallHandler:
                 raise RequestError(503, str(error), code="unavailable") from error
             async with upstream:
                 if upstream.status != 200:
-                    await self._relay_error(exchange, upstream, response, headers)
+                    await self._relay_error(upstream, response, headers, name)
                 elif exchange.request.stream:
                     await response.start(200, [*EVENT_STREAM, *headers])
                     end = await relay(arriving_bytes(upstream.content), exchange, response.write)
@@ -142,17 +138,12 @@ class CallHandler:
                     await response.whole(msgspec.json.encode(answer), headers=headers)
 
     async def _relay_error(
-        self,
-        exchange: Exchange,
-        upstream: aiohttp.ClientResponse,
-        response: Response,
-        headers: Headers,
+        self, upstream: aiohttp.ClientResponse, response: Response, headers: Headers, name: str
     ) -> None:
         body = await upstream.read()
         if upstream.status == 404:  # only loaded policies are asked, so the engine lost this one
             self.loader.look()
-            text = f"the engine lost {exchange.assigned.target.name}: try again"
-            raise RequestError(503, text, code="unavailable")
+            raise RequestError(503, f"the engine lost {name}: try again", code="unavailable")
         await response.whole(body, status=upstream.status, headers=headers)
 
     async def _record_interrupted(self, exchange: Exchange, reason: str) -> None:

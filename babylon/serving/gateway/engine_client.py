@@ -41,10 +41,11 @@ class _Cards(Struct, frozen=True):
 
 
 class EngineClient:
-    """Loads and unloads policies of one engine, and calls them."""
+    """Loads and unloads policies of one engine with its secret, and calls them."""
 
-    def __init__(self, session: aiohttp.ClientSession, url: str) -> None:
+    def __init__(self, session: aiohttp.ClientSession, url: str, secret: str = "") -> None:
         self._session, self._url = session, url
+        self._control = {"Authorization": f"Bearer {secret}"}
         self._cards: dict[str, _Card] = {}
         self._urls: dict[tuple[str, str], yarl.URL] = {}  # parsing a URL costs as much as sending
 
@@ -117,7 +118,7 @@ class EngineClient:
         data = None if body is None else msgspec.json.encode(body)
         try:
             async with self._session.request(
-                method, self._url + path, data=data, timeout=timeout
+                method, self._url + path, data=data, timeout=timeout, headers=self._control
             ) as response:
                 text = await response.read()
         except (aiohttp.ClientError, TimeoutError) as error:

@@ -17,7 +17,7 @@ from babylon.core.errors import BabylonError
 from babylon.core.processes import exit_with_supervisor
 from babylon.core.settings import Settings, load_settings
 from babylon.serving.gateway.app import Gateway, open_gateway
-from babylon.serving.gateway.http_guard import server_config
+from babylon.serving.gateway.http_guard import raise_file_limit, server_config
 from babylon.store import Store, open_store
 from babylon.store.gateways import live_gateways, remove_gateway
 
@@ -72,6 +72,7 @@ async def _serve(gateway: Gateway, port: int) -> None:
 
 def main() -> None:
     logging.basicConfig(level=logging.INFO, format="%(asctime)s %(levelname)s %(name)s %(message)s")
+    raise_file_limit()
     try:
         with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
             runner.run(run(load_settings()))

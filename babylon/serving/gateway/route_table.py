@@ -121,9 +121,8 @@ class RouteTable:
         Raises:
             RequestError: 503, nothing can be served; 404, unknown model.
         """
-        unavailable = self.readiness.unavailable
-        if unavailable or self.route is None:
-            raise RequestError(503, unavailable or "no route", code="unavailable")
+        if self.readiness.unavailable or self.route is None:
+            raise RequestError(503, self.readiness.reason, code="unavailable")
         assignment = self.route.assign(model, key, pin)
         version = assignment.target.policy_version
         counts = (self.in_flight,) if assignment.arm == PINNED else (self.routed, self.in_flight)
