@@ -52,17 +52,12 @@ async def create_key(
     if not scopes or not set(scopes) <= set(SCOPES):
         raise ConfigError(f"scopes {list(scopes)}: choose among {', '.join(SCOPES)}")
     key = new_key()
+    may = (list(dict.fromkeys(scopes)), None if agents is None else list(agents))
+    limits = (max_concurrency, requests_per_minute, tokens_per_minute)
     await store.pool.execute(
         "INSERT INTO babylon.api_keys (key_id, name, digest, scopes, agents, max_concurrency,"
         " requests_per_minute, tokens_per_minute) VALUES ($1, $2, $3, $4, $5, $6, $7, $8)",
-        key.key_id,
-        name,
-        key.digest,
-        list(dict.fromkeys(scopes)),
-        None if agents is None else list(agents),
-        max_concurrency,
-        requests_per_minute,
-        tokens_per_minute,
+        *(key.key_id, name, key.digest, *may, *limits),
     )
     await _tell_gateways(store)
     return key

@@ -30,3 +30,30 @@ CREATE TABLE babylon.recording_rules (
     set_at    timestamptz NOT NULL DEFAULT now(),
     PRIMARY KEY (kind, subject)
 );
+
+-- Calls in partitions by UTC day, which retention drops. A call's time never changes, so a copy of
+-- it meets the key of the same partition: each has its own, and the table needs none. `calls_first`
+-- has what was there before, `calls_other` what no partition is made for.
+ALTER TABLE babylon.calls RENAME TO calls_first;
+ALTER INDEX babylon.calls_pkey RENAME TO calls_first_pkey;
+ALTER INDEX babylon.calls_by_trajectory RENAME TO calls_first_by_trajectory;
+ALTER INDEX babylon.calls_by_policy RENAME TO calls_first_by_policy;
+ALTER INDEX babylon.calls_by_route RENAME TO calls_first_by_route;
+CREATE TABLE babylon.calls (LIKE babylon.calls_first INCLUDING DEFAULTS)
+    PARTITION BY RANGE (started_at);
+CREATE INDEX calls_by_trajectory ON babylon.calls (trajectory_id, step_number);
+CREATE INDEX calls_by_policy ON babylon.calls (policy_version, started_at);
+CREATE INDEX calls_by_route ON babylon.calls (route_version);
+CREATE TABLE babylon.calls_other (
+    LIKE babylon.calls_first INCLUDING DEFAULTS, PRIMARY KEY (call_id)
+);
+DO $$
+DECLARE bound timestamptz := (
+    SELECT substring(pg_get_constraintdef(oid) FROM '''([^'']+)''')
+    FROM pg_constraint WHERE conname = 'calls_until');
+BEGIN
+    EXECUTE format('ALTER TABLE babylon.calls ATTACH PARTITION babylon.calls_first'
+                   ' FOR VALUES FROM (MINVALUE) TO (%L)', bound);
+END $$;
+ALTER TABLE babylon.calls ATTACH PARTITION babylon.calls_other DEFAULT;
+ALTER TABLE babylon.calls_first DROP CONSTRAINT calls_until;

@@ -31,6 +31,7 @@ from babylon.serving.gateway.route_table import RouteTable
 from babylon.serving.gateway.shipping import Shipper
 from babylon.serving.openai_wire import RequestError, sse
 from babylon.store import Store
+from babylon.store.call_partitions import keep_ahead
 
 
 class Gateway:
@@ -164,7 +165,7 @@ async def open_gateway(
             metrics=GatewayMetrics(),
         )
         routes = (loader.run(), follower.run(), follower.announce_repeatedly(), pins.run())
-        work = (recorder.run(), shipper.run(), key_limits.run(), *routes)
+        work = (recorder.run(), shipper.run(), key_limits.run(), keep_ahead(store), *routes)
         try:
             async with asyncio.TaskGroup() as group:  # a bug in any loop ends the gateway
                 loops = [group.create_task(loop) for loop in work]
