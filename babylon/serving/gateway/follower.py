@@ -65,14 +65,18 @@ class RouteFollower:
         while True:
             try:
                 async with self._listening() as listening:
-                    await self._keys.renew(self._store)
+                    await self._renew_keys()
                     while listening():
                         await self._follow()
-                        await self._keys.renew(self._store)
+                        await self._renew_keys()
                         await self._wait_for_change()
             except UNREACHABLE as error:
                 self._note_outage(error)
                 await asyncio.sleep(RETRY_S)
+
+    async def _renew_keys(self) -> None:
+        await self._recorder.rules.renew(self._store)  # first: a new key's rule holds at once
+        await self._keys.renew(self._store)
 
     async def announce_repeatedly(self) -> NoReturn:
         """Write this gateway's state to the database after each change and every ``POLL_S``."""
