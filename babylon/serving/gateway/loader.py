@@ -100,11 +100,13 @@ class PolicyLoader:
         ]
         self.loaded = {target.policy_version: target for target in found if target.name in held}
         if not self._arms_loaded():
-            refused = (
-                next(iter(self.refusals.values()), None) if self._table.route is None else None
-            )
-            self._ready.note(Event.LACKING, refused or "the engine loads its policies")
-        elif self._ready.state in (State.DOUBTED, State.DOWN):
+            why = "the engine loads its policies"
+            if self._table.route is None:
+                why = next(iter(self.refusals.values()), why)
+            else:  # it was restarted, and may accept now what it refused
+                self.refusals = {}
+            self._ready.note(Event.LACKING, why)
+        elif self._table.route and self._ready.state in (State.DOUBTED, State.DOWN):
             await self._probe()
         self._report_change()
         tried: set[WantedPolicy] = set()

@@ -8,6 +8,7 @@ import pytest
 
 from babylon.serving.gateway.engine_client import EngineClient
 from babylon.serving.gateway.loader import PolicyLoader, WantedPolicy
+from babylon.serving.gateway.readiness import Event, State
 from babylon.serving.gateway.route_table import RouteTable, ServingRoute, Target
 from babylon.store import Store
 
@@ -105,3 +106,13 @@ async def test_a_doubt_during_a_load_ends_once_the_engine_has_the_policy(
     assert engine.loads == [V2]  # and still loads
     running.cancel()
     await asyncio.gather(running, return_exceptions=True)
+
+
+async def test_an_engine_that_comes_late_to_no_policy_serves_nothing() -> None:
+    engine, table = HoldsTwo(), RouteTable()
+    loader = PolicyLoader(cast(Store, None), cast(EngineClient, engine), table, "babylon")
+    table.readiness.note(Event.ENGINE_FAILS, "connection refused")
+    await looked(engine, loader, lambda: None)
+    assert table.readiness.unavailable
+    table.readiness.note(Event.NO_ROUTE)
+    assert table.readiness.state is State.NO_POLICY
