@@ -61,11 +61,12 @@ def record(
     json: Json = False,
 ) -> None:
     """Set which calls of a key or agent are recorded. Share 1 and no field remove the rule."""
-    from babylon.store.recording_rules import remove_rule, set_rule
+    from babylon.store.recording_rules import RuleKind, remove_rule, set_rule
 
-    if (key is None) == (agent is None):
+    kind: RuleKind = "key" if key else "agent"
+    subject = key or agent
+    if not subject or (key and agent):
         raise ConfigError("name either --key or --agent")
-    kind, subject = ("key", key) if key is not None else ("agent", agent)
     settings = load_settings()
     if share == 1 and not redact:
         with_store(settings, remove_rule, kind, subject)

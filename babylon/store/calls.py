@@ -119,7 +119,7 @@ async def find_call(store: Store, call_id: str) -> RecordedCall:
             f"no call {call_id!r:.80} is stored: name the `id` of an answer that is younger than"
             " RETENTION_DAYS"
         )
-    return RecordedCall(**row)
+    return RecordedCall(**dict(row))
 
 
 async def upsert_gap(store: Store, gap: RecordingGap) -> None:

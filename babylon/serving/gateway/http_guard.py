@@ -68,7 +68,10 @@ class GuardedProtocol(HttpToolsProtocol):
         super().on_headers_complete()
 
     def send_400_response(self, msg: str) -> None:
-        self._refuse_head() if self._refused else super().send_400_response(msg)
+        if self._refused:
+            self._refuse_head()
+        else:
+            super().send_400_response(msg)
 
     def _refuse_head(self) -> None:
         self.transport.write(_TOO_LARGE)

@@ -6,6 +6,7 @@ holds a key of their own.
 
 import asyncio
 from collections.abc import Sequence
+from pathlib import Path
 from urllib.parse import urlsplit
 
 import uvicorn
@@ -34,14 +35,18 @@ async def listeners(
                 f"GATEWAY_LISTEN={serving.listen}: there is no API key for other machines: make one"
                 " with `babylon keys create NAME`"
             )
-        files = {"ssl_certfile": serving.tls_certificate, "ssl_keyfile": serving.tls_key}
-        for name, file in files.items() if url.scheme == "https" else ():
-            if file is None or not file.is_file():
-                variable = "TLS_CERTIFICATE" if name == "ssl_certfile" else "TLS_KEY"
-                raise ConfigError(f"{variable}={file}: name the PEM file, or listen at http://")
-        tls = files if url.scheme == "https" else {}
+        tls = {}
+        if url.scheme == "https":
+            tls["ssl_certfile"] = _present("TLS_CERTIFICATE", serving.tls_certificate)
+            tls["ssl_keyfile"] = _present("TLS_KEY", serving.tls_key)
         configs.append(server_config(gateway, host=url.hostname, port=url.port, **tls))
     return [uvicorn.Server(config) for config in configs]
+
+
+def _present(variable: str, file: Path | None) -> Path:
+    if file is None or not file.is_file():
+        raise ConfigError(f"{variable}={file}: name the PEM file, or listen at http://")
+    return file
 
 
 async def serve_all(servers: Sequence[uvicorn.Server]) -> None:

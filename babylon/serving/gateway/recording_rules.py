@@ -58,17 +58,18 @@ def _place(call: RecordedCall) -> float:
 
 
 def _redacted(call: RecordedCall, fields: Collection[str]) -> RecordedCall:
-    texts = {
-        "messages": _without(call.messages, fields),
-        "parameters": _without(call.parameters, fields),
-        "answer": call.answer and _without(call.answer, fields),
-        "response": REDACTED if {"response", "content"} & {*fields} else call.response,
-    }
-    if all(getattr(call, name) == text for name, text in texts.items()):
+    said = REDACTED if {"response", "content"} & {*fields} else call.response
+    left = replace(
+        call,
+        messages=_without(call.messages, fields),
+        parameters=_without(call.parameters, fields),
+        answer=call.answer and _without(call.answer, fields),
+        response=said,
+    )
+    if left == call:
         return call
     return replace(
-        call,
-        **texts,
+        left,
         prompt_token_ids=[],
         completion_token_ids=[],
         logprobs=[],

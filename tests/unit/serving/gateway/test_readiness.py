@@ -34,7 +34,7 @@ def test_failed_calls_raise_a_doubt_only_if_none_between_them_is_answered() -> N
 
 def test_old_failures_raise_no_doubt(monkeypatch: pytest.MonkeyPatch) -> None:
     ready, now = serving(), [0.0]
-    monkeypatch.setattr(readiness.time, "monotonic", lambda: now[0])
+    monkeypatch.setattr("babylon.serving.gateway.readiness.time.monotonic", lambda: now[0])
     for _ in range(5 * FAILURES):
         ready.call_failed("v1", "a stream was cut")
         now[0] += 2 * readiness.WINDOW_S / FAILURES
