@@ -28,6 +28,14 @@ Concurrency = Annotated[
     int | None, typer.Option(min=1, metavar="N", help="Simultaneous calls. Default: no limit.")
 ]
 
+Rpm = Annotated[
+    int | None, typer.Option(min=1, metavar="N", help="Requests in a minute. Default: no limit.")
+]
+Tpm = Annotated[
+    int | None,
+    typer.Option(min=1, metavar="N", help="Tokens in a minute, prompts too. Default: no limit."),
+]
+
 
 @app.command()
 def create(
@@ -35,6 +43,8 @@ def create(
     scope: Scope = None,
     agent: Agent = None,
     concurrency: Concurrency = None,
+    requests_per_minute: Rpm = None,
+    tokens_per_minute: Tpm = None,
     json: Json = False,
 ) -> None:
     """Make a key and print it. It is printed only once, because only its hash is stored."""
@@ -47,6 +57,8 @@ def create(
         scopes=scope or ["infer"],
         agents=agent or None,
         max_concurrency=concurrency,
+        requests_per_minute=requests_per_minute,
+        tokens_per_minute=tokens_per_minute,
     )
     show_values({"key_id": key.key_id, "name": name, "key": str(key)}, json)
 
@@ -62,8 +74,9 @@ def list_(json: Json = False) -> None:
             {"keys": [{name: key[name] for name in key if name != "digest"} for key in keys]}
         )
         return
-    columns = ["key_id", "name", "scopes", "agents", "max_concurrency", "created_at", "revoked_at"]
-    print_table("API keys", columns, [[_cell(key[name]) for name in columns] for key in keys])
+    columns = ["key_id", "name", "scopes", "agents", "limits", "created_at", "revoked_at"]
+    rows = [key | {"limits": _limits(key)} for key in keys]
+    print_table("API keys", columns, [[_cell(key[name]) for name in columns] for key in rows])
 
 
 @app.command()
@@ -76,6 +89,15 @@ def revoke(
 
     with_store(load_settings(), revoke_key, key_id)
     show_values({"revoked": key_id}, json)
+
+
+def _limits(key: dict[str, object]) -> str:
+    units = {
+        "max_concurrency": "at a time",
+        "requests_per_minute": "requests/min",
+        "tokens_per_minute": "tokens/min",
+    }
+    return ", ".join(f"{key[name]} {unit}" for name, unit in units.items() if key[name])
 
 
 def _cell(value: object) -> object:

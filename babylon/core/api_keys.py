@@ -67,6 +67,18 @@ def local_key_path(home: Path) -> Path:
     return home / "local.key"
 
 
+def engine_secret(home: Path) -> str:
+    """Return the secret that loads and unloads policies; make it at the first call.
+
+    Raises:
+        StorageError: the home directory cannot be made.
+    """
+    path = home / "engine.key"
+    if not path.exists():
+        _write_once(path, f"{secrets.token_urlsafe(32)}\n")
+    return path.read_text().strip()
+
+
 def _write_once(path: Path, text: str) -> None:
     """Write a file unless it exists. Readers never see a partial file."""
     make_directory(path.parent)

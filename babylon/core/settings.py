@@ -265,6 +265,13 @@ class EvaluationSettings(Group):
 class ServingSettings(Group):
     endpoint: str = _env("http://localhost:8000", "LOCAL_ENDPOINT")
     """Address of the gateway, on this machine's loopback."""
+    listen: str | None = _env(None, "GATEWAY_LISTEN", pattern=r"^https?://[^/:@]+:\d+/?$")
+    """Further address at which the gateway listens for other machines, as `https://0.0.0.0:8443`;
+    with `http://` behind a proxy of your own. Unset: loopback only."""
+    tls_certificate: Path | None = _env(None, "TLS_CERTIFICATE")
+    """PEM file with the certificate (and its chain) of an `https` address in `GATEWAY_LISTEN`."""
+    tls_key: Path | None = _env(None, "TLS_KEY")
+    """PEM file with the private key of that certificate."""
     engine_port: int = _env(8001, "ENGINE_PORT", ge=1, le=65535)
     """Port of the engine on loopback."""
     admin_port: int = _env(8002, "ADMIN_PORT", ge=1, le=65535)

@@ -54,7 +54,8 @@ async def _database(store: Store, *, embedded: bool) -> Finding:
     row = await store.pool.fetchrow(
         "SELECT current_setting('server_version') AS version,"
         " pg_database_size(current_database()) AS size,"
-        " coalesce(pg_total_relation_size('babylon.calls'), 0) AS calls"
+        " (SELECT sum(pg_total_relation_size(relid))::bigint"
+        "  FROM pg_partition_tree('babylon.calls')) AS calls"
     )
     assert row is not None
     async with store.pool.acquire() as connection:

@@ -3,10 +3,12 @@
 ``GET /v1/models`` lists the policies that are ready to answer. ``PUT /policies/{name}`` loads a
 checkpoint under an immutable name, ``DELETE`` unloads it. ``GET /health`` reports the state. Calls
 for a listed policy go to its ``url`` and name its ``model``; by default these are the engine's own
-address and the policy's name. There is no authentication: engines listen on loopback.
+address and the policy's name. Engines listen on loopback. Loading and unloading take the secret of
+the home, as ``Authorization: Bearer SECRET``, because every local user reaches loopback.
 """
 
 import asyncio
+import hmac
 from collections.abc import AsyncIterator, Awaitable, Callable
 from typing import Annotated
 
@@ -18,6 +20,7 @@ from babylon.core.processes import exit_with_supervisor
 from babylon.serving.openai_wire import MAX_BODY_BYTES, RequestError, error_body
 
 Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
+SECRET = web.AppKey("secret", str)
 
 
 class PolicySource(Struct, frozen=True):
@@ -53,7 +56,9 @@ def engine_app(
 
     ``run`` is a context of the application: it yields once between start and end.
     """
-    app = web.Application(middlewares=[openai_errors], client_max_size=max_body_bytes)
+    app = web.Application(
+        middlewares=[openai_errors, control_needs_secret], client_max_size=max_body_bytes
+    )
     app.cleanup_ctx.extend([run, _watch_supervisor])
     app.router.add_get("/health", health)
     app.router.add_get("/v1/models", models)
@@ -62,8 +67,12 @@ def engine_app(
     return app
 
 
-def run_engine(app: web.Application, port: int, *, shutdown_timeout_s: float) -> None:
-    """Serve on loopback until SIGTERM or SIGINT."""
+def run_engine(
+    app: web.Application, port: int, secret: str | None, *, shutdown_timeout_s: float
+) -> None:
+    """Serve on loopback until SIGTERM or SIGINT; without a secret, anybody loads and unloads."""
+    if secret:
+        app[SECRET] = secret
     web.run_app(
         app,
         host="127.0.0.1",
@@ -98,6 +107,17 @@ async def openai_errors(request: web.Request, handler: Handler) -> web.StreamRes
     except web.HTTPException as error:  # no such route, wrong method, body too large
         body = error_body(error.status, error.text or error.reason)
         return web.Response(status=error.status, body=body, content_type="application/json")
+
+
+@web.middleware
+async def control_needs_secret(request: web.Request, handler: Handler) -> web.StreamResponse:
+    """Refuse to load or unload without the secret, if the engine has one."""
+    if request.method in ("PUT", "DELETE") and (secret := request.app.get(SECRET)):
+        sent = request.headers.get("Authorization", "")
+        if not hmac.compare_digest(sent.encode(), f"Bearer {secret}".encode()):
+            text = "loading and unloading take the secret in the home's engine.key"
+            raise RequestError(401, text, code="invalid_api_key")
+    return await handler(request)
 
 
 def json_response(body: object) -> web.Response:

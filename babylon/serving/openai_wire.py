@@ -70,11 +70,16 @@ _HARMLESS = {
 
 
 class RequestError(ServingError):
-    """A refused request, with its HTTP status and its message in OpenAI's error format."""
+    """A refused request, with its HTTP status and its message in OpenAI's error format.
 
-    def __init__(self, status: int, message: str, *, code: str | None = None) -> None:
+    ``retry_after_s`` is sent with the statuses 429 and 503.
+    """
+
+    def __init__(
+        self, status: int, message: str, *, code: str | None = None, retry_after_s: int = 1
+    ) -> None:
         super().__init__(message)
-        self.status, self.code = status, code
+        self.status, self.code, self.retry_after_s = status, code, retry_after_s
 
     @property
     def body(self) -> bytes:

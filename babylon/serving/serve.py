@@ -108,7 +108,7 @@ def _torch_engine(port: int, home: Home) -> Service:
     threads = max(1, (os.cpu_count() or 1) - 1)
     environment = {"OMP_NUM_THREADS": os.environ.get("OMP_NUM_THREADS", str(threads))}
     module = "babylon.serving.engine.engine_process"
-    return _service("engine", module, home, environment, f"--port={port}")
+    return _service("engine", module, home, environment, f"--port={port}", f"--home={home.root}")
 
 
 async def _wait_until_ready(

@@ -16,10 +16,10 @@ from babylon.core.settings import WindowSettings
 from babylon.core.windows import AT_REST, parse_window_id
 from babylon.stages.in_use import oldest_in_use, spent
 from babylon.store.backup_lock import backup_lock
+from babylon.store.call_partitions import remove_calls
 from babylon.store.connection import Store
 from babylon.store.play_in_use import (
     WindowUse,
-    remove_calls,
     remove_play,
     running_experiment_began,
     window_uses,

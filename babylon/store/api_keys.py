@@ -4,7 +4,7 @@ Changes are announced on the routes' channel. Gateways also read the table every
 """
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from datetime import datetime
 
 from babylon.core.api_keys import SCOPES, ApiKey, new_key
@@ -18,7 +18,8 @@ class StoredKey:
     """A row of ``babylon.api_keys``.
 
     ``agents``: the agents that the key may call for, ``None`` for all; ``crowd-*`` stands for all
-    ids that begin with ``crowd-``. ``max_concurrency``: simultaneous calls, ``None`` for no limit.
+    ids that begin with ``crowd-``. The limits hold over all gateways; ``None`` for no limit.
+    ``max_concurrency``: simultaneous calls. ``tokens_per_minute``: of prompts and answers.
     """
 
     key_id: str
@@ -27,6 +28,8 @@ class StoredKey:
     scopes: tuple[str, ...]
     agents: tuple[str, ...] | None
     max_concurrency: int | None
+    requests_per_minute: int | None
+    tokens_per_minute: int | None
     created_at: datetime
     revoked_at: datetime | None
 
@@ -38,6 +41,8 @@ async def create_key(
     scopes: Sequence[str],
     agents: Sequence[str] | None = None,
     max_concurrency: int | None = None,
+    requests_per_minute: int | None = None,
+    tokens_per_minute: int | None = None,
 ) -> ApiKey:
     """Make a key. Only the returned value holds its secret.
 
@@ -47,15 +52,12 @@ async def create_key(
     if not scopes or not set(scopes) <= set(SCOPES):
         raise ConfigError(f"scopes {list(scopes)}: choose among {', '.join(SCOPES)}")
     key = new_key()
+    may = (list(dict.fromkeys(scopes)), None if agents is None else list(agents))
+    limits = (max_concurrency, requests_per_minute, tokens_per_minute)
     await store.pool.execute(
-        "INSERT INTO babylon.api_keys (key_id, name, digest, scopes, agents, max_concurrency)"
-        " VALUES ($1, $2, $3, $4, $5, $6)",
-        key.key_id,
-        name,
-        key.digest,
-        list(dict.fromkeys(scopes)),
-        None if agents is None else list(agents),
-        max_concurrency,
+        "INSERT INTO babylon.api_keys (key_id, name, digest, scopes, agents, max_concurrency,"
+        " requests_per_minute, tokens_per_minute) VALUES ($1, $2, $3, $4, $5, $6, $7, $8)",
+        *(key.key_id, name, key.digest, *may, *limits),
     )
     await _tell_gateways(store)
     return key
@@ -63,7 +65,10 @@ async def create_key(
 
 async def list_keys(store: Store) -> list[StoredKey]:
     """Return all keys, revoked ones too, newest first."""
-    rows = await store.pool.fetch("SELECT * FROM babylon.api_keys ORDER BY created_at DESC")
+    columns = ", ".join(field.name for field in fields(StoredKey))
+    rows = await store.pool.fetch(
+        f"SELECT {columns} FROM babylon.api_keys ORDER BY created_at DESC"
+    )
     return [
         StoredKey(
             **{

@@ -15,7 +15,7 @@ from typing import Any
 import asyncpg
 import msgspec
 
-from babylon.core.errors import ServingError
+from babylon.core.errors import ConfigError, ServingError
 from babylon.store.connection import Store
 from babylon.store.copy_text import copy_text
 from babylon.store.gateways import live_gateways
@@ -103,6 +103,23 @@ async def copy_calls(store: Store, calls: Sequence[RecordedCall]) -> None:
         )
     except asyncpg.UniqueViolationError:
         await insert_calls(store, calls)
+
+
+async def find_call(store: Store, call_id: str) -> RecordedCall:
+    """Return a stored call.
+
+    Raises:
+        ConfigError: no call has this id.
+    """
+    row = await store.pool.fetchrow(
+        f"SELECT {', '.join(CALL_COLUMNS)} FROM babylon.calls WHERE call_id = $1", call_id
+    )
+    if row is None:
+        raise ConfigError(
+            f"no call {call_id!r:.80} is stored: name the `id` of an answer that is younger than"
+            " RETENTION_DAYS"
+        )
+    return RecordedCall(**dict(row))
 
 
 async def upsert_gap(store: Store, gap: RecordingGap) -> None:

@@ -4,14 +4,12 @@ The rows of ``windows`` and ``trained`` stay for ever: they are what keeps a win
 from being trained twice.
 """
 
-from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 from datetime import datetime
 
 from babylon.core.windows import GAME_MINUTES, Window, WindowState, outcome_ids, window_at
-from babylon.store.connection import Store, affected
+from babylon.store.connection import Store
 
-_AT_A_TIME = 5000  # calls of one transaction
 _BY_WINDOW = (
     *("scores", "rejections", "collected", "judgments", "observations", "late"),
     *("attempts", "window_health"),
@@ -103,35 +101,6 @@ async def remove_play(store: Store, window: Window) -> bool:
         return True
 
 
-async def remove_calls(store: Store, before: datetime, kept: Collection[Window]) -> int:
-    """Remove calls that were made and recorded ``before``, except those in the time of ``kept``.
-
-    An old trace that was imported lately was recorded lately, so it stays. Short transactions
-    delay no gateway.
-    """
-    versions = await store.pool.fetch(_ANSWERED, before)
-    starts, ends = [one.start for one in kept], [one.end for one in kept]
-    removed = 0
-    for row in versions:
-        while True:
-            done = await _remove_some(store, row["policy_version"], before, starts, ends)
-            removed += done
-            if done < _AT_A_TIME:
-                break
-    return removed
-
-
-async def _remove_some(
-    store: Store,
-    version: int,
-    before: datetime,
-    starts: Sequence[datetime],
-    ends: Sequence[datetime],
-) -> int:
-    status = await store.pool.execute(_CALLS, version, before, starts, ends, _AT_A_TIME)
-    return affected(status)
-
-
 _USES = """
 SELECT w.window_id, w.minutes, w.state, coalesce(w.lease_until > now(), false) AS leased,
        w.updated_at AS changed_at,
@@ -140,23 +109,6 @@ SELECT w.window_id, w.minutes, w.state, coalesce(w.lease_until > now(), false) A
        coalesce(w.retired_at > w.updated_at, false) AS retired,
        ARRAY[w.scored #>> '{artifact,uri}', w.scored #>> '{held_out,uri}'] AS artifacts
 FROM babylon.windows w
-"""
-
-_ANSWERED = """
-SELECT policy_version FROM babylon.policies p
-WHERE EXISTS (SELECT FROM babylon.calls c
-              WHERE c.policy_version = p.policy_version AND c.started_at < $1)
-"""
-
-# By the index on policy and time, in portions.
-_CALLS = """
-DELETE FROM babylon.calls WHERE call_id = ANY(ARRAY(
-    SELECT call_id FROM babylon.calls c
-    WHERE policy_version = $1 AND started_at < $2 AND recorded_at < $2
-      AND NOT EXISTS (SELECT FROM unnest($3::timestamptz[], $4::timestamptz[]) AS w (starts, ends)
-                      WHERE c.started_at >= w.starts AND c.started_at < w.ends)
-    LIMIT $5
-))
 """
 
 _IN_TIME = (

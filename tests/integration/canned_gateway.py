@@ -37,7 +37,9 @@ class Canned:
 
 
 @asynccontextmanager
-async def canned_gateway(store: Store, settings: Settings, engine: Any) -> AsyncIterator[Canned]:
+async def canned_gateway(
+    store: Store, settings: Settings, engine: Any, gateway_id: str = "test"
+) -> AsyncIterator[Canned]:
     """``engine`` is an ASGI application."""
     await ensure_base(store, uri="/nowhere", base_model="canned")
     with socket.socket() as listener:
@@ -45,7 +47,7 @@ async def canned_gateway(store: Store, settings: Settings, engine: Any) -> Async
         engine_url = f"http://127.0.0.1:{listener.getsockname()[1]}"
         async with (
             on_uvicorn(engine, listener),
-            running_gateway(store, settings, engine_url) as url,
+            running_gateway(store, settings, engine_url, gateway_id) as url,
         ):
             await until_healthy(url)
             port = int(url.rpartition(":")[2])

@@ -11,7 +11,6 @@ from urllib.parse import urlsplit
 import aiohttp
 import pytest
 
-from babylon.core.api_keys import local_key
 from babylon.core.settings import Settings
 from babylon.deployment.admin.app import admin_app
 from babylon.deployment.change import checks_under
@@ -59,7 +58,7 @@ async def admin(store: Store, settings: Settings) -> AsyncIterator[Client]:
             aiohttp.ClientSession() as http,
         ):
             url = f"http://127.0.0.1:{listener.getsockname()[1]}"
-            yield Client(http, url, str(local_key(settings.home.root)))
+            yield Client(http, url, str(await create_key(store, "ops", scopes=["deploy"])))
 
 
 async def test_changes_take_effect_and_tell_who_asked_for_them(admin: Client, store: Store) -> None:
@@ -80,8 +79,9 @@ async def test_changes_take_effect_and_tell_who_asked_for_them(admin: Client, st
                 champion,
                 None,
             )
+    author = f"key {admin.key.split('-')[2]}"
     status, listed = await admin.get("routes")
-    assert [route["author"] for route in listed["routes"]] == ["key local"] * 5 + ["babylon"]
+    assert [route["author"] for route in listed["routes"]] == [author] * 5 + ["babylon"]
     assert listed["routes"][-2]["reason"].startswith("it is better; its checks were skipped")
     _, listed = await admin.get("policies")
     assert [policy["policy_version"] for policy in listed["policies"]] == [0, 1, 2]

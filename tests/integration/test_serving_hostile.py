@@ -11,10 +11,10 @@ import pytest
 
 from babylon.core.api_keys import new_key
 from babylon.core.settings import Settings
-from babylon.serving.gateway import asgi, http_guard, limits
+from babylon.serving.gateway import asgi, http_guard, key_limits, limits
 from babylon.store import Store
 from babylon.store.api_keys import create_key, revoke_key
-from benchmarks.gateway.upstream import Upstream
+from benchmarks.gateway.upstream import PROMPT_TOKENS, TOKENS, Upstream
 from tests.integration.canned_gateway import HELLO, Canned, canned_gateway
 
 BODY = {"model": "babylon", "messages": HELLO}
@@ -251,6 +251,15 @@ async def test_a_place_that_does_not_come_is_not_waited_for_for_ever(
         await asyncio.gather(*served)
 
 
+async def test_nobody_else_calls_for_an_agent_with_a_key(gateway: Canned) -> None:
+    await create_key(gateway.store, "crowd", scopes=["infer"], agents=["crowd-*"])
+    async with gateway.client() as client, asyncio.timeout(5):
+        with pytest.raises(openai.PermissionDeniedError, match="key of its own"):
+            while True:  # until the gateway knows the key
+                await client.chat.completions.create(**BODY, user="crowd-7")
+        await client.chat.completions.create(**BODY, user="alone-7")
+
+
 async def test_a_key_has_a_limit_of_concurrent_calls(gateway: Canned, engine: SlowUpstream) -> None:
     key = await create_key(gateway.store, "one", scopes=["infer"], max_concurrency=1)
     async with gateway.client(str(key)) as client:
@@ -264,3 +273,56 @@ async def test_a_key_has_a_limit_of_concurrent_calls(gateway: Canned, engine: Sl
         engine.go.set()
         await first
         await client.chat.completions.create(**BODY)
+
+
+@pytest.mark.parametrize(
+    ("limit", "reason"),
+    [
+        ({"requests_per_minute": 3}, "3 requests in this minute"),
+        ({"tokens_per_minute": 3 * (PROMPT_TOKENS + TOKENS)}, "tokens in this minute"),
+    ],
+)
+async def test_limits_of_a_minute_hold_over_all_gateways_and_without_the_database(
+    gateway: Canned,
+    settings: Settings,
+    engine: SlowUpstream,
+    monkeypatch: pytest.MonkeyPatch,
+    limit: dict[str, int],
+    reason: str,
+) -> None:
+    minute = [7]
+    monkeypatch.setattr(key_limits, "_minute", lambda: minute[0])
+    monkeypatch.setattr(key_limits, "EXCHANGE_S", 0.02)
+    key = await create_key(gateway.store, "metered", scopes=["infer"], **limit)
+    async with (
+        canned_gateway(gateway.store, settings, engine, "second") as other,
+        gateway.client(str(key)) as first,
+        other.client(str(key)) as second,
+    ):
+        await until_known(first)
+        await until_known(second)
+        for client in (first, second, first):
+            await client.chat.completions.create(**BODY)
+        for client in (first, second):
+            async with asyncio.timeout(5):
+                with pytest.raises(openai.RateLimitError, match=reason) as caught:
+                    await asyncio.sleep(0.3)  # until it has read what the other admitted
+                    await client.chat.completions.create(**BODY)
+            assert 1 <= int(caught.value.response.headers["retry-after"]) <= 60
+        minute[0] += 1
+        await second.chat.completions.create(**BODY)
+        monkeypatch.setattr(key_limits, "STALE_S", 0)  # as if the database were away
+        with pytest.raises(openai.RateLimitError, match="in this minute"):
+            for _ in range(2):  # its share is half of the limit
+                await second.chat.completions.create(**BODY)
+
+
+@pytest.mark.parametrize("over", [0, 1])
+async def test_the_limit_of_a_head_is_exact(gateway: Canned, over: int) -> None:
+    given = head(gateway, "connection: close", "content-length: 2", "x-long: ")[:-2]
+    path = len("/v1/chat/completions")
+    lines = given.split(b"\r\n")[1:-1]
+    size = path + sum(len(line) + 2 for line in lines)  # "name: value" and its line end
+    long = b"x" * (http_guard.MAX_HEAD_BYTES - size + over)
+    answer = await raw(gateway.port, given[:-2] + long + b"\r\n\r\n{}")
+    assert answer.split(b" ")[1] == (b"431" if over else b"400"), answer[:200]

@@ -4,9 +4,9 @@ No program of PostgreSQL takes part, and no version of its archive format: the m
 tables, and COPY's text fills them. So any supported version restores the backup of any other.
 """
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from graphlib import TopologicalSorter
 from pathlib import Path
 from typing import Any, TypeAlias
@@ -60,7 +60,7 @@ async def write_tables(
     )
     directory.mkdir()
     return [
-        await _write(connection, directory, schemas[key[0]], *key, tables[key]["columns"])
+        await _write(connection, directory, schemas[key[0]], tables[key])
         for key in order.static_order()
         if key in tables
     ]
@@ -101,23 +101,22 @@ async def filled(connection: Connection, tables: Iterable[TableRows]) -> str | N
 
 
 async def _write(
-    connection: Connection,
-    directory: Path,
-    ours: bool,
-    schema: str,
-    name: str,
-    columns: Sequence[str],
+    connection: Connection, directory: Path, ours: bool, row: asyncpg.Record
 ) -> TableRows:
-    table = TableRows(name=name, ours=ours, columns=tuple(columns), rows=0)
+    table = TableRows(name=row["name"], ours=ours, columns=tuple(row["columns"]), rows=0)
+    columns = ", ".join(_quoted(name) for name in table.columns)
     with _compressed(directory / table.file) as stream:
 
         async def write(data: bytes) -> None:
             stream.write(data)
 
-        status = await connection.copy_from_table(
-            name, schema_name=schema, columns=columns, output=write, timeout=_TABLE_S
+        # A query, because COPY reads no partitioned table by its name.
+        status = await connection.copy_from_query(
+            f"SELECT {columns} FROM {_quoted(row['schema'], table.name)}",
+            output=write,
+            timeout=_TABLE_S,
         )
-    return TableRows(name=name, ours=ours, columns=tuple(columns), rows=affected(status))
+    return replace(table, rows=affected(status))
 
 
 @contextmanager

@@ -8,12 +8,14 @@ import asyncio
 import contextlib
 import logging
 from collections.abc import AsyncIterator, Callable, Collection, Mapping, Sequence
+from pathlib import Path
 from typing import TypeVar
 
 import msgspec
 from aiohttp import web
 from transformers.utils.logging import disable_progress_bar
 
+from babylon.core.api_keys import engine_secret
 from babylon.core.errors import ModelError
 from babylon.serving.engine.answer import Answer
 from babylon.serving.engine.answer_grammar import answer_grammar
@@ -174,10 +176,12 @@ def _description(policy: LoadedPolicy) -> dict[str, object]:
 def main() -> None:
     parser = argparse.ArgumentParser(prog="babylon.engine", description=__doc__.splitlines()[0])
     parser.add_argument("--port", type=int, required=True)
+    parser.add_argument("--home", type=Path, help="only the home's secret loads and unloads")
     options = parser.parse_args()
     logging.basicConfig(level=logging.INFO, format="%(asctime)s %(levelname)s %(name)s %(message)s")
     disable_progress_bar()  # type: ignore[no-untyped-call]
-    run_engine(make_app(), options.port, shutdown_timeout_s=10)
+    secret = engine_secret(options.home) if options.home else None
+    run_engine(make_app(), options.port, secret, shutdown_timeout_s=10)
 
 
 if __name__ == "__main__":

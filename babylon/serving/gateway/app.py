@@ -12,7 +12,7 @@ import aiohttp
 import msgspec
 from fastapi import FastAPI
 
-from babylon.core.api_keys import local_key
+from babylon.core.api_keys import engine_secret, local_key
 from babylon.core.home import Home
 from babylon.core.settings import ServingSettings
 from babylon.serving.gateway.arm_pins import ArmPins
@@ -26,6 +26,7 @@ from babylon.serving.gateway.engine_client import EngineClient
 from babylon.serving.gateway.exchange import DIALECTS
 from babylon.serving.gateway.follower import RouteFollower
 from babylon.serving.gateway.gateway_metrics import CONTENT_TYPE, GatewayMetrics
+from babylon.serving.gateway.key_limits import KeyLimits
 from babylon.serving.gateway.limits import CallLimits
 from babylon.serving.gateway.loader import PolicyLoader
 from babylon.serving.gateway.play import app as play
@@ -33,11 +34,13 @@ from babylon.serving.gateway.play.callers import Callers
 from babylon.serving.gateway.play.handler import PlayHandler
 from babylon.serving.gateway.play.owners import TrajectoryOwners
 from babylon.serving.gateway.play.sessions import Sessions
+from babylon.serving.gateway.readiness import State
 from babylon.serving.gateway.recording import CallRecorder
 from babylon.serving.gateway.route_table import RouteTable
 from babylon.serving.gateway.shipping import Shipper
 from babylon.serving.openai_wire import RequestError, sse
 from babylon.store import Store
+from babylon.store.call_partitions import keep_ahead
 
 
 class Gateway:
@@ -101,24 +104,26 @@ class Gateway:
         }
 
     async def _health(self, response: Response) -> None:
-        table, follower = self._calls.table, self._follower
-        unavailable = "no policy" if follower.no_policy else "unavailable"
+        table, ready = self._calls.table, self._calls.table.readiness
+        others = self._follower.problem or self._calls.recorder.problem
+        unavailable = State.NO_POLICY if ready.state is State.NO_POLICY else "unavailable"
         route, split = table.route, table.route.split if table.route else None
         body = {
-            "status": unavailable if table.unavailable else "ok",
-            "reason": table.unavailable or follower.problem or self._calls.recorder.problem,
+            "status": unavailable if ready.unavailable else "ok",
+            "state": ready.state,
+            "reason": ready.reason if ready.state is not State.SERVING else others,
             "model": route.champion.name if route else None,
             "challenger": split.challenger.name if split else None,
             "share": split.share if split else None,
             "route_version": route.route_version if route else None,
         }
-        status = 503 if table.unavailable else 200
+        status = 503 if ready.unavailable else 200
         await response.whole(msgspec.json.encode(body), status=status)
 
     def _add_gauges(self, calls: CallHandler, shipper: Shipper) -> None:
         add, table, recorder = calls.metrics.add_gauge, calls.table, calls.recorder
         version = "Version of the route in force, 0 if there is none."
-        add("ready", "1 if calls are served.", lambda: table.unavailable is None)
+        add("ready", "1 if calls are served.", lambda: table.readiness.unavailable is None)
         add("route_version", version, lambda: table.route.route_version if table.route else 0)
         add("calls_in_flight", "Calls being answered.", table.in_flight.total)
         waiting = "Calls waiting for their turn at a policy."
@@ -137,7 +142,7 @@ class Gateway:
         self._calls.metrics.refused(error.status)
         headers: Headers = []
         if error.status in (429, 503):
-            headers.append((b"retry-after", b"1"))
+            headers.append((b"retry-after", str(error.retry_after_s).encode()))
         if error.status in (408, 413):  # the rest of the body is not read
             headers.append((b"connection", b"close"))
         await response.whole(error.body, status=error.status, headers=headers)
@@ -168,12 +173,13 @@ async def open_gateway(
     keys, table, pins = KeyRing(local_key(home.root)), RouteTable(), ArmPins(store)
     owners = TrajectoryOwners(store)
     sessions = Sessions(store) if serving.recognise_sessions else None
+    key_limits = KeyLimits(store, gateway_id)
     async with aiohttp.ClientSession(
         connector=aiohttp.TCPConnector(limit=0),
         cookie_jar=aiohttp.DummyCookieJar(),
         skip_auto_headers=("User-Agent", "Accept", "Accept-Encoding"),
     ) as session:
-        engine = EngineClient(session, engine_url)
+        engine = EngineClient(session, engine_url, engine_secret(home.root))
         loader = PolicyLoader(store, engine, table, alias)
         follower = RouteFollower(
             *(store, loader, table, keys, recorder), alias=alias, gateway=gateway_id, url=url
@@ -186,20 +192,19 @@ async def open_gateway(
             recorder=recorder,
             keys=keys,
             callers=Callers(owners, sessions, alias),
-            limits=CallLimits(serving.max_concurrency, serving.max_queue),
+            limits=CallLimits(serving.max_concurrency, serving.max_queue, key_limits),
             metrics=GatewayMetrics(),
         )
         play_api = play.play_app(PlayHandler(store, minutes), keys)
         routes = (loader.run(), follower.run(), follower.announce_repeatedly(), pins.run())
-        work = [recorder.run(), shipper.run(), owners.run(), *routes]
+        background = [recorder.run(), shipper.run(), key_limits.run(), keep_ahead(store)]
+        work = [*background, owners.run(), *routes]
         if sessions:
             work.append(sessions.run())
         try:
             async with asyncio.TaskGroup() as group:  # a bug in any loop ends the gateway
                 loops = [group.create_task(loop) for loop in work]
-                yield Dialects(
-                    Gateway(calls, follower, shipper, play_api), Responses, Messages
-                )
+                yield Dialects(Gateway(calls, follower, shipper, play_api), Responses, Messages)
                 for loop in loops:
                     loop.cancel()
         finally:

@@ -6,7 +6,7 @@ work while it is down. Headers name the agent of a call; a key bound to agents m
 
 import hmac
 from collections.abc import Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from babylon.core.api_keys import SCOPES, ApiKey, parse_key
 from babylon.serving.openai_wire import RequestError
@@ -14,17 +14,31 @@ from babylon.store import Store
 from babylon.store.api_keys import list_keys
 
 _NO_DIGEST = bytes(32)
+# Any program of the home may read this key. Changing what serves everybody takes a key of its own.
+_LOCAL_SCOPES = frozenset(SCOPES) - {"deploy"}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Principal:
-    """The holder of a key; the fields are those of ``babylon.store.api_keys.StoredKey``."""
+    """The holder of a key; the fields are those of ``babylon.store.api_keys.StoredKey``.
+
+    ``not_agents``: agents with keys of their own, for which the home's local key may not call.
+    """
 
     key_id: str
     digest: bytes
     scopes: frozenset[str]
     agents: tuple[str, ...] | None = None
     max_concurrency: int | None = None
+    requests_per_minute: int | None = None
+    tokens_per_minute: int | None = None
+    not_agents: tuple[str, ...] = ()
+
+    @property
+    def limited(self) -> bool:
+        """True if any number of its calls is limited."""
+        limits = (self.max_concurrency, self.requests_per_minute, self.tokens_per_minute)
+        return limits != (None, None, None)
 
     def attributed_agent(self, agent_id: str | None) -> str | None:
         """Return the agent of a call. A key bound to one agent need not name it.
@@ -33,6 +47,12 @@ class Principal:
             RequestError: 403, the key is bound to other agents.
         """
         if self.agents is None:
+            if agent_id is not None and any(_matches(agent_id, other) for other in self.not_agents):
+                raise RequestError(
+                    403,
+                    f"agent {agent_id!r:.80} has a key of its own: call with that key",
+                    code="wrong_agent",
+                )
             return agent_id
         if agent_id is None and len(self.agents) == 1 and not self.agents[0].endswith("*"):
             return self.agents[0]
@@ -51,7 +71,7 @@ class KeyRing:
     """All valid keys."""
 
     def __init__(self, local: ApiKey) -> None:
-        self._local = Principal(key_id=local.key_id, digest=local.digest, scopes=frozenset(SCOPES))
+        self._local = Principal(key_id=local.key_id, digest=local.digest, scopes=_LOCAL_SCOPES)
         self._principals = {local.key_id: self._local}
 
     async def renew(self, store: Store) -> None:
@@ -62,11 +82,15 @@ class KeyRing:
                 scopes=frozenset(key.scopes),
                 agents=key.agents,
                 max_concurrency=key.max_concurrency,
+                requests_per_minute=key.requests_per_minute,
+                tokens_per_minute=key.tokens_per_minute,
             )
             for key in await list_keys(store)
             if key.revoked_at is None
         ]
-        self._principals = {one.key_id: one for one in (*stored, self._local)}
+        taken = tuple({agent for one in stored for agent in one.agents or ()})
+        local = replace(self._local, not_agents=taken)
+        self._principals = {one.key_id: one for one in (*stored, local)}
 
     def admit(self, headers: Iterable[tuple[bytes, bytes]], *scopes: str) -> Principal:
         """Return the caller, who has at least one of ``scopes``.

@@ -24,7 +24,7 @@ from babylon.serving.gateway.asgi import (
 )
 from babylon.serving.gateway.auth import KeyRing
 from babylon.serving.gateway.engine_client import EngineClient, EngineDownError, arriving_bytes
-from babylon.serving.gateway.event_stream import StreamCut, relay
+from babylon.serving.gateway.event_stream import StreamCut, noted, relay
 from babylon.serving.gateway.exchange import Dialect, Exchange
 from babylon.serving.gateway.gateway_metrics import GatewayMetrics
 from babylon.serving.gateway.limits import CallLimits
@@ -55,14 +55,9 @@ class CallHandler:
     async def serve(
         self, scope: Scope, receive: Receive, response: Response, dialect: Dialect
     ) -> None:
-        """Answer a call and record it.
-
-        Raises:
-            RequestError: the error to send to the client.
-            ClientLeft: the client closed the connection.
-        """
+        """Answer a call and record it; raise ``RequestError`` or ``ClientLeft``."""
         principal = self.keys.admit(scope["headers"], "infer")
-        with self.limits.for_key(principal):
+        with self.limits.keys.admitted(principal):
             fields = decode_object(await read_body(scope, receive))
             asked = dialect.parse(fields)
             identity = await self.callers.identify(scope["headers"], asked, principal)
@@ -87,11 +82,13 @@ class CallHandler:
         try:
             await self._answer_or_record_interruption(exchange, receive, response)
             outcome = str(response.status)
+            self.table.readiness.call_ended(exchange.assigned.target.name, response.status)
         except RequestError as error:
             outcome = str(error.status)
             raise
         finally:
             self.metrics.called(exchange, outcome)
+            self.limits.keys.spend(exchange)
 
     async def _answer_or_record_interruption(
         self, exchange: Exchange, receive: Receive, response: Response
@@ -106,7 +103,7 @@ class CallHandler:
         except _BROKEN_OFF as error:
             reason = f"the engine's answer broke off ({error or type(error).__name__})"
             await self._record_interrupted(exchange, reason)
-            self.loader.stop_serving(reason)
+            self.table.readiness.call_failed(exchange.assigned.target.name, reason)
             status = 504 if isinstance(error, TimeoutError) else 502
             raise RequestError(status, f"{reason}: try again") from error
 
@@ -120,32 +117,32 @@ class CallHandler:
         async with self.limits.for_version(name):
             headers = exchange.attribution
             try:
-                body = exchange.upstream_body()
-                upstream = await self.engine.call(exchange.dialect.path, body, name)
+                send = self.engine.call_streamed if exchange.request.stream else self.engine.call
+                upstream = await send(exchange.dialect.path, exchange.upstream_body(), name)
             except EngineDownError as error:
-                self.loader.stop_serving(str(error))
+                self.table.readiness.call_failed(exchange.assigned.target.name, str(error))
+                self.loader.look()
                 raise RequestError(503, str(error), code="unavailable") from error
             async with upstream:
                 if upstream.status != 200:
-                    await self._relay_error(upstream, response, headers)
+                    await self._relay_error(upstream, response, headers, name)
                 elif exchange.request.stream:
                     await response.start(200, [*EVENT_STREAM, *headers])
                     end = await relay(arriving_bytes(upstream.content), exchange, response.write)
                     await self.recorder.record(exchange.record())
                     await response.write(end, last=True)
                 else:
-                    answer = exchange.note(msgspec.json.decode(await upstream.read()))
+                    answer = noted(msgspec.json.decode(await upstream.read()), exchange)
                     await self.recorder.record(exchange.record())
                     await response.whole(msgspec.json.encode(answer), headers=headers)
 
     async def _relay_error(
-        self, upstream: aiohttp.ClientResponse, response: Response, headers: Headers
+        self, upstream: aiohttp.ClientResponse, response: Response, headers: Headers, name: str
     ) -> None:
         body = await upstream.read()
-        if upstream.status == 404:  # only loaded policies are asked, so the engine lost them
-            reason = "the engine was restarted and loads its policies"
-            self.loader.stop_serving(reason)
-            raise RequestError(503, f"{reason}: try again", code="unavailable")
+        if upstream.status == 404:  # only loaded policies are asked, so the engine lost this one
+            self.loader.look()
+            raise RequestError(503, f"the engine lost {name}: try again", code="unavailable")
         await response.whole(body, status=upstream.status, headers=headers)
 
     async def _record_interrupted(self, exchange: Exchange, reason: str) -> None:

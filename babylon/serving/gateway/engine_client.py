@@ -19,7 +19,7 @@ from babylon.serving.openai_wire import error_message
 _LOAD_TIMEOUT = aiohttp.ClientTimeout(total=600)
 _ASK_TIMEOUT = aiohttp.ClientTimeout(total=5)
 _CALL_TIMEOUT = aiohttp.ClientTimeout(total=None, connect=5)
-FIRST_CHUNK_S, NEXT_CHUNK_S = 120.0, 60.0
+FIRST_CHUNK_S, NEXT_CHUNK_S, PROBE_S = 120.0, 60.0, 30.0
 
 _JSON = {"Content-Type": "application/json"}
 
@@ -41,10 +41,11 @@ class _Cards(Struct, frozen=True):
 
 
 class EngineClient:
-    """Loads and unloads policies of one engine, and calls them."""
+    """Loads and unloads policies of one engine with its secret, and calls them."""
 
-    def __init__(self, session: aiohttp.ClientSession, url: str) -> None:
+    def __init__(self, session: aiohttp.ClientSession, url: str, secret: str = "") -> None:
         self._session, self._url = session, url
+        self._control = {"Authorization": f"Bearer {secret}"}
         self._cards: dict[str, _Card] = {}
         self._urls: dict[tuple[str, str], yarl.URL] = {}  # parsing a URL costs as much as sending
 
@@ -61,6 +62,11 @@ class EngineClient:
 
     async def unload(self, name: str) -> None:
         await self._ask("DELETE", f"/policies/{quote(name)}", _ASK_TIMEOUT)
+
+    async def call_streamed(self, path: str, body: bytes, name: str) -> aiohttp.ClientResponse:
+        """As ``call``; ``TimeoutError`` if no answer begins within ``FIRST_CHUNK_S``."""
+        async with asyncio.timeout(FIRST_CHUNK_S):
+            return await self.call(path, body, name)
 
     async def call(self, path: str, body: bytes, name: str) -> aiohttp.ClientResponse:
         """Send a call for the policy ``name``; the caller closes the response.
@@ -83,6 +89,23 @@ class EngineClient:
         except (aiohttp.ClientError, TimeoutError) as error:
             raise _down(base, error) from error
 
+    async def probe(self, name: str) -> None:
+        """Ask the policy ``name`` for one token.
+
+        Raises:
+            EngineDownError: it does not answer, or with an error of its own (5xx) or 404.
+        """
+        asked = {"model": name, "messages": [{"role": "user", "content": "?"}], "max_tokens": 1}
+        path = "/v1/chat/completions"
+        try:
+            async with asyncio.timeout(PROBE_S):
+                async with await self.call(path, msgspec.json.encode(asked), name) as response:
+                    body = await response.read()
+        except (aiohttp.ClientError, TimeoutError) as error:
+            raise _down(self._url, error) from error
+        if response.status >= 500 or response.status == 404:
+            raise EngineDownError(f"the engine cannot answer for {name}: {error_message(body)}")
+
     async def _post(self, base: str, path: str, body: bytes) -> aiohttp.ClientResponse:
         key = (base, path)
         url = self._urls.get(key) or self._urls.setdefault(key, yarl.URL(base + path))
@@ -95,7 +118,7 @@ class EngineClient:
         data = None if body is None else msgspec.json.encode(body)
         try:
             async with self._session.request(
-                method, self._url + path, data=data, timeout=timeout
+                method, self._url + path, data=data, timeout=timeout, headers=self._control
             ) as response:
                 text = await response.read()
         except (aiohttp.ClientError, TimeoutError) as error:

@@ -72,7 +72,19 @@ _decoder = msgspec.json.Decoder(JsonObject)
 
 
 class StreamCut(Exception):
-    """The engine's stream ended before its answer did, or reported an error."""
+    """The engine's answer ended too early, reported an error, or is none."""
+
+
+def noted(answer: JsonObject, exchange: Exchange) -> JsonObject | None:
+    """Note an answer or a chunk of it as ``Exchange.note`` does.
+
+    Raises:
+        StreamCut: it has JSON of another type where an answer has objects, lists or text.
+    """
+    try:
+        return exchange.note(answer)
+    except (AttributeError, KeyError, TypeError, ValueError) as error:
+        raise StreamCut(f"it has another form than OpenAI's: {error}") from error
 
 
 async def relay(
@@ -116,5 +128,5 @@ def _for_client(event: ServerSentEvent, exchange: Exchange) -> bytes:
     chunk = _decoder.decode(event.data)
     if error := chunk.get("error"):
         raise StreamCut(error.get("message") if isinstance(error, dict) else str(error))
-    seen = exchange.note(chunk)
+    seen = noted(chunk, exchange)
     return event.other_lines + sse(msgspec.json.encode(seen)) if seen else b""

@@ -14,6 +14,7 @@ from typing import NoReturn
 from babylon.core.errors import ModelError
 from babylon.serving.gateway.auth import KeyRing
 from babylon.serving.gateway.loader import POLL_S, RETRY_S, PolicyLoader, WantedPolicy
+from babylon.serving.gateway.readiness import Event
 from babylon.serving.gateway.recording import CallRecorder
 from babylon.serving.gateway.route_table import RouteTable, Target, next_route, wanted
 from babylon.store import Store
@@ -41,7 +42,6 @@ class RouteFollower:
         gateway: str,
         url: str,
     ) -> None:
-        self.no_policy = False
         self._store, self._loader, self._table = store, loader, table
         self._keys, self._recorder = keys, recorder
         self._alias, self._gateway, self._url = alias, gateway, url
@@ -65,14 +65,18 @@ class RouteFollower:
         while True:
             try:
                 async with self._listening() as listening:
-                    await self._keys.renew(self._store)
+                    await self._renew_keys()
                     while listening():
                         await self._follow()
-                        await self._keys.renew(self._store)
+                        await self._renew_keys()
                         await self._wait_for_change()
             except UNREACHABLE as error:
                 self._note_outage(error)
                 await asyncio.sleep(RETRY_S)
+
+    async def _renew_keys(self) -> None:
+        await self._recorder.rules.renew(self._store)  # first: a new key's rule holds at once
+        await self._keys.renew(self._store)
 
     async def announce_repeatedly(self) -> NoReturn:
         """Write this gateway's state to the database after each change and every ``POLL_S``."""
@@ -92,7 +96,7 @@ class RouteFollower:
     def _note_outage(self, error: Exception) -> None:
         problem = f"the database does not respond ({error or type(error).__name__})"
         if self._table.route is None:
-            self._loader.report(problem)
+            self._table.readiness.note(Event.NO_DATABASE, problem)
         elif self._outage is None:
             log.warning("%s: route %d stays in force", problem, self._table.route.route_version)
         self._outage = problem
@@ -101,10 +105,9 @@ class RouteFollower:
         try:
             newest = await desired(self._store)
         except ModelError as error:
-            self.no_policy = True
-            self._loader.report(str(error))
+            self._table.readiness.note(Event.NO_ROUTE, str(error))
             return
-        self.no_policy, self._outage = False, None
+        self._outage = None
         versions, targets = wanted(newest), dict(self._loader.loaded)
         if unknown := versions.keys() - targets.keys():
             for version, uri in (await checkpoint_uris(self._store, unknown, removed=True)).items():
@@ -149,7 +152,7 @@ class RouteFollower:
                 refusals={str(p.version): why for p, why in self._loader.refusals.items()},
                 in_flight=self._announced_in_flight,
                 proposals_read=self._proposals_read,
-                problem=self._table.unavailable or self.problem,
+                problem=self._table.readiness.unavailable or self.problem,
                 recorded_until=self._recorder.recorded_until,
             ),
         )
@@ -177,6 +180,6 @@ class RouteFollower:
 
     async def _wait_for_change(self) -> None:
         with suppress(TimeoutError):
-            async with asyncio.timeout(RETRY_S if self._table.unavailable else POLL_S):
+            async with asyncio.timeout(RETRY_S if self._table.readiness.unavailable else POLL_S):
                 await self._changed.wait()
         self._changed.clear()

@@ -1,4 +1,4 @@
-"""The gateway process: settings from the environment, uvicorn on loopback."""
+"""The gateway process: settings from the environment, uvicorn on its listeners."""
 
 import asyncio
 import gc
@@ -8,6 +8,7 @@ import platform
 import secrets
 import signal
 import sys
+from collections.abc import Sequence
 
 import psutil
 import uvicorn
@@ -17,8 +18,8 @@ from babylon.core.errors import BabylonError
 from babylon.core.processes import exit_with_supervisor
 from babylon.core.settings import Settings, load_settings
 from babylon.serving.gateway.app import open_gateway
-from babylon.serving.gateway.dialects.translation import Application
-from babylon.serving.gateway.http_guard import server_config
+from babylon.serving.gateway.http_guard import raise_file_limit
+from babylon.serving.gateway.listeners import listeners, serve_all
 from babylon.store import Store, open_store
 from babylon.store.gateways import live_gateways, remove_gateway
 
@@ -39,7 +40,7 @@ async def run(settings: Settings) -> None:
             url=settings.serving.endpoint,
             minutes=settings.windows.minutes,
         ) as gateway:
-            await _serve(gateway, port)
+            await _serve(await listeners(gateway, store, settings.serving))
 
 
 def new_gateway_id(port: int) -> str:
@@ -61,19 +62,20 @@ async def remove_dead_gateways(store: Store, gateway_id: str) -> None:
                 await remove_gateway(store, gateway.gateway_id)
 
 
-async def _serve(gateway: Application, port: int) -> None:
+async def _serve(servers: Sequence[uvicorn.Server]) -> None:
     gc.freeze()  # objects from the start live as long as the process: skip them in collections
     gc.set_threshold(10_000)  # calls leave few cycles, and looking for them took 3 % of a call
     supervised = asyncio.create_task(exit_with_supervisor())
     # uvicorn stops on a signal and then raises it again, which must not end the clean-up
     for number in (signal.SIGTERM, signal.SIGINT):
         signal.signal(number, lambda *_: None)
-    await uvicorn.Server(server_config(gateway, host="127.0.0.1", port=port)).serve()
+    await serve_all(servers)
     supervised.cancel()
 
 
 def main() -> None:
     logging.basicConfig(level=logging.INFO, format="%(asctime)s %(levelname)s %(name)s %(message)s")
+    raise_file_limit()
     try:
         with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
             runner.run(run(load_settings()))

@@ -7,6 +7,7 @@ answer is disconnected.
 import asyncio
 import resource
 from collections.abc import Awaitable, Callable
+from contextlib import suppress
 from typing import Any
 
 import uvicorn
@@ -15,6 +16,8 @@ from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
 MAX_HEAD_BYTES = 2**16
 HEAD_S = 20.0  # from the connection, or the first byte of a later request, to the headers' end
 STALL_S = 30.0  # without a read while the write buffer is full
+MAX_FILES = 2**17
+FILES_FOR_CALLS = 2048
 KEEP_ALIVE_S = 75  # longer than usual clients keep idle connections, so that they close them first
 _TOO_LARGE = (
     b"HTTP/1.1 431 Request Header Fields Too Large\r\n"
@@ -27,7 +30,7 @@ class GuardedProtocol(HttpToolsProtocol):
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
         super().connection_made(transport)
-        self._in_head, self._head_bytes = False, 0
+        self._in_head, self._head_bytes, self._chunk, self._refused = False, 0, 0, False
         self._stalled: asyncio.TimerHandle | None = None
         self._overdue: asyncio.TimerHandle | None = None
         self._expect_head()
@@ -39,24 +42,40 @@ class GuardedProtocol(HttpToolsProtocol):
                 timer.cancel()
 
     def data_received(self, data: bytes) -> None:
-        self._head_bytes += len(data)
+        self._chunk = len(data)
+        self._head_bytes += self._chunk
         super().data_received(data)
         if self._in_head and not self.transport.is_closing():
             self._expect_head()
-            if self._head_bytes > MAX_HEAD_BYTES:
-                self.transport.write(_TOO_LARGE)
-                self.transport.close()
+            if self._head_bytes > MAX_HEAD_BYTES:  # without the chunk in which the head began
+                self._refuse_head()
 
     def on_message_begin(self) -> None:
         super().on_message_begin()
         self._in_head, self._head_bytes = True, 0
+        self._begun_in = self._chunk
 
     def on_headers_complete(self) -> None:
         self._in_head = False
+        if self._head_bytes + self._begun_in > MAX_HEAD_BYTES:  # possibly too large: count exactly
+            head = len(self.url) + sum(len(name) + len(value) + 4 for name, value in self.headers)
+            if head > MAX_HEAD_BYTES:
+                self._refused = True
+                raise ValueError("head too large")  # ends the parsing; uvicorn answers and closes
         if self._overdue:
             self._overdue.cancel()
             self._overdue = None
         super().on_headers_complete()
+
+    def send_400_response(self, msg: str) -> None:
+        if self._refused:
+            self._refuse_head()
+        else:
+            super().send_400_response(msg)
+
+    def _refuse_head(self) -> None:
+        self.transport.write(_TOO_LARGE)
+        self.transport.close()
 
     def pause_writing(self) -> None:
         super().pause_writing()
@@ -73,10 +92,21 @@ class GuardedProtocol(HttpToolsProtocol):
             self._overdue = self.loop.call_later(HEAD_S, self.transport.abort)
 
 
+def raise_file_limit() -> None:
+    """Raise this process's limit of open files as far as it is allowed to."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    wanted = MAX_FILES if hard == resource.RLIM_INFINITY else min(hard, MAX_FILES)
+    if wanted > soft:
+        with suppress(ValueError, OSError):  # macOS allows less than it says
+            resource.setrlimit(resource.RLIMIT_NOFILE, (wanted, hard))
+
+
 def server_config(app: Callable[..., Awaitable[None]], **options: Any) -> uvicorn.Config:
     """Return the uvicorn configuration of the gateway."""
-    # A call takes two file descriptors: the client's connection and the engine's.
+    # A connection takes a file, and a running call a second one, to the engine. Most connections
+    # are idle: clients keep them for their next call.
     files, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
+    connections = files - min(files // 2, FILES_FOR_CALLS)
     return uvicorn.Config(
         app,
         http=GuardedProtocol,
@@ -86,7 +116,7 @@ def server_config(app: Callable[..., Awaitable[None]], **options: Any) -> uvicor
         access_log=False,
         server_header=False,
         proxy_headers=False,
-        limit_concurrency=max(32, files // 2 - 64),
+        limit_concurrency=max(32, connections),
         timeout_keep_alive=KEEP_ALIVE_S,
         timeout_graceful_shutdown=10,
         log_config=None,

@@ -1,42 +1,24 @@
-"""Limits on concurrent calls: per key and per policy version, with a queue per version."""
+"""Limits on concurrent calls of a policy version, with a queue."""
 
 import asyncio
-from collections import Counter
-from collections.abc import AsyncIterator, Iterator
-from contextlib import AbstractAsyncContextManager, asynccontextmanager, contextmanager
+from collections.abc import AsyncIterator
+from contextlib import AbstractAsyncContextManager, asynccontextmanager
 
-from babylon.serving.gateway.auth import Principal
+from babylon.serving.gateway.key_limits import KeyLimits
 from babylon.serving.openai_wire import RequestError
 
 QUEUE_WAIT_S = 60.0
 
 
 class CallLimits:
-    """``concurrency``: calls of one version at a time; ``queue``: waiting calls of all versions."""
+    """``concurrency``: calls of one version at a time; ``queue``: waiting calls of all versions;
+    ``keys``: the limits of each key."""
 
-    def __init__(self, concurrency: int, queue: int) -> None:
+    def __init__(self, concurrency: int, queue: int, keys: KeyLimits) -> None:
+        self.keys = keys
         self.waiting = 0
         self._concurrency, self._queue = concurrency, queue
         self._slots: dict[str, asyncio.Semaphore] = {}
-        self._of_key: Counter[str] = Counter()
-
-    @contextmanager
-    def for_key(self, principal: Principal) -> Iterator[None]:
-        """Count a call of a key while the block runs.
-
-        Raises:
-            RequestError: 429, the key has reached its limit.
-        """
-        key_id, most = principal.key_id, principal.max_concurrency
-        if most is not None and self._of_key[key_id] >= most:
-            raise RequestError(
-                429, f"key {key_id} has {most} calls running, its limit", code="rate_limit_exceeded"
-            )
-        self._of_key[key_id] += 1
-        try:
-            yield
-        finally:
-            self._of_key[key_id] -= 1
 
     def for_version(self, name: str) -> AbstractAsyncContextManager[None]:
         """Wait for a slot of the policy ``name``, first come, first served.

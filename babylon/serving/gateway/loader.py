@@ -15,6 +15,7 @@ from typing import NoReturn
 
 from babylon.core.errors import ServingError
 from babylon.serving.gateway.engine_client import EngineClient, EngineDownError
+from babylon.serving.gateway.readiness import Event, State
 from babylon.serving.gateway.route_table import Occasion, RouteTable, Target, wanted
 from babylon.store import Store
 from babylon.store.connection import UNREACHABLE
@@ -55,7 +56,7 @@ class PolicyLoader:
         self._ours = re.compile(rf"{re.escape(alias)}-v(\d+)")
         self._wanted: Sequence[WantedPolicy] = ()
         self._due = asyncio.Event()
-        self._stops = 0  # calls of stop_serving
+        self._ready = table.readiness
 
     async def run(self) -> NoReturn:
         while True:
@@ -64,11 +65,11 @@ class PolicyLoader:
                 await self._unload_unused(await self._check_engine())
             except ServingError as error:
                 self.refusals = {}
-                self.report(str(error))
+                self._ready.note(Event.ENGINE_FAILS, str(error))
             except UNREACHABLE:
                 log.debug("the database is down: nothing is unloaded")
             with suppress(TimeoutError):
-                async with asyncio.timeout(RETRY_S if self._table.unavailable else POLL_S):
+                async with asyncio.timeout(RETRY_S if self._ready.unavailable else POLL_S):
                     await self._due.wait()
 
     def set_wanted(self, policies: Sequence[WantedPolicy]) -> None:
@@ -81,25 +82,16 @@ class PolicyLoader:
         if self._next(set()):
             self._due.set()
 
-    def stop_serving(self, reason: str) -> None:
-        """Stop serving until a check of the engine succeeds."""
-        self._stops += 1
-        self.refusals = {}
-        self.report(reason)
+    def look(self) -> None:
+        """Ask the engine now: a call failed in a way that may be the engine's own state."""
         self._due.set()
-
-    def report(self, reason: str) -> None:
-        """Set the reason why nothing can be served."""
-        if self._table.unavailable != reason:
-            self._table.unavailable = reason
-            log.warning("not serving: %s", reason)
 
     async def _check_engine(self) -> frozenset[str]:
         """Load the wanted policies that the engine lacks; return the names that it held before."""
         # A policy that became wanted after the engine was asked waits for the next check: another
         # gateway may have unloaded it in between. A loaded policy stays loaded even if it is now
         # wanted for another reason, such as a proposal that was just committed.
-        stops, before = self._stops, self._needed()
+        before = self._needed()
         held = await self._engine.policies()
         found = [
             policy.target
@@ -108,13 +100,20 @@ class PolicyLoader:
         ]
         self.loaded = {target.policy_version: target for target in found if target.name in held}
         if not self._arms_loaded():
-            self.report("the engine was restarted and loads its policies")
-        self._report_change(stops)
+            why = "the engine loads its policies"
+            if self._table.route is None:
+                why = next(iter(self.refusals.values()), why)
+            else:  # it was restarted, and may accept now what it refused
+                self.refusals = {}
+            self._ready.note(Event.LACKING, why)
+        elif self._table.route and self._ready.state in (State.DOUBTED, State.DOWN):
+            await self._probe()
+        self._report_change()
         tried: set[WantedPolicy] = set()
         while policy := self._next(tried):
             tried.add(policy)
             await self._load(policy)
-            self._report_change(stops)
+            self._report_change()
         return held
 
     def _needed(self) -> list[WantedPolicy]:
@@ -139,7 +138,7 @@ class PolicyLoader:
             if self.refusals.get(policy) != str(error):
                 log.error("%s is not loaded: %s", policy.target.name, error)
             if self._table.route is None:
-                self.report(str(error))
+                self._ready.note(Event.LACKING, str(error))
             if policy in self._needed():
                 self.refusals[policy] = str(error)
         else:
@@ -148,38 +147,57 @@ class PolicyLoader:
                 self.loaded[policy.version] = policy.target
 
     async def _await_load(self, load: Coroutine[object, object, None]) -> None:
-        """Await a load, which may take minutes, and check the arms meanwhile if not serving."""
+        """Await a load, which may take minutes. Check doubtful arms meanwhile."""
         loading = asyncio.create_task(load)
         try:
             while not (await asyncio.wait([loading], timeout=RETRY_S))[0]:
-                if self._table.unavailable and self._table.route:
+                doubt = self._due.is_set() or self._ready.state is not State.SERVING
+                if doubt and self._table.route:
                     await self._check_arms()
             loading.result()
         finally:
             loading.cancel()
 
     async def _check_arms(self) -> None:
-        stops = self._stops
         try:
             held = await self._engine.policies()
         except ServingError as error:  # the load fails too, and reports it
             log.debug("no check while a policy loads: %s", error)
             return
         route = self._table.route
-        if route and all(arm.name in held for arm in route.arms):
-            self._report_change(stops)
+        if route and not all(arm.name in held for arm in route.arms):
+            self._ready.note(Event.LACKING, "the engine lost a policy and loads another")
+            return
+        if self._ready.state in (State.DOUBTED, State.DOWN):
+            await self._probe()
+        self._report_change()
 
-    def _report_change(self, stops: int) -> None:
-        """Call ``changed``, and serve again unless ``stop_serving`` was called since the check."""
+    async def _probe(self) -> None:
+        """Ask the policies of the route a question of the gateway's own.
+
+        A busy engine may be slow to answer it. Then any answered call shows that it works.
+        """
+        answered = self._ready.answered
+        for arm in self._table.route.arms if self._table.route else ():
+            try:
+                await self._engine.probe(arm.name)
+            except EngineDownError as error:
+                if self._ready.answered == answered:
+                    self._ready.note(Event.ENGINE_FAILS, str(error))
+                    return
+        self._ready.note(Event.ENGINE_ANSWERS)
+
+    def _report_change(self) -> None:
+        """Call ``changed``, and serve if the route's policies were all that was missing."""
         self.changed()
-        served = self._table.route and self._arms_loaded()
-        if self._table.unavailable and served and stops == self._stops:
-            log.info("serving")
-            self._table.unavailable = None
+        if self._table.route and self._arms_loaded():
+            self._ready.note(Event.LOADED)
 
     def _arms_loaded(self) -> bool:
         route = self._table.route
-        return route is None or all(arm.policy_version in self.loaded for arm in route.arms)
+        if route is None:
+            return not self._wanted
+        return all(arm.policy_version in self.loaded for arm in route.arms)
 
     async def _unload_unused(self, held: frozenset[str]) -> None:
         """Unload versions that are not wanted, not held by any gateway and not used by any call.

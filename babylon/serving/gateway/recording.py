@@ -17,6 +17,7 @@ from pathlib import Path
 from typing import NoReturn
 
 from babylon.core.settings import RecordingPolicy
+from babylon.serving.gateway.recording_rules import RecordingRules
 from babylon.serving.gateway.segments import Segment, encode_record
 from babylon.serving.gateway.shipping import Shipper
 from babylon.serving.openai_wire import RequestError
@@ -38,6 +39,7 @@ class CallRecorder:
         self.problem: str | None = None
         self.gap: RecordingGap | None = None
         self.lost = 0  # calls
+        self.rules = RecordingRules()
         self._shipper, self._directory = shipper, directory
         self._policy, self._gateway_id = policy, gateway_id
         self._segment: Segment | None = None
@@ -71,7 +73,8 @@ class CallRecorder:
         try:
             if self.problem:
                 raise _refusal(self.problem)
-            await self._durable(encode_record(call))
+            if allowed := self.rules.applied(call):
+                await self._durable(encode_record(allowed))
         except RequestError as error:
             if self._policy == "lossless":
                 raise

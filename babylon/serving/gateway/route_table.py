@@ -11,6 +11,7 @@ from dataclasses import dataclass, field
 from hashlib import blake2b
 
 from babylon.core.types import Arm
+from babylon.serving.gateway.readiness import Readiness
 from babylon.serving.openai_wire import RequestError
 from babylon.store.gateways import Desired
 
@@ -99,7 +100,7 @@ class Assignment:
 
 
 class RouteTable:
-    """The route in force, and the calls that use it. ``unavailable``: why nothing is served.
+    """The route in force, the calls that use it, and whether they are served.
 
     ``in_flight`` counts the running calls by policy version. ``routed`` counts those that a route
     sent there, and not the version's name in the request: it reaches 0 when a version has left the
@@ -108,7 +109,7 @@ class RouteTable:
 
     def __init__(self) -> None:
         self.route: ServingRoute | None = None
-        self.unavailable: str | None = "the gateway is starting"
+        self.readiness = Readiness()
         self.in_flight: Counter[int] = Counter()
         self.routed: Counter[int] = Counter()
         self.idle: Callable[[int], None] = lambda version: None
@@ -120,8 +121,8 @@ class RouteTable:
         Raises:
             RequestError: 503, nothing can be served; 404, unknown model.
         """
-        if self.unavailable or self.route is None:
-            raise RequestError(503, self.unavailable or "no route", code="unavailable")
+        if self.readiness.unavailable or self.route is None:
+            raise RequestError(503, self.readiness.reason, code="unavailable")
         assignment = self.route.assign(model, key, pin)
         version = assignment.target.policy_version
         counts = (self.in_flight,) if assignment.arm == PINNED else (self.routed, self.in_flight)

@@ -14,6 +14,7 @@ import aiohttp
 import msgspec
 from aiohttp import web
 
+from babylon.core.api_keys import engine_secret
 from babylon.core.errors import BabylonError, ModelError, ServingError
 from babylon.core.home import Home
 from babylon.core.settings import ServingSettings, load_settings
@@ -247,7 +248,8 @@ def main() -> None:
         app = make_app(settings.serving, settings.home, settings.prefect.port)
     except BabylonError as error:
         sys.exit(f"vLLM host: {error}")
-    run_engine(app, settings.serving.engine_port, shutdown_timeout_s=1)
+    secret = engine_secret(settings.home.root)
+    run_engine(app, settings.serving.engine_port, secret, shutdown_timeout_s=1)
 
 
 if __name__ == "__main__":

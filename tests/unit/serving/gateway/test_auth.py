@@ -19,9 +19,11 @@ def bound(*agents: str) -> Principal:
     return Principal(key_id="k", digest=b"", scopes=frozenset({"infer"}), agents=agents)
 
 
-def test_the_local_key_may_do_everything_for_everybody() -> None:
-    principal = KeyRing(LOCAL).admit(bearer(LOCAL, "bearer"), "deploy")
+def test_the_local_key_calls_for_everybody_and_deploys_nothing() -> None:
+    principal = KeyRing(LOCAL).admit(bearer(LOCAL, "bearer"), "infer")
     assert (principal.key_id, principal.attributed_agent("anybody")) == ("local", "anybody")
+    with pytest.raises(RequestError, match="lacks the scope deploy"):
+        KeyRing(LOCAL).admit(bearer(LOCAL), "deploy")
 
 
 @pytest.mark.parametrize(

@@ -1,13 +1,18 @@
 import asyncio
+from typing import cast
 
 import pytest
 
+from babylon.serving.gateway.key_limits import KeyLimits
 from babylon.serving.gateway.limits import CallLimits
 from babylon.serving.openai_wire import RequestError
+from babylon.store import Store
+
+NO_KEYS = KeyLimits(cast(Store, None), "test")
 
 
 async def test_calls_of_a_version_wait_in_order_and_those_beyond_the_queue_are_sent_away() -> None:
-    limits, order, leave = CallLimits(concurrency=1, queue=2), list[int](), asyncio.Event()
+    limits, order, leave = CallLimits(1, 2, NO_KEYS), list[int](), asyncio.Event()
 
     async def call(number: int) -> None:
         async with limits.for_version("v1"):
@@ -27,7 +32,7 @@ async def test_calls_of_a_version_wait_in_order_and_those_beyond_the_queue_are_s
 
 
 async def test_a_waiting_call_that_is_cancelled_leaves_the_queue() -> None:
-    limits = CallLimits(concurrency=1, queue=1)
+    limits = CallLimits(1, 1, NO_KEYS)
     async with limits.for_version("v1"):
         waiting = asyncio.create_task(limits.for_version("v1").__aenter__())
         await asyncio.sleep(0)

@@ -8,6 +8,7 @@ import pytest
 
 from babylon.serving.gateway.engine_client import EngineClient
 from babylon.serving.gateway.loader import PolicyLoader, WantedPolicy
+from babylon.serving.gateway.readiness import Event, State
 from babylon.serving.gateway.route_table import RouteTable, ServingRoute, Target
 from babylon.store import Store
 
@@ -41,7 +42,7 @@ async def looked(engine: HoldsTwo, loader: PolicyLoader, meanwhile: Callable[[],
     running = asyncio.create_task(loader.run())
     async with asyncio.timeout(20):
         while engine.asked < 2 and not running.done():
-            loader.stop_serving("look again")
+            loader.look()
             await asyncio.sleep(0.01)
     running.cancel()
     await asyncio.gather(running, return_exceptions=True)
@@ -67,7 +68,7 @@ async def test_a_proposal_that_is_committed_while_the_engine_is_asked_stays_load
 
     await looked(engine, loader, commit)
     assert loader.loaded == {1: V1, 0: V0} and not engine.loads
-    assert table.unavailable is None
+    assert table.readiness.unavailable is None
 
 
 async def test_what_comes_to_be_wanted_while_the_engine_is_asked_is_not_taken_for_loaded() -> None:
@@ -94,14 +95,24 @@ async def test_a_doubt_during_a_load_ends_once_the_engine_has_the_policy(
     running = asyncio.create_task(loader.run())
     while not engine.loads:
         await asyncio.sleep(0.01)
-    assert table.unavailable is None
+    assert table.readiness.unavailable is None
     engine.held -= {V0.name} if lost else set()
-    loader.stop_serving("a stream was cut")
+    loader.look()
     asked = engine.asked
     async with asyncio.timeout(20):
-        while engine.asked < asked + 2 if lost else table.unavailable:
+        while engine.asked < asked + 2:
             await asyncio.sleep(0.01)
-    assert (table.unavailable is not None) == lost
+    assert (table.readiness.unavailable is not None) == lost
     assert engine.loads == [V2]  # and still loads
     running.cancel()
     await asyncio.gather(running, return_exceptions=True)
+
+
+async def test_an_engine_that_comes_late_to_no_policy_serves_nothing() -> None:
+    engine, table = HoldsTwo(), RouteTable()
+    loader = PolicyLoader(cast(Store, None), cast(EngineClient, engine), table, "babylon")
+    table.readiness.note(Event.ENGINE_FAILS, "connection refused")
+    await looked(engine, loader, lambda: None)
+    assert table.readiness.unavailable
+    table.readiness.note(Event.NO_ROUTE)
+    assert table.readiness.state is State.NO_POLICY

@@ -8,6 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from babylon.core.types import Arm
+from babylon.serving.gateway.readiness import Event
 from babylon.serving.gateway.route_table import (
     ArmSplit,
     Assignment,
@@ -28,7 +29,8 @@ SHARES = st.floats(0, 1, exclude_min=True, exclude_max=True)
 
 def serving(route: ServingRoute) -> RouteTable:
     table = RouteTable()
-    table.route, table.unavailable = route, None
+    table.route = route
+    table.readiness.note(Event.LOADED)
     return table
 
 

@@ -1,0 +1,58 @@
+"""Where the gateway listens: on loopback, and if asked to at one more address, with TLS or without.
+
+Programs of this machine use loopback without TLS. Beyond it, the gateway listens only if somebody
+holds a key of their own.
+"""
+
+import asyncio
+from collections.abc import Sequence
+from pathlib import Path
+from urllib.parse import urlsplit
+
+import uvicorn
+
+from babylon.core.errors import ConfigError
+from babylon.core.settings import ServingSettings
+from babylon.serving.gateway.dialects.translation import Application
+from babylon.serving.gateway.http_guard import server_config
+from babylon.store import Store
+from babylon.store.api_keys import list_keys
+
+
+async def listeners(
+    gateway: Application, store: Store, serving: ServingSettings
+) -> list[uvicorn.Server]:
+    """Return the servers of the gateway.
+
+    Raises:
+        ConfigError: the further address is asked for, and there is no key, or no certificate.
+    """
+    configs = [server_config(gateway, host="127.0.0.1", port=serving.endpoint_port)]
+    if serving.listen:
+        url = urlsplit(serving.listen)
+        if not any(key.revoked_at is None for key in await list_keys(store)):
+            raise ConfigError(
+                f"GATEWAY_LISTEN={serving.listen}: there is no API key for other machines: make one"
+                " with `babylon keys create NAME`"
+            )
+        tls = {}
+        if url.scheme == "https":
+            tls["ssl_certfile"] = _present("TLS_CERTIFICATE", serving.tls_certificate)
+            tls["ssl_keyfile"] = _present("TLS_KEY", serving.tls_key)
+        configs.append(server_config(gateway, host=url.hostname, port=url.port, **tls))
+    return [uvicorn.Server(config) for config in configs]
+
+
+def _present(variable: str, file: Path | None) -> Path:
+    if file is None or not file.is_file():
+        raise ConfigError(f"{variable}={file}: name the PEM file, or listen at http://")
+    return file
+
+
+async def serve_all(servers: Sequence[uvicorn.Server]) -> None:
+    """Serve until the first one ends, for which a signal to one of them is enough."""
+    running = [asyncio.create_task(server.serve()) for server in servers]
+    await asyncio.wait(running, return_when=asyncio.FIRST_COMPLETED)
+    for server in servers:
+        server.should_exit = True
+    await asyncio.gather(*running)

@@ -1,0 +1,69 @@
+"""The table ``recording_rules``: which calls are recorded, and without which fields."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Literal
+
+from babylon.core.errors import ConfigError
+from babylon.store.connection import Store, affected
+from babylon.store.routes import CHANNEL
+
+RuleKind = Literal["key", "agent"]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RecordingRule:
+    """A rule for the calls of a key or an agent.
+
+    ``subject``: the key's id, an agent, or ``crowd-*`` for all agents whose id begins so. ``share``
+    of the trajectories is recorded. ``redact``: names of JSON fields whose values are left out.
+    """
+
+    kind: RuleKind
+    subject: str
+    share: float
+    redact: tuple[str, ...]
+
+
+async def list_rules(store: Store) -> list[RecordingRule]:
+    rows = await store.pool.fetch(
+        "SELECT kind, subject, share, redact FROM babylon.recording_rules ORDER BY kind, subject"
+    )
+    return [RecordingRule(**{**row, "redact": tuple(row["redact"])}) for row in rows]
+
+
+async def set_rule(
+    store: Store, kind: RuleKind, subject: str, share: float, redact: Sequence[str]
+) -> None:
+    """Set a rule, in the place of one for the same subject.
+
+    Raises:
+        ConfigError: the share is none.
+    """
+    if not 0 <= share <= 1:
+        raise ConfigError(f"share {share:g}: name a number from 0 (no call) to 1 (all calls)")
+    await store.pool.execute(
+        "INSERT INTO babylon.recording_rules (kind, subject, share, redact) VALUES ($1, $2, $3, $4)"
+        " ON CONFLICT (kind, subject) DO UPDATE SET share = excluded.share,"
+        " redact = excluded.redact, set_at = now()",
+        *(kind, subject, share, list(redact)),
+    )
+    await _tell_gateways(store)
+
+
+async def remove_rule(store: Store, kind: RuleKind, subject: str) -> None:
+    """Remove a rule.
+
+    Raises:
+        ConfigError: there is no such rule.
+    """
+    status = await store.pool.execute(
+        "DELETE FROM babylon.recording_rules WHERE kind = $1 AND subject = $2", kind, subject
+    )
+    if not affected(status):
+        raise ConfigError(f"no rule for {kind} {subject!r}: see `babylon calls rules`")
+    await _tell_gateways(store)
+
+
+async def _tell_gateways(store: Store) -> None:
+    await store.pool.execute("SELECT pg_notify($1, 'recording rules')", CHANNEL)

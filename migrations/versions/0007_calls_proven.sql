@@ -1,0 +1,1 @@
+ALTER TABLE babylon.calls VALIDATE CONSTRAINT calls_until;

@@ -1,0 +1,93 @@
+"""Calls in partitions by day: made ahead, filled once, dropped when they are old."""
+
+from datetime import UTC, datetime, timedelta
+from pathlib import Path
+
+import asyncpg
+
+from babylon.core.settings import load_settings
+from babylon.core.windows import window_at
+from babylon.store import Store, open_store
+from babylon.store.address import parse_url
+from babylon.store.call_partitions import make_partitions, remove_calls
+from babylon.store.calls import CALL_COLUMNS, copy_calls, insert_calls
+from babylon.store.migrate import migrate
+from tests.unit.serving.gateway.calls import call
+
+NOW = datetime.now(UTC)
+
+
+async def _places(store: Store) -> dict[str, str]:
+    rows = await store.pool.fetch("SELECT call_id, tableoid::regclass::text FROM babylon.calls")
+    return {call_id: place.removeprefix("babylon.") for call_id, place in rows}
+
+
+async def test_a_call_is_stored_once_in_the_partition_of_its_day(store: Store) -> None:
+    far = NOW + timedelta(days=10)
+    calls = [call(1), call(2, started_at=far), call(3, started_at=far + timedelta(days=30))]
+    await insert_calls(store, calls[1:])  # before the partition of its day is made
+    await make_partitions(store, far)
+    await make_partitions(store, far)
+    for write in (copy_calls, insert_calls, copy_calls):
+        await write(store, calls)
+    assert await _places(store) == {
+        "c1": "calls_first",
+        "c2": f"calls_{far:%Y%m%d}",
+        "c3": "calls_other",
+    }
+
+
+async def test_an_old_day_is_dropped_once_no_window_of_it_is_in_use(store: Store) -> None:
+    days = [NOW + timedelta(days=number) for number in (8, 9, 10)]
+    await make_partitions(store, days[-1])
+    await insert_calls(store, [call(n, started_at=day) for n, day in enumerate(days)])
+    await insert_calls(store, [call(9)])  # deleted from the first partition
+    later, kept = NOW + timedelta(days=40), [window_at(days[1], 60)]
+    assert await remove_calls(store, later - timedelta(days=30), kept) == 2
+    assert await _places(store) == {
+        "c1": f"calls_{days[1]:%Y%m%d}",
+        "c2": f"calls_{days[2]:%Y%m%d}",
+    }
+    assert await remove_calls(store, days[2] + timedelta(days=1), []) == 2
+    assert await _places(store) == {}
+    await insert_calls(store, [call(0, started_at=NOW)])  # no day is left, and it is not lost
+    assert await _places(store) == {"c0": "calls_other"}
+    await make_partitions(store, NOW)
+    assert await _places(store) == {"c0": f"calls_{NOW:%Y%m%d}"}
+
+
+async def test_a_trace_that_was_imported_lately_keeps_its_day(store: Store) -> None:
+    day = NOW + timedelta(days=8)
+    await make_partitions(store, day)
+    await insert_calls(store, [call(1, started_at=day)])
+    await store.pool.execute("UPDATE babylon.calls SET recorded_at = $1", day + timedelta(days=9))
+    assert await remove_calls(store, day + timedelta(days=5), []) == 0
+    assert await remove_calls(store, day + timedelta(days=10), []) == 1
+
+
+async def test_a_gateway_writes_through_the_migration(
+    blank_database_url: str, tmp_path: Path
+) -> None:
+    address = parse_url(blank_database_url)
+    await migrate(address, "0006")
+    older = await asyncpg.connect(blank_database_url)
+    columns = ", ".join(CALL_COLUMNS)
+    places = ", ".join(f"${n + 1}" for n in range(len(CALL_COLUMNS)))
+    insert = await older.prepare(
+        f"INSERT INTO babylon.calls ({columns}) VALUES ({places}) ON CONFLICT DO NOTHING"
+    )
+
+    async def write(number: int) -> None:
+        row = call(number, started_at=datetime.now(UTC))
+        await insert.fetch(*(getattr(row, name) for name in CALL_COLUMNS))
+
+    try:
+        await write(1)
+        await migrate(address)
+        await write(1)
+        await write(2)
+    finally:
+        await older.close()
+    settings = load_settings(database={"url": blank_database_url}, home=tmp_path)
+    async with open_store(settings) as store:
+        assert sorted(await _places(store)) == ["c1", "c2"]

@@ -1,0 +1,74 @@
+"""The gateway beyond loopback: TLS by certificate files, and never without a key."""
+
+import asyncio
+import ssl
+import subprocess
+from pathlib import Path
+from typing import cast
+
+import aiohttp
+import pytest
+
+from babylon.core.errors import ConfigError
+from babylon.core.settings import Settings
+from babylon.serving.gateway.app import Gateway
+from babylon.serving.gateway.asgi import Receive, Response, Scope, Send
+from babylon.serving.gateway.listeners import listeners, serve_all
+from babylon.store import Store
+from babylon.store.api_keys import create_key
+from tests.ports import free_port
+
+
+async def ok(scope: Scope, receive: Receive, send: Send) -> None:
+    await Response(send).whole(b"ok")
+
+
+GATEWAY = cast(Gateway, ok)
+
+
+async def test_beyond_loopback_it_needs_a_key_and_https_a_certificate(
+    store: Store, settings: Settings
+) -> None:
+    url = f"https://0.0.0.0:{free_port()}"
+    beyond = settings.replace(serving={"listen": url})
+    with pytest.raises(ConfigError, match="babylon keys create"):
+        await listeners(GATEWAY, store, beyond.serving)
+    await create_key(store, "alice", scopes=["infer"])
+    with pytest.raises(ConfigError, match="TLS_CERTIFICATE=None"):
+        await listeners(GATEWAY, store, beyond.serving)
+    plain = beyond.replace(serving={"listen": url.replace("https", "http")})
+    assert len(await listeners(GATEWAY, store, plain.serving)) == 2
+    assert len(await listeners(GATEWAY, store, settings.serving)) == 1
+
+
+async def test_agents_call_with_tls_beside_loopback(
+    store: Store, settings: Settings, tmp_path: Path
+) -> None:
+    certificate, key, port = tmp_path / "cert.pem", tmp_path / "key.pem", free_port()
+    command = "req -x509 -newkey rsa:2048 -nodes -days 2 -subj /CN=localhost"
+    names = ["-addext", "subjectAltName=DNS:localhost", "-keyout", str(key)]
+    subprocess.run(
+        ["openssl", *command.split(), *names, "-out", str(certificate)],
+        check=True,
+        capture_output=True,
+    )
+    await create_key(store, "alice", scopes=["infer"])
+    given = settings.replace(
+        serving={
+            "endpoint": f"http://localhost:{free_port()}",
+            "listen": f"https://127.0.0.1:{port}",
+            "tls_certificate": certificate,
+            "tls_key": key,
+        }
+    ).serving
+    servers = await listeners(GATEWAY, store, given)
+    serving = asyncio.create_task(serve_all(servers))
+    trusting = ssl.create_default_context(cafile=str(certificate))
+    async with asyncio.timeout(20), aiohttp.ClientSession() as session:
+        while not all(server.started for server in servers):
+            await asyncio.sleep(0.02)
+        for url in (f"https://localhost:{port}", given.endpoint):
+            async with session.get(url, ssl=trusting) as response:
+                assert await response.text() == "ok"
+        servers[1].should_exit = True  # as a signal does: both end
+        await serving

@@ -1,0 +1,130 @@
+"""A client whose calls break the engine's answers, beside clients whose calls do not."""
+
+import asyncio
+import json
+from collections.abc import AsyncIterator
+from typing import Any
+
+import aiohttp
+import openai
+import pytest
+
+from babylon.core.settings import Settings
+from babylon.serving.gateway import engine_client, readiness
+from babylon.store import Store
+from benchmarks.gateway.upstream import Upstream
+from tests.integration.canned_gateway import HELLO, Canned, canned_gateway
+
+BODY = {"model": "babylon", "messages": HELLO}
+POISONS = ("cut", "undecodable", "misshapen", "404", "500", "error", "hangs", "closes")
+
+
+class Poisoned(Upstream):
+    """An engine that breaks in the way that a request's ``user`` names. ``wedged``: for all."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.wedged = False
+        self.over = asyncio.Event()
+
+    async def _answer(self, body: bytes, send: Any) -> None:
+        poison = json.loads(body).get("user")
+        if poison == "hangs" or self.wedged:
+            await self.over.wait()
+        if poison == "closes":
+            raise ConnectionResetError
+        if poison not in POISONS:
+            return await super()._answer(body, send)
+        status = int(poison) if poison.isdigit() else 200
+        data = {
+            "cut": b'data: {"choices":[]}\n\n',
+            "undecodable": b"data: {{{\n\n" if b'"stream":true' in body else b"{{{",
+            "misshapen": b'data: {"choices":[3]}\n\n' if b'"stream":true' in body else b"[3]",
+            "error": b'data: {"error":{"message":"out of memory"}}\n\n',
+        }.get(poison, b'{"error":{"message":"no"}}')
+        await send({"type": "http.response.start", "status": status, "headers": []})
+        await send({"type": "http.response.body", "body": data, "more_body": False})
+
+
+@pytest.fixture
+def engine() -> Poisoned:
+    return Poisoned()
+
+
+@pytest.fixture
+async def gateway(
+    store: Store, settings: Settings, engine: Poisoned, monkeypatch: pytest.MonkeyPatch
+) -> AsyncIterator[Canned]:
+    monkeypatch.setattr(engine_client, "FIRST_CHUNK_S", 0.3)
+    monkeypatch.setattr(engine_client, "PROBE_S", 0.3)
+    async with canned_gateway(store, settings, engine) as gateway:
+        yield gateway
+        engine.over.set()
+
+
+async def test_a_poisoned_client_fails_alone(gateway: Canned) -> None:
+    """Whole and streamed, one poison after the other, beside eight clients that never pause."""
+    failed, answered, over = list[str](), 0, asyncio.Event()
+
+    async def innocent(client: openai.AsyncOpenAI) -> None:
+        nonlocal answered
+        while not over.is_set():
+            try:
+                await client.chat.completions.create(**BODY)
+                answered += 1
+            except openai.OpenAIError as error:
+                failed.append(repr(error))
+
+    async def poison(client: openai.AsyncOpenAI) -> None:
+        for kind in POISONS:
+            for stream in (False, True) * readiness.FAILURES:
+                if kind == "hangs" and not stream:
+                    continue  # waits as long as a slow answer may take
+                with pytest.raises((openai.OpenAIError, aiohttp.ClientError)):
+                    reply = await client.chat.completions.create(**BODY, user=kind, stream=stream)
+                    if stream:
+                        _ = [chunk async for chunk in reply]
+
+    async with gateway.client() as client, asyncio.TaskGroup() as beside:
+        for _ in range(8):
+            beside.create_task(innocent(client))
+        await poison(client)
+        over.set()
+    assert not failed, f"{len(failed)} of {answered + len(failed)}: {failed[0]}"
+    assert answered > 100
+
+
+async def test_a_poisoned_client_that_is_alone_does_not_end_serving(gateway: Canned) -> None:
+    async with gateway.client() as client:
+        for _ in range(3 * readiness.FAILURES):
+            with pytest.raises(openai.APIStatusError):
+                await client.chat.completions.create(**BODY, user="undecodable")
+        await client.chat.completions.create(**BODY)
+
+
+async def test_an_engine_that_answers_nobody_is_taken_out_and_back(
+    gateway: Canned, engine: Poisoned
+) -> None:
+    """It still lists its policies. Only a probe tells that it is wedged, and that it is not."""
+    engine.wedged = True
+    async with gateway.client() as client:
+        for _ in range(readiness.FAILURES):
+            with pytest.raises(openai.APIError, match="broke off"):
+                reply = await client.chat.completions.create(**BODY, stream=True)
+                _ = [chunk async for chunk in reply]
+        assert (await _until_state(gateway, "down"))["status"] == "unavailable"
+        with pytest.raises(openai.InternalServerError, match="does not answer"):
+            await client.chat.completions.create(**BODY)
+        engine.wedged = False
+        await _until_state(gateway, "serving")
+        await client.chat.completions.create(**BODY)
+
+
+async def _until_state(gateway: Canned, state: str) -> dict[str, Any]:
+    async with asyncio.timeout(20), aiohttp.ClientSession() as session:
+        while True:
+            async with session.get(f"{gateway.url}/health") as response:
+                body: dict[str, Any] = await response.json()
+                if body["state"] == state:
+                    return body
+            await asyncio.sleep(0.02)
