@@ -12,6 +12,7 @@ import argparse
 import time
 from pathlib import Path
 from statistics import median
+from typing import Any
 
 import psutil
 import torch
@@ -45,7 +46,9 @@ def bpe(vocabulary: int) -> PreTrainedTokenizerFast:
         show_progress=False,
     )
     tokenizer.train_from_iterator((path.read_text(errors="replace") for path in files), trainer)
-    return PreTrainedTokenizerFast(tokenizer_object=tokenizer, eos_token="<|im_end|>")
+    return PreTrainedTokenizerFast(  # type: ignore[no-untyped-call]
+        tokenizer_object=tokenizer, eos_token="<|im_end|>"
+    )
 
 
 def grammar() -> str:
@@ -64,15 +67,10 @@ def grammar() -> str:
 def measure(vocabulary: int, turns: int) -> None:
     tokenizer, size = bpe(vocabulary), SIZES[vocabulary]
     torch.manual_seed(0)
-    model = Qwen3ForCausalLM(
-        Qwen3Config(
-            vocab_size=len(tokenizer),
-            num_attention_heads=8,
-            num_key_value_heads=2,
-            head_dim=size["hidden_size"] // 8,
-            **size,
-        )
-    ).eval()
+    sizes: dict[str, Any] = {"num_attention_heads": 8, "num_key_value_heads": 2, **size}
+    sizes["head_dim"] = size["hidden_size"] // 8
+    model: Any = Qwen3ForCausalLM(Qwen3Config(vocab_size=len(tokenizer), **sizes))
+    model.eval()
     begun = time.perf_counter()
     grammars = Grammars(tokenizer, len(tokenizer), [0])
     built, begun = time.perf_counter() - begun, time.perf_counter()
@@ -100,7 +98,8 @@ def measure(vocabulary: int, turns: int) -> None:
             mask(torch.zeros(rows, len(tokenizer)), {row: start.copy() for row in range(rows)})
         masked = (time.perf_counter() - begun) / 20
         print(
-            f"| {size['hidden_size']} x {size['num_hidden_layers']} | {len(tokenizer):,} | {rows} | {free:,.0f} | {with_grammar:,.0f}"
+            f"| {size['hidden_size']} x {size['num_hidden_layers']} | {len(tokenizer):,} | {rows}"
+            f" | {free:,.0f} | {with_grammar:,.0f}"
             f" | {ratio:.2f} | {1e3 * masked:.2f} | {1e3 * compiled:.0f} | {1e3 * built:.0f} |",
             flush=True,
         )

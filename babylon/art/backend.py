@@ -21,7 +21,7 @@ from contextvars import ContextVar
 from dataclasses import replace
 from itertools import chain
 from pathlib import Path
-from typing import Literal, Protocol
+from typing import Literal, Protocol, cast
 
 from openai.types.chat.chat_completion import Choice
 
@@ -295,17 +295,21 @@ def calls_of(trajectory: ArtTrajectory, prompt: Prompt, *, every_reply: bool) ->
     supervised fine-tuning.
 
     Raises:
-        TrainingError: a message is not text, or ``every_reply`` meets tools.
+        TrainingError: a message is not text, a history has tool calls but no tools, or
+            ``every_reply`` meets tools.
     """
     for step, history in enumerate(chain([trajectory], trajectory.additional_histories)):
         tools = list(history.tools or ())
         messages: list[Message] = []
         for item in history.messages_and_choices:
             message = item.message.to_dict() if isinstance(item, Choice) else item
-            if every_reply and (tools or message.get("tool_calls")):
+            called = message.get("tool_calls") or ()
+            if every_reply and (tools or called):
                 raise TrainingError(
                     "a trajectory with tools: fine-tuning takes plain chats; train() takes tools"
                 )
+            if called and not tools:  # the prompt would lack them
+                raise TrainingError("a trajectory with tool calls and no tools: give it its tools")
             plain = _plain(message)
             if plain["role"] == "assistant" and (every_reply or isinstance(item, Choice)):
                 exact = _exact_tokens(item) if isinstance(item, Choice) else None
@@ -315,7 +319,7 @@ def calls_of(trajectory: ArtTrajectory, prompt: Prompt, *, every_reply: bool) ->
                     messages=tuple(messages),
                     response=str(plain["content"]),
                     tools=tuple(tools),
-                    tool_calls=tuple(message.get("tool_calls") or ()),
+                    tool_calls=tuple(cast(list[JsonObject], called)),
                     prompt_token_ids=tuple(prompt(messages, tools)) if exact else None,
                     completion_token_ids=token_ids,
                     logprobs=logprobs,
