@@ -6,8 +6,9 @@ then also runs on a CPU. Checkpoints have the same paths as that backend's:
 that directory.
 
 Answers of ``model.openai_client()`` carry token ids and logprobs, so replies are trained exactly as
-they were sampled. As in ART, the sampling temperature is assumed to be 1. Options of ART's own
-trainers that ours does not have raise an error.
+they were sampled, tool calls too. As in ART, the sampling temperature is assumed to be 1. Replies
+that a grammar constrained (a forced tool, JSON) are not trained. Options of ART's own trainers that
+ours does not have raise an error.
 """
 
 import asyncio
@@ -20,12 +21,12 @@ from contextvars import ContextVar
 from dataclasses import replace
 from itertools import chain
 from pathlib import Path
-from typing import Literal, Protocol
+from typing import Literal, Protocol, cast
 
 from openai.types.chat.chat_completion import Choice
 
 from babylon.core.errors import ConfigError, TrainingError, WindowNotReadyError
-from babylon.core.llm_calls import Message
+from babylon.core.llm_calls import JsonObject, Message
 from babylon.core.trajectories import Call, TrainingRow
 from babylon.policies.checkpoint_files import local_directory
 from babylon.serving.engine.embedded import EmbeddedEngine
@@ -54,7 +55,7 @@ class ArtHistory(Protocol):
     """An ``art.History``: a chat, in which each choice is a reply of the policy."""
 
     messages_and_choices: Sequence[MessageDict | Choice]
-    tools: Sequence[object] | None
+    tools: Sequence[JsonObject] | None
 
 
 class ArtTrajectory(ArtHistory, Protocol):
@@ -71,8 +72,8 @@ class SftConfig(Protocol):
     batch_size: int | Literal["auto"]
 
 
-Prompt = Callable[[list[Message]], list[int]]  # messages → prompt tokens
-
+Prompt = Callable[[list[Message], list[JsonObject]], list[int]]
+"""Messages and tools → prompt tokens."""
 
 logger = logging.getLogger(__name__)
 SFT_BATCH = 2  # ART's default, trajectories
@@ -289,34 +290,56 @@ def calls_of(trajectory: ArtTrajectory, prompt: Prompt, *, every_reply: bool) ->
     """The calls of a trajectory and of its additional histories.
 
     A choice with token ids and logprobs becomes a call with exact tokens. Any other choice becomes
-    text, which the trainer tokenises. Assistant messages that are not choices were not sampled from
-    the policy; they become calls only with ``every_reply``.
+    text, which the trainer tokenises if no tools are involved. Assistant messages that are not
+    choices were not sampled from the policy; they become calls only with ``every_reply``, for
+    supervised fine-tuning.
 
     Raises:
-        TrainingError: the trajectory has tools, which this trainer cannot render.
+        TrainingError: a message is not text, a history has tool calls but no tools, or
+            ``every_reply`` meets tools.
     """
     for step, history in enumerate(chain([trajectory], trajectory.additional_histories)):
-        if history.tools:
-            raise TrainingError("a trajectory with tools: this trainer takes plain chats")
+        tools = list(history.tools or ())
         messages: list[Message] = []
         for item in history.messages_and_choices:
             message = item.message.to_dict() if isinstance(item, Choice) else item
-            if message.get("tool_calls"):
-                raise TrainingError("a reply with tool calls: this trainer takes plain chats")
-            role, text = str(message["role"]), _text(message)
-            if role == "assistant" and (every_reply or isinstance(item, Choice)):
+            called = message.get("tool_calls") or ()
+            if every_reply and (tools or called):
+                raise TrainingError(
+                    "a trajectory with tools: fine-tuning takes plain chats; train() takes tools"
+                )
+            if called and not tools:  # the prompt would lack them
+                raise TrainingError("a trajectory with tool calls and no tools: give it its tools")
+            plain = _plain(message)
+            if plain["role"] == "assistant" and (every_reply or isinstance(item, Choice)):
                 exact = _exact_tokens(item) if isinstance(item, Choice) else None
                 token_ids, logprobs = exact if exact else (None, None)
                 yield Call(
                     step=step,
                     messages=tuple(messages),
-                    response=text,
-                    prompt_token_ids=tuple(prompt(messages)) if exact else None,
+                    response=str(plain["content"]),
+                    tools=tuple(tools),
+                    tool_calls=tuple(cast(list[JsonObject], called)),
+                    prompt_token_ids=tuple(prompt(messages, tools)) if exact else None,
                     completion_token_ids=token_ids,
                     logprobs=logprobs,
+                    untrainable=_constraint(item),
                 )
             # Sampled or not, the message is in the prompts of the calls after it.
-            messages.append({"role": role, "content": text})
+            messages.append(plain)
+
+
+def _plain(message: MessageDict) -> Message:
+    kept = {
+        name: message[name] for name in ("tool_calls", "tool_call_id", "name") if name in message
+    }
+    return {"role": str(message["role"]), "content": _text(message), **kept}
+
+
+def _constraint(item: MessageDict | Choice) -> str | None:
+    """Why a reply was not sampled from the policy alone, as the engine says."""
+    constrained = isinstance(item, Choice) and (item.model_extra or {}).get("constrained")
+    return "a grammar constrained it" if constrained else None
 
 
 def _text(message: MessageDict) -> str:

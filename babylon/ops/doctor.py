@@ -24,6 +24,7 @@ from babylon.ops.state_checks import check_state
 from babylon.policies.checkpoint_files import local_directory
 from babylon.serving.ports import holder, require_free_port
 from babylon.serving.vllm.command import require_vllm
+from babylon.serving.vllm.exactness import exactness_problems
 from babylon.serving.vllm.vllm_client import VllmClient
 from babylon.store import open_store
 
@@ -149,7 +150,12 @@ async def check_vllm(serving: ServingSettings) -> list[Finding]:
         detail = await asyncio.to_thread(require_vllm, serving)
         if serving.engine_url:
             async with aiohttp.ClientSession() as http:
-                cards = await VllmClient(http, serving.engine_url.rstrip("/")).cards()
+                vllm = VllmClient(http, serving.engine_url.rstrip("/"))
+                cards = await vllm.cards()
+                problems = await exactness_problems(vllm, cards[0].id) if cards else []
+            if problems:
+                detail += f" runs without what exact recording needs: {'; '.join(problems)}"
+                return [Finding(name="vllm", ok=False, required=True, detail=detail)]
             detail += f" serves {', '.join(card.id for card in cards) or 'nothing'}"
     except TimeoutError:
         detail = f"{serving.engine_url} is too busy to say what it serves"

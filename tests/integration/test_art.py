@@ -40,6 +40,7 @@ from babylon.training.grpo.config import TrainerConfig
 from babylon.training.trainable import load_trainable
 from babylon.training.update import Update
 from babylon.training.update_health import ruled_out
+from tests.calling_policy import save_calling_policy
 from tests.serverless_double import KEY, ArtifactStore, Gate, ServerlessDouble, serverless_double
 from tests.tiny_policy import save_tiny_policy, tiny_model, tiny_tokenizer
 
@@ -134,6 +135,52 @@ async def test_a_script_for_art_trains_serves_resumes(base: Path, tmp_path: Path
         "0003"
     ]
     await close(again, backend)
+
+
+PRICE = {
+    "type": "function",
+    "function": {"name": "price", "parameters": {"properties": {"ticker": {"type": "string"}}}},
+}
+
+
+async def test_an_agent_with_tools_trains_its_own_calls_and_no_forced_ones(tmp_path: Path) -> None:
+    model, backend = trainable(save_calling_policy(tmp_path / "base")), backend_in(tmp_path)
+    await model.register(backend)
+
+    async def rollout(seed: int, choice: str) -> Any:
+        chat: list[Any] = [{"role": "user", "content": "What does NVDA cost?"}]
+        for _ in range(2):
+            answer = await model.openai_client().chat.completions.create(
+                model=model.get_inference_name(),
+                messages=art().Trajectory(messages_and_choices=chat).messages(),
+                tools=[PRICE],
+                tool_choice=choice,
+                max_tokens=80,
+                seed=seed,
+            )
+            chat.append(answer.choices[0])
+            chat += [
+                {"role": "tool", "tool_call_id": call.id, "content": "7.5"}
+                for call in answer.choices[0].message.tool_calls or ()
+            ]
+        return art().Trajectory(messages_and_choices=chat, tools=[PRICE], reward=float(seed))
+
+    group = await art().TrajectoryGroup(rollout(seed, "auto") for seed in range(4))
+    choices = [one for t in group for one in t.messages_and_choices if not isinstance(one, dict)]
+    assert {bool(one.message.tool_calls) for one in choices} == {True, False}
+    trained = await backend.train(model, [group], learning_rate=1e-3)
+    assert trained.step == 1
+    assert trained.metrics["loss/logprob_mismatch"] < 1e-4  # prompts with tools are as served
+    assert trained.metrics["data/step_trainer_tokens"] == sum(
+        len(one.logprobs.content) for one in choices
+    )
+    forced = await art().TrajectoryGroup(rollout(seed, "required") for seed in range(2))
+    assert (await backend.train(model, [forced], learning_rate=1e-3)).step == 1  # nothing to train
+    from babylon.art.backend import calls_of
+
+    with pytest.raises(TrainingError, match="fine-tuning takes plain chats"):
+        list(calls_of(next(iter(group)), lambda messages, tools: [], every_reply=True))
+    await close(model, backend)
 
 
 async def say(model: Any, name: str) -> tuple[float, ...]:

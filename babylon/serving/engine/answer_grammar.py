@@ -27,10 +27,11 @@ def answer_grammar(chat: ChatRequest) -> str | None:
         RequestError: 400, ``tool_choice`` or ``response_format`` is malformed, unknown, or names a
             tool that the request does not have.
     """
-    tools, forced = _callable(chat)
     schema = _answer_schema(chat.response_format)
+    forced = chat.tool_choice not in (None, "none", "auto")
     if not forced and schema is None:
         return None
+    tools = _callable(chat, forced=forced)
     rules, starts = list[str](), list[str]()
     if tools:
         more = "" if chat.parallel_tool_calls is False else ' ("\\n" call)*'
@@ -44,22 +45,21 @@ def answer_grammar(chat: ChatRequest) -> str | None:
     return "\n".join([f"start: {' | '.join(starts)}", *rules])
 
 
-def _callable(chat: ChatRequest) -> tuple[list[JsonObject], bool]:
-    """Return the functions that may be called, and True if one of them must be."""
+def _callable(chat: ChatRequest, *, forced: bool) -> list[JsonObject]:
+    """Return the functions that may be called, at least one if a call is forced."""
     functions = [_function(tool) for tool in chat.usable_tools]
-    if chat.tool_choice in (None, "none", "auto"):
-        return functions, False
-    if chat.tool_choice != "required":
-        choice = chat.tool_choice
-        name = choice.get("function", {}).get("name") if isinstance(choice, Mapping) else None
+    choice = chat.tool_choice
+    if forced and choice != "required":
+        named = choice.get("function") if isinstance(choice, dict) else None
+        name = named.get("name") if isinstance(named, dict) else None
         functions = [one for one in functions if one["name"] == name]
-    if not functions:
+    if forced and not functions:
         raise RequestError(
             400,
-            f"tool_choice {chat.tool_choice!r:.200}: send none, auto, required or"
+            f"tool_choice {choice!r:.200}: send none, auto, required or"
             ' {"type": "function", "function": {"name": ...}} with the name of one of the tools',
         )
-    return functions, True
+    return functions
 
 
 def _function(tool: Mapping[str, object]) -> JsonObject:

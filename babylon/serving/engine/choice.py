@@ -90,6 +90,8 @@ class Choice(ABC):
         choice = {"index": self._index, **content, "finish_reason": self.finish_reason}
         if self._asked.return_token_ids:
             choice["token_ids"] = token_ids
+            if self._job.row.request.constraint:  # whoever trains on the tokens must know
+                choice["constrained"] = True
         return choice
 
 

@@ -2,9 +2,9 @@
 
 A logprob is that of the distribution from which the token was drawn: scaled by temperature, and
 renormalised over the nucleus if ``top_p < 1``, and over the tokens that a grammar allows (vLLM's
-``processed_logprobs``). Greedy requests
-(temperature 0) draw from a point mass, whose logprobs carry no information. They report the
-logprobs at temperature 1, and the gateway marks such calls as not trainable.
+``processed_logprobs``). Greedy requests (temperature 0) draw from a point mass, whose logprobs
+carry no information. They report the logprobs at temperature 1, and the gateway marks such calls as
+not trainable.
 
 Tokens are drawn by inverting the cumulative distribution at uniform numbers that each request
 draws in advance from its own generator. So the tokens of a seeded request depend neither on the

@@ -10,9 +10,10 @@ from msgspec import Struct
 from prometheus_client.parser import text_string_to_metric_families
 
 from babylon.core.errors import ServingError
-from babylon.serving.openai_wire import RequestError, error_message
+from babylon.serving.openai_wire import JsonObject, RequestError, error_message
 
 _ASK = aiohttp.ClientTimeout(total=3, sock_connect=2)
+_CHAT = aiohttp.ClientTimeout(total=20, sock_connect=2)
 _WORK = aiohttp.ClientTimeout(total=300, sock_connect=5)
 _BUSY = ("vllm:num_requests_running", "vllm:num_requests_waiting")
 
@@ -84,6 +85,15 @@ class VllmClient:
         messages = [{"role": "user", "content": "hello"}]
         body = {"model": model, "messages": messages, "max_tokens": 1, "logprobs": True}
         await self._send("POST", "/v1/chat/completions", _WORK, body)
+
+    async def chat(self, body: JsonObject) -> JsonObject:
+        """Return the answer to a chat.
+
+        Raises:
+            RequestError: the server refuses it.
+        """
+        answer = await self._send("POST", "/v1/chat/completions", _CHAT, body)
+        return msgspec.json.decode(answer, type=JsonObject)
 
     async def in_flight(self) -> int:
         """Return the number of running and waiting requests."""

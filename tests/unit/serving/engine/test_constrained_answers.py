@@ -250,6 +250,8 @@ async def test_a_grammar_that_fails_costs_only_its_own_answer(
         ({"response_format": answers({"not": {}})}, 'Unimplemented keys: ["not"]'),
         ({"response_format": answers({"$ref": "https://x.y/z"})}, "is not present in a registry"),
         ({"tool_choice": "required"}, "tool_choice 'required'"),
+        ({"tools": [tool("a", {})], "tool_choice": {"function": "a"}}, "tool_choice {'function"),
+        ({"tools": [{"type": "x"}], "tool_choice": "required"}, "send a function with a name"),
         ({"tools": [tool("a", {})], "tool_choice": "never"}, "tool_choice 'never'"),
         (
             {
