@@ -37,8 +37,9 @@ CALLS = [
     f'<tool_call>\n{{"name": "buy", "arguments": {{"ticker": "{ticker}"}}}}\n</tool_call>'
     for ticker in ("NVDA", "TSLA")
 ]
+CONTEXT = 32768  # the prompts of smolagents have 7,000 tokens of one byte
 SAY = "I bought it."
-FIRST = dict.fromkeys(CALLS, 0.35) | {SAY: 0.3}
+FIRST = dict.fromkeys(CALLS, 0.48) | {SAY: 0.04}
 LATER = {END: 1.0}
 
 
@@ -46,7 +47,11 @@ LATER = {END: 1.0}
 async def gateway(store: Store, settings: Settings, checkpoint: Path) -> AsyncIterator[str]:
     """Yield the URL of a gateway before an engine that serves the checkpoint."""
     await register(store, [checkpoint])
-    host = host_settings(settings.home.root, Path(), database_url=settings.database.url)
+    host = host_settings(
+        *(settings.home.root, Path()),
+        database_url=settings.database.url,
+        vllm_args=f"--dtype float32 --enforce-eager --max-model-len {CONTEXT}",
+    )
     with running_host(host) if VLLM_PYTHON else running_embedded() as engine_url:
         async with running_gateway(store, settings, engine_url) as url:
             await until_healthy(url, timeout_s=120)
@@ -105,7 +110,7 @@ def assert_exact(model: Any, tokenizer: Any, row: asyncpg.Record) -> None:
 async def test_every_call_of_six_harnesses_is_trainable_with_exact_tokens(
     store: Store, settings: Settings, tmp_path: Path
 ) -> None:
-    checkpoint = save_calling_policy(tmp_path / "v0", FIRST, LATER, context=32768)
+    checkpoint = save_calling_policy(tmp_path / "v0", FIRST, LATER, context=CONTEXT)
     model, tokenizer = load_policy(checkpoint, frozen=True)
     key = str(local_key(settings.home.root))
     async with gateway(store, settings, checkpoint) as url:
