@@ -39,7 +39,7 @@ CALLS = [
 ]
 CONTEXT = 32768  # the prompts of smolagents have 7,000 tokens of one byte
 SAY = "I bought it."
-FIRST = dict.fromkeys(CALLS, 0.48) | {SAY: 0.04}
+FIRST = dict.fromkeys(CALLS, 0.4) | {SAY: 0.2}
 LATER = {END: 1.0}
 
 
@@ -125,8 +125,9 @@ async def test_every_call_of_six_harnesses_is_trainable_with_exact_tokens(
         own = [row for row in rows if row["agent_id"] == agent]
         assert {row["trajectory_id"] for row in own} == {one["trajectory"] for one in orders}
         answered = [json.loads(row["answer"])["tool_calls"] for row in own if row["answer"]]
-        heard = [one for row in own for one in json.loads(row["messages"]) if one["role"] == "tool"]
-        assert answered and (heard or agent == "smolagents"), agent
+        assert any('"name":"buy"' in row["parameters"] for row in own), agent
         reward = sum(one["reward"] for one in orders)
         print(f"{agent}: {len(own)} calls, {len(answered)} with tools, reward {reward:.0f}")
+    # Policies act by chance, so that these hold of all agents together.
+    assert any(one["role"] == "tool" for row in rows for one in json.loads(row["messages"]))
     assert sum(one["reward"] for orders in results for one in orders) > 0
