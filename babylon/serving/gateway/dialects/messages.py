@@ -55,7 +55,7 @@ class Messages(Translation):
         return chat_request(fields)
 
     def whole(self, answer: JsonObject) -> JsonObject:
-        (self._choice,) = answer["choices"]
+        self._choice = (answer.get("choices") or [{}])[0]
         self._usage = answer.get("usage") or {}
         content = [_content(block) for block in blocks_of(self._choice)]
         return self._message(answer) | {"content": content, **self._stop()}
@@ -65,7 +65,7 @@ class Messages(Translation):
             self._begun = True
             yield {"type": "message_start", "message": self._message(chunk)}
         self._usage = chunk.get("usage") or self._usage
-        for choice in chunk["choices"]:
+        for choice in chunk.get("choices") or ():
             for change in self._reader.read(choice):
                 yield _event(change)
             if choice.get("finish_reason"):

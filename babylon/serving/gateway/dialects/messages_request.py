@@ -20,6 +20,7 @@ from babylon.serving.openai_wire import JsonObject, RequestError
 _REMEDIES = {
     "mcp_servers": "connect the agent to the MCP server and give its tools in tools",
     "container": "run the code in the agent, as a tool",
+    "n": "send one request per answer",
 }
 # Fields without effect on the tokens here, beside those that ``_Asked`` names.
 _DROPPED = ("cache_control", "inference_geo", "service_tier", *_REMEDIES)

@@ -55,8 +55,7 @@ class Responses(Translation):
         return chat
 
     def whole(self, answer: JsonObject) -> JsonObject:
-        (choice,) = answer["choices"]
-        self._reader.blocks = blocks_of(choice)
+        self._reader.blocks = blocks_of((answer.get("choices") or [{}])[0])
         self._note(answer)
         return self._response()
 
@@ -66,7 +65,7 @@ class Responses(Translation):
             for event in ("response.created", "response.in_progress"):
                 yield self._event(event, response=self._response("in_progress"))
         self._note(chunk)
-        for choice in chunk["choices"]:
+        for choice in chunk.get("choices") or ():
             for change in self._reader.read(choice):
                 yield from self._changed(change)
 
@@ -92,7 +91,7 @@ class Responses(Translation):
             "model": answer.get("model"),
         }
         self._usage = answer.get("usage") or self._usage
-        for choice in answer["choices"]:
+        for choice in answer.get("choices") or ():
             self._finish_reason = choice.get("finish_reason") or self._finish_reason
 
     def _response(self, status: str | None = None) -> JsonObject:

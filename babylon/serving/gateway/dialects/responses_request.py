@@ -19,13 +19,13 @@ from babylon.serving.gateway.dialects.converted import (
 from babylon.serving.openai_wire import JsonObject, RequestError
 
 _REMEDIES = {
-    "previous_response_id": "send the conversation so far in input (with store=false, as an SDK"
-    " calls it); gateways keep no conversations",
+    "previous_response_id": "send the conversation so far in input; gateways keep none",
     "conversation": "send the conversation so far in input",
     "prompt": "send the prompt itself in instructions and input",
     "background": "leave it out, and wait for the answer or stream it",
+    "n": "send one request per answer",
 }
-# Fields without effect on the tokens here: tools at OpenAI, obfuscation, storage of answers.
+# Fields without effect on the tokens here: they concern storage, streaming and OpenAI's tools.
 _DROPPED = ("include", "max_tool_calls", "stream_options", "truncation", "store", *_REMEDIES)
 
 

@@ -153,6 +153,7 @@ def test_fields_of_messages(sent: dict[str, Any], chat: dict[str, Any]) -> None:
     [
         ({"input": "a", "previous_response_id": "r"}, "send the conversation so far in input"),
         ({"input": "a", "conversation": "c"}, "send the conversation so far in input"),
+        ({"input": "a", "n": 2}, "send one request per answer"),
         ({"input": "a", "background": True}, "wait for the answer or stream it"),
         ({"input": [{"type": "item_reference", "id": "r"}]}, "input item of type 'item_reference'"),
         ({"input": [7]}, r"Expected `object`, got `int` - at `\$\.input\[0\]`"),
