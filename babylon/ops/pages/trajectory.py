@@ -1,4 +1,4 @@
-"""One trajectory step by step, without ground truth: prompt, answer, tool calls, action, reward."""
+"""One trajectory step by step, without ground truth: prompt, answer, tool calls, action."""
 
 import json
 from dataclasses import dataclass
@@ -20,16 +20,16 @@ class CallShown:
     model: str
     prompts: tuple[tuple[str, str], ...]  # role, text
     answer: str
+    tools: str = ""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StepShown:
-    """One step. ``reward`` is the game's own, None where it depends on the outcome."""
+    """One step. The game's reward of a step is left out: it may tell the outcome."""
 
     number: int
     calls: tuple[CallShown, ...]
-    action: dict[str, Any]
-    reward: float | None
+    action: dict[str, str]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -64,26 +64,23 @@ def _step(at: int, step: object) -> StepShown:
     """Show a step leniently: rejected rows, which may hold anything, are looked at most."""
     fields = step if isinstance(step, dict) else {}
     action = fields.get("action")
+    done = action if isinstance(action, dict) else {}
+    calls = [call for call in _list(fields.get("llmCalls")) if isinstance(call, dict)]
     return StepShown(
         number=at + 1,
-        calls=tuple(
-            _call(call) for call in _list(fields.get("llmCalls")) if isinstance(call, dict)
-        ),
-        action={k: v for k, v in action.items() if k in _PUBLIC}
-        if isinstance(action, dict)
-        else {},
-        reward=None,
+        calls=tuple(map(_call, calls)),
+        action={name: shown_text(value) for name, value in done.items() if name in _PUBLIC},
     )
 
 
 def _call(call: dict[str, Any]) -> CallShown:
     messages = [
-        (str(one.get("role")), _text(one.get("content")))
+        (str(one.get("role")), shown_text(one.get("content")))
         for one in _list(call.get("messages"))
         if isinstance(one, dict)
     ]
     prompts = messages or [
-        (role, _text(call[name]))
+        (role, shown_text(call[name]))
         for role, name in (("system", "systemPrompt"), ("user", "userPrompt"))
         if call.get(name)
     ]
@@ -91,7 +88,8 @@ def _call(call: dict[str, Any]) -> CallShown:
         purpose=str(call.get("purpose", "")),
         model=str(call.get("modelVersion") or call.get("model", "")),
         prompts=tuple(prompts),
-        answer=_text(call.get("response")),
+        answer=shown_text(call.get("response")),
+        tools=shown_text(call["toolCalls"]) if call.get("toolCalls") else "",
     )
 
 
@@ -104,6 +102,7 @@ def _list(value: object) -> list[Any]:
     return value if isinstance(value, list) else []
 
 
-def _text(value: object) -> str:
+def shown_text(value: object) -> str:
+    """Return a value of play as text of bounded length."""
     text = value if isinstance(value, str) else json.dumps(value, ensure_ascii=False, default=str)
     return text if len(text) <= MOST_CHARS else text[:MOST_CHARS] + "…"
