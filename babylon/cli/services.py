@@ -8,7 +8,7 @@ import typer
 from rich.progress import BarColumn, Progress, SpinnerColumn, TextColumn, TimeElapsedColumn
 
 from babylon.cli.options import Json
-from babylon.cli.output import print_json, print_table, stderr
+from babylon.cli.output import print_json, print_table, stderr, with_store
 from babylon.core.api_keys import local_key_path
 from babylon.core.settings import Engine, load_settings
 
@@ -27,11 +27,11 @@ def up(
 ) -> None:
     """Start everything that is not running, and return when it answers."""
     from babylon.ops.up import up
-    from babylon.ops.up.supervisor import supervise
+    from babylon.ops.up.supervisor import Supervisor
 
     settings = load_settings()
     if foreground:
-        asyncio.run(supervise(settings))
+        asyncio.run(Supervisor(settings).run())
         return
     columns = (SpinnerColumn(), TextColumn("{task.description}"), BarColumn(), TimeElapsedColumn())
     with Progress(*columns, console=stderr, disable=not stderr.is_terminal) as progress:
@@ -41,6 +41,7 @@ def up(
             progress.update(bar, completed=done, total=total if done < total else None)
 
         report = asyncio.run(up(settings, making_model, apply=apply, say=stderr.print))
+    # Settings are not applied unasked: a restart breaks off the calls that run.
     if report.changed:
         stderr.print(
             f"changed and not in force: {', '.join(report.changed)};"
@@ -79,7 +80,7 @@ def status(json: Json = False) -> None:
     found = asyncio.run(status(settings.home, settings.database, services(settings)))
     work = []
     if found[0].healthy:  # the database
-        work = [asdict(one) for one in asyncio.run(work_in_hand(settings))]
+        work = [asdict(one) for one in with_store(settings, work_in_hand)]
     if work and not json:
         columns = ["window", "state", "worker", "lease"]
         print_table("Windows in work", columns, [[*one.values()] for one in work])

@@ -8,7 +8,6 @@ import aiohttp
 import pytest
 from aiohttp import web
 
-from babylon.core.settings import Settings
 from babylon.core.windows import parse_window_id
 from babylon.ops.up import work_in_hand
 from babylon.ops.up.take_up import DEPLOYMENT, _take_up
@@ -44,7 +43,7 @@ async def prefect() -> AsyncIterator[tuple[str, list[dict[str, Any]]]]:
 
 
 async def test_a_lost_window_is_taken_up_and_a_held_or_returned_one_is_not(
-    store: Store, settings: Settings, prefect: tuple[str, list[dict[str, Any]]]
+    store: Store, prefect: tuple[str, list[dict[str, Any]]]
 ) -> None:
     api, asked = prefect
     window = parse_window_id(WINDOW)
@@ -52,12 +51,12 @@ async def test_a_lost_window_is_taken_up_and_a_held_or_returned_one_is_not(
     async with aiohttp.ClientSession() as http:
         await _take_up(store, http, api)
         assert asked == []
-        assert [one.lease for one in await work_in_hand(settings)] == ["held"]
+        assert [one.lease for one in await work_in_hand(store)] == ["held"]
 
         await store.pool.execute(
             "UPDATE babylon.windows SET lease_until = now() - $1::interval", timedelta(seconds=1)
         )
-        assert [one.lease for one in await work_in_hand(settings)] == ["lost"]
+        assert [one.lease for one in await work_in_hand(store)] == ["lost"]
         await _take_up(store, http, api)
         await _take_up(store, http, api)
         assert [run["parameters"]["window_id"] for run in asked] == [WINDOW] * 2
@@ -66,4 +65,4 @@ async def test_a_lost_window_is_taken_up_and_a_held_or_returned_one_is_not(
 
         await release(store, claim, "stopped by a signal", "stopped")
         assert await lost_windows(store) == []
-        assert await work_in_hand(settings) == []
+        assert await work_in_hand(store) == []

@@ -4,21 +4,23 @@ Only a hash of each value is kept, in a file that only the owner can read: value
 """
 
 import os
+from collections.abc import Mapping
 from hashlib import sha256
 from pathlib import Path
 
 import msgspec
 
 from babylon.core.home import Home, make_directory
-from babylon.core.settings import Settings
+
+Variables = Mapping[str, str]  # ``Settings.environment``
 
 
-def write_in_force(settings: Settings) -> None:
+def write_in_force(home: Home, variables: Variables) -> None:
     """Record the settings of services that all answer."""
-    path = _path(settings.home)
+    path = _path(home)
     make_directory(path.parent)
     with open(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600), "wb") as file:
-        file.write(msgspec.json.encode(_hashes(settings)))
+        file.write(msgspec.json.encode(_hashes(variables)))
 
 
 def forget_in_force(home: Home) -> None:
@@ -26,21 +28,19 @@ def forget_in_force(home: Home) -> None:
     _path(home).unlink(missing_ok=True)
 
 
-def changed_settings(settings: Settings) -> list[str] | None:
+def changed_settings(home: Home, variables: Variables) -> list[str] | None:
     """Return the variables whose values are not in force; ``None`` while services start."""
-    path = _path(settings.home)
+    path = _path(home)
     if not path.exists():
         return None
     in_force = msgspec.json.decode(path.read_bytes(), type=dict[str, str])
-    now = _hashes(settings)
+    now = _hashes(variables)
     return sorted(name for name in {*in_force, *now} if in_force.get(name) != now.get(name))
 
 
-def _hashes(settings: Settings) -> dict[str, str]:
-    variables = settings.environment()
-    return {
-        name: sha256(f"{name}={value}".encode()).hexdigest() for name, value in variables.items()
-    }
+def _hashes(variables: Variables) -> dict[str, str]:
+    pairs = variables.items()
+    return {name: sha256(f"{name}={value}".encode()).hexdigest() for name, value in pairs}
 
 
 def _path(home: Home) -> Path:

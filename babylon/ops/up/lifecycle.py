@@ -14,10 +14,10 @@ from babylon.core.settings import DatabaseSettings, Settings
 from babylon.ops.up.health import TIMEOUT, is_healthy
 from babylon.ops.up.in_force import changed_settings, forget_in_force
 from babylon.ops.up.services import UpService, services
-from babylon.ops.up.supervisor import NAME, supervisor
+from babylon.ops.up.supervisor import NAME, Supervisor, stop_all
 from babylon.serving.ports import require_free_port
 from babylon.stages.train import ensure_champion
-from babylon.store import database_status, open_store
+from babylon.store import Store, database_status, open_store
 from babylon.store.server import database_url
 from babylon.store.windows import windows_in_work
 from babylon.training.backends.train_input import Progress
@@ -77,30 +77,31 @@ async def up(
         DatabaseError: the database is down.
     """
     processes = Processes(home=settings.home.root)
-    wanted = services(settings)
+    wanted, keeper = services(settings), Supervisor(settings)
     with processes.exclusive():
         running = processes.running(NAME) is not None
-        changed = (changed_settings(settings) or []) if running else []
+        found = changed_settings(settings.home, keeper.variables) if running else None
+        changed = found or []
         if changed and apply:
             say("restarting the services, because settings changed (some seconds without answers)")
             await _stop(processes, wanted)
             running, changed = False, []
         if not running:
-            for service in reversed(wanted):  # left over from a supervisor that was killed
-                await asyncio.to_thread(processes.stop, service.name)
-            await _start(settings, processes, wanted, progress, say)
+            await stop_all(processes, wanted)  # left over from a supervisor that was killed
+            await _start(keeper, processes, wanted, progress, say)
     return UpReport(
         services=await status(settings.home, settings.database, wanted), changed=tuple(changed)
     )
 
 
 async def _start(
-    settings: Settings,
+    keeper: Supervisor,
     processes: Processes,
     wanted: Sequence[UpService],
     progress: Progress | None,
     say: Say,
 ) -> None:
+    settings = keeper.settings
     for service in wanted:
         for port, variable in service.ports.items():
             require_free_port(port, user=service.name, variable=variable)
@@ -114,10 +115,10 @@ async def _start(
         )
         forget_in_force(settings.home)
         say("services: gateway, engine, admin, Prefect and its workers (about half a minute)")
-        one = supervisor(settings)
+        one = keeper.service()
         try:
             processes.start(one)
-            while changed_settings(settings) is None:
+            while changed_settings(settings.home, keeper.variables) is None:
                 if processes.running(NAME) is None:
                     raise ServingError(
                         f"the services did not start; the end of {one.log}:\n{one.log_tail()}"
@@ -133,8 +134,7 @@ async def _stop(processes: Processes, services: Sequence[UpService]) -> list[str
     ran = [one.name for one in reversed(services) if processes.running(one.name)]
     if await asyncio.to_thread(processes.stop, NAME, STOP_S):
         ran.append(NAME)
-    for service in reversed(services):
-        await asyncio.to_thread(processes.stop, service.name)
+    await stop_all(processes, services)
     return ran
 
 
@@ -169,18 +169,17 @@ async def status(
     return [await _database(database, home, serving), keeper, *found]
 
 
-async def work_in_hand(settings: Settings) -> list[WorkInHand]:
+async def work_in_hand(store: Store) -> list[WorkInHand]:
     """Return who works on what. A lease that nobody renews is lost, whatever its state says."""
-    async with open_store(settings) as store:
-        return [
-            WorkInHand(
-                window_id=row.window_id,
-                state=str(row.state),
-                owner=row.owner or "",
-                lease="lost" if row.lost else "held",
-            )
-            for row in await windows_in_work(store)
-        ]
+    return [
+        WorkInHand(
+            window_id=row.window_id,
+            state=str(row.state),
+            owner=row.owner or "",
+            lease="lost" if row.lost else "held",
+        )
+        for row in await windows_in_work(store)
+    ]
 
 
 async def _status(

@@ -2,13 +2,14 @@
 
 import asyncio
 import logging
+from collections.abc import Callable
+from contextlib import AbstractAsyncContextManager
 
 import aiohttp
 
 from babylon.core.errors import BabylonError
-from babylon.core.settings import Settings
 from babylon.core.windows import MAX_ATTEMPTS
-from babylon.store import Store, open_store
+from babylon.store import Store
 from babylon.store.connection import UNREACHABLE
 from babylon.store.windows import WindowRow, lost_windows
 
@@ -16,12 +17,17 @@ DEPLOYMENT = "train-window/one-window"
 log = logging.getLogger(__name__)
 
 
-async def take_up_lost(settings: Settings, http: aiohttp.ClientSession, api: str) -> None:
+async def take_up_lost(
+    opening: Callable[[], AbstractAsyncContextManager[Store]],
+    lease_s: float,
+    http: aiohttp.ClientSession,
+    api: str,
+) -> None:
     """Look twice in a lease for windows that nobody works on any more, for ever."""
     while True:
-        await asyncio.sleep(settings.windows.lease_s / 2)
+        await asyncio.sleep(lease_s / 2)
         try:
-            async with open_store(settings) as store:
+            async with opening() as store:
                 await _take_up(store, http, api)
         except (BabylonError, aiohttp.ClientError, *UNREACHABLE) as error:
             log.warning("lost windows cannot be looked for now: %s", error)
