@@ -8,7 +8,7 @@ import typer
 from rich.progress import BarColumn, Progress, SpinnerColumn, TextColumn, TimeElapsedColumn
 
 from babylon.cli.options import Json
-from babylon.cli.output import print_json, print_table, stderr
+from babylon.cli.output import print_json, print_table, stderr, with_store
 from babylon.core.api_keys import local_key_path
 from babylon.core.settings import Engine, load_settings
 
@@ -16,27 +16,43 @@ app = typer.Typer()
 
 
 @app.command()
-def up(json: Json = False) -> None:
+def up(
+    foreground: Annotated[
+        bool, typer.Option(help="Be the supervisor, as systemd and containers need it.")
+    ] = False,
+    apply: Annotated[
+        bool, typer.Option(help="Restart running services if settings changed since.")
+    ] = False,
+    json: Json = False,
+) -> None:
     """Start everything that is not running, and return when it answers."""
     from babylon.ops.up import up
+    from babylon.ops.up.supervisor import Supervisor
 
+    settings = load_settings()
+    if foreground:
+        asyncio.run(Supervisor(settings).run())
+        return
     columns = (SpinnerColumn(), TextColumn("{task.description}"), BarColumn(), TimeElapsedColumn())
     with Progress(*columns, console=stderr, disable=not stderr.is_terminal) as progress:
-        bar = progress.add_task("database, model, Prefect, workers, serving", total=None)
+        bar = progress.add_task("starting", total=None)
 
         def making_model(done: int, total: int) -> None:
             progress.update(bar, completed=done, total=total if done < total else None)
 
-        statuses = asyncio.run(up(load_settings(), making_model))
+        report = asyncio.run(up(settings, making_model, apply=apply, say=stderr.print))
+    # Settings are not applied unasked: a restart breaks off the calls that run.
+    if report.changed:
+        stderr.print(
+            f"changed and not in force: {', '.join(report.changed)};"
+            " `babylon up --apply` restarts the services with them"
+        )
     if not json:
-        settings = load_settings()
         key = local_key_path(settings.home.root)
         print(f"agents call {settings.serving.endpoint}/v1 with the key in {key}")
         print(f"Prefect shows every run at http://127.0.0.1:{settings.prefect.port}")
-        print(
-            f"the admin API answers at http://127.0.0.1:{settings.serving.admin_port}/admin/status"
-        )
-    _show([asdict(one) for one in statuses], json)
+        print(f"the status page is at http://127.0.0.1:{settings.serving.admin_port}/")
+    _show([asdict(one) for one in report.services], json, changed=report.changed)
 
 
 @app.command()
@@ -56,13 +72,19 @@ def down(json: Json = False) -> None:
 
 @app.command()
 def status(json: Json = False) -> None:
-    """Show process, ports and health of each service; exit code 1 unless all are healthy."""
-    from babylon.ops.up import status
+    """Show each service and the windows in work; exit code 1 unless all services are healthy."""
+    from babylon.ops.up import status, work_in_hand
     from babylon.ops.up.services import services
 
     settings = load_settings()
     found = asyncio.run(status(settings.home, settings.database, services(settings)))
-    _show([asdict(one) for one in found], json)
+    work = []
+    if found[0].healthy:  # the database
+        work = [asdict(one) for one in with_store(settings, work_in_hand)]
+    if work and not json:
+        columns = ["window", "state", "worker", "lease"]
+        print_table("Windows in work", columns, [[*one.values()] for one in work])
+    _show([asdict(one) for one in found], json, work=work)
 
 
 @app.command()
@@ -77,9 +99,9 @@ def serve(
     asyncio.run(serve(load_settings(**({"serving": {"engine": engine}} if engine else {}))))
 
 
-def _show(statuses: list[dict[str, Any]], json: bool) -> None:
+def _show(statuses: list[dict[str, Any]], json: bool, **more: object) -> None:
     if json:
-        print_json({"services": statuses})
+        print_json({"services": statuses, **more})
     else:
         columns = ["service", "running", "healthy", "pid", "ports", "detail"]
         rows = [
@@ -87,7 +109,8 @@ def _show(statuses: list[dict[str, Any]], json: bool) -> None:
             for one in statuses
         ]
         print_table("Services", columns, rows)
-    raise typer.Exit(0 if all(one["healthy"] for one in statuses) else 1)
+    fine = all(one["healthy"] for one in statuses) and not more.get("changed")
+    raise typer.Exit(0 if fine else 1)
 
 
 def _listed(ports: tuple[int, ...]) -> str | None:

@@ -13,7 +13,7 @@ import os
 import signal
 import subprocess
 import time
-from collections.abc import AsyncIterator, Coroutine, Iterator, Mapping, Sequence
+from collections.abc import AsyncIterator, Callable, Coroutine, Iterator, Mapping, Sequence
 from contextlib import asynccontextmanager, contextmanager, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -62,12 +62,18 @@ class Service:
         return "\n".join(self.log.read_text(errors="replace").strip().splitlines()[-lines:])
 
 
+OnStart = Callable[[str, int], None]
+
+
 class Supervised:
     """A running service. ``exit_code`` is the code of its last death, ``None`` if it never died."""
 
-    def __init__(self, service: Service) -> None:
+    def __init__(
+        self, service: Service, on_start: OnStart | None = None, **environment: str
+    ) -> None:
         self.service = service
         self.exit_code: int | None = None
+        self._on_start, self._environment = on_start, environment
         self._process = self._start()
 
     @property
@@ -106,13 +112,21 @@ class Supervised:
             self._process.wait()
 
     def _start(self) -> "subprocess.Popen[bytes]":
-        return self.service.start(**{SUPERVISOR: str(os.getpid())})
+        process = self.service.start(**self._environment, **{SUPERVISOR: str(os.getpid())})
+        if self._on_start:
+            self._on_start(self.service.name, process.pid)
+        return process
 
 
 @asynccontextmanager
-async def supervised(service: Service) -> AsyncIterator[Supervised]:
-    """Run a service while the block runs, and start it again whenever it dies."""
-    running = Supervised(service)
+async def supervised(
+    service: Service, on_start: OnStart | None = None, **environment: str
+) -> AsyncIterator[Supervised]:
+    """Run a service while the block runs, and start it again whenever it dies.
+
+    ``on_start`` is called with name and pid whenever a process of it starts.
+    """
+    running = Supervised(service, on_start, **environment)
     try:
         async with in_background(running.keep_alive()):
             yield running
@@ -222,11 +236,23 @@ class Processes:
     def start(self, service: Service, port: int | None = None, **environment: str) -> ProcessRecord:
         """Start a service that outlives this process, and write its record."""
         child = service.start(**environment)
-        created = psutil.Process(child.pid).create_time()
         child.returncode = 0  # it outlives this process: Popen need not watch it
-        record = ProcessRecord(name=service.name, pid=child.pid, created=created, port=port)
+        return self.record(service.name, child.pid, port)
+
+    def record(self, name: str, pid: int, port: int | None = None) -> ProcessRecord:
+        """Write the record of a process that runs."""
+        created = psutil.Process(pid).create_time()
+        record = ProcessRecord(name=name, pid=pid, created=created, port=port)
         make_directory(self.directory)
-        self._path(service.name).write_bytes(msgspec.json.encode(record))
+        self._path(name).write_bytes(msgspec.json.encode(record))
+        return record
+
+    def recorder(self, port: int | None = None) -> OnStart:
+        """Return a function that records each process of a supervised service."""
+
+        def record(name: str, pid: int) -> None:
+            self.record(name, pid, port)
+
         return record
 
     def stop(self, name: str, grace_s: float = GRACE_S) -> bool:

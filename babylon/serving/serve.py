@@ -53,7 +53,7 @@ async def serve(settings: Settings) -> None:
     home, port = settings.home, settings.serving.admin_port
     require_free_port(port, user="the admin API", variable="ADMIN_PORT")
     environment = settings.environment()
-    admin = _service("admin API", "babylon.deployment.admin", home, environment)
+    admin = _service("admin API", "babylon.ops.admin_process", home, environment)
     async with (
         serving(settings.serving, home, environment) as running,
         kept_running(settings.database, home),

@@ -184,8 +184,13 @@ class _Subject:
             retry_at=row.retry_at if row else None,
             resting=bool(self._rest(clock)),
             missing=tuple(missing),
-            reason=row.reason if row else None,
+            reason=self._reason(),
         )
+
+    def _reason(self) -> str | None:
+        if self.row is not None and self.row.lost:
+            return f"{self.row.owner} died with it: it is lost until a run takes it up"
+        return self.row.reason if self.row else None
 
     def _taken(self, state: WindowState, clock: Clock) -> Iterator[str]:
         """Yield the reasons in the window's state: in work, done, resting or half-finished."""

@@ -12,6 +12,7 @@ lifetime P&L minus that of the first step.
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from datetime import datetime, timedelta
+from typing import Any
 
 from babylon.core.types import Arm
 from babylon.store.connection import Connection, Store
@@ -187,6 +188,16 @@ async def keep_review(
         decision,
         numbers,
     )
+
+
+async def newest_numbers(store: Store, salt: str) -> dict[str, Any] | None:
+    """Return the numbers of an experiment's newest review, ``None`` before the first one."""
+    numbers: dict[str, Any] | None = await store.pool.fetchval(
+        "SELECT numbers FROM babylon.experiment_reviews WHERE salt = $1"
+        " ORDER BY reviewed_at DESC LIMIT 1",
+        salt,
+    )
+    return numbers
 
 
 _STAGES = "unnest($1::bigint[], $2::int[]) AS s (route_version, stage)"

@@ -41,6 +41,16 @@ async def window_scores(store: Store, window_id: str) -> list[StoredScore]:
     return [StoredScore(**row) for row in rows]
 
 
+async def trajectory_score(store: Store, trajectory_id: str) -> StoredScore | None:
+    """Return a trajectory's newest score, ``None`` if it was never scored."""
+    row = await store.pool.fetchrow(
+        "SELECT trajectory_id, scorer, score, low, high, components, reasons, seen"
+        " FROM babylon.scores WHERE trajectory_id = $1 ORDER BY window_id DESC LIMIT 1",
+        trajectory_id,
+    )
+    return StoredScore(**row) if row else None
+
+
 _SCORES = """
 SELECT trajectory_id, scorer, score, low, high, components, reasons, seen
 FROM babylon.scores WHERE window_id = $1 ORDER BY score DESC, trajectory_id

@@ -70,6 +70,11 @@ class WindowRow:
     scored: Scored | None
     updated_at: datetime
 
+    @property
+    def lost(self) -> bool:
+        """The worker died: its lease ended, and nobody ended its work."""
+        return self.state in _ACTIVE and self.lease_until is not None and not self.leased
+
 
 async def claim_window(
     store: Store, window: Window, *, owner: str, lease_s: float, grace_s: float = 0.0
@@ -265,6 +270,21 @@ async def list_windows(store: Store) -> list[WindowRow]:
     """Return every window that was ever claimed, oldest first."""
     rows = await store.pool.fetch(f"SELECT {_COLUMNS} FROM babylon.windows ORDER BY window_id")
     return [_window_row(row) for row in rows]
+
+
+async def windows_in_work(store: Store) -> list[WindowRow]:
+    """Return the windows that a worker holds, or held when it died."""
+    rows = await store.pool.fetch(
+        f"SELECT {_COLUMNS} FROM babylon.windows WHERE state = ANY($1)"
+        " AND lease_until IS NOT NULL ORDER BY window_id",
+        list(_ACTIVE),
+    )
+    return [_window_row(row) for row in rows]
+
+
+async def lost_windows(store: Store) -> list[WindowRow]:
+    """Return the windows whose lease ended without a word. A worker that stops gives it back."""
+    return [row for row in await windows_in_work(store) if row.lost]
 
 
 async def newest_windows(store: Store, limit: int, before: str | None = None) -> list[WindowRow]:

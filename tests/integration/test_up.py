@@ -3,6 +3,7 @@
 import json
 import os
 import re
+import signal
 import socket
 import subprocess
 import sys
@@ -22,7 +23,7 @@ ROOT = Path(__file__).parents[2]
 WINDOW = "2025-11-14T09:00"
 RUN_S = 420  # about 25 s on an idle machine
 FINAL_STATES = {"COMPLETED", "FAILED", "CRASHED", "CANCELLED"}
-SERVICES = {"database", "prefect-server", "worker-cpu", "worker-gpu", "serving"}
+SERVICES = {"database", "supervisor", "prefect-server", "worker-cpu", "worker-gpu", "serving"}
 
 
 class System:
@@ -99,6 +100,11 @@ class System:
         return "\n".join([*processes, *logs])
 
 
+def _same(status: dict[str, Any], services: dict[str, Any]) -> set[str]:
+    """Names of the services whose process is the same."""
+    return {one["name"] for one in status["services"] if one["pid"] == services[one["name"]]["pid"]}
+
+
 def _state(url: str) -> dict[str, Any]:
     with urllib.request.urlopen(url, timeout=60) as response:
         state: dict[str, Any] = json.load(response)["state"]
@@ -133,6 +139,20 @@ def test_up_serves_runs_a_deployment_and_goes_down_without_a_trace(system: Syste
     assert system.run_deployment("backfill/hourly-training", overrides) == "Completed"
     (window,) = system.run("windows", "list")[1]["windows"]
     assert (window["window_id"], window["state"] in ("deployed", "rejected")) == (WINDOW, True)
+
+    killed = {"prefect-server", "worker-gpu", "serving"}
+    for name in killed:
+        os.kill(services[name]["pid"], signal.SIGKILL)
+    deadline = time.monotonic() + 300  # about ten seconds on an idle machine
+    while (found := system.run("status"))[0] != 0 or killed & _same(found[1], services):
+        assert time.monotonic() < deadline, found
+        time.sleep(0.5)
+    assert found[1]["work"] == []
+    services = {service["name"]: service for service in found[1]["services"]}
+
+    system.environment["MIN_AGENTS_PER_WINDOW"] = "7"
+    code, report = system.run("up")
+    assert (code, report["changed"]) == (1, ["MIN_AGENTS_PER_WINDOW"])
 
     code, stopped = system.run("down")
     assert (code, set(stopped["stopped"])) == (0, SERVICES - {"database"})

@@ -1,10 +1,9 @@
 """Start, stop and report the services of one home."""
 
 import asyncio
-import time
-from collections.abc import Sequence
-from contextlib import suppress
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from typing import Literal
 
 import aiohttp
 
@@ -12,22 +11,19 @@ from babylon.core.errors import BabylonError, ServingError
 from babylon.core.home import Home
 from babylon.core.processes import Processes
 from babylon.core.settings import DatabaseSettings, Settings
-from babylon.ops.prefect_env import api_url
-from babylon.ops.up.prefect_setup import (
-    PREFECT_DATABASE,
-    create_pools,
-    prefect_database,
-    set_up_prefect,
-)
-from babylon.ops.up.services import UpService, environment, services
+from babylon.ops.up.health import TIMEOUT, is_healthy
+from babylon.ops.up.in_force import changed_settings, forget_in_force
+from babylon.ops.up.services import UpService, services
+from babylon.ops.up.supervisor import NAME, Supervisor, stop_all
 from babylon.serving.ports import require_free_port
 from babylon.stages.train import ensure_champion
-from babylon.store import database_status, open_store
+from babylon.store import Store, database_status, open_store
 from babylon.store.server import database_url
+from babylon.store.windows import windows_in_work
 from babylon.training.backends.train_input import Progress
 
-_POLL_S = 0.5
-_TIMEOUT = aiohttp.ClientTimeout(total=5)
+_POLL_S = 0.2
+STOP_S = 90.0  # all services, one after the other
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -42,51 +38,112 @@ class ServiceStatus:
     detail: str = ""
 
 
-async def up(settings: Settings, progress: Progress | None = None) -> list[ServiceStatus]:
-    """Migrate the database, start what is not running, and return when everything answers.
+@dataclass(frozen=True, slots=True, kw_only=True)
+class UpReport:
+    """Result of ``up``. ``changed``: variables whose new values are not in force."""
 
-    The first call also makes the base model or finds it; ``progress`` reports that. When a service
-    fails, the services that this call started are stopped.
+    services: list[ServiceStatus]
+    changed: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class WorkInHand:
+    """A window that a worker holds, or held when it died (``lease`` is ``lost``)."""
+
+    window_id: str
+    state: str
+    owner: str
+    lease: Literal["held", "lost"]
+
+
+Say = Callable[[str], None]
+
+
+def _mute(_: str) -> None:
+    """Say nothing."""
+
+
+async def up(
+    settings: Settings, progress: Progress | None = None, *, apply: bool = False, say: Say = _mute
+) -> UpReport:
+    """Migrate the database, start the supervisor unless it runs, and return when all answer.
+
+    The first call also makes the base model or finds it; ``progress`` reports that. Services that
+    run keep their settings: the report names those that changed since, and ``apply`` restarts the
+    services with them. When a service fails, all that this call started are stopped.
 
     Raises:
         ServingError: a port is taken, or a service died or did not become healthy in time.
         DatabaseError: the database is down.
     """
     processes = Processes(home=settings.home.root)
-    wanted = services(settings)
+    wanted, keeper = services(settings), Supervisor(settings)
     with processes.exclusive():
-        missing = [s for s in wanted if processes.running(s.name) is None]
-        for service in missing:
-            for port, variable in service.ports.items():
-                require_free_port(port, user=service.name, variable=variable)
-        async with (
-            database_url(settings.database, settings.home) as url,
-            open_store(settings, migrate=True) as store,
-        ):
-            await ensure_champion(
-                store, settings.home, settings.model, settings.seed, progress=progress
-            )
-            database = {PREFECT_DATABASE: await prefect_database(store, url)}
-            api = api_url(settings.prefect.port)
-            try:
-                ours = environment(settings.home, settings.prefect.port, settings.environment())
-                await _start(processes, missing, api, ours | database)
-            except BaseException:  # Ctrl-C too must leave nothing half-started
-                for service in reversed(missing):
-                    await asyncio.to_thread(processes.stop, service.name)
-                raise
-    return await status(settings.home, settings.database, wanted)
+        running = processes.running(NAME) is not None
+        found = changed_settings(settings.home, keeper.variables) if running else None
+        changed = found or []
+        if changed and apply:
+            say("restarting the services, because settings changed (some seconds without answers)")
+            await _stop(processes, wanted)
+            running, changed = False, []
+        if not running:
+            await stop_all(processes, wanted)  # left over from a supervisor that was killed
+            await _start(keeper, processes, wanted, progress, say)
+    return UpReport(
+        services=await status(settings.home, settings.database, wanted), changed=tuple(changed)
+    )
+
+
+async def _start(
+    keeper: Supervisor,
+    processes: Processes,
+    wanted: Sequence[UpService],
+    progress: Progress | None,
+    say: Say,
+) -> None:
+    settings = keeper.settings
+    for service in wanted:
+        for port, variable in service.ports.items():
+            require_free_port(port, user=service.name, variable=variable)
+    if not settings.home.root.exists():
+        say(f"first start: making the home {settings.home.root}; allow one to three minutes")
+    say("database: starting and migrating it (a new one takes about ten seconds)")
+    async with open_store(settings, migrate=True) as store:
+        say("base model: making it at the first start, which takes up to a minute")
+        await ensure_champion(
+            store, settings.home, settings.model, settings.seed, progress=progress
+        )
+        forget_in_force(settings.home)
+        say("services: gateway, engine, admin, Prefect and its workers (about half a minute)")
+        one = keeper.service()
+        try:
+            processes.start(one)
+            while changed_settings(settings.home, keeper.variables) is None:
+                if processes.running(NAME) is None:
+                    raise ServingError(
+                        f"the services did not start; the end of {one.log}:\n{one.log_tail()}"
+                    )
+                await asyncio.sleep(_POLL_S)
+        except BaseException:  # Ctrl-C too must leave nothing half-started
+            await _stop(processes, wanted)
+            raise
+
+
+async def _stop(processes: Processes, services: Sequence[UpService]) -> list[str]:
+    """Stop the supervisor, which stops its services, and then what may be left of them."""
+    ran = [one.name for one in reversed(services) if processes.running(one.name)]
+    if await asyncio.to_thread(processes.stop, NAME, STOP_S):
+        ran.append(NAME)
+    await stop_all(processes, services)
+    return ran
 
 
 async def down(home: Home, database: DatabaseSettings, services: Sequence[UpService]) -> list[str]:
     """Stop what ``up`` started, in reverse order. Return the names of the services that ran."""
     processes = Processes(home=home.root)
     with processes.exclusive():
-        stopped = [
-            service.name
-            for service in reversed(services)
-            if await asyncio.to_thread(processes.stop, service.name)
-        ]
+        stopped = await _stop(processes, services)
+        forget_in_force(home)
         if stopped:
             async with database_url(database, home):
                 pass  # the last user stops the embedded server; killed services did not
@@ -98,48 +155,31 @@ async def status(
 ) -> list[ServiceStatus]:
     """The state of the database and of each service."""
     processes = Processes(home=home.root)
-    async with aiohttp.ClientSession(timeout=_TIMEOUT) as http:
+    async with aiohttp.ClientSession(timeout=TIMEOUT) as http:
         found = [await _status(http, processes, service) for service in services]
+    running = processes.running(NAME)
+    keeper = ServiceStatus(
+        name=NAME,
+        running=running is not None,
+        healthy=running is not None,
+        pid=running.pid if running else None,
+        detail=str(home.logs / f"{NAME}.log"),
+    )
     serving = any(one.running for one in found)
-    return [await _database(database, home, serving), *found]
+    return [await _database(database, home, serving), keeper, *found]
 
 
-async def _start(
-    processes: Processes, missing: list[UpService], api: str, environment: dict[str, str]
-) -> None:
-    """Start the missing services and set Prefect up: its server, then pools, then workers."""
-    async with aiohttp.ClientSession(timeout=_TIMEOUT) as http:
-
-        async def start(group: list[UpService]) -> None:
-            for service in group:
-                processes.start(service, port=service.port, **environment)
-            for service in group:
-                await _until_healthy(http, processes, service)
-
-        await start([service for service in missing if service.pool is None])
-        await create_pools(http, api)
-        await start([service for service in missing if service.pool])
-        await set_up_prefect(http, api, environment)
-
-
-async def _until_healthy(
-    http: aiohttp.ClientSession, processes: Processes, service: UpService
-) -> None:
-    deadline = time.monotonic() + service.start_s
-    while not await _is_healthy(http, service):
-        died = processes.running(service.name) is None
-        if died or time.monotonic() > deadline:
-            what = "died" if died else f"did not answer within {service.start_s:.0f} s"
-            raise ServingError(
-                f"{service.name} {what}; the end of {service.log}:\n{service.log_tail()}"
-            )
-        await asyncio.sleep(_POLL_S)
-
-
-async def _is_healthy(http: aiohttp.ClientSession, service: UpService) -> bool:
-    with suppress(aiohttp.ClientError, TimeoutError):
-        return await service.healthy(http)
-    return False
+async def work_in_hand(store: Store) -> list[WorkInHand]:
+    """Return who works on what. A lease that nobody renews is lost, whatever its state says."""
+    return [
+        WorkInHand(
+            window_id=row.window_id,
+            state=str(row.state),
+            owner=row.owner or "",
+            lease="lost" if row.lost else "held",
+        )
+        for row in await windows_in_work(store)
+    ]
 
 
 async def _status(
@@ -149,7 +189,7 @@ async def _status(
     return ServiceStatus(
         name=service.name,
         running=record is not None,
-        healthy=record is not None and await _is_healthy(http, service),
+        healthy=record is not None and await is_healthy(http, service),
         pid=record.pid if record else None,
         ports=tuple(service.ports),
         detail=str(service.log),

@@ -1,4 +1,4 @@
-"""The admin process: settings from the environment, uvicorn on loopback."""
+"""The admin process: API and status page on loopback, settings from the environment."""
 
 import asyncio
 import logging
@@ -12,6 +12,7 @@ from babylon.core.processes import exit_with_supervisor
 from babylon.core.settings import Settings, load_settings
 from babylon.deployment.admin.app import admin_app
 from babylon.deployment.change import checks_under
+from babylon.ops.status_page.app import StatusPage
 from babylon.serving.gateway.http_guard import server_config
 from babylon.store import open_store
 
@@ -23,7 +24,9 @@ async def run(settings: Settings) -> None:
         # uvicorn raises the signal again after it stopped, which must not end the cleanup here.
         for number in (signal.SIGTERM, signal.SIGINT):
             signal.signal(number, lambda *_: None)
-        admin = admin_app(store, settings.home, checks_under(settings))
+        checks = checks_under(settings)
+        admin = admin_app(store, settings.home, checks)
+        StatusPage(store, settings.home, checks).add_to(admin)
         config = server_config(admin, host="127.0.0.1", port=settings.serving.admin_port)
         await uvicorn.Server(config).serve()
         supervised.cancel()

@@ -1,0 +1,47 @@
+"""The settings that the running services were started with.
+
+Only a hash of each value is kept, in a file that only the owner can read: values may be secrets.
+"""
+
+import os
+from collections.abc import Mapping
+from hashlib import sha256
+from pathlib import Path
+
+import msgspec
+
+from babylon.core.home import Home, make_directory
+
+Variables = Mapping[str, str]  # ``Settings.environment``
+
+
+def write_in_force(home: Home, variables: Variables) -> None:
+    """Record the settings of services that all answer."""
+    path = _path(home)
+    make_directory(path.parent)
+    with open(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600), "wb") as file:
+        file.write(msgspec.json.encode(_hashes(variables)))
+
+
+def forget_in_force(home: Home) -> None:
+    """Remove the record before services start or after they stopped."""
+    _path(home).unlink(missing_ok=True)
+
+
+def changed_settings(home: Home, variables: Variables) -> list[str] | None:
+    """Return the variables whose values are not in force; ``None`` while services start."""
+    path = _path(home)
+    if not path.exists():
+        return None
+    in_force = msgspec.json.decode(path.read_bytes(), type=dict[str, str])
+    now = _hashes(variables)
+    return sorted(name for name in {*in_force, *now} if in_force.get(name) != now.get(name))
+
+
+def _hashes(variables: Variables) -> dict[str, str]:
+    pairs = variables.items()
+    return {name: sha256(f"{name}={value}".encode()).hexdigest() for name, value in pairs}
+
+
+def _path(home: Home) -> Path:
+    return home.root / "run" / "settings.hashes"

@@ -1,0 +1,118 @@
+"""The supervisor: one process that keeps every service of a home running.
+
+``babylon up`` starts it detached; ``babylon up --foreground`` is it, for systemd or a container. A
+service that dies is started again at once, then after pauses that double. The supervisor also hands
+windows whose worker died to another one, and counts as a user of the embedded Postgres, so that the
+server does not stop with the services that use it.
+"""
+
+import asyncio
+import logging
+import signal
+import sys
+from collections.abc import Sequence
+from contextlib import AsyncExitStack
+from dataclasses import dataclass
+from functools import partial
+
+import aiohttp
+
+from babylon.core.processes import Processes, Service, in_background, supervised
+from babylon.core.settings import Settings
+from babylon.ops.prefect_env import api_url
+from babylon.ops.up.health import TIMEOUT, until_healthy
+from babylon.ops.up.in_force import forget_in_force, write_in_force
+from babylon.ops.up.prefect_setup import (
+    PREFECT_DATABASE,
+    create_pools,
+    prefect_database,
+    set_up_prefect,
+)
+from babylon.ops.up.services import UpService, environment, services
+from babylon.ops.up.take_up import take_up_lost
+from babylon.stages.train import ensure_champion
+from babylon.store import open_store
+from babylon.store.server import database_url, kept_running
+
+NAME = "supervisor"
+log = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True, slots=True)
+class Supervisor:
+    """The supervisor of the home that ``settings`` name."""
+
+    settings: Settings
+
+    @property
+    def variables(self) -> dict[str, str]:
+        return self.settings.environment()
+
+    def service(self) -> Service:
+        """The supervisor as a service of its own, to be started detached."""
+        home = self.settings.home
+        return Service(
+            name=NAME,
+            command=(sys.executable, "-P", "-m", "babylon", "up", "--foreground"),
+            log=home.logs / f"{NAME}.log",
+            environment=environment(home, self.settings.prefect.port, self.variables),
+        )
+
+    async def run(self) -> None:
+        """Start all services and keep them running until SIGINT or SIGTERM.
+
+        Raises:
+            BabylonError: a service died or did not become healthy at its first start.
+        """
+        stop = asyncio.Event()
+        for number in (signal.SIGINT, signal.SIGTERM):
+            asyncio.get_running_loop().add_signal_handler(number, stop.set)
+        settings, wanted = self.settings, services(self.settings)
+        api, processes = api_url(settings.prefect.port), Processes(home=settings.home.root)
+        # Left over from a supervisor that was killed. Their settings may differ, and their ports
+        # are needed.
+        await stop_all(processes, wanted)
+        forget_in_force(settings.home)
+        async with (
+            kept_running(settings.database, settings.home),
+            AsyncExitStack() as stack,
+            aiohttp.ClientSession(timeout=TIMEOUT) as http,
+        ):
+            ours = await self._prepare()
+
+            async def start(group: Sequence[UpService]) -> None:
+                for service in group:
+                    started = processes.recorder(service.port)
+                    await stack.enter_async_context(supervised(service, started, **ours))
+                for service in group:
+                    await until_healthy(http, processes, service)
+
+            await start([service for service in wanted if service.pool is None])
+            await create_pools(http, api)
+            await start([service for service in wanted if service.pool])
+            await set_up_prefect(http, api, ours)
+            write_in_force(settings.home, self.variables)
+            log.info("all services answer")
+            opening = partial(open_store, settings)
+            async with in_background(take_up_lost(opening, settings.windows.lease_s, http, api)):
+                await stop.wait()
+
+    async def _prepare(self) -> dict[str, str]:
+        """Migrate the database, make the base model, return the environment of the services."""
+        settings = self.settings
+        async with (
+            database_url(settings.database, settings.home) as url,
+            open_store(settings, migrate=True) as store,
+        ):
+            await ensure_champion(store, settings.home, settings.model, settings.seed)
+            database = {PREFECT_DATABASE: await prefect_database(store, url)}
+        return environment(settings.home, settings.prefect.port, self.variables) | database
+
+
+async def stop_all(processes: Processes, services: Sequence[UpService]) -> list[str]:
+    """Stop the services that run, in reverse order. Return their names."""
+    return [
+        service.name
+        for service in reversed(services)
+        if await asyncio.to_thread(processes.stop, service.name)
+    ]

@@ -1,0 +1,193 @@
+"""The status page over HTTP and in a real browser: who sees what, and what a button does."""
+
+import asyncio
+import re
+import shutil
+import socket
+import struct
+from collections.abc import AsyncIterator
+from dataclasses import dataclass
+from pathlib import Path
+
+import aiohttp
+import polars as pl
+import pytest
+
+from babylon.core.api_keys import local_key
+from babylon.core.artifacts import write_artifact
+from babylon.core.settings import Settings
+from babylon.core.types import Scored
+from babylon.core.windows import WindowState, parse_window_id
+from babylon.deployment.admin.app import admin_app
+from babylon.deployment.change import checks_under
+from babylon.ops.status_page.app import StatusPage
+from babylon.store import Store
+from babylon.store.api_keys import create_key, revoke_key
+from babylon.store.routes import commit_route, current_route
+from babylon.store.scores import StoredScore, replace_scores
+from babylon.store.windows import claim_window, set_state
+from tests.conftest import real_rows
+from tests.deployments import announced, three_policies
+from tests.integration.game import insert_real_window
+from tests.integration.test_serving import on_uvicorn
+
+WINDOW = "2025-11-14T07:00"
+HOSTILE = "<script>document.title='owned'</script>"
+REASON = "the market resolved YES"
+CHROMIUM = shutil.which("chromium") or shutil.which("chromium-browser")
+
+
+@dataclass
+class Browser:
+    """Keeps its cookie and fills in forms as a person's browser does."""
+
+    http: aiohttp.ClientSession
+    url: str
+
+    async def get(self, path: str) -> tuple[int, str]:
+        async with self.http.get(self.url + path) as answer:
+            return answer.status, await answer.text()
+
+    async def post(self, path: str, fields: dict[str, str], **headers: str) -> tuple[int, str]:
+        async with self.http.post(self.url + path, data=fields, headers=headers) as answer:
+            return answer.status, await answer.text()
+
+    async def sign_in(self, key: object) -> tuple[int, str]:
+        return await self.post("/login", {"key": str(key)})
+
+    async def fields(self, path: str = "/policies") -> dict[str, str]:
+        """The hidden fields of a page's forms."""
+        _, page = await self.get(path)
+        return dict(re.findall(r'type="hidden" name="(\w+)" value="([^"]*)"', page))
+
+
+@pytest.fixture
+async def browser(store: Store, settings: Settings) -> AsyncIterator[Browser]:
+    """A fleet with three policies, one judged window, and hostile text in play."""
+    await three_policies(store)
+    await insert_real_window(store)
+    rows = real_rows("trajectories")
+    name = str(rows[0]["trajectoryId"])
+    await store.pool.execute(
+        'UPDATE trajectories SET "stepsJson" = replace("stepsJson", \'HOLD\', $1)', HOSTILE
+    )
+    claim = await claim_window(store, parse_window_id(WINDOW), owner="box:1:a", lease_s=600)
+    played = {"trajectory_id": name, "agent_id": HOSTILE, "scenario_id": "s", "pnl_usd": 1.5}
+    artifact = write_artifact(
+        settings.home, pl.DataFrame([played]), window_id=WINDOW, stage="scored"
+    )
+    score = StoredScore(trajectory_id=name, scorer="judge", score=0.5, reasons=[REASON])
+    await replace_scores(store, claim, [score])
+    scored = Scored(
+        claim=claim, artifact=artifact, eligible=1, agents=1, scorer="judge", avg_reward=0.5
+    )
+    await set_state(store, claim, WindowState.SCORED, reason=HOSTILE, scored=scored)
+    checks = checks_under(settings)
+    app = admin_app(store, settings.home, checks)
+    StatusPage(store, settings.home, checks).add_to(app)
+    with socket.socket() as listener:
+        listener.bind(("127.0.0.1", 0))
+        jar = aiohttp.CookieJar(unsafe=True)  # an address has cookies too
+        async with on_uvicorn(app, listener), aiohttp.ClientSession(cookie_jar=jar) as http:
+            yield Browser(http, f"http://127.0.0.1:{listener.getsockname()[1]}")
+
+
+async def test_without_a_key_there_is_only_the_sign_in(browser: Browser, store: Store) -> None:
+    for path in ("/", "/policies", f"/windows/{WINDOW}", "/compare?one=0&other=1"):
+        assert "<h1>Sign in</h1>" in (await browser.get(path))[1]
+    infer = await create_key(store, "agent", scopes=["infer"])
+    assert (await browser.sign_in(infer))[0] == 403
+    assert (await browser.sign_in("sk-babylon-nobody-nothing"))[0] == 401
+    assert "<h1>Sign in</h1>" in (await browser.get("/"))[1]
+
+
+async def test_a_reader_sees_play_escaped_and_no_ground_truth_and_no_button(
+    browser: Browser, store: Store
+) -> None:
+    key = await create_key(store, "reader", scopes=["read"])
+    assert "<h1>The fleet</h1>" in (await browser.sign_in(key))[1]
+    pages = [(await browser.get(path))[1] for path in ("/", f"/windows/{WINDOW}", "/policies")]
+    (trajectory,) = set(re.findall(r'href="(/trajectories/[^"]+)"', pages[1]))
+    pages.append((await browser.get(trajectory))[1])
+    assert all(HOSTILE not in page and REASON not in page for page in pages)
+    assert "&lt;script&gt;" in pages[1] and "&lt;script&gt;" in pages[3]
+    assert not any("Promote" in page or "Roll back" in page for page in pages)
+    assert not any(word in pages[3] for word in ("correctness", "actualOutcome", "futureOutcomes"))
+    forged = {**await browser.fields("/"), "route_version": "1", "policy_version": "1"}
+    assert (await browser.post("/promote", forged))[0] == 403
+    await revoke_key(store, key.key_id)
+    assert "<h1>Sign in</h1>" in (await browser.get("/"))[1]
+
+
+async def test_a_button_changes_the_route_that_it_showed_once(
+    browser: Browser, store: Store, settings: Settings
+) -> None:
+    await browser.sign_in(local_key(settings.home.root))
+    assert REASON in (await browser.get(f"/windows/{WINDOW}"))[1]
+    before = await current_route(store)
+    await commit_route(
+        store,
+        policy_version=1,
+        author="test",
+        reason="test",
+        expected_route_version=before.route_version,
+    )
+    fields = await browser.fields()
+    for wrong in ({"form_token": "no"}, {"form_token": ""}):
+        assert (await browser.post("/rollback", {**fields, **wrong}))[0] == 403
+    other = {"origin": "http://127.0.0.1:4200"}
+    assert (await browser.post("/rollback", fields, **other))[0] == 403
+    async with announced(store, holds=(0, 1)):
+        assert (await browser.post("/rollback", fields))[0] == 200
+        now = await current_route(store)
+        assert (now.policy_version, now.author) == (before.policy_version, "key local")
+        status, page = await browser.post("/rollback", fields)  # the second click
+    assert status == 409 and "came into force meanwhile" in page
+    assert await current_route(store) == now
+
+
+async def test_two_policies_are_compared_word_by_word(
+    browser: Browser, store: Store, settings: Settings
+) -> None:
+    await browser.sign_in(local_key(settings.home.root))
+    status, page = await browser.get("/compare?one=0&other=1")
+    assert status == 200 and "0 prompts that both answered lately" in page
+    assert (await browser.get("/compare?one=-1&other=x"))[0] == 200
+
+
+@pytest.mark.skipif(CHROMIUM is None, reason="Chromium is not installed")
+@pytest.mark.parametrize("dark", [False, True])
+async def test_the_page_is_drawn_by_a_browser_and_hostile_text_runs_nothing(
+    browser: Browser, store: Store, settings: Settings, tmp_path: Path, dark: bool
+) -> None:
+    """Chromium cannot sign in without a driver, so a relay adds the key's header."""
+    from tests.key_relay import key_relay
+
+    (row, *_) = real_rows("trajectories")
+    async with key_relay(browser.url, str(local_key(settings.home.root))) as url:
+        shot = tmp_path / "page.png"
+        title, pixels = await _drawn(url + f"/trajectories/{row['trajectoryId']}", shot, dark)
+        assert "owned" not in title and "Trajectory" in title
+        assert pixels == (1000, 800)
+        title, _ = await _drawn(f"{url}/", shot, dark)
+        assert "Fleet" in title
+
+
+async def _drawn(url: str, shot: Path, dark: bool) -> tuple[str, tuple[int, int]]:
+    """Return the title after all scripts had their chance, and the size of the screenshot."""
+    assert CHROMIUM is not None
+    options = ["--headless=new", "--no-sandbox", "--disable-gpu", "--window-size=1000,800"]
+    options += [f"--user-data-dir={shot.parent / 'profile'}"]
+    options += ["--blink-settings=preferredColorScheme=0"] if dark else []
+    for what in ([f"--screenshot={shot}"], ["--dump-dom"]):
+        child = await asyncio.create_subprocess_exec(
+            CHROMIUM,
+            *options,
+            *what,
+            url,
+            stdout=asyncio.subprocess.PIPE,
+            stderr=asyncio.subprocess.DEVNULL,
+        )
+        page, _ = await child.communicate()
+    title = re.search(r"<title>(.*?)</title>", page.decode(), re.DOTALL)
+    return title[1] if title else "", struct.unpack(">II", shot.read_bytes()[16:24])

@@ -1,0 +1,68 @@
+"""A window whose worker died: seen as lost, and handed to another run once."""
+
+from collections.abc import AsyncIterator
+from datetime import timedelta
+from typing import Any
+
+import aiohttp
+import pytest
+from aiohttp import web
+
+from babylon.core.windows import parse_window_id
+from babylon.ops.up import work_in_hand
+from babylon.ops.up.take_up import DEPLOYMENT, _take_up
+from babylon.store import Store
+from babylon.store.windows import claim_window, lost_windows, release
+
+WINDOW = "2025-11-14T09:00"
+
+
+@pytest.fixture
+async def prefect() -> AsyncIterator[tuple[str, list[dict[str, Any]]]]:
+    """Prefect's API as far as the supervisor calls it, and the runs that it was asked for."""
+    asked: list[dict[str, Any]] = []
+
+    async def named(request: web.Request) -> web.Response:
+        assert request.match_info["name"] == DEPLOYMENT
+        return web.json_response({"id": "one"})
+
+    async def create(request: web.Request) -> web.Response:
+        asked.append(await request.json())
+        return web.json_response({})
+
+    app = web.Application()
+    app.router.add_get("/api/deployments/name/{name:.*}", named)
+    app.router.add_post("/api/deployments/one/create_flow_run", create)
+    runner = web.AppRunner(app)
+    await runner.setup()
+    site = web.TCPSite(runner, "127.0.0.1", 0)
+    await site.start()
+    port = runner.addresses[0][1]
+    yield f"http://127.0.0.1:{port}/api", asked
+    await runner.cleanup()
+
+
+async def test_a_lost_window_is_taken_up_and_a_held_or_returned_one_is_not(
+    store: Store, prefect: tuple[str, list[dict[str, Any]]]
+) -> None:
+    api, asked = prefect
+    window = parse_window_id(WINDOW)
+    claim = await claim_window(store, window, owner="box:1:a", lease_s=600)
+    async with aiohttp.ClientSession() as http:
+        await _take_up(store, http, api)
+        assert asked == []
+        assert [one.lease for one in await work_in_hand(store)] == ["held"]
+
+        await store.pool.execute(
+            "UPDATE babylon.windows SET lease_until = now() - $1::interval", timedelta(seconds=1)
+        )
+        assert [one.lease for one in await work_in_hand(store)] == ["lost"]
+        await _take_up(store, http, api)
+        await _take_up(store, http, api)
+        assert [run["parameters"]["window_id"] for run in asked] == [WINDOW] * 2
+        # Prefect starts one run for a key, however often it is asked.
+        assert {run["idempotency_key"] for run in asked} == {f"take-up/{WINDOW}/1"}
+
+        await release(store, claim, "stopped by a signal", "stopped")
+        assert await lost_windows(store) == []
+        assert await work_in_hand(store) == []
