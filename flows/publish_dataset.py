@@ -1,4 +1,4 @@
-"""Publish dataset: once a day, the trained windows of yesterday."""
+"""Publish dataset: once a day, the windows that finished and are not published yet."""
 
 from collections.abc import Sequence
 from datetime import UTC, date, datetime, timedelta
@@ -11,6 +11,7 @@ from babylon.core.types import Published
 from babylon.dataset.build import windows_of
 from babylon.store import open_store
 from babylon.tasks.publish import publish
+from babylon.tasks.publish_to_hub import publish_to_hub
 
 
 def yesterday() -> date:
@@ -26,11 +27,16 @@ async def publish_dataset(
     overrides: Overrides | None = None,
     blocks: Sequence[str] = (),
 ) -> list[Published]:
-    """Write the Parquet file of each trained window of a UTC day, by default yesterday.
+    """Write the files of the windows of a UTC day, by default yesterday, and publish to the hub.
 
-    A window that was published before gets the same file again.
+    With PUBLISH_TO set, every window up to that day that the repository lacks is published, one
+    commit a day of play. A day that failed is therefore published by the next run.
     """
     settings = await settings_with(overrides, blocks)
     async with open_store(settings) as store:
         scored = await windows_of(store, day or yesterday())
-    return [await publish(settings, one) for one in scored]
+        published = [file for one in scored for file in await publish(settings, one)]
+        if settings.publish.repository:
+            before = (day or yesterday()) + timedelta(days=1)
+            await publish_to_hub(store, settings.publish, before)
+    return published

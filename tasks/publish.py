@@ -1,14 +1,15 @@
-"""Publish: the window's trajectories and scores as one Parquet file of the local dataset."""
-
-import asyncio
+"""Publish: the finished window as files of the local dataset, one for each table."""
 
 from babylon.core.settings import Settings
 from babylon.core.types import Published, Scored
-from babylon.stages.publish import publish_window
+from babylon.dataset.build import build_tables, selection_of
+from babylon.store import open_store
 from babylon.tasks.stage import stage
 
 
 @stage("publish")
-async def publish(settings: Settings, scored: Scored) -> Published:
-    """Write the window's file. Publishing a window again gives the same file."""
-    return await asyncio.to_thread(publish_window, settings.home, scored)
+async def publish(settings: Settings, scored: Scored) -> list[Published]:
+    """Write the window's files. Publishing a window again gives the same files."""
+    async with open_store(settings) as store:
+        selection = await selection_of(store, settings.publish)
+        return [*(await build_tables(store, settings.home, scored, selection)).values()]

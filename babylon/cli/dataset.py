@@ -1,47 +1,71 @@
-"""``babylon dataset``: trained windows as Parquet files, and recorded windows played again."""
+"""``babylon dataset``: finished windows as files and on the hub, and recorded windows replayed."""
 
 import asyncio
 from dataclasses import asdict
 from datetime import datetime
 from functools import partial
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
 from babylon.cli.options import Json
-from babylon.cli.output import print_json, print_table, with_store
+from babylon.cli.output import print_json, print_table, show_values, with_store
 from babylon.core.settings import load_settings
+from babylon.dataset.export_names import ExportTarget
+
+if TYPE_CHECKING:
+    from babylon.dataset.publish import PublishedDay
 
 app = typer.Typer(
-    help="Build a dataset of trained windows, and replay recorded ones.", no_args_is_help=True
+    help="Build, publish and export the dataset of finished windows, and replay recorded ones.",
+    no_args_is_help=True,
 )
 MONTH = "%Y-%m"
+Day = Annotated[
+    datetime | None,
+    typer.Option(
+        formats=["%Y-%m-%d"], metavar="YYYY-MM-DD", help="Only the windows of this UTC day."
+    ),
+]
+From = Annotated[
+    Path | None, typer.Option("--from", help="Folder or file of a dataset. Default: the home's.")
+]
 
 
 @app.command()
 def build(
-    day: Annotated[
-        datetime | None,
+    day: Day = None,
+    raw: Annotated[
+        bool,
         typer.Option(
-            formats=["%Y-%m-%d"], metavar="YYYY-MM-DD", help="Only the windows of this UTC day."
+            "--raw", help="Every row as recorded, with its secrets: for this machine only."
         ),
-    ] = None,
+    ] = False,
     json: Json = False,
 ) -> None:
-    """Write the Parquet files of every trained window to the local dataset folder."""
+    """Write the files of every finished window, and their card, to the local dataset folder."""
     from babylon.core.types import Published
-    from babylon.dataset.build import build_tables, windows_of
+    from babylon.dataset.build import build_tables, selection_of, windows_of
+    from babylon.dataset.card import write_card
+    from babylon.dataset.publish import describe
+    from babylon.dataset.table_file import local_files
+    from babylon.dataset.trajectories import Selection
     from babylon.store import Store
 
     settings = load_settings()
+    home = settings.home
 
     async def write(store: Store) -> list[Published]:
+        selection = Selection(safe=False) if raw else await selection_of(store, settings.publish)
         windows = await windows_of(store, day.date() if day else None)
-        tables = [await build_tables(store, settings.home, window) for window in windows]
-        return [published for table in tables for published in table]
+        tables = [await build_tables(store, home, window, selection) for window in windows]
+        return [published for table in tables for published in table.values()]
 
     published = with_store(settings, write)
+    if published:
+        files = [describe(home, "", config, file) for config, file in local_files(home)]
+        write_card(home, files, settings.publish)
     if json:
         print_json({"published": [asdict(one) for one in published]})
     else:
@@ -49,9 +73,121 @@ def build(
         print_table("Dataset", ["window", "rows", "file"], rows)
     # The command did not do what it was asked, so it must not exit with 0.
     if not published:
-        when = f"of {day:%Y-%m-%d} was trained" if day else "was trained yet"
+        when = f"of {day:%Y-%m-%d} is finished" if day else "is finished yet"
         typer.echo(f"no window {when}: nothing was written", err=True)
         raise typer.Exit(1)
+
+
+@app.command()
+def publish(
+    day: Day = None,
+    dry_run: Annotated[
+        bool, typer.Option("--dry-run", help="Show what would be sent, and send nothing.")
+    ] = False,
+    json: Json = False,
+) -> None:
+    """Send finished windows that are not published yet to the hub, one commit for each day."""
+    from babylon.dataset.publish import publish_days
+
+    settings = load_settings()
+    days = with_store(
+        settings,
+        publish_days,
+        settings.home,
+        settings.publish,
+        day=day.date() if day else None,
+        dry_run=dry_run,
+    )
+    if json:
+        told = [{**asdict(one), "bytes": one.bytes} for one in days]
+        print_json({"dry_run": dry_run, "repository": settings.publish.repository, "days": told})
+    elif days:
+        _print_days(days, "Not sent" if dry_run else "Sent")
+    else:
+        print(f"{settings.publish.repository} has every finished window: nothing to send")
+
+
+def _print_days(days: list["PublishedDay"], title: str) -> None:
+    rows = [
+        [one.day, file.path, file.rows, file.bytes, one.revision[:10] or None]
+        for one in days
+        for file in one.files
+    ]
+    print_table(title, ["day", "file", "rows", "bytes", "commit"], rows)
+
+
+@app.command()
+def status(json: Json = False) -> None:
+    """Show what is published, and what waits."""
+    from babylon.dataset.publish import publishing_status
+
+    settings = load_settings()
+    show_values(asdict(with_store(settings, publishing_status, settings.publish)), json)
+
+
+@app.command()
+def card(source: From = None) -> None:
+    """Print the card of the local dataset."""
+    from babylon.core.errors import ConfigError
+
+    path = (source or load_settings().home.datasets) / "README.md"
+    if not path.exists():
+        raise ConfigError(f"{path} does not exist: run `babylon dataset build` first")
+    print(path.read_text(encoding="utf-8"))
+
+
+@app.command()
+def erase(
+    agent: Annotated[str | None, typer.Option(metavar="ID", help="Agent to take down.")] = None,
+    trajectory: Annotated[
+        str | None, typer.Option(metavar="ID", help="Trajectory to take down.")
+    ] = None,
+    reason: Annotated[str, typer.Option(help="Kept with the take-down.")] = "",
+    apply: Annotated[
+        bool, typer.Option("--apply", help="Rewrite the files. Without it, only report.")
+    ] = False,
+    squash: Annotated[
+        bool, typer.Option("--squash", help="With --apply: drop the repository's history.")
+    ] = False,
+    json: Json = False,
+) -> None:
+    """Show where an agent's play went and which policies learnt from it; with --apply remove it."""
+    from babylon.dataset.erase import erase as take_down
+
+    # Two names at once would need two reasons, and one report for both.
+    if (agent is None) == (trajectory is None):
+        raise typer.BadParameter("give either --agent ID or --trajectory ID")
+    settings = load_settings()
+    found = with_store(
+        settings,
+        take_down,
+        settings.home,
+        settings.publish,
+        "agent" if agent else "trajectory",
+        agent or trajectory,
+        reason=reason,
+        apply=apply,
+        squash=squash,
+    )
+    values: dict[str, Any] = {**asdict(found), "advice": list(found.advice)}
+    show_values(values, json)
+
+
+@app.command()
+def export(
+    target: Annotated[
+        ExportTarget, typer.Option("--to", help="Format of another library.", case_sensitive=False)
+    ],
+    output: Annotated[Path, typer.Option("--output", "-o", help="New file of JSON lines.")],
+    source: From = None,
+    json: Json = False,
+) -> None:
+    """Write a dataset's trajectories for another library."""
+    from babylon.dataset.export import export_dataset
+
+    place = source or load_settings().home.datasets
+    counts = export_dataset(place, target, output)
+    show_values({"file": str(output), **counts}, json)
 
 
 @app.command()

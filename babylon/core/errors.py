@@ -102,6 +102,10 @@ class RecorderError(BabylonError):
     """An agent gave the recorder a value that cannot be stored."""
 
 
+class PublishError(BabylonError):
+    """The hub refused a commit or did not answer. Nothing is lost: the next run goes on."""
+
+
 class ArenaError(BabylonError):
     """A suite or a player of the arena cannot be used."""
 

@@ -365,6 +365,26 @@ class TrackingSettings(Group):
     """With `offline`, runs are files that you sync by hand; `online` sends them at once."""
 
 
+class PublishSettings(Group):
+    """The dataset's repository on the Hugging Face Hub, and the models'. Off by default."""
+
+    repository: str | None = _env(None, "PUBLISH_TO", pattern=r"^[\w.-]+/[\w.-]+$")
+    """Dataset repository that finished windows are published to: `owner/name`. Unset: none."""
+    models: str | None = _env(None, "PUBLISH_MODELS_TO", pattern=r"^[\w.-]+/[\w.-]+$")
+    """Model repository that promoted checkpoints are published to: `owner/name`. Unset: none."""
+    private: bool = _env(True, "PUBLISH_PRIVATE")
+    """A repository that is made here is private."""
+    license: str | None = _env(None, "PUBLISH_LICENSE", pattern=r"^[a-z0-9.-]+$")
+    """License of what is published, as the hub writes it: `cc-by-4.0`. Needed to publish."""
+    agents: str | None = _env(None, "PUBLISH_AGENTS")
+    """Agents that agreed to be published: names or patterns, as `fleet-*,carol`. `*` is everyone.
+    Needed to publish."""
+    token: SecretStr | None = _env(None, "HF_TOKEN")
+    """Access token of the hub."""
+    endpoint: str | None = _env(None, "HF_ENDPOINT", pattern=r"^https?://[^/]+$")
+    """Address of another hub than Hugging Face's own."""
+
+
 class PrefectSettings(Group):
     port: int = _env(4200, "PREFECT_SERVER_API_PORT", ge=1, le=65535)
     """Port of Prefect's server and UI on loopback."""
@@ -395,6 +415,7 @@ class Settings(BaseModel):
     deployment: DeploymentSettings = DeploymentSettings()
     experiment: ExperimentSettings = ExperimentSettings()
     tracking: TrackingSettings = TrackingSettings()
+    publish: PublishSettings = PublishSettings()
     prefect: PrefectSettings = PrefectSettings()
 
     def replace(self, **overrides: Any) -> Self:

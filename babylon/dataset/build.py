@@ -1,40 +1,79 @@
-"""The dataset's windows (all trained ones) and its three tables."""
+"""The files of finished windows: one for each table, the same bytes for the same rows."""
 
+import asyncio
 import logging
+from collections.abc import Callable, Iterable
 from datetime import date
+from typing import Any
 
 from babylon.core.home import Home
+from babylon.core.settings import PublishSettings
 from babylon.core.types import Published, Scored
-from babylon.core.windows import DONE, WindowState
-from babylon.dataset.performance import publish_performance
-from babylon.dataset.scenarios import publish_scenarios
-from babylon.stages.publish import publish_window
+from babylon.core.windows import DONE
+from babylon.dataset.outcomes import outcome_rows
+from babylon.dataset.performance import performance_rows
+from babylon.dataset.scenarios import scenario_rows
+from babylon.dataset.schema import OUTCOMES, PERFORMANCE, SCENARIOS, TRAJECTORIES
+from babylon.dataset.scores import read_scores
+from babylon.dataset.scrub import cleaned
+from babylon.dataset.table_file import TableName, write_table
+from babylon.dataset.trajectories import Consent, Selection, trajectory_rows
 from babylon.store import Store
+from babylon.store.published import Withheld, read_withheld
 from babylon.store.windows import list_windows
 
-TRAINED = DONE | {WindowState.TRAINED}
 log = logging.getLogger(__name__)
+Rows = list[dict[str, Any]]
 
 
 async def windows_of(store: Store, day: date | None = None) -> list[Scored]:
-    """Return the scored manifests of trained windows, of one UTC day or all, oldest first."""
+    """Return the scored manifests of finished windows, of one UTC day or all, oldest first.
+
+    A window counts once it is deployed or rejected, because its rows do not change any more.
+    """
     rows = sorted(await list_windows(store), key=lambda row: row.window_id)
     return [
         row.scored
         for row in rows
-        if row.state in TRAINED
+        if row.state in DONE
         and row.scored
         and (day is None or row.window_id.startswith(day.isoformat()))
     ]
 
 
-async def build_tables(store: Store, home: Home, scored: Scored) -> list[Published]:
-    """Write a window's file of each table: trajectories, scenarios, model_performance.
+async def selection_of(store: Store, publish: PublishSettings) -> Selection:
+    """Return the rows that may leave this machine: consented, and not taken down."""
+    patterns = publish.agents
+    return Selection(
+        withheld=await read_withheld(store),
+        agents=Consent(tuple(patterns.split(","))) if patterns else None,
+    )
 
-    Scenarios that cannot be rebuilt from the rows are left out and logged.
+
+async def build_tables(
+    store: Store, home: Home, scored: Scored, selection: Selection
+) -> dict[str, Published]:
+    """Write a window's file of each table → table and file.
+
+    Raises:
+        ArtifactError: the window's scored rows are gone.
     """
-    trajectories = publish_window(home, scored)
-    scenarios, rebuilt = publish_scenarios(home, scored)
-    for skipped in rebuilt.skipped:
-        log.warning("window %s: %s", skipped.window_id, skipped.reason)
-    return [trajectories, scenarios, await publish_performance(store, home, scored)]
+    window_id = scored.claim.window_id
+    scores = await read_scores(store, window_id)
+    measured = await performance_rows(store, home, scored)
+    withheld = selection.withheld if selection.safe else Withheld()
+    tables: dict[str, Callable[[], Iterable[Rows]]] = {
+        TRAJECTORIES: lambda: trajectory_rows(home, scored, scores, selection),
+        SCENARIOS: lambda: [_safe(scenario_rows(home, scored, withheld), selection)],
+        OUTCOMES: lambda: (_safe(rows, selection) for rows in outcome_rows(home, scored)),
+        PERFORMANCE: lambda: [_safe(measured, selection)],
+    }
+
+    def write(config: str, rows: Callable[[], Iterable[Rows]]) -> Published:
+        return write_table(home, TableName(config, window_id), rows())
+
+    return {config: await asyncio.to_thread(write, config, rows) for config, rows in tables.items()}
+
+
+def _safe(rows: Rows, selection: Selection) -> Rows:
+    return [cleaned(row) for row in rows] if selection.safe else rows

@@ -8,37 +8,15 @@ over the gate's scenarios in simulator dollars.
 from collections import defaultdict
 from collections.abc import Iterator
 from statistics import fmean
-from typing import Literal, TypedDict
+from typing import Any, Literal, TypedDict
 
-import polars as pl
-
-from babylon.core.artifacts import write_artifact
 from babylon.core.home import Home
 from babylon.core.trajectories import Trajectory, read_trajectories
-from babylon.core.types import Published, Scored
+from babylon.core.types import Scored
 from babylon.store import Store
 from babylon.store.policies import Policy, list_policies
 from babylon.store.routes import list_routes
 
-TABLE = "model_performance"
-SCHEMA = pl.Schema(
-    [
-        ("window_id", pl.String),
-        ("policy_version", pl.Int64),
-        ("parent_version", pl.Int64),
-        ("kind", pl.String),
-        ("base_model", pl.String),
-        ("measured", pl.String),
-        ("trajectories", pl.Int64),
-        ("scenarios", pl.Int64),
-        ("pnl_usd", pl.Float64),
-        ("win_rate", pl.Float64),
-        ("malformed", pl.Float64),
-        ("promoted", pl.Boolean),
-        ("reason", pl.String),
-        ("month", pl.String),
-    ]
-)
 _ROUTES = 10_000
 
 
@@ -56,22 +34,17 @@ class Measurement(TypedDict, total=False):
     reason: str | None
 
 
-async def publish_performance(store: Store, home: Home, scored: Scored) -> Published:
-    """Write the window's measurements into the local dataset folder."""
+async def performance_rows(store: Store, home: Home, scored: Scored) -> list[dict[str, Any]]:
+    """Return the window's measurements, by kind and policy."""
     window_id = scored.claim.window_id
-    month = window_id[: len("YYYY-MM")]
     policies = {policy.policy_version: policy for policy in await list_policies(store)}
     routes = {r.route_version: r.policy_version for r in await list_routes(store, limit=_ROUTES)}
     trained = [policy for policy in policies.values() if policy.window_id == window_id]
     rows = [*played_rows(read_trajectories(home, scored.artifact))]
     for policy in trained:
         rows += _validated(policy, routes)
-    frame = pl.DataFrame(
-        [_row(row, policies, window_id, month) for row in rows], schema=SCHEMA
-    ).sort("measured", "policy_version")
-    directory = home.datasets / TABLE / f"month={month}"
-    file = write_artifact(home, frame, window_id=window_id, directory=directory)
-    return Published(window_id=window_id, uri=file.uri, sha256=file.sha256, rows=file.rows)
+    rows.sort(key=lambda row: (row["measured"], row["policy_version"] or -1))
+    return [_row(row, policies, window_id) for row in rows]
 
 
 def played_rows(trajectories: list[Trajectory]) -> Iterator[Measurement]:
@@ -118,9 +91,7 @@ def _validated(policy: Policy, routes: dict[int, int]) -> Iterator[Measurement]:
         }
 
 
-def _row(
-    row: Measurement, policies: dict[int, Policy], window_id: str, month: str
-) -> dict[str, object]:
+def _row(row: Measurement, policies: dict[int, Policy], window_id: str) -> dict[str, Any]:
     version = row["policy_version"]
     policy = None if version is None else policies.get(version)
     return {
@@ -129,5 +100,4 @@ def _row(
         "base_model": policy and policy.base_model,
         **row,
         "window_id": window_id,
-        "month": month,
     }

@@ -4,39 +4,23 @@
 ground truth. Each window has one immutable file. Scenarios that cannot be rebuilt are left out.
 """
 
+import logging
 from collections.abc import Iterable
 from statistics import fmean
+from typing import Any
 
 import msgspec
-import polars as pl
 
-from babylon.core.artifacts import iter_artifact, write_artifact
+from babylon.core.artifacts import iter_artifact
 from babylon.core.home import Home
-from babylon.core.types import Published, Scored
-from babylon.evaluation.rebuild.recorded import Rebuilt, RecordedRow, RecordedScenario, RecordedStep
+from babylon.core.types import Scored
+from babylon.evaluation.rebuild.recorded import RecordedRow, RecordedScenario, RecordedStep
 from babylon.evaluation.rebuild.recorded_windows import rebuild_rows
 from babylon.quality.decode import decode
+from babylon.store.published import Withheld
 
-TABLE = "scenarios"
-SCHEMA = pl.Schema(
-    [
-        ("scenario_id", pl.String),
-        ("window_id", pl.String),
-        ("ticks", pl.Int64),
-        ("markets", pl.Int64),
-        ("perps", pl.Int64),
-        ("prices", pl.String),
-        ("missing", pl.List(pl.String)),
-        ("players", pl.List(pl.String)),
-        ("questions", pl.List(pl.String)),
-        ("trajectory_ids", pl.List(pl.String)),
-        ("agents", pl.Int64),
-        ("mean_pnl_usd", pl.Float64),
-        ("best_pnl_usd", pl.Float64),
-        ("knowledge_json", pl.String),
-        ("month", pl.String),
-    ]
-)
+log = logging.getLogger(__name__)
+
 _COLUMNS = (
     "trajectory_id",
     "agent_id",
@@ -48,16 +32,19 @@ _COLUMNS = (
 )
 
 
-def publish_scenarios(home: Home, scored: Scored) -> tuple[Published, Rebuilt]:
-    """Write the window's scenarios into the local dataset folder → (file, rebuilt scenarios)."""
-    window_id = scored.claim.window_id
+def scenario_rows(home: Home, scored: Scored, withheld: Withheld) -> list[dict[str, Any]]:
+    """Return the scenarios that can be rebuilt from the rows; the others are logged.
+
+    A market that a withheld agent shared cannot be played without it, and is left out.
+    """
     rebuilt = rebuild_rows(list(_rows(home, scored)))
-    month = window_id[: len("YYYY-MM")]
-    frame = pl.DataFrame([_row(one, month) for one in rebuilt.scenarios], schema=SCHEMA)
-    directory = home.datasets / TABLE / f"month={month}"
-    file = write_artifact(home, frame, window_id=window_id, directory=directory)
-    published = Published(window_id=window_id, uri=file.uri, sha256=file.sha256, rows=file.rows)
-    return published, rebuilt
+    for skipped in rebuilt.skipped:
+        log.warning("window %s: %s", skipped.window_id, skipped.reason)
+    return [
+        _row(scored.claim.window_id, one, withheld)
+        for one in rebuilt.scenarios
+        if withheld.agents.isdisjoint(one.players)
+    ]
 
 
 def _rows(home: Home, scored: Scored) -> Iterable[RecordedRow]:
@@ -73,12 +60,15 @@ def _rows(home: Home, scored: Scored) -> Iterable[RecordedRow]:
             )
 
 
-def _row(recorded: RecordedScenario, month: str) -> dict[str, object]:
+def _row(window_id: str, recorded: RecordedScenario, withheld: Withheld) -> dict[str, Any]:
     scenario = recorded.scenario
-    pnl = [play.pnl_usd for play in recorded.plays]
+    plays = [
+        play for play in recorded.plays if not withheld.covers(play.agent_id, play.trajectory_id)
+    ]
+    pnl = [play.pnl_usd for play in plays]
     return {
         "scenario_id": scenario.scenario_id,
-        "window_id": recorded.window_id,
+        "window_id": window_id,
         "ticks": scenario.rules.ticks,
         "markets": len(scenario.questions),
         "perps": len(scenario.perps),
@@ -86,10 +76,9 @@ def _row(recorded: RecordedScenario, month: str) -> dict[str, object]:
         "missing": list(recorded.missing),
         "players": list(recorded.players),
         "questions": [question.text for question in scenario.questions],
-        "trajectory_ids": [play.trajectory_id for play in recorded.plays],
-        "agents": len({play.agent_id for play in recorded.plays}),
-        "mean_pnl_usd": fmean(pnl),
-        "best_pnl_usd": max(pnl),
+        "trajectory_ids": [play.trajectory_id for play in plays],
+        "agents": len({play.agent_id for play in plays}),
+        "mean_pnl_usd": fmean(pnl) if pnl else None,
+        "best_pnl_usd": max(pnl, default=None),
         "knowledge_json": msgspec.json.encode(scenario, order="deterministic").decode(),
-        "month": month,
     }

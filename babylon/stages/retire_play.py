@@ -30,7 +30,7 @@ log = logging.getLogger(__name__)
 UNFINISHED_S = 3600.0  # a younger file may belong to a run that has not committed it yet
 _NAMED = re.compile(
     r"(?P<hour>\d{4}-\d\d-\d\dT\d\d)-?(?P<minute>\d\d)(?P<recipe>\+[a-z0-9-]+?)?"
-    r"-((collected|validated|held-out|thinned|scored)-[0-9a-f]{8}\.parquet|[0-9a-f]{8}\.parquet|e\d+)"
+    r"-((collected|validated|held-out|thinned|scored|train|validation|test)-[0-9a-f]{8}\.parquet|e\d+)"
 )
 
 

@@ -4,7 +4,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field
 from typing import Any
 
-STAGES = ("collected", "validated", "thinned", "scored", "published")  # one artifact each
+STAGES = ("collected", "validated", "thinned", "scored")  # one artifact each
 STATES = ("validated", "scored", "deployed")  # the other moves have places of their own
 FLOW = (
     *("claim.before", "claim.after", "lease.before", "lease.after"),

@@ -9,6 +9,7 @@ from datetime import UTC, datetime
 from itertools import count
 from types import FrameType
 
+import polars as pl
 import pyarrow.parquet as pq
 import pytest
 
@@ -16,7 +17,7 @@ from babylon.core.artifacts import read_artifact, rewrite_artifact
 from babylon.core.errors import ScoringError, WindowNotReadyError
 from babylon.core.metrics import scored_metrics
 from babylon.core.trajectories import Trajectory, read_trajectories, training_rows
-from babylon.core.types import Artifact
+from babylon.dataset.schema import SCHEMA_VERSION, SCHEMAS
 from babylon.recorder import Action, LlmCall, TrajectoryRecorder
 from babylon.scoring.judge.condense import truth_lines
 from babylon.scoring.judge.judgment import GroundTruth
@@ -25,7 +26,6 @@ from babylon.serving.gateway.route_table import ServingRoute, Target
 from babylon.serving.openai_wire import parse_chat
 from babylon.stages.collect import collect_window
 from babylon.stages.dropout import thin_window
-from babylon.stages.publish import COLUMNS, publish_window
 from babylon.stages.score import score_window
 from babylon.stages.validate import validate_window
 from babylon.store.calls import RecordedCall, insert_calls
@@ -325,12 +325,13 @@ async def test_ground_truth_reaches_neither_training_rows_nor_the_dataset(store,
     assert len(rows) == 5
     assert SECRET not in str(rows)
 
-    published = publish_window(settings.home, scored)
-    public = read_artifact(
-        settings.home,
-        Artifact(uri=published.uri, sha256=published.sha256, rows=5, window_id=published.window_id),
-    )
-    assert SECRET not in str(public.to_dicts())
+    async with store.pool.acquire() as connection:
+        await connection.execute("UPDATE babylon.windows SET state = 'deployed'")
+    truth = {"ground_truth_json", "outcome_rewards"}
+    for published in await publish(settings, scored):
+        public = pl.read_parquet(settings.home.resolve(published.uri))
+        if "/outcomes/" not in published.uri:
+            assert SECRET not in str(public.drop(truth & {*public.columns}).to_dicts())
 
 
 async def test_a_change_from_a_price_of_zero_is_unknown_to_the_judge(store, settings):
@@ -393,20 +394,21 @@ async def test_an_own_scorer_scores_and_a_failing_one_stores_nothing(store, sett
     assert await store.pool.fetchval("SELECT count(*) FROM babylon.scores") == 0
 
 
-async def test_publishing_twice_leaves_one_file_with_allowed_columns_only(store, settings):
+async def test_publishing_twice_leaves_one_file_a_table_with_allowed_columns_only(store, settings):
     await insert_real_window(store)
     scored = await scored_window(store, settings)
-    published = publish_window(settings.home, scored)
-    assert publish_window(settings.home, scored) == published
-    (file,) = settings.home.datasets.rglob("*.parquet")
-    name = f"2025-11-14T09-00-{published.sha256[:8]}.parquet"
+    published = await publish(settings, scored)
+    assert await publish(settings, scored) == published
+    files = {path.parts[-3]: path for path in settings.home.datasets.rglob("*.parquet")}
+    assert files.keys() == SCHEMAS.keys()
+    for table, path in files.items():
+        assert path.match(f"{table}/2025-11/2025-11-14T09-00-train-????????.parquet")
+        assert pl.read_parquet_schema(path).keys() == {*SCHEMAS[table].names}
+    told = pl.read_parquet(files["trajectories"])
     assert (
-        file.relative_to(settings.home.datasets).as_posix() == f"trajectories/month=2025-11/{name}"
+        told["scorer"].unique().to_list() == ["heuristic"] and told["judge_model"].null_count() == 5
     )
-    columns = read_artifact(
-        settings.home, Artifact(uri=published.uri, sha256=published.sha256, rows=5, window_id="w")
-    ).columns
-    assert columns == [*COLUMNS, "month"]
+    assert told["schema_version"].unique().to_list() == [SCHEMA_VERSION]
 
 
 async def test_what_dropout_saves_the_judge_is_a_metric_of_the_window(store, settings):

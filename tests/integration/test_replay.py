@@ -15,10 +15,11 @@ from babylon.core.settings import Settings
 from babylon.core.trajectories import Call, Trajectory
 from babylon.core.types import Claim, Verdict
 from babylon.dataset.build import build_tables, windows_of
-from babylon.dataset.performance import played_rows, publish_performance
+from babylon.dataset.performance import performance_rows, played_rows
 from babylon.dataset.replay.comparison import replay_report
 from babylon.dataset.replay.counterfactual import replay
 from babylon.dataset.replay.dataset_reader import read_dataset
+from babylon.dataset.trajectories import Selection
 from babylon.evaluation.arena.play import scripted
 from babylon.evaluation.rebuild.recorded import Rebuilt
 from babylon.evaluation.rebuild.recorded_windows import rebuild_windows, recorded_windows
@@ -205,6 +206,7 @@ async def trained(store: Store, settings: Settings) -> None:
     thinned = thin_window(settings, validated)
     scored = await score_window(store, settings, thinned)
     await set_state(store, claim, WindowState.TRAINED, scored=scored)
+    await set_state(store, claim, WindowState.DEPLOYED)
 
 
 @pytest.fixture
@@ -215,8 +217,9 @@ def heuristic(settings: Settings) -> Settings:
 async def built(store: Store, settings: Settings) -> dict[str, Path]:
     await trained(store, settings)
     (scored,) = await windows_of(store)
-    first = await build_tables(store, settings.home, scored)
-    assert await build_tables(store, settings.home, scored) == first  # the same bytes
+    first = await build_tables(store, settings.home, scored, Selection())
+    again = await build_tables(store, settings.home, scored, Selection())
+    assert again == first  # the same bytes
     return {path.parts[-3]: path for path in settings.home.datasets.rglob("*.parquet")}
 
 
@@ -228,7 +231,7 @@ async def test_a_dataset_replays_as_the_database_does(
 ) -> None:
     await run_fleet(store, heuristic, plan(rules, shared=shared), "scripted")
     files = await built(store, heuristic)
-    assert [*sorted(files)] == ["model_performance", "scenarios", "trajectories"]
+    assert [*sorted(files)] == ["model_performance", "outcomes", "scenarios", "trajectories"]
     from_database = (await rebuilt(store)).scenarios
     for place in (
         heuristic.home.datasets,
@@ -263,7 +266,9 @@ async def test_only_one_scenarios_column_has_the_truth(store: Store, heuristic: 
     knowledge = json.loads(row.pop("knowledge_json"))
     assert {question["outcome"] for question in knowledge["questions"]} <= {"YES", "NO"}
     last = str(knowledge["perps"][0]["prices"][-1])
-    others = [pl.read_parquet(files[name]) for name in ("trajectories", "model_performance")]
+    trajectories = pl.read_parquet(files["trajectories"])
+    truth = ("outcome_rewards", "ground_truth_json")
+    others = [trajectories.drop(truth), pl.read_parquet(files["model_performance"])]
     for table in (pl.DataFrame([row]), *others):
         told = table.write_json()
         assert "outcome" not in told and last not in told
@@ -319,6 +324,7 @@ async def test_a_policy_replays_by_its_path_or_version(
 async def test_performance_tells_play_and_gate(store: Store, heuristic: Settings) -> None:
     await run_fleet(store, heuristic, plan(), "scripted")
     await trained(store, heuristic)
+    (scored,) = await windows_of(store)
     await ensure_base(store, uri="base", base_model="tiny")
     rows = await store.pool.fetch('SELECT "trajectoryId" AS id FROM trajectories ORDER BY 1')
     claim = Claim(window_id=WINDOW.id, epoch=1, owner="test")
@@ -333,9 +339,7 @@ async def test_performance_tells_play_and_gate(store: Store, heuristic: Settings
         malformed_before=0.1, malformed_after=0.0,
     )  # fmt: skip
     await set_verdict(store, claim, version, asdict(verdict))
-    (scored,) = await windows_of(store)
-    published = await publish_performance(store, heuristic.home, scored)
-    table = pl.read_parquet(heuristic.home.resolve(published.uri))
+    table = pl.DataFrame(await performance_rows(store, heuristic.home, scored))
     columns = ("policy_version", "measured", "scenarios", "pnl_usd", "win_rate", "promoted")
     assert table.select(columns).rows() == [
         (0, "validation", 512, 1.0, 0.4, None), (1, "validation", 512, 2.0, 0.5, True)
@@ -344,8 +348,8 @@ async def test_performance_tells_play_and_gate(store: Store, heuristic: Settings
 
     await deploy_checkpoint(store, heuristic, verdict)
     await set_verdict(store, claim, version, asdict(replace(verdict, route_version=2)))
-    again = await publish_performance(store, heuristic.home, scored)  # its parent was the champion
-    assert pl.read_parquet(heuristic.home.resolve(again.uri))["policy_version"].to_list() == [0, 1]
+    again = await performance_rows(store, heuristic.home, scored)  # its parent was the champion
+    assert [row["policy_version"] for row in again] == [0, 1]
 
 
 def test_a_trajectory_is_the_policy_s_that_all_its_known_calls_are_from() -> None:

@@ -87,7 +87,7 @@ async def test_the_newest_artifact_of_each_kind_is_read_and_none_may_be_missing(
         settings.home,
         pl.DataFrame({"x": [3]}),
         window_id=WINDOW,
-        directory=settings.home.datasets / "trajectories" / "month=2025-11",
+        directory=settings.home.datasets / "trajectories" / "2025-11",
     )
     ok, detail = (await found(store))["artifacts"]
     assert ok and detail == "1 that windows name are there; dataset trajectories, scored read"

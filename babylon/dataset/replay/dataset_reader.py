@@ -3,13 +3,12 @@
 from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
-from typing import TypedDict, cast
+from typing import Any, TypedDict, cast
 
 import msgspec
 import polars as pl
 
 from babylon.core.errors import ReplayError
-from babylon.core.trajectories import Call
 from babylon.evaluation.rebuild.recorded import (
     Prices,
     Rebuilt,
@@ -20,7 +19,7 @@ from babylon.evaluation.rebuild.recorded import (
 from babylon.game.market.scenario import Scenario
 
 SCENARIOS, TRAJECTORIES = "scenarios", "trajectories"
-_DEEPEST = 4  # <dataset>/<table>/month=<month>/<file>
+_DEEPEST = 4  # <dataset>/<table>/<month>/<file>
 
 
 class ScenarioRow(TypedDict):
@@ -42,7 +41,7 @@ class TrajectoryRow(TypedDict):
     window_id: str
     scenario_id: str
     pnl_usd: float
-    calls_json: str
+    calls: list[dict[str, Any]]
 
 
 _COLUMNS = {
@@ -165,8 +164,7 @@ def _timed(play: RecordedPlay, ticks: int | None) -> RecordedPlay:
 
 def _play(row: TrajectoryRow) -> RecordedPlay:
     """Return a row's play. The last reply of a step was carried out."""
-    calls = msgspec.json.decode(row["calls_json"], type=tuple[Call, ...])
-    replies = {call.step: call.response for call in calls}
+    replies = {call["step"]: call["completion"][0]["content"] or "" for call in row["calls"]}
     return RecordedPlay(
         trajectory_id=row["trajectory_id"],
         agent_id=row["agent_id"],

@@ -8,7 +8,6 @@ import polars as pl
 import pytest
 
 from babylon.core.errors import ReplayError
-from babylon.core.trajectories import Call
 from babylon.dataset.replay.counterfactual import replay
 from babylon.dataset.replay.dataset_reader import read_dataset
 from babylon.evaluation.arena.play import scripted
@@ -39,10 +38,8 @@ def publish(
             "window_id": [WINDOW] * len(answered),
             "scenario_id": [scenario.scenario_id] * len(answered),
             "pnl_usd": [0.0] * len(answered),
-            "calls_json": [
-                msgspec.json.encode(
-                    [Call(step=step, messages=(), response='{"action":"hold"}') for step in steps]
-                ).decode()
+            "calls": [
+                [{"step": step, "completion": [{"content": '{"action":"hold"}'}]} for step in steps]
                 for steps in answered.values()
             ],
         },

@@ -1,0 +1,56 @@
+"""Rows of a dataset read back: as trajectories, and as the trainer's input."""
+
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pyarrow.parquet as pq
+
+from babylon.core.errors import ConfigError
+from babylon.core.trajectories import TrainingRow
+from babylon.dataset.messages import call_of
+from babylon.dataset.schema import TRAJECTORIES
+
+_PORTION = 50
+
+
+def trajectory_files(place: Path) -> list[Path]:
+    """Return the files of the table ``trajectories``: of a dataset's folder, or the one file.
+
+    Raises:
+        ConfigError: there is none.
+    """
+    files = [place] if place.is_file() else sorted((place / TRAJECTORIES).rglob("*.parquet"))
+    if not files:
+        raise ConfigError(
+            f"{place} has no files of the table {TRAJECTORIES}: give a dataset's folder, such as"
+            " BABYLON_HOME/datasets after `babylon dataset build`"
+        )
+    return files
+
+
+def read_rows(place: Path, columns: list[str] | None = None) -> Iterator[dict[str, Any]]:
+    """Yield the trajectories of a dataset, in the order of their windows.
+
+    Raises:
+        ConfigError: there is no file.
+    """
+    for file in trajectory_files(place):
+        for batch in pq.ParquetFile(file).iter_batches(_PORTION, columns=columns):
+            yield from batch.to_pylist()
+
+
+def training_rows_of(place: Path, window_id: str) -> list[TrainingRow]:
+    """Return a window's rows as the trainer takes them. Ground truth is not read."""
+    columns = ["trajectory_id", "agent_id", "window_id", "scenario_id", "score", "calls"]
+    return [
+        TrainingRow(
+            trajectory_id=row["trajectory_id"],
+            agent_id=row["agent_id"],
+            scenario_id=row["scenario_id"],
+            score=row["score"],
+            calls=tuple(call_of(call) for call in row["calls"]),
+        )
+        for row in read_rows(place, columns)
+        if row["window_id"] == window_id
+    ]

@@ -1,0 +1,156 @@
+"""The files of a table: Parquet that any reader takes, named by window, split and content.
+
+``trajectories/2025-11/2025-11-14T09-00-train-<digest>.parquet`` is the path in the local folder and
+in the repository. The month is a column too, and the folder is not called ``month=``: readers that
+add columns from paths would have it twice.
+"""
+
+import hashlib
+import os
+import uuid
+from collections.abc import Callable, Iterable
+from concurrent.futures import Future, ThreadPoolExecutor
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+
+from babylon.core.artifacts import DIGEST_CHARS
+from babylon.core.home import Home
+from babylon.core.types import Published
+from babylon.core.windows import parse_window_id
+from babylon.dataset.schema import SCHEMA_VERSION, SCHEMAS
+
+SPLITS = ("train", "validation", "test")
+_SHARES = (90, 95, 100)  # percent of windows up to each split
+_IDS = ("prompt_token_ids", "completion_token_ids", "logprobs")
+_DICTIONARY_BYTES = 16 << 20  # prompts of a row group repeat; the default of 1 MB ends too early
+
+
+def split_of(window_id: str) -> str:
+    """Return the split of a window; a recipe's window has that of its window."""
+    start = parse_window_id(window_id).id
+    percent = int.from_bytes(hashlib.sha256(start.encode()).digest()[:8], "big") % 100
+    return next(name for name, end in zip(SPLITS, _SHARES, strict=True) if percent < end)
+
+
+@dataclass(frozen=True, slots=True)
+class TableName:
+    """The table and window of a file, and its folder in the dataset."""
+
+    config: str
+    window_id: str
+
+    @property
+    def month(self) -> str:
+        return self.window_id[: len("YYYY-MM")]
+
+    @property
+    def folder(self) -> str:
+        return f"{self.config}/{self.month}"
+
+    @property
+    def stem(self) -> str:
+        return f"{self.window_id.replace(':', '-')}-{split_of(self.window_id)}"
+
+
+def write_table(home: Home, name: TableName, portions: Iterable[list[dict[str, Any]]]) -> Published:
+    """Write the rows, one row group a portion; earlier files of the same window are removed.
+
+    A thread compresses a portion while the caller makes the next one.
+    """
+    schema = _with_common(SCHEMAS[name.config])
+    common = {
+        "month": name.month,
+        "split": split_of(name.window_id),
+        "schema_version": SCHEMA_VERSION,
+    }
+    directory = home.datasets / name.folder
+    directory.mkdir(parents=True, exist_ok=True)
+    temporary = directory / f".{name.stem}-{uuid.uuid4().hex}.tmp"
+    rows = 0
+    try:
+        with _parquet(temporary, schema) as writer, ThreadPoolExecutor(1) as thread:
+            behind: Future[None] | None = None
+            for portion in portions:
+                table = pa.Table.from_pylist([{**row, **common} for row in portion], schema=schema)
+                if behind is not None:
+                    behind.result()  # one portion at a time waits, whatever the window's size
+                behind = thread.submit(writer.write_table, table)
+                rows += len(portion)
+            if behind is not None:
+                behind.result()
+        path, sha256 = _publish(temporary, name)
+    finally:
+        temporary.unlink(missing_ok=True)
+    return Published(window_id=name.window_id, uri=home.reference(path), sha256=sha256, rows=rows)
+
+
+def _with_common(schema: pa.Schema) -> pa.Schema:
+    return schema.with_metadata({"schema_version": str(SCHEMA_VERSION)})
+
+
+def _parquet(path: Path, schema: pa.Schema) -> pq.ParquetWriter:
+    leaves = pq.ParquetFile(_empty(schema)).schema
+    names = [leaves.column(index).path for index in range(len(leaves))]
+    return pq.ParquetWriter(
+        path,
+        schema,
+        compression="zstd",
+        compression_level=1,
+        use_dictionary=[name for name in names if not any(ids in name for ids in _IDS)],
+        dictionary_pagesize_limit=_DICTIONARY_BYTES,
+        write_page_index=True,
+    )
+
+
+def _empty(schema: pa.Schema) -> pa.BufferReader:
+    sink = pa.BufferOutputStream()
+    pq.write_table(schema.empty_table(), sink)
+    return pa.BufferReader(sink.getvalue())
+
+
+def _publish(temporary: Path, name: TableName) -> tuple[Path, str]:
+    with temporary.open("rb") as written:
+        os.fsync(written.fileno())
+        sha256 = hashlib.file_digest(written, "sha256").hexdigest()
+    final = temporary.with_name(f"{name.stem}-{sha256[:DIGEST_CHARS]}.parquet")
+    temporary.replace(final)
+    for other in temporary.parent.glob(f"{name.stem}-{'?' * DIGEST_CHARS}.parquet"):
+        if other != final:
+            other.unlink(missing_ok=True)
+    return final, sha256
+
+
+def rewrite_table(
+    source: Path, target: Path, keep: Callable[[pa.Table], pa.Table]
+) -> tuple[str, int]:
+    """Write ``keep`` of each row group to ``target`` → (SHA-256, rows)."""
+    file = pq.ParquetFile(source)
+    rows = 0
+    with _parquet(target, file.schema_arrow) as writer:
+        for group in range(file.num_row_groups):
+            table = keep(file.read_row_group(group))
+            rows += len(table)
+            if len(table):
+                writer.write_table(table)
+    with target.open("rb") as written:
+        return hashlib.file_digest(written, "sha256").hexdigest(), rows
+
+
+def local_files(home: Home) -> list[tuple[str, Published]]:
+    """Return the files of the local dataset by table and window."""
+    found = []
+    for config in SCHEMAS:
+        for path in sorted((home.datasets / config).glob("*/*.parquet")):
+            window = path.stem[: -DIGEST_CHARS - 1].rpartition("-")[0]
+            sha256 = hashlib.sha256(path.read_bytes()).hexdigest()
+            rows = pq.ParquetFile(path).metadata.num_rows
+            window_id = window[: len("YYYY-MM-DDThh")] + ":" + window[len("YYYY-MM-DDThh-") :]
+            file = Published(
+                window_id=window_id, uri=home.reference(path), sha256=sha256, rows=rows
+            )
+            found.append((config, file))
+    return found

@@ -1,0 +1,174 @@
+"""The table ``trajectories``: one scored play a row, scrubbed, ground truth in its own columns.
+
+The prompts, replies and token ids are those of validation; actions and results come from the game's
+steps. Verdicts on trades and everything else that the game derived from outcomes is left out of the
+steps: it is in ``outcome_rewards`` and ``ground_truth_json``, which no policy may read.
+"""
+
+import logging
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
+from datetime import UTC, datetime
+from fnmatch import fnmatchcase
+from typing import Any
+
+import msgspec
+
+from babylon.core.artifacts import iter_artifact
+from babylon.core.home import Home
+from babylon.core.trajectories import Call
+from babylon.core.types import Scored
+from babylon.dataset.messages import call_column
+from babylon.dataset.scores import ScoreColumns
+from babylon.dataset.scrub import ScrubError, cleaned, found, texts_of
+from babylon.quality.correctness import StepReward
+from babylon.store.published import Withheld
+
+log = logging.getLogger(__name__)
+_COLUMNS = (
+    "trajectory_id", "agent_id", "window_id", "scenario_id", "start", "end", "pnl_usd", "wins",
+    "trades", "actions", "score", "calls_json", "game_json", "knowledge_json", "step_rewards_json",
+)  # fmt: skip
+_IDS = ("trajectory_id", "agent_id", "window_id", "scenario_id")
+_TOKENS = ("prompt_token_ids", "completion_token_ids", "logprobs")
+
+
+class _State(msgspec.Struct, rename="camel"):
+    agent_balance: float | None = None
+
+
+class _Action(msgspec.Struct, rename="camel"):
+    action_type: str
+    success: bool
+    parameters: object = None
+    result: object = None
+    error: object = None
+
+
+class PublishedStep(msgspec.Struct, rename="camel"):
+    """The parts of a game's step that are published. All others are skipped while decoding."""
+
+    step_number: int
+    action: _Action
+    environment_state: _State = msgspec.field(default_factory=_State)
+    timestamp: float | None = None
+    reward: float | None = None
+
+
+class _Knowledge(msgspec.Struct):
+    game_knowledge: msgspec.Raw = msgspec.Raw(b"{}")
+
+
+@dataclass(frozen=True, slots=True)
+class Consent:
+    """Patterns of agents (``*`` matches any text)."""
+
+    patterns: tuple[str, ...]
+
+    def covers(self, agent_id: str) -> bool:
+        return any(fnmatchcase(agent_id, pattern) for pattern in self.patterns)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Selection:
+    """The rows that may be written, and how.
+
+    ``agents``: patterns of the agents that consented; None: all. ``safe`` is False for a file that
+    stays on this machine: nothing is scrubbed or withheld.
+    """
+
+    withheld: Withheld = field(default_factory=Withheld)
+    agents: Consent | None = None
+    safe: bool = True
+
+    def takes(self, agent_id: str, trajectory_id: str) -> bool:
+        if not self.safe:
+            return True
+        consented = self.agents is None or self.agents.covers(agent_id)
+        return consented and not self.withheld.covers(agent_id, trajectory_id)
+
+
+def trajectory_rows(
+    home: Home, scored: Scored, scores: Mapping[str, ScoreColumns], selection: Selection
+) -> Iterator[list[dict[str, Any]]]:
+    """Yield the rows in portions. A row that cannot be made safe is logged and left out."""
+    calls = msgspec.json.Decoder(tuple[Call, ...])
+    steps = msgspec.json.Decoder(list[PublishedStep])
+    rewards = msgspec.json.Decoder(list[StepReward])
+    knowledge = msgspec.json.Decoder(_Knowledge)
+    for frame in iter_artifact(home, scored.artifact, _COLUMNS):
+        portion = []
+        for row in frame.iter_rows(named=True):
+            if not selection.takes(row["agent_id"], row["trajectory_id"]):
+                continue
+            played = calls.decode(row.pop("calls_json"))
+            game = steps.decode(row.pop("game_json"))
+            row |= scores.get(row["trajectory_id"], {})
+            row |= {
+                "policy_versions": sorted(
+                    {c.policy_version for c in played if c.policy_version is not None}
+                ),
+                "steps": [_step(step) for step in game],
+                "calls": [call_column(call) for call in played],
+                "token_ids_exact": not any(call.retokenized for call in played),
+                "scrubbed": [],
+                "outcome_rewards": [
+                    {"step": one.step_number, "reward": one.reward, "correct": one.correct}
+                    for one in rewards.decode(row.pop("step_rewards_json"))
+                ],
+                "ground_truth_json": bytes(
+                    knowledge.decode(row.pop("knowledge_json")).game_knowledge
+                ).decode(),
+            }
+            try:
+                portion.append(scrubbed(row) if selection.safe else row)
+            # A row that cannot be made safe costs only itself.
+            except ScrubError as error:
+                log.error("%s", error)
+        yield portion
+
+
+def _step(step: PublishedStep) -> dict[str, Any]:
+    action, error = step.action, step.action.error
+    at = None if step.timestamp is None else datetime.fromtimestamp(step.timestamp / 1000, UTC)
+    return {
+        "step": step.step_number,
+        "at": at,
+        "balance_usd": step.environment_state.agent_balance,
+        "action_type": action.action_type,
+        "parameters_json": _json(action.parameters),
+        "success": action.success,
+        "result_json": _json(action.result),
+        "error": error if isinstance(error, str | None) else _json(error),
+        "reward": step.reward,
+    }
+
+
+def _json(value: object) -> str | None:
+    return None if value is None else msgspec.json.encode(value).decode()
+
+
+def scrubbed(row: dict[str, Any]) -> dict[str, Any]:
+    """Return the row without secrets; a row in which any was found has no token ids.
+
+    Raises:
+        ScrubError: an id of the row holds a secret, or the scrubbed text still does.
+    """
+    bare = {name: value for name, value in row.items() if name not in _IDS}
+    bare["calls"] = [{**call, **dict.fromkeys(_TOKENS)} for call in row["calls"]]
+    if named := found(str(row[name]) for name in _IDS):
+        # The name itself is the secret, so the message gives the window only.
+        raise ScrubError(
+            f"a trajectory of window {row['window_id'][:16]} is not published: rule"
+            f" {', '.join(sorted(named))} matches one of its ids; rename the agent or trajectory"
+        )
+    if not (rules := found(dict.fromkeys(texts_of(bare)))):
+        return row
+    clean = cleaned(bare)
+    if left := found(texts_of(clean)):
+        raise ScrubError(
+            f"trajectory {row['trajectory_id']} is not published: rule {', '.join(sorted(left))}"
+            " still matches after scrubbing"
+        )
+    ids = {name: row[name] for name in _IDS}
+    return {**ids, **clean, "scrubbed": sorted(rules), "token_ids_exact": False}

@@ -1,0 +1,109 @@
+"""The tables ``published`` and ``withheld``: what is in the dataset's repository, what must not be.
+
+``published`` is the ledger, with one row a repository, table and window. A row is written after the
+commit that holds its file. ``withheld`` lists agents and trajectories that were taken down: every
+later file leaves them out.
+"""
+
+from collections.abc import Sequence
+from dataclasses import astuple, dataclass, fields
+
+from babylon.store.connection import Store
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PublishedFile:
+    """A file in the repository. ``agents`` and ``trajectory_ids``: those that it tells of."""
+
+    repository: str
+    config: str
+    window_id: str
+    path: str
+    sha256: str
+    bytes: int
+    rows: int
+    agents: tuple[str, ...]
+    trajectory_ids: tuple[str, ...]
+    revision: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Withheld:
+    """Names of agents and ids of trajectories that were taken down."""
+
+    agents: frozenset[str] = frozenset()
+    trajectories: frozenset[str] = frozenset()
+
+    def covers(self, agent_id: str, trajectory_id: str) -> bool:
+        return agent_id in self.agents or trajectory_id in self.trajectories
+
+
+_COLUMNS = [field.name for field in fields(PublishedFile)]
+
+
+async def list_published(store: Store, repository: str) -> list[PublishedFile]:
+    """Return the ledger of a repository by window and table."""
+    rows = await store.pool.fetch(
+        f"SELECT {', '.join(_COLUMNS)} FROM babylon.published WHERE repository = $1"
+        " ORDER BY window_id, config",
+        repository,
+    )
+    return [
+        PublishedFile(
+            **{**row, "agents": tuple(row["agents"]), "trajectory_ids": (*row["trajectory_ids"],)}
+        )
+        for row in rows
+    ]
+
+
+async def record_published(store: Store, files: Sequence[PublishedFile]) -> None:
+    """Enter files after their commit. A file that replaces another one takes its row."""
+    marks = ", ".join(f"${i + 1}" for i in range(len(_COLUMNS)))
+    changed = ", ".join(f"{name} = EXCLUDED.{name}" for name in _COLUMNS[3:])
+    async with store.pool.acquire() as connection, connection.transaction():
+        await connection.executemany(
+            f"INSERT INTO babylon.published ({', '.join(_COLUMNS)}) VALUES ({marks})"
+            f" ON CONFLICT (repository, config, window_id) DO UPDATE SET {changed},"
+            " published_at = now()",
+            [astuple(file) for file in files],
+        )
+
+
+async def read_withheld(store: Store) -> Withheld:
+    """Return everything that was taken down."""
+    rows = await store.pool.fetch("SELECT kind, name FROM babylon.withheld")
+    return Withheld(
+        agents=frozenset(row["name"] for row in rows if row["kind"] == "agent"),
+        trajectories=frozenset(row["name"] for row in rows if row["kind"] == "trajectory"),
+    )
+
+
+async def withhold(store: Store, kind: str, name: str, reason: str) -> None:
+    """Take an agent or a trajectory down. The first reason stays."""
+    await store.pool.execute(
+        "INSERT INTO babylon.withheld (kind, name, reason) VALUES ($1, $2, $3)"
+        " ON CONFLICT DO NOTHING",
+        kind,
+        name,
+        reason,
+    )
+
+
+async def policies_of(store: Store, trajectory_ids: Sequence[str]) -> dict[int, str]:
+    """Return the policies that learnt from these trajectories → ``trained`` or ``descendant``."""
+    rows = await store.pool.fetch(
+        """
+        WITH RECURSIVE learnt AS (
+            SELECT p.policy_version, true AS directly FROM babylon.policies p
+            WHERE EXISTS (SELECT FROM babylon.trained t WHERE t.batch_id = p.batch_id
+                          AND t.trajectory_id = ANY($1))
+            UNION
+            SELECT p.policy_version, false FROM babylon.policies p
+            JOIN learnt ON p.parent_version = learnt.policy_version
+        )
+        SELECT policy_version, bool_or(directly) AS directly FROM learnt
+        GROUP BY 1 ORDER BY 1
+        """,
+        list(trajectory_ids),
+    )
+    return {row["policy_version"]: "trained" if row["directly"] else "descendant" for row in rows}

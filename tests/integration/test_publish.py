@@ -1,0 +1,343 @@
+"""Publishing to a hub: exactly one commit, whatever happens on the way."""
+
+from collections.abc import Iterator
+from dataclasses import replace
+from datetime import date
+from hashlib import blake2b
+from io import BytesIO
+from pathlib import Path
+
+import huggingface_hub.constants
+import polars as pl
+import pytest
+
+from babylon.core.artifacts import write_artifact
+from babylon.core.errors import ConfigError, PublishError
+from babylon.core.settings import Settings
+from babylon.core.trajectories import (
+    Call,
+    TrainingRow,
+    Trajectory,
+    training_rows,
+    trajectory_row,
+)
+from babylon.core.types import Scored
+from babylon.core.windows import WindowState, parse_window_id
+from babylon.dataset import hub as hub_module
+from babylon.dataset import publish as publishing
+from babylon.dataset.build import build_tables, windows_of
+from babylon.dataset.erase import NothingToEraseError, erase
+from babylon.dataset.publish import publish_days, publishing_status
+from babylon.dataset.rows import training_rows_of
+from babylon.dataset.schema import SCHEMAS
+from babylon.dataset.table_file import split_of
+from babylon.dataset.trajectories import Selection
+from babylon.store import Store
+from babylon.store.windows import claim_window, set_state
+from babylon.training.call_tokens import scored_trajectories
+from babylon.training.grpo.config import TrainerConfig
+from babylon.training.grpo.training_window import compile_window
+from tests.hub_double import TOKEN, HubState, serving_hub
+from tests.tiny_policy import tiny_tokenizer
+
+REPOSITORY = "datasets/owner/play"
+WINDOW = "2025-11-14T09:00"
+NEXT_DAY = "2025-11-15T00:00"
+
+
+@pytest.fixture
+def hub(monkeypatch: pytest.MonkeyPatch) -> Iterator[HubState]:
+    monkeypatch.setattr(huggingface_hub.constants, "HF_HUB_DISABLE_XET", True)
+    monkeypatch.setattr(hub_module.time, "sleep", lambda _: None)
+    monkeypatch.setattr("huggingface_hub.utils._http.time.sleep", lambda _: None)
+    with serving_hub() as state:
+        yield state
+
+
+@pytest.fixture
+def publisher(settings: Settings, hub: HubState) -> Settings:
+    return settings.replace(
+        publish={
+            "repository": "owner/play",
+            "license": "cc-by-4.0",
+            "agents": "*",
+            "token": TOKEN,
+            "endpoint": hub.url,
+        }
+    )
+
+
+def played(window_id: str, agent: str, text: str = "HOLD") -> dict[str, object]:
+    start = parse_window_id(window_id).start
+    trajectory = Trajectory(
+        trajectory_id=f"{window_id}-{agent}", agent_id=agent, window_id=window_id,
+        scenario_id=window_id, start=start, end=start, pnl_usd=len(agent) * 1.5, wins=1, trades=2,
+        actions=1, steps=1,
+        calls=(
+            Call(
+                step=0, messages=({"role": "user", "content": f"{agent}: what now?"},),
+                response=text, policy_version=0, prompt_token_ids=(5, 6),
+                completion_token_ids=(7,), logprobs=(-0.5,),
+            ),
+        ),
+    )  # fmt: skip
+    game = (
+        '[{"stepNumber":0,"timestamp":1763110800000,"environmentState":{"agentBalance":990.5,'
+        '"agentPnL":0},"llmCalls":[],"reward":0.25,"action":{"actionType":"BUY_SHARES","success":'
+        'true,"parameters":{"marketId":"m1"},"result":{"shares":3},"correctness":'
+        '{"predictionCorrect":true}}}]'
+    )
+    truth = '{"game_knowledge":{"actualOutcomes":{"m1":"YES"}},"market_outcomes":[{"windowId":"%s",'
+    truth += '"predictionMarketId":"m1","question":"Will it rain?","outcome":"YES"}]}'
+    return trajectory_row(
+        trajectory,
+        game_json=game,
+        knowledge_json=truth % window_id,
+        step_rewards_json='[{"stepNumber":0,"reward":1.0,"predictionCorrect":true}]',
+    )
+
+
+async def finish(
+    store: Store,
+    settings: Settings,
+    window_id: str,
+    rows: list[dict[str, object]],
+    scores: list[float] | None = None,
+) -> None:
+    """A window that was scored and trained, with these rows."""
+    claim = await claim_window(store, parse_window_id(window_id), owner="test", lease_s=60)
+    frame = pl.DataFrame(rows).with_columns(score=pl.Series(scores or [0.5] * len(rows)))
+    artifact = write_artifact(settings.home, frame, window_id=window_id, stage="scored")
+    scored = Scored(
+        claim=claim, artifact=artifact, eligible=len(rows), agents=len(rows), scorer="heuristic",
+        avg_reward=0.5,
+    )  # fmt: skip
+    for row in rows:
+        await store.pool.execute(
+            "INSERT INTO babylon.scores (window_id, trajectory_id, scorer, score)"
+            " VALUES ($1, $2, 'heuristic', 0.5)",
+            window_id,
+            row["trajectory_id"],
+        )
+    await set_state(store, claim, WindowState.TRAINED, scored=scored)
+    await set_state(store, claim, WindowState.DEPLOYED)
+
+
+async def two_days(store: Store, settings: Settings) -> None:
+    for window_id in (WINDOW, "2025-11-14T10:00", NEXT_DAY):
+        await finish(store, settings, window_id, [played(window_id, one) for one in ("ann", "bo")])
+
+
+async def push(store: Store, settings: Settings, **options: object) -> list[str]:
+    days = await publish_days(store, settings.home, settings.publish, **options)  # type: ignore[arg-type]
+    return [one.day for one in days]
+
+
+def read(hub: HubState, config: str) -> pl.DataFrame:
+    files = hub.repositories[REPOSITORY].files
+    parts = [
+        pl.read_parquet(BytesIO(content))
+        for path, (_, content) in sorted(files.items())
+        if path.startswith(f"{config}/")
+    ]
+    return pl.concat(parts)
+
+
+async def test_each_day_is_one_commit_and_a_second_run_makes_none(
+    store: Store, publisher: Settings, hub: HubState
+) -> None:
+    await two_days(store, publisher)
+    assert await push(store, publisher, before=date(2025, 11, 15)) == ["2025-11-14"]
+    assert hub.repositories[REPOSITORY].private
+    assert await push(store, publisher) == ["2025-11-15"]
+    assert await push(store, publisher) == []
+    assert hub.commits(REPOSITORY) == ["Windows of 2025-11-14", "Windows of 2025-11-15"]
+    rows = read(hub, "trajectories")
+    assert rows["window_id"].unique().len() == 3 and rows.height == 6
+    for name, split in rows.select("window_id", "split").rows():
+        assert split == split_of(name)
+    (row, *_) = rows.rows(named=True)
+    assert (row["scorer"], row["score"], row["month"]) == ("heuristic", 0.5, "2025-11")
+    assert row["steps"][0]["result_json"] == '{"shares":3}' and row["steps"][0]["reward"] == 0.25
+    assert row["calls"][0]["logprobs"] == [-0.5] and row["policy_versions"] == [0]
+    truth = {"outcome_rewards", "ground_truth_json"}
+    assert "YES" not in str({k: v for k, v in row.items() if k not in truth})
+    assert "predictionCorrect" not in str(row)
+    assert read(hub, "outcomes").select("market_id", "outcome").rows()[0] == ("m1", "YES")
+    status = await publishing_status(store, publisher.publish)
+    assert (status.windows, status.files, status.waiting) == (3, 12, 0)
+
+
+async def test_a_dry_run_sends_nothing_and_shows_what_would_go(
+    store: Store, publisher: Settings, hub: HubState
+) -> None:
+    await two_days(store, publisher)
+    days = await publish_days(store, publisher.home, publisher.publish, dry_run=True)
+    assert hub.requests == []
+    assert {file.config for file in days[0].files} == {*SCHEMAS} and days[0].bytes > 1000
+    await push(store, publisher)
+    sent = {path for path in hub.repositories[REPOSITORY].files if path.endswith(".parquet")}
+    assert sent == {file.path for day in days for file in day.files}
+
+
+@pytest.mark.parametrize(
+    ("part", "status", "after"),
+    [
+        ("/commit/", 429, False),
+        ("/commit/", 503, False),
+        ("/commit/", 500, True),  # the answer is lost, the commit is made
+        ("/commit/", 0, True),
+        ("/commit/", 0, False),
+        ("/blob/", 500, False),
+        ("/batch", 429, False),
+        ("/preupload/", 503, False),
+        ("/repos/create", 502, False),
+    ],
+)
+async def test_a_fault_that_passes_leaves_one_commit(
+    store: Store, publisher: Settings, hub: HubState, part: str, status: int, after: bool
+) -> None:
+    await finish(store, publisher, WINDOW, [played(WINDOW, "ann")])
+    hub.fail(part, status, after=after)
+    assert await push(store, publisher) == ["2025-11-14"]
+    assert hub.commits(REPOSITORY) == ["Windows of 2025-11-14"]
+    assert await push(store, publisher) == []
+    revisions = await store.pool.fetch("SELECT DISTINCT revision FROM babylon.published")
+    assert [row[0] for row in revisions] == [hub.repositories[REPOSITORY].head]
+
+
+async def test_a_stale_parent_is_read_again(
+    store: Store, publisher: Settings, hub: HubState, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    await finish(store, publisher, WINDOW, [played(WINDOW, "ann")])
+    real = hub_module.Hub.commit
+
+    def late(self: hub_module.Hub, *arguments: object, **named: object) -> str:
+        """Somebody else commits between our look and our commit."""
+        monkeypatch.setattr(hub_module.Hub, "commit", real)
+        repository = hub.repositories[REPOSITORY]
+        repository.add("by hand", {**repository.files, "notes.md": ("file", b"x")})
+        return real(self, *arguments, **named)  # type: ignore[arg-type]
+
+    monkeypatch.setattr(hub_module.Hub, "commit", late)
+    await push(store, publisher)
+    assert hub.commits(REPOSITORY) == ["by hand", "Windows of 2025-11-14"]
+    assert "notes.md" in hub.repositories[REPOSITORY].files
+
+
+async def test_a_run_that_died_after_its_commit_is_taken_up(
+    store: Store, publisher: Settings, hub: HubState, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    await finish(store, publisher, WINDOW, [played(WINDOW, "ann")])
+
+    async def dies(*_: object) -> None:
+        raise KeyboardInterrupt
+
+    with monkeypatch.context() as patch, pytest.raises(KeyboardInterrupt):
+        patch.setattr(publishing, "record_published", dies)
+        await push(store, publisher)
+    assert await push(store, publisher) == ["2025-11-14"]
+    assert hub.commits(REPOSITORY) == ["Windows of 2025-11-14"]
+    # Rows that changed in between replace the file that was not entered.
+    await store.pool.execute("DELETE FROM babylon.published")
+    await store.pool.execute("UPDATE babylon.scores SET scorer = 'ruler'")
+    await push(store, publisher)
+    assert read(hub, "trajectories")["scorer"].to_list() == ["ruler"]
+
+
+@pytest.mark.parametrize(
+    ("change", "fault", "remedy"),
+    [
+        ({"token": "hf_wrong"}, None, "401: the token is not valid: set HF_TOKEN"),
+        ({}, ("/commit/", 403), "403: the token may not write"),
+        ({}, ("/batch", 402), "402: the account's storage is used up"),
+    ],
+)
+async def test_what_does_not_pass_names_the_remedy_and_stores_nothing(
+    store: Store,
+    publisher: Settings,
+    hub: HubState,
+    change: dict[str, str],
+    fault: tuple[str, int] | None,
+    remedy: str,
+) -> None:
+    await finish(store, publisher, WINDOW, [played(WINDOW, "ann")])
+    if fault:
+        hub.fail(*fault, times=99)
+    other = publisher.replace(publish=change)
+    with pytest.raises(PublishError, match=remedy) as failure:
+        await push(store, other)
+    assert "hf_" not in str(failure.value)
+    assert await store.pool.fetchval("SELECT count(*) FROM babylon.published") == 0
+    hub.faults.clear()
+    assert await push(store, publisher) == ["2025-11-14"]
+
+
+async def test_nothing_is_sent_before_license_and_consent(
+    store: Store, publisher: Settings, hub: HubState
+) -> None:
+    await finish(store, publisher, WINDOW, [played(WINDOW, "ann"), played(WINDOW, "bo")])
+    for missing in ("repository", "license", "agents"):
+        with pytest.raises(
+            ConfigError, match=f"PUBLISH_{'TO' if missing[0] == 'r' else missing.upper()}"
+        ):
+            await push(store, publisher.replace(publish={missing: None}))
+    assert hub.requests == []
+    await push(store, publisher.replace(publish={"agents": "b*,nobody"}))
+    assert read(hub, "trajectories")["agent_id"].to_list() == ["bo"]
+
+
+async def test_an_unfinished_window_waits(store: Store, publisher: Settings, hub: HubState) -> None:
+    await finish(store, publisher, WINDOW, [played(WINDOW, "ann")])
+    await store.pool.execute("UPDATE babylon.windows SET state = 'trained'")
+    assert await push(store, publisher) == [] and hub.requests == []
+
+
+async def test_an_agent_is_taken_down_everywhere(
+    store: Store, publisher: Settings, hub: HubState
+) -> None:
+    await finish(store, publisher, WINDOW, [played(WINDOW, "ann"), played(WINDOW, "bo")])
+    await push(store, publisher)
+    home, publish = publisher.home, publisher.publish
+    with pytest.raises(NothingToEraseError, match="'eve'"):
+        await erase(store, home, publish, "agent", "eve")
+    report = await erase(store, home, publish, "agent", "ann")
+    assert report.trajectories == 1 and len(report.files) == 2 and not report.revision
+    assert "ann" in read(hub, "trajectories")["agent_id"].to_list()
+
+    done = await erase(store, home, publish, "agent", "ann", apply=True, squash=True)
+    assert done.revision and done.squashed
+    assert read(hub, "trajectories")["agent_id"].to_list() == ["bo"]
+    repository = hub.repositories[REPOSITORY]
+    assert not any(
+        b"ann: what now" in file[1] for _, _, files in repository.commits for file in files.values()
+    )
+    assert [path.name for path in (home.datasets / "trajectories").rglob("*.parquet")] == [
+        Path(path).name for path in repository.files if path.startswith("trajectories/")
+    ]
+    await finish(store, publisher, NEXT_DAY, [played(NEXT_DAY, "ann"), played(NEXT_DAY, "bo")])
+    await push(store, publisher)
+    assert read(hub, "trajectories")["agent_id"].to_list() == ["bo", "bo"]
+    assert replace(done, revision="").advice
+
+
+def batch_digest(rows: list[TrainingRow]) -> str:
+    """A digest of what the trainer computes on: every token, logprob and advantage."""
+    trajectories, _ = scored_trajectories(tiny_tokenizer(), rows, context=512)
+    window = compile_window(trajectories, TrainerConfig())
+    return blake2b(repr((window.calls, window.advantages, window.groups)).encode()).hexdigest()
+
+
+async def test_an_unscrubbed_window_loads_back_as_the_same_batch(
+    store: Store, settings: Settings
+) -> None:
+    rows = [played(WINDOW, name, f"mail {name}@example.com") for name in ("ann", "bo")]
+    await finish(store, settings, WINDOW, rows, scores=[0.25, 0.75])
+    (scored,) = await windows_of(store)
+    recorded = training_rows(settings.home, scored.artifact)
+    await build_tables(store, settings.home, scored, Selection(safe=False))
+    loaded = training_rows_of(settings.home.datasets, WINDOW)
+    assert loaded == recorded and batch_digest(loaded) == batch_digest(recorded)
+    await build_tables(store, settings.home, scored, Selection())
+    scrubbed = training_rows_of(settings.home.datasets, WINDOW)
+    assert "example.com" not in str(scrubbed) and scrubbed[0].calls[0].retokenized

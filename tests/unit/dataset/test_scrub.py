@@ -1,0 +1,128 @@
+"""Scrubbing: eight kinds of secrets, in text, in JSON, in tokens; and what is no secret."""
+
+import random
+
+import msgspec
+import pytest
+
+from babylon.core.trajectories import Call
+from babylon.dataset.messages import call_column
+from babylon.dataset.scrub import ScrubError, cleaned, found, scrub
+from babylon.dataset.trajectories import scrubbed
+
+BASE58 = "123456789ABCDEFGHJKLMNPQRSTUVWXYZabcdefghijkmnopqrstuvwxyz"
+SEED = "legal winner thank year wave sausage worth useful legal winner thank yellow"
+
+
+def planted(count: int = 50) -> list[tuple[str, str]]:
+    """(kind, secret), in turn of eight kinds; repeatable."""
+    drawn = random.Random(7)
+
+    def text(letters: str, size: int) -> str:
+        return "".join(drawn.choice(letters) for _ in range(size))
+
+    hexadecimal, alnum = "0123456789abcdef", "abcdefghijkmnopqrstuvwxyzABCDEFGHIJK0123456789"
+    kinds = {
+        "key": lambda: f"sk-proj-{text(alnum, 30)}7",
+        "token": lambda: f"ghp_{text(alnum, 36)}",
+        "private key": lambda: (
+            f"-----BEGIN EC PRIVATE KEY-----\n{text(alnum, 60)}\n-----END EC PRIVATE KEY-----"
+        ),
+        "wallet": lambda: f"0x{text(hexadecimal, 40)}",
+        "seed phrase": lambda: SEED,
+        "email": lambda: f"{text('abcdef', 7)}.{text('xyz', 3)}@{text('klmno', 6)}.example.org",
+        "phone": lambda: f"+44 20 7946 0{drawn.randrange(100, 999)}",
+        "ip": lambda: ".".join(str(drawn.randrange(11, 250)) for _ in range(4)),
+    }
+    names = list(kinds)
+    return [(names[i % 8], kinds[names[i % 8]]()) for i in range(count)]
+
+
+def row(text: str, **changes: object) -> dict[str, object]:
+    call = Call(
+        step=0,
+        messages=({"role": "user", "content": f"note {text} end"},),
+        response="HOLD",
+        prompt_token_ids=(1, 2),
+        completion_token_ids=(3,),
+        logprobs=(-0.5,),
+    )
+    return {
+        "trajectory_id": "t-1",
+        "agent_id": "agent-1",
+        "window_id": "2025-11-14T09:00",
+        "scenario_id": "s",
+        "calls": [call_column(call)],
+        "token_ids_exact": True,
+        "scrubbed": [],
+        **changes,
+    }
+
+
+@pytest.mark.parametrize("where", ["prompt", "tool", "result", "reason", "key of an object"])
+def test_fifty_planted_secrets_leave_no_text_and_no_token(where: str) -> None:
+    for kind, secret in planted():
+        given = row("nothing" if where != "prompt" else secret)
+        document = msgspec.json.encode({"note": f"it is {secret}"}).decode()
+        if where == "tool":
+            function = {"name": "send", "arguments": document}
+            message = {"role": "assistant", "content": None, "tool_calls": [
+                {"id": "1", "type": "function", "function": function}
+            ]}  # fmt: skip
+            given["calls"][0]["completion"] = [message]  # type: ignore[index]
+        elif where == "result":
+            given["steps"] = [{"result_json": document}]
+        elif where == "reason":
+            given["score_reasons"] = [f"It sent {secret} to a friend."]
+        elif where == "key of an object":
+            given["steps"] = [{"result_json": msgspec.json.encode({secret: 1}).decode()}]
+        clean = scrubbed(given)
+        told = msgspec.json.encode(clean).decode()
+        assert secret not in told and msgspec.json.encode(secret).decode()[1:-1] not in told, kind
+        assert clean["scrubbed"], (kind, where)
+        (call,) = clean["calls"]
+        assert (call["prompt_token_ids"], call["completion_token_ids"], call["logprobs"]) == (
+            (None,) * 3
+        )
+        assert clean["token_ids_exact"] is False
+        if where in ("result", "key of an object"):
+            msgspec.json.decode(clean["steps"][0]["result_json"])
+
+
+def test_what_is_no_secret_stays_as_it_is() -> None:
+    for text in (
+        "2025-11-14 09:00:12 price 1234.50 volume 1763110800000, trade-17 of window 10:00",
+        "Will BTC close above 104,250.75 today? YES 412.5 shares, NO 603.1 shares, version 1.2.3",
+        "the market will probably rise when news about that event comes from their source today",
+        '{"action":"trade","trade":{"type":"prediction","market":"m1","amount":25.5}}',
+        "clx9z1k2v0000qw08h3f7d2ab 6f1c2b3a-1111-4c2d-9e8f-aaaaaaaaaaaa 192 168",
+        "127.0.0.1 and 0.0.0.0, ratio 3:2:1, tokens: 412, the secret is out",
+    ):
+        assert scrub(text) == text and not found([text]), text
+
+
+def test_escapes_hide_nothing() -> None:
+    assert "hunter" not in scrub('{"a":"x\\npassword: hunter2222"}')
+    assert scrub("mail bob\\u0040example.com") == "[ESCAPED]"
+    assert (
+        "sk-"
+        not in cleaned({"result_json": '{"a":"line\\nsk-abcDEF1234567890abcd"}'})["result_json"]
+    )
+
+
+def test_a_json_pair_that_tells_together_is_replaced_and_stays_json() -> None:
+    (clean,) = cleaned([{"result_json": '{"password":"correcthorse","b":1}'}])
+    assert "correcthorse" not in clean["result_json"]
+    msgspec.json.decode(clean["result_json"])
+
+
+@pytest.mark.parametrize("column", ["agent_id", "trajectory_id", "scenario_id"])
+def test_a_secret_in_an_id_refuses_the_row_by_rule_without_the_secret(column: str) -> None:
+    with pytest.raises(ScrubError, match=r"2025-11-14T09:00 .*rule EMAIL matches") as refused:
+        scrubbed(row("nothing", **{column: "bob@example.com"}))
+    assert "bob" not in str(refused.value)
+
+
+def test_a_row_without_secrets_is_the_same_row() -> None:
+    given = row("nothing")
+    assert scrubbed(given) is given
