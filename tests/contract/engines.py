@@ -26,6 +26,7 @@ from tests.ports import free_port
 VLLM_PYTHON = os.environ.get("CONTRACT_VLLM_PYTHON")
 ENGINES = ["vllm"] if VLLM_PYTHON else ["embedded", "vllm-double"]
 PATIENCE_S = 600 if VLLM_PYTHON else 120
+SECRET = "contract"  # with which an engine loads and unloads
 _REAL_ARGS = f"--dtype float32 --enforce-eager --max-model-len {CONTEXT}"
 HELLO = [{"role": "user", "content": "hello"}]
 
@@ -90,7 +91,7 @@ class EngineUnderTest:
     client: EngineClient = field(init=False)
 
     def __post_init__(self) -> None:
-        self.client = EngineClient(self.http, self.url)
+        self.client = EngineClient(self.http, self.url, SECRET)
 
     async def load(self, name: str, path: Path) -> str:
         await self.client.load(Target(name, 1, str(path)))
@@ -188,6 +189,7 @@ def running(command: list[str], url: str, environment: dict[str, str]) -> Iterat
 def running_host(settings: Settings) -> Iterator[str]:
     """Yields its URL."""
     url = f"http://127.0.0.1:{settings.serving.engine_port}"
+    (settings.home.root / "engine.key").write_text(SECRET)
     command = [sys.executable, "-m", "babylon.serving.vllm.vllm_host"]
     with running(command, url, settings.environment()):
         yield url
@@ -202,7 +204,10 @@ def running_embedded() -> Iterator[str]:
 
 
 async def open_engine(url: str) -> AsyncIterator[EngineUnderTest]:
-    async with aiohttp.ClientSession(timeout=aiohttp.ClientTimeout(total=PATIENCE_S)) as http:
+    async with aiohttp.ClientSession(
+        timeout=aiohttp.ClientTimeout(total=PATIENCE_S),
+        headers={"Authorization": f"Bearer {SECRET}"},
+    ) as http:
         engine = EngineUnderTest(url, http)
         await engine.client.policies()  # and where they answer
         yield engine

@@ -108,7 +108,10 @@ async def test_a_signal_ends_it_with_130_one_line_and_a_window_that_is_free_agai
         process.send_signal(number)
         out, err = process.communicate(timeout=60)
     assert process.returncode == 130
-    assert err == "error: stopped by a signal; run it again\n"
+    *stages, last = err.splitlines()
+    assert last == "error: stopped by a signal; run it again"
+    assert [line.split()[1] for line in stages if "dropout" in line] == ["dropout:"]
+    assert "Traceback" not in err
     assert json.loads(out)["kind"] == "InterruptedRunError"
     row = await get_window(store, WINDOW)
     assert row is not None and (row.state, row.leased) == (WindowState.SCORED, False)
