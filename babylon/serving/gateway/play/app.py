@@ -132,7 +132,7 @@ def _keyed_route(keys: KeyRing) -> type[APIRoute]:
             handle = super().get_route_handler()
 
             async def guarded(request: Request) -> Response:
-                request.state.caller = keys.admit(request.scope["headers"], "record", "infer")
+                request.state.caller = keys.admit(request.scope["headers"], "record")
                 if request.method == "POST":
                     request._body = body = await read_body(request.scope, request.receive)
                     _check_json(body)
