@@ -129,10 +129,9 @@ class _TranslatedSend:
             else:
                 answer = self._call.error(status, _error(self._body))
         except _MALFORMED:
-            status, answer = (
-                502,
-                self._call.error(502, {"message": f"the engine's answer: {_FORM}"}),
-            )
+            status = 502
+            why = {"message": f"the engine's answer cannot be read: {_FORM}"}
+            answer = self._call.error(status, why)
         body = msgspec.json.encode(answer)
         kept = [one for one in self._start["headers"] if one[0] != b"content-length"]
         headers = [*kept, (b"content-length", str(len(body)).encode())]

@@ -101,8 +101,8 @@ class _SaidAtOnce(ChatChoice):
 
 async def test_a_streamed_delta_has_text_or_calls() -> None:
     tools = [{"type": "function", "function": {"name": "price"}}]
-    asked = parse_chat({"model": "p", "messages": [{"role": "user"}], "tools": tools, "stream": True,
-                        "return_token_ids": True})  # fmt: skip
+    fields = {"model": "p", "messages": [{"role": "user"}], "return_token_ids": True}
+    asked = parse_chat({**fields, "tools": tools})
     policy = cast(Any, SimpleNamespace(decode=None))
     job = cast(Any, SimpleNamespace(row=SimpleNamespace(request=SimpleNamespace(constraint=None))))
     text, call = [part async for part in _SaidAtOnce(policy, asked, job, 0).parts()]
