@@ -21,7 +21,7 @@ from babylon.store.policies import Policy
 prepare_prefect(load_settings().home.root)
 
 import openai.resources  # noqa: E402, F401  the imports of a run, made once for all workers
-from prefect import Flow, Task  # noqa: E402
+from prefect import Flow, State, Task  # noqa: E402
 
 import babylon.flows.backfill  # noqa: E402
 import babylon.flows.continuous  # noqa: E402
@@ -56,7 +56,8 @@ def _take_prefect_out(module: Any) -> None:
 
 def _plain(wrapped: Any) -> Callable[..., Coroutine[Any, Any, Any]]:
     async def run(*args: Any, **options: Any) -> Any:
-        return await wrapped.fn(*args, **options)
+        result = await wrapped.fn(*args, **options)
+        return result.data if isinstance(result, State) else result  # a flow may name its end
 
     run.name = wrapped.name  # type: ignore[attr-defined]
     return run
