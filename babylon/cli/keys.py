@@ -15,7 +15,9 @@ app = typer.Typer(help="API keys of the gateway.", no_args_is_help=True)
 Name = Annotated[str, typer.Argument(metavar="NAME", help="A name that tells keys apart.")]
 Scope = Annotated[
     list[str] | None,
-    typer.Option("--scope", help=f"One of {', '.join(SCOPES)}; repeatable. Default: infer."),
+    typer.Option(
+        "--scope", help=f"One of {', '.join(SCOPES)}; repeatable. Default: infer and record."
+    ),
 ]
 Agent = Annotated[
     list[str] | None,
@@ -54,7 +56,7 @@ def create(
         load_settings(),
         create_key,
         name,
-        scopes=scope or ["infer"],
+        scopes=scope or ["infer", "record"],
         agents=agent or None,
         max_concurrency=concurrency,
         requests_per_minute=requests_per_minute,

@@ -141,7 +141,8 @@ async def played_calls(
 async def adopt_calls(connection: Connection, trajectory_id: str, call_ids: Sequence[str]) -> None:
     """Give calls that named no trajectory to this one."""
     await connection.execute(
-        "UPDATE babylon.calls SET trajectory_id = $1 WHERE call_id = ANY($2::text[])",
+        "UPDATE babylon.calls SET trajectory_id = $1 WHERE call_id = ANY($2::text[])"
+        " AND trajectory_id IS DISTINCT FROM $1",
         *(trajectory_id, list(call_ids)),
     )
 
@@ -176,7 +177,7 @@ async def remove_plays(store: Store, before: datetime, kept: Collection[Window])
 
 async def note_continuations(store: Store, found: Mapping[bytes, str]) -> None:
     """Store digest → trajectory id. A digest of two trajectories names none of them."""
-    await store.pool.executemany(_NOTE, list(found.items()))
+    await store.pool.executemany(_NOTE, sorted(found.items()))  # in one order: no deadlock
     await store.pool.execute(
         f"DELETE FROM babylon.continuations WHERE noted_at < now() - interval '{_FORGET_AFTER}'"
     )

@@ -221,6 +221,47 @@ class _BrokenUpstream(Upstream):
         await send({"type": "http.response.body", "body": b"", "more_body": False})
 
 
+class _MisshapenUpstream(Upstream):
+    """Answers with reasoning and usage of another form than OpenAI's."""
+
+    async def _answer(self, body: bytes, send: Any) -> None:
+        stream = b'"stream":true' in body
+        kind = b"text/event-stream" if stream else b"application/json"
+        head = {"type": "http.response.start", "status": 200}
+        await send({**head, "headers": [(b"content-type", kind)]})
+        said = {"content": "hi", "reasoning": {"text": "hm"}}
+        choice = {"index": 0, "delta" if stream else "message": said, "token_ids": [7]}
+        if not stream:
+            choice["finish_reason"] = "stop"
+        whole = json.dumps({"id": "x", "choices": [choice], "usage": {"prompt_tokens": None}})
+        data = f"data: {whole}\n\n" if stream else whole
+        await send({"type": "http.response.body", "body": data.encode(), "more_body": False})
+
+
+@pytest.mark.parametrize("stream", [False, True])
+async def test_a_misshapen_answer_raises_in_both_sdks(
+    store: Store, settings: Settings, stream: bool
+) -> None:
+    async with canned_gateway(store, settings, _MisshapenUpstream()) as gateway:
+        async with gateway.client() as client:
+            with pytest.raises(openai.APIError, match="another form"):
+                answer: Any = await client.responses.create(
+                    model="babylon", input="hello", stream=stream
+                )
+                _ = [one async for one in answer]
+        async with AsyncAnthropic(
+            base_url=gateway.url, api_key=gateway.key, max_retries=0
+        ) as claude:
+            with pytest.raises(anthropic.APIStatusError, match="another form"):
+                answer = await claude.messages.create(
+                    model="babylon",
+                    max_tokens=9,
+                    messages=[{"role": "user", "content": "hello"}],
+                    stream=stream,
+                )
+                _ = [one async for one in answer]
+
+
 async def test_a_stream_that_breaks_raises_in_both_sdks(store: Store, settings: Settings) -> None:
     async with canned_gateway(store, settings, _BrokenUpstream()) as gateway:
         async with gateway.client() as client:

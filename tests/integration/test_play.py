@@ -98,7 +98,7 @@ async def agent(stack: Stack, settings: Settings) -> AsyncIterator[Player]:
 
 @pytest.fixture
 async def other(stack: Stack) -> AsyncIterator[Player]:
-    key = str(await create_key(stack.store, "other", scopes=["infer"]))
+    key = str(await create_key(stack.store, "other", scopes=["infer", "record"]))
     async with player(stack, key) as one, asyncio.timeout(20):
         while (await one.http.get("/v1/models")).status_code == 401:  # the gateway reads keys soon
             await asyncio.sleep(0.05)
@@ -320,7 +320,7 @@ async def test_outcomes_are_truth_for_all_and_not_for_a_key_of_one_agent(
         (None, "Up?", "YES"),
         (10.0, None, None),
     ]
-    key = await create_key(stack.store, "bound", scopes=["infer"], agents=["a"])
+    key = await create_key(stack.store, "bound", scopes=["record"], agents=["a"])
     async with player(stack, str(key)) as bound, asyncio.timeout(20):
         while (refused := await bound.send(truth[0])).status_code == 401:
             await asyncio.sleep(0.05)
@@ -387,9 +387,28 @@ async def test_a_session_is_recognised_by_its_messages_and_can_be_finished(
         assert (await other.send({"type": "finish", "trajectory_id": name})).status_code == 403
         with pytest.raises(openai.PermissionDeniedError):
             await other.chat(name)
+    rows = await stack.rows()
+    last = next(row["call_id"] for row in rows if row["trajectory_id"] == first[0][0])
+    start = {"type": "start", "trajectory_id": "again"}
+    one = {**step("again", 0, calls=[last]), "at": None}
+    await agent.ok(start, one)  # the finished session may be trained: its calls stay there
+    twice = await agent.send({"type": "finish", "trajectory_id": "again"})
+    assert (twice.status_code, twice.json()["error"]["code"]) == (409, "conflict")
     rows = [row["trajectory_id"] for row in await stack.rows()]
     assert rows.count(first[0][0]) == rows.count(first[1][0]) == 3
     assert rows.count(theirs) == rows.count("t") == 1
+
+
+async def test_only_a_key_that_may_record_sends_events(stack: Stack, agent: Player) -> None:
+    key = await create_key(stack.store, "calls", scopes=["infer"])
+    async with player(stack, str(key)) as one, asyncio.timeout(20):
+        event = {"type": "feedback", "trajectory_id": "session-7", "value": 9.0}
+        while (refused := await one.send(event)).status_code == 401:
+            await asyncio.sleep(0.05)
+        assert (refused.status_code, refused.json()["error"]["code"]) == (403, "scope")
+        assert (await one.http.get("/v1/trajectories/session-7")).status_code == 403
+    await agent.chat("session-7")  # an id of the caller's own, which begins as a session's
+    await agent.ok(event)
 
 
 async def test_equal_conversations_of_two_sessions_are_not_mixed(agent: Player) -> None:

@@ -124,8 +124,11 @@ class ChatChoice(Choice):
         sent = 0
         async for piece in self._pieces():
             text, calls = self._parsed(piece.text)
-            delta: JsonObject = {"content": text} if text or not calls else {}
+            delta: JsonObject = {} if calls else {"content": text}
             if calls:
+                if text:  # alone: Haystack refuses a delta with both
+                    alone = {"delta": {"content": text}, "logprobs": None}
+                    yield {"index": self._index, **alone, "finish_reason": None}
                 delta["tool_calls"] = [{"index": i} | c for i, c in enumerate(calls, start=sent)]
                 sent += len(calls)
             content = {"delta": delta, "logprobs": self._logprobs(piece)}

@@ -5,6 +5,7 @@ computed while a GPU still works on the forward pass.
 """
 
 from collections.abc import Mapping, Sequence
+from hashlib import sha256
 
 import torch
 from llguidance import LLMatcher, LLParserLimits, LLTokenizer
@@ -15,6 +16,8 @@ from transformers import PreTrainedTokenizerBase, PreTrainedTokenizerFast
 from babylon.serving.openai_wire import RequestError
 
 _LIMITS = LLParserLimits(verbose_errors=False)  # errors without the grammar and the answer
+_KEPT = 4
+_made: dict[tuple[bytes, int, tuple[int, ...]], LLTokenizer] = {}
 _BITS = 2 ** torch.arange(8, dtype=torch.uint8)
 
 
@@ -31,9 +34,7 @@ class Grammars:
         try:
             if not isinstance(tokenizer, PreTrainedTokenizerFast):
                 raise ValueError(f"{type(tokenizer).__name__} is no fast tokenizer")
-            self._tokens: LLTokenizer = from_tokenizer(
-                tokenizer, n_vocab=vocabulary, eos_token=list(eos_token_ids)
-            )
+            self._tokens = _prepared(tokenizer, vocabulary, eos_token_ids)
         except ValueError as error:
             raise RequestError(
                 400, f"this policy's tokens take no grammar ({error}): ask for free text"
@@ -55,6 +56,24 @@ class Grammars:
             reason = matcher.get_error().partition("\n")[0].rpartition("compile ")[2]
             raise RequestError(400, f"not supported: {reason:.300}: send another schema")
         return Constraint(matcher)
+
+
+def _prepared(
+    tokenizer: PreTrainedTokenizerFast, vocabulary: int, eos_token_ids: Sequence[int]
+) -> LLTokenizer:
+    """Return llguidance's tokenizer, one for all adapters of a base.
+
+    To make it takes a second with a large vocabulary, in which no other thread runs.
+    """
+    written = sha256(tokenizer.backend_tokenizer.to_str().encode()).digest()
+    key = (written, vocabulary, tuple(eos_token_ids))
+    made = _made.get(key) or from_tokenizer(
+        tokenizer, n_vocab=vocabulary, eos_token=list(eos_token_ids)
+    )
+    _made[key] = made
+    if len(_made) > _KEPT:
+        del _made[next(iter(_made))]
+    return made
 
 
 class Constraint:

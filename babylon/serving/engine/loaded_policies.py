@@ -6,6 +6,7 @@ An unloaded policy finishes the answers that it has begun.
 
 import asyncio
 from collections.abc import Iterator
+from contextlib import suppress
 from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Any, cast
@@ -73,12 +74,15 @@ class LoadedPolicy:
     def constraint(self, grammar: str) -> Constraint:
         """Return the start of a grammar in Lark's syntax.
 
-        The first call takes a second with a large vocabulary, others some milliseconds.
-
         Raises:
             RequestError: 400, the grammar is invalid, or the tokenizer supports none.
         """
         return self._grammars.start(grammar)
+
+    def prepare_grammars(self) -> None:
+        """Do at load what would stop all answers at the first constrained call."""
+        with suppress(RequestError):  # a tokenizer that takes no grammar: each such call says so
+            _ = self._grammars
 
     @cached_property
     def _grammars(self) -> Grammars:
@@ -164,6 +168,7 @@ def load(name: str, path: str, version: int) -> LoadedPolicy:
     generate(
         model, [one_token], eos_token_ids=policy.eos_token_ids, pad_token_id=policy.pad_token_id
     )
+    policy.prepare_grammars()
     return policy
 
 

@@ -11,10 +11,12 @@ from typing import ClassVar
 import msgspec
 
 from babylon.serving.gateway.asgi import Headers, Message, Receive, Scope, Send, read_body
-from babylon.serving.gateway.event_stream import EventStreamParser
+from babylon.serving.gateway.event_stream import EventStreamParser, StreamCut
 from babylon.serving.gateway.exchange import CHAT
 from babylon.serving.openai_wire import JsonObject, decode_object, error_message
 
+_MALFORMED = (AttributeError, KeyError, TypeError, ValueError)
+_FORM = "a field has another form than OpenAI's"
 _decoder = msgspec.json.Decoder(JsonObject)
 Application = Callable[[Scope, Receive, Send], Awaitable[None]]
 
@@ -108,7 +110,10 @@ class _TranslatedSend:
                 self._parser = EventStreamParser()
                 await self._send(message)
         elif self._parser is not None:
-            body = b"".join(_events(self._call, self._parser, message["body"]))
+            try:
+                body = b"".join(_events(self._call, self._parser, message["body"]))
+            except _MALFORMED as error:
+                raise StreamCut(_FORM) from error  # the gateway records it, and sends an error
             if body or not message["more_body"]:
                 await self._send({**message, "body": body})
         else:
@@ -117,14 +122,20 @@ class _TranslatedSend:
                 await self._send_whole()
 
     async def _send_whole(self) -> None:
-        if (status := self._start["status"]) < 400:
-            answer = self._call.whole(msgspec.json.decode(self._body))
-        else:
-            answer = self._call.error(status, _error(self._body))
+        status = self._start["status"]
+        try:
+            if status < 400:
+                answer = self._call.whole(msgspec.json.decode(self._body))
+            else:
+                answer = self._call.error(status, _error(self._body))
+        except _MALFORMED:
+            status = 502
+            why = {"message": f"the engine's answer cannot be read: {_FORM}"}
+            answer = self._call.error(status, why)
         body = msgspec.json.encode(answer)
         kept = [one for one in self._start["headers"] if one[0] != b"content-length"]
         headers = [*kept, (b"content-length", str(len(body)).encode())]
-        await self._send({**self._start, "headers": headers})
+        await self._send({**self._start, "status": status, "headers": headers})
         await self._send({"type": "http.response.body", "body": body, "more_body": False})
 
 

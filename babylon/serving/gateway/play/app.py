@@ -4,6 +4,7 @@ It shares the gateway's keys and its port, and takes no part in the calls of age
 """
 
 import asyncio
+from collections import defaultdict
 from collections.abc import Callable, Coroutine, Sequence
 from typing import Annotated, Any
 
@@ -33,6 +34,7 @@ from babylon.store.connection import UNREACHABLE
 
 PATHS = ("/v1/events", "/v1/trajectories/", "/openapi.json")
 AT_A_TIME = 4  # connections to the database; recording and routes need the others
+OF_A_KEY = 3  # of these: finishes that wait for calls leave a connection to other keys
 _EVENT: TypeAdapter[Event] = TypeAdapter(Event)
 
 
@@ -89,6 +91,7 @@ async def apply_all(
 def play_app(handler: PlayHandler, keys: KeyRing) -> FastAPI:
     """Return the application, with its schema at ``/openapi.json``."""
     slots = asyncio.Semaphore(AT_A_TIME)
+    of_keys = defaultdict[str, asyncio.Semaphore](lambda: asyncio.Semaphore(OF_A_KEY))
     # For the schema only: the route checks the key before anything is read.
     bearer = Depends(HTTPBearer(auto_error=False))
     router = APIRouter(
@@ -101,13 +104,13 @@ def play_app(handler: PlayHandler, keys: KeyRing) -> FastAPI:
 
         The status is 200, or that of the first refused event; the results tell of each.
         """
-        async with slots:
+        async with of_keys[request.state.caller.key_id], slots:
             return _answer(await apply_all(handler, request.state.caller, batch.events))
 
     @router.get("/trajectories/{trajectory_id}")
     async def trajectory(trajectory_id: Annotated[Id, Path()], request: Request) -> PlayState:
         """A trajectory of this key as far as it is stored."""
-        async with slots:
+        async with of_keys[request.state.caller.key_id], slots:
             return await handler.state(request.state.caller, trajectory_id)
 
     app = FastAPI(
@@ -132,7 +135,7 @@ def _keyed_route(keys: KeyRing) -> type[APIRoute]:
             handle = super().get_route_handler()
 
             async def guarded(request: Request) -> Response:
-                request.state.caller = keys.admit(request.scope["headers"], "record", "infer")
+                request.state.caller = keys.admit(request.scope["headers"], "record")
                 if request.method == "POST":
                     request._body = body = await read_body(request.scope, request.receive)
                     _check_json(body)

@@ -136,8 +136,8 @@ def _named(step: StepEvent, call: str | ElsewhereCall, by_id: Mapping[str, Playe
     if call not in by_id:
         raise RequestError(
             409,
-            f"step {step.number} names call {call!r:.80}, which this key did not make: send the"
-            " id of the gateway's answer",
+            f"step {step.number} names call {call!r:.80}, which is not recorded for this key:"
+            " send the id of the gateway's answer, and see `babylon calls rules`",
             code="unknown_call",
         )
     return _llm_call(by_id[call])

@@ -322,13 +322,15 @@ async def _records(
     """Return the trajectory's calls and those that its steps name, in the order of time.
 
     Raises:
-        RequestError: 409, a step names a call of another trajectory.
+        RequestError: 409, a step names a call of another trajectory. A call of a recognised session
+            may become this trajectory's until the session is finished, which may train it.
     """
     records = await played_calls(connection, play, _named_calls(steps))
-    for record in records:
-        place = record.trajectory_id or play.trajectory_id
-        if place != play.trajectory_id and not session_owner(place):
-            raise _conflict(play, f"names call {record.call_id} of trajectory {place!r:.80}")
+    others = {one.trajectory_id for one in records} - {None, play.trajectory_id}
+    for place in filter(None, others):
+        session = await find_play(connection, place) if session_owner(place) else None
+        if not session_owner(place) or (session and session.finished_at):
+            raise _conflict(play, f"names a call of trajectory {place!r:.80}")
     own = (None, play.agent_id)  # collection leaves out other agents' calls
     return [one for one in records if play.agent_id is None or one.agent_id in own]
 

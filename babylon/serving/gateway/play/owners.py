@@ -7,6 +7,7 @@ collection leaves out calls of other keys than the owner's.
 
 import asyncio
 import logging
+import re
 from contextlib import suppress
 from typing import NoReturn
 
@@ -21,6 +22,7 @@ ANSWER_S = 0.25  # the longest that a call waits for the database
 RETRY_S = 0.25
 MAX_CACHED = 100_000  # trajectories, about 20 MB; the database has the others
 SESSION = "session-"
+_SESSION = re.compile(SESSION + r"(\w+)-[0-9a-f]{16}")  # other ids may begin so too
 _Claim = tuple[str, str | None]  # key id, agent id
 
 
@@ -78,9 +80,8 @@ class TrajectoryOwners:
 
 def session_owner(trajectory_id: str) -> str | None:
     """Return the key id in the id of a recognised session, None for any other trajectory."""
-    if not trajectory_id.startswith(SESSION):
-        return None
-    return trajectory_id.removeprefix(SESSION).rpartition("-")[0]
+    found = _SESSION.fullmatch(trajectory_id)
+    return found[1] if found else None
 
 
 def wrong_key(trajectory_id: str) -> RequestError:

@@ -16,8 +16,10 @@ from hypothesis import strategies as st
 from openai import AsyncOpenAI, BadRequestError, InternalServerError
 
 from babylon.policies.tokenizer import CHAT_TEMPLATE
+from babylon.serving.engine import grammar
 from babylon.serving.engine.engine_process import make_app
 from babylon.serving.engine.grammar import Constraint
+from babylon.serving.engine.loaded_policies import load
 from tests.tiny_policy import tiny_model, tiny_tokenizer
 
 HELLO: list[Any] = [{"role": "user", "content": "hello"}]
@@ -326,3 +328,13 @@ async def test_closing_an_object_forbids_nothing_that_is_described(
         assert valid is None or valid.items() <= json.loads(text).items()
     else:  # other properties are allowed here, and the policy goes on with them
         assert all(f'"{name}"' in text for name in valid or {"z": 0})
+
+
+def test_policies_of_one_base_share_what_grammars_need(
+    path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    first, second = load("one", str(path), 1), load("two", str(path), 2)
+    monkeypatch.setattr(grammar, "from_tokenizer", None)  # nothing is prepared at a call
+    for policy in (first, second):
+        policy.constraint('start: "a"')
+    assert first._grammars._tokens is second._grammars._tokens

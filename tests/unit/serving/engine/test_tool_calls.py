@@ -1,12 +1,15 @@
 """Tool calls in text, whole and in pieces."""
 
 import json
-from typing import Any
+from collections.abc import AsyncIterator
+from types import SimpleNamespace
+from typing import Any, cast
 
 import pytest
 
+from babylon.serving.engine.choice import ChatChoice, Piece
 from babylon.serving.engine.tool_calls import ToolCallParser, template_message
-from babylon.serving.openai_wire import RequestError
+from babylon.serving.openai_wire import RequestError, parse_chat
 
 CALL = '<tool_call>\n{"name": "price", "arguments": {"ticker": "é"}}\n</tool_call>'
 ANSWERS = [
@@ -88,3 +91,21 @@ def test_a_malformed_call_in_the_history_is_refused(calls: list[Any]) -> None:
 def test_calls_in_the_history_are_a_list(calls: object) -> None:
     with pytest.raises(RequestError, match="send a list"):
         template_message({"role": "assistant", "content": None, "tool_calls": calls})
+
+
+class _SaidAtOnce(ChatChoice):
+    async def _pieces(self) -> AsyncIterator[Piece]:
+        self.finish_reason = "stop"
+        yield Piece(f"Let me look. {CALL}", [5], [-0.5], [])
+
+
+async def test_a_streamed_delta_has_text_or_calls() -> None:
+    tools = [{"type": "function", "function": {"name": "price"}}]
+    fields = {"model": "p", "messages": [{"role": "user"}], "return_token_ids": True}
+    asked = parse_chat({**fields, "tools": tools})
+    policy = cast(Any, SimpleNamespace(decode=None))
+    job = cast(Any, SimpleNamespace(row=SimpleNamespace(request=SimpleNamespace(constraint=None))))
+    text, call = [part async for part in _SaidAtOnce(policy, asked, job, 0).parts()]
+    assert text["delta"] == {"content": "Let me look."} and text["finish_reason"] is None
+    assert [*call["delta"]] == ["tool_calls"] and call["finish_reason"] == "tool_calls"
+    assert "token_ids" not in text and call["token_ids"] == [5]

@@ -1,8 +1,11 @@
 import asyncio
+from types import SimpleNamespace
 from typing import cast
 
 import pytest
 
+from babylon.serving.gateway.auth import Principal
+from babylon.serving.gateway.exchange import Exchange
 from babylon.serving.gateway.key_limits import KeyLimits
 from babylon.serving.gateway.limits import CallLimits
 from babylon.serving.openai_wire import RequestError
@@ -40,4 +43,16 @@ async def test_a_waiting_call_that_is_cancelled_leaves_the_queue() -> None:
         await asyncio.wait([waiting])
         assert limits.waiting == 0
     async with limits.for_version("v1"):
+        pass
+
+
+def test_the_tokens_of_all_choices_count_for_the_key() -> None:
+    limits = KeyLimits(cast(Store, None), "test")
+    key = Principal(key_id="k", digest=b"", scopes=frozenset(), tokens_per_minute=30)
+    said = SimpleNamespace(
+        key_id="k", prompt_token_ids=[1] * 4, token_ids=[2] * 8, completion_tokens=32
+    )
+    with limits.admitted(key):
+        limits.spend(cast(Exchange, said))
+    with pytest.raises(RequestError, match="has 36 tokens"), limits.admitted(key):
         pass
