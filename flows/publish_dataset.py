@@ -35,8 +35,8 @@ async def publish_dataset(
     settings = await settings_with(overrides, blocks)
     async with open_store(settings) as store:
         scored = await windows_of(store, day or yesterday())
-        published = [file for one in scored for file in await publish(settings, one)]
         if settings.publish.repository:
             before = (day or yesterday()) + timedelta(days=1)
             await publish_to_hub(store, settings.publish, before)
-    return published
+        # Last: a window that cannot be written fails this run, and holds up no commit.
+        return [file for one in scored for file in await publish(settings, one)]

@@ -266,8 +266,7 @@ class ServingSettings(Group):
     endpoint: str = _env("http://localhost:8000", "LOCAL_ENDPOINT")
     """Address of the gateway, on this machine's loopback."""
     listen: str | None = _env(None, "GATEWAY_LISTEN", pattern=r"^https?://[^/:@]+:\d+/?$")
-    """Further address at which the gateway listens for other machines, as `https://0.0.0.0:8443`;
-    with `http://` behind a proxy of your own. Unset: loopback only."""
+    """Address for other machines: `https://0.0.0.0:8443`, `http://` behind a proxy. Unset: none."""
     tls_certificate: Path | None = _env(None, "TLS_CERTIFICATE")
     """PEM file with the certificate (and its chain) of an `https` address in `GATEWAY_LISTEN`."""
     tls_key: Path | None = _env(None, "TLS_KEY")
@@ -366,19 +365,16 @@ class TrackingSettings(Group):
 
 
 class PublishSettings(Group):
-    """The dataset's repository on the Hugging Face Hub, and the models'. Off by default."""
+    """The dataset's repository on the Hugging Face Hub. Off by default."""
 
     repository: str | None = _env(None, "PUBLISH_TO", pattern=r"^[\w.-]+/[\w.-]+$")
     """Dataset repository that finished windows are published to: `owner/name`. Unset: none."""
-    models: str | None = _env(None, "PUBLISH_MODELS_TO", pattern=r"^[\w.-]+/[\w.-]+$")
-    """Model repository that promoted checkpoints are published to: `owner/name`. Unset: none."""
     private: bool = _env(True, "PUBLISH_PRIVATE")
     """A repository that is made here is private."""
     license: str | None = _env(None, "PUBLISH_LICENSE", pattern=r"^[a-z0-9.-]+$")
     """License of what is published, as the hub writes it: `cc-by-4.0`. Needed to publish."""
     agents: str | None = _env(None, "PUBLISH_AGENTS")
-    """Agents that agreed to be published: names or patterns, as `fleet-*,carol`. `*` is everyone.
-    Needed to publish."""
+    """Agents that agreed to be published: `fleet-*,carol`, `*` for all. Needed to publish."""
     token: SecretStr | None = _env(None, "HF_TOKEN")
     """Access token of the hub."""
     endpoint: str | None = _env(None, "HF_ENDPOINT", pattern=r"^https?://[^/]+$")

@@ -19,7 +19,7 @@ from babylon.dataset.scrub import cleaned
 from babylon.dataset.table_file import TableName, write_table
 from babylon.dataset.trajectories import Consent, Selection, trajectory_rows
 from babylon.store import Store
-from babylon.store.published import Withheld, read_withheld
+from babylon.store.published import read_withheld
 from babylon.store.windows import list_windows
 
 log = logging.getLogger(__name__)
@@ -46,7 +46,7 @@ async def selection_of(store: Store, publish: PublishSettings) -> Selection:
     patterns = publish.agents
     return Selection(
         withheld=await read_withheld(store),
-        agents=Consent(tuple(patterns.split(","))) if patterns else None,
+        agents=Consent(tuple(one.strip() for one in patterns.split(","))) if patterns else None,
     )
 
 
@@ -60,11 +60,10 @@ async def build_tables(
     """
     window_id = scored.claim.window_id
     scores = await read_scores(store, window_id)
-    measured = await performance_rows(store, home, scored)
-    withheld = selection.withheld if selection.safe else Withheld()
+    measured = await performance_rows(store, home, scored, selection)
     tables: dict[str, Callable[[], Iterable[Rows]]] = {
         TRAJECTORIES: lambda: trajectory_rows(home, scored, scores, selection),
-        SCENARIOS: lambda: [_safe(scenario_rows(home, scored, withheld), selection)],
+        SCENARIOS: lambda: [_safe(scenario_rows(home, scored, selection), selection)],
         OUTCOMES: lambda: (_safe(rows, selection) for rows in outcome_rows(home, scored)),
         PERFORMANCE: lambda: [_safe(measured, selection)],
     }

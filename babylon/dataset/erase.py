@@ -6,6 +6,7 @@ is squashed. Weights cannot be rewritten: the report names the policies that lea
 
 import asyncio
 import shutil
+from contextlib import nullcontext
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
@@ -29,6 +30,8 @@ from babylon.store.published import (
     PublishedFile,
     list_published,
     policies_of,
+    publishing,
+    read_withheld,
     record_published,
     withhold,
 )
@@ -67,8 +70,8 @@ class Erasure:
         for version, how in self.policies.items():
             told.append(
                 f"Policy {version} {'learnt from it' if how == 'trained' else 'descends from one'}:"
-                f" roll back to an older policy (`babylon model rollback`), then"
-                f" `babylon windows release` the window and train it again without."
+                " roll back to an older policy (`babylon model rollback`), delete its rows from"
+                " the game's tables, then `babylon windows release` the window and train it again."
             )
         return tuple(told)
 
@@ -90,10 +93,26 @@ async def erase(
         NothingToEraseError: the name is unknown.
         PublishError: the hub refused. The name is withheld from later files all the same.
     """
+    # While a run of the daily flow commits files, the ledger does not know them yet.
+    async with publishing(store) if apply else nullcontext():
+        return await _erase(store, home, publish, kind, name, reason, apply, squash)
+
+
+async def _erase(
+    store: Store,
+    home: Home,
+    publish: PublishSettings,
+    kind: Kind,
+    name: str,
+    reason: str,
+    apply: bool,
+    squash: bool,
+) -> Erasure:
     published = await list_published(store, publish.repository or "")
     trajectories = await _trajectories(store, published, kind, name)
+    withheld = await read_withheld(store)
     known = trajectories or any(name in file.agents for file in published)
-    if not known:
+    if not known and name not in withheld.agents | withheld.trajectories:
         raise NothingToEraseError(
             f"no {kind} {name!r} was recorded or published: see the names in `babylon windows show`"
         )
@@ -117,19 +136,20 @@ async def erase(
     )
     if not apply:
         return found
-    # Before anything else: a run of the daily flow in between must not publish it again.
+    # Before anything else: no later file may hold it, also if the hub refuses the rest.
     await withhold(store, kind, name, reason)
-    if not held:
-        return found
-    agents = {name} if kind == "agent" else set()
-    others = [file for file in published if file not in held]
-    rewritten, revision = await asyncio.to_thread(
-        _rewrite, home, publish, held, others, agents, trajectories
-    )
-    await record_published(store, rewritten)
-    if squash:
-        await asyncio.to_thread(Hub(publish, held[0].repository).squash)
-    return replace(found, revision=revision, squashed=squash)
+    if held:
+        agents = {name} if kind == "agent" else set()
+        others = [file for file in published if file not in held]
+        rewritten, revision = await asyncio.to_thread(
+            _rewrite, home, publish, held, others, agents, trajectories
+        )
+        await record_published(store, rewritten)
+        found = replace(found, revision=revision)
+    # Also when nothing is held any more: an earlier take-down may have left the history.
+    if squash := squash and bool(published):
+        await asyncio.to_thread(Hub(publish, published[0].repository).squash)
+    return replace(found, squashed=squash)
 
 
 async def _trajectories(
@@ -170,9 +190,12 @@ def _rewrite(
     """Commit the files without the rows in place of the old ones → (ledger's rows, revision)."""
     # Local files go last: until the commit is made, they can be rewritten again.
     hub = Hub(publish, held[0].repository)
+    there = hub.create()
     temporary = Path(mkdtemp(prefix="babylon-erase-"))
     try:
-        made = [_rewritten(hub, home, temporary, file, agents, trajectories) for file in held]
+        made = [
+            _rewritten(hub, there, home, temporary, file, agents, trajectories) for file in held
+        ]
         card = write_card(home, [*others, *made], publish)
 
         def change(head: Head) -> tuple[dict[str, Path | bytes], list[str]]:
@@ -195,6 +218,7 @@ def _rewrite(
 
 def _rewritten(
     hub: Hub,
+    there: Head,
     home: Home,
     temporary: Path,
     file: PublishedFile,
@@ -203,7 +227,9 @@ def _rewritten(
 ) -> PublishedFile:
     source = home.datasets / file.path
     if not source.exists():
-        source = hub.download(file.path, file.revision, temporary)
+        # A squash removed older revisions; a run that died after its commit removed the file.
+        revision = there.revision if file.path in there.files else file.revision
+        source = hub.download(file.path, revision, temporary)
     target = temporary / "rewritten.parquet"
     sha256, rows = rewrite_table(source, target, partial(_kept, file.config, agents, trajectories))
     path = f"{stem_of(file.path)}-{sha256[:8]}.parquet"

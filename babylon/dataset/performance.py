@@ -7,12 +7,14 @@ over the gate's scenarios in simulator dollars.
 
 from collections import defaultdict
 from collections.abc import Iterator
+from pathlib import PurePath
 from statistics import fmean
 from typing import Any, Literal, TypedDict
 
 from babylon.core.home import Home
 from babylon.core.trajectories import Trajectory, read_trajectories
 from babylon.core.types import Scored
+from babylon.dataset.trajectories import Selection
 from babylon.store import Store
 from babylon.store.policies import Policy, list_policies
 from babylon.store.routes import list_routes
@@ -34,13 +36,16 @@ class Measurement(TypedDict, total=False):
     reason: str | None
 
 
-async def performance_rows(store: Store, home: Home, scored: Scored) -> list[dict[str, Any]]:
+async def performance_rows(
+    store: Store, home: Home, scored: Scored, selection: Selection
+) -> list[dict[str, Any]]:
     """Return the window's measurements, by kind and policy."""
     window_id = scored.claim.window_id
     policies = {policy.policy_version: policy for policy in await list_policies(store)}
     routes = {r.route_version: r.policy_version for r in await list_routes(store, limit=_ROUTES)}
     trained = [policy for policy in policies.values() if policy.window_id == window_id]
-    rows = [*played_rows(read_trajectories(home, scored.artifact))]
+    played = read_trajectories(home, scored.artifact)
+    rows = [*played_rows([t for t in played if selection.takes(t.agent_id, t.trajectory_id)])]
     for policy in trained:
         rows += _validated(policy, routes)
     rows.sort(key=lambda row: (row["measured"], row["policy_version"] or -1))
@@ -91,13 +96,18 @@ def _validated(policy: Policy, routes: dict[int, int]) -> Iterator[Measurement]:
         }
 
 
+def _model_name(base: str) -> str:
+    """Return the model's name; the path of a directory may name a user of this machine."""
+    return PurePath(base).name if PurePath(base).is_absolute() else base
+
+
 def _row(row: Measurement, policies: dict[int, Policy], window_id: str) -> dict[str, Any]:
     version = row["policy_version"]
     policy = None if version is None else policies.get(version)
     return {
         "parent_version": policy and policy.parent_version,
         "kind": policy and policy.kind,
-        "base_model": policy and policy.base_model,
+        "base_model": policy and _model_name(policy.base_model),
         **row,
         "window_id": window_id,
     }

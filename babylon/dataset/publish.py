@@ -7,6 +7,7 @@ died after its commit finds its files at the head by path and digest, and only e
 import asyncio
 import logging
 from collections.abc import Iterable, Sequence
+from contextlib import nullcontext
 from dataclasses import dataclass, replace
 from datetime import date
 from itertools import groupby
@@ -14,7 +15,7 @@ from pathlib import Path
 
 import pyarrow.parquet as pq
 
-from babylon.core.errors import ConfigError
+from babylon.core.errors import BabylonError, ConfigError
 from babylon.core.home import Home
 from babylon.core.settings import PublishSettings
 from babylon.core.types import Published, Scored
@@ -26,6 +27,7 @@ from babylon.store import Store
 from babylon.store.published import (
     PublishedFile,
     list_published,
+    publishing,
     read_withheld,
     record_published,
 )
@@ -85,11 +87,26 @@ async def publish_days(
         PublishError: the hub refused or did not answer. Days before that are published.
     """
     repository = require_publishable(publish)
+    async with nullcontext() if dry_run else publishing(store):
+        return await _publish(store, home, publish, repository, day, before, dry_run)
+
+
+async def _publish(
+    store: Store,
+    home: Home,
+    publish: PublishSettings,
+    repository: str,
+    day: date | None,
+    before: date | None,
+    dry_run: bool,
+) -> list[PublishedDay]:
     known = await list_published(store, repository)
     windows = await unpublished(store, known, day=day, before=before)
     done: list[PublishedDay] = []
     for name, group in groupby(windows, lambda scored: scored.claim.window_id[:DAY]):
         files = await _files(store, home, publish, repository, list(group), known)
+        if not files:
+            continue
         made = PublishedDay(day=name, files=tuple(files))
         if not dry_run:
             made = await _send(home, publish, made, known)
@@ -131,7 +148,11 @@ async def _files(
     selection = await selection_of(store, publish)
     files = []
     for scored in windows:
-        tables = await build_tables(store, home, scored, selection)
+        try:
+            tables = await build_tables(store, home, scored, selection)
+        except BabylonError as error:  # a damaged window must not hold up all later ones
+            log.error("window %s is not published: %s", scored.claim.window_id, error)
+            continue
         files += [
             await asyncio.to_thread(describe, home, repository, config, published)
             for config, published in tables.items()

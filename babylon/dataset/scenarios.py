@@ -14,10 +14,10 @@ import msgspec
 from babylon.core.artifacts import iter_artifact
 from babylon.core.home import Home
 from babylon.core.types import Scored
+from babylon.dataset.trajectories import Selection
 from babylon.evaluation.rebuild.recorded import RecordedRow, RecordedScenario, RecordedStep
 from babylon.evaluation.rebuild.recorded_windows import rebuild_rows
 from babylon.quality.decode import decode
-from babylon.store.published import Withheld
 
 log = logging.getLogger(__name__)
 
@@ -32,18 +32,18 @@ _COLUMNS = (
 )
 
 
-def scenario_rows(home: Home, scored: Scored, withheld: Withheld) -> list[dict[str, Any]]:
+def scenario_rows(home: Home, scored: Scored, selection: Selection) -> list[dict[str, Any]]:
     """Return the scenarios that can be rebuilt from the rows; the others are logged.
 
-    A market that a withheld agent shared cannot be played without it, and is left out.
+    A market that an agent shared who is not published cannot be played without it: it is left out.
     """
     rebuilt = rebuild_rows(list(_rows(home, scored)))
     for skipped in rebuilt.skipped:
         log.warning("window %s: %s", skipped.window_id, skipped.reason)
     return [
-        _row(scored.claim.window_id, one, withheld)
+        _row(scored.claim.window_id, one, selection)
         for one in rebuilt.scenarios
-        if withheld.agents.isdisjoint(one.players)
+        if all(selection.takes(agent) for agent in one.players)
     ]
 
 
@@ -60,11 +60,9 @@ def _rows(home: Home, scored: Scored) -> Iterable[RecordedRow]:
             )
 
 
-def _row(window_id: str, recorded: RecordedScenario, withheld: Withheld) -> dict[str, Any]:
+def _row(window_id: str, recorded: RecordedScenario, selection: Selection) -> dict[str, Any]:
     scenario = recorded.scenario
-    plays = [
-        play for play in recorded.plays if not withheld.covers(play.agent_id, play.trajectory_id)
-    ]
+    plays = [play for play in recorded.plays if selection.takes(play.agent_id, play.trajectory_id)]
     pnl = [play.pnl_usd for play in plays]
     return {
         "scenario_id": scenario.scenario_id,

@@ -81,7 +81,7 @@ class Selection:
     agents: Consent | None = None
     safe: bool = True
 
-    def takes(self, agent_id: str, trajectory_id: str) -> bool:
+    def takes(self, agent_id: str, trajectory_id: str = "") -> bool:
         if not self.safe:
             return True
         consented = self.agents is None or self.agents.covers(agent_id)

@@ -3,7 +3,7 @@
 from dataclasses import dataclass
 
 from babylon.core.settings import DeploymentStrategy, ExperimentSettings, WindowSettings
-from babylon.core.types import Change, Claim
+from babylon.core.types import CANARY, Change, Claim
 from babylon.core.windows import parse_window_id
 from babylon.deployment.change import ChangeRequest, RunChecks
 from babylon.deployment.experiments import next_canary_share, run_experiment
@@ -12,7 +12,8 @@ from babylon.deployment.rollback import roll_back
 from babylon.evaluation.experiment.review import review
 from babylon.evaluation.experiment.review_records import Review
 from babylon.store.connection import Store
-from babylon.store.routes import Route
+from babylon.store.policies import get_policy
+from babylon.store.routes import Route, Split
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -35,8 +36,8 @@ async def decide(
     """Act on the analysis of the running experiment. Return ``None`` if none runs.
 
     The challenger becomes champion; or the experiment ends with the champion, because the
-    challenger does harm or the time is over; or it goes on. A canary of the strategy ``canary``
-    that goes on without a warning gets its next share.
+    challenger does harm or the time is over; or it goes on. A canary of the strategy ``canary``,
+    or of a checkpoint that only live play can judge, gets its next share unless there is a warning.
 
     Raises:
         BabylonError: As ``change_route`` raises it.
@@ -57,9 +58,18 @@ async def decide(
         change = await replace_champion(store, run_checks, route.split.challenger_version, request)
     elif found.decision in ("rollback", "keep"):
         change = await roll_back(store, request)
-    elif strategy == "canary" and not found.warns and (share := _next_share(windows, route, claim)):
+    elif (
+        not found.warns
+        and (share := _next_share(windows, route, claim))
+        and (strategy == "canary" or await _judged_live(store, route.split))
+    ):
         change = await run_experiment(store, run_checks, "canary", None, share, request)
     return Decided(review=found, change=change)
+
+
+async def _judged_live(store: Store, split: Split) -> bool:
+    verdict = (await get_policy(store, split.challenger_version)).verdict
+    return bool(verdict and verdict.get("evidence") == CANARY)
 
 
 def _next_share(windows: WindowSettings, route: Route, claim: Claim) -> float | None:

@@ -5,10 +5,14 @@ commit that holds its file. ``withheld`` lists agents and trajectories that were
 later file leaves them out.
 """
 
-from collections.abc import Sequence
+from collections.abc import AsyncIterator, Sequence
+from contextlib import asynccontextmanager
 from dataclasses import astuple, dataclass, fields
 
 from babylon.store.connection import Store
+
+_KEY = 0x7075_626C_6973  # "publis"
+_LONGEST_S = 3600.0  # an upload may take that long
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -67,6 +71,15 @@ async def record_published(store: Store, files: Sequence[PublishedFile]) -> None
             " published_at = now()",
             [astuple(file) for file in files],
         )
+
+
+@asynccontextmanager
+async def publishing(store: Store) -> AsyncIterator[None]:
+    """Hold the lock of the published dataset; commits and take-downs wait for each other."""
+    async with store.pool.acquire() as connection, connection.transaction():
+        await connection.execute("SET LOCAL idle_in_transaction_session_timeout = 0")
+        await connection.execute("SELECT pg_advisory_xact_lock($1)", _KEY, timeout=_LONGEST_S)
+        yield
 
 
 async def read_withheld(store: Store) -> Withheld:

@@ -1,14 +1,14 @@
 """Experiments: how one begins, changes and ends, by hand and by the windows that are trained."""
 
 from collections.abc import Callable
-from dataclasses import replace
+from dataclasses import asdict, replace
 from typing import Any
 
 import pytest
 
 from babylon.core.errors import ConfigError, ExperimentError, SupersededError
 from babylon.core.settings import ExperimentSettings, Settings, WindowSettings
-from babylon.core.types import Claim
+from babylon.core.types import CANARY, Claim
 from babylon.deployment import decide_experiment
 from babylon.deployment.change import ChangeRequest, checks_under
 from babylon.deployment.experiments import Experiment, run_experiment
@@ -239,3 +239,17 @@ async def test_a_canary_begun_by_hand_is_ramped_by_hand(
     await store.pool.execute("UPDATE babylon.routes SET created_at = '2025-11-14'")
     await deploy_checkpoint(store, settings, verdict(claim, promote=False))
     assert (await current_route(store)).share == 0.05
+
+
+async def test_a_canary_of_the_gate_is_ramped_whatever_the_strategy(
+    store: Store, settings: Settings, claim: Claim, deciding: Deciding
+) -> None:
+    deciding("insufficient")
+    await begin(store, settings, "canary")
+    await store.pool.execute("UPDATE babylon.routes SET created_at = '2025-11-14'")
+    told = asdict(replace(verdict(claim), evidence=CANARY))
+    await store.pool.execute(
+        "UPDATE babylon.policies SET verdict = $1 WHERE policy_version = 1", told
+    )
+    await deploy_checkpoint(store, settings, verdict(claim, promote=False))
+    assert (await current_route(store)).share == 0.25

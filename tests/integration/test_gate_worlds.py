@@ -49,6 +49,8 @@ async def test_when_the_news_turn_the_gate_follows_the_fleet(
     assert first.source == "recorded" and len(first.scenarios) == 2
     assert all(turned in scenario.scenario_id for scenario in first.scenarios)  # its own are not
     assert {world.rules.news_reliability for world in worlds.scenarios} == {0.05}
+    recipe = await gate_worlds(store, f"{trained_on}+again", "seed", FLEET)
+    assert recipe is not None and recipe.batches[0] == first
 
     believer, doubter = (scripted(SCRIPTED_AGENTS[name]) for name in ("news", "contrarian"))
     match = await compare(believer, doubter, worlds)

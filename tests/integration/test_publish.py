@@ -1,11 +1,14 @@
 """Publishing to a hub: exactly one commit, whatever happens on the way."""
 
+import asyncio
 from collections.abc import Iterator
 from dataclasses import replace
 from datetime import date
 from hashlib import blake2b
 from io import BytesIO
 from pathlib import Path
+from shutil import rmtree
+from typing import Any
 
 import huggingface_hub.constants
 import polars as pl
@@ -283,7 +286,7 @@ async def test_nothing_is_sent_before_license_and_consent(
         ):
             await push(store, publisher.replace(publish={missing: None}))
     assert hub.requests == []
-    await push(store, publisher.replace(publish={"agents": "b*,nobody"}))
+    await push(store, publisher.replace(publish={"agents": "nobody, b*"}))
     assert read(hub, "trajectories")["agent_id"].to_list() == ["bo"]
 
 
@@ -319,6 +322,53 @@ async def test_an_agent_is_taken_down_everywhere(
     await push(store, publisher)
     assert read(hub, "trajectories")["agent_id"].to_list() == ["bo", "bo"]
     assert replace(done, revision="").advice
+
+
+async def test_the_history_may_be_squashed_later_and_files_fetched_after_it(
+    store: Store, publisher: Settings, hub: HubState
+) -> None:
+    await finish(store, publisher, WINDOW, [played(WINDOW, one) for one in ("ann", "bo", "cy")])
+    await push(store, publisher)
+    home, publish = publisher.home, publisher.publish
+    first = await erase(store, home, publish, "agent", "ann", apply=True)
+    assert first.revision and not first.squashed and len(hub.commits(REPOSITORY)) == 2
+    again = await erase(store, home, publish, "agent", "ann", apply=True, squash=True)
+    assert again.squashed and len(hub.commits(REPOSITORY)) == 1
+    rmtree(home.datasets)  # another machine: the ledger names revisions that are gone
+    await erase(store, home, publish, "agent", "bo", apply=True)
+    assert read(hub, "trajectories")["agent_id"].to_list() == ["cy"]
+
+
+async def test_a_take_down_waits_for_a_commit_in_the_making(
+    store: Store, publisher: Settings, hub: HubState, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The ledger does not know the files yet, so a take-down beside it would miss them."""
+    await finish(store, publisher, WINDOW, [played(WINDOW, "ann"), played(WINDOW, "bo")])
+    await finish(store, publisher, NEXT_DAY, [played(NEXT_DAY, "ann"), played(NEXT_DAY, "bo")])
+    await push(store, publisher, before=date(2025, 11, 15))
+    real, begun = publishing._send, asyncio.Event()
+
+    async def slow(*arguments: Any) -> publishing.PublishedDay:
+        begun.set()
+        await asyncio.sleep(0.5)
+        return await real(*arguments)
+
+    monkeypatch.setattr(publishing, "_send", slow)
+    run = asyncio.create_task(push(store, publisher))
+    await begun.wait()
+    await erase(store, publisher.home, publisher.publish, "agent", "ann", apply=True)
+    assert await run == ["2025-11-15"]
+    assert read(hub, "trajectories")["agent_id"].to_list() == ["bo", "bo"]
+
+
+async def test_a_damaged_window_holds_up_no_other(
+    store: Store, publisher: Settings, hub: HubState
+) -> None:
+    await two_days(store, publisher)
+    first = (await windows_of(store))[0]
+    Path(publisher.home.resolve(first.artifact.uri)).unlink()
+    assert await push(store, publisher) == ["2025-11-14", "2025-11-15"]
+    assert WINDOW not in read(hub, "trajectories")["window_id"].to_list()
 
 
 def batch_digest(rows: list[TrainingRow]) -> str:

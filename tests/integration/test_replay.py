@@ -5,6 +5,7 @@ from dataclasses import asdict, replace
 from datetime import UTC, datetime
 from functools import partial
 from pathlib import Path
+from re import findall
 
 import polars as pl
 import pyarrow.dataset
@@ -19,7 +20,7 @@ from babylon.dataset.performance import performance_rows, played_rows
 from babylon.dataset.replay.comparison import replay_report
 from babylon.dataset.replay.counterfactual import replay
 from babylon.dataset.replay.dataset_reader import read_dataset
-from babylon.dataset.trajectories import Selection
+from babylon.dataset.trajectories import Consent, Selection
 from babylon.evaluation.arena.play import scripted
 from babylon.evaluation.rebuild.recorded import Rebuilt
 from babylon.evaluation.rebuild.recorded_windows import rebuild_windows, recorded_windows
@@ -245,6 +246,24 @@ async def test_a_dataset_replays_as_the_database_does(
             assert abs(one.difference) < CENT
 
 
+async def test_agents_that_did_not_agree_are_in_no_table(store: Store, heuristic: Settings) -> None:
+    for shared in (False, True):
+        start = NINE.replace(minute=20 * shared)
+        own = replace(plan(shared=shared), start=start)
+        await run_fleet(store, heuristic, own, "scripted")
+    await trained(store, heuristic)
+    (scored,) = await windows_of(store)
+    agreed = Selection(agents=Consent(("agent-1",)))
+    await build_tables(store, heuristic.home, scored, agreed)
+    for table in ("trajectories", "scenarios"):
+        rows = pl.read_parquet(heuristic.home.datasets / table / "**" / "*.parquet").to_dicts()
+        assert rows and not {"agent-0", "agent-2", "agent-3"} & {*findall(r"agent-\d", str(rows))}
+    scenarios = pl.read_parquet(heuristic.home.datasets / "scenarios" / "**" / "*.parquet")
+    assert scenarios["players"].list.len().sum() == 0  # a shared market needs all its players
+    plays = scenarios["trajectory_ids"].list.len().to_list()
+    assert plays and max(plays) == 1
+
+
 async def test_parquet_readers_take_a_table_as_a_whole(store: Store, heuristic: Settings) -> None:
     await run_fleet(store, heuristic, plan(), "scripted")
     files = await built(store, heuristic)
@@ -325,7 +344,7 @@ async def test_performance_tells_play_and_gate(store: Store, heuristic: Settings
     await run_fleet(store, heuristic, plan(), "scripted")
     await trained(store, heuristic)
     (scored,) = await windows_of(store)
-    await ensure_base(store, uri="base", base_model="tiny")
+    await ensure_base(store, uri="base", base_model="/home/ann/tiny")
     rows = await store.pool.fetch('SELECT "trajectoryId" AS id FROM trajectories ORDER BY 1')
     claim = Claim(window_id=WINDOW.id, epoch=1, owner="test")
     await store.pool.execute("UPDATE babylon.windows SET state = 'claimed'")
@@ -339,16 +358,18 @@ async def test_performance_tells_play_and_gate(store: Store, heuristic: Settings
         malformed_before=0.1, malformed_after=0.0,
     )  # fmt: skip
     await set_verdict(store, claim, version, asdict(verdict))
-    table = pl.DataFrame(await performance_rows(store, heuristic.home, scored))
+    table = pl.DataFrame(await performance_rows(store, heuristic.home, scored, Selection()))
     columns = ("policy_version", "measured", "scenarios", "pnl_usd", "win_rate", "promoted")
     assert table.select(columns).rows() == [
         (0, "validation", 512, 1.0, 0.4, None), (1, "validation", 512, 2.0, 0.5, True)
     ]  # fmt: skip
     assert table["parent_version"].to_list() == [None, 0]
+    assert table["base_model"].to_list() == ["tiny", "tiny"]  # and no path of this machine
 
     await deploy_checkpoint(store, heuristic, verdict)
     await set_verdict(store, claim, version, asdict(replace(verdict, route_version=2)))
-    again = await performance_rows(store, heuristic.home, scored)  # its parent was the champion
+    # Its parent was the champion.
+    again = await performance_rows(store, heuristic.home, scored, Selection())
     assert [row["policy_version"] for row in again] == [0, 1]
 
 

@@ -15,7 +15,7 @@ yet. W falls in m, so the m below which W stays under 1/alpha are an interval's 
 Departures from the paper: three gamblers share the capital, with bets that are best after a
 sixteenth, a quarter and all of the budget (its equation 26 with these sample sizes); bets are
 capped by each world's own bound. ``loss`` need not be an upper bound of the gains: gains beyond
-``gain_i`` count as ``gain_i``, which can only lower W.
+``gain_i`` count as ``gain_i``, which can only lower W. A loss beyond ``loss_i`` ends W at 0.
 """
 
 import math
@@ -34,6 +34,7 @@ _HORIZONS = (1, 4, 16)  # a gambler's sample size is the budget over one of thes
 _CAPITAL = np.log((0.6, 0.25, 0.15))[:, None]
 _PRIOR = 8.0  # before the first world, the standard deviation is this share of the largest loss
 _STEPS = 30  # of a bisection
+_ROUNDING = 1e-6  # dollars
 _FEWEST = 32  # differences whose deviation can be extrapolated
 
 
@@ -70,6 +71,9 @@ def log_wealth(differences: Differences, budget: int, mean: float = 0.0) -> Floa
     room = np.maximum(differences.loss + mean, 1e-9)[..., None, :]
     bets = np.minimum(stakes, _CAP / room)
     factors = np.log1p(bets * (values - mean)[..., None, :])
+    # A loss beyond its bound shows that the bound is wrong: such a gambler is never believed.
+    broken = differences.values < -differences.loss - _ROUNDING
+    factors = np.where(broken[..., None, :], -np.inf, factors)
     totals: Floats = np.logaddexp.reduce(np.cumsum(factors, axis=-1) + _CAPITAL, axis=-2)
     return totals
 

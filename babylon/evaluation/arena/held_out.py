@@ -29,6 +29,7 @@ import logging
 from collections.abc import Sequence
 
 import numpy as np
+from numpy.typing import NDArray
 
 from babylon.core.errors import ArtifactError
 from babylon.core.trajectories import Trajectory, read_trajectories
@@ -58,7 +59,7 @@ async def held_out_check(store: Store, trained: Trained, max_tokens: int | None)
     if not found:
         return OffPolicy(problem=problem)
     checkpoint = store.home.resolve(trained.checkpoint_uri)
-    return await asyncio.to_thread(_check, checkpoint, found, max_tokens)
+    return await asyncio.to_thread(_check, checkpoint, found, max_tokens, trained.parent_version)
 
 
 async def held_out_play(store: Store, trained: Trained) -> tuple[list[Trajectory], str]:
@@ -94,7 +95,9 @@ async def _held_out(store: Store, row: WindowRow, trained: Trained) -> list[Arti
     return artifacts
 
 
-def _check(checkpoint: str, played: Sequence[Trajectory], max_tokens: int | None) -> OffPolicy:
+def _check(
+    checkpoint: str, played: Sequence[Trajectory], max_tokens: int | None, champion: int
+) -> OffPolicy:
     from babylon.training.likelihood import log_ratios  # torch takes seconds to import
 
     ratios = log_ratios(checkpoint, played, max_tokens)
@@ -107,16 +110,24 @@ def _check(checkpoint: str, played: Sequence[Trajectory], max_tokens: int | None
         np.array([ratios[trajectory.trajectory_id] for trajectory in exact]),
         np.array([trajectory.pnl_usd for trajectory in exact]),
         [f"{trajectory.window_id}/{trajectory.scenario_id}" for trajectory in exact],
+        np.array([{call.policy_version for call in one.calls} == {champion} for one in exact]),
     )
 
 
-def off_policy(log_ratios: Floats, pnl_usd: Floats, scenarios: Sequence[str]) -> OffPolicy:
+def off_policy(
+    log_ratios: Floats,
+    pnl_usd: Floats,
+    scenarios: Sequence[str],
+    by_champion: NDArray[np.bool_] | None = None,
+) -> OffPolicy:
     """Estimate the challenger's P&L minus the players', from n trajectories.
 
     Args:
         log_ratios: ``[n]`` log of the probability under the challenger over that under the player.
         pnl_usd: ``[n]`` each trajectory's P&L.
         scenarios: ``[n]`` each trajectory's scenario; one alone in its scenario is ignored.
+        by_champion: ``[n]`` whether the champion played it; None: all of it. Only such play can
+            prove a gain, because an older policy may be easier to beat.
     """
     _, index, count = np.unique(scenarios, return_inverse=True, return_counts=True)
     size, total = count[index], np.bincount(index, pnl_usd)[index]
@@ -124,6 +135,7 @@ def off_policy(log_ratios: Floats, pnl_usd: Floats, scenarios: Sequence[str]) ->
     n = int(compared.sum())
     if n == 0:
         return OffPolicy(problem="too small: no two held-out trajectories share a scenario")
+    own = np.full(n, True) if by_champion is None else by_champion[compared]
     others = (total - pnl_usd)[compared] / (size[compared] - 1)
     earned = pnl_usd[compared] - others
     weights = np.exp(log_ratios[compared] - log_ratios[compared].max())
@@ -142,13 +154,15 @@ def off_policy(log_ratios: Floats, pnl_usd: Floats, scenarios: Sequence[str]) ->
         difference=difference,
         low=difference - half,
         high=difference + half,
-        gain=_surely_gains(log_ratios[compared], earned),
+        gain=_surely_gains(log_ratios[compared][own], earned[own]),
     )
 
 
 def _surely_gains(log_ratios: Floats, earned: Floats) -> bool:
     """Return whether betting on a gain of the challenger is believed."""
     n, most = len(earned), 2 * SCALE_USD
+    if n == 0:
+        return False
     weights = np.exp(np.minimum(log_ratios, np.log(n)))  # larger ones are cut below in any case
     values = (weights - 1) * (np.clip(earned, -SCALE_USD, SCALE_USD) + SCALE_USD)
     limits = np.full(n, most)

@@ -43,6 +43,7 @@ async def gate_worlds(
     budget = evaluation.scenarios
     if evaluation.rules != "fleet":
         return simulated(await _fresh(seed, budget, PRESETS[evaluation.rules]))
+    window_id = _played(window_id)
     known, recorded = await _recorded(store, window_id, enough=int(budget * SHARE))
     if known == "live":
         return None
@@ -76,7 +77,7 @@ async def _recorded(
         return "nothing", []
     known: Known = "nothing"
     found: list[RecordedScenario] = []
-    ids = {row.window_id for row in await list_windows(store)} | {window_id}
+    ids = {_played(row.window_id) for row in await list_windows(store)} | {window_id}
     for recent in sorted(ids, reverse=True)[:WINDOWS]:
         rows = await recorded_rows(store, recent, most=ROWS)
         if not rows:
@@ -91,6 +92,11 @@ async def _recorded(
         if known == "live" or sum(one.window_id != window_id for one in found) >= enough:
             break
     return known, found
+
+
+def _played(window_id: str) -> str:
+    """Return the window that was played: a recipe trains on the rows of another window."""
+    return window_id.partition("+")[0]
 
 
 def _alike(one: RecordedScenario, newest: RecordedScenario) -> bool:

@@ -61,6 +61,13 @@ def test_gains_beyond_the_bound_earn_no_more_than_the_bound() -> None:
     assert np.array_equal(log_wealth(wild, BUDGET), log_wealth(cut, BUDGET))
 
 
+def test_a_loss_beyond_the_bound_is_never_made_up_for() -> None:
+    values = np.r_[-1e6, np.full(1000, 500.0)]
+    assert log_wealth(bounded(values), BUDGET)[-1] < CERTAIN
+    assert sequence(bounded(values), BUDGET).low < 0
+    assert log_wealth(bounded(np.r_[-1800.0, values[1:]]), BUDGET)[-1] >= CERTAIN
+
+
 def test_a_match_is_given_up_when_the_rest_can_hardly_decide_it() -> None:
     tiled = {gain: np.tile([gain - 100.0, gain + 100.0], 512) for gain in (-50.0, 0.0, 6.0)}
     hopes = {gain: can_reach(bounded(values), BUDGET) for gain, values in tiled.items()}

@@ -85,6 +85,8 @@ def test_recorded_play_promotes_what_surely_gains_and_nothing_else() -> None:
     better = off_policy(np.where(wins, np.log(1.6), np.log(0.4)), pnl, scenarios)
     assert better.gain and better.low is not None and better.low > 0
     assert not off_policy(np.zeros(2000), pnl, scenarios).gain
+    older = off_policy(np.where(wins, np.log(1.6), np.log(0.4)), pnl, scenarios, wins < 0)
+    assert not older.gain and older.low == better.low  # the champion did not play it
     believed = 0
     for _ in range(200):  # weights with a long tail, of mean one, that say nothing about the P&L
         weights = random.lognormal(-0.5, 1.0, 400)
