@@ -100,7 +100,10 @@ class Supervised:
             logger.warning("%s; starts again in %.1f s", self.failure(), pause)
             await asyncio.sleep(pause)
             pause = min(2 * pause, _LONGEST_PAUSE_S)
-            self._process = self._start()
+            try:
+                self._process = self._start()
+            except OSError as error:  # too many processes: the next pause may help
+                logger.warning("the %s does not start: %s", self.service.name, error)
 
     async def stop(self) -> None:
         """Send SIGTERM, and SIGKILL if the process does not end in time."""
@@ -114,7 +117,12 @@ class Supervised:
     def _start(self) -> "subprocess.Popen[bytes]":
         process = self.service.start(**self._environment, **{SUPERVISOR: str(os.getpid())})
         if self._on_start:
-            self._on_start(self.service.name, process.pid)
+            try:
+                self._on_start(self.service.name, process.pid)
+            except BaseException:  # on a full disk: a process that nobody knows must not stay
+                process.kill()
+                process.wait()
+                raise
         return process
 
 
@@ -244,7 +252,9 @@ class Processes:
         created = psutil.Process(pid).create_time()
         record = ProcessRecord(name=name, pid=pid, created=created, port=port)
         make_directory(self.directory)
-        self._path(name).write_bytes(msgspec.json.encode(record))
+        part = self._path(name).with_suffix(f".{os.getpid()}")
+        part.write_bytes(msgspec.json.encode(record))
+        part.replace(self._path(name))  # readers never see a partial record
         return record
 
     def recorder(self, port: int | None = None) -> OnStart:

@@ -21,6 +21,7 @@ from babylon.core.windows import WindowState, parse_window_id
 from babylon.deployment.admin.app import admin_app
 from babylon.deployment.change import checks_under
 from babylon.ops.status_page.app import StatusPage
+from babylon.serving.gateway.auth import KeyRing
 from babylon.store import Store
 from babylon.store.api_keys import create_key, revoke_key
 from babylon.store.routes import commit_route, current_route
@@ -123,6 +124,10 @@ async def test_a_button_changes_the_route_that_it_showed_once(
     browser: Browser, store: Store, settings: Settings
 ) -> None:
     await browser.sign_in(local_key(settings.home.root))
+    assert REASON not in (await browser.get(f"/windows/{WINDOW}"))[1]
+    assert "Promote" not in (await browser.get("/policies"))[1]  # any program has the local key
+    key = await create_key(store, "operator", scopes=["deploy"])
+    await browser.sign_in(key)
     assert REASON in (await browser.get(f"/windows/{WINDOW}"))[1]
     before = await current_route(store)
     await commit_route(
@@ -140,10 +145,39 @@ async def test_a_button_changes_the_route_that_it_showed_once(
     async with announced(store, holds=(0, 1)):
         assert (await browser.post("/rollback", fields))[0] == 200
         now = await current_route(store)
-        assert (now.policy_version, now.author) == (before.policy_version, "key local")
+        assert (now.policy_version, now.author) == (before.policy_version, f"key {key.key_id}")
         status, page = await browser.post("/rollback", fields)  # the second click
     assert status == 409 and "came into force meanwhile" in page
     assert await current_route(store) == now
+
+
+async def test_play_that_no_encoding_or_parser_takes_still_has_its_page(
+    browser: Browser, store: Store, settings: Settings
+) -> None:
+    await browser.sign_in(local_key(settings.home.root))
+    half, odd = '[{"action": {"result": "\\ud800"}}]', "a/b?c"
+    rows = real_rows("trajectories")
+    for steps, name, row in ((half, odd, rows[0]), ("[" * 100_000, "deep", rows[1])):
+        await store.pool.execute(
+            'UPDATE trajectories SET "stepsJson" = $1, "trajectoryId" = $2'
+            ' WHERE "trajectoryId" = $3',
+            *(steps, name, row["trajectoryId"]),
+        )
+    assert "Step 1" in (await browser.get("/trajectories/a%2Fb%3Fc"))[1]
+    assert "0 steps" in (await browser.get("/trajectories/deep"))[1]
+    assert (await browser.get("/trajectories/%00"))[0] == 404
+    assert (await browser.get("/windows/%00"))[0] == 404
+
+
+async def test_while_the_database_is_away_there_is_a_page_that_says_so(
+    browser: Browser, store: Store, settings: Settings, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async def away(*_: object) -> None:
+        raise ConnectionRefusedError("postgresql://owner@secret.example")
+
+    monkeypatch.setattr(KeyRing, "renew", away)
+    for status, page in (await browser.get("/"), await browser.sign_in("sk-babylon-a-b")):
+        assert status == 503 and "the database does not answer" in page and "secret" not in page
 
 
 async def test_two_policies_are_compared_word_by_word(

@@ -16,7 +16,7 @@ _UPDATE = ("training_loss", "kl_divergence", "ess", "train_steps", "trained_traj
 def window_markdown(facts: WindowFacts) -> str:
     """Return the page. Blocking: it draws pictures."""
     row = facts.row
-    lines = [f"# Window {row.window_id}: {row.state}", "", row.reason or "", ""]
+    lines = [f"# Window {row.window_id}: {row.state}", "", span(row.reason or ""), ""]
     if row.state in IN_WORK and not row.leased:
         lines += [f"**Lost:** no worker renews its lease; it stopped as {row.state}.", ""]
     for heading, body in (
@@ -83,7 +83,7 @@ def _update(facts: WindowFacts) -> Iterator[str]:
         ("figure", "value"), [(n, figure(metrics[n])) for n in _UPDATE if n in metrics]
     )
     for warning in warnings(metrics):
-        yield from (f"- ⚠ {warning}", "")
+        yield from (f"- ⚠ {span(warning)}", "")
 
 
 def _gate(facts: WindowFacts) -> Iterator[str]:

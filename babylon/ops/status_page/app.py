@@ -1,6 +1,7 @@
 """Routes of the status page. Reading needs the scope ``read``, buttons need ``deploy``."""
 
 import asyncio
+import logging
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
 from urllib.parse import parse_qs, urlsplit
@@ -11,7 +12,7 @@ from jinja2 import Environment, PackageLoader, StrictUndefined
 from starlette.responses import HTMLResponse, RedirectResponse
 
 from babylon.core.api_keys import local_key
-from babylon.core.errors import BabylonError, RouteConflictError
+from babylon.core.errors import BabylonError, DatabaseError, RouteConflictError
 from babylon.core.home import Home
 from babylon.deployment.change import ChangeRequest, RunChecks
 from babylon.deployment.replace import replace_champion
@@ -29,17 +30,19 @@ from babylon.ops.pages.pictures import (
 from babylon.ops.pages.trajectory import read_trajectory
 from babylon.ops.pages.window_facts import WindowFacts, read_window_facts
 from babylon.ops.status_page.compare import read_pairs
-from babylon.ops.status_page.session import COOKIE, LASTS_S, Sessions, Visitor
+from babylon.ops.status_page.session import COOKIE, LASTS_S, SessionCookies, Visitor
 from babylon.serving.gateway.asgi import read_body
 from babylon.serving.gateway.auth import KeyRing
 from babylon.serving.openai_wire import RequestError
 from babylon.store import Store
+from babylon.store.connection import UNREACHABLE
 from babylon.store.experiments import newest_numbers
 from babylon.store.gateways import live_gateways
 from babylon.store.policies import list_policies
 from babylon.store.routes import current_route
 from babylon.store.scores import trajectory_score
 
+log = logging.getLogger(__name__)
 POLICIES = 100
 HEADERS = {
     "content-security-policy": "default-src 'none'; style-src 'self'; img-src data:;"
@@ -70,7 +73,7 @@ class StatusPage:
     def __init__(self, store: Store, home: Home, run_checks: RunChecks) -> None:
         self._store, self._run_checks = store, run_checks
         local = local_key(home.root)
-        self._keys, self._sessions = KeyRing(local), Sessions(local)
+        self._keys, self._sessions = KeyRing(local), SessionCookies(local)
         self._templates = Environment(
             loader=PackageLoader("babylon.ops.status_page"),
             autoescape=True,  # play is hostile text
@@ -83,7 +86,9 @@ class StatusPage:
         """Add the routes to the application of the admin API."""
 
         def route(method: str, path: str, answer: Callable[[Request], Awaitable[Response]]) -> None:
-            app.add_api_route(path, answer, methods=[method], include_in_schema=False)
+            app.add_api_route(
+                path, self._with_problems(answer), methods=[method], include_in_schema=False
+            )
 
         route("GET", "/style.css", self._style)
         route("GET", "/login", self._login_form)
@@ -91,11 +96,29 @@ class StatusPage:
         route("POST", "/logout", self._guarded(self._logout))
         route("GET", "/", self._guarded(self._fleet))
         route("GET", "/windows/{window_id}", self._guarded(self._window))
-        route("GET", "/trajectories/{trajectory_id}", self._guarded(self._trajectory))
+        route("GET", "/trajectories/{trajectory_id:path}", self._guarded(self._trajectory))
         route("GET", "/policies", self._guarded(self._policies))
         route("GET", "/compare", self._guarded(self._compare))
         route("POST", "/promote", self._guarded(self._promote))
         route("POST", "/rollback", self._guarded(self._roll_back))
+
+    def _with_problems(
+        self, answer: Callable[[Request], Awaitable[Response]]
+    ) -> Callable[[Request], Awaitable[Response]]:
+        """Answer with a page, which a browser shows, also while the database is away."""
+
+        async def answered(request: Request) -> Response:
+            if any("\0" in value for value in request.path_params.values()):
+                return self._problem(None, "there is no such page", 404)  # Postgres knows no NUL
+            try:
+                return await answer(request)
+            except UNREACHABLE as error:
+                log.warning("%s %s: %r", request.method, request.url.path, error)
+                return self._problem(
+                    None, "the database does not answer: load the page again in some seconds", 503
+                )
+
+        return answered
 
     def _guarded(self, page: Page) -> Callable[[Request], Awaitable[Response]]:
         """Let a session or key with the scope in, and check that a form comes from our own page."""
@@ -115,21 +138,23 @@ class StatusPage:
                     return self._problem(visitor, "the form is too old: load the page again", 403)
             try:
                 return await page(Asked(visitor, request, form))
+            except DatabaseError:
+                raise
             except BabylonError as error:
                 return self._problem(visitor, str(error), 409)
 
         return answer
 
     async def _visitor(self, request: Request) -> Visitor | None:
+        await self._keys.renew(self._store)  # a revoked key is refused at once
         if "authorization" in request.headers:
-            await self._keys.renew(self._store)
             try:
                 holder = self._keys.admit(request.scope["headers"], "read", "deploy")
             except RequestError:
                 return None
             return Visitor(holder.key_id, holder.scopes)
         token = request.cookies.get(COOKIE, "")
-        visitor = await self._sessions.visitor(self._store, token) if token else None
+        visitor = self._sessions.visitor(self._keys, token) if token else None
         return visitor if visitor and visitor.may_read else None
 
     async def _login_form(self, request: Request) -> Response:
@@ -148,7 +173,7 @@ class StatusPage:
             page.status_code = refused.status
             return page
         answer = RedirectResponse("/", 303, HEADERS)
-        token = self._sessions.open(holder.key_id, holder.digest)
+        token = self._sessions.open(holder)
         answer.set_cookie(COOKIE, token, max_age=LASTS_S, httponly=True, samesite="strict")
         return answer
 
@@ -239,7 +264,7 @@ class StatusPage:
         )
         return RedirectResponse("/", 303, HEADERS)
 
-    def _problem(self, visitor: Visitor, problem: str, status: int) -> Response:
+    def _problem(self, visitor: Visitor | None, problem: str, status: int) -> Response:
         page = self._html("problem.html", visitor, problem=problem)
         page.status_code = status
         return page
@@ -248,7 +273,8 @@ class StatusPage:
         token = self._sessions.form_token(visitor.token) if visitor and visitor.token else ""
         template = self._templates.get_template(name)
         page = template.render(visitor=visitor, form_token=token, number=_number, **values)
-        return HTMLResponse(page, headers=HEADERS)
+        # Play may hold half a character, which UTF-8 cannot express.
+        return HTMLResponse(page.encode("utf-8", "replace"), headers=HEADERS)
 
 
 def _fleet_pictures(windows: list[Named]) -> list[Picture]:

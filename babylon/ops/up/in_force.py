@@ -19,8 +19,10 @@ def write_in_force(home: Home, variables: Variables) -> None:
     """Record the settings of services that all answer."""
     path = _path(home)
     make_directory(path.parent)
-    with open(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600), "wb") as file:
+    part = path.with_suffix(".part")
+    with open(os.open(part, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600), "wb") as file:
         file.write(msgspec.json.encode(_hashes(variables)))
+    part.replace(path)  # `up`, which waits for it, never sees a partial record
 
 
 def forget_in_force(home: Home) -> None:

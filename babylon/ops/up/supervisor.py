@@ -8,16 +8,18 @@ server does not stop with the services that use it.
 
 import asyncio
 import logging
+import os
 import signal
 import sys
 from collections.abc import Sequence
-from contextlib import AsyncExitStack
+from contextlib import AsyncExitStack, suppress
 from dataclasses import dataclass
 from functools import partial
 
 import aiohttp
 
-from babylon.core.processes import Processes, Service, in_background, supervised
+from babylon.core.errors import ServingError
+from babylon.core.processes import Processes, Service, supervised
 from babylon.core.settings import Settings
 from babylon.ops.prefect_env import api_url
 from babylon.ops.up.health import TIMEOUT, until_healthy
@@ -59,16 +61,34 @@ class Supervisor:
         )
 
     async def run(self) -> None:
-        """Start all services and keep them running until SIGINT or SIGTERM.
+        """Start all services and keep them running until SIGINT or SIGTERM, also while they start.
 
         Raises:
+            ServingError: another supervisor of the home runs.
             BabylonError: a service died or did not become healthy at its first start.
         """
-        stop = asyncio.Event()
+        keeping = asyncio.create_task(self._keep())
+
+        def stop() -> None:
+            if not keeping.cancelling():  # a second signal must not break off the stopping
+                keeping.cancel()
+
         for number in (signal.SIGINT, signal.SIGTERM):
-            asyncio.get_running_loop().add_signal_handler(number, stop.set)
+            asyncio.get_running_loop().add_signal_handler(number, stop)
+        with suppress(asyncio.CancelledError):
+            await keeping
+
+    async def _keep(self) -> None:
         settings, wanted = self.settings, services(self.settings)
         api, processes = api_url(settings.prefect.port), Processes(home=settings.home.root)
+        other = processes.running(NAME)
+        if other is not None and other.pid != os.getpid():
+            raise ServingError(
+                f"the supervisor of {settings.home.root} runs already, as process {other.pid}:"
+                " `babylon down` stops it"
+            )
+        # systemd starts a supervisor too, and `babylon up`, `status` and `down` must know it.
+        processes.record(NAME, os.getpid())
         # Left over from a supervisor that was killed. Their settings may differ, and their ports
         # are needed.
         await stop_all(processes, wanted)
@@ -93,9 +113,7 @@ class Supervisor:
             await set_up_prefect(http, api, ours)
             write_in_force(settings.home, self.variables)
             log.info("all services answer")
-            opening = partial(open_store, settings)
-            async with in_background(take_up_lost(opening, settings.windows.lease_s, http, api)):
-                await stop.wait()
+            await take_up_lost(partial(open_store, settings), settings.windows.lease_s, http, api)
 
     async def _prepare(self) -> dict[str, str]:
         """Migrate the database, make the base model, return the environment of the services."""

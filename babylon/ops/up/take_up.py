@@ -7,10 +7,8 @@ from contextlib import AbstractAsyncContextManager
 
 import aiohttp
 
-from babylon.core.errors import BabylonError
 from babylon.core.windows import MAX_ATTEMPTS
 from babylon.store import Store
-from babylon.store.connection import UNREACHABLE
 from babylon.store.windows import WindowRow, lost_windows
 
 DEPLOYMENT = "train-window/one-window"
@@ -29,8 +27,8 @@ async def take_up_lost(
         try:
             async with opening() as store:
                 await _take_up(store, http, api)
-        except (BabylonError, aiohttp.ClientError, *UNREACHABLE) as error:
-            log.warning("lost windows cannot be looked for now: %s", error)
+        except Exception as error:  # nothing here may end the supervisor, and with it all services
+            log.warning("lost windows cannot be looked for now: %r", error)
 
 
 async def _take_up(store: Store, http: aiohttp.ClientSession, api: str) -> None:

@@ -113,6 +113,10 @@ class KeyRing:
             )
         return principal
 
+    def holder_of(self, key_id: str) -> Principal | None:
+        """Return the holder of a valid key by its public id."""
+        return self._principals.get(key_id)
+
     def _holder(self, authorization: bytes) -> Principal | None:
         """Return the key's holder. The time does not tell unknown ids from wrong secrets."""
         scheme, _, text = authorization.partition(b" ")

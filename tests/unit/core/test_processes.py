@@ -59,6 +59,26 @@ async def test_service_that_dies_is_started_again_and_stopped_at_the_end(tmp_pat
     assert not psutil.pid_exists(running.pid)
 
 
+async def test_a_restart_that_fails_is_tried_again_and_leaves_no_process(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("babylon.core.processes._FIRST_PAUSE_S", 0.05)
+    pids: list[int] = []
+
+    def record(_: str, pid: int) -> None:
+        pids.append(pid)
+        if len(pids) == 2:
+            raise OSError("No space left on device")
+
+    service = Service(name="sleeper", command=["sleep", "60"], log=tmp_path / "sleeper.log")
+    async with asyncio.timeout(20), supervised(service, record) as running:
+        os.kill(running.pid, signal.SIGKILL)
+        while len(pids) < 3:
+            await asyncio.sleep(0.02)
+        assert not psutil.pid_exists(pids[1])
+    assert not psutil.pid_exists(pids[2])
+
+
 LOUD = "import time\nwhile True: print('x' * 999, flush=True); time.sleep(0.0001)"
 
 
