@@ -5,6 +5,7 @@ is the window's gate: one row for the policy trained from the window and one for
 over the gate's scenarios in simulator dollars.
 """
 
+import asyncio
 from collections import defaultdict
 from collections.abc import Iterator
 from pathlib import PurePath
@@ -44,7 +45,7 @@ async def performance_rows(
     policies = {policy.policy_version: policy for policy in await list_policies(store)}
     routes = {r.route_version: r.policy_version for r in await list_routes(store, limit=_ROUTES)}
     trained = [policy for policy in policies.values() if policy.window_id == window_id]
-    played = read_trajectories(home, scored.artifact)
+    played = await asyncio.to_thread(read_trajectories, home, scored.artifact)
     rows = [*played_rows([t for t in played if selection.takes(t.agent_id, t.trajectory_id)])]
     for policy in trained:
         rows += _validated(policy, routes)

@@ -50,10 +50,11 @@ async def test_an_old_day_is_dropped_once_no_window_of_it_is_in_use(store: Store
     }
     assert await remove_calls(store, days[2] + timedelta(days=1), []) == 2
     assert await _places(store) == {}
-    await insert_calls(store, [call(0, started_at=NOW)])  # no day is left, and it is not lost
+    now = datetime.now(UTC)
+    await insert_calls(store, [call(0, started_at=now)])  # no day is left, and it is not lost
     assert await _places(store) == {"c0": "calls_other"}
-    await make_partitions(store, NOW)
-    assert await _places(store) == {"c0": f"calls_{NOW:%Y%m%d}"}
+    await make_partitions(store, now)
+    assert await _places(store) == {"c0": f"calls_{now:%Y%m%d}"}
 
 
 async def test_a_trace_that_was_imported_lately_keeps_its_day(store: Store) -> None:
