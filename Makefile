@@ -14,7 +14,7 @@ EXPORTS := .venv-exports
 WINDOWS ?= 12
 SEED ?= 1
 
-.PHONY: help setup demo check test-fast test smoke faults test-vllm test-harnesses test-exports test-postgres metrics lock \
+.PHONY: help setup demo check test-fast test smoke faults learning test-vllm test-harnesses test-exports test-postgres metrics lock \
   bench bench-trainer bench-gateway bench-dataset clean
 
 help: ## List the targets
@@ -46,6 +46,9 @@ smoke: ## Install the wheel into an empty environment and use it there
 
 faults: $(STAMP) ## All crash points, outages and pauses
 	FAULTS=all $(BIN)/python -m pytest tests/faults --numprocesses 2 --dist worksteal
+
+learning: $(STAMP) ## One window of play over HTTP raises the reward on unseen tasks
+	LEARNING=1 $(BIN)/python -m pytest tests/integration/test_play_learning.py -s
 
 # A CPU rebuild of vLLM by a third party, for this test alone: 3.5 GB, a minute to start. It needs
 # torch 2.13.0+cpu, so pip must know an index that has it.

@@ -65,7 +65,7 @@ async def eight_stages(
             window_id=window.key, status=WindowState.SCORED, reason=str(error), changed=False
         )
     places = (settings.home, settings.model, settings.tracking)
-    await run_after(window.key, track, *places, result.metrics)
     await run_after(window.key, publish, settings, scored)
+    await run_after(window.key, track, *places, result.metrics)
     await run_after(window.key, retire, settings)
     return result

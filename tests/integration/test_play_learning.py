@@ -5,7 +5,10 @@ and no harder.
 """
 
 import math
+import os
 from statistics import fmean, variance
+
+import pytest
 
 from babylon.core.api_keys import local_key
 from babylon.core.settings import Settings
@@ -22,6 +25,9 @@ from tests.calling_policy import save_calling_policy
 from tests.integration.test_play import LAST_HOUR
 from tests.integration.test_serving import register, running_stack, until_healthy
 
+pytestmark = pytest.mark.skipif(
+    "LEARNING" not in os.environ, reason="a minute of play: run it with `make learning`"
+)
 UNSEEN = [f"T{number}" for number in range(10)]
 
 
@@ -37,9 +43,9 @@ async def test_a_window_of_http_play_raises_the_reward_on_unseen_tasks(
     key = str(local_key(settings.home.root))
     async with running_stack(store, settings) as stack:
         await until_healthy(stack.url)
-        before = await play_tasks(stack.url, key, UNSEEN, 10)
+        before = await play_tasks(stack.url, key, UNSEEN, 20)
         started = LAST_HOUR.start.isoformat()
-        await play_tasks(stack.url, key, TICKERS, 10, at=started)
+        await play_tasks(stack.url, key, TICKERS, 16, at=started)
 
         claim = await claim_window(store, LAST_HOUR, owner="test", lease_s=600)
         collected = await collect_window(store, settings.home, claim, LAST_HOUR)
@@ -49,11 +55,11 @@ async def test_a_window_of_http_play_raises_the_reward_on_unseen_tasks(
         await store_collected(store, claim, [row[0] for row in rows])
         validated = await validate_window(store, settings, collected)
         scored = await score_window(store, settings, thin_window(settings, validated))
-        assert len(rows) == scored.eligible == len(TICKERS) * 10
+        assert len(rows) == scored.eligible == len(TICKERS) * 16
         trained = await train_window(store, settings, scored)
 
         await stack.route_to(trained.policy_version)
-        after = await play_tasks(stack.url, key, UNSEEN, 10)
+        after = await play_tasks(stack.url, key, UNSEEN, 20)
     difference = fmean(after) - fmean(before)
     error = math.sqrt(variance(after) / len(after) + variance(before) / len(before))
     print(
