@@ -6,6 +6,8 @@ import re
 
 import pytest
 from prefect.client.orchestration import get_client
+from prefect.client.schemas.filters import ArtifactFilter, ArtifactFilterKey
+from prefect.client.schemas.sorting import ArtifactSort
 
 from babylon.core.errors import TrainingError
 from babylon.core.settings import Settings
@@ -29,9 +31,12 @@ async def ended(overrides: dict[str, dict[str, int]] | None = None) -> tuple[str
 
 async def page_of(kind: str) -> str:
     """The newest version of a page; other tests share the server."""
+    named = ArtifactFilter(key=ArtifactFilterKey(any_=[kind]))
     async with get_client() as client:
-        artifacts = await client.read_artifacts()
-    return str(max((a for a in artifacts if a.key == kind), key=lambda a: a.created).data)
+        (newest,) = await client.read_artifacts(
+            artifact_filter=named, sort=ArtifactSort.CREATED_DESC, limit=1
+        )
+    return str(newest.data)
 
 
 @pytest.mark.parametrize(("promote", "name"), [(True, "Deployed"), (False, "Rejected")])
