@@ -362,7 +362,7 @@ def test_dataset_build_prints_paths_and_hands_on_uris(
 
     monkeypatch.setattr("babylon.cli.dataset.with_store", build)
     assert exit_code("dataset", "build") == 0
-    assert "/my home/2025-11/x.parquet" in capsys.readouterr().out
+    assert "/my home/month=2025-11/x.parquet" in capsys.readouterr().out
     assert exit_code("dataset", "build", "--json") == 0
     assert json.loads(capsys.readouterr().out)["published"][0]["uri"] == uri
 

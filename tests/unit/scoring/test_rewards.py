@@ -111,7 +111,8 @@ def test_a_module_that_does_not_import_is_named():
 
 
 def test_the_built_in_scorers():
-    assert {"heuristic", "ruler", "preference", "regression", "art-ruler"} == set(SCORERS)
+    names = {"heuristic", "ruler", "preference", "regression", "art-ruler", "feedback"}
+    assert names == set(SCORERS)
     for name in SCORERS:
         assert callable(load_scorer(name))
 
