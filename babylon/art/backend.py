@@ -337,7 +337,7 @@ def _plain(message: MessageDict) -> Message:
 
 
 def _constraint(item: MessageDict | Choice) -> str | None:
-    """Why a reply was not sampled from the policy alone, as the engine says."""
+    """Return the engine's reason why a reply was not sampled from the policy alone."""
     constrained = isinstance(item, Choice) and (item.model_extra or {}).get("constrained")
     return "a grammar constrained it" if constrained else None
 

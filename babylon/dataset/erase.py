@@ -61,7 +61,7 @@ class Erasure:
 
     @property
     def advice(self) -> tuple[str, ...]:
-        """What is still to be done, one sentence each."""
+        """The steps that are left to do, one sentence each."""
         told = []
         if self.files and not self.revision:
             told.append(f"{len(self.files)} published files hold it: add --apply to rewrite them")

@@ -19,7 +19,7 @@ from babylon.store.connection import UNREACHABLE, Connection, Store, affected
 log = logging.getLogger(__name__)
 AHEAD = timedelta(days=3)
 LOOK_S = 3600.0
-_TURN = 0x6361_6C6C_73  # "calls"; the advisory lock of whoever makes or drops partitions
+_TURN = 0x6361_6C6C_73  # "calls"; the advisory lock for making and dropping partitions
 _SHARED = ("calls_first", "calls_other")
 _AT_A_TIME = 5000  # calls of one transaction
 

@@ -125,7 +125,7 @@ def _harm(
     harms = {"malformed plays": MAX_EXTRA_MALFORMED, **limits}
     for name, limit in harms.items():
         old, new = (_mean(scores, name) for scores in (before, after))
-        if new > old + limit:
+        if not new <= old + limit:  # also if it is no number
             return f"{name} rose from {old:.3g} to {new:.3g}; the limit is {limit:g} more"
     return None
 

@@ -32,7 +32,7 @@ class FleetWindow:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Night:
-    """What ended since a moment: attempts, routes (newest first) and the judge's cost in USD."""
+    """The events since a moment: attempts, routes (newest first) and the judge's cost in USD."""
 
     since: datetime
     attempts: Sequence[Attempt]

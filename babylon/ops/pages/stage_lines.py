@@ -1,4 +1,4 @@
-"""What a stage's result says in the log of its run: plain sentences with the figures.
+"""The lines of a stage's result in the log of its run: plain sentences with the figures.
 
 They carry no prompt, no answer, no judge's reason and no ground truth, because logs travel further
 than pages do.

@@ -1,4 +1,4 @@
-"""What is known of one window, read from Postgres and from its scored artifact."""
+"""The facts about one window, read from Postgres and from its scored artifact."""
 
 import asyncio
 from collections.abc import Sequence

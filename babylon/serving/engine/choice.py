@@ -46,7 +46,7 @@ class Choice(ABC):
 
     @property
     def opening(self) -> list[JsonObject]:
-        """What a stream has before the parts of all choices."""
+        """Return the first part of a stream, before the parts of all choices."""
         return []
 
     @property
@@ -90,7 +90,7 @@ class Choice(ABC):
         choice = {"index": self._index, **content, "finish_reason": self.finish_reason}
         if self._asked.return_token_ids:
             choice["token_ids"] = token_ids
-            if self._job.row.request.constraint:  # whoever trains on the tokens must know
+            if self._job.row.request.constraint:  # such tokens are not trained
                 choice["constrained"] = True
         return choice
 

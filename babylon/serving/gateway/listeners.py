@@ -1,4 +1,4 @@
-"""Where the gateway listens: on loopback, and if asked to at one more address, with TLS or without.
+"""The addresses of the gateway: loopback, and optionally one more, with TLS or without.
 
 Programs of this machine use loopback without TLS. Beyond it, the gateway listens only if somebody
 holds a key of their own.

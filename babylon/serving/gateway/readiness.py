@@ -1,6 +1,6 @@
-"""Whether the gateway serves: one state machine, changed by ``TRANSITIONS`` only.
+"""The gateway's readiness: one state machine, changed by ``TRANSITIONS`` only.
 
-A failed call is evidence against the engine, never a verdict: whoever sends it may have made it
+A failed call is evidence against the engine, never a verdict: its client may have made it
 fail. A policy whose calls fail one after the other, without an answer between them, is doubted.
 Then the gateway asks the engine itself, while calls go on. Only the engine's own silence ends
 serving, and only its own answer begins it again.
@@ -29,7 +29,7 @@ class State(StrEnum):
 
 
 class Event(StrEnum):
-    """What may change the state."""
+    """Events that may change the state."""
 
     NO_DATABASE = "the database does not answer"
     NO_ROUTE = "the database has no route"

@@ -1,4 +1,4 @@
-"""Which calls are written to the disk, and what of them: opt-out, sampling and redaction.
+"""Rules for calls before they are written to the disk: opt-out, sampling and redaction.
 
 A trajectory is recorded as a whole or not at all, because a part of it cannot be trained on. All
 gateways choose alike. A call that had a redacted field keeps no tokens, because they spell the

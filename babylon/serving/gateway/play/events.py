@@ -66,7 +66,7 @@ class ElsewhereCall(PlayModel):
 
 
 class StepAction(PlayModel):
-    """What the agent did, and what came of it."""
+    """An action of the agent, and its result."""
 
     action_type: Name = "RESPONSE"
     success: bool = True

@@ -46,7 +46,7 @@ class ChatSession:
 
     @property
     def headers(self) -> list[tuple[bytes, bytes]]:
-        """What the client is told: the trajectory, and whether the call continues it."""
+        """The response headers: the trajectory, and whether the call continues it."""
         return [
             (b"x-babylon-trajectory", self.trajectory_id.encode()),
             (b"x-babylon-session", b"continued" if self.continued else b"new"),

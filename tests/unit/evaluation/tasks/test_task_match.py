@@ -73,7 +73,7 @@ def test_an_evaluator_is_found_by_name_or_refused_with_the_reason() -> None:
 
 
 class Guess(gymnasium.Env[str, str]):
-    """Say the number that you are told, twice."""
+    """The agent must repeat a number twice."""
 
     def reset(self, *, seed: int | None = None, options: object = None) -> tuple[str, dict]:  # type: ignore[type-arg,override]
         self.left, self.told = 2, str((seed or 0) % 10)

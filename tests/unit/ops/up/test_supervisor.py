@@ -1,4 +1,4 @@
-"""The supervisor while it starts: it is known, alone, and ends when it is told to."""
+"""A starting supervisor is on record, is the only one, and ends at a signal."""
 
 import asyncio
 import os
