@@ -1,3 +1,4 @@
+import math
 from collections.abc import Mapping, Sequence
 from random import Random
 
@@ -9,6 +10,7 @@ from openai import AsyncOpenAI
 
 from babylon.core.errors import ArenaError, ConfigError
 from babylon.core.trajectories import Trajectory
+from babylon.evaluation.tasks import task_match
 from babylon.evaluation.tasks.evaluator import Endpoint, PlayScore, load_evaluator
 from babylon.evaluation.tasks.task_match import play_task
 from babylon.evaluation.tasks.text_env import TextEnv
@@ -109,3 +111,9 @@ async def test_a_text_environment_is_played_through_the_endpoint() -> None:
         world = evaluator.worlds("s", 1, [])[0]
         assert await evaluator.play(world, parrot, 0) == PlayScore(value=1.0)
         assert await evaluator.play(world, mute, 0) == PlayScore(value=0.0, malformed=True)
+
+
+def test_a_harm_that_is_no_number_is_a_harm() -> None:
+    fair, odd = (PlayScore(value=1.0, guardrails={"refunds": share}) for share in (0.0, math.nan))
+    assert task_match._harm({"refunds": 0.05}, [fair], [fair]) is None
+    assert "refunds" in (task_match._harm({"refunds": 0.05}, [fair], [odd]) or "")
