@@ -9,7 +9,8 @@ from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
     from babylon.art.backend import Backend
-    from babylon.core.settings import Settings, load_settings
+    from babylon.core.settings import Settings
+    from babylon.core.settings_loading import load_settings
     from babylon.recorder import (
         AsyncPlayClient,
         MarketOutcomesTracker,
@@ -38,7 +39,7 @@ _MODULES = {
     "PlayClient": "babylon.recorder",
     "Settings": "babylon.core.settings",
     "TrajectoryRecorder": "babylon.recorder",
-    "load_settings": "babylon.core.settings",
+    "load_settings": "babylon.core.settings_loading",
     "open_store": "babylon.store",
 }
 

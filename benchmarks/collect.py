@@ -41,7 +41,7 @@ from pydantic import BaseModel
 from babylon.core.artifacts import ArtifactWriter
 from babylon.core.game_rows import COLUMNS, GAME_SCHEMA
 from babylon.core.home import Home
-from babylon.core.settings import load_settings
+from babylon.core.settings_loading import load_settings
 from babylon.quality.decode import GameStep
 from babylon.stages.collect import collect_window
 from babylon.stages.validate import validate_window

@@ -23,7 +23,7 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
-from babylon.core.settings import load_settings
+from babylon.core.settings_loading import load_settings
 from babylon.evaluation.arena.betting import CERTAIN, Differences, log_wealth
 from babylon.evaluation.arena.play import Floats, Plays, play
 from babylon.evaluation.arena.players import checkpoint_player

@@ -16,7 +16,7 @@ from collections.abc import Iterator
 from itertools import cycle, islice
 from pathlib import Path
 
-from babylon.core.settings import load_settings
+from babylon.core.settings_loading import load_settings
 from babylon.formats.import_files import import_files
 from babylon.store import open_store
 

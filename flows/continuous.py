@@ -10,7 +10,8 @@ from datetime import UTC, datetime, timedelta
 from itertools import count
 
 from babylon.blocks.load import Overrides
-from babylon.core.settings import WindowSettings, load_settings
+from babylon.core.settings import WindowSettings
+from babylon.core.settings_loading import load_settings
 from babylon.core.types import WindowResult
 from babylon.core.windows import last_complete_window, sleep_until, window_at
 from babylon.flows.attempt import attempt

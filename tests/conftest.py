@@ -16,7 +16,8 @@ import hypothesis
 import pytest
 
 import babylon.core.openmp  # noqa: F401 - tests import torch themselves
-from babylon.core.settings import Settings, load_settings
+from babylon.core.settings import Settings
+from babylon.core.settings_loading import load_settings
 from babylon.store import Store, open_store
 from babylon.store.address import parse_url
 from babylon.store.embedded import EmbeddedPostgres

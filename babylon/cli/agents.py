@@ -9,7 +9,7 @@ from rich.progress import Progress
 
 from babylon.cli.options import Json, given
 from babylon.cli.output import print_json, stderr, with_store
-from babylon.core.settings import load_settings
+from babylon.core.settings_loading import load_settings
 
 if TYPE_CHECKING:
     from babylon.game.fleet.play_fleet import FleetResult

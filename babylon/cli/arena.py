@@ -8,7 +8,7 @@ from rich.progress import Progress
 
 from babylon.cli.options import Json
 from babylon.cli.output import print_json, stderr, with_store
-from babylon.core.settings import load_settings
+from babylon.core.settings_loading import load_settings
 
 app = typer.Typer(help="Policies and scripted agents on the same worlds.", no_args_is_help=True)
 PlayerName = Annotated[

@@ -8,7 +8,7 @@ import typer
 
 from babylon.cli.options import Json
 from babylon.cli.output import show_values, with_store
-from babylon.core.settings import load_settings
+from babylon.core.settings_loading import load_settings
 
 app = typer.Typer()
 

@@ -9,7 +9,7 @@ import typer
 from babylon.cli.options import Json
 from babylon.cli.output import print_json, print_table, show_values, with_store
 from babylon.core.errors import ConfigError
-from babylon.core.settings import load_settings
+from babylon.core.settings_loading import load_settings
 
 app = typer.Typer(help="Recorded calls.", no_args_is_help=True)
 Key = Annotated[str | None, typer.Option(metavar="KEY_ID", help="The rule is for this key.")]

@@ -9,7 +9,8 @@ from pydantic.fields import FieldInfo
 from babylon.cli.options import Json
 from babylon.cli.output import print_json, print_table
 from babylon.core.home import Home
-from babylon.core.settings import HOURS, fields, load_with_sources, variable_of
+from babylon.core.settings import HOURS, fields, variable_of
+from babylon.core.settings_loading import load_with_sources
 
 HEADER = f"""\
 # Settings

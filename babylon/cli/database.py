@@ -10,7 +10,8 @@ import typer
 from babylon.cli.options import Json
 from babylon.cli.output import show_values, with_store
 from babylon.core.home import Home
-from babylon.core.settings import DatabaseSettings, load_settings
+from babylon.core.settings import DatabaseSettings
+from babylon.core.settings_loading import load_settings
 from babylon.core.windows import parse_window_id
 from babylon.formats.format_names import Format, Written
 

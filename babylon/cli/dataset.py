@@ -11,7 +11,7 @@ import typer
 
 from babylon.cli.options import Json
 from babylon.cli.output import print_json, print_table, show_values, with_store
-from babylon.core.settings import load_settings
+from babylon.core.settings_loading import load_settings
 from babylon.dataset.export_names import ExportTarget
 
 if TYPE_CHECKING:

@@ -20,7 +20,7 @@ from rich.progress import (
 from babylon.cli.output import print_table, stderr
 from babylon.cli.training_report import window_table
 from babylon.core.home import Home
-from babylon.core.settings import load_settings
+from babylon.core.settings_loading import load_settings
 from babylon.core.types import WindowResult
 from babylon.ops.demo import DemoReport, Say, Step, demo_overrides, run_demo
 

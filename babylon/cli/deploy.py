@@ -13,7 +13,7 @@ from babylon.cli import model
 from babylon.cli.experiment import analyse
 from babylon.cli.options import Json, Version
 from babylon.cli.output import print_json, print_table, show_values, stderr, with_store
-from babylon.core.settings import load_settings
+from babylon.core.settings_loading import load_settings
 
 if TYPE_CHECKING:
     from babylon.core.types import Change

@@ -8,7 +8,7 @@ import typer
 from babylon.cli.options import Json
 from babylon.cli.output import print_json, with_store
 from babylon.core.errors import ServingError
-from babylon.core.settings import load_settings
+from babylon.core.settings_loading import load_settings
 
 
 def analyse(

@@ -11,7 +11,7 @@ import typer
 from babylon.cli.options import Json
 from babylon.cli.output import print_json, show_values, with_store
 from babylon.core.errors import WindowError
-from babylon.core.settings import load_settings
+from babylon.core.settings_loading import load_settings
 
 app = typer.Typer(help="Scores, reasons and cost of the judge.", no_args_is_help=True)
 

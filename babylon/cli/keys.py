@@ -9,7 +9,7 @@ import typer
 from babylon.cli.options import Json
 from babylon.cli.output import print_json, print_table, show_values, with_store
 from babylon.core.api_keys import SCOPES
-from babylon.core.settings import load_settings
+from babylon.core.settings_loading import load_settings
 
 app = typer.Typer(help="API keys of the gateway.", no_args_is_help=True)
 Name = Annotated[str, typer.Argument(metavar="NAME", help="A name that tells keys apart.")]

@@ -7,7 +7,7 @@ from rich.progress import Progress
 
 from babylon.cli.options import Json, Version
 from babylon.cli.output import print_json, print_table, show_values, stderr, with_store
-from babylon.core.settings import load_settings
+from babylon.core.settings_loading import load_settings
 from babylon.deployment.checks.check_result import as_lines
 from babylon.training.update_health import in_order, warnings
 

@@ -10,7 +10,8 @@ from rich.progress import BarColumn, Progress, SpinnerColumn, TextColumn, TimeEl
 from babylon.cli.options import Json
 from babylon.cli.output import print_json, print_table, stderr, with_store
 from babylon.core.api_keys import local_key_path
-from babylon.core.settings import Engine, load_settings
+from babylon.core.settings import Engine
+from babylon.core.settings_loading import load_settings
 
 app = typer.Typer()
 

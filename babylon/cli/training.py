@@ -13,7 +13,8 @@ from babylon.cli.flow_runs import prefect_ready, stop_signals
 from babylon.cli.options import Mode, given
 from babylon.cli.output import print_json, with_store
 from babylon.cli.training_report import print_training, training_report
-from babylon.core.settings import Settings, WindowSettings, load_settings
+from babylon.core.settings import Settings, WindowSettings
+from babylon.core.settings_loading import load_settings
 from babylon.core.types import WindowResult
 from babylon.core.windows import Clock, check_settled, parse_bound, parse_window_id
 

@@ -8,7 +8,8 @@ import typer
 
 from babylon.cli.options import Json, MinActions, MinAgents, WindowMinutes, given
 from babylon.cli.output import print_json, with_store
-from babylon.core.settings import MAX_HOURS, Settings, load_settings
+from babylon.core.settings import MAX_HOURS, Settings
+from babylon.core.settings_loading import load_settings
 
 app = typer.Typer(help="Recorded windows and whether they can be trained.", no_args_is_help=True)
 Lookback = Annotated[

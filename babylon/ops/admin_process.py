@@ -9,7 +9,8 @@ import uvicorn
 
 from babylon.core.errors import BabylonError
 from babylon.core.processes import exit_with_supervisor
-from babylon.core.settings import Settings, load_settings
+from babylon.core.settings import Settings
+from babylon.core.settings_loading import load_settings
 from babylon.deployment.admin.app import admin_app
 from babylon.deployment.change import checks_under
 from babylon.ops.status_page.app import StatusPage

@@ -13,7 +13,8 @@ from pathlib import Path
 import aiohttp
 
 from babylon.core.api_keys import local_key
-from babylon.core.settings import Settings, load_settings
+from babylon.core.settings import Settings
+from babylon.core.settings_loading import load_settings
 from babylon.store import Store, open_store
 from babylon.store.policies import ensure_base
 from benchmarks.gateway.load import Target

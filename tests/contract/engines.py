@@ -16,7 +16,8 @@ from urllib.error import URLError
 import aiohttp
 from pydantic import SecretStr
 
-from babylon.core.settings import Settings, load_settings
+from babylon.core.settings import Settings
+from babylon.core.settings_loading import load_settings
 from babylon.serving.gateway.engine_client import EngineClient
 from babylon.serving.gateway.route_table import Target
 from tests.contract.checkpoints import CONTEXT

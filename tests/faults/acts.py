@@ -6,7 +6,7 @@ from datetime import timedelta
 
 from babylon.cli.output import fail
 from babylon.core.errors import BabylonError
-from babylon.core.settings import load_settings
+from babylon.core.settings_loading import load_settings
 from babylon.deployment.change import ChangeRequest, checks_under
 from babylon.deployment.experiments import run_experiment
 from babylon.deployment.replace import replace_champion

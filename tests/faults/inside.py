@@ -12,7 +12,7 @@ from typing import Any
 
 from babylon.cli import main
 from babylon.cli.flow_runs import prepare_prefect
-from babylon.core.settings import load_settings
+from babylon.core.settings_loading import load_settings
 from babylon.core.types import Trained, Verdict
 from babylon.stages import validate_checkpoint as gate
 from babylon.store import Store, connection

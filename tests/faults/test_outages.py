@@ -16,7 +16,7 @@ import psutil
 import pytest
 from pydantic import SecretStr
 
-from babylon.core.settings import load_settings, merge_overrides
+from babylon.core.settings_loading import load_settings, merge_overrides
 from babylon.core.windows import WindowState
 from babylon.store import open_store
 from babylon.store.policies import ensure_base

@@ -9,7 +9,8 @@ import signal
 import time
 from pathlib import Path
 
-from babylon.core.settings import Settings, load_settings
+from babylon.core.settings import Settings
+from babylon.core.settings_loading import load_settings
 from babylon.store import Store, open_store
 from babylon.store.calls import wait_until_recorded
 from babylon.store.embedded import EmbeddedPostgres

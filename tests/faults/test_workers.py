@@ -18,7 +18,8 @@ from random import Random
 
 import pytest
 
-from babylon.core.settings import Settings, load_settings
+from babylon.core.settings import Settings
+from babylon.core.settings_loading import load_settings
 from babylon.core.windows import DONE, Window
 from babylon.store import Store, open_store
 from babylon.store.attempts import list_attempts

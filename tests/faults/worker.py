@@ -20,7 +20,8 @@ from babylon.core.artifacts import read_artifact, write_artifact
 from babylon.core.errors import BabylonError
 from babylon.core.game_rows import UNTRAINED
 from babylon.core.home import Home
-from babylon.core.settings import Settings, load_settings
+from babylon.core.settings import Settings
+from babylon.core.settings_loading import load_settings
 from babylon.core.types import Claim, Collected, Scored, Trained, Verdict
 from babylon.core.windows import DONE, Window, WindowState
 from babylon.flows import eight_stages as stages

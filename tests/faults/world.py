@@ -16,7 +16,8 @@ from uuid import uuid4
 import asyncpg
 import pytest
 
-from babylon.core.settings import Settings, load_settings, merge_overrides
+from babylon.core.settings import Settings
+from babylon.core.settings_loading import load_settings, merge_overrides
 from babylon.core.windows import parse_window_id
 from babylon.policies.load import load_policy
 from babylon.policies.tokenizer import render_prompt

@@ -20,7 +20,7 @@ ROOT = Path(__file__).parents[2]
 ASK = """
 import os
 from babylon.cli.flow_runs import prepare_prefect
-from babylon.core.settings import load_settings
+from babylon.core.settings_loading import load_settings
 prepare_prefect(load_settings().home.root)
 print(os.environ.get("PREFECT_API_URL"))
 """

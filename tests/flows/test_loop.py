@@ -13,7 +13,8 @@ import pytest
 import torch
 
 from babylon.core.api_keys import local_key
-from babylon.core.settings import Settings, load_settings
+from babylon.core.settings import Settings
+from babylon.core.settings_loading import load_settings
 from babylon.core.trajectories import training_rows
 from babylon.core.types import WindowResult
 from babylon.core.windows import WindowState, window_at

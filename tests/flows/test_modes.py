@@ -7,7 +7,8 @@ import pytest
 from prefect.client.orchestration import get_client
 
 from babylon.core.errors import DatabaseError, TrainingError
-from babylon.core.settings import Settings, load_settings
+from babylon.core.settings import Settings
+from babylon.core.settings_loading import load_settings
 from babylon.core.windows import WindowState
 from babylon.flows.backfill import backfill
 from babylon.flows.continuous import continuous, next_look

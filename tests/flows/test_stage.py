@@ -7,7 +7,8 @@ import pytest
 from prefect import flow
 
 from babylon.core.errors import DatabaseError, StageTimeoutError, TrainingError
-from babylon.core.settings import Settings, load_settings
+from babylon.core.settings import Settings
+from babylon.core.settings_loading import load_settings
 from babylon.tasks.stage import is_connection_error, stage
 
 

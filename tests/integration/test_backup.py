@@ -16,7 +16,8 @@ import pytest
 
 from babylon.core.artifacts import read_artifact
 from babylon.core.errors import BabylonError, DatabaseError, StorageError
-from babylon.core.settings import Settings, load_settings
+from babylon.core.settings import Settings
+from babylon.core.settings_loading import load_settings
 from babylon.core.windows import WindowState
 from babylon.deployment.change import ChangeRequest, checks_under
 from babylon.deployment.replace import replace_champion

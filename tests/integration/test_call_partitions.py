@@ -5,7 +5,7 @@ from pathlib import Path
 
 import asyncpg
 
-from babylon.core.settings import load_settings
+from babylon.core.settings_loading import load_settings
 from babylon.core.windows import window_at
 from babylon.store import Store, open_store
 from babylon.store.address import parse_url

@@ -11,7 +11,7 @@ import msgspec
 import pytest
 
 from babylon.core.artifacts import read_artifact
-from babylon.core.settings import load_settings
+from babylon.core.settings_loading import load_settings
 from babylon.core.trajectories import read_trajectories
 from babylon.migrations import VERSIONS
 from babylon.stages.collect import TRAJECTORIES, collect_window

@@ -12,7 +12,8 @@ import pytest
 
 from babylon.core.artifacts import read_artifact
 from babylon.core.errors import DatabaseError
-from babylon.core.settings import Settings, load_settings
+from babylon.core.settings import Settings
+from babylon.core.settings_loading import load_settings
 from babylon.migrations import VERSIONS
 from babylon.recorder.trajectory import TrajectoryRecorder
 from babylon.stages.checked_rows import CheckedRows

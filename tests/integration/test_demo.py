@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from babylon.core.settings import load_settings
+from babylon.core.settings_loading import load_settings
 from babylon.ops.demo import demo_overrides
 from babylon.store import open_store
 

@@ -20,7 +20,7 @@ import psutil
 import pytest
 
 from babylon.core.errors import DatabaseError
-from babylon.core.settings import load_settings
+from babylon.core.settings_loading import load_settings
 from babylon.store import open_store
 from babylon.store.embedded import EmbeddedPostgres, _make
 from babylon.store.server import database_url, kept_running

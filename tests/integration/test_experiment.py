@@ -13,7 +13,8 @@ import msgspec
 import pytest
 
 from babylon.cli import main
-from babylon.core.settings import Settings, load_settings
+from babylon.core.settings import Settings
+from babylon.core.settings_loading import load_settings
 from babylon.evaluation.experiment.review import review
 from babylon.evaluation.experiment.review_page import review_markdown
 from babylon.evaluation.experiment.review_records import Comparison, Review

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from babylon.core.errors import DatabaseError
-from babylon.core.settings import load_settings
+from babylon.core.settings_loading import load_settings
 from babylon.formats.import_files import import_files
 from babylon.formats.staging import Staging
 from babylon.store import Store, open_store

@@ -260,7 +260,7 @@ async def test_a_failure_half_way_keeps_what_was_bought(store, settings, thinned
 KILLED = """
 import asyncio, json, sys
 from babylon.stages.score import score_window
-from babylon.core.settings import load_settings
+from babylon.core.settings_loading import load_settings
 from babylon.store import open_store
 from babylon.core.types import Artifact, Claim, Thinned
 

@@ -10,7 +10,7 @@ import asyncpg
 import pytest
 
 from babylon.core.errors import ConfigError, DatabaseError
-from babylon.core.settings import load_settings
+from babylon.core.settings_loading import load_settings
 from babylon.migrations import VERSIONS
 from babylon.store import database_status, open_store
 from babylon.store.address import parse_url

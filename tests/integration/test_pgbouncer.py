@@ -10,7 +10,7 @@ from pathlib import Path
 import asyncpg
 import pytest
 
-from babylon.core.settings import load_settings
+from babylon.core.settings_loading import load_settings
 from babylon.core.windows import parse_window_id
 from babylon.store import database_status, open_store
 from babylon.store.migrate import HEAD
@@ -24,7 +24,7 @@ QUERIES = 250
 CLIENT = """
 import asyncio, sys
 from pathlib import Path
-from babylon.core.settings import load_settings
+from babylon.core.settings_loading import load_settings
 from babylon.store import open_store
 from babylon.store.session import in_batches
 

@@ -12,7 +12,7 @@ import asyncpg
 import pytest
 
 from babylon.core.errors import DatabaseError, RecorderError, WindowError, WindowNotReadyError
-from babylon.core.settings import load_settings
+from babylon.core.settings_loading import load_settings
 from babylon.migrations import VERSIONS
 from babylon.recorder import (
     Action,

@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from babylon.core.errors import DatabaseError, FencedError
-from babylon.core.settings import load_settings
+from babylon.core.settings_loading import load_settings
 from babylon.core.windows import parse_window_id
 from babylon.stages.claim import claimed
 from babylon.store import open_store
@@ -23,7 +23,7 @@ CLIENT = """
 import asyncio, sys, time
 from pathlib import Path
 from babylon.core.errors import FencedError
-from babylon.core.settings import load_settings
+from babylon.core.settings_loading import load_settings
 from babylon.core.windows import parse_window_id
 from babylon.stages.claim import claimed
 from babylon.store import open_store

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from babylon.cli import main
-from babylon.core.settings import load_settings
+from babylon.core.settings_loading import load_settings
 from babylon.game.fleet.fleet_plan import FleetPlan
 from babylon.game.fleet.spawn import run_fleet
 from babylon.store import open_store

@@ -309,7 +309,7 @@ async def test_policies_are_listed_and_shown_for_people(
 WORKER = """
 import asyncio, sys, time
 import msgspec
-from babylon.core.settings import load_settings
+from babylon.core.settings_loading import load_settings
 from babylon.store import open_store
 from babylon.stages.train import train_window
 from babylon.core.types import Scored

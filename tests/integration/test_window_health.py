@@ -8,7 +8,7 @@ import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
 from babylon.core.errors import WindowNotReadyError
-from babylon.core.settings import load_settings
+from babylon.core.settings_loading import load_settings
 from babylon.core.windows import Clock, Window, WindowState
 from babylon.deployment.admin.app import admin_app
 from babylon.deployment.admin.flow_metrics import flow_metrics

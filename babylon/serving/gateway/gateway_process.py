@@ -16,7 +16,8 @@ import uvloop
 
 from babylon.core.errors import BabylonError
 from babylon.core.processes import exit_with_supervisor
-from babylon.core.settings import Settings, load_settings
+from babylon.core.settings import Settings
+from babylon.core.settings_loading import load_settings
 from babylon.serving.gateway.app import open_gateway
 from babylon.serving.gateway.http_guard import raise_file_limit
 from babylon.serving.gateway.listeners import listeners, serve_all

@@ -17,7 +17,8 @@ from aiohttp import web
 from babylon.core.api_keys import engine_secret
 from babylon.core.errors import BabylonError, ModelError, ServingError
 from babylon.core.home import Home
-from babylon.core.settings import ServingSettings, load_settings
+from babylon.core.settings import ServingSettings
+from babylon.core.settings_loading import load_settings
 from babylon.serving.engine_protocol import (
     PolicyCard,
     PolicySource,

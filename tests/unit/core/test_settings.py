@@ -4,14 +4,8 @@ import pytest
 from pydantic import ValidationError
 
 from babylon.core.errors import ConfigError
-from babylon.core.settings import (
-    LOSSES_WITH_NORMALISER,
-    fields,
-    load_settings,
-    load_with_sources,
-    merge_overrides,
-    variable_of,
-)
+from babylon.core.settings import LOSSES_WITH_NORMALISER, fields, variable_of
+from babylon.core.settings_loading import load_settings, load_with_sources, merge_overrides
 
 
 def test_other_processes_read_equal_values(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:

@@ -12,7 +12,8 @@ import pytest
 from safetensors.numpy import save_file
 
 from babylon.core.processes import Processes, Service
-from babylon.core.settings import Settings, load_settings
+from babylon.core.settings import Settings
+from babylon.core.settings_loading import load_settings
 from babylon.ops.doctor import PACKAGES, check_base_model, check_port
 from babylon.ops.finding import Finding
 from tests.ports import free_port

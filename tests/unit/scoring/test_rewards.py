@@ -4,7 +4,8 @@ from datetime import UTC, datetime
 import pytest
 
 from babylon.core.errors import ConfigError, ScoringError
-from babylon.core.settings import JudgeSettings, load_settings
+from babylon.core.settings import JudgeSettings
+from babylon.core.settings_loading import load_settings
 from babylon.core.trajectories import Trajectory
 from babylon.core.types import Artifact
 from babylon.scoring.rewards.heuristic import heuristic

@@ -4,7 +4,7 @@ from collections.abc import Sequence
 
 import pytest
 
-from babylon.core.settings import load_settings
+from babylon.core.settings_loading import load_settings
 from babylon.core.trajectories import Trajectory
 from babylon.scoring.scorer import ScoringContext
 from babylon.stages.fingerprint import scoring_fingerprint

@@ -12,7 +12,8 @@ import pytest
 from babylon.core.errors import ServingError
 from babylon.core.home import Home
 from babylon.core.processes import Processes, Service
-from babylon.core.settings import Settings, load_settings
+from babylon.core.settings import Settings
+from babylon.core.settings_loading import load_settings
 from babylon.ops.up import supervisor
 from babylon.ops.up.services import UpService
 from babylon.ops.up.supervisor import NAME, Supervisor

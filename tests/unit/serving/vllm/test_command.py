@@ -4,7 +4,8 @@ import pytest
 
 from babylon.core.errors import ConfigError, ModelError
 from babylon.core.processes import Service
-from babylon.core.settings import Settings, load_settings
+from babylon.core.settings import Settings
+from babylon.core.settings_loading import load_settings
 from babylon.serving.vllm.command import (
     cause_of_death,
     free_port,

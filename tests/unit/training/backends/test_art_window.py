@@ -8,7 +8,7 @@ import pytest
 
 from babylon.core.errors import TrainingError, WindowNotReadyError
 from babylon.core.llm_calls import Message
-from babylon.core.settings import load_settings
+from babylon.core.settings_loading import load_settings
 from babylon.core.trajectories import Call, TrainingRow
 from babylon.training.backends import art_window as module
 from babylon.training.backends.art_window import ArtLimits, ArtWindow, art_window, known_secrets

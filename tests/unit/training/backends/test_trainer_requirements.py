@@ -5,7 +5,7 @@ from typing import Any
 import pytest
 
 from babylon.core.errors import ConfigError
-from babylon.core.settings import load_settings
+from babylon.core.settings_loading import load_settings
 from babylon.training.backends.trainer_requirements import require_trainer
 from tests.imported import imported_with
 

@@ -6,7 +6,8 @@ import pytest
 
 from babylon.cli import main
 from babylon.cli.training import TrainRequest
-from babylon.core.settings import LOSSES_WITH_NORMALISER, Loss, TrainingSettings, load_settings
+from babylon.core.settings import LOSSES_WITH_NORMALISER, Loss, TrainingSettings
+from babylon.core.settings_loading import load_settings
 from babylon.training.backends.registry import updater
 from babylon.training.grpo.advantage import Advantage, CallWeight
 from babylon.training.grpo.config import MAX_STALENESS, TrainerConfig
