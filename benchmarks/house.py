@@ -29,10 +29,6 @@ QUESTION = re.compile(r"(What|Who|Whom|Whose|How|Whether|Which|Where|When|Why)\b
 LONG_FUNCTION = 30  # lines
 
 Function = ast.FunctionDef | ast.AsyncFunctionDef
-_LAYOUT = {
-    *(tokenize.COMMENT, tokenize.NL, tokenize.NEWLINE, tokenize.ENCODING),
-    *(tokenize.INDENT, tokenize.DEDENT, tokenize.ENDMARKER),
-}
 
 
 @dataclass(frozen=True, slots=True)
@@ -82,8 +78,8 @@ class Module:
         return ast.parse(self.text)
 
     @cached_property
-    def tokens(self) -> list[tokenize.TokenInfo]:
-        return list(tokenize.generate_tokens(io.StringIO(self.text).readline))
+    def nodes(self) -> list[ast.AST]:
+        return list(ast.walk(self.tree))
 
     @property
     def lines(self) -> int:
@@ -95,10 +91,10 @@ class Module:
         return self.name.partition(".")[2].partition(".")[0]
 
     def functions(self) -> Iterator[Function]:
-        return (node for node in ast.walk(self.tree) if isinstance(node, Function))
+        return (node for node in self.nodes if isinstance(node, Function))
 
     def docstrings(self) -> Iterator[str]:
-        for node in ast.walk(self.tree):
+        for node in self.nodes:
             if isinstance(node, ast.Module | ast.ClassDef | Function):
                 text = ast.get_docstring(node)
                 if text:
@@ -106,19 +102,16 @@ class Module:
 
     def code_lines(self) -> int:
         """Number of lines that hold code: no blank lines, comments or docstrings."""
-        covered = {
-            line
-            for token in self.tokens
-            if token.type not in _LAYOUT
-            for line in range(token.start[0], token.end[0] + 1)
-        }
-        for node in ast.walk(self.tree):
+        lines = enumerate(self.text.splitlines(), 1)
+        code = {number for number, line in lines if line.strip() and line.strip()[0] != "#"}
+        for node in self.nodes:
             if isinstance(node, ast.Expr) and isinstance(node.value, ast.Constant):
-                covered -= set(range(node.lineno, (node.end_lineno or node.lineno) + 1))
-        return len(covered)
+                code -= set(range(node.lineno, (node.end_lineno or node.lineno) + 1))
+        return len(code)
 
     def comment_lines(self) -> set[int]:
-        return {token.start[0] for token in self.tokens if token.type == tokenize.COMMENT}
+        tokens = tokenize.generate_tokens(io.StringIO(self.text).readline)
+        return {token.start[0] for token in tokens if token.type == tokenize.COMMENT}
 
     def imports(self) -> set[str]:
         """Names of the modules that are imported at run time, also inside functions."""
@@ -243,7 +236,7 @@ def measure(root: Path) -> Figures:
     functions = [(module, function) for module in product for function in module.functions()]
     long = [pair for pair in functions if length(pair[1]) > LONG_FUNCTION]
     docstrings = [text for module in product for text in module.docstrings()]
-    nodes = [node for module in product for node in ast.walk(module.tree)]
+    nodes = [node for module in product for node in module.nodes]
     names = Counter(
         node.name
         for node in nodes

@@ -2,17 +2,19 @@
 
 import subprocess
 import sys
-from collections.abc import Sequence
 from pathlib import Path
 
 ROOT = Path(__file__).parents[1]
 
 
-def imported_with(*modules: str, after: Sequence[str] = ()) -> set[str]:
-    """Return the names that importing ``modules`` adds to those that ``after`` loads."""
-    first, then = (", ".join(["sys", *sorted(names)]) for names in (after, modules))
-    code = f"import {first}; old = {{*sys.modules}}; import {then}; print(*{{*sys.modules}} - old)"
+def imported_with(*modules: str) -> set[str]:
+    """Return the names that importing ``modules`` adds to those of a fresh interpreter."""
+    code = f"import sys; old = {{*sys.modules}}; import {', '.join(sorted(modules))}"
     finished = subprocess.run(
-        [sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True, check=True
+        [sys.executable, "-c", f"{code}; print(*{{*sys.modules}} - old)"],
+        cwd=ROOT,
+        capture_output=True,
+        text=True,
+        check=True,
     )
     return set(finished.stdout.split())

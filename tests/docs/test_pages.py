@@ -1,8 +1,9 @@
 """Every code block of README and docs runs as it stands.
 
 The ``bash`` and ``python`` blocks of a page run in their order, in one new directory with one new
-home that holds a base model. A ``toml`` block must parse. ``text`` is for output and formulas. A
-comment before a block, ``<!-- not run: reason -->``, leaves it out; a page may have few of them.
+home that holds a base model and an empty database cluster. Training and validation are short. A
+``toml`` block must parse. ``text`` is for output and formulas. A comment before a block,
+``<!-- not run: reason -->``, leaves it out; a page may have few of them.
 """
 
 import os
@@ -18,6 +19,7 @@ from pathlib import Path
 import pytest
 import yaml
 
+from babylon.store.embedded import EmbeddedPostgres
 from babylon.training.base_model import EmbeddedModelRecipe
 
 ROOT = Path(__file__).parents[2]
@@ -60,12 +62,25 @@ def environment_of(home: Path) -> dict[str, str]:
     environment = {
         **os.environ,
         "BABYLON_HOME": str(home),
+        "ITERATIONS": "1",
+        "ARENA_SCENARIOS": "32",
         "PATH": f"{Path(sys.executable).parent}:{os.environ['PATH']}",
         "PYTHONPATH": str(ROOT),
     }
     for name in ("DATABASE_URL", "PREFECT_API_URL"):
         environment.pop(name, None)
     return environment
+
+
+@pytest.fixture(scope="module")
+def prepared_home(tmp_path_factory: pytest.TempPathFactory, embedded_model: Path) -> Path:
+    """The home that every page starts with a copy of: ``initdb`` takes over a second."""
+    home = tmp_path_factory.mktemp("prepared")
+    shutil.copytree(embedded_model, home / "models" / EmbeddedModelRecipe().name)
+    server = EmbeddedPostgres(home)
+    server.acquire()
+    server.release()
+    return home
 
 
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
@@ -82,12 +97,11 @@ def test_blocks_say_what_they_are(page: Path) -> None:
     "page", [page for page in PAGES if script_of(blocks_of(page))], ids=lambda page: page.name
 )
 def test_the_commands_of_a_page_run_in_their_order(
-    page: Path, tmp_path: Path, embedded_model: Path
+    page: Path, tmp_path: Path, prepared_home: Path
 ) -> None:
     for name in ("examples", "tests"):
         (tmp_path / name).symlink_to(ROOT / name)
-    home = tmp_path / ".babylon"
-    shutil.copytree(embedded_model, home / "models" / EmbeddedModelRecipe().name)
+    home = shutil.copytree(prepared_home, tmp_path / ".babylon")
     script = (
         f"set -euo pipefail\ntrap 'babylon down >/dev/null 2>&1' EXIT\n{script_of(blocks_of(page))}"
     )

@@ -65,7 +65,8 @@ def test_another_recipe_is_another_model() -> None:
 
 def test_base_model_replaces_the_embedded(embedded: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     assert resolve_base(str(embedded), embedded.parent, 0) == embedded
-    monkeypatch.setattr("babylon.training.base_model.load_policy", lambda _: load_policy(embedded))
+    loaded = load_policy(embedded)
+    monkeypatch.setattr("babylon.policies.load.load_policy", lambda _: loaded)
     assert resolve_base("Qwen/Qwen2.5-0.5B", embedded.parent, 0) == "Qwen/Qwen2.5-0.5B"
 
 

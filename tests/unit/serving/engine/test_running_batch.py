@@ -117,7 +117,7 @@ def test_who_sets_the_finish_reason_ends_a_row_and_the_others_go_on(model: PreTr
     assert_exact(model, [kept])
 
 
-@pytest.mark.parametrize("seed", range(4))
+@pytest.mark.parametrize("seed", range(2))
 def test_random_rows_stay_exact_beside_cancelled_ones(model: PreTrainedModel, seed: int) -> None:
     """Prompts share beginnings of any length, join in any number, and end or are ended."""
     random = Random(seed)

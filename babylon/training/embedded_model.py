@@ -1,0 +1,118 @@
+"""The embedded model: tiny, trained from a seed to imitate scripted agents of mixed skill.
+
+It has the Qwen3 architecture, a byte-level tokenizer of its own and a chat template. It is saved
+with ``save_pretrained``, so transformers and vLLM load it like any other causal LM.
+"""
+
+import itertools
+import logging
+from collections.abc import Iterator
+from typing import TYPE_CHECKING
+
+import torch
+from transformers import PreTrainedTokenizerFast, Qwen3Config, Qwen3ForCausalLM
+
+from babylon.game.market.transcripts import scripted_chats
+from babylon.policies.tokenizer import render_prompt, train_tokenizer
+
+if TYPE_CHECKING:
+    from babylon.training.base_model import EmbeddedModelRecipe, Progress
+
+logger = logging.getLogger(__name__)
+IGNORED = -100  # torch's ignore_index
+INITIALIZER_RANGE = 0.08  # with the usual 0.02, a model this narrow learns five times slower
+
+
+def train_embedded_model(
+    recipe: "EmbeddedModelRecipe", progress: "Progress | None"
+) -> tuple[Qwen3ForCausalLM, PreTrainedTokenizerFast]:
+    """Train tokenizer and model. ``progress`` is told the steps done and their number."""
+    tokenizer = train_tokenizer(_tokenizer_texts(recipe), recipe.vocab_size)
+    return _imitate(_blank_model(recipe, tokenizer), tokenizer, recipe, progress), tokenizer
+
+
+def _tokenizer_texts(recipe: "EmbeddedModelRecipe") -> Iterator[str]:
+    for chat in itertools.islice(scripted_chats(recipe.seed), recipe.tokenizer_chats):
+        yield from (f"{message['role']}\n{message['content']}" for message in chat)
+
+
+def _blank_model(
+    recipe: "EmbeddedModelRecipe", tokenizer: PreTrainedTokenizerFast
+) -> Qwen3ForCausalLM:
+    config = Qwen3Config(
+        vocab_size=len(tokenizer),  # can be less than recipe.vocab_size
+        hidden_size=recipe.hidden_size,
+        intermediate_size=3 * recipe.hidden_size,
+        num_hidden_layers=recipe.layers,
+        num_attention_heads=recipe.heads,
+        num_key_value_heads=1,
+        head_dim=recipe.hidden_size // recipe.heads,
+        max_position_embeddings=8192,
+        initializer_range=INITIALIZER_RANGE,
+        tie_word_embeddings=True,
+        bos_token_id=None,
+        eos_token_id=tokenizer.eos_token_id,
+        pad_token_id=tokenizer.pad_token_id,
+    )
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(recipe.seed)
+        return Qwen3ForCausalLM(config)
+
+
+def _imitate(
+    model: Qwen3ForCausalLM,
+    tokenizer: PreTrainedTokenizerFast,
+    recipe: "EmbeddedModelRecipe",
+    progress: "Progress | None",
+) -> Qwen3ForCausalLM:
+    optimizer = torch.optim.AdamW(
+        model.parameters(), lr=recipe.learning_rate, betas=(0.9, 0.95), weight_decay=0.01
+    )
+    schedule = torch.optim.lr_scheduler.OneCycleLR(
+        optimizer, max_lr=recipe.learning_rate, total_steps=recipe.steps, pct_start=0.1
+    )
+    chats = scripted_chats(recipe.seed)
+    model.train()
+    for step in range(recipe.steps):
+        batch = list(itertools.islice(chats, recipe.batch_size))
+        loss = _reply_loss(model, *_batch(tokenizer, batch))
+        loss.backward()  # type: ignore[no-untyped-call]
+        torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
+        optimizer.step()
+        schedule.step()
+        optimizer.zero_grad(set_to_none=True)
+        if progress is not None:
+            progress(step + 1, recipe.steps)
+    logger.info("embedded model %s: final loss %.3f", recipe.name, loss.item())
+    model.eval()  # type: ignore[no-untyped-call]
+    return model
+
+
+def _reply_loss(
+    model: Qwen3ForCausalLM, input_ids: torch.Tensor, labels: torch.Tensor
+) -> torch.Tensor:
+    """Mean cross-entropy of the labelled tokens. The head runs at their positions only.
+
+    Padding is on the right and attention is causal, so no mask is needed.
+    """
+    hidden = model.model(input_ids=input_ids, use_cache=False).last_hidden_state
+    targets = labels[:, 1:]
+    keep = targets != IGNORED
+    logits = model.lm_head(hidden[:, :-1][keep])
+    return torch.nn.functional.cross_entropy(logits.float(), targets[keep])
+
+
+def _batch(
+    tokenizer: PreTrainedTokenizerFast, chats: list[list[dict[str, str]]]
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """Right-padded ids and labels ``[B, L]``. Only the reply and its end token are labels."""
+    prompts = [render_prompt(tokenizer, chat[:-1]) for chat in chats]
+    replies = [[*tokenizer.encode(chat[-1]["content"]), tokenizer.eos_token_id] for chat in chats]
+    length = max(len(p) + len(r) for p, r in zip(prompts, replies, strict=True))
+    ids = torch.full((len(chats), length), tokenizer.pad_token_id)
+    labels = torch.full((len(chats), length), IGNORED)
+    for row, (prompt, reply) in enumerate(zip(prompts, replies, strict=True)):
+        end = len(prompt) + len(reply)
+        ids[row, :end] = torch.tensor(prompt + reply)
+        labels[row, len(prompt) : end] = torch.tensor(reply)
+    return ids, labels
