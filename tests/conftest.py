@@ -5,6 +5,7 @@ import fcntl
 import json
 import os
 import shutil
+import sys
 import tempfile
 from collections.abc import AsyncIterator, Iterator
 from pathlib import Path
@@ -29,8 +30,9 @@ from tests.other_postgres import OtherPostgres
 hypothesis.settings.register_profile("repeatable", derandomize=True, deadline=None)
 hypothesis.settings.load_profile("repeatable")
 
-# Hundreds of processes import the same modules: compile each module once.
+# Hundreds of processes, the workers among them, import the same modules: compile each module once.
 os.environ.pop("PYTHONDONTWRITEBYTECODE", None)
+sys.dont_write_bytecode = False
 
 TEMPLATE = "migrated"
 HERE = Path(__file__).parent
