@@ -49,8 +49,8 @@ LONGEST_FIRST = (
     "flows/test_train_window.py",
     "flows/test_train_command.py",
     "integration/test_serving_processes.py",
-    "unit/evaluation/experiment/test_peeking.py",
     "contract/test_serve.py",
+    "contract/test_engine_url.py",
     "contract/test_engines.py",
     "contract/test_vllm_host.py",
     "integration/test_judge_local.py",
@@ -65,10 +65,11 @@ LONGEST_FIRST = (
     "integration/test_state_checks.py",
     "integration/test_train_stage.py",
     "integration/test_window_machine.py",
-    "unit/test_import_rules.py",
     "unit/ops/test_doctor.py",
     "unit/stages/test_tracking.py",
+    "unit/training/grpo/test_forward.py",
     "unit/training/grpo/test_memory.py",
+    "unit/training/grpo/test_trainer.py",
     "unit/training/test_resume.py",
 )
 CRASHED: list[str] = []
