@@ -1,9 +1,9 @@
 """Every code block of README and docs runs as it stands.
 
 The ``bash`` and ``python`` blocks of a page run in their order, in one new directory with one new
-home that holds a base model and an empty database cluster. Training and validation are short. A
-``toml`` block must parse. ``text`` is for output and formulas. A comment before a block,
-``<!-- not run: reason -->``, leaves it out; a page may have few of them.
+home that holds a base model and an empty database cluster. Training and validation are short, and
+services listen on free ports. A ``toml`` block must parse. ``text`` is for output and formulas. A
+comment before a block, ``<!-- not run: reason -->``, leaves it out; a page may have few of them.
 """
 
 import os
@@ -21,6 +21,7 @@ import yaml
 
 from babylon.store.embedded import EmbeddedPostgres
 from babylon.training.base_model import EmbeddedModelRecipe
+from tests.ports import free_port
 
 ROOT = Path(__file__).parents[2]
 PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]
@@ -28,6 +29,7 @@ BLOCK = re.compile(
     r"(?:<!-- not run: (?P<reason>[^>]+) -->\n+)?^```(?P<language>\w*)\n(?P<code>.*?)^```$",
     re.DOTALL | re.MULTILINE,
 )
+PORTS = ("ENGINE_PORT", "ADMIN_PORT", "PREFECT_SERVER_API_PORT")
 LIMIT_S = 600  # the machine may be busy
 
 
@@ -64,6 +66,8 @@ def environment_of(home: Path) -> dict[str, str]:
         "BABYLON_HOME": str(home),
         "ITERATIONS": "1",
         "ARENA_SCENARIOS": "32",
+        "LOCAL_ENDPOINT": f"http://127.0.0.1:{free_port()}",
+        **{name: str(free_port()) for name in PORTS},
         "PATH": f"{Path(sys.executable).parent}:{os.environ['PATH']}",
         "PYTHONPATH": str(ROOT),
     }
