@@ -32,6 +32,7 @@ class TrainerConfig:
     kl_penalty: float = 0.0  # weight of w * r * k3(theta || reference)
     stop_kl: float = 0.03  # nats a token, k3(p || theta)
     stop_clip_fraction: float = 0.3
+    undo_factor: float = 2.0  # an iteration that exceeds a stop's bound by this factor is undone
     max_staleness: int = 1  # versions between a call's policy and the parent, at most
     max_missing_logprobs: float = 1.0  # share of calls without mu, at most
     seed: int = 0
