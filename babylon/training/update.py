@@ -25,6 +25,8 @@ from babylon.training.progress_file import ProgressFile, update_digest
 from babylon.training.trainable import TransferLayers, Tuning, load_trainable, save_checkpoint
 from babylon.training.update_result import Update
 
+TARGET_KL = 0.01  # nats a token: a third of the bound at which an update stops
+
 
 async def update_torch(work: TrainInput) -> Update:
     """Run one GRPO update of the parent's checkpoint, in a thread of this process."""
@@ -50,6 +52,7 @@ def trainer_config(training: TrainingSettings, seed: int) -> TrainerConfig:
         trajectories_per_step=training.batch_size * training.accumulation,
         max_tokens=training.max_tokens,
         learning_rate=training.effective_learning_rate,
+        target_kl=TARGET_KL if training.learning_rate is None else None,
         warmup_steps=training.warmup_steps,
         loss=training.loss,
         advantage=training.advantage,

@@ -15,6 +15,9 @@ class TrainerConfig:
     ``warmup_steps`` matches the memory of Adam's first moment, ``1 / (1 - 0.9)``. Earlier steps
     would have full size in a direction that few gradients determine.
 
+    With ``target_kl`` the learning rate is the first one of an optimiser's life. It doubles while
+    the policy moves much less than that, and halves while it moves much more.
+
     Raises:
         ValueError: an option has an invalid value, or contradicts another.
     """
@@ -23,6 +26,7 @@ class TrainerConfig:
     trajectories_per_step: int = 8
     max_tokens: int | None = None  # of a portion; None: forward.portion_tokens
     learning_rate: float = 1e-5
+    target_kl: float | None = None  # of an update, as stop_kl; None: the learning rate is fixed
     warmup_steps: int = 10  # once an optimiser, not once a window
     grad_clip: float = 1.0
     loss: str = "ppo_clip"

@@ -48,7 +48,9 @@ from babylon.training.grpo.tree_forward import Values
 from babylon.training.grpo.undo import keep, put_back
 
 MOST_UNDONE = 20  # in an update
-_TAKEN = "train_steps"  # count in the optimiser's groups; saved with it, so it warms up only once
+# In the optimiser's groups, and saved with it: the count of train steps, so that it warms up only
+# once, and the factor of the learning rate.
+_TAKEN, _FACTOR = "train_steps", "rate_factor"
 Progress = Callable[[int, int], None]  # train steps done, and their highest possible number
 
 
@@ -85,11 +87,13 @@ def train_on_window(
         OutOfMemoryError: the smallest portion does not fit; discard the model.
     """
     refuse_missing_logprobs(window)
+    undo_kl = window.config.undo_factor * window.config.stop_kl
     state = _begin(model, optimizer, window, reference, journal)
     _iterate(state, journal, progress)
     after = state.fitting.run(_logprobs(window.tree))
-    while divergence(state.record.proximal, after, state.logged.mask)[1] > _undo_kl(window.config):
-        if _undo(state):  # nothing is left of the update
+    again = True
+    while again and divergence(state.record.proximal, after, state.logged.mask)[1] > undo_kl:
+        if again := _undo(state):
             _iterate(state, journal, progress)
         after = state.fitting.run(_logprobs(window.tree))
     if not state.record.grad_norms:
@@ -120,6 +124,7 @@ def _iterate(state: TrainState, journal: Journal | None, progress: Progress | No
             record.iteration, record.step = record.iteration + 1, 0
             if distance(state) > 1:
                 return
+            _adapt_rate(state)
 
 
 def _begin(
@@ -130,6 +135,8 @@ def _begin(
     journal: Journal | None,
 ) -> TrainState:
     device = next(model.parameters()).device
+    for group in optimizer.param_groups:
+        group[_FACTOR] = group.get(_FACTOR, 1.0) if window.config.target_kl else 1.0
     logged = Logged.of(window, device)
     fitting = FittingForward(model, window.config.max_tokens)
     saved = None if journal is None else journal.restore()
@@ -176,8 +183,24 @@ def distance(state: TrainState, rows: Rows = ALL) -> float:
     return max(moved, clip_fraction(logged, record, rows) / config.stop_clip_fraction)
 
 
-def _undo_kl(config: TrainerConfig) -> float:
-    return config.undo_factor * config.stop_kl
+def _adapt_rate(state: TrainState) -> None:
+    """Double or halve the learning rate if the policy moves by far less or more than it should.
+
+    The divergence grows with the square of the distance, so the policy should have reached
+    ``target_kl * f^2`` after the share f of the update. The iteration's steps were measured before
+    they were taken: on average half an iteration ago. Schulman et al. 2017 (arXiv 1707.06347,
+    section 4) adapt a penalty to a target divergence, Rudin et al. 2021 (arXiv 2109.11978, section
+    3.2) the learning rate.
+    """
+    config, record, steps = state.window.config, state.record, state.window.steps_an_iteration
+    taken = (record.iteration - 2) * steps + (steps - 1) / 2
+    if config.target_kl is None or taken == 0:
+        return
+    goal = config.target_kl * (taken / (config.iterations * steps)) ** 2
+    moved = kl_of_iteration(state.logged, record)
+    factor = 2.0 if moved < goal / 4 else 0.5 if moved > goal * 4 else 1.0
+    for group in state.optimizer.param_groups:
+        group[_FACTOR] *= factor
 
 
 def _undo(state: TrainState) -> bool:
@@ -190,7 +213,10 @@ def _undo(state: TrainState) -> bool:
     """
     record = state.record
     assert record.kept is not None  # the first step of every iteration keeps one
+    factors = [group[_FACTOR] for group in state.optimizer.param_groups]
     put_back(record.kept, state.model, state.optimizer)
+    for group, factor in zip(state.optimizer.param_groups, factors, strict=True):
+        group[_FACTOR] = factor / 2
     (record.iteration, steps), record.step = record.kept_at, 0
     del record.losses[steps:], record.grad_norms[steps:]
     record.undone += 1
@@ -266,7 +292,7 @@ def _update(optimizer: torch.optim.Optimizer, config: TrainerConfig, record: Upd
         raise FloatingPointError(f"gradient norm is {norm.item()}: lower the learning rate")
     for group in optimizer.param_groups:
         group[_TAKEN] = group.get(_TAKEN, 0) + 1
-        group["lr"] = warm_rate(config, group[_TAKEN]) / 2**record.undone
+        group["lr"] = group[_FACTOR] * warm_rate(config, group[_TAKEN])
         record.learning_rate = group["lr"]
     try:
         optimizer.step()

@@ -147,7 +147,7 @@ def test_undoing_returns_exactly_to_the_iteration_before() -> None:
 
 
 def test_a_policy_that_any_step_moves_too_far_is_refused() -> None:
-    with pytest.raises(FloatingPointError, match="too far.*lower LEARNING_RATE"):
+    with pytest.raises(FloatingPointError, match=r"too far.*lower LEARNING_RATE"):
         update(tiny_model(0), window(), iterations=2, stop_kl=1e-30, stop_clip_fraction=1.0)
 
 
@@ -222,6 +222,30 @@ def test_an_optimiser_warms_up_once() -> None:
     carried.load_state_dict(optimizer.state_dict())
     once = replace(config, iterations=1)
     assert train_on_window(model, carried, compile_window(window(1), once)).learning_rate == 1e-5
+
+
+@pytest.mark.parametrize("rate", [1e-6, 3e-3])
+@pytest.mark.parametrize("per_step", [3, 100])
+def test_the_learning_rate_adapts_to_a_target_divergence(rate: float, per_step: int) -> None:
+    """From 1e-6, which moves nothing, and from 3e-3, which moves much too far."""
+    model = with_adapter(tiny_model(0), 0.05)
+    optimizer = torch.optim.AdamW([p for p in model.parameters() if p.requires_grad], lr=1.0)
+    target = 1e-3
+    config = TrainerConfig(
+        learning_rate=rate,
+        trajectories_per_step=per_step,
+        target_kl=target,
+        warmup_steps=0,
+        stop_kl=3 * target,
+    )
+    moved = [
+        train_on_window(model, optimizer, compile_window(window(known=False), config)).kl_after
+        for _ in range(4)
+    ]
+    assert all(target / 4 < kl < 6 * target for kl in moved[2:]), moved
+    fixed = replace(config, target_kl=None, iterations=1)
+    report = train_on_window(model, optimizer, compile_window(window(known=False), fixed))
+    assert report.iterations_undone or report.learning_rate == rate
 
 
 def impossible(trajectories: list[ScoredTrajectory]) -> list[ScoredTrajectory]:
