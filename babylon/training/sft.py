@@ -17,6 +17,10 @@ from babylon.training.grpo.training_input import CallTokens
 from babylon.training.trainable import Tuning, load_trainable, save_checkpoint
 
 
+_RATE = 5e-5  # all weights, hidden size 2000
+_LORA_FACTOR, _SIZE_EXPONENT = 10.0, 0.78
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SftStep:
     """One optimiser step."""
@@ -27,16 +31,29 @@ class SftStep:
     grad_norm: float
 
 
+def sft_rates(hidden_size: int, tuning: Tuning, steps: int) -> list[float]:
+    """Learning rates of ``steps`` optimiser steps, falling linearly to zero.
+
+    The first is ``5e-5 * (2000 / hidden_size)^0.78``, and ten times that for LoRA, whatever its
+    rank (Schulman et al. 2025, "LoRA Without Regret").
+    """
+    first = _RATE * (2000 / hidden_size) ** _SIZE_EXPONENT
+    first *= _LORA_FACTOR if tuning == "lora" else 1.0
+    return [first * (steps - step) / steps for step in range(steps)]
+
+
 def fine_tune(
     parent: Path | str,
     rows: Sequence[TrainingRow],
     target: Path,
     *,
     tuning: Tuning,
-    learning_rates: Iterator[float],
     batch_size: int,
+    learning_rates: Iterator[float] | None = None,
 ) -> list[SftStep]:
     """Train on the replies of ``rows``, ``batch_size`` rows a step. Scores are ignored.
+
+    Without ``learning_rates``, ``sft_rates`` has them.
 
     Raises:
         TrainingError: there are no replies, or the loss is not finite; nothing was written.
@@ -48,6 +65,9 @@ def fine_tune(
     chats = [t.calls for t in scored_trajectories(trainable.tokenizer, rows, context)[0]]
     if not chats:
         raise TrainingError(f"none of the {len(rows)} chats has a reply to learn from")
+    if learning_rates is None:
+        count = -(-len(chats) // batch_size)
+        learning_rates = iter(sft_rates(model.config.hidden_size, tuning, count))
     model.eval()  # no dropout, as in reinforcement learning
     steps = []
     for start in range(0, len(chats), batch_size):
