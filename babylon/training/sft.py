@@ -16,7 +16,6 @@ from babylon.training.call_tokens import scored_trajectories
 from babylon.training.grpo.training_input import CallTokens
 from babylon.training.trainable import Tuning, load_trainable, save_checkpoint
 
-
 _RATE = 5e-5  # all weights, hidden size 2000
 _LORA_FACTOR, _SIZE_EXPONENT = 10.0, 0.78
 
