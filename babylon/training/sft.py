@@ -14,10 +14,8 @@ from babylon.core.errors import TrainingError
 from babylon.core.trajectories import TrainingRow
 from babylon.training.call_tokens import scored_trajectories
 from babylon.training.grpo.training_input import CallTokens
+from babylon.training.learning_rate import supervised_rates
 from babylon.training.trainable import Tuning, load_trainable, save_checkpoint
-
-_RATE = 5e-5  # all weights, hidden size 2000
-_LORA_FACTOR, _SIZE_EXPONENT = 10.0, 0.78
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -28,17 +26,6 @@ class SftStep:
     tokens: int
     learning_rate: float
     grad_norm: float
-
-
-def sft_rates(hidden_size: int, tuning: Tuning, steps: int) -> list[float]:
-    """Learning rates of ``steps`` optimiser steps, falling linearly to zero.
-
-    The first is ``5e-5 * (2000 / hidden_size)^0.78``, and ten times that for LoRA, whatever its
-    rank (Schulman et al. 2025, "LoRA Without Regret").
-    """
-    first = _RATE * (2000 / hidden_size) ** _SIZE_EXPONENT
-    first *= _LORA_FACTOR if tuning == "lora" else 1.0
-    return [first * (steps - step) / steps for step in range(steps)]
 
 
 def fine_tune(
@@ -52,7 +39,7 @@ def fine_tune(
 ) -> list[SftStep]:
     """Train on the replies of ``rows``, ``batch_size`` rows a step. Scores are ignored.
 
-    Without ``learning_rates``, ``sft_rates`` has them.
+    Without ``learning_rates``, the model's size decides.
 
     Raises:
         TrainingError: there are no replies, or the loss is not finite; nothing was written.
@@ -66,7 +53,7 @@ def fine_tune(
         raise TrainingError(f"none of the {len(rows)} chats has a reply to learn from")
     if learning_rates is None:
         count = -(-len(chats) // batch_size)
-        learning_rates = iter(sft_rates(model.config.hidden_size, tuning, count))
+        learning_rates = iter(supervised_rates(model, tuning, count))
     model.eval()  # no dropout, as in reinforcement learning
     steps = []
     for start in range(0, len(chats), batch_size):

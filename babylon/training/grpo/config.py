@@ -15,8 +15,8 @@ class TrainerConfig:
     ``warmup_steps`` matches the memory of Adam's first moment, ``1 / (1 - 0.9)``. Earlier steps
     would have full size in a direction that few gradients determine.
 
-    With ``target_kl`` the learning rate is the first one of an optimiser's life. It doubles while
-    the policy moves much less than that, and halves while it moves much more.
+    With ``target_kl`` the learning rate is the first one of an optimiser's life. It rises while the
+    policy moves less than that, and falls while it moves more.
 
     Raises:
         ValueError: an option has an invalid value, or contradicts another.

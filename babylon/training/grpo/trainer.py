@@ -184,13 +184,13 @@ def distance(state: TrainState, rows: Rows = ALL) -> float:
 
 
 def _adapt_rate(state: TrainState) -> None:
-    """Double or halve the learning rate if the policy moves by far less or more than it should.
+    """Raise or lower the learning rate, twofold at most, where the policy should move more or less.
 
-    The divergence grows with the square of the distance, so the policy should have reached
-    ``target_kl * f^2`` after the share f of the update. The iteration's steps were measured before
-    they were taken: on average half an iteration ago. Schulman et al. 2017 (arXiv 1707.06347,
-    section 4) adapt a penalty to a target divergence, Rudin et al. 2021 (arXiv 2109.11978, section
-    3.2) the learning rate.
+    The divergence grows with the square of the distance. The policy should therefore have reached
+    ``target_kl * f^2`` after the share f of the update, and the rate follows the root of the ratio.
+    The iteration's steps were measured before they were taken: on average half an iteration ago.
+    Schulman et al. 2017 (arXiv 1707.06347, section 4) adapt a penalty to a target divergence, Rudin
+    et al. 2021 (arXiv 2109.11978, section 3.2) the learning rate.
     """
     config, record, steps = state.window.config, state.record, state.window.steps_an_iteration
     taken = (record.iteration - 2) * steps + (steps - 1) / 2
@@ -198,7 +198,7 @@ def _adapt_rate(state: TrainState) -> None:
         return
     goal = config.target_kl * (taken / (config.iterations * steps)) ** 2
     moved = kl_of_iteration(state.logged, record)
-    factor = 2.0 if moved < goal / 4 else 0.5 if moved > goal * 4 else 1.0
+    factor = min(2.0, max(0.5, (goal / max(moved, goal / 4)) ** 0.5))
     for group in state.optimizer.param_groups:
         group[_FACTOR] *= factor
 
