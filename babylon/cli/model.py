@@ -1,12 +1,16 @@
 """``babylon model``: the base model and every policy trained from it."""
 
 from dataclasses import asdict
+from pathlib import Path
+from random import Random
+from typing import Annotated, Literal
 
 import typer
 from rich.progress import Progress
 
 from babylon.cli.options import Json, Version
 from babylon.cli.output import print_json, print_table, show_values, stderr, with_store
+from babylon.core.errors import ConfigError
 from babylon.core.settings_loading import load_settings
 from babylon.deployment.checks.check_result import as_lines
 from babylon.training.update_health import in_order, warnings
@@ -37,6 +41,41 @@ def init(json: Json = False) -> None:
         bar = progress.add_task("embedded model", total=None)
         uri = with_store(settings, register)
     show_values({"base_model": uri, "policy_version": 0}, json)
+
+
+@app.command()
+def sft(
+    chats: Annotated[Path, typer.Argument(help="Chats to imitate, in any format of `db import`.")],
+    target: Annotated[Path, typer.Argument(help="New directory of the checkpoint.")],
+    tuning: Annotated[
+        Literal["full", "lora"], typer.Option(help="Weights that are trained.")
+    ] = "full",
+    epochs: Annotated[int, typer.Option(min=1, help="Passes over the chats.")] = 1,
+    batch_size: Annotated[int, typer.Option(min=1, help="Chats an optimiser step.")] = 16,
+    json: Json = False,
+) -> None:
+    """Teach the base model the replies of recorded chats. The result can be the BASE_MODEL."""
+    from babylon.formats.import_files import guess_format, read_traces
+    from babylon.formats.trace_rows import training_rows_of
+    from babylon.training.base_model import resolve_base
+    from babylon.training.sft import fine_tune
+
+    if target.exists():
+        raise ConfigError(f"{target} exists: name a new directory")
+    settings = load_settings()
+    rows = training_rows_of(read_traces(chats, guess_format(chats)))
+    base = resolve_base(settings.model.base, settings.home.models, settings.seed)
+    order = Random(settings.seed)
+    passes = [row for _ in range(epochs) for row in order.sample(rows, len(rows))]
+    steps = fine_tune(base, passes, target, tuning=tuning, batch_size=batch_size)
+    result = {
+        "checkpoint": str(target.resolve()),
+        "chats": len(rows),
+        "steps": len(steps),
+        "first_loss": steps[0].loss,
+        "last_loss": steps[-1].loss,
+    }
+    show_values(result, json)
 
 
 @app.command("list")

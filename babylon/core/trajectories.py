@@ -55,8 +55,10 @@ class Call(msgspec.Struct, frozen=True, gc=False, kw_only=True, omit_defaults=Tr
 class Trajectory(msgspec.Struct, frozen=True, kw_only=True):
     """One agent's play in one window, reduced to the facts that scoring and training need.
 
-    ``pnl_usd``: profit inside this window, not the agent's lifetime P&L. ``wins``: the ``trades``
-    that closed or resolved in profit. ``actions``: successful steps other than HOLD.
+    ``pnl_usd``: profit inside this window, not the agent's lifetime P&L. ``drawdown_usd``: the
+    largest fall of the P&L from a peak inside this window; 0 in artifacts of earlier versions,
+    which lack it. ``wins``: the ``trades`` that closed or resolved in profit. ``actions``:
+    successful steps other than HOLD.
     """
 
     trajectory_id: str
@@ -71,6 +73,7 @@ class Trajectory(msgspec.Struct, frozen=True, kw_only=True):
     actions: int
     steps: int
     calls: tuple[Call, ...]
+    drawdown_usd: float = 0.0
 
     @property
     def win_rate(self) -> float:
@@ -99,6 +102,7 @@ TRAJECTORY_SCHEMA = pl.Schema(
         ("start", pl.Datetime("us", "UTC")),
         ("end", pl.Datetime("us", "UTC")),
         ("pnl_usd", pl.Float64),
+        ("drawdown_usd", pl.Float64),
         ("wins", pl.Int64),
         ("trades", pl.Int64),
         ("actions", pl.Int64),

@@ -5,6 +5,7 @@ A trace holds less than the game's rows. Missing fields get neutral values: P&L,
 given window and has one step a second.
 """
 
+from collections.abc import Iterable
 from dataclasses import dataclass
 from datetime import datetime, timedelta
 
@@ -14,6 +15,7 @@ from msgspec.structs import replace
 from babylon.core.errors import RecorderError
 from babylon.core.llm_calls import LlmCall, answer_message
 from babylon.core.text import storable, storable_json
+from babylon.core.trajectories import Call, TrainingRow
 from babylon.core.windows import Window, window_at
 from babylon.formats.trace import (
     ImportFileError,
@@ -36,6 +38,30 @@ class TraceRows:
     trajectory: Row
     logs: list[Row]
     calls: list[RecordedCall]
+
+
+def training_rows_of(traces: Iterable[Trace]) -> list[TrainingRow]:
+    """Return one row for each trace, with the policy's calls and no score."""
+    return [
+        TrainingRow(
+            trajectory_id=trace.trajectory_id,
+            agent_id=trace.agent_id,
+            scenario_id=trace.scenario_id or "",
+            score=0.0,
+            calls=tuple(
+                Call(
+                    step=number,
+                    messages=call.prompt,
+                    response=call.response or "",
+                    tool_calls=call.tool_calls or (),
+                )
+                for number, step in enumerate(trace.steps)
+                for call in step.calls
+                if call.purpose != "evaluation"
+            ),
+        )
+        for trace in traces
+    ]
 
 
 def trace_rows(trace: Trace, *, minutes: int, window: Window | None, now: datetime) -> TraceRows:

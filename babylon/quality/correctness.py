@@ -15,6 +15,7 @@ recorded shares or dollars gets 1. A perpetual without an entry price uses the w
 
 import math
 from collections.abc import Mapping, Sequence
+from itertools import accumulate
 
 import msgspec
 
@@ -70,6 +71,23 @@ def window_pnl_usd(
     if not math.isfinite(pnl):
         raise RejectedError(Reason.NON_FINITE_NUMBER, f"finalPnL {last!r}: P&L is {pnl!r}")
     return pnl
+
+
+def drawdown_usd(steps: Sequence[GameStep], pnl_usd: float) -> float:
+    """Return the largest fall of the P&L (USD) from a peak, from the first step to the end.
+
+    ``pnl_usd`` is the profit in this window: the path's end.
+
+    Raises:
+        RejectedError: the fall is not a finite number.
+    """
+    start = steps[0].environment_state.agent_pnl
+    path = [step.environment_state.agent_pnl for step in steps]
+    path.append(start + pnl_usd)
+    fall = max(peak - now for peak, now in zip(accumulate(path, max), path, strict=True))
+    if not math.isfinite(fall):
+        raise RejectedError(Reason.NON_FINITE_NUMBER, f"agentPnL falls by {fall!r}")
+    return fall
 
 
 def won(action: GameAction) -> bool | None:

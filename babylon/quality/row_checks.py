@@ -27,6 +27,7 @@ from babylon.quality.correctness import (
     StepReward,
     count_actions,
     count_wins,
+    drawdown_usd,
     step_rewards,
     window_pnl_usd,
 )
@@ -229,6 +230,7 @@ def _accept(row: GameRow, window: Window, quality: QualitySettings) -> Accepted:
         start=row.start,
         end=row.end,
         pnl_usd=pnl_usd,
+        drawdown_usd=drawdown_usd(steps, pnl_usd),
         wins=wins,
         trades=trades,
         actions=count_actions(steps),

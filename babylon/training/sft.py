@@ -14,6 +14,7 @@ from babylon.core.errors import TrainingError
 from babylon.core.trajectories import TrainingRow
 from babylon.training.call_tokens import scored_trajectories
 from babylon.training.grpo.training_input import CallTokens
+from babylon.training.learning_rate import supervised_rates
 from babylon.training.trainable import Tuning, load_trainable, save_checkpoint
 
 
@@ -33,10 +34,12 @@ def fine_tune(
     target: Path,
     *,
     tuning: Tuning,
-    learning_rates: Iterator[float],
     batch_size: int,
+    learning_rates: Iterator[float] | None = None,
 ) -> list[SftStep]:
     """Train on the replies of ``rows``, ``batch_size`` rows a step. Scores are ignored.
+
+    Without ``learning_rates``, the model's size decides.
 
     Raises:
         TrainingError: there are no replies, or the loss is not finite; nothing was written.
@@ -48,6 +51,9 @@ def fine_tune(
     chats = [t.calls for t in scored_trajectories(trainable.tokenizer, rows, context)[0]]
     if not chats:
         raise TrainingError(f"none of the {len(rows)} chats has a reply to learn from")
+    if learning_rates is None:
+        count = -(-len(chats) // batch_size)
+        learning_rates = iter(supervised_rates(model, tuning, count))
     model.eval()  # no dropout, as in reinforcement learning
     steps = []
     for start in range(0, len(chats), batch_size):

@@ -4,6 +4,7 @@ import asyncio
 import sys
 from collections import defaultdict
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 
 from babylon.core.errors import TrainingError, WindowNotReadyError
@@ -20,10 +21,13 @@ from babylon.training.grpo.training_window import (
     TrainingWindow,
     compile_window,
 )
+from babylon.training.learning_rate import reinforcement_rate
 from babylon.training.likelihood import free_memory, recomputed_logprobs
 from babylon.training.progress_file import ProgressFile, update_digest
 from babylon.training.trainable import TransferLayers, Tuning, load_trainable, save_checkpoint
 from babylon.training.update_result import Update
+
+TARGET_KL = 0.02  # nats a token: two thirds of the bound at which an update stops
 
 
 async def update_torch(work: TrainInput) -> Update:
@@ -50,6 +54,7 @@ def trainer_config(training: TrainingSettings, seed: int) -> TrainerConfig:
         trajectories_per_step=training.batch_size * training.accumulation,
         max_tokens=training.max_tokens,
         learning_rate=training.effective_learning_rate,
+        target_kl=TARGET_KL if training.learning_rate is None else None,
         warmup_steps=training.warmup_steps,
         loss=training.loss,
         advantage=training.advantage,
@@ -88,6 +93,8 @@ def update_checkpoint(
     """
     trainable = load_trainable(parent, tuning, config.learning_rate, transfer_layers)
     tokenizer, bounds = trainable.tokenizer, trainable.model.config
+    if config.target_kl is not None:
+        config = replace(config, learning_rate=reinforcement_rate(trainable.model, tuning))
     context = int(getattr(bounds, "max_position_embeddings", sys.maxsize))  # some have no bound
     trajectories, excluded = scored_trajectories(tokenizer, rows, context)
     reference = trainable.reference() if config.kl_penalty else None

@@ -79,7 +79,11 @@ def warnings(metrics: Mapping[str, object]) -> Iterator[str]:
         )
     if (masked := values.get("masked_fraction", 0.0)) > MANY_MASKED:
         yield f"{masked:.1%} of the tokens were masked: the policy moves too far; lower ITERATIONS."
-    if values.get("stopped_early"):
+    if undone := values.get("iterations_undone"):
+        yield (
+            f"{undone} iterations moved the policy too far and were undone: lower LEARNING_RATE."
+        )
+    elif values.get("stopped_early"):
         yield (
             f"Stopped early, after iteration {values['iterations']}: the policy moved too far;"
             " lower LEARNING_RATE or ITERATIONS."

@@ -9,7 +9,7 @@ equivalent: the recorded reply is the common opponent.
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from random import Random
 
-from babylon.core.llm_calls import Message
+from babylon.core.llm_calls import Message, tool_call_texts
 from babylon.core.trajectories import Call, Trajectory
 from babylon.evaluation.tasks.evaluator import Endpoint, PlayScore
 
@@ -38,13 +38,23 @@ class RecordedPrompts:
         return Random(seed).sample(calls, min(count, len(calls)))
 
     async def play(self, world: Call, policy: Endpoint, seed: int) -> PlayScore:
+        """Let the policy reply to the prompt, with the tools of the recorded request."""
+        offered = {"tools": list(world.tools)} if world.tools else {}
         answer = await policy.client.chat.completions.create(
             model=policy.model,
             messages=[dict(message) for message in world.messages],  # type: ignore[misc]
             temperature=world.temperature,
             max_tokens=self._max_tokens,
             seed=seed,
+            **offered,  # type: ignore[arg-type]
         )
-        reply = answer.choices[0].message.content or ""
-        value = await self._judge(world.messages, reply, world.response)
+        message = answer.choices[0].message.to_dict()
+        reply = _text(str(message.get("content") or ""), message.get("tool_calls"))
+        value = await self._judge(world.messages, reply, _text(world.response, world.tool_calls))
         return PlayScore(value=value, malformed=not reply)
+
+
+def _text(content: str, tool_calls: object) -> str:
+    """An answer as a judge reads it: its words, then its tool calls as ``name(arguments)``."""
+    calls = tool_calls if isinstance(tool_calls, list | tuple) else ()
+    return "\n".join(filter(None, [content, *tool_call_texts(calls)]))

@@ -1,12 +1,11 @@
-"""The default scorer. It needs no judge, no key and no network.
+"""The default scorer: profit first, risk second. It needs no judge, no key and no network.
 
-    score = 0.5 * profit + 0.3 * win_rate + 0.2 * activity
+    value = pnl_usd - 0.25 * drawdown_usd
+    score = (value - min) / (max - min) over the window's trajectories; 0.5 if all are equal
 
-    profit    (pnl_usd - min) / (max - min) over the window's trajectories; 0.5 if all are equal
-    win_rate  wins / trades, 0 without a decided trade
-    activity  actions / steps: the share of steps other than HOLD
-
-Each part lies in [0, 1], and so does the score.
+The drawdown is the largest fall of the P&L from a peak inside the window, in USD. A quarter of it
+orders equal profits by their risk, and rarely outweighs a difference in profit. Nothing else pays:
+an agent that only posts, or that bets one dollar, scores like an agent that holds.
 """
 
 from collections.abc import Sequence
@@ -14,20 +13,17 @@ from collections.abc import Sequence
 from babylon.core.trajectories import Trajectory
 from babylon.scoring.scorer import Score
 
-WEIGHTS = {"profit": 0.5, "win_rate": 0.3, "activity": 0.2}
+RISK_WEIGHT = 0.25
 
 
 def heuristic(trajectories: Sequence[Trajectory]) -> list[Score]:
-    """Return one score in [0, 1] for each trajectory, with its three parts."""
-    profits = [trajectory.pnl_usd for trajectory in trajectories]
-    low, high = min(profits, default=0.0), max(profits, default=0.0)
-    return [_score(trajectory, low, high) for trajectory in trajectories]
-
-
-def _score(trajectory: Trajectory, low: float, high: float) -> Score:
-    components = {
-        "profit": (trajectory.pnl_usd - low) / (high - low) if high > low else 0.5,
-        "win_rate": trajectory.win_rate,
-        "activity": trajectory.actions / trajectory.steps,
-    }
-    return Score(sum(WEIGHTS[part] * value for part, value in components.items()), components)
+    """Return one score in [0, 1] for each trajectory, with its profit and drawdown in USD."""
+    values = [own.pnl_usd - RISK_WEIGHT * own.drawdown_usd for own in trajectories]
+    low, high = min(values, default=0.0), max(values, default=0.0)
+    return [
+        Score(
+            (value - low) / (high - low) if high > low else 0.5,
+            {"pnl_usd": own.pnl_usd, "drawdown_usd": own.drawdown_usd},
+        )
+        for value, own in zip(values, trajectories, strict=True)
+    ]

@@ -15,6 +15,9 @@ class TrainerConfig:
     ``warmup_steps`` matches the memory of Adam's first moment, ``1 / (1 - 0.9)``. Earlier steps
     would have full size in a direction that few gradients determine.
 
+    With ``target_kl`` the learning rate is the first one of an optimiser's life. It rises while the
+    policy moves less than that, and falls while it moves more.
+
     Raises:
         ValueError: an option has an invalid value, or contradicts another.
     """
@@ -23,6 +26,7 @@ class TrainerConfig:
     trajectories_per_step: int = 8
     max_tokens: int | None = None  # of a portion; None: forward.portion_tokens
     learning_rate: float = 1e-5
+    target_kl: float | None = None  # of an update, as stop_kl; None: the learning rate is fixed
     warmup_steps: int = 10  # once an optimiser, not once a window
     grad_clip: float = 1.0
     loss: str = "ppo_clip"
@@ -32,6 +36,7 @@ class TrainerConfig:
     kl_penalty: float = 0.0  # weight of w * r * k3(theta || reference)
     stop_kl: float = 0.03  # nats a token, k3(p || theta)
     stop_clip_fraction: float = 0.3
+    undo_factor: float = 2.0  # an iteration that exceeds a stop's bound by this factor is undone
     max_staleness: int = 1  # versions between a call's policy and the parent, at most
     max_missing_logprobs: float = 1.0  # share of calls without mu, at most
     seed: int = 0

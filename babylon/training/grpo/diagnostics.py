@@ -20,9 +20,12 @@ from babylon.training.grpo.losses import LossInputs, LossTerms
 from babylon.training.grpo.train_report import TrainReport
 from babylon.training.grpo.training_window import TrainingWindow
 from babylon.training.grpo.tree_forward import Values
+from babylon.training.grpo.undo import Kept
 
 FLAGS = ("band", "negative", "impossible", "clipped_low", "clipped_high")
 SAMPLE = 65_536  # values that represent a whole tensor
+Rows = Tensor | slice  # calls
+ALL = slice(None)
 RecordState = dict[str, Any]  # field → value: tensors, numbers and lists of them
 
 
@@ -81,6 +84,9 @@ class UpdateRecord:
     training_s: float = 0.0
     forwarded_tokens: int = 0  # unique tokens, in train steps
     trained_tokens: int = 0
+    kept: Kept | None = None  # the state before the iteration, which was within the bounds
+    kept_at: tuple[int, int] = (1, 0)  # that iteration, and the steps that had moved the model
+    undone: int = 0  # iterations; each halves the learning rate
 
     @classmethod
     def start(
@@ -178,14 +184,14 @@ def divergence(sampled: Tensor, other: Tensor, where: Tensor) -> tuple[float, fl
     return -float(delta.mean()), float((torch.expm1(delta) - delta).mean())
 
 
-def kl_of_iteration(logged: Logged, record: UpdateRecord) -> float:
+def kl_of_iteration(logged: Logged, record: UpdateRecord, rows: Rows = ALL) -> float:
     """k3(p || theta) of the last iteration, each step's theta before the step."""
-    return divergence(record.proximal, record.theta, logged.mask)[1]
+    return divergence(record.proximal[rows], record.theta[rows], logged.mask[rows])[1]
 
 
-def clip_fraction(logged: Logged, record: UpdateRecord) -> float:
+def clip_fraction(logged: Logged, record: UpdateRecord, rows: Rows = ALL) -> float:
     """Share of tokens whose ratio was clipped or capped in the last iteration."""
-    return _share(record.flags[3] | record.flags[4], logged.mask)
+    return _share(record.flags[3:, rows].any(0), logged.mask[rows])
 
 
 def effective_sample_size(log_weights: Tensor) -> float:
@@ -243,6 +249,7 @@ def make_report(state: TrainState, after: Tensor) -> TrainReport:
         training_loss=fmean(record.losses),
         train_steps=len(record.losses),
         iterations=record.iteration - 1,
+        iterations_undone=record.undone,
         stopped_early=record.iteration <= config.iterations,
         trained_trajectories=len(window.trajectory_ids),
         groups_without_signal=window.groups_without_signal,

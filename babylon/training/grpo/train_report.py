@@ -18,6 +18,7 @@ class TrainReport:
     training_loss: float  # mean over train steps
     train_steps: int  # that moved the model: a step of masked tokens only does not
     iterations: int
+    iterations_undone: int  # they moved the policy beyond its bounds
     stopped_early: bool
     trained_trajectories: int
     groups_without_signal: int  # groups of equal scores

@@ -2,7 +2,9 @@
 
 A train step trains whole trajectories. Their calls run in portions whose gradients add up: the
 loss is divided by the step's denominator, never by a portion's. Training stops early once the
-policy has moved far enough from the parent (k3 or clip fraction).
+policy has moved far enough from the parent (k3 or clip fraction). An iteration that moved it much
+too far is undone. Training then stops, or starts again with half the learning rate if nothing is
+left of it.
 """
 
 import time
@@ -15,11 +17,14 @@ from torch import Tensor, nn
 
 from babylon.training.grpo.config import TrainerConfig
 from babylon.training.grpo.diagnostics import (
+    ALL,
     Logged,
     RecordState,
+    Rows,
     TrainState,
     UpdateRecord,
     clip_fraction,
+    divergence,
     kl_of_iteration,
     make_report,
     weight_sample,
@@ -40,8 +45,12 @@ from babylon.training.grpo.training_window import (
     refuse_missing_logprobs,
 )
 from babylon.training.grpo.tree_forward import Values
+from babylon.training.grpo.undo import keep, put_back
 
-_TAKEN = "train_steps"  # count in the optimiser's groups; saved with it, so it warms up only once
+MOST_UNDONE = 20  # in an update
+# In the optimiser's groups, and saved with it: the count of train steps, so that it warms up only
+# once, and the factor of the learning rate.
+_TAKEN, _FACTOR = "train_steps", "rate_factor"
 Progress = Callable[[int, int], None]  # train steps done, and their highest possible number
 
 
@@ -73,30 +82,49 @@ def train_on_window(
 
     Raises:
         NothingToTrainError: the window teaches nothing; the model is unchanged.
-        FloatingPointError: the loss or gradient is not finite; discard the model.
+        FloatingPointError: the loss or gradient is not finite, or every step moves the policy too
+            far; discard the model.
         OutOfMemoryError: the smallest portion does not fit; discard the model.
     """
     refuse_missing_logprobs(window)
+    undo_kl = window.config.undo_factor * window.config.stop_kl
     state = _begin(model, optimizer, window, reference, journal)
-    record, moved_far = state.record, False
+    _iterate(state, journal, progress)
+    after = state.fitting.run(_logprobs(window.tree))
+    again = True
+    while again and divergence(state.record.proximal, after, state.logged.mask)[1] > undo_kl:
+        if again := _undo(state):
+            _iterate(state, journal, progress)
+        after = state.fitting.run(_logprobs(window.tree))
+    if not state.record.grad_norms:
+        raise NothingToTrainError(
+            f"every one of the {window.tokens} tokens is masked: the logged logprobs are not those"
+            " of the trained policy; compare their versions and tokenizers"
+        )
+    return make_report(state, after=after)
+
+
+def _iterate(state: TrainState, journal: Journal | None, progress: Progress | None) -> None:
+    """Train until the policy has moved far, or the last iteration is done."""
+    record, window = state.record, state.window
     iterations, steps = window.config.iterations, window.steps_an_iteration
-    while record.iteration <= iterations and not moved_far:
+    while record.iteration <= iterations:
         for step in window.steps(record.iteration)[record.step :]:
-            train_step(state, step)
+            if not train_step(state, step):
+                if _undo(state):
+                    break  # the first iteration again
+                return
             done = (record.iteration - 1) * steps + record.step
             if progress is not None:
                 progress(done, iterations * steps)
             # The last step is not saved: the checkpoint that follows holds it.
             if journal is not None and done < iterations * steps:
                 journal.save(record.state())
-        moved_far = _moved_far(state)
-        record.iteration, record.step = record.iteration + 1, 0
-    if not record.grad_norms:
-        raise NothingToTrainError(
-            f"every one of the {window.tokens} tokens is masked: the logged logprobs are not those"
-            " of the trained policy; compare their versions and tokenizers"
-        )
-    return make_report(state, after=state.fitting.run(_logprobs(window.tree)))
+        else:
+            record.iteration, record.step = record.iteration + 1, 0
+            if distance(state) > 1:
+                return
+            _adapt_rate(state)
 
 
 def _begin(
@@ -107,6 +135,8 @@ def _begin(
     journal: Journal | None,
 ) -> TrainState:
     device = next(model.parameters()).device
+    for group in optimizer.param_groups:
+        group[_FACTOR] = group.get(_FACTOR, 1.0) if window.config.target_kl else 1.0
     logged = Logged.of(window, device)
     fitting = FittingForward(model, window.config.max_tokens)
     saved = None if journal is None else journal.restore()
@@ -144,16 +174,65 @@ def _logprobs(tree: PrefixTree) -> Callable[[PolicyForward], Tensor]:
     return lambda forward: forward.logprobs(tree).logprobs
 
 
-def _moved_far(state: TrainState) -> bool:
-    config = state.window.config
-    if kl_of_iteration(state.logged, state.record) > config.stop_kl:
-        return True
-    clipped = clip_fraction(state.logged, state.record)
-    return LOSSES[config.loss].clip_is_far and clipped > config.stop_clip_fraction
+def distance(state: TrainState, rows: Rows = ALL) -> float:
+    """How far the policy has moved from the parent, relative to the bounds at which it stops."""
+    config, logged, record = state.window.config, state.logged, state.record
+    moved = kl_of_iteration(logged, record, rows) / config.stop_kl
+    if not LOSSES[config.loss].clip_is_far:
+        return moved
+    return max(moved, clip_fraction(logged, record, rows) / config.stop_clip_fraction)
 
 
-def train_step(state: TrainState, step: TrainStep) -> None:
+def _adapt_rate(state: TrainState) -> None:
+    """Raise or lower the learning rate, twofold at most, where the policy should move more or less.
+
+    The divergence grows with the square of the distance. The policy should therefore have reached
+    ``target_kl * f^2`` after the share f of the update, and the rate follows the root of the ratio.
+    The iteration's steps were measured before they were taken: on average half an iteration ago.
+    Schulman et al. 2017 (arXiv 1707.06347, section 4) adapt a penalty to a target divergence, Rudin
+    et al. 2021 (arXiv 2109.11978, section 3.2) the learning rate.
+    """
+    config, record, steps = state.window.config, state.record, state.window.steps_an_iteration
+    taken = (record.iteration - 2) * steps + (steps - 1) / 2
+    if config.target_kl is None or taken == 0:
+        return
+    goal = config.target_kl * (taken / (config.iterations * steps)) ** 2
+    moved = kl_of_iteration(state.logged, record)
+    factor = min(2.0, max(0.5, (goal / max(moved, goal / 4)) ** 0.5))
+    for group in state.optimizer.param_groups:
+        group[_FACTOR] *= factor
+
+
+def _undo(state: TrainState) -> bool:
+    """Return to the last state within the bounds. Return whether that is the parent.
+
+    Nothing of the update is left then, so it starts again with half the learning rate.
+
+    Raises:
+        FloatingPointError: a millionth of the learning rate moves the policy too far.
+    """
+    record = state.record
+    assert record.kept is not None  # the first step of every iteration keeps one
+    factors = [group[_FACTOR] for group in state.optimizer.param_groups]
+    put_back(record.kept, state.model, state.optimizer)
+    for group, factor in zip(state.optimizer.param_groups, factors, strict=True):
+        group[_FACTOR] = factor / 2
+    (record.iteration, steps), record.step = record.kept_at, 0
+    del record.losses[steps:], record.grad_norms[steps:]
+    record.undone += 1
+    if record.undone > MOST_UNDONE:
+        raise FloatingPointError(
+            f"{record.undone} times an iteration moved the policy too far, the last time with a"
+            f" learning rate of {record.learning_rate:.1g}: lower LEARNING_RATE"
+        )
+    return not record.losses
+
+
+def train_step(state: TrainState, step: TrainStep) -> bool:
     """Update the model by one step, unless all of the step's tokens are masked.
+
+    The step's forward pass shows how far the steps before it have moved the policy. Return False,
+    and leave the model alone, if that is so far that they must be undone.
 
     Raises:
         FloatingPointError: loss or gradient is not finite; discard the model.
@@ -164,6 +243,11 @@ def train_step(state: TrainState, step: TrainStep) -> None:
     total = state.fitting.run(lambda forward: _accumulate(state, step, rows, forward))
     if not torch.isfinite(total):
         raise FloatingPointError(f"loss is {total.item()}: lower the learning rate")
+    if distance(state, rows) > state.window.config.undo_factor:
+        return False
+    if record.step == 0:
+        record.kept = keep(state.model, state.optimizer)
+        record.kept_at = record.iteration, len(record.losses)
     dropped = record.flags[:3, rows].any(0)
     if not (state.logged.mask[rows] & ~dropped).any():  # skip: Adam's moments would move the model
         state.optimizer.zero_grad(set_to_none=True)
@@ -175,6 +259,7 @@ def train_step(state: TrainState, step: TrainStep) -> None:
     record.forwarded_tokens += step.tree.unique_tokens
     record.trained_tokens += sum(len(call.completion) for call in step.tree.calls)
     record.training_s += time.monotonic() - started
+    return True
 
 
 def _accumulate(state: TrainState, step: TrainStep, rows: Tensor, forward: PolicyForward) -> Tensor:
@@ -207,7 +292,7 @@ def _update(optimizer: torch.optim.Optimizer, config: TrainerConfig, record: Upd
         raise FloatingPointError(f"gradient norm is {norm.item()}: lower the learning rate")
     for group in optimizer.param_groups:
         group[_TAKEN] = group.get(_TAKEN, 0) + 1
-        group["lr"] = warm_rate(config, group[_TAKEN])
+        group["lr"] = group[_FACTOR] * warm_rate(config, group[_TAKEN])
         record.learning_rate = group["lr"]
     try:
         optimizer.step()

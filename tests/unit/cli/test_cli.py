@@ -43,6 +43,7 @@ COMMANDS = [
     ["windows", "release"],
     ["judge", "explain"],
     ["model", "init"],
+    ["model", "sft"],
     ["model", "list"],
     ["model", "show"],
     ["model", "lineage"],

@@ -1,5 +1,6 @@
 from datetime import UTC, datetime
 
+import msgspec
 import polars as pl
 
 from babylon.core.artifacts import read_artifact, write_artifact
@@ -33,6 +34,7 @@ TRAJECTORY = Trajectory(
     start=datetime(2025, 11, 14, 9, 2, 0, 17000, tzinfo=UTC),
     end=datetime(2025, 11, 14, 9, 3, tzinfo=UTC),
     pnl_usd=-1 / 3,
+    drawdown_usd=2 / 3,
     wins=1,
     trades=2,
     actions=3,
@@ -52,6 +54,12 @@ def test_a_trajectory_survives_its_artifact_exactly(tmp_path):
     )
     assert read == TRAJECTORY
     assert [call.retokenized for call in read.calls] == [False, True]
+
+
+def test_an_artifact_without_drawdowns_is_read(tmp_path):
+    earlier = write_artifact(Home(tmp_path), frame().drop("drawdown_usd"), window_id=WINDOW)
+    (read,) = read_trajectories(Home(tmp_path), earlier)
+    assert read == msgspec.structs.replace(TRAJECTORY, drawdown_usd=0.0)
 
 
 def test_training_rows_need_no_column_of_ground_truth(tmp_path):

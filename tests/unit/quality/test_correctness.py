@@ -1,8 +1,9 @@
 """Correctness of trades, from the window's outcomes."""
 
+import msgspec
 import pytest
 
-from babylon.quality.correctness import Outcomes, StepReward, step_rewards
+from babylon.quality.correctness import Outcomes, StepReward, drawdown_usd, step_rewards
 from babylon.quality.decode import GameStep, decode
 from babylon.quality.row_checks import Accepted, check_row
 from tests.unit.quality.rows import QUALITY, WINDOW, compact, row, step
@@ -118,3 +119,19 @@ def test_wins_count_what_outcomes_say_where_the_step_itself_says_nothing():
     assert isinstance(untold, Accepted)
     assert (untold.trajectory.wins, untold.trajectory.trades) == (0, 1)
     assert untold.step_rewards == ()
+
+
+@pytest.mark.parametrize(
+    ("lifetime", "pnl", "fall"),
+    [
+        ([100, 140, 90, 130], 60, 50),  # from 140 to 90; ends at 160
+        ([100, 140, 120], -30, 70),  # the last fall is after the last step
+        ([5, 5], 0, 0),
+        ([-10, -4, 7], 40, 0),
+    ],
+)
+def test_the_drawdown_is_the_largest_fall_from_a_peak(lifetime, pnl, fall):
+    state = {"agentBalance": 1, "openPositions": 0}
+    path = [step(0, environmentState={**state, "agentPnL": value}) for value in lifetime]
+    steps = msgspec.convert(path, tuple[GameStep, ...])
+    assert drawdown_usd(steps, pnl) == fall

@@ -21,7 +21,7 @@ from babylon.scoring.scorer import (
 THEN = datetime(2025, 11, 14, 9, tzinfo=UTC)
 
 
-def trajectory(number, pnl_usd=0.0, wins=0, trades=0, actions=0, steps=10):
+def trajectory(number, pnl_usd=0.0, wins=0, trades=0, actions=0, steps=10, drawdown_usd=0.0):
     return Trajectory(
         trajectory_id=f"t{number}",
         agent_id=f"a{number}",
@@ -35,6 +35,7 @@ def trajectory(number, pnl_usd=0.0, wins=0, trades=0, actions=0, steps=10):
         actions=actions,
         steps=steps,
         calls=(),
+        drawdown_usd=drawdown_usd,
     )
 
 
@@ -44,19 +45,26 @@ THREE = [trajectory(1, 10.0), trajectory(2, 20.0), trajectory(3, 30.0)]
 def test_heuristic_by_hand():
     scores = heuristic(
         [
-            trajectory(1, pnl_usd=-50, wins=1, trades=4, actions=5),
-            trajectory(2, pnl_usd=150, wins=0, trades=0, actions=0),
-            trajectory(3, pnl_usd=0, wins=3, trades=3, actions=10),
+            trajectory(1, pnl_usd=-50, drawdown_usd=80),  # worth -70
+            trajectory(2, pnl_usd=150, drawdown_usd=80),  # worth 130
+            trajectory(3, pnl_usd=0),
         ]
     )
-    assert [s.value for s in scores] == pytest.approx(
-        [0.5 * 0 + 0.3 * 0.25 + 0.2 * 0.5, 0.5 * 1 + 0 + 0, 0.5 * 0.25 + 0.3 * 1 + 0.2 * 1]
-    )
-    assert scores[0].components == {"profit": 0.0, "win_rate": 0.25, "activity": 0.5}
+    assert [s.value for s in scores] == pytest.approx([0, 1, 70 / 200])
+    assert scores[0].components == {"pnl_usd": -50, "drawdown_usd": 80}
+
+
+def test_heuristic_pays_for_profit_and_never_for_activity():
+    spam = trajectory(1, pnl_usd=0.5, wins=1, trades=1, actions=10)
+    trader = trajectory(2, pnl_usd=371, drawdown_usd=200, wins=2, trades=6, actions=6)
+    idle, loser = trajectory(3), trajectory(4, pnl_usd=-90, drawdown_usd=120, actions=8)
+    scores = [score.value for score in heuristic([spam, trader, idle, loser])]
+    assert scores[1] == 1 and scores[3] == 0
+    assert scores[0] - scores[2] == pytest.approx(0.5 / (371 - 50 + 90 + 30))
 
 
 def test_heuristic_of_equal_profits_is_neutral_and_of_nothing_is_nothing():
-    assert [s.value for s in heuristic([trajectory(1, 7.0), trajectory(2, 7.0)])] == [0.25, 0.25]
+    assert [s.value for s in heuristic([trajectory(1, 7.0), trajectory(2, 7.0)])] == [0.5, 0.5]
     assert heuristic([]) == []
 
 

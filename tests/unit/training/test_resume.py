@@ -135,6 +135,8 @@ def one_thread() -> Iterator[None]:
         (interrupted_after, "lora", {"kl_penalty": 0.1}, STEPS_AN_ITERATION + 2),
         # one step an iteration: p is the first iteration's forward pass
         (interrupted_after, "full", {"trajectories_per_step": 6}, 3),
+        # the next step undoes the iteration, after the state that was kept before it is resumed
+        (interrupted_after, "lora", {"stop_kl": 1e-3}, 2),
     ],
 )
 def test_ended_and_resumed_equals_uninterrupted_bit_for_bit(

@@ -3,15 +3,18 @@ from collections.abc import Mapping, Sequence
 from random import Random
 
 import gymnasium
+import msgspec
 import pytest
 from aiohttp import web
 from aiohttp.test_utils import TestServer
 from openai import AsyncOpenAI
 
 from babylon.core.errors import ArenaError, ConfigError
+from babylon.core.llm_calls import Message
 from babylon.core.trajectories import Trajectory
 from babylon.evaluation.tasks import task_match
 from babylon.evaluation.tasks.evaluator import Endpoint, PlayScore, load_evaluator
+from babylon.evaluation.tasks.recorded_prompts import RecordedPrompts
 from babylon.evaluation.tasks.task_match import play_task
 from babylon.evaluation.tasks.text_env import TextEnv
 
@@ -74,6 +77,22 @@ def test_an_evaluator_is_found_by_name_or_refused_with_the_reason() -> None:
         load_evaluator("nowhere.at_all:thing")
 
 
+PLAYED = {
+    **{"trajectory_id": "t", "agent_id": "a", "window_id": "w", "scenario_id": "w"},
+    **{"start": "2025-11-14T09:00:00Z", "end": "2025-11-14T10:00:00Z", "pnl_usd": 0.0},
+    **{"wins": 0, "trades": 0, "actions": 1, "steps": 1},
+    "calls": [
+        {
+            "step": 0,
+            "messages": [{"role": "user", "content": "NVDA?"}],
+            "response": "I do not know.",
+            "temperature": 0.7,
+            "tools": [{"type": "function", "function": {"name": "price"}}],
+        }
+    ],
+}
+
+
 class Guess(gymnasium.Env[str, str]):
     """The agent must repeat a number twice."""
 
@@ -111,6 +130,38 @@ async def test_a_text_environment_is_played_through_the_endpoint() -> None:
         world = evaluator.worlds("s", 1, [])[0]
         assert await evaluator.play(world, parrot, 0) == PlayScore(value=1.0)
         assert await evaluator.play(world, mute, 0) == PlayScore(value=0.0, malformed=True)
+
+
+async def test_recorded_prompts_are_answered_anew_and_judged_beside_the_recorded_reply() -> None:
+    tool = {"type": "function", "function": {"name": "price"}}
+    made = {"id": "c", "type": "function", "function": {"name": "price", "arguments": "{}"}}
+    asked: list[dict[str, object]] = []
+
+    async def chat(request: web.Request) -> web.Response:
+        asked.append(await request.json())
+        message = {"role": "assistant", "content": None, "tool_calls": [made]}
+        if asked[-1]["model"] == "mute":
+            message = {"role": "assistant", "content": ""}
+        choice = {"index": 0, "message": message}
+        return web.json_response({"id": "1", "object": "chat.completion", "choices": [choice]})
+
+    async def prefers(messages: Sequence[Message], reply: str, recorded: str) -> float:
+        assert (messages[0]["content"], recorded) == ("NVDA?", "I do not know.")
+        return float(reply == "price({})")
+
+    recorded = msgspec.convert(PLAYED, Trajectory)
+    evaluator = RecordedPrompts(prefers)
+    (world,) = evaluator.worlds("s", 5, [recorded])  # all that there are
+    app = web.Application()
+    app.router.add_post("/v1/chat/completions", chat)
+    async with (
+        TestServer(app) as server,
+        AsyncOpenAI(base_url=str(server.make_url("/v1")), api_key="none") as client,
+    ):
+        caller, mute = (Endpoint(client=client, model=name) for name in ("caller", "mute"))
+        assert await evaluator.play(world, caller, 7) == PlayScore(value=1.0)
+        assert await evaluator.play(world, mute, 7) == PlayScore(value=0.0, malformed=True)
+    assert asked[0]["tools"] == [tool] and asked[0]["temperature"] == 0.7
 
 
 def test_a_harm_that_is_no_number_is_a_harm() -> None:

@@ -157,7 +157,8 @@ def test_masked_and_clipped_tokens_are_counted_by_reason() -> None:
     report = update(tiny_model(0), shifted, iterations=1)
     assert report.masked_impossible > 0 and report.masked_band > 0
     assert report.masked_fraction < report.masked_band + report.masked_impossible
-    far = update(tiny_model(0), trajectories, iterations=3, learning_rate=3e-3, stop_kl=99.0)
+    free = {"stop_kl": 99.0, "stop_clip_fraction": 1.0}
+    far = update(tiny_model(0), trajectories, iterations=3, learning_rate=3e-3, **free)
     assert far.clip_low_fraction > 0 and far.clip_high_fraction > 0
     assert far.clip_fraction == pytest.approx(far.clip_low_fraction + far.clip_high_fraction)
 

@@ -123,6 +123,34 @@ def test_the_remaining_iterations_are_dropped_once_the_policy_moved_far() -> Non
     assert clipped.stopped_early and clipped.clip_fraction > 1e-3
 
 
+@pytest.mark.parametrize("loss", ["ppo_clip", "reinforce_is"])
+@pytest.mark.parametrize("rate", [3e-3, 10.0])
+def test_an_iteration_that_moves_the_policy_too_far_is_undone(loss: str, rate: float) -> None:
+    """However large the rate, the policy learns, and stays within twice the bound."""
+    model, trajectories = tiny_model(0), window()
+    report = update(model, trajectories, iterations=6, loss=loss, learning_rate=rate)
+    assert report.iterations_undone > 0 and report.train_steps > 0
+    assert 0 < report.kl_after <= 2 * TrainerConfig().stop_kl
+    assert report.learning_rate < rate
+
+
+def test_undoing_returns_exactly_to_the_iteration_before() -> None:
+    """The second iteration is a jump, because the first one takes half a step of warm-up."""
+    options = {"warmup_steps": 1, "learning_rate": 2e-4, "stop_kl": 0.01, "undo_factor": 1.0}
+    one, undone = tiny_model(0), tiny_model(0)
+    kept = update(one, window(), iterations=1, **options)
+    report = update(undone, window(), iterations=9, **options)
+    assert kept.iterations_undone == 0 and kept.train_steps > 0
+    assert (report.iterations, report.iterations_undone, report.stopped_early) == (1, 1, True)
+    assert torch.equal(weights(undone), weights(one))
+    assert report.kl_after == kept.kl_after
+
+
+def test_a_policy_that_any_step_moves_too_far_is_refused() -> None:
+    with pytest.raises(FloatingPointError, match=r"too far.*lower LEARNING_RATE"):
+        update(tiny_model(0), window(), iterations=2, stop_kl=1e-30, stop_clip_fraction=1.0)
+
+
 def test_gspo_is_not_stopped_by_a_clip_that_every_step_reaches() -> None:
     report = update(tiny_model(0), window(), loss="gspo", iterations=3, stop_kl=9.0)
     assert report.clip_fraction > TrainerConfig().stop_clip_fraction
@@ -194,6 +222,30 @@ def test_an_optimiser_warms_up_once() -> None:
     carried.load_state_dict(optimizer.state_dict())
     once = replace(config, iterations=1)
     assert train_on_window(model, carried, compile_window(window(1), once)).learning_rate == 1e-5
+
+
+@pytest.mark.parametrize("rate", [1e-6, 3e-3])
+@pytest.mark.parametrize("per_step", [3, 100])
+def test_the_learning_rate_adapts_to_a_target_divergence(rate: float, per_step: int) -> None:
+    """From 1e-6, which moves nothing, and from 3e-3, which moves much too far."""
+    model = with_adapter(tiny_model(0), 0.05)
+    optimizer = torch.optim.AdamW([p for p in model.parameters() if p.requires_grad], lr=1.0)
+    target = 1e-3
+    config = TrainerConfig(
+        learning_rate=rate,
+        trajectories_per_step=per_step,
+        target_kl=target,
+        warmup_steps=0,
+        stop_kl=3 * target,
+    )
+    moved = [
+        train_on_window(model, optimizer, compile_window(window(known=False), config)).kl_after
+        for _ in range(4)
+    ]
+    assert all(target / 4 < kl < 6 * target for kl in moved[2:]), moved
+    fixed = replace(config, target_kl=None, iterations=1)
+    report = train_on_window(model, optimizer, compile_window(window(known=False), fixed))
+    assert report.iterations_undone or report.learning_rate == rate
 
 
 def impossible(trajectories: list[ScoredTrajectory]) -> list[ScoredTrajectory]:

@@ -1,0 +1,43 @@
+"""Supervised fine-tuning on recorded chats, by the command line."""
+
+import json
+from pathlib import Path
+
+import pytest
+import torch
+from typer.testing import CliRunner
+
+from babylon.cli import app
+from babylon.policies.load import load_policy
+from babylon.policies.tokenizer import render_prompt
+from tests.tiny_policy import save_tiny_policy
+
+ASK = {"role": "user", "content": "BUY or HOLD?"}
+
+
+def write_chats(path: Path, reply: str = "HOLD", count: int = 60) -> Path:
+    chat = {"messages": [ASK, {"role": "assistant", "content": reply}]}
+    path.write_text("".join(json.dumps(chat) + "\n" for _ in range(count)))
+    return path
+
+
+@pytest.mark.parametrize("tuning", ["full", "lora"])
+def test_a_base_model_learns_the_replies_of_chats(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, tuning: str
+) -> None:
+    base = save_tiny_policy(tmp_path / "base", seed=0)
+    monkeypatch.setenv("BASE_MODEL", str(base))
+    monkeypatch.setenv("BABYLON_HOME", str(tmp_path / "home"))
+    target = tmp_path / "taught"
+    command = ["model", "sft", str(write_chats(tmp_path / "chats.jsonl")), str(target)]
+    done = CliRunner().invoke(app, [*command, "--tuning", tuning, "--epochs", "6", "--json"])
+    assert done.exit_code == 0, done.output
+    result = json.loads(done.stdout)
+    assert (result["chats"], result["steps"]) == (60, 23)
+    assert result["last_loss"] < result["first_loss"] / 2
+    model, tokenizer = load_policy(str(target))
+    prompt = render_prompt(tokenizer, [ASK])
+    ids = model.generate(torch.tensor([prompt]), max_new_tokens=8, do_sample=False)
+    assert tokenizer.decode(ids[0, len(prompt) :]).startswith("HOLD<|im_end|>")
+    again = CliRunner().invoke(app, command)
+    assert again.exit_code == 1 and "name a new directory" in str(again.exception)
