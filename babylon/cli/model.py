@@ -65,7 +65,7 @@ def sft(
     settings = load_settings()
     rows = training_rows_of(read_traces(chats, guess_format(chats)))
     base = resolve_base(settings.model.base, settings.home.models, settings.seed)
-    order = Random(settings.seed)
+    order = Random(settings.seed)  # the end of a file must not be what is learned last
     passes = [row for _ in range(epochs) for row in order.sample(rows, len(rows))]
     steps = fine_tune(base, passes, target, tuning=tuning, batch_size=batch_size)
     result = {

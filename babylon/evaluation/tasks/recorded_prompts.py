@@ -8,6 +8,7 @@ equivalent: the recorded reply is the common opponent.
 
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from random import Random
+from typing import Any
 
 from babylon.core.llm_calls import Message, tool_call_texts
 from babylon.core.trajectories import Call, Trajectory
@@ -39,14 +40,15 @@ class RecordedPrompts:
 
     async def play(self, world: Call, policy: Endpoint, seed: int) -> PlayScore:
         """Let the policy reply to the prompt, with the tools of the recorded request."""
-        offered = {"tools": list(world.tools)} if world.tools else {}
+        asked: dict[str, Any] = {"messages": [dict(message) for message in world.messages]}
+        if world.tools:
+            asked["tools"] = list(world.tools)
         answer = await policy.client.chat.completions.create(
             model=policy.model,
-            messages=[dict(message) for message in world.messages],  # type: ignore[misc]
             temperature=world.temperature,
             max_tokens=self._max_tokens,
             seed=seed,
-            **offered,  # type: ignore[arg-type]
+            **asked,
         )
         message = answer.choices[0].message.to_dict()
         reply = _text(str(message.get("content") or ""), message.get("tool_calls"))

@@ -35,6 +35,13 @@ from babylon.training.grpo.forward import (
     PolicyForward,
     is_out_of_memory,
 )
+from babylon.training.grpo.learning_rate import (
+    adapt_rate,
+    begin_rate,
+    next_rate,
+    rate_factor,
+    set_rate_factor,
+)
 from babylon.training.grpo.losses import LOSSES, loss_terms
 from babylon.training.grpo.prefix_tree import PrefixTree
 from babylon.training.grpo.train_report import TrainReport
@@ -48,9 +55,6 @@ from babylon.training.grpo.tree_forward import Values
 from babylon.training.grpo.undo import keep, put_back
 
 MOST_UNDONE = 20  # in an update
-# In the optimiser's groups, and saved with it: the count of train steps, so that it warms up only
-# once, and the factor of the learning rate.
-_TAKEN, _FACTOR = "train_steps", "rate_factor"
 Progress = Callable[[int, int], None]  # train steps done, and their highest possible number
 
 
@@ -91,6 +95,7 @@ def train_on_window(
     state = _begin(model, optimizer, window, reference, journal)
     _iterate(state, journal, progress)
     after = state.fitting.run(_logprobs(window.tree))
+    # Train steps see how far the steps before them went, and nothing has seen the last ones yet.
     again = True
     while again and divergence(state.record.proximal, after, state.logged.mask)[1] > undo_kl:
         if again := _undo(state):
@@ -106,8 +111,8 @@ def train_on_window(
 
 def _iterate(state: TrainState, journal: Journal | None, progress: Progress | None) -> None:
     """Train until the policy has moved far, or the last iteration is done."""
-    record, window = state.record, state.window
-    iterations, steps = window.config.iterations, window.steps_an_iteration
+    record, window, config = state.record, state.window, state.window.config
+    iterations, steps = config.iterations, window.steps_an_iteration
     while record.iteration <= iterations:
         for step in window.steps(record.iteration)[record.step :]:
             if not train_step(state, step):
@@ -124,7 +129,8 @@ def _iterate(state: TrainState, journal: Journal | None, progress: Progress | No
             record.iteration, record.step = record.iteration + 1, 0
             if distance(state) > 1:
                 return
-            _adapt_rate(state)
+            share = (record.iteration - 2 + (steps - 1) / (2 * steps)) / iterations
+            adapt_rate(state.optimizer, config, kl_of_iteration(state.logged, record), share)
 
 
 def _begin(
@@ -135,8 +141,7 @@ def _begin(
     journal: Journal | None,
 ) -> TrainState:
     device = next(model.parameters()).device
-    for group in optimizer.param_groups:
-        group[_FACTOR] = group.get(_FACTOR, 1.0) if window.config.target_kl else 1.0
+    begin_rate(optimizer, window.config)
     logged = Logged.of(window, device)
     fitting = FittingForward(model, window.config.max_tokens)
     saved = None if journal is None else journal.restore()
@@ -183,26 +188,6 @@ def distance(state: TrainState, rows: Rows = ALL) -> float:
     return max(moved, clip_fraction(logged, record, rows) / config.stop_clip_fraction)
 
 
-def _adapt_rate(state: TrainState) -> None:
-    """Raise or lower the learning rate, twofold at most, where the policy should move more or less.
-
-    The divergence grows with the square of the distance. The policy should therefore have reached
-    ``target_kl * f^2`` after the share f of the update, and the rate follows the root of the ratio.
-    The iteration's steps were measured before they were taken: on average half an iteration ago.
-    Schulman et al. 2017 (arXiv 1707.06347, section 4) adapt a penalty to a target divergence, Rudin
-    et al. 2021 (arXiv 2109.11978, section 3.2) the learning rate.
-    """
-    config, record, steps = state.window.config, state.record, state.window.steps_an_iteration
-    taken = (record.iteration - 2) * steps + (steps - 1) / 2
-    if config.target_kl is None or taken == 0:
-        return
-    goal = config.target_kl * (taken / (config.iterations * steps)) ** 2
-    moved = kl_of_iteration(state.logged, record)
-    factor = min(2.0, max(0.5, (goal / max(moved, goal / 4)) ** 0.5))
-    for group in state.optimizer.param_groups:
-        group[_FACTOR] *= factor
-
-
 def _undo(state: TrainState) -> bool:
     """Return to the last state within the bounds. Return whether that is the parent.
 
@@ -213,10 +198,9 @@ def _undo(state: TrainState) -> bool:
     """
     record = state.record
     assert record.kept is not None  # the first step of every iteration keeps one
-    factors = [group[_FACTOR] for group in state.optimizer.param_groups]
+    factor = rate_factor(state.optimizer)
     put_back(record.kept, state.model, state.optimizer)
-    for group, factor in zip(state.optimizer.param_groups, factors, strict=True):
-        group[_FACTOR] = factor / 2
+    set_rate_factor(state.optimizer, factor / 2)
     (record.iteration, steps), record.step = record.kept_at, 0
     del record.losses[steps:], record.grad_norms[steps:]
     record.undone += 1
@@ -290,10 +274,7 @@ def _update(optimizer: torch.optim.Optimizer, config: TrainerConfig, record: Upd
     norm = torch.nn.utils.clip_grad_norm_(parameters, config.grad_clip)
     if not torch.isfinite(norm):
         raise FloatingPointError(f"gradient norm is {norm.item()}: lower the learning rate")
-    for group in optimizer.param_groups:
-        group[_TAKEN] = group.get(_TAKEN, 0) + 1
-        group["lr"] = group[_FACTOR] * warm_rate(config, group[_TAKEN])
-        record.learning_rate = group["lr"]
+    record.learning_rate = next_rate(optimizer, config)
     try:
         optimizer.step()
     except (RuntimeError, MemoryError) as error:  # no retry: half a step may have been taken
@@ -305,8 +286,3 @@ def _update(optimizer: torch.optim.Optimizer, config: TrainerConfig, record: Upd
         ) from error
     optimizer.zero_grad(set_to_none=True)
     return float(norm)
-
-
-def warm_rate(config: TrainerConfig, number: int) -> float:
-    """Learning rate of the optimiser's step ``number`` (from 1): linear warm-up, then constant."""
-    return config.learning_rate * min(1.0, number / (config.warmup_steps + 1))
