@@ -177,7 +177,9 @@ async def test_play_belongs_to_its_first_stage(store: Store, settings: Settings)
     experiment = await find_experiment(store)
     assert experiment is not None
     async with store.pool.acquire() as connection:
-        found = {play.trajectory_id: play for play in await plays(connection, connection, experiment)}
+        found = {
+            play.trajectory_id: play for play in await plays(connection, connection, experiment)
+        }
     assert (found[long].stage, found[long].mixed) == (0, False)
     assert found[short].stage == 1
 
