@@ -40,8 +40,8 @@ ORDERS = ("oldest", "oldest", "newest", "any")  # hourly-training twice, backfil
 EACH = 3  # trajectories a window
 STRUCK = 0.2  # probability of a strike at a look at the workers, so that it meets any stage
 # `make faults` takes the full size: six minutes of processor time
-WINDOWS = int(os.environ.get("BABYLON_FAULT_WINDOWS", "200" if WHOLE else "8"))
-KILLS = int(os.environ.get("BABYLON_FAULT_KILLS", "200" if WHOLE else "3"))
+WINDOWS = int(os.environ.get("BABYLON_FAULT_WINDOWS", "200" if WHOLE else "6"))
+KILLS = int(os.environ.get("BABYLON_FAULT_KILLS", "200" if WHOLE else "2"))
 HALTS = max(1, KILLS // 10)
 OUTAGES = int(os.environ.get("BABYLON_FAULT_OUTAGES", "20" if WHOLE else "1"))
 
