@@ -12,6 +12,7 @@ overlap: batch N is written, calls are joined to batch N + 1, and Postgres reads
 import asyncio
 from collections import defaultdict
 from collections.abc import Awaitable, Sequence
+from datetime import datetime, timedelta
 from typing import TypeVar, cast
 
 import asyncpg
@@ -35,6 +36,9 @@ from babylon.store.replica import wait_until_replicated
 T = TypeVar("T")
 U = TypeVar("U")
 _ROWS_AT_A_TIME = 100
+# Calls begin after their window does, at a gateway whose clock and time zone may be others than the
+# game's. A simulated window is played later than its own time, so there is no bound on that side.
+_CALLS_BEFORE = timedelta(days=1)
 
 TRAJECTORIES = f"""
     SELECT t."trajectoryId" FROM trajectories t
@@ -67,12 +71,12 @@ _USABLE = {
     "untrainable_reason": "CASE WHEN NOT usable"
     " THEN coalesce(c.untrainable_reason, 'a logprob is not finite') END",
 }
-_GATEWAY_CALLS = f"""
+GATEWAY_CALLS = f"""
     SELECT trajectory_id, json_agg(row_to_json(r) ORDER BY started_at, call_id COLLATE "C")::text
     FROM (
         SELECT {", ".join(f"{_USABLE.get(name, 'c.' + name)} AS {name}" for name in CALL_COLUMNS)}
         FROM unnest($1::text[], $2::text[]) t (trajectory_id, agent_id)
-            JOIN babylon.calls c ON c.trajectory_id = t.trajectory_id
+            JOIN babylon.calls c ON c.started_at >= $3 AND c.trajectory_id = t.trajectory_id
                 AND coalesce(c.agent_id, t.agent_id) = t.agent_id
             LEFT JOIN babylon.plays p ON p.trajectory_id = c.trajectory_id,
             LATERAL (
@@ -116,7 +120,7 @@ async def collect_window(
         while rows or records:
             rows, records = await _together(
                 _write(writer, rows),
-                _joined(store, beside, records, outcomes),
+                _joined(store, beside, records, outcomes, window.start - _CALLS_BEFORE),
                 _read(connection, next(batches, [])),
             )
     return Collected(claim=claim, artifact=writer.artifact, outcomes=len(truth))
@@ -127,16 +131,20 @@ async def _read(connection: Connection, ids: Sequence[str]) -> list[asyncpg.Reco
 
 
 async def _joined(
-    store: Store, connection: Connection, records: list[asyncpg.Record], outcomes: str
+    store: Store,
+    connection: Connection,
+    records: list[asyncpg.Record],
+    outcomes: str,
+    since: datetime,
 ) -> Columns:
-    """Return the records by column, with their calls and the window's outcomes."""
+    """Return the records by column, with their calls ``since`` and the window's outcomes."""
     if not records:
         return {}
     names, values = records[0].keys(), zip(*records, strict=True)
     columns: Columns = dict(zip(names, values, strict=True))
     ids = columns["trajectory_id"]
     logs = await _logged(connection, ids)
-    found = await store.pool.fetch(_GATEWAY_CALLS, ids, columns["agent_id"])
+    found = await store.pool.fetch(GATEWAY_CALLS, ids, columns["agent_id"], since)
     gateway = {row[0]: row[1] for row in found}
     columns["logs_json"] = [logs.get(name, "{}") for name in ids]
     columns["gateway_json"] = [gateway.get(name, "[]") for name in ids]

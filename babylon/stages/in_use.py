@@ -20,7 +20,8 @@ def kept(
     """Return the policies whose checkpoints stay.
 
     These are: policies that serve or are proposed; the last ``number`` champions, for a rollback;
-    the ``number`` newest and the ``number`` best by P&L of their verdict; base models; policies of
+    the ``number`` newest and the ``number`` best by P&L of their verdict, among those that may
+    serve; base models; policies of
     windows in work; policies that served in either arm and are not too stale, because recorded
     calls may still need them; and the bases of kept adapters.
 
@@ -29,11 +30,13 @@ def kept(
     """
     present = [held for held in holdings.policies if not held.removed]
     parents = {held.policy_version: held.parent_version for held in holdings.policies}
+    barred = _barred(holdings)
+    may_serve = [held for held in present if held.policy_version not in barred]
     reigns = champions(holdings.routed)
     keep = {held.policy_version for held in present if held.kind == "base"}
     keep |= set(reigns[-1 - number :]) | holdings.in_use
-    keep |= {held.policy_version for held in present[-number:]}
-    judged = [(held.pnl, held.policy_version) for held in present if held.pnl is not None]
+    keep |= {held.policy_version for held in may_serve[-number:]}
+    judged = [(held.pnl, held.policy_version) for held in may_serve if held.pnl is not None]
     keep |= {version for _, version in sorted(judged)[-number:]}
     if reigns:
         ages = staleness(parents, reigns[-1])
@@ -41,6 +44,15 @@ def kept(
         keep |= {v for v in served if ages.get(v, max_staleness + 1) <= max_staleness}
     needed = {bases[version] for version in keep if version in bases}
     return frozenset(keep | {held.policy_version for held in present if held.uri in needed})
+
+
+def _barred(holdings: Holdings) -> set[int]:
+    """Return the policies that may never serve again: released ones and their descendants."""
+    barred: set[int] = set()
+    for held in holdings.policies:  # parents come first
+        if held.released or held.parent_version in barred:
+            barred.add(held.policy_version)
+    return barred
 
 
 def oldest_in_use(

@@ -15,7 +15,11 @@ from babylon.store.policies import lock_routes
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Held:
-    """The facts of a policy that decide about its checkpoint; ``pnl`` is from its verdict."""
+    """The facts of a policy that decide about its checkpoint.
+
+    ``pnl`` is from its verdict. ``released``: its play may be trained again, so neither it nor a
+    descendant may serve.
+    """
 
     policy_version: int
     parent_version: int | None
@@ -23,6 +27,7 @@ class Held:
     uri: str
     pnl: float | None
     removed: bool
+    released: bool = False
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -98,8 +103,8 @@ async def worked_windows(store: Store) -> dict[str, WorkedWindow]:
 
 _POLICIES = """
 SELECT policy_version, parent_version, kind, uri, (verdict->>'pnl_after')::float8 AS pnl,
-       removed_at IS NOT NULL AS removed
-FROM babylon.policies
+       removed_at IS NOT NULL AS removed, r.policy_version IS NOT NULL AS released
+FROM babylon.policies LEFT JOIN babylon.releases r USING (policy_version)
 ORDER BY policy_version
 """
 

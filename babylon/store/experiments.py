@@ -6,7 +6,8 @@ meanwhile. The first gateway that answers the trajectory chooses the arm for all
 A call belongs to the experiment of the route under which it was answered. A play (trajectory)
 belongs to the experiment of its calls. From the game's tables these queries read only the columns
 that every writer fills, and the beginning of ``stepsJson``: profit inside a play is its last known
-lifetime P&L minus that of the first step.
+lifetime P&L minus that of the first step. They may be in another database than the calls, so no
+query reads both.
 """
 
 from collections.abc import Mapping, Sequence
@@ -61,7 +62,7 @@ class AgentCalls:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Play:
-    """A trajectory with calls in the experiment; ``start`` is ``None`` until its row is written.
+    """A trajectory with calls in the experiment. Until its row is written, ``start`` is ``None``.
 
     ``mixed``: some of its calls were answered by another arm, by a pinned version, or before or
     after the experiment. ``opening_*`` are of the first step, ``None`` when they are not in the
@@ -72,12 +73,12 @@ class Play:
     unit: str
     stage: int
     mixed: bool
-    start: datetime | None
-    evaluation: bool
-    final_pnl: float | None
-    opening_pnl: float | None
-    opening_balance: float | None
-    metrics_json: str | None
+    start: datetime | None = None
+    evaluation: bool = False
+    final_pnl: float | None = None
+    opening_pnl: float | None = None
+    opening_balance: float | None = None
+    metrics_json: str | None = None
 
 
 async def find_experiment(store: Store, salt: str | None = None) -> Experiment | None:
@@ -139,26 +140,33 @@ async def pinned_calls(connection: Connection, experiment: Experiment) -> int:
     return count
 
 
-async def plays(connection: Connection, experiment: Experiment) -> list[Play]:
-    """Return every trajectory that the experiment's calls name."""
-    rows = await connection.fetch(_PLAYS, *experiment.staged_routes)
-    return [Play(**row) for row in rows]
+async def plays(connection: Connection, game: Connection, experiment: Experiment) -> list[Play]:
+    """Return every trajectory that the experiment's calls name. ``game`` reads the game's tables.
+
+    A call that names another agent's trajectory is ignored, as in collecting.
+    """
+    routes = experiment.staged_routes
+    names = [row[0] for row in await connection.fetch(_NAMED, *routes)]
+    written = {row["trajectory_id"]: dict(row) for row in await game.fetch(_WRITTEN, names)}
+    agents = [written[name].pop("agent_id") if name in written else None for name in names]
+    found = await connection.fetch(_PLAYED, *routes, names, agents)
+    return [Play(**written.get(row["trajectory_id"], {}) | dict(row)) for row in found]
 
 
 async def plays_before(
-    connection: Connection, experiment: Experiment, agents: Sequence[str], since: datetime
+    game: Connection, experiment: Experiment, agents: Sequence[str], since: datetime
 ) -> list[Play]:
     """Return the agents' plays from ``since`` on that were written before the experiment began.
 
     ``createdAt`` dates the writing. ``startTime`` cannot: simulated play may carry any date.
     """
-    rows = await connection.fetch(_BEFORE, list(agents), since, experiment.began_at)
+    rows = await game.fetch(_BEFORE, list(agents), since, experiment.began_at)
     return [Play(**row) for row in rows]
 
 
-async def steps_of(connection: Connection, trajectory_ids: Sequence[str]) -> dict[str, str]:
+async def steps_of(game: Connection, trajectory_ids: Sequence[str]) -> dict[str, str]:
     """Return trajectory id → ``stepsJson``."""
-    rows = await connection.fetch(
+    rows = await game.fetch(
         'SELECT "trajectoryId", "stepsJson" FROM trajectories'
         ' WHERE "trajectoryId" = ANY($1::text[])',
         list(trajectory_ids),
@@ -234,27 +242,29 @@ _COLUMNS = f"""
     {_opening("agentBalance")} AS opening_balance, t."metricsJson" AS metrics_json
 """
 
-# A call that names another agent's trajectory is ignored, as in collecting. Recognised sessions
-# keep no arm, so they compare none.
-_PLAYS = f"""
-SELECT p.trajectory_id, p.unit, p.stage, p.mixed, {_COLUMNS}
-FROM (
-    SELECT named.trajectory_id, min(coalesce(c.agent_id, c.key_id)) AS unit,
-        min(s.stage) AS stage, min(c.arm) <> max(c.arm) OR bool_or(s.stage IS NULL) AS mixed
-    FROM (
-        SELECT DISTINCT c.trajectory_id FROM babylon.calls c JOIN {_STAGES} USING (route_version)
-        WHERE c.trajectory_id IS NOT NULL AND c.arm <> 'pinned'
-            AND NOT starts_with(c.trajectory_id, 'session-')
-    ) AS named
-    JOIN babylon.calls c USING (trajectory_id)
-    LEFT JOIN {_STAGES} USING (route_version)
-    LEFT JOIN trajectories t ON t."trajectoryId" = named.trajectory_id
-    WHERE t."agentId" IS NULL OR coalesce(c.agent_id, t."agentId") = t."agentId"
+# Recognised sessions keep no arm, so they compare none.
+_NAMED = f"""
+SELECT DISTINCT c.trajectory_id FROM babylon.calls c JOIN {_STAGES} USING (route_version)
+WHERE c.trajectory_id IS NOT NULL AND c.arm <> 'pinned'
+    AND NOT starts_with(c.trajectory_id, 'session-')
+"""
+
+_WRITTEN = f"""
+SELECT t."trajectoryId" AS trajectory_id, t."agentId" AS agent_id, {_COLUMNS}
+FROM trajectories t WHERE t."trajectoryId" = ANY($1::text[])
+"""
+
+_PLAYED = f"""
+SELECT * FROM (
+    SELECT trajectory_id, min(coalesce(c.agent_id, c.key_id)) AS unit, min(s.stage) AS stage,
+        min(c.arm) <> max(c.arm) OR bool_or(s.stage IS NULL) AS mixed
+    FROM unnest($3::text[], $4::text[]) AS t (trajectory_id, agent_id)
+        JOIN babylon.calls c USING (trajectory_id)
+        LEFT JOIN {_STAGES} USING (route_version)
+    WHERE t.agent_id IS NULL OR coalesce(c.agent_id, t.agent_id) = t.agent_id
     GROUP BY 1
-) AS p
-LEFT JOIN trajectories t ON t."trajectoryId" = p.trajectory_id
-WHERE p.unit IS NOT NULL AND p.stage IS NOT NULL
-ORDER BY p.trajectory_id COLLATE "C"
+) AS played
+WHERE unit IS NOT NULL AND stage IS NOT NULL ORDER BY trajectory_id COLLATE "C"
 """
 
 _BEFORE = f"""

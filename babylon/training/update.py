@@ -9,7 +9,6 @@ from pathlib import Path
 
 from babylon.core.errors import TrainingError, WindowNotReadyError
 from babylon.core.settings import TrainingSettings
-from babylon.core.text import redact
 from babylon.core.trajectories import TrainingRow
 from babylon.training.backends.train_input import TrainInput
 from babylon.training.call_tokens import scored_trajectories
@@ -92,11 +91,11 @@ def update_checkpoint(
         ModelError: the parent or a behaviour policy does not load.
     """
     trainable = load_trainable(parent, tuning, config.learning_rate, transfer_layers)
-    tokenizer, bounds = trainable.tokenizer, trainable.model.config
     if config.target_kl is not None:
         config = replace(config, learning_rate=reinforcement_rate(trainable.model, tuning))
+    bounds = trainable.model.config
     context = int(getattr(bounds, "max_position_embeddings", sys.maxsize))  # some have no bound
-    trajectories, excluded = scored_trajectories(tokenizer, rows, context)
+    trajectories, excluded = scored_trajectories(trainable.tokenizer, rows, context)
     reference = trainable.reference() if config.kl_penalty else None
     journal = None
     if progress_directory is not None:
@@ -111,11 +110,8 @@ def update_checkpoint(
         }
         journal = ProgressFile(progress_directory, update_digest(rows, decides), trainable)
 
-    def decode(token_ids: Sequence[int]) -> str:  # for the advice on prompt order
-        return redact(str(tokenizer.decode(list(token_ids))))
-
     try:
-        window = compile_window(trajectories, config, staleness=staleness, decode=decode)
+        window = compile_window(trajectories, config, staleness=staleness)
         window = with_behaviours(window, behaviours or {})
         report = train_on_window(
             trainable.model,

@@ -24,6 +24,7 @@ from babylon.core.failpoints import VARIABLE
 from babylon.core.settings import Settings
 
 PATIENCE_S = 120.0
+_PRELOADED = ("inside", "acts", "worker")
 CONTEXT = multiprocessing.get_context("forkserver")
 _numbers = count(1)
 
@@ -34,7 +35,7 @@ def start_server(home: Path) -> None:
     os.environ.update(BABYLON_HOME=str(home), OMP_NUM_THREADS="1")
     os.environ.pop("DATABASE_URL", None)
     try:
-        CONTEXT.set_forkserver_preload(["tests.faults.inside", "tests.faults.acts"])
+        CONTEXT.set_forkserver_preload([f"tests.faults.{name}" for name in _PRELOADED])
         forkserver.ensure_running()
     finally:
         os.environ.clear()

@@ -1,8 +1,9 @@
 """Four workers of two overlapping deployments, struck at random: no learning is lost.
 
 Workers are killed or halted past their lease, and Postgres is killed. A strike counts if the worker
-had a window in work. Each promotion must descend from the champion before it, and each trajectory
-must end in the champion's line or in a candidate that was judged and rejected.
+had a window in work. The gate is the real one, on a task with a small budget. Each promotion must
+descend from the champion before it, and each trajectory must end in the champion's line or in a
+candidate that was judged and rejected.
 """
 
 import asyncio
@@ -25,19 +26,22 @@ from babylon.store import Store, open_store
 from babylon.store.attempts import list_attempts
 from babylon.store.connection import UNREACHABLE
 from babylon.store.embedded import EmbeddedPostgres
-from babylon.store.policies import ensure_base, list_policies
+from babylon.store.policies import Policy, ensure_base, list_policies
 from babylon.store.routes import all_routes
 from babylon.store.windows import list_windows
+from tests.faults import letters
 from tests.faults.processes import Worker, start_server
 from tests.faults.world import WHOLE
 from tests.integration.test_window_machine import PLAY
+from tests.speaking_policy import save_speaking_policy
 
-LEASE_S = 1.0
+LEASE_S = 2.0
 ORDERS = ("oldest", "oldest", "newest", "any")  # hourly-training twice, backfill, one-window
 EACH = 3  # trajectories a window
-# `make faults` takes the full size: about three minutes
-WINDOWS = int(os.environ.get("BABYLON_FAULT_WINDOWS", "200" if WHOLE else "12"))
-KILLS = int(os.environ.get("BABYLON_FAULT_KILLS", "200" if WHOLE else "4"))
+STRUCK = 0.2  # probability of a strike at a look at the workers, so that it meets any stage
+# `make faults` takes the full size: six minutes of processor time
+WINDOWS = int(os.environ.get("BABYLON_FAULT_WINDOWS", "200" if WHOLE else "6"))
+KILLS = int(os.environ.get("BABYLON_FAULT_KILLS", "200" if WHOLE else "2"))
 HALTS = max(1, KILLS // 10)
 OUTAGES = int(os.environ.get("BABYLON_FAULT_OUTAGES", "20" if WHOLE else "1"))
 
@@ -70,7 +74,7 @@ class Fleet:
                         )
                         if worker.exit_code or not await self._done():
                             self._start(place)
-                if due and await self._strike(due[-1]):
+                if due and await self._is_time() and await self._strike(due[-1]):
                     self.struck[due.pop()] += 1
                 if due and await self._done(left=len(ORDERS)):
                     with suppress(*UNREACHABLE):
@@ -123,23 +127,33 @@ class Fleet:
             time.sleep(0.1)
 
     async def _in_work(self, pid: int) -> bool:
-        return await self._ask(
-            "SELECT EXISTS (SELECT FROM babylon.attempts JOIN babylon.windows w USING (window_id,"
-            f" epoch, owner) WHERE ended_at IS NULL AND w.owner LIKE '%:{pid}:%'"
-            " AND w.lease_until > now())"
+        return (
+            await self._ask(
+                "SELECT count(*) FROM babylon.attempts JOIN babylon.windows w USING (window_id,"
+                f" epoch, owner) WHERE ended_at IS NULL AND w.owner LIKE '%:{pid}:%'"
+                " AND w.lease_until > now()"
+            )
+            > 0
         )
+
+    async def _is_time(self) -> bool:
+        """Return True now and then, as often as windows get done: strikes meet all of them."""
+        if self._random.random() > STRUCK:
+            return False
+        strikes = (KILLS + HALTS + OUTAGES) / WINDOWS
+        return self.struck.total() < len(ORDERS) + strikes * await self._count_done()
 
     async def _done(self, left: int = 0) -> bool:
-        states = ", ".join(f"'{state}'" for state in DONE)
-        return await self._ask(
-            f"SELECT count(*) >= {len(self.windows) - left} FROM babylon.windows"
-            f" WHERE state IN ({states})"
-        )
+        return await self._count_done() >= len(self.windows) - left
 
-    async def _ask(self, query: str) -> bool:
+    async def _count_done(self) -> int:
+        states = ", ".join(f"'{state}'" for state in DONE)
+        return await self._ask(f"SELECT count(*) FROM babylon.windows WHERE state IN ({states})")
+
+    async def _ask(self, query: str) -> int:
         for _ in range(100):
             try:
-                return bool(await self._store.pool.fetchval(query))
+                return int(await self._store.pool.fetchval(query))
             except UNREACHABLE:
                 await asyncio.sleep(0.1)
         raise AssertionError("Postgres does not answer")
@@ -156,6 +170,7 @@ async def own(tmp_path: Path) -> AsyncIterator[tuple[Settings, Store, EmbeddedPo
             home=tmp_path / "home",
             database={"url": server.url()},
             windows={"lease_s": LEASE_S},
+            evaluation={"evaluator": letters.NAME, "scenarios": 32},
         )
         async with open_store(settings, migrate=True) as store:
             yield settings, store, server
@@ -167,10 +182,11 @@ async def test_no_learning_is_lost_among_struck_workers(
     own: tuple[Settings, Store, EmbeddedPostgres],
 ) -> None:
     settings, store, server = own
-    await ensure_base(store, uri="/nowhere/base", base_model="tiny")
+    base = save_speaking_policy(settings.home.root / "base", letters.WRONG)
+    await ensure_base(store, uri=str(base), base_model="tiny")
     await store.pool.execute("INSERT INTO \"User\" (id) VALUES ('player')")
     fleet = Fleet(settings, store, server)
-    async with asyncio.timeout(120 + 5 * (WINDOWS + KILLS)):
+    async with asyncio.timeout(900 + 10 * (WINDOWS + KILLS)):
         await fleet.run()
     assert fleet.struck == {"kill": KILLS, "halt": HALTS, "outage": OUTAGES}
     await check_lineage(store, fleet.windows)
@@ -181,9 +197,9 @@ async def check_lineage(store: Store, windows: list[Window]) -> None:
     assert {row.window_id for row in rows} == {window.id for window in windows}
     assert all(row.state in DONE and not row.leased for row in rows)
 
-    parents = {
-        policy.policy_version: policy.parent_version for policy in await list_policies(store)
-    }
+    policies = {policy.policy_version: policy for policy in await list_policies(store)}
+    check_rulings(policies)
+    parents = {version: policy.parent_version for version, policy in policies.items()}
     champions = [route.policy_version for route in reversed(await all_routes(store))]
     before = dict(zip(champions[1:], champions, strict=False))
     assert {version: parents[version] for version in before} == before
@@ -203,3 +219,16 @@ async def check_lineage(store: Store, windows: list[Window]) -> None:
     ended = [attempt.ending for attempt in attempts]
     assert None not in ended and Counter(ended)["deployed"] == len(in_line)
     print(Counter(ended), len(champions) - 1, "promoted", len(parents) - 1, "policies")
+
+
+def check_rulings(policies: dict[int, Policy]) -> None:
+    """The gate promoted the updates that say the right letter where their parent did not."""
+    judged = [policy for policy in policies.values() if policy.verdict is not None]
+    for policy in judged:
+        assert policy.verdict is not None and policy.window_id and policy.parent_version is not None
+        parent = policies[policy.parent_version].window_id
+        said = letters.learnt_letter(parent) if parent else letters.WRONG
+        right = letters.right_letter(policy.window_id)
+        learnt = letters.teaches(policy.window_id) and said != right
+        assert policy.verdict["promote"] == learnt, policy.verdict
+        assert policy.verdict["evidence"] == f"32 worlds of {letters.NAME}"

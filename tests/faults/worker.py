@@ -2,7 +2,8 @@
 
 The composition is that of the flows. Claims, leases, the line, commits, routes and fates are the
 real ones, and so are the stages ``train``, ``validate checkpoint`` and ``deploy``. Collection and
-scoring read only ids. The update writes a file, and the gate draws its ruling from the batch.
+scoring read only ids. In place of gradient steps, the update writes a policy that says one letter.
+The gate serves it beside the champion and lets both play a task (``tests.faults.letters``).
 """
 
 import asyncio
@@ -10,18 +11,17 @@ import random
 import sys
 from dataclasses import dataclass
 from functools import partial
-from hashlib import sha256
 from types import SimpleNamespace
 from typing import Any
 
 import polars as pl
 
-from babylon.core.artifacts import read_artifact, write_artifact
+from babylon.core.artifacts import write_artifact
 from babylon.core.errors import BabylonError
 from babylon.core.game_rows import UNTRAINED
-from babylon.core.home import Home
 from babylon.core.settings import Settings
 from babylon.core.settings_loading import load_settings
+from babylon.core.trajectories import TRAJECTORY_SCHEMA, Trajectory, trajectory_row
 from babylon.core.types import Claim, Collected, Scored, Trained, Verdict
 from babylon.core.windows import DONE, Window, WindowState
 from babylon.flows import eight_stages as stages
@@ -34,10 +34,12 @@ from babylon.stages.fingerprint import scoring_fingerprint
 from babylon.stages.pending import window_to_train
 from babylon.store import Store, open_store
 from babylon.store.connection import UNREACHABLE
-from babylon.store.policies import Policy
 from babylon.store.windows import list_windows, set_state
+from tests.faults.letters import learnt_letter
+from tests.speaking_policy import save_speaking_policy
 
 STEP_S = 0.02  # the longest pause in a stage
+_SCORED = {**TRAJECTORY_SCHEMA, "score": pl.Float64}
 
 
 @dataclass(frozen=True)
@@ -62,10 +64,8 @@ def work(order: str, seed: str) -> int:
 
 
 async def _work(settings: Settings, order: str) -> None:
-    training.training_rows = _rows
     training.updater = lambda _: _update
     training.update_metrics = lambda update, scored: {}
-    gate._met = _drawn
     while True:
         try:
             async with open_store(settings) as store:
@@ -106,11 +106,11 @@ def _take_the_place_of_tasks(store: Store) -> None:
     async def collect(settings: Settings, claim: Claim, window: Window) -> Collected:
         await _pause()
         rows = await store.pool.fetch(
-            'SELECT "trajectoryId" AS trajectory_id FROM trajectories t WHERE "windowId" = $1'
-            f" AND {UNTRAINED} ORDER BY 1",
+            f'SELECT "trajectoryId" FROM trajectories t WHERE "windowId" = $1 AND {UNTRAINED}'
+            " ORDER BY 1",
             window.id,
         )
-        frame = pl.DataFrame([dict(row) for row in rows], schema={"trajectory_id": pl.String})
+        frame = pl.DataFrame([_row(row[0], window) for row in rows], schema=_SCORED)
         artifact = write_artifact(settings.home, frame, window_id=window.id)
         collected = Collected(claim=claim, artifact=artifact)
         await commit_collected(store, collected)
@@ -152,32 +152,30 @@ def _take_the_place_of_tasks(store: Store) -> None:
         setattr(stages, name, nothing)
 
 
-def _rows(home: Home, artifact: Any) -> list[Any]:
-    ids = read_artifact(home, artifact, ["trajectory_id"])["trajectory_id"]
-    return [SimpleNamespace(trajectory_id=one, calls=()) for one in ids]
+def _row(trajectory_id: str, window: Window) -> dict[str, object]:
+    trajectory = Trajectory(
+        trajectory_id=trajectory_id,
+        agent_id="player",
+        window_id=window.id,
+        scenario_id=window.id,
+        start=window.start,
+        end=window.end,
+        pnl_usd=0.0,
+        wins=0,
+        trades=0,
+        actions=0,
+        steps=0,
+        calls=(),
+    )
+    return {**trajectory_row(trajectory, game_json="[]", knowledge_json="{}"), "score": 0.0}
 
 
 async def _update(work: Any) -> Any:
     await _pause()
     work.target.mkdir(parents=True, exist_ok=True)
-    text = f"{work.claim.window_id} after {work.parent.policy_version}"
-    (work.target / "adapter_config.json").write_text(text)
+    save_speaking_policy(work.target, learnt_letter(work.claim.window_id))
     await _pause()
     return SimpleNamespace(trajectory_ids=[row.trajectory_id for row in work.rows])
-
-
-async def _drawn(
-    store: Store, trained: Trained, serving: Policy, route_version: int, *_: object, **__: object
-) -> Verdict:
-    """A ruling that depends on the batch alone: three of four candidates pass."""
-    await _pause()
-    return Verdict(
-        claim=trained.claim,
-        policy_version=trained.policy_version,
-        route_version=route_version,
-        promote=sha256(trained.batch_id.encode()).digest()[0] % 4 > 0,
-        reason="drawn",
-    )
 
 
 async def _pause() -> None:

@@ -1,6 +1,6 @@
 """An experiment as rows: routes, the agents' calls and what they played."""
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime, timedelta
 from itertools import count
 from typing import Any
@@ -114,13 +114,14 @@ class World:
 
     async def write(self) -> None:
         user = real_rows("users")[0]
-        known = {row["id"] for row in await self.store.pool.fetch('SELECT id FROM "User"')}
+        known = {row["id"] for row in await self.store.game.fetch('SELECT id FROM "User"')}
+        game = replace(self.store, pool=self.store.game)  # where a game apart writes
         await insert(
-            self.store,
+            game,
             "users",
             [{**user, "id": a, "username": a} for a in sorted(self.agents - known)],
         )
-        await insert(self.store, "trajectories", self.plays)
+        await insert(game, "trajectories", self.plays)
         await copy_calls(self.store, self.calls)
         self.plays, self.calls = [], []
 

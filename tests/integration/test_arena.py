@@ -57,7 +57,7 @@ def base(embedded_model: Path) -> Path:
 @pytest.fixture
 async def quick(store: Store, settings: Settings, base: Path) -> Settings:
     await ensure_base(store, uri=str(base), base_model="embedded")
-    return settings.replace(evaluation={"scenarios": 32})
+    return settings.replace(evaluation={"scenarios": 32, "rules": "starter"})
 
 
 def damaged(base: Path, directory: Path) -> Path:
@@ -175,7 +175,7 @@ async def test_what_is_clearly_better_serves(
     reckless = await asyncio.to_thread(taught, base, tmp_path / "reckless", gambler)
     await ensure_base(store, uri=str(reckless), base_model="embedded")
     calm = await challenge(store, await asyncio.to_thread(collapsed, base, tmp_path / "calm"))
-    quick = settings.replace(evaluation={"scenarios": 256})
+    quick = settings.replace(evaluation={"scenarios": 256, "rules": "starter"})
     verdict = await validate_checkpoint(store, quick, calm)
     assert verdict.ruling == "promote", verdict.reason
     assert verdict.scenarios < 256 and verdict.pnl_difference_low is not None

@@ -5,7 +5,9 @@ import json
 import os
 import shutil
 import subprocess
+import time
 from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
 from tempfile import gettempdir
@@ -40,6 +42,8 @@ from tests.integration.test_train_stage import REPLIES, rows, scored
 from tests.ports import free_port
 from tests.tiny_policy import save_tiny_policy
 
+# A large home, with the times that it takes: BACKUP_CALLS=1000000 pytest -s -k running_system
+CALLS = int(os.environ.get("BACKUP_CALLS", "10"))
 QUICK = {"iterations": 1, "batch_size": 4, "accumulation": 1, "learning_rate": 1e-4}
 HOUR = 9
 
@@ -148,13 +152,33 @@ async def _create_database(url: str) -> None:
     raise TimeoutError(url)
 
 
+_CALLS = """
+INSERT INTO babylon.calls (call_id, agent_id, policy_version, route_version, model, messages,
+    response, prompt_token_ids, completion_token_ids, logprobs, temperature, top_p, max_tokens,
+    finish_reason, trainable, started_at, latency_ms)
+SELECT 'large-' || n, 'a', 0, 1, 'babylon', format('[{"role":"user","content":"%s"}]',
+    repeat(md5(n::text), 30)), 'HOLD', ids[1:300], ids[300:340],
+    array_fill(-0.123456::real, ARRAY[41]), 1, 1, 64, 'stop', true, now() - n * interval '1 second',
+    7
+FROM generate_series(1, $1::int) AS n,
+    (SELECT array_agg((random() * 150000)::int) AS ids FROM generate_series(1, 340)) AS drawn
+"""
+
+
+@contextmanager
+def timed(what: str) -> Iterator[None]:
+    begun = time.monotonic()
+    yield
+    print(f"{what}: {time.monotonic() - begun:.0f} s")
+
+
 async def test_a_backup_of_a_running_system_is_restored_elsewhere(
     system: Settings, store: Store, tmp_path: Path, older_postgres: str, monkeypatch: Any
 ) -> None:
     """While the backup runs, a checkpoint is committed, a call is shipped and retention runs."""
     await begin(store, system)
     await train(store, system, HOUR + 1)
-    await insert_calls(store, [call("first")])
+    await store.pool.execute(_CALLS, CALLS, timeout=3600)
     segment = system.home.recording / "1.calls"
     segment.parent.mkdir(parents=True, exist_ok=True)
     segment.write_bytes(b"a call on its way")
@@ -180,7 +204,8 @@ async def test_a_backup_of_a_running_system_is_restored_elsewhere(
     monkeypatch.setattr(backing_up, "write_tables", while_others_write)
     monkeypatch.setattr(backing_up, "list_policies", after_a_commit)
     writer = asyncio.create_task(write())
-    manifest = await back_up(store, tmp_path / "backup")
+    with timed(f"backup of {CALLS} calls"):
+        manifest = await back_up(store, tmp_path / "backup")
     stop.set()
     await writer
     assert manifest.problems == []
@@ -189,12 +214,13 @@ async def test_a_backup_of_a_running_system_is_restored_elsewhere(
 
     for name, url in (("older", older_postgres), ("embedded", None)):
         there = load_settings(database={"url": url}, home=tmp_path / name).replace(training=QUICK)
-        await restore(there.database, there.home, tmp_path / "backup")
+        with timed(f"restore into {name}"):
+            await restore(there.database, there.home, tmp_path / "backup")
         async with open_store(there) as restored:
             found = await list_policies(restored)
             assert {p.policy_version: p.digest for p in found} == originals and len(found) == 4
             assert all(checkpoint_digest(p.uri) == p.digest for p in found)
-            assert await restored.pool.fetchval("SELECT count(*) FROM babylon.calls") > 1
+            assert await restored.pool.fetchval("SELECT count(*) FROM babylon.calls") > CALLS
             assert (there.home.recording / "1.calls").read_bytes() == b"a call on its way"
             await works(restored, there, HOUR + 3)
 

@@ -328,7 +328,7 @@ async def test_ground_truth_reaches_neither_training_rows_nor_the_dataset(store,
     async with store.pool.acquire() as connection:
         await connection.execute("UPDATE babylon.windows SET state = 'deployed'")
     truth = {"ground_truth_json", "outcome_rewards"}
-    for published in await publish(settings, scored):
+    for published in await publish.fn(settings, scored):
         public = pl.read_parquet(settings.home.resolve(published.uri))
         if "/outcomes/" not in published.uri:
             assert SECRET not in str(public.drop(truth & {*public.columns}).to_dicts())
@@ -397,8 +397,8 @@ async def test_an_own_scorer_scores_and_a_failing_one_stores_nothing(store, sett
 async def test_publishing_twice_leaves_one_file_a_table_with_allowed_columns_only(store, settings):
     await insert_real_window(store)
     scored = await scored_window(store, settings)
-    published = await publish(settings, scored)
-    assert await publish(settings, scored) == published
+    published = await publish.fn(settings, scored)
+    assert await publish.fn(settings, scored) == published
     files = {path.parts[-3]: path for path in settings.home.datasets.rglob("*.parquet")}
     assert files.keys() == SCHEMAS.keys()
     for table, path in files.items():

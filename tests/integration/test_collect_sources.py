@@ -4,6 +4,7 @@ import hashlib
 import json
 import re
 from collections.abc import AsyncIterator
+from datetime import UTC, datetime, timedelta
 from uuid import uuid4
 
 import asyncpg
@@ -14,9 +15,10 @@ from babylon.core.artifacts import read_artifact
 from babylon.core.settings_loading import load_settings
 from babylon.core.trajectories import read_trajectories
 from babylon.migrations import VERSIONS
-from babylon.stages.collect import TRAJECTORIES, collect_window
+from babylon.stages.collect import GATEWAY_CALLS, TRAJECTORIES, collect_window
 from babylon.stages.validate import validate_window
 from babylon.store import open_store
+from babylon.store.call_partitions import make_partitions
 from babylon.store.calls import insert_calls
 from benchmarks.collect_rows import STEPS, fill, fill_others
 from tests.faults.mutations import older_step
@@ -24,6 +26,7 @@ from tests.integration.game import WINDOW, claim, insert, insert_trajectories, r
 from tests.integration.test_collect import recorded
 from tests.unit.quality.rows import call, compact, step, steps
 
+DAY = timedelta(days=1)
 GAME = (VERSIONS / "0001_game_tables.sql").read_text()
 GAME_TABLES = ("User", "trajectories", "llm_call_logs", "market_outcomes")
 
@@ -234,3 +237,26 @@ async def packed(store, texts):
         return await connection.fetchval(
             "SELECT sum(pg_column_size(text))::float8 / sum(octet_length(text)) FROM packed"
         )
+
+
+async def test_partitions_of_days_before_the_window_are_not_searched_for_its_calls(store, settings):
+    """A simulated window is played later than its own time, so calls of any later day are its."""
+    name = real_rows("trajectories")[0]["trajectoryId"]
+    await insert_trajectories(store, {"trajectoryId": name})
+    hours = {"long before": -25, "day before": -23, "within": 0, "month later": 720}
+    await insert_calls(
+        store,
+        [
+            recorded(name, 0, "HOLD", [], call_id=one, started_at=WINDOW.start + timedelta(hours=h))
+            for one, h in hours.items()
+        ],
+    )
+    collected = await collect_window(store, settings.home, await claim(store), WINDOW)
+    (found,) = read_artifact(settings.home, collected.artifact, ["gateway_json"])["gateway_json"]
+    assert [one["call_id"] for one in json.loads(found)] == ["day before", "within", "month later"]
+
+    await make_partitions(store, datetime.now(UTC) + timedelta(days=12))
+    since = datetime.now(UTC) + timedelta(days=11)
+    plan = await store.pool.fetch(f"EXPLAIN {GATEWAY_CALLS}", [name], ["a"], since)
+    searched = set(re.findall(r"Scan.* on (calls_\w+)", "\n".join(row[0] for row in plan)))
+    assert searched == {f"calls_{since:%Y%m%d}", f"calls_{since + DAY:%Y%m%d}", "calls_other"}

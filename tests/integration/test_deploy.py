@@ -152,6 +152,7 @@ async def test_a_policy_that_no_gateway_served_is_validated_again(
     async with announced(store, refuses={2: "no such file"}, until_route=1):
         with pytest.raises(ServingError):
             await deploy_checkpoint(store, settings, verdict(claim))
+    settings = settings.replace(evaluation={"rules": "starter"})
     with pytest.raises(ModelError, match="no policy loads from /nowhere/base"):
         await validate_checkpoint(store, settings, trained)
 
@@ -161,5 +162,6 @@ async def test_after_a_change_of_champion_a_checkpoint_is_validated_again(
 ) -> None:
     trained = await validated_before(store, claim)
     await replace_champion(store, checks_under(settings), 1, BY_HAND)
+    settings = settings.replace(evaluation={"rules": "starter"})
     with pytest.raises(ModelError, match="no policy loads from /nowhere/v1"):
         await validate_checkpoint(store, settings, trained)

@@ -69,6 +69,27 @@ async def test_a_better_challenger_is_promoted(store: Store, settings: Settings)
     assert await store.pool.fetchval("SELECT count(*) FROM babylon.experiment_reviews") == 2
 
 
+async def test_an_experiment_is_compared_with_a_game_in_another_database(
+    blank_database_url: str, settings: Settings
+) -> None:
+    game = await asyncpg.connect(blank_database_url)
+    await game.execute(GAME)
+    await game.close()
+    apart = settings.replace(database={"game_url": blank_database_url})
+    async with open_store(apart) as store:
+        fleet = await world(store)
+        await fleet.begin()
+        fleet.fleet(gain=200)
+        fleet.call("thief", "champion", trajectory_id="a0-0")  # another agent's
+        fleet.call("a0", "challenger", trajectory_id="unwritten")
+        await fleet.write()
+        found = await look(store, apart)
+        assert await store.pool.fetchval("SELECT count(*) FROM trajectories") == 0
+    assert (found.decision, found.plays) == ("promote", 180)
+    assert found.excluded == {"not finished or never written": 1}
+    assert pnl(found).difference == pytest.approx(200, abs=60)
+
+
 async def test_the_command_tells_the_same_and_succeeds_whatever_it_says(
     store: Store,
     settings: Settings,
@@ -156,7 +177,9 @@ async def test_play_belongs_to_its_first_stage(store: Store, settings: Settings)
     experiment = await find_experiment(store)
     assert experiment is not None
     async with store.pool.acquire() as connection:
-        found = {play.trajectory_id: play for play in await plays(connection, experiment)}
+        found = {
+            play.trajectory_id: play for play in await plays(connection, connection, experiment)
+        }
     assert (found[long].stage, found[long].mixed) == (0, False)
     assert found[short].stage == 1
 

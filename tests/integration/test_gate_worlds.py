@@ -83,13 +83,29 @@ async def test_older_windows_weigh_less(store: Store, settings: Settings) -> Non
     assert [batch.weight for batch in recorded] == pytest.approx([1.0, 0.5**0.25])
 
 
-async def test_a_preset_is_played_if_asked_for_and_the_demos_game_without_any_row(
+async def test_a_preset_is_played_only_if_asked_for(store: Store) -> None:
+    """Without a row nothing shows that the demo's game is the task that the policy is for."""
+    hours = EvaluationSettings(scenarios=32, rules="hour")
+    worlds = await gate_worlds(store, "2025-11-14T09:00", "seed", hours)
+    assert worlds is not None and {world.rules for world in worlds.scenarios} == {HOUR}
+    assert await gate_worlds(store, "2025-11-14T09:00", "seed", FLEET) is None
+
+
+async def test_no_world_of_the_trained_time_is_played_after_a_change_of_the_windows_length(
     store: Store, settings: Settings
 ) -> None:
-    hours = EvaluationSettings(scenarios=32, rules="hour")
-    for evaluation, rules in ((hours, HOUR), (FLEET, STARTER)):
-        worlds = await gate_worlds(store, "2025-11-14T09:00", "seed", evaluation)
-        assert worlds is not None and {world.rules for world in worlds.scenarios} == {rules}
+    """The fleet's ids name hours. The newest of two hours was trained in windows of 15 minutes."""
+    start = datetime(2025, 11, 14, 8, tzinfo=UTC)
+    plan = FleetPlan(start=start, duration_min=120, agents=2, agents_per_scenario=2)
+    await run_fleet(store, settings, plan, "scripted")
+    for name, minutes in (("2025-11-14T08:00", 120), ("2025-11-14T09:30", 15)):
+        await claim_window(store, parse_window_id(name, minutes), owner="worker", lease_s=60)
+    began = await store.pool.fetch('SELECT DISTINCT "startTime" FROM trajectories ORDER BY 1')
+    trained = [row[0] for row in began if (9, 30) <= (row[0].hour, row[0].minute) < (9, 45)]
+    worlds = await gate_worlds(store, "2025-11-14T09:30", "seed", FLEET)
+    assert worlds is not None and trained
+    played = [batch.scenarios for batch in worlds.batches if batch.source == "recorded"]
+    assert len(sum(played, ())) == len(began) - len(trained)
 
 
 async def test_rows_of_the_live_game_lead_to_recorded_play_or_a_canary(store: Store) -> None:

@@ -320,9 +320,8 @@ async def test_list_writes_nothing_and_pages(store, command):
     held = await claim(store)
     await store_collected(store, held, [])
     await set_state(store, held, WindowState.TRAINED)
-    writes = "SELECT sum(n_tup_ins + n_tup_upd + n_tup_del) FROM pg_stat_user_tables"
-    await store.pool.execute("SELECT pg_stat_force_next_flush()")
-    before = await store.pool.fetchval(writes)
+    database = await store.pool.fetchval("SELECT current_database()")
+    await store.pool.execute(f"ALTER DATABASE {database} SET default_transaction_read_only = on")
     _, text = await command("list", "--limit", "2", "--json")
     page = json.loads(text)
     assert [one["window_id"][11:13] for one in page["windows"]] == ["08", "09"]
@@ -333,8 +332,6 @@ async def test_list_writes_nothing_and_pages(store, command):
     _, text = await command("list", "--before", "2025-11-14T05:00", "--json")
     assert json.loads(text)["older_before"] is None
     assert await store.pool.fetchval("SELECT count(*) FROM babylon.late") == 0
-    await store.pool.execute("SELECT pg_stat_force_next_flush()")
-    assert await store.pool.fetchval(writes) == before
 
 
 async def test_show_agrees_with_list_on_a_row_that_started_elsewhere(store, command):

@@ -21,7 +21,9 @@ A veto needs the normal interval at 99 %. A promotion needs more, because weight
 betting (``babylon.evaluation.arena.betting``) on the differences ``(w - 1) (x + S)``, with the
 plain weight w and the relative P&L x cut to ``[-S, S]``. They are at least ``-2 S`` whatever the
 weight, and cutting large ones only makes a promotion harder (the bound of Waudby-Smith, Wu, Ramdas,
-Karampatziakis, Mineiro 2022, "Anytime-valid off-policy inference for contextual bandits").
+Karampatziakis, Mineiro 2022, "Anytime-valid off-policy inference for contextual bandits"). Each x
+contains the P&L of the others, and plays of one scenario may resemble each other. So a scenario is
+one bet, on the mean of its differences.
 """
 
 import asyncio
@@ -154,17 +156,19 @@ def off_policy(
         difference=difference,
         low=difference - half,
         high=difference + half,
-        gain=_surely_gains(log_ratios[compared][own], earned[own]),
+        gain=_surely_gains(log_ratios[compared][own], earned[own], index[compared][own]),
     )
 
 
-def _surely_gains(log_ratios: Floats, earned: Floats) -> bool:
-    """Return whether betting on a gain of the challenger is believed."""
-    n, most = len(earned), 2 * SCALE_USD
-    if n == 0:
+def _surely_gains(log_ratios: Floats, earned: Floats, scenario: NDArray[np.intp]) -> bool:
+    """Return whether betting on a gain of the challenger is believed, with one bet a scenario."""
+    if len(earned) == 0:
         return False
-    weights = np.exp(np.minimum(log_ratios, np.log(n)))  # larger ones are cut below in any case
-    values = (weights - 1) * (np.clip(earned, -SCALE_USD, SCALE_USD) + SCALE_USD)
+    weights = np.exp(np.minimum(log_ratios, np.log(len(earned))))  # larger ones are cut below
+    each = (weights - 1) * (np.clip(earned, -SCALE_USD, SCALE_USD) + SCALE_USD)
+    _, place, count = np.unique(scenario, return_inverse=True, return_counts=True)
+    values = np.bincount(place, each) / count
+    n, most = len(values), 2 * SCALE_USD
     limits = np.full(n, most)
     wealth = log_wealth(Differences(values, limits, limits * np.sqrt(n)), budget=n)
     return bool(wealth[-1] >= CERTAIN)

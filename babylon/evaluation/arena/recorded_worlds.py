@@ -4,25 +4,26 @@ Worlds of recent windows come first, the newest window first. Bets on a window h
 of those on the fourth window after it. Only worlds with the newest window's rules are played: under
 other rules the fleet plays no more. Then come fresh worlds of those rules, as long as the rows show
 that the simulator is the game. The window that the challenger was trained on gives its rules, and
-none of its worlds.
+no world that began in its time, whatever window of another length that belongs to as well.
 
 Rows without the market's state (``environmentState.market``), as those of the live game, give no
-worlds: after another action, the game's next prompt is unknown. Without any row, fresh worlds of
-the demo's game are played.
+worlds: after another action, the game's next prompt is unknown. Without any row, nothing shows what
+the fleet plays.
 """
 
 import asyncio
 import logging
 from collections.abc import Sequence
 from dataclasses import replace
-from typing import Literal
+from operator import attrgetter
 
 from babylon.core.settings import EvaluationSettings
+from babylon.core.windows import GAME_MINUTES, Window, parse_window_id
 from babylon.evaluation.arena.suite import unseen_scenarios
 from babylon.evaluation.arena.worlds import BATCH, GateWorlds, WorldBatch, simulated
 from babylon.evaluation.rebuild.recorded import RecordedScenario
-from babylon.evaluation.rebuild.recorded_windows import rebuild_rows, recorded_rows
-from babylon.game.market.scenario import PRESETS, STARTER, Rules, Scenario
+from babylon.evaluation.rebuild.recorded_windows import played_rows, rebuild_rows
+from babylon.game.market.scenario import PRESETS, Rules, Scenario
 from babylon.store.connection import Store
 from babylon.store.windows import list_windows
 
@@ -33,7 +34,6 @@ SHARE = 0.25  # of the budget: most worlds that are recorded ones
 LEAST = 32  # worlds of a batch, so that a model answers many at once
 LEAST_SHARED = 256  # worlds of a gate in shared markets, which have many seats each
 log = logging.getLogger(__name__)
-Known = Literal["fleet", "live", "nothing"]
 
 
 async def gate_worlds(
@@ -43,21 +43,19 @@ async def gate_worlds(
     budget = evaluation.scenarios
     if evaluation.rules != "fleet":
         return simulated(await _fresh(seed, budget, PRESETS[evaluation.rules]))
-    window_id = _played(window_id)
-    known, recorded = await _recorded(store, window_id, enough=int(budget * SHARE))
-    if known == "live":
-        return None
+    recorded = await _recorded(store, window_id, enough=int(budget * SHARE))
     if not recorded:
-        return simulated(await _fresh(seed, budget, STARTER))
+        return None
     # The last round of a window may be cut short by its end.
     last = [one for one in recorded if one.window_id == recorded[0].window_id]
     newest = max(last, key=lambda one: one.scenario.rules.ticks)
     seats = max(1, len(newest.players))
     budget = max(LEAST_SHARED, budget // seats) if seats > 1 else budget
+    own = _played(window_id)
     usable = [
         one
         for one in recorded
-        if one.window_id != window_id and _alike(one, newest) and max(1, len(one.players)) == seats
+        if one.window_id != own and _alike(one, newest) and max(1, len(one.players)) == seats
     ]
     batches = _batches(usable, int(budget * SHARE))
     rest = budget - sum(len(batch.scenarios) for batch in batches)
@@ -69,29 +67,37 @@ async def _fresh(seed: str, count: int, rules: Rules) -> list[Scenario]:
     return await asyncio.to_thread(unseen_scenarios, "gate", seed, count, rules)
 
 
-async def _recorded(
-    store: Store, window_id: str, enough: int
-) -> tuple[Known, list[RecordedScenario]]:
-    """Return (source of the rows, the fleet's scenarios of recent windows, newest first)."""
-    if store.game_problem:
-        return "nothing", []
-    known: Known = "nothing"
+async def _recorded(store: Store, window_id: str, enough: int) -> list[RecordedScenario]:
+    """Return the fleet's scenarios of recent windows, newest first; none if the newest has none."""
     found: list[RecordedScenario] = []
-    ids = {_played(row.window_id) for row in await list_windows(store)} | {window_id}
-    for recent in sorted(ids, reverse=True)[:WINDOWS]:
-        rows = await recorded_rows(store, recent, most=ROWS)
+    if store.game_problem:
+        return found
+    own, recent = await _windows(store, window_id)
+    read = [own]  # no row is read twice
+    for window in recent[:WINDOWS]:
+        apart_from = [one for one in read if one != window]
+        rows = await played_rows(store, window, apart_from=apart_from, most=ROWS)
         if not rows:
             continue
+        read.append(window)
         rebuilt = await asyncio.to_thread(rebuild_rows, rows)
         exact = [one for one in rebuilt.scenarios if one.prices == "exact"]
-        if known == "nothing":  # the newest window decides
-            known = "fleet" if exact else "live"
-        found += exact
-        if known == "live":
-            log.warning("window %s: no world can be rebuilt from its rows", recent)
-        if known == "live" or sum(one.window_id != window_id for one in found) >= enough:
+        if not exact and not found:
+            log.warning("window %s: no world can be rebuilt from its rows", window.id)
             break
-    return known, found
+        found += [replace(one, window_id=window.id) for one in exact]
+        if sum(one.window_id != own.id for one in found) >= enough:
+            break
+    return found
+
+
+async def _windows(store: Store, window_id: str) -> tuple[Window, list[Window]]:
+    """Return (the window that was played, all windows with it, newest first)."""
+    rows = {row.window_id: row.minutes for row in await list_windows(store)}
+    windows = {_played(name): parse_window_id(_played(name), rows[name]) for name in rows}
+    own = parse_window_id(_played(window_id), rows.get(window_id, GAME_MINUTES))
+    windows[own.id] = own
+    return own, sorted(windows.values(), key=attrgetter("start"), reverse=True)
 
 
 def _played(window_id: str) -> str:

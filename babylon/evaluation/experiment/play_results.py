@@ -59,9 +59,7 @@ def finished(plays: Iterable[Play], before: datetime) -> tuple[list[Play], Count
     return counting, excluded
 
 
-async def results(
-    connection: Connection, plays: Sequence[Play]
-) -> tuple[list[PlayResult], Counter[str]]:
+async def results(game: Connection, plays: Sequence[Play]) -> tuple[list[PlayResult], Counter[str]]:
     """Compute the plays' results → (results, number of plays without P&L).
 
     The P&L comes from columns and the first step's opening state. All steps are read only for plays
@@ -74,7 +72,7 @@ async def results(
         known = final is not None and play.opening_pnl is not None
         pnl.append(final - play.opening_pnl if known else None)  # type: ignore[operator]
     deep = [play.trajectory_id for play, value in zip(plays, pnl, strict=True) if value is None]
-    steps = await steps_of(connection, deep) if deep else {}
+    steps = await steps_of(game, deep) if deep else {}
     found, excluded = [], Counter[str]()
     for play, counted, value in zip(plays, counts, pnl, strict=True):
         if value is None:

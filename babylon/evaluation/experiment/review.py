@@ -11,7 +11,6 @@ from datetime import datetime, timedelta
 
 import numpy as np
 
-from babylon.core.errors import DatabaseError
 from babylon.core.settings import ExperimentSettings, WindowSettings
 from babylon.core.windows import last_complete_window
 from babylon.evaluation.experiment.agent_outcomes import Exposure, agent_outcomes, outcomes_of_plays
@@ -58,37 +57,38 @@ async def review(
         The stored review. None if there is no such experiment.
 
     Raises:
-        DatabaseError: The database has no game tables and therefore no play, or has them elsewhere.
+        DatabaseError: There are no game tables and therefore no play.
     """
     require_game_tables(store)
-    if not store.records:
-        raise DatabaseError(
-            "an experiment compares calls and play in one query, but GAME_DATABASE_URL names"
-            " another database: use DEPLOYMENT_STRATEGY=replace, or a replica of DATABASE_URL"
-        )
     found = await find_experiment(store, experiment)
     if found is None:
         return None
     async with (
         store.pool.acquire() as connection,
         connection.transaction(isolation="repeatable_read", readonly=True),
+        store.game.acquire() as game,
+        game.transaction(isolation="repeatable_read", readonly=True),
     ):
-        look = await _look(connection, windows, rules, found)
+        look = await _look(connection, game, windows, rules, found)
     await keep_review(store, look.experiment, look.reviewed_at, look.decision, asdict(look))
     return look
 
 
 async def _look(
-    connection: Connection, windows: WindowSettings, rules: ExperimentSettings, found: Experiment
+    connection: Connection,
+    game: Connection,
+    windows: WindowSettings,
+    rules: ExperimentSettings,
+    found: Experiment,
 ) -> Review:
     now = (await clock_of(connection)).now
     agents = await agent_calls(connection, found)
     exposures = [
         Exposure(unit=one.unit, stage=one.stage, challenger=one.challenger) for one in agents
     ]
-    played, excluded = await _played(connection, windows, found, now)
+    played, excluded = await _played(connection, game, windows, found, now)
     since = found.began_at - timedelta(hours=windows.lookback_hours)
-    before = await _before(connection, found, played, since)
+    before = await _before(game, found, played, since)
     pnl = [(play.unit, play.stage, play.pnl_usd) for play in played]
     outcomes = outcomes_of_plays(exposures, pnl, before)
     scores = await scores_of(connection, [play.trajectory_id for play in played])
@@ -134,7 +134,11 @@ async def _look(
 
 
 async def _played(
-    connection: Connection, windows: WindowSettings, found: Experiment, now: datetime
+    connection: Connection,
+    game: Connection,
+    windows: WindowSettings,
+    found: Experiment,
+    now: datetime,
 ) -> tuple[list[PlayResult], Counter[str]]:
     """Return the results of plays that count, and the number of others by reason.
 
@@ -142,8 +146,8 @@ async def _played(
     """
     settled = now - timedelta(seconds=windows.grace_s)
     over = last_complete_window(settled, windows.minutes).end
-    counting, excluded = finished(await plays(connection, found), over)
-    played, without = await results(connection, counting)
+    counting, excluded = finished(await plays(connection, game, found), over)
+    played, without = await results(game, counting)
     excluded += without
     if pinned := await pinned_calls(connection, found):
         excluded["calls for a pinned version"] = pinned
@@ -151,10 +155,10 @@ async def _played(
 
 
 async def _before(
-    connection: Connection, found: Experiment, played: Sequence[PlayResult], since: datetime
+    game: Connection, found: Experiment, played: Sequence[PlayResult], since: datetime
 ) -> dict[str, float]:
     units = sorted({play.unit for play in played})
-    history, _ = await results(connection, await plays_before(connection, found, units, since))
+    history, _ = await results(game, await plays_before(game, found, units, since))
     return means(history)
 
 

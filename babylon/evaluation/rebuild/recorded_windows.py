@@ -1,11 +1,12 @@
 """Scenarios of the windows recorded in Postgres."""
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from itertools import groupby
 from math import isfinite
 from typing import cast
 
 from babylon.core.errors import ReplayError
+from babylon.core.windows import Window
 from babylon.evaluation.rebuild.rebuild_fleet import rebuild_fleet
 from babylon.evaluation.rebuild.rebuild_live import rebuild_live
 from babylon.evaluation.rebuild.recorded import (
@@ -21,18 +22,26 @@ from babylon.store.connection import Store, require_game_tables
 from babylon.store.session import in_batches
 
 _AT_A_TIME = 100
+_TIME = "%Y-%m-%d %H:%M"
 
 _WINDOWS = """
     SELECT DISTINCT "windowId" FROM trajectories
     WHERE starts_with("windowId", $1) ORDER BY "windowId"
 """
-_ROWS = """
+_SELECT = """
     SELECT "trajectoryId" AS trajectory_id, "agentId" AS agent_id, "windowId" AS window_id,
         coalesce("scenarioId", "windowId") AS scenario_id,
         "finalPnL"::float8 AS final_pnl_usd, "stepsJson"::text AS steps_json,
         "metadataJson"::text AS metadata_json
-    FROM trajectories WHERE "windowId" = $1
-    ORDER BY coalesce("scenarioId", "windowId") COLLATE "C", "trajectoryId" COLLATE "C" LIMIT $2
+    FROM trajectories
+"""
+_ORDER = 'ORDER BY coalesce("scenarioId", "windowId") COLLATE "C", "trajectoryId" COLLATE "C"'
+_ROWS = f'{_SELECT} WHERE "windowId" = $1 {_ORDER}'
+_PLAYED = f"""{_SELECT}
+    WHERE "startTime" >= $1::timestamptz AT TIME ZONE 'UTC'
+      AND "startTime" < $2::timestamptz AT TIME ZONE 'UTC'
+      AND NOT "startTime" <@ $3::text::tsmultirange
+    {_ORDER} LIMIT $4
 """
 _OUTCOMES = """
     SELECT "stockTicker", "startPrice"::float8, "endPrice"::float8, "predictionMarketId", outcome
@@ -93,15 +102,31 @@ def rebuild_rows(rows: Sequence[RecordedRow | Skipped], *, interpolate: bool = F
     return Rebuilt(tuple(scenarios), tuple(skipped))
 
 
-async def recorded_rows(
-    store: Store, window_id: str, *, most: int | None = None
-) -> list[RecordedRow | Skipped]:
-    """Return the window's rows, trained or not; at most ``most``, by scenario."""
+async def recorded_rows(store: Store, window_id: str) -> list[RecordedRow | Skipped]:
+    """Return the rows of a window id, trained or not, with the window's outcomes."""
     fetched = await store.game.fetch(_OUTCOMES, window_id)
     outcomes = tuple(cast(MarketOutcome, dict(row)) for row in fetched)
+    return await _rows(store, outcomes, _ROWS, window_id)
+
+
+async def played_rows(
+    store: Store, window: Window, *, apart_from: Iterable[Window], most: int
+) -> list[RecordedRow | Skipped]:
+    """Return at most ``most`` rows that started in the window, whatever id they carry, by scenario.
+
+    Rows that started in a window of ``apart_from`` are left out. The rows have no outcomes.
+    """
+    times = (f'["{one.start:{_TIME}}","{one.end:{_TIME}}")' for one in apart_from)
+    apart = f"{{{','.join(times)}}}"
+    return await _rows(store, (), _PLAYED, window.start, window.end, apart, most)
+
+
+async def _rows(
+    store: Store, outcomes: tuple[MarketOutcome, ...], query: str, *arguments: object
+) -> list[RecordedRow | Skipped]:
     found: list[RecordedRow | Skipped] = []
     async with store.game.acquire() as connection, connection.transaction(readonly=True):
-        async for rows in in_batches(connection, _ROWS, window_id, most, size=_AT_A_TIME):
+        async for rows in in_batches(connection, query, *arguments, size=_AT_A_TIME):
             found += [recorded_row(outcomes, **row) for row in rows]
     return found
 

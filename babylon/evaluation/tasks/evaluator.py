@@ -40,8 +40,9 @@ class Endpoint:
 class PlayScore:
     """The result of one play.
 
-    ``value`` lies between the evaluator's ``lowest`` and ``highest``. ``guardrails``: harms by
-    name, higher is worse. ``malformed``: some reply could not be used.
+    ``value`` lies between the evaluator's ``lowest`` and ``highest``. ``guardrails``: harms by the
+    evaluator's names, higher is worse; a harm without a value counts as 0. ``malformed``: some
+    reply could not be used.
     """
 
     value: float

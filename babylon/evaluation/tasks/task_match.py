@@ -46,7 +46,8 @@ async def play_task(
     """Let both play the worlds, batch by batch, until there is a ruling.
 
     Raises:
-        ArenaError: There is no world, or a score lies outside the evaluator's bounds.
+        ArenaError: There is no world, a score lies outside the evaluator's bounds, or a play
+            reports a harm that is none of the evaluator's guardrails.
     """
     if not worlds:
         raise ArenaError("the evaluator made no worlds: it needs at least one to compare policies")
@@ -72,6 +73,12 @@ async def _played(
 ) -> PlayScore:
     seed = int.from_bytes(blake2b(str(number).encode(), digest_size=6).digest())
     score = await evaluator.play(world, policy, seed)
+    # A misspelt name would count as no harm in both policies, and guard nothing.
+    if unknown := sorted(score.guardrails.keys() - evaluator.guardrails.keys()):
+        raise ArenaError(
+            f"world {number}: the play reports {', '.join(unknown)}, but the evaluator's guardrails"
+            f" are {', '.join(sorted(evaluator.guardrails)) or 'none'}: use the same names"
+        )
     if not evaluator.lowest <= score.value <= evaluator.highest:
         raise ArenaError(
             f"world {number}: the evaluator's score {score.value} is not between"

@@ -2,6 +2,7 @@
 
 import asyncio
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import closing
 from random import Random
 
 import gymnasium
@@ -39,7 +40,12 @@ class TextEnv:
 
     async def play(self, world: int, policy: Endpoint, seed: int) -> PlayScore:
         """Play until the environment ends; it must have a limit of steps."""
-        env = self._make()
+        with closing(self._make()) as env:
+            return await self._played(env, world, policy, seed)
+
+    async def _played(
+        self, env: gymnasium.Env[str, str], world: int, policy: Endpoint, seed: int
+    ) -> PlayScore:
         messages = [{"role": "system", "content": self._system}] if self._system else []
         observation, info = await asyncio.to_thread(env.reset, seed=world)
         total, ended, malformed = 0.0, False, False
@@ -56,5 +62,4 @@ class TextEnv:
             observation, reward, over, cut, info = await asyncio.to_thread(env.step, reply)
             total, ended = total + float(reward), over or cut
             malformed = malformed or bool(info.get("malformed"))
-        env.close()
         return PlayScore(value=min(max(total, self.lowest), self.highest), malformed=malformed)

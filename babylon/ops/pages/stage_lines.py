@@ -68,7 +68,7 @@ def _trained(found: Trained) -> Iterable[str]:
     known = [f"{n} {figure(found.metrics[n])}" for n in _UPDATE if n in found.metrics]
     if known:
         yield ", ".join(known)
-    yield from warnings({**found.metrics, "sharing_advice": None})  # it quotes a prompt
+    yield from warnings(found.metrics)
 
 
 def _judged(found: Verdict) -> Iterable[str]:

@@ -12,7 +12,7 @@ is found as runs of at least 32 equal tokens, by hashes of all runs of that leng
 1997, doi 10.1109/SEQUEN.1997.666900), computed in five doublings.
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
 
@@ -21,11 +21,9 @@ from numpy.typing import NDArray
 
 from babylon.training.grpo.training_input import CallTokens
 
-Decode = Callable[[Sequence[int]], str]
 _DOUBLINGS = 5
 _RUN = 2**_DOUBLINGS
 _MULTIPLIER = 0x9E3779B97F4A7C15  # 2**64 divided by the golden ratio: odd, mixes well
-_QUOTED_TOKENS = 24
 _WORTH_SAYING = 0.02  # share of the unique tokens: less is boilerplate that must repeat
 
 
@@ -197,8 +195,8 @@ class Sharing:
     advice: str | None  # on the order of prompts; None if few tokens are lost
 
 
-def find_sharing(tree: PrefixTree, decode: Decode | None = None) -> Sharing:
-    """Count shared and lost tokens. ``decode`` turns token ids into text that the advice quotes."""
+def find_sharing(tree: PrefixTree) -> Sharing:
+    """Count shared and lost tokens. The advice gives positions and counts, and quotes no prompt."""
     calls, nodes = tree.calls, tree.nodes
     flat = sum(len(c.prompt) + len(c.completion) - 1 for c in calls)
     unique = tree.unique_tokens
@@ -209,9 +207,7 @@ def find_sharing(tree: PrefixTree, decode: Decode | None = None) -> Sharing:
         unique_tokens=unique,
         lost_tokens=int(lost.sum()),
         advice=(
-            _advice(nodes, prompts, lost, flat, decode)
-            if lost.sum() > _WORTH_SAYING * unique
-            else None
+            _advice(nodes, prompts, lost, flat) if lost.sum() > _WORTH_SAYING * unique else None
         ),
     )
 
@@ -255,7 +251,6 @@ def _advice(
     parts: Sequence[NDArray[np.int64]],
     lost: NDArray[np.bool_],
     flat: int,
-    decode: Decode | None,
 ) -> str:
     ends = np.cumsum([len(part) for part in parts])
     copies = [lost[end - len(part) : end] for part, end in zip(parts, ends.tolist(), strict=True)]
@@ -264,14 +259,9 @@ def _advice(
         by_start[node.start] = by_start.get(node.start, 0) + int(copied.sum())
     start = max(by_start, key=by_start.__getitem__)
     here = [i for i, node in enumerate(nodes) if node.start == start and copies[i].any()]
-    lengths = [int(copies[i].argmax()) for i in here]
-    length = int(np.median(lengths))
+    length = int(np.median([int(copies[i].argmax()) for i in here]))
     unique = sum(len(node.tokens) for node in nodes)
-    segment = parts[here[0]][: min(lengths[0], _QUOTED_TOKENS)].tolist()
-    quoted = f" ({decode(segment)!r} in one call)" if decode is not None and segment else ""
-    parting = (
-        f"a segment of {length} tokens{quoted} differs between calls" if length else "calls part"
-    )
+    parting = f"a segment of {length} tokens differs between calls" if length else "calls part"
     return (
         f"{int(lost.sum())} of {unique} unique tokens repeat text of other calls: from token"
         f" {start} {parting}, and {len(here)} branches have text after it that others have too."

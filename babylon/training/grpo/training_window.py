@@ -17,7 +17,6 @@ from statistics import fmean
 from babylon.training.grpo.advantage import advantages, call_masses, call_weights
 from babylon.training.grpo.config import MAX_STALENESS, TrainerConfig
 from babylon.training.grpo.prefix_tree import (
-    Decode,
     PrefixTree,
     Sharing,
     compile_tree,
@@ -58,7 +57,6 @@ class TrainingWindow:
     groups_without_signal: int
     calls_too_stale: int
     config: TrainerConfig
-    decode: Decode | None = None  # token ids → text
 
     @cached_property
     def lengths(self) -> Sequence[int]:
@@ -78,7 +76,7 @@ class TrainingWindow:
     @cached_property
     def sharing(self) -> Sharing:
         """Tokens that the prompts share, and tokens that they could share."""
-        return find_sharing(self.tree, self.decode)
+        return find_sharing(self.tree)
 
     @property
     def steps_an_iteration(self) -> int:
@@ -151,13 +149,11 @@ def compile_window(
     config: TrainerConfig,
     *,
     staleness: Mapping[int, int] | None = None,
-    decode: Decode | None = None,
 ) -> TrainingWindow:
     """Drop stale calls, compute advantages, and compile the rest of the window into one tree.
 
     Args:
         staleness: policy version → number of updates between it and the parent.
-        decode: token ids → text. The advice on prompt order quotes it.
 
     Raises:
         NothingToTrainError: every call is too stale, or no group has differing scores.
@@ -186,7 +182,6 @@ def compile_window(
         groups_without_signal=len({t.group for t in fresh}) - len(set(groups)),
         calls_too_stale=too_stale.total(),
         config=config,
-        decode=decode,
     )
     if advice := window.sharing.advice:
         logger.info("%s", advice)

@@ -77,3 +77,16 @@ def test_a_removed_policy_takes_nobodys_place() -> None:
 
 def test_before_anything_served_the_base_stays() -> None:
     assert keeps(replace(SERVED, policies=LINE[:1], routed=())) == {0}
+
+
+def test_policies_that_may_never_serve_take_no_place() -> None:
+    """Policy 3 was rolled back and released; 4 descends from it, 5 and 6 from policy 2."""
+    line = (
+        *LINE[:3],
+        replace(held(3, 2, pnl=90.0), released=True),
+        held(4, 3, pnl=80.0),
+        held(5, 2, pnl=10.0),
+        held(6, 2),
+    )
+    found = replace(SERVED, policies=line, routed=(0, 1, 2, 3, 2))
+    assert keeps(found) == {0, 1, 2, 5, 6}

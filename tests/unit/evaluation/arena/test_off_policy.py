@@ -92,3 +92,14 @@ def test_recorded_play_promotes_what_surely_gains_and_nothing_else() -> None:
         weights = random.lognormal(-0.5, 1.0, 400)
         believed += off_policy(np.log(weights), random.choice(pnl, 400), scenarios[:400]).gain
     assert believed <= 5 + 4
+
+
+def test_plays_of_one_scenario_are_one_piece_of_evidence() -> None:
+    """Agents with one seed play alike: four copies of two plays prove no more than the two do."""
+    random, believed = np.random.default_rng(1), 0
+    scenarios = groups(*[8] * 50)
+    for _ in range(200):
+        weights = np.repeat(random.choice([0.4, 1.6], 100), 4)
+        pnl = np.repeat(random.choice([-400.0, 400.0], 100), 4)
+        believed += off_policy(np.log(weights), pnl, scenarios).gain
+    assert believed <= 5 + 4

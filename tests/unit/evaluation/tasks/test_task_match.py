@@ -7,7 +7,7 @@ import msgspec
 import pytest
 from aiohttp import web
 from aiohttp.test_utils import TestServer
-from openai import AsyncOpenAI
+from openai import APIConnectionError, AsyncOpenAI
 
 from babylon.core.errors import ArenaError, ConfigError
 from babylon.core.llm_calls import Message
@@ -69,6 +69,15 @@ async def test_a_score_out_of_bounds_and_a_task_without_worlds_fail_the_gate() -
         await play_task(coin, POLICY, POLICY, [])
 
 
+async def test_a_misspelt_harm_fails_the_gate() -> None:
+    coin = Coin()
+    coin.guardrails = {"refund": 0.05}
+    with pytest.raises(
+        ArenaError, match="reports refunds, but the evaluator's guardrails are refu"
+    ):
+        await play_task(coin, POLICY, named("0.9/0.2"), coin.worlds("s", 64, []))
+
+
 def test_an_evaluator_is_found_by_name_or_refused_with_the_reason() -> None:
     assert load_evaluator(f"{__name__}:Coin").unit == "wins"
     with pytest.raises(ConfigError, match="has no unit, lowest"):
@@ -95,6 +104,14 @@ PLAYED = {
 
 class Guess(gymnasium.Env[str, str]):
     """The agent must repeat a number twice."""
+
+    open = 0
+
+    def __init__(self) -> None:
+        Guess.open += 1
+
+    def close(self) -> None:
+        Guess.open -= 1
 
     def reset(self, *, seed: int | None = None, options: object = None) -> tuple[str, dict]:  # type: ignore[type-arg,override]
         self.left, self.told = 2, str((seed or 0) % 10)
@@ -124,12 +141,15 @@ async def test_a_text_environment_is_played_through_the_endpoint() -> None:
     evaluator = TextEnv(Guess, lowest=0.0, highest=1.0)
     async with (
         TestServer(app) as server,
-        AsyncOpenAI(base_url=str(server.make_url("/v1")), api_key="none") as client,
+        AsyncOpenAI(base_url=str(server.make_url("/v1")), api_key="none", max_retries=0) as client,
     ):
         parrot, mute = (Endpoint(client=client, model=name) for name in ("parrot", "mute"))
         world = evaluator.worlds("s", 1, [])[0]
         assert await evaluator.play(world, parrot, 0) == PlayScore(value=1.0)
         assert await evaluator.play(world, mute, 0) == PlayScore(value=0.0, malformed=True)
+    with pytest.raises(APIConnectionError):
+        await evaluator.play(world, parrot, 0)
+    assert Guess.open == 0
 
 
 async def test_recorded_prompts_are_answered_anew_and_judged_beside_the_recorded_reply() -> None:

@@ -1,12 +1,10 @@
-"""Text of play in what a stage found: not in a log, and without effect on a page."""
+"""Text of play in what a stage found has no effect on a page."""
 
 from datetime import UTC, datetime
 
 from markdown_it import MarkdownIt
 
-from babylon.core.types import Claim, Metrics, Trained
 from babylon.core.windows import WindowState
-from babylon.ops.pages.stage_lines import stage_lines
 from babylon.ops.pages.window_facts import WindowFacts
 from babylon.ops.pages.window_page import window_markdown
 from babylon.store.judgments import Spent
@@ -15,27 +13,9 @@ from babylon.store.windows import WindowRow
 
 NOW = datetime(2025, 11, 14, tzinfo=UTC)
 PROMPT = "![x](https://evil.example/p.png)"
-METRICS: Metrics = {
-    "lost_tokens": 50,
-    "unique_tokens": 100,
-    "sharing_advice": f"a segment of 9 tokens ({PROMPT!r} in one call) differs between calls",
-}
 
 
-def test_the_log_of_an_update_quotes_no_prompt() -> None:
-    found = Trained(
-        claim=Claim(window_id="w", epoch=1, owner="o"),
-        batch_id="b",
-        policy_version=2,
-        parent_version=1,
-        checkpoint_uri="c",
-        metrics=METRICS,
-    )
-    lines = "\n".join(stage_lines(found))
-    assert "50% of the forwarded tokens" in lines and PROMPT not in lines
-
-
-def test_a_prompt_in_a_warning_and_a_reason_are_text_on_the_page() -> None:
+def test_a_prompt_in_a_reason_is_text_on_the_page() -> None:
     row = WindowRow(
         window_id="2025-11-14T07:00",
         minutes=60,
@@ -60,11 +40,11 @@ def test_a_prompt_in_a_warning_and_a_reason_are_text_on_the_page() -> None:
         base_model="tiny",
         window_id=row.window_id,
         batch_id="b",
-        metrics=METRICS,
+        metrics={},
         verdict=None,
         created_at=NOW,
         removed_at=None,
     )
     page = window_markdown(WindowFacts(row=row, spent=Spent(), policy=policy))
-    assert page.count(PROMPT) == 2
+    assert page.count(PROMPT) == 1
     assert "<img" not in MarkdownIt("gfm-like", {"linkify": False}).render(page)
