@@ -56,6 +56,7 @@ COMMANDS = [
     ["keys", "create"],
     ["keys", "list"],
     ["keys", "revoke"],
+    ["keys", "rotate"],
     ["dataset", "build"],
     ["dataset", "replay"],
     ["db", "migrate"],
