@@ -3,13 +3,15 @@
     python -m benchmarks.grammar [--threads N] [--turns 3]
 
 Prints a Markdown table: tokens per second of a running batch of free and of constrained rows, in
-turns, for a model of the demo's size with 1,000 tokens and one of 25 million weights with 50,000,
-and the time of a mask, of a schema's compilation and of the tokenizer's preparation. The grammar is
-that of a tool call with a long text, so every answer has its full length.
+turns, for a model of the demo's size with 1,000 tokens and one of 25 million weights beside its
+embedding with 50,000 and with the 151,936 of Qwen's models, and the time of a mask, of a schema's
+compilation and of the tokenizer's preparation. The grammar is that of a tool call with a long text,
+so every answer has its full length. The tokenizers are trained here, on the installed packages.
 """
 
 import argparse
 import time
+from collections.abc import Iterator
 from pathlib import Path
 from statistics import median
 from typing import Any
@@ -30,12 +32,17 @@ TEXT = {"type": "object", "properties": {"text": {"type": "string", "minLength":
 SIZES = {
     1000: {"hidden_size": 96, "intermediate_size": 256, "num_hidden_layers": 3},
     50_000: {"hidden_size": 512, "intermediate_size": 1536, "num_hidden_layers": 8},
+    151_936: {"hidden_size": 512, "intermediate_size": 1536, "num_hidden_layers": 8},
 }
+TEXT_BYTES = 80_000_000
 
 
 def bpe(vocabulary: int) -> PreTrainedTokenizerFast:
-    """Train a tokenizer on the code of torch: enough text for a large vocabulary."""
-    files = sorted(Path(torch.__file__).parent.glob("**/*.py"))[:800]
+    """Train a tokenizer on the code of the installed packages.
+
+    Raises:
+        ValueError: there is too little text for so many tokens.
+    """
     tokenizer = Tokenizer(models.BPE())
     tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
     tokenizer.decoder = decoders.ByteLevel()
@@ -45,10 +52,22 @@ def bpe(vocabulary: int) -> PreTrainedTokenizerFast:
         initial_alphabet=pre_tokenizers.ByteLevel.alphabet(),
         show_progress=False,
     )
-    tokenizer.train_from_iterator((path.read_text(errors="replace") for path in files), trainer)
+    tokenizer.train_from_iterator(_texts(), trainer)
+    if tokenizer.get_vocab_size() != vocabulary:
+        raise ValueError(
+            f"{tokenizer.get_vocab_size()} tokens, not {vocabulary}: install more code"
+        )
     return PreTrainedTokenizerFast(  # type: ignore[no-untyped-call]
         tokenizer_object=tokenizer, eos_token="<|im_end|>"
     )
+
+
+def _texts() -> Iterator[str]:
+    left = TEXT_BYTES
+    for path in sorted(Path(torch.__file__).parents[1].glob("**/*.py")):
+        yield (text := path.read_text(errors="replace"))
+        if (left := left - len(text)) < 0:
+            return
 
 
 def grammar() -> str:
@@ -109,13 +128,14 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else None)
     parser.add_argument("--threads", type=int, default=psutil.cpu_count() - 1 or 1)
     parser.add_argument("--turns", type=int, default=3)
+    parser.add_argument("--vocabularies", type=int, nargs="+", default=list(SIZES), choices=SIZES)
     options = parser.parse_args()
     torch.set_num_threads(options.threads)
     print(
         "| model | vocabulary | rows | free, tokens/s | constrained | ratio | mask, ms a step"
         " | schema, ms | first use, ms |\n|---|---:|---:|---:|---:|---:|---:|---:|---:|"
     )
-    for vocabulary in SIZES:
+    for vocabulary in options.vocabularies:
         measure(vocabulary, options.turns)
 
 

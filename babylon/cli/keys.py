@@ -1,7 +1,7 @@
 """``babylon keys``: API keys of the gateway, and the agents for which they may call."""
 
 from dataclasses import asdict
-from datetime import datetime
+from datetime import datetime, timedelta
 from typing import Annotated
 
 import typer
@@ -37,6 +37,7 @@ Tpm = Annotated[
     int | None,
     typer.Option(min=1, metavar="N", help="Tokens in a minute, prompts too. Default: no limit."),
 ]
+KeyId = Annotated[str, typer.Argument(metavar="KEY_ID", help="See `babylon keys list`.")]
 
 
 @app.command()
@@ -72,20 +73,34 @@ def list_(json: Json = False) -> None:
 
     keys = [asdict(key) for key in with_store(load_settings(), list_keys)]
     if json:
-        print_json(
-            {"keys": [{name: key[name] for name in key if name != "digest"} for key in keys]}
-        )
+        hidden = ("digest", "former_digest")
+        print_json({"keys": [{n: key[n] for n in key if n not in hidden} for key in keys]})
         return
-    columns = ["key_id", "name", "scopes", "agents", "limits", "created_at", "revoked_at"]
+    times = ["created_at", "rotated_at", "revoked_at"]
+    columns = ["key_id", "name", "scopes", "agents", "limits", *times]
     rows = [key | {"limits": _limits(key)} for key in keys]
     print_table("API keys", columns, [[_cell(key[name]) for name in columns] for key in rows])
 
 
 @app.command()
-def revoke(
-    key_id: Annotated[str, typer.Argument(metavar="KEY_ID", help="See `babylon keys list`.")],
+def rotate(
+    key_id: KeyId,
+    overlap_hours: Annotated[
+        float,
+        typer.Option(min=0, max=8760, metavar="H", help="The present secret is accepted so long."),
+    ] = 24.0,
     json: Json = False,
 ) -> None:
+    """Give a key another secret and print it. Its trajectories, limits and rules stay its own."""
+    from babylon.store.api_keys import rotate_key
+
+    overlap = timedelta(hours=overlap_hours)
+    key = with_store(load_settings(), rotate_key, key_id, overlap)
+    show_values({"key_id": key.key_id, "key": str(key)}, json)
+
+
+@app.command()
+def revoke(key_id: KeyId, json: Json = False) -> None:
     """Revoke a key. The gateways refuse it at once."""
     from babylon.store.api_keys import revoke_key
 

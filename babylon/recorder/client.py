@@ -173,6 +173,7 @@ class PlayClient:
                 answer = self._http.post("/v1/events", json={"events": events})
                 if pause_s is None or answer.status_code not in _AGAIN:
                     return _results(answer)
+                pause_s = max(pause_s, _asked_for(answer))
             except httpx.TransportError:
                 if pause_s is None:
                     raise
@@ -223,6 +224,7 @@ class AsyncPlayClient:
                 answer = await self._http.post("/v1/events", json={"events": events})
                 if pause_s is None or answer.status_code not in _AGAIN:
                     return _results(answer)
+                pause_s = max(pause_s, _asked_for(answer))
             except httpx.TransportError:
                 if pause_s is None:
                     raise
@@ -251,6 +253,12 @@ def _options(endpoint: str, key: str) -> _Options:
 def _event(kind: str, trajectory_id: str, **fields: object) -> PlayObject:
     given = {name: value for name, value in fields.items() if value is not None}
     return {"type": kind, "trajectory_id": trajectory_id, **given}
+
+
+def _asked_for(answer: httpx.Response) -> int:
+    """Return the seconds until a key may send again that has reached its limit of requests."""
+    seconds = answer.headers.get("retry-after", "")
+    return int(seconds) if answer.status_code == 429 and seconds.isdigit() else 0
 
 
 class _WireError(msgspec.Struct):

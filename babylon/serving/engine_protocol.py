@@ -3,8 +3,9 @@
 ``GET /v1/models`` lists the policies that are ready to answer. ``PUT /policies/{name}`` loads a
 checkpoint under an immutable name, ``DELETE`` unloads it. ``GET /health`` reports the state. Calls
 for a listed policy go to its ``url`` and name its ``model``; by default these are the engine's own
-address and the policy's name. Engines listen on loopback. Loading and unloading take the secret of
-the home, as ``Authorization: Bearer SECRET``, because every local user reaches loopback.
+address and the policy's name. ``POST /tokenize`` returns the tokens of a chat's prompt, as vLLM
+does. Engines listen on loopback. All but ``GET`` takes the secret of the home, as ``Authorization:
+Bearer SECRET``, because every local user reaches loopback.
 """
 
 import asyncio
@@ -31,7 +32,11 @@ class PolicySource(Struct, frozen=True):
 
 
 class PolicyCard(Struct, frozen=True, kw_only=True, omit_defaults=True):
-    """One entry of ``GET /v1/models``; ``root`` is the checkpoint."""
+    """One entry of ``GET /v1/models``; ``root`` is the checkpoint.
+
+    ``foreign``: the server at ``url`` is not the home's, so it must not see the home's secret.
+    ``slots``: calls of the policy that are sampled together; more wait, first come, first served.
+    """
 
     id: str
     root: str
@@ -41,6 +46,8 @@ class PolicyCard(Struct, frozen=True, kw_only=True, omit_defaults=True):
     owned_by: str = ""
     url: str | None = None
     model: str | None = None
+    foreign: bool = False
+    slots: int | None = None
 
 
 def engine_app(
@@ -57,7 +64,7 @@ def engine_app(
     ``run`` is a context of the application: it yields once between start and end.
     """
     app = web.Application(
-        middlewares=[openai_errors, control_needs_secret], client_max_size=max_body_bytes
+        middlewares=[openai_errors, secret_is_needed], client_max_size=max_body_bytes
     )
     app.cleanup_ctx.extend([run, _watch_supervisor])
     app.router.add_get("/health", health)
@@ -70,7 +77,7 @@ def engine_app(
 def run_engine(
     app: web.Application, port: int, secret: str | None, *, shutdown_timeout_s: float
 ) -> None:
-    """Serve on loopback until SIGTERM or SIGINT; without a secret, anybody loads and unloads."""
+    """Serve on loopback until SIGTERM or SIGINT; without a secret, anybody may ask."""
     if secret:
         app[SECRET] = secret
     web.run_app(
@@ -110,12 +117,12 @@ async def openai_errors(request: web.Request, handler: Handler) -> web.StreamRes
 
 
 @web.middleware
-async def control_needs_secret(request: web.Request, handler: Handler) -> web.StreamResponse:
-    """Refuse to load or unload without the secret, if the engine has one."""
-    if request.method in ("PUT", "DELETE") and (secret := request.app.get(SECRET)):
+async def secret_is_needed(request: web.Request, handler: Handler) -> web.StreamResponse:
+    """Refuse to load, unload and answer without the secret, if the engine has one."""
+    if request.method != "GET" and (secret := request.app.get(SECRET)):
         sent = request.headers.get("Authorization", "")
         if not hmac.compare_digest(sent.encode(), f"Bearer {secret}".encode()):
-            text = "loading and unloading take the secret in the home's engine.key"
+            text = "this engine takes the secret in the home's engine.key: agents call the gateway"
             raise RequestError(401, text, code="invalid_api_key")
     return await handler(request)
 

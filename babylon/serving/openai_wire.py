@@ -246,6 +246,28 @@ def other_parts(fields: Mapping[str, object]) -> list[str]:
     return sorted(kinds - {"text", "refusal"})
 
 
+def free_of_strict(fields: Mapping[str, object]) -> Mapping[str, object]:
+    """Return the fields without ``strict`` in tools that the answer is not forced to call.
+
+    vLLM constrains the sampling of a request with a strict tool (unless it runs with
+    VLLM_ENFORCE_STRICT_TOOL_CALLING=0, which cannot be seen from outside), and shows the word to
+    the model (vllm-project/vllm#52741).
+    """
+    tools = fields.get("tools")
+    if not isinstance(tools, list) or fields.get("tool_choice") not in (None, "auto", "none"):
+        return fields
+    left = [_free_of_strict(tool) for tool in tools]
+    return fields if left == tools else {**fields, "tools": left}
+
+
+def _free_of_strict(tool: object) -> object:
+    function = tool.get("function") if isinstance(tool, dict) else None
+    if not isinstance(tool, dict) or not isinstance(function, dict) or "strict" not in function:
+        return tool
+    left = {name: value for name, value in function.items() if name != "strict"}
+    return {**tool, "function": left}
+
+
 def error_body(status: int, message: str, code: str | None = None) -> bytes:
     """Encode an error response in OpenAI's format."""
     kind = "invalid_request_error" if status < 500 else "server_error"

@@ -1,11 +1,13 @@
 """The table ``api_keys``: keys that the gateways accept, with the hash of each secret.
 
+A key's id stays while its secret is replaced, because trajectories, limits and rules are the id's.
+
 Changes are announced on the routes' channel. Gateways also read the table every few seconds.
 """
 
 from collections.abc import Sequence
 from dataclasses import dataclass, fields
-from datetime import datetime
+from datetime import datetime, timedelta
 
 from babylon.core.api_keys import SCOPES, ApiKey, new_key
 from babylon.core.errors import ConfigError
@@ -20,6 +22,7 @@ class StoredKey:
     ``agents``: the agents that the key may call for, ``None`` for all; ``crowd-*`` stands for all
     ids that begin with ``crowd-``. The limits hold over all gateways; ``None`` for no limit.
     ``max_concurrency``: simultaneous calls. ``tokens_per_minute``: of prompts and answers.
+    ``former_digest``: of the secret before the last rotation, accepted until ``former_until``.
     """
 
     key_id: str
@@ -31,7 +34,10 @@ class StoredKey:
     requests_per_minute: int | None
     tokens_per_minute: int | None
     created_at: datetime
+    rotated_at: datetime | None
     revoked_at: datetime | None
+    former_digest: bytes | None
+    former_until: datetime | None
 
 
 async def create_key(
@@ -81,6 +87,22 @@ async def list_keys(store: Store) -> list[StoredKey]:
     ]
 
 
+async def rotate_key(store: Store, key_id: str, overlap: timedelta) -> ApiKey:
+    """Give a key another secret; the present one is accepted for ``overlap`` more.
+
+    A revoked key is in force again with the new secret alone.
+
+    Raises:
+        ConfigError: there is no such key.
+    """
+    key = new_key(key_id)
+    found = await store.pool.fetchval(_ROTATE, key_id, key.digest, overlap)
+    if not found:
+        raise ConfigError(f"there is no key {key_id!r}: see `babylon keys list`")
+    await _tell_gateways(store)
+    return key
+
+
 async def revoke_key(store: Store, key_id: str) -> None:
     """Revoke a key.
 
@@ -94,6 +116,15 @@ async def revoke_key(store: Store, key_id: str) -> None:
     if not affected(status):
         raise ConfigError(f"no key {key_id!r} is in force: see `babylon keys list`")
     await _tell_gateways(store)
+
+
+_ROTATE = """
+UPDATE babylon.api_keys SET
+    former_digest = CASE WHEN revoked_at IS NULL THEN digest END,
+    former_until  = CASE WHEN revoked_at IS NULL THEN now() + $3::interval END,
+    digest = $2, rotated_at = now(), revoked_at = NULL
+WHERE key_id = $1 RETURNING key_id
+"""
 
 
 async def _tell_gateways(store: Store) -> None:

@@ -53,16 +53,17 @@ class PlayedCall:
     latency_ms: int
 
 
-async def claim_play(
-    session: "Connection | Pool", trajectory_id: str, key_id: str, agent_id: str | None
-) -> str:
-    """Give the trajectory to the key if it has no owner; return the id of its owner's key."""
-    owner: str = await session.fetchval(
-        "INSERT INTO babylon.plays AS known (trajectory_id, key_id, agent_id) VALUES ($1, $2, $3)"
-        " ON CONFLICT (trajectory_id) DO UPDATE SET key_id = known.key_id RETURNING key_id",
-        *(trajectory_id, key_id, agent_id),
-    )
-    return owner
+PlayClaim = tuple[str, str | None]
+"""Key id, agent id."""
+
+
+async def claim_plays(
+    session: "Connection | Pool", claims: Mapping[str, PlayClaim]
+) -> dict[str, str]:
+    """Give each trajectory to its key if it has no owner; return its owner's key id."""
+    listed = sorted((name, *claim) for name, claim in claims.items())  # in one order: no deadlock
+    rows = await session.fetch(_CLAIM, *map(list, zip(*listed, strict=True)))
+    return {row["trajectory_id"]: row["key_id"] for row in rows}
 
 
 async def lock_play(connection: Connection, trajectory_id: str) -> StoredPlay | None:
@@ -198,6 +199,13 @@ SELECT p.trajectory_id, p.key_id, p.agent_id, p.began_at, p.started_at, p.scenar
        coalesce(p.steps, (SELECT max(s.number) + 1 FROM babylon.play_steps s
                           WHERE s.trajectory_id = p.trajectory_id), 0) AS next_step
 FROM babylon.plays p WHERE p.trajectory_id = $1
+"""
+
+_CLAIM = """
+INSERT INTO babylon.plays AS known (trajectory_id, key_id, agent_id)
+SELECT * FROM unnest($1::text[], $2::text[], $3::text[])
+ON CONFLICT (trajectory_id) DO UPDATE SET key_id = known.key_id
+RETURNING trajectory_id, key_id
 """
 
 _CALLS = f"""

@@ -84,9 +84,13 @@ def make_double(model: str, name: str) -> web.Application:
 
     @web.middleware
     async def like_vllm(request: web.Request, handler: Handler) -> web.StreamResponse:
+        key, sent = os.environ.get("VLLM_API_KEY"), request.headers.get("Authorization")
+        if key and request.path not in ("/health", "/metrics") and sent != f"Bearer {key}":
+            return web.json_response({"error": "Unauthorized"}, status=401)
         if known := vllm.get(request.path):
             return await known(request)
-        if request.path not in ("/health", "/v1/chat/completions", "/v1/completions"):
+        known_paths = ("/health", "/tokenize", "/v1/chat/completions", "/v1/completions")
+        if request.path not in known_paths:
             return web.json_response({"detail": "Not Found"}, status=404)
         request.app[IN_FLIGHT].append(request)
         try:

@@ -38,7 +38,9 @@ def running_server(
     """As an operator would start one, under a name of the operator's choice."""
     port = free_port()
     settings = host_settings(home, double)
-    service = vllm_service(settings.serving, str(base), "ours", port, logs=settings.home.logs)
+    service = vllm_service(
+        settings.serving, str(base), "ours", port, logs=settings.home.logs, secret=""
+    )
     command = list(service.command)
     command = command[command.index("babylon.serving.vllm.process_group") + 1 :]
     with running(command, f"http://127.0.0.1:{port}", environment):

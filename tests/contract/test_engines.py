@@ -141,6 +141,15 @@ async def test_streams_add_up(engine: EngineUnderTest, adapters: dict[str, Path]
         assert len(scored) == len(choice.get("token_ids") or [])
 
 
+async def test_a_chats_tokens_are_counted_without_an_answer(
+    engine: EngineUnderTest, base: str
+) -> None:
+    answer = await engine.chat(base)
+    counted = await engine.send(base, json.dumps(asked(base, messages=HELLO)).encode(), "/tokenize")
+    assert counted.bodies[0]["tokens"] == answer.prompt_token_ids
+    assert counted.bodies[0]["count"] == answer.usage["prompt_tokens"]
+
+
 @pytest.mark.parametrize("stream", [False, True])
 async def test_completion_of_a_text_or_of_its_tokens(
     engine: EngineUnderTest, checkpoints: Checkpoints, base: str, stream: bool

@@ -16,9 +16,11 @@ from babylon.core.errors import ServingError
 from babylon.serving.gateway.engine_client import EngineDownError
 from tests.contract.checkpoints import Checkpoints
 from tests.contract.engines import (
+    HELLO,
     PATIENCE_S,
     VLLM_PYTHON,
     EngineUnderTest,
+    asked,
     host_settings,
     open_engine,
     running_host,
@@ -88,6 +90,27 @@ async def test_base_and_adapter_share_a_server(
         answer = await host.chat(name)
         assert_aligned(answer)
         assert distance(answer, path) < TOLERANCE
+
+
+async def test_nobody_else_of_the_machine_uses_host_or_server(
+    host: EngineUnderTest, checkpoints: Checkpoints
+) -> None:
+    await host.load("babylon-v0", checkpoints.base)
+    server = (await host.cards())["babylon-v0"]["url"]
+    lora = {"lora_name": "x", "lora_path": str(checkpoints.adapters[0])}
+    chat = asked(str(checkpoints.base), messages=HELLO)
+    async with aiohttp.ClientSession() as stranger:
+        for method, url, body in (
+            ("PUT", f"{host.url}/policies/x", {"path": str(checkpoints.base), "version": 1}),
+            ("DELETE", f"{host.url}/policies/babylon-v0", None),
+            ("POST", f"{server}/v1/chat/completions", chat),
+            ("POST", f"{server}/v1/load_lora_adapter", lora),
+            ("GET", f"{server}/v1/models", None),
+        ):
+            for headers in ({}, {"Authorization": "Bearer guessed"}):
+                async with stranger.request(method, url, json=body, headers=headers) as answer:
+                    assert answer.status == 401, (method, url)
+    assert (await host.chat("babylon-v0")).status == 200
 
 
 async def test_full_weights_get_a_server_of_their_own(

@@ -100,6 +100,10 @@ async def test_keys_need_the_scope_and_fail_when_revoked(admin: Client, store: S
     assert (await admin.get("status", key="sk-babylon-nobody-nothing"))[0] == 401
     assert (await admin.get("status", key=str(infer)))[0] == 403
     assert (await admin.get("status", key=str(read)))[0] == 200
+    for scope in ("read", "deploy"):  # all agents' play is no business of one agent's key
+        bound = await create_key(store, "bound", scopes=[scope], agents=["alice"])
+        status, refused = await admin.get("status", key=str(bound))
+        assert (status, refused["error"]["code"]) == (403, "wrong_agent")
     status, refused = await admin.post("rollback", key=str(read))
     assert (status, refused["error"]["code"]) == (403, "scope")
     assert (await admin.post("ab", {"policy_version": 1}, key=str(deploy)))[0] == 200

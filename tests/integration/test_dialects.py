@@ -25,6 +25,7 @@ from tests.tiny_policy import plain_logprobs
 
 SCHEMA = {"type": "object", "properties": {"ticker": {"type": "string"}}}
 FUNCTION = {"type": "function", "name": "price", "parameters": SCHEMA, "strict": False}
+STRICT = FUNCTION | {"strict": True}
 TOOL = {"name": "price", "input_schema": SCHEMA}
 PARTS = ("prompt", "completion")
 TURNS = 6
@@ -207,6 +208,85 @@ async def test_refusals_have_each_dialects_shape(stack: Stack, claude: AsyncAnth
     with pytest.raises(openai.AuthenticationError):
         await stack.client.copy(api_key="wrong").responses.create(model="babylon", input="hello")
     assert await stack.rows() == []
+
+
+async def test_tokens_are_counted_as_the_engine_reads_them(
+    stack: Stack, claude: AsyncAnthropic
+) -> None:
+    called = {"id": "c1", "type": "tool_use", "name": "price", "input": {"ticker": "NVDA"}}
+    result = {"type": "tool_result", "tool_use_id": "c1", "content": "costs 5"}
+    asked: dict[str, Any] = {
+        "model": "babylon",
+        "system": "You trade.",
+        "tools": [TOOL],
+        "messages": [
+            {"role": "user", "content": "Trade."},
+            {"role": "assistant", "content": [{"type": "text", "text": "I look."}, called]},
+            {"role": "user", "content": [result, {"type": "text", "text": "Go on."}]},
+        ],
+    }
+    plain = {"model": "babylon", "messages": asked["messages"][:1]}
+    for one in (asked, {**asked, "tool_choice": {"type": "none"}}, plain):
+        answer = await claude.messages.create(**one, max_tokens=1)
+        assert (await claude.messages.count_tokens(**one)).input_tokens == answer.usage.input_tokens
+    spoken = {"instructions": "You trade.", "input": "Trade.", "tools": [STRICT]}
+    answered = await ask_responses(stack, False, max_output_tokens=1, **spoken)
+    counted = await stack.client.responses.input_tokens.count(model="babylon", **spoken)
+    assert counted.input_tokens == answered.usage.input_tokens
+    with pytest.raises(anthropic.BadRequestError, match="invalid_request_error"):
+        await claude.messages.count_tokens(model="babylon", messages=[])
+    with pytest.raises(anthropic.NotFoundError, match="does not exist"):
+        await claude.messages.count_tokens(**{**plain, "model": "claude"})
+    with pytest.raises(anthropic.AuthenticationError):
+        await claude.copy(api_key="wrong").messages.count_tokens(**plain)
+    assert len(await stack.rows()) == 4  # a count is no call
+
+
+async def test_a_strict_tool_does_not_constrain_the_engine_unless_it_is_forced(
+    stack: Stack,
+) -> None:
+    loose = {name: value for name, value in STRICT.items() if name != "strict"}
+    for choice in ("auto", "none"):
+        counts = {
+            (
+                await ask_responses(stack, False, input="hi", tools=[tool], tool_choice=choice)
+            ).usage.input_tokens
+            for tool in (STRICT, loose)
+        }
+        assert len(counts) == 1
+    assert {row["untrainable_reason"] for row in await stack.rows()} == {None}
+
+
+async def test_both_sdks_list_the_models(stack: Stack, claude: AsyncAnthropic) -> None:
+    ids = ["babylon", "babylon-v0"]
+    assert [one.id async for one in stack.client.models.list()] == ids
+    page = await claude.models.list()
+    assert [(one.id, one.display_name, one.type) for one in page.data] == [
+        (name, name, "model") for name in ids
+    ]
+    assert (page.has_more, page.first_id, page.last_id) == (False, *ids)
+    one = await claude.models.retrieve("babylon")
+    assert one.created_at.year == 1970 and (await stack.client.models.retrieve(ids[1])).id == ids[1]
+    with pytest.raises(anthropic.NotFoundError, match="see /v1/models"):
+        await claude.models.retrieve("claude")
+
+
+async def test_what_gateways_do_not_keep_is_refused_with_the_remedy(
+    stack: Stack, claude: AsyncAnthropic
+) -> None:
+    absent = [
+        stack.client.responses.retrieve("resp_1"),
+        stack.client.responses.input_items.list("resp_1"),
+        stack.client.conversations.create(),
+        stack.client.chat.completions.retrieve("c1"),
+    ]
+    for asked in absent:
+        with pytest.raises(openai.NotFoundError, match="gateways keep no answers"):
+            await asked
+    with pytest.raises(openai.NotFoundError, match="makes no embeddings"):
+        await stack.client.embeddings.create(model="babylon", input="hello")
+    with pytest.raises(anthropic.NotFoundError, match="send each request to /v1/messages"):
+        await claude.messages.batches.list()
 
 
 class _BrokenUpstream(Upstream):

@@ -14,7 +14,7 @@ import openai
 import pytest
 from openai import AsyncOpenAI
 
-from babylon.core.api_keys import local_key
+from babylon.core.api_keys import ApiKey, local_key
 from babylon.core.settings import Settings
 from babylon.core.trajectories import read_trajectories
 from babylon.core.types import Artifact
@@ -26,8 +26,9 @@ from babylon.serving.gateway.play.direct import to_store
 from babylon.stages.collect import collect_window
 from babylon.stages.validate import validate_window
 from babylon.store import Store
-from babylon.store.api_keys import create_key
+from babylon.store.api_keys import create_key, revoke_key, rotate_key
 from babylon.store.late import store_collected
+from babylon.store.recording_rules import set_rule
 from babylon.store.rejections import Rejection
 from babylon.store.windows import claim_window
 from tests.docs.test_pages import ROOT, blocks_of
@@ -96,12 +97,26 @@ async def agent(stack: Stack, settings: Settings) -> AsyncIterator[Player]:
         yield one
 
 
+@asynccontextmanager
+async def known_player(stack: Stack, key: ApiKey) -> AsyncIterator[Player]:
+    """A client whose key the gateway knows."""
+    async with player(stack, str(key)) as one:
+        async with asyncio.timeout(20):
+            while (await one.http.get("/v1/models")).status_code == 401:
+                await asyncio.sleep(0.05)
+        yield one
+
+
+async def until_refused(one: Player) -> None:
+    async with asyncio.timeout(20):
+        while (await one.http.get("/v1/models")).status_code != 401:
+            await asyncio.sleep(0.05)
+
+
 @pytest.fixture
 async def other(stack: Stack) -> AsyncIterator[Player]:
-    key = str(await create_key(stack.store, "other", scopes=["infer", "record"]))
-    async with player(stack, key) as one, asyncio.timeout(20):
-        while (await one.http.get("/v1/models")).status_code == 401:  # the gateway reads keys soon
-            await asyncio.sleep(0.05)
+    key = await create_key(stack.store, "other", scopes=["infer", "record"])
+    async with known_player(stack, key) as one:
         yield one
 
 
@@ -201,6 +216,45 @@ async def test_a_trajectory_belongs_to_the_key_that_began_it(
     assert (await agent.send(about_call)).status_code == 200
     rows = await stack.rows()
     assert [row["trajectory_id"] for row in rows] == ["mine"]
+
+
+async def test_after_a_rotation_the_key_goes_on_with_its_trajectories(stack: Stack) -> None:
+    first = await create_key(stack.store, "fleet", scopes=["infer", "record"])
+    chat: list[dict[str, Any]] = [{"role": "user", "content": "rotate"}]
+    async with known_player(stack, first) as one:
+        begun = await one.chat("t")
+        session, _ = await talk(one, chat)
+        second = await rotate_key(stack.store, first.key_id, timedelta(hours=1))
+        async with known_player(stack, second) as same:
+            await same.chat("t")
+            assert await talk(same, chat) == (session, "continued")
+            await one.chat("t")  # a client that does not have the new secret yet
+            third = await rotate_key(stack.store, first.key_id, timedelta(0))
+            async with known_player(stack, third) as last:
+                for old in (one, same):
+                    await until_refused(old)
+                about = {"trajectory_id": "t", "number": 0, "calls": [begun.parse().id]}
+                *_, result = await last.ok(
+                    {"type": "start", "trajectory_id": "t"},
+                    {"type": "step", **about},
+                    {"type": "finish", "trajectory_id": "t"},
+                )
+                await last.ok({"type": "finish", "trajectory_id": session})
+    assert result["calls"] == 1  # the others named no step
+    assert {row["key_id"] for row in await stack.rows()} == {first.key_id}
+
+
+async def test_a_revoked_key_that_is_rotated_finishes_what_it_began(stack: Stack) -> None:
+    leaked = await create_key(stack.store, "leaked", scopes=["infer", "record"])
+    async with known_player(stack, leaked) as one:
+        await one.chat("t")
+        await revoke_key(stack.store, leaked.key_id)
+        await until_refused(one)
+        fresh = await rotate_key(stack.store, leaked.key_id, timedelta(hours=1))
+        async with known_player(stack, fresh) as same:
+            (result,) = await same.ok({"type": "finish", "trajectory_id": "t"})
+            assert result["calls"] == 1
+        await until_refused(one)  # its secret has leaked, however long the overlap
 
 
 async def test_another_gateway_knows_the_owner_and_takes_the_next_event(
@@ -477,6 +531,47 @@ async def test_the_python_client_records_by_blocks(stack: Stack, agent: Player, 
     assert row["trajectoryId"] == play.trajectory_id and row["totalReward"] == 1.0
     steps = json.loads(row["stepsJson"])
     assert [len(one["llmCalls"]) for one in steps] == [1, 1]
+
+
+async def test_a_step_may_name_calls_that_sampling_left_out(
+    stack: Stack, agent: Player, settings: Settings
+) -> None:
+    await set_rule(stack.store, "agent", "sampled", 0.5, [])
+    headers = {"x-babylon-agent": "sampled"}
+    async with asyncio.timeout(60):
+        while not (await agent.chat(headers=headers)).parse().id.startswith("unrecorded-"):
+            pass  # until the gateway knows the rule
+    told: dict[bool, list[str]] = {True: [], False: []}
+    async with AsyncPlayClient(stack.url, agent.openai.api_key) as client, asyncio.timeout(60):
+        async with client.trajectory("sampled", "shard", at=at(0)) as sampled:
+            # Each call is sampled by itself, because it names no trajectory and begins a session.
+            while min(map(len, told.values())) < 2 or sampled.next_step < 5:
+                answer = await agent.chat(headers=headers)
+                call_id = answer.parse().id
+                assert answer.headers["x-call-id"] == call_id
+                told[call_id.startswith("unrecorded-")].append(call_id)
+                await sampled.step(calls=[call_id], at=at(sampled.next_step + 1))
+            (result,) = await client.send(
+                {"type": "finish", "trajectory_id": sampled.trajectory_id}
+            )
+            sampled.finished = True
+        assert (result["calls"], result["unrecorded"]) == (len(told[False]), len(told[True]))
+        await agent.ok(*await play(agent, "another"))  # a window has at least two agents
+        about = {"type": "feedback", "call_id": told[True][0], "value": 1.0}
+        with pytest.raises(PlayRefusedError, match="send trajectory_id"):
+            await client.send(about)
+        await client.send({**about, "trajectory_id": sampled.trajectory_id})
+        unknown = {"type": "step", "trajectory_id": "t", "number": 0, "calls": ["made up"]}
+        finish = {"type": "finish", "trajectory_id": "t"}
+        with pytest.raises(PlayRefusedError, match="is not recorded for this key"):
+            await client.send({"type": "start", "trajectory_id": "t"}, unknown, finish)
+    recorded = {row["call_id"] for row in await stack.rows()}
+    assert recorded >= {*told[False]} and not any("unrecorded" in one for one in recorded)
+    few = settings.replace(windows={"min_agents": 2})
+    _, artifact = await validated(stack.store, few, LAST_HOUR)
+    found = {one.trajectory_id: one.calls for one in read_trajectories(settings.home, artifact)}
+    calls = found[sampled.trajectory_id]
+    assert len(calls) == len(told[False]) and not any(call.retokenized for call in calls)
 
 
 async def test_the_blocking_client_sends_again_what_was_not_answered(

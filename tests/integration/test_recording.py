@@ -129,8 +129,8 @@ async def test_without_a_disk_answers_may_go_unrecorded_and_the_gap_is_on_record
     gateway: Canned, settings: Settings
 ) -> None:
     async with gateway.client() as client:
-        for _ in range(3):
-            await client.chat.completions.create(**ASKED)
+        ids = [(await client.chat.completions.create(**ASKED)).id for _ in range(3)]
+        assert [one.startswith("unrecorded-") for one in ids] == [False, True, True]
         settings.home.recording.unlink()
         async with asyncio.timeout(60):
             while not await gateway.rows():

@@ -6,12 +6,14 @@ from collections.abc import AsyncIterator
 from typing import Any
 
 import aiohttp
+import httpx
 import openai
 import pytest
 
 from babylon.core.api_keys import new_key
 from babylon.core.settings import Settings
 from babylon.serving.gateway import asgi, http_guard, key_limits, limits
+from babylon.serving.openai_wire import MAX_BODY_BYTES
 from babylon.store import Store
 from babylon.store.api_keys import create_key, revoke_key
 from benchmarks.gateway.upstream import PROMPT_TOKENS, TOKENS, Upstream
@@ -27,10 +29,14 @@ class SlowUpstream(Upstream):
         super().__init__()
         self.go = asyncio.Event()
         self.go.set()
-        self.asked = 0
+        self.bodies: list[bytes] = []
+
+    @property
+    def asked(self) -> int:
+        return len(self.bodies)
 
     async def _answer(self, body: bytes, send: Any) -> None:
-        self.asked += 1
+        self.bodies.append(body)
         await self.go.wait()
         await super()._answer(body, send)
 
@@ -189,6 +195,28 @@ async def test_a_body_that_says_it_is_too_large_is_not_waited_for(gateway: Canne
     assert b" 413 " in answer and b"larger than" in answer
 
 
+async def test_a_client_that_sends_twice_the_limit_reads_why_it_is_refused(
+    gateway: Canned, engine: SlowUpstream, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(asgi, "DRAIN_S", 60.0)
+    headers = {"authorization": f"Bearer {gateway.key}"}
+    body = b"x" * 2 * MAX_BODY_BYTES
+
+    async def chunks() -> AsyncIterator[bytes]:
+        for at in range(0, len(body), 2**16):
+            yield body[at : at + 2**16]
+
+    async with httpx.AsyncClient(headers=headers, timeout=60) as http:
+        for path in ("chat/completions", "responses", "events"):
+            for content in (body, chunks()):  # with a length, and without one
+                answer = await http.post(f"{gateway.url}/v1/{path}", content=content)
+                assert (answer.status_code, answer.headers["connection"]) == (413, "close")
+                assert "send less" in answer.text
+    waiting = head(gateway, f"content-length: {len(body)}", "expect: 100-continue")
+    assert (await raw(gateway.port, waiting)).startswith(b"HTTP/1.1 413 ")  # no word to go on
+    assert engine.asked == 0
+
+
 async def test_a_head_without_an_end_is_cut_off(gateway: Canned) -> None:
     pieces = [b"x-filler: " + b"a" * 1000 + b"\r\n"] * 200
     answer = await raw(gateway.port, head(gateway)[:-2], *pieces)
@@ -273,6 +301,98 @@ async def test_a_key_has_a_limit_of_concurrent_calls(gateway: Canned, engine: Sl
         engine.go.set()
         await first
         await client.chat.completions.create(**BODY)
+
+
+async def test_a_limit_of_concurrent_calls_holds_over_two_gateways(
+    gateway: Canned, settings: Settings, engine: SlowUpstream, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(key_limits, "EXCHANGE_S", 0.02)
+    key = await create_key(gateway.store, "one", scopes=["infer"], max_concurrency=1)
+    async with (
+        canned_gateway(gateway.store, settings, engine, "second") as other,
+        gateway.client(str(key)) as first,
+        other.client(str(key)) as second,
+    ):
+        await until_known(first)
+        await until_known(second)
+        await second.chat.completions.create(**BODY)  # it asks for the others' counts from now on
+        engine.go.clear()
+        running = asyncio.create_task(first.chat.completions.create(**BODY))
+        counted = "SELECT seen_at FROM babylon.key_usage WHERE gateway_id = 'test' AND running = 1"
+        read = "SELECT 1 FROM babylon.key_usage WHERE gateway_id = 'second' AND seen_at > $1"
+        async with asyncio.timeout(20):
+            for _ in range(2):  # the second reading begins after the first one is taken in
+                while not (since := await gateway.store.pool.fetchval(counted)):
+                    await asyncio.sleep(0.02)
+                while not await gateway.store.pool.fetchval(read, since):
+                    await asyncio.sleep(0.02)
+            with pytest.raises(openai.RateLimitError, match="1 running calls"):
+                await second.chat.completions.create(**BODY)
+        engine.go.set()
+        await running
+
+
+async def test_events_and_counts_of_tokens_count_as_requests_and_not_as_calls(
+    gateway: Canned, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(key_limits, "_minute", lambda: 7)
+    key = await create_key(
+        gateway.store,
+        *("metered",),
+        scopes=["infer", "record"],
+        requests_per_minute=3,
+        tokens_per_minute=1,
+    )
+    headers = {"authorization": f"Bearer {key}"}
+    async with (
+        gateway.client(str(key)) as client,
+        httpx.AsyncClient(base_url=gateway.url, headers=headers) as http,
+    ):
+        await until_known(client)
+        await client.chat.completions.create(**BODY)  # spends all tokens
+        start = {"events": [{"type": "start", "trajectory_id": "t"}]}
+        assert (await http.post("/v1/events", json=start)).status_code == 200
+        assert (await http.get("/v1/trajectories/t")).status_code == 200
+        for path, body in (("/v1/events", start), ("/tokenize", BODY)):
+            refused = await http.post(path, json=body)
+            assert (refused.status_code, refused.json()["error"]["code"]) == (
+                429,
+                "rate_limit_exceeded",
+            )
+            assert 1 <= int(refused.headers["retry-after"]) <= 60
+
+
+async def test_a_key_with_many_waiting_calls_does_not_hold_up_another_keys_call(
+    gateway: Canned, settings: Settings, engine: SlowUpstream
+) -> None:
+    keys = [await create_key(gateway.store, name, scopes=["infer"]) for name in ("many", "one")]
+    narrow = settings.replace(serving={"max_concurrency": 1})
+    async with (
+        canned_gateway(gateway.store, narrow, engine, "narrow") as busy,
+        busy.client(str(keys[0])) as many,
+        busy.client(str(keys[1])) as one,
+    ):
+        await until_known(many)
+        await until_known(one)
+        engine.go.clear()
+        calls = [asyncio.create_task(many.chat.completions.create(**BODY)) for _ in range(30)]
+        await until_waiting(busy, 29)
+        calls.append(asyncio.create_task(one.chat.completions.create(**BODY, user="one")))
+        await until_waiting(busy, 30)
+        engine.go.set()
+        await asyncio.gather(*calls)
+    (place,) = [number for number, body in enumerate(engine.bodies) if b'"user":"one"' in body]
+    assert (place, len(engine.bodies)) == (2, 31)  # after the one that ran, and one turn
+
+
+async def until_waiting(gateway: Canned, calls: int) -> None:
+    headers = {"authorization": f"Bearer {gateway.key}"}
+    async with httpx.AsyncClient(headers=headers) as http, asyncio.timeout(30):
+        while (
+            f"babylon_calls_waiting {calls:.1f}\n"
+            not in (await http.get(f"{gateway.url}/metrics")).text
+        ):
+            await asyncio.sleep(0.02)
 
 
 @pytest.mark.parametrize(

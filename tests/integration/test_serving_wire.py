@@ -201,6 +201,11 @@ async def test_an_engines_refusal_is_sent_on_and_no_call(gateway: Canned, engine
     async with gateway.client() as client:
         with pytest.raises(openai.BadRequestError, match="no such tool"):
             await client.chat.completions.create(model="babylon", messages=HELLO)
+        # An engine that refuses the gateway's secret says nothing about the client's key.
+        engine.status, engine.reply = 401, {"error": "Unauthorized"}
+        with pytest.raises(openai.InternalServerError, match="refuses the gateway") as refused:
+            await client.chat.completions.create(model="babylon", messages=HELLO)
+        assert refused.value.status_code == 503
     assert await gateway.rows() == []
 
 

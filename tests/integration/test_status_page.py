@@ -99,7 +99,20 @@ async def test_without_a_key_there_is_only_the_sign_in(browser: Browser, store: 
     infer = await create_key(store, "agent", scopes=["infer"])
     assert (await browser.sign_in(infer))[0] == 403
     assert (await browser.sign_in("sk-babylon-nobody-nothing"))[0] == 401
+    bound = await create_key(store, "one agent's", scopes=["read"], agents=[HOSTILE])
+    assert (await browser.sign_in(bound))[0] == 403
+    headers = {"authorization": f"Bearer {bound}"}
+    async with browser.http.get(f"{browser.url}/windows/{WINDOW}", headers=headers) as answer:
+        assert "<h1>Sign in</h1>" in await answer.text()
     assert "<h1>Sign in</h1>" in (await browser.get("/"))[1]
+
+
+async def test_a_reader_of_all_agents_sees_the_judges_scores(
+    browser: Browser, store: Store
+) -> None:
+    await browser.sign_in(await create_key(store, "reader", scopes=["read"]))
+    _, page = await browser.get(f"/windows/{WINDOW}")
+    assert re.search(r"<td[^>]*>\s*0\.5", page), page
 
 
 async def test_a_reader_sees_play_escaped_and_no_ground_truth_and_no_button(

@@ -104,6 +104,7 @@ def _admin_route(store: Store, keys: KeyRing) -> type[APIRoute]:
                 await keys.renew(store)  # a revoked key is refused at once
                 scopes = ("read", "deploy") if request.method == "GET" else ("deploy",)
                 holder = keys.admit(request.scope["headers"], *scopes)
+                holder.require_all_agents("policies serve")
                 request.state.caller = f"key {holder.key_id}"
                 if request.method == "POST":
                     # Read here: FastAPI turns every error of its own reading into a 400.

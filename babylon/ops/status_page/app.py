@@ -51,6 +51,7 @@ HEADERS = {
     "referrer-policy": "same-origin",
     "cache-control": "no-store",
 }
+_SHOWN = "the pages show the play and the scores of"
 Form = dict[str, str]
 Picture = tuple[str, str]  # words, address
 
@@ -150,6 +151,7 @@ class StatusPage:
         if "authorization" in request.headers:
             try:
                 holder = self._keys.admit(request.scope["headers"], "read", "deploy")
+                holder.require_all_agents(_SHOWN)
             except RequestError:
                 return None
             return Visitor(holder.key_id, holder.scopes)
@@ -168,6 +170,7 @@ class StatusPage:
                 raise RequestError(403, "the form was sent from another page")
             header = (b"authorization", b"Bearer " + key.encode("latin-1", "replace"))
             holder = self._keys.admit([header], "read", "deploy")
+            holder.require_all_agents(_SHOWN)
         except RequestError as refused:
             page = self._html("login.html", None, problem=str(refused))
             page.status_code = refused.status

@@ -1,6 +1,7 @@
 """The embedded engine's process: ``babylon.serving.engine_protocol`` over HTTP on loopback.
 
-``POST /v1/chat/completions`` and ``POST /v1/completions`` sample, with vLLM's wire fields.
+``POST /v1/chat/completions`` and ``POST /v1/completions`` sample, with vLLM's wire fields;
+``POST /tokenize`` gives the tokens of a chat's prompt.
 """
 
 import argparse
@@ -23,7 +24,7 @@ from babylon.serving.engine.choice import ChatChoice, Choice, CompletionChoice
 from babylon.serving.engine.loaded_policies import LoadedPolicy, Policies
 from babylon.serving.engine.sampler_requests import chat_requests, completion_requests
 from babylon.serving.engine.sampling import Request
-from babylon.serving.engine.scheduler import Job, Scheduler
+from babylon.serving.engine.scheduler import MAX_BATCH, Job, Scheduler
 from babylon.serving.engine_protocol import PolicySource, engine_app, json_response, run_engine
 from babylon.serving.openai_wire import (
     MAX_BODY_BYTES,
@@ -68,6 +69,7 @@ def make_app(defaults: Mapping[str, object] | None = None) -> web.Application:
     app.router.add_get("/v1/models/{name:.+}", _model)
     app.router.add_post("/v1/chat/completions", _chat)
     app.router.add_post("/v1/completions", _completion)
+    app.router.add_post("/tokenize", _tokenize)
     return app
 
 
@@ -111,6 +113,13 @@ async def _chat(request: web.Request) -> web.StreamResponse:
     constraint = await asyncio.to_thread(policy.constraint, grammar) if grammar else None
     sampled = chat_requests(policy, asked, constraint)
     return await _sample(request, policy, asked, sampled, ChatChoice)
+
+
+async def _tokenize(request: web.Request) -> web.Response:
+    asked = parse_chat(request.app[DEFAULTS] | decode_object(await request.read()))
+    policy = request.app[POLICIES].get(asked.model)
+    tokens = policy.prompt(asked.messages, asked.usable_tools)
+    return json_response({"count": len(tokens), "max_model_len": policy.context, "tokens": tokens})
 
 
 async def _completion(request: web.Request) -> web.StreamResponse:
@@ -170,6 +179,7 @@ def _description(policy: LoadedPolicy) -> dict[str, object]:
         "root": policy.path,
         "version": policy.version,
         "max_model_len": policy.context,
+        "slots": MAX_BATCH,
     }
 
 

@@ -19,9 +19,9 @@ from babylon.serving.gateway.arm_pins import ArmPins
 from babylon.serving.gateway.asgi import ClientLeft, Headers, Receive, Response, Scope, Send
 from babylon.serving.gateway.auth import KeyRing
 from babylon.serving.gateway.calls import CallHandler
-from babylon.serving.gateway.dialects.messages import Messages
-from babylon.serving.gateway.dialects.responses import Responses
-from babylon.serving.gateway.dialects.translation import Application, Dialects
+from babylon.serving.gateway.dialects.messages import Messages, MessageTokens
+from babylon.serving.gateway.dialects.responses import Responses, ResponseTokens
+from babylon.serving.gateway.dialects.translation import TOKENIZE, Application, Dialects
 from babylon.serving.gateway.engine_client import EngineClient
 from babylon.serving.gateway.exchange import DIALECTS
 from babylon.serving.gateway.follower import RouteFollower
@@ -41,6 +41,17 @@ from babylon.serving.gateway.shipping import Shipper
 from babylon.serving.openai_wire import RequestError, sse
 from babylon.store import Store
 from babylon.store.call_partitions import keep_ahead
+
+_KEPT = "gateways keep no answers; send the conversation so far with each call"
+_ABSENT = {  # paths of the official clients that have no equivalent
+    "/v1/responses/": _KEPT,
+    "/v1/conversations": _KEPT,
+    "/v1/chat/completions/": _KEPT,
+    "/v1/messages/batches": "send each request to /v1/messages",
+    "/v1/batches": "send each request by itself",
+    "/v1/files": "send the content in the messages",
+    "/v1/embeddings": "a policy makes no embeddings",
+}
 
 
 class Gateway:
@@ -65,6 +76,8 @@ class Gateway:
         match scope["method"], scope["path"]:
             case "POST", path if dialect := DIALECTS.get(path):
                 await self._calls.serve(scope, receive, response, dialect)
+            case "POST", path if path == TOKENIZE:
+                await self._calls.tokenize(scope, receive, response)
             case _, path if path.startswith(play.PATHS):
                 await self._play(scope, receive, response.send)
             case "GET", "/v1/models":
@@ -81,12 +94,15 @@ class Gateway:
             case "GET", "/health" | "/health/ready":
                 await self._health(response)
             case method, path:
-                raise RequestError(
-                    404, f"unknown path {method} {path!r:.200}: see /v1/chat/completions"
-                )
+                remedy = next((why for start, why in _ABSENT.items() if path.startswith(start)), "")
+                remedy = remedy or "see /v1/chat/completions"
+                raise RequestError(404, f"unknown path {method} {path!r:.200}: {remedy}")
 
     def _models(self) -> bytes:
-        return msgspec.json.encode({"object": "list", "data": list(self._cards().values())})
+        cards = list(self._cards().values())
+        ids = [card["id"] for card in cards]
+        ends = {"first_id": ids[0] if ids else None, "last_id": ids[-1] if ids else None}
+        return msgspec.json.encode({"object": "list", "data": cards, "has_more": False, **ends})
 
     def _model(self, name: str) -> bytes:
         try:
@@ -97,9 +113,14 @@ class Gateway:
             ) from None
 
     def _cards(self) -> dict[str, dict[str, object]]:
+        """Return the models by name, with the fields of OpenAI's and of Anthropic's clients."""
         route = self._calls.table.route
         return {
-            name: {"id": name, "object": "model", "created": 0, "owned_by": "babylon"}
+            name: {
+                **{"id": name, "object": "model", "created": 0, "owned_by": "babylon"},
+                **{"type": "model", "display_name": name, "lifecycle": "active"},
+                "created_at": "1970-01-01T00:00:00Z",
+            }
             for name in (route.targets if route else ())
         }
 
@@ -195,7 +216,7 @@ async def open_gateway(
             limits=CallLimits(serving.max_concurrency, serving.max_queue, key_limits),
             metrics=GatewayMetrics(),
         )
-        play_api = play.play_app(PlayHandler(store, minutes), keys)
+        play_api = play.play_app(PlayHandler(store, minutes), keys, key_limits)
         routes = (loader.run(), follower.run(), follower.announce_repeatedly(), pins.run())
         background = [recorder.run(), shipper.run(), key_limits.run(), keep_ahead(store)]
         work = [*background, owners.run(), *routes]
@@ -204,7 +225,8 @@ async def open_gateway(
         try:
             async with asyncio.TaskGroup() as group:  # a bug in any loop ends the gateway
                 loops = [group.create_task(loop) for loop in work]
-                yield Dialects(Gateway(calls, follower, shipper, play_api), Responses, Messages)
+                gateway = Gateway(calls, follower, shipper, play_api)
+                yield Dialects(gateway, Responses, ResponseTokens, Messages, MessageTokens)
                 for loop in loops:
                     loop.cancel()
         finally:

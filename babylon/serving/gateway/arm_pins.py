@@ -66,6 +66,8 @@ class ArmPins:
         else:
             query.cancel()  # not awaited: cancelling a query may take as long as its answer
             arm = self._unsaved.setdefault(trajectory, chosen)
+            if len(self._unsaved) > MAX_CACHED:  # the oldest keeps its arm by the formula
+                del self._unsaved[next(iter(self._unsaved))]
         self._arms.setdefault(trajectory, arm)
         if len(self._arms) > MAX_CACHED:
             del self._arms[next(iter(self._arms))]

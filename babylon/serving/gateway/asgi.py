@@ -6,6 +6,7 @@ whether its answer ends well, and records it before the last byte.
 
 import asyncio
 from collections.abc import Awaitable, Callable, Coroutine, Iterable, MutableMapping
+from contextlib import suppress
 from typing import Any
 
 from babylon.serving.openai_wire import MAX_BODY_BYTES, RequestError
@@ -18,6 +19,7 @@ Headers = list[tuple[bytes, bytes]]
 
 EVENT_STREAM: Headers = [(b"content-type", b"text/event-stream"), (b"cache-control", b"no-cache")]
 BODY_S = 30.0
+DRAIN_BYTES, DRAIN_S = 4 * MAX_BODY_BYTES, 5.0  # of a body that is too large
 
 
 class ClientLeft(Exception):
@@ -61,26 +63,43 @@ async def read_body(scope: Scope, receive: Receive) -> bytes:
         ClientLeft: the client closed the connection.
     """
     announced = next((value for name, value in scope["headers"] if name == b"content-length"), b"0")
-    body = bytearray()
-    if int(announced) > MAX_BODY_BYTES:  # uvicorn's parser refuses anything but a number
-        raise _too_large()
+    length = int(announced)  # uvicorn's parser refuses anything but a number
+    body, more = bytearray(), True
     try:
         async with asyncio.timeout(BODY_S):
-            while True:
-                message = await receive()
-                if message["type"] == "http.disconnect":
-                    raise ClientLeft
-                body += message.get("body", b"")
-                if len(body) > MAX_BODY_BYTES:
-                    raise _too_large()
-                if not message.get("more_body", False):
-                    return bytes(body)
+            while more and max(length, len(body)) <= MAX_BODY_BYTES:
+                part, more = await _part(receive)
+                body += part
     except TimeoutError as error:
         raise RequestError(408, f"incomplete body after {BODY_S:.0f} s: send faster") from error
+    if max(length, len(body)) <= MAX_BODY_BYTES:
+        return bytes(body)
+    waits = any(name == b"expect" for name, _ in scope["headers"])  # for our word, before it sends
+    if more and length <= DRAIN_BYTES and not waits:
+        await _drain(receive)
+    raise RequestError(413, f"the body is larger than {MAX_BODY_BYTES} bytes: send less")
 
 
-def _too_large() -> RequestError:
-    return RequestError(413, f"the body is larger than {MAX_BODY_BYTES} bytes: send less")
+async def _part(receive: Receive) -> tuple[bytes, bool]:
+    """Return the next part of a body, and whether more follows."""
+    message = await receive()
+    if message["type"] == "http.disconnect":
+        raise ClientLeft
+    return message.get("body", b""), message.get("more_body", False)
+
+
+async def _drain(receive: Receive) -> None:
+    """Read and forget the rest of a body, within limits.
+
+    A connection that is closed with unread bytes is reset, and a client that still sends would see
+    that instead of the answer.
+    """
+    left, more = DRAIN_BYTES, True
+    with suppress(TimeoutError):
+        async with asyncio.timeout(DRAIN_S):
+            while more and left > 0:
+                part, more = await _part(receive)
+                left -= len(part)
 
 
 async def unless_client_leaves(

@@ -1,5 +1,6 @@
-"""Authentication by API key in the ``Authorization`` header, and the rights of its holder.
+"""Authentication by API key, and the rights of its holder.
 
+The key comes in the ``Authorization`` header, or as Anthropic's clients send it, in ``x-api-key``.
 Keys are cached in memory and refreshed from the database: requests do not wait for it, and keys
 work while it is down. Headers name the agent of a call; a key bound to agents may name only those.
 """
@@ -7,6 +8,7 @@ work while it is down. Headers name the agent of a call; a key bound to agents m
 import hmac
 from collections.abc import Iterable
 from dataclasses import dataclass, replace
+from datetime import UTC, datetime
 
 from babylon.core.api_keys import SCOPES, ApiKey, parse_key
 from babylon.serving.openai_wire import RequestError
@@ -32,6 +34,8 @@ class Principal:
     max_concurrency: int | None = None
     requests_per_minute: int | None = None
     tokens_per_minute: int | None = None
+    former_digest: bytes | None = None
+    former_until: datetime | None = None
     not_agents: tuple[str, ...] = ()
 
     @property
@@ -39,6 +43,20 @@ class Principal:
         """True if any number of its calls is limited."""
         limits = (self.max_concurrency, self.requests_per_minute, self.tokens_per_minute)
         return limits != (None, None, None)
+
+    def require_all_agents(self, what: str) -> None:
+        """Check that the key is not bound to agents; ``what`` concerns all of them.
+
+        Raises:
+            RequestError: 403, it is.
+        """
+        if self.agents is not None:
+            raise RequestError(
+                403,
+                f"{what} all agents, and this key is for {', '.join(self.agents)}: use a key"
+                " without --agent",
+                code="wrong_agent",
+            )
 
     def attributed_agent(self, agent_id: str | None) -> str | None:
         """Return the agent of a call. A key bound to one agent need not name it.
@@ -84,6 +102,8 @@ class KeyRing:
                 max_concurrency=key.max_concurrency,
                 requests_per_minute=key.requests_per_minute,
                 tokens_per_minute=key.tokens_per_minute,
+                former_digest=key.former_digest,
+                former_until=key.former_until,
             )
             for key in await list_keys(store)
             if key.revoked_at is None
@@ -98,7 +118,10 @@ class KeyRing:
         Raises:
             RequestError: 401, no valid key; 403, a key without these scopes.
         """
-        sent = [value for name, value in headers if name == b"authorization"]
+        given = [one for one in headers if one[0] in (b"authorization", b"x-api-key")]
+        sent = [value for name, value in given if name == b"authorization"] or [
+            b"Bearer " + value for _, value in given
+        ]
         principal = self._holder(sent[0]) if len(sent) == 1 else None
         if principal is None:
             raise RequestError(
@@ -123,6 +146,9 @@ class KeyRing:
         key = parse_key(text.strip().decode("latin-1")) or ApiKey("", "")
         principal = self._principals.get(key.key_id)
         right = hmac.compare_digest(key.digest, principal.digest if principal else _NO_DIGEST)
+        if principal and not right and principal.former_digest and principal.former_until:
+            former = hmac.compare_digest(key.digest, principal.former_digest)
+            right = former and datetime.now(UTC) < principal.former_until
         return principal if right and scheme.lower() == b"bearer" else None
 
 

@@ -4,6 +4,7 @@ All checks that may refuse a call run before the engine is asked. After that, th
 with its whole answer, or as interrupted with the part that arrived.
 """
 
+import asyncio
 import contextlib
 import secrets
 from dataclasses import dataclass
@@ -25,15 +26,17 @@ from babylon.serving.gateway.asgi import (
 from babylon.serving.gateway.auth import KeyRing
 from babylon.serving.gateway.engine_client import EngineClient, EngineDownError, arriving_bytes
 from babylon.serving.gateway.event_stream import StreamCut, noted, relay
-from babylon.serving.gateway.exchange import Dialect, Exchange
+from babylon.serving.gateway.exchange import Dialect, Exchange, Identity
 from babylon.serving.gateway.gateway_metrics import GatewayMetrics
 from babylon.serving.gateway.limits import CallLimits
 from babylon.serving.gateway.loader import PolicyLoader
 from babylon.serving.gateway.play.callers import Callers
 from babylon.serving.gateway.recording import CallRecorder
+from babylon.serving.gateway.recording_rules import UNRECORDED
 from babylon.serving.gateway.route_table import RouteTable
-from babylon.serving.openai_wire import RequestError, decode_object
+from babylon.serving.openai_wire import RequestError, decode_object, free_of_strict, parse_chat
 
+TOKENIZE_S = 60.0
 TOTAL_S = 900.0  # of a call, from entering the queue to the last byte
 _BROKEN_OFF = (StreamCut, msgspec.DecodeError, aiohttp.ClientError, TimeoutError)
 
@@ -61,13 +64,16 @@ class CallHandler:
             fields = decode_object(await read_body(scope, receive))
             asked = dialect.parse(fields)
             identity = await self.callers.identify(scope["headers"], asked, principal)
+            call_id = secrets.token_hex(16)
+            unit = identity.trajectory_id or call_id
             # Before the engine works for it: an answer that cannot be recorded is not sent.
-            self.recorder.require_room()
+            if not self.recorder.admit(principal.key_id, identity.agent_id, unit):
+                call_id = UNRECORDED + call_id
             key = identity.agent_id or principal.key_id
             pin = await self.pins.pin(self.table, asked.model, key, identity.named)
             with self.table.take(asked.model, key, pin) as assigned:
                 exchange = Exchange(
-                    call_id=secrets.token_hex(16),
+                    call_id=call_id,
                     identity=identity,
                     request=asked,
                     fields=fields,
@@ -76,6 +82,34 @@ class CallHandler:
                     key_id=principal.key_id,
                 )
                 await self._counted(exchange, receive, response)
+
+    async def tokenize(self, scope: Scope, receive: Receive, response: Response) -> None:
+        """Answer with the tokens of a chat's prompt, as the engine makes them. Nothing is recorded.
+
+        Raises:
+            RequestError: as for a call.
+        """
+        principal = self.keys.admit(scope["headers"], "infer")
+        self.limits.keys.count_request(principal)
+        fields = decode_object(await read_body(scope, receive))
+        asked = parse_chat(fields)
+        agent_id = principal.attributed_agent(Identity.of(scope["headers"], asked).agent_id)
+        with self.table.take(asked.model, agent_id or principal.key_id) as assigned:
+            name = assigned.target.name
+            body = msgspec.json.encode({**free_of_strict(fields), "model": name})
+            async with self.limits.for_version(name, principal.key_id, self.engine.slots(name)):
+                try:
+                    async with (
+                        asyncio.timeout(TOKENIZE_S),
+                        await self.engine.call("/tokenize", body, name) as upstream,
+                    ):
+                        if upstream.status != 200:
+                            await self._relay_error(upstream, response, [], name)
+                        else:
+                            await response.whole(await upstream.read())
+                except (EngineDownError, aiohttp.ClientError, TimeoutError) as error:
+                    reason = f"the engine did not count the tokens ({error}): try again"
+                    raise RequestError(503, reason, code="unavailable") from error
 
     async def _counted(self, exchange: Exchange, receive: Receive, response: Response) -> None:
         outcome = "left"
@@ -114,7 +148,7 @@ class CallHandler:
         well.
         """
         name = exchange.assigned.target.name
-        async with self.limits.for_version(name):
+        async with self.limits.for_version(name, exchange.key_id, self.engine.slots(name)):
             headers = exchange.attribution
             try:
                 send = self.engine.call_streamed if exchange.request.stream else self.engine.call
@@ -140,9 +174,17 @@ class CallHandler:
         self, upstream: aiohttp.ClientResponse, response: Response, headers: Headers, name: str
     ) -> None:
         body = await upstream.read()
-        if upstream.status == 404:  # only loaded policies are asked, so the engine lost this one
-            self.loader.look()
-            raise RequestError(503, f"the engine lost {name}: try again", code="unavailable")
+        match upstream.status:
+            case 404:  # only loaded policies are asked, so the engine lost this one
+                self.loader.look()
+                raise RequestError(503, f"the engine lost {name}: try again", code="unavailable")
+            case 401 | 403:  # the client's key is good
+                raise RequestError(
+                    503,
+                    "the engine refuses the gateway: start both with one BABYLON_HOME, and a server"
+                    " at ENGINE_URL without --api-key",
+                    code="unavailable",
+                )
         await response.whole(body, status=upstream.status, headers=headers)
 
     async def _record_interrupted(self, exchange: Exchange, reason: str) -> None:

@@ -29,11 +29,13 @@ class EngineDownError(ServingError):
 
 
 class _Card(Struct, frozen=True):
-    """The fields of ``engine_protocol.PolicyCard`` that say where a policy answers."""
+    """The fields of ``engine_protocol.PolicyCard`` that say where and how a policy answers."""
 
     id: str = ""
     url: str | None = None
     model: str | None = None
+    foreign: bool = False
+    slots: int | None = None
 
 
 class _Cards(Struct, frozen=True):
@@ -46,8 +48,14 @@ class EngineClient:
     def __init__(self, session: aiohttp.ClientSession, url: str, secret: str = "") -> None:
         self._session, self._url = session, url
         self._control = {"Authorization": f"Bearer {secret}"}
+        self._call = _JSON | self._control
         self._cards: dict[str, _Card] = {}
         self._urls: dict[tuple[str, str], yarl.URL] = {}  # parsing a URL costs as much as sending
+
+    def slots(self, name: str) -> int | None:
+        """Return the number of calls that the engine samples together, ``None`` if unknown."""
+        card = self._cards.get(name)
+        return card.slots if card else None
 
     async def policies(self) -> frozenset[str]:
         """Return the names of the policies that are ready to answer."""
@@ -81,11 +89,12 @@ class EngineClient:
         base = (card and card.url) or self._url
         if card and card.model and card.model != name:
             body = msgspec.json.encode({**msgspec.json.decode(body), "model": card.model})
+        headers = _JSON if card and card.foreign else self._call
         try:
             try:
-                return await self._post(base, path, body)
+                return await self._post(base, path, body, headers)
             except (aiohttp.ServerDisconnectedError, aiohttp.ClientOSError):
-                return await self._post(base, path, body)
+                return await self._post(base, path, body, headers)
         except (aiohttp.ClientError, TimeoutError) as error:
             raise _down(base, error) from error
 
@@ -106,10 +115,12 @@ class EngineClient:
         if response.status >= 500 or response.status == 404:
             raise EngineDownError(f"the engine cannot answer for {name}: {error_message(body)}")
 
-    async def _post(self, base: str, path: str, body: bytes) -> aiohttp.ClientResponse:
+    async def _post(
+        self, base: str, path: str, body: bytes, headers: dict[str, str]
+    ) -> aiohttp.ClientResponse:
         key = (base, path)
         url = self._urls.get(key) or self._urls.setdefault(key, yarl.URL(base + path))
-        return await self._session.post(url, data=body, headers=_JSON, timeout=_CALL_TIMEOUT)
+        return await self._session.post(url, data=body, headers=headers, timeout=_CALL_TIMEOUT)
 
     async def _ask(
         self, method: str, path: str, timeout: aiohttp.ClientTimeout, body: object = None

@@ -21,6 +21,7 @@ from babylon.serving.openai_wire import (
     JsonObject,
     RequestError,
     constraints,
+    free_of_strict,
     other_parts,
     parse_chat,
     parse_completion,
@@ -153,7 +154,7 @@ class Exchange:
         }
         if self.request.stream:
             added["stream_options"] = {"include_usage": True}
-        return msgspec.json.encode({**self.fields, **added})
+        return msgspec.json.encode({**free_of_strict(self.fields), **added})
 
     @property
     def attribution(self) -> Headers:

@@ -25,7 +25,7 @@ STALE_S = 5.0
 
 
 class KeyLimits:
-    """Counts the calls of the keys that have limits. Others cost nothing."""
+    """Counts the requests of the keys that have limits. Others cost nothing."""
 
     def __init__(self, store: Store, gateway_id: str) -> None:
         self._store, self._gateway_id = store, gateway_id
@@ -54,6 +54,19 @@ class KeyLimits:
         finally:
             own = self._counted(key_id, _minute())
             self._own[key_id] = replace(own, running=own.running - 1)
+
+    def count_request(self, principal: Principal) -> None:
+        """Count a request that is no call: it takes no tokens, and none of the key's places.
+
+        Raises:
+            RequestError: 429, the key has sent its requests of this minute.
+        """
+        if principal.requests_per_minute is None:
+            return
+        own = self._counted(principal.key_id, _minute())
+        self._check(principal, own, calls=False)
+        self._own[principal.key_id] = replace(own, requests=own.requests + 1)
+        self._used.set()
 
     def spend(self, exchange: Exchange) -> None:
         """Count the tokens of a call that ended."""
@@ -93,7 +106,7 @@ class KeyLimits:
             return KeyUsage(minute, running=own.running if own else 0)
         return own
 
-    def _check(self, principal: Principal, own: KeyUsage) -> None:
+    def _check(self, principal: Principal, own: KeyUsage, *, calls: bool = True) -> None:
         known = time.monotonic() - self._read_at < STALE_S
         others = self._others.get(principal.key_id, []) if known else []
         now = [one for one in others if one.minute == own.minute]
@@ -101,11 +114,12 @@ class KeyLimits:
         running = sum(one.running for one in (own, *others))
         requests = sum(one.requests for one in (own, *now))
         tokens = sum(one.tokens for one in (own, *now))
-        for limit, used, unit, retry_s in (
-            (principal.max_concurrency, running, "running calls", 1),
+        limits = [
             (principal.requests_per_minute, requests, "requests in this minute", wait_s),
+            (principal.max_concurrency, running, "running calls", 1),
             (principal.tokens_per_minute, tokens, "tokens in this minute", wait_s),
-        ):
+        ]
+        for limit, used, unit, retry_s in limits if calls else limits[:1]:
             if limit is not None and used >= (limit if known else max(1, limit // self._gateways)):
                 raise RequestError(
                     429,

@@ -55,14 +55,20 @@ class CallRecorder:
         idle = not self._unwritten and self._shipper.idle
         return datetime.now(UTC) if idle else self._shipper.shipped_until
 
-    def require_room(self) -> None:
-        """Check, before a call is sampled, that it can be recorded.
+    def admit(self, key_id: str, agent_id: str | None, unit: str) -> bool:
+        """Return whether a call will be recorded, before it is sampled.
+
+        Args:
+            unit: id of the call's trajectory, or of the call.
 
         Raises:
             RequestError: 503, the disk takes no calls, and the policy is ``lossless``.
         """
+        if self.rules.leave_out(key_id, agent_id, unit):
+            return False
         if self.problem and self._policy == "lossless":
             raise _refusal(self.problem)
+        return self.problem is None
 
     async def record(self, call: RecordedCall) -> None:
         """Write a call; with ``available``, count it as lost if the disk takes none.
@@ -70,11 +76,13 @@ class CallRecorder:
         Raises:
             RequestError: 503, the call is not on the disk, and the policy is ``lossless``.
         """
+        allowed = self.rules.applied(call)
+        if allowed is None:
+            return
         try:
             if self.problem:
                 raise _refusal(self.problem)
-            if allowed := self.rules.applied(call):
-                await self._durable(encode_record(allowed))
+            await self._durable(encode_record(allowed))
         except RequestError as error:
             if self._policy == "lossless":
                 raise

@@ -2,7 +2,8 @@
 
 A trajectory is recorded as a whole or not at all, because a part of it cannot be trained on. All
 gateways choose alike. A call that had a redacted field keeps no tokens, because they spell the
-value out; it cannot be trained on either.
+value out; it cannot be trained on either. JSON in a text is searched too: the arguments of a tool
+call, a tool's result, an answer.
 """
 
 from collections.abc import Collection, Iterable
@@ -16,6 +17,8 @@ from babylon.store.calls import RecordedCall
 from babylon.store.recording_rules import RecordingRule, list_rules
 
 REDACTED = "[redacted]"
+UNRECORDED = "unrecorded-"
+"""Begins the id of an answer that will not be recorded: a step may name it, and is kept."""
 
 
 class RecordingRules:
@@ -30,35 +33,47 @@ class RecordingRules:
     def set(self, rules: Iterable[RecordingRule]) -> None:
         self._rules = list(rules)
 
+    def leave_out(self, key_id: str | None, agent_id: str | None, unit: str) -> bool:
+        """Return True if a call may not be recorded.
+
+        Args:
+            unit: id of the call's trajectory, or of a call without one: what is sampled.
+        """
+        if not self._rules:
+            return False
+        share = min((rule.share for rule in self._about(key_id, agent_id)), default=1.0)
+        return share < 1 and _place(unit) >= share
+
     def applied(self, call: RecordedCall) -> RecordedCall | None:
         """Return the call as it may be recorded, ``None`` if it may not be."""
         if not self._rules:
             return call
-        rules = [rule for rule in self._rules if _is_about(rule, call)]
-        share = min((rule.share for rule in rules), default=1.0)
-        if share < 1 and _place(call) >= share:
+        if self.leave_out(call.key_id, call.agent_id, call.trajectory_id or call.call_id):
             return None
-        fields = {name for rule in rules for name in rule.redact}
+        about = self._about(call.key_id, call.agent_id)
+        fields = {name for rule in about for name in rule.redact}
         return _redacted(call, fields) if fields else call
 
+    def _about(self, key_id: str | None, agent_id: str | None) -> list[RecordingRule]:
+        return [rule for rule in self._rules if _is_about(rule, key_id, agent_id or "")]
 
-def _is_about(rule: RecordingRule, call: RecordedCall) -> bool:
+
+def _is_about(rule: RecordingRule, key_id: str | None, agent: str) -> bool:
     if rule.kind == "key":
-        return rule.subject == call.key_id
-    agent = call.agent_id or ""
+        return rule.subject == key_id
     if rule.subject.endswith("*"):
         return agent.startswith(rule.subject[:-1])
     return agent == rule.subject
 
 
-def _place(call: RecordedCall) -> float:
+def _place(unit: str) -> float:
     """Return a number in [0, 1) that all calls of a trajectory share."""
-    key = call.trajectory_id or call.call_id
-    return int.from_bytes(blake2b(key.encode(), digest_size=8).digest()) / 2**64
+    key = unit.removeprefix(UNRECORDED).encode()
+    return int.from_bytes(blake2b(key, digest_size=8).digest()) / 2**64
 
 
 def _redacted(call: RecordedCall, fields: Collection[str]) -> RecordedCall:
-    said = REDACTED if {"response", "content"} & {*fields} else call.response
+    said = REDACTED if {"response", "content"} & {*fields} else _text(call.response, fields)
     left = replace(
         call,
         messages=_without(call.messages, fields),
@@ -80,28 +95,43 @@ def _redacted(call: RecordedCall, fields: Collection[str]) -> RecordedCall:
 
 def _without(text: str, fields: Collection[str]) -> str:
     """Return JSON with the fields' values left out; unchanged if it has none of them."""
-    value = msgspec.json.decode(text)
     try:
+        value = msgspec.json.decode(text)
         left = _left(value, fields)
     except RecursionError:  # nested too deeply to search
-        left = REDACTED
+        return msgspec.json.encode(REDACTED).decode()
     return text if left == value else msgspec.json.encode(left).decode()
 
 
 def _left(value: object, fields: Collection[str]) -> object:
-    if isinstance(value, dict):
-        return {
-            name: REDACTED if name in fields and one is not None else _inner(name, one, fields)
-            for name, one in value.items()
-        }
-    return [_left(one, fields) for one in value] if isinstance(value, list) else value
+    match value:
+        case dict():
+            return {name: _field(name, one, fields) for name, one in value.items()}
+        case list():
+            return [_left(one, fields) for one in value]
+        case str():
+            return _text(value, fields)
+        case _:
+            return value
 
 
-def _inner(name: str, value: object, fields: Collection[str]) -> object:
-    """Return a field's value; the arguments of a tool call are JSON in a string."""
+def _field(name: str, value: object, fields: Collection[str]) -> object:
+    if name in fields and value is not None:
+        return REDACTED
     if name == "arguments" and isinstance(value, str):
         try:
             return _without(value, fields)
         except msgspec.DecodeError:  # the model wrote no JSON: its fields cannot be told apart
             return REDACTED
     return _left(value, fields)
+
+
+def _text(text: str, fields: Collection[str]) -> str:
+    """Return a text without the fields' values, if it is JSON; ``REDACTED`` if it is some other
+    text that seems to hold one, such as JSON that was cut or is quoted."""
+    if not any(name in text for name in fields):
+        return text
+    try:
+        return _without(text, fields)
+    except msgspec.DecodeError:
+        return REDACTED if any(f'"{name}' in text for name in fields) else text

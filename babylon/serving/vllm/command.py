@@ -82,9 +82,12 @@ def mixes_base_with_adapters(build: str) -> bool:
 
 
 def vllm_service(
-    serving: ServingSettings, base: str, name: str, port: int, *, logs: Path
+    serving: ServingSettings, base: str, name: str, port: int, *, logs: Path, secret: str
 ) -> Service:
     """Return a server of the model ``base`` under ``name`` on loopback.
+
+    Every local user reaches its port, so it answers only to ``secret``. That comes in the
+    environment, because every local user sees command lines too.
 
     ``--logprobs-mode`` makes logprobs those of the sampled distribution. ``--generation-config``
     keeps the model's own sampling defaults out of requests. Tool calls are parsed as Qwen writes
@@ -107,8 +110,9 @@ def vllm_service(
         command=command,
         log=logs / f"vllm-{port}.log",
         environment={
-            # vLLM gets none of our settings, and so no secrets
+            # vLLM gets none of our settings, and so no other secrets
             **{variable_of(field): "" for _, _, field in fields()},
+            "VLLM_API_KEY": secret,
             "VLLM_ALLOW_RUNTIME_LORA_UPDATING": "1",
             "VLLM_ENFORCE_STRICT_TOOL_CALLING": "0",
             "VLLM_NO_USAGE_STATS": "1",
@@ -120,12 +124,15 @@ def extra_arguments(given: str) -> list[str]:
     """Split ``VLLM_ARGS`` as a shell does. They come last and override other arguments.
 
     Raises:
-        ConfigError: a quotation is not closed.
+        ConfigError: a quotation is not closed, or there is an API key, which the host sets itself.
     """
     try:
-        return shlex.split(given)
+        arguments = shlex.split(given)
     except ValueError as error:
         raise ConfigError(f"VLLM_ARGS={given!r}: {error}") from error
+    if any(one.partition("=")[0] == "--api-key" for one in arguments):
+        raise ConfigError("VLLM_ARGS sets --api-key: leave it out, the home's engine.key is used")
+    return arguments
 
 
 def free_port(serving: ServingSettings, taken: Iterable[int]) -> int:

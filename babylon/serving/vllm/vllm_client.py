@@ -35,12 +35,16 @@ class _Cards(Struct, frozen=True):
 
 
 class VllmClient:
-    """The server at ``url``. Every method raises ``VllmDownError`` if it does not answer,
-    ``TimeoutError`` if it is too busy to answer."""
+    """The server at ``url``; ``secret`` is for those that the host starts.
 
-    def __init__(self, http: aiohttp.ClientSession, url: str) -> None:
+    Every method raises ``VllmDownError`` if it does not answer, ``TimeoutError`` if it is too busy
+    to answer.
+    """
+
+    def __init__(self, http: aiohttp.ClientSession, url: str, secret: str = "") -> None:
         self.url = url
         self._http = http
+        self._headers = {"Authorization": f"Bearer {secret}"} if secret else {}
 
     async def cards(self) -> list[VllmModelCard]:
         """Return the models that the server serves."""
@@ -112,7 +116,7 @@ class VllmClient:
     ) -> bytes:
         try:
             async with self._http.request(
-                method, self.url + path, json=body, timeout=timeout
+                method, self.url + path, json=body, timeout=timeout, headers=self._headers
             ) as response:
                 text = await response.read()
         except (aiohttp.ClientError, TimeoutError) as error:

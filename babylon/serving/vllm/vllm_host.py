@@ -47,7 +47,7 @@ class VllmFleet:
     """vLLM servers by their base model, or the one server at ``ENGINE_URL``.
 
     ``reserved_ports``: ports of other services. ``adapters_apart``: a model and its adapters must
-    not share a server.
+    not share a server. ``secret``: the servers that it starts answer only to it.
     """
 
     def __init__(
@@ -58,8 +58,9 @@ class VllmFleet:
         logs: Path,
         reserved_ports: Sequence[int],
         adapters_apart: bool,
+        secret: str,
     ) -> None:
-        self._http, self._serving, self._logs = http, serving, logs
+        self._http, self._serving, self._logs, self._secret = http, serving, logs, secret
         self._reserved_ports, self._adapters_apart = reserved_ports, adapters_apart
         self._servers: dict[Key, VllmServer] = {}
         self._retiring: set[asyncio.Task[None]] = set()
@@ -151,9 +152,12 @@ class VllmFleet:
         taken = [urlsplit(server.client.url).port or 0 for server in self._servers.values()]
         port = free_port(self._serving, [*taken, *self._reserved_ports])
         name = policy.base if policy.is_adapter else policy.name
-        service = vllm_service(self._serving, policy.base, name, port, logs=self._logs)
+        service = vllm_service(
+            self._serving, policy.base, name, port, logs=self._logs, secret=self._secret
+        )
         log.info("starting the %s on port %d; log: %s", service.name, port, service.log)
-        server = VllmServer(VllmClient(self._http, f"http://127.0.0.1:{port}"), service)
+        client = VllmClient(self._http, f"http://127.0.0.1:{port}", self._secret)
+        server = VllmServer(client, service)
         self._servers[key] = server
         return server
 
@@ -184,6 +188,7 @@ def _card(policy: VllmPolicy, server: VllmServer, model: str) -> PolicyCard:
         version=policy.version,
         url=server.client.url,
         model=None if model == policy.name else model,
+        foreign=server.service is None,
     )
 
 
@@ -197,6 +202,7 @@ def make_app(serving: ServingSettings, home: Home, prefect_port: int) -> web.App
         ConfigError: the settings name no vLLM.
     """
     adapters_apart = mixes_base_with_adapters(require_vllm(serving))
+    secret = engine_secret(home.root)
 
     async def run_fleet(app: web.Application) -> AsyncIterator[None]:
         async with aiohttp.ClientSession() as http:
@@ -206,6 +212,7 @@ def make_app(serving: ServingSettings, home: Home, prefect_port: int) -> web.App
                 logs=home.logs,
                 reserved_ports=(prefect_port,),
                 adapters_apart=adapters_apart,
+                secret=secret,
             )
             yield
             await app[FLEET].close()

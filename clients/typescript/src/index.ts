@@ -83,6 +83,8 @@ export interface EventResult {
   window_id: string | null;
   late: boolean;
   calls: number | null;
+  /** Of a finish: calls in the row that a rule or a full disk kept out of the records. */
+  unrecorded: number | null;
 }
 
 /** The gateway refused an event. `results` has the fate of each event that was sent. */
@@ -130,13 +132,15 @@ export class PlayClient {
   /** Sends up to 200 events. Throws a `PlayRefusedError` if one is refused; the others are stored. */
   async send(...events: PlayEvent[]): Promise<EventResult[]> {
     for (const pause of PAUSES_MS) {
+      let asked = 0; // by a gateway, if the key has reached its limit of requests
       try {
         const answer = await this.#post(events);
         if (!AGAIN.has(answer.status)) return await read(answer);
+        if (answer.status === 429) asked = 1000 * Number(answer.headers.get("retry-after"));
       } catch (error) {
         if (error instanceof PlayRefusedError) throw error;
       }
-      await new Promise((done) => setTimeout(done, pause));
+      await new Promise((done) => setTimeout(done, Math.max(pause, asked || 0)));
     }
     return await read(await this.#post(events));
   }

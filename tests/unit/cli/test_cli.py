@@ -57,6 +57,7 @@ COMMANDS = [
     ["keys", "create"],
     ["keys", "list"],
     ["keys", "revoke"],
+    ["keys", "rotate"],
     ["dataset", "build"],
     ["dataset", "replay"],
     ["db", "migrate"],

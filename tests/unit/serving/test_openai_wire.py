@@ -4,7 +4,7 @@ import pytest
 from openai.types import completion_create_params
 from openai.types.chat import completion_create_params as chat_create_params
 
-from babylon.serving.openai_wire import constraints, unknown_fields
+from babylon.serving.openai_wire import constraints, free_of_strict, unknown_fields
 
 OPENAI = {
     *chat_create_params.CompletionCreateParamsBase.__annotations__,
@@ -60,3 +60,23 @@ def test_neutral_and_absent_values_bend_nothing() -> None:
     neutral = {"top_k": -1, "min_p": 0, "tool_choice": "auto", "logit_bias": {}, "foo": None}
     neutral |= {"use_beam_search": False, "response_format": {"type": "text"}, "best_of": None}
     assert constraints(neutral) == unknown_fields(neutral) == []
+
+
+def test_strict_is_left_out_of_tools_that_need_not_be_called() -> None:
+    strict = {"type": "function", "function": {"name": "f", "strict": True}}
+    loose = {"type": "function", "function": {"name": "f"}}
+    tools: list[object] = [strict, loose, "odd", {"function": 1}]
+    for choice in ({}, {"tool_choice": None}, {"tool_choice": "auto"}, {"tool_choice": "none"}):
+        asked: dict[str, object] = {"tools": tools, **choice}
+        left = free_of_strict(asked)
+        assert left["tools"] == [loose, loose, "odd", {"function": 1}]
+        assert strict in tools  # what the client sent is recorded
+    forced: list[dict[str, object]] = [
+        {},
+        {"tools": None},
+        {"tools": [loose]},
+        {"tools": [strict], "tool_choice": "required"},
+        {"tools": [strict], "tool_choice": {"type": "function", "function": {"name": "f"}}},
+    ]
+    for same in forced:
+        assert free_of_strict(same) is same

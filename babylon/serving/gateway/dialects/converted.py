@@ -1,9 +1,10 @@
-"""Validation of the parts of a request in another dialect."""
+"""Validation of a request in another dialect, and what its fields have in common."""
 
 from collections.abc import Iterable, Mapping
 from typing import TypeVar
 
 import msgspec
+from msgspec import Struct
 
 from babylon.serving.openai_wire import JsonObject, RequestError
 
@@ -31,6 +32,20 @@ def refuse(fields: Mapping[str, object], remedies: Mapping[str, str]) -> None:
     for name, remedy in remedies.items():
         if fields.get(name):
             raise RequestError(400, f"{name} is not supported: {remedy}")
+
+
+def passed_on(fields: JsonObject, translated: type[Struct], dropped: Iterable[str]) -> JsonObject:
+    """Return the fields of the chat request that are the same in this dialect.
+
+    Args:
+        translated: names the fields that have another form in a chat.
+        dropped: fields without effect on the tokens here.
+    """
+    left_out = {*translated.__struct_fields__, *dropped}
+    chat = {name: value for name, value in fields.items() if name not in left_out}
+    if fields.get("stream"):
+        chat |= {"stream": True, "stream_options": {"include_usage": True}}
+    return chat
 
 
 def kind_of(part: object, allowed: Iterable[str], what: str, default: str | None = None) -> str:

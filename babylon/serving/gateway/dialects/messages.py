@@ -8,10 +8,9 @@ from typing import ClassVar
 
 import msgspec
 
-from babylon.serving.gateway.asgi import Headers
 from babylon.serving.gateway.dialects.blocks import Block, BlockChange, BlockReader, blocks_of
 from babylon.serving.gateway.dialects.messages_request import chat_request
-from babylon.serving.gateway.dialects.translation import Translation
+from babylon.serving.gateway.dialects.translation import TOKENIZE, Translation
 from babylon.serving.openai_wire import JsonObject
 
 _STOP = {
@@ -42,14 +41,6 @@ class Messages(Translation):
         self._begun = False
         self._choice: JsonObject = {}  # the last one with a finish reason
         self._usage: JsonObject = {}
-
-    def headers(self, headers: Headers) -> Headers:
-        """Give the key of ``x-api-key`` where a chat has it."""
-        names = {name for name, _ in headers}
-        if b"authorization" in names:
-            return headers
-        keys = [value for name, value in headers if name == b"x-api-key"]
-        return [*headers, *((b"authorization", b"Bearer " + key) for key in keys)]
 
     def request(self, fields: JsonObject) -> JsonObject:
         return chat_request(fields)
@@ -113,6 +104,16 @@ class Messages(Translation):
             "cache_creation_input_tokens": 0,
             "cache_read_input_tokens": cached,
         }
+
+
+class MessageTokens(Messages):
+    """One call of ``POST /v1/messages/count_tokens``."""
+
+    path: ClassVar[str] = "/v1/messages/count_tokens"
+    chat_path: ClassVar[str] = TOKENIZE
+
+    def whole(self, answer: JsonObject) -> JsonObject:
+        return {"input_tokens": answer["count"]}
 
 
 def _content(block: Block) -> JsonObject:

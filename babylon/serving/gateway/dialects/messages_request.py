@@ -13,6 +13,7 @@ from babylon.serving.gateway.dialects.converted import (
     content_of,
     converted,
     kind_of,
+    passed_on,
     refuse,
 )
 from babylon.serving.openai_wire import JsonObject, RequestError
@@ -96,11 +97,7 @@ def chat_request(fields: JsonObject) -> JsonObject:
     """
     refuse(fields, _REMEDIES)
     asked = converted(fields, _Asked, "request")
-    chat = {
-        name: value
-        for name, value in fields.items()
-        if name not in _Asked.__struct_fields__ and name not in _DROPPED
-    }
+    chat = passed_on(fields, _Asked, _DROPPED)
     chat["messages"] = _messages(asked)
     if asked.stop_sequences:
         chat["stop"] = asked.stop_sequences
@@ -114,8 +111,6 @@ def chat_request(fields: JsonObject) -> JsonObject:
         kind = kind_of(asked.thinking, ("enabled", "adaptive", "disabled"), "thinking")
         chat["chat_template_kwargs"] = {"enable_thinking": kind != "disabled"}
     chat |= _output(asked)
-    if asked.stream:
-        chat |= {"stream": True, "stream_options": {"include_usage": True}}
     return chat
 
 

@@ -9,7 +9,7 @@ from typing import ClassVar
 
 from babylon.serving.gateway.dialects.blocks import Block, BlockChange, BlockReader, Kind, blocks_of
 from babylon.serving.gateway.dialects.responses_request import chat_request, wants_logprobs
-from babylon.serving.gateway.dialects.translation import Translation
+from babylon.serving.gateway.dialects.translation import TOKENIZE, Translation
 from babylon.serving.openai_wire import JsonObject
 
 _ECHOED: JsonObject = {
@@ -175,6 +175,16 @@ class Responses(Translation):
         event = {"type": kind, "sequence_number": self._sent, **fields}
         self._sent += 1
         return event
+
+
+class ResponseTokens(Responses):
+    """One call of ``POST /v1/responses/input_tokens``."""
+
+    path: ClassVar[str] = "/v1/responses/input_tokens"
+    chat_path: ClassVar[str] = TOKENIZE
+
+    def whole(self, answer: JsonObject) -> JsonObject:
+        return {"object": "response.input_tokens", "input_tokens": answer["count"]}
 
 
 def _usage(usage: JsonObject | None) -> JsonObject | None:

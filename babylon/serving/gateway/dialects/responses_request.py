@@ -14,6 +14,7 @@ from babylon.serving.gateway.dialects.converted import (
     content_of,
     converted,
     kind_of,
+    passed_on,
     refuse,
 )
 from babylon.serving.openai_wire import JsonObject, RequestError
@@ -89,19 +90,13 @@ def chat_request(fields: JsonObject) -> JsonObject:
     """
     refuse(fields, _REMEDIES)
     asked = converted(fields, _Asked, "request")
-    chat = {
-        name: value
-        for name, value in fields.items()
-        if name not in _Asked.__struct_fields__ and name not in _DROPPED
-    }
+    chat = passed_on(fields, _Asked, _DROPPED)
     chat["messages"] = _messages(asked)
     chat |= _sampling(asked)
     if asked.tools:
         chat["tools"] = [_tool(tool) for tool in asked.tools]
     if asked.tool_choice is not None:
         chat["tool_choice"] = _tool_choice(asked.tool_choice)
-    if asked.stream:
-        chat |= {"stream": True, "stream_options": {"include_usage": True}}
     return chat
 
 

@@ -10,25 +10,26 @@ from typing import ClassVar
 
 import msgspec
 
-from babylon.serving.gateway.asgi import Headers, Message, Receive, Scope, Send, read_body
+from babylon.serving.gateway.asgi import Message, Receive, Scope, Send, read_body
 from babylon.serving.gateway.event_stream import EventStreamParser, StreamCut
 from babylon.serving.gateway.exchange import CHAT
 from babylon.serving.openai_wire import JsonObject, decode_object, error_message
 
 _MALFORMED = (AttributeError, KeyError, TypeError, ValueError)
 _FORM = "a field has another form than OpenAI's"
+TOKENIZE = "/tokenize"  # as at vLLM; counts for all dialects
 _decoder = msgspec.json.Decoder(JsonObject)
 Application = Callable[[Scope, Receive, Send], Awaitable[None]]
 
 
 class Translation(ABC):
-    """One call of another dialect. Methods that yield events yield their data with its ``type``."""
+    """One call of another dialect. Methods that yield events yield their data with its ``type``.
+
+    ``path`` is that of the dialect, ``chat_path`` that of the gateway's own dialect.
+    """
 
     path: ClassVar[str]
-
-    def headers(self, headers: Headers) -> Headers:
-        """Return the request's headers as a chat has them."""
-        return headers
+    chat_path: ClassVar[str] = CHAT.path
 
     @abstractmethod
     def request(self, fields: JsonObject) -> JsonObject:
@@ -71,7 +72,7 @@ class Dialects:
         if make is None or scope["method"] != "POST":
             return self._app(scope, receive, send)  # a chat costs no coroutine more than before
         call = make()
-        chat = {**scope, "path": CHAT.path, "headers": call.headers(scope["headers"])}
+        chat = {**scope, "path": call.chat_path}
         translated = _TranslatedSend(call, send)
         return self._app(chat, _translated_receive(call, scope, receive), translated)
 

@@ -20,6 +20,7 @@ from starlette.exceptions import HTTPException
 from babylon.quality.decode import is_deep
 from babylon.serving.gateway.asgi import ClientLeft, read_body
 from babylon.serving.gateway.auth import KeyRing, Principal
+from babylon.serving.gateway.key_limits import KeyLimits
 from babylon.serving.gateway.play.events import (
     MAX_EVENTS,
     Event,
@@ -68,7 +69,7 @@ class ErrorAnswer(BaseModel):
 
 
 _ERRORS: dict[int | str, dict[str, Any]] = {
-    status: {"model": ErrorAnswer} for status in (400, 401, 403, 404, 408, 409, 413, 503)
+    status: {"model": ErrorAnswer} for status in (400, 401, 403, 404, 408, 409, 413, 429, 503)
 }
 
 
@@ -88,14 +89,17 @@ async def apply_all(
     return results
 
 
-def play_app(handler: PlayHandler, keys: KeyRing) -> FastAPI:
+def play_app(handler: PlayHandler, keys: KeyRing, limits: KeyLimits) -> FastAPI:
     """Return the application, with its schema at ``/openapi.json``."""
     slots = asyncio.Semaphore(AT_A_TIME)
     of_keys = defaultdict[str, asyncio.Semaphore](lambda: asyncio.Semaphore(OF_A_KEY))
     # For the schema only: the route checks the key before anything is read.
     bearer = Depends(HTTPBearer(auto_error=False))
     router = APIRouter(
-        prefix="/v1", route_class=_keyed_route(keys), dependencies=[bearer], responses=_ERRORS
+        prefix="/v1",
+        route_class=_keyed_route(keys, limits),
+        dependencies=[bearer],
+        responses=_ERRORS,
     )
 
     @router.post("/events", response_model=EventResults)
@@ -127,15 +131,17 @@ def play_app(handler: PlayHandler, keys: KeyRing) -> FastAPI:
     return app
 
 
-def _keyed_route(keys: KeyRing) -> type[APIRoute]:
+def _keyed_route(keys: KeyRing, limits: KeyLimits) -> type[APIRoute]:
     class KeyedRoute(APIRoute):
-        """A route that checks the API key, then reads a body of bounded size and depth."""
+        """A route that checks the API key and its requests, then reads a body of bounded size
+        and depth."""
 
         def get_route_handler(self) -> Callable[[Request], Coroutine[object, object, Response]]:
             handle = super().get_route_handler()
 
             async def guarded(request: Request) -> Response:
                 request.state.caller = keys.admit(request.scope["headers"], "record")
+                limits.count_request(request.state.caller)
                 if request.method == "POST":
                     request._body = body = await read_body(request.scope, request.receive)
                     _check_json(body)
@@ -190,7 +196,7 @@ async def _refuse(request: Request, error: Exception) -> Response:
     elif not isinstance(error, RequestError):
         error = RequestError(503, f"the database does not answer ({type(error).__name__})")
     if error.status in (429, 503):
-        headers["retry-after"] = "1"
+        headers["retry-after"] = str(error.retry_after_s)
     if error.status in (408, 413):  # the rest of the body is not read
         headers["connection"] = "close"
     return Response(error.body, error.status, headers, media_type="application/json")

@@ -11,6 +11,7 @@ from babylon.core.llm_calls import LlmCall, Message
 from babylon.core.windows import window_at
 from babylon.recorder.trajectory import Action, OpenTrajectory, Row, trajectory_row
 from babylon.serving.gateway.play.events import ElsewhereCall, FinishEvent, StepAction, StepEvent
+from babylon.serving.gateway.recording_rules import UNRECORDED
 from babylon.serving.openai_wire import RequestError
 from babylon.store.plays import PlayedCall, StoredPlay
 
@@ -60,11 +61,14 @@ def add_steps(
     played: OpenTrajectory,
     steps: Sequence[TimedStep],
     records: Sequence[PlayedCall],
-) -> int:
-    """Add the steps with their calls to ``played``; return the number of recorded calls in them.
+) -> tuple[int, int]:
+    """Add the steps with their calls to ``played``.
 
     A step has the calls that it names, then those that named it. Without any step, calls that named
     one step make one, and each other call makes one of its own.
+
+    Returns:
+        The number of recorded calls in the steps, and of calls that were kept out of the records.
 
     Raises:
         RequestError: 409, a step is missing, or names a call that is not recorded.
@@ -80,17 +84,19 @@ def add_steps(
     if not steps:
         for calls in _groups(unnamed):
             _add(played, calls[0].started_at, None, map(_llm_call, calls))
-        return len(unnamed)
+        return len(unnamed), 0
     by_step: defaultdict[int | None, list[PlayedCall]] = defaultdict(list)
     for record in unnamed:
         by_step[record.step_number].append(record)
-    found = 0
+    found = unrecorded = 0
     for at, step in steps:
         own = [_named(step, call, by_id) for call in step.calls]
         own += map(_llm_call, by_step[step.number])
-        found += sum(call.call_id is not None for call in own)
+        ids = [call.call_id for call in own if call.call_id is not None]
+        found += sum(one in by_id for one in ids)
+        unrecorded += sum(one not in by_id for one in ids)
         _add(played, at, step, own)
-    return found
+    return found, unrecorded
 
 
 def action_of(given: StepAction) -> Action:
@@ -133,14 +139,19 @@ def _groups(records: Sequence[PlayedCall]) -> Iterable[list[PlayedCall]]:
 def _named(step: StepEvent, call: str | ElsewhereCall, by_id: Mapping[str, PlayedCall]) -> LlmCall:
     if isinstance(call, ElsewhereCall):
         return llm_call_elsewhere(call)
-    if call not in by_id:
+    if call in by_id:
+        return _llm_call(by_id[call])
+    if not call.startswith(UNRECORDED):
         raise RequestError(
             409,
             f"step {step.number} names call {call!r:.80}, which is not recorded for this key:"
             " send the id of the gateway's answer, and see `babylon calls rules`",
             code="unknown_call",
         )
-    return _llm_call(by_id[call])
+    # Nothing is known of it. The purpose keeps it out of training and from the judge.
+    return LlmCall.of_messages(
+        [], response="", call_id=call, model="unrecorded", purpose="evaluation"
+    )
 
 
 def _llm_call(record: PlayedCall) -> LlmCall:

@@ -204,6 +204,8 @@ class EventResult(BaseModel):
     """The feedback came after the window was collected: a recipe reads it."""
     calls: int | None = None
     """Of a finish: recorded calls in the row."""
+    unrecorded: int | None = None
+    """Of a finish: calls in the row that a rule or a full disk kept out of the records."""
 
 
 class PlayState(BaseModel):

@@ -46,6 +46,7 @@ from babylon.serving.gateway.play.events import (
     Truth,
 )
 from babylon.serving.gateway.play.owners import session_owner, wrong_key
+from babylon.serving.gateway.recording_rules import UNRECORDED
 from babylon.serving.openai_wire import RequestError
 from babylon.store import Store, require_recordable
 from babylon.store.calls import wait_until_recorded
@@ -57,7 +58,7 @@ from babylon.store.plays import (
     add_step,
     adopt_calls,
     call_place,
-    claim_play,
+    claim_plays,
     close_play,
     find_play,
     lock_play,
@@ -169,7 +170,7 @@ class PlayHandler:
                     connection, play, agent_id, window.id, window, first.started_at
                 )
             played = open_play(play)
-            calls = add_steps(played, steps, records)
+            calls, unrecorded = add_steps(played, steps, records)
             row = finished_row(played, event)
             try:
                 await insert_trajectory(self._store, connection, row, played.calls)
@@ -179,7 +180,7 @@ class PlayHandler:
             await adopt_calls(connection, play.trajectory_id, [one.call_id for one in records])
             if event.reward is not None:
                 await _reward(connection, play, event.reward)
-        return _stored(play, calls=calls)
+        return _stored(play, calls=calls, unrecorded=unrecorded)
 
     async def _feedback(self, caller: Principal, event: FeedbackEvent) -> EventResult:
         trajectory_id = event.trajectory_id
@@ -196,12 +197,7 @@ class PlayHandler:
         return _stored(play, late=late)
 
     async def _truth(self, caller: Principal, event: Truth) -> EventResult:
-        if caller.agents is not None:
-            raise RequestError(
-                403,
-                "outcomes concern all agents, and this key is for some: use another key",
-                code="wrong_agent",
-            )
+        caller.require_all_agents("outcomes concern")
         self._require_recordable()
         tracker = MarketOutcomesTracker(self._store, minutes=self._minutes)
         match event:
@@ -232,7 +228,7 @@ class PlayHandler:
             raise wrong_key(trajectory_id)
         async with self._store.pool.acquire() as connection, connection.transaction():
             if begin or owner is not None:
-                await claim_play(connection, trajectory_id, caller.key_id, None)
+                await claim_plays(connection, {trajectory_id: (caller.key_id, None)})
             play = await lock_play(connection, trajectory_id)
             if play is None:
                 raise _unknown(trajectory_id)
@@ -247,8 +243,8 @@ class PlayHandler:
             if play and play.finished_at:
                 return
             steps = await _steps(connection, play) if play else []
-            named = _named_calls(steps)
-            if play and named and all(_named_calls([step]) for step in steps):
+            named = [one for one in _named_calls(steps) if not one.startswith(UNRECORDED)]
+            if play and steps and all(_named_calls([step]) for step in steps):
                 found = await played_calls(connection, play, named)
                 if {*named} <= {call.call_id for call in found}:
                     return
@@ -256,11 +252,11 @@ class PlayHandler:
 
     async def _trajectory_of(self, caller: Principal, call_id: str) -> str:
         place = await call_place(self._store, call_id, caller.key_id)
-        if place is None:
+        if place is None and not call_id.startswith(UNRECORDED):
             await wait_until_recorded(self._store, timeout_s=RECORDED_S)
             place = await call_place(self._store, call_id, caller.key_id)
         if not place:
-            known = "names no trajectory" if place == "" else "is not one that this key made"
+            known = "names no trajectory" if place == "" else "is no recorded one of this key"
             raise RequestError(
                 404, f"call {call_id!r:.80} {known}: send trajectory_id", code="unknown_call"
             )

@@ -9,31 +9,38 @@ import asyncio
 import logging
 import re
 from contextlib import suppress
+from itertools import islice
 from typing import NoReturn
 
 from babylon.serving.openai_wire import RequestError
 from babylon.store import Store
 from babylon.store.connection import UNREACHABLE
-from babylon.store.plays import claim_play
+from babylon.store.plays import PlayClaim, claim_plays
 
 log = logging.getLogger(__name__)
 
 ANSWER_S = 0.25  # the longest that a call waits for the database
 RETRY_S = 0.25
 MAX_CACHED = 100_000  # trajectories, about 20 MB; the database has the others
+MAX_UNSAVED = 100_000  # claims while the database is away
+_BATCH = 1000  # claims of one query
 SESSION = "session-"
 _SESSION = re.compile(SESSION + r"(\w+)-[0-9a-f]{16}")  # other ids may begin so too
-_Claim = tuple[str, str | None]  # key id, agent id
 
 
 class TrajectoryOwners:
-    """Key id of each trajectory."""
+    """Key id of each trajectory.
+
+    While the database is away, the first caller of a trajectory is taken for its owner. When too
+    many such claims wait, the oldest is forgotten, as if nobody had named its trajectory yet: its
+    next call claims it again. A refusal would let one key's ids keep all other keys from theirs.
+    """
 
     def __init__(self, store: Store) -> None:
         self._store = store
         self._owners: dict[str, str] = {}
-        self._unsaved: dict[str, _Claim] = {}
-        self._queries: set[asyncio.Task[str]] = set()
+        self._unsaved: dict[str, PlayClaim] = {}
+        self._queries: set[asyncio.Task[dict[str, str]]] = set()
 
     async def require(self, trajectory_id: str, key_id: str, agent_id: str | None) -> None:
         """Check that the trajectory is the key's; a trajectory without an owner becomes its own.
@@ -54,23 +61,34 @@ class TrajectoryOwners:
         """Write the claims that were decided without the database, once it answers again."""
         while True:
             await asyncio.sleep(RETRY_S)
-            for trajectory_id, claim in list(self._unsaved.items()):
-                with suppress(*UNREACHABLE):  # RouteFollower reports them
-                    owner = await claim_play(self._store.pool, trajectory_id, *claim)
-                    self._owners[trajectory_id] = owner
-                    del self._unsaved[trajectory_id]
+            with suppress(*UNREACHABLE):  # RouteFollower reports them
+                while batch := dict(islice(self._unsaved.items(), _BATCH)):
+                    owners = await claim_plays(self._store.pool, batch)
+                    self._owners |= {one: owners[one] for one in owners.keys() & self._owners}
+                    for trajectory_id in batch:
+                        self._unsaved.pop(trajectory_id, None)
 
-    async def _ask(self, trajectory_id: str, claim: _Claim) -> str:
-        query = asyncio.create_task(claim_play(self._store.pool, trajectory_id, *claim))
+    async def _ask(self, trajectory_id: str, claim: PlayClaim) -> str:
+        claim = self._unsaved.get(trajectory_id, claim)  # an earlier one comes first
+        query = asyncio.create_task(claim_plays(self._store.pool, {trajectory_id: claim}))
         self._queries.add(query)
         query.add_done_callback(self._on_answer)
         await asyncio.wait([query], timeout=ANSWER_S)
         if query.done() and not query.exception():
-            return query.result()
+            return query.result()[trajectory_id]
         query.cancel()  # not awaited: cancelling a query may take as long as its answer
-        return self._unsaved.setdefault(trajectory_id, claim)[0]
+        return self._claimed(trajectory_id, claim)
 
-    def _on_answer(self, query: asyncio.Task[str]) -> None:
+    def _claimed(self, trajectory_id: str, claim: PlayClaim) -> str:
+        """Keep a claim until the database answers; return the owner's key id."""
+        owner, _ = self._unsaved.setdefault(trajectory_id, claim)
+        if len(self._unsaved) > MAX_UNSAVED:
+            oldest = next(iter(self._unsaved))
+            del self._unsaved[oldest]
+            self._owners.pop(oldest, None)
+        return owner
+
+    def _on_answer(self, query: "asyncio.Task[dict[str, str]]") -> None:
         self._queries.discard(query)
         if not query.cancelled() and (error := query.exception()):
             if not isinstance(error, UNREACHABLE):

@@ -12,6 +12,7 @@ from aiohttp.test_utils import TestClient, TestServer
 from babylon.serving.engine.engine_process import POLICIES, SCHEDULER, make_app
 from babylon.serving.engine.loaded_policies import load
 from babylon.serving.engine.scheduler import Job, Scheduler
+from babylon.serving.engine_protocol import SECRET
 from tests.tiny_policy import save_tiny_policy
 
 HELLO = [{"role": "user", "content": "hello"}]
@@ -74,6 +75,42 @@ def test_tokens_are_decoded_as_the_tokenizer_does(policy_path: Path, cleans_up: 
     policy.tokenizer.clean_up_tokenization_spaces = cleans_up
     ids = [*policy.prompt(HELLO), *range(0, 256, 5)]
     assert policy.decode(ids) == policy.tokenizer.decode(ids, skip_special_tokens=True)
+
+
+async def test_only_the_secret_loads_unloads_and_calls(policy_path: Path) -> None:
+    app = make_app()
+    app[SECRET] = "right"
+    body = {"path": str(policy_path), "version": 1}
+    async with TestClient(TestServer(app)) as client:
+        for sent in (None, "", "right", "Bearer", "Bearer wrong", "Bearer right2", "Basic right"):
+            headers = {} if sent is None else {"Authorization": sent}
+            for method, path in (
+                ("PUT", "/policies/p-v1"),
+                ("DELETE", "/policies/p-v1"),
+                ("POST", "/v1/chat/completions"),
+                ("POST", "/v1/completions"),
+                ("POST", "/tokenize"),
+            ):
+                refused = await client.request(method, path, json=body, headers=headers)
+                assert refused.status == 401, (sent, method, path)
+                text = await refused.text()
+                assert "engine.key" in text and "right" not in text
+        for path in ("/health", "/v1/models"):
+            seen = await client.get(path)
+            assert seen.status == 200 and "p-v1" not in await seen.text()
+        headers = {"Authorization": "Bearer right"}
+        assert (await client.put("/policies/p-v1", json=body, headers=headers)).status == 200
+        asked = await client.post("/v1/chat/completions", json=chat(), headers=headers)
+        assert asked.status == 200
+
+
+async def test_a_chat_has_the_counted_tokens(engine: TestClient[Any, Any]) -> None:
+    response = await engine.post("/tokenize", json={"model": "p-v1", "messages": HELLO})
+    counted = await response.json()
+    answer = await post(engine, return_token_ids=True)
+    assert counted["tokens"] == answer["prompt_token_ids"]
+    assert counted["count"] == answer["usage"]["prompt_tokens"] == len(counted["tokens"])
+    assert counted["max_model_len"] > counted["count"]
 
 
 async def test_token_ids_and_logprobs_come_only_if_asked(

@@ -1,3 +1,5 @@
+from contextlib import nullcontext
+from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import Any
 
@@ -75,6 +77,33 @@ def test_a_key_is_read_back_as_it_was_made_and_hides_its_secret_behind_the_diges
     key = new_key()
     assert parse_key(str(key)) == key
     assert key.secret.encode() not in key.digest and len(key.digest) == 32
+
+
+def test_anthropics_header_is_as_good_as_openais_and_one_of_them_is_enough() -> None:
+    header = (b"x-api-key", str(LOCAL).encode())
+    assert KeyRing(LOCAL).admit([header], "infer").key_id == "local"
+    assert KeyRing(LOCAL).admit([header, *bearer(LOCAL)], "infer").key_id == "local"
+    for headers in ([header, header], [header, *bearer("wrong")]):
+        with pytest.raises(RequestError, match="no valid API key"):
+            KeyRing(LOCAL).admit(headers, "infer")
+
+
+@pytest.mark.parametrize(("left_s", "accepted"), [(60, True), (0, False)])
+def test_a_former_secret_is_accepted_until_its_time(left_s: float, accepted: bool) -> None:
+    former, present = new_key("k"), new_key("k")
+    ring = KeyRing(LOCAL)
+    ring._principals["k"] = Principal(
+        key_id="k",
+        digest=present.digest,
+        scopes=frozenset({"infer"}),
+        former_digest=former.digest,
+        former_until=datetime.now(UTC) + timedelta(seconds=left_s),
+    )
+    assert ring.admit(bearer(present), "infer").key_id == "k"
+    with nullcontext() if accepted else pytest.raises(RequestError, match="no valid API key"):
+        assert ring.admit(bearer(former), "infer").key_id == "k"
+    with pytest.raises(RequestError, match="no valid API key"):
+        ring.admit(bearer(new_key("k")), "infer")
 
 
 def test_the_local_key_is_made_once_and_only_its_owner_reads_it(tmp_path: Path) -> None:

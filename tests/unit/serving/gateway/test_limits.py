@@ -1,9 +1,14 @@
 import asyncio
+from collections import Counter
 from types import SimpleNamespace
 from typing import cast
 
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
+from babylon.serving.gateway import key_limits
+from babylon.serving.gateway import limits as limits_module
 from babylon.serving.gateway.auth import Principal
 from babylon.serving.gateway.exchange import Exchange
 from babylon.serving.gateway.key_limits import KeyLimits
@@ -18,7 +23,7 @@ async def test_calls_of_a_version_wait_in_order_and_those_beyond_the_queue_are_s
     limits, order, leave = CallLimits(1, 2, NO_KEYS), list[int](), asyncio.Event()
 
     async def call(number: int) -> None:
-        async with limits.for_version("v1"):
+        async with limits.for_version("v1", "k"):
             order.append(number)
             await leave.wait()
 
@@ -28,7 +33,7 @@ async def test_calls_of_a_version_wait_in_order_and_those_beyond_the_queue_are_s
     with pytest.raises(RequestError, match="2 calls are waiting") as caught:
         await call(3)
     assert caught.value.status == 503
-    async with limits.for_version("v2"):  # another version has places of its own
+    async with limits.for_version("v2", "k"):  # another version has places of its own
         leave.set()
     await asyncio.gather(*calls)
     assert (order, limits.waiting) == ([0, 1, 2], 0)
@@ -36,19 +41,117 @@ async def test_calls_of_a_version_wait_in_order_and_those_beyond_the_queue_are_s
 
 async def test_a_waiting_call_that_is_cancelled_leaves_the_queue() -> None:
     limits = CallLimits(1, 1, NO_KEYS)
-    async with limits.for_version("v1"):
-        waiting = asyncio.create_task(limits.for_version("v1").__aenter__())
+    async with limits.for_version("v1", "k"):
+        waiting = asyncio.create_task(limits.for_version("v1", "k").__aenter__())
         await asyncio.sleep(0)
         waiting.cancel()
         await asyncio.wait([waiting])
         assert limits.waiting == 0
-    async with limits.for_version("v1"):
+    async with limits.for_version("v1", "k"):
         pass
 
 
+@pytest.mark.parametrize("end", ["cancelled", "overdue"])
+async def test_a_slot_that_comes_in_the_moment_of_the_end_is_not_lost(
+    end: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    limits = CallLimits(1, 9, NO_KEYS)
+    monkeypatch.setattr(limits_module, "QUEUE_WAIT_S", 0.0 if end == "overdue" else 60)
+    async with limits.for_version("v1", "k"):
+        waiting = asyncio.create_task(limits.for_version("v1", "k").__aenter__())
+        await asyncio.sleep(0)
+        assert limits.waiting == 1
+    if end == "cancelled":
+        waiting.cancel()
+    await asyncio.wait([waiting])
+    assert waiting.cancelled() or isinstance(waiting.exception(), RequestError)
+    assert limits.for_version("v1", "k")._slots.taken == 0
+
+
+async def test_the_engines_own_number_of_slots_counts_if_it_is_smaller() -> None:
+    limits = CallLimits(9, 9, NO_KEYS)
+    async with limits.for_version("v1", "k", 1):
+        waiting = asyncio.create_task(limits.for_version("v1", "k", 1).__aenter__())
+        await asyncio.sleep(0)
+        assert limits.waiting == 1
+    await waiting
+
+
+async def served(arrivals: list[str], slots: int) -> list[str]:
+    """The keys in the order in which their calls get a slot; one call ends after the other."""
+    limits, order, running = CallLimits(slots, len(arrivals), NO_KEYS), [], list[asyncio.Event]()
+
+    async def call(key: str) -> None:
+        async with limits.for_version("v1", key):
+            order.append(key)
+            running.append(ended := asyncio.Event())
+            await ended.wait()
+
+    calls = [asyncio.create_task(call(key)) for key in arrivals]
+    await asyncio.sleep(0)
+    while running:
+        running.pop(0).set()
+        for _ in range(3):  # until the slot is handed over
+            await asyncio.sleep(0)
+    await asyncio.gather(*calls)
+    return order
+
+
+@settings(max_examples=60, deadline=None)
+@given(st.lists(st.sampled_from("abcd"), min_size=1, max_size=40), st.integers(1, 4))
+def test_a_waiting_key_is_passed_at_most_once_by_each_other_key(
+    arrivals: list[str], slots: int
+) -> None:
+    order = asyncio.run(served(arrivals, slots))
+    assert Counter(order) == Counter(arrivals)
+    assert order[:slots] == arrivals[:slots]  # who finds a free slot does not wait
+    waiting = order[slots:]
+    for key in set(waiting):
+        turns = [place for place, one in enumerate(waiting) if one == key]
+        for before, after in zip([-1, *turns], turns, strict=False):
+            passed = Counter(waiting[before + 1 : after])
+            assert max(passed.values(), default=0) <= 1, (key, order)
+
+
+async def test_a_hundred_calls_of_one_key_hold_up_anothers_for_one_turn() -> None:
+    order = await served(["many"] * 101 + ["one"], slots=1)
+    assert order.index("one") == 2  # after the one that runs, and one turn
+
+
+async def test_a_full_queue_makes_room_for_a_key_with_fewer_waiting_calls() -> None:
+    limits = CallLimits(1, 4, NO_KEYS)
+    async with limits.for_version("v1", "many"):
+        many = [
+            asyncio.create_task(limits.for_version("v1", "many").__aenter__()) for _ in range(4)
+        ]
+        await asyncio.sleep(0)
+        few = [asyncio.create_task(limits.for_version("v1", "few").__aenter__()) for _ in range(3)]
+        await asyncio.sleep(0.01)
+        refused = [task for task in (*many, *few) if task.done()]
+        assert refused == [many[2], many[3], few[2]]
+        for task in refused:
+            with pytest.raises(RequestError, match="4 calls are waiting"):
+                await task
+        assert limits.waiting == 4
+        for task in (*many[:2], *few[:2]):
+            task.cancel()
+        await asyncio.wait([*many, *few])
+    assert limits.waiting == 0
+
+
+def key_with(**limits: int) -> Principal:
+    return Principal(key_id="k", digest=b"", scopes=frozenset(), **limits)  # type: ignore[arg-type]
+
+
+@pytest.fixture
+def one_minute(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(key_limits, "_minute", lambda: 7)
+
+
+@pytest.mark.usefixtures("one_minute")
 def test_the_tokens_of_all_choices_count_for_the_key() -> None:
     limits = KeyLimits(cast(Store, None), "test")
-    key = Principal(key_id="k", digest=b"", scopes=frozenset(), tokens_per_minute=30)
+    key = key_with(tokens_per_minute=30)
     said = SimpleNamespace(
         key_id="k", prompt_token_ids=[1] * 4, token_ids=[2] * 8, completion_tokens=32
     )
@@ -56,3 +159,15 @@ def test_the_tokens_of_all_choices_count_for_the_key() -> None:
         limits.spend(cast(Exchange, said))
     with pytest.raises(RequestError, match="has 36 tokens"), limits.admitted(key):
         pass
+
+
+@pytest.mark.usefixtures("one_minute")
+def test_a_request_that_is_no_call_takes_neither_tokens_nor_a_place() -> None:
+    limits = KeyLimits(cast(Store, None), "test")
+    key = key_with(requests_per_minute=3, max_concurrency=1, tokens_per_minute=1)
+    with limits.admitted(key):
+        limits.count_request(key)
+        limits.count_request(key)
+        with pytest.raises(RequestError, match="has 3 requests in this minute") as caught:
+            limits.count_request(key)
+    assert 1 <= caught.value.retry_after_s <= 60

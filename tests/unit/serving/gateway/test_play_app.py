@@ -7,9 +7,11 @@ from typing import Any, cast
 import httpx
 
 from babylon.serving.gateway.auth import KeyRing, Principal
+from babylon.serving.gateway.key_limits import KeyLimits
 from babylon.serving.gateway.play.app import AT_A_TIME, play_app
 from babylon.serving.gateway.play.events import Event, EventResult
 from babylon.serving.gateway.play.handler import PlayHandler
+from babylon.store import Store
 
 
 class _Keys:
@@ -31,7 +33,9 @@ class _SlowForOne:
 
 async def test_a_key_whose_events_wait_does_not_hold_up_other_keys() -> None:
     handler = _SlowForOne()
-    app = play_app(cast(PlayHandler, handler), cast(KeyRing, _Keys()))
+    app = play_app(
+        cast(PlayHandler, handler), cast(KeyRing, _Keys()), KeyLimits(cast(Store, None), "test")
+    )
     events: dict[str, Any] = {"events": [{"type": "start", "trajectory_id": "t"}]}
     async with httpx.AsyncClient(
         transport=httpx.ASGITransport(app), base_url="http://gateway"

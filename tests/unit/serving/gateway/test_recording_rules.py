@@ -1,9 +1,11 @@
 """Opt-out, sampling and redaction of recorded calls."""
 
+from dataclasses import replace
+
 import msgspec
 import pytest
 
-from babylon.serving.gateway.recording_rules import RecordingRules
+from babylon.serving.gateway.recording_rules import UNRECORDED, RecordingRules
 from babylon.store.recording_rules import RecordingRule, RuleKind
 from tests.unit.serving.gateway.calls import CALL, call
 
@@ -53,6 +55,40 @@ def test_redacted_values_are_nowhere_in_the_record() -> None:
     assert '"content":"pay"' in left.messages and '"n":null' in left.messages
     assert (left.trainable, left.untrainable_reason) == (False, "fields were redacted")
     assert not (left.prompt_token_ids or left.completion_token_ids or left.logprobs)
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        '{"to": {"card": "4111 1111"}}',  # a tool's result, or an answer in JSON mode
+        'Paid with {"card": "4111 1111"}.',
+        '{"card": "4111 11',  # cut at the token limit
+        '["{\\"card\\": \\"4111 1111\\"}"]',
+    ],
+)
+def test_json_in_texts_is_redacted_too(text: str) -> None:
+    result = [{"role": "tool", "content": text}, {"role": "user", "content": [{"text": text}]}]
+    written = call(1, messages=msgspec.json.encode(result).decode(), response=text)
+    left = ruled(("agent", "agent", 1, ("card",))).applied(written)
+    assert left and "4111" not in str(left)
+    assert (left.trainable, left.prompt_token_ids) == (False, [])
+
+
+def test_a_text_that_only_speaks_of_the_field_stays() -> None:
+    spoken = call(1, response="my card is lost", messages='[{"content":"[card] or {card}?"}]')
+    assert ruled(("agent", "agent", 1, ("card",))).applied(spoken) is spoken
+
+
+def test_before_a_call_it_is_known_whether_it_will_be_recorded() -> None:
+    rules = ruled(("agent", "agent", 0.5, ()))
+    for number in range(50):
+        one = call(number, trajectory_id=None)
+        left_out = rules.applied(one) is None
+        assert rules.leave_out(None, "agent", one.call_id) == left_out
+        named = call(0, trajectory_id=None, agent_id="agent")
+        named = replace(named, call_id=UNRECORDED + one.call_id)  # what it is called then
+        assert (rules.applied(named) is None) == left_out
+    assert not rules.leave_out(None, "another", "t")
 
 
 def test_arguments_that_are_no_json_are_left_out_as_a_whole() -> None:

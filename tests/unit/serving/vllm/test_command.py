@@ -43,7 +43,9 @@ def settings(tmp_path: Path) -> Settings:
 
 def service_of(settings: Settings) -> Service:
     logs = settings.home.logs
-    return vllm_service(settings.serving, "/models/base", "babylon-v0", 8123, logs=logs)
+    return vllm_service(
+        settings.serving, "/models/base", "babylon-v0", 8123, logs=logs, secret="of the engine"
+    )
 
 
 def test_extra_arguments_come_last_so_that_they_win(settings: Settings) -> None:
@@ -60,8 +62,13 @@ def test_extra_arguments_come_last_so_that_they_win(settings: Settings) -> None:
         assert flags in given
 
 
-def test_vllm_does_not_get_our_secrets(settings: Settings) -> None:
-    environment = service_of(settings).environment
+def test_vllm_gets_the_engines_secret_where_nobody_sees_it_and_no_other(
+    settings: Settings,
+) -> None:
+    service = service_of(settings)
+    environment = service.environment
+    assert environment["VLLM_API_KEY"] == "of the engine"
+    assert not any("of the engine" in part for part in service.command)
     assert environment["DATABASE_URL"] == ""
     assert not any("secret" in value for value in environment.values())
     assert environment["VLLM_ALLOW_RUNTIME_LORA_UPDATING"] == "1"
@@ -91,6 +98,8 @@ def test_settings_without_a_vllm_are_refused_with_the_remedy(settings: Settings)
         ({"serving": {"vllm_python": None}}, "VLLM_PYTHON.*ENGINE_URL"),
         ({"serving": {"vllm_python": "/nowhere/python"}}, "'/nowhere/python' does not run"),
         ({"serving": {"vllm_args": "--x 'open"}}, r"VLLM_ARGS=.*No closing quotation"),
+        ({"serving": {"vllm_args": "--api-key mine"}}, "VLLM_ARGS sets --api-key: leave it out"),
+        ({"serving": {"vllm_args": "--x --api-key=mine"}}, "VLLM_ARGS sets --api-key"),
     ):
         with pytest.raises(ConfigError, match=message):
             require_vllm(settings.replace(**changes).serving)

@@ -159,10 +159,3 @@ def test_a_message_names_why_it_ended() -> None:
     broken = [{"id": "c", "function": {"name": "price", "arguments": '{"t": '}}]
     (block,) = Messages().whole(chat(content=None, tool_calls=broken))["content"]
     assert block["input"] == {"arguments": '{"t": '}
-
-
-def test_the_key_is_read_from_x_api_key_unless_there_is_an_authorization() -> None:
-    key, other = (b"x-api-key", b"k"), (b"authorization", b"Bearer o")
-    assert Messages().headers([key]) == [key, (b"authorization", b"Bearer k")]
-    assert Messages().headers([key, other]) == [key, other]
-    assert len(Messages().headers([key, key])) == 4  # two keys are refused by the door

@@ -1,0 +1,66 @@
+"""How the clients of play repeat what a gateway did not take."""
+
+import httpx
+import pytest
+
+from babylon.recorder import AsyncPlayClient, PlayClient, PlayRefusedError
+from babylon.recorder import client as module
+
+EVENT: dict[str, object] = {"type": "start", "trajectory_id": "t"}
+REFUSED = {"error": {"message": "wait"}, "results": []}
+
+
+def gateway(*answers: tuple[int, dict[str, str]]) -> httpx.MockTransport:
+    """A gateway that gives these statuses and headers, then takes everything."""
+    left = [*answers]
+
+    def answer(request: httpx.Request) -> httpx.Response:
+        if left:
+            status, headers = left.pop(0)
+            return httpx.Response(status, headers=headers, json=REFUSED)
+        return httpx.Response(200, json={"results": [{"status": 200}]})
+
+    return httpx.MockTransport(answer)
+
+
+@pytest.fixture
+def slept(monkeypatch: pytest.MonkeyPatch) -> list[float]:
+    waits: list[float] = []
+
+    async def sleep(seconds: float) -> None:
+        waits.append(seconds)
+
+    monkeypatch.setattr(module.time, "sleep", waits.append)
+    monkeypatch.setattr(module.asyncio, "sleep", sleep)
+    return waits
+
+
+ANSWERS = [
+    (429, {"retry-after": "41"}),  # the minute of the key's limit ends then
+    (503, {"retry-after": "1"}),
+    (429, {"retry-after": "soon"}),
+]
+WAITS = [41, module.PAUSES_S[1], module.PAUSES_S[2]]
+
+
+def test_a_limit_of_requests_is_waited_for_as_the_gateway_asks(slept: list[float]) -> None:
+    with PlayClient("http://gateway", "key") as client:
+        client._http = httpx.Client(base_url="http://gateway", transport=gateway(*ANSWERS))
+        assert client.send(EVENT) == [{"status": 200}]
+    assert slept == WAITS
+
+
+async def test_the_client_for_asyncio_waits_alike(slept: list[float]) -> None:
+    transport = gateway(*ANSWERS)
+    async with AsyncPlayClient("http://gateway", "key") as client:
+        client._http = httpx.AsyncClient(base_url="http://gateway", transport=transport)
+        assert await client.send(EVENT) == [{"status": 200}]
+    assert slept == WAITS
+
+
+def test_what_is_refused_for_good_is_not_sent_again(slept: list[float]) -> None:
+    with PlayClient("http://gateway", "key") as client:
+        client._http = httpx.Client(base_url="http://gateway", transport=gateway((409, {})))
+        with pytest.raises(PlayRefusedError, match="wait"):
+            client.send(EVENT)
+    assert slept == []

@@ -1,0 +1,43 @@
+"""Where a call goes, and who sees the home's secret."""
+
+from collections.abc import AsyncIterator
+from typing import Any
+
+import aiohttp
+import pytest
+from aiohttp import web
+from aiohttp.test_utils import TestServer
+
+from babylon.serving.gateway.engine_client import EngineClient
+
+
+@pytest.fixture
+async def engine() -> AsyncIterator[TestServer]:
+    """Lists a policy of its own and one of a server elsewhere; answers with what it was sent."""
+
+    async def models(request: web.Request) -> web.Response:
+        elsewhere = {"url": f"{request.url.origin()}/elsewhere", "foreign": True}
+        return web.json_response(
+            {"data": [{"id": "own", "slots": 7}, {"id": "other", **elsewhere}]}
+        )
+
+    async def answer(request: web.Request) -> web.Response:
+        return web.json_response([request.path, request.headers.get("Authorization")])
+
+    app = web.Application()
+    app.router.add_get("/v1/models", models)
+    app.router.add_post("/{path:.*}", answer)
+    async with TestServer(app) as server:
+        yield server
+
+
+async def test_a_server_that_is_not_ours_does_not_see_the_secret(engine: TestServer) -> None:
+    async with aiohttp.ClientSession() as session:
+        client = EngineClient(session, str(engine.make_url("")).rstrip("/"), "secret")
+        assert await client.policies() == {"own", "other"}
+        seen: dict[str, Any] = {}
+        for name in ("own", "other"):
+            async with await client.call("/tokenize", b"{}", name) as response:
+                seen[name] = await response.json()
+    assert seen == {"own": ["/tokenize", "Bearer secret"], "other": ["/elsewhere/tokenize", None]}
+    assert (client.slots("own"), client.slots("other"), client.slots("unknown")) == (7, None, None)
