@@ -377,7 +377,17 @@ class PublishSettings(Group):
 
 class PrefectSettings(Group):
     port: int = _env(4200, "PREFECT_SERVER_API_PORT", ge=1, le=65535)
-    """Port of Prefect's server and UI on loopback."""
+    """Port on loopback of the Prefect server that `babylon up` starts, and of its UI."""
+    api_url: str | None = _env(None, "PREFECT_API_URL", pattern=r"^https?://\S+/api(/\S*)?$")
+    """Address of the API of your own Prefect server, or of Prefect Cloud. `babylon up` then starts
+    no server. Unset: it does.
+    """
+    api_key: SecretStr | None = _env(None, "PREFECT_API_KEY")
+    """Key of Prefect Cloud."""
+    auth: SecretStr | None = _env(None, "PREFECT_API_AUTH_STRING")
+    """`user:password` of Prefect's API. Unset: `babylon up` makes one for its own server, in
+    `prefect.key` in the home.
+    """
     stage_timeout_s: float = _env(3 * 3600.0, "STAGE_TIMEOUT_SECONDS", gt=0)
     """Seconds after which a stage is given up. The next run begins it again."""
 

@@ -89,6 +89,7 @@ async def up(
         if not running:
             await stop_all(processes, wanted)  # left over from a supervisor that was killed
             await _start(keeper, processes, wanted, progress, say)
+    wanted = services(settings)  # anew: the first start made the password of Prefect's server
     return UpReport(
         services=await status(settings.home, settings.database, wanted), changed=tuple(changed)
     )

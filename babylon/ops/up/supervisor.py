@@ -18,10 +18,11 @@ from functools import partial
 
 import aiohttp
 
+from babylon.core.api_keys import make_prefect_auth
 from babylon.core.errors import ServingError
 from babylon.core.processes import Processes, Service, supervised
 from babylon.core.settings import Settings
-from babylon.ops.prefect_env import api_url
+from babylon.ops.prefect_env import PrefectApi, prefect_api
 from babylon.ops.up.health import TIMEOUT, until_healthy
 from babylon.ops.up.in_force import forget_in_force, write_in_force
 from babylon.ops.up.prefect_setup import (
@@ -30,7 +31,7 @@ from babylon.ops.up.prefect_setup import (
     prefect_database,
     set_up_prefect,
 )
-from babylon.ops.up.services import UpService, environment, services
+from babylon.ops.up.services import UpService, environment, own_environment, services
 from babylon.ops.up.take_up import take_up_lost
 from babylon.stages.train import ensure_champion
 from babylon.store import open_store
@@ -50,6 +51,10 @@ class Supervisor:
     def variables(self) -> dict[str, str]:
         return self.settings.environment()
 
+    @property
+    def _api(self) -> PrefectApi:
+        return prefect_api(self.settings.home, self.settings.prefect)
+
     def service(self) -> Service:
         """The supervisor as a service of its own, to be started detached."""
         home = self.settings.home
@@ -57,7 +62,7 @@ class Supervisor:
             name=NAME,
             command=(sys.executable, "-P", "-m", "babylon", "up", "--foreground"),
             log=home.logs / f"{NAME}.log",
-            environment=environment(home, self.settings.prefect.port, self.variables),
+            environment=own_environment(self.variables),
         )
 
     async def run(self) -> None:
@@ -79,8 +84,9 @@ class Supervisor:
             await keeping
 
     async def _keep(self) -> None:
+        make_prefect_auth(self.settings.home.root)
         settings, wanted = self.settings, services(self.settings)
-        api, processes = api_url(settings.prefect.port), Processes(home=settings.home.root)
+        api, processes = self._api, Processes(home=settings.home.root)
         other = processes.running(NAME)
         if other is not None and other.pid != os.getpid():
             raise ServingError(
@@ -123,8 +129,10 @@ class Supervisor:
             open_store(settings, migrate=True) as store,
         ):
             await ensure_champion(store, settings.home, settings.model, settings.seed)
-            database = {PREFECT_DATABASE: await prefect_database(store, url)}
-        return environment(settings.home, settings.prefect.port, self.variables) | database
+            database = {}
+            if self._api.embedded:
+                database = {PREFECT_DATABASE: await prefect_database(store, url)}
+        return environment(settings.home, self._api, self.variables) | database
 
 
 async def stop_all(processes: Processes, services: Sequence[UpService]) -> list[str]:
