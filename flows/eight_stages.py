@@ -12,6 +12,7 @@ from babylon.stages.fingerprint import scoring_fingerprint
 from babylon.stages.finish import earlier_result, finish_window
 from babylon.stages.turn import experiment_runs, wait_for_turn
 from babylon.store import Store
+from babylon.tasks.approval import approval
 from babylon.tasks.collect import collect
 from babylon.tasks.deploy import deploy
 from babylon.tasks.dropout import dropout
@@ -52,6 +53,8 @@ async def eight_stages(
                     await experiment(settings, claim)
                 trained = await gpu.train(scored)
             verdict = await gpu.validate_checkpoint(trained)
+            if verdict.promote and settings.deployment.approval_hours:
+                verdict = await approval(store, settings.deployment, verdict)
             deployed = await deploy(settings, verdict)
             result = await finish_window(
                 store, window, scored, trained, verdict, deployed, started=started

@@ -3,6 +3,7 @@
 ``babylon model promote | rollback`` are two of these commands under other names.
 """
 
+import getpass
 from collections.abc import Awaitable, Callable
 from dataclasses import asdict
 from typing import TYPE_CHECKING, Annotated
@@ -93,6 +94,27 @@ def rollback(reason: Reason = "by hand", json: Json = False) -> None:
         return await roll_back(store, ChangeRequest(author=AUTHOR, reason=f"rollback {reason}"))
 
     _make(take_back, json)
+
+
+@app.command()
+def approve(version: Version, reason: Reason = "", json: Json = False) -> None:
+    """Let a run that waits for it deploy a policy."""
+    _answer(version, True, reason, json)
+
+
+@app.command()
+def refuse(version: Version, reason: Reason = "", json: Json = False) -> None:
+    """Let a run that waits for an approval end without deploying its policy."""
+    _answer(version, False, reason, json)
+
+
+def _answer(version: int, approved: bool, reason: str, json: bool) -> None:
+    from babylon.store.approvals import answer_approval
+
+    answer = with_store(
+        load_settings(), answer_approval, version, approved, getpass.getuser(), reason
+    )
+    show_values({"policy": version, "window": answer.window_id, "answer": str(answer)}, json)
 
 
 model.app.command("promote")(replace)
@@ -190,6 +212,11 @@ def _show_status(now: "Status") -> None:
         for gateway in now.gateways
     ]
     print_table("Gateways", ["gateway", "url", "route", "holds", "answers", "problem"], rows)
+    for one in now.approvals:
+        print(
+            f"policy {one.policy_version} of window {one.window_id} waits for an approval until"
+            f" {one.open_until:%Y-%m-%d %H:%M} UTC: `babylon deploy approve {one.policy_version}`"
+        )
     if now.proposals:
         asked = [[p.policy_version, p.author, f"{p.created_at:%H:%M:%S}"] for p in now.proposals]
         print_table("Policies to load", ["policy", "for", "since, UTC"], asked)

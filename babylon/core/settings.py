@@ -320,6 +320,10 @@ class DeploymentSettings(Group):
     """A checkpoint that passed serves all agents (`replace`), half of them (`ab`), or 5 %, then
     25 %, then 50 % of them (`canary`).
     """
+    approval_hours: float | None = _env(None, "APPROVAL_HOURS", gt=0, le=MAX_HOURS)
+    """Hours that a person has to approve a checkpoint that passed; without a yes it is not
+    deployed. Unset: no approval is needed.
+    """
     # An hour of the demo moves a policy by 0.003 to 0.03, its twelve hours together by 0.17.
     max_serving_kl: float = _env(0.5, "MAX_SERVING_KL", gt=0)
     """Largest KL divergence from the champion, in nats a token, at which a checkpoint may serve."""

@@ -11,6 +11,7 @@ from babylon.core.windows import MAX_ATTEMPTS
 from babylon.ops.prefect_env import PrefectApi
 from babylon.ops.up.prefect_call import call
 from babylon.store import Store
+from babylon.store.holds import running_hold
 from babylon.store.windows import WindowRow, lost_windows
 
 DEPLOYMENT = "train-window/one-window"
@@ -34,6 +35,8 @@ async def take_up_lost(
 
 
 async def _take_up(store: Store, http: aiohttp.ClientSession, api: PrefectApi) -> None:
+    if await running_hold(store):
+        return
     for row in await lost_windows(store):
         if row.attempts < MAX_ATTEMPTS:
             await _start_run(http, api, row)
