@@ -27,7 +27,7 @@ _SLACK_S = 600  # Prefect fails a run whose pause is over; ours is over before
 log = logging.getLogger("babylon.flows")
 
 
-class Answer(RunInput):
+class DeployForm(RunInput):
     """The form on the page of the run."""
 
     approve: bool = Field(False, description="Deploy the policy.")
@@ -47,6 +47,8 @@ async def approval(store: Store, deployment: DeploymentSettings, verdict: Verdic
         version,
         f"{question.open_until:%Y-%m-%d %H:%M}",
     )
+    # Prefect shows the question, and Postgres decides: the pause may fail, end or be forgotten in a
+    # crash without an effect on the answer.
     pause = None
     if (context := FlowRunContext.get()) and context.flow_run and question.approved is None:
         pause = asyncio.create_task(_pause(store, verdict, deployment.approval_hours))
@@ -64,7 +66,7 @@ async def approval(store: Store, deployment: DeploymentSettings, verdict: Verdic
 
 async def _pause(store: Store, verdict: Verdict, hours: float) -> None:
     """Pause the run in Prefect until its form is filled in, and write the answer to Postgres."""
-    form = Answer.with_initial_data(description=verdict_markdown(verdict))
+    form = DeployForm.with_initial_data(description=verdict_markdown(verdict))
     try:
         answer = await apause_flow_run(
             wait_for_input=form,

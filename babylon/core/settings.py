@@ -392,6 +392,8 @@ class PrefectSettings(Group):
     """`user:password` of Prefect's API. Unset: `babylon up` makes one for its own server, in
     `prefect.key` in the home.
     """
+    alerts: str | None = _env(None, "ALERT_BLOCK", pattern=r"^[a-z0-9-]+/[a-z0-9-]+$")
+    """Prefect's notification block that alerts go to: `slack-webhook/oncall`. Unset: nowhere."""
     stage_timeout_s: float = _env(3 * 3600.0, "STAGE_TIMEOUT_SECONDS", gt=0)
     """Seconds after which a stage is given up. The next run begins it again."""
 

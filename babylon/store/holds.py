@@ -7,7 +7,7 @@ from babylon.store.connection import Store
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Hold:
+class TrainingHold:
     """A hold without an end."""
 
     author: str
@@ -21,7 +21,7 @@ class Hold:
         )
 
 
-async def hold(store: Store, author: str, reason: str) -> Hold:
+async def hold(store: Store, author: str, reason: str) -> TrainingHold:
     """Begin a hold. One that runs goes on with its own reason."""
     await store.pool.execute(
         "INSERT INTO babylon.holds (author, reason) VALUES ($1, $2) ON CONFLICT DO NOTHING",
@@ -33,11 +33,11 @@ async def hold(store: Store, author: str, reason: str) -> Hold:
     return found
 
 
-async def running_hold(store: Store) -> Hold | None:
+async def running_hold(store: Store) -> TrainingHold | None:
     row = await store.pool.fetchrow(
         "SELECT author, reason, since FROM babylon.holds WHERE ended_at IS NULL"
     )
-    return Hold(**row) if row else None
+    return TrainingHold(**row) if row else None
 
 
 async def end_hold(store: Store, author: str) -> bool:

@@ -28,7 +28,7 @@ async def call(
                 raise ServingError(
                     f"Prefect refused {method} {url}: {said}{_remedy(answer.status)}"
                 )
-            return await answer.json() if answer.content_length != 0 else None
+            return None if answer.status == 204 else await answer.json()
     except (aiohttp.ClientError, TimeoutError) as error:
         again = (
             "`babylon down`, then `babylon up` starts it again"

@@ -7,7 +7,7 @@ next ``babylon up``.
 
 import asyncio
 import os
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 from urllib.parse import parse_qsl, quote, urlsplit, urlunsplit
@@ -101,13 +101,20 @@ async def set_up_prefect(
     for name in LIMITS.keys() - await _names(http, api, "v2/concurrency_limits/filter"):
         limit = {"name": name, "limit": LIMITS[name]}
         await call(http, api, "POST", "v2/concurrency_limits/", limit)
-    automations = await _names(http, api, "automations/filter")
-    for name, (after, expected, within_s) in STALE_RUNS.items():
-        if name not in automations:
-            automation = _automation(name, after, expected, within_s)
-            await call(http, api, "POST", "automations/", automation)
+    automations = [_automation(name, *about) for name, about in STALE_RUNS.items()]
+    await create_automations(http, api, automations)
     await _prefect(environment, "block", "register", "--module", "babylon.blocks.load")
     await _prefect(environment, "deploy", "--all", "--prefect-file", str(DEPLOYMENTS))
+
+
+async def create_automations(
+    http: aiohttp.ClientSession, api: PrefectApi, wanted: Sequence[dict[str, Any]]
+) -> None:
+    """Create the missing automations."""
+    existing = await _names(http, api, "automations/filter")
+    for automation in wanted:
+        if automation["name"] not in existing:
+            await call(http, api, "POST", "automations/", automation)
 
 
 async def _names(http: aiohttp.ClientSession, api: PrefectApi, path: str) -> set[str]:

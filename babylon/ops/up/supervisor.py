@@ -23,8 +23,10 @@ from babylon.core.errors import ServingError
 from babylon.core.processes import Processes, Service, supervised
 from babylon.core.settings import Settings
 from babylon.ops.prefect_env import PrefectApi, prefect_api
+from babylon.ops.up.alerts import set_up_alerts
 from babylon.ops.up.health import TIMEOUT, until_healthy
 from babylon.ops.up.in_force import forget_in_force, write_in_force
+from babylon.ops.up.news import tell_news
 from babylon.ops.up.prefect_setup import (
     PREFECT_DATABASE,
     create_pools,
@@ -117,9 +119,14 @@ class Supervisor:
             await create_pools(http, api)
             await start([service for service in wanted if service.pool])
             await set_up_prefect(http, api, ours)
+            await set_up_alerts(http, api, settings.prefect.alerts)
             write_in_force(settings.home, self.variables)
             log.info("all services answer")
-            await take_up_lost(partial(open_store, settings), settings.windows.lease_s, http, api)
+            opening = partial(open_store, settings)
+            await asyncio.gather(
+                take_up_lost(opening, settings.windows.lease_s, http, api),
+                tell_news(opening, settings.windows, http, api),
+            )
 
     async def _prepare(self) -> dict[str, str]:
         """Migrate the database, make the base model, return the environment of the services."""
