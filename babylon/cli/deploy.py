@@ -136,7 +136,16 @@ def status(json: Json = False) -> None:
         print_json({**about.pop("route"), **about})
     else:
         _show_status(now)
+        _show_approvals(now)
     raise typer.Exit(0 if now.settled else 1)
+
+
+def _show_approvals(now: "Status") -> None:
+    for one in now.approvals:
+        print(
+            f"policy {one.policy_version} of window {one.window_id} waits for an approval until"
+            f" {one.open_until:%Y-%m-%d %H:%M} UTC: `babylon deploy approve {one.policy_version}`"
+        )
 
 
 def _experiment(
@@ -212,11 +221,6 @@ def _show_status(now: "Status") -> None:
         for gateway in now.gateways
     ]
     print_table("Gateways", ["gateway", "url", "route", "holds", "answers", "problem"], rows)
-    for one in now.approvals:
-        print(
-            f"policy {one.policy_version} of window {one.window_id} waits for an approval until"
-            f" {one.open_until:%Y-%m-%d %H:%M} UTC: `babylon deploy approve {one.policy_version}`"
-        )
     if now.proposals:
         asked = [[p.policy_version, p.author, f"{p.created_at:%H:%M:%S}"] for p in now.proposals]
         print_table("Policies to load", ["policy", "for", "since, UTC"], asked)

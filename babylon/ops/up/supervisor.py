@@ -40,6 +40,7 @@ from babylon.store import open_store
 from babylon.store.server import database_url, kept_running
 
 NAME = "supervisor"
+DETACHED = "BABYLON_DETACHED"  # in the environment of a supervisor that ``babylon up`` started
 log = logging.getLogger(__name__)
 
 
@@ -64,7 +65,7 @@ class Supervisor:
             name=NAME,
             command=(sys.executable, "-P", "-m", "babylon", "up", "--foreground"),
             log=home.logs / f"{NAME}.log",
-            environment=own_environment(self.variables),
+            environment=own_environment(self.variables) | {DETACHED: "1"},
         )
 
     async def run(self) -> None:
