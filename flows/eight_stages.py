@@ -69,6 +69,6 @@ async def eight_stages(
         )
     places = (settings.home, settings.model, settings.tracking)
     await run_after(window.key, publish, settings, scored)
-    await run_after(window.key, track, *places, result.metrics)
+    await run_after(window.key, track, *places, result.metrics, trained.checkpoint_uri)
     await run_after(window.key, retire, settings)
     return result

@@ -360,6 +360,8 @@ class TrackingSettings(Group):
     """W&B project that gets the metrics. Unset: nothing is reported."""
     mode: Literal["offline", "online", "disabled"] = _env("offline", "WANDB_MODE")
     """With `offline`, runs are files that you sync by hand; `online` sends them at once."""
+    checkpoints: bool = _env(False, "WANDB_CHECKPOINTS")
+    """Checkpoints are logged too, as versions of the artifact `MODEL_NAME-policy`."""
 
 
 class PublishSettings(Group):
