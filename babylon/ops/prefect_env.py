@@ -159,7 +159,8 @@ def remove_old_results(home: Path) -> int:
     Prefect itself never deletes a result.
     """
     oldest = time.time() - RETENTION_S
-    old = [file for file in results(home).glob("*") if file.stat().st_mtime < oldest]
+    files = (path for path in results(home).glob("*") if path.is_file())
+    old = [file for file in files if file.stat().st_mtime < oldest]
     for file in old:
         file.unlink(missing_ok=True)
     return len(old)

@@ -27,7 +27,7 @@ from babylon.store.flow_state import newest_play
 from babylon.store.routes import Route, all_routes
 
 LOOK_S = 30.0
-BACK = timedelta(minutes=10)  # at the start, so that a restart of the supervisor loses nothing
+BACK = timedelta(minutes=10)  # so that a restart of the supervisor loses nothing
 log = logging.getLogger(__name__)
 
 
