@@ -6,12 +6,12 @@ from typing import Any
 from prefect.blocks.core import Block
 
 from babylon.blocks.database import BabylonDatabase
+from babylon.blocks.form import Overrides
 from babylon.blocks.model import BabylonModel
 from babylon.core.errors import ConfigError
 from babylon.core.settings import Settings
 from babylon.core.settings_loading import load_settings, merge_overrides
 
-Overrides = dict[str, Any]  # settings by name
 KINDS: dict[str, type[BabylonDatabase] | type[BabylonModel]] = {
     "babylon-database": BabylonDatabase,
     "babylon-model": BabylonModel,

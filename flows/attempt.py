@@ -3,7 +3,7 @@
 import logging
 from collections.abc import Sequence
 
-from babylon.blocks.load import Overrides
+from babylon.blocks.form import Overrides
 from babylon.core.errors import BabylonError, reason_of
 from babylon.core.types import WindowResult
 from babylon.core.windows import WindowState

@@ -5,7 +5,8 @@ from collections.abc import Sequence
 
 from prefect import flow
 
-from babylon.blocks.load import Overrides, settings_with
+from babylon.blocks.form import AtLeastOne, BlockName, DayOrWindow, WindowForm
+from babylon.blocks.load import settings_with
 from babylon.core.errors import TrainingError
 from babylon.core.types import WindowResult
 from babylon.core.windows import WindowState
@@ -13,6 +14,7 @@ from babylon.flows.attempt import attempt
 from babylon.flows.gpu_stage import Placement
 from babylon.stages.pending import pending_windows
 from babylon.store import open_store
+from babylon.tasks.events import tell_ready
 from babylon.tasks.progress import announce
 
 log = logging.getLogger("babylon.flows")
@@ -21,20 +23,28 @@ STAGE = "windows"  # name under which progress is announced
 
 @flow(name="backfill")
 async def backfill(
-    hours: int | None = None,
-    overrides: Overrides | None = None,
-    blocks: Sequence[str] = (),
+    hours: AtLeastOne | None = None,
+    overrides: WindowForm = None,
+    blocks: Sequence[BlockName] = (),
     placement: Placement = "inline",
-    first: str | None = None,
-    last: str | None = None,
-    limit: int | None = None,
+    first: DayOrWindow | None = None,
+    last: DayOrWindow | None = None,
+    limit: AtLeastOne | None = None,
 ) -> list[WindowResult]:
-    """Train the windows from ``first`` to ``last`` (dates or window ids, inclusive).
+    """Train the windows of a range, oldest first.
 
-    Without ``first``, the range is the last ``hours``, by default the lookback of the settings.
-    ``limit``: train at most this many windows, the oldest. The order is oldest first, because each
-    window trains the policy that the window before it left. A run that ended early can be started
-    again: finished windows are skipped. A window that fails is reported, and the next one is tried.
+    Each window trains the policy that the window before it left. A run that ended early can be
+    started again: finished windows are skipped. A window that fails is reported, and the next one
+    is tried.
+
+    Args:
+        hours: Train the windows of the last hours, by default of the lookback of the settings.
+        overrides: Settings of this run, by group.
+        blocks: Names of blocks to take settings from (``babylon-database/live``).
+        placement: Run training and checkpoint validation here, or on the ``gpu`` work pool.
+        first: Instead of ``hours``: the first date or window (2025-11-14T09:00), in UTC.
+        last: The last date or window, inclusive.
+        limit: Train at most this many windows, the oldest.
 
     Raises:
         TrainingError: of a deployed run, so that Prefect shows it as failed: names the windows that
@@ -48,6 +58,7 @@ async def backfill(
     windows = waiting[:limit]
     if len(windows) < len(waiting):
         log.info("%d windows are ready, training the oldest %d", len(waiting), len(windows))
+    tell_ready(windows)
     results: list[WindowResult] = []
     for window in windows:
         announce(STAGE, len(results), len(windows))

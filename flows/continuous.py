@@ -9,7 +9,7 @@ from collections.abc import AsyncIterator
 from datetime import UTC, datetime, timedelta
 from itertools import count
 
-from babylon.blocks.load import Overrides
+from babylon.blocks.form import Overrides
 from babylon.core.settings import WindowSettings
 from babylon.core.settings_loading import load_settings
 from babylon.core.types import WindowResult

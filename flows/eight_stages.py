@@ -12,6 +12,7 @@ from babylon.stages.fingerprint import scoring_fingerprint
 from babylon.stages.finish import earlier_result, finish_window
 from babylon.stages.turn import experiment_runs, wait_for_turn
 from babylon.store import Store
+from babylon.tasks.approval import approval
 from babylon.tasks.collect import collect
 from babylon.tasks.deploy import deploy
 from babylon.tasks.dropout import dropout
@@ -52,6 +53,8 @@ async def eight_stages(
                     await experiment(settings, claim)
                 trained = await gpu.train(scored)
             verdict = await gpu.validate_checkpoint(trained)
+            if verdict.promote and settings.deployment.approval_hours:
+                verdict = await approval(store, settings.deployment, verdict)
             deployed = await deploy(settings, verdict)
             result = await finish_window(
                 store, window, scored, trained, verdict, deployed, started=started
@@ -66,6 +69,6 @@ async def eight_stages(
         )
     places = (settings.home, settings.model, settings.tracking)
     await run_after(window.key, publish, settings, scored)
-    await run_after(window.key, track, *places, result.metrics)
+    await run_after(window.key, track, *places, result.metrics, trained.checkpoint_uri)
     await run_after(window.key, retire, settings)
     return result

@@ -10,7 +10,8 @@ from typing import Any, Literal
 
 from prefect import flow
 
-from babylon.blocks.load import Overrides, settings_with
+from babylon.blocks.form import Overrides
+from babylon.blocks.load import settings_with
 from babylon.core.settings import Settings
 from babylon.core.types import Scored, Trained, Verdict
 from babylon.tasks.pool import on_pool, said

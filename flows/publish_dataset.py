@@ -6,7 +6,8 @@ from datetime import UTC, date, datetime, timedelta
 from prefect import flow
 from prefect.runtime import flow_run
 
-from babylon.blocks.load import Overrides, settings_with
+from babylon.blocks.form import BlockName, PublishForm
+from babylon.blocks.load import settings_with
 from babylon.core.types import Published
 from babylon.dataset.build import windows_of
 from babylon.store import open_store
@@ -24,13 +25,18 @@ def yesterday() -> date:
 )
 async def publish_dataset(
     day: date | None = None,
-    overrides: Overrides | None = None,
-    blocks: Sequence[str] = (),
+    overrides: PublishForm = None,
+    blocks: Sequence[BlockName] = (),
 ) -> list[Published]:
     """Write the files of the windows of a UTC day, by default yesterday, and publish to the hub.
 
     With PUBLISH_TO set, every window up to that day that the repository lacks is published, one
     commit a day of play. A day that failed is therefore published by the next run.
+
+    Args:
+        day: The day of play in UTC.
+        overrides: Settings of this run, by group.
+        blocks: Names of blocks to take settings from (``babylon-database/live``).
     """
     settings = await settings_with(overrides, blocks)
     async with open_store(settings) as store:

@@ -8,7 +8,8 @@ from functools import partial
 from prefect import flow
 from prefect.runtime import flow_run
 
-from babylon.blocks.load import Overrides, settings_with
+from babylon.blocks.form import BlockName, WindowForm, WindowName
+from babylon.blocks.load import settings_with
 from babylon.core.errors import SupersededError
 from babylon.core.types import WindowResult
 from babylon.core.windows import Window
@@ -25,9 +26,9 @@ UPDATES = 3  # of one window in a run; each one after the first follows a change
 
 @flow(name="train-window", flow_run_name=lambda: flow_run.parameters["window_id"] or "newest")
 async def train_window(
-    window_id: str | None = None,
-    overrides: Overrides | None = None,
-    blocks: Sequence[str] = (),
+    window_id: WindowName | None = None,
+    overrides: WindowForm = None,
+    blocks: Sequence[BlockName] = (),
     placement: Placement = "inline",
 ) -> WindowResult:
     """Train one closed window: ``window_id``, else a half-finished one, else the newest ready one.
@@ -36,7 +37,8 @@ async def train_window(
     the new champion, with the same scores.
 
     Args:
-        overrides: Settings by group: ``{"windows": {"min_agents": 5}}``.
+        window_id: Start of the window in UTC (2025-11-14T09:00), with ``+NAME`` of its recipe.
+        overrides: Settings of this run, by group.
         blocks: Names of blocks to take settings from (``"babylon-database/live"``).
         placement: Run training and checkpoint validation here, or on the ``gpu`` work pool.
 

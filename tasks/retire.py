@@ -1,6 +1,7 @@
 """Retire: delete checkpoints and play that are no longer needed."""
 
 from babylon.core.settings import Settings
+from babylon.ops.prefect_env import remove_old_results
 from babylon.stages.retention import retire_checkpoints
 from babylon.stages.retire_play import retire_play
 from babylon.store import open_store
@@ -13,4 +14,5 @@ async def retire(settings: Settings) -> tuple[int, ...]:
     async with open_store(settings) as store:
         versions = await retire_checkpoints(store, settings)
         await retire_play(store, settings.home, settings.windows)
+    remove_old_results(settings.home.root)
     return versions

@@ -7,6 +7,7 @@ from babylon.core.settings import Settings
 from babylon.core.types import Scored, Trained
 from babylon.stages.train import train_window
 from babylon.store import open_store
+from babylon.tasks.limits import GPU_MEMORY, limited
 from babylon.tasks.page import leave_page
 from babylon.tasks.progress import announce
 from babylon.tasks.stage import stage
@@ -27,7 +28,7 @@ async def train(settings: Settings, scored: Scored) -> Trained:
             raise InterruptedError(f"training was cancelled at step {done} of {total}")
         announce("train", done, total)
 
-    async with open_store(settings) as store:
+    async with limited(GPU_MEMORY), open_store(settings) as store:
         try:
             trained = await train_window(store, settings, scored, progress=step)
         except asyncio.CancelledError:

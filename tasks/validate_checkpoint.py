@@ -11,6 +11,7 @@ from babylon.ops.pages.markdown import picture
 from babylon.ops.pages.pictures import gate_pictures
 from babylon.stages import validate_checkpoint as gate
 from babylon.store import open_store
+from babylon.tasks.limits import GPU_MEMORY, limited
 from babylon.tasks.page import leave_page
 from babylon.tasks.progress import announce
 from babylon.tasks.stage import stage
@@ -23,7 +24,7 @@ async def validate_checkpoint(settings: Settings, trained: Trained) -> Verdict:
     def progress(done: int, total: int) -> None:
         announce("validate checkpoint", done, total)
 
-    async with open_store(settings) as store:
+    async with limited(GPU_MEMORY), open_store(settings) as store:
         verdict = await gate.validate_checkpoint(store, settings, trained, progress=progress)
     page = await asyncio.to_thread(_page, settings.home, verdict)
     summary = f"{verdict.ruling} policy {verdict.policy_version}"

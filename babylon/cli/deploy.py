@@ -3,6 +3,7 @@
 ``babylon model promote | rollback`` are two of these commands under other names.
 """
 
+import getpass
 from collections.abc import Awaitable, Callable
 from dataclasses import asdict
 from typing import TYPE_CHECKING, Annotated
@@ -95,6 +96,27 @@ def rollback(reason: Reason = "by hand", json: Json = False) -> None:
     _make(take_back, json)
 
 
+@app.command()
+def approve(version: Version, reason: Reason = "", json: Json = False) -> None:
+    """Let a run that waits for it deploy a policy."""
+    _answer(version, True, reason, json)
+
+
+@app.command()
+def refuse(version: Version, reason: Reason = "", json: Json = False) -> None:
+    """Let a run that waits for an approval end without deploying its policy."""
+    _answer(version, False, reason, json)
+
+
+def _answer(version: int, approved: bool, reason: str, json: bool) -> None:
+    from babylon.store.approvals import answer_approval
+
+    answer = with_store(
+        load_settings(), answer_approval, version, approved, getpass.getuser(), reason
+    )
+    show_values({"policy": version, "window": answer.window_id, "answer": str(answer)}, json)
+
+
 model.app.command("promote")(replace)
 model.app.command("rollback")(rollback)
 
@@ -114,7 +136,16 @@ def status(json: Json = False) -> None:
         print_json({**about.pop("route"), **about})
     else:
         _show_status(now)
+        _show_approvals(now)
     raise typer.Exit(0 if now.settled else 1)
+
+
+def _show_approvals(now: "Status") -> None:
+    for one in now.approvals:
+        print(
+            f"policy {one.policy_version} of window {one.window_id} waits for an approval until"
+            f" {one.open_until:%Y-%m-%d %H:%M} UTC: `babylon deploy approve {one.policy_version}`"
+        )
 
 
 def _experiment(

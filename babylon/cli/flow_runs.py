@@ -9,10 +9,11 @@ import signal
 import warnings
 from collections.abc import Iterator
 from contextlib import contextmanager
-from pathlib import Path
 
 from babylon.cli.output import fail, is_storage
 from babylon.core.errors import BabylonError, DatabaseError, ServingError
+from babylon.core.home import Home
+from babylon.core.settings import PrefectSettings
 
 INTERRUPTED = 130  # exit code of a shell for a process that SIGINT ended
 _QUIET = {  # errors are reported in one line; tracebacks and bars of libraries would bury it
@@ -25,7 +26,7 @@ class InterruptedRunError(BabylonError):
     """A signal ended the run."""
 
 
-def prepare_prefect(home: Path) -> None:
+def prepare_prefect(home: Home, prefect: PrefectSettings) -> None:
     """Set Prefect's environment for flows that run in this process. Variables that are set win.
 
     Raises:
@@ -35,11 +36,11 @@ def prepare_prefect(home: Path) -> None:
 
     for name, value in _QUIET.items():
         os.environ.setdefault(name, value)
-    prepare_inline_run(home)
+    prepare_inline_run(home, prefect)
 
 
 @contextmanager
-def prefect_ready(home: Path, *, json: bool) -> Iterator[None]:
+def prefect_ready(home: Home, prefect: PrefectSettings, *, json: bool) -> Iterator[None]:
     """Prepare Prefect for the flows of the body, and translate the errors that they raise.
 
     SIGTERM ends the body as Ctrl-C does.
@@ -48,7 +49,7 @@ def prefect_ready(home: Path, *, json: bool) -> Iterator[None]:
         SystemExit: 130 after a signal.
         DatabaseError, ServingError: the database or Prefect's server does not answer.
     """
-    prepare_prefect(home)
+    prepare_prefect(home, prefect)
     from babylon.store.connection import UNREACHABLE
 
     before = signal.signal(signal.SIGTERM, signal.default_int_handler)

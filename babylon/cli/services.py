@@ -9,7 +9,7 @@ from rich.progress import BarColumn, Progress, SpinnerColumn, TextColumn, TimeEl
 
 from babylon.cli.options import Json
 from babylon.cli.output import print_json, print_table, stderr, with_store
-from babylon.core.api_keys import local_key_path
+from babylon.core.api_keys import local_key_path, prefect_auth_path
 from babylon.core.settings import Engine
 from babylon.core.settings_loading import load_settings
 
@@ -27,6 +27,7 @@ def up(
     json: Json = False,
 ) -> None:
     """Start everything that is not running, and return when it answers."""
+    from babylon.ops.prefect_env import prefect_api
     from babylon.ops.up import up
     from babylon.ops.up.supervisor import Supervisor
 
@@ -51,7 +52,9 @@ def up(
     if not json:
         key = local_key_path(settings.home.root)
         print(f"agents call {settings.serving.endpoint}/v1 with the key in {key}")
-        print(f"Prefect shows every run at http://127.0.0.1:{settings.prefect.port}")
+        prefect = prefect_api(settings.home, settings.prefect)
+        opened = f" with the text in {prefect_auth_path(settings.home.root)}"
+        print(f"Prefect shows every run at {prefect.ui}{opened if prefect.embedded else ''}")
         print(f"the status page is at http://127.0.0.1:{settings.serving.admin_port}/")
     _show([asdict(one) for one in report.services], json, changed=report.changed)
 

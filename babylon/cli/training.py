@@ -80,7 +80,7 @@ def train(
     )
     _check_usage(request)
     settings = _load_checked(request)
-    with prefect_ready(settings.home.root, json=json):
+    with prefect_ready(settings.home, settings.prefect, json=json):
         results = _run(request)
     report = training_report(mode, results, _searched(request, settings.windows))
     print_json(report) if json else print_training(report, results, settings.home)
@@ -95,7 +95,7 @@ def demo(
 ) -> None:
     """A fleet plays simulated hours; each is trained, validated and deployed."""
     settings = load_settings(**given(seed=seed))
-    with prefect_ready(settings.home.root, json=json):
+    with prefect_ready(settings.home, settings.prefect, json=json):
         from babylon.cli.demo import print_demo, run
         from babylon.ops.demo import report_json
 

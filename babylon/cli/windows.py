@@ -7,9 +7,11 @@ from typing import Annotated
 import typer
 
 from babylon.cli.options import Json, MinActions, MinAgents, WindowMinutes, given
-from babylon.cli.output import print_json, with_store
+from babylon.cli.output import print_json, show_values, with_store
+from babylon.core.errors import WindowError
 from babylon.core.settings import MAX_HOURS, Settings
 from babylon.core.settings_loading import load_settings
+from babylon.core.windows import parse_window_id
 
 app = typer.Typer(help="Recorded windows and whether they can be trained.", no_args_is_help=True)
 Lookback = Annotated[
@@ -41,6 +43,7 @@ def list_(
     from babylon.cli.windows_page import print_late, print_windows, read_windows, record
     from babylon.stages.checked_rows import CheckedRows
     from babylon.stages.readiness import Page
+    from babylon.store.holds import running_hold
 
     settings = _settings(min_agents, min_actions, window_minutes)
     reports, late, _, stale = with_store(
@@ -52,15 +55,19 @@ def list_(
         page=Page(limit=limit + 1, before=before),
         include_late=include_late,
     )
+    holding = with_store(settings, running_hold)
     # One window more than a page was read, to see if there are older ones.
     older = reports[-limit].window_id if len(reports) > limit else None
     reports = reports[-limit:]
     if json:
-        page = {"windows": [record(report) for report in reports], "older_before": older}
-        page |= {"stale": stale}
+        page: dict[str, object] = {"windows": [record(report) for report in reports]}
+        page |= {"older_before": older, "stale": stale}
+        page["hold"] = asdict(holding) if holding else None
         print_json({**page, "late": late} if include_late else page)
         return
     print_windows(reports)
+    if holding:
+        print(holding)
     if older:
         print(f"older windows: babylon windows list --before {older}")
     if stale:
@@ -159,6 +166,76 @@ def release(
         f" {window.partition('+')[0]}"
         " --recipe NAME` trains them from the present champion"
     )
+
+
+@app.command()
+def explain(
+    window: Annotated[str, typer.Argument(metavar="ID", help="See `babylon windows list`.")],
+    json: Json = False,
+) -> None:
+    """Tell the story of a window: who played, what was rejected and why, update, verdict, route."""
+    from babylon.ops.pages.window_facts import read_window_facts
+    from babylon.ops.pages.window_page import window_markdown
+
+    facts = with_store(load_settings(), read_window_facts, window)
+    if facts is None:
+        raise WindowError(
+            f"nobody ever claimed window {window}: `babylon windows show {window}` says what it"
+            " lacks"
+        )
+    lines = window_markdown(facts).splitlines()
+    page = "\n".join(line for line in lines if not line.startswith("!["))
+    print_json({"window_id": window, "page": page}) if json else print(page)
+
+
+@app.command()
+def retry(
+    window: Annotated[str, typer.Argument(metavar="ID", help="See `babylon windows list`.")],
+    json: Json = False,
+) -> None:
+    """Let the next run try a window again that rests after failures, or was skipped."""
+    from babylon.store.by_hand import retry_window
+
+    settings = load_settings()
+    named = parse_window_id(window, settings.windows.minutes)
+    with_store(settings, retry_window, named, getpass.getuser())
+    done = "the next run may train it; `babylon train --window` does now"
+    show_values({"window_id": window, "retry": done}, json)
+
+
+@app.command()
+def skip(
+    window: Annotated[str, typer.Argument(metavar="ID", help="See `babylon windows list`.")],
+    reason: Annotated[str, typer.Option(metavar="TEXT", help="Shown with the window.")],
+    json: Json = False,
+) -> None:
+    """Leave a window alone: no run chooses it by itself."""
+    from babylon.store.by_hand import skip_window
+
+    settings = load_settings()
+    named = parse_window_id(window, settings.windows.minutes)
+    with_store(settings, skip_window, named, getpass.getuser(), reason)
+    show_values({"window_id": window, "skipped": reason}, json)
+
+
+@app.command()
+def hold(
+    reason: Annotated[str, typer.Option(metavar="TEXT", help="Shown while it lasts.")],
+    json: Json = False,
+) -> None:
+    """Stop the choice of windows by schedules and loops. A run in work ends its window."""
+    from babylon.store.holds import hold
+
+    show_values({"hold": str(with_store(load_settings(), hold, getpass.getuser(), reason))}, json)
+
+
+@app.command()
+def resume(json: Json = False) -> None:
+    """End the hold."""
+    from babylon.store.holds import end_hold
+
+    ended = with_store(load_settings(), end_hold, getpass.getuser())
+    show_values({"resumed": "training goes on" if ended else "there was no hold"}, json)
 
 
 def _settings(agents: int | None, actions: int | None, minutes: int | None = None) -> Settings:

@@ -79,6 +79,20 @@ def engine_secret(home: Path) -> str:
     return path.read_text().strip()
 
 
+def prefect_auth_path(home: Path) -> Path:
+    """Return the file with ``user:password`` of the Prefect server that ``babylon up`` starts."""
+    return home / "prefect.key"
+
+
+def make_prefect_auth(home: Path) -> None:
+    """Write a random password for that server unless there is one.
+
+    Raises:
+        StorageError: the home directory cannot be made.
+    """
+    _write_once(prefect_auth_path(home), f"babylon:{secrets.token_urlsafe(32)}\n")
+
+
 def _write_once(path: Path, text: str) -> None:
     """Write a file unless it exists. Readers never see a partial file."""
     make_directory(path.parent)

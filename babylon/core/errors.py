@@ -31,6 +31,10 @@ class WindowError(BabylonError):
     """A window id is malformed, or the window is not in a state that allows the request."""
 
 
+class ApprovalError(BabylonError):
+    """Nobody asked for an approval of the policy, or the question was answered or is too old."""
+
+
 class WindowNotReadyError(WindowError):
     """The window is not over, or has too few agents to be trained."""
 

@@ -30,10 +30,10 @@ SUPERVISOR = "BABYLON_SUPERVISOR"  # the parent's pid, in the environment of a s
 GRACE_S = 20.0
 _SUPERVISED_GRACE_S = 15.0
 _POLL_S = 0.1
-_FIRST_PAUSE_S, _LONGEST_PAUSE_S = 0.5, 30.0
+_SECOND_PAUSE_S, _LONGEST_PAUSE_S = 0.5, 30.0
 LOG_BYTES = 16 * 2**20
 _LOG_CHECK_S = 60.0
-_STABLE_S = 60.0  # a process that lived this long starts again after the first pause
+_STABLE_S = 60.0  # a process that lived this long starts again at once
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -90,16 +90,16 @@ class Supervised:
         )
 
     async def keep_alive(self) -> None:
-        pause = _FIRST_PAUSE_S
+        pause = 0.0  # the first death costs no wait, and a service that dies at once must not spin
         while True:
             started = time.monotonic()
             while (code := self._process.poll()) is None:
                 await asyncio.sleep(_POLL_S)
             self.exit_code = code
-            pause = _FIRST_PAUSE_S if time.monotonic() - started > _STABLE_S else pause
+            pause = 0.0 if time.monotonic() - started > _STABLE_S else pause
             logger.warning("%s; starts again in %.1f s", self.failure(), pause)
             await asyncio.sleep(pause)
-            pause = min(2 * pause, _LONGEST_PAUSE_S)
+            pause = min(max(2 * pause, _SECOND_PAUSE_S), _LONGEST_PAUSE_S)
             try:
                 self._process = self._start()
             except OSError as error:  # too many processes: the next pause may help

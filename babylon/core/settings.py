@@ -322,6 +322,10 @@ class DeploymentSettings(Group):
     """A checkpoint that passed serves all agents (`replace`), half of them (`ab`), or 5 %, then
     25 %, then 50 % of them (`canary`).
     """
+    approval_hours: float | None = _env(None, "APPROVAL_HOURS", gt=0, le=MAX_HOURS)
+    """Hours that a person has to approve a checkpoint that passed; without a yes it is not
+    deployed. Unset: no approval is needed.
+    """
     # An hour of the demo moves a policy by 0.003 to 0.03, its twelve hours together by 0.17.
     max_serving_kl: float = _env(0.5, "MAX_SERVING_KL", gt=0)
     """Largest KL divergence from the champion, in nats a token, at which a checkpoint may serve."""
@@ -358,6 +362,8 @@ class TrackingSettings(Group):
     """W&B project that gets the metrics. Unset: nothing is reported."""
     mode: Literal["offline", "online", "disabled"] = _env("offline", "WANDB_MODE")
     """With `offline`, runs are files that you sync by hand; `online` sends them at once."""
+    checkpoints: bool = _env(False, "WANDB_CHECKPOINTS")
+    """Checkpoints are logged too, as versions of the artifact `MODEL_NAME-policy`."""
 
 
 class PublishSettings(Group):
@@ -379,7 +385,19 @@ class PublishSettings(Group):
 
 class PrefectSettings(Group):
     port: int = _env(4200, "PREFECT_SERVER_API_PORT", ge=1, le=65535)
-    """Port of Prefect's server and UI on loopback."""
+    """Port on loopback of the Prefect server that `babylon up` starts, and of its UI."""
+    api_url: str | None = _env(None, "PREFECT_API_URL", pattern=r"^https?://\S+/api(/\S*)?$")
+    """Address of the API of your own Prefect server, or of Prefect Cloud. `babylon up` then starts
+    no server. Unset: it does.
+    """
+    api_key: SecretStr | None = _env(None, "PREFECT_API_KEY")
+    """Key of Prefect Cloud."""
+    auth: SecretStr | None = _env(None, "PREFECT_API_AUTH_STRING")
+    """`user:password` of Prefect's API. Unset: `babylon up` makes one for its own server, in
+    `prefect.key` in the home.
+    """
+    alerts: str | None = _env(None, "ALERT_BLOCK", pattern=r"^[a-z0-9-]+/[a-z0-9-]+$")
+    """Prefect's notification block that alerts go to: `slack-webhook/oncall`. Unset: nowhere."""
     stage_timeout_s: float = _env(3 * 3600.0, "STAGE_TIMEOUT_SECONDS", gt=0)
     """Seconds after which a stage is given up. The next run begins it again."""
 

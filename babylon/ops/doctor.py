@@ -18,8 +18,9 @@ from safetensors import SafetensorError, safe_open
 from babylon.core.errors import BabylonError, ModelError, ServingError
 from babylon.core.home import Home
 from babylon.core.processes import Processes
-from babylon.core.settings import ModelSettings, ServingSettings, Settings
+from babylon.core.settings import ModelSettings, PrefectSettings, ServingSettings, Settings
 from babylon.ops.finding import Finding
+from babylon.ops.prefect_env import prefect_api
 from babylon.ops.state_checks import check_state
 from babylon.policies.checkpoint_files import local_directory
 from babylon.serving.ports import holder, require_free_port
@@ -53,7 +54,7 @@ async def examine(settings: Settings) -> list[Finding]:
         check_port(home, "gateway", serving.endpoint_port, "LOCAL_ENDPOINT"),
         check_port(home, "engine", serving.engine_port, "ENGINE_PORT"),
         check_port(home, "admin API", serving.admin_port, "ADMIN_PORT"),
-        check_port(home, "prefect server", settings.prefect.port, "PREFECT_SERVER_API_PORT"),
+        *_prefect_port(settings.home, settings.prefect),
         *_keys(),
     ]
 
@@ -177,6 +178,12 @@ def check_port(home: Path, user: str, port: int, variable: str) -> Finding:
         detail = f"{port} is in use by process {pid} of this home's `babylon up`"
         return Finding(name=name, ok=True, required=True, detail=detail)
     return Finding(name=name, ok=True, required=True, detail=f"{port} is free")
+
+
+def _prefect_port(home: Home, prefect: PrefectSettings) -> Iterator[Finding]:
+    """Check the port of the server that ``babylon up`` starts, if it starts one."""
+    if prefect_api(home, prefect).embedded:
+        yield check_port(home.root, "prefect server", prefect.port, "PREFECT_SERVER_API_PORT")
 
 
 def _keys() -> Iterator[Finding]:

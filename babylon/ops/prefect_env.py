@@ -1,21 +1,30 @@
-"""Prefect's environment variables. The library itself never imports Prefect.
+"""Prefect's API and environment variables. The library itself never imports Prefect.
 
-One home, one Prefect: its profile and logs lie under ``<home>/prefect``. The server of ``babylon
-up`` has a database of its own in our Postgres. A flow that runs inline talks to an ephemeral API
+One home, one Prefect: its profile and logs lie under ``<home>/prefect``. ``babylon up`` starts a
+server with a password and with a database of its own in our Postgres, unless ``PREFECT_API_URL``
+names another server or Prefect Cloud. A flow that runs inline talks to an ephemeral API
 with an in-memory database: a file of SQLite costs retries of two seconds whenever it is locked.
 """
 
 import os
+import time
+from base64 import b64encode
 from collections.abc import Mapping
+from contextlib import suppress
+from dataclasses import dataclass, replace
 from http.client import HTTPException
 from pathlib import Path
+from urllib.parse import urlsplit
 from urllib.request import urlopen
 
-from babylon.core.home import make_directory
+from babylon.core.api_keys import prefect_auth_path
+from babylon.core.home import Home, make_directory
 from babylon.core.processes import Processes
+from babylon.core.settings import PrefectSettings
 
 SERVER = "prefect-server"  # the process that `babylon up` records
 IN_MEMORY = "sqlite+aiosqlite:///:memory:"
+RETENTION_S = 30 * 24 * 3600  # of runs, logs, pages and results: as long as play is kept
 _HEALTH_S = 5.0
 # Our own records and Prefect's states reach the page of their run. The console, which is the log
 # of a worker, shows warnings only. Without the level of the root, ours would be left out.
@@ -28,20 +37,76 @@ _LOGGED = {
 }
 
 
-def prepare_inline_run(home: Path) -> None:
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PrefectApi:
+    """The API that runs report to.
+
+    ``key`` opens Prefect Cloud, ``auth`` (``user:password``) a server. ``embedded``: ``babylon up``
+    starts the server.
+    """
+
+    url: str
+    key: str = ""
+    auth: str = ""
+    embedded: bool = True
+
+    @property
+    def headers(self) -> dict[str, str]:
+        if self.auth:
+            return {"Authorization": f"Basic {b64encode(self.auth.encode()).decode()}"}
+        return {"Authorization": f"Bearer {self.key}"} if self.key else {}
+
+    @property
+    def ui(self) -> str:
+        """The address of the pages. Those of Prefect Cloud lie on another host."""
+        page = self.url.removesuffix("/api").replace("/api/", "/").replace("//api.", "//app.")
+        return page.replace("/accounts/", "/account/").replace("/workspaces/", "/workspace/")
+
+    @property
+    def environment(self) -> dict[str, str]:
+        """The variables from which Prefect's client reads the same."""
+        return {
+            "PREFECT_API_URL": self.url,
+            "PREFECT_API_KEY": self.key,
+            "PREFECT_API_AUTH_STRING": self.auth,
+        }
+
+
+def prefect_api(home: Home, prefect: PrefectSettings) -> PrefectApi:
+    """Return the API that the settings name, else the one of this home's own server.
+
+    An address of our own port on loopback means our own server: people export it to use
+    ``prefect`` on the command line, and every worker has it.
+    """
+    key, auth = (
+        secret.get_secret_value() if secret else "" for secret in (prefect.api_key, prefect.auth)
+    )
+    if prefect.api_url:
+        given = urlsplit(prefect.api_url)
+        own = given.hostname in ("localhost", "127.0.0.1") and given.port == prefect.port
+        if not own:
+            return PrefectApi(url=prefect.api_url.rstrip("/"), key=key, auth=auth, embedded=False)
+    with suppress(FileNotFoundError):  # before the first `up` there is no server to open
+        auth = auth or prefect_auth_path(home.root).read_text().strip()
+    return PrefectApi(url=api_url(prefect.port), auth=auth)
+
+
+def prepare_inline_run(home: Home, prefect: PrefectSettings) -> None:
     """Set this process's environment for flows that run in it. Call it before importing Prefect.
 
-    Prefect reads its environment when it is first imported. Flows report to the server that
-    ``babylon up`` started for this home, if it answers. Variables that are already set win.
+    Prefect reads its environment when it is first imported. Flows report to the API of the
+    settings, else to the server that ``babylon up`` started for this home, if it answers. Variables
+    that are already set win.
 
     Raises:
         StorageError: Prefect's directory cannot be made.
     """
-    defaults = inline_environment(home)
-    if "PREFECT_API_URL" in os.environ:
-        defaults |= _LOGGED
-    elif api := _running_server(home):
-        defaults |= {"PREFECT_API_URL": api, **_LOGGED}
+    defaults = inline_environment(home.root)
+    api = prefect_api(home, prefect)
+    if not api.embedded or "PREFECT_API_URL" in os.environ:
+        defaults |= api.environment | _LOGGED
+    elif url := _running_server(home.root):
+        defaults |= replace(api, url=url).environment | _LOGGED
     for name, value in defaults.items():
         os.environ.setdefault(name, value)
     make_directory(Path(os.environ["PREFECT_HOME"]))
@@ -71,7 +136,7 @@ def inline_environment(home: Path) -> dict[str, str]:
     }
 
 
-def served_environment(home: Path, port: int, environ: Mapping[str, str]) -> dict[str, str]:
+def served_environment(home: Path, api: PrefectApi, environ: Mapping[str, str]) -> dict[str, str]:
     """The environment of server, workers and ``prefect`` commands under ``babylon up``."""
     defaults = (
         _quiet(home)
@@ -80,10 +145,30 @@ def served_environment(home: Path, port: int, environ: Mapping[str, str]) -> dic
             "PREFECT_WORKER_QUERY_SECONDS": "2",
             # By default only events are removed, and logs and pages grow for ever.
             "PREFECT_SERVER_SERVICES_DB_VACUUM_ENABLED": "events,flow_runs",
-            "PREFECT_SERVER_SERVICES_DB_VACUUM_RETENTION_PERIOD": "2592000",  # 30 days, as play has
+            "PREFECT_SERVER_SERVICES_DB_VACUUM_RETENTION_PERIOD": str(RETENTION_S),
         }
     )
-    return defaults | dict(environ) | {"PREFECT_API_URL": api_url(port)}
+    # Without a password, every user of the machine could run code as this one.
+    password = {"PREFECT_SERVER_API_AUTH_STRING": api.auth} if api.embedded and api.auth else {}
+    return defaults | dict(environ) | api.environment | password
+
+
+def remove_old_results(home: Path) -> int:
+    """Delete the results of runs that Prefect removed. Return their number.
+
+    Prefect itself never deletes a result.
+    """
+    oldest = time.time() - RETENTION_S
+    files = (path for path in results(home).glob("*") if path.is_file())
+    old = [file for file in files if file.stat().st_mtime < oldest]
+    for file in old:
+        file.unlink(missing_ok=True)
+    return len(old)
+
+
+def results(home: Path) -> Path:
+    """The directory in which the stages of a ``gpu`` worker leave their manifests."""
+    return home / "prefect" / "results"
 
 
 def api_url(port: int) -> str:
@@ -93,6 +178,8 @@ def api_url(port: int) -> str:
 def _quiet(home: Path) -> dict[str, str]:
     return {
         "PREFECT_HOME": str(home / "prefect"),
+        "PREFECT_LOCAL_STORAGE_PATH": str(results(home)),
+        "PREFECT_RESULTS_DEFAULT_SERIALIZER": "json",
         "PREFECT_SERVER_ANALYTICS_ENABLED": "false",
         "PREFECT_CLIENT_MAX_RETRIES": "7",  # four minutes, until a server that died is back
         "PREFECT_CLI_PROMPT": "false",

@@ -1,8 +1,10 @@
 """The windows that can be trained now."""
 
+import logging
 from dataclasses import replace
 from datetime import datetime, timedelta
 
+from babylon.core.errors import WindowNotReadyError
 from babylon.core.settings import QualitySettings, WindowSettings
 from babylon.core.windows import (
     DONE,
@@ -19,7 +21,10 @@ from babylon.stages.checked_rows import CheckedRows
 from babylon.stages.readiness import WindowReport, window_reports
 from babylon.store import Store
 from babylon.store.connection import read_clock
+from babylon.store.holds import running_hold
 from babylon.store.late import note_late
+
+log = logging.getLogger("babylon.flows")
 
 
 async def pending_windows(
@@ -38,7 +43,11 @@ async def pending_windows(
     of the settings), and includes ``last``. Left out are windows that another run holds, windows
     that rest after a failure, and windows of another length than the settings'. With a recipe, the
     range is searched for windows that are done, not yet by this recipe, and hold untrained rows.
+    While training is on hold, nothing is returned.
     """
+    if holding := await running_hold(store):
+        log.warning("no window is chosen: %s", holding)
+        return []
     clock = clock or await read_clock(store)
     hours = hours or windows.lookback_hours
     since = parse_bound(first) if first else clock.now - timedelta(hours=hours)
@@ -63,13 +72,16 @@ async def window_to_train(
 
     Raises:
         WindowError: the id is not a window's.
-        WindowNotReadyError: rows of the named window may still arrive.
+        WindowNotReadyError: rows of the named window may still arrive, or training is on hold and
+            none is named.
     """
     clock = clock or await read_clock(store)
     if window_id is not None:
         window = parse_window_id(window_id, windows.minutes)
         check_settled(window, clock, windows.grace_s)
         return replace(window, recipe=window.recipe or windows.recipe)
+    if holding := await running_hold(store):
+        raise WindowNotReadyError(f"{holding}; a window that you name is trained all the same")
     since = clock.now - timedelta(hours=windows.lookback_hours)
     waiting = await _waiting(store, windows, quality, clock, since, None)
     half_finished = [window for window, state in waiting if state == WindowState.TRAINED]

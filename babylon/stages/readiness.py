@@ -210,6 +210,8 @@ class _Subject:
         row = self.row
         if row is None or row.leased:
             return ""
+        if row.attempts >= MAX_ATTEMPTS and row.state == WindowState.SKIPPED:
+            return f"{row.reason} (`babylon windows retry {self.window_id}` takes that back)"
         tried = f"tried {row.attempts} time{'s' * (row.attempts > 1)} without success"
         if row.attempts >= MAX_ATTEMPTS and row.state not in FINISHED:
             return f"{tried}, no more automatic tries: train --window {self.window_id} tries again"

@@ -1,9 +1,9 @@
 """Weights & Biases: one run a model, one step a policy version, in a process of its own.
 
 wandb starts a service, threads and exit hooks, and reads the environment, which a worker that runs
-for months must not share. So each window is passed to a child process, which logs
-it and ends. Offline (the default) it leaves files under ``BABYLON_HOME/wandb`` for ``wandb sync``
-and does not use the network.
+for months must not share. So each window is passed to a child process, which logs it, with its
+checkpoint if that is asked for, and ends. Offline (the default) it leaves files under
+``BABYLON_HOME/wandb`` for ``wandb sync`` and does not use the network.
 """
 
 import json
@@ -16,20 +16,27 @@ from pathlib import Path
 from typing import Literal
 
 import babylon
+from babylon.core.errors import StorageError
 from babylon.core.failpoints import failpoint
 from babylon.core.home import Home, make_directory
 from babylon.core.settings import ModelSettings, TrackingSettings
 from babylon.core.types import Metrics
 
 log = logging.getLogger(__name__)
-TIMEOUT_S = 120.0
+TIMEOUT_S, CHECKPOINT_S = 120.0, 1800.0
 _UPLOAD_S = 60.0
 
 
 def track_window(
-    home: Home, model: ModelSettings, tracking: TrackingSettings, metrics: Metrics
+    home: Home,
+    model: ModelSettings,
+    tracking: TrackingSettings,
+    metrics: Metrics,
+    checkpoint_uri: str,
 ) -> bool:
     """Log one window. Return True if W&B has it, False also if no project is set. Blocking.
+
+    A checkpoint that is no directory here, as one at a training service, is left out.
 
     A failure is only logged, because Postgres holds the same metrics.
     """
@@ -37,12 +44,16 @@ def track_window(
         return False
     make_directory(home.root / "wandb")
     failpoint("tracking.before")
+    checkpoint = _local_checkpoint(home, checkpoint_uri) if tracking.checkpoints else None
+    limit_s = CHECKPOINT_S if checkpoint else TIMEOUT_S
     window = {
         "project": tracking.project,
         "mode": tracking.mode,
         "run": model.name,
         "home": str(home.root),
         "metrics": metrics,
+        "checkpoint": checkpoint,
+        "upload_s": limit_s - _UPLOAD_S,
     }
     try:
         done = subprocess.run(
@@ -51,11 +62,11 @@ def track_window(
             env=_environment(home.root / "wandb"),
             capture_output=True,
             text=True,
-            timeout=TIMEOUT_S,
+            timeout=limit_s,
         )
         problem = done.stderr.strip() if done.returncode else None
     except subprocess.TimeoutExpired:  # Postgres has the metrics: do not hold the run up
-        problem = f"no answer within {TIMEOUT_S:g} s"
+        problem = f"no answer within {limit_s:g} s"
     failpoint("tracking.after")
     if problem is None:
         return True
@@ -66,6 +77,14 @@ def track_window(
         problem.splitlines()[-1] if problem else "no reason given",
     )
     return False
+
+
+def _local_checkpoint(home: Home, uri: str) -> str | None:
+    try:
+        path = home.resolve(uri)
+    except StorageError:  # of another scheme
+        return None
+    return path if os.path.isdir(path) else None
 
 
 def _environment(directory: Path) -> dict[str, str]:
@@ -86,8 +105,10 @@ def log_window(
     run: str,
     home: str,
     metrics: Metrics,
+    checkpoint: str | None,
+    upload_s: float,
 ) -> None:
-    """Add one step to the run of that name. Called in the child process."""
+    """Add one step, and a checkpoint, to the run of that name. Called in the child process."""
     import wandb
 
     settings = wandb.Settings(
@@ -95,23 +116,31 @@ def log_window(
         console="off",
         disable_code=True,
         disable_git=True,
-        finish_timeout=_UPLOAD_S,
+        finish_timeout=upload_s,
         finish_timeout_raises=True,
         use_dot_wandb=False,
         x_disable_meta=True,
         x_disable_stats=True,
         x_disable_machine_info=True,
     )
+    run_id = re.sub("[:;,#?/']", "-", run)  # W&B refuses these; a model may be called org/name
     with wandb.init(
         project=project,
-        id=re.sub("[:;,#?/']", "-", run),  # W&B refuses these; a model may be called org/name
+        id=run_id,
         name=run,
         mode=mode,
         dir=home,
         resume="allow",
         settings=settings,
     ) as opened:
-        opened.log(metrics, step=int(metrics["policy_version"] or 0))
+        version = int(metrics["policy_version"] or 0)
+        opened.log(metrics, step=version)
+        if checkpoint is not None:
+            about = {name: metrics[name] for name in ("window_id", "policy_version")}
+            artifact = wandb.Artifact(f"{run_id}-policy", type="model", metadata=about)
+            artifact.add_dir(checkpoint)
+            serving = [str(metrics["arm"])] if metrics.get("arm") else []
+            opened.log_artifact(artifact, aliases=[f"policy-{version}", *serving])
 
 
 if __name__ == "__main__":

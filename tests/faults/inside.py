@@ -18,7 +18,7 @@ from babylon.stages import validate_checkpoint as gate
 from babylon.store import Store, connection
 from babylon.store.policies import Policy
 
-prepare_prefect(load_settings().home.root)
+prepare_prefect(load_settings().home, load_settings().prefect)
 
 import openai.resources  # noqa: E402, F401  the imports of a run, made once for all workers
 from prefect import Flow, State, Task  # noqa: E402

@@ -7,7 +7,9 @@ import tempfile
 from pathlib import Path
 
 from babylon.cli.flow_runs import prepare_prefect
+from babylon.core.home import Home
+from babylon.core.settings import PrefectSettings
 
 os.environ["PREFECT_HOME"] = tempfile.mkdtemp(prefix="babylon-prefect-")
-prepare_prefect(Path(os.environ["PREFECT_HOME"]))
+prepare_prefect(Home(Path(os.environ["PREFECT_HOME"])), PrefectSettings())
 atexit.register(shutil.rmtree, os.environ["PREFECT_HOME"], ignore_errors=True)

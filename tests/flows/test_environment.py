@@ -21,7 +21,7 @@ ASK = """
 import os
 from babylon.cli.flow_runs import prepare_prefect
 from babylon.core.settings_loading import load_settings
-prepare_prefect(load_settings().home.root)
+prepare_prefect(load_settings().home, load_settings().prefect)
 print(os.environ.get("PREFECT_API_URL"))
 """
 # Prefect itself makes its directory; a PREFECT_HOME elsewhere shows that nothing else is made.

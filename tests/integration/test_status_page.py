@@ -7,6 +7,7 @@ import socket
 import struct
 from collections.abc import AsyncIterator
 from dataclasses import dataclass
+from datetime import timedelta
 from pathlib import Path
 
 import aiohttp
@@ -24,6 +25,8 @@ from babylon.ops.status_page.app import StatusPage
 from babylon.serving.gateway.auth import KeyRing
 from babylon.store import Store
 from babylon.store.api_keys import create_key, revoke_key
+from babylon.store.approvals import ask_approval, get_approval
+from babylon.store.holds import hold
 from babylon.store.routes import commit_route, current_route
 from babylon.store.scores import StoredScore, replace_scores
 from babylon.store.windows import claim_window, set_state
@@ -162,6 +165,29 @@ async def test_a_button_changes_the_route_that_it_showed_once(
         status, page = await browser.post("/rollback", fields)  # the second click
     assert status == 409 and "came into force meanwhile" in page
     assert await current_route(store) == now
+
+
+async def test_a_policy_that_waits_is_approved_by_its_button_once(
+    browser: Browser, store: Store, settings: Settings
+) -> None:
+    claim = await claim_window(store, parse_window_id(WINDOW), owner="box:1:a", lease_s=600)
+    await ask_approval(store, claim, 2, timedelta(hours=1))
+    await hold(store, "alice", HOSTILE)
+    answer = {"policy_version": "2", "answer": "approve"}
+    await browser.sign_in(await create_key(store, "reader", scopes=["read"]))
+    _, page = await browser.get("/")
+    assert "Policy 2 waits for an approval" in page and "Deploy policy 2" not in page
+    assert "On hold:" in page and HOSTILE not in page
+    assert (await browser.post("/approval", {**await browser.fields(), **answer}))[0] == 403
+    key = await create_key(store, "operator", scopes=["deploy"])
+    assert "Deploy policy 2" in (await browser.sign_in(key))[1]
+    fields = {**await browser.fields(), **answer}
+    assert (await browser.post("/approval", {**fields, "answer": "perhaps"}))[0] == 400
+    status, page = await browser.post("/approval", fields)
+    assert status == 200 and "waits for an approval" not in page
+    assert (await get_approval(store, 2)).author == f"key {key.key_id}"
+    status, page = await browser.post("/approval", {**fields, "answer": "refuse"})
+    assert status == 409 and "approved by key" in page
 
 
 async def test_play_that_no_encoding_or_parser_takes_still_has_its_page(

@@ -9,6 +9,7 @@ import pytest
 from aiohttp import web
 
 from babylon.core.windows import parse_window_id
+from babylon.ops.prefect_env import PrefectApi
 from babylon.ops.up import work_in_hand
 from babylon.ops.up.take_up import DEPLOYMENT, _take_up
 from babylon.store import Store
@@ -45,7 +46,8 @@ async def prefect() -> AsyncIterator[tuple[str, list[dict[str, Any]]]]:
 async def test_a_lost_window_is_taken_up_and_a_held_or_returned_one_is_not(
     store: Store, prefect: tuple[str, list[dict[str, Any]]]
 ) -> None:
-    api, asked = prefect
+    url, asked = prefect
+    api = PrefectApi(url=url)
     window = parse_window_id(WINDOW)
     claim = await claim_window(store, window, owner="box:1:a", lease_s=600)
     async with aiohttp.ClientSession() as http:

@@ -8,6 +8,7 @@ import socket
 import subprocess
 import sys
 import time
+import urllib.error
 import urllib.request
 from collections.abc import Iterator
 from pathlib import Path
@@ -16,6 +17,8 @@ from typing import Any
 import psutil
 import pytest
 
+from babylon.ops.prefect_env import PrefectApi
+from babylon.tasks.limits import GPU_MEMORY, JUDGE
 from tests.ports import free_port
 from tests.tiny_policy import tiny_model, tiny_tokenizer
 
@@ -56,11 +59,11 @@ class System:
 
     def run_deployment(self, name: str, overrides: dict[str, Any]) -> str:
         """Start it as a person would, and wait for its end; returns the name of its last state."""
-        api = f"http://127.0.0.1:{self.prefect_port}/api"
         parameter = f"overrides={json.dumps(overrides)}"
         finished = subprocess.run(
             [sys.executable, "-m", "prefect", "deployment", "run", name, "--param", parameter],
-            env=self.environment | {"PREFECT_API_URL": api},
+            env=self.environment
+            | {"PREFECT_API_URL": self.api, "PREFECT_API_AUTH_STRING": self.auth},
             capture_output=True,
             text=True,
             timeout=60,
@@ -70,22 +73,35 @@ class System:
         assert run, finished.stdout
         # Not `--watch`: it follows an event stream, and waits for ever when that falls silent.
         deadline = time.monotonic() + RUN_S
-        while (state := _state(f"{api}/flow_runs/{run[1]}"))["type"] not in FINAL_STATES:
+        while (state := self.get(f"flow_runs/{run[1]}")["state"])["type"] not in FINAL_STATES:
             if time.monotonic() > deadline:
                 pytest.fail(f"{name} is still {state} after {RUN_S} s\n{self.evidence()}")
             time.sleep(1)
         assert state["type"] == "COMPLETED", f"{state}\n{self.evidence()}"
         return str(state["name"])
 
-    def block_types(self) -> set[str]:
-        """Slugs of the kinds of block that a person can create in Prefect's UI."""
+    @property
+    def api(self) -> str:
+        return f"http://127.0.0.1:{self.prefect_port}/api"
+
+    @property
+    def auth(self) -> str:
+        return (self.home / "prefect.key").read_text().strip()
+
+    def get(self, path: str, body: object = None) -> Any:
+        """Return the answer of Prefect's API to its password. A body makes it a POST."""
         request = urllib.request.Request(
-            f"http://127.0.0.1:{self.prefect_port}/api/block_types/filter",
-            data=b"{}",
-            headers={"Content-Type": "application/json"},
+            f"{self.api}/{path}",
+            data=None if body is None else json.dumps(body).encode(),
+            headers={"Content-Type": "application/json"}
+            | PrefectApi(url=self.api, auth=self.auth).headers,
         )
         with urllib.request.urlopen(request, timeout=60) as response:
-            return {block_type["slug"] for block_type in json.load(response)}
+            return json.load(response)
+
+    def names(self, path: str) -> set[str]:
+        """Names or slugs of what the server has."""
+        return {one.get("slug") or one["name"] for one in self.get(path, body={})}
 
     def evidence(self) -> str:
         """Processes and logs, for a failed run."""
@@ -105,12 +121,6 @@ def _same(status: dict[str, Any], services: dict[str, Any]) -> set[str]:
     return {one["name"] for one in status["services"] if one["pid"] == services[one["name"]]["pid"]}
 
 
-def _state(url: str) -> dict[str, Any]:
-    with urllib.request.urlopen(url, timeout=60) as response:
-        state: dict[str, Any] = json.load(response)["state"]
-    return state
-
-
 @pytest.fixture
 def system(tmp_path: Path) -> Iterator[System]:
     base = tmp_path / "base"
@@ -127,7 +137,14 @@ def test_up_serves_runs_a_deployment_and_goes_down_without_a_trace(system: Syste
     assert (code, set(services)) == (0, SERVICES)
     assert all(service["healthy"] for service in services.values())
     assert system.run("up") == (0, started)  # again: nothing is started twice
-    assert system.block_types() >= {"babylon-database", "babylon-model"}
+    assert system.names("block_types/filter") >= {"babylon-database", "babylon-model"}
+    assert system.names("v2/concurrency_limits/filter") >= {GPU_MEMORY, JUDGE}
+    with pytest.raises(urllib.error.HTTPError, match="401"):  # without the password
+        urllib.request.urlopen(f"{system.api}/flow_runs/filter", data=b"{}", timeout=60)
+    form = system.get("deployments/name/backfill/hourly-training")
+    with pytest.raises(urllib.error.HTTPError, match="409"):
+        misspelt = {"parameters": {"overrides": {"training": {"iteration": 1}}}}
+        system.get(f"deployments/{form['id']}/create_flow_run", body=misspelt)
 
     files = [str(path) for path in sorted((ROOT / "tests/data/babylon").glob("*.jsonl"))]
     assert system.run("db", "import", *files)[0] == 0

@@ -35,9 +35,11 @@ from babylon.serving.gateway.asgi import read_body
 from babylon.serving.gateway.auth import KeyRing
 from babylon.serving.openai_wire import RequestError
 from babylon.store import Store
+from babylon.store.approvals import answer_approval, open_approvals
 from babylon.store.connection import UNREACHABLE
 from babylon.store.experiments import newest_numbers
 from babylon.store.gateways import live_gateways
+from babylon.store.holds import running_hold
 from babylon.store.policies import list_policies
 from babylon.store.routes import current_route
 from babylon.store.scores import trajectory_score
@@ -102,6 +104,7 @@ class StatusPage:
         route("GET", "/compare", self._guarded(self._compare))
         route("POST", "/promote", self._guarded(self._promote))
         route("POST", "/rollback", self._guarded(self._roll_back))
+        route("POST", "/approval", self._guarded(self._answer))
 
     def _with_problems(
         self, answer: Callable[[Request], Awaitable[Response]]
@@ -198,6 +201,8 @@ class StatusPage:
             route=route,
             gateways=await live_gateways(self._store),
             review=await self._review(route.salt) if route.salt else None,
+            approvals=await open_approvals(self._store),
+            holding=await running_hold(self._store),
             windows=windows[::-1],
             usd=sum(one.usd for one in windows),
             pictures=await asyncio.to_thread(_fleet_pictures, named),
@@ -236,13 +241,24 @@ class StatusPage:
         return self._html("compare.html", asked.visitor, one=one, other=other, pairs=pairs)
 
     async def _promote(self, asked: Asked) -> Response:
-        version = asked.form.get("policy_version", "")
-        if not version.isdecimal() or len(version) > 9:
+        version = _policy(asked.form)
+        if version is None:
             return self._problem(asked.visitor, "the form names no policy", 400)
         return await self._change(
             asked,
-            lambda request: replace_champion(self._store, self._run_checks, int(version), request),
+            lambda request: replace_champion(self._store, self._run_checks, version, request),
         )
+
+    async def _answer(self, asked: Asked) -> Response:
+        """Approve or refuse the deployment of a policy. The run that waits acts on it."""
+        version, answer = _policy(asked.form), asked.form.get("answer")
+        if version is None or answer not in ("approve", "refuse"):
+            return self._problem(asked.visitor, "the form names no policy and no answer", 400)
+        if not asked.visitor.may_change:
+            return self._problem(asked.visitor, "this needs a key with the scope deploy", 403)
+        author = f"key {asked.visitor.key_id}"
+        await answer_approval(self._store, version, answer == "approve", author, "status page")
+        return RedirectResponse("/", 303, HEADERS)
 
     async def _roll_back(self, asked: Asked) -> Response:
         return await self._change(asked, lambda request: roll_back(self._store, request))
@@ -299,6 +315,11 @@ def _window_pictures(facts: WindowFacts) -> list[Picture]:
 
 def _number(value: object) -> str:
     return f"{value:.1f}" if isinstance(value, int | float) else "–"
+
+
+def _policy(form: Form) -> int | None:
+    version = form.get("policy_version", "")
+    return int(version) if version.isdecimal() and len(version) < 10 else None
 
 
 def _is_ours(request: Request) -> bool:

@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from typing import Literal
 
 import aiohttp
+import psutil
 
 from babylon.core.errors import BabylonError, ServingError
 from babylon.core.home import Home
@@ -14,7 +15,7 @@ from babylon.core.settings import DatabaseSettings, Settings
 from babylon.ops.up.health import TIMEOUT, is_healthy
 from babylon.ops.up.in_force import changed_settings, forget_in_force
 from babylon.ops.up.services import UpService, services
-from babylon.ops.up.supervisor import NAME, Supervisor, stop_all
+from babylon.ops.up.supervisor import DETACHED, NAME, Supervisor, stop_all
 from babylon.serving.ports import require_free_port
 from babylon.stages.train import ensure_champion
 from babylon.store import Store, database_status, open_store
@@ -83,15 +84,31 @@ async def up(
         found = changed_settings(settings.home, keeper.variables) if running else None
         changed = found or []
         if changed and apply:
+            _require_detached(processes)
             say("restarting the services, because settings changed (some seconds without answers)")
             await _stop(processes, wanted)
             running, changed = False, []
         if not running:
             await stop_all(processes, wanted)  # left over from a supervisor that was killed
             await _start(keeper, processes, wanted, progress, say)
+    wanted = services(settings)  # anew: the first start made the password of Prefect's server
     return UpReport(
         services=await status(settings.home, settings.database, wanted), changed=tuple(changed)
     )
+
+
+def _require_detached(processes: Processes) -> None:
+    """Refuse to restart a supervisor that somebody else runs, who would not run the new one.
+
+    Raises:
+        ServingError: systemd, a container or a terminal runs it.
+    """
+    record = processes.running(NAME)
+    if record and DETACHED not in psutil.Process(record.pid).environ():
+        raise ServingError(
+            f"the supervisor, process {record.pid}, was started with `up --foreground`: change its"
+            " settings and restart it where it runs (`systemctl restart babylon`)"
+        )
 
 
 async def _start(

@@ -1,13 +1,13 @@
 """Prefect's database, and what its server needs: pools, block types, deployments, automations.
 
-Everything here can be repeated. Existing pools and automations stay as they are. Deployments and
-their schedules are made again from prefect.yaml: a change in the UI lasts until the next
-``babylon up``.
+Everything here can be repeated. Existing pools, queues, limits and automations stay as they are.
+Deployments and their schedules are made again from prefect.yaml: a change in the UI lasts until the
+next ``babylon up``.
 """
 
 import asyncio
 import os
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 from urllib.parse import parse_qsl, quote, urlsplit, urlunsplit
@@ -16,14 +16,19 @@ import aiohttp
 import asyncpg
 
 from babylon.core.errors import DatabaseError, ServingError
+from babylon.ops.prefect_env import PrefectApi
+from babylon.ops.up.prefect_call import call
 from babylon.ops.up.services import POOLS, prefect
 from babylon.store import Store
 from babylon.store.session import is_pooled
 
 PREFECT_DATABASE = "PREFECT_SERVER_DATABASE_CONNECTION_URL"
 DEPLOYMENTS = Path(__file__).with_name("prefect.yaml")
-_TIMEOUT = aiohttp.ClientTimeout(total=60)  # a busy Prefect lets writers wait
-
+# On the pool ``cpu``, the first before the others when the pool is full.
+QUEUED, QUEUES = "cpu", ("hourly", "by-hand", "publish")
+# Global concurrency limits of the stages that ``babylon.tasks.limits`` names: one at a time, until
+# somebody raises them.
+LIMITS = {"babylon-gpu-memory": 1, "babylon-judge": 1}
 # A worker that died leaves its runs Running or Pending, and the hourly deployment's limit of one
 # would refuse every later run. 540 s are three missed heartbeats (180 s each).
 _DONE = ["Completed", "Failed", "Cancelled", "Crashed"]
@@ -68,39 +73,52 @@ async def prefect_database(store: Store, url: str) -> str:
     )
 
 
-async def create_pools(http: aiohttp.ClientSession, api: str) -> None:
-    """Create the missing work pools. Call it before the workers start: two that create the same
-    pool collide.
+async def create_pools(http: aiohttp.ClientSession, api: PrefectApi) -> None:
+    """Create the missing work pools and their queues. Call it before the workers start: two that
+    create the same pool collide.
 
     Raises:
         ServingError: Prefect refused or does not answer.
     """
-    existing = await _call(http, "POST", f"{api}/work_pools/filter", {})
-    for name in POOLS.keys() - {pool["name"] for pool in existing}:
+    for name in POOLS.keys() - await _names(http, api, "work_pools/filter"):
         pool = {"name": name, "type": "process", "concurrency_limit": POOLS[name]}
-        await _call(http, "POST", f"{api}/work_pools/", pool)
+        await call(http, api, "POST", "work_pools/", pool)
+    missing = set(QUEUES) - await _names(http, api, f"work_pools/{QUEUED}/queues/filter")
+    for priority, name in enumerate(QUEUES, start=1):
+        if name in missing:
+            queue = {"name": name, "priority": priority}
+            await call(http, api, "POST", f"work_pools/{QUEUED}/queues/", queue)
 
 
 async def set_up_prefect(
-    http: aiohttp.ClientSession, api: str, environment: Mapping[str, str]
+    http: aiohttp.ClientSession, api: PrefectApi, environment: Mapping[str, str]
 ) -> None:
-    """Create automations, register block types and apply prefect.yaml.
+    """Create limits and automations, register block types and apply prefect.yaml.
 
     Raises:
         ServingError: Prefect refused or does not answer.
     """
-    await _crash_stale_runs(http, api)
+    for name in LIMITS.keys() - await _names(http, api, "v2/concurrency_limits/filter"):
+        limit = {"name": name, "limit": LIMITS[name]}
+        await call(http, api, "POST", "v2/concurrency_limits/", limit)
+    automations = [_automation(name, *about) for name, about in STALE_RUNS.items()]
+    await create_automations(http, api, automations)
     await _prefect(environment, "block", "register", "--module", "babylon.blocks.load")
     await _prefect(environment, "deploy", "--all", "--prefect-file", str(DEPLOYMENTS))
 
 
-async def _crash_stale_runs(http: aiohttp.ClientSession, api: str) -> None:
-    existing = await _call(http, "POST", f"{api}/automations/filter", {})
-    names = {automation["name"] for automation in existing}
-    for name, (after, expected, within_s) in STALE_RUNS.items():
-        if name not in names:
-            automation = _automation(name, after, expected, within_s)
-            await _call(http, "POST", f"{api}/automations/", automation)
+async def create_automations(
+    http: aiohttp.ClientSession, api: PrefectApi, wanted: Sequence[dict[str, Any]]
+) -> None:
+    """Create the missing automations."""
+    existing = await _names(http, api, "automations/filter")
+    for automation in wanted:
+        if automation["name"] not in existing:
+            await call(http, api, "POST", "automations/", automation)
+
+
+async def _names(http: aiohttp.ClientSession, api: PrefectApi, path: str) -> set[str]:
+    return {one["name"] for one in await call(http, api, "POST", path, {})}
 
 
 def _automation(name: str, after: str, expected: list[str], within_s: int) -> dict[str, Any]:
@@ -133,18 +151,3 @@ async def _prefect(environment: Mapping[str, str], *arguments: str) -> None:
     output, _ = await child.communicate()
     if child.returncode:
         raise ServingError(f"`prefect {' '.join(arguments)}` failed:\n{output.decode()[-2000:]}")
-
-
-async def _call(http: aiohttp.ClientSession, method: str, url: str, body: Any) -> Any:
-    try:
-        async with http.request(method, url, json=body, timeout=_TIMEOUT) as response:
-            if response.status >= 400:
-                raise ServingError(
-                    f"Prefect refused {method} {url}: {response.status} {await response.text()}"
-                )
-            return await response.json()
-    except (aiohttp.ClientError, TimeoutError) as error:
-        raise ServingError(
-            f"Prefect does not answer {method} {url} ({error or type(error).__name__}):"
-            " `babylon down`, then `babylon up` starts it again"
-        ) from error

@@ -13,10 +13,10 @@ import babylon
 from babylon.core.home import Home
 from babylon.core.processes import Service
 from babylon.core.settings import Settings
-from babylon.ops.prefect_env import SERVER, api_url, served_environment
+from babylon.ops.prefect_env import SERVER, PrefectApi, prefect_api, served_environment
 from babylon.serving.serve import READY_S
 
-POOLS: dict[str, int | None] = {"cpu": None, "gpu": 1}  # how many runs at a time
+POOLS = {"cpu": 8, "gpu": 1}  # how many runs at a time
 _IMPORT_ROOT = Path(babylon.__file__).parents[1]
 
 
@@ -42,10 +42,17 @@ def services(settings: Settings) -> list[UpService]:
     Postgres running, in which Prefect has its database.
     """
     port, logs = settings.prefect.port, settings.home.logs
-    api = api_url(port)
+    api = prefect_api(settings.home, settings.prefect)
     # -P below: a file in the working directory must not take the place of a module.
     service = partial(
-        UpService, environment=environment(settings.home, port, settings.environment())
+        UpService, environment=environment(settings.home, api, settings.environment())
+    )
+    prefect_server = service(
+        name=SERVER,
+        command=prefect("server", "start", "--host", "127.0.0.1", "--port", str(port)),
+        log=logs / f"{SERVER}.log",
+        ports={port: "PREFECT_SERVER_API_PORT"},
+        healthy=_answers(f"{api.url}/health"),
     )
     return [
         service(
@@ -63,13 +70,7 @@ def services(settings: Settings) -> list[UpService]:
             ),
             start_s=READY_S[settings.serving.engine],
         ),
-        service(
-            name=SERVER,
-            command=prefect("server", "start", "--host", "127.0.0.1", "--port", str(port)),
-            log=logs / f"{SERVER}.log",
-            ports={port: "PREFECT_SERVER_API_PORT"},
-            healthy=_answers(f"{api}/health"),
-        ),
+        *([prefect_server] if api.embedded else []),
         *[
             service(
                 name=f"worker-{pool}",
@@ -88,8 +89,14 @@ def prefect(*arguments: str) -> tuple[str, ...]:
     return (sys.executable, "-P", "-m", "prefect", *arguments)
 
 
-def environment(home: Home, port: int, ours: Mapping[str, str]) -> dict[str, str]:
-    """The environment of every service: the settings ``ours``, Prefect's API and the import path.
+def environment(home: Home, api: PrefectApi, ours: Mapping[str, str]) -> dict[str, str]:
+    """The environment of every service: settings, Prefect's API and the import path."""
+    ours = own_environment(ours)
+    return served_environment(home.root, api, {**os.environ, **ours})
+
+
+def own_environment(ours: Mapping[str, str]) -> dict[str, str]:
+    """The settings ``ours`` and the import path.
 
     Paths become absolute: a worker runs each flow in a directory of its own.
     """
@@ -98,14 +105,8 @@ def environment(home: Home, port: int, ours: Mapping[str, str]) -> dict[str, str
         for name in ("BASE_MODEL", "JUDGE_MODEL_PATH")
         if os.path.exists(ours[name])
     }
-    return {
-        **served_environment(home.root, port, os.environ),
-        **ours,
-        **paths,
-        "PYTHONPATH": os.pathsep.join(
-            filter(None, [str(_IMPORT_ROOT), os.environ.get("PYTHONPATH")])
-        ),
-    }
+    found = filter(None, [str(_IMPORT_ROOT), os.environ.get("PYTHONPATH")])
+    return {**ours, **paths, "PYTHONPATH": os.pathsep.join(found)}
 
 
 def _answers(*urls: str) -> Callable[[aiohttp.ClientSession], Awaitable[bool]]:
@@ -119,9 +120,12 @@ def _answers(*urls: str) -> Callable[[aiohttp.ClientSession], Awaitable[bool]]:
     return healthy
 
 
-def _worker_online(api: str, pool: str) -> Callable[[aiohttp.ClientSession], Awaitable[bool]]:
+def _worker_online(
+    api: PrefectApi, pool: str
+) -> Callable[[aiohttp.ClientSession], Awaitable[bool]]:
     async def healthy(http: aiohttp.ClientSession) -> bool:
-        async with http.post(f"{api}/work_pools/{pool}/workers/filter", json={}) as response:
+        url = f"{api.url}/work_pools/{pool}/workers/filter"
+        async with http.post(url, json={}, headers=api.headers) as response:
             if response.status != 200:
                 return False
             workers = await response.json()

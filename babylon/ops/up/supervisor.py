@@ -18,25 +18,29 @@ from functools import partial
 
 import aiohttp
 
+from babylon.core.api_keys import make_prefect_auth
 from babylon.core.errors import ServingError
 from babylon.core.processes import Processes, Service, supervised
 from babylon.core.settings import Settings
-from babylon.ops.prefect_env import api_url
+from babylon.ops.prefect_env import PrefectApi, prefect_api
+from babylon.ops.up.alerts import set_up_alerts
 from babylon.ops.up.health import TIMEOUT, until_healthy
 from babylon.ops.up.in_force import forget_in_force, write_in_force
+from babylon.ops.up.news import tell_news
 from babylon.ops.up.prefect_setup import (
     PREFECT_DATABASE,
     create_pools,
     prefect_database,
     set_up_prefect,
 )
-from babylon.ops.up.services import UpService, environment, services
+from babylon.ops.up.services import UpService, environment, own_environment, services
 from babylon.ops.up.take_up import take_up_lost
 from babylon.stages.train import ensure_champion
 from babylon.store import open_store
 from babylon.store.server import database_url, kept_running
 
 NAME = "supervisor"
+DETACHED = "BABYLON_DETACHED"  # in the environment of a supervisor that ``babylon up`` started
 log = logging.getLogger(__name__)
 
 
@@ -50,6 +54,10 @@ class Supervisor:
     def variables(self) -> dict[str, str]:
         return self.settings.environment()
 
+    @property
+    def _api(self) -> PrefectApi:
+        return prefect_api(self.settings.home, self.settings.prefect)
+
     def service(self) -> Service:
         """The supervisor as a service of its own, to be started detached."""
         home = self.settings.home
@@ -57,7 +65,7 @@ class Supervisor:
             name=NAME,
             command=(sys.executable, "-P", "-m", "babylon", "up", "--foreground"),
             log=home.logs / f"{NAME}.log",
-            environment=environment(home, self.settings.prefect.port, self.variables),
+            environment=own_environment(self.variables) | {DETACHED: "1"},
         )
 
     async def run(self) -> None:
@@ -79,8 +87,9 @@ class Supervisor:
             await keeping
 
     async def _keep(self) -> None:
+        make_prefect_auth(self.settings.home.root)
         settings, wanted = self.settings, services(self.settings)
-        api, processes = api_url(settings.prefect.port), Processes(home=settings.home.root)
+        api, processes = self._api, Processes(home=settings.home.root)
         other = processes.running(NAME)
         if other is not None and other.pid != os.getpid():
             raise ServingError(
@@ -111,9 +120,14 @@ class Supervisor:
             await create_pools(http, api)
             await start([service for service in wanted if service.pool])
             await set_up_prefect(http, api, ours)
+            await set_up_alerts(http, api, settings.prefect.alerts)
             write_in_force(settings.home, self.variables)
             log.info("all services answer")
-            await take_up_lost(partial(open_store, settings), settings.windows.lease_s, http, api)
+            opening = partial(open_store, settings)
+            await asyncio.gather(
+                take_up_lost(opening, settings.windows.lease_s, http, api),
+                tell_news(opening, settings.windows, http, api),
+            )
 
     async def _prepare(self) -> dict[str, str]:
         """Migrate the database, make the base model, return the environment of the services."""
@@ -123,8 +137,10 @@ class Supervisor:
             open_store(settings, migrate=True) as store,
         ):
             await ensure_champion(store, settings.home, settings.model, settings.seed)
-            database = {PREFECT_DATABASE: await prefect_database(store, url)}
-        return environment(settings.home, settings.prefect.port, self.variables) | database
+            database = {}
+            if self._api.embedded:
+                database = {PREFECT_DATABASE: await prefect_database(store, url)}
+        return environment(settings.home, self._api, self.variables) | database
 
 
 async def stop_all(processes: Processes, services: Sequence[UpService]) -> list[str]:

@@ -8,7 +8,10 @@ from contextlib import AbstractAsyncContextManager
 import aiohttp
 
 from babylon.core.windows import MAX_ATTEMPTS
+from babylon.ops.prefect_env import PrefectApi
+from babylon.ops.up.prefect_call import call
 from babylon.store import Store
+from babylon.store.holds import running_hold
 from babylon.store.windows import WindowRow, lost_windows
 
 DEPLOYMENT = "train-window/one-window"
@@ -19,7 +22,7 @@ async def take_up_lost(
     opening: Callable[[], AbstractAsyncContextManager[Store]],
     lease_s: float,
     http: aiohttp.ClientSession,
-    api: str,
+    api: PrefectApi,
 ) -> None:
     """Look twice in a lease for windows that nobody works on any more, for ever."""
     while True:
@@ -31,18 +34,18 @@ async def take_up_lost(
             log.warning("lost windows cannot be looked for now: %r", error)
 
 
-async def _take_up(store: Store, http: aiohttp.ClientSession, api: str) -> None:
+async def _take_up(store: Store, http: aiohttp.ClientSession, api: PrefectApi) -> None:
+    if await running_hold(store):
+        return
     for row in await lost_windows(store):
         if row.attempts < MAX_ATTEMPTS:
             await _start_run(http, api, row)
             log.info("window %s of %s is lost: a run takes it up", row.window_id, row.owner)
 
 
-async def _start_run(http: aiohttp.ClientSession, api: str, row: WindowRow) -> None:
+async def _start_run(http: aiohttp.ClientSession, api: PrefectApi, row: WindowRow) -> None:
     """Start a run of the deployment, once for each claim that was lost."""
-    async with http.get(f"{api}/deployments/name/{DEPLOYMENT}") as answer:
-        answer.raise_for_status()
-        deployment = (await answer.json())["id"]
+    named = await call(http, api, "GET", f"deployments/name/{DEPLOYMENT}")
     run = {
         "parameters": {
             "window_id": row.window_id,
@@ -51,5 +54,4 @@ async def _start_run(http: aiohttp.ClientSession, api: str, row: WindowRow) -> N
         "idempotency_key": f"take-up/{row.window_id}/{row.epoch}",
         "tags": ["take-up"],
     }
-    async with http.post(f"{api}/deployments/{deployment}/create_flow_run", json=run) as answer:
-        answer.raise_for_status()
+    await call(http, api, "POST", f"deployments/{named['id']}/create_flow_run", run)

@@ -62,7 +62,7 @@ async def test_service_that_dies_is_started_again_and_stopped_at_the_end(tmp_pat
 async def test_a_restart_that_fails_is_tried_again_and_leaves_no_process(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("babylon.core.processes._FIRST_PAUSE_S", 0.05)
+    monkeypatch.setattr("babylon.core.processes._SECOND_PAUSE_S", 0.05)
     pids: list[int] = []
 
     def record(_: str, pid: int) -> None:

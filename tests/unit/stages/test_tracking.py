@@ -53,8 +53,8 @@ def steps(settings: Settings) -> list[dict[str, Any]]:
     ]
 
 
-def track(settings: Settings, metrics: Metrics) -> bool:
-    return track_window(settings.home, settings.model, settings.tracking, metrics)
+def track(settings: Settings, metrics: Metrics, checkpoint: str = "/nowhere") -> bool:
+    return track_window(settings.home, settings.model, settings.tracking, metrics, checkpoint)
 
 
 @pytest.fixture
@@ -73,6 +73,24 @@ def test_each_window_is_a_step_of_the_models_run(settings: Settings) -> None:
     runs = {file.name for file in settings.home.root.glob("wandb/offline-run-*/run-*.wandb")}
     assert runs == {"run-babylon.wandb"}
     assert threading.active_count() == threads
+
+
+def test_a_checkpoint_is_a_version_of_the_models_artifact(
+    settings: Settings, tmp_path: Path
+) -> None:
+    checkpoint = tmp_path / "checkpoint"
+    checkpoint.mkdir()
+    (checkpoint / "adapter_model.safetensors").write_bytes(b"weights")
+    logs = settings.replace(tracking={"checkpoints": True})
+    assert track(logs, WINDOW | {"arm": "champion"}, str(checkpoint))
+    assert track(logs, WINDOW | {"policy_version": 8}, "wandb-artifact:///elsewhere")
+    files = sorted(settings.home.root.glob("wandb/offline-run-*/run-*.wandb"))
+    kept = [r.artifact for file in files for r in records(file) if r.HasField("artifact")]
+    (artifact,) = [one for one in kept if one.type == "model"]
+    assert artifact.name == "babylon-policy"
+    assert set(artifact.aliases) == {"policy-7", "latest", "champion"}
+    assert [file.path for file in artifact.manifest.contents] == ["adapter_model.safetensors"]
+    assert [step["_step"] for step in steps(settings)] == [7, 8]
 
 
 @pytest.mark.parametrize(

@@ -4,9 +4,11 @@ import asyncio
 import os
 import signal
 import sys
+import time
 from pathlib import Path
 
 import aiohttp
+import psutil
 import pytest
 
 from babylon.core.errors import ServingError
@@ -15,6 +17,7 @@ from babylon.core.processes import Processes, Service
 from babylon.core.settings import Settings
 from babylon.core.settings_loading import load_settings
 from babylon.ops.up import supervisor
+from babylon.ops.up.lifecycle import _require_detached
 from babylon.ops.up.services import UpService
 from babylon.ops.up.supervisor import NAME, Supervisor
 
@@ -53,6 +56,22 @@ async def test_a_signal_ends_it_while_a_service_starts(
         os.kill(os.getpid(), signal.SIGTERM)
         await keeping
     assert processes.running(service.name) is None
+
+
+def test_one_that_somebody_else_runs_is_not_restarted(settings: Settings) -> None:
+    """It would come back without systemd, a container or a terminal behind it."""
+    processes = Processes(home=settings.home.root)
+    log = settings.home.logs / "first.log"
+    record = processes.start(Service(name=NAME, command=SLEEP, log=log))
+    with pytest.raises(ServingError, match=rf"process {record.pid}, .*systemctl restart babylon"):
+        _require_detached(processes)
+    assert processes.stop(NAME)
+    ours = Supervisor(settings).service().environment
+    record = processes.start(Service(name=NAME, command=SLEEP, log=log, environment=ours))
+    while not psutil.Process(record.pid).environ():  # the kernel fills it after the exec
+        time.sleep(0.01)
+    _require_detached(processes)
+    assert processes.stop(NAME)
 
 
 async def test_a_second_one_of_the_same_home_is_refused(settings: Settings) -> None:

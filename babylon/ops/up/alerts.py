@@ -1,0 +1,94 @@
+"""Automations that send alerts through a notification block: Slack, e-mail, a webhook and others.
+
+They are made once. A person changes their times and events in Prefect's UI, and deletes one to
+have it made again.
+"""
+
+from typing import Any
+
+import aiohttp
+
+from babylon.core.errors import ServingError
+from babylon.ops.prefect_env import PrefectApi
+from babylon.ops.up.prefect_call import call
+from babylon.ops.up.prefect_setup import create_automations
+
+BAD_NEWS = (
+    "window.failed",
+    "window.stuck",
+    "checkpoint.rejected",
+    "model.rolled_back",
+    "judge.budget",
+    "data.late",
+    "data.stale",
+    "data.drift",
+)
+ENDS = ("window.finished", "checkpoint.rejected", "window.skipped")
+NO_WINDOW_S = 2 * 3600
+SLA_S = 90 * 60  # from ready to the end of its work
+
+
+async def set_up_alerts(http: aiohttp.ClientSession, api: PrefectApi, block: str | None) -> None:
+    """Create the missing automations for a notification block; none without a block.
+
+    Raises:
+        ServingError: the block does not exist, or Prefect refused.
+    """
+    if block is None:
+        return
+    kind, _, name = block.partition("/")
+    try:
+        path = f"block_types/slug/{kind}/block_documents/name/{name}"
+        document = await call(http, api, "GET", path)
+    except ServingError as error:
+        raise ServingError(
+            f"ALERT_BLOCK={block!r} cannot be read: make that block in Prefect's UI (Blocks), or"
+            f" unset ALERT_BLOCK ({error})"
+        ) from error
+    await create_automations(http, api, automations(document["id"]))
+
+
+def automations(block_id: str) -> list[dict[str, Any]]:
+    """Return the automations as Prefect's API takes them."""
+    # Reactive: something happened. Proactive: something did not happen in time.
+    said = "{{ event.event }}: {{ event.payload.message }}"
+    return [
+        _automation(
+            "babylon: bad news",
+            {"posture": "Reactive", "expect": _named(*BAD_NEWS), "within": 0},
+            block_id,
+            said,
+        ),
+        _automation(
+            "babylon: no new window",
+            {"posture": "Proactive", "expect": _named("window.ready"), "within": NO_WINDOW_S},
+            block_id,
+            f"no window became ready for {NO_WINDOW_S // 3600} hours",
+        ),
+        _automation(
+            "babylon: a window takes long",
+            {
+                "posture": "Proactive",
+                "after": _named("window.ready"),
+                "expect": _named(*ENDS),
+                "for_each": ["prefect.resource.id"],
+                "within": SLA_S,
+            },
+            block_id,
+            f"a window was ready and is not finished after {SLA_S // 60} minutes",
+        ),
+    ]
+
+
+def _named(*events: str) -> list[str]:
+    return [f"babylon.{event}" for event in events]
+
+
+def _automation(name: str, trigger: dict[str, Any], block_id: str, body: str) -> dict[str, Any]:
+    match = {"prefect.resource.id": "babylon.*"}
+    action = {"type": "send-notification", "block_document_id": block_id, "subject": name}
+    return {
+        "name": name,
+        "trigger": {"type": "event", "match": match, "threshold": 1, **trigger},
+        "actions": [{**action, "body": body}],
+    }

@@ -1,0 +1,214 @@
+"""What happened to windows and policies, read from Postgres and told as events of Prefect.
+
+Postgres knows all of it, whoever did it: a run on a worker or in a terminal, the command line, the
+status page. So the supervisor reads, and one place names the events.
+"""
+
+import asyncio
+import logging
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import AbstractAsyncContextManager
+from dataclasses import dataclass
+from datetime import datetime, timedelta
+from itertools import pairwise
+from uuid import NAMESPACE_URL, UUID, uuid5
+
+import aiohttp
+import asyncpg
+
+from babylon.core.settings import WindowSettings
+from babylon.core.windows import MAX_ATTEMPTS
+from babylon.ops.prefect_env import PrefectApi
+from babylon.ops.up.prefect_call import call
+from babylon.stages.freshness import stale_play
+from babylon.store import Store
+from babylon.store.connection import read_clock
+from babylon.store.flow_state import newest_play
+from babylon.store.routes import Route, all_routes
+
+LOOK_S = 30.0
+BACK = timedelta(minutes=10)  # so that a restart of the supervisor loses nothing
+log = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class NewsItem:
+    """Something that happened. ``message`` is one sentence without prompts and ground truth.
+
+    ``subject`` is the window or policy; news of the same ``mark`` about it is the same news.
+    """
+
+    event: str
+    subject: str
+    mark: str
+    at: datetime
+    message: str
+
+    @property
+    def key(self) -> UUID:
+        """The same for the same news, so that Prefect takes it once."""
+        return uuid5(NAMESPACE_URL, f"babylon/{self.event}/{self.subject}/{self.mark}")
+
+    def body(self) -> dict[str, object]:
+        """The event as Prefect's API takes it."""
+        return {
+            "id": str(self.key),
+            "occurred": self.at.isoformat(),
+            "event": f"babylon.{self.event}",
+            "resource": {"prefect.resource.id": f"babylon.{self.subject}"},
+            "payload": {"message": self.message},
+        }
+
+
+async def tell_news(
+    opening: Callable[[], AbstractAsyncContextManager[Store]],
+    windows: WindowSettings,
+    http: aiohttp.ClientSession,
+    api: PrefectApi,
+) -> None:
+    """Tell Prefect what is new, for ever."""
+    told: set[UUID] = set()
+    while True:
+        try:
+            async with opening() as store:
+                since = (await read_clock(store)).now - BACK
+                found = await read_news(store, windows, since)
+            if fresh := [one.body() for one in found if one.key not in told]:
+                await call(http, api, "POST", "events", fresh)
+            told = {one.key for one in found}  # what is older is not read again
+        except Exception as error:  # nothing here may end the supervisor, and with it all services
+            log.warning("news cannot be told to Prefect now: %r", error)
+        await asyncio.sleep(LOOK_S)
+
+
+async def read_news(store: Store, windows: WindowSettings, since: datetime) -> list[NewsItem]:
+    """Return what happened since a moment, and what is wrong at present; oldest first."""
+    clock = await read_clock(store)
+    found = [_of_attempt(row) for row in await store.pool.fetch(_ATTEMPTS, since)]
+    found += [_stuck(row) for row in await store.pool.fetch(_STUCK, MAX_ATTEMPTS)]
+    found += _of_routes(await all_routes(store), since)
+    found += [_late(row) for row in await store.pool.fetch(_LATE, since)]
+    found += [_drift(row) for row in await store.pool.fetch(_DRIFT, since)]
+    found += [_budget(row) for row in await store.pool.fetch(_BUDGET, since)]
+    newest = await newest_play(store)
+    if newest and (alarm := stale_play(newest, windows, clock)):
+        found.append(
+            NewsItem(
+                event="data.stale", subject="data", mark=f"{newest}", at=clock.now, message=alarm
+            )
+        )
+    return sorted(found, key=lambda one: one.at)
+
+
+_EVENTS = {
+    "deployed": "window.finished",
+    "rejected": "checkpoint.rejected",
+    "skipped": "window.skipped",
+    "failed": "window.failed",
+    "lost": "window.stuck",
+}
+_ATTEMPTS = f"""
+SELECT window_id, epoch, ended_at, ending, reason FROM babylon.attempts
+WHERE ended_at > $1 AND ending IN ({", ".join(f"'{ending}'" for ending in _EVENTS)})
+"""
+
+
+def _of_attempt(row: asyncpg.Record) -> NewsItem:
+    return NewsItem(
+        event=_EVENTS[row["ending"]],
+        subject=f"window.{row['window_id']}",
+        mark=f"{row['epoch']}",
+        at=row["ended_at"],
+        message=f"window {row['window_id']} is {row['ending']}: {row['reason'] or 'no reason'}",
+    )
+
+
+# A lost window is taken up at once, unless its tries are used up.
+_STUCK = """
+SELECT window_id, epoch, updated_at, reason FROM babylon.windows
+WHERE attempts >= $1 AND state NOT IN ('deployed', 'rejected', 'skipped')
+  AND coalesce(lease_until <= now(), true)
+"""
+
+
+def _stuck(row: asyncpg.Record) -> NewsItem:
+    return NewsItem(
+        event="window.stuck",
+        subject=f"window.{row['window_id']}",
+        mark=f"given up {row['epoch']}",
+        at=row["updated_at"],
+        message=f"window {row['window_id']} is not tried any more"
+        f" ({row['reason'] or 'it was lost'}): `babylon windows retry {row['window_id']}`",
+    )
+
+
+def _of_routes(routes: Sequence[Route], since: datetime) -> Iterator[NewsItem]:
+    """Yield changes of the champion and ends of experiments. ``routes``: newest first."""
+    for number, (route, before) in enumerate(pairwise(routes)):
+        if route.created_at <= since:
+            return
+        led_before = {one.policy_version for one in routes[number + 1 :]}
+        if route.policy_version != before.policy_version:
+            back = route.policy_version in led_before
+            event, policy = "model.rolled_back" if back else "model.promoted", route.policy_version
+            message = f"policy {policy} serves in place of policy {before.policy_version}"
+        elif before.challenger_version is not None and route.challenger_version is None:
+            event, policy = "model.rolled_back", before.challenger_version
+            message = f"the challenger, policy {policy}, serves no more"
+        else:
+            continue
+        yield NewsItem(
+            event=event,
+            subject=f"policy.{policy}",
+            mark=f"{route.route_version}",
+            at=route.created_at,
+            message=f"{message}, by {route.author}: {route.reason}",
+        )
+
+
+_LATE = """
+SELECT window_id, count(*) AS rows, max(seen_at) AS at FROM babylon.late
+WHERE seen_at > $1 GROUP BY window_id
+"""
+
+
+def _late(row: asyncpg.Record) -> NewsItem:
+    return NewsItem(
+        event="data.late",
+        subject=f"window.{row['window_id']}",
+        mark=f"{row['at']}",
+        at=row["at"],
+        message=f"{row['rows']} rows of window {row['window_id']} were committed after it was"
+        " collected",
+    )
+
+
+_DRIFT = "SELECT * FROM babylon.window_health WHERE measured_at > $1 AND alarms <> '[]'"
+
+
+def _drift(row: asyncpg.Record) -> NewsItem:
+    reasons = "; ".join(alarm["reason"] for alarm in row["alarms"])
+    return NewsItem(
+        event="data.drift",
+        subject=f"window.{row['window_id']}",
+        mark=f"{row['measured_at']}",
+        at=row["measured_at"],
+        message=f"window {row['window_id']} is unlike those before it: {reasons}",
+    )
+
+
+_BUDGET = """
+SELECT window_id, epoch, updated_at, metrics ->> 'judge_level' AS level FROM babylon.windows
+WHERE updated_at > $1 AND metrics ->> 'judge_level' <> 'full'
+"""
+
+
+def _budget(row: asyncpg.Record) -> NewsItem:
+    return NewsItem(
+        event="judge.budget",
+        subject=f"window.{row['window_id']}",
+        mark=row["level"],
+        at=row["updated_at"],
+        message=f"the judge's budget was too small for window {row['window_id']}: it was judged"
+        f" at level {row['level']}",
+    )

@@ -1,0 +1,50 @@
+"""The table ``holds``: an operator stops the choice of windows, and lets it go on."""
+
+from dataclasses import dataclass
+from datetime import datetime
+
+from babylon.store.connection import Store
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TrainingHold:
+    """A hold without an end."""
+
+    author: str
+    reason: str
+    since: datetime
+
+    def __str__(self) -> str:
+        return (
+            f"training is on hold since {self.since:%Y-%m-%d %H:%M} UTC by {self.author}:"
+            f" {self.reason} (`babylon windows resume`)"
+        )
+
+
+async def hold(store: Store, author: str, reason: str) -> TrainingHold:
+    """Begin a hold. One that runs goes on with its own reason."""
+    await store.pool.execute(
+        "INSERT INTO babylon.holds (author, reason) VALUES ($1, $2) ON CONFLICT DO NOTHING",
+        author,
+        reason,
+    )
+    found = await running_hold(store)
+    assert found is not None
+    return found
+
+
+async def running_hold(store: Store) -> TrainingHold | None:
+    row = await store.pool.fetchrow(
+        "SELECT author, reason, since FROM babylon.holds WHERE ended_at IS NULL"
+    )
+    return TrainingHold(**row) if row else None
+
+
+async def end_hold(store: Store, author: str) -> bool:
+    """End the hold. Return False if there is none."""
+    ended = await store.pool.fetchval(
+        "UPDATE babylon.holds SET ended_at = now(), ended_by = $1 WHERE ended_at IS NULL"
+        " RETURNING true",
+        author,
+    )
+    return bool(ended)

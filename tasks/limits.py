@@ -1,0 +1,37 @@
+"""Prefect's global concurrency limits: what several runs may use at a time.
+
+``babylon up`` creates each with one slot, and a person raises them in Prefect's UI. A limit that
+does not exist, as on the ephemeral API of an inline run, limits nothing.
+"""
+
+from collections.abc import AsyncIterator
+from contextlib import AsyncExitStack, asynccontextmanager
+
+from prefect.concurrency.asyncio import concurrency
+from prefect.context import TaskRunContext
+
+from babylon.core.settings import JudgeSettings
+from babylon.scoring.scorer import NEEDS_JUDGE
+
+GPU_MEMORY = "babylon-gpu-memory"  # a slot is the memory of one stage with a model
+JUDGE = "babylon-judge"  # a slot is one window at a time
+
+
+@asynccontextmanager
+async def limited(*names: str) -> AsyncIterator[None]:
+    """Hold a slot of each limit while the block runs. The slots of a dead run free themselves."""
+    async with AsyncExitStack() as stack:
+        if names and TaskRunContext.get() is not None:  # not called without Prefect
+            await stack.enter_async_context(concurrency(list(names)))
+        yield
+
+
+def limits_of_scoring(scorer: str, judge: JudgeSettings) -> tuple[str, ...]:
+    """Return the limits of a scorer.
+
+    A process keeps to ``JUDGE_REQUESTS_PER_MINUTE`` by itself. One window at a time makes the rate
+    hold for all runs. A judge on this machine also shares the GPU with training.
+    """
+    if scorer not in (*NEEDS_JUDGE, "art-ruler"):
+        return ()
+    return (GPU_MEMORY,) if judge.model_path else (JUDGE,)

@@ -1,0 +1,134 @@
+"""An operator's decisions in the database: approvals, holds, windows tried again or left alone."""
+
+import asyncio
+from dataclasses import asdict
+from datetime import timedelta
+
+import pytest
+
+from babylon.core.errors import ApprovalError, WindowError, WindowNotReadyError
+from babylon.core.settings import Settings
+from babylon.core.types import Verdict
+from babylon.core.windows import WindowState, parse_window_id
+from babylon.stages.approval import ask, await_answer, try_to_answer, with_answer
+from babylon.stages.pending import pending_windows, window_to_train
+from babylon.store import Store
+from babylon.store.approvals import answer_approval, ask_approval, get_approval, open_approvals
+from babylon.store.by_hand import retry_window, skip_window
+from babylon.store.holds import end_hold, hold, running_hold
+from babylon.store.policies import ensure_base
+from babylon.store.windows import claim_window, get_window, release, set_state
+from tests.integration.game import insert_real_window
+
+WINDOW = parse_window_id("2025-11-14T09:00")
+
+
+@pytest.fixture
+async def verdict(store: Store) -> Verdict:
+    await ensure_base(store, uri="file:///base", base_model="tiny")
+    claim = await claim_window(store, WINDOW, owner="one", lease_s=60)
+    return Verdict(claim=claim, policy_version=0, route_version=1, promote=True, reason="better")
+
+
+async def test_an_answer_counts_once_and_outlives_the_run_that_asked(
+    store: Store, verdict: Verdict
+) -> None:
+    with pytest.raises(ApprovalError, match="no run asked"):
+        await answer_approval(store, 0, True, "alice", "")
+    first = await ask(store, verdict, hours=2)
+    assert [one.policy_version for one in await open_approvals(store)] == [0]
+    await answer_approval(store, 0, True, "alice", "looks fine")
+    assert await ask(store, verdict, hours=9) != first  # a run after a crash finds the answer
+    assert await open_approvals(store) == []
+    answer = await await_answer(store, 0)
+    assert str(answer) == "approved by alice: looks fine"
+    assert answer.open_until == first.open_until
+    with pytest.raises(ApprovalError, match="approved by alice"):
+        await answer_approval(store, 0, False, "bob", "")
+    await try_to_answer(store, 0, False, "bob", "")
+    assert (await get_approval(store, 0)).author == "alice"
+    assert with_answer(verdict, answer).promote
+
+
+async def test_a_refusal_and_silence_deploy_nothing(store: Store, verdict: Verdict) -> None:
+    silence = await ask_approval(store, verdict.claim, 0, timedelta(0))
+    assert silence.expired and await await_answer(store, 0) == silence
+    assert await open_approvals(store) == []
+    with pytest.raises(ApprovalError, match=r"nobody approved it .* deploy replace 0"):
+        await answer_approval(store, 0, True, "late", "")
+    quiet = with_answer(verdict, silence)
+    assert not quiet.promote and "nobody approved it until" in quiet.reason
+
+    await store.pool.execute("UPDATE babylon.approvals SET open_until = now() + interval '1 h'")
+    waiting = asyncio.create_task(await_answer(store, 0))
+    await asyncio.sleep(0)
+    await answer_approval(store, 0, False, "bob", "not today")
+    refused = with_answer(verdict, await waiting)
+    assert not refused.promote
+    assert refused.reason == "refused by bob: not today; the gate said: better"
+
+
+async def test_while_training_is_on_hold_no_window_is_chosen(
+    settings: Settings, store: Store
+) -> None:
+    await insert_real_window(store)
+    windows = settings.windows.model_copy(update={"lookback_hours": 800_000})
+
+    async def chosen() -> list[str]:
+        return [one.key for one in await pending_windows(store, windows, settings.quality)]
+
+    assert await chosen() == [WINDOW.key]
+    await hold(store, "alice", "the game is being repaired")
+    again = await hold(store, "bob", "another reason")
+    assert (again.author, again.reason) == ("alice", "the game is being repaired")
+    assert await chosen() == []
+    with pytest.raises(WindowNotReadyError, match=r"on hold since .* by alice"):
+        await window_to_train(store, windows, settings.quality)
+    named = await window_to_train(store, windows, settings.quality, WINDOW.key)
+    assert named == WINDOW
+    assert await end_hold(store, "bob") and not await end_hold(store, "bob")
+    assert await running_hold(store) is None and await chosen() == [WINDOW.key]
+
+
+async def test_a_skipped_window_is_left_alone_until_it_is_to_be_tried_again(
+    settings: Settings, store: Store
+) -> None:
+    await insert_real_window(store)
+    windows = settings.windows.model_copy(update={"lookback_hours": 800_000})
+
+    async def chosen() -> list[str]:
+        return [one.key for one in await pending_windows(store, windows, settings.quality)]
+
+    with pytest.raises(WindowError, match="nobody ever tried"):
+        await retry_window(store, WINDOW, "alice")
+    await skip_window(store, WINDOW, "alice", "the agents were broken")
+    row = await get_window(store, WINDOW.key)
+    assert row and (row.state, row.reason) == (
+        WindowState.SKIPPED,
+        "skipped by alice: the agents were broken",
+    )
+    assert await chosen() == []
+    await retry_window(store, WINDOW, "bob")
+    assert await chosen() == [WINDOW.key]
+
+    claim = await claim_window(store, WINDOW, owner="one", lease_s=60)
+    for act in (retry_window(store, WINDOW, "bob"), skip_window(store, WINDOW, "bob", "now")):
+        with pytest.raises(WindowError, match="leased by one"):
+            await act
+    await set_state(store, claim, WindowState.FAILED, reason="no judge")
+    assert await chosen() == []  # it rests
+    await retry_window(store, WINDOW, "bob")
+    assert await chosen() == [WINDOW.key]
+
+
+async def test_a_window_whose_policy_is_committed_is_finished_and_not_skipped(
+    store: Store, verdict: Verdict
+) -> None:
+    await store.pool.execute("UPDATE babylon.windows SET state = 'trained'")
+    await release(store, verdict.claim, "stopped", "stopped")
+    with pytest.raises(WindowError, match=r"train --window 2025-11-14T09:00` finishes it"):
+        await skip_window(store, WINDOW, "alice", "x")
+    await store.pool.execute("UPDATE babylon.windows SET state = 'rejected'")
+    with pytest.raises(WindowError, match="--recipe NAME"):
+        await retry_window(store, WINDOW, "alice")
+    assert asdict(verdict)["promote"]

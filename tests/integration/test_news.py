@@ -1,0 +1,153 @@
+"""What the supervisor tells Prefect of windows, policies and data, once each."""
+
+import asyncio
+from collections.abc import AsyncIterator
+from datetime import UTC, datetime, timedelta
+from functools import partial
+from typing import Any
+
+import aiohttp
+import pytest
+from aiohttp import web
+from aiohttp.test_utils import TestServer
+
+from babylon.core.settings import Settings
+from babylon.core.windows import MAX_ATTEMPTS, WindowState, parse_window_id
+from babylon.ops.prefect_env import PrefectApi, api_url
+from babylon.ops.up import news
+from babylon.ops.up.news import read_news, tell_news
+from babylon.store import Store, open_store
+from babylon.store.routes import commit_route, current_route
+from babylon.store.windows import claim_window, set_state
+from tests.deployments import three_policies
+from tests.integration.game import insert_real_window
+
+LATER = parse_window_id("2025-11-14T11:00")
+LONG_AGO = datetime(2020, 1, 1, tzinfo=UTC)
+
+
+async def told(store: Store, settings: Settings, since: datetime = LONG_AGO) -> dict[str, str]:
+    return {
+        one.event: f"{one.subject}: {one.message}"
+        for one in await read_news(store, settings.windows, since)
+    }
+
+
+async def switch(store: Store, version: int) -> None:
+    now = await current_route(store)
+    await commit_route(
+        store,
+        policy_version=version,
+        author="alice",
+        reason="by hand",
+        expected_route_version=now.route_version,
+    )
+
+
+async def test_ends_of_windows_are_told_by_kind(store: Store, settings: Settings) -> None:
+    assert await told(store, settings) == {}
+    for state, event, hour in (
+        (WindowState.FAILED, "window.failed", 11),
+        (WindowState.SKIPPED, "window.skipped", 12),
+    ):
+        window = parse_window_id(f"2025-11-14T{hour}:00")
+        claim = await claim_window(store, window, owner="one", lease_s=60)
+        await set_state(store, claim, state, reason="no judge")
+        said = (await told(store, settings))[event]
+        assert said == f"window.{window.key}: window {window.key} is {state}: no judge"
+    tomorrow = datetime.now(UTC) + timedelta(days=1)
+    assert await told(store, settings, tomorrow) == {}
+
+
+async def test_a_window_that_is_given_up_or_lost_is_stuck(store: Store, settings: Settings) -> None:
+    await claim_window(store, LATER, owner="one", lease_s=0)
+    assert await told(store, settings) == {}  # another run takes it up
+    await claim_window(store, LATER, owner="two", lease_s=60)
+    assert "window 2025-11-14T11:00 is lost" in (await told(store, settings))["window.stuck"]
+    await store.pool.execute("DELETE FROM babylon.attempts")
+    await store.pool.execute(
+        "UPDATE babylon.windows SET attempts = $1, lease_until = NULL, state = 'failed'",
+        MAX_ATTEMPTS,
+    )
+    assert "windows retry 2025-11-14T11:00" in (await told(store, settings))["window.stuck"]
+
+
+async def test_promotions_and_rollbacks_are_told_apart(store: Store, settings: Settings) -> None:
+    await three_policies(store)
+    await switch(store, 1)
+    promoted = (await told(store, settings))["model.promoted"]
+    assert promoted == "policy.1: policy 1 serves in place of policy 0, by alice: by hand"
+    assert "model.rolled_back" not in await told(store, settings)
+    await switch(store, 0)
+    back = (await told(store, settings))["model.rolled_back"]
+    assert back == "policy.0: policy 0 serves in place of policy 1, by alice: by hand"
+
+
+async def test_late_rows_drift_a_spent_budget_and_silence_are_told(
+    store: Store, settings: Settings
+) -> None:
+    await store.pool.execute(
+        "INSERT INTO babylon.late (trajectory_id, window_id, reason)"
+        " VALUES ('a', 'w', 'written late'), ('b', 'w', 'written late')"
+    )
+    alarm = {"figure": "rejected", "reason": "half of the rows were rejected"}
+    await store.pool.execute(
+        "INSERT INTO babylon.window_health (window_id, minutes, figures, alarms)"
+        " VALUES ('w', 60, '{}', $1), ('quiet', 60, '{}', '[]')",
+        [alarm],
+    )
+    await claim_window(store, LATER, owner="one", lease_s=60)
+    for level in ("full", "heuristic"):
+        await store.pool.execute("UPDATE babylon.windows SET metrics = $1", {"judge_level": level})
+        assert ("judge.budget" in await told(store, settings)) is (level != "full")
+    found = await told(store, settings)
+    assert found["data.late"].startswith("window.w: 2 rows of window w")
+    assert found["data.drift"].endswith("unlike those before it: half of the rows were rejected")
+    assert "data.stale" not in found
+    await insert_real_window(store)
+    await store.pool.execute(
+        "UPDATE trajectories SET \"startTime\" = (now() - interval '5 hours') AT TIME ZONE 'UTC'"
+    )
+    assert "no play began since" in (await told(store, settings))["data.stale"]
+
+
+@pytest.fixture
+async def prefect() -> AsyncIterator[tuple[PrefectApi, list[dict[str, Any]]]]:
+    """The route of Prefect's API that takes events. Its first answer is an error."""
+    heard: list[dict[str, Any]] = []
+    asked = []
+
+    async def take(request: web.Request) -> web.Response:
+        asked.append(await request.json())
+        if len(asked) == 1:
+            return web.Response(status=503)
+        heard.extend(asked[-1])
+        return web.Response(status=204)
+
+    application = web.Application()
+    application.router.add_post("/api/events", take)
+    async with TestServer(application, host="127.0.0.1") as server:
+        yield PrefectApi(url=api_url(server.port or 0)), heard
+
+
+async def test_news_reach_prefect_once_although_it_was_away(
+    store: Store,
+    settings: Settings,
+    prefect: tuple[PrefectApi, list[dict[str, Any]]],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(news, "LOOK_S", 0.02)
+    api, heard = prefect
+    claim = await claim_window(store, LATER, owner="one", lease_s=60)
+    await set_state(store, claim, WindowState.FAILED, reason="no judge")
+    async with aiohttp.ClientSession() as http, asyncio.timeout(30):
+        telling = asyncio.create_task(
+            tell_news(partial(open_store, settings), settings.windows, http, api)
+        )
+        while not heard:
+            await asyncio.sleep(0.02)
+        await asyncio.sleep(0.2)
+        telling.cancel()
+    (event,) = heard
+    assert event["event"] == "babylon.window.failed"
+    assert event["resource"]["prefect.resource.id"] == f"babylon.window.{LATER.key}"

@@ -1,0 +1,85 @@
+"""The Prefect API that a home's programs call, and the environment that names it."""
+
+import os
+from pathlib import Path
+
+import pytest
+
+from babylon.core.api_keys import make_prefect_auth, prefect_auth_path
+from babylon.core.home import Home
+from babylon.core.settings import PrefectSettings
+from babylon.core.settings_loading import load_settings
+from babylon.ops.prefect_env import (
+    RETENTION_S,
+    PrefectApi,
+    prefect_api,
+    remove_old_results,
+    results,
+    served_environment,
+)
+from babylon.ops.up.services import services
+
+CLOUD = "https://api.prefect.cloud/api/accounts/one/workspaces/two"
+
+
+def api_of(home: Path, **settings: object) -> PrefectApi:
+    return prefect_api(Home(home), PrefectSettings.model_validate(settings))
+
+
+@pytest.mark.parametrize(
+    ("settings", "url", "embedded"),
+    [
+        ({"port": 4300}, "http://127.0.0.1:4300/api", True),
+        ({"port": 4300, "api_url": "http://localhost:4300/api"}, "http://127.0.0.1:4300/api", True),
+        ({"api_url": "http://127.0.0.1:4300/api"}, "http://127.0.0.1:4300/api", False),
+        ({"api_url": "http://prefect.lan:4200/api/"}, "http://prefect.lan:4200/api", False),
+        ({"api_url": CLOUD, "api_key": "pnu_x"}, CLOUD, False),
+    ],
+)
+def test_our_own_server_is_told_from_another(
+    tmp_path: Path, settings: dict[str, object], url: str, embedded: bool
+) -> None:
+    api = api_of(tmp_path, **settings)
+    assert (api.url, api.embedded) == (url, embedded)
+
+
+def test_the_pages_of_prefect_cloud_lie_on_another_host() -> None:
+    assert PrefectApi(url=CLOUD).ui == "https://app.prefect.cloud/account/one/workspace/two"
+    assert PrefectApi(url="http://127.0.0.1:4200/api").ui == "http://127.0.0.1:4200"
+
+
+def test_the_home_makes_one_password_that_opens_its_own_server_only(tmp_path: Path) -> None:
+    assert api_of(tmp_path).headers == {}  # before the first `up`
+    make_prefect_auth(tmp_path)
+    path = prefect_auth_path(tmp_path)
+    made = path.read_text()
+    make_prefect_auth(tmp_path)
+    assert path.read_text() == made and path.stat().st_mode & 0o777 == 0o600
+    ours = api_of(tmp_path)
+    assert ours.auth == made.strip()
+    assert ours.headers["Authorization"].startswith("Basic ")
+    served = served_environment(tmp_path, ours, {})
+    assert served["PREFECT_SERVER_API_AUTH_STRING"] == served["PREFECT_API_AUTH_STRING"]
+    elsewhere = api_of(tmp_path, api_url=CLOUD, api_key="pnu_x")
+    assert elsewhere.headers == {"Authorization": "Bearer pnu_x"}
+    assert "PREFECT_SERVER_API_AUTH_STRING" not in served_environment(tmp_path, elsewhere, {})
+
+
+def test_with_an_api_elsewhere_no_server_is_started_and_workers_call_it(tmp_path: Path) -> None:
+    prefect = {"api_url": CLOUD, "api_key": "pnu_x"}
+    wanted = services(load_settings(home=tmp_path, prefect=prefect))
+    assert [one.name for one in wanted] == ["serving", "worker-cpu", "worker-gpu"]
+    assert wanted[1].environment["PREFECT_API_URL"] == CLOUD
+    assert wanted[1].environment["PREFECT_API_KEY"] == "pnu_x"
+
+
+def test_results_are_removed_when_their_run_is(tmp_path: Path) -> None:
+    assert remove_old_results(tmp_path) == 0
+    results(tmp_path).mkdir(parents=True)
+    old, new = (results(tmp_path) / name for name in ("old", "new"))
+    for file in (old, new):
+        file.touch()
+    then = new.stat().st_mtime - RETENTION_S - 1
+    os.utime(old, (then, then))
+    assert remove_old_results(tmp_path) == 1
+    assert (old.exists(), new.exists()) == (False, True)
