@@ -285,6 +285,12 @@ class ServingSettings(Group):
     """Number of calls that may wait for their turn. Further ones are refused."""
     recognise_sessions: bool = _env(True, "RECOGNISE_SESSIONS")
     """Chat calls that name no trajectory belong together if their messages continue each other."""
+    otlp_endpoint: str | None = _env(
+        None, "OTEL_EXPORTER_OTLP_ENDPOINT", pattern=r"^https?://[^/]+(/.*)?$"
+    )
+    """Address of an OTLP/HTTP collector, which gets a span of each call. Unset: no spans."""
+    otlp_content: bool = _env(False, "OTLP_CONTENT")
+    """The spans of calls hold messages, answers and tools, as they may be recorded."""
 
     @field_validator("endpoint")
     @classmethod

@@ -32,6 +32,7 @@ from babylon.serving.gateway.loader import PolicyLoader
 from babylon.serving.gateway.play.callers import Callers
 from babylon.serving.gateway.recording import CallRecorder
 from babylon.serving.gateway.route_table import RouteTable
+from babylon.serving.gateway.telemetry.tracing import CallTracer
 from babylon.serving.openai_wire import RequestError, decode_object
 
 TOTAL_S = 900.0  # of a call, from entering the queue to the last byte
@@ -51,6 +52,7 @@ class CallHandler:
     callers: Callers
     limits: CallLimits
     metrics: GatewayMetrics
+    tracer: CallTracer | None
 
     async def serve(
         self, scope: Scope, receive: Receive, response: Response, dialect: Dialect
@@ -75,9 +77,11 @@ class CallHandler:
                     assigned=assigned,
                     key_id=principal.key_id,
                 )
-                await self._counted(exchange, receive, response)
+                await self._counted(exchange, scope, receive, response)
 
-    async def _counted(self, exchange: Exchange, receive: Receive, response: Response) -> None:
+    async def _counted(
+        self, exchange: Exchange, scope: Scope, receive: Receive, response: Response
+    ) -> None:
         outcome = "left"
         try:
             await self._answer_or_record_interruption(exchange, receive, response)
@@ -89,6 +93,8 @@ class CallHandler:
         finally:
             self.metrics.called(exchange, outcome)
             self.limits.keys.spend(exchange)
+            if self.tracer:
+                self.tracer.called(exchange, outcome, scope)
 
     async def _answer_or_record_interruption(
         self, exchange: Exchange, receive: Receive, response: Response
@@ -129,11 +135,11 @@ class CallHandler:
                 elif exchange.request.stream:
                     await response.start(200, [*EVENT_STREAM, *headers])
                     end = await relay(arriving_bytes(upstream.content), exchange, response.write)
-                    await self.recorder.record(exchange.record())
+                    exchange.recorded = await self.recorder.record(exchange.record())
                     await response.write(end, last=True)
                 else:
                     answer = noted(msgspec.json.decode(await upstream.read()), exchange)
-                    await self.recorder.record(exchange.record())
+                    exchange.recorded = await self.recorder.record(exchange.record())
                     await response.whole(msgspec.json.encode(answer), headers=headers)
 
     async def _relay_error(
@@ -149,4 +155,5 @@ class CallHandler:
         """Record an interrupted answer that has at least one token, as not trainable."""
         if exchange.token_ids:
             with contextlib.suppress(RequestError):  # the recorder logged it
-                await self.recorder.record(exchange.record(interrupted=reason))
+                call = exchange.record(interrupted=reason)
+                exchange.recorded = await self.recorder.record(call)

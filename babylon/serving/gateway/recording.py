@@ -64,21 +64,26 @@ class CallRecorder:
         if self.problem and self._policy == "lossless":
             raise _refusal(self.problem)
 
-    async def record(self, call: RecordedCall) -> None:
+    async def record(self, call: RecordedCall) -> RecordedCall | None:
         """Write a call; with ``available``, count it as lost if the disk takes none.
+
+        Returns:
+            The call as the rules allow it, ``None`` if they do not.
 
         Raises:
             RequestError: 503, the call is not on the disk, and the policy is ``lossless``.
         """
+        allowed = self.rules.applied(call)
         try:
             if self.problem:
                 raise _refusal(self.problem)
-            if allowed := self.rules.applied(call):
+            if allowed:
                 await self._durable(encode_record(allowed))
         except RequestError as error:
             if self._policy == "lossless":
                 raise
             self._note_gap(str(error))
+        return allowed
 
     async def run(self) -> NoReturn:
         while True:
