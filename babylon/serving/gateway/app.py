@@ -141,8 +141,11 @@ class Gateway:
         add("recording_ok", "1 if the disk takes calls.", lambda: recorder.problem is None)
         backlog = "Recorded calls that are not in the database yet."
         add("recording_backlog_bytes", backlog, lambda: shipper.backlog_bytes)
-        add("recorded_calls", "Calls written to the database.", lambda: shipper.shipped_calls)
-        add("unrecorded_calls", "Calls served without a record.", lambda: recorder.lost)
+        states = "1 for the state of the gateway, as /health tells it."
+        calls.metrics.add_states("gateway_state", states, State, lambda: table.readiness.state)
+        count = calls.metrics.add_counter
+        count("recorded_calls", "Calls written to the database.", lambda: shipper.shipped_calls)
+        count("unrecorded_calls", "Calls served without a record.", lambda: recorder.lost)
 
     async def _refuse(self, response: Response, error: RequestError) -> None:
         """Send an OpenAI error: as the response, or as the last event of a stream."""

@@ -39,13 +39,17 @@ def span_steps(
     spans tell of it, and takes the place of what they hold. A span's call that is not recorded is
     a call elsewhere.
     """
-    recorded = {one.call_id: one.started_at for one in records}
-    found: list[tuple[datetime, str | ElsewhereCall | StepAction]] = [
-        (at, call_id) for call_id, at in recorded.items()
-    ]
-    for span in spans:
-        if span.call_id not in recorded and (told := span.call or span.action):
+    untold = {one.call_id: one.started_at for one in records}
+    recorded = {*untold}
+    found: list[tuple[datetime, str | ElsewhereCall | StepAction]] = []
+    for span in sorted(spans, key=lambda one: one.at):
+        if span.call_id in recorded:
+            # By the agent's clock, which its tools have too, and not by the gateway's.
+            if untold.pop(span.call_id, None):
+                found.append((span.at, span.call_id))
+        elif told := span.call or span.action:
             found.append((span.at, told))
+    found += [(at, call_id) for call_id, at in untold.items()]
     steps: list[TimedStep] = []
     for at, one in sorted(found, key=lambda item: item[0]):
         last = steps[-1][1] if steps else None

@@ -13,6 +13,7 @@ import msgspec
 
 from babylon.core.llm_calls import content_text
 from babylon.serving.gateway.exchange import CHAT, Exchange
+from babylon.serving.gateway.play.assemble import sent_messages
 from babylon.serving.openai_wire import JsonObject
 from babylon.store.calls import RecordedCall
 
@@ -77,14 +78,12 @@ def attributes(exchange: Exchange, outcome: str, route: str) -> Attributes:
 
 def content(call: RecordedCall) -> Attributes:
     """Return the messages, the answer and the tools of a call as it may be recorded."""
-    prompt = msgspec.json.decode(call.messages)
-    sent = prompt if isinstance(prompt, list) else [{"role": "user", "content": str(prompt)}]
     said = msgspec.json.decode(call.answer) if call.answer else {}
     answer = {"role": "assistant", "content": call.response, **said}
     tools = msgspec.json.decode(call.parameters).get("tools") or ()
     output = {**_message(answer), "finish_reason": call.finish_reason}
     return {
-        "gen_ai.input.messages": _newest(map(_message, sent)),
+        "gen_ai.input.messages": _newest(map(_message, sent_messages(call.messages))),
         "gen_ai.output.messages": _newest([output]),
         **({"gen_ai.tool.definitions": _newest(map(_tool, tools))} if tools else {}),
     }

@@ -7,6 +7,7 @@ of its trace, or after a rest; ``PlayHandler`` makes its steps then.
 
 import asyncio
 import logging
+import re
 from collections import defaultdict
 from collections.abc import Mapping, Sequence
 from typing import NoReturn
@@ -19,7 +20,7 @@ from babylon.formats.spans import RawSpan, Span, agent_of, read_span, reader_of
 from babylon.formats.trace import ImportFileError
 from babylon.serving.gateway.asgi import Headers, Receive, Response, Scope, read_body
 from babylon.serving.gateway.auth import KeyRing, Principal
-from babylon.serving.gateway.play.events import ElsewhereCall, FinishEvent, StepAction
+from babylon.serving.gateway.play.events import MAX_ID, ElsewhereCall, FinishEvent, StepAction
 from babylon.serving.gateway.play.handler import PlayHandler
 from babylon.serving.gateway.play.span_steps import PlaySpan
 from babylon.serving.gateway.telemetry.otlp import (
@@ -43,6 +44,7 @@ LOOK_S = 1.0
 REST_S = 600.0  # without a span, after which a trajectory is finished
 _UNREADABLE = (ImportFileError, ValidationError, RecursionError, RequestError)
 _CONVERSATION = "gen_ai.conversation.id", "session.id"
+_IDS = re.compile(r"[0-9a-f]{32} [0-9a-f]{16}")  # of a trace and a span, as OTLP's JSON has them
 
 
 class TraceReceiver:
@@ -122,15 +124,15 @@ class _Batch:
         spans: list[Span] = []
         for one in raw:
             try:
-                spans.append(read_span(one))
+                spans.append(_checked(read_span(one)))
             except _UNREADABLE as error:
-                self._reject(error)
+                self._reject(one.place, error)
         by_id = {(span.trace_id, span.span_id): span for span in spans}
         for span in spans:
             try:
                 self.told.append((span, _told(caller, span, by_id)))
             except _UNREADABLE as error:
-                self._reject(error)
+                self._reject(span.place, error)
 
     def by_trajectory(self, known: Mapping[str, str]) -> dict[str, list[StoredSpan]]:
         """Return the spans to store; ``known`` is the trajectory of traces that came before.
@@ -156,9 +158,29 @@ class _Batch:
             found[place].append(stored)
         return found
 
-    def _reject(self, error: Exception) -> None:
+    def _reject(self, place: str, error: Exception) -> None:
         self.rejected += 1
-        self.why = self.why or _problem(error)
+        self.why = self.why or _problem(place, error)
+
+
+def _checked(span: Span) -> Span:
+    """Return the span if its ids can be stored.
+
+    Raises:
+        One of ``_UNREADABLE``: they cannot.
+    """
+    if not _IDS.fullmatch(f"{span.trace_id} {span.span_id}"):
+        raise ImportFileError(
+            f"{span.place}: traceId {span.trace_id!r:.40} and spanId {span.span_id!r:.40}: send 32"
+            " and 16 hexadecimal digits"
+        )
+    conversation = _conversation(span)
+    if conversation and not (len(conversation) <= MAX_ID and conversation.isprintable()):
+        raise ImportFileError(
+            f"{span.place}: {_CONVERSATION[0]} {conversation!r:.40}: send at most {MAX_ID}"
+            " printable characters"
+        )
+    return span
 
 
 def _told(caller: Principal, span: Span, by_id: Mapping[tuple[str, str], Span]) -> PlaySpan | None:
@@ -209,8 +231,10 @@ def _conversation(span: Span) -> str | None:
     return next(filter(None, map(span.text, _CONVERSATION)), None)
 
 
-def _problem(error: Exception) -> str:
+def _problem(place: str, error: Exception) -> str:
+    if isinstance(error, ImportFileError):  # it names the place
+        return str(error)
     if isinstance(error, ValidationError):
         first = error.errors(include_input=False)[0]
-        return f"{'.'.join(map(str, first['loc']))}: {first['msg']}"
-    return str(error) or "nested too deep"
+        return f"{place}: {'.'.join(map(str, first['loc']))}: {first['msg']}"
+    return f"{place}: {error}"

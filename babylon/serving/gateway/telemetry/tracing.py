@@ -36,14 +36,14 @@ class CallTracer:
 
     def __init__(self, endpoint: str, gateway_id: str, *, content: bool) -> None:
         self._content = content
-        exporter = OTLPSpanExporter(endpoint=f"{endpoint.rstrip('/')}/v1/traces")
+        self._exporter = OTLPSpanExporter(endpoint=f"{endpoint.rstrip('/')}/v1/traces")
         resource = Resource.create({"service.instance.id": gateway_id})
         if str(resource.attributes.get("service.name", "")).startswith("unknown_service"):
             resource = resource.merge(Resource({"service.name": SERVICE}))
         self._provider = TracerProvider(resource=resource, shutdown_on_exit=False)
         self._provider.add_span_processor(
             BatchSpanProcessor(
-                exporter,
+                self._exporter,
                 max_queue_size=_QUEUE_WITH_CONTENT if content else None,
                 max_export_batch_size=_BATCH_WITH_CONTENT if content else None,
             )
@@ -81,6 +81,8 @@ class CallTracer:
         ending = Thread(target=self._provider.shutdown, daemon=True)
         ending.start()
         await asyncio.to_thread(ending.join, CLOSE_S)
+        if ending.is_alive():
+            self._exporter.shutdown()  # type: ignore[no-untyped-call]  # and tries no more
 
 
 def tracer_for(serving: ServingSettings, gateway_id: str) -> CallTracer | None:
