@@ -51,6 +51,9 @@ def up(
     if not json:
         key = local_key_path(settings.home.root)
         print(f"agents call {settings.serving.endpoint}/v1 with the key in {key}")
+        if settings.serving.public_url:
+            url = settings.serving.agents_url
+            print(f"agents elsewhere call {url}/v1 with a key of `babylon keys create`")
         print(f"Prefect shows every run at http://127.0.0.1:{settings.prefect.port}")
         print(f"the status page is at http://127.0.0.1:{settings.serving.admin_port}/")
     _show([asdict(one) for one in report.services], json, changed=report.changed)

@@ -88,8 +88,8 @@ async def apply_all(
     return results
 
 
-def play_app(handler: PlayHandler, keys: KeyRing) -> FastAPI:
-    """Return the application, with its schema at ``/openapi.json``."""
+def play_app(handler: PlayHandler, keys: KeyRing, public_url: str | None = None) -> FastAPI:
+    """Return the application, with its schema at ``/openapi.json``, which names ``public_url``."""
     slots = asyncio.Semaphore(AT_A_TIME)
     of_keys = defaultdict[str, asyncio.Semaphore](lambda: asyncio.Semaphore(OF_A_KEY))
     # For the schema only: the route checks the key before anything is read.
@@ -116,6 +116,7 @@ def play_app(handler: PlayHandler, keys: KeyRing) -> FastAPI:
     app = FastAPI(
         title="Babylon play API",
         version="1",
+        servers=[{"url": public_url}] if public_url else None,
         docs_url=None,  # the pages load their scripts from elsewhere
         redoc_url=None,
         exception_handlers=dict.fromkeys(
