@@ -45,10 +45,9 @@ MANY = json.dumps({"resourceSpans": [{"scopeSpans": [{"spans": [{}] * 10_001}]}]
 class TracedAgent(Traced):
     """A traced program that sends its spans to the gateway. Its spans are of the last hour."""
 
-    def __init__(self, url: str, key: str, **options: Any) -> None:
+    def __init__(self, exporter: OTLPSpanExporter) -> None:
         super().__init__(START)
-        headers = {"authorization": f"Bearer {key}"}
-        self._sends = OTLPSpanExporter(f"{url}/v1/traces", headers=headers, **options)
+        self._sends = exporter
 
     async def send(self, *spans: ReadableSpan) -> None:
         """Send these spans, or all."""
@@ -91,7 +90,8 @@ async def row_of(stack: Stack, trajectory: str) -> Any:
 
 
 def traced_agent(stack: Stack, one: Player, **options: Any) -> TracedAgent:
-    return TracedAgent(stack.url, one.openai.api_key, **options)
+    headers = {"authorization": f"Bearer {one.openai.api_key}"}
+    return TracedAgent(OTLPSpanExporter(f"{stack.url}/v1/traces", headers=headers, **options))
 
 
 @pytest.mark.parametrize("compression", [Compression.NoCompression, Compression.Gzip])
@@ -225,7 +225,12 @@ async def test_a_conversation_ends_after_a_rest(
     stack: Stack, agent: Player, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(receiver, "REST_S", 0.0)
-    traced = traced_agent(stack, agent)
+    # as docs/play.md says
+    monkeypatch.setenv("OTEL_EXPORTER_OTLP_ENDPOINT", stack.url)
+    monkeypatch.setenv(
+        "OTEL_EXPORTER_OTLP_HEADERS", f"authorization=Bearer%20{agent.openai.api_key}"
+    )
+    traced = TracedAgent(OTLPSpanExporter())
     traced.span("chat", chat("a", "b", **{"gen_ai.conversation.id": "c-1"}))
     traced.span("chat", chat("a", "b", **{"gen_ai.conversation.id": "c-1"}), second=1)
     await traced.send()
