@@ -63,7 +63,8 @@ async def close_spans(session: "Connection | Store", trajectory_id: str) -> None
 async def ended_trajectories(store: Store, rest_s: float) -> list[tuple[str, str]]:
     """Return the trajectory id and the key id of each unfinished trajectory whose spans end.
 
-    Its root has arrived, or no span came for ``rest_s`` seconds.
+    Its root has arrived, or no span came for ``rest_s`` seconds. A trajectory with steps that came
+    as events is finished by an event.
     """
     rows = await store.pool.fetch(_ENDED, rest_s)
     return [(row["trajectory_id"], row["key_id"]) for row in rows]
@@ -88,6 +89,7 @@ _ENDED = """
 SELECT s.trajectory_id, p.key_id FROM babylon.play_spans s
 JOIN babylon.plays p USING (trajectory_id)
 WHERE s.span IS NOT NULL
+  AND NOT EXISTS (SELECT FROM babylon.play_steps e WHERE e.trajectory_id = s.trajectory_id)
 GROUP BY s.trajectory_id, p.key_id
 HAVING bool_or(s.root) OR max(s.received_at) < now() - make_interval(secs => $1)
 """

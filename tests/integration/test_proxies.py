@@ -71,6 +71,7 @@ class Held(Upstream):
 class Proxied:
     """A running proxy in front of a gateway."""
 
+    program: str
     url: str
     tls: ssl.SSLContext
     gateway: Canned
@@ -161,7 +162,7 @@ async def proxied(
         canned_gateway(store, settings, engine) as gateway,
         running(make(folder, port, gateway.port), folder, port),
     ):
-        yield Proxied(f"https://localhost:{port}", tls, gateway, engine)
+        yield Proxied(request.param, f"https://localhost:{port}", tls, gateway, engine)
 
 
 async def test_agents_call_through_the_proxy_and_streams_are_not_held_up(proxied: Proxied) -> None:
@@ -170,7 +171,7 @@ async def test_agents_call_through_the_proxy_and_streams_are_not_held_up(proxied
         base_url=f"{proxied.url}/v1", api_key=proxied.gateway.key, http_client=http, max_retries=0
     )
     asked: dict[str, Any] = {"model": "babylon", "messages": HELLO}
-    async with client, asyncio.timeout(20):
+    async with client, asyncio.timeout(60):
         whole = await client.chat.completions.create(**asked)
         stream = await client.chat.completions.create(**asked, stream=True)
         text = (await anext(stream)).choices[0].delta.content
@@ -199,8 +200,10 @@ async def test_only_what_agents_need_is_reached_and_bodies_have_the_gateways_lim
             ("/metrics", 404), ("/admin/status", 404), ("/", 404), ("/v1/../metrics", 404),
         ):  # fmt: skip
             assert (await http.get(path)).status_code == status, path
-        for length, status in ((MAX_BODY_BYTES, 400), (MAX_BODY_BYTES + 1, 413)):
-            answer = await http.post("/v1/events", content=b"{}".ljust(length))
-            assert answer.status_code == status
+        fits = await http.post("/v1/events", content=b"{}".ljust(MAX_BODY_BYTES))
+        assert fits.status_code == 400 and "events" in fits.text
+        too_large = await http.post("/v1/events", content=b"{}".ljust(MAX_BODY_BYTES + 1))
+        # Caddy may still send the body when the gateway has answered and closes.
+        assert too_large.status_code in {"nginx": (413,), "caddy": (413, 502)}[proxied.program]
         refused = await http.get("/v1/models", headers={"authorization": "Bearer no"})
         assert refused.status_code == 401 and "babylon keys create" in refused.text

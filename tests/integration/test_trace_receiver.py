@@ -221,7 +221,7 @@ async def test_a_key_of_one_agent_sends_spans_for_that_agent_only(
                 assert "is for crowd-*" in answer.json()["partialSuccess"]["errorMessage"]
 
 
-async def test_a_conversation_ends_after_a_rest(
+async def test_a_conversation_ends_after_a_rest_unless_its_steps_are_events(
     stack: Stack, agent: Player, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(receiver, "REST_S", 0.0)
@@ -231,10 +231,16 @@ async def test_a_conversation_ends_after_a_rest(
         "OTEL_EXPORTER_OTLP_HEADERS", f"authorization=Bearer%20{agent.openai.api_key}"
     )
     traced = TracedAgent(OTLPSpanExporter())
-    traced.span("chat", chat("a", "b", **{"gen_ai.conversation.id": "c-1"}))
-    traced.span("chat", chat("a", "b", **{"gen_ai.conversation.id": "c-1"}), second=1)
+    start = {"type": "start", "trajectory_id": "events", "at": START.isoformat()}
+    step = {"type": "step", "trajectory_id": "events", "number": 0, "at": START.isoformat()}
+    await agent.ok(start, step)
+    for second, name in enumerate(("events", "c-1", "c-1")):
+        named = {"gen_ai.conversation.id": name}
+        traced.span("chat", chat("a", "b", **named), second=second)
     await traced.send()
     await finished(agent, "c-1")
+    state = (await agent.http.get("/v1/trajectories/events")).json()
+    assert (state["next_step"], state["finished_at"]) == (1, None)
     assert len(json.loads((await row_of(stack, "c-1"))["stepsJson"])) == 2
 
 

@@ -186,7 +186,6 @@ class PlayHandler:
             steps = await _steps(connection, play)
             spans = [] if steps else await _spans(connection, play)
             records = await _records(connection, play, steps, spans)
-            named = play.agent_id or first_agent(spans)
             if spans:
                 steps = span_steps(play.trajectory_id, spans, records)
             if not steps and not records:
@@ -194,7 +193,7 @@ class PlayHandler:
             if play.started_at is None:
                 first = min([at for at, _ in steps] or [records[0].started_at])
                 called = next((one.agent_id for one in records if one.agent_id), None)
-                agent_id = _agent(caller, called or named)
+                agent_id = _agent(caller, play.agent_id or called or first_agent(spans))
                 window = window_at(first, self._minutes)
                 play = await start_play(connection, play, agent_id, window.id, window, first)
             played = open_play(play)
