@@ -249,14 +249,17 @@ async def test_spans_that_make_no_trajectory_are_dropped_and_hold_up_no_other(
 ) -> None:
     traced = traced_agent(stack, agent)
     empty = traced.span("invoke_agent", AGENT)
+    answer = await agent.chat("told otherwise")
+    double = traced.span("chat", chat("a", "b", **{"gen_ai.response.id": answer.parse().id}))
     good = traced.span("chat", chat("a", "b"), second=1)
     await traced.send()
     await finished(agent, f"{good.context.trace_id:032x}")
     async with asyncio.timeout(20):
         while await stack.store.pool.fetchval("SELECT count(span) FROM babylon.play_spans"):
             await asyncio.sleep(0.05)
-    state = (await agent.http.get(f"/v1/trajectories/{empty.context.trace_id:032x}")).json()
-    assert state["finished_at"] is None
+    for span in (empty, double):
+        state = (await agent.http.get(f"/v1/trajectories/{span.context.trace_id:032x}")).json()
+        assert state["finished_at"] is None
 
 
 REFUSED: list[tuple[int, dict[str, str], bytes, str]] = [

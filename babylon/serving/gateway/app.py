@@ -211,10 +211,8 @@ async def open_gateway(
             tracer=tracer,
         )
         plays = PlayHandler(store, minutes)
-        play_api, traces = (
-            play.play_app(plays, keys, serving.public_url),
-            TraceReceiver(store, plays, keys),
-        )
+        play_api = play.play_app(plays, keys, serving.public_url)
+        traces = TraceReceiver(store, plays, keys)
         routes = (loader.run(), follower.run(), follower.announce_repeatedly(), pins.run())
         background = [recorder.run(), shipper.run(), key_limits.run(), keep_ahead(store)]
         work = [*background, owners.run(), traces.run(), *routes]

@@ -358,11 +358,9 @@ async def _records(
 ) -> list[PlayedCall]:
     """Return the trajectory's calls and those that its steps or spans name, in the order of time.
 
-    A call of a recognised session may become this trajectory's until the session is finished, which
-    may train it. A span's call of another trajectory is left there.
-
     Raises:
-        RequestError: 409, a step names a call of another trajectory.
+        RequestError: 409, a step or span names a call of another trajectory. A call of a recognised
+            session may become this trajectory's until the session is finished, which may train it.
     """
     of_spans = [one.call_id for one in spans if one.call_id]
     records = await played_calls(connection, play, _named_calls(steps) + of_spans)
@@ -370,9 +368,7 @@ async def _records(
     for place in filter(None, others):
         session = await find_play(connection, place) if session_owner(place) else None
         if not session_owner(place) or (session and session.finished_at):
-            if not spans:
-                raise _conflict(play, f"names a call of trajectory {place!r:.80}")
-            records = [one for one in records if one.trajectory_id != place]
+            raise _conflict(play, f"names a call of trajectory {place!r:.80}")
     own = (None, play.agent_id)  # collection leaves out other agents' calls
     return [one for one in records if play.agent_id is None or one.agent_id in own]
 
