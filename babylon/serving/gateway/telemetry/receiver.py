@@ -1,8 +1,8 @@
 """``POST /v1/traces``: spans of agents become steps of their trajectories.
 
-Each span is stored for itself, and may be sent again. A trajectory is a conversation
-(``gen_ai.conversation.id``), or a trace without one. It is finished by an event of play, by the end
-of its trace, or after a rest; ``PlayHandler`` makes its steps then.
+Each span is stored for itself, and may be sent again. A trajectory is a conversation of any number
+of traces, or a trace without one. It is finished by an event of play, by the end of its trace, or
+after a rest. ``PlayHandler`` makes its steps then.
 """
 
 import asyncio
@@ -137,7 +137,8 @@ class _Batch:
     def by_trajectory(self, known: Mapping[str, str]) -> dict[str, list[StoredSpan]]:
         """Return the spans to store; ``known`` is the trajectory of traces that came before.
 
-        Spans of a tool name no conversation, so a trace belongs to the one that any span names.
+        A trace is in one trajectory as a whole, because spans of tools do not name the conversation.
+        The first request with a span of the trace decides.
         """
         of_traces = dict(known)
         for span, told in self.told:
@@ -148,7 +149,7 @@ class _Batch:
         for span, told in self.told:
             if span.trace_id not in playing:  # a trace of something else
                 continue
-            place = _conversation(span) or of_traces.get(span.trace_id, span.trace_id)
+            place = of_traces.get(span.trace_id, span.trace_id)
             stored = StoredSpan(
                 trace_id=span.trace_id,
                 span_id=span.span_id,
