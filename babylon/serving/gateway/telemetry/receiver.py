@@ -137,7 +137,7 @@ class _Batch:
     def by_trajectory(self, known: Mapping[str, str]) -> dict[str, list[StoredSpan]]:
         """Return the spans to store; ``known`` is the trajectory of traces that came before.
 
-        A trace is in one trajectory as a whole, because spans of tools do not name the conversation.
+        A trace is in one trajectory as a whole: spans of tools do not name the conversation.
         The first request with a span of the trace decides.
         """
         of_traces = dict(known)
