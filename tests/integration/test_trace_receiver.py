@@ -99,7 +99,8 @@ async def test_a_trace_of_an_agent_elsewhere_is_a_trajectory_that_is_not_trained
     stack: Stack, agent: Player, compression: Compression
 ) -> None:
     traced = traced_agent(stack, agent, compression=compression)
-    root = traced.open("invoke_agent clerk", AGENT)
+    named = {**AGENT, "gen_ai.conversation.id": "named too late"}  # the first request decides
+    root = traced.open("invoke_agent clerk", named)
     first = traced.span(
         "chat", chat("count", "", **{"gen_ai.output.messages": wants()}), second=1, parent=root
     )
