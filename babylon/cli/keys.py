@@ -53,8 +53,9 @@ def create(
     """Make a key and print it. It is printed only once, because only its hash is stored."""
     from babylon.store.api_keys import create_key
 
+    settings = load_settings()
     key = with_store(
-        load_settings(),
+        settings,
         create_key,
         name,
         scopes=scope or ["infer", "record"],
@@ -63,7 +64,8 @@ def create(
         requests_per_minute=requests_per_minute,
         tokens_per_minute=tokens_per_minute,
     )
-    show_values({"key_id": key.key_id, "name": name, "key": str(key)}, json)
+    url = f"{settings.serving.agents_url}/v1"
+    show_values({"key_id": key.key_id, "name": name, "key": str(key), "url": url}, json)
 
 
 @app.command("list")

@@ -52,6 +52,9 @@ def up(
     if not json:
         key = local_key_path(settings.home.root)
         print(f"agents call {settings.serving.endpoint}/v1 with the key in {key}")
+        if settings.serving.public_url:
+            url = settings.serving.agents_url
+            print(f"agents elsewhere call {url}/v1 with a key of `babylon keys create`")
         prefect = prefect_api(settings.home, settings.prefect)
         opened = f" with the text in {prefect_auth_path(settings.home.root)}"
         print(f"Prefect shows every run at {prefect.ui}{opened if prefect.embedded else ''}")

@@ -263,6 +263,9 @@ class ServingSettings(Group):
     """Address of the gateway, on this machine's loopback."""
     listen: str | None = _env(None, "GATEWAY_LISTEN", pattern=r"^https?://[^/:@]+:\d+/?$")
     """Address for other machines: `https://0.0.0.0:8443`, `http://` behind a proxy. Unset: none."""
+    public_url: str | None = _env(None, "GATEWAY_PUBLIC_URL", pattern=r"^https?://[^/?#]+/?$")
+    """Address by which agents on other machines reach the gateway, such as that of a proxy. It is
+    told to people and in `/openapi.json`; this machine's programs use `LOCAL_ENDPOINT`."""
     tls_certificate: Path | None = _env(None, "TLS_CERTIFICATE")
     """PEM file with the certificate (and its chain) of an `https` address in `GATEWAY_LISTEN`."""
     tls_key: Path | None = _env(None, "TLS_KEY")
@@ -287,6 +290,12 @@ class ServingSettings(Group):
     """Number of calls that may wait for their turn. Further ones are refused."""
     recognise_sessions: bool = _env(True, "RECOGNISE_SESSIONS")
     """Chat calls that name no trajectory belong together if their messages continue each other."""
+    otlp_endpoint: str | None = _env(
+        None, "OTEL_EXPORTER_OTLP_ENDPOINT", pattern=r"^https?://[^/]+(/.*)?$"
+    )
+    """Address of an OTLP/HTTP collector, which gets a span of each call. Unset: no spans."""
+    otlp_content: bool = _env(False, "OTLP_CONTENT")
+    """The spans of calls hold messages, answers and tools, as they may be recorded."""
 
     @field_validator("endpoint")
     @classmethod
@@ -296,6 +305,11 @@ class ServingSettings(Group):
             address = f"{url.scheme}://{url.netloc}"
             raise ValueError(f"the gateway's address has no path: set LOCAL_ENDPOINT={address}")
         return endpoint
+
+    @property
+    def agents_url(self) -> str:
+        """The address for agents: the public one, if there is one."""
+        return (self.public_url or self.endpoint).rstrip("/")
 
     @property
     def endpoint_port(self) -> int:

@@ -17,11 +17,11 @@ enclosing span that names one, else from the service.
 """
 
 import re
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import suppress
 from dataclasses import dataclass, field
 from datetime import UTC, datetime, timedelta
-from typing import Any, Literal
+from typing import Any, Literal, NamedTuple
 
 import msgspec
 
@@ -33,12 +33,16 @@ from babylon.formats.trace import (
     TraceStep,
     convert,
     parts_text,
-    refuse_tool_call,
     role_of,
 )
 
 Dialect = Literal["otel", "openinference"]
 _PART = re.compile(r"message\.contents\.(\d+)\.message_content\.(type|text)")
+_TOOL_CALL = re.compile(
+    r"message\.tool_calls\.(\d+)\.tool_call\.(id|function\.name|function\.arguments)"
+)
+_UNNAMED = "unknown_service"  # the SDK's name of a program that has none
+_FAILED = (2, "STATUS_CODE_ERROR")  # of a span's status, as a number or by its name
 _EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
 
 
@@ -47,7 +51,7 @@ class Span:
     """One operation.
 
     ``resource`` holds the attributes of the program. ``attributes`` includes those of the span's
-    events, unless the span has an attribute of the same name.
+    events, unless the span has an attribute of the same name. ``error``: why the operation failed.
     """
 
     place: str
@@ -59,6 +63,7 @@ class Span:
     end: datetime
     attributes: JsonObject
     resource: JsonObject = field(default_factory=dict)
+    error: str | None = None
 
     def text(self, key: str) -> str | None:
         """Return an attribute as text, None if it is missing or empty."""
@@ -66,11 +71,19 @@ class Span:
         return str(value) if value else None
 
 
-def read_spans(document: Document) -> Iterator[Span]:
+class RawSpan(NamedTuple):
+    """A span as OTLP JSON, and the attributes of its program."""
+
+    place: str
+    value: JsonObject
+    resource: JsonObject
+
+
+def raw_spans(document: Document) -> Iterator[RawSpan]:
     """Yield every span of one ``TracesData`` document.
 
     Raises:
-        ImportFileError: the document is not OTLP JSON, or a span lacks its ids or times.
+        ImportFileError: the document is not OTLP JSON.
     """
     place = document.place
     for i, group in enumerate(_list(place, document.value, "resourceSpans")):
@@ -78,10 +91,16 @@ def read_spans(document: Document) -> Iterator[Span]:
         for j, scope in enumerate(_list(place, group, "scopeSpans")):
             for k, raw in enumerate(_list(place, scope, "spans")):
                 where = f"{place}: resourceSpans[{i}].scopeSpans[{j}].spans[{k}]"
-                yield _span(where, raw, resource)
+                yield RawSpan(where, raw, resource)
 
 
-def _span(place: str, raw: JsonObject, resource: JsonObject) -> Span:
+def read_span(found: RawSpan) -> Span:
+    """Return the span.
+
+    Raises:
+        ImportFileError: it lacks its ids or times, or an attribute is not OTLP's.
+    """
+    place, raw, resource = found
     if not raw.get("traceId") or not raw.get("spanId"):
         raise ImportFileError(f"{place}: traceId or spanId is missing")
     attributes: JsonObject = {}
@@ -98,7 +117,14 @@ def _span(place: str, raw: JsonObject, resource: JsonObject) -> Span:
         end=_moment(place, raw, "endTimeUnixNano"),
         attributes=attributes,
         resource=resource,
+        error=_error(_object(raw.get("status")), attributes),
     )
+
+
+def _error(status: JsonObject, attributes: JsonObject) -> str | None:
+    if status.get("code") not in _FAILED:
+        return None
+    return str(status.get("message") or attributes.get("error.type") or "failed")
 
 
 def _moment(place: str, raw: JsonObject, key: str) -> datetime:
@@ -156,11 +182,25 @@ def _list(place: str, owner: JsonObject, key: str) -> list[JsonObject]:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class _Reader:
-    """The attributes of one dialect. ``kind`` has one of ``calls`` if the span is a model call."""
+class ToolRun:
+    """One execution of a tool. ``error`` is None if it succeeded."""
+
+    name: str
+    arguments: JsonObject
+    result: object
+    error: str | None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SpanReader:
+    """The attributes of one dialect. ``kind`` has one of ``calls`` if the span is a model call, and
+    ``tool_kind`` if a tool was executed. ``tool`` has its name, arguments and result.
+    """
 
     kind: str
     calls: tuple[str, ...]
+    tool_kind: str
+    tool: tuple[str, str, str]
     conversation: str
     agent: tuple[str, str]
     output: str
@@ -171,6 +211,21 @@ class _Reader:
     def is_call(self, span: Span) -> bool:
         return span.attributes.get(self.kind) in self.calls
 
+    def is_tool(self, span: Span) -> bool:
+        return span.attributes.get(self.kind) == self.tool_kind
+
+    def read_tool(self, span: Span) -> ToolRun:
+        """Return the execution of a tool. Arguments that are no object are its ``input``."""
+        name, arguments, result = self.tool
+        given = _json_or_text(span.attributes.get(arguments))
+        known = given if isinstance(given, dict) else {} if given is None else {"input": given}
+        return ToolRun(
+            name=span.text(name) or span.name,
+            arguments=known,
+            result=_json_or_text(span.attributes.get(result)),
+            error=span.error,
+        )
+
     def read_call(self, span: Span) -> LlmCall:
         """Return the call of a span.
 
@@ -180,12 +235,12 @@ class _Reader:
         output = self.messages(span, self.output)
         if len(output) != 1:
             raise ImportFileError(f"{span.place}: {len(output)} output messages, expected 1")
-        sampling: dict[str, Any] = self.sampling(span)
+        told: dict[str, Any] = self.sampling(span) | {"tool_calls": output[0].get("tool_calls")}
         call = LlmCall.of_messages(
             self.prompt(span),
-            response=output[0]["content"],
+            response=output[0]["content"] or "",
             latency_ms=round((span.end - span.start).total_seconds() * 1000),
-            **{name: value for name, value in sampling.items() if value is not None},
+            **{name: value for name, value in told.items() if value is not None},
         )
         return convert(span.place, msgspec.to_builtins(call), LlmCall)  # checks the types
 
@@ -200,7 +255,7 @@ def read_span_traces(
     """
     documents = list(documents)
     place = documents[0].place if documents else "an empty file"
-    spans = [span for document in documents for span in read_spans(document)]
+    spans = [read_span(raw) for document in documents for raw in raw_spans(document)]
     dialect = dialect or _dialect(place, spans)
     reader = _READERS[dialect]
     # Over all documents: exporters split a conversation into several.
@@ -217,7 +272,7 @@ def read_span_traces(
         calls.sort(key=lambda span: (span.start, span.span_id))
         yield Trace(
             trajectory_id=name,
-            agent_id=_agent(calls[0], by_id, reader) or agent_id,
+            agent_id=agent_of(calls[0], by_id, reader) or agent_id,
             steps=tuple(TraceStep(calls=(reader.read_call(c),), at=c.start) for c in calls),
             start=calls[0].start,
             end=max(call.end for call in calls),
@@ -236,7 +291,13 @@ def _dialect(place: str, spans: list[Span]) -> Dialect:
     )
 
 
-def _agent(span: Span, by_id: dict[tuple[str, str], Span], reader: _Reader) -> str | None:
+def reader_of(span: Span) -> SpanReader | None:
+    """Return the reader of the span's dialect, None if it tells of no model, agent or tool."""
+    return next((reader for reader in _READERS.values() if span.text(reader.kind)), None)
+
+
+def agent_of(span: Span, by_id: Mapping[tuple[str, str], Span], reader: SpanReader) -> str | None:
+    """Return the agent that the span or the nearest span around it names, else the service."""
     around: Span | None = span
     seen: set[str] = set()
     while around is not None and around.span_id not in seen:
@@ -245,7 +306,7 @@ def _agent(span: Span, by_id: dict[tuple[str, str], Span], reader: _Reader) -> s
         seen.add(around.span_id)
         around = by_id.get((around.trace_id, around.parent_id))
     service = span.resource.get("service.name")
-    return str(service) if service else None
+    return str(service) if service and not str(service).startswith(_UNNAMED) else None
 
 
 def _otel_prompt(span: Span) -> list[Message]:
@@ -278,22 +339,51 @@ def _otel_messages(span: Span, key: str) -> list[Message]:
     messages: list[Message] = []
     for index, item in enumerate(raw):
         place = f"{span.place}: {key}[{index}]"
-        role = role_of(place, item)
-        messages.append({"role": role, "content": parts_text(place, _parts(item))})
+        messages += _of_parts(place, role_of(place, item), item.get("parts"))
     return messages
 
 
-def _parts(message: JsonObject) -> object:
-    """Return the parts of a message. A tool's answer becomes a text part."""
-    parts = message.get("parts")
+def _of_parts(place: str, role: str, parts: object) -> Iterator[Message]:
+    """Yield OpenAI's messages. Each tool's answer is one; the other parts are one together."""
     if not isinstance(parts, list):
-        return parts
-    return [
-        {"type": "text", "content": part.get("response")}
-        if isinstance(part, dict) and part.get("type") == "tool_call_response"
-        else part
-        for part in parts
-    ]
+        yield {"role": role, "content": parts_text(place, parts)}
+        return
+    others: list[object] = []
+    calls: list[JsonObject] = []
+    answered = False
+    for part in parts:
+        kind = part.get("type") if isinstance(part, dict) else None
+        if kind == "tool_call":
+            calls.append(_tool_call(place, part.get("id"), part.get("name"), part.get("arguments")))
+        elif kind == "tool_call_response":
+            said = part.get("response", part.get("result"))
+            answered = True
+            yield {"role": "tool", "tool_call_id": part.get("id"), "content": _as_text(said)}
+        elif kind != "reasoning":  # no part of the prompt of a later call
+            others.append(part)
+    if calls or others or not answered:
+        text = parts_text(place, others)
+        more = {"tool_calls": calls} if calls else {}
+        yield {"role": role, "content": text or None if calls else text, **more}
+
+
+def _tool_call(place: str, call_id: object, name: object, arguments: object) -> JsonObject:
+    if not isinstance(name, str):
+        raise ImportFileError(f"{place}: a tool call has the name {name!r:.80}, which is no text")
+    function = {"name": name, "arguments": _as_text({} if arguments is None else arguments)}
+    return {"id": call_id, "type": "function", "function": function}
+
+
+def _as_text(value: object) -> str:
+    return value if isinstance(value, str) else msgspec.json.encode(value).decode()
+
+
+def _json_or_text(value: object) -> object:
+    """Return what a string holds as JSON, else the value itself."""
+    if isinstance(value, str):
+        with suppress(msgspec.DecodeError, RecursionError):
+            return msgspec.json.decode(value)
+    return value
 
 
 def _decoded(span: Span, key: str) -> object:
@@ -322,15 +412,25 @@ def _openinference_messages(span: Span, key: str) -> list[Message]:
 
 
 def _message(place: str, fields: JsonObject) -> Message:
-    if any(name.startswith("message.tool_calls.") for name in fields):
-        refuse_tool_call(place)
     parts: dict[int, JsonObject] = {}
+    calls: dict[int, JsonObject] = {}
     for name, value in fields.items():
         if found := _PART.fullmatch(name):
             parts.setdefault(int(found[1]), {})[found[2]] = value
+        elif found := _TOOL_CALL.fullmatch(name):
+            calls.setdefault(int(found[1]), {})[found[2]] = value
     content = fields.get("message.content") or [parts[index] for index in sorted(parts)]
-    role = role_of(place, {"role": fields.get("message.role")})
-    return {"role": role, "content": parts_text(place, content)}
+    text = parts_text(place, content)
+    message: Message = {"role": role_of(place, {"role": fields.get("message.role")})}
+    if answered := fields.get("message.tool_call_id"):
+        return {**message, "tool_call_id": answered, "content": text}
+    if not calls:
+        return {**message, "content": text}
+    listed = [
+        _tool_call(place, one.get("id"), one.get("function.name"), one.get("function.arguments"))
+        for _, one in sorted(calls.items())
+    ]
+    return {**message, "content": text or None, "tool_calls": listed}
 
 
 def _openinference_sampling(span: Span) -> JsonObject:
@@ -351,10 +451,12 @@ def _openinference_sampling(span: Span) -> JsonObject:
     }
 
 
-_READERS: dict[Dialect, _Reader] = {
-    "otel": _Reader(
+_READERS: dict[Dialect, SpanReader] = {
+    "otel": SpanReader(
         kind="gen_ai.operation.name",
         calls=("chat", "text_completion", "generate_content"),
+        tool_kind="execute_tool",
+        tool=("gen_ai.tool.name", "gen_ai.tool.call.arguments", "gen_ai.tool.call.result"),
         conversation="gen_ai.conversation.id",
         agent=("gen_ai.agent.id", "gen_ai.agent.name"),
         output="gen_ai.output.messages",
@@ -362,9 +464,11 @@ _READERS: dict[Dialect, _Reader] = {
         prompt=_otel_prompt,
         sampling=_otel_sampling,
     ),
-    "openinference": _Reader(
+    "openinference": SpanReader(
         kind="openinference.span.kind",
         calls=("LLM",),
+        tool_kind="TOOL",
+        tool=("tool.name", "input.value", "output.value"),
         conversation="session.id",
         agent=("agent.name", "user.id"),
         output="llm.output_messages",

@@ -79,6 +79,8 @@ _SPENT = (
 )
 _TODAY = "date_trunc('day', now() AT TIME ZONE 'UTC') AT TIME ZONE 'UTC'"
 
+_DAY = f"SELECT {_SPENT} FROM babylon.judgments WHERE created_at >= {_TODAY}"
+
 
 class StoredJudgments:
     """The judgments of one window in Postgres."""
@@ -140,11 +142,16 @@ class StoredJudgments:
         window = await connection.fetchrow(
             f"SELECT {_SPENT} FROM babylon.judgments WHERE window_id = $1", self._window_id
         )
-        day = await connection.fetchrow(
-            f"SELECT {_SPENT} FROM babylon.judgments WHERE created_at >= {_TODAY}"
-        )
+        day = await connection.fetchrow(_DAY)
         assert window is not None and day is not None  # an aggregate always returns a row
         return Accounts(window=Spent(**window), day=Spent(**day))
+
+
+async def spent_today(store: Store) -> Spent:
+    """Return the cost of the present UTC day, requests in flight included."""
+    row = await store.pool.fetchrow(_DAY)
+    assert row is not None  # an aggregate always returns a row
+    return Spent(**row)
 
 
 async def total_spent(store: Store, window_id: str) -> Spent:

@@ -1,6 +1,7 @@
 """The gateway beyond loopback: TLS by certificate files, and never without a key."""
 
 import asyncio
+import json
 import ssl
 import subprocess
 from pathlib import Path
@@ -9,11 +10,16 @@ from typing import cast
 import aiohttp
 import pytest
 
+from babylon.cli import main
 from babylon.core.errors import ConfigError
 from babylon.core.settings import Settings
+from babylon.core.settings_loading import load_settings
 from babylon.serving.gateway.app import Gateway
 from babylon.serving.gateway.asgi import Receive, Response, Scope, Send
+from babylon.serving.gateway.auth import KeyRing
 from babylon.serving.gateway.listeners import listeners, serve_all
+from babylon.serving.gateway.play.app import play_app
+from babylon.serving.gateway.play.handler import PlayHandler
 from babylon.store import Store
 from babylon.store.api_keys import create_key
 from tests.ports import free_port
@@ -72,3 +78,26 @@ async def test_agents_call_with_tls_beside_loopback(
                 assert await response.text() == "ok"
         servers[1].should_exit = True  # as a signal does: both end
         await serving
+
+
+def test_agents_elsewhere_are_told_the_public_address_and_local_programs_keep_theirs(
+    database_url: str,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    monkeypatch.setenv("DATABASE_URL", database_url)
+    monkeypatch.setenv("BABYLON_HOME", str(tmp_path / "home"))
+    told = []
+    for public in ("", "https://agents.example.com/"):
+        monkeypatch.setenv("GATEWAY_PUBLIC_URL", public)
+        with pytest.raises(SystemExit, match="0"):
+            main(["keys", "create", "alice", "--json"])
+        told.append(json.loads(capsys.readouterr().out)["url"])
+    assert told == ["http://localhost:8000/v1", "https://agents.example.com/v1"]
+    serving = load_settings().serving
+    assert (serving.endpoint, serving.endpoint_port) == ("http://localhost:8000", 8000)
+    nobody = cast(PlayHandler, None), cast(KeyRing, None)
+    assert "servers" not in play_app(*nobody).openapi()
+    described = play_app(*nobody, serving.public_url).openapi()
+    assert described["servers"] == [{"url": "https://agents.example.com/"}]

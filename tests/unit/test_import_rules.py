@@ -17,7 +17,15 @@ MODEL_PACKAGES = ("babylon.training", "babylon.policies", "babylon.serving.engin
 IO = {"asyncpg", "aiohttp", "httpx", "requests", "socket", "subprocess", "pathlib", "shutil"}
 OWN_IO = {"babylon.store", "babylon.core.artifacts", "babylon.serving"}
 GRPO = "babylon.training.grpo"
-NOT_MODULES = {"babylon.toml", "babylon.calls", "babylon.engine"}
+SPANS = ("babylon.gateway", "babylon.policy.version", "babylon.arm", "babylon.route.version")
+NOT_MODULES = {
+    "babylon.toml",
+    "babylon.calls",
+    "babylon.engine",
+    "babylon.key",
+    "babylon.step",
+    *SPANS,
+}
 
 MODULES = {module.name: module for module in modules(Path(__file__).parents[2])}
 

@@ -38,6 +38,9 @@ from babylon.serving.gateway.readiness import State
 from babylon.serving.gateway.recording import CallRecorder
 from babylon.serving.gateway.route_table import RouteTable
 from babylon.serving.gateway.shipping import Shipper
+from babylon.serving.gateway.telemetry import receiver
+from babylon.serving.gateway.telemetry.receiver import TraceReceiver
+from babylon.serving.gateway.telemetry.tracing import tracer_for
 from babylon.serving.openai_wire import RequestError, sse
 from babylon.store import Store
 from babylon.store.call_partitions import keep_ahead
@@ -58,9 +61,14 @@ class Gateway:
     """The ASGI application."""
 
     def __init__(
-        self, calls: CallHandler, follower: RouteFollower, shipper: Shipper, play: FastAPI
+        self,
+        calls: CallHandler,
+        follower: RouteFollower,
+        shipper: Shipper,
+        play: FastAPI,
+        traces: TraceReceiver,
     ) -> None:
-        self._calls, self._follower, self._play = calls, follower, play
+        self._calls, self._follower, self._play, self._traces = calls, follower, play, traces
         self._add_gauges(calls, shipper)
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
@@ -80,6 +88,8 @@ class Gateway:
                 await self._calls.tokenize(scope, receive, response)
             case _, path if path.startswith(play.PATHS):
                 await self._play(scope, receive, response.send)
+            case "POST", receiver.PATH:
+                await self._traces.receive(scope, receive, response)
             case "GET", "/v1/models":
                 self._calls.keys.admit(scope["headers"], "infer", "read")
                 await response.whole(self._models())
@@ -152,8 +162,11 @@ class Gateway:
         add("recording_ok", "1 if the disk takes calls.", lambda: recorder.problem is None)
         backlog = "Recorded calls that are not in the database yet."
         add("recording_backlog_bytes", backlog, lambda: shipper.backlog_bytes)
-        add("recorded_calls", "Calls written to the database.", lambda: shipper.shipped_calls)
-        add("unrecorded_calls", "Calls served without a record.", lambda: recorder.lost)
+        states = "1 for the state of the gateway, as /health tells it."
+        calls.metrics.add_states("gateway_state", states, State, lambda: table.readiness.state)
+        count = calls.metrics.add_counter
+        count("recorded_calls", "Calls written to the database.", lambda: shipper.shipped_calls)
+        count("unrecorded_calls", "Calls served without a record.", lambda: recorder.lost)
 
     async def _refuse(self, response: Response, error: RequestError) -> None:
         """Send an OpenAI error: as the response, or as the last event of a stream."""
@@ -195,6 +208,7 @@ async def open_gateway(
     owners = TrajectoryOwners(store)
     sessions = Sessions(store) if serving.recognise_sessions else None
     key_limits = KeyLimits(store, gateway_id)
+    tracer = tracer_for(serving, gateway_id)
     async with aiohttp.ClientSession(
         connector=aiohttp.TCPConnector(limit=0),
         cookie_jar=aiohttp.DummyCookieJar(),
@@ -215,20 +229,25 @@ async def open_gateway(
             callers=Callers(owners, sessions, alias),
             limits=CallLimits(serving.max_concurrency, serving.max_queue, key_limits),
             metrics=GatewayMetrics(),
+            tracer=tracer,
         )
-        play_api = play.play_app(PlayHandler(store, minutes), keys, key_limits)
+        plays = PlayHandler(store, minutes)
+        play_api = play.play_app(plays, keys, key_limits, serving.public_url)
+        traces = TraceReceiver(store, plays, keys, key_limits)
         routes = (loader.run(), follower.run(), follower.announce_repeatedly(), pins.run())
         background = [recorder.run(), shipper.run(), key_limits.run(), keep_ahead(store)]
-        work = [*background, owners.run(), *routes]
+        work = [*background, owners.run(), traces.run(), *routes]
         if sessions:
             work.append(sessions.run())
         try:
             async with asyncio.TaskGroup() as group:  # a bug in any loop ends the gateway
                 loops = [group.create_task(loop) for loop in work]
-                gateway = Gateway(calls, follower, shipper, play_api)
+                gateway = Gateway(calls, follower, shipper, play_api, traces)
                 yield Dialects(gateway, Responses, ResponseTokens, Messages, MessageTokens)
                 for loop in loops:
                     loop.cancel()
         finally:
             await recorder.close()
+            if tracer:
+                await tracer.close()
         await follower.leave()

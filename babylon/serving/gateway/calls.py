@@ -34,6 +34,7 @@ from babylon.serving.gateway.play.callers import Callers
 from babylon.serving.gateway.recording import CallRecorder
 from babylon.serving.gateway.recording_rules import UNRECORDED
 from babylon.serving.gateway.route_table import RouteTable
+from babylon.serving.gateway.telemetry.tracing import CallTracer
 from babylon.serving.openai_wire import RequestError, decode_object, free_of_strict, parse_chat
 
 TOKENIZE_S = 60.0
@@ -54,6 +55,7 @@ class CallHandler:
     callers: Callers
     limits: CallLimits
     metrics: GatewayMetrics
+    tracer: CallTracer | None
 
     async def serve(
         self, scope: Scope, receive: Receive, response: Response, dialect: Dialect
@@ -81,7 +83,7 @@ class CallHandler:
                     assigned=assigned,
                     key_id=principal.key_id,
                 )
-                await self._counted(exchange, receive, response)
+                await self._counted(exchange, scope, receive, response)
 
     async def tokenize(self, scope: Scope, receive: Receive, response: Response) -> None:
         """Answer with the tokens of a chat's prompt, as the engine makes them. Nothing is recorded.
@@ -111,7 +113,9 @@ class CallHandler:
                     reason = f"the engine did not count the tokens ({error}): try again"
                     raise RequestError(503, reason, code="unavailable") from error
 
-    async def _counted(self, exchange: Exchange, receive: Receive, response: Response) -> None:
+    async def _counted(
+        self, exchange: Exchange, scope: Scope, receive: Receive, response: Response
+    ) -> None:
         outcome = "left"
         try:
             await self._answer_or_record_interruption(exchange, receive, response)
@@ -123,6 +127,8 @@ class CallHandler:
         finally:
             self.metrics.called(exchange, outcome)
             self.limits.keys.spend(exchange)
+            if self.tracer:
+                self.tracer.called(exchange, outcome, scope)
 
     async def _answer_or_record_interruption(
         self, exchange: Exchange, receive: Receive, response: Response
@@ -163,11 +169,11 @@ class CallHandler:
                 elif exchange.request.stream:
                     await response.start(200, [*EVENT_STREAM, *headers])
                     end = await relay(arriving_bytes(upstream.content), exchange, response.write)
-                    await self.recorder.record(exchange.record())
+                    exchange.recorded = await self.recorder.record(exchange.record())
                     await response.write(end, last=True)
                 else:
                     answer = noted(msgspec.json.decode(await upstream.read()), exchange)
-                    await self.recorder.record(exchange.record())
+                    exchange.recorded = await self.recorder.record(exchange.record())
                     await response.whole(msgspec.json.encode(answer), headers=headers)
 
     async def _relay_error(
@@ -191,4 +197,5 @@ class CallHandler:
         """Record an interrupted answer that has at least one token, as not trainable."""
         if exchange.token_ids:
             with contextlib.suppress(RequestError):  # the recorder logged it
-                await self.recorder.record(exchange.record(interrupted=reason))
+                call = exchange.record(interrupted=reason)
+                exchange.recorded = await self.recorder.record(call)

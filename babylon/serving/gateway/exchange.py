@@ -142,6 +142,7 @@ class Exchange:
     finish_reason: str | None = None
     completion_tokens: int | None = None
     ended_choices: int = 0
+    recorded: RecordedCall | None = None  # as the rules allow it
 
     def upstream_body(self) -> bytes:
         """Encode the request for the engine, with the policy's name and explicit sampling."""

@@ -1,6 +1,6 @@
 """Prometheus metrics of one gateway, labelled by arm and version, never by agent."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from datetime import UTC, datetime
 from functools import partial
 from typing import NamedTuple
@@ -14,6 +14,8 @@ from prometheus_client import (
     generate_latest,
 )
 from prometheus_client.exposition import CONTENT_TYPE_PLAIN_0_0_4
+from prometheus_client.metrics_core import CounterMetricFamily, Metric
+from prometheus_client.registry import Collector
 
 from babylon.serving.gateway.exchange import Exchange
 
@@ -31,6 +33,16 @@ class _Series(NamedTuple):
     completion_tokens: Counter
     duration: Histogram
     first_token: Histogram
+
+
+class _ReadCounter(Collector):
+    """A counter that is read at each scrape, which ``Counter`` cannot be."""
+
+    def __init__(self, name: str, documentation: str, read: Callable[[], int]) -> None:
+        self._name, self._documentation, self._read = name, documentation, read
+
+    def collect(self) -> Iterable[Metric]:
+        yield CounterMetricFamily(self._name, self._documentation, value=self._read())
 
 
 class GatewayMetrics:
@@ -68,6 +80,18 @@ class GatewayMetrics:
     def add_gauge(self, name: str, documentation: str, read: Callable[[], float]) -> None:
         """Export as ``babylon_<name>`` the value that ``read`` returns at each scrape."""
         Gauge(f"babylon_{name}", documentation, registry=self._registry).set_function(read)
+
+    def add_counter(self, name: str, documentation: str, read: Callable[[], int]) -> None:
+        """Export as ``babylon_<name>_total`` the count that ``read`` returns at each scrape."""
+        self._registry.register(_ReadCounter(f"babylon_{name}", documentation, read))
+
+    def add_states(
+        self, name: str, documentation: str, states: Iterable[str], read: Callable[[], str]
+    ) -> None:
+        """Export as ``babylon_<name>`` 1 for the state that ``read`` returns, and 0 for others."""
+        gauge = Gauge(f"babylon_{name}", documentation, ["state"], registry=self._registry)
+        for state in states:
+            gauge.labels(state).set_function(lambda state=state: float(read() == state))  # type: ignore[misc]
 
     def refused(self, status: int) -> None:
         """Count a request that was answered with an error."""

@@ -70,15 +70,18 @@ class CallRecorder:
             raise _refusal(self.problem)
         return self.problem is None
 
-    async def record(self, call: RecordedCall) -> None:
+    async def record(self, call: RecordedCall) -> RecordedCall | None:
         """Write a call; with ``available``, count it as lost if the disk takes none.
+
+        Returns:
+            The call as the rules allow it, ``None`` if they do not.
 
         Raises:
             RequestError: 503, the call is not on the disk, and the policy is ``lossless``.
         """
         allowed = self.rules.applied(call)
         if allowed is None:
-            return
+            return None
         try:
             if self.problem:
                 raise _refusal(self.problem)
@@ -87,6 +90,7 @@ class CallRecorder:
             if self._policy == "lossless":
                 raise
             self._note_gap(str(error))
+        return allowed
 
     async def run(self) -> NoReturn:
         while True:

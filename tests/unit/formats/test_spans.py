@@ -138,7 +138,52 @@ def test_spans_of_both_dialects_must_be_told_apart_by_the_caller() -> None:
         assert one.steps[0].calls[0].response == reply
 
 
-TOOL = {"role": "assistant", "parts": [{"type": "tool_call", "name": "sh", "arguments": {}}]}
+WANTED = {"id": "t1", "type": "function", "function": {"name": "sh", "arguments": '{"a":1}'}}
+ANSWERED = {"role": "tool", "tool_call_id": "t1", "content": '{"files":3}'}
+
+
+def test_tool_calls_and_their_results_become_openais() -> None:
+    wants = {"type": "tool_call", "id": "t1", "name": "sh", "arguments": {"a": 1}}
+    answers = {"type": "tool_call_response", "id": "t1", "response": {"files": 3}}
+    thinks = {"type": "reasoning", "content": "hm"}
+    prompt = [text("user", "count"), {"role": "assistant", "parts": [thinks, wants]},
+              {"role": "tool", "parts": [answers]}]  # fmt: skip
+    whole = chat("", "", **{"gen_ai.input.messages": json.dumps(prompt)})
+    traced = Traced()
+    traced.span("chat", whole | {"gen_ai.output.messages": json.dumps([prompt[1]])})
+    (one,) = read(traced.export())
+    (call,) = one.steps[0].calls
+    assert call.prompt[1:] == (
+        message("user", "count"),
+        {"role": "assistant", "content": None, "tool_calls": [WANTED]},
+        ANSWERED,
+    )
+    assert (call.response, call.tool_calls) == ("", (WANTED,))
+
+
+def test_openinference_tool_calls_and_their_results_become_openais() -> None:
+    prefix = "message.tool_calls.0.tool_call"
+    wants = {f"{prefix}.id": "t1", f"{prefix}.function.name": "sh",
+             f"{prefix}.function.arguments": '{"a":1}'}  # fmt: skip
+    answer = {"message.role": "assistant", **wants}
+    result = {"message.role": "tool", "message.tool_call_id": "t1"}
+    attributes = llm("count", "") | {
+        **{f"llm.input_messages.2.{name}": value for name, value in answer.items()},
+        **{f"llm.input_messages.3.{name}": value for name, value in result.items()},
+        "llm.input_messages.3.message.content": '{"files":3}',
+        **{f"llm.output_messages.0.{name}": value for name, value in answer.items()},
+    }
+    traced = Traced()
+    traced.span("llm", attributes)
+    (one,) = read(traced.export())
+    (call,) = one.steps[0].calls
+    asked = {"role": "assistant", "content": None, "tool_calls": [WANTED]}
+    assert call.prompt[2:] == (asked, ANSWERED)
+    assert (call.response, call.tool_calls) == ("", (WANTED,))
+
+
+NAMELESS = {"role": "assistant", "parts": [{"type": "tool_call", "arguments": {}}]}
+IMAGE = {"role": "user", "parts": [{"type": "blob", "modality": "image", "content": ""}]}
 
 
 @pytest.mark.parametrize(
@@ -147,13 +192,14 @@ TOOL = {"role": "assistant", "parts": [{"type": "tool_call", "name": "sh", "argu
         ({"gen_ai.operation.name": "embeddings"}, "hold calls of no known dialect"),
         ({"gen_ai.operation.name": "chat"}, "gen_ai.output.messages is missing: record content"),
         (chat("u", "r", **{"gen_ai.input.messages": "{"}), "gen_ai.input.messages is not JSON"),
-        (chat("u", "r", **{"gen_ai.output.messages": json.dumps([TOOL])}), "a tool call"),
+        (chat("u", "r", **{"gen_ai.output.messages": json.dumps([NAMELESS])}), "a tool call has"),
+        (chat("u", "r", **{"gen_ai.input.messages": json.dumps([IMAGE])}), "'blob' is not text"),
         (chat("u", "r", **{"gen_ai.output.messages": json.dumps([text("assistant", "x")] * 2)}),
          "2 output messages"),
         (chat("u", "r", **{"gen_ai.request.temperature": "hot"}), "Expected `float`, got `str`"),
         (llm("u", "r", **{"llm.invocation_parameters": "[]"}), "is not a JSON object"),
         (llm("u", "r", **{"llm.output_messages.0.message.tool_calls.0.tool_call.id": "1"}),
-         "llm.output_messages.0: a tool call"),
+         "llm.output_messages.0: a tool call has the name None"),
         ({"openinference.span.kind": "LLM"}, "llm.output_messages is missing: record content"),
     ],
 )  # fmt: skip

@@ -89,8 +89,10 @@ async def apply_all(
     return results
 
 
-def play_app(handler: PlayHandler, keys: KeyRing, limits: KeyLimits) -> FastAPI:
-    """Return the application, with its schema at ``/openapi.json``."""
+def play_app(
+    handler: PlayHandler, keys: KeyRing, limits: KeyLimits, public_url: str | None = None
+) -> FastAPI:
+    """Return the application, with its schema at ``/openapi.json``, which names ``public_url``."""
     slots = asyncio.Semaphore(AT_A_TIME)
     of_keys = defaultdict[str, asyncio.Semaphore](lambda: asyncio.Semaphore(OF_A_KEY))
     # For the schema only: the route checks the key before anything is read.
@@ -120,6 +122,7 @@ def play_app(handler: PlayHandler, keys: KeyRing, limits: KeyLimits) -> FastAPI:
     app = FastAPI(
         title="Babylon play API",
         version="1",
+        servers=[{"url": public_url}] if public_url else None,
         docs_url=None,  # the pages load their scripts from elsewhere
         redoc_url=None,
         exception_handlers=dict.fromkeys(

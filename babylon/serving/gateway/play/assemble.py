@@ -156,7 +156,7 @@ def _named(step: StepEvent, call: str | ElsewhereCall, by_id: Mapping[str, Playe
 
 def _llm_call(record: PlayedCall) -> LlmCall:
     return LlmCall.of_messages(
-        _messages(record.messages),
+        sent_messages(record.messages),
         response=record.response,
         call_id=record.call_id,
         model=record.model,
@@ -168,7 +168,7 @@ def _llm_call(record: PlayedCall) -> LlmCall:
     )
 
 
-def _messages(text: str) -> list[Message]:
+def sent_messages(text: str) -> list[Message]:
     """Return the recorded prompt as messages; a completion's prompt is the user's."""
     sent = msgspec.json.decode(text)
     if isinstance(sent, list):

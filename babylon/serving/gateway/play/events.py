@@ -19,6 +19,7 @@ from babylon.core.llm_calls import Purpose
 from babylon.recorder.trajectory import MAX_SCENARIO_ID
 
 MAX_EVENTS = 200  # a batch holds one of few connections
+MAX_ID = 200  # characters
 _PRINTABLE = r"^[^\x00-\x1f\x7f-\x9f]+$"
 
 
@@ -27,7 +28,7 @@ def _integer(value: object) -> object:
     return int(value) if isinstance(value, float) and value.is_integer() else value
 
 
-Id = Annotated[str, Field(min_length=1, max_length=200, pattern=_PRINTABLE)]
+Id = Annotated[str, Field(min_length=1, max_length=MAX_ID, pattern=_PRINTABLE)]
 Name = Annotated[str, Field(min_length=1, max_length=100, pattern=_PRINTABLE)]
 Number = Annotated[float, Field(allow_inf_nan=False)]
 StepNumber = Annotated[int, BeforeValidator(_integer), Field(ge=0, lt=2**31)]

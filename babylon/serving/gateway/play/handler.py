@@ -46,12 +46,20 @@ from babylon.serving.gateway.play.events import (
     Truth,
 )
 from babylon.serving.gateway.play.owners import session_owner, wrong_key
+from babylon.serving.gateway.play.span_steps import PlaySpan, first_agent, span_steps
 from babylon.serving.gateway.recording_rules import UNRECORDED
 from babylon.serving.openai_wire import RequestError
 from babylon.store import Store, require_recordable
 from babylon.store.calls import wait_until_recorded
 from babylon.store.connection import UNREACHABLE, Connection
 from babylon.store.feedback import Feedback, give_feedback
+from babylon.store.play_spans import (
+    StoredSpan,
+    add_spans,
+    close_spans,
+    known_spans,
+    read_spans,
+)
 from babylon.store.plays import (
     PlayedCall,
     StoredPlay,
@@ -100,6 +108,24 @@ class PlayHandler:
         except (ServingError, *UNREACHABLE) as error:
             log.warning("an event of play is refused: %s", reason_of(error))
             return refused(RequestError(503, f"{reason_of(error)}: try again", code="unavailable"))
+
+    async def add_spans(
+        self, caller: Principal, trajectory_id: str, spans: Sequence[StoredSpan]
+    ) -> int:
+        """Store the spans of a trajectory, which becomes the caller's if it has no owner.
+
+        Returns:
+            The number of spans that came after the trajectory was finished, and are not stored.
+
+        Raises:
+            RequestError: 403, another key's; 409, the database takes no play.
+        """
+        self._require_recordable()
+        async with self._owned(caller, trajectory_id, begin=True) as (connection, play):
+            if play.finished_at:
+                return len(spans) - await known_spans(connection, spans)
+            await add_spans(connection, trajectory_id, spans)
+        return 0
 
     async def state(self, caller: Principal, trajectory_id: str) -> PlayState:
         """Return the trajectory.
@@ -159,16 +185,18 @@ class PlayHandler:
             if play.finished_at:
                 return _stored(play, repeated=True)
             steps = await _steps(connection, play)
-            records = await _records(connection, play, steps)
+            spans = [] if steps else await _spans(connection, play)
+            records = await _records(connection, play, steps, spans)
+            if spans:
+                steps = span_steps(play.trajectory_id, spans, records)
             if not steps and not records:
                 raise _conflict(play, "has neither steps nor recorded calls: send them first, or")
             if play.started_at is None:
-                first = records[0]
-                agent_id = _agent(caller, play.agent_id or first.agent_id)
-                window = window_at(first.started_at, self._minutes)
-                play = await start_play(
-                    connection, play, agent_id, window.id, window, first.started_at
-                )
+                first = min([at for at, _ in steps] or [records[0].started_at])
+                called = next((one.agent_id for one in records if one.agent_id), None)
+                agent_id = _agent(caller, play.agent_id or called or first_agent(spans))
+                window = window_at(first, self._minutes)
+                play = await start_play(connection, play, agent_id, window.id, window, first)
             played = open_play(play)
             calls, unrecorded = add_steps(played, steps, records)
             row = finished_row(played, event)
@@ -177,6 +205,7 @@ class PlayHandler:
             except DatabaseError as error:  # an unknown agent, or an id that the game uses
                 raise RequestError(409, str(error), code="conflict") from error
             await close_play(connection, play.trajectory_id, len(played.steps))
+            await close_spans(connection, play.trajectory_id)
             await adopt_calls(connection, play.trajectory_id, [one.call_id for one in records])
             if event.reward is not None:
                 await _reward(connection, play, event.reward)
@@ -312,16 +341,25 @@ async def _steps(connection: Connection, play: StoredPlay) -> list[TimedStep]:
     return [(at, StepEvent.model_validate_json(step)) for at, step in stored]
 
 
+async def _spans(connection: Connection, play: StoredPlay) -> list[PlaySpan]:
+    stored = await read_spans(connection, play.trajectory_id)
+    return [PlaySpan.model_validate_json(span) for span in stored]
+
+
 async def _records(
-    connection: Connection, play: StoredPlay, steps: Sequence[TimedStep]
+    connection: Connection,
+    play: StoredPlay,
+    steps: Sequence[TimedStep],
+    spans: Sequence[PlaySpan],
 ) -> list[PlayedCall]:
-    """Return the trajectory's calls and those that its steps name, in the order of time.
+    """Return the trajectory's calls and those that its steps or spans name, in the order of time.
 
     Raises:
-        RequestError: 409, a step names a call of another trajectory. A call of a recognised session
-            may become this trajectory's until the session is finished, which may train it.
+        RequestError: 409, a step or span names a call of another trajectory. A call of a recognised
+            session may become this trajectory's until the session is finished, which may train it.
     """
-    records = await played_calls(connection, play, _named_calls(steps))
+    of_spans = [one.call_id for one in spans if one.call_id]
+    records = await played_calls(connection, play, _named_calls(steps) + of_spans)
     others = {one.trajectory_id for one in records} - {None, play.trajectory_id}
     for place in filter(None, others):
         session = await find_play(connection, place) if session_owner(place) else None

@@ -1,0 +1,1 @@
+"""OpenTelemetry: spans of the gateway's calls out, and spans of agents in."""
