@@ -71,6 +71,7 @@ LONGEST_FIRST = (
 )
 CRASHED: list[str] = []
 REAL_ROWS = HERE / "data" / "babylon"
+CAPTURED = REAL_ROWS.with_name("captured")
 
 
 @pytest.hookimpl(trylast=True)

@@ -138,7 +138,8 @@ def test_spans_of_both_dialects_must_be_told_apart_by_the_caller() -> None:
         assert one.steps[0].calls[0].response == reply
 
 
-TOOL = {"role": "assistant", "parts": [{"type": "tool_call", "name": "sh", "arguments": {}}]}
+IMAGE = {"role": "assistant", "parts": [{"type": "blob", "modality": "image", "content": "aGk="}]}
+NAMELESS = {"role": "assistant", "parts": [{"type": "tool_call", "arguments": {}}]}
 
 
 @pytest.mark.parametrize(
@@ -147,13 +148,14 @@ TOOL = {"role": "assistant", "parts": [{"type": "tool_call", "name": "sh", "argu
         ({"gen_ai.operation.name": "embeddings"}, "hold calls of no known dialect"),
         ({"gen_ai.operation.name": "chat"}, "gen_ai.output.messages is missing: record content"),
         (chat("u", "r", **{"gen_ai.input.messages": "{"}), "gen_ai.input.messages is not JSON"),
-        (chat("u", "r", **{"gen_ai.output.messages": json.dumps([TOOL])}), "a tool call"),
+        (chat("u", "r", **{"gen_ai.output.messages": json.dumps([IMAGE])}), "part of type 'blob'"),
+        (chat("u", "r", **{"gen_ai.output.messages": json.dumps([NAMELESS])}), "names no function"),
         (chat("u", "r", **{"gen_ai.output.messages": json.dumps([text("assistant", "x")] * 2)}),
          "2 output messages"),
         (chat("u", "r", **{"gen_ai.request.temperature": "hot"}), "Expected `float`, got `str`"),
         (llm("u", "r", **{"llm.invocation_parameters": "[]"}), "is not a JSON object"),
         (llm("u", "r", **{"llm.output_messages.0.message.tool_calls.0.tool_call.id": "1"}),
-         "llm.output_messages.0: a tool call"),
+         "llm.output_messages.0: a tool call names no function"),
         ({"openinference.span.kind": "LLM"}, "llm.output_messages is missing: record content"),
     ],
 )  # fmt: skip
