@@ -106,7 +106,7 @@ def moment(place: str, name: str, value: object) -> datetime:
     raise ImportFileError(f"{place}: {name} {value!r:.80} is not an ISO 8601 time")
 
 
-class Feedback:
+class CapturedScores:
     """Scores that other systems gave to a call, a trace or a session, by its name."""
 
     def __init__(self) -> None:

@@ -89,6 +89,7 @@ def read_traces(
         ImportFileError: an item cannot be read, unless ``leave_out`` goes on. The message names it.
     """
     documents: Iterable[Document] = read_documents(path, leave_out=leave_out)
+    # Only ATIF and ShareGPT hold a whole trace in each document; the others join records.
     match format:
         case Format.ATIF:
             yield from _each(documents, read_atif, leave_out)

@@ -15,7 +15,7 @@ from dataclasses import dataclass
 from babylon.core.llm_calls import JsonObject
 from babylon.formats.captured import (
     CapturedCall,
-    Feedback,
+    CapturedScores,
     captured_traces,
     llm_call,
     moment,
@@ -94,8 +94,8 @@ def _snake(value: JsonObject) -> JsonObject:
     }
 
 
-def _feedback(scores: Iterable[_Row]) -> Feedback:
-    feedback = Feedback()
+def _feedback(scores: Iterable[_Row]) -> CapturedScores:
+    feedback = CapturedScores()
     for row in scores:
         score = number(row.value.get("value"))
         kind = row.value.get("data_type", "NUMERIC")
@@ -109,6 +109,7 @@ def _feedback(scores: Iterable[_Row]) -> Feedback:
 def _call(row: _Row, observations: dict[str, _Row]) -> CapturedCall:
     if row.value.get("level") == "ERROR":
         raise ImportFileError(f"{row.place}: the call failed (level ERROR)")
+    # A call that was cut off has no end, but may have an output.
     start = moment(row.place, "start_time", row.value.get("start_time"))
     end = moment(row.place, "end_time", row.value.get("end_time") or row.text("start_time"))
     trace, session = row.text("trace_id"), row.text("session_id")

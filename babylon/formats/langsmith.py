@@ -2,7 +2,7 @@
 
 https://docs.langchain.com/langsmith/run-data-format. Read are runs as ``Client.list_runs`` gives
 them, one a line or in ``runs``, with or without ``child_runs`` inside; in a bulk export inputs,
-outputs and extra are JSON texts. A run of type ``llm`` is a call. Feedback becomes rewards.
+outputs and extra are JSON texts. A run of type ``llm`` is a call. CapturedScores becomes rewards.
 """
 
 from collections.abc import Iterable, Iterator
@@ -13,7 +13,7 @@ from typing import Any
 from babylon.core.llm_calls import JsonObject
 from babylon.formats.captured import (
     CapturedCall,
-    Feedback,
+    CapturedScores,
     captured_traces,
     llm_call,
     moment,
@@ -90,9 +90,9 @@ def _runs(document: Document) -> Iterator[_Run]:
             waiting += [(f"{place}.child_runs[{n}]", one) for n, one in enumerate(children)]
 
 
-def _feedback(runs: Iterable[_Run]) -> Feedback:
+def _feedback(runs: Iterable[_Run]) -> CapturedScores:
     """Return the means that people and evaluators gave. Those of a chain judge the whole trace."""
-    feedback = Feedback()
+    feedback = CapturedScores()
     for run in runs:
         stats = run.object("feedback_stats").values()
         means = [number(one.get("avg")) for one in stats if isinstance(one, dict)]
@@ -106,6 +106,7 @@ def _feedback(runs: Iterable[_Run]) -> Feedback:
 def _call(run: _Run, root: _Run | None) -> CapturedCall:
     if run.value.get("error") or run.value.get("status") == "error":
         raise ImportFileError(f"{run.place}: the call failed (status error)")
+    # A thread goes on over several traces, so it names the trajectory if there is one.
     start = moment(run.place, "start_time", run.value.get("start_time"))
     end = moment(run.place, "end_time", run.value.get("end_time") or run.text("start_time"))
     metadata = run.object("extra", "metadata")

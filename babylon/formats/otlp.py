@@ -21,7 +21,7 @@ _ERROR = (2, "STATUS_CODE_ERROR")
 
 
 @dataclass(frozen=True, slots=True)
-class Event:
+class SpanEvent:
     """Something that was told during a span: an event, or a log record with its body."""
 
     name: str
@@ -45,7 +45,7 @@ class Span:
     end: datetime
     attributes: JsonObject
     resource: JsonObject = field(default_factory=dict)
-    events: tuple[Event, ...] = ()
+    events: tuple[SpanEvent, ...] = ()
     failed: bool = False
 
     def text(self, key: str) -> str | None:
@@ -67,7 +67,7 @@ def all_spans(documents: Iterable[Document], leave_out: LeaveOut = refuse) -> li
             ``leave_out`` goes on.
     """
     spans: list[Span] = []
-    logs: defaultdict[tuple[str, str], list[Event]] = defaultdict(list)
+    logs: defaultdict[tuple[str, str], list[SpanEvent]] = defaultdict(list)
     for document in documents:
         try:
             for key, event in _logged(document):
@@ -81,7 +81,7 @@ def all_spans(documents: Iterable[Document], leave_out: LeaveOut = refuse) -> li
     ]
 
 
-def _told(span: Span, logged: list[Event]) -> Span:
+def _told(span: Span, logged: list[SpanEvent]) -> Span:
     attributes: JsonObject = {}
     for event in logged:
         attributes.update(event.attributes)
@@ -116,20 +116,20 @@ def _records(
                 yield f"{place}: resource{kind}[{i}].scope{kind}[{j}].{leaf}[{k}]", raw, resource
 
 
-def _logged(document: Document) -> Iterator[tuple[tuple[str, str], Event]]:
+def _logged(document: Document) -> Iterator[tuple[tuple[str, str], SpanEvent]]:
     for place, raw, _ in _records(document, "Logs", "logRecords"):
         attributes = _attributes(place, raw)
         name = raw.get("eventName") or attributes.get("event.name")
         body = _value(place, raw.get("body"))
         told = {**attributes, **(body if isinstance(body, dict) else {})}
-        yield (str(raw.get("traceId")), str(raw.get("spanId"))), Event(str(name), told)
+        yield (str(raw.get("traceId")), str(raw.get("spanId"))), SpanEvent(str(name), told)
 
 
 def _span(place: str, raw: JsonObject, resource: JsonObject) -> Span:
     if not raw.get("traceId") or not raw.get("spanId"):
         raise ImportFileError(f"{place}: traceId or spanId is missing")
     events = tuple(
-        Event(str(event.get("name")), _attributes(place, event))
+        SpanEvent(str(event.get("name")), _attributes(place, event))
         for event in _list(place, raw, "events")
     )
     attributes: JsonObject = {}

@@ -86,7 +86,7 @@ def read_documents(
                     yield from _items(place, found, number, end + len(rest), leave_out)
                     return
                 leave_out(ImportFileError(f"{place}: not a JSON object: {error}"))
-                if first:
+                if first:  # the lines behind a broken one may be sound
                     file.seek(end)
             first = False
 
