@@ -1,4 +1,4 @@
-"""Track: the window's metrics to W&B, if a project is set."""
+"""Track: the window's metrics, and the promoted weights, to W&B if a project is set."""
 
 import asyncio
 
@@ -11,7 +11,11 @@ from babylon.tasks.stage import stage
 
 @stage("track")
 async def track(
-    home: Home, model: ModelSettings, tracking: TrackingSettings, metrics: Metrics
+    home: Home,
+    model: ModelSettings,
+    tracking: TrackingSettings,
+    metrics: Metrics,
+    checkpoint: str | None = None,
 ) -> bool:
     """Return True if W&B has the metrics. A failure of W&B is only logged."""
-    return await asyncio.to_thread(track_window, home, model, tracking, metrics)
+    return await asyncio.to_thread(track_window, home, model, tracking, metrics, checkpoint)

@@ -8,13 +8,13 @@ over the gate's scenarios in simulator dollars.
 import asyncio
 from collections import defaultdict
 from collections.abc import Iterator
-from pathlib import PurePath
 from statistics import fmean
 from typing import Any, Literal, TypedDict
 
 from babylon.core.home import Home
 from babylon.core.trajectories import Trajectory, read_trajectories
 from babylon.core.types import Scored
+from babylon.dataset.model_card import base_name
 from babylon.dataset.trajectories import Selection
 from babylon.store import Store
 from babylon.store.policies import Policy, list_policies
@@ -97,18 +97,13 @@ def _validated(policy: Policy, routes: dict[int, int]) -> Iterator[Measurement]:
         }
 
 
-def _model_name(base: str) -> str:
-    """Return the model's name; the path of a directory may name a user of this machine."""
-    return PurePath(base).name if PurePath(base).is_absolute() else base
-
-
 def _row(row: Measurement, policies: dict[int, Policy], window_id: str) -> dict[str, Any]:
     version = row["policy_version"]
     policy = None if version is None else policies.get(version)
     return {
         "parent_version": policy and policy.parent_version,
         "kind": policy and policy.kind,
-        "base_model": policy and _model_name(policy.base_model),
+        "base_model": policy and base_name(policy.base_model),
         **row,
         "window_id": window_id,
     }

@@ -20,18 +20,25 @@ from babylon.core.failpoints import failpoint
 from babylon.core.home import Home, make_directory
 from babylon.core.settings import ModelSettings, TrackingSettings
 from babylon.core.types import Metrics
+from babylon.policies.checkpoint_files import PUBLIC_SUFFIXES
 
 log = logging.getLogger(__name__)
 TIMEOUT_S = 120.0
+MODEL_TIMEOUT_S = 1800.0  # weights are gigabytes
 _UPLOAD_S = 60.0
 
 
 def track_window(
-    home: Home, model: ModelSettings, tracking: TrackingSettings, metrics: Metrics
+    home: Home,
+    model: ModelSettings,
+    tracking: TrackingSettings,
+    metrics: Metrics,
+    checkpoint: str | None = None,
 ) -> bool:
     """Log one window. Return True if W&B has it, False also if no project is set. Blocking.
 
-    A failure is only logged, because Postgres holds the same metrics.
+    ``checkpoint``: directory of the policy that the window promoted; with ``WANDB_MODELS`` its
+    weights become an artifact. A failure is only logged, because Postgres holds the same metrics.
     """
     if tracking.project is None or tracking.mode == "disabled":
         return False
@@ -43,7 +50,9 @@ def track_window(
         "run": model.name,
         "home": str(home.root),
         "metrics": metrics,
+        "files": _public_files(checkpoint) if checkpoint and tracking.models else [],
     }
+    limit_s = MODEL_TIMEOUT_S if window["files"] else TIMEOUT_S
     try:
         done = subprocess.run(
             [sys.executable, "-P", "-m", __name__],
@@ -51,11 +60,11 @@ def track_window(
             env=_environment(home.root / "wandb"),
             capture_output=True,
             text=True,
-            timeout=TIMEOUT_S,
+            timeout=limit_s,
         )
         problem = done.stderr.strip() if done.returncode else None
     except subprocess.TimeoutExpired:  # Postgres has the metrics: do not hold the run up
-        problem = f"no answer within {TIMEOUT_S:g} s"
+        problem = f"no answer within {limit_s:g} s"
     failpoint("tracking.after")
     if problem is None:
         return True
@@ -66,6 +75,13 @@ def track_window(
         problem.splitlines()[-1] if problem else "no reason given",
     )
     return False
+
+
+def _public_files(checkpoint: str) -> list[str]:
+    """Return weights, configuration and tokenizer; the trainer's own files stay here."""
+    directory = Path(checkpoint)
+    found = directory.iterdir() if directory.is_dir() else ()
+    return sorted(str(path) for path in found if path.suffix in PUBLIC_SUFFIXES)
 
 
 def _environment(directory: Path) -> dict[str, str]:
@@ -86,8 +102,9 @@ def log_window(
     run: str,
     home: str,
     metrics: Metrics,
+    files: list[str],
 ) -> None:
-    """Add one step to the run of that name. Called in the child process."""
+    """Add one step to the run of that name, and the files as an artifact, in the child process."""
     import wandb
 
     settings = wandb.Settings(
@@ -95,7 +112,7 @@ def log_window(
         console="off",
         disable_code=True,
         disable_git=True,
-        finish_timeout=_UPLOAD_S,
+        finish_timeout=MODEL_TIMEOUT_S if files else _UPLOAD_S,
         finish_timeout_raises=True,
         use_dot_wandb=False,
         x_disable_meta=True,
@@ -112,6 +129,12 @@ def log_window(
         settings=settings,
     ) as opened:
         opened.log(metrics, step=int(metrics["policy_version"] or 0))
+        if files:
+            known = {name: metrics.get(name) for name in ("window_id", "policy_version")}
+            artifact = wandb.Artifact(f"{opened.id}-policy", type="model", metadata=known)
+            for file in files:
+                artifact.add_file(file)
+            opened.log_artifact(artifact, aliases=[f"policy-{metrics['policy_version']}"])
 
 
 if __name__ == "__main__":
