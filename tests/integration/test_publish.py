@@ -150,6 +150,22 @@ async def test_each_day_is_one_commit_and_a_second_run_makes_none(
     assert (status.windows, status.files, status.waiting) == (3, 12, 0)
 
 
+async def test_a_window_that_finishes_late_goes_with_the_next_day_or_by_hand_at_once(
+    store: Store, publisher: Settings, hub: HubState
+) -> None:
+    late, later = "2025-11-14T10:00", "2025-11-14T11:00"
+    await finish(store, publisher, WINDOW, [played(WINDOW, "ann")])
+    assert await push(store, publisher, before=date(2025, 11, 15)) == ["2025-11-14"]
+    await finish(store, publisher, late, [played(late, "ann")])
+    assert await push(store, publisher, before=date(2025, 11, 15)) == []
+    await finish(store, publisher, NEXT_DAY, [played(NEXT_DAY, "ann")])
+    assert await push(store, publisher, before=date(2025, 11, 16)) == ["2025-11-15"]
+    assert hub.commits(REPOSITORY) == ["Windows of 2025-11-14", "Windows of 2025-11-15"]
+    assert read(hub, "trajectories")["window_id"].to_list() == [WINDOW, late, NEXT_DAY]
+    await finish(store, publisher, later, [played(later, "ann")])
+    assert await push(store, publisher) == ["2025-11-14"]
+
+
 async def test_a_dry_run_sends_nothing_and_shows_what_would_go(
     store: Store, publisher: Settings, hub: HubState
 ) -> None:
