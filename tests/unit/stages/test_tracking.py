@@ -85,6 +85,27 @@ def test_without_a_project_or_disabled_nothing_is_written(
     assert not settings.home.root.exists()
 
 
+@pytest.mark.parametrize("models", [True, False])
+def test_promoted_weights_become_an_artifact_if_asked_for(
+    settings: Settings, tmp_path: Path, models: bool
+) -> None:
+    checkpoint = tmp_path / "one"
+    checkpoint.mkdir()
+    for name in ("model.safetensors", "config.json", "optimizer.pt"):
+        (checkpoint / name).write_text(name)
+    asked = settings.replace(tracking={"models": models})
+    assert track_window(asked.home, asked.model, asked.tracking, WINDOW, str(checkpoint))
+    (file,) = settings.home.root.glob("wandb/offline-run-*/run-*.wandb")
+    named = [one.artifact for one in records(file) if one.HasField("artifact")]
+    assert bool(named) == models
+    for one in named:
+        assert (one.name, one.type) == ("babylon-policy", "model") and "policy-7" in one.aliases
+        assert {entry.path for entry in one.manifest.contents} == {
+            "config.json",
+            "model.safetensors",
+        }
+
+
 def test_a_failure_is_only_logged(settings: Settings, caplog: pytest.LogCaptureFixture) -> None:
     bad = settings.replace(tracking={"project": "no/project"})
     with caplog.at_level(logging.ERROR):
