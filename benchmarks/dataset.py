@@ -24,7 +24,7 @@ import polars as pl
 from babylon.core.artifacts import ArtifactWriter
 from babylon.core.home import Home
 from babylon.core.llm_calls import Message
-from babylon.core.trajectories import TRAJECTORY_SCHEMA, Call, read_trajectories
+from babylon.core.trajectories import TRAJECTORY_SCHEMA, Call, iter_trajectories
 from babylon.core.types import Claim, Scored
 from babylon.dataset.outcomes import outcome_rows
 from babylon.dataset.performance import played_rows
@@ -157,7 +157,7 @@ def make(home: Home, windows: int, each: int, steps: int) -> tuple[list[Scored],
 def _performance(home: Home, scored: Scored) -> list[dict[str, Any]]:
     """Return the measurements of play; those of a gate are two rows from Postgres."""
     return [
-        {**row, "window_id": "w"} for row in played_rows(read_trajectories(home, scored.artifact))
+        {**row, "window_id": "w"} for row in played_rows(iter_trajectories(home, scored.artifact))
     ]
 
 

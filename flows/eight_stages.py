@@ -69,6 +69,6 @@ async def eight_stages(
     await run_after(window.key, publish, settings, scored)
     promoted = trained.checkpoint_uri if deployed.deployed else None
     await run_after(window.key, track, *places, result.metrics, promoted)
-    await run_after(window.key, publish_policy, settings)
+    await run_after(window.key, publish_policy, store, settings.publish)
     await run_after(window.key, retire, settings)
     return result

@@ -1,16 +1,15 @@
 """Publish policy: the champion to its model repository, if one is set."""
 
-from babylon.core.settings import Settings
+from babylon.core.settings import PublishSettings
 from babylon.dataset.publish_policy import PublishedPolicy
 from babylon.dataset.publish_policy import publish_policy as publish_champion
-from babylon.store import open_store
+from babylon.store import Store
 from babylon.tasks.stage import stage
 
 
 @stage("publish policy")
-async def publish_policy(settings: Settings) -> PublishedPolicy | None:
+async def publish_policy(store: Store, publish: PublishSettings) -> PublishedPolicy | None:
     """Return what was sent, None if no repository is set or it has the champion."""
-    if settings.publish.models is None:
+    if publish.models is None:
         return None
-    async with open_store(settings) as store:
-        return await publish_champion(store, settings.home, settings.publish)
+    return await publish_champion(store, store.home, publish)
