@@ -94,7 +94,14 @@ def _game_step(random: random.Random, step: int, prompt: str, reply: str) -> dic
         "parameters": {"marketId": f"m{step}", "amount": random.random()},
         "result": {"shares": random.random()},
     }
-    call = {"systemPrompt": SYSTEM, "userPrompt": prompt, "response": reply, "model": "m"}
+    call = {
+        "systemPrompt": SYSTEM,
+        "userPrompt": prompt,
+        "response": reply,
+        "model": "m",
+        "temperature": 1.0,
+        "purpose": "action",
+    }
     return {
         "stepNumber": step,
         "timestamp": START.timestamp() * 1000 + step,
