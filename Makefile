@@ -73,9 +73,13 @@ $(HARNESS)/.installed: tests/contract/harnesses.txt
 test-harnesses: $(STAMP) $(HARNESS)/.installed ## Six agent frameworks through the gateway
 	HARNESS_PYTHON=$(CURDIR)/$(HARNESS)/bin/python $(BIN)/python -m pytest tests/contract/test_harnesses.py
 
+# Harbor needs Python 3.12; its models of ATIF alone do not, so they are imported without the package around them.
 $(EXPORTS)/.installed: Makefile
 	$(PYTHON) -m venv $(EXPORTS)
 	$(EXPORTS)/bin/pip install --quiet --disable-pip-version-check 'trl==1.16.*' 'verifiers==0.4.*' 'tinker==0.38.*'
+	$(EXPORTS)/bin/pip install --quiet --disable-pip-version-check --no-deps --only-binary=:all: --python-version 3.12 \
+		--target $(EXPORTS)/harbor 'harbor==0.25.*'
+	rm $(EXPORTS)/harbor/harbor/__init__.py $(EXPORTS)/harbor/harbor/models/__init__.py
 	touch $@
 
 test-exports: $(STAMP) $(EXPORTS)/.installed ## Exports of the dataset in the libraries that they are for

@@ -12,7 +12,7 @@ import resource
 import struct
 import tempfile
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import Any
@@ -24,9 +24,12 @@ import polars as pl
 from babylon.core.artifacts import ArtifactWriter
 from babylon.core.home import Home
 from babylon.core.llm_calls import Message
-from babylon.core.trajectories import TRAJECTORY_SCHEMA, Call
+from babylon.core.trajectories import TRAJECTORY_SCHEMA, Call, iter_trajectories
 from babylon.core.types import Claim, Scored
-from babylon.dataset.schema import TRAJECTORIES
+from babylon.dataset.outcomes import outcome_rows
+from babylon.dataset.performance import played_rows
+from babylon.dataset.scenarios import scenario_rows
+from babylon.dataset.schema import OUTCOMES, PERFORMANCE, SCENARIOS, TRAJECTORIES
 from babylon.dataset.table_file import TableName, write_table
 from babylon.dataset.trajectories import Selection, trajectory_rows
 
@@ -91,7 +94,14 @@ def _game_step(random: random.Random, step: int, prompt: str, reply: str) -> dic
         "parameters": {"marketId": f"m{step}", "amount": random.random()},
         "result": {"shares": random.random()},
     }
-    call = {"systemPrompt": SYSTEM, "userPrompt": prompt, "response": reply, "model": "m"}
+    call = {
+        "systemPrompt": SYSTEM,
+        "userPrompt": prompt,
+        "response": reply,
+        "model": "m",
+        "temperature": 1.0,
+        "purpose": "action",
+    }
     return {
         "stepNumber": step,
         "timestamp": START.timestamp() * 1000 + step,
@@ -151,15 +161,28 @@ def make(home: Home, windows: int, each: int, steps: int) -> tuple[list[Scored],
     return made, size
 
 
+def _performance(home: Home, scored: Scored) -> list[dict[str, Any]]:
+    """Return the measurements of play; those of a gate are two rows from Postgres."""
+    return [
+        {**row, "window_id": "w"} for row in played_rows(iter_trajectories(home, scored.artifact))
+    ]
+
+
 def measure(home: Home, made: Sequence[Scored], size: int) -> dict[str, float]:
-    """Write the table of each window → figures. Memory is the process's highest so far."""
+    """Write the four tables of each window → figures. Memory is the process's highest so far."""
     before = resource.getrusage(resource.RUSAGE_SELF)
     began = time.perf_counter()
     written = 0
     for scored in made:
-        rows = trajectory_rows(home, scored, {}, Selection())
-        name = TableName(TRAJECTORIES, scored.claim.window_id)
-        written += Path(home.resolve(write_table(home, name, rows).uri)).stat().st_size
+        tables: dict[str, Iterable[list[dict[str, Any]]]] = {
+            TRAJECTORIES: trajectory_rows(home, scored, {}, Selection()),
+            SCENARIOS: (scenario_rows(home, scored, Selection()) for _ in range(1)),
+            OUTCOMES: outcome_rows(home, scored),
+            PERFORMANCE: (_performance(home, scored) for _ in range(1)),
+        }
+        for config, rows in tables.items():
+            name = TableName(config, scored.claim.window_id)
+            written += Path(home.resolve(write_table(home, name, rows).uri)).stat().st_size
     wall = time.perf_counter() - began
     used = resource.getrusage(resource.RUSAGE_SELF)
     return {

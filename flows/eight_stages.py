@@ -18,6 +18,7 @@ from babylon.tasks.deploy import deploy
 from babylon.tasks.dropout import dropout
 from babylon.tasks.experiment import experiment
 from babylon.tasks.publish import publish
+from babylon.tasks.publish_policy import publish_policy
 from babylon.tasks.retire import retire
 from babylon.tasks.score import score
 from babylon.tasks.stage import run_after
@@ -69,6 +70,8 @@ async def eight_stages(
         )
     places = (settings.home, settings.model, settings.tracking)
     await run_after(window.key, publish, settings, scored)
-    await run_after(window.key, track, *places, result.metrics, trained.checkpoint_uri)
+    promoted = trained.checkpoint_uri if deployed.deployed else None
+    await run_after(window.key, track, *places, result.metrics, promoted)
+    await run_after(window.key, publish_policy, store, settings.publish)
     await run_after(window.key, retire, settings)
     return result

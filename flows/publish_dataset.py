@@ -31,7 +31,8 @@ async def publish_dataset(
     """Write the files of the windows of a UTC day, by default yesterday, and publish to the hub.
 
     With PUBLISH_TO set, every window up to that day that the repository lacks is published, one
-    commit a day of play. A day that failed is therefore published by the next run.
+    commit a day of play; a window that finished after its day's commit goes with the next. A day
+    that failed is therefore published by the next run.
 
     Args:
         day: The day of play in UTC.
@@ -41,8 +42,14 @@ async def publish_dataset(
     settings = await settings_with(overrides, blocks)
     async with open_store(settings) as store:
         scored = await windows_of(store, day or yesterday())
+        written: list[Published] = []
         if settings.publish.repository:
             before = (day or yesterday()) + timedelta(days=1)
-            await publish_to_hub(store, settings.publish, before)
+            for sent in await publish_to_hub(store, settings.publish, before):
+                written += sent.written(settings.home)
+        have = {file.window_id for file in written}
         # Last: a window that cannot be written fails this run, and holds up no commit.
-        return [file for one in scored for file in await publish(settings, one)]
+        for one in scored:
+            if one.claim.window_id not in have:
+                written += await publish(settings, one)
+        return written

@@ -1,4 +1,4 @@
-"""Track: the window's metrics to W&B, if a project is set."""
+"""Track: the window's metrics, and the promoted weights, to W&B if a project is set."""
 
 import asyncio
 
@@ -15,7 +15,7 @@ async def track(
     model: ModelSettings,
     tracking: TrackingSettings,
     metrics: Metrics,
-    checkpoint_uri: str,
+    checkpoint_uri: str | None = None,
 ) -> bool:
     """Return True if W&B has the metrics. A failure of W&B is only logged."""
     return await asyncio.to_thread(track_window, home, model, tracking, metrics, checkpoint_uri)

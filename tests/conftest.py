@@ -23,6 +23,7 @@ from babylon.store import Store, open_store
 from babylon.store.address import parse_url
 from babylon.store.embedded import EmbeddedPostgres
 from babylon.store.migrate import migrate
+from tests.hub_double import TOKEN, HubState, serving_hub
 from tests.other_postgres import OtherPostgres
 
 # The same examples in every run: a red suite means that a change broke something.
@@ -74,6 +75,7 @@ LONGEST_FIRST = (
 )
 CRASHED: list[str] = []
 REAL_ROWS = HERE / "data" / "babylon"
+CAPTURED = REAL_ROWS.with_name("captured")
 
 
 @pytest.hookimpl(trylast=True)
@@ -195,3 +197,31 @@ async def fresh_database(
         await connection.execute(f"DROP DATABASE {name} WITH (FORCE)")
     finally:
         await connection.close()
+
+
+@pytest.fixture
+def hub(monkeypatch: pytest.MonkeyPatch) -> Iterator[HubState]:
+    """A loopback hub. The client uploads by LFS, and waits for no repetition."""
+    import huggingface_hub.constants
+
+    from babylon.dataset import hub as hub_module
+
+    monkeypatch.setattr(huggingface_hub.constants, "HF_HUB_DISABLE_XET", True)
+    monkeypatch.setattr(hub_module.time, "sleep", lambda _: None)
+    monkeypatch.setattr("huggingface_hub.utils._http.time.sleep", lambda _: None)
+    with serving_hub() as state:
+        yield state
+
+
+@pytest.fixture
+def publisher(settings: Settings, hub: HubState) -> Settings:
+    """Settings that publish to the loopback hub."""
+    return settings.replace(
+        publish={
+            "repository": "owner/play",
+            "license": "cc-by-4.0",
+            "agents": "*",
+            "token": TOKEN,
+            "endpoint": hub.url,
+        }
+    )

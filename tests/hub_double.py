@@ -24,6 +24,7 @@ class Repository:
 
     private: bool
     commits: list[tuple[str, str, Files]] = field(default_factory=list)
+    tags: dict[str, str] = field(default_factory=dict)
 
     def add(self, message: str, files: Files) -> str:
         text = f"{len(self.commits)} {message} {sorted(files)}"
@@ -176,6 +177,12 @@ class _Handler(BaseHTTPRequestHandler):
             return self._commit(f"{kind}/{owner}/{name}", repository, body)
         if what == "super-squash":
             repository.commits = [repository.commits[0], repository.commits[-1]]
+            return 200, {}, None
+        if what == "tag":
+            name = json.loads(body)["tag"]
+            if name in repository.tags:
+                return 409, {"error": "Tag reference exists already"}, None
+            repository.tags[name] = rest[1]
             return 200, {}, None
         if what == "tree":
             return 200, [_entry(path, *file) for path, file in repository.files.items()], None

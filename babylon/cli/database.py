@@ -48,7 +48,8 @@ def import_(
     json: Json = False,
 ) -> None:
     """Import the game's own rows (JSON lines, one file for each table) or traces of other systems
-    (ATIF, chat messages, OpenTelemetry GenAI spans, OpenInference). Existing rows stay."""
+    (ATIF, chat messages, ShareGPT, OpenTelemetry GenAI spans, OpenInference, OpenLLMetry, Langfuse,
+    LangSmith). Existing rows stay."""
     from babylon.formats.import_files import import_files
 
     settings = load_settings()

@@ -129,6 +129,31 @@ def show(version: Version, json: Json = False) -> None:
 
 
 @app.command()
+def publish(
+    version: Annotated[
+        int | None, typer.Argument(min=0, metavar="VERSION", help="Default: the champion.")
+    ] = None,
+    dry_run: Annotated[
+        bool, typer.Option("--dry-run", help="Show what would be sent, and send nothing.")
+    ] = False,
+    json: Json = False,
+) -> None:
+    """Send a promoted policy with its model card to the hub: one commit, and a tag on it."""
+    from babylon.dataset.publish_policy import publish_policy
+
+    settings = load_settings()
+    made = with_store(
+        settings, publish_policy, settings.home, settings.publish, version, dry_run=dry_run
+    )
+    if json:
+        print_json({"dry_run": dry_run, "published": made and asdict(made)})
+    elif made is None:
+        print(f"{settings.publish.models} has this policy: nothing to send")
+    else:
+        show_values(asdict(made), json)
+
+
+@app.command()
 def lineage(json: Json = False) -> None:
     """Draw the line of policies: the champion, and what became of every other one."""
     from babylon.cli.lineage_page import lineage_lines

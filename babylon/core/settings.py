@@ -376,15 +376,19 @@ class TrackingSettings(Group):
     """W&B project that gets the metrics. Unset: nothing is reported."""
     mode: Literal["offline", "online", "disabled"] = _env("offline", "WANDB_MODE")
     """With `offline`, runs are files that you sync by hand; `online` sends them at once."""
-    checkpoints: bool = _env(False, "WANDB_CHECKPOINTS")
-    """Checkpoints are logged too, as versions of the artifact `MODEL_NAME-policy`."""
+    models: bool = _env(False, "WANDB_MODELS")
+    """Each promoted policy becomes an artifact of type `model`."""
 
 
 class PublishSettings(Group):
-    """The dataset's repository on the Hugging Face Hub. Off by default."""
+    """The repositories of dataset and models on the Hugging Face Hub. Off by default."""
 
     repository: str | None = _env(None, "PUBLISH_TO", pattern=r"^[\w.-]+/[\w.-]+$")
     """Dataset repository that finished windows are published to: `owner/name`. Unset: none."""
+    models: str | None = _env(None, "PUBLISH_MODELS_TO", pattern=r"^[\w.-]+/[\w.-]+$")
+    """Model repository that promoted policies are published to: `owner/name`. Unset: none."""
+    models_as: Literal["merged", "adapter"] = _env("merged", "PUBLISH_MODELS_AS")
+    """Published weights: `merged` into the base model, or the `adapter` alone."""
     private: bool = _env(True, "PUBLISH_PRIVATE")
     """A repository that is made here is private."""
     license: str | None = _env(None, "PUBLISH_LICENSE", pattern=r"^[a-z0-9.-]+$")

@@ -5,14 +5,14 @@ logprobs. A call known only from the game's log has text alone: the trainer toke
 ``retokenized`` is true.
 """
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from datetime import datetime
 from typing import Any
 
 import msgspec
 import polars as pl
 
-from babylon.core.artifacts import read_artifact
+from babylon.core.artifacts import iter_artifact, read_artifact
 from babylon.core.home import Home
 from babylon.core.llm_calls import JsonObject, Message, answer_message
 from babylon.core.types import Artifact
@@ -132,8 +132,14 @@ def trajectory_row(
 
 def read_trajectories(home: Home, artifact: Artifact) -> list[Trajectory]:
     """Read the trajectories of a validated, thinned or scored artifact, without ground truth."""
-    rows = read_artifact(home, artifact, [*PLAIN, "calls_json"]).iter_rows(named=True)
-    return [Trajectory(**plain, calls=calls) for plain, calls in _with_calls(rows)]
+    return list(iter_trajectories(home, artifact))
+
+
+def iter_trajectories(home: Home, artifact: Artifact) -> Iterator[Trajectory]:
+    """Yield the same, with a portion of them in memory."""
+    for frame in iter_artifact(home, artifact, [*PLAIN, "calls_json"]):
+        for plain, calls in _with_calls(frame.iter_rows(named=True)):
+            yield Trajectory(**plain, calls=calls)
 
 
 def training_rows(home: Home, artifact: Artifact) -> list[TrainingRow]:

@@ -15,7 +15,7 @@ from babylon.dataset.performance import performance_rows
 from babylon.dataset.scenarios import scenario_rows
 from babylon.dataset.schema import OUTCOMES, PERFORMANCE, SCENARIOS, TRAJECTORIES
 from babylon.dataset.scores import read_scores
-from babylon.dataset.scrub import cleaned
+from babylon.dataset.scrub import cleaned, found, texts_of
 from babylon.dataset.table_file import TableName, write_table
 from babylon.dataset.trajectories import Consent, Selection, trajectory_rows
 from babylon.store import Store
@@ -63,9 +63,9 @@ async def build_tables(
     measured = await performance_rows(store, home, scored, selection)
     tables: dict[str, Callable[[], Iterable[Rows]]] = {
         TRAJECTORIES: lambda: trajectory_rows(home, scored, scores, selection),
-        SCENARIOS: lambda: [_safe(scenario_rows(home, scored, selection), selection)],
-        OUTCOMES: lambda: (_safe(rows, selection) for rows in outcome_rows(home, scored)),
-        PERFORMANCE: lambda: [_safe(measured, selection)],
+        SCENARIOS: lambda: [_safe(SCENARIOS, scenario_rows(home, scored, selection), selection)],
+        OUTCOMES: lambda: (_safe(OUTCOMES, rows, selection) for rows in outcome_rows(home, scored)),
+        PERFORMANCE: lambda: [_safe(PERFORMANCE, measured, selection)],
     }
 
     def write(config: str, rows: Callable[[], Iterable[Rows]]) -> Published:
@@ -74,5 +74,20 @@ async def build_tables(
     return {config: await asyncio.to_thread(write, config, rows) for config, rows in tables.items()}
 
 
-def _safe(rows: Rows, selection: Selection) -> Rows:
-    return [cleaned(row) for row in rows] if selection.safe else rows
+def _safe(config: str, rows: Rows, selection: Selection) -> Rows:
+    """Return the rows without secrets. A row in which one is left costs only itself."""
+    if not selection.safe:
+        return rows
+    safe = []
+    for row in rows:
+        clean = cleaned(row)
+        if left := found(texts_of(clean)):
+            log.error(
+                "a row of %s of window %s is not published: rule %s still matches after scrubbing",
+                config,
+                row["window_id"],
+                ", ".join(sorted(left)),
+            )
+        else:
+            safe.append(clean)
+    return safe

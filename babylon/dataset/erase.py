@@ -6,11 +6,13 @@ is squashed. Weights cannot be rewritten: the report names the policies that lea
 
 import asyncio
 import shutil
+from collections.abc import Callable, Sequence
 from contextlib import nullcontext
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
-from tempfile import mkdtemp
+from statistics import fmean
+from tempfile import TemporaryDirectory, mkdtemp
 from typing import Literal
 
 import pyarrow as pa
@@ -23,7 +25,7 @@ from babylon.core.settings import PublishSettings
 from babylon.dataset.card import write_card
 from babylon.dataset.hub import Head, Hub, commit_once
 from babylon.dataset.publish import stem_of
-from babylon.dataset.schema import SCENARIOS, TEXTS, TRAJECTORIES
+from babylon.dataset.schema import SCENARIOS, TRAJECTORIES
 from babylon.dataset.table_file import rewrite_table
 from babylon.store import Store
 from babylon.store.published import (
@@ -33,10 +35,14 @@ from babylon.store.published import (
     publishing,
     read_withheld,
     record_published,
+    was_trained,
     withhold,
 )
+from babylon.store.published_policies import models_with
 
 Kind = Literal["agent", "trajectory"]
+Plays = dict[str, tuple[str, float]]
+"""Trajectory → its agent and profit in US dollars."""
 
 
 class NothingToEraseError(BabylonError):
@@ -47,7 +53,8 @@ class NothingToEraseError(BabylonError):
 class Erasure:
     """The published files that tell of a name, the policies that learnt from it, and what to do.
 
-    ``policies``: version → ``trained`` on it, or ``descendant`` of such a policy. ``revision`` is
+    ``policies``: version → ``trained`` on it, or ``descendant`` of such a policy. ``models``: those
+    that were published, as ``repository@tag``. ``revision`` is
     the commit without it, empty if nothing was changed on the hub.
     """
 
@@ -56,6 +63,7 @@ class Erasure:
     trajectories: int
     files: tuple[str, ...]
     policies: dict[int, str]
+    models: tuple[str, ...] = ()
     revision: str = ""
     squashed: bool = False
 
@@ -72,6 +80,11 @@ class Erasure:
                 f"Policy {version} {'learnt from it' if how == 'trained' else 'descends from one'}:"
                 " roll back to an older policy (`babylon model rollback`), delete its rows from"
                 " the game's tables, then `babylon windows release` the window and train it again."
+            )
+        for model in self.models:
+            told.append(
+                f"{model} is published: after the rollback publish a policy that did not learn from"
+                " it, then delete this tag and squash the repository's history on the hub."
             )
         return tuple(told)
 
@@ -109,7 +122,7 @@ async def _erase(
     squash: bool,
 ) -> Erasure:
     published = await list_published(store, publish.repository or "")
-    trajectories = await _trajectories(store, published, kind, name)
+    trajectories = await _trajectories(store, publish, published, kind, name)
     withheld = await read_withheld(store)
     known = trajectories or any(name in file.agents for file in published)
     if not known and name not in withheld.agents | withheld.trajectories:
@@ -127,12 +140,15 @@ async def _erase(
         for file in published
         if file.window_id in windows and file.config in (TRAJECTORIES, SCENARIOS)
     ]
+    policies = await policies_of(store, sorted(trajectories))
+    models = await models_with(store, sorted(policies))
     found = Erasure(
         kind=kind,
         name=name,
         trajectories=len(trajectories),
         files=tuple(file.path for file in held),
-        policies=await policies_of(store, sorted(trajectories)),
+        policies=policies,
+        models=tuple(f"{repository}@policy-{version}" for repository, version in models),
     )
     if not apply:
         return found
@@ -153,30 +169,46 @@ async def _erase(
 
 
 async def _trajectories(
-    store: Store, published: list[PublishedFile], kind: Kind, name: str
+    store: Store, publish: PublishSettings, published: list[PublishedFile], kind: Kind, name: str
 ) -> set[str]:
     """Return the trajectories: of the game's rows, and of files whose rows were removed since."""
     if kind == "trajectory":
-        known = await store.game.fetchval(
+        recorded = await store.game.fetchval(
             'SELECT EXISTS (SELECT FROM trajectories WHERE "trajectoryId" = $1)', name
         )
+        known = recorded or await was_trained(store, name)
         return {name} if known or any(name in file.trajectory_ids for file in published) else set()
     rows = await store.game.fetch(
         'SELECT "trajectoryId" AS id FROM trajectories WHERE "agentId" = $1', name
     )
-    ids = {row["id"] for row in rows}
-    for file in published:
-        if name in file.agents:
-            ids |= await asyncio.to_thread(_ids_in_file, store.home, file, name)
+    named = [file for file in published if file.config == TRAJECTORIES and name in file.agents]
+    return {row["id"] for row in rows} | await asyncio.to_thread(
+        _ids_in_files, store.home, publish, named, name
+    )
+
+
+def _ids_in_files(
+    home: Home, publish: PublishSettings, files: list[PublishedFile], agent: str
+) -> set[str]:
+    """Return the agent's trajectories in published files; those not here are fetched."""
+    ids: set[str] = set()
+    with TemporaryDirectory(prefix="babylon-erase-") as directory:
+        for file in files:
+            path = home.datasets / file.path
+            if not path.exists():
+                hub = Hub(publish, file.repository)
+                path = _fetched(hub, hub.head(), file, Path(directory))
+            rows = pq.read_table(path, columns=["agent_id", "trajectory_id"])
+            own = rows.filter(pc.equal(rows["agent_id"], agent))
+            ids.update(own["trajectory_id"].to_pylist())
     return ids
 
 
-def _ids_in_file(home: Home, file: PublishedFile, agent: str) -> set[str]:
-    path = home.datasets / file.path
-    if not path.exists():
-        return set()
-    rows = pq.read_table(path, columns=["agent_id", "trajectory_id"])
-    return set(rows.filter(pc.equal(rows["agent_id"], agent))["trajectory_id"].to_pylist())
+def _fetched(hub: Hub, there: Head | None, file: PublishedFile, directory: Path) -> Path:
+    """Download a published file: from the head, because a squash removed older revisions."""
+    at_head = there is not None and file.path in there.files
+    revision = there.revision if there is not None and at_head else file.revision
+    return hub.download(file.path, revision, directory)
 
 
 def _rewrite(
@@ -191,11 +223,17 @@ def _rewrite(
     # Local files go last: until the commit is made, they can be rewritten again.
     hub = Hub(publish, held[0].repository)
     there = hub.create()
+    # Plays first: the profits of a scenario are those of the plays that stay.
+    held = sorted(held, key=lambda file: file.config != TRAJECTORIES)
     temporary = Path(mkdtemp(prefix="babylon-erase-"))
+    plays: Plays = {}
     try:
-        made = [
-            _rewritten(hub, there, home, temporary, file, agents, trajectories) for file in held
-        ]
+        made = []
+        for file in held:
+            keep = partial(_kept, file.config, agents, trajectories, plays)
+            made.append(_rewritten(hub, there, home, temporary, file, agents, trajectories, keep))
+            if file.config == TRAJECTORIES:
+                plays |= _plays(home.datasets / made[-1].path)
         card = write_card(home, [*others, *made], publish)
 
         def change(head: Head) -> tuple[dict[str, Path | bytes], list[str]]:
@@ -224,14 +262,13 @@ def _rewritten(
     file: PublishedFile,
     agents: set[str],
     trajectories: set[str],
+    keep: Callable[[pa.Table], pa.Table],
 ) -> PublishedFile:
     source = home.datasets / file.path
-    if not source.exists():
-        # A squash removed older revisions; a run that died after its commit removed the file.
-        revision = there.revision if file.path in there.files else file.revision
-        source = hub.download(file.path, revision, temporary)
+    if not source.exists():  # another machine made it, or a run that died after its commit
+        source = _fetched(hub, there, file, temporary)
     target = temporary / "rewritten.parquet"
-    sha256, rows = rewrite_table(source, target, partial(_kept, file.config, agents, trajectories))
+    sha256, rows = rewrite_table(source, target, keep)
     path = f"{stem_of(file.path)}-{sha256[:8]}.parquet"
     final = home.datasets / path
     final.parent.mkdir(parents=True, exist_ok=True)
@@ -247,7 +284,15 @@ def _rewritten(
     )
 
 
-def _kept(config: str, agents: set[str], trajectories: set[str], table: pa.Table) -> pa.Table:
+def _plays(path: Path) -> Plays:
+    columns = ["trajectory_id", "agent_id", "pnl_usd"]
+    rows = pq.read_table(path, columns=columns).to_pylist()
+    return {row["trajectory_id"]: (row["agent_id"], row["pnl_usd"]) for row in rows}
+
+
+def _kept(
+    config: str, agents: set[str], trajectories: set[str], plays: Plays, table: pa.Table
+) -> pa.Table:
     """Return the rows that stay. A market that the agent shared with others is left out too."""
     if config == TRAJECTORIES:
         gone, named = (pa.array(sorted(names), pa.string()) for names in (trajectories, agents))
@@ -255,7 +300,34 @@ def _kept(config: str, agents: set[str], trajectories: set[str], table: pa.Table
         return table.filter(pc.invert(pc.or_(by_id, pc.is_in(table["agent_id"], named))))
     shared = [not agents.isdisjoint(players) for players in table["players"].to_pylist()]
     table = table.filter(pc.invert(pa.array(shared, pa.bool_())))
-    index = table.schema.get_field_index("trajectory_ids")
-    plays = table["trajectory_ids"].to_pylist()
-    left = [[one for one in ids if one not in trajectories] for ids in plays]
-    return table.set_column(index, table.schema.field(index), pa.array(left, TEXTS))
+    left = [
+        [one for one in ids if one not in trajectories]
+        for ids in table["trajectory_ids"].to_pylist()
+    ]
+    changed = [len(ids) != len(old) for ids, old in zip(left, table["trajectory_ids"], strict=True)]
+    profits = [_profits([plays.get(one) for one in ids]) for ids in left]
+    values = {"trajectory_ids": left} | {
+        name: [
+            new[name] if fresh else old
+            for fresh, new, old in zip(changed, profits, table[name].to_pylist(), strict=True)
+        ]
+        for name in ("agents", "mean_pnl_usd", "best_pnl_usd")
+    }
+    for name, column in values.items():
+        index = table.schema.get_field_index(name)
+        field = table.schema.field(index)
+        table = table.set_column(index, field, pa.array(column, field.type))
+    return table
+
+
+def _profits(plays: Sequence[tuple[str, float] | None]) -> dict[str, float | None]:
+    """Return the figures of a scenario's plays; null if one of them was never published."""
+    known = [play for play in plays if play is not None]
+    if not known or len(known) < len(plays):
+        return {"agents": None if plays else 0, "mean_pnl_usd": None, "best_pnl_usd": None}
+    pnl = [profit for _, profit in known]
+    return {
+        "agents": len({agent for agent, _ in known}),
+        "mean_pnl_usd": fmean(pnl),
+        "best_pnl_usd": max(pnl),
+    }

@@ -137,6 +137,18 @@ class Hub:
             )
         )
 
+    def tag(self, name: str, revision: str) -> None:
+        """Name a revision. A tag of that name stays where it is."""
+        self._ask(
+            lambda: self._api.create_tag(
+                self.repository,
+                repo_type=self.kind,
+                tag=name,
+                revision=revision,
+                exist_ok=True,
+            )
+        )
+
     def squash(self) -> None:
         """Make one commit of the history, so that removed files are gone from it."""
         self._ask(lambda: self._api.super_squash_history(self.repository, repo_type=self.kind))
@@ -160,7 +172,7 @@ class Hub:
             time.sleep(2 ** (attempt - 1) / 4)
         raise AssertionError("the last attempt returns or raises")
 
-    def _failed(self, error: Exception) -> Exception:
+    def _failed(self, error: Exception) -> PublishError:
         """Return what the failure of a commit means; an upload's is wrapped by the library."""
         cause = error.__cause__ if type(error) is RuntimeError else error
         if isinstance(cause, HfHubHTTPError):
@@ -169,7 +181,13 @@ class Hub:
             return self._refused(cause)
         if isinstance(cause, _BROKEN):
             return _LostError(f"{self.repository}: {_told(cause)}")
-        return error  # a bug, with its traceback
+        # The library's text may quote a signed address, so only the kinds are told.
+        kinds = " from ".join(type(one).__name__ for one in (error, error.__cause__) if one)
+        return PublishError(
+            f"{self.repository}: the upload failed inside the hub's client ({kinds}): nothing was"
+            " committed; run `babylon dataset publish` again, and update huggingface_hub if it"
+            " fails again"
+        )
 
     def _refused(self, error: HfHubHTTPError) -> PublishError:
         status = error.response.status_code

@@ -7,14 +7,14 @@ over the gate's scenarios in simulator dollars.
 
 import asyncio
 from collections import defaultdict
-from collections.abc import Iterator
-from pathlib import PurePath
+from collections.abc import Iterable, Iterator
 from statistics import fmean
 from typing import Any, Literal, TypedDict
 
 from babylon.core.home import Home
-from babylon.core.trajectories import Trajectory, read_trajectories
+from babylon.core.trajectories import Trajectory, iter_trajectories
 from babylon.core.types import Scored
+from babylon.dataset.model_card import base_name
 from babylon.dataset.trajectories import Selection
 from babylon.store import Store
 from babylon.store.policies import Policy, list_policies
@@ -45,33 +45,44 @@ async def performance_rows(
     policies = {policy.policy_version: policy for policy in await list_policies(store)}
     routes = {r.route_version: r.policy_version for r in await list_routes(store, limit=_ROUTES)}
     trained = [policy for policy in policies.values() if policy.window_id == window_id]
-    played = await asyncio.to_thread(read_trajectories, home, scored.artifact)
-    rows = [*played_rows([t for t in played if selection.takes(t.agent_id, t.trajectory_id)])]
+    rows = await asyncio.to_thread(_played, home, scored, selection)
     for policy in trained:
         rows += _validated(policy, routes)
     rows.sort(key=lambda row: (row["measured"], row["policy_version"] or -1))
     return [_row(row, policies, window_id) for row in rows]
 
 
-def played_rows(trajectories: list[Trajectory]) -> Iterator[Measurement]:
+def _played(home: Home, scored: Scored, selection: Selection) -> list[Measurement]:
+    taken = (
+        one
+        for one in iter_trajectories(home, scored.artifact)
+        if selection.takes(one.agent_id, one.trajectory_id)
+    )
+    return list(played_rows(taken))
+
+
+def played_rows(trajectories: Iterable[Trajectory]) -> Iterator[Measurement]:
     """Yield each policy's ``play`` row.
 
     A trajectory counts for a policy if all its calls with a known version are that policy's.
     """
-    groups: defaultdict[int, list[Trajectory]] = defaultdict(list)
+    # Only figures are kept: the tokens of a window would fill the memory.
+    groups: defaultdict[int, list[tuple[str, float, float]]] = defaultdict(list)
     for trajectory in trajectories:
         known = {call.policy_version for call in trajectory.calls}
         versions = [version for version in known if version is not None]
         if len(versions) == 1:
-            groups[versions[0]].append(trajectory)
+            figures = (trajectory.scenario_id, trajectory.pnl_usd, trajectory.win_rate)
+            groups[versions[0]].append(figures)
     for version, played in groups.items():
+        scenarios, pnl, win_rates = zip(*played, strict=True)
         yield {
             "policy_version": version,
             "measured": "play",
             "trajectories": len(played),
-            "scenarios": len({one.scenario_id for one in played}),
-            "pnl_usd": fmean(one.pnl_usd for one in played),
-            "win_rate": fmean(one.win_rate for one in played),
+            "scenarios": len(set(scenarios)),
+            "pnl_usd": fmean(pnl),
+            "win_rate": fmean(win_rates),
         }
 
 
@@ -97,18 +108,13 @@ def _validated(policy: Policy, routes: dict[int, int]) -> Iterator[Measurement]:
         }
 
 
-def _model_name(base: str) -> str:
-    """Return the model's name; the path of a directory may name a user of this machine."""
-    return PurePath(base).name if PurePath(base).is_absolute() else base
-
-
 def _row(row: Measurement, policies: dict[int, Policy], window_id: str) -> dict[str, Any]:
     version = row["policy_version"]
     policy = None if version is None else policies.get(version)
     return {
         "parent_version": policy and policy.parent_version,
         "kind": policy and policy.kind,
-        "base_model": policy and _model_name(policy.base_model),
+        "base_model": policy and base_name(policy.base_model),
         **row,
         "window_id": window_id,
     }

@@ -1,4 +1,4 @@
-"""Publishing: finished windows that the ledger does not know, one atomic commit a UTC day.
+"""Publishing: finished windows that the ledger does not know, one atomic commit a UTC day of play.
 
 The order makes it safe to stop anywhere: files first, then the commit, then the ledger. A run that
 died after its commit finds its files at the head by path and digest, and only enters them.
@@ -6,7 +6,7 @@ died after its commit finds its files at the head by path and digest, and only e
 
 import asyncio
 import logging
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import nullcontext
 from dataclasses import dataclass, replace
 from datetime import date
@@ -48,6 +48,18 @@ class PublishedDay:
     def bytes(self) -> int:
         return sum(file.bytes for file in self.files)
 
+    def written(self, home: Home) -> list[Published]:
+        """Return the local files of this commit."""
+        return [
+            Published(
+                window_id=file.window_id,
+                uri=home.reference(home.datasets / file.path),
+                sha256=file.sha256,
+                rows=file.rows,
+            )
+            for file in self.files
+        ]
+
 
 def require_publishable(publish: PublishSettings) -> str:
     """Return the repository, if everything that publishing needs was decided.
@@ -80,7 +92,9 @@ async def publish_days(
 ) -> list[PublishedDay]:
     """Publish the windows of a day, or of all days ``before`` one, that are not published yet.
 
-    With ``dry_run`` the same files are made and nothing is sent.
+    With ``before``, as the daily flow calls it, each day of play is one commit: a window of a day
+    that is published already goes with the next day's. By hand it goes at once. With ``dry_run``
+    the same files are made and nothing is sent.
 
     Raises:
         ConfigError: a setting is missing.
@@ -103,8 +117,8 @@ async def _publish(
     known = await list_published(store, repository)
     windows = await unpublished(store, known, day=day, before=before)
     done: list[PublishedDay] = []
-    for name, group in groupby(windows, lambda scored: scored.claim.window_id[:DAY]):
-        files = await _files(store, home, publish, repository, list(group), known)
+    for name, group in _days(windows, known, wait=before is not None):
+        files = await _files(store, home, publish, repository, group, known)
         if not files:
             continue
         made = PublishedDay(day=name, files=tuple(files))
@@ -116,6 +130,25 @@ async def _publish(
             known = [*known, *made.files]
         done.append(made)
     return done
+
+
+def _days(
+    windows: Iterable[Scored], known: Iterable[PublishedFile], *, wait: bool
+) -> Iterator[tuple[str, list[Scored]]]:
+    """Yield each day of play with its windows.
+
+    With ``wait`` a day that has its commit gets no second one: its late windows join the next day.
+    """
+    committed = {file.window_id[:DAY] for file in known}
+    late: list[Scored] = []
+    for name, group in groupby(windows, lambda scored: scored.claim.window_id[:DAY]):
+        if wait and name in committed:
+            late += group
+        else:
+            yield name, [*late, *group]
+            late = []
+    if late:
+        log.info("%d windows finished late: they go with the next day's commit", len(late))
 
 
 async def unpublished(

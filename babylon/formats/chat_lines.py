@@ -14,14 +14,16 @@ from typing import cast
 import msgspec
 
 from babylon.core.llm_calls import JsonObject, LlmCall, Message, answer_message, content_text
+from babylon.formats.foreign_messages import messages_of
 from babylon.formats.trace import (
     Document,
     ImportFileError,
+    LeaveOut,
     Trace,
     TraceStep,
-    chat_message,
     convert,
     fields_of,
+    refuse,
     utc,
 )
 
@@ -59,27 +61,36 @@ def _line(trace: Trace, number: int, step: TraceStep, call: LlmCall) -> JsonObje
         **fields_of(step, ChatMetadata),
         **fields_of(call, ChatMetadata),
     )
-    messages = [*call.prompt, answer_message(call.response or "", call.tool_calls)]
+    answer = answer_message(call.response or "", call.tool_calls, call.reasoning)
+    messages = [*call.prompt, answer]
     line: JsonObject = msgspec.to_builtins({"messages": messages, "metadata": metadata})
     return line
 
 
-def read_chats(documents: Iterable[Document], agent_id: str) -> Iterator[Trace]:
+def read_chats(
+    documents: Iterable[Document], agent_id: str, leave_out: LeaveOut = refuse
+) -> Iterator[Trace]:
     """Yield the conversations as traces. Lines with the same ``metadata.trajectory_id`` form one.
 
     Raises:
-        ImportFileError: a line is not a conversation that ends with an assistant's text.
+        ImportFileError: a line is not a conversation that ends with an assistant's text, unless
+            ``leave_out`` goes on.
     """
     own_lines: dict[str, tuple[str, list[tuple[ChatMetadata, LlmCall]]]] = {}
     for document in documents:
-        messages, trained = _messages(document)
-        metadata = document.value.get("metadata")
-        if isinstance(metadata, dict) and "trajectory_id" in metadata:
-            known = convert(document.place, metadata, ChatMetadata)
-            call = _call(messages, len(messages) - 1, known)
-            own_lines.setdefault(known.trajectory_id, (document.place, []))[1].append((known, call))
-        else:
-            yield _other_trace(document, messages, trained, agent_id)
+        try:
+            messages, trained = _messages(document)
+            metadata = document.value.get("metadata")
+            if isinstance(metadata, dict) and "trajectory_id" in metadata:
+                known = convert(document.place, metadata, ChatMetadata)
+                call = _call(messages, len(messages) - 1, known)
+                _, lines = own_lines.setdefault(known.trajectory_id, (document.place, []))
+                lines.append((known, call))
+                continue
+        except ImportFileError as error:
+            leave_out(error)
+            continue
+        yield _other_trace(document, messages, trained, agent_id)
     for place, lines in own_lines.values():
         yield _own_trace(place, lines)
 
@@ -97,9 +108,9 @@ def _messages(document: Document) -> tuple[list[Message], list[int]]:
         place = f"{document.place}: messages[{index}]"
         if not isinstance(item, dict):
             raise ImportFileError(f"{place}: {item!r:.80} is not a message")
-        messages.append(chat_message(place, item))
+        messages += messages_of(place, item)
         if messages[-1]["role"] == "assistant" and item.get("weight", 1):
-            trained.append(index)
+            trained.append(len(messages) - 1)
     if messages[-1]["role"] != "assistant" or not trained:
         raise ImportFileError(
             f"{document.place}: the last message has role {messages[-1]['role']}, and"
@@ -118,6 +129,7 @@ def _call(messages: list[Message], reply: int, metadata: ChatMetadata | None) ->
         messages[:reply],
         response=content_text(answer),
         tool_calls=cast(list[JsonObject], answer.get("tool_calls")),
+        reasoning=answer.get("reasoning"),
         **sampling,
     )
 

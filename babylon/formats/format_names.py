@@ -11,6 +11,9 @@ class Format(StrEnum):
     CHAT = "chat"
     OTEL = "otel"
     OPENINFERENCE = "openinference"
+    LANGFUSE = "langfuse"
+    LANGSMITH = "langsmith"
+    SHAREGPT = "sharegpt"
 
 
 class Written(StrEnum):

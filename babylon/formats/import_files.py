@@ -6,18 +6,24 @@ call log, and recorded calls if its tokens are known. Existing rows stay unchang
 """
 
 import hashlib
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+import logging
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from datetime import UTC, datetime
 from itertools import islice
 from pathlib import Path
 
 from babylon.core.errors import DatabaseError
+from babylon.core.llm_calls import JsonObject
 from babylon.core.text import storable
 from babylon.core.windows import Window
 from babylon.formats.atif import read_atif
 from babylon.formats.chat_lines import read_chats
 from babylon.formats.format_names import Format
+from babylon.formats.langfuse import is_langfuse, read_langfuse
+from babylon.formats.langsmith import is_langsmith, read_langsmith
+from babylon.formats.otlp import is_otlp
+from babylon.formats.sharegpt import as_chat
 from babylon.formats.spans import read_span_traces
 from babylon.formats.staging import (
     TABLES,
@@ -27,13 +33,23 @@ from babylon.formats.staging import (
     chunks_of,
     drop_abandoned,
 )
-from babylon.formats.trace import Document, ImportFileError, Trace, read_documents
+from babylon.formats.trace import (
+    Document,
+    ImportFileError,
+    LeaveOut,
+    T,
+    Trace,
+    read_documents,
+    refuse,
+)
 from babylon.formats.trace_rows import TraceRows, trace_rows
 from babylon.recorder.trajectory import Row
 from babylon.store.connection import Store
 
 DEFAULT_AGENT = "imported"
 _TRACES = 100  # staged at a time
+_NAMED = 20  # of a file's items that are left out; the others are counted
+log = logging.getLogger(__name__)
 
 
 def guess_format(path: Path) -> Format | None:
@@ -46,40 +62,78 @@ def guess_format(path: Path) -> Format | None:
     """
     if path.stem.lower() in _FILE_NAMES:
         return Format.GAME
-    first = next(iter(read_documents(path)), None)
-    keys = first.value.keys() if first else set()
-    if "resourceSpans" in keys:
-        return None
-    if "schema_version" in keys and "steps" in keys:
-        return Format.ATIF
-    if isinstance(first and first.value.get("messages"), list):
-        return Format.CHAT
-    return Format.GAME
+    first = next(iter(read_documents(path, leave_out=lambda _: None)), None)
+    value = first.value if first else {}
+    return next((format for format, fits in _SIGNS.items() if fits(value)), Format.GAME)
+
+
+_SIGNS: dict[Format | None, Callable[[JsonObject], bool]] = {
+    None: is_otlp,
+    Format.ATIF: lambda value: "schema_version" in value and "steps" in value,
+    Format.SHAREGPT: lambda value: isinstance(value.get("conversations"), list),
+    Format.LANGSMITH: is_langsmith,
+    Format.LANGFUSE: is_langfuse,
+    Format.CHAT: lambda value: isinstance(value.get("messages"), list),
+}
 
 
 def read_traces(
-    path: Path, format: Format | None, agent_id: str = DEFAULT_AGENT
+    path: Path,
+    format: Format | None,
+    agent_id: str = DEFAULT_AGENT,
+    leave_out: LeaveOut = refuse,
 ) -> Iterator[Trace]:
     """Yield the traces of one file of any format except the game's.
 
     Raises:
-        ImportFileError: a line cannot be read. The message names it.
+        ImportFileError: an item cannot be read, unless ``leave_out`` goes on. The message names it.
     """
-    documents: Iterable[Document] = read_documents(path)
+    documents: Iterable[Document] = read_documents(path, leave_out=leave_out)
+    # Only ATIF and ShareGPT hold a whole trace in each document; the others join records.
     match format:
         case Format.ATIF:
-            for document in documents:
-                yield from read_atif(document)
+            yield from _each(documents, read_atif, leave_out)
         case Format.CHAT:
-            yield from read_chats(documents, agent_id)
+            yield from read_chats(documents, agent_id, leave_out)
+        case Format.SHAREGPT:
+            chats = _each(documents, lambda document: (as_chat(document),), leave_out)
+            yield from read_chats(chats, agent_id, leave_out)
+        case Format.LANGFUSE:
+            yield from read_langfuse(documents, agent_id, leave_out)
+        case Format.LANGSMITH:
+            yield from read_langsmith(documents, agent_id, leave_out)
         case Format.OTEL:
-            yield from read_span_traces(documents, agent_id, "otel")
+            yield from read_span_traces(documents, agent_id, "otel", leave_out)
         case Format.OPENINFERENCE:
-            yield from read_span_traces(documents, agent_id, "openinference")
+            yield from read_span_traces(documents, agent_id, "openinference", leave_out)
         case None:
-            yield from read_span_traces(documents, agent_id)
+            yield from read_span_traces(documents, agent_id, None, leave_out)
         case Format.GAME:
             raise ImportFileError(f"{path}: a file of the game's rows holds no traces")
+
+
+def _each(
+    documents: Iterable[Document], read: Callable[[Document], Iterable[T]], leave_out: LeaveOut
+) -> Iterator[T]:
+    for document in documents:
+        try:
+            yield from list(read(document))
+        except ImportFileError as error:
+            leave_out(error)
+
+
+@dataclass(slots=True)
+class LeftOut:
+    """The items of a file that could not be read: named in the log, and counted."""
+
+    count: int = 0
+    first: str = ""
+
+    def __call__(self, error: ImportFileError) -> None:
+        self.count += 1
+        self.first = self.first or str(error)
+        if self.count <= _NAMED:
+            log.warning("left out: %s", error)
 
 
 _FILE_NAMES = {
@@ -102,13 +156,17 @@ async def import_files(
 ) -> dict[str, int]:
     """Import all files in one transaction, and return the number of new rows by table.
 
+    Items of a trace file that cannot be read are named in the log and left out; ``left_out`` counts
+    them. A file of the game's rows is imported whole or not at all.
+
     ``format`` applies to every file; by default each file's format is guessed. ``window`` and
     ``agent_id`` apply to traces that name none. ``minutes`` is the length of windows. An import
     that was interrupted goes on where it stopped, as long as the files are unchanged.
 
     Raises:
-        DatabaseError: the database is the game's own, or a line cannot be imported (the message
-            names file, line and reason). Nothing is written then.
+        DatabaseError: the database is the game's own, a line of the game's rows cannot be imported,
+            or no item of a trace file can (the message names file, line and reason). Nothing is
+            written then.
     """
     if not store.game_tables_ours:
         raise DatabaseError(
@@ -120,13 +178,15 @@ async def import_files(
     columns = await _columns(store)
     staging = Staging(store, _import_id(sources, window, agent_id, minutes), columns)
     traces = TraceDefaults(window=window, agent_id=agent_id, minutes=minutes)
+    left_out = 0
     try:
         for path, kind in sources:
             if kind is Format.GAME:
                 await _stage_game(staging, path)
             else:
-                await _stage_traces(staging, path, kind, traces)
-        return await staging.insert()
+                left_out += await _stage_traces(staging, path, kind, traces)
+        added = await staging.insert()
+        return {**added, "left_out": left_out} if left_out else added
     except ImportFileError:  # the file must change, so that nothing of it can be resumed
         await staging.forget()
         raise
@@ -155,20 +215,37 @@ async def _stage_game(staging: Staging, path: Path) -> None:
 
 async def _stage_traces(
     staging: Staging, path: Path, kind: Format | None, defaults: TraceDefaults
-) -> None:
-    """Stage a whole file at once: the records of one trace may be anywhere in it."""
-    now = datetime.now(UTC)
+) -> int:
+    """Stage a whole file at once → number of items left out.
+
+    The records of one trace may be anywhere in the file.
+    """
     done = FilePlace(path.stat().st_size)
     place = await staging.place(path)
     if place.bytes == done.bytes:
-        return
-    chunks = (
-        _rows_of(
-            trace, trace_rows(trace, minutes=defaults.minutes, window=defaults.window, now=now)
+        return 0
+    left = LeftOut()
+    await staging.stage(path, place, done, _joined(_trace_chunks(path, kind, defaults, left)))
+    return left.count
+
+
+def _trace_chunks(
+    path: Path, kind: Format | None, defaults: TraceDefaults, left: LeftOut
+) -> Iterator[dict[str, list[Document]]]:
+    now = datetime.now(UTC)
+    read = 0
+    for trace in read_traces(path, kind, defaults.agent_id, left):
+        try:
+            rows = trace_rows(trace, minutes=defaults.minutes, window=defaults.window, now=now)
+        except ImportFileError as error:
+            left(error)
+            continue
+        read += 1
+        yield _rows_of(trace, rows)
+    if left.count and not read:
+        raise ImportFileError(
+            f"none of {left.count} items can be imported; the first: {left.first}"
         )
-        for trace in read_traces(path, kind, defaults.agent_id)
-    )
-    await staging.stage(path, place, done, _joined(chunks))
 
 
 def _rows_of(trace: Trace, rows: TraceRows) -> dict[str, list[Document]]:

@@ -3,26 +3,40 @@
 A trace holds no ground truth, because it is trained on and given to other people.
 """
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import Any, NoReturn, TypeVar
+from typing import Any, TypeVar
 
 import msgspec
 
 from babylon.core.errors import DatabaseError
-from babylon.core.llm_calls import JsonObject, LlmCall, Message
+from babylon.core.llm_calls import JsonObject, LlmCall
 from babylon.core.windows import FIRST_YEAR, LAST_YEAR
 
 T = TypeVar("T")
+_BOM = b"\xef\xbb\xbf"  # some programs begin a file with it
 RESPONSE = "RESPONSE"  # action type of a step whose action is unknown
 ROLES = ("system", "developer", "user", "assistant", "tool")
 _MALFORMED = (msgspec.DecodeError, UnicodeDecodeError, RecursionError)
 
 
 class ImportFileError(DatabaseError):
-    """A file that cannot be imported. The import writes nothing."""
+    """A file, or an item of it, that cannot be imported. The message names its place."""
+
+
+LeaveOut = Callable[[ImportFileError], None]
+"""Decides about an item that cannot be read: raise its error, or note it and go on without it."""
+
+
+def refuse(error: ImportFileError) -> None:
+    """Refuse the whole file for one item.
+
+    Raises:
+        ImportFileError: always.
+    """
+    raise error
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,13 +49,16 @@ class Document:
     end: int = 0
 
 
-def read_documents(path: Path, *, skip_bytes: int = 0, skip_lines: int = 0) -> Iterator[Document]:
+def read_documents(
+    path: Path, *, skip_bytes: int = 0, skip_lines: int = 0, leave_out: LeaveOut = refuse
+) -> Iterator[Document]:
     """Yield the file's objects in order. Lines are streamed.
 
     With ``skip_bytes`` begin behind them, and behind as many lines as were read before.
 
     Raises:
-        ImportFileError: the file cannot be read, or a line is not a JSON object.
+        ImportFileError: the file cannot be read; or a line is not a JSON object, unless
+            ``leave_out`` goes on.
     """
     try:
         file = path.open("rb")
@@ -52,27 +69,44 @@ def read_documents(path: Path, *, skip_bytes: int = 0, skip_lines: int = 0) -> I
         end = file.seek(skip_bytes)
         for number, text in enumerate(file, start=skip_lines + 1):
             end += len(text)
+            if number == 1:
+                text = text.removeprefix(_BOM)
             if not text.strip():
                 continue
             place = f"{path}:{number}"
             try:
                 yield Document(place, msgspec.json.decode(text, type=JsonObject), number, end)
             except _MALFORMED as error:
-                if not first:
-                    raise ImportFileError(f"{place}: not a JSON object: {error}") from error
-                rest = file.read()
-                yield from _one_document(place, text + rest, number, end + len(rest))
+                rest = file.read() if first else b""
+                found = _whole(text + rest) if first else None
+                if isinstance(found, dict):
+                    yield Document(place, found, number, end + len(rest))
+                    return
+                if isinstance(found, list):
+                    yield from _items(place, found, number, end + len(rest), leave_out)
+                    return
+                leave_out(ImportFileError(f"{place}: not a JSON object: {error}"))
+                if first:  # the lines behind a broken one may be sound
+                    file.seek(end)
             first = False
 
 
-def _one_document(place: str, text: bytes, line: int, end: int) -> list[Document]:
+def _whole(text: bytes) -> object:
+    """Return the one document of a file over many lines, None if the text holds none."""
     try:
-        value = msgspec.json.decode(text, type=JsonObject | list[JsonObject])
-    except _MALFORMED as error:
-        raise ImportFileError(f"{place}: not a JSON object: {error}") from error
-    if isinstance(value, dict):
-        return [Document(place, value, line, end)]
-    return [Document(f"{place}[{index}]", item, line, end) for index, item in enumerate(value)]
+        return msgspec.json.decode(text)
+    except _MALFORMED:
+        return None
+
+
+def _items(
+    place: str, items: list[object], line: int, end: int, leave_out: LeaveOut
+) -> Iterator[Document]:
+    for index, item in enumerate(items):
+        if isinstance(item, dict):
+            yield Document(f"{place}[{index}]", item, line, end)
+        else:
+            leave_out(ImportFileError(f"{place}: not a JSON object: item {index} is {item!r:.80}"))
 
 
 def role_of(place: str, message: object) -> str:
@@ -85,21 +119,6 @@ def role_of(place: str, message: object) -> str:
     if role not in ROLES:
         raise ImportFileError(f"{place}: role {role!r} is not one of {', '.join(ROLES)}")
     return "system" if role == "developer" else str(role)
-
-
-def chat_message(place: str, message: Mapping[str, object]) -> Message:
-    """Return OpenAI's message with its content as text, its tool calls, or the call it answers.
-
-    Raises:
-        ImportFileError: the message holds anything else.
-    """
-    if message.get("function_call"):
-        refuse_tool_call(place)
-    content, calls = message.get("content"), message.get("tool_calls")
-    kept = {name: message[name] for name in ("tool_calls", "tool_call_id") if message.get(name)}
-    if calls and convert(place, calls, list[JsonObject]) and content is None:
-        return {"role": role_of(place, message), "content": None, **kept}
-    return {"role": role_of(place, message), "content": parts_text(place, content), **kept}
 
 
 def parts_text(place: str, content: object) -> str:
@@ -115,25 +134,11 @@ def parts_text(place: str, content: object) -> str:
     texts = []
     for part in content:
         kind = part.get("type") if isinstance(part, dict) else None
-        if kind in ("tool_call", "tool_use", "function_call"):
-            refuse_tool_call(place)
         text = part.get("text", part.get("content")) if kind == "text" else None
         if not isinstance(text, str):
             raise ImportFileError(f"{place}: a part of type {kind!r} is not text")
         texts.append(text)
     return "".join(texts)
-
-
-def refuse_tool_call(place: str) -> NoReturn:
-    """Raise the error for a tool call.
-
-    Raises:
-        ImportFileError: always.
-    """
-    raise ImportFileError(
-        f"{place}: a tool call of this format cannot be imported: convert it to ATIF or OpenAI's"
-        " tool_calls, or leave such messages out"
-    )
 
 
 def unknown_action() -> JsonObject:

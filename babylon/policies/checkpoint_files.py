@@ -26,8 +26,8 @@ def local_directory(name: str) -> Path | None:
 
 
 # Suffixes of weights, configuration and tokenizer. The optimiser's state is left out.
-_DIGESTED = {".safetensors", ".bin", ".json", ".jinja", ".model", ".txt"}
-_ADAPTER = "adapter_config.json"
+PUBLIC_SUFFIXES = {".safetensors", ".bin", ".json", ".jinja", ".model", ".txt"}
+ADAPTER_CONFIG = "adapter_config.json"
 _ROOMS = {"models", "checkpoints"}  # directories of a home
 
 
@@ -42,7 +42,7 @@ def checkpoint_digest(uri: str) -> str | None:
         return None
     digest = hashlib.sha256()
     for path in sorted(directory.rglob("*")):
-        if path.suffix in _DIGESTED and path.is_file():
+        if path.suffix in PUBLIC_SUFFIXES and path.is_file():
             with path.open("rb") as file:
                 content = hashlib.file_digest(file, "sha256").hexdigest()
             digest.update(f"{path.relative_to(directory)}\n{content}\n".encode())
@@ -60,7 +60,7 @@ def adapter_base(uri: str) -> str | None:
         ModelError: the adapter's configuration cannot be read, or names no base model.
     """
     directory = Path(uri)
-    path = directory / _ADAPTER
+    path = directory / ADAPTER_CONFIG
     if not path.exists():
         return None
     try:
@@ -84,7 +84,7 @@ def make_portable(directory: Path, target: Path) -> None:
     ``directory`` holds the adapter, ``target`` is its place in the home's ``checkpoints``. The home
     can then be moved or copied, and the adapter's digest stays the same.
     """
-    path = directory / _ADAPTER
+    path = directory / ADAPTER_CONFIG
     if not path.exists():
         return
     config = json.loads(path.read_text())

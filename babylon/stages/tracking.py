@@ -21,9 +21,11 @@ from babylon.core.failpoints import failpoint
 from babylon.core.home import Home, make_directory
 from babylon.core.settings import ModelSettings, TrackingSettings
 from babylon.core.types import Metrics
+from babylon.policies.checkpoint_files import PUBLIC_SUFFIXES
 
 log = logging.getLogger(__name__)
-TIMEOUT_S, CHECKPOINT_S = 120.0, 1800.0
+TIMEOUT_S = 120.0
+MODEL_TIMEOUT_S = 1800.0  # weights are gigabytes
 _UPLOAD_S = 60.0
 
 
@@ -32,29 +34,27 @@ def track_window(
     model: ModelSettings,
     tracking: TrackingSettings,
     metrics: Metrics,
-    checkpoint_uri: str,
+    checkpoint_uri: str | None = None,
 ) -> bool:
     """Log one window. Return True if W&B has it, False also if no project is set. Blocking.
 
-    A checkpoint that is no directory here, as one at a training service, is left out.
-
-    A failure is only logged, because Postgres holds the same metrics.
+    ``checkpoint_uri``: the policy that the window promoted. With ``WANDB_MODELS`` its weights
+    become an artifact, if they are a directory here and not at a training service. A failure is
+    only logged, because Postgres holds the same metrics.
     """
     if tracking.project is None or tracking.mode == "disabled":
         return False
     make_directory(home.root / "wandb")
     failpoint("tracking.before")
-    checkpoint = _local_checkpoint(home, checkpoint_uri) if tracking.checkpoints else None
-    limit_s = CHECKPOINT_S if checkpoint else TIMEOUT_S
     window = {
         "project": tracking.project,
         "mode": tracking.mode,
         "run": model.name,
         "home": str(home.root),
         "metrics": metrics,
-        "checkpoint": checkpoint,
-        "upload_s": limit_s - _UPLOAD_S,
+        "files": _public_files(home, checkpoint_uri) if checkpoint_uri and tracking.models else [],
     }
+    limit_s = MODEL_TIMEOUT_S if window["files"] else TIMEOUT_S
     try:
         done = subprocess.run(
             [sys.executable, "-P", "-m", __name__],
@@ -79,12 +79,14 @@ def track_window(
     return False
 
 
-def _local_checkpoint(home: Home, uri: str) -> str | None:
+def _public_files(home: Home, checkpoint_uri: str) -> list[str]:
+    """Return weights, configuration and tokenizer; the trainer's own files stay here."""
     try:
-        path = home.resolve(uri)
+        directory = Path(home.resolve(checkpoint_uri))
     except StorageError:  # of another scheme
-        return None
-    return path if os.path.isdir(path) else None
+        return []
+    found = directory.iterdir() if directory.is_dir() else ()
+    return sorted(str(path) for path in found if path.suffix in PUBLIC_SUFFIXES)
 
 
 def _environment(directory: Path) -> dict[str, str]:
@@ -105,10 +107,9 @@ def log_window(
     run: str,
     home: str,
     metrics: Metrics,
-    checkpoint: str | None,
-    upload_s: float,
+    files: list[str],
 ) -> None:
-    """Add one step, and a checkpoint, to the run of that name. Called in the child process."""
+    """Add one step to the run of that name, and the files as an artifact, in the child process."""
     import wandb
 
     settings = wandb.Settings(
@@ -116,7 +117,7 @@ def log_window(
         console="off",
         disable_code=True,
         disable_git=True,
-        finish_timeout=upload_s,
+        finish_timeout=MODEL_TIMEOUT_S if files else _UPLOAD_S,
         finish_timeout_raises=True,
         use_dot_wandb=False,
         x_disable_meta=True,
@@ -133,14 +134,13 @@ def log_window(
         resume="allow",
         settings=settings,
     ) as opened:
-        version = int(metrics["policy_version"] or 0)
-        opened.log(metrics, step=version)
-        if checkpoint is not None:
-            about = {name: metrics[name] for name in ("window_id", "policy_version")}
-            artifact = wandb.Artifact(f"{run_id}-policy", type="model", metadata=about)
-            artifact.add_dir(checkpoint)
-            serving = [str(metrics["arm"])] if metrics.get("arm") else []
-            opened.log_artifact(artifact, aliases=[f"policy-{version}", *serving])
+        opened.log(metrics, step=int(metrics["policy_version"] or 0))
+        if files:
+            known = {name: metrics.get(name) for name in ("window_id", "policy_version")}
+            artifact = wandb.Artifact(f"{opened.id}-policy", type="model", metadata=known)
+            for file in files:
+                artifact.add_file(file)
+            opened.log_artifact(artifact, aliases=[f"policy-{metrics['policy_version']}"])
 
 
 if __name__ == "__main__":

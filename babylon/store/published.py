@@ -120,3 +120,12 @@ async def policies_of(store: Store, trajectory_ids: Sequence[str]) -> dict[int, 
         list(trajectory_ids),
     )
     return {row["policy_version"]: "trained" if row["directly"] else "descendant" for row in rows}
+
+
+async def was_trained(store: Store, trajectory_id: str) -> bool:
+    """Return True if a policy learnt from the trajectory, whether or not its rows still exist."""
+    return bool(
+        await store.pool.fetchval(
+            "SELECT EXISTS (SELECT FROM babylon.trained WHERE trajectory_id = $1)", trajectory_id
+        )
+    )

@@ -44,6 +44,15 @@ def tinker_datums(folder: Path) -> None:
         assert datum.model_input.length == len(inputs["target_tokens"])
 
 
+def atif(folder: Path) -> None:
+    """Harbor's own models, with the rules that no JSON schema holds."""
+    sys.path.append(str(Path(sys.prefix) / "harbor"))
+    from harbor.models.trajectories import Trajectory
+
+    for line in lines(folder / "atif.jsonl"):
+        assert Trajectory.model_validate(line).steps
+
+
 class PlayData(vf.TaskData):
     """A recorded call as a task."""
 
@@ -104,6 +113,6 @@ def trl(folder: Path) -> None:
 
 if __name__ == "__main__":
     place = Path(sys.argv[1])
-    for check in (openai, tinker_datums, verifiers, trl):
+    for check in (openai, tinker_datums, atif, verifiers, trl):
         check(place)
         print(f"{check.__name__}: loaded")

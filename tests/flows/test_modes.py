@@ -1,6 +1,8 @@
 """Backfill, continuous and publish: what they choose, and that one window never stops the rest."""
 
 from datetime import UTC, date, datetime, timedelta
+from pathlib import Path
+from typing import Any
 from urllib.parse import urlsplit
 
 import pytest
@@ -9,13 +11,16 @@ from prefect.client.orchestration import get_client
 from babylon.core.errors import DatabaseError, TrainingError
 from babylon.core.settings import Settings
 from babylon.core.settings_loading import load_settings
+from babylon.core.types import Published
 from babylon.core.windows import WindowState
+from babylon.dataset.build import build_tables
 from babylon.flows.backfill import backfill
 from babylon.flows.continuous import continuous, next_look
 from babylon.flows.publish_dataset import publish_dataset
 from babylon.store import Store
 from babylon.tasks.progress import listener
 from tests.flows.conftest import Workshop, play_the_next_hour
+from tests.hub_double import TOKEN, HubState
 from tests.switchable_relay import SwitchableRelay
 
 WINDOW = "2025-11-14T09:00"
@@ -78,6 +83,38 @@ async def test_daily_publish_writes_the_day_again_and_only_that_day(
     async with get_client() as client:
         names = {run.name for run in await client.read_flow_runs()}
     assert names >= {"2025-11-14", "2025-11-13"} and "None" not in names
+
+
+async def test_daily_publish_sends_a_day_once_and_no_failure_of_it_fails_a_window(
+    played: Settings,
+    workshop: Workshop,
+    hub: HubState,
+    monkeypatch: pytest.MonkeyPatch,
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    said = {"TO": "owner/play", "LICENSE": "cc0-1.0", "AGENTS": "*", "MODELS_TO": "owner/trader"}
+    for name, value in said.items():
+        monkeypatch.setenv(f"PUBLISH_{name}", value)
+    monkeypatch.setenv("HF_ENDPOINT", hub.url)
+    monkeypatch.setenv("HF_TOKEN", TOKEN)
+    built: list[str] = []
+    real = build_tables
+
+    async def counted(*arguments: Any) -> dict[str, Published]:
+        built.append(arguments[2].claim.window_id)
+        return await real(*arguments)
+
+    await backfill(overrides=CENTURY)
+    # The workshop's checkpoint has no files.
+    assert "publish policy after it failed: the checkpoint of policy 1 is gone" in caplog.text
+    monkeypatch.setattr("babylon.dataset.publish.build_tables", counted)
+    monkeypatch.setattr("babylon.tasks.publish.build_tables", counted)
+    first = await publish_dataset(date(2025, 11, 14))
+    assert {file.window_id for file in first} == {WINDOW} and built == [WINDOW]
+    assert await publish_dataset(date(2025, 11, 14)) == first
+    assert hub.commits("datasets/owner/play") == ["Windows of 2025-11-14"]
+    sent = hub.repositories["datasets/owner/play"].files
+    assert {Path(file.uri).name for file in first} <= {Path(path).name for path in sent}
 
 
 def test_continuous_waits_for_the_close_of_the_last_of_n_windows_and_the_grace() -> None:

@@ -20,6 +20,7 @@ from babylon.game.fleet.spawn import run_fleet
 from babylon.stages.collect import collect_window
 from babylon.stages.validate import validate_window
 from babylon.store import Store
+from tests.conftest import CAPTURED
 from tests.integration.game import WINDOW as REAL
 from tests.integration.game import insert_real_window
 from tests.unit.formats.spans import Traced
@@ -151,20 +152,54 @@ async def test_a_chat_without_times_goes_where_it_is_told(store: Store, tmp_path
     assert (row["windowId"], row["agentId"], row["finalPnL"]) == (WINDOW.id, "teacher", None)
 
 
+async def test_what_other_systems_captured_is_stored_and_written_again(
+    store: Store, tmp_path: Path
+) -> None:
+    """Sixteen calls with their tool calls and rewards; the calls that failed are left out."""
+    files = [path for path in sorted(CAPTURED.iterdir()) if path.name != "langfuse-blob.jsonl"]
+    added = await import_files(store, files, window=WINDOW)
+    assert added == {"User": 3, "trajectories": 9, "llm_call_logs": 16, "left_out": 7}
+    assert await import_files(store, files, window=WINDOW) == {
+        "User": 0, "trajectories": 0, "llm_call_logs": 0, "left_out": 7,
+    }  # fmt: skip
+    rewards = await store.pool.fetch('SELECT "totalReward" FROM trajectories ORDER BY 1 DESC')
+    assert [row[0] for row in rewards[:3]] == [1.0, 1.0, 0.0]
+    assert await export_traces(store, WINDOW, Written.CHAT, tmp_path / "sft.jsonl") == 16
+    lines = lines_of(tmp_path / "sft.jsonl")
+    asked = [line for line in lines if line["messages"][-1].get("tool_calls")]
+    assert len(asked) == 8
+    assert {line["metadata"]["reward"] for line in lines} == {0.0, 0.25, 0.75}
+    path = tmp_path / "sft.jsonl"
+    await store.pool.execute("TRUNCATE trajectories, llm_call_logs")
+    assert (await import_files(store, [path]))["llm_call_logs"] == 16
+
+
+async def test_a_bad_line_is_left_out_and_named(
+    store: Store, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    file = write_lines(tmp_path / "sft.jsonl", CHAT, {"messages": []})
+    added = await import_files(store, [file], window=WINDOW)
+    assert added == {"User": 1, "trajectories": 1, "llm_call_logs": 1, "left_out": 1}
+    assert f"left out: {file}:2: messages is not a non-empty list" in caplog.text
+
+
 @pytest.mark.parametrize(
     ("bad", "message"),
     [
-        ({"messages": []}, r"sft\.jsonl:2: messages is not a non-empty list"),
+        ({"messages": []}, r"sft\.jsonl:1: messages is not a non-empty list"),
         ({**CHAT, "metadata": {"trajectory_id": "t", "agent_id": "a", "step": 0,
           "window_id": "2025-11-14T08:00", "at": "2025-11-14T09:00:00Z"}},
-         r"sft\.jsonl:2: .* outside its window 2025-11-14T08:00: set WINDOW_MINUTES .now 60"),
+         r"sft\.jsonl:1: .* outside its window 2025-11-14T08:00: set WINDOW_MINUTES .now 60"),
     ],
 )  # fmt: skip
-async def test_a_bad_line_is_named_and_nothing_is_imported(
+async def test_a_file_without_one_good_line_is_refused_and_nothing_is_imported(
     store: Store, tmp_path: Path, bad: dict[str, Any], message: str
 ) -> None:
     game = Path(__file__).parents[1] / "data" / "babylon" / "users.jsonl"
-    file = write_lines(tmp_path / "sft.jsonl", CHAT, bad)
+    file = write_lines(tmp_path / "sft.jsonl", {"messages": []}, bad)
+    with pytest.raises(DatabaseError, match=r"none of 2 items can be imported; the first: .*:1: "):
+        await import_files(store, [game, file], window=WINDOW)
+    file = write_lines(tmp_path / "sft.jsonl", bad)
     with pytest.raises(DatabaseError, match=message):
         await import_files(store, [game, file], window=WINDOW)
     assert await counts(store) == [0, 0, 0]

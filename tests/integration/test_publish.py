@@ -1,7 +1,6 @@
 """Publishing to a hub: exactly one commit, whatever happens on the way."""
 
 import asyncio
-from collections.abc import Iterator
 from dataclasses import replace
 from datetime import date
 from hashlib import blake2b
@@ -10,8 +9,8 @@ from pathlib import Path
 from shutil import rmtree
 from typing import Any
 
-import huggingface_hub.constants
 import polars as pl
+import pyarrow as pa
 import pytest
 
 from babylon.core.artifacts import write_artifact
@@ -26,6 +25,8 @@ from babylon.core.trajectories import (
 )
 from babylon.core.types import Scored
 from babylon.core.windows import WindowState, parse_window_id
+from babylon.dataset import build as building
+from babylon.dataset import erase as erasing
 from babylon.dataset import hub as hub_module
 from babylon.dataset import publish as publishing
 from babylon.dataset.build import build_tables, windows_of
@@ -40,34 +41,12 @@ from babylon.store.windows import claim_window, set_state
 from babylon.training.call_tokens import scored_trajectories
 from babylon.training.grpo.config import TrainerConfig
 from babylon.training.grpo.training_window import compile_window
-from tests.hub_double import TOKEN, HubState, serving_hub
+from tests.hub_double import HubState
 from tests.tiny_policy import tiny_tokenizer
 
 REPOSITORY = "datasets/owner/play"
 WINDOW = "2025-11-14T09:00"
 NEXT_DAY = "2025-11-15T00:00"
-
-
-@pytest.fixture
-def hub(monkeypatch: pytest.MonkeyPatch) -> Iterator[HubState]:
-    monkeypatch.setattr(huggingface_hub.constants, "HF_HUB_DISABLE_XET", True)
-    monkeypatch.setattr(hub_module.time, "sleep", lambda _: None)
-    monkeypatch.setattr("huggingface_hub.utils._http.time.sleep", lambda _: None)
-    with serving_hub() as state:
-        yield state
-
-
-@pytest.fixture
-def publisher(settings: Settings, hub: HubState) -> Settings:
-    return settings.replace(
-        publish={
-            "repository": "owner/play",
-            "license": "cc-by-4.0",
-            "agents": "*",
-            "token": TOKEN,
-            "endpoint": hub.url,
-        }
-    )
 
 
 def played(window_id: str, agent: str, text: str = "HOLD") -> dict[str, object]:
@@ -169,6 +148,22 @@ async def test_each_day_is_one_commit_and_a_second_run_makes_none(
     assert read(hub, "outcomes").select("market_id", "outcome").rows()[0] == ("m1", "YES")
     status = await publishing_status(store, publisher.publish)
     assert (status.windows, status.files, status.waiting) == (3, 12, 0)
+
+
+async def test_a_window_that_finishes_late_goes_with_the_next_day_or_by_hand_at_once(
+    store: Store, publisher: Settings, hub: HubState
+) -> None:
+    late, later = "2025-11-14T10:00", "2025-11-14T11:00"
+    await finish(store, publisher, WINDOW, [played(WINDOW, "ann")])
+    assert await push(store, publisher, before=date(2025, 11, 15)) == ["2025-11-14"]
+    await finish(store, publisher, late, [played(late, "ann")])
+    assert await push(store, publisher, before=date(2025, 11, 15)) == []
+    await finish(store, publisher, NEXT_DAY, [played(NEXT_DAY, "ann")])
+    assert await push(store, publisher, before=date(2025, 11, 16)) == ["2025-11-15"]
+    assert hub.commits(REPOSITORY) == ["Windows of 2025-11-14", "Windows of 2025-11-15"]
+    assert read(hub, "trajectories")["window_id"].to_list() == [WINDOW, late, NEXT_DAY]
+    await finish(store, publisher, later, [played(later, "ann")])
+    assert await push(store, publisher) == ["2025-11-14"]
 
 
 async def test_a_dry_run_sends_nothing_and_shows_what_would_go(
@@ -337,6 +332,54 @@ async def test_the_history_may_be_squashed_later_and_files_fetched_after_it(
     rmtree(home.datasets)  # another machine: the ledger names revisions that are gone
     await erase(store, home, publish, "agent", "bo", apply=True)
     assert read(hub, "trajectories")["agent_id"].to_list() == ["cy"]
+
+
+async def test_a_take_down_finds_the_play_when_rows_and_files_are_gone(
+    store: Store, publisher: Settings, hub: HubState
+) -> None:
+    """The game's rows were retired, and the ledger is another machine's."""
+    await finish(store, publisher, WINDOW, [played(WINDOW, "ann"), played(WINDOW, "bo")])
+    await push(store, publisher)
+    await store.pool.execute("TRUNCATE trajectories CASCADE")
+    rmtree(publisher.home.datasets)
+    found = await erase(store, publisher.home, publisher.publish, "agent", "ann")
+    assert found.trajectories == 1 and len(found.files) == 2
+    await erase(store, publisher.home, publisher.publish, "agent", "ann", apply=True)
+    assert read(hub, "trajectories")["agent_id"].to_list() == ["bo"]
+
+
+def test_the_profits_of_a_scenario_are_those_of_the_plays_that_stay() -> None:
+    columns = {
+        "players": [[], []], "trajectory_ids": [["a1", "b1"], ["c1"]], "agents": [2, 1],
+        "mean_pnl_usd": [5.0, 3.0], "best_pnl_usd": [9.0, 3.0],
+    }  # fmt: skip
+    types = [pa.list_(pa.string())] * 2 + [pa.int64()] + [pa.float64()] * 2
+    schema = pa.schema([*zip(columns, types, strict=True)])
+    table = pa.table(columns, schema=schema)
+    plays = {"b1": ("bo", 1.0)}
+    kept = erasing._kept("scenarios", {"ann"}, {"a1"}, plays, table).to_pylist()
+    assert kept[0] == {"players": [], "trajectory_ids": ["b1"], "agents": 1, "mean_pnl_usd": 1.0,
+                       "best_pnl_usd": 1.0}  # fmt: skip
+    assert kept[1] == table.to_pylist()[1]
+    (unknown, _) = erasing._kept("scenarios", {"ann"}, {"a1"}, {}, table).to_pylist()
+    assert unknown["mean_pnl_usd"] is None and unknown["agents"] is None
+
+
+async def test_a_scenario_or_an_outcome_with_a_secret_that_stays_is_left_out(
+    store: Store, publisher: Settings, caplog: pytest.LogCaptureFixture,
+    monkeypatch: pytest.MonkeyPatch
+) -> None:  # fmt: skip
+    await finish(store, publisher, WINDOW, [played(WINDOW, "ann")])
+    (scored,) = await windows_of(store)
+    monkeypatch.setattr(building, "found", lambda texts: {"EMAIL"} & {*texts, "EMAIL"})
+    tables = await build_tables(store, publisher.home, scored, Selection())
+    assert tables["outcomes"].rows == tables["model_performance"].rows == 0
+    assert (
+        "a row of outcomes of window 2025-11-14T09:00 is not published: rule EMAIL" in caplog.text
+    )
+    assert (await build_tables(store, publisher.home, scored, Selection(safe=False)))[
+        "outcomes"
+    ].rows == 1
 
 
 async def test_a_take_down_waits_for_a_commit_in_the_making(

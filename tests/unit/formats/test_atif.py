@@ -1,13 +1,16 @@
 """ATIF (Harbor RFC 0001 v1.7), written and read."""
 
+import json
 from typing import Any
 
+import jsonschema
 import msgspec
 import pytest
 
 from babylon.core.llm_calls import Message
 from babylon.formats.atif import read_atif, write_atif
 from babylon.formats.trace import ImportFileError, Trace
+from tests.conftest import CAPTURED
 from tests.unit.formats.traces import (
     SYSTEM,
     call,
@@ -92,6 +95,20 @@ def test_what_is_written_follows_the_rfc() -> None:
         if one.get("llm_call_count") == 0:
             assert "metrics" not in one
     assert written["steps"][2]["metrics"]["logprobs"] == (-0.5, -0.25)
+
+
+def test_what_is_written_fits_harbor_s_own_schema() -> None:
+    """``atif-v1.7.schema.json`` is ``Trajectory.model_json_schema()`` of harbor 0.25 (Apache-2.0).
+
+    ``make test-exports`` validates with the models themselves.
+    """
+    schema = json.loads((CAPTURED.parent / "atif-v1.7.schema.json").read_text())
+    tools = call("tick 1", "", tool_calls=[tool_call("c1", "quote", "{}")])
+    one = trace(step(0, call("tick 0"), tokens={0: tokens()}), step(1, tools), step(2))
+    written = json.loads(msgspec.json.encode(write_atif(one)))
+    jsonschema.validate(written, schema)
+    with pytest.raises(jsonschema.ValidationError):
+        jsonschema.validate({**written, "schema_version": "ATIF-v9"}, schema)
 
 
 def test_every_reply_of_a_foreign_conversation_is_a_step_with_all_that_stands_before_it() -> None:

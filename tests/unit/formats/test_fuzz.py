@@ -14,20 +14,32 @@ import pytest
 from babylon.core.windows import parse_window_id
 from babylon.formats.atif import read_atif, write_atif
 from babylon.formats.chat_lines import read_chats, write_chat
+from babylon.formats.langfuse import read_langfuse
+from babylon.formats.langsmith import read_langsmith
+from babylon.formats.sharegpt import as_chat
 from babylon.formats.spans import read_span_traces
 from babylon.formats.trace import Document, ImportFileError, Trace
 from babylon.formats.trace_rows import trace_rows
+from tests.conftest import CAPTURED
 from tests.unit.formats.spans import Traced
 from tests.unit.formats.test_atif import REPLY, USER, atif
 from tests.unit.formats.test_spans import chat, llm
 from tests.unit.formats.traces import call, step, tokens, trace
 
 WINDOW = parse_window_id("2025-11-14T09:00")
-MUTANTS = 2_000
+MUTANTS = 1_500
 JUNK = [
     None, 0, -1, 1e308, 2**63, 2**200, float("inf"), "", "x", "\0", [], {}, [1], {"a": 1}, True,
     "0001-01-01T00:00:00+10:00", "9999-12-31T23:59:59-10:00", "2025-11-14T12:00:00",
 ]  # fmt: skip
+
+
+FOREIGN = {
+    "langfuse": "langfuse-blob.jsonl",
+    "langsmith": "langsmith.jsonl",
+    "sharegpt": "sharegpt.jsonl",
+    "events": "otel-1.36.jsonl",
+}
 
 
 def whole(kind: str) -> list[Any]:
@@ -40,6 +52,12 @@ def whole(kind: str) -> list[Any]:
     elif kind == "chat":
         messages = [{"role": "user", "content": "u"}, {"role": "assistant", "content": "r"}]
         values = [*write_chat(one), {"messages": messages}]
+    elif kind in FOREIGN:
+        texts = (CAPTURED / FOREIGN[kind]).read_text().splitlines()
+        values = [json.loads(one) for one in texts][:2]
+        if kind == "events":  # the failed span would refuse every document
+            values = [values[0] | values[1]]
+            values[0]["resourceSpans"][0]["scopeSpans"][0]["spans"].pop()
     else:
         values = []
         for attributes in (chat("u", "r"), llm("u", "r")):
@@ -73,10 +91,16 @@ def read(kind: str, document: Document) -> Iterator[Trace]:
         return read_atif(document)
     if kind == "chat":
         return read_chats([document], "imported")
+    if kind == "langfuse":
+        return read_langfuse([document], "imported")
+    if kind == "langsmith":
+        return read_langsmith([document], "imported")
+    if kind == "sharegpt":
+        return read_chats([as_chat(document)], "imported")
     return read_span_traces([document], "imported")
 
 
-@pytest.mark.parametrize("kind", ["atif", "chat", "otlp"])
+@pytest.mark.parametrize("kind", ["atif", "chat", "otlp", *FOREIGN])
 def test_a_damaged_file_is_read_or_refused_with_its_place(kind: str) -> None:
     random, sound, results = Random(kind), whole(kind), Counter[str]()
     for _ in range(MUTANTS):

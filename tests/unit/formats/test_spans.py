@@ -155,7 +155,7 @@ def test_tool_calls_and_their_results_become_openais() -> None:
     (call,) = one.steps[0].calls
     assert call.prompt[1:] == (
         message("user", "count"),
-        {"role": "assistant", "content": None, "tool_calls": [WANTED]},
+        {"role": "assistant", "content": None, "tool_calls": [WANTED], "reasoning": "hm"},
         ANSWERED,
     )
     assert (call.response, call.tool_calls) == ("", (WANTED,))
@@ -182,8 +182,8 @@ def test_openinference_tool_calls_and_their_results_become_openais() -> None:
     assert (call.response, call.tool_calls) == ("", (WANTED,))
 
 
+IMAGE = {"role": "assistant", "parts": [{"type": "blob", "modality": "image", "content": "aGk="}]}
 NAMELESS = {"role": "assistant", "parts": [{"type": "tool_call", "arguments": {}}]}
-IMAGE = {"role": "user", "parts": [{"type": "blob", "modality": "image", "content": ""}]}
 
 
 @pytest.mark.parametrize(
@@ -192,14 +192,14 @@ IMAGE = {"role": "user", "parts": [{"type": "blob", "modality": "image", "conten
         ({"gen_ai.operation.name": "embeddings"}, "hold calls of no known dialect"),
         ({"gen_ai.operation.name": "chat"}, "gen_ai.output.messages is missing: record content"),
         (chat("u", "r", **{"gen_ai.input.messages": "{"}), "gen_ai.input.messages is not JSON"),
-        (chat("u", "r", **{"gen_ai.output.messages": json.dumps([NAMELESS])}), "a tool call has"),
-        (chat("u", "r", **{"gen_ai.input.messages": json.dumps([IMAGE])}), "'blob' is not text"),
+        (chat("u", "r", **{"gen_ai.output.messages": json.dumps([IMAGE])}), "part of type 'blob'"),
+        (chat("u", "r", **{"gen_ai.output.messages": json.dumps([NAMELESS])}), "names no function"),
         (chat("u", "r", **{"gen_ai.output.messages": json.dumps([text("assistant", "x")] * 2)}),
          "2 output messages"),
         (chat("u", "r", **{"gen_ai.request.temperature": "hot"}), "Expected `float`, got `str`"),
         (llm("u", "r", **{"llm.invocation_parameters": "[]"}), "is not a JSON object"),
         (llm("u", "r", **{"llm.output_messages.0.message.tool_calls.0.tool_call.id": "1"}),
-         "llm.output_messages.0: a tool call has the name None"),
+         "llm.output_messages.0: a tool call names no function"),
         ({"openinference.span.kind": "LLM"}, "llm.output_messages is missing: record content"),
     ],
 )  # fmt: skip

@@ -75,24 +75,6 @@ def test_each_window_is_a_step_of_the_models_run(settings: Settings) -> None:
     assert threading.active_count() == threads
 
 
-def test_a_checkpoint_is_a_version_of_the_models_artifact(
-    settings: Settings, tmp_path: Path
-) -> None:
-    checkpoint = tmp_path / "checkpoint"
-    checkpoint.mkdir()
-    (checkpoint / "adapter_model.safetensors").write_bytes(b"weights")
-    logs = settings.replace(tracking={"checkpoints": True})
-    assert track(logs, WINDOW | {"arm": "champion"}, str(checkpoint))
-    assert track(logs, WINDOW | {"policy_version": 8}, "wandb-artifact:///elsewhere")
-    files = sorted(settings.home.root.glob("wandb/offline-run-*/run-*.wandb"))
-    kept = [r.artifact for file in files for r in records(file) if r.HasField("artifact")]
-    (artifact,) = [one for one in kept if one.type == "model"]
-    assert artifact.name == "babylon-policy"
-    assert set(artifact.aliases) == {"policy-7", "latest", "champion"}
-    assert [file.path for file in artifact.manifest.contents] == ["adapter_model.safetensors"]
-    assert [step["_step"] for step in steps(settings)] == [7, 8]
-
-
 @pytest.mark.parametrize(
     "quiet", [{"tracking": {"project": None}}, {"tracking": {"mode": "disabled"}}]
 )
@@ -101,6 +83,27 @@ def test_without_a_project_or_disabled_nothing_is_written(
 ) -> None:
     assert not track(settings.replace(**quiet), WINDOW)
     assert not settings.home.root.exists()
+
+
+@pytest.mark.parametrize("models", [True, False])
+def test_promoted_weights_become_an_artifact_if_asked_for(settings: Settings, models: bool) -> None:
+    checkpoint = settings.home.checkpoints / "one"
+    checkpoint.mkdir(parents=True)
+    for name in ("model.safetensors", "config.json", "optimizer.pt"):
+        (checkpoint / name).write_text(name)
+    asked = settings.replace(tracking={"models": models})
+    assert track(asked, WINDOW, asked.home.reference(checkpoint))
+    assert track(asked, WINDOW | {"policy_version": 8}, "wandb-artifact:///elsewhere")
+    files = sorted(settings.home.root.glob("wandb/offline-run-*/run-*.wandb"))
+    found = [one.artifact for file in files for one in records(file) if one.HasField("artifact")]
+    named = [one for one in found if one.type == "model"]
+    assert bool(named) == models
+    for one in named:
+        assert (one.name, one.type) == ("babylon-policy", "model") and "policy-7" in one.aliases
+        assert {entry.path for entry in one.manifest.contents} == {
+            "config.json",
+            "model.safetensors",
+        }
 
 
 def test_a_failure_is_only_logged(settings: Settings, caplog: pytest.LogCaptureFixture) -> None:

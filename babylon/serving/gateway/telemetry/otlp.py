@@ -18,7 +18,7 @@ from opentelemetry.proto.collector.trace.v1.trace_service_pb2 import (
 from opentelemetry.proto.trace.v1.trace_pb2 import Span
 
 from babylon.core.llm_calls import JsonObject
-from babylon.formats.spans import RawSpan, raw_spans
+from babylon.formats.otlp import RawSpan, raw_spans
 from babylon.formats.trace import Document, ImportFileError
 from babylon.serving.gateway.asgi import Headers
 from babylon.serving.openai_wire import MAX_BODY_BYTES, RequestError

@@ -16,7 +16,8 @@ from pydantic import ValidationError
 
 from babylon.core.errors import ServingError, reason_of
 from babylon.core.text import storable_json
-from babylon.formats.spans import RawSpan, Span, agent_of, read_span, reader_of
+from babylon.formats.otlp import RawSpan, Span, read_span
+from babylon.formats.spans import agent_of, reader_of
 from babylon.formats.trace import ImportFileError
 from babylon.serving.gateway.asgi import Headers, Receive, Response, Scope, read_body
 from babylon.serving.gateway.auth import KeyRing, Principal
@@ -51,9 +52,7 @@ _IDS = re.compile(r"[0-9a-f]{32} [0-9a-f]{16}")  # of a trace and a span, as OTL
 class TraceReceiver:
     """Stores spans, and finishes their trajectories while ``run`` runs."""
 
-    def __init__(
-        self, store: Store, plays: PlayHandler, keys: KeyRing, limits: KeyLimits
-    ) -> None:
+    def __init__(self, store: Store, plays: PlayHandler, keys: KeyRing, limits: KeyLimits) -> None:
         self._store, self._plays, self._keys, self._limits = store, plays, keys, limits
         self._slots = asyncio.Semaphore(AT_A_TIME)
 

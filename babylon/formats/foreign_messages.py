@@ -1,0 +1,228 @@
+"""Messages of other systems as OpenAI's: their roles, parts, tool calls and tool results.
+
+One reader for all of them, because they differ only in names: OpenAI's own messages, the parts of
+OpenTelemetry's GenAI conventions, Anthropic's blocks, and LangChain's serialized messages.
+"""
+
+from collections.abc import Iterable, Mapping
+
+import msgspec
+
+from babylon.core.llm_calls import JsonObject, Message
+from babylon.formats.trace import ROLES, ImportFileError, T, convert
+
+_ROLES = {
+    "developer": "system", "human": "user", "ai": "assistant", "gpt": "assistant",
+    "model": "assistant", "function": "tool", "observation": "tool",
+}  # fmt: skip
+_TEXT = ("text", "input_text", "output_text")
+_REASONING = ("reasoning", "thinking")
+_CALL = ("tool_call", "tool_use", "function_call")
+_RESULT = ("tool_call_response", "tool_result")
+
+
+def messages_of(place: str, item: object, role: str | None = None) -> list[Message]:
+    """Return one foreign message as OpenAI's; several tool results in it become several messages.
+
+    ``role`` is that of a message which names none.
+
+    Raises:
+        ImportFileError: the role is unknown, or a part is neither text, reasoning nor a tool's.
+    """
+    fields = _unwrapped(item)
+    if fields is None:
+        raise ImportFileError(f"{place}: {item!r:.80} is not a message")
+    named = fields.get("role") or fields.get("type") or role
+    known = _ROLES.get(str(named), named)
+    if known not in ROLES:
+        raise ImportFileError(f"{place}: role {named!r} is not one of {', '.join(ROLES)}")
+    content = fields["parts"] if "parts" in fields else fields.get("content")
+    parts = _parts(place, content)
+    texts = [_text(place, part) for part in parts if part.get("type") in _TEXT]
+    calls = [*_own_calls(place, fields), *(part for part in parts if part.get("type") in _CALL)]
+    results = [_result(part) for part in parts if part.get("type") in _RESULT]
+    message: Message = {"role": str(known), "content": "".join(texts) if texts else None}
+    if calls:
+        message["tool_calls"] = [tool_call(place, n, call) for n, call in enumerate(calls)]
+    elif not texts and not results:
+        raise ImportFileError(f"{place}: content {content!r:.80} is not text")
+    if thoughts := _thoughts(place, fields, parts):
+        message["reasoning"] = thoughts
+    if known == "tool" and (answered := fields.get("tool_call_id") or fields.get("id")):
+        message["tool_call_id"] = answered
+    return [*results, message] if texts or calls else results
+
+
+def _unwrapped(item: object) -> JsonObject | None:
+    """Return the message's fields; LangChain writes them in ``kwargs`` or ``data``."""
+    if not isinstance(item, dict):
+        return None
+    inner = item.get("kwargs") if item.get("lc") else item.get("data")
+    if not isinstance(inner, dict):
+        return item
+    kind = inner.get("type") or item.get("type")
+    if kind == "constructor":  # ["langchain", "schema", "messages", "HumanMessage"]
+        names = item.get("id")
+        last = names[-1] if isinstance(names, list) and names else ""
+        kind = str(last).removesuffix("Chunk").removesuffix("Message").lower()
+    return {**inner, "type": kind}
+
+
+def _parts(place: str, content: object) -> list[JsonObject]:
+    """Return the content as a list of parts of known types.
+
+    Raises:
+        ImportFileError: the content is no text, or a part of it is of another type.
+    """
+    if content is None:
+        return []
+    if isinstance(content, str):
+        return [{"type": "text", "text": content}]
+    if not isinstance(content, list):
+        raise ImportFileError(f"{place}: content {content!r:.80} is not text")
+    parts = []
+    for part in content:
+        one = {"type": "text", "text": part} if isinstance(part, str) else part
+        kind = one.get("type") if isinstance(one, dict) else None
+        if kind not in (*_TEXT, *_REASONING, *_CALL, *_RESULT):
+            raise ImportFileError(f"{place}: a part of type {kind!r} is not text")
+        parts.append(one)
+    return parts
+
+
+def _text(place: str, part: JsonObject) -> str:
+    text = part.get("text", part.get("content"))
+    if not isinstance(text, str):
+        raise ImportFileError(f"{place}: a part of type {part.get('type')!r} is not text")
+    return text
+
+
+def _thoughts(place: str, fields: JsonObject, parts: Iterable[JsonObject]) -> str:
+    """Return the reasoning of a message, empty if it has none or an encrypted one."""
+    for name in ("reasoning", "reasoning_content"):
+        if isinstance(own := fields.get(name), str):
+            return own
+    names = ("content", "text", "thinking", "reasoning")
+    found = [
+        next((part[name] for name in names if isinstance(part.get(name), str)), "")
+        for part in parts
+        if part.get("type") in _REASONING
+    ]
+    return "\n".join(str(text) for text in found if text)
+
+
+def _own_calls(place: str, fields: JsonObject) -> list[JsonObject]:
+    more = fields.get("additional_kwargs")  # LangChain before 0.2 kept OpenAI's calls there
+    calls = fields.get("tool_calls") or (isinstance(more, dict) and more.get("tool_calls"))
+    if calls:
+        return convert(place, calls, list[JsonObject])
+    function = fields.get("function_call")
+    return [convert(place, function, JsonObject)] if function else []
+
+
+def tool_call(place: str, number: int, raw: Mapping[str, object]) -> JsonObject:
+    """Return a tool call as OpenAI writes it. One without an id is named by its number.
+
+    Raises:
+        ImportFileError: the call names no function.
+    """
+    function = raw.get("function")
+    if not isinstance(function, dict):
+        function = raw
+    name = function.get("name")
+    if not isinstance(name, str):
+        raise ImportFileError(f"{place}: a tool call names no function")
+    arguments = next(
+        (function[key] for key in ("arguments", "args", "input") if key in function), None
+    )
+    return {
+        "id": str(raw.get("id") or raw.get("call_id") or f"call_{number}"),
+        "type": "function",
+        "function": {"name": name, "arguments": as_text({} if arguments is None else arguments)},
+    }
+
+
+def _result(part: JsonObject) -> Message:
+    answer = next((part[key] for key in ("response", "result", "content") if key in part), "")
+    answered = part.get("id") or part.get("tool_use_id")
+    named = {"tool_call_id": str(answered)} if answered else {}
+    return {"role": "tool", "content": as_text(answer), **named}
+
+
+def as_text(value: object) -> str:
+    """Return a text as it is, and any other value as JSON."""
+    return value if isinstance(value, str) else msgspec.json.encode(value).decode()
+
+
+def decoded(value: object) -> object:
+    """Return the document that a text holds, if it holds an object or a list; else the value."""
+    if isinstance(value, str) and value.lstrip()[:1] in ("{", "["):
+        try:
+            return msgspec.json.decode(value)
+        except (msgspec.DecodeError, RecursionError):
+            return value
+    return value
+
+
+def prompt_of(place: str, value: object) -> list[Message]:
+    """Return the recorded input of a call: messages, an object that holds them, or a prompt's text.
+
+    Raises:
+        ImportFileError: it is none of these.
+    """
+    value = decoded(value)
+    if isinstance(value, dict):
+        names = ("messages", "prompts", "prompt", "input")
+        if (found := next((value[name] for name in names if value.get(name)), None)) is not None:
+            return prompt_of(place, found)
+        value = [value]
+    if isinstance(value, str) and value:
+        return [{"role": "user", "content": value}]
+    if isinstance(value, list) and value:
+        if isinstance(value[0], list | str):  # a batch; a run has one item
+            if len(value) > 1:
+                raise ImportFileError(f"{place}: {len(value)} prompts in one call, expected 1")
+            return prompt_of(place, value[0])
+        return [
+            message
+            for index, item in enumerate(value)
+            for message in messages_of(f"{place}: message {index}", item)
+        ]
+    raise ImportFileError(f"{place}: no input was recorded: record content in the traced program")
+
+
+def reply_of(place: str, value: object) -> Message:
+    """Return the recorded output of a call: a message, an object that holds it, or its text.
+
+    Raises:
+        ImportFileError: it is none of these, or there are several.
+    """
+    value = decoded(value)
+    if isinstance(value, dict):
+        names = ("choices", "generations", "message", "output", "completion")
+        # LangChain writes both, and only the message holds tool calls.
+        found = next((value[name] for name in names if value.get(name)), None)
+        if found is not None:
+            return reply_of(place, found)
+        if "content" not in value and isinstance(value.get("text"), str):
+            return reply_of(place, value["text"])
+        value = [value] if value.keys() & {"content", "role", "kwargs", "parts"} else None
+        if value:
+            (message,) = one_reply(place, messages_of(place, value[0], "assistant"))
+            return message
+    if isinstance(value, str) and value:
+        return {"role": "assistant", "content": value}
+    if isinstance(value, list) and value:
+        return reply_of(place, one_reply(place, value)[0])
+    raise ImportFileError(f"{place}: no output was recorded: record content in the traced program")
+
+
+def one_reply(place: str, replies: list[T]) -> list[T]:
+    """Return the only reply.
+
+    Raises:
+        ImportFileError: there are several, or none.
+    """
+    if len(replies) != 1:
+        raise ImportFileError(f"{place}: {len(replies)} output messages, expected 1")
+    return replies
