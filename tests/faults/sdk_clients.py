@@ -28,6 +28,7 @@ TOKENS = 48
 LATER = {"call": 0.1, "say": 0.8, END: 0.1}
 SCHEMA = {"type": "object", "properties": {"ticker": {"type": "string"}}}
 FUNCTION = {"name": "price", "parameters": SCHEMA}
+FINAL = ("response.completed", "response.incomplete")
 KINDS = ("chat", "chat with tools", "responses", "messages")
 
 
@@ -165,11 +166,10 @@ class _Asking:
             "tools": [tool],
         }
         if self.stream:
-            async with self.openai.responses.stream(**asked) as stream:
-                async for _ in stream:
-                    pass
-                answer: Any = await stream.get_final_response()
-                head = stream._response.headers
+            # The SDK's own helper refuses an answer that the limit ends.
+            stream = await self.openai.responses.create(**asked, stream=True)
+            (answer,) = [event.response async for event in stream if event.type in FINAL]
+            head = stream.response.headers
         else:
             whole = await self.openai.responses.with_raw_response.create(**asked)
             answer, head = whole.parse(), whole.headers
