@@ -79,7 +79,7 @@ async def gateway(store: Store, settings: Settings, engine: Scripted) -> AsyncIt
 
 
 async def ask(gateway: Canned) -> None:
-    async with gateway.client() as client, asyncio.timeout(30):
+    async with gateway.client() as client, asyncio.timeout(120):
         await client.chat.completions.create(**ASKED)
 
 
@@ -87,7 +87,7 @@ async def ask(gateway: Canned) -> None:
 async def nothing_left(gateway: Canned) -> AsyncIterator[None]:
     """Check that the block leaves no task, no connection and no call of the gateway."""
     yield
-    async with asyncio.timeout(10):
+    async with asyncio.timeout(60):
         while connections(gateway.port) or any(map(serves_a_request, asyncio.all_tasks())):
             await asyncio.sleep(0.05)
     async with (
