@@ -13,7 +13,7 @@ from fastapi import APIRouter, Depends, FastAPI, Request, Response
 from fastapi.exceptions import RequestValidationError
 from fastapi.routing import APIRoute
 from fastapi.security import HTTPBearer
-from pydantic import BaseModel, ConfigDict, Field, model_validator
+from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, model_validator
 from pydantic_core import from_json
 from starlette.exceptions import HTTPException
 from starlette.responses import PlainTextResponse
@@ -39,6 +39,7 @@ from babylon.deployment.status import Status, deployment_status
 from babylon.serving.gateway.asgi import ClientLeft, read_body
 from babylon.serving.gateway.auth import KeyRing
 from babylon.serving.gateway.play.app import WireError
+from babylon.serving.gateway.play.events import integer
 from babylon.serving.openai_wire import RequestError
 from babylon.store import Store
 from babylon.store.connection import UNREACHABLE
@@ -57,7 +58,7 @@ _STATUS: tuple[tuple[type[BabylonError], int], ...] = (  # the first match count
     (BabylonError, 400),
 )
 _UNREACHABLE = tuple(kind for kind in UNREACHABLE if kind is not DatabaseError)
-Version = Annotated[int, Field(ge=0, lt=2**31)]
+Version = Annotated[int, BeforeValidator(integer), Field(ge=0, lt=2**31)]
 Share = Annotated[float, Field(gt=0, lt=1)]
 
 
