@@ -58,7 +58,7 @@ _STATUS: tuple[tuple[type[BabylonError], int], ...] = (  # the first match count
     (BabylonError, 400),
 )
 _UNREACHABLE = tuple(kind for kind in UNREACHABLE if kind is not DatabaseError)
-Version = Annotated[int, BeforeValidator(integer), Field(ge=0, lt=2**31)]
+Version = Annotated[int, Field(ge=0, lt=2**31), BeforeValidator(integer)]
 Share = Annotated[float, Field(gt=0, lt=1)]
 
 
