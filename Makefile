@@ -1,6 +1,6 @@
 # `make help` lists the targets. Each one first creates the environment it needs: .venv, or one of its own where
 # the peers that it measures against need other versions (.venv-bench, .venv-litellm, .venv-vllm, .venv-harness,
-# .venv-exports).
+# .venv-exports, .venv-schemathesis).
 
 PYTHON ?= python3
 VENV := .venv
@@ -11,10 +11,11 @@ LITELLM := .venv-litellm
 VLLM := .venv-vllm
 HARNESS := .venv-harness
 EXPORTS := .venv-exports
+SCHEMATHESIS := .venv-schemathesis
 WINDOWS ?= 12
 SEED ?= 1
 
-.PHONY: help setup demo check test-fast test smoke faults learning test-vllm test-harnesses test-exports test-postgres metrics lock \
+.PHONY: help setup demo check test-fast test smoke faults learning test-vllm test-harnesses test-openapi test-exports test-postgres metrics lock \
   bench bench-trainer bench-gateway bench-dataset clean
 
 help: ## List the targets
@@ -73,6 +74,14 @@ $(HARNESS)/.installed: tests/contract/harnesses.txt
 test-harnesses: $(STAMP) $(HARNESS)/.installed ## Six agent frameworks through the gateway
 	HARNESS_PYTHON=$(CURDIR)/$(HARNESS)/bin/python $(BIN)/python -m pytest tests/contract/test_harnesses.py
 
+$(SCHEMATHESIS)/.installed: Makefile
+	$(PYTHON) -m venv $(SCHEMATHESIS)
+	$(SCHEMATHESIS)/bin/pip install --quiet --disable-pip-version-check 'schemathesis==4.32.*'
+	touch $@
+
+test-openapi: $(STAMP) $(SCHEMATHESIS)/.installed ## schemathesis on the gateway's and the admin API's OpenAPI
+	SCHEMATHESIS=$(CURDIR)/$(SCHEMATHESIS)/bin/schemathesis $(BIN)/python -m pytest -s tests/integration/test_descriptions.py
+
 # Harbor needs Python 3.12; its models of ATIF alone do not, so they are imported without the package around them.
 $(EXPORTS)/.installed: Makefile
 	$(PYTHON) -m venv $(EXPORTS)
@@ -129,4 +138,4 @@ bench-gateway: $(STAMP) $(LITELLM)/.installed ## The gateway beside LiteLLM
 	$(BIN)/python -m benchmarks.gateway --litellm $(LITELLM)/bin/litellm
 
 clean: ## Remove the environments and caches
-	rm -rf $(VENV) $(PEERS) $(LITELLM) $(VLLM) $(HARNESS) $(EXPORTS) .pytest_cache .mypy_cache .ruff_cache .hypothesis build dist *.egg-info
+	rm -rf $(VENV) $(PEERS) $(LITELLM) $(VLLM) $(HARNESS) $(EXPORTS) $(SCHEMATHESIS) .pytest_cache .mypy_cache .ruff_cache .hypothesis build dist *.egg-info

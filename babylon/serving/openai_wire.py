@@ -38,6 +38,7 @@ _NEUTRAL: dict[str, tuple[object, ...]] = {
     "best_of": (1,),
     "thinking_token_budget": (-1,),  # forces the end of a thought
     "vllm_xargs": ({},),  # may name any logits processor
+    "watermarking": (False,),  # favours some tokens
     "response_format": ({"type": "text"},),
     "structured_outputs": (),
     "guided_json": (),
@@ -65,7 +66,7 @@ _HARMLESS = {
     "return_assistant_tokens_mask", "include_reasoning",
     "user", "metadata", "store", "service_tier", "safety_identifier", "moderation",
     "prompt_cache_key", "prompt_cache_options", "prompt_cache_retention", "cache_salt", "priority",
-    "request_id",
+    "request_id", "session_id", "stream_interval", "routed_experts_prompt_start",
 }  # fmt: skip
 
 

@@ -3,7 +3,8 @@
     python -m benchmarks.gateway [--litellm FILE] [--requests 1000] [--turns 3] [--json FILE]
 
 Prints a Markdown table: processor time per request, requests per second, latency and memory, for
-whole and streamed answers. ``make bench-gateway`` installs LiteLLM into its own environment and
+whole and streamed answers, of 16 tokens after 200, and of 300 after 6,000 with tools, which are
+asked for a tenth as often. ``make bench-gateway`` installs LiteLLM into its own environment and
 passes its executable.
 
 A trivial engine is asked directly, through our gateway (keys checked, every call recorded in
@@ -22,6 +23,7 @@ import sys
 import tempfile
 from contextlib import AsyncExitStack
 from dataclasses import asdict, dataclass
+from itertools import product
 from pathlib import Path
 from statistics import median
 
@@ -36,6 +38,7 @@ CLIENTS = 16
 DELAY_S = 0.1
 REST_S = 0.5  # work done after the answers, such as shipping and logging, counts, too
 WARM_UP = 64
+LONG_SHARE = 10  # long requests: one in so many
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -44,6 +47,7 @@ class Row:
 
     name: str
     stream: bool
+    long: bool
     cpu_ms: float
     requests_per_s: float
     median_ms: float
@@ -74,7 +78,7 @@ async def set_delay(engine: Target, seconds: float) -> None:
 
 
 async def measure(
-    engine: Target, targets: list[Target], *, stream: bool, requests: int, turns: int
+    engine: Target, targets: list[Target], *, stream: bool, long: bool, requests: int, turns: int
 ) -> list[Row]:
     """Measure all targets in every turn, so that other load affects all of them."""
     costs: dict[str, list[float]] = {target.name: [] for target in targets}
@@ -85,12 +89,17 @@ async def measure(
             count = requests if turn else WARM_UP  # the first turn only warms up
             await set_delay(engine, 0)
             before = cpu_s(target.pid)
-            fast = await load(target, requests=count, clients=CLIENTS, stream=stream)
+            fast = await load(target, requests=count, clients=CLIENTS, stream=stream, long=long)
             await asyncio.sleep(REST_S)
             cost = 1000 * (cpu_s(target.pid) - before) / count
             await set_delay(engine, DELAY_S)
             slow = await load(
-                target, requests=count, clients=CLIENTS, stream=stream, delay_s=DELAY_S
+                target,
+                requests=count,
+                clients=CLIENTS,
+                stream=stream,
+                long=long,
+                delay_s=DELAY_S,
             )
             if turn:
                 costs[target.name].append(cost)
@@ -100,6 +109,7 @@ async def measure(
         Row(
             name=target.name,
             stream=stream,
+            long=long,
             cpu_ms=median(costs[target.name]),
             requests_per_s=median(rates[target.name]),
             median_ms=median(one.median_ms for one in paced[target.name]),
@@ -127,11 +137,14 @@ async def run(proxy: Path | None, *, requests: int, turns: int) -> list[Row]:
             for port, recording in zip(their_ports, (False, True), strict=True):
                 started = litellm(proxy, port, engine_port, directory, recording=recording)
                 targets.append(await stack.enter_async_context(started))
-        rows = []
-        for stream in (False, True):
-            rows += await measure(engine, targets, stream=stream, requests=requests, turns=turns)
+        rows, expected = list[Row](), 0
+        for long, stream in product((False, True), repeat=2):
+            count = max(2, requests // LONG_SHARE) if long else requests
+            rows += await measure(
+                engine, targets, stream=stream, long=long, requests=count, turns=turns
+            )
+            expected += 2 * (turns * count + WARM_UP)  # at once, and after the engine's wait
         await wait_until_recorded(store)
-        expected = 2 * 2 * (turns * requests + WARM_UP)
         found = await store.pool.fetchval("SELECT count(*) FROM babylon.calls WHERE trainable")
         if found != expected:
             raise RuntimeError(f"{found} of {expected} calls are in the database")
@@ -153,10 +166,10 @@ def table(rows: list[Row]) -> str:
         "| | answers | CPU-ms per request | ours by it | requests/s | median ms | p99 ms | MB |",
         "| --- | --- | --- | --- | --- | --- | --- | --- |",
     ]
-    our_cpu_ms = {row.stream: row.cpu_ms for row in rows if row.name == OURS}
+    our_cpu_ms = {(row.stream, row.long): row.cpu_ms for row in rows if row.name == OURS}
     for row in rows:
-        kind = "streamed" if row.stream else "whole"
-        tenths = int(10 * row.cpu_ms / our_cpu_ms[row.stream])  # rounded down
+        kind = ("streamed" if row.stream else "whole") + (", 300 of 6,000" if row.long else "")
+        tenths = int(10 * row.cpu_ms / our_cpu_ms[row.stream, row.long])  # rounded down
         share = f"1/{tenths / 10}" if row.name.startswith(LITELLM) else ""
         lines.append(
             f"| {row.name} | {kind} | {row.cpu_ms:.2f} | {share} | {row.requests_per_s:.0f}"

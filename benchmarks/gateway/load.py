@@ -9,12 +9,24 @@ from statistics import median, quantiles
 
 import aiohttp
 
-from benchmarks.gateway.upstream import share_of_delay
+from benchmarks.gateway.upstream import LONG_TOKENS, TOKENS, share_of_delay
 
 _MESSAGES = [
     {"role": "system", "content": "You trade prediction markets. " * 20},
     {"role": "user", "content": "Balance $1,000. YES at 0.62, NO at 0.38. Decide. " * 8},
 ]
+_LONG_MESSAGES = [  # of about 6,000 tokens
+    {"role": "system", "content": "You trade prediction markets. " * 600},
+    {"role": "user", "content": "Balance $1,000. YES at 0.62, NO at 0.38. Decide. " * 100},
+]
+_TOOL = {
+    "type": "function",
+    "function": {
+        "name": "order",
+        "description": "Place an order.",
+        "parameters": {"type": "object", "properties": {"side": {"type": "string"}}},
+    },
+}
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,11 +60,12 @@ class Latencies:
 
 
 async def load(
-    target: Target, *, requests: int, clients: int, stream: bool, delay_s: float = 0.0
+    target: Target, *, requests: int, clients: int, stream: bool, long: bool, delay_s: float = 0.0
 ) -> Latencies:
     """Send requests by ``clients`` clients, each the next as soon as the last is answered.
 
-    ``delay_s`` is the engine's mean wait; a request's seed determines its own.
+    ``long``: a prompt of 6,000 tokens with tools, and an answer of 300. ``delay_s`` is the engine's
+    mean wait; a request's seed determines its own.
 
     Raises:
         RuntimeError: An answer is wrong.
@@ -64,7 +77,11 @@ async def load(
         "x-babylon-trajectory": "trajectory-1",
         "x-babylon-step": "1",
     }
-    body = {"model": "babylon", "messages": _MESSAGES, "max_tokens": 16, "stream": stream}
+    messages, tokens = (_LONG_MESSAGES, LONG_TOKENS) if long else (_MESSAGES, TOKENS)
+    body = {"model": "babylon", "messages": messages, "max_tokens": tokens, "stream": stream}
+    if long:
+        body["tools"] = [_TOOL]
+    last = f"word{tokens - 1}".encode()
     seeds = Random(0)
     seconds: list[float] = []
     left = requests
@@ -80,7 +97,7 @@ async def load(
                 answer = await response.read()
             taken = time.perf_counter() - begun
             seconds.append(taken - delay_s * share_of_delay(seed))
-            if response.status != 200 or b"word15" not in answer:
+            if response.status != 200 or last not in answer:
                 raise RuntimeError(f"{target.name}: {response.status} {answer[-300:]!r}")
 
     begun = time.perf_counter()

@@ -16,14 +16,17 @@ from starlette.types import Receive, Scope, Send
 
 TOKENS = 16
 PROMPT_TOKENS = 200
+LONG_TOKENS = 300  # the answer to a request with this ``max_tokens``, and the tokens of its prompt
+LONG_PROMPT_TOKENS = 6000
 MODEL = "babylon-v0"
+_LONG = re.compile(rb'"max_tokens": ?%d\b' % LONG_TOKENS)
 _SEED = re.compile(rb'"seed": ?(\d+)')
 _JSON = (b"content-type", b"application/json")
 _EVENTS = (b"content-type", b"text/event-stream")
 
 
-def _choice(number: int) -> dict[str, object]:
-    last = number == TOKENS - 1
+def _choice(number: int, tokens: int) -> dict[str, object]:
+    last = number == tokens - 1
     delta = {"content": f" word{number}"}
     return {"index": 0, "delta": delta, "logprobs": None, "finish_reason": "stop" if last else None}
 
@@ -32,7 +35,7 @@ def _score(number: int) -> dict[str, object]:
     token = f" word{number}"
     return {
         "token": token,
-        "logprob": -0.5 - number / 7,
+        "logprob": -0.5 - number % 16 / 7,
         "bytes": list(token.encode()),
         "top_logprobs": [],
     }
@@ -43,41 +46,41 @@ def share_of_delay(seed: int) -> float:
     return 0.5 + seed % 1000 / 1000
 
 
-def whole(exact: bool) -> bytes:
+def whole(exact: bool, tokens: int = TOKENS, prompt_tokens: int = PROMPT_TOKENS) -> bytes:
     """Return a chat completion; ``exact``: with logprobs and token ids."""
     choice: dict[str, object] = {
         "index": 0,
-        "message": {"role": "assistant", "content": "".join(f" word{i}" for i in range(TOKENS))},
-        "logprobs": {"content": [_score(i) for i in range(TOKENS)]} if exact else None,
+        "message": {"role": "assistant", "content": "".join(f" word{i}" for i in range(tokens))},
+        "logprobs": {"content": [_score(i) for i in range(tokens)]} if exact else None,
         "finish_reason": "stop",
     }
     body: dict[str, object] = _head("chat.completion") | {
         "choices": [choice],
         "usage": {
-            "prompt_tokens": PROMPT_TOKENS,
-            "completion_tokens": TOKENS,
-            "total_tokens": PROMPT_TOKENS + TOKENS,
+            "prompt_tokens": prompt_tokens,
+            "completion_tokens": tokens,
+            "total_tokens": prompt_tokens + tokens,
         },
     }
     if exact:
-        choice["token_ids"] = list(range(1000, 1000 + TOKENS))
-        body["prompt_token_ids"] = list(range(PROMPT_TOKENS))
+        choice["token_ids"] = list(range(1000, 1000 + tokens))
+        body["prompt_token_ids"] = list(range(prompt_tokens))
     return json.dumps(body).encode()
 
 
-def events(exact: bool) -> list[bytes]:
+def events(exact: bool, tokens: int = TOKENS, prompt_tokens: int = PROMPT_TOKENS) -> list[bytes]:
     """Return the completion as a stream, one event per token."""
     head = _head("chat.completion.chunk")
     first = {"index": 0, "delta": {"role": "assistant", "content": ""}, "finish_reason": None}
-    prompt = {"prompt_token_ids": list(range(PROMPT_TOKENS))} if exact else {}
+    prompt = {"prompt_token_ids": list(range(prompt_tokens))} if exact else {}
     chunks: list[dict[str, object]] = [head | {"choices": [first]} | prompt]
-    for number in range(TOKENS):
-        choice = _choice(number)
+    for number in range(tokens):
+        choice = _choice(number, tokens)
         if exact:
             choice |= {"token_ids": [1000 + number], "logprobs": {"content": [_score(number)]}}
         chunks.append(head | {"choices": [choice]})
     if exact:
-        usage = {"prompt_tokens": PROMPT_TOKENS, "completion_tokens": TOKENS}
+        usage = {"prompt_tokens": prompt_tokens, "completion_tokens": tokens}
         chunks.append(head | {"choices": [], "usage": usage | {"total_tokens": 0}})
     return [b"data: " + json.dumps(chunk).encode() + b"\n\n" for chunk in chunks] + [
         b"data: [DONE]\n\n"
@@ -100,6 +103,9 @@ class Upstream:
         self._policies: list[str] = []
         self._whole = {exact: whole(exact) for exact in (False, True)}
         self._events = {exact: events(exact) for exact in (False, True)}
+        long = LONG_TOKENS, LONG_PROMPT_TOKENS
+        self._long_whole = {exact: whole(exact, *long) for exact in (False, True)}
+        self._long_events = {exact: events(exact, *long) for exact in (False, True)}
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         body, more = b"", True
@@ -123,12 +129,12 @@ class Upstream:
                 await _reply(send, json.dumps({"data": data}).encode())
 
     async def _answer(self, body: bytes, send: Send) -> None:
-        exact = b'"return_token_ids":true' in body
+        exact, long = b'"return_token_ids":true' in body, bool(_LONG.search(body))
         if b'"stream":true' not in body and b'"stream": true' not in body:
-            await _reply(send, self._whole[exact])
+            await _reply(send, (self._long_whole if long else self._whole)[exact])
             return
         await send({"type": "http.response.start", "status": 200, "headers": [_EVENTS]})
-        for event in self._events[exact]:
+        for event in (self._long_events if long else self._events)[exact]:
             await send({"type": "http.response.body", "body": event, "more_body": True})
             await asyncio.sleep(0)
         await send({"type": "http.response.body", "body": b"", "more_body": False})

@@ -22,7 +22,13 @@ from babylon.policies.load import load_policy
 from babylon.store import Store
 from babylon.store.calls import wait_until_recorded
 from tests.calling_policy import END, save_calling_policy
-from tests.contract.engines import VLLM_PYTHON, host_settings, running_embedded, running_host
+from tests.contract.engines import (
+    PATIENCE_S,
+    VLLM_PYTHON,
+    host_settings,
+    running_embedded,
+    running_host,
+)
 from tests.integration.test_serving import register, running_gateway, until_healthy
 from tests.tiny_policy import plain_logprobs
 
@@ -54,7 +60,7 @@ async def gateway(store: Store, settings: Settings, checkpoint: Path) -> AsyncIt
     )
     with running_host(host) if VLLM_PYTHON else running_embedded() as engine_url:
         async with running_gateway(store, settings, engine_url) as url:
-            await until_healthy(url, timeout_s=120)
+            await until_healthy(url, timeout_s=PATIENCE_S)
             yield url
 
 

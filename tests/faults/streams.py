@@ -20,6 +20,7 @@ from babylon.core.processes import Service, Supervised, supervised
 from babylon.core.settings import Settings
 from babylon.store import Store
 from babylon.store.policies import ensure_base
+from tests.faults.sdk_clients import SdkSeen
 from tests.ports import free_port
 from tests.speaking_policy import save_speaking_policy
 
@@ -136,7 +137,8 @@ async def clients(settings: Settings, urls: list[str], count: int) -> AsyncItera
             await asyncio.gather(*running)
 
 
-async def more(seen: Seen, count: int) -> None:
+async def more(seen: Seen | SdkSeen, count: int) -> None:
+    """Wait for so many more answers."""
     target = len(seen.answers) + count
     async with asyncio.timeout(READY_S):
         while len(seen.answers) < target:

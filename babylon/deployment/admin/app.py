@@ -7,15 +7,16 @@ may run. Of two changes at the same time one is refused (409).
 
 import logging
 from collections.abc import Callable, Coroutine
-from typing import Annotated
+from typing import Annotated, Any
 
 from fastapi import APIRouter, Depends, FastAPI, Request, Response
 from fastapi.exceptions import RequestValidationError
 from fastapi.routing import APIRoute
 from fastapi.security import HTTPBearer
-from pydantic import BaseModel, ConfigDict, Field, model_validator
+from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, model_validator
 from pydantic_core import from_json
 from starlette.exceptions import HTTPException
+from starlette.responses import PlainTextResponse
 
 from babylon.core.api_keys import local_key
 from babylon.core.errors import (
@@ -37,6 +38,8 @@ from babylon.deployment.rollback import roll_back
 from babylon.deployment.status import Status, deployment_status
 from babylon.serving.gateway.asgi import ClientLeft, read_body
 from babylon.serving.gateway.auth import KeyRing
+from babylon.serving.gateway.play.app import WireError
+from babylon.serving.gateway.play.events import integer
 from babylon.serving.openai_wire import RequestError
 from babylon.store import Store
 from babylon.store.connection import UNREACHABLE
@@ -55,7 +58,7 @@ _STATUS: tuple[tuple[type[BabylonError], int], ...] = (  # the first match count
     (BabylonError, 400),
 )
 _UNREACHABLE = tuple(kind for kind in UNREACHABLE if kind is not DatabaseError)
-Version = Annotated[int, Field(ge=0, lt=2**31)]
+Version = Annotated[int, Field(ge=0, lt=2**31), BeforeValidator(integer)]
 Share = Annotated[float, Field(gt=0, lt=1)]
 
 
@@ -93,6 +96,18 @@ class Canary(Rollback):
     force: bool = False
 
 
+class RefusedChange(BaseModel):
+    """The body of every error."""
+
+    error: WireError
+
+
+_ERRORS: dict[int | str, dict[str, Any]] = {
+    status: {"model": RefusedChange}
+    for status in (400, 401, 403, 404, 405, 408, 409, 413, 422, 500, 503)
+}
+
+
 def _admin_route(store: Store, keys: KeyRing) -> type[APIRoute]:
     class AdminRoute(APIRoute):
         """A route that checks the API key, then reads a body of bounded size."""
@@ -121,7 +136,7 @@ def admin_app(store: Store, home: Home, run_checks: RunChecks) -> FastAPI:
     """The application, with its schema at ``/openapi.json``."""
     route = _admin_route(store, KeyRing(local_key(home.root)))
     bearer = Depends(HTTPBearer(auto_error=False))  # only for the schema: the route checks the key
-    admin = APIRouter(prefix="/admin", route_class=route, dependencies=[bearer])
+    admin = APIRouter(prefix="/admin", route_class=route, dependencies=[bearer], responses=_ERRORS)
 
     @admin.get("/status")
     async def status() -> Status:
@@ -180,7 +195,7 @@ def admin_app(store: Store, home: Home, run_checks: RunChecks) -> FastAPI:
     async def health() -> dict[str, str]:
         return {"status": "ok"}
 
-    @app.get("/metrics")
+    @app.get("/metrics", response_class=PlainTextResponse)
     async def metrics() -> Response:
         """Metrics of training for Prometheus; like the gateway's, they need no key."""
         return Response(flow_metrics(await read_flow_state(store)), media_type=CONTENT_TYPE)
@@ -201,9 +216,11 @@ async def _refuse(request: Request, error: Exception) -> Response:
     if isinstance(error, ClientLeft):
         return Response()  # nobody reads it
     refusal = _as_request_error(request, error)
-    headers = {}
+    headers = dict[str, str]()
     if refusal.status == 503:
         headers["retry-after"] = "1"
+    if isinstance(error, HTTPException) and error.headers:
+        headers |= error.headers  # the allowed methods of a 405
     if refusal.status in (408, 413):  # the rest of the body is not read
         headers["connection"] = "close"
     return Response(refusal.body, refusal.status, headers, media_type="application/json")
@@ -226,7 +243,8 @@ def _as_request_error(request: Request, error: Exception) -> RequestError:
         return RequestError(400, f"bad {change} request: {error.detail}")
     if isinstance(error, HTTPException):
         asked = f"{request.method:.20} {request.url.path!r:.200}"
-        return RequestError(404, f"there is no {asked}: see GET /openapi.json")
+        status = 405 if error.status_code == 405 else 404
+        return RequestError(status, f"there is no {asked}: see GET /openapi.json")
     if isinstance(error, _UNREACHABLE):
         log.warning("%s %s: %r", request.method, request.url.path, error)
         problem = str(error) or type(error).__name__

@@ -83,7 +83,7 @@ def noted(answer: JsonObject, exchange: Exchange) -> JsonObject | None:
     """
     try:
         return exchange.note(answer)
-    except (AttributeError, KeyError, TypeError, ValueError) as error:
+    except (AttributeError, KeyError, OverflowError, TypeError, ValueError) as error:
         raise StreamCut(f"it has another form than OpenAI's: {error}") from error
 
 

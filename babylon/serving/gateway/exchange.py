@@ -5,9 +5,11 @@ asked for them.
 """
 
 import math
+from array import array
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
+from typing import TypeVar
 
 import msgspec
 
@@ -29,6 +31,7 @@ from babylon.serving.openai_wire import (
 )
 from babylon.store.calls import RecordedCall
 
+T = TypeVar("T")
 ModelRequest = ChatRequest | CompletionRequest
 
 
@@ -136,9 +139,11 @@ class Exchange:
     first_at: datetime | None = None
     text: str = ""
     message: JsonObject = field(default_factory=dict)  # without the text
-    prompt_token_ids: list[int] = field(default_factory=list)
-    token_ids: list[int] = field(default_factory=list)
-    logprobs: list[float | None] = field(default_factory=list)
+    # Arrays refuse what is no number, or no 32-bit one, as it arrives: what cannot be recorded is
+    # never answered.
+    prompt_token_ids: "array[int]" = field(default_factory=lambda: array("i"))
+    token_ids: "array[int]" = field(default_factory=lambda: array("i"))
+    logprobs: "array[float]" = field(default_factory=lambda: array("d"))
     finish_reason: str | None = None
     completion_tokens: int | None = None
     ended_choices: int = 0
@@ -183,13 +188,17 @@ class Exchange:
         Returns:
             The answer as the client may see it, or ``None`` for a usage chunk that it did not ask
             for. This is ``answer``, modified.
+
+        Raises:
+            AttributeError, KeyError, OverflowError, TypeError, ValueError: a field has another
+                form than OpenAI's.
         """
         if self.first_at is None:
             self.first_at = datetime.now(UTC)
-        self.prompt_token_ids += answer.get("prompt_token_ids") or []
+        self.prompt_token_ids.extend(answer.get("prompt_token_ids") or ())
         usage = answer.get("usage")
         if usage:
-            self.completion_tokens = usage.get("completion_tokens")
+            self.completion_tokens = _of_type(int, usage.get("completion_tokens"))
         choices = answer.get("choices") or []
         for choice in choices:
             self.ended_choices += bool(choice.get("finish_reason"))
@@ -212,10 +221,11 @@ class Exchange:
                 _add_tool_calls(self.message.setdefault(name, []), value or [])
             elif isinstance(value, str) and name != "role":  # reasoning, a refusal
                 self.message[name] = self.message.get(name, "") + value
-        self.prompt_token_ids += choice.get("prompt_token_ids") or []
-        self.token_ids += choice.get("token_ids") or []
-        self.logprobs += self.dialect.logprobs(choice)
-        self.finish_reason = choice.get("finish_reason") or self.finish_reason
+        self.prompt_token_ids.extend(choice.get("prompt_token_ids") or ())
+        self.token_ids.extend(choice.get("token_ids") or ())
+        scores = self.dialect.logprobs(choice)
+        self.logprobs.extend([math.nan if score is None else score for score in scores])
+        self.finish_reason = _of_type(str, choice.get("finish_reason")) or self.finish_reason
 
     def _for_client(self, answer: JsonObject, choices: list[JsonObject]) -> JsonObject:
         if "id" in answer:
@@ -244,7 +254,7 @@ class Exchange:
             return f"{tokens} token ids, {scores} logprobs, but usage says {counted} tokens"
         if not tokens or not self.prompt_token_ids:
             return "no tokens"
-        if None in self.logprobs or not all(map(math.isfinite, self.logprobs)):  # type: ignore[arg-type]
+        if not all(map(math.isfinite, self.logprobs)):
             return "a logprob is not finite"
         if self.temperature == 0:
             return "temperature 0: greedy, not sampled"
@@ -286,9 +296,9 @@ class Exchange:
             messages=storable_json(self.dialect.prompt_json(self.fields).decode()),
             response=storable(self.text),
             answer=self.answer,
-            prompt_token_ids=self.prompt_token_ids,
-            completion_token_ids=self.token_ids,
-            logprobs=[math.nan if score is None else score for score in self.logprobs],
+            prompt_token_ids=self.prompt_token_ids.tolist(),
+            completion_token_ids=self.token_ids.tolist(),
+            logprobs=self.logprobs.tolist(),
             temperature=self.temperature,
             top_p=self.top_p,
             max_tokens=self.request.limit or 0,  # 0: the client set no limit
@@ -317,6 +327,12 @@ def _add_tool_calls(calls: list[JsonObject], added: list[JsonObject]) -> None:
         call["id"] = piece.get("id") or call["id"]
         for name in ("name", "arguments"):
             call["function"][name] += function.get(name) or ""
+
+
+def _of_type(kind: type[T], value: object) -> T | None:
+    if value is None or isinstance(value, kind):
+        return value
+    raise TypeError(f"{value!r:.80} is no {kind.__name__}")
 
 
 def _checked(name: bytes, value: str | None) -> str | None:

@@ -30,12 +30,14 @@ _decoder = msgspec.msgpack.Decoder(RecordedCall)
 class SegmentSlice:
     """Records of a segment up to the offset ``end``.
 
-    ``damage`` tells what follows, if no readable record does: ``TORN`` is the beginning of a record
+    ``unreadable``: whole records that are no ``RecordedCall``, as they are in the file.
+    ``damage`` tells what follows, if no whole record does: ``TORN`` is the beginning of a record
     that was being written when its process ended, ``DAMAGED`` is anything else.
     """
 
     calls: list[RecordedCall]
     end: int
+    unreadable: list[bytes]
     damage: str | None = None
 
 
@@ -117,11 +119,11 @@ class Segment:
             if needed > len(data):  # the record is larger than the limit
                 data = os.pread(self._descriptor, min(needed, self.durable - start), start)
         found = list(_records(data))
-        end = found[-1][1] if found else 0
+        end = sum(map(len, found))
         at_the_end = start + len(data) >= self.durable
         damage = _damage(data[end:]) if at_the_end or not found else None
-        calls = [call for call, _ in found]
-        return SegmentSlice(calls=calls, end=start + end, damage=damage)
+        calls, unreadable = _decoded(found)
+        return SegmentSlice(calls=calls, end=start + end, unreadable=unreadable, damage=damage)
 
     def close(self) -> None:
         os.close(self._descriptor)
@@ -145,16 +147,28 @@ def abandoned(directory: Path) -> list[Segment]:
     return [segment for segment in found if segment]
 
 
-def _records(data: bytes) -> Iterator[tuple[RecordedCall, int]]:
-    """Yield (record, offset after it) up to the first record that is not whole."""
+def _records(data: bytes) -> Iterator[bytes]:
+    """Yield the records up to the first one that is not whole."""
     offset = 0
     while offset + _HEAD.size <= len(data):
         length, checksum = _HEAD.unpack_from(data, offset)
-        body = data[offset + _HEAD.size : offset + _HEAD.size + length]
+        record = data[offset : offset + _HEAD.size + length]
+        body = record[_HEAD.size :]
         if len(body) < length or not length or crc32(body) != checksum:
             return
-        offset += _HEAD.size + length
-        yield _decoder.decode(body), offset
+        offset += len(record)
+        yield record
+
+
+def _decoded(records: Sequence[bytes]) -> tuple[list[RecordedCall], list[bytes]]:
+    """Return the calls, and the records that are none."""
+    calls, unreadable = list[RecordedCall](), list[bytes]()
+    for record in records:
+        try:
+            calls.append(_decoder.decode(memoryview(record)[_HEAD.size :]))
+        except msgspec.DecodeError:
+            unreadable.append(record)
+    return calls, unreadable
 
 
 def _damage(rest: bytes) -> str | None:

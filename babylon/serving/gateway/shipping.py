@@ -109,6 +109,8 @@ class Shipper:
             damage = portion.damage
             if portion.calls:
                 await self._store_calls(portion.calls)
+            for record in portion.unreadable:  # it must not hold up the others either
+                await asyncio.to_thread(self._keep_refused, record, "a call", "it is unreadable")
             segment.shipped = portion.end
         if damage:
             lost = segment.durable - segment.shipped
@@ -126,7 +128,9 @@ class Shipper:
                 await copy_calls(self._store, calls)
         except _REFUSALS as error:  # bisect: a refused call must not hold up the others
             if len(calls) == 1:
-                await asyncio.to_thread(self._keep_refused, calls[0], error)
+                record, name = encode_record(calls[0]), f"call {calls[0].call_id}"
+                why = f"the database refuses it: {reason_of(error)}"
+                await asyncio.to_thread(self._keep_refused, record, name, why)
                 return
             half = len(calls) // 2
             await self._store_calls(calls[:half])
@@ -134,9 +138,8 @@ class Shipper:
             return
         self.shipped_calls += len(calls)
 
-    def _keep_refused(self, call: RecordedCall, error: Exception) -> None:
+    def _keep_refused(self, record: bytes, name: str, why: str) -> None:
         path = self._directory / "refused"
         with path.open("ab") as file:
-            file.write(encode_record(call))
-        text = "the database refuses call %s (%s): it is kept in %s"
-        log.error(text, call.call_id, reason_of(error), path)
+            file.write(record)
+        log.error("%s is not in the database (%s): it is kept in %s", name, why, path)

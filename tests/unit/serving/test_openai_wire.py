@@ -13,7 +13,7 @@ OPENAI = {
 }
 # Fields of OpenAI whose effect on the tokens is not recorded, or is not known.
 OPENAI_UNDECIDED = {"audio", "modalities", "prediction", "web_search_options"}
-# vllm/entrypoints/openai/{chat_completion,completion}/protocol.py of vLLM 0.32, beyond OpenAI's.
+# The fields of vLLM 0.32 beyond OpenAI's; tests/contract/test_vllm_fields.py compares them with it.
 VLLM = """
     thinking_token_budget include_reasoning use_beam_search top_k min_p repetition_penalty
     length_penalty stop_token_ids include_stop_str_in_output ignore_eos min_tokens
@@ -21,11 +21,12 @@ VLLM = """
     prompt_logprobs logprob_token_ids allowed_token_ids bad_words add_generation_prompt
     continue_final_message add_special_tokens documents chat_template chat_template_kwargs
     structured_outputs priority request_id return_tokens_as_token_ids return_token_ids
-    return_token_offsets return_prompt_text return_assistant_tokens_mask cache_salt vllm_xargs
+    return_token_offsets return_prompt_text cache_salt vllm_xargs watermarking session_id
+    stream_interval routed_experts_prompt_start
 """
 VLLM_UNDECIDED = """
-    media_io_kwargs mm_processor_kwargs kv_transfer_params ec_transfer_params template_drafts
-    repetition_detection prompt_embeds
+    media_io_kwargs mm_processor_kwargs mm_payload return_mm_kwargs kv_transfer_params
+    ec_transfer_params repetition_detection prompt_embeds
 """
 
 
@@ -45,6 +46,7 @@ def test_every_field_of_vllm_is_decided() -> None:
         {"thinking_token_budget": 64},
         {"vllm_xargs": {"processor": "x"}},
         {"use_beam_search": True},
+        {"watermarking": True},
         {"ignore_eos": True},
         {"tool_choice": "required"},
         {"tool_choice": {"type": "function", "function": {"name": "price"}}},

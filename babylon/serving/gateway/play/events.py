@@ -23,7 +23,7 @@ MAX_ID = 200  # characters
 _PRINTABLE = r"^[^\x00-\x1f\x7f-\x9f]+$"
 
 
-def _integer(value: object) -> object:
+def integer(value: object) -> object:
     """Return 5 for 5.0, which JSON Schema calls an integer too."""
     return int(value) if isinstance(value, float) and value.is_integer() else value
 
@@ -31,7 +31,7 @@ def _integer(value: object) -> object:
 Id = Annotated[str, Field(min_length=1, max_length=MAX_ID, pattern=_PRINTABLE)]
 Name = Annotated[str, Field(min_length=1, max_length=100, pattern=_PRINTABLE)]
 Number = Annotated[float, Field(allow_inf_nan=False)]
-StepNumber = Annotated[int, BeforeValidator(_integer), Field(ge=0, lt=2**31)]
+StepNumber = Annotated[int, BeforeValidator(integer), Field(ge=0, lt=2**31)]
 Object = dict[str, object]
 Moment = Annotated[AwareDatetime | None, Field(description="Default: the time of arrival.")]
 
