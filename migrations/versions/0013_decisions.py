@@ -2,9 +2,9 @@
 
 from babylon.migrations import run_file
 
-revision = "0014"
-down_revision = "0009"
+revision = "0013"
+down_revision = "0012"
 
 
 def upgrade() -> None:
-    run_file("0014_decisions.sql")
+    run_file("0013_decisions.sql")

@@ -2,9 +2,9 @@
 
 from babylon.migrations import run_file
 
-revision = "0012"
-down_revision = "0009"
+revision = "0011"
+down_revision = "0010"
 
 
 def upgrade() -> None:
-    run_file("0012_rotated_keys.sql")
+    run_file("0011_rotated_keys.sql")

@@ -2,9 +2,9 @@
 
 from babylon.migrations import run_file
 
-revision = "0013"
-down_revision = "0009"
+revision = "0012"
+down_revision = "0011"
 
 
 def upgrade() -> None:
-    run_file("0013_published_policies.sql")
+    run_file("0012_published_policies.sql")

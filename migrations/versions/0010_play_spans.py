@@ -2,9 +2,9 @@
 
 from babylon.migrations import run_file
 
-revision = "0011"
+revision = "0010"
 down_revision = "0009"
 
 
 def upgrade() -> None:
-    run_file("0011_play_spans.sql")
+    run_file("0010_play_spans.sql")
