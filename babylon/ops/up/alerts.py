@@ -14,6 +14,7 @@ from babylon.ops.up.prefect_call import call
 from babylon.ops.up.prefect_setup import create_automations
 
 BAD_NEWS = (
+    "approval.asked",
     "window.failed",
     "window.stuck",
     "checkpoint.rejected",
