@@ -140,7 +140,7 @@ def admin_app(store: Store, home: Home, run_checks: RunChecks) -> FastAPI:
 
     @admin.get("/status")
     async def status() -> Status:
-        """The route in force, every live gateway, and the policies that gateways must load."""
+        """The route in force, live gateways, policies to load, and policies to approve."""
         return await deployment_status(store)
 
     @admin.get("/routes")
