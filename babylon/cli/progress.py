@@ -17,6 +17,7 @@ STAGES = (
     "deploy",
     "publish",
     "track",
+    "publish policy",
     "retire",
     "pages",
 )

@@ -3,6 +3,7 @@
 import hashlib
 import json
 import sys
+from array import array
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from datetime import UTC, datetime
@@ -252,9 +253,9 @@ async def test_a_sampled_nul_is_recorded_by_both_and_joined(store, settings):
             assigned=ServingRoute(1, "babylon", target).assign("babylon", agent),
             key_id="k",
             text="HOLD\0",
-            prompt_token_ids=[1],
-            token_ids=[7, 0],
-            logprobs=[-0.5, -9.0],
+            prompt_token_ids=array("i", [1]),
+            token_ids=array("i", [7, 0]),
+            logprobs=array("d", [-0.5, -9.0]),
             completion_tokens=2,
         )
         await insert_calls(store, [exchange.record()])

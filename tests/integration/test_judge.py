@@ -324,7 +324,7 @@ async def test_without_budget_the_heuristic_scores_and_says_so(store, settings, 
     assert scored.metrics["level"] == "heuristic"
     (first, *_) = await list_scores(store, WINDOW.id)
     assert "scored by the heuristic: the judge's budget of the window" in first.reasons[0]
-    assert set(first.components) == {"profit", "win_rate", "activity"}
+    assert set(first.components) == {"pnl_usd", "drawdown_usd"}
 
 
 async def test_a_window_that_is_put_off_waits_and_is_taken_up_again(store, settings):

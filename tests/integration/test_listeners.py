@@ -17,6 +17,7 @@ from babylon.core.settings_loading import load_settings
 from babylon.serving.gateway.app import Gateway
 from babylon.serving.gateway.asgi import Receive, Response, Scope, Send
 from babylon.serving.gateway.auth import KeyRing
+from babylon.serving.gateway.key_limits import KeyLimits
 from babylon.serving.gateway.listeners import listeners, serve_all
 from babylon.serving.gateway.play.app import play_app
 from babylon.serving.gateway.play.handler import PlayHandler
@@ -97,7 +98,7 @@ def test_agents_elsewhere_are_told_the_public_address_and_local_programs_keep_th
     assert told == ["http://localhost:8000/v1", "https://agents.example.com/v1"]
     serving = load_settings().serving
     assert (serving.endpoint, serving.endpoint_port) == ("http://localhost:8000", 8000)
-    nobody = cast(PlayHandler, None), cast(KeyRing, None)
+    nobody = cast(PlayHandler, None), cast(KeyRing, None), cast(KeyLimits, None)
     assert "servers" not in play_app(*nobody).openapi()
     described = play_app(*nobody, serving.public_url).openapi()
     assert described["servers"] == [{"url": "https://agents.example.com/"}]

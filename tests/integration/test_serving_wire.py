@@ -249,7 +249,7 @@ async def test_metrics_count_calls_by_arm_and_version(gateway: Canned) -> None:
         'babylon_calls_total{arm="pinned",outcome="200",version="0"} 1.0',
         'babylon_first_token_seconds_count{arm="pinned",version="0"} 1.0',
         'babylon_refused_total{status="404"} 1.0',
-        "babylon_recorded_calls 2.0",
+        "babylon_recorded_calls_total 2.0",
         "babylon_recording_backlog_bytes 0.0",
         "babylon_calls_in_flight 0.0",
     ):

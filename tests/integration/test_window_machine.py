@@ -101,7 +101,7 @@ class Machine(RuleBasedStateMachine):
         return self.runner.run(coroutine)
 
     async def begin(self) -> None:
-        await self.store.pool.execute(f"TRUNCATE {TABLES}")
+        await self.store.pool.execute(f"TRUNCATE {TABLES} CASCADE")
         await ensure_base(self.store, uri="file:///base", base_model="tiny")
 
     # ── the game ──

@@ -41,6 +41,7 @@ from babylon.serving.gateway.shipping import Shipper
 from babylon.serving.gateway.telemetry import receiver
 from babylon.serving.gateway.telemetry.receiver import TraceReceiver
 from babylon.serving.gateway.telemetry.tracing import tracer_for
+from babylon.serving.gateway.token_counts import tokenize
 from babylon.serving.openai_wire import RequestError, sse
 from babylon.store import Store
 from babylon.store.call_partitions import keep_ahead
@@ -85,7 +86,7 @@ class Gateway:
             case "POST", path if dialect := DIALECTS.get(path):
                 await self._calls.serve(scope, receive, response, dialect)
             case "POST", path if path == TOKENIZE:
-                await self._calls.tokenize(scope, receive, response)
+                await tokenize(self._calls, scope, receive, response)
             case _, path if path.startswith(play.PATHS):
                 await self._play(scope, receive, response.send)
             case "POST", receiver.PATH:

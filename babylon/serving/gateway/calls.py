@@ -4,7 +4,6 @@ All checks that may refuse a call run before the engine is asked. After that, th
 with its whole answer, or as interrupted with the part that arrived.
 """
 
-import asyncio
 import contextlib
 import secrets
 from dataclasses import dataclass
@@ -26,7 +25,7 @@ from babylon.serving.gateway.asgi import (
 from babylon.serving.gateway.auth import KeyRing
 from babylon.serving.gateway.engine_client import EngineClient, EngineDownError, arriving_bytes
 from babylon.serving.gateway.event_stream import StreamCut, noted, relay
-from babylon.serving.gateway.exchange import Dialect, Exchange, Identity
+from babylon.serving.gateway.exchange import Dialect, Exchange
 from babylon.serving.gateway.gateway_metrics import GatewayMetrics
 from babylon.serving.gateway.limits import CallLimits
 from babylon.serving.gateway.loader import PolicyLoader
@@ -35,9 +34,8 @@ from babylon.serving.gateway.recording import CallRecorder
 from babylon.serving.gateway.recording_rules import UNRECORDED
 from babylon.serving.gateway.route_table import RouteTable
 from babylon.serving.gateway.telemetry.tracing import CallTracer
-from babylon.serving.openai_wire import RequestError, decode_object, free_of_strict, parse_chat
+from babylon.serving.openai_wire import RequestError, decode_object
 
-TOKENIZE_S = 60.0
 TOTAL_S = 900.0  # of a call, from entering the queue to the last byte
 _BROKEN_OFF = (StreamCut, msgspec.DecodeError, aiohttp.ClientError, TimeoutError)
 
@@ -84,34 +82,6 @@ class CallHandler:
                     key_id=principal.key_id,
                 )
                 await self._counted(exchange, scope, receive, response)
-
-    async def tokenize(self, scope: Scope, receive: Receive, response: Response) -> None:
-        """Answer with the tokens of a chat's prompt, as the engine makes them. Nothing is recorded.
-
-        Raises:
-            RequestError: as for a call.
-        """
-        principal = self.keys.admit(scope["headers"], "infer")
-        self.limits.keys.count_request(principal)
-        fields = decode_object(await read_body(scope, receive))
-        asked = parse_chat(fields)
-        agent_id = principal.attributed_agent(Identity.of(scope["headers"], asked).agent_id)
-        with self.table.take(asked.model, agent_id or principal.key_id) as assigned:
-            name = assigned.target.name
-            body = msgspec.json.encode({**free_of_strict(fields), "model": name})
-            async with self.limits.for_version(name, principal.key_id, self.engine.slots(name)):
-                try:
-                    async with (
-                        asyncio.timeout(TOKENIZE_S),
-                        await self.engine.call("/tokenize", body, name) as upstream,
-                    ):
-                        if upstream.status != 200:
-                            await self._relay_error(upstream, response, [], name)
-                        else:
-                            await response.whole(await upstream.read())
-                except (EngineDownError, aiohttp.ClientError, TimeoutError) as error:
-                    reason = f"the engine did not count the tokens ({error}): try again"
-                    raise RequestError(503, reason, code="unavailable") from error
 
     async def _counted(
         self, exchange: Exchange, scope: Scope, receive: Receive, response: Response
@@ -165,7 +135,7 @@ class CallHandler:
                 raise RequestError(503, str(error), code="unavailable") from error
             async with upstream:
                 if upstream.status != 200:
-                    await self._relay_error(upstream, response, headers, name)
+                    await self.relay_error(upstream, response, headers, name)
                 elif exchange.request.stream:
                     await response.start(200, [*EVENT_STREAM, *headers])
                     end = await relay(arriving_bytes(upstream.content), exchange, response.write)
@@ -176,9 +146,14 @@ class CallHandler:
                     exchange.recorded = await self.recorder.record(exchange.record())
                     await response.whole(msgspec.json.encode(answer), headers=headers)
 
-    async def _relay_error(
+    async def relay_error(
         self, upstream: aiohttp.ClientResponse, response: Response, headers: Headers, name: str
     ) -> None:
+        """Relay the error of the engine that serves the policy ``name``.
+
+        Raises:
+            RequestError: 503, the engine has lost the policy, or refuses the gateway.
+        """
         body = await upstream.read()
         match upstream.status:
             case 404:  # only loaded policies are asked, so the engine lost this one

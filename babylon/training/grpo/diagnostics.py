@@ -16,11 +16,11 @@ import torch
 from torch import Tensor, nn
 
 from babylon.training.grpo.forward import FittingForward
+from babylon.training.grpo.kept_state import Kept
 from babylon.training.grpo.losses import LossInputs, LossTerms
 from babylon.training.grpo.train_report import TrainReport
 from babylon.training.grpo.training_window import TrainingWindow
 from babylon.training.grpo.tree_forward import Values
-from babylon.training.grpo.undo import Kept
 
 FLAGS = ("band", "negative", "impossible", "clipped_low", "clipped_high")
 SAMPLE = 65_536  # values that represent a whole tensor

@@ -17,13 +17,10 @@ from torch import Tensor, nn
 
 from babylon.training.grpo.config import TrainerConfig
 from babylon.training.grpo.diagnostics import (
-    ALL,
     Logged,
     RecordState,
-    Rows,
     TrainState,
     UpdateRecord,
-    clip_fraction,
     divergence,
     kl_of_iteration,
     make_report,
@@ -35,14 +32,13 @@ from babylon.training.grpo.forward import (
     PolicyForward,
     is_out_of_memory,
 )
+from babylon.training.grpo.kept_state import keep
 from babylon.training.grpo.learning_rate import (
     adapt_rate,
     begin_rate,
     next_rate,
-    rate_factor,
-    set_rate_factor,
 )
-from babylon.training.grpo.losses import LOSSES, loss_terms
+from babylon.training.grpo.losses import loss_terms
 from babylon.training.grpo.prefix_tree import PrefixTree
 from babylon.training.grpo.train_report import TrainReport
 from babylon.training.grpo.training_window import (
@@ -52,9 +48,8 @@ from babylon.training.grpo.training_window import (
     refuse_missing_logprobs,
 )
 from babylon.training.grpo.tree_forward import Values
-from babylon.training.grpo.undo import keep, put_back
+from babylon.training.grpo.undo import distance, undo
 
-MOST_UNDONE = 20  # in an update
 Progress = Callable[[int, int], None]  # train steps done, and their highest possible number
 
 
@@ -98,7 +93,7 @@ def train_on_window(
     # Train steps see how far the steps before them went, and nothing has seen the last ones yet.
     again = True
     while again and divergence(state.record.proximal, after, state.logged.mask)[1] > undo_kl:
-        if again := _undo(state):
+        if again := undo(state):
             _iterate(state, journal, progress)
         after = state.fitting.run(_logprobs(window.tree))
     if not state.record.grad_norms:
@@ -116,7 +111,7 @@ def _iterate(state: TrainState, journal: Journal | None, progress: Progress | No
     while record.iteration <= iterations:
         for step in window.steps(record.iteration)[record.step :]:
             if not train_step(state, step):
-                if _undo(state):
+                if undo(state):
                     break  # the first iteration again
                 return
             done = (record.iteration - 1) * steps + record.step
@@ -177,39 +172,6 @@ def _frozen_policies(
 
 def _logprobs(tree: PrefixTree) -> Callable[[PolicyForward], Tensor]:
     return lambda forward: forward.logprobs(tree).logprobs
-
-
-def distance(state: TrainState, rows: Rows = ALL) -> float:
-    """How far the policy has moved from the parent, relative to the bounds at which it stops."""
-    config, logged, record = state.window.config, state.logged, state.record
-    moved = kl_of_iteration(logged, record, rows) / config.stop_kl
-    if not LOSSES[config.loss].clip_is_far:
-        return moved
-    return max(moved, clip_fraction(logged, record, rows) / config.stop_clip_fraction)
-
-
-def _undo(state: TrainState) -> bool:
-    """Return to the last state within the bounds. Return whether that is the parent.
-
-    Nothing of the update is left then, so it starts again with half the learning rate.
-
-    Raises:
-        FloatingPointError: a millionth of the learning rate moves the policy too far.
-    """
-    record = state.record
-    assert record.kept is not None  # the first step of every iteration keeps one
-    factor = rate_factor(state.optimizer)
-    put_back(record.kept, state.model, state.optimizer)
-    set_rate_factor(state.optimizer, factor / 2)
-    (record.iteration, steps), record.step = record.kept_at, 0
-    del record.losses[steps:], record.grad_norms[steps:]
-    record.undone += 1
-    if record.undone > MOST_UNDONE:
-        raise FloatingPointError(
-            f"{record.undone} times an iteration moved the policy too far, the last time with a"
-            f" learning rate of {record.learning_rate:.1g}: lower LEARNING_RATE"
-        )
-    return not record.losses
 
 
 def train_step(state: TrainState, step: TrainStep) -> bool:

@@ -1,34 +1,47 @@
-"""Undo: the tuned weights and the optimiser as they were when the policy was last within bounds."""
+"""How far an update may move the policy, and the way back if it went too far."""
 
-from typing import Any
+from babylon.training.grpo.diagnostics import (
+    ALL,
+    Rows,
+    TrainState,
+    clip_fraction,
+    kl_of_iteration,
+)
+from babylon.training.grpo.kept_state import put_back
+from babylon.training.grpo.learning_rate import rate_factor, set_rate_factor
+from babylon.training.grpo.losses import LOSSES
 
-import torch
-from torch import Tensor, nn
-
-Kept = dict[str, Any]  # "weights": list of tensors; "optimizer": its state; in the host's memory
-
-
-def keep(model: nn.Module, optimizer: torch.optim.Optimizer) -> Kept:
-    """Copy the present state."""
-    return {"weights": _copy(_tuned(model)), "optimizer": _copy(optimizer.state_dict())}
-
-
-def put_back(kept: Kept, model: nn.Module, optimizer: torch.optim.Optimizer) -> None:
-    """Restore a kept state, which can be restored again."""
-    with torch.no_grad():
-        for parameter, value in zip(_tuned(model), kept["weights"], strict=True):
-            parameter.copy_(value)
-    optimizer.load_state_dict(_copy(kept["optimizer"]))
-    optimizer.zero_grad(set_to_none=True)
+MOST_UNDONE = 20  # iterations of an update
 
 
-def _tuned(model: nn.Module) -> list[Tensor]:
-    return [parameter for parameter in model.parameters() if parameter.requires_grad]
+def distance(state: TrainState, rows: Rows = ALL) -> float:
+    """How far the policy has moved from the parent, relative to the bounds at which it stops."""
+    config, logged, record = state.window.config, state.logged, state.record
+    moved = kl_of_iteration(logged, record, rows) / config.stop_kl
+    if not LOSSES[config.loss].clip_is_far:
+        return moved
+    return max(moved, clip_fraction(logged, record, rows) / config.stop_clip_fraction)
 
 
-def _copy(value: Any) -> Any:
-    if isinstance(value, Tensor):
-        return value.detach().to("cpu", copy=True)
-    if isinstance(value, dict):
-        return {key: _copy(item) for key, item in value.items()}
-    return [_copy(item) for item in value] if isinstance(value, list) else value
+def undo(state: TrainState) -> bool:
+    """Return to the last state within the bounds. Return whether that is the parent.
+
+    Nothing of the update is left then, so it starts again with half the learning rate.
+
+    Raises:
+        FloatingPointError: a millionth of the learning rate moves the policy too far.
+    """
+    record = state.record
+    assert record.kept is not None  # the first step of every iteration keeps one
+    factor = rate_factor(state.optimizer)
+    put_back(record.kept, state.model, state.optimizer)
+    set_rate_factor(state.optimizer, factor / 2)
+    (record.iteration, steps), record.step = record.kept_at, 0
+    del record.losses[steps:], record.grad_norms[steps:]
+    record.undone += 1
+    if record.undone > MOST_UNDONE:
+        raise FloatingPointError(
+            f"{record.undone} times an iteration moved the policy too far, the last time with a"
+            f" learning rate of {record.learning_rate:.1g}: lower LEARNING_RATE"
+        )
+    return not record.losses

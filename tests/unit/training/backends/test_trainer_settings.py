@@ -12,12 +12,15 @@ from babylon.training.backends.registry import updater
 from babylon.training.grpo.advantage import Advantage, CallWeight
 from babylon.training.grpo.config import MAX_STALENESS, TrainerConfig
 from babylon.training.grpo.losses import LOSSES
-from babylon.training.update import trainer_config, update_torch
+from babylon.training.update import TARGET_KL, trainer_config, update_torch
+
+
+DEFAULT = TrainerConfig(target_kl=TARGET_KL)
 
 
 def test_the_defaults_are_the_trainers_own() -> None:
     settings = load_settings()
-    assert trainer_config(settings.training, settings.seed) == TrainerConfig()
+    assert trainer_config(settings.training, settings.seed) == DEFAULT
 
 
 @pytest.mark.parametrize(
@@ -27,7 +30,7 @@ def test_the_defaults_are_the_trainers_own() -> None:
         ("BATCH_SIZE", "5", {"trajectories_per_step": 10}),
         ("GRADIENT_ACCUMULATION_STEPS", "3", {"trajectories_per_step": 12}),
         ("MAX_TOKENS", "512", {"max_tokens": 512}),
-        ("LEARNING_RATE", "0.5", {"learning_rate": 0.5}),
+        ("LEARNING_RATE", "0.5", {"learning_rate": 0.5, "target_kl": None}),
         ("TUNING", "full", {"learning_rate": 1e-6}),
         ("WARMUP_STEPS", "0", {"warmup_steps": 0}),
         ("LOSS", "cispo", {"loss": "cispo"}),
@@ -45,9 +48,8 @@ def test_each_variable_changes_what_the_trainer_is_told(
     monkeypatch.setenv(variable, value)
     settings = load_settings()
     config = trainer_config(settings.training, settings.seed)
-    default = TrainerConfig()
     told = {name: getattr(config, name) for name in TrainerConfig.__slots__}
-    assert {n: v for n, v in told.items() if v != getattr(default, n)} == changed
+    assert {n: v for n, v in told.items() if v != getattr(DEFAULT, n)} == changed
 
 
 def test_the_settings_know_what_the_trainer_knows() -> None:

@@ -22,7 +22,7 @@ from babylon.training.grpo.training_window import compile_window
 BEST, POPULAR, BAD = 0, 1, 2  # tokens
 PAYS = {BEST: 1.0, POPULAR: 0.85, BAD: 0.0}
 LOGGED = {BEST: 0.2, POPULAR: 0.6, BAD: 0.2}
-PULLS, WINDOWS = 60, 12
+PULLS, WINDOWS = 60, 18
 
 
 def bandit_policy(seed: int) -> Qwen3ForCausalLM:

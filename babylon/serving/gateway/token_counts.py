@@ -1,0 +1,43 @@
+"""``POST /tokenize``: the tokens of a chat's prompt, as the engine makes them."""
+
+import asyncio
+
+import aiohttp
+import msgspec
+
+from babylon.serving.gateway.asgi import Receive, Response, Scope, read_body
+from babylon.serving.gateway.calls import CallHandler
+from babylon.serving.gateway.engine_client import EngineDownError
+from babylon.serving.gateway.exchange import Identity
+from babylon.serving.openai_wire import RequestError, decode_object, free_of_strict, parse_chat
+
+LIMIT_S = 60.0
+
+
+async def tokenize(calls: CallHandler, scope: Scope, receive: Receive, response: Response) -> None:
+    """Answer with the tokens of a chat's prompt. Nothing is recorded.
+
+    Raises:
+        RequestError: as for a call.
+    """
+    principal = calls.keys.admit(scope["headers"], "infer")
+    calls.limits.keys.count_request(principal)
+    fields = decode_object(await read_body(scope, receive))
+    asked = parse_chat(fields)
+    agent_id = principal.attributed_agent(Identity.of(scope["headers"], asked).agent_id)
+    with calls.table.take(asked.model, agent_id or principal.key_id) as assigned:
+        name = assigned.target.name
+        body = msgspec.json.encode({**free_of_strict(fields), "model": name})
+        async with calls.limits.for_version(name, principal.key_id, calls.engine.slots(name)):
+            try:
+                async with (
+                    asyncio.timeout(LIMIT_S),
+                    await calls.engine.call("/tokenize", body, name) as upstream,
+                ):
+                    if upstream.status != 200:
+                        await calls.relay_error(upstream, response, [], name)
+                    else:
+                        await response.whole(await upstream.read())
+            except (EngineDownError, aiohttp.ClientError, TimeoutError) as error:
+                reason = f"the engine did not count the tokens ({error}): try again"
+                raise RequestError(503, reason, code="unavailable") from error

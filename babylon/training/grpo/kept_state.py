@@ -1,0 +1,34 @@
+"""Copies of the tuned weights and the optimiser, to which an update can return."""
+
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+Kept = dict[str, Any]  # "weights": list of tensors; "optimizer": its state; in the host's memory
+
+
+def keep(model: nn.Module, optimizer: torch.optim.Optimizer) -> Kept:
+    """Copy the present state."""
+    return {"weights": _copy(_tuned(model)), "optimizer": _copy(optimizer.state_dict())}
+
+
+def put_back(kept: Kept, model: nn.Module, optimizer: torch.optim.Optimizer) -> None:
+    """Restore a kept state, which can be restored again."""
+    with torch.no_grad():
+        for parameter, value in zip(_tuned(model), kept["weights"], strict=True):
+            parameter.copy_(value)
+    optimizer.load_state_dict(_copy(kept["optimizer"]))
+    optimizer.zero_grad(set_to_none=True)
+
+
+def _tuned(model: nn.Module) -> list[Tensor]:
+    return [parameter for parameter in model.parameters() if parameter.requires_grad]
+
+
+def _copy(value: Any) -> Any:
+    if isinstance(value, Tensor):
+        return value.detach().to("cpu", copy=True)
+    if isinstance(value, dict):
+        return {key: _copy(item) for key, item in value.items()}
+    return [_copy(item) for item in value] if isinstance(value, list) else value
