@@ -50,7 +50,9 @@ def stage_progress() -> Iterator[None]:
                 return
             share = done / total if total else 0
             text = f"{stage} {done}/{total}" if total else stage
-            progress.update(bars[name], completed=STAGES.index(stage) + share, stage=text)
+            # Approval and experiment are stages of few windows: the bar stands still.
+            done_so_far = STAGES.index(stage) + share if stage in STAGES else None
+            progress.update(bars[name], completed=done_so_far, stage=text)
 
         token = listener.set(draw)
         try:

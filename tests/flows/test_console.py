@@ -40,6 +40,21 @@ def test_a_backfill_shows_windows_done_and_stages(
     assert "1/3" in last and "2025-11-14T10:00" in last and WINDOW not in last
 
 
+@pytest.mark.parametrize("stage", ["approval", "experiment"])
+def test_a_stage_that_few_windows_have_is_named_and_breaks_nothing(
+    monkeypatch: pytest.MonkeyPatch, stage: str
+) -> None:
+    terminal = Console(file=StringIO(), force_terminal=True, width=100)
+    monkeypatch.setattr("babylon.cli.progress.stderr", terminal)
+    with stage_progress():
+        hear = listener.get()
+        assert hear is not None
+        hear(WINDOW, "score", 0, 0)
+        hear(WINDOW, stage, 0, 0)
+    assert isinstance(terminal.file, StringIO)
+    assert stage in terminal.file.getvalue()
+
+
 def test_months_of_windows_show_only_the_present_bar(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:

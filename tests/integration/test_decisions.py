@@ -6,7 +6,7 @@ from datetime import timedelta
 
 import pytest
 
-from babylon.core.errors import ApprovalError, SupersededError, WindowError, WindowNotReadyError
+from babylon.core.errors import ApprovalError, FencedError, WindowError, WindowNotReadyError
 from babylon.core.settings import Settings
 from babylon.core.types import Verdict
 from babylon.core.windows import WindowState, parse_window_id
@@ -17,9 +17,7 @@ from babylon.store.approvals import answer_approval, ask_approval, get_approval,
 from babylon.store.by_hand import retry_window, skip_window
 from babylon.store.holds import end_hold, hold, running_hold
 from babylon.store.policies import ensure_base
-from babylon.store.routes import commit_route, current_route
-from babylon.store.windows import claim_window, get_window, release, set_state
-from tests.deployments import three_policies
+from babylon.store.windows import claim_window, get_window, hold_lease, release, set_state
 from tests.integration.game import insert_real_window
 
 WINDOW = parse_window_id("2025-11-14T09:00")
@@ -68,25 +66,6 @@ async def test_a_refusal_and_silence_deploy_nothing(store: Store, verdict: Verdi
     refused = with_answer(verdict, await waiting)
     assert not refused.promote
     assert refused.reason == "refused by bob: not today; the gate said: better"
-
-
-async def test_nobody_is_asked_about_a_policy_whose_parent_leads_no_longer(store: Store) -> None:
-    await three_policies(store)
-    claim = await claim_window(store, WINDOW, owner="one", lease_s=60)
-    verdict = Verdict(claim=claim, policy_version=1, route_version=1, promote=True, reason="better")
-    await ask(store, verdict, hours=2)
-    route = await current_route(store)
-    await commit_route(
-        store,
-        policy_version=2,
-        author="alice",
-        reason="by hand",
-        expected_route_version=route.route_version,
-    )
-    answer = await await_answer(store, 1)
-    assert await open_approvals(store) == []
-    with pytest.raises(SupersededError, match="policy 1: its update started from policy 0"):
-        with_answer(verdict, answer)
 
 
 async def test_while_training_is_on_hold_no_window_is_chosen(
@@ -140,6 +119,18 @@ async def test_a_skipped_window_is_left_alone_until_it_is_to_be_tried_again(
     assert await chosen() == []  # it rests
     await retry_window(store, WINDOW, "bob")
     assert await chosen() == [WINDOW.key]
+
+
+async def test_a_worker_that_slept_does_not_take_a_skip_back(store: Store) -> None:
+    claim = await claim_window(store, WINDOW, owner="slow", lease_s=0)
+    await skip_window(store, WINDOW, "alice", "the agents were broken")
+    with pytest.raises(FencedError):
+        await release(store, claim, "stopped", "stopped")
+    with pytest.raises(FencedError):
+        async with hold_lease(store, claim, 0.03):
+            await asyncio.sleep(5)
+    row = await get_window(store, WINDOW.key)
+    assert row and row.reason == "skipped by alice: the agents were broken" and not row.leased
 
 
 async def test_a_window_whose_policy_is_committed_is_finished_and_not_skipped(
