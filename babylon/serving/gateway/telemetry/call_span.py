@@ -80,12 +80,13 @@ def content(call: RecordedCall) -> Attributes:
     """Return the messages, the answer and the tools of a call as it may be recorded."""
     said = msgspec.json.decode(call.answer) if call.answer else {}
     answer = {"role": "assistant", "content": call.response, **said}
-    tools = msgspec.json.decode(call.parameters).get("tools") or ()
+    tools = msgspec.json.decode(call.parameters).get("tools")
+    listed = tools if isinstance(tools, list) else ()  # a rule may redact them as a whole
     output = {**_message(answer), "finish_reason": call.finish_reason}
     return {
         "gen_ai.input.messages": _newest(map(_message, sent_messages(call.messages))),
         "gen_ai.output.messages": _newest([output]),
-        **({"gen_ai.tool.definitions": _newest(map(_tool, tools))} if tools else {}),
+        **({"gen_ai.tool.definitions": _newest(map(_tool, listed))} if listed else {}),
     }
 
 
