@@ -21,7 +21,6 @@ Value = str | bool | int | float | Sequence[str]
 Attributes = dict[str, Value]
 MAX_CONTENT_BYTES = 2**16  # of one attribute: a collector takes some megabytes in a request
 _SAMPLING = ("temperature", "top_p", "top_k", "frequency_penalty", "presence_penalty")
-_STOPS, _STOP_CHARACTERS = 16, 100
 
 
 def operation(exchange: Exchange) -> str:
@@ -44,8 +43,6 @@ def attributes(exchange: Exchange, outcome: str, route: str) -> Attributes:
         "gen_ai.request.stream": asked.stream or None,
         "gen_ai.request.max_tokens": asked.limit,
         "gen_ai.request.seed": asked.seed,
-        "gen_ai.request.stop_sequences": [s[:_STOP_CHARACTERS] for s in asked.stops[:_STOPS]]
-        or None,
         "gen_ai.request.choice.count": asked.choices if asked.choices > 1 else None,
         "gen_ai.response.id": exchange.call_id,
         "gen_ai.response.model": assigned.target.name,

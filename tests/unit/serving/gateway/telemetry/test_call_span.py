@@ -25,10 +25,10 @@ def test_what_no_engine_takes_is_no_attribute() -> None:
 
 
 def test_a_call_without_an_answer_has_no_usage_and_a_call_with_one_has() -> None:
-    call = exchange(n=2, stop="x" * 1000)
+    call = exchange(n=2, stop="said")
     before = attributes(call, "left", "/v1/chat/completions")
     assert before["error.type"] == "left" and before["gen_ai.request.choice.count"] == 2
-    assert before["gen_ai.request.stop_sequences"] == ["x" * 100]
+    assert "said" not in str(before)  # they are words of the prompt
     assert not any(name.startswith("gen_ai.usage") for name in before)
     call.note(answer())
     after = attributes(call, "200", "/v1/chat/completions")
