@@ -6,6 +6,7 @@ value out; it cannot be trained on either. JSON in a text is searched too: the a
 call, a tool's result, an answer.
 """
 
+import re
 from collections.abc import Collection, Iterable
 from dataclasses import replace
 from hashlib import blake2b
@@ -19,6 +20,7 @@ from babylon.store.recording_rules import RecordingRule, list_rules
 REDACTED = "[redacted]"
 UNRECORDED = "unrecorded-"
 """Begins the id of an answer that will not be recorded: a step may name it, and is kept."""
+_ESCAPED = re.compile(r"(?<!\\)\\++u([0-9a-fA-F]{4})")
 _MAX_DEPTH = 100  # What is nested deeper is redacted, so that messages stay a list.
 
 
@@ -132,9 +134,10 @@ def _field(name: str, value: object, fields: Collection[str], depth: int) -> obj
 def _text(text: str, fields: Collection[str]) -> str:
     """Return a text without the fields' values, if it is JSON; ``REDACTED`` if it is some other
     text that seems to hold one, such as JSON that was cut or is quoted."""
-    if not any(name in text for name in fields):
+    plain = _ESCAPED.sub(lambda found: chr(int(found[1], 16)), text)  # names may be escaped
+    if not any(name in plain for name in fields):
         return text
     try:
         return _without(text, fields)
     except msgspec.DecodeError:
-        return REDACTED if any(f'"{name}' in text for name in fields) else text
+        return REDACTED if any(f'"{name}' in plain for name in fields) else text
