@@ -93,7 +93,9 @@ def test_what_is_nested_too_deep_to_search_is_left_out_and_the_rest_keeps_its_fo
     assert json.loads(left.parameters)["metadata"] and json.loads(left.answer or "")["extra"]
 
 
-@pytest.mark.parametrize("text", ['{"gr\\u00f6\\u00DFe": 41}', 'It is {"gr\\u00f6\\u00dfe": 41, "a'])
+@pytest.mark.parametrize(
+    "text", ['{"gr\\u00f6\\u00DFe": 41}', 'It is {"gr\\u00f6\\u00dfe": 41, "a']
+)
 def test_a_field_is_found_however_its_name_is_escaped(text: str) -> None:
     """Python's json escapes what is not ASCII."""
     written = call(1, messages=json.dumps([{"role": "tool", "content": text}]), response=text)
