@@ -6,7 +6,7 @@ from datetime import timedelta
 
 import pytest
 
-from babylon.core.errors import ApprovalError, WindowError, WindowNotReadyError
+from babylon.core.errors import ApprovalError, FencedError, WindowError, WindowNotReadyError
 from babylon.core.settings import Settings
 from babylon.core.types import Verdict
 from babylon.core.windows import WindowState, parse_window_id
@@ -17,7 +17,7 @@ from babylon.store.approvals import answer_approval, ask_approval, get_approval,
 from babylon.store.by_hand import retry_window, skip_window
 from babylon.store.holds import end_hold, hold, running_hold
 from babylon.store.policies import ensure_base
-from babylon.store.windows import claim_window, get_window, release, set_state
+from babylon.store.windows import claim_window, get_window, hold_lease, release, set_state
 from tests.integration.game import insert_real_window
 
 WINDOW = parse_window_id("2025-11-14T09:00")
@@ -119,6 +119,18 @@ async def test_a_skipped_window_is_left_alone_until_it_is_to_be_tried_again(
     assert await chosen() == []  # it rests
     await retry_window(store, WINDOW, "bob")
     assert await chosen() == [WINDOW.key]
+
+
+async def test_a_worker_that_slept_does_not_take_a_skip_back(store: Store) -> None:
+    claim = await claim_window(store, WINDOW, owner="slow", lease_s=0)
+    await skip_window(store, WINDOW, "alice", "the agents were broken")
+    with pytest.raises(FencedError):
+        await release(store, claim, "stopped", "stopped")
+    with pytest.raises(FencedError):
+        async with hold_lease(store, claim, 0.03):
+            await asyncio.sleep(5)
+    row = await get_window(store, WINDOW.key)
+    assert row and row.reason == "skipped by alice: the agents were broken" and not row.leased
 
 
 async def test_a_window_whose_policy_is_committed_is_finished_and_not_skipped(
