@@ -50,7 +50,7 @@ def _property(group: str, name: str, field: FieldInfo) -> Schema:
     owner = Settings.model_fields[group].annotation
     assert isinstance(owner, type) and issubclass(owner, Group)
     found: Schema = owner.model_json_schema()["properties"][name]
-    found = {**found, **next((kind for kind in found.get("anyOf", [])), {})}
+    found = {**found, **found.get("anyOf", [{}])[0]}  # the other kind is null
     text = " ".join((field.description or "").split())
     kept = {key: found[key] for key in found.keys() - {"default", "anyOf", "variable"}}
     return {**kept, "title": name, "description": f"{text} ({variable_of(field)})"}

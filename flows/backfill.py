@@ -14,7 +14,6 @@ from babylon.flows.attempt import attempt
 from babylon.flows.gpu_stage import Placement
 from babylon.stages.pending import pending_windows
 from babylon.store import open_store
-from babylon.tasks.events import tell_ready
 from babylon.tasks.progress import announce
 
 log = logging.getLogger("babylon.flows")
@@ -58,7 +57,6 @@ async def backfill(
     windows = waiting[:limit]
     if len(windows) < len(waiting):
         log.info("%d windows are ready, training the oldest %d", len(waiting), len(windows))
-    tell_ready(windows)
     results: list[WindowResult] = []
     for window in windows:
         announce(STAGE, len(results), len(windows))

@@ -148,7 +148,7 @@ def publish(
     if json:
         print_json({"dry_run": dry_run, "published": made and asdict(made)})
     elif made is None:
-        print(f"{settings.publish.models} has this policy: nothing to send")
+        print(f"{settings.publish.models} has this policy, or none was promoted: nothing to send")
     else:
         show_values(asdict(made), json)
 

@@ -56,8 +56,9 @@ def up(
             url = settings.serving.agents_url
             print(f"agents elsewhere call {url}/v1 with a key of `babylon keys create`")
         prefect = prefect_api(settings.home, settings.prefect)
-        opened = f" with the text in {prefect_auth_path(settings.home.root)}"
-        print(f"Prefect shows every run at {prefect.ui}{opened if prefect.embedded else ''}")
+        made = prefect.embedded and settings.prefect.auth is None
+        opened = f" with the text in {prefect_auth_path(settings.home.root)}" if made else ""
+        print(f"Prefect shows every run at {prefect.ui}{opened}")
         print(f"the status page is at http://127.0.0.1:{settings.serving.admin_port}/")
     _show([asdict(one) for one in report.services], json, changed=report.changed)
 

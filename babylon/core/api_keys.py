@@ -71,12 +71,13 @@ def engine_secret(home: Path) -> str:
     """Return the secret that loads and unloads policies; make it at the first call.
 
     Raises:
+        ConfigError: the file is empty.
         StorageError: the home directory cannot be made.
     """
     path = home / "engine.key"
     if not path.exists():
         _write_once(path, f"{secrets.token_urlsafe(32)}\n")
-    return path.read_text().strip()
+    return _secret(path)
 
 
 def prefect_auth_path(home: Path) -> Path:
@@ -88,9 +89,19 @@ def make_prefect_auth(home: Path) -> None:
     """Write a random password for that server unless there is one.
 
     Raises:
+        ConfigError: the file is empty.
         StorageError: the home directory cannot be made.
     """
-    _write_once(prefect_auth_path(home), f"babylon:{secrets.token_urlsafe(32)}\n")
+    path = prefect_auth_path(home)
+    _write_once(path, f"babylon:{secrets.token_urlsafe(32)}\n")
+    _secret(path)
+
+
+def _secret(path: Path) -> str:
+    """Read a secret. An empty one would let every user of the machine in."""
+    if secret := path.read_text().strip():
+        return secret
+    raise ConfigError(f"{path} is empty: delete it, and a new one will be made")
 
 
 def _write_once(path: Path, text: str) -> None:

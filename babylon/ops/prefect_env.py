@@ -59,7 +59,9 @@ class PrefectApi:
     @property
     def ui(self) -> str:
         """The address of the pages. Those of Prefect Cloud lie on another host."""
-        page = self.url.removesuffix("/api").replace("/api/", "/").replace("//api.", "//app.")
+        if "/accounts/" not in self.url:
+            return self.url.removesuffix("/api")
+        page = self.url.replace("/api/", "/").replace("//api.", "//app.")
         return page.replace("/accounts/", "/account/").replace("/workspaces/", "/workspace/")
 
     @property

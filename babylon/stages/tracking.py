@@ -139,7 +139,7 @@ def log_window(
             known = {name: metrics.get(name) for name in ("window_id", "policy_version")}
             artifact = wandb.Artifact(f"{opened.id}-policy", type="model", metadata=known)
             for file in files:
-                artifact.add_file(file)
+                artifact.add_file(file, skip_cache=True)  # or each promotion stays on the disk
             opened.log_artifact(artifact, aliases=[f"policy-{metrics['policy_version']}"])
 
 

@@ -98,10 +98,8 @@ async def answer_approval(
     )
     found = await get_approval(store, policy_version)
     if not answered:
-        raise ApprovalError(
-            f"policy {policy_version}: {found}. `babylon deploy replace {policy_version}` deploys"
-            " it all the same"
-        )
+        remedy = f". `babylon deploy replace {policy_version}` deploys it all the same"
+        raise ApprovalError(f"policy {policy_version}: {found}{'' if found.approved else remedy}")
     return found
 
 

@@ -15,7 +15,7 @@ from babylon.core.windows import WindowState
 from babylon.flows.train_window import train_window
 from babylon.stages import approval as waiting
 from babylon.store import Store
-from babylon.store.approvals import answer_approval, get_approval
+from babylon.store.approvals import answer_approval, get_approval, open_approvals
 from babylon.store.policies import champion
 from babylon.tasks import approval
 from tests.flows.conftest import Workshop
@@ -85,3 +85,25 @@ async def test_a_run_that_stops_while_it_waits_leaves_the_question_to_the_next(
     result = await train_window(WINDOW)
     assert result.status == WindowState.DEPLOYED
     assert workshop.trained == [WINDOW]  # not a second time
+
+
+async def test_a_change_of_the_champion_while_a_run_waits_trains_the_window_again(
+    store: Store, workshop: Workshop
+) -> None:
+    running = asyncio.create_task(train_window(WINDOW))
+    run = await paused()
+    await store.pool.execute(
+        "INSERT INTO babylon.policies (policy_version, parent_version, kind, uri, base_model)"
+        " VALUES (2, 0, 'lora', '/nowhere', 'tiny');"
+        "INSERT INTO babylon.routes (route_version, policy_version, author, reason)"
+        " VALUES (2, 2, 'alice', 'by hand')"
+    )
+    async with asyncio.timeout(60):
+        while [one.policy_version for one in await open_approvals(store)] != [3]:
+            await asyncio.sleep(0.1)
+    assert (await paused()).id == run.id
+    await answer_approval(store, 3, True, "alice", "")
+    result, state = await ended(running, run.id)
+    assert (result.status, state) == (WindowState.DEPLOYED, "Deployed")
+    assert (await champion(store))[0].policy_version == 3
+    assert workshop.trained == [WINDOW, WINDOW]

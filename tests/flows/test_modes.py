@@ -11,13 +11,15 @@ from prefect.client.orchestration import get_client
 from babylon.core.errors import DatabaseError, TrainingError
 from babylon.core.settings import Settings
 from babylon.core.settings_loading import load_settings
-from babylon.core.types import Published
+from babylon.core.types import Published, WindowResult
 from babylon.core.windows import WindowState
 from babylon.dataset.build import build_tables
+from babylon.flows import attempt
 from babylon.flows.backfill import backfill
 from babylon.flows.continuous import continuous, next_look
 from babylon.flows.publish_dataset import publish_dataset
 from babylon.store import Store
+from babylon.store.holds import hold
 from babylon.tasks.progress import listener
 from tests.flows.conftest import Workshop, play_the_next_hour
 from tests.hub_double import TOKEN, HubState
@@ -47,6 +49,23 @@ async def test_a_failed_window_does_not_stop_a_backfill(
     results = await backfill(overrides=CENTURY)
     assert [r.window_id for r in results] == [WINDOW, "2025-11-14T10:00"]
     assert {(r.status, r.reason) for r in results} == {(WindowState.FAILED, "loss is nan")}
+
+
+async def test_a_hold_stops_a_backfill_before_its_next_window(
+    played: Settings, store: Store, workshop: Workshop, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    await play_the_next_hour(store)
+    real = attempt.train_window
+
+    async def hold_after(*arguments: Any) -> WindowResult:
+        result = await real(*arguments)
+        await hold(store, "alice", "the game is being repaired")
+        return result
+
+    monkeypatch.setattr(attempt, "train_window", hold_after)
+    first, second = await backfill(overrides=CENTURY)
+    assert (first.status, second.status) == (WindowState.DEPLOYED, WindowState.READY)
+    assert "on hold" in second.reason and workshop.trained == [WINDOW]
 
 
 async def test_a_limit_takes_the_oldest_windows(

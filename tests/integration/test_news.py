@@ -17,6 +17,7 @@ from babylon.ops.prefect_env import PrefectApi, api_url
 from babylon.ops.up import news
 from babylon.ops.up.news import read_news, tell_news
 from babylon.store import Store, open_store
+from babylon.store.approvals import answer_approval, ask_approval
 from babylon.store.routes import commit_route, current_route
 from babylon.store.windows import claim_window, set_state
 from tests.deployments import three_policies
@@ -59,9 +60,28 @@ async def test_ends_of_windows_are_told_by_kind(store: Store, settings: Settings
     assert await told(store, settings, tomorrow) == {}
 
 
+async def test_a_window_is_ready_at_its_first_attempt_alone(
+    store: Store, settings: Settings
+) -> None:
+    await claim_window(store, LATER, owner="one", lease_s=0)
+    (first,) = await read_news(store, settings.windows, LONG_AGO)
+    await claim_window(store, LATER, owner="two", lease_s=60)
+    again = await read_news(store, settings.windows, LONG_AGO)
+    assert [one for one in again if one.event == "window.ready"] == [first]
+
+
+async def test_a_question_is_told_while_it_waits(store: Store, settings: Settings) -> None:
+    await three_policies(store)
+    claim = await claim_window(store, LATER, owner="one", lease_s=60)
+    await ask_approval(store, claim, 2, timedelta(hours=1))
+    assert "`babylon deploy approve 2` until" in (await told(store, settings))["approval.asked"]
+    await answer_approval(store, 2, True, "alice", "")
+    assert "approval.asked" not in await told(store, settings)
+
+
 async def test_a_window_that_is_given_up_or_lost_is_stuck(store: Store, settings: Settings) -> None:
     await claim_window(store, LATER, owner="one", lease_s=0)
-    assert await told(store, settings) == {}  # another run takes it up
+    assert set(await told(store, settings)) == {"window.ready"}  # another run takes it up
     await claim_window(store, LATER, owner="two", lease_s=60)
     assert "window 2025-11-14T11:00 is lost" in (await told(store, settings))["window.stuck"]
     await store.pool.execute("DELETE FROM babylon.attempts")
@@ -117,6 +137,10 @@ async def prefect() -> AsyncIterator[tuple[PrefectApi, list[dict[str, Any]]]]:
     heard: list[dict[str, Any]] = []
     asked = []
 
+    async def find(request: web.Request) -> web.Response:
+        ids = (await request.json())["filter"]["id"]["id"]
+        return web.json_response({"events": [one for one in heard if one["id"] in ids]})
+
     async def take(request: web.Request) -> web.Response:
         asked.append(await request.json())
         if len(asked) == 1:
@@ -126,11 +150,12 @@ async def prefect() -> AsyncIterator[tuple[PrefectApi, list[dict[str, Any]]]]:
 
     application = web.Application()
     application.router.add_post("/api/events", take)
+    application.router.add_post("/api/events/filter", find)
     async with TestServer(application, host="127.0.0.1") as server:
         yield PrefectApi(url=api_url(server.port or 0)), heard
 
 
-async def test_news_reach_prefect_once_although_it_was_away(
+async def test_news_reach_prefect_once_although_it_was_away_and_the_supervisor_was_restarted(
     store: Store,
     settings: Settings,
     prefect: tuple[PrefectApi, list[dict[str, Any]]],
@@ -138,16 +163,20 @@ async def test_news_reach_prefect_once_although_it_was_away(
 ) -> None:
     monkeypatch.setattr(news, "LOOK_S", 0.02)
     api, heard = prefect
-    claim = await claim_window(store, LATER, owner="one", lease_s=60)
-    await set_state(store, claim, WindowState.FAILED, reason="no judge")
-    async with aiohttp.ClientSession() as http, asyncio.timeout(30):
-        telling = asyncio.create_task(
-            tell_news(partial(open_store, settings), settings.windows, http, api)
-        )
-        while not heard:
-            await asyncio.sleep(0.02)
-        await asyncio.sleep(0.2)
-        telling.cancel()
-    (event,) = heard
-    assert event["event"] == "babylon.window.failed"
-    assert event["resource"]["prefect.resource.id"] == f"babylon.window.{LATER.key}"
+    endings = {LATER: WindowState.FAILED, parse_window_id("2025-11-14T12:00"): WindowState.SKIPPED}
+    for window, state in endings.items():
+        claim = await claim_window(store, window, owner="one", lease_s=60)
+        await set_state(store, claim, state, reason="no judge")
+        async with aiohttp.ClientSession() as http, asyncio.timeout(30):
+            telling = asyncio.create_task(
+                tell_news(partial(open_store, settings), settings.windows, http, api)
+            )
+            while f"babylon.window.{state}" not in [event["event"] for event in heard]:
+                await asyncio.sleep(0.02)
+            telling.cancel()
+    told = sorted((event["resource"]["prefect.resource.id"], event["event"]) for event in heard)
+    assert told == [
+        (f"babylon.window.{window.key}", f"babylon.window.{event}")
+        for window, state in endings.items()
+        for event in sorted(("ready", state))
+    ]

@@ -140,7 +140,7 @@ def admin_app(store: Store, home: Home, run_checks: RunChecks) -> FastAPI:
 
     @admin.get("/status")
     async def status() -> Status:
-        """The route in force, every live gateway, and the policies that gateways must load."""
+        """The route in force, live gateways, policies to load, and policies to approve."""
         return await deployment_status(store)
 
     @admin.get("/routes")
@@ -197,7 +197,7 @@ def admin_app(store: Store, home: Home, run_checks: RunChecks) -> FastAPI:
 
     @app.get("/metrics", response_class=PlainTextResponse)
     async def metrics() -> Response:
-        """Metrics of training for Prometheus; like the gateway's, they need no key."""
+        """Metrics of training for Prometheus. They need no key, because the port is on loopback."""
         return Response(flow_metrics(await read_flow_state(store)), media_type=CONTENT_TYPE)
 
     return app

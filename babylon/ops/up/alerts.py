@@ -14,6 +14,7 @@ from babylon.ops.up.prefect_call import call
 from babylon.ops.up.prefect_setup import create_automations
 
 BAD_NEWS = (
+    "approval.asked",
     "window.failed",
     "window.stuck",
     "checkpoint.rejected",
@@ -24,12 +25,16 @@ BAD_NEWS = (
     "data.drift",
 )
 ENDS = ("window.finished", "checkpoint.rejected", "window.skipped")
-NO_WINDOW_S = 2 * 3600
+NO_WINDOW_S = 2 * 3600  # at least two windows
 SLA_S = 90 * 60  # from ready to the end of its work
 
 
-async def set_up_alerts(http: aiohttp.ClientSession, api: PrefectApi, block: str | None) -> None:
+async def set_up_alerts(
+    http: aiohttp.ClientSession, api: PrefectApi, block: str | None, minutes: int
+) -> None:
     """Create the missing automations for a notification block; none without a block.
+
+    ``minutes``: the length of a window.
 
     Raises:
         ServingError: the block does not exist, or Prefect refused.
@@ -45,11 +50,12 @@ async def set_up_alerts(http: aiohttp.ClientSession, api: PrefectApi, block: str
             f"ALERT_BLOCK={block!r} cannot be read: make that block in Prefect's UI (Blocks), or"
             f" unset ALERT_BLOCK ({error})"
         ) from error
-    await create_automations(http, api, automations(document["id"]))
+    await create_automations(http, api, automations(document["id"], minutes))
 
 
-def automations(block_id: str) -> list[dict[str, Any]]:
+def automations(block_id: str, minutes: int) -> list[dict[str, Any]]:
     """Return the automations as Prefect's API takes them."""
+    no_window_s = max(NO_WINDOW_S, 2 * minutes * 60)
     # Reactive: something happened. Proactive: something did not happen in time.
     said = "{{ event.event }}: {{ event.payload.message }}"
     return [
@@ -61,9 +67,9 @@ def automations(block_id: str) -> list[dict[str, Any]]:
         ),
         _automation(
             "babylon: no new window",
-            {"posture": "Proactive", "expect": _named("window.ready"), "within": NO_WINDOW_S},
+            {"posture": "Proactive", "expect": _named("window.ready"), "within": no_window_s},
             block_id,
-            f"no window became ready for {NO_WINDOW_S // 3600} hours",
+            f"no window became ready for {no_window_s // 3600} hours",
         ),
         _automation(
             "babylon: a window takes long",

@@ -22,12 +22,14 @@ from babylon.ops.prefect_env import PrefectApi
 from babylon.ops.up.prefect_call import call
 from babylon.stages.freshness import stale_play
 from babylon.store import Store
+from babylon.store.approvals import Approval, open_approvals
 from babylon.store.connection import read_clock
 from babylon.store.flow_state import newest_play
 from babylon.store.routes import Route, all_routes
 
 LOOK_S = 30.0
-BACK = timedelta(minutes=10)  # so that a restart of the supervisor loses nothing
+BACK = timedelta(hours=1)  # so that a restart of the supervisor loses nothing
+_PAGE = 50  # events that Prefect's API returns at most
 log = logging.getLogger(__name__)
 
 
@@ -46,7 +48,7 @@ class NewsItem:
 
     @property
     def key(self) -> UUID:
-        """The same for the same news, so that Prefect takes it once."""
+        """The same for the same news, so that Prefect keeps it once."""
         return uuid5(NAMESPACE_URL, f"babylon/{self.event}/{self.subject}/{self.mark}")
 
     def body(self) -> dict[str, object]:
@@ -66,27 +68,43 @@ async def tell_news(
     http: aiohttp.ClientSession,
     api: PrefectApi,
 ) -> None:
-    """Tell Prefect what is new, for ever."""
-    told: set[UUID] = set()
+    """Tell Prefect what is new, for ever. What it cannot be told now, it is told later."""
+    since: datetime | None = None
+    told: set[UUID] | None = None
     while True:
         try:
             async with opening() as store:
-                since = (await read_clock(store)).now - BACK
-                found = await read_news(store, windows, since)
+                now = (await read_clock(store)).now
+                found = await read_news(store, windows, since or now - BACK)
+            if told is None:  # this supervisor has just started
+                told = await _heard(http, api, [one.key for one in found])
             if fresh := [one.body() for one in found if one.key not in told]:
                 await call(http, api, "POST", "events", fresh)
             told = {one.key for one in found}  # what is older is not read again
+            since = now - BACK  # again, because a commit becomes visible after its time
         except Exception as error:  # nothing here may end the supervisor, and with it all services
             log.warning("news cannot be told to Prefect now: %r", error)
         await asyncio.sleep(LOOK_S)
 
 
+async def _heard(http: aiohttp.ClientSession, api: PrefectApi, keys: Sequence[UUID]) -> set[UUID]:
+    """Return the news that Prefect has. It keeps an event once, but would alert once more."""
+    heard: set[UUID] = set()
+    for start in range(0, len(keys), _PAGE):
+        ids = [str(key) for key in keys[start : start + _PAGE]]
+        page = await call(http, api, "POST", "events/filter", {"filter": {"id": {"id": ids}}})
+        heard |= {UUID(event["id"]) for event in page["events"]}
+    return heard
+
+
 async def read_news(store: Store, windows: WindowSettings, since: datetime) -> list[NewsItem]:
     """Return what happened since a moment, and what is wrong at present; oldest first."""
     clock = await read_clock(store)
-    found = [_of_attempt(row) for row in await store.pool.fetch(_ATTEMPTS, since)]
+    found = [_begun(row) for row in await store.pool.fetch(_BEGUN, since)]
+    found += [_of_attempt(row) for row in await store.pool.fetch(_ATTEMPTS, since)]
     found += [_stuck(row) for row in await store.pool.fetch(_STUCK, MAX_ATTEMPTS)]
     found += _of_routes(await all_routes(store), since)
+    found += [_asked(one) for one in await open_approvals(store)]
     found += [_late(row) for row in await store.pool.fetch(_LATE, since)]
     found += [_drift(row) for row in await store.pool.fetch(_DRIFT, since)]
     found += [_budget(row) for row in await store.pool.fetch(_BUDGET, since)]
@@ -98,6 +116,22 @@ async def read_news(store: Store, windows: WindowSettings, since: datetime) -> l
             )
         )
     return sorted(found, key=lambda one: one.at)
+
+
+_BEGUN = """
+SELECT window_id, began_at FROM babylon.attempts one WHERE began_at > $1 AND NOT EXISTS (
+    SELECT FROM babylon.attempts WHERE window_id = one.window_id AND epoch < one.epoch)
+"""
+
+
+def _begun(row: asyncpg.Record) -> NewsItem:
+    return NewsItem(
+        event="window.ready",
+        subject=f"window.{row['window_id']}",
+        mark="",
+        at=row["began_at"],
+        message=f"window {row['window_id']} is ready: a run began to train it",
+    )
 
 
 _EVENTS = {
@@ -120,6 +154,18 @@ def _of_attempt(row: asyncpg.Record) -> NewsItem:
         mark=f"{row['epoch']}",
         at=row["ended_at"],
         message=f"window {row['window_id']} is {row['ending']}: {row['reason'] or 'no reason'}",
+    )
+
+
+def _asked(question: Approval) -> NewsItem:
+    version = question.policy_version
+    return NewsItem(
+        event="approval.asked",
+        subject=f"policy.{version}",
+        mark="",
+        at=question.asked_at,
+        message=f"policy {version} of window {question.window_id} waits for `babylon deploy approve"
+        f" {version}` until {question.open_until:%Y-%m-%d %H:%M} UTC",
     )
 
 

@@ -120,7 +120,7 @@ class Supervisor:
             await create_pools(http, api)
             await start([service for service in wanted if service.pool])
             await set_up_prefect(http, api, ours)
-            await set_up_alerts(http, api, settings.prefect.alerts)
+            await set_up_alerts(http, api, settings.prefect.alerts, settings.windows.minutes)
             write_in_force(settings.home, self.variables)
             log.info("all services answer")
             opening = partial(open_store, settings)

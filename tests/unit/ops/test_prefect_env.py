@@ -1,11 +1,13 @@
 """The Prefect API that a home's programs call, and the environment that names it."""
 
 import os
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 
-from babylon.core.api_keys import make_prefect_auth, prefect_auth_path
+from babylon.core.api_keys import engine_secret, make_prefect_auth, prefect_auth_path
+from babylon.core.errors import ConfigError
 from babylon.core.home import Home
 from babylon.core.settings import PrefectSettings
 from babylon.core.settings_loading import load_settings
@@ -46,6 +48,7 @@ def test_our_own_server_is_told_from_another(
 def test_the_pages_of_prefect_cloud_lie_on_another_host() -> None:
     assert PrefectApi(url=CLOUD).ui == "https://app.prefect.cloud/account/one/workspace/two"
     assert PrefectApi(url="http://127.0.0.1:4200/api").ui == "http://127.0.0.1:4200"
+    assert PrefectApi(url="https://api.lan/prefect/api").ui == "https://api.lan/prefect"
 
 
 def test_the_home_makes_one_password_that_opens_its_own_server_only(tmp_path: Path) -> None:
@@ -63,6 +66,17 @@ def test_the_home_makes_one_password_that_opens_its_own_server_only(tmp_path: Pa
     elsewhere = api_of(tmp_path, api_url=CLOUD, api_key="pnu_x")
     assert elsewhere.headers == {"Authorization": "Bearer pnu_x"}
     assert "PREFECT_SERVER_API_AUTH_STRING" not in served_environment(tmp_path, elsewhere, {})
+
+
+@pytest.mark.parametrize(
+    ("name", "make"), [("prefect.key", make_prefect_auth), ("engine.key", engine_secret)]
+)
+def test_an_empty_secret_opens_nothing(
+    tmp_path: Path, name: str, make: Callable[[Path], object]
+) -> None:
+    (tmp_path / name).write_text("\n")
+    with pytest.raises(ConfigError, match=rf"{name} is empty: delete it"):
+        make(tmp_path)
 
 
 def test_with_an_api_elsewhere_no_server_is_started_and_workers_call_it(tmp_path: Path) -> None:

@@ -100,9 +100,9 @@ def test_promoted_weights_become_an_artifact_if_asked_for(settings: Settings, mo
     assert bool(named) == models
     for one in named:
         assert (one.name, one.type) == ("babylon-policy", "model") and "policy-7" in one.aliases
-        assert {entry.path for entry in one.manifest.contents} == {
-            "config.json",
-            "model.safetensors",
+        assert {(entry.path, entry.skip_cache) for entry in one.manifest.contents} == {
+            ("config.json", True),
+            ("model.safetensors", True),
         }
 
 
