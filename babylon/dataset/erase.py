@@ -37,6 +37,7 @@ from babylon.store.published import (
     record_published,
     was_trained,
     withhold,
+    withhold_trained,
 )
 from babylon.store.published_policies import models_with
 
@@ -154,6 +155,8 @@ async def _erase(
         return found
     # Before anything else: no later file may hold it, also if the hub refuses the rest.
     await withhold(store, kind, name, reason)
+    # By id too: once the game's rows are deleted, nothing else tells which of them were trained.
+    await withhold_trained(store, sorted(trajectories), reason)
     if held:
         agents = {name} if kind == "agent" else set()
         others = [file for file in published if file not in held]

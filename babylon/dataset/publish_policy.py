@@ -1,7 +1,8 @@
 """Publishing a promoted policy: its weights and model card in one commit, and a tag on it.
 
-``main`` of the repository is the newest published policy. As with the dataset: files first, then
-the commit, then the ledger; a run that died in between finds its files at the head.
+``main`` of the repository is the newest published policy. The ledger has the policy before the
+commit, and its revision after it: whatever dies in between, a take-down finds every policy that may
+be on the hub. The next run finds the files at the head.
 """
 
 import asyncio
@@ -80,10 +81,12 @@ async def publish_policy(
         if dry_run:
             return made
         async with publishing(store):
+            # Again: a take-down may have come while the files were made.
+            await _check(store, policy, publish)
+            entry = repository, policy.policy_version, made.form, made.bytes
+            await record_published_policy(store, *entry)
             revision = await asyncio.to_thread(_send, publish, repository, policy, files)
-            await record_published_policy(
-                store, repository, policy.policy_version, made.form, made.bytes, revision
-            )
+            await record_published_policy(store, *entry, revision)
     log.info("published policy %d: %.1f MB", policy.policy_version, made.bytes / 1e6)
     return replace(made, revision=revision)
 

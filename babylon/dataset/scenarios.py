@@ -15,9 +15,14 @@ from babylon.core.artifacts import iter_artifact
 from babylon.core.home import Home
 from babylon.core.types import Scored
 from babylon.dataset.trajectories import Selection
-from babylon.evaluation.rebuild.recorded import RecordedRow, RecordedScenario, RecordedStep
+from babylon.evaluation.rebuild.recorded import (
+    RecordedRow,
+    RecordedScenario,
+    RecordedStep,
+    Skipped,
+)
 from babylon.evaluation.rebuild.recorded_windows import rebuild_rows
-from babylon.quality.decode import decode
+from babylon.quality.decode import RejectedError, decode
 
 log = logging.getLogger(__name__)
 
@@ -33,13 +38,18 @@ _COLUMNS = (
 
 
 def scenario_rows(home: Home, scored: Scored, selection: Selection) -> list[dict[str, Any]]:
-    """Return the scenarios that can be rebuilt from the rows; the others are logged.
+    """Return the scenarios that can be rebuilt from the rows; one line is logged of the others.
 
     A market that an agent shared who is not published cannot be played without it: it is left out.
     """
     rebuilt = rebuild_rows(list(_rows(home, scored)))
-    for skipped in rebuilt.skipped:
-        log.warning("window %s: %s", skipped.window_id, skipped.reason)
+    if rebuilt.skipped:  # of a game that is not ours this is every row
+        log.warning(
+            "window %s: %d rows or scenarios cannot be replayed, the first because: %s",
+            scored.claim.window_id,
+            len(rebuilt.skipped),
+            rebuilt.skipped[0].reason,
+        )
     return [
         _row(scored.claim.window_id, one, selection)
         for one in rebuilt.scenarios
@@ -47,10 +57,19 @@ def scenario_rows(home: Home, scored: Scored, selection: Selection) -> list[dict
     ]
 
 
-def _rows(home: Home, scored: Scored) -> Iterable[RecordedRow]:
+def _rows(home: Home, scored: Scored) -> Iterable[RecordedRow | Skipped]:
     for frame in iter_artifact(home, scored.artifact, _COLUMNS):
         for row in frame.iter_rows(named=True):
-            steps = decode(row.pop("game_json"), tuple[RecordedStep, ...], "stepsJson")
+            try:
+                steps = decode(row.pop("game_json"), tuple[RecordedStep, ...], "stepsJson")
+            # A state is the game's own: it may lack what a replay needs, such as the balance.
+            except RejectedError as error:
+                yield Skipped(
+                    window_id=row["window_id"],
+                    scenario_id=row["scenario_id"],
+                    reason=f"trajectory {row['trajectory_id']}: {error}",
+                )
+                continue
             knowledge = msgspec.json.decode(row.pop("knowledge_json"))
             yield RecordedRow(
                 **row,

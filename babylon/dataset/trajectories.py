@@ -34,7 +34,7 @@ _TOKENS = ("prompt_token_ids", "completion_token_ids", "logprobs")
 
 
 class _State(msgspec.Struct, rename="camel"):
-    agent_balance: float | None = None
+    agent_balance: object = None
 
 
 class _Action(msgspec.Struct, rename="camel"):
@@ -46,13 +46,16 @@ class _Action(msgspec.Struct, rename="camel"):
 
 
 class PublishedStep(msgspec.Struct, rename="camel"):
-    """The parts of a game's step that are published. All others are skipped while decoding."""
+    """The parts of a game's step that are published. All others are skipped while decoding.
+
+    Validation does not read the fields of type ``object``, so a game may write anything there.
+    """
 
     step_number: int
     action: _Action
     environment_state: _State = msgspec.field(default_factory=_State)
-    timestamp: float | None = None
-    reward: float | None = None
+    timestamp: object = None
+    reward: object = None
 
 
 class _Knowledge(msgspec.Struct):
@@ -130,18 +133,29 @@ def trajectory_rows(
 
 def _step(step: PublishedStep) -> dict[str, Any]:
     action, error = step.action, step.action.error
-    at = None if step.timestamp is None else datetime.fromtimestamp(step.timestamp / 1000, UTC)
     return {
         "step": step.step_number,
-        "at": at,
-        "balance_usd": step.environment_state.agent_balance,
+        "at": _time(step.timestamp),
+        "balance_usd": _number(step.environment_state.agent_balance),
         "action_type": action.action_type,
         "parameters_json": _json(action.parameters),
         "success": action.success,
         "result_json": _json(action.result),
         "error": error if isinstance(error, str | None) else _json(error),
-        "reward": step.reward,
+        "reward": _number(step.reward),
     }
+
+
+def _number(value: object) -> float | None:
+    return float(value) if isinstance(value, int | float) and not isinstance(value, bool) else None
+
+
+def _time(milliseconds: object) -> datetime | None:
+    try:
+        since = _number(milliseconds)
+        return None if since is None else datetime.fromtimestamp(since / 1000, UTC)
+    except (OverflowError, ValueError, OSError):  # no calendar has this time
+        return None
 
 
 def _json(value: object) -> str | None:

@@ -2,7 +2,7 @@
 
 https://docs.langchain.com/langsmith/run-data-format. Read are runs as ``Client.list_runs`` gives
 them, one a line or in ``runs``, with or without ``child_runs`` inside; in a bulk export inputs,
-outputs and extra are JSON texts. A run of type ``llm`` is a call. CapturedScores becomes rewards.
+outputs and extra are JSON texts. A run of type ``llm`` is a call. Feedback becomes rewards.
 """
 
 from collections.abc import Iterable, Iterator

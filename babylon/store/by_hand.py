@@ -45,9 +45,11 @@ async def skip_window(store: Store, window: Window, author: str, reason: str) ->
                 f"window {window.key} is trained and its play is used: `babylon train --window"
                 f" {window.key}` finishes it"
             )
+        # The epoch refuses a worker that slept through its lease.
         await connection.execute(
             "UPDATE babylon.windows SET state = 'skipped', attempts = $2, retry_at = NULL,"
-            " lease_until = NULL, reason = $3, updated_at = now() WHERE window_id = $1",
+            " epoch = epoch + 1, lease_until = NULL, reason = $3, updated_at = now()"
+            " WHERE window_id = $1",
             window.key,
             MAX_ATTEMPTS,
             f"skipped by {author}: {reason}",

@@ -102,6 +102,17 @@ async def withhold(store: Store, kind: str, name: str, reason: str) -> None:
     )
 
 
+async def withhold_trained(store: Store, trajectory_ids: Sequence[str], reason: str) -> None:
+    """Take those trajectories down that a policy learnt from."""
+    await store.pool.execute(
+        "INSERT INTO babylon.withheld (kind, name, reason)"
+        " SELECT DISTINCT 'trajectory', trajectory_id, $2 FROM babylon.trained"
+        " WHERE trajectory_id = ANY($1) ON CONFLICT DO NOTHING",
+        list(trajectory_ids),
+        reason,
+    )
+
+
 async def policies_of(store: Store, trajectory_ids: Sequence[str]) -> dict[int, str]:
     """Return the policies that learnt from these trajectories → ``trained`` or ``descendant``."""
     rows = await store.pool.fetch(

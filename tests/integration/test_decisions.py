@@ -6,7 +6,13 @@ from datetime import timedelta
 
 import pytest
 
-from babylon.core.errors import ApprovalError, FencedError, WindowError, WindowNotReadyError
+from babylon.core.errors import (
+    ApprovalError,
+    FencedError,
+    SupersededError,
+    WindowError,
+    WindowNotReadyError,
+)
 from babylon.core.settings import Settings
 from babylon.core.types import Verdict
 from babylon.core.windows import WindowState, parse_window_id
@@ -17,7 +23,9 @@ from babylon.store.approvals import answer_approval, ask_approval, get_approval,
 from babylon.store.by_hand import retry_window, skip_window
 from babylon.store.holds import end_hold, hold, running_hold
 from babylon.store.policies import ensure_base
+from babylon.store.routes import commit_route, current_route
 from babylon.store.windows import claim_window, get_window, hold_lease, release, set_state
+from tests.deployments import three_policies
 from tests.integration.game import insert_real_window
 
 WINDOW = parse_window_id("2025-11-14T09:00")
@@ -66,6 +74,25 @@ async def test_a_refusal_and_silence_deploy_nothing(store: Store, verdict: Verdi
     refused = with_answer(verdict, await waiting)
     assert not refused.promote
     assert refused.reason == "refused by bob: not today; the gate said: better"
+
+
+async def test_nobody_is_asked_about_a_policy_whose_parent_leads_no_longer(store: Store) -> None:
+    await three_policies(store)
+    claim = await claim_window(store, WINDOW, owner="one", lease_s=60)
+    verdict = Verdict(claim=claim, policy_version=1, route_version=1, promote=True, reason="better")
+    await ask(store, verdict, hours=2)
+    route = await current_route(store)
+    await commit_route(
+        store,
+        policy_version=2,
+        author="alice",
+        reason="by hand",
+        expected_route_version=route.route_version,
+    )
+    answer = await await_answer(store, 1)
+    assert await open_approvals(store) == []
+    with pytest.raises(SupersededError, match="policy 1: its update started from policy 0"):
+        with_answer(verdict, answer)
 
 
 async def test_while_training_is_on_hold_no_window_is_chosen(

@@ -382,6 +382,35 @@ async def test_a_scenario_or_an_outcome_with_a_secret_that_stays_is_left_out(
     ].rows == 1
 
 
+async def test_a_state_of_any_game_is_published_and_replayed_only_if_it_can_be(
+    store: Store, publisher: Settings, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Play over HTTP needs no state: only ``agentPnL`` is read, which the recorder adds."""
+    states = {
+        "ann": '{"agentPnL":0}',
+        "bo": '{"agentPnL":0,"agentBalance":"three coins","market":7}',
+        "cy": '{"agentPnL":0,"agentBalance":990.5}',
+    }
+    rows = []
+    for agent, state in states.items():
+        row = played(WINDOW, agent)
+        game = str(row["game_json"]).replace('{"agentBalance":990.5,"agentPnL":0}', state)
+        assert state in game
+        rows.append(row | {"game_json": game})
+    rows[1]["game_json"] = str(rows[1]["game_json"]).replace("1763110800000", '"noon"')
+    await finish(store, publisher, WINDOW, rows)
+    (scored,) = await windows_of(store)
+    tables = await build_tables(store, publisher.home, scored, Selection())
+    published = pl.read_parquet(publisher.home.resolve(tables["trajectories"].uri))
+    steps = dict(zip(published["agent_id"], published["steps"], strict=True))
+    assert {name: step[0]["balance_usd"] for name, step in steps.items()} == {
+        "ann": None, "bo": None, "cy": 990.5,
+    }  # fmt: skip
+    assert [name for name, step in steps.items() if step[0]["at"] is None] == ["bo"]
+    assert tables["scenarios"].rows == 0
+    assert "3 rows or scenarios cannot be replayed, the first because: trajectory" in caplog.text
+
+
 async def test_a_take_down_waits_for_a_commit_in_the_making(
     store: Store, publisher: Settings, hub: HubState, monkeypatch: pytest.MonkeyPatch
 ) -> None:

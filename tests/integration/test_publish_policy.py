@@ -3,6 +3,7 @@
 import json
 import stat
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -155,6 +156,62 @@ async def test_a_run_that_died_after_its_commit_makes_no_second_one(
     await store.pool.execute("DELETE FROM babylon.published_policies")
     assert await push(store, models)  # identical content asks for no commit
     assert hub.commits(MODELS) == ["Policy 1"]
+
+
+async def test_a_run_that_died_after_its_commit_is_known_to_a_take_down(
+    store: Store, models: Settings, hub: HubState, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Another policy may be champion by then, so that no run ever enters this one."""
+    await promoted(store, models)
+    await serve(store)
+    real = module._send
+
+    def dies(*arguments: Any) -> str:
+        real(*arguments)
+        raise KeyboardInterrupt
+
+    with monkeypatch.context() as patch, pytest.raises(KeyboardInterrupt):
+        patch.setattr(module, "_send", dies)
+        await push(store, models)
+    found = await erase(store, models.home, models.publish, "trajectory", "t1")
+    assert found.models == ("owner/trader@policy-1",)
+    assert await push(store, models) and hub.commits(MODELS) == ["Policy 1"]
+
+
+async def test_a_take_down_while_the_files_are_made_stops_the_commit(
+    store: Store, models: Settings, hub: HubState, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    await promoted(store, models)
+    await serve(store)
+    real, checks = module._check, iter([False, True])
+
+    async def check(*arguments: Any) -> None:
+        if next(checks):  # the files are made
+            await withhold(store, "trajectory", "t1", "")
+        await real(*arguments)
+
+    monkeypatch.setattr(module, "_check", check)
+    with pytest.raises(ConfigError, match="taken down"):
+        await push(store, models)
+    assert hub.requests == []
+
+
+async def test_an_agent_stays_taken_down_when_its_rows_are_deleted(
+    store: Store, models: Settings, hub: HubState
+) -> None:
+    await promoted(store, models)
+    await serve(store)
+    await store.game.execute("INSERT INTO \"User\" (id) VALUES ('ann')")
+    await store.game.execute(
+        'INSERT INTO trajectories (id, "trajectoryId", "agentId", "startTime", "endTime",'
+        ' "durationMs", "stepsJson", "rewardComponentsJson", "metricsJson", "metadataJson",'
+        ' "totalReward", "episodeLength", "finalStatus", "updatedAt") VALUES (\'t1\', \'t1\','
+        " 'ann', now(), now(), 0, '[]', '{}', '{}', '{}', 0, 0, 'completed', now())"
+    )
+    await erase(store, models.home, models.publish, "agent", "ann", apply=True)
+    await store.game.execute("DELETE FROM trajectories")
+    with pytest.raises(ConfigError, match="learnt from 1 trajectories that were taken down"):
+        await push(store, models)
 
 
 async def test_an_adapter_names_its_base_on_the_hub(

@@ -1,5 +1,5 @@
-"""Opt-out, sampling and redaction through a running gateway: what is on the disk, in Postgres, and
-in what is trained."""
+"""Opt-out, sampling and redaction through a running gateway: what is on the disk, in Postgres, at
+a collector of spans, and in what is trained."""
 
 import asyncio
 import json
@@ -19,6 +19,10 @@ from babylon.store.recording_rules import set_rule
 from tests.calling_policy import save_calling_policy
 from tests.integration.test_play import LAST_HOUR, Player, at, known_player, validated
 from tests.integration.test_serving import Stack, register, running_stack, until_healthy
+from tests.integration.test_telemetry import Collector, attributes, collector, traced
+from tests.integration.test_trace_receiver import START, finished, otlp_json, row_of
+from tests.unit.formats.spans import Traced
+from tests.unit.formats.test_spans import chat
 
 CARD = "4111 1111 1111 1111"
 TOOL = {"type": "function", "function": {"name": "price", "parameters": {"type": "object"}}}
@@ -45,9 +49,19 @@ def checkpoint(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture
-async def stack(store: Store, settings: Settings, checkpoint: Path) -> AsyncIterator[Stack]:
+async def told(monkeypatch: pytest.MonkeyPatch) -> AsyncIterator[tuple[Collector, str]]:
+    """A collector and its address."""
+    monkeypatch.setenv("OTEL_BSP_SCHEDULE_DELAY", "10")  # milliseconds
+    async with collector() as one:
+        yield one
+
+
+@pytest.fixture
+async def stack(
+    store: Store, settings: Settings, checkpoint: Path, told: tuple[Collector, str]
+) -> AsyncIterator[Stack]:
     await register(store, [checkpoint])
-    async with running_stack(store, settings) as stack:
+    async with running_stack(store, traced(settings, told[1], otlp_content=True)) as stack:
         await until_healthy(stack.url)
         yield stack
 
@@ -73,6 +87,14 @@ async def until_ruled(one: Player, agent: str, mark: str) -> None:
             await asyncio.sleep(0.02)
 
 
+async def until_told(found: Collector, calls: list[str]) -> bytes:
+    """Return all that the collector got, once the spans of these calls are among it."""
+    async with asyncio.timeout(20):
+        while not {*calls} <= {attributes(one)["gen_ai.response.id"] for one in found.spans}:
+            await asyncio.sleep(0.02)
+    return found.sent
+
+
 async def said(one: Player, agent: str, trajectory: str | None = None, **asked: Any) -> str:
     """The id of an answer."""
     answer = await one.chat(trajectory, headers={"x-babylon-agent": agent}, **asked)
@@ -80,7 +102,10 @@ async def said(one: Player, agent: str, trajectory: str | None = None, **asked: 
 
 
 async def test_a_redacted_field_is_nowhere_and_its_calls_are_not_trained(
-    stack: Stack, settings: Settings, caplog: pytest.LogCaptureFixture
+    stack: Stack,
+    settings: Settings,
+    told: tuple[Collector, str],
+    caplog: pytest.LogCaptureFixture,
 ) -> None:
     caplog.set_level(logging.DEBUG)
     caplog.handler.addFilter(lambda record: record.name.startswith("babylon"))  # not the client's
@@ -111,7 +136,10 @@ async def test_a_redacted_field_is_nowhere_and_its_calls_are_not_trained(
     collected = (
         on_disk(settings.home.root) + str(read_trajectories(settings.home, artifact)).encode()
     )
-    for place in (disk, collected, (await everything(stack.store)).encode(), caplog.text.encode()):
+    spans = await until_told(told[0], [row["call_id"] for row in await stack.rows()])
+    assert b"Pay." in spans and b"[redacted]" in spans
+    stored = (await everything(stack.store)).encode()
+    for place in (disk, collected, stored, spans, caplog.text.encode()):
         assert CARD.encode() not in place
     trained = {one.trajectory_id: one.calls for one in read_trajectories(settings.home, artifact)}
     assert {call.untrainable for call in trained["payer"]} == {"fields were redacted"}
@@ -119,11 +147,12 @@ async def test_a_redacted_field_is_nowhere_and_its_calls_are_not_trained(
 
 
 async def test_a_key_that_opted_out_leaves_no_word_and_streams_are_left_out_too(
-    stack: Stack, settings: Settings
+    stack: Stack, settings: Settings, told: tuple[Collector, str]
 ) -> None:
     key = await create_key(stack.store, "private", scopes=["infer", "record"])
     await set_rule(stack.store, "key", key.key_id, 0.0, [])
     secret = [{"role": "user", "content": f"my card is {CARD}"}]
+    calls: list[str] = []
     async with known_player(stack, key) as one:
         await until_ruled(one, "any", "any")
         for path, asked in (
@@ -137,7 +166,15 @@ async def test_a_key_that_opted_out_leaves_no_word_and_streams_are_left_out_too(
             assert answer.status_code == 200
             assert answer.headers["x-call-id"].startswith("unrecorded-")
             assert answer.headers["x-call-id"] in answer.text
+            calls.append(answer.headers["x-call-id"])
+        program = Traced(START)  # and its own telemetry brings no word in
+        span = program.span("chat", chat(CARD, CARD, **{"gen_ai.response.id": calls[0]}))
+        assert (await one.http.post("/v1/traces", json=otlp_json(program))).json() == {}
+        trajectory = f"{span.context.trace_id:032x}"
+        await finished(one, trajectory)
+    (step,) = json.loads((await row_of(stack, trajectory))["stepsJson"])
+    assert [call["model"] for call in step["llmCalls"]] == ["unrecorded"]
     stored = await stack.rows()
     assert key.key_id not in {row["key_id"] for row in stored if CARD in row["messages"]}
     assert CARD not in await everything(stack.store)
-    assert CARD.encode() not in on_disk(settings.home.root)
+    assert CARD.encode() not in on_disk(settings.home.root) + await until_told(told[0], calls)

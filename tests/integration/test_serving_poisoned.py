@@ -12,7 +12,7 @@ import pytest
 from babylon.core.settings import Settings
 from babylon.serving.gateway import engine_client, readiness
 from babylon.store import Store
-from benchmarks.gateway.upstream import Upstream
+from benchmarks.gateway.upstream import Upstream, events
 from tests.integration.canned_gateway import HELLO, Canned, canned_gateway
 
 BODY = {"model": "babylon", "messages": HELLO}
@@ -118,6 +118,32 @@ async def test_an_engine_that_answers_nobody_is_taken_out_and_back(
         engine.wedged = False
         await _until_state(gateway, "serving")
         await client.chat.completions.create(**BODY)
+
+
+class _Quoting(Upstream):
+    """Ends each answer after some tokens with an error that repeats the prompt."""
+
+    async def _answer(self, body: bytes, send: Any) -> None:
+        error = {"error": {"message": f"cannot go on after {body.decode()}"}}
+        head = {"type": "http.response.start", "status": 200}
+        await send({**head, "headers": [(b"content-type", b"text/event-stream")]})
+        data = b"".join(events(exact=True)[:4]) + f"data: {json.dumps(error)}\n\n".encode()
+        await send({"type": "http.response.body", "body": data, "more_body": False})
+
+
+async def test_an_engines_error_is_told_to_the_client_only(
+    store: Store, settings: Settings, caplog: pytest.LogCaptureFixture
+) -> None:
+    asked = {**BODY, "messages": [{"role": "user", "content": "card 4111"}]}
+    async with canned_gateway(store, settings, _Quoting()) as gateway, gateway.client() as client:
+        for _ in range(readiness.FAILURES):
+            with pytest.raises(openai.APIError, match="card 4111"):
+                async for _ in await client.chat.completions.create(**asked, stream=True):
+                    pass
+        rows = await gateway.rows()
+    reasons = {row["untrainable_reason"] for row in rows}
+    assert reasons == {"the engine's answer broke off (it ends with an error)"}
+    assert "it ends with an error" in caplog.text and "4111" not in caplog.text
 
 
 async def _until_state(gateway: Canned, state: str) -> dict[str, Any]:

@@ -115,7 +115,8 @@ class CallHandler:
             await self._record_interrupted(exchange, reason)
             self.table.readiness.call_failed(exchange.assigned.target.name, reason)
             status = 504 if isinstance(error, TimeoutError) else 502
-            raise RequestError(status, f"{reason}: try again") from error
+            quoted = f": {error.quoted}" if isinstance(error, StreamCut) and error.quoted else ""
+            raise RequestError(status, f"{reason}{quoted}: try again") from error
 
     async def _answer(self, exchange: Exchange, response: Response) -> None:
         """Ask the engine, relay its answer, and record the call before the answer ends.

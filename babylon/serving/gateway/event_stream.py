@@ -72,7 +72,14 @@ _decoder = msgspec.json.Decoder(JsonObject)
 
 
 class StreamCut(Exception):
-    """The engine's answer ended too early, reported an error, or is none."""
+    """The engine's answer ended too early, reported an error, or is none.
+
+    ``quoted``: the engine's own words. They may repeat the prompt, so only the client is told.
+    """
+
+    def __init__(self, reason: str, quoted: object = None) -> None:
+        super().__init__(reason)
+        self.quoted = quoted
 
 
 def noted(answer: JsonObject, exchange: Exchange) -> JsonObject | None:
@@ -127,6 +134,7 @@ def _for_client(event: ServerSentEvent, exchange: Exchange) -> bytes:
         return event.other_lines and event.other_lines + b"\n"
     chunk = _decoder.decode(event.data)
     if error := chunk.get("error"):
-        raise StreamCut(error.get("message") if isinstance(error, dict) else str(error))
+        quoted = error.get("message") if isinstance(error, dict) else error
+        raise StreamCut("it ends with an error", quoted)
     seen = noted(chunk, exchange)
     return event.other_lines + sse(msgspec.json.encode(seen)) if seen else b""

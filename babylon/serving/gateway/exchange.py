@@ -332,7 +332,7 @@ def _add_tool_calls(calls: list[JsonObject], added: list[JsonObject]) -> None:
 def _of_type(kind: type[T], value: object) -> T | None:
     if value is None or isinstance(value, kind):
         return value
-    raise TypeError(f"{value!r:.80} is no {kind.__name__}")
+    raise TypeError(f"{type(value).__name__} instead of {kind.__name__}")  # the value may be text
 
 
 def _checked(name: bytes, value: str | None) -> str | None:

@@ -6,6 +6,7 @@ value out; it cannot be trained on either. JSON in a text is searched too: the a
 call, a tool's result, an answer.
 """
 
+import re
 from collections.abc import Collection, Iterable
 from dataclasses import replace
 from hashlib import blake2b
@@ -19,6 +20,8 @@ from babylon.store.recording_rules import RecordingRule, list_rules
 REDACTED = "[redacted]"
 UNRECORDED = "unrecorded-"
 """Begins the id of an answer that will not be recorded: a step may name it, and is kept."""
+_ESCAPED = re.compile(r"(?<!\\)\\++u([0-9a-fA-F]{4})")
+_MAX_DEPTH = 100  # What is nested deeper is redacted, so that messages stay a list.
 
 
 class RecordingRules:
@@ -98,24 +101,26 @@ def _without(text: str, fields: Collection[str]) -> str:
     try:
         value = msgspec.json.decode(text)
         left = _left(value, fields)
-    except RecursionError:  # nested too deeply to search
+    except RecursionError:  # texts of JSON in texts of JSON
         return msgspec.json.encode(REDACTED).decode()
     return text if left == value else msgspec.json.encode(left).decode()
 
 
-def _left(value: object, fields: Collection[str]) -> object:
+def _left(value: object, fields: Collection[str], depth: int = 0) -> object:
     match value:
+        case dict() | list() if depth == _MAX_DEPTH:
+            return REDACTED
         case dict():
-            return {name: _field(name, one, fields) for name, one in value.items()}
+            return {name: _field(name, one, fields, depth + 1) for name, one in value.items()}
         case list():
-            return [_left(one, fields) for one in value]
+            return [_left(one, fields, depth + 1) for one in value]
         case str():
             return _text(value, fields)
         case _:
             return value
 
 
-def _field(name: str, value: object, fields: Collection[str]) -> object:
+def _field(name: str, value: object, fields: Collection[str], depth: int) -> object:
     if name in fields and value is not None:
         return REDACTED
     if name == "arguments" and isinstance(value, str):
@@ -123,15 +128,16 @@ def _field(name: str, value: object, fields: Collection[str]) -> object:
             return _without(value, fields)
         except msgspec.DecodeError:  # the model wrote no JSON: its fields cannot be told apart
             return REDACTED
-    return _left(value, fields)
+    return _left(value, fields, depth)
 
 
 def _text(text: str, fields: Collection[str]) -> str:
     """Return a text without the fields' values, if it is JSON; ``REDACTED`` if it is some other
     text that seems to hold one, such as JSON that was cut or is quoted."""
-    if not any(name in text for name in fields):
+    plain = _ESCAPED.sub(lambda found: chr(int(found[1], 16)), text)  # names may be escaped
+    if not any(name in plain for name in fields):
         return text
     try:
         return _without(text, fields)
     except msgspec.DecodeError:
-        return REDACTED if any(f'"{name}' in text for name in fields) else text
+        return REDACTED if any(f'"{name}' in plain for name in fields) else text

@@ -9,6 +9,9 @@ import torch
 from babylon.training.grpo.config import TrainerConfig
 
 _TAKEN, _FACTOR = "train_steps", "rate_factor"
+# Windows that move nothing would double it for ever. One update's undoing must be able to halve it
+# back to where the policy stays within its bounds.
+MOST_FACTOR = 1000.0
 
 
 def begin_rate(optimizer: torch.optim.Optimizer, config: TrainerConfig) -> None:
@@ -43,6 +46,8 @@ def adapt_rate(
 ) -> None:
     """Raise or lower the rate, twofold at most, where the policy should move more or less.
 
+    It stays below ``MOST_FACTOR`` times the configured one.
+
     The divergence grows with the square of the distance. The policy should therefore have reached
     ``target_kl * share^2`` after a share of the update, and the rate follows the root of the ratio.
     Schulman et al. 2017 (arXiv 1707.06347, section 4) adapt a penalty to a target divergence, Rudin
@@ -56,4 +61,4 @@ def adapt_rate(
         return
     goal = config.target_kl * share**2
     factor = min(2.0, max(0.5, (goal / max(moved, goal / 4)) ** 0.5))
-    set_rate_factor(optimizer, rate_factor(optimizer) * factor)
+    set_rate_factor(optimizer, min(rate_factor(optimizer) * factor, MOST_FACTOR))

@@ -251,7 +251,9 @@ def kl_anchor(inputs: LossInputs, bounds: LossBounds) -> Tensor:
 class Loss:
     """A loss, with its normaliser if its definition includes one.
 
-    ``clip_is_far``: a clipped token has moved far, so many clipped tokens stop the update early.
+    ``clip_is_far``: a clipped token has moved far from the parent, so many of them stop the update
+    early. A cap on ``pi_theta / mu`` tells nothing of that: an older policy's tokens may exceed it
+    before the first step.
     """
 
     terms: Callable[[LossInputs, LossBounds], LossTerms]
@@ -261,11 +263,11 @@ class Loss:
 
 LOSSES: dict[str, Loss] = {
     "ppo_clip": Loss(ppo_clip),
-    "cispo": Loss(cispo),
+    "cispo": Loss(cispo, clip_is_far=False),
     "gspo": Loss(gspo, "call", clip_is_far=False),  # clips at 3e-4, which every step reaches
     "dapo": Loss(dapo, "token"),
     "dr_grpo": Loss(dr_grpo, "constant"),
-    "reinforce_is": Loss(reinforce_is),
+    "reinforce_is": Loss(reinforce_is, clip_is_far=False),
 }
 
 

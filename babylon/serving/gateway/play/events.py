@@ -31,7 +31,8 @@ def integer(value: object) -> object:
 Id = Annotated[str, Field(min_length=1, max_length=MAX_ID, pattern=_PRINTABLE)]
 Name = Annotated[str, Field(min_length=1, max_length=100, pattern=_PRINTABLE)]
 Number = Annotated[float, Field(allow_inf_nan=False)]
-StepNumber = Annotated[int, BeforeValidator(integer), Field(ge=0, lt=2**31)]
+# The bounds stand first: after a BeforeValidator they are missing in the schema.
+StepNumber = Annotated[int, Field(ge=0, lt=2**31), BeforeValidator(integer)]
 Object = dict[str, object]
 Moment = Annotated[AwareDatetime | None, Field(description="Default: the time of arrival.")]
 

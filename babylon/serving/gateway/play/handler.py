@@ -10,6 +10,8 @@ from contextlib import asynccontextmanager
 from datetime import UTC, datetime
 from typing import Any
 
+from pydantic import ValidationError
+
 from babylon.core.errors import (
     DatabaseError,
     RecorderError,
@@ -343,7 +345,10 @@ async def _steps(connection: Connection, play: StoredPlay) -> list[TimedStep]:
 
 async def _spans(connection: Connection, play: StoredPlay) -> list[PlaySpan]:
     stored = await read_spans(connection, play.trajectory_id)
-    return [PlaySpan.model_validate_json(span) for span in stored]
+    try:
+        return [PlaySpan.model_validate_json(span) for span in stored]
+    except ValidationError as error:  # of a newer gateway; it costs its trajectory, not this one
+        raise _conflict(play, "has spans that this gateway cannot read") from error
 
 
 async def _records(

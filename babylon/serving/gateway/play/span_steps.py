@@ -7,6 +7,7 @@ from pydantic import AwareDatetime
 
 from babylon.serving.gateway.play.assemble import RESPONSE, TimedStep
 from babylon.serving.gateway.play.events import ElsewhereCall, Id, PlayModel, StepAction, StepEvent
+from babylon.serving.gateway.recording_rules import UNRECORDED
 from babylon.store.plays import PlayedCall
 
 
@@ -36,20 +37,22 @@ def span_steps(
     """Return the steps in the order of time: each call is one, with the tool that it led to.
 
     A second tool of the same call is a step of its own. A recorded call counts once, however many
-    spans tell of it, and takes the place of what they hold. A span's call that is not recorded is
-    a call elsewhere.
+    spans tell of it, and takes the place of what they hold. So does the id of a call that a rule
+    kept out of the records. A span's call of which the gateway knows nothing is a call elsewhere.
     """
-    untold = {one.call_id: one.started_at for one in records}
-    recorded = {*untold}
+    recorded = {one.call_id: one.started_at for one in records}
+    told: set[str] = set()
     found: list[tuple[datetime, str | ElsewhereCall | StepAction]] = []
     for span in sorted(spans, key=lambda one: one.at):
-        if span.call_id in recorded:
+        name = span.call_id
+        if name and (name in recorded or name.startswith(UNRECORDED)):
             # By the agent's clock, which its tools have too, and not by the gateway's.
-            if untold.pop(span.call_id, None):
-                found.append((span.at, span.call_id))
-        elif told := span.call or span.action:
-            found.append((span.at, told))
-    found += [(at, call_id) for call_id, at in untold.items()]
+            if name not in told:
+                told.add(name)
+                found.append((span.at, name))
+        elif known := span.call or span.action:
+            found.append((span.at, known))
+    found += [(at, call_id) for call_id, at in recorded.items() if call_id not in told]
     steps: list[TimedStep] = []
     for at, one in sorted(found, key=lambda item: item[0]):
         last = steps[-1][1] if steps else None

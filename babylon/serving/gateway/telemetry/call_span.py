@@ -21,7 +21,6 @@ Value = str | bool | int | float | Sequence[str]
 Attributes = dict[str, Value]
 MAX_CONTENT_BYTES = 2**16  # of one attribute: a collector takes some megabytes in a request
 _SAMPLING = ("temperature", "top_p", "top_k", "frequency_penalty", "presence_penalty")
-_STOPS, _STOP_CHARACTERS = 16, 100
 
 
 def operation(exchange: Exchange) -> str:
@@ -44,8 +43,6 @@ def attributes(exchange: Exchange, outcome: str, route: str) -> Attributes:
         "gen_ai.request.stream": asked.stream or None,
         "gen_ai.request.max_tokens": asked.limit,
         "gen_ai.request.seed": asked.seed,
-        "gen_ai.request.stop_sequences": [s[:_STOP_CHARACTERS] for s in asked.stops[:_STOPS]]
-        or None,
         "gen_ai.request.choice.count": asked.choices if asked.choices > 1 else None,
         "gen_ai.response.id": exchange.call_id,
         "gen_ai.response.model": assigned.target.name,
@@ -80,12 +77,13 @@ def content(call: RecordedCall) -> Attributes:
     """Return the messages, the answer and the tools of a call as it may be recorded."""
     said = msgspec.json.decode(call.answer) if call.answer else {}
     answer = {"role": "assistant", "content": call.response, **said}
-    tools = msgspec.json.decode(call.parameters).get("tools") or ()
+    tools = msgspec.json.decode(call.parameters).get("tools")
+    listed = tools if isinstance(tools, list) else ()  # a rule may redact them as a whole
     output = {**_message(answer), "finish_reason": call.finish_reason}
     return {
         "gen_ai.input.messages": _newest(map(_message, sent_messages(call.messages))),
         "gen_ai.output.messages": _newest([output]),
-        **({"gen_ai.tool.definitions": _newest(map(_tool, tools))} if tools else {}),
+        **({"gen_ai.tool.definitions": _newest(map(_tool, listed))} if listed else {}),
     }
 
 

@@ -28,8 +28,9 @@ PROTOBUF: Encoding = "application/x-protobuf"
 JSON: Encoding = "application/json"
 MAX_UNPACKED_BYTES = 4 * MAX_BODY_BYTES
 MAX_SPANS = 10_000  # a collector sends up to 8,192 together
-# The attributes that make a span one of a model, an agent or a tool, in either dialect.
-KINDS = ("gen_ai.operation.name", "openinference.span.kind")
+# The attributes that make a span one of a model, an agent or a tool: the conventions', older
+# OpenLLMetry's and OpenInference's.
+KINDS = ("gen_ai.operation.name", "llm.request.type", "openinference.span.kind")
 _PLACE = "the body"
 
 

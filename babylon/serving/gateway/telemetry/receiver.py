@@ -13,18 +13,21 @@ from collections.abc import Mapping, Sequence
 from typing import NoReturn
 
 from pydantic import ValidationError
+from pydantic_core import PydanticSerializationError
 
 from babylon.core.errors import ServingError, reason_of
 from babylon.core.text import storable_json
 from babylon.formats.otlp import RawSpan, Span, read_span
 from babylon.formats.spans import agent_of, reader_of
 from babylon.formats.trace import ImportFileError
+from babylon.quality.decode import is_deep
 from babylon.serving.gateway.asgi import Headers, Receive, Response, Scope, read_body
 from babylon.serving.gateway.auth import KeyRing, Principal
 from babylon.serving.gateway.key_limits import KeyLimits
 from babylon.serving.gateway.play.events import MAX_ID, ElsewhereCall, FinishEvent, StepAction
 from babylon.serving.gateway.play.handler import PlayHandler
 from babylon.serving.gateway.play.span_steps import PlaySpan
+from babylon.serving.gateway.recording_rules import UNRECORDED
 from babylon.serving.gateway.telemetry.otlp import (
     Encoding,
     accepted,
@@ -106,7 +109,7 @@ class TraceReceiver:
         batch = await asyncio.to_thread(
             lambda: _Batch(caller, told_spans(encoding, unpacked(headers, body)))
         )
-        known = await trajectories_of(self._store, {span.trace_id for span, _ in batch.told})
+        known = await trajectories_of(self._store, {span.trace_id for span, *_ in batch.told})
         rejected, why = batch.rejected, batch.why
         for trajectory_id, spans in batch.by_trajectory(known).items():
             try:
@@ -123,7 +126,7 @@ class _Batch:
     """The spans of one request. ``rejected`` ones cannot be stored; ``why`` is about the first."""
 
     def __init__(self, caller: Principal, raw: Sequence[RawSpan]) -> None:
-        self.told: list[tuple[Span, PlaySpan | None]] = []
+        self.told: list[tuple[Span, PlaySpan | None, str]] = []  # and the latter as JSON
         self.rejected, self.why = 0, ""
         spans: list[Span] = []
         for one in raw:
@@ -134,7 +137,8 @@ class _Batch:
         by_id = {(span.trace_id, span.span_id): span for span in spans}
         for span in spans:
             try:
-                self.told.append((span, _told(caller, span, by_id)))
+                told = _told(caller, span, by_id)
+                self.told.append((span, told, _encoded(span, told)))
             except _UNREADABLE as error:
                 self._reject(span.place, error)
 
@@ -145,12 +149,12 @@ class _Batch:
         The first request with a span of the trace decides.
         """
         of_traces = dict(known)
-        for span, told in self.told:
+        for span, told, _ in self.told:
             if told and (conversation := _conversation(span)):
                 of_traces.setdefault(span.trace_id, conversation)
-        playing = {span.trace_id for span, told in self.told if told} | known.keys()
+        playing = {span.trace_id for span, told, _ in self.told if told} | known.keys()
         found: defaultdict[str, list[StoredSpan]] = defaultdict(list)
-        for span, told in self.told:
+        for span, _, encoded in self.told:
             if span.trace_id not in playing:  # a trace of something else
                 continue
             place = of_traces.get(span.trace_id, span.trace_id)
@@ -158,7 +162,7 @@ class _Batch:
                 trace_id=span.trace_id,
                 span_id=span.span_id,
                 root=place == span.trace_id and not span.parent_id,
-                span=storable_json((told or PlaySpan(at=span.start)).model_dump_json()),
+                span=encoded,
             )
             found[place].append(stored)
         return found
@@ -205,7 +209,9 @@ def _told(caller: Principal, span: Span, by_id: Mapping[tuple[str, str], Span]) 
         except ImportFileError:
             if call_id is None:  # otherwise the gateway may have recorded it
                 raise
-        else:
+            told = None
+        # What a rule keeps out of the records does not come in here.
+        if told and not (call_id or "").startswith(UNRECORDED):
             call = ElsewhereCall(
                 messages=list(told.prompt),
                 response=told.response or "",
@@ -224,6 +230,21 @@ def _told(caller: Principal, span: Span, by_id: Mapping[tuple[str, str], Span]) 
         )
     agent_id = _agent(caller, agent_of(span, by_id, reader))
     return PlaySpan(at=span.start, agent_id=agent_id, call_id=call_id, call=call, action=action)
+
+
+def _encoded(span: Span, told: PlaySpan | None) -> str:
+    """Return what the span tells as JSON, only its time if it is the root of a trace.
+
+    Raises:
+        ImportFileError: it is nested too deep. The trajectory could not be finished.
+    """
+    try:
+        text = (told or PlaySpan(at=span.start)).model_dump_json()
+    except PydanticSerializationError:
+        text = ""
+    if not text or is_deep(text):
+        raise ImportFileError(f"{span.place}: its attributes are nested too deep: send less")
+    return storable_json(text)
 
 
 def _agent(caller: Principal, named: str | None) -> str | None:

@@ -9,7 +9,7 @@ import httpx
 from babylon.serving.gateway.auth import KeyRing, Principal
 from babylon.serving.gateway.key_limits import KeyLimits
 from babylon.serving.gateway.play.app import AT_A_TIME, play_app
-from babylon.serving.gateway.play.events import Event, EventResult
+from babylon.serving.gateway.play.events import Event, EventResult, StepEvent
 from babylon.serving.gateway.play.handler import PlayHandler
 from babylon.store import Store
 
@@ -50,3 +50,8 @@ async def test_a_key_whose_events_wait_does_not_hold_up_other_keys() -> None:
             assert (await send("quick")).status_code == 200
         handler.over.set()
         assert {(await one).status_code for one in waiting} == {200}
+
+
+def test_the_schema_tells_the_bounds_of_a_step_number_in_json_schemas_words() -> None:
+    number = StepEvent.model_json_schema()["properties"]["number"]
+    assert (number["minimum"], number["exclusiveMaximum"]) == (0, 2**31)

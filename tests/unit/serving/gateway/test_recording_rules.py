@@ -1,5 +1,6 @@
 """Opt-out, sampling and redaction of recorded calls."""
 
+import json
 from dataclasses import replace
 
 import msgspec
@@ -72,6 +73,34 @@ def test_json_in_texts_is_redacted_too(text: str) -> None:
     left = ruled(("agent", "agent", 1, ("card",))).applied(written)
     assert left and "4111" not in str(left)
     assert (left.trainable, left.prompt_token_ids) == (False, [])
+
+
+@pytest.mark.parametrize("depth", [120, 450, 900])
+def test_what_is_nested_too_deep_to_search_is_left_out_and_the_rest_keeps_its_form(
+    depth: int,
+) -> None:
+    deep = '{"a":' * depth + '{"card":"4111"}' + "}" * depth
+    written = call(
+        1,
+        messages=f'[{{"role":"user","content":[{deep}]}}]',
+        parameters=f'{{"metadata":{deep}}}',
+        answer=f'{{"role":"assistant","content":"hi","extra":{deep}}}',
+    )
+    left = ruled(("agent", "agent", 1, ("card",))).applied(written)
+    assert left and "4111" not in str(left) and not left.trainable
+    (message,) = json.loads(left.messages)
+    assert message["role"] == "user"
+    assert json.loads(left.parameters)["metadata"] and json.loads(left.answer or "")["extra"]
+
+
+@pytest.mark.parametrize(
+    "text", ['{"gr\\u00f6\\u00DFe": 41}', 'It is {"gr\\u00f6\\u00dfe": 41, "a']
+)
+def test_a_field_is_found_however_its_name_is_escaped(text: str) -> None:
+    """Python's json escapes what is not ASCII."""
+    written = call(1, messages=json.dumps([{"role": "tool", "content": text}]), response=text)
+    left = ruled(("agent", "agent", 1, ("größe",))).applied(written)
+    assert left and "41" not in left.messages + left.response
 
 
 def test_a_text_that_only_speaks_of_the_field_stays() -> None:

@@ -65,6 +65,11 @@ def test_a_span_that_only_names_an_unrecorded_call_is_no_step() -> None:
     assert steps([PlaySpan(at=NOON, call_id="gone"), PlaySpan(at=NOON, agent_id="a")]) == []
 
 
+def test_the_id_of_an_unrecorded_call_is_a_step_once_and_has_its_tool() -> None:
+    spans = [PlaySpan(at=NOON, call_id="unrecorded-1"), tool(1, "buy"), call(2, "unrecorded-1")]
+    assert steps(spans) == [(["unrecorded-1"], "buy")]
+
+
 def test_the_outermost_span_names_the_agent() -> None:
     assert first_agent([call(2, agent_id="inner"), call(1, agent_id="outer"), call(0)]) == "outer"
     assert first_agent([call(0)]) is None

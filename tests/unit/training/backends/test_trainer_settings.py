@@ -14,7 +14,6 @@ from babylon.training.grpo.config import MAX_STALENESS, TrainerConfig
 from babylon.training.grpo.losses import LOSSES
 from babylon.training.update import TARGET_KL, trainer_config, update_torch
 
-
 DEFAULT = TrainerConfig(target_kl=TARGET_KL)
 
 

@@ -8,8 +8,9 @@ import torch
 
 from babylon.training.grpo.advantage import advantages
 from babylon.training.grpo.config import TrainerConfig
+from babylon.training.grpo.learning_rate import MOST_FACTOR, adapt_rate, begin_rate, rate_factor
 from babylon.training.grpo.losses import LOSSES
-from babylon.training.grpo.trainer import train_on_window
+from babylon.training.grpo.trainer import MOST_UNDONE, train_on_window
 from babylon.training.grpo.training_input import ScoredTrajectory
 from babylon.training.grpo.training_window import NothingToTrainError, compile_window
 from tests.tiny_policy import tiny_model
@@ -246,6 +247,27 @@ def test_the_learning_rate_adapts_to_a_target_divergence(rate: float, per_step: 
     fixed = replace(config, target_kl=None, iterations=1)
     report = train_on_window(model, optimizer, compile_window(window(known=False), fixed))
     assert report.iterations_undone or report.learning_rate == rate
+
+
+def test_windows_that_move_nothing_do_not_raise_the_learning_rate_for_ever() -> None:
+    optimizer = torch.optim.AdamW(tiny_model(0).parameters())
+    config = TrainerConfig(target_kl=0.02)
+    begin_rate(optimizer, config)
+    for _ in range(2000):
+        adapt_rate(optimizer, config, moved=0.0, share=0.5)
+    assert rate_factor(optimizer) == MOST_FACTOR < 2**MOST_UNDONE
+
+
+def test_a_log_of_another_policy_is_not_taken_for_a_policy_that_moved() -> None:
+    """pi_theta / mu exceeds the cap in every token, before the first step."""
+    older = [
+        replace(t, calls=[replace(c, logprobs=[-50.0] * len(c.completion)) for c in t.calls])
+        for t in window()
+    ]
+    report = update(tiny_model(0), older, iterations=2, loss="cispo")
+    assert (report.iterations, report.iterations_undone) == (2, 0) and report.clip_fraction > 0.9
+    with pytest.raises(NothingToTrainError, match="masked"):
+        update(tiny_model(0), older, iterations=2, loss="reinforce_is")
 
 
 def impossible(trajectories: list[ScoredTrajectory]) -> list[ScoredTrajectory]:
