@@ -12,7 +12,7 @@ import gc
 import json
 import math
 import re
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import contextmanager, suppress
 from enum import StrEnum
 from typing import Annotated, NoReturn, TypeVar
@@ -220,12 +220,18 @@ def _read_strictly(text: str) -> None:
 
 def is_deep(text: str) -> bool:
     """True if JSON is nested so deep that a later stage, with less stack left, may fail on it."""
-    if text.count("[") + text.count("{") > MAX_DEPTH:
-        try:
-            _check_tree(msgspec.json.decode(text), 0)
-        except _FaultError:
-            return True
-    return False
+    if text.count("[") + text.count("{") <= MAX_DEPTH:
+        return False
+    level: list[object] = [msgspec.json.decode(text)]
+    for _ in range(MAX_DEPTH + 1):
+        level = [inner for value in level for inner in _inside(value)]
+    return bool(level)
+
+
+def _inside(value: object) -> Iterable[object]:
+    if isinstance(value, dict):
+        return value.values()
+    return value if isinstance(value, list) else ()
 
 
 def _unique(pairs: list[tuple[str, object]]) -> dict[str, object]:

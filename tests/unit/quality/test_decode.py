@@ -10,7 +10,15 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from babylon.quality.decode import GameMetrics, Reason, RejectedError, decode, decode_plain
+from babylon.quality.decode import (
+    MAX_DEPTH,
+    GameMetrics,
+    Reason,
+    RejectedError,
+    decode,
+    decode_plain,
+    is_deep,
+)
 from babylon.quality.row_checks import Accepted, check_row
 from babylon.store.rejections import Rejection
 from tests.faults.mutations import mutated_rows
@@ -143,3 +151,11 @@ def is_sound(value):
     if isinstance(value, float):
         return abs(value) < float("inf")
     return not isinstance(value, int) or -(2**63) <= value < 2**64
+
+
+@pytest.mark.parametrize("inner", ["1", r'"\u0000"', r'{"\u0000": []}'])
+def test_only_depth_makes_a_document_deep(inner: str) -> None:
+    wide = f"[{','.join(['[]'] * 300)}, {inner}]"
+    assert not is_deep(wide)
+    assert not is_deep("[" * MAX_DEPTH + "]" * MAX_DEPTH)
+    assert is_deep("[" * (MAX_DEPTH + 2) + "]" * (MAX_DEPTH + 2))
