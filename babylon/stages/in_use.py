@@ -21,9 +21,8 @@ def kept(
 
     These are: policies that serve or are proposed; the last ``number`` champions, for a rollback;
     the ``number`` newest and the ``number`` best by P&L of their verdict, among those that may
-    serve; base models; policies of
-    windows in work; policies that served in either arm and are not too stale, because recorded
-    calls may still need them; and the bases of kept adapters.
+    serve; base models; policies of windows in work; policies that served in either arm and are not
+    too stale, because recorded calls may still need them; and the bases of kept adapters.
 
     Args:
         bases: version of an adapter → directory of its base model.
