@@ -85,7 +85,7 @@ def make_double(model: str, name: str) -> web.Application:
     @web.middleware
     async def like_vllm(request: web.Request, handler: Handler) -> web.StreamResponse:
         key, sent = os.environ.get("VLLM_API_KEY"), request.headers.get("Authorization")
-        if key and request.path not in ("/health", "/metrics") and sent != f"Bearer {key}":
+        if key and request.path.startswith("/v1") and sent != f"Bearer {key}":
             return web.json_response({"error": "Unauthorized"}, status=401)
         if known := vllm.get(request.path):
             return await known(request)

@@ -86,8 +86,8 @@ def vllm_service(
 ) -> Service:
     """Return a server of the model ``base`` under ``name`` on loopback.
 
-    Every local user reaches its port, so it answers only to ``secret``. That comes in the
-    environment, because every local user sees command lines too.
+    Every local user reaches its port, so it asks for ``secret``: below ``/v1`` only, as vLLM 0.32
+    does. That comes in the environment, because every local user sees command lines too.
 
     ``--logprobs-mode`` makes logprobs those of the sampled distribution. ``--generation-config``
     keeps the model's own sampling defaults out of requests. Tool calls are parsed as Qwen writes
