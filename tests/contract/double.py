@@ -85,7 +85,7 @@ def make_double(model: str, name: str) -> web.Application:
     @web.middleware
     async def like_vllm(request: web.Request, handler: Handler) -> web.StreamResponse:
         key, sent = os.environ.get("VLLM_API_KEY"), request.headers.get("Authorization")
-        if key and request.path.startswith("/v1") and sent != f"Bearer {key}":
+        if key and request.path not in ("/health", "/metrics") and sent != f"Bearer {key}":
             return web.json_response({"error": "Unauthorized"}, status=401)
         if known := vllm.get(request.path):
             return await known(request)
@@ -113,6 +113,7 @@ def main() -> None:
     parser.add_argument("-m", required=True, choices=["vllm.entrypoints.openai.api_server"])
     for name in ("--model", "--served-model-name", "--host"):
         parser.add_argument(name, required=True)
+    parser.add_argument("--middleware", required=True, choices=["babylon_guard.NeedsKey"])
     parser.add_argument("--logprobs-mode", required=True, choices=["processed_logprobs"])
     parser.add_argument("--generation-config", required=True, choices=["vllm"])
     parser.add_argument("--tool-call-parser", required=True)
