@@ -113,6 +113,7 @@ def main() -> None:
     parser.add_argument("-m", required=True, choices=["vllm.entrypoints.openai.api_server"])
     for name in ("--model", "--served-model-name", "--host"):
         parser.add_argument(name, required=True)
+    parser.add_argument("--middleware", required=True, choices=["babylon_guard.NeedsKey"])
     parser.add_argument("--logprobs-mode", required=True, choices=["processed_logprobs"])
     parser.add_argument("--generation-config", required=True, choices=["vllm"])
     parser.add_argument("--tool-call-parser", required=True)

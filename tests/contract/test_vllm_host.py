@@ -106,6 +106,9 @@ async def test_nobody_else_of_the_machine_uses_host_or_server(
             ("POST", f"{server}/v1/chat/completions", chat),
             ("POST", f"{server}/v1/load_lora_adapter", lora),
             ("GET", f"{server}/v1/models", None),
+            ("POST", f"{server}/invocations", chat),
+            ("POST", f"{server}/adapters", {"name": "x", "src": str(checkpoints.adapters[0])}),
+            ("POST", f"{server}/tokenize", chat),
         ):
             for headers in ({}, {"Authorization": "Bearer guessed"}):
                 async with stranger.request(method, url, json=body, headers=headers) as answer:

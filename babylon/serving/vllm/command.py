@@ -14,6 +14,7 @@ from babylon.core.errors import ConfigError, ServingError
 from babylon.core.processes import Service
 from babylon.core.settings import ServingSettings, fields, variable_of
 from babylon.serving.ports import require_free_port
+from babylon.serving.vllm import guard
 from babylon.serving.vllm.process_group import environment_of_others
 
 # On the GPU: two arms, a policy whose last calls run, and one that is being loaded. In the CPU's
@@ -87,7 +88,8 @@ def vllm_service(
     """Return a server of the model ``base`` under ``name`` on loopback.
 
     Every local user reaches its port, so it answers only to ``secret``. That comes in the
-    environment, because every local user sees command lines too.
+    environment, because every local user sees command lines too. ``NeedsKey`` asks for it where
+    vLLM itself does not.
 
     ``--logprobs-mode`` makes logprobs those of the sampled distribution. ``--generation-config``
     keeps the model's own sampling defaults out of requests. Tool calls are parsed as Qwen writes
@@ -96,8 +98,10 @@ def vllm_service(
     assert serving.vllm_python is not None  # require_vllm came first
     command = [
         *(sys.executable, "-m", "babylon.serving.vllm.process_group"),
+        *("env", f"PYTHONPATH={Path(guard.__file__).parent}"),
         *(serving.vllm_python, "-m", "vllm.entrypoints.openai.api_server"),
         *("--model", base, "--served-model-name", name),
+        *("--middleware", "babylon_guard.NeedsKey"),
         *("--host", "127.0.0.1", "--port", str(port), "--disable-uvicorn-access-log"),
         *("--enable-lora", "--max-loras", str(_MAX_LORAS)),
         *("--max-cpu-loras", str(_MAX_CPU_LORAS), "--max-lora-rank", str(_MAX_LORA_RANK)),
