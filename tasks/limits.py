@@ -1,7 +1,7 @@
 """Prefect's global concurrency limits: what several runs may use at a time.
 
 ``babylon up`` creates each with one slot, and a person raises them in Prefect's UI. A limit that
-does not exist, as on the ephemeral API of an inline run, limits nothing.
+does not exist limits nothing. An inline run without a Prefect server has none, and asks for none.
 """
 
 from collections.abc import AsyncIterator
@@ -9,6 +9,7 @@ from contextlib import AsyncExitStack, asynccontextmanager
 
 from prefect.concurrency.asyncio import concurrency
 from prefect.context import TaskRunContext
+from prefect.settings import PREFECT_API_URL
 
 from babylon.core.settings import JudgeSettings
 from babylon.scoring.scorer import NEEDS_JUDGE
@@ -21,7 +22,9 @@ JUDGE = "babylon-judge"  # a slot is one window at a time
 async def limited(*names: str) -> AsyncIterator[None]:
     """Hold a slot of each limit while the block runs. The slots of a dead run free themselves."""
     async with AsyncExitStack() as stack:
-        if names and TaskRunContext.get() is not None:  # not called without Prefect
+        # Prefect keeps its client for limits as long as a process lives. Each ephemeral server of
+        # an inline run is another one, and the client would wait for the first.
+        if names and TaskRunContext.get() is not None and PREFECT_API_URL.value():
             await stack.enter_async_context(concurrency(list(names)))
         yield
 

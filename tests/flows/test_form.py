@@ -6,6 +6,7 @@ import pytest
 from prefect.client.orchestration import get_client
 from prefect.concurrency.asyncio import concurrency
 from prefect.exceptions import PrefectHTTPStatusError
+from prefect.settings import PREFECT_API_URL, temporary_settings
 
 from babylon.blocks.form import BY_HAND, PUBLISHED, form
 from babylon.core.settings import JudgeSettings
@@ -73,11 +74,13 @@ async def test_a_stage_waits_for_its_slot() -> None:
 
     async with get_client() as client:
         await client.upsert_global_concurrency_limit_by_name(GPU_MEMORY, 1)
-    async with concurrency(GPU_MEMORY):
-        waiting = asyncio.create_task(greedy())
-        with pytest.raises(TimeoutError):
-            await asyncio.wait_for(asyncio.shield(entered.wait()), 1.5)
-    await waiting
+        address = str(client.api_url)
+    with temporary_settings({PREFECT_API_URL: address}):
+        async with concurrency(GPU_MEMORY):
+            waiting = asyncio.create_task(greedy())
+            with pytest.raises(TimeoutError):
+                await asyncio.wait_for(asyncio.shield(entered.wait()), 1.5)
+        await waiting
     assert entered.is_set()
     async with get_client() as client:
         await client.delete_global_concurrency_limit_by_name(GPU_MEMORY)

@@ -368,7 +368,7 @@ async def test_scores_are_stored_with_components_and_added_to_the_rows(store, se
     stored = await store.pool.fetch("SELECT * FROM babylon.scores")
     rows = {row.trajectory_id: row.score for row in training_rows(settings.home, scored.artifact)}
     assert {row["trajectory_id"]: row["score"] for row in stored} == rows
-    assert all(set(row["components"]) == {"profit", "win_rate", "activity"} for row in stored)
+    assert all(set(row["components"]) == {"pnl_usd", "drawdown_usd"} for row in stored)
     assert scored.scorer == "heuristic"
     assert scored.avg_reward == pytest.approx(sum(rows.values()) / 5)
 
