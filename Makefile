@@ -86,7 +86,8 @@ test-openapi: $(STAMP) $(SCHEMATHESIS)/.installed ## schemathesis on the gateway
 $(EXPORTS)/.installed: Makefile
 	$(PYTHON) -m venv $(EXPORTS)
 	$(EXPORTS)/bin/pip install --quiet --disable-pip-version-check 'trl==1.16.*' 'verifiers==0.4.*' 'tinker==0.38.*'
-	$(EXPORTS)/bin/pip install --quiet --disable-pip-version-check --no-deps --only-binary=:all: --python-version 3.12 \
+	$(EXPORTS)/bin/pip install --quiet --disable-pip-version-check --no-deps --ignore-requires-python \
+		--only-binary=:all: --python-version 3.12 \
 		--target $(EXPORTS)/harbor 'harbor==0.25.*'
 	rm $(EXPORTS)/harbor/harbor/__init__.py $(EXPORTS)/harbor/harbor/models/__init__.py
 	touch $@
