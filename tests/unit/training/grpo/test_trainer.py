@@ -10,9 +10,10 @@ from babylon.training.grpo.advantage import advantages
 from babylon.training.grpo.config import TrainerConfig
 from babylon.training.grpo.learning_rate import MOST_FACTOR, adapt_rate, begin_rate, rate_factor
 from babylon.training.grpo.losses import LOSSES
-from babylon.training.grpo.trainer import MOST_UNDONE, train_on_window
+from babylon.training.grpo.trainer import train_on_window
 from babylon.training.grpo.training_input import ScoredTrajectory
 from babylon.training.grpo.training_window import NothingToTrainError, compile_window
+from babylon.training.grpo.undo import MOST_UNDONE
 from tests.tiny_policy import tiny_model
 from tests.unit.training.grpo.trees import naive_logprobs, with_adapter
 from tests.unit.training.grpo.windows import (
