@@ -181,7 +181,7 @@ class Hub:
             return self._refused(cause)
         if isinstance(cause, _BROKEN):
             return _LostError(f"{self.repository}: {_told(cause)}")
-        # The library's text may quote a signed address, so only the kinds are told.
+        # The library's text may quote a signed address, so only the error's type is shown.
         kinds = " from ".join(type(one).__name__ for one in (error, error.__cause__) if one)
         return PublishError(
             f"{self.repository}: the upload failed inside the hub's client ({kinds}): nothing was"

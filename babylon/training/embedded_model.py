@@ -26,7 +26,7 @@ INITIALIZER_RANGE = 0.08  # with the usual 0.02, a model this narrow learns five
 def train_embedded_model(
     recipe: "EmbeddedModelRecipe", progress: "Progress | None"
 ) -> tuple[Qwen3ForCausalLM, PreTrainedTokenizerFast]:
-    """Train tokenizer and model. ``progress`` is told the steps done and their number."""
+    """Train tokenizer and model. ``progress`` gets the steps done and their number."""
     tokenizer = train_tokenizer(_tokenizer_texts(recipe), recipe.vocab_size)
     return _imitate(_blank_model(recipe, tokenizer), tokenizer, recipe, progress), tokenizer
 

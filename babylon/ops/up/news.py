@@ -1,7 +1,7 @@
-"""What happened to windows and policies, read from Postgres and told as events of Prefect.
+"""Events of windows and policies, read from Postgres and sent to Prefect.
 
-Postgres knows all of it, whoever did it: a run on a worker or in a terminal, the command line, the
-status page. So the supervisor reads, and one place names the events.
+Postgres holds the changes of workers, terminals, the command line and the status page alike. The
+supervisor therefore reads them there, and this module alone names the events.
 """
 
 import asyncio
@@ -68,7 +68,7 @@ async def tell_news(
     http: aiohttp.ClientSession,
     api: PrefectApi,
 ) -> None:
-    """Tell Prefect what is new, for ever. What it cannot be told now, it is told later."""
+    """Send new events to Prefect until cancelled. Events that it does not take are sent later."""
     since: datetime | None = None
     told: set[UUID] | None = None
     while True:

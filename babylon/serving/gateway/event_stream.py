@@ -74,7 +74,7 @@ _decoder = msgspec.json.Decoder(JsonObject)
 class StreamCut(Exception):
     """The engine's answer ended too early, reported an error, or is none.
 
-    ``quoted``: the engine's own words. They may repeat the prompt, so only the client is told.
+    ``quoted``: the engine's own words. They may repeat the prompt, so only the client gets them.
     """
 
     def __init__(self, reason: str, quoted: object = None) -> None:

@@ -1,4 +1,4 @@
-"""How far an update may move the policy, and the way back if it went too far."""
+"""The bounds of an update, and the return to an earlier state beyond them."""
 
 from babylon.training.grpo.diagnostics import (
     ALL,
@@ -15,7 +15,7 @@ MOST_UNDONE = 20  # iterations of an update
 
 
 def distance(state: TrainState, rows: Rows = ALL) -> float:
-    """How far the policy has moved from the parent, relative to the bounds at which it stops."""
+    """Return the distance from the parent, relative to the bounds at which training stops."""
     config, logged, record = state.window.config, state.logged, state.record
     moved = kl_of_iteration(logged, record, rows) / config.stop_kl
     if not LOSSES[config.loss].clip_is_far:

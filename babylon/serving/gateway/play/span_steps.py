@@ -12,7 +12,7 @@ from babylon.store.plays import PlayedCall
 
 
 class PlaySpan(PlayModel):
-    """What a span tells: a call of a model, the execution of a tool, or only who plays.
+    """The content of a span: a call of a model, the execution of a tool, or only the agent.
 
     ``call_id`` may be that of a recorded call; ``call`` is what the span itself holds of the call.
     """
