@@ -21,6 +21,7 @@ from pydantic import (
     ConfigDict,
     Field,
     SecretStr,
+    ValidationInfo,
     field_validator,
     model_validator,
 )
@@ -425,6 +426,14 @@ class Settings(BaseModel):
 
     model_config = ConfigDict(frozen=True, extra="forbid", use_attribute_docstrings=True)
 
+    artifact_store: str | None = _env(
+        None, "ARTIFACT_STORE", pattern=r"^(file:///|(s3|gs|az)://[^/?#\s]+)[^?#\s]*$"
+    )
+    """URI that holds artifacts and checkpoints for several machines: `s3://bucket/prefix`, `gs://`,
+    `az://`, `file:///mounted`. Credentials come from the provider's own variables (`AWS_*`). Unset:
+    the home holds them alone."""
+    artifact_cache_gb: float = _env(100.0, "ARTIFACT_CACHE_GB", ge=0)
+    """Gigabytes of copies of stored files that the home keeps."""
     home: Annotated[Home, BeforeValidator(Home.at)] = _env(
         ".babylon", "BABYLON_HOME", validate_default=True
     )
@@ -445,6 +454,12 @@ class Settings(BaseModel):
     tracking: TrackingSettings = TrackingSettings()
     publish: PublishSettings = PublishSettings()
     prefect: PrefectSettings = PrefectSettings()
+
+    @field_validator("home")
+    @classmethod
+    def _home_knows_its_store(cls, home: Home, info: ValidationInfo) -> Home:
+        store, cache_gb = info.data.get("artifact_store"), info.data.get("artifact_cache_gb")
+        return Home(home.root, store=store or "", cache_gb=cache_gb or 0.0)
 
     def replace(self, **overrides: Any) -> Self:
         """A validated copy: ``settings.replace(seed=1, windows={"minutes": 15})``."""

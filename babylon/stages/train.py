@@ -10,7 +10,7 @@ from babylon.core.home import Home
 from babylon.core.settings import ModelSettings, Settings
 from babylon.core.trajectories import TrainingRow, training_rows
 from babylon.core.types import Claim, Scored, Trained
-from babylon.policies.checkpoint_files import checkpoint_digest
+from babylon.policies.shared_files import fetch_checkpoint, in_the_home, publish_checkpoint
 from babylon.store.connection import Store
 from babylon.store.lineage import parents, staleness
 from babylon.store.policies import (
@@ -75,7 +75,7 @@ async def train_window(
         batch_id=batch_id,
         trajectory_ids=update.trajectory_ids,
         metrics=metrics,
-        digest=await asyncio.to_thread(checkpoint_digest, str(work.target)),
+        digest=await asyncio.to_thread(publish_checkpoint, settings.home, str(work.target)),
     )
     return Trained(
         claim=claim,
@@ -101,7 +101,8 @@ async def _behaviours(store: Store, rows: Sequence[TrainingRow]) -> Mapping[int,
     """Return the checkpoints of policies whose calls came without logprobs."""
     calls = (call for row in rows for call in row.calls)
     unlogged = {call.policy_version for call in calls if call.logprobs is None}
-    return await checkpoint_uris(store, unlogged, removed=False)
+    uris = await checkpoint_uris(store, unlogged, removed=False)
+    return {v: await asyncio.to_thread(fetch_checkpoint, store.home, uris[v]) for v in uris}
 
 
 def trained_from(store: Store, claim: Claim, policy: Policy) -> Trained:
@@ -138,14 +139,16 @@ async def ensure_champion(
     if not await list_policies(store):
         from babylon.training.base_model import resolve_base
 
-        base = str(await asyncio.to_thread(resolve_base, model.base, home.models, seed, progress))
+        found = await asyncio.to_thread(resolve_base, model.base, home.models, seed, progress)
+        base = await asyncio.to_thread(in_the_home, home, str(found))
         await ensure_base(
             store,
             uri=base,
             base_model=_named(home, model) or Path(base).name,
-            digest=await asyncio.to_thread(checkpoint_digest, base),
+            digest=await asyncio.to_thread(publish_checkpoint, home, base),
         )
     policy, _ = await champion(store)
+    await asyncio.to_thread(fetch_checkpoint, home, policy.uri)
     if model.base and policy.base_model not in (model.base, _named(home, model)):
         raise ConfigError(
             f"BASE_MODEL is {model.base!r}, but the policies here descend from"
@@ -158,6 +161,5 @@ def _named(home: Home, model: ModelSettings) -> str | None:
     """Return BASE_MODEL. A directory inside the home keeps its name when the home moves."""
     if model.base is None or not Path(model.base).is_dir():
         return model.base
-    absolute = os.path.abspath(model.base)
-    reference = home.reference(absolute)
-    return model.base if reference == absolute else reference
+    reference = home.reference(os.path.abspath(model.base))
+    return reference if reference.startswith("home:") else model.base

@@ -112,7 +112,9 @@ class RouteFollower:
         if unknown := versions.keys() - targets.keys():
             for version, uri in (await checkpoint_uris(self._store, unknown, removed=True)).items():
                 name = f"{self._alias}-v{version}"
-                targets[version] = Target(name, version, uri)
+                # An engine on another machine has another home, and finds the files by reference.
+                home = self._store.home
+                targets[version] = Target(name, version, home.reference(uri) if home.store else uri)
         self._desired = newest
         self._proposals_read = max(self._proposals_read, *newest.proposals.values(), 0)
         self._loader.set_wanted(
