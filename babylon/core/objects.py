@@ -124,6 +124,24 @@ def fetch(home: Home, path: Path, sha256: str | None = None) -> Path:
     return path
 
 
+def check(home: Home) -> None:
+    """Write, read and delete a small object.
+
+    Raises:
+        StorageError: The store does not take it.
+    """
+    key = f"check-{uuid.uuid4().hex}"
+    try:
+        store = _store(home.store)
+        obstore.put(store, key, b"babylon", mode="create")
+        found = bytes(obstore.get(store, key).bytes())
+        obstore.delete(store, key)
+    except (BaseError, FileNotFoundError, ValueError) as error:
+        raise StorageError(f"{home.store} cannot be used ({_short(error)}){_REMEDY}") from error
+    if found != b"babylon":
+        raise StorageError(f"{home.store} returns other bytes than were written{_REMEDY}")
+
+
 def names(home: Home, directory: Path) -> list[Path]:
     """Return the paths of the files and directories right below one of the home, here or stored."""
     found = set(directory.iterdir()) if directory.is_dir() else set[Path]()

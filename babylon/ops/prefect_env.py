@@ -25,6 +25,8 @@ from babylon.core.settings import PrefectSettings
 SERVER = "prefect-server"  # the process that `babylon up` records
 IN_MEMORY = "sqlite+aiosqlite:///:memory:"
 RETENTION_S = 30 * 24 * 3600  # of runs, logs, pages and results: as long as play is kept
+RESULTS_BLOCK = "babylon-results/stored"
+HEARTBEAT_S = 30  # of a run: the shortest that Prefect takes
 _HEALTH_S = 5.0
 # Our own records and Prefect's states reach the page of their run. The console, which is the log
 # of a worker, shows warnings only. Without the level of the root, ours would be left out.
@@ -138,13 +140,17 @@ def inline_environment(home: Path) -> dict[str, str]:
     }
 
 
-def served_environment(home: Path, api: PrefectApi, environ: Mapping[str, str]) -> dict[str, str]:
+def served_environment(
+    home: Home, api: PrefectApi, environ: Mapping[str, str]
+) -> dict[str, str]:
     """The environment of server, workers and ``prefect`` commands under ``babylon up``."""
     defaults = (
-        _quiet(home)
+        _quiet(home.root)
         | _LOGGED
+        | ({"PREFECT_RESULTS_DEFAULT_STORAGE_BLOCK": RESULTS_BLOCK} if home.store else {})
         | {
             "PREFECT_WORKER_QUERY_SECONDS": "2",
+            "PREFECT_FLOWS_HEARTBEAT_FREQUENCY": str(HEARTBEAT_S),
             # By default only events are removed, and logs and pages grow for ever.
             "PREFECT_SERVER_SERVICES_DB_VACUUM_ENABLED": "events,flow_runs",
             "PREFECT_SERVER_SERVICES_DB_VACUUM_RETENTION_PERIOD": str(RETENTION_S),
