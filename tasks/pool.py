@@ -44,7 +44,9 @@ async def on_pool(
         assert run.state is not None  # it is final
         if not run.state.is_crashed() or crashes == CRASHES:
             break
-        log.warning("%s: flow run %s crashed (%s), starting another", stage, run.id, run.state.message)
+        log.warning(
+            "%s: flow run %s crashed (%s), starting another", stage, run.id, run.state.message
+        )
     return await run.state.aresult()
 
 

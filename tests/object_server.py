@@ -34,7 +34,9 @@ ENVIRONMENT = {
 
 
 @contextmanager
-def object_server(directory: Path, host: str = "127.0.0.1", prefix: tuple[str, ...] = ()) -> Iterator[str]:
+def object_server(
+    directory: Path, host: str = "127.0.0.1", prefix: tuple[str, ...] = ()
+) -> Iterator[str]:
     """Run moto's server and make the bucket; yield its URL. ``prefix``: of the command line."""
     if subprocess.run([MOTO, "-c", "import moto.server"], capture_output=True).returncode:
         pytest.skip("moto is not installed: pip install 'moto[server]', or set TEST_MOTO")
@@ -83,7 +85,7 @@ class Faults:
 
 @contextmanager
 def faulty_proxy(upstream: str, faults: Faults) -> Iterator[str]:
-    """Run an HTTP proxy in a thread: ``refused`` (503), ``torn``, ``flipped`` or ``slow`` answers."""
+    """Run a proxy in a thread: answers are ``refused`` (503), ``torn``, ``flipped`` or ``slow``."""
     ready, done, address = threading.Event(), threading.Event(), list[str]()
 
     async def answer(request: web.Request) -> web.StreamResponse:

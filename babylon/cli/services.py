@@ -108,6 +108,14 @@ def serve(
 
 
 @app.command()
+def engine() -> None:
+    """Run an engine alone, at ENGINE_LISTEN, for gateways on other machines."""
+    from babylon.serving.serve import serve_engine
+
+    asyncio.run(serve_engine(load_settings()))
+
+
+@app.command()
 def worker(
     pool: Annotated[Literal["cpu", "gpu"], typer.Option(help="Work pool of its runs.")],
     url: Annotated[

@@ -81,7 +81,9 @@ def publish(home: Home, path: Path) -> None:
             _put(store, key, path)
             _remember(home, key, "")
     except BaseError as error:
-        raise StorageError(f"{home.store} does not take {key} ({_short(error)}){_REMEDY}") from error
+        raise StorageError(
+            f"{home.store} does not take {key} ({_short(error)}){_REMEDY}"
+        ) from error
     failpoint("objects.after")
 
 

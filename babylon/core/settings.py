@@ -33,7 +33,7 @@ from babylon.core.windows import RECIPE_PATTERN, check_minutes
 
 MAX_HOURS = 100 * 366 * 24  # a century: a larger number is a typing error
 HOURS = "WINDOW_DURATION_HOURS"  # the original's name; it wins over WINDOW_MINUTES
-Engine = Literal["embedded", "vllm"]
+Engine = Literal["embedded", "vllm", "remote"]
 Trainer = Literal["torch", "serverless", "art-local"]
 RecordingPolicy = Literal["lossless", "available"]
 DeploymentStrategy = Literal["replace", "ab", "canary"]
@@ -281,8 +281,17 @@ class ServingSettings(Group):
     """Path of the Python that has vLLM installed."""
     vllm_args: str = _env("", "VLLM_ARGS")
     """Further command-line arguments of the vLLM server."""
-    engine_url: str | None = _env(None, "ENGINE_URL", pattern=r"^https?://[^/]+/?$")
-    """Address of a running vLLM server, which is used instead of starting one."""
+    engine_url: str | None = _env(
+        None, "ENGINE_URL", pattern=r"^https?://[^/,]+/?(,https?://[^/,]+/?)*$"
+    )
+    """Address of a running vLLM server, which is used instead of starting one. With
+    `ENGINE=remote`: addresses of running engines (`ENGINE_LISTEN`), separated by commas."""
+    engine_listen: str | None = _env(None, "ENGINE_LISTEN", pattern=r"^http://[^/:@]+:\d+/?$")
+    """Address at which `babylon engine` serves gateways on other machines, in a private network:
+    `http://0.0.0.0:8001`. All of them need the `engine.key` of its home. Unset: loopback."""
+    address: str | None = _env(None, "GATEWAY_ADDRESS", pattern=r"^https?://[^/?#]+/?$")
+    """Address at which other machines reach this one gateway, and not a proxy before several.
+    Unset: derived from `GATEWAY_LISTEN`."""
     recording: RecordingPolicy = _env("lossless", "RECORDING")
     """On a full disk, `lossless` withholds answers and `available` sends them unrecorded."""
     max_concurrency: int = _env(256, "MAX_CONCURRENCY", ge=1)
@@ -306,6 +315,19 @@ class ServingSettings(Group):
             address = f"{url.scheme}://{url.netloc}"
             raise ValueError(f"the gateway's address has no path: set LOCAL_ENDPOINT={address}")
         return endpoint
+
+    @property
+    def gateways_engines(self) -> str:
+        """The addresses of the gateway's engines, separated by commas.
+
+        Raises:
+            ConfigError: ``ENGINE=remote`` without ``ENGINE_URL``.
+        """
+        if self.engine != "remote":
+            return f"http://127.0.0.1:{self.engine_port}"
+        if not self.engine_url:
+            raise ConfigError("ENGINE=remote needs ENGINE_URL, the addresses of running engines")
+        return ",".join(url.rstrip("/") for url in self.engine_url.split(","))
 
     @property
     def agents_url(self) -> str:

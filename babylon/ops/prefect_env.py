@@ -140,9 +140,7 @@ def inline_environment(home: Path) -> dict[str, str]:
     }
 
 
-def served_environment(
-    home: Home, api: PrefectApi, environ: Mapping[str, str]
-) -> dict[str, str]:
+def served_environment(home: Home, api: PrefectApi, environ: Mapping[str, str]) -> dict[str, str]:
     """The environment of server, workers and ``prefect`` commands under ``babylon up``."""
     defaults = (
         _quiet(home.root)

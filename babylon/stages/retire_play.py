@@ -105,11 +105,7 @@ def _remove_files(home: Home, uses: Iterable[WindowUse]) -> int:
 
 
 def _remove_reports(home: Home, retired: Collection[str]) -> int:
-    old = [
-        path
-        for path in names(home, home.arena)
-        if _window_of(path.name) in retired
-    ]
+    old = [path for path in names(home, home.arena) if _window_of(path.name) in retired]
     for path in old:
         with suppress(FileNotFoundError):
             remove(home, path)

@@ -34,7 +34,9 @@ def faults() -> Faults:
 
 
 @pytest.fixture
-def store(s3: str, faults: Faults, request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Iterator[str]:
+def store(
+    s3: str, faults: Faults, request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch
+) -> Iterator[str]:
     """The URI of a prefix of this test's own, behind the proxy."""
     with faulty_proxy(s3, faults) as url:
         for name, value in {**ENVIRONMENT, "AWS_ENDPOINT_URL": url}.items():
@@ -59,7 +61,9 @@ def _checkpoint(home: Home, name: str = "2025-11-14T0900-e1", weights: bytes = b
 
 
 def _content(path: Path) -> dict[str, bytes]:
-    return {str(one.relative_to(path)): one.read_bytes() for one in path.rglob("*") if one.is_file()}
+    return {
+        str(one.relative_to(path)): one.read_bytes() for one in path.rglob("*") if one.is_file()
+    }
 
 
 def test_an_artifact_and_a_checkpoint_are_read_on_a_machine_with_another_home(
@@ -73,7 +77,9 @@ def test_an_artifact_and_a_checkpoint_are_read_on_a_machine_with_another_home(
     publish(here, made)
     other = fetch(there, there.checkpoints / made.name)
     assert _content(other) == _content(made)
-    assert names(there, there.checkpoints) == [other] and exists(there, there.root / artifact.uri[5:])
+    assert names(there, there.checkpoints) == [other] and exists(
+        there, there.root / artifact.uri[5:]
+    )
 
 
 def test_what_is_there_is_not_sent_again_and_a_second_writer_changes_nothing(

@@ -23,6 +23,7 @@ from babylon.policies.shared_files import fetch_checkpoint
 from babylon.store.connection import Store
 from babylon.store.gateways import GatewayRow
 from babylon.store.policies import Policy, get_policy, set_checks
+from babylon.store.quarantine import probe_keys
 
 
 async def check_policy(
@@ -50,6 +51,7 @@ async def check_policy(
             policy_version=policy.policy_version,
             champion_version=champion.policy_version,
             key=str(key),
+            keys=await probe_keys(store, [gateway.gateway_id for gateway in gateways]),
         )
         answers, probes = await _answered(gateways, golden, target, champion)
         checks.append(answers)

@@ -7,6 +7,7 @@ next ``babylon up``.
 
 import asyncio
 import os
+import sys
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -16,8 +17,7 @@ import aiohttp
 import asyncpg
 
 from babylon.core.errors import DatabaseError, ServingError
-from babylon.ops.prefect_env import PrefectApi
-from babylon.ops.prefect_env import HEARTBEAT_S
+from babylon.ops.prefect_env import HEARTBEAT_S, PrefectApi
 from babylon.ops.up.prefect_call import call
 from babylon.ops.up.services import POOLS, prefect
 from babylon.store import Store

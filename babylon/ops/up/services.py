@@ -44,9 +44,8 @@ def services(settings: Settings) -> list[UpService]:
     port, logs = settings.prefect.port, settings.home.logs
     api = prefect_api(settings.home, settings.prefect)
     # -P below: a file in the working directory must not take the place of a module.
-    service = partial(
-        UpService, environment=environment(settings.home, api, settings.environment())
-    )
+    served = environment(settings.home, api, settings.environment())
+    service = partial(UpService, environment=served)
     prefect_server = service(
         name=SERVER,
         command=prefect("server", "start", "--host", "127.0.0.1", "--port", str(port)),
@@ -71,7 +70,10 @@ def services(settings: Settings) -> list[UpService]:
             start_s=READY_S[settings.serving.engine],
         ),
         *([prefect_server] if api.embedded else []),
-        *[worker_service(settings.home, api, pool, pool, service.keywords["environment"]) for pool in POOLS],
+        *[
+            worker_service(settings.home, api, pool, pool, served)
+            for pool in POOLS
+        ],
     ]
 
 

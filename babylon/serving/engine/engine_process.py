@@ -194,12 +194,17 @@ def _description(policy: LoadedPolicy) -> dict[str, object]:
 def main() -> None:
     parser = argparse.ArgumentParser(prog="babylon.engine", description=__doc__.splitlines()[0])
     parser.add_argument("--port", type=int, required=True)
+    parser.add_argument("--host", default="127.0.0.1", help="address to listen on")
     parser.add_argument("--home", type=Path, help="only the home's secret loads and unloads")
+    parser.add_argument("--store", default="", help="URI of the object store with checkpoints")
+    parser.add_argument("--cache-gb", type=float, default=100.0, help="bound of their copies")
     options = parser.parse_args()
     logging.basicConfig(level=logging.INFO, format="%(asctime)s %(levelname)s %(name)s %(message)s")
     disable_progress_bar()  # type: ignore[no-untyped-call]
     secret = engine_secret(options.home) if options.home else None
-    run_engine(make_app(), options.port, secret, shutdown_timeout_s=10)
+    home = Home(options.home.absolute(), options.store, options.cache_gb) if options.home else None
+    app = make_app(home=home)
+    run_engine(app, options.port, secret, shutdown_timeout_s=10, host=options.host)
 
 
 if __name__ == "__main__":
