@@ -34,7 +34,6 @@ from obstore.exceptions import AlreadyExistsError, BaseError, InvalidPathError
 from obstore.store import ObjectStore, from_url
 
 from babylon.core.errors import ArtifactError, StorageError
-from babylon.core.failpoints import failpoint
 from babylon.core.home import Home, make_directory
 
 log = logging.getLogger(__name__)
@@ -67,13 +66,11 @@ def publish(home: Home, path: Path) -> None:
     if not home.store:
         return
     key, store = _key(home, path), _store(home.store)
-    failpoint("objects.before")
     try:
         if path.is_dir():
             files = [(file, _described(path, file)) for file in _files(path)]
             for file, about in files:
                 _put(store, f"{key}/{about.sha256}", file)
-            failpoint("objects.written")
             text = msgspec.json.encode(_Manifest([about for _, about in files]))
             obstore.put(store, f"{key}/{MANIFEST}", text)
             _remember(home, key, hashlib.sha256(text).hexdigest())
@@ -84,7 +81,6 @@ def publish(home: Home, path: Path) -> None:
         raise StorageError(
             f"{home.store} does not take {key} ({_short(error)}){_REMEDY}"
         ) from error
-    failpoint("objects.after")
 
 
 def fetch(home: Home, path: Path, sha256: str | None = None) -> Path:
@@ -274,7 +270,6 @@ def _fetch_directory(home: Home, store: ObjectStore, key: str, path: Path) -> No
         try:
             for file in msgspec.json.decode(text, type=_Manifest).files:
                 _receive(store, f"{key}/{file.sha256}", file, _inside(temporary, file.path))
-            failpoint("objects.fetched")
             _replace(path, temporary)
         except FileNotFoundError:  # replaced meanwhile: read the new manifest
             if last == 1:

@@ -40,8 +40,8 @@ class RemoteWorker:
     async def run(self) -> None:
         """Work until SIGINT or SIGTERM. A worker that dies is started again.
 
-        The pool, the deployments and the block for results are created if they are missing. A
-        worker of the pool ``cpu`` also hands lost windows to another worker.
+        The pools are created if they are missing. A worker of the pool ``cpu`` also applies the
+        deployments, and hands lost windows to another worker.
 
         Raises:
             ConfigError: A setting is missing that several machines share.
@@ -59,7 +59,8 @@ class RemoteWorker:
             asyncio.get_running_loop().add_signal_handler(number, stop.set)
         async with AsyncExitStack() as stack, aiohttp.ClientSession(timeout=TIMEOUT) as http:
             await create_pools(http, api)
-            await set_up_prefect(http, api, ours)
+            if self.pool == "cpu":
+                await set_up_prefect(http, api, ours)
             for name, devices in self._workers():
                 service = worker_service(settings.home, api, self.pool, name, ours | devices)
                 await stack.enter_async_context(supervised(service, processes.recorder()))

@@ -70,10 +70,7 @@ def services(settings: Settings) -> list[UpService]:
             start_s=READY_S[settings.serving.engine],
         ),
         *([prefect_server] if api.embedded else []),
-        *[
-            worker_service(settings.home, api, pool, pool, served)
-            for pool in POOLS
-        ],
+        *[worker_service(settings.home, api, pool, pool, served) for pool in POOLS],
     ]
 
 

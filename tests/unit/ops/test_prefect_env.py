@@ -61,11 +61,11 @@ def test_the_home_makes_one_password_that_opens_its_own_server_only(tmp_path: Pa
     ours = api_of(tmp_path)
     assert ours.auth == made.strip()
     assert ours.headers["Authorization"].startswith("Basic ")
-    served = served_environment(tmp_path, ours, {})
+    served = served_environment(Home(tmp_path), ours, {})
     assert served["PREFECT_SERVER_API_AUTH_STRING"] == served["PREFECT_API_AUTH_STRING"]
     elsewhere = api_of(tmp_path, api_url=CLOUD, api_key="pnu_x")
     assert elsewhere.headers == {"Authorization": "Bearer pnu_x"}
-    assert "PREFECT_SERVER_API_AUTH_STRING" not in served_environment(tmp_path, elsewhere, {})
+    assert "PREFECT_SERVER_API_AUTH_STRING" not in served_environment(Home(tmp_path), elsewhere, {})
 
 
 @pytest.mark.parametrize(
