@@ -38,7 +38,7 @@ def _obstore(url: str) -> tuple[Callable[[str, Path], object], Callable[[str, Pa
 
 
 def _s3fs(url: str) -> tuple[Callable[[str, Path], object], Callable[[str, Path], object]]:
-    import s3fs
+    import s3fs  # type: ignore[import-not-found]
 
     files = s3fs.S3FileSystem(endpoint_url=url, default_block_size=PART)
     return (

@@ -7,7 +7,7 @@ from prefect.filesystems import WritableFileSystem
 from pydantic import Field, HttpUrl
 
 from babylon.core.home import make_directory
-from babylon.core.objects import fetch, publish
+from babylon.core.objects import read, replace
 from babylon.core.settings_loading import load_settings
 from babylon.ops.prefect_env import RESULTS_BLOCK, results
 
@@ -34,24 +34,23 @@ class BabylonResults(WritableFileSystem):
         """Return the bytes of a result; ``ValueError`` if there is none, as Prefect expects."""
         return await asyncio.to_thread(self._read, path)
 
-    async def write_path(self, path: str, content: bytes) -> str:
-        """Write a result and return its path."""
-        return await asyncio.to_thread(self._write, path, content)
+    async def write_path(self, path: str, content: bytes) -> None:
+        """Write a result."""
+        await asyncio.to_thread(self._write, path, content)
 
     def _read(self, path: str) -> bytes:
         home = load_settings().home
         try:
-            return fetch(home, self._place(home.root, path)).read_bytes()
+            return read(home, self._place(home.root, path))
         except FileNotFoundError as error:
             raise ValueError(f"there is no result {path}") from error
 
-    def _write(self, path: str, content: bytes) -> str:
+    def _write(self, path: str, content: bytes) -> None:
         home = load_settings().home
-        directory = self._place(home.root, path)
-        make_directory(directory.parent)
-        directory.write_bytes(content)
-        publish(home, directory)
-        return path
+        file = self._place(home.root, path)
+        make_directory(file.parent)
+        file.write_bytes(content)
+        replace(home, file)
 
     def _place(self, home: Path, path: str) -> Path:
         return results(home) / self.folder / path

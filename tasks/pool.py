@@ -39,15 +39,15 @@ async def on_pool(
     Raises:
         TrainingError: the run did not end within ``STAGE_TIMEOUT_SECONDS``.
     """
-    for crashes in range(CRASHES + 1):
+    crashes = 0
+    while True:
         run = await _run(stage, parameters, f"{claim.window_id}/{claim.epoch}/{crashes}", prefect)
-        assert run.state is not None  # it is final
-        if not run.state.is_crashed() or crashes == CRASHES:
-            break
-        log.warning(
-            "%s: flow run %s crashed (%s), starting another", stage, run.id, run.state.message
-        )
-    return await run.state.aresult()
+        state = run.state
+        assert state is not None  # it is final
+        if not state.is_crashed() or crashes == CRASHES:
+            return await state.aresult()
+        crashes += 1
+        log.warning("%s: flow run %s crashed, starting another: %s", stage, run.id, state.message)
 
 
 async def _run(

@@ -112,7 +112,8 @@ def engine() -> None:
     """Run an engine alone, at ENGINE_LISTEN, for gateways on other machines."""
     from babylon.serving.serve import serve_engine
 
-    asyncio.run(serve_engine(load_settings()))
+    settings = load_settings()
+    asyncio.run(serve_engine(settings.serving, settings.home, settings.environment()))
 
 
 @app.command()

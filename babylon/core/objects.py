@@ -83,6 +83,37 @@ def publish(home: Home, path: Path) -> None:
         ) from error
 
 
+def replace(home: Home, path: Path) -> None:
+    """Copy a small file into the store, in the place of an earlier one of that name.
+
+    Raises:
+        StorageError: The store does not take it.
+    """
+    if home.store:
+        try:
+            obstore.put(_store(home.store), _key(home, path), path.read_bytes())
+        except BaseError as error:
+            raise StorageError(
+                f"{home.store} does not take {path.name} ({_short(error)})"
+            ) from error
+
+
+def read(home: Home, path: Path) -> bytes:
+    """Return the bytes of a small file, those in the store if there is one.
+
+    Raises:
+        FileNotFoundError: It does not exist.
+        ArtifactError: The store does not answer.
+    """
+    if not home.store:
+        return path.read_bytes()
+    key = _key(home, path)
+    try:
+        return _retried(lambda: bytes(obstore.get(_store(home.store), key).bytes()))
+    except BaseError as error:
+        raise ArtifactError(f"{key} cannot be read from {home.store} ({_short(error)})") from error
+
+
 def fetch(home: Home, path: Path, sha256: str | None = None) -> Path:
     """Bring a file or directory of the home here from the store, unless it is here already.
 
@@ -96,6 +127,7 @@ def fetch(home: Home, path: Path, sha256: str | None = None) -> Path:
     if not home.store or not path.is_relative_to(home.root):
         return path
     key, store = _key(home, path), _store(home.store)
+    # A file with its digest in its name never changes; what is in a directory may.
     if sha256 is not None and path.is_file():
         _remember(home, key, "")
         return path

@@ -120,6 +120,7 @@ async def _check(store: Store, policy: Policy, publish: PublishSettings) -> None
             f"policy {version} was never promoted: promote it first with `babylon deploy replace`"
         )
     if policy.removed_at is None:
+        # The next line says what is wrong with a checkpoint that is not in the store either.
         with suppress(ArtifactError):
             await asyncio.to_thread(fetch_checkpoint, store.home, policy.uri)
     if policy.removed_at is not None or not Path(policy.uri).is_dir():

@@ -19,6 +19,7 @@ from urllib.request import urlopen
 
 from babylon.core.api_keys import prefect_auth_path
 from babylon.core.home import Home, make_directory
+from babylon.core.objects import changed_at, names, remove
 from babylon.core.processes import Processes
 from babylon.core.settings import PrefectSettings
 
@@ -159,16 +160,16 @@ def served_environment(home: Home, api: PrefectApi, environ: Mapping[str, str]) 
     return defaults | dict(environ) | api.environment | password
 
 
-def remove_old_results(home: Path) -> int:
-    """Delete the results of runs that Prefect removed. Return their number.
+def remove_old_results(home: Home) -> int:
+    """Delete the results of runs that Prefect removed, here and stored. Return their number.
 
     Prefect itself never deletes a result.
     """
     oldest = time.time() - RETENTION_S
-    files = (path for path in results(home).glob("*") if path.is_file())
-    old = [file for file in files if file.stat().st_mtime < oldest]
+    files = (path for path in names(home, results(home.root)) if not path.is_dir())
+    old = [file for file in files if changed_at(home, file) < oldest]
     for file in old:
-        file.unlink(missing_ok=True)
+        remove(home, file)
     return len(old)
 
 

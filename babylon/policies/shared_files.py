@@ -26,6 +26,20 @@ def fetch_checkpoint(home: Home, uri: str) -> str:
     return uri
 
 
+def fetch_checkpoints(home: Home, *uris: str) -> None:
+    """Bring several checkpoints here (``fetch_checkpoint``)."""
+    for uri in uris:
+        fetch_checkpoint(home, uri)
+
+
+def name_of_base(home: Home, base: str | None) -> str | None:
+    """Return BASE_MODEL. A directory inside the home keeps its name when the home moves."""
+    if base is None or not Path(base).is_dir():
+        return base
+    reference = home.reference(os.path.abspath(base))
+    return reference if reference.startswith("home:") else base
+
+
 def publish_checkpoint(home: Home, uri: str) -> str | None:
     """Copy a checkpoint into the store, and return the digest of its files. Blocking.
 

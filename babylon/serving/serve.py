@@ -92,7 +92,7 @@ async def serving(
         yield Serving(f"{given.endpoint.rstrip('/')}/v1", engine, running)
 
 
-async def serve_engine(settings: Settings) -> None:
+async def serve_engine(given: ServingSettings, home: Home, environment: dict[str, str]) -> None:
     """Run an engine alone, for gateways on other machines, until SIGINT or SIGTERM.
 
     Raises:
@@ -101,9 +101,9 @@ async def serve_engine(settings: Settings) -> None:
     stop = asyncio.Event()
     for number in (signal.SIGINT, signal.SIGTERM):
         asyncio.get_running_loop().add_signal_handler(number, stop.set)
-    engine = engine_service(settings.serving, settings.home, settings.environment())
-    async with supervised(engine), in_background(keep_logs_small(settings.home.logs)):
-        logger.info("the engine listens at %s", settings.serving.engine_listen or "loopback")
+    engine = engine_service(given, home, environment)
+    async with supervised(engine), in_background(keep_logs_small(home.logs)):
+        logger.info("the engine listens at %s", given.engine_listen or "loopback")
         await stop.wait()
 
 

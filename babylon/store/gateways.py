@@ -166,6 +166,7 @@ async def _wait_for_quorum(
         late = [one for one in gateways if not done(one) and one.gateway_id not in known]
         if not late and (ready or not gateways):
             return ready
+        # A refusal can pass, such as that of a full disk, but nobody waits for it.
         refused = {one.gateway_id: why for one in late if (why := refusal(one))}
         quorum = 0 < len(ready) >= len(late)
         half_at = (half_at or time.monotonic()) if quorum else None

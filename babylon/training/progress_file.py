@@ -45,6 +45,11 @@ def update_digest(rows: Sequence[TrainingRow], decides: Mapping[str, object]) ->
     return f"{FORMAT}-{digest.hexdigest()}"
 
 
+def place_of(checkpoint: Path | str) -> str:
+    """Return the last two names of a path: in another home the same checkpoint has the same."""
+    return "/".join(Path(checkpoint).parts[-2:])
+
+
 class ProgressFile:
     """The trainer's ``Journal`` on disk, in a directory of its own."""
 

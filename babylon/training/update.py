@@ -23,7 +23,7 @@ from babylon.training.grpo.training_window import (
 )
 from babylon.training.learning_rate import reinforcement_rate
 from babylon.training.likelihood import free_memory, recomputed_logprobs
-from babylon.training.progress_file import ProgressFile, update_digest
+from babylon.training.progress_file import ProgressFile, place_of, update_digest
 from babylon.training.trainable import TransferLayers, Tuning, load_trainable, save_checkpoint
 from babylon.training.update_result import Update
 
@@ -105,12 +105,12 @@ def update_checkpoint(
     if progress_directory is not None:
         # saved progress is resumed only if every input of the update is the same
         decides = {
-            "parent": _place(parent),
+            "parent": place_of(parent),
             "tuning": tuning,
             "transfer_layers": transfer_layers,
             "config": config,
             "staleness": sorted((staleness or {}).items()),
-            "behaviours": sorted((v, _place(uri)) for v, uri in (behaviours or {}).items()),
+            "behaviours": sorted((v, place_of(uri)) for v, uri in (behaviours or {}).items()),
         }
         journal = ProgressFile(progress_directory, update_digest(rows, decides), trainable, home)
 
@@ -136,11 +136,6 @@ def update_checkpoint(
     save_checkpoint(trainable, target)
     _remove(journal)
     return Update(report=report, excluded=excluded, trajectory_ids=tuple(window.trajectory_ids))
-
-
-def _place(checkpoint: Path | str) -> str:
-    """Return the last two names of a path: in another home the same checkpoint has the same."""
-    return "/".join(Path(checkpoint).parts[-2:])
 
 
 def _remove(journal: ProgressFile | None) -> None:

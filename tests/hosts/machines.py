@@ -21,7 +21,7 @@ import pytest
 from babylon.store.postgres_programs import binaries
 from tests.object_server import BUCKET, ENVIRONMENT, MOTO
 
-NETWORK = "10.77.1"
+NETWORK = f"10.77.{1 + os.getpid() % 250}"
 PREFIX = f"bab{os.getpid() % 10_000}"  # two runs on one machine do not meet
 PASSWORD = "s3cret"
 POSTGRES_PORT, S3_PORT, GATEWAY_PORT, ENGINE_PORT, PREFECT_PORT = 5432, 5000, 8000, 8001, 4200
@@ -192,13 +192,14 @@ def start_postgres(machine: Machine) -> str:
     with (data / "pg_hba.conf").open("a") as rules:
         rules.write(f"host all all {NETWORK}.0/24 scram-sha-256\n")
     options = {"listen_addresses": machine.address, "port": POSTGRES_PORT, "fsync": "off"}
-    options |= {"unix_socket_directories": "''", "max_connections": 200}
+    options |= {"unix_socket_directories": "", "max_connections": 200}
     settings = [part for n, v in options.items() for part in ("-c", f"{n}={v}")]
     machine.start(str(binaries() / "postgres"), "-D", str(data), *settings, user="nobody")
     pid = data / "postmaster.pid"
     for _ in range(1200):
         if pid.exists() and "ready" in pid.read_text():
             return f"postgresql://babylon:{PASSWORD}@{machine.address}:{POSTGRES_PORT}/postgres"
+        assert machine.running[-1].poll() is None, machine.logs()
         time.sleep(0.1)
     raise AssertionError(machine.logs())
 

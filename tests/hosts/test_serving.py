@@ -165,8 +165,9 @@ async def _until_ready(site: Site) -> None:
                 assert site.hosts[name].running[-1].poll() is None, site.hosts[name].logs()
                 await asyncio.sleep(0.2)
         # The second engine of the west may load later than the first.
-        while not all(await _holds(session, site.hosts[name]) for name in ("one", "two")):
-            await asyncio.sleep(0.2)
+        for name in ("one", "two"):
+            while not await _holds(session, site.hosts[name]):
+                await asyncio.sleep(0.2)
 
 
 async def _holds(session: aiohttp.ClientSession, engine: Machine) -> bool:

@@ -131,6 +131,7 @@ async def _ask(
     ask: Ask,
 ) -> ProbeAnswer | Faulty:
     name = f"{target.model}-v{version}"
+    # A gateway of an earlier version has no key of its own, and takes the home's.
     headers = {"Authorization": f"Bearer {key or target.key}"}
     body = {
         "model": name,

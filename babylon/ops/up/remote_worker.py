@@ -59,6 +59,7 @@ class RemoteWorker:
             asyncio.get_running_loop().add_signal_handler(number, stop.set)
         async with AsyncExitStack() as stack, aiohttp.ClientSession(timeout=TIMEOUT) as http:
             await create_pools(http, api)
+            # A GPU's machine is started often, and the commands of Prefect take half a minute.
             if self.pool == "cpu":
                 await set_up_prefect(http, api, ours)
             for name, devices in self._workers():

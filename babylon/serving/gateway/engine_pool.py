@@ -10,6 +10,7 @@ import asyncio
 import logging
 from collections.abc import Callable, Coroutine, Iterable, Sequence
 from contextlib import suppress
+from functools import partial
 from hashlib import blake2b
 
 from babylon.core.errors import ServingError
@@ -178,7 +179,7 @@ class EnginePool:
                 if last or not isinstance(error, EngineDownError):
                     raise
                 continue
-            response.ended = lambda member=member: _ended(member)
+            response.ended = partial(_ended, member)
             if last or response.status not in _TRY_ELSEWHERE:
                 return response
             if response.status == 404:  # it was restarted

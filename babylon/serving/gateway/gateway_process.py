@@ -25,7 +25,7 @@ from babylon.serving.gateway.app import open_gateway
 from babylon.serving.gateway.http_guard import raise_file_limit
 from babylon.serving.gateway.last_known import last_known_file, store_or_last_known
 from babylon.serving.gateway.listeners import listeners, serve_all
-from babylon.store import Store
+from babylon.store import Store, open_store
 from babylon.store.address import parse_url
 from babylon.store.connection import UNREACHABLE
 from babylon.store.gateways import live_gateways, remove_gateway
@@ -36,7 +36,8 @@ async def run(settings: Settings) -> None:
     port = settings.serving.endpoint_port
     gateway_id = new_gateway_id(port)
     last_known = last_known_file(settings.home.root, port)
-    async with store_or_last_known(settings, last_known.read()) as store:
+    opened, known = open_store(settings), last_known.read()
+    async with store_or_last_known(opened, settings.database, settings.home, known) as store:
         with suppress(*UNREACHABLE):
             await remove_dead_gateways(store, gateway_id)
         async with open_gateway(
@@ -50,7 +51,6 @@ async def run(settings: Settings) -> None:
             minutes=settings.windows.minutes,
             last_known=last_known,
         ) as gateway:
-            known = last_known.read()
             await _serve(await listeners(gateway, store, settings.serving, known))
 
 

@@ -7,16 +7,21 @@ the rules of recording that were in force. Calls stay in segments until the data
 import logging
 import os
 from collections.abc import AsyncIterator, Sequence
-from contextlib import asynccontextmanager, suppress
+from contextlib import (
+    AbstractAsyncContextManager,
+    AsyncExitStack,
+    asynccontextmanager,
+    suppress,
+)
 from pathlib import Path
 
 import msgspec
 
 from babylon.core.errors import DatabaseError
-from babylon.core.home import make_directory
-from babylon.core.settings import Settings
+from babylon.core.home import Home, make_directory
+from babylon.core.settings import DatabaseSettings
 from babylon.serving.gateway.route_table import Target
-from babylon.store import Store, open_store
+from babylon.store import Store
 from babylon.store.api_keys import StoredKey
 from babylon.store.connection import Remembered, store_when_back
 from babylon.store.gateways import Desired
@@ -75,23 +80,25 @@ def last_known_file(home: Path, port: int) -> LastKnownFile:
 
 
 @asynccontextmanager
-async def store_or_last_known(settings: Settings, known: LastKnown | None) -> AsyncIterator[Store]:
+async def store_or_last_known(
+    opened: AbstractAsyncContextManager[Store],
+    database: DatabaseSettings,
+    home: Home,
+    known: LastKnown | None,
+) -> AsyncIterator[Store]:
     """Open the store. While its server is away, open one that works once the server is back.
 
     Raises:
         DatabaseError: the database is away, and there is nothing to serve without it.
     """
-    try:
-        opened = open_store(settings)
-        store = await opened.__aenter__()
-    except (DatabaseError, OSError) as error:
-        if known is None or settings.database.url is None:
-            raise
-        log.warning("%s: serving the last known route %d", error, known.desired.route.route_version)
-        async with store_when_back(settings.database, settings.home, known.store) as away:
-            yield away
-        return
-    try:
+    async with AsyncExitStack() as stack:
+        try:
+            store = await stack.enter_async_context(opened)
+        except (DatabaseError, OSError) as error:
+            if known is None or database.url is None:
+                raise
+            route = known.desired.route.route_version
+            log.warning("%s: serving the last known route %d", error, route)
+            away = store_when_back(database, home, known.store)
+            store = await stack.enter_async_context(away)
         yield store
-    finally:
-        await opened.__aexit__(None, None, None)
