@@ -15,7 +15,7 @@ SCHEMATHESIS := .venv-schemathesis
 WINDOWS ?= 12
 SEED ?= 1
 
-.PHONY: help setup demo check test-fast test smoke faults learning test-vllm test-harnesses test-openapi test-exports test-postgres metrics lock \
+.PHONY: help setup demo check test-fast test smoke faults hosts learning test-vllm test-harnesses test-openapi test-exports test-postgres metrics lock \
   bench bench-trainer bench-gateway bench-dataset clean
 
 help: ## List the targets
@@ -48,6 +48,9 @@ smoke: ## Install the wheel into an empty environment and use it there
 
 faults: $(STAMP) ## All crash points, outages and pauses
 	FAULTS=all $(BIN)/python -m pytest tests/faults --numprocesses 2 --dist worksteal
+
+hosts: $(STAMP) ## Machines of their own (network namespaces): swaps, killed engines, a trainer that dies
+	HOSTS=all $(BIN)/python -m pytest tests/hosts -v
 
 learning: $(STAMP) ## One window of play over HTTP raises the reward on unseen tasks
 	LEARNING=1 $(BIN)/python -m pytest tests/integration/test_play_learning.py -s

@@ -15,6 +15,7 @@ from babylon.core.settings import JudgeSettings
 from babylon.scoring.scorer import NEEDS_JUDGE
 
 GPU_MEMORY = "babylon-gpu-memory"  # a slot is the memory of one stage with a model
+LEASE_S = 60.0  # after which the slots of a machine that died are free
 JUDGE = "babylon-judge"  # a slot is one window at a time
 
 
@@ -25,7 +26,8 @@ async def limited(*names: str) -> AsyncIterator[None]:
         # Prefect keeps its client for limits as long as a process lives. Each ephemeral server of
         # an inline run is another one, and the client would wait for the first.
         if names and TaskRunContext.get() is not None and PREFECT_API_URL.value():
-            await stack.enter_async_context(concurrency(list(names)))
+            held = concurrency(list(names), lease_duration=LEASE_S)
+            await stack.enter_async_context(held)
         yield
 
 

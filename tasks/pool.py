@@ -14,6 +14,7 @@ from prefect.runtime import flow_run
 from prefect.states import Cancelling
 from pydantic import TypeAdapter
 
+import babylon.blocks.results  # noqa: F401 - Prefect finds the block that holds results by its class
 from babylon.core.errors import TrainingError
 from babylon.core.settings import PrefectSettings
 from babylon.core.types import Claim
@@ -22,6 +23,7 @@ from babylon.tasks.progress import LINE_S, announce
 
 DEPLOYMENT = "gpu-stage/gpu-stage"
 POLL_S = 2.0
+CRASHES = 2  # of workers, in one stage
 M = TypeVar("M")
 log = logging.getLogger("babylon.flows")
 
@@ -31,25 +33,41 @@ async def on_pool(
 ) -> object:
     """Run the deployment ``gpu-stage`` and return its manifest as JSON.
 
-    The idempotency key joins a second start of the same attempt to the run of the first. It
-    names epoch and attempt, because a key without them would return an earlier failure.
+    If the machine of its worker dies, another worker of the pool takes the stage up, where the
+    stored progress left it.
 
     Raises:
         TrainingError: the run did not end within ``STAGE_TIMEOUT_SECONDS``.
     """
-    attempt = f"{claim.window_id}/{claim.epoch}/{flow_run.run_count or 1}"
+    crashes = 0
+    while True:
+        run = await _run(stage, parameters, f"{claim.window_id}/{claim.epoch}/{crashes}", prefect)
+        state = run.state
+        assert state is not None  # it is final
+        if not state.is_crashed() or crashes == CRASHES:
+            return await state.aresult()
+        crashes += 1
+        log.warning("%s: flow run %s crashed, starting another: %s", stage, run.id, state.message)
+
+
+async def _run(
+    stage: str, parameters: dict[str, object], attempt: str, prefect: PrefectSettings
+) -> FlowRun:
+    """Run the deployment once.
+
+    The idempotency key joins a second start of the same attempt to the run of the first. It
+    names epoch and attempt, because a key without them would return an earlier failure.
+    """
     run = await arun_deployment(
         DEPLOYMENT,
         parameters=TypeAdapter(dict[str, object]).dump_python(parameters, mode="json"),
         timeout=0,  # returns at once, because the run must be known to be cancelled
-        idempotency_key=f"{flow_run.id}/{stage}/{attempt}",
+        idempotency_key=f"{flow_run.id}/{stage}/{attempt}/{flow_run.run_count or 1}",
         tags=[stage],
     )
     announce(stage)
     log.info("%s: runs on work pool %s as flow run %s", stage, run.work_pool_name, run.id)
-    run = await _finished(stage, run, prefect.stage_timeout_s)
-    assert run.state is not None  # it is final
-    return await run.state.aresult()
+    return await _finished(stage, run, prefect.stage_timeout_s)
 
 
 def said(stage: str, kind: type[M], manifest: object) -> M:

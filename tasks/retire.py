@@ -14,5 +14,5 @@ async def retire(settings: Settings) -> tuple[int, ...]:
     async with open_store(settings) as store:
         versions = await retire_checkpoints(store, settings)
         await retire_play(store, settings.home, settings.windows)
-    remove_old_results(settings.home.root)
+    remove_old_results(settings.home)
     return versions

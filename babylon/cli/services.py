@@ -2,7 +2,7 @@
 
 import asyncio
 from dataclasses import asdict
-from typing import Annotated, Any
+from typing import Annotated, Any, Literal
 
 import typer
 from rich.progress import BarColumn, Progress, SpinnerColumn, TextColumn, TimeElapsedColumn
@@ -105,6 +105,29 @@ def serve(
     from babylon.serving.serve import serve
 
     asyncio.run(serve(load_settings(**({"serving": {"engine": engine}} if engine else {}))))
+
+
+@app.command()
+def engine() -> None:
+    """Run an engine alone, at ENGINE_LISTEN, for gateways on other machines."""
+    from babylon.serving.serve import serve_engine
+
+    settings = load_settings()
+    asyncio.run(serve_engine(settings.serving, settings.home, settings.environment()))
+
+
+@app.command()
+def worker(
+    pool: Annotated[Literal["cpu", "gpu"], typer.Option(help="Work pool of its runs.")],
+    url: Annotated[
+        str | None, typer.Option(help="Address of Prefect's API, instead of PREFECT_API_URL.")
+    ] = None,
+) -> None:
+    """Work for a Prefect server on another machine, in the foreground."""
+    from babylon.ops.up.remote_worker import RemoteWorker
+
+    settings = load_settings(**({"prefect": {"api_url": url}} if url else {}))
+    asyncio.run(RemoteWorker(settings, pool).run())
 
 
 def _show(statuses: list[dict[str, Any]], json: bool, **more: object) -> None:

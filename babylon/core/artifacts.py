@@ -3,7 +3,7 @@
 A file is written under a temporary name, synced, hashed and renamed, so that readers never see a
 partial file. The same rows give the same bytes and so the same name; a repeated stage replaces its
 file by an equal one. Reading verifies the hash first. Rows are streamed, so that a window need not
-fit in memory.
+fit in memory. Other machines get the file through the object store (``babylon.core.objects``).
 """
 
 import asyncio
@@ -26,6 +26,7 @@ import pyarrow.parquet as pq
 from babylon.core.errors import ArtifactError
 from babylon.core.failpoints import failpoint
 from babylon.core.home import Home
+from babylon.core.objects import fetch, publish
 from babylon.core.types import SCHEMA_VERSION, Artifact
 
 Columns = dict[str, Sequence[Any] | pa.Array]  # name → values, all of one length
@@ -136,6 +137,7 @@ class ArtifactWriter:
         name = f"{self._stem}-{sha256[:DIGEST_CHARS]}.parquet"
         failpoint("artifact.written")
         path = self._path.replace(self._path.with_name(name))
+        publish(self._home, path)
         failpoint("artifact.published")
         return Artifact(
             uri=self._home.reference(path),
@@ -243,6 +245,7 @@ def _verified(home: Home, artifact: Artifact) -> Iterator[pq.ParquetFile]:
             f"artifact {path} has schema version {artifact.schema_version}, this program reads"
             f" version {SCHEMA_VERSION}: {remedy}"
         )
+    fetch(home, path, artifact.sha256)
     try:
         opened = path.open("rb")
     except FileNotFoundError as error:

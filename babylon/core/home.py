@@ -12,9 +12,15 @@ _HERE, _FILE = "home:", "file://"
 
 @dataclass(frozen=True, slots=True)
 class Home:
-    """Absolute path of a home, and the directories below it."""
+    """Absolute path of a home, and the directories below it.
+
+    ``store``: URI of the object store that holds its files for other machines, empty for none.
+    ``cache_gb``: bound of the copies kept here (``babylon.core.objects``).
+    """
 
     root: Path
+    store: str = ""
+    cache_gb: float = 100.0
 
     @classmethod
     def at(cls, path: "str | Path | Home") -> "Home":

@@ -1,7 +1,11 @@
 """Probes: chats that check how a policy answers, and its answers with the exact tokens."""
 
+import hmac
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from hashlib import sha256
+
+IDENTITY_PATH = "/health/identity"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -26,3 +30,8 @@ class ProbeAnswer:
     logprobs: Sequence[float]
     text: str
     ended: bool
+
+
+def identity_proof(key: str, gateway_id: str, nonce: str) -> str:
+    """Return the answer that only the gateway with this key gives to a nonce."""
+    return hmac.new(key.encode(), f"{gateway_id}\n{nonce}".encode(), sha256).hexdigest()

@@ -21,6 +21,7 @@ from pydantic import (
     ConfigDict,
     Field,
     SecretStr,
+    ValidationInfo,
     field_validator,
     model_validator,
 )
@@ -32,7 +33,7 @@ from babylon.core.windows import RECIPE_PATTERN, check_minutes
 
 MAX_HOURS = 100 * 366 * 24  # a century: a larger number is a typing error
 HOURS = "WINDOW_DURATION_HOURS"  # the original's name; it wins over WINDOW_MINUTES
-Engine = Literal["embedded", "vllm"]
+Engine = Literal["embedded", "vllm", "remote"]
 Trainer = Literal["torch", "serverless", "art-local"]
 RecordingPolicy = Literal["lossless", "available"]
 DeploymentStrategy = Literal["replace", "ab", "canary"]
@@ -280,8 +281,17 @@ class ServingSettings(Group):
     """Path of the Python that has vLLM installed."""
     vllm_args: str = _env("", "VLLM_ARGS")
     """Further command-line arguments of the vLLM server."""
-    engine_url: str | None = _env(None, "ENGINE_URL", pattern=r"^https?://[^/]+/?$")
-    """Address of a running vLLM server, which is used instead of starting one."""
+    engine_url: str | None = _env(
+        None, "ENGINE_URL", pattern=r"^https?://[^/,]+/?(,https?://[^/,]+/?)*$"
+    )
+    """Address of a running vLLM server, which is used instead of starting one. With
+    `ENGINE=remote`: addresses of running engines (`ENGINE_LISTEN`), separated by commas."""
+    engine_listen: str | None = _env(None, "ENGINE_LISTEN", pattern=r"^http://[^/:@]+:\d+/?$")
+    """Address at which `babylon engine` serves gateways on other machines, in a private network:
+    `http://0.0.0.0:8001`. All of them need the `engine.key` of its home. Unset: loopback."""
+    address: str | None = _env(None, "GATEWAY_ADDRESS", pattern=r"^https?://[^/?#]+/?$")
+    """Address at which other machines reach this one gateway, and not a proxy before several.
+    Unset: derived from `GATEWAY_LISTEN`."""
     recording: RecordingPolicy = _env("lossless", "RECORDING")
     """On a full disk, `lossless` withholds answers and `available` sends them unrecorded."""
     max_concurrency: int = _env(256, "MAX_CONCURRENCY", ge=1)
@@ -305,6 +315,19 @@ class ServingSettings(Group):
             address = f"{url.scheme}://{url.netloc}"
             raise ValueError(f"the gateway's address has no path: set LOCAL_ENDPOINT={address}")
         return endpoint
+
+    @property
+    def gateways_engines(self) -> str:
+        """The addresses of the gateway's engines, separated by commas.
+
+        Raises:
+            ConfigError: ``ENGINE=remote`` without ``ENGINE_URL``.
+        """
+        if self.engine != "remote":
+            return f"http://127.0.0.1:{self.engine_port}"
+        if not self.engine_url:
+            raise ConfigError("ENGINE=remote needs ENGINE_URL, the addresses of running engines")
+        return ",".join(url.rstrip("/") for url in self.engine_url.split(","))
 
     @property
     def agents_url(self) -> str:
@@ -425,6 +448,14 @@ class Settings(BaseModel):
 
     model_config = ConfigDict(frozen=True, extra="forbid", use_attribute_docstrings=True)
 
+    artifact_store: str | None = _env(
+        None, "ARTIFACT_STORE", pattern=r"^(file:///|(s3|gs|az)://[^/?#\s]+)[^?#\s]*$"
+    )
+    """URI that holds artifacts and checkpoints for several machines: `s3://bucket/prefix`, `gs://`,
+    `az://`, `file:///mounted`. Credentials come from the provider's own variables (`AWS_*`). Unset:
+    the home holds them alone."""
+    artifact_cache_gb: float = _env(100.0, "ARTIFACT_CACHE_GB", ge=0)
+    """Gigabytes of copies of stored files that the home keeps."""
     home: Annotated[Home, BeforeValidator(Home.at)] = _env(
         ".babylon", "BABYLON_HOME", validate_default=True
     )
@@ -445,6 +476,12 @@ class Settings(BaseModel):
     tracking: TrackingSettings = TrackingSettings()
     publish: PublishSettings = PublishSettings()
     prefect: PrefectSettings = PrefectSettings()
+
+    @field_validator("home")
+    @classmethod
+    def _home_knows_its_store(cls, home: Home, info: ValidationInfo) -> Home:
+        store, cache_gb = info.data.get("artifact_store"), info.data.get("artifact_cache_gb")
+        return Home(home.root, store=store or "", cache_gb=cache_gb or 0.0)
 
     def replace(self, **overrides: Any) -> Self:
         """A validated copy: ``settings.replace(seed=1, windows={"minutes": 15})``."""

@@ -12,15 +12,17 @@ import shutil
 import subprocess
 import tempfile
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from babylon.core.errors import ConfigError
+from babylon.core.errors import ArtifactError, ConfigError
 from babylon.core.home import Home
 from babylon.core.settings import PublishSettings
 from babylon.dataset.hub import Head, Hub, commit_once
 from babylon.dataset.model_card import base_name, base_of, model_card
 from babylon.policies.checkpoint_files import ADAPTER_CONFIG, PUBLIC_SUFFIXES, adapter_base
+from babylon.policies.shared_files import fetch_checkpoint
 from babylon.store import Store
 from babylon.store.learning import LinePolicy, policy_line
 from babylon.store.lineage import trained_into
@@ -117,6 +119,10 @@ async def _check(store: Store, policy: Policy, publish: PublishSettings) -> None
         raise ConfigError(
             f"policy {version} was never promoted: promote it first with `babylon deploy replace`"
         )
+    if policy.removed_at is None:
+        # The next line says what is wrong with a checkpoint that is not in the store either.
+        with suppress(ArtifactError):
+            await asyncio.to_thread(fetch_checkpoint, store.home, policy.uri)
     if policy.removed_at is not None or not Path(policy.uri).is_dir():
         raise ConfigError(f"the checkpoint of policy {version} is gone: publish a newer policy")
     if publish.models_as == "adapter" and (policy.kind != "lora" or not base_of(policy.base_model)):

@@ -19,12 +19,15 @@ from urllib.request import urlopen
 
 from babylon.core.api_keys import prefect_auth_path
 from babylon.core.home import Home, make_directory
+from babylon.core.objects import changed_at, names, remove
 from babylon.core.processes import Processes
 from babylon.core.settings import PrefectSettings
 
 SERVER = "prefect-server"  # the process that `babylon up` records
 IN_MEMORY = "sqlite+aiosqlite:///:memory:"
 RETENTION_S = 30 * 24 * 3600  # of runs, logs, pages and results: as long as play is kept
+RESULTS_BLOCK = "babylon-results/stored"
+HEARTBEAT_S = 30  # of a run: the shortest that Prefect takes
 _HEALTH_S = 5.0
 # Our own records and Prefect's states reach the page of their run. The console, which is the log
 # of a worker, shows warnings only. Without the level of the root, ours would be left out.
@@ -138,13 +141,15 @@ def inline_environment(home: Path) -> dict[str, str]:
     }
 
 
-def served_environment(home: Path, api: PrefectApi, environ: Mapping[str, str]) -> dict[str, str]:
+def served_environment(home: Home, api: PrefectApi, environ: Mapping[str, str]) -> dict[str, str]:
     """The environment of server, workers and ``prefect`` commands under ``babylon up``."""
     defaults = (
-        _quiet(home)
+        _quiet(home.root)
         | _LOGGED
+        | ({"PREFECT_RESULTS_DEFAULT_STORAGE_BLOCK": RESULTS_BLOCK} if home.store else {})
         | {
             "PREFECT_WORKER_QUERY_SECONDS": "2",
+            "PREFECT_FLOWS_HEARTBEAT_FREQUENCY": str(HEARTBEAT_S),
             # By default only events are removed, and logs and pages grow for ever.
             "PREFECT_SERVER_SERVICES_DB_VACUUM_ENABLED": "events,flow_runs",
             "PREFECT_SERVER_SERVICES_DB_VACUUM_RETENTION_PERIOD": str(RETENTION_S),
@@ -155,16 +160,16 @@ def served_environment(home: Path, api: PrefectApi, environ: Mapping[str, str]) 
     return defaults | dict(environ) | api.environment | password
 
 
-def remove_old_results(home: Path) -> int:
-    """Delete the results of runs that Prefect removed. Return their number.
+def remove_old_results(home: Home) -> int:
+    """Delete the results of runs that Prefect removed, here and stored. Return their number.
 
     Prefect itself never deletes a result.
     """
     oldest = time.time() - RETENTION_S
-    files = (path for path in results(home).glob("*") if path.is_file())
-    old = [file for file in files if file.stat().st_mtime < oldest]
+    files = (path for path in names(home, results(home.root)) if not path.is_dir())
+    old = [file for file in files if changed_at(home, file) < oldest]
     for file in old:
-        file.unlink(missing_ok=True)
+        remove(home, file)
     return len(old)
 
 

@@ -16,8 +16,10 @@ from pyarrow import ArrowException
 from babylon.core.artifacts import DIGEST_CHARS
 from babylon.core.errors import BabylonError, ModelError
 from babylon.core.home import Home
+from babylon.core.objects import exists
 from babylon.ops.finding import Finding
 from babylon.policies.checkpoint_files import checkpoint_digest
+from babylon.policies.shared_files import fetch_checkpoint
 from babylon.store import Store
 from babylon.store.play_in_use import window_uses
 from babylon.store.policies import Policy, champion
@@ -79,6 +81,7 @@ async def _champion(store: Store) -> Finding:
     if not Path(policy.uri).is_absolute():
         detail = f"{named}, not checked here: loaded from the hub when first used"
         return Finding(name="champion", ok=None, required=True, detail=detail)
+    await asyncio.to_thread(fetch_checkpoint, store.home, policy.uri)
     problem = await asyncio.to_thread(_changed, policy) or await _load_problem(policy)
     remedy = ": restore it from a backup, or `babylon deploy rollback`"
     detail = f"{named} loads" if problem is None else f"{named}: {problem}{remedy}"
@@ -118,7 +121,7 @@ async def _artifacts(store: Store) -> Finding:
 
 def _examined(home: Home, named: list[str]) -> tuple[list[str], list[Path], list[str]]:
     """Return the missing files, the damaged newest files, and the kinds that were read."""
-    missing = [uri for uri in named if not Path(home.resolve(uri)).is_file()]
+    missing = [uri for uri in named if not exists(home, Path(home.resolve(uri)))]
     newest: dict[str, Path] = {}
     for path in (*home.artifacts.glob("*.parquet"), *home.datasets.rglob("*.parquet")):
         kind = path.stem[len("YYYY-MM-DDThh-mm-") : -DIGEST_CHARS - 1]

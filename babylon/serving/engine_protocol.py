@@ -4,8 +4,8 @@
 checkpoint under an immutable name, ``DELETE`` unloads it. ``GET /health`` reports the state. Calls
 for a listed policy go to its ``url`` and name its ``model``; by default these are the engine's own
 address and the policy's name. ``POST /tokenize`` returns the tokens of a chat's prompt, as vLLM
-does. Engines listen on loopback. All but ``GET`` takes the secret of the home, as ``Authorization:
-Bearer SECRET``, because every local user reaches loopback.
+does. Engines listen on loopback, or in a private network. All but ``GET`` takes the secret of the
+home, as ``Authorization: Bearer SECRET``, because every local user reaches loopback.
 """
 
 import asyncio
@@ -25,7 +25,10 @@ SECRET = web.AppKey("secret", str)
 
 
 class PolicySource(Struct, frozen=True):
-    """Body of ``PUT /policies/{name}``: a checkpoint directory and its policy version."""
+    """Body of ``PUT /policies/{name}``: a checkpoint directory and its policy version.
+
+    ``path`` may be a reference (``home:checkpoints/…``), which the engine resolves in its own home.
+    """
 
     path: Annotated[str, Meta(min_length=1)]
     version: int
@@ -75,14 +78,19 @@ def engine_app(
 
 
 def run_engine(
-    app: web.Application, port: int, secret: str | None, *, shutdown_timeout_s: float
+    app: web.Application,
+    port: int,
+    secret: str | None,
+    *,
+    shutdown_timeout_s: float,
+    host: str = "127.0.0.1",
 ) -> None:
-    """Serve on loopback until SIGTERM or SIGINT; without a secret, anybody may ask."""
+    """Serve until SIGTERM or SIGINT; without a secret, anybody who reaches the host may ask."""
     if secret:
         app[SECRET] = secret
     web.run_app(
         app,
-        host="127.0.0.1",
+        host=host,
         port=port,
         handler_cancellation=True,
         shutdown_timeout=shutdown_timeout_s,

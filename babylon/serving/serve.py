@@ -11,8 +11,9 @@ import os
 import signal
 import sys
 from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager
+from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass
+from urllib.parse import urlsplit
 
 import aiohttp
 
@@ -27,7 +28,8 @@ from babylon.store.server import kept_running
 
 logger = logging.getLogger(__name__)
 
-READY_S = {"embedded": 180.0, "vllm": 1800.0}  # vLLM compiles, and reads many gigabytes
+# vLLM compiles, and reads many gigabytes.
+READY_S = {"embedded": 180.0, "vllm": 1800.0, "remote": 180.0}
 _POLL_S = 0.1
 
 
@@ -36,7 +38,7 @@ class Serving:
     """The running processes. ``url`` is the base URL for an OpenAI client."""
 
     url: str
-    engine: Supervised
+    engine: Supervised | None
     gateway: Supervised
 
 
@@ -77,17 +79,46 @@ async def serving(
         ConfigError: The settings name no engine that can be started.
         ServingError: A port is busy, or a process does not start.
     """
-    require_free_port(given.engine_port, user="the engine", variable="ENGINE_PORT")
     require_free_port(given.endpoint_port, user="the gateway", variable="LOCAL_ENDPOINT")
+    gateway = _service("gateway", "babylon.serving.gateway.gateway_process", home, environment)
+    async with AsyncExitStack() as stack:
+        engine = None
+        if given.engine != "remote":
+            engine = await stack.enter_async_context(
+                supervised(engine_service(given, home, environment))
+            )
+        running = await stack.enter_async_context(supervised(gateway))
+        await _wait_until_ready(given, home, (engine, running) if engine else (running,))
+        yield Serving(f"{given.endpoint.rstrip('/')}/v1", engine, running)
+
+
+async def serve_engine(given: ServingSettings, home: Home, environment: dict[str, str]) -> None:
+    """Run an engine alone, for gateways on other machines, until SIGINT or SIGTERM.
+
+    Raises:
+        ServingError: A port is busy, or the process does not start.
+    """
+    stop = asyncio.Event()
+    for number in (signal.SIGINT, signal.SIGTERM):
+        asyncio.get_running_loop().add_signal_handler(number, stop.set)
+    engine = engine_service(given, home, environment)
+    async with supervised(engine), in_background(keep_logs_small(home.logs)):
+        logger.info("the engine listens at %s", given.engine_listen or "loopback")
+        await stop.wait()
+
+
+def engine_service(given: ServingSettings, home: Home, environment: dict[str, str]) -> Service:
+    """The process of the engine that the settings name.
+
+    Raises:
+        ConfigError: They name none, or one that cannot be started.
+        ServingError: Its port is busy.
+    """
+    require_free_port(given.engine_port, user="the engine", variable="ENGINE_PORT")
     if given.engine == "vllm":
         require_vllm(given)
-        engine = _service("engine", "babylon.serving.vllm.vllm_host", home, environment)
-    else:
-        engine = _torch_engine(given.engine_port, home)
-    gateway = _service("gateway", "babylon.serving.gateway.gateway_process", home, environment)
-    async with supervised(engine) as running_engine, supervised(gateway) as running_gateway:
-        await _wait_until_ready(given, home, (running_engine, running_gateway))
-        yield Serving(f"{given.endpoint.rstrip('/')}/v1", running_engine, running_gateway)
+        return _service("engine", "babylon.serving.vllm.vllm_host", home, environment)
+    return _torch_engine(given, home)
 
 
 def _service(
@@ -101,14 +132,20 @@ def _service(
     )
 
 
-def _torch_engine(port: int, home: Home) -> Service:
+def _torch_engine(given: ServingSettings, home: Home) -> Service:
     """The embedded engine. It leaves one core to the connections: when its threads spin on all of
     them, a small model samples half as fast on two cores as with one thread.
     """
     threads = max(1, (os.cpu_count() or 1) - 1)
     environment = {"OMP_NUM_THREADS": os.environ.get("OMP_NUM_THREADS", str(threads))}
     module = "babylon.serving.engine.engine_process"
-    return _service("engine", module, home, environment, f"--port={port}", f"--home={home.root}")
+    options = [f"--port={given.engine_port}", f"--home={home.root}"]
+    if given.engine_listen:
+        url = urlsplit(given.engine_listen)
+        options = [f"--host={url.hostname}", f"--port={url.port}", f"--home={home.root}"]
+    if home.store:
+        options += [f"--store={home.store}", f"--cache-gb={home.cache_gb:g}"]
+    return _service("engine", module, home, environment, *options)
 
 
 async def _wait_until_ready(
@@ -121,7 +158,9 @@ async def _wait_until_ready(
             for process in processes:
                 if failure := process.failure():
                     raise ServingError(failure)
-            engine = await _health(session, serving.engine_port)
+            engine = "ok"
+            if serving.engine != "remote":
+                engine = await _health(session, serving.engine_port)
             gateway = await _health(session, serving.endpoint_port)
             if engine == "ok" and gateway in ("ok", "no policy"):
                 return

@@ -9,16 +9,16 @@ can no longer commit.
 import asyncio
 import logging
 import re
-import shutil
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 
 from babylon.core.artifacts import remove_unfinished
-from babylon.core.errors import ModelError
+from babylon.core.errors import ArtifactError, ModelError, StorageError
 from babylon.core.failpoints import failpoint
 from babylon.core.home import Home
+from babylon.core.objects import fetch, names, remove
 from babylon.core.settings import Settings
 from babylon.core.windows import IN_WORK, WindowState
 from babylon.policies.checkpoint_files import adapter_base
@@ -68,7 +68,7 @@ async def _retire(
     store: Store, home: Home, *, number: int, max_staleness: int, lookback_hours: int
 ) -> tuple[int, ...]:
     async with holding(store) as (connection, holdings):
-        bases = await asyncio.to_thread(adapter_bases, holdings.policies)
+        bases = await asyncio.to_thread(adapter_bases, home, holdings.policies)
         keep = kept(
             holdings,
             bases,
@@ -91,7 +91,7 @@ async def _retire(
     return gone
 
 
-def adapter_bases(policies: Iterable[Held]) -> dict[int, str]:
+def adapter_bases(home: Home, policies: Iterable[Held]) -> dict[int, str]:
     """Return version of each present adapter → its base model, from its configuration. Blocking.
 
     Raises:
@@ -102,8 +102,10 @@ def adapter_bases(policies: Iterable[Held]) -> dict[int, str]:
         if held.removed:
             continue
         try:
+            if held.kind == "lora" and is_ours(home, Path(held.uri)):
+                fetch(home, Path(held.uri))
             base = adapter_base(held.uri)
-        except ModelError as error:
+        except (ArtifactError, ModelError) as error:
             raise ModelError(
                 f"no checkpoint was removed, policy {held.policy_version}: {error}: restore the"
                 " file, or delete that directory"
@@ -140,7 +142,7 @@ async def sweep(store: Store, home: Home, lookback_hours: float) -> None:
         else:  # not made by us
             over = False
         if over:
-            await asyncio.to_thread(_delete, path)
+            await asyncio.to_thread(_delete, home, path)
 
 
 @dataclass(frozen=True, slots=True)
@@ -178,21 +180,20 @@ def _listed(home: Home) -> list[Path]:
     return [
         path
         for place in (home.checkpoints, home.progress)
-        if place.is_dir()
-        for path in place.iterdir()
-        if path.is_dir() and not path.is_symlink()
+        for path in names(home, place)
+        if (path.is_dir() or not path.exists()) and not path.is_symlink()
     ]
 
 
-def _delete(directory: Path) -> None:
+def _delete(home: Home, directory: Path) -> None:
     try:
         failpoint("retire.deleting")
-        shutil.rmtree(directory)
+        remove(home, directory)
         failpoint("retire.deleted")
         log.debug("%s is deleted", directory)
     except FileNotFoundError:  # the sweep of another window deleted it
         return
-    except OSError as error:
+    except (OSError, StorageError) as error:
         log.error(
             "%s cannot be deleted (%s): fix the cause, or delete it by hand; the next window tries"
             " again",

@@ -3,7 +3,6 @@
 import asyncio
 import logging
 import re
-import shutil
 import time
 from collections.abc import Collection, Iterable
 from contextlib import suppress
@@ -12,6 +11,7 @@ from datetime import UTC, datetime
 from pathlib import Path
 
 from babylon.core.home import Home
+from babylon.core.objects import changed_at, names, remove
 from babylon.core.settings import WindowSettings
 from babylon.core.windows import AT_REST, parse_window_id
 from babylon.stages.in_use import oldest_in_use, spent
@@ -94,34 +94,30 @@ def _remove_files(home: Home, uses: Iterable[WindowUse]) -> int:
     windows = {one.window_id: one for one in uses}
     named = {home.resolve(uri) for one in windows.values() for uri in one.artifacts}
     removed = 0
-    for path in _old_files(home.artifacts):
+    for path in _old_files(home):
         window = windows.get(_window_of(path.name) or "")
         # a window of another database that shares the home is left alone
         if window is None or window.state not in AT_REST or str(path) in named:
             continue
-        path.unlink(missing_ok=True)
+        remove(home, path)
         removed += 1
     return removed + _remove_reports(home, {w.window_id for w in windows.values() if w.retired})
 
 
 def _remove_reports(home: Home, retired: Collection[str]) -> int:
-    old = [
-        path
-        for path in (home.arena.iterdir() if home.arena.is_dir() else ())
-        if _window_of(path.name) in retired
-    ]
+    old = [path for path in names(home, home.arena) if _window_of(path.name) in retired]
     for path in old:
         with suppress(FileNotFoundError):
-            shutil.rmtree(path)
+            remove(home, path)
     return len(old)
 
 
-def _old_files(directory: Path) -> list[Path]:
+def _old_files(home: Home) -> list[Path]:
     limit = time.time() - UNFINISHED_S
     found = []
-    for path in directory.glob("*.parquet"):
+    for path in names(home, home.artifacts):
         with suppress(FileNotFoundError):
-            if path.stat().st_mtime < limit:
+            if path.suffix == ".parquet" and changed_at(home, path) < limit:
                 found.append(path)
     return found
 

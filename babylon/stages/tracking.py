@@ -16,9 +16,10 @@ from pathlib import Path
 from typing import Literal
 
 import babylon
-from babylon.core.errors import StorageError
+from babylon.core.errors import ArtifactError, StorageError
 from babylon.core.failpoints import failpoint
 from babylon.core.home import Home, make_directory
+from babylon.core.objects import fetch
 from babylon.core.settings import ModelSettings, TrackingSettings
 from babylon.core.types import Metrics
 from babylon.policies.checkpoint_files import PUBLIC_SUFFIXES
@@ -82,8 +83,8 @@ def track_window(
 def _public_files(home: Home, checkpoint_uri: str) -> list[str]:
     """Return weights, configuration and tokenizer; the trainer's own files stay here."""
     try:
-        directory = Path(home.resolve(checkpoint_uri))
-    except StorageError:  # of another scheme
+        directory = fetch(home, Path(home.resolve(checkpoint_uri)))
+    except (ArtifactError, StorageError):  # of another scheme, or gone
         return []
     found = directory.iterdir() if directory.is_dir() else ()
     return sorted(str(path) for path in found if path.suffix in PUBLIC_SUFFIXES)

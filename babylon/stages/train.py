@@ -1,7 +1,6 @@
 """Stage ``train``: one update of the champion, committed as the next policy version."""
 
 import asyncio
-import os
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
@@ -10,7 +9,7 @@ from babylon.core.home import Home
 from babylon.core.settings import ModelSettings, Settings
 from babylon.core.trajectories import TrainingRow, training_rows
 from babylon.core.types import Claim, Scored, Trained
-from babylon.policies.checkpoint_files import checkpoint_digest
+from babylon.policies import shared_files as files
 from babylon.store.connection import Store
 from babylon.store.lineage import parents, staleness
 from babylon.store.policies import (
@@ -75,7 +74,7 @@ async def train_window(
         batch_id=batch_id,
         trajectory_ids=update.trajectory_ids,
         metrics=metrics,
-        digest=await asyncio.to_thread(checkpoint_digest, str(work.target)),
+        digest=await asyncio.to_thread(files.publish_checkpoint, settings.home, str(work.target)),
     )
     return Trained(
         claim=claim,
@@ -101,7 +100,8 @@ async def _behaviours(store: Store, rows: Sequence[TrainingRow]) -> Mapping[int,
     """Return the checkpoints of policies whose calls came without logprobs."""
     calls = (call for row in rows for call in row.calls)
     unlogged = {call.policy_version for call in calls if call.logprobs is None}
-    return await checkpoint_uris(store, unlogged, removed=False)
+    uris = await checkpoint_uris(store, unlogged, removed=False)
+    return {v: await asyncio.to_thread(files.fetch_checkpoint, store.home, uris[v]) for v in uris}
 
 
 def trained_from(store: Store, claim: Claim, policy: Policy) -> Trained:
@@ -135,29 +135,19 @@ async def ensure_champion(
     Raises:
         ConfigError: ``BASE_MODEL`` names another model than the one this home started with.
     """
+    named = files.name_of_base(home, model.base)
     if not await list_policies(store):
         from babylon.training.base_model import resolve_base
 
-        base = str(await asyncio.to_thread(resolve_base, model.base, home.models, seed, progress))
-        await ensure_base(
-            store,
-            uri=base,
-            base_model=_named(home, model) or Path(base).name,
-            digest=await asyncio.to_thread(checkpoint_digest, base),
-        )
+        found = await asyncio.to_thread(resolve_base, model.base, home.models, seed, progress)
+        base = await asyncio.to_thread(files.in_the_home, home, str(found))
+        digest = await asyncio.to_thread(files.publish_checkpoint, home, base)
+        await ensure_base(store, uri=base, base_model=named or Path(base).name, digest=digest)
     policy, _ = await champion(store)
-    if model.base and policy.base_model not in (model.base, _named(home, model)):
+    await asyncio.to_thread(files.fetch_checkpoint, home, policy.uri)  # made elsewhere, perhaps
+    if model.base and policy.base_model not in (model.base, named):
         raise ConfigError(
             f"BASE_MODEL is {model.base!r}, but the policies here descend from"
             f" {policy.base_model!r}: use another BABYLON_HOME, or unset BASE_MODEL"
         )
     return policy
-
-
-def _named(home: Home, model: ModelSettings) -> str | None:
-    """Return BASE_MODEL. A directory inside the home keeps its name when the home moves."""
-    if model.base is None or not Path(model.base).is_dir():
-        return model.base
-    absolute = os.path.abspath(model.base)
-    reference = home.reference(absolute)
-    return model.base if reference == absolute else reference

@@ -20,6 +20,7 @@ from babylon.evaluation.arena.recorded_worlds import gate_worlds
 from babylon.evaluation.arena.suite import digest
 from babylon.evaluation.arena.verdicts import match_verdict, recorded_verdict, reported
 from babylon.evaluation.tasks.task_gate import task_verdict
+from babylon.policies.shared_files import fetch_checkpoints
 from babylon.store.connection import Store
 from babylon.store.lineage import descends
 from babylon.store.policies import Policy, champion, get_policy, set_verdict
@@ -81,6 +82,7 @@ async def _met(
     if serving.policy_version == trained.policy_version:  # deployed before a crash
         serving = await get_policy(store, trained.parent_version)
     checkpoint = store.home.resolve(trained.checkpoint_uri)
+    await asyncio.to_thread(fetch_checkpoints, store.home, serving.uri, checkpoint)
     name = f"{seed}:{trained.batch_id}"
     if evaluation.evaluator:
         return await task_verdict(

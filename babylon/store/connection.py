@@ -5,7 +5,7 @@ Windows close and leases end by the database's clock, because all workers share 
 
 from collections.abc import AsyncIterator, Iterator
 from contextlib import asynccontextmanager, contextmanager
-from dataclasses import dataclass, replace
+from dataclasses import asdict, dataclass, fields, replace
 
 import asyncpg
 
@@ -97,6 +97,34 @@ async def open_store(settings: Settings, *, migrate: bool = False) -> AsyncItera
             async with open_pool(address) as pool, _game_pool(settings.database, pool) as game:
                 ours = bool(status.game_tables_ours)
                 yield await _store(settings.home, pool, game, ours, address)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Remembered:
+    """What a store knows of its database, for a start while that is away."""
+
+    game_tables_ours: bool
+    has_game_tables: bool
+    game_problem: str
+    records: bool
+
+    @classmethod
+    def of(cls, store: Store) -> "Remembered":
+        return cls(**{field.name: getattr(store, field.name) for field in fields(cls)})
+
+
+@asynccontextmanager
+async def store_when_back(
+    database: DatabaseSettings, home: Home, known: Remembered
+) -> AsyncIterator[Store]:
+    """Open a store whose database is away: each use tries to connect.
+
+    It keeps to what works behind a pooler, because nobody can tell now if there is one.
+    """
+    assert database.url is not None
+    address = replace(parse_url(database.url.get_secret_value()), pooled=True)
+    async with open_pool(address) as pool:
+        yield Store(home=home, pool=pool, game=pool, **asdict(known))
 
 
 @asynccontextmanager

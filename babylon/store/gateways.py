@@ -1,6 +1,7 @@
 """The state that each gateway announces every few seconds, and the state that all should have."""
 
 import asyncio
+import logging
 import time
 from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from contextlib import asynccontextmanager
@@ -11,9 +12,12 @@ from babylon.core.errors import ModelError, ServingError
 from babylon.core.failpoints import failpoint
 from babylon.store.connection import Connection, Pool, Store
 from babylon.store.policies import NO_POLICY, lock_routes
+from babylon.store.quarantine import quarantine, quarantined
 from babylon.store.routes import Route
 
+log = logging.getLogger(__name__)
 LIVE_S = 10.0  # a gateway that was silent for this time counts as gone
+FOLLOW_S = 10.0  # for the other gateways, once half of them have followed
 _POLL_S = 0.02
 _HALTED_S = 10.0  # a gateway that halts while it holds the lock loses it after this time
 
@@ -80,12 +84,13 @@ async def live_gateways(store: Store, within_s: float = LIVE_S) -> list[GatewayR
 async def wait_until_loaded(
     store: Store, policy_version: int, timeout_s: float
 ) -> tuple[GatewayRow, ...]:
-    """Wait until every live gateway has loaded a proposed policy.
+    """Wait until the live gateways have loaded a proposed policy; return those that have.
 
     A refusal from before the gateway read the proposal does not count: it will try again.
 
     Raises:
-        ServingError: a gateway cannot load the policy, or some have not after the timeout.
+        ServingError: fewer than half of the gateways can load the policy, or have after the
+            timeout.
     """
     proposal: int = await store.pool.fetchval(
         "SELECT coalesce(max(proposal_id), 0) FROM babylon.proposals WHERE policy_version = $1",
@@ -96,7 +101,7 @@ async def wait_until_loaded(
         read = gateway.proposals_read
         return None if read is not None and read < proposal else gateway.refusal(policy_version)
 
-    return await _wait_for_all(
+    return await _wait_for_quorum(
         store,
         lambda gateway: policy_version in gateway.loaded,
         refusal,
@@ -108,13 +113,13 @@ async def wait_until_loaded(
 async def wait_for_acks(
     store: Store, route_version: int, policy_version: int, timeout_s: float
 ) -> tuple[str, ...]:
-    """Wait until every live gateway serves this route or a newer one; return their ids.
+    """Wait until the live gateways serve this route or a newer one; return the ids of those.
 
     Raises:
-        ServingError: a gateway cannot load the route's policy (raised at once), or some still
-            serve an older route after the timeout.
+        ServingError: fewer than half of the gateways can load the route's policy (raised at once),
+            or serve the route after the timeout.
     """
-    gateways = await _wait_for_all(
+    gateways = await _wait_for_quorum(
         store,
         lambda gateway: gateway.route_version >= route_version,
         lambda gateway: gateway.refusal(policy_version),
@@ -142,29 +147,60 @@ async def wait_until_drained(store: Store, policy_version: int, timeout_s: float
         await asyncio.sleep(_POLL_S)
 
 
-async def _wait_for_all(
+async def _wait_for_quorum(
     store: Store,
     done: Callable[[GatewayRow], bool],
     refusal: Callable[[GatewayRow], str | None],
     what: str,
     timeout_s: float,
 ) -> tuple[GatewayRow, ...]:
-    deadline = time.monotonic() + timeout_s
+    """Wait for all gateways, and once half of them are done, for ``FOLLOW_S`` more.
+
+    Those that are late then are quarantined: one frozen machine must not stop the fleet. They
+    serve the route before until they follow by themselves.
+    """
+    deadline, half_at = time.monotonic() + timeout_s, None
     while True:
-        gateways = await live_gateways(store)
-        late = [gateway for gateway in gateways if not done(gateway)]
-        if not late:
-            return tuple(gateways)
-        for gateway in late:
-            if reason := refusal(gateway):
-                raise ServingError(f"{gateway} cannot {what}: {reason}")
+        gateways, known = await live_gateways(store), await quarantined(store)
+        ready = tuple(gateway for gateway in gateways if done(gateway))
+        late = [one for one in gateways if not done(one) and one.gateway_id not in known]
+        if not late and (ready or not gateways):
+            return ready
+        # A refusal can pass, such as that of a full disk, but nobody waits for it.
+        refused = {one.gateway_id: why for one in late if (why := refusal(one))}
+        quorum = 0 < len(ready) >= len(late)
+        half_at = (half_at or time.monotonic()) if quorum else None
+        if half_at and (len(refused) == len(late) or time.monotonic() > half_at + FOLLOW_S):
+            return await _without(store, ready, late, refused, what)
+        if refused and len(refused) * 2 > len(gateways):
+            gateway = next(one for one in late if one.gateway_id in refused)
+            raise ServingError(f"{gateway} cannot {what}: {refused[gateway.gateway_id]}")
         if time.monotonic() > deadline:
+            late = late or list(gateways)
             names = ", ".join(f"{gateway} (route {gateway.route_version})" for gateway in late)
             raise ServingError(
                 f"not every gateway could {what} within {timeout_s:.0f} s: {names};"
                 " look at their logs or restart them"
             )
         await asyncio.sleep(_POLL_S)
+
+
+async def _without(
+    store: Store,
+    ready: tuple[GatewayRow, ...],
+    late: Sequence[GatewayRow],
+    refused: Mapping[str, str],
+    what: str,
+) -> tuple[GatewayRow, ...]:
+    """Quarantine the late gateways; return the others."""
+    reasons = {
+        one.gateway_id: f"it did not {what}: {refused.get(one.gateway_id, 'no answer in time')}"
+        for one in late
+    }
+    await quarantine(store, reasons)
+    for gateway in late:
+        log.warning("%s is not waited for: %s", gateway, reasons[gateway.gateway_id])
+    return ready
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

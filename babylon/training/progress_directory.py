@@ -3,14 +3,17 @@
 Every claim has a directory of its own, so that a fenced worker which still runs cannot write into
 its successor's. The successor takes over the progress by renaming the earlier claim's file. Files
 are replaced and never written in place, so the fenced worker cannot change the file afterwards.
+With an object store, the successor may be on another machine, and takes the stored progress.
 """
 
 import os
 import re
+from collections.abc import Iterable
 from pathlib import Path
 
 from babylon.core.failpoints import failpoint
 from babylon.core.home import Home
+from babylon.core.objects import fetch, names
 from babylon.core.types import Claim
 
 PROGRESS_FILE = "progress.pt"
@@ -28,10 +31,14 @@ def progress_directory(home: Home, claim: Claim) -> Path:
 def take_up_progress(home: Home, claim: Claim) -> Path:
     """Return the claim's directory, after moving the newest earlier claim's progress into it."""
     own = progress_directory(home, claim)
+    stored = names(home, home.progress)
+    if own in stored:
+        fetch(home, own)
     own.mkdir(parents=True, exist_ok=True)
     if (own / PROGRESS_FILE).exists():  # saved by this claim
         return own
-    for earlier in _earlier(home, claim):
+    for earlier in _earlier(stored, claim):
+        fetch(home, earlier)
         try:
             failpoint("progress.take_up")
             os.rename(earlier / PROGRESS_FILE, own / PROGRESS_FILE)
@@ -42,11 +49,11 @@ def take_up_progress(home: Home, claim: Claim) -> Path:
     return own
 
 
-def _earlier(home: Home, claim: Claim) -> list[Path]:
+def _earlier(directories: Iterable[Path], claim: Claim) -> list[Path]:
     pattern = re.compile(rf"{re.escape(_window_name(claim.window_id))}-e(\d+)")
     epochs = {
         path: int(match[1])
-        for path in home.progress.iterdir()
+        for path in directories
         if (match := pattern.fullmatch(path.name)) and int(match[1]) < claim.epoch
     }
     return sorted(epochs, key=epochs.__getitem__, reverse=True)

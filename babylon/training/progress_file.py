@@ -15,13 +15,17 @@ import os
 import shutil
 import time
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from pathlib import Path
 from pickle import UnpicklingError
 
 import msgspec
 import torch
 
+from babylon.core.errors import BabylonError
 from babylon.core.failpoints import failpoint
+from babylon.core.home import Home
+from babylon.core.objects import publish, remove
 from babylon.core.trajectories import TrainingRow
 from babylon.policies.durable import save_tensors, sync, written
 from babylon.training.grpo.diagnostics import RecordState
@@ -41,11 +45,19 @@ def update_digest(rows: Sequence[TrainingRow], decides: Mapping[str, object]) ->
     return f"{FORMAT}-{digest.hexdigest()}"
 
 
+def place_of(checkpoint: Path | str) -> str:
+    """Return the last two names of a path: in another home the same checkpoint has the same."""
+    return "/".join(Path(checkpoint).parts[-2:])
+
+
 class ProgressFile:
     """The trainer's ``Journal`` on disk, in a directory of its own."""
 
-    def __init__(self, directory: Path, digest: str, trainable: Trainable) -> None:
+    def __init__(
+        self, directory: Path, digest: str, trainable: Trainable, home: Home | None = None
+    ) -> None:
         self._directory, self._digest, self._trainable = directory, digest, trainable
+        self._home = home
         self._took, self._ended = 0.0, time.monotonic()
 
     def restore(self) -> RecordState | None:
@@ -98,6 +110,7 @@ class ProgressFile:
         failpoint("progress.written")
         os.replace(temporary, self._directory / PROGRESS_FILE)
         sync(self._directory)
+        self._share()
         failpoint("progress.after")
         self._ended = time.monotonic()
         self._took = self._ended - started
@@ -105,5 +118,16 @@ class ProgressFile:
     def remove(self) -> None:
         """Delete the directory: the update has been saved as a checkpoint, or has failed."""
         failpoint("progress.forget")
+        if self._home is not None:
+            with suppress(BabylonError, OSError):  # retention tries again
+                remove(self._home, self._directory)
         shutil.rmtree(self._directory, ignore_errors=True)
         failpoint("progress.forgotten")
+
+    def _share(self) -> None:
+        """Copy the progress into the object store: another machine may have to go on."""
+        try:
+            if self._home is not None:
+                publish(self._home, self._directory)
+        except BabylonError as error:  # the update itself goes well
+            logger.warning("the progress stays on this machine: %s", error)

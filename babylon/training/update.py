@@ -8,6 +8,7 @@ from dataclasses import replace
 from pathlib import Path
 
 from babylon.core.errors import TrainingError, WindowNotReadyError
+from babylon.core.home import Home
 from babylon.core.settings import TrainingSettings
 from babylon.core.trajectories import TrainingRow
 from babylon.training.backends.train_input import TrainInput
@@ -22,7 +23,7 @@ from babylon.training.grpo.training_window import (
 )
 from babylon.training.learning_rate import reinforcement_rate
 from babylon.training.likelihood import free_memory, recomputed_logprobs
-from babylon.training.progress_file import ProgressFile, update_digest
+from babylon.training.progress_file import ProgressFile, place_of, update_digest
 from babylon.training.trainable import TransferLayers, Tuning, load_trainable, save_checkpoint
 from babylon.training.update_result import Update
 
@@ -42,6 +43,7 @@ async def update_torch(work: TrainInput) -> Update:
         staleness=work.staleness,
         behaviours=work.behaviours,
         progress_directory=work.progress_directory,
+        home=work.settings.home,
         progress=work.progress,
     )
 
@@ -76,6 +78,7 @@ def update_checkpoint(
     staleness: Mapping[int, int] | None = None,
     behaviours: Mapping[int, str] | None = None,
     progress_directory: Path | None = None,
+    home: Home | None = None,
     progress: Progress | None = None,
 ) -> Update:
     """Train the parent policy on a window and save the result. Blocking, minutes on a GPU.
@@ -84,6 +87,7 @@ def update_checkpoint(
         staleness: policy version → number of updates between it and the parent.
         behaviours: policy version → checkpoint, for calls whose logprobs were not logged.
         progress_directory: holds the progress of an interrupted update, which is then resumed.
+        home: its object store gets the progress too, for a worker on another machine.
 
     Raises:
         WindowNotReadyError: nothing in the window can be trained; nothing was written.
@@ -101,14 +105,14 @@ def update_checkpoint(
     if progress_directory is not None:
         # saved progress is resumed only if every input of the update is the same
         decides = {
-            "parent": str(parent),
+            "parent": place_of(parent),
             "tuning": tuning,
             "transfer_layers": transfer_layers,
             "config": config,
             "staleness": sorted((staleness or {}).items()),
-            "behaviours": sorted((behaviours or {}).items()),
+            "behaviours": sorted((v, place_of(uri)) for v, uri in (behaviours or {}).items()),
         }
-        journal = ProgressFile(progress_directory, update_digest(rows, decides), trainable)
+        journal = ProgressFile(progress_directory, update_digest(rows, decides), trainable, home)
 
     try:
         window = compile_window(trajectories, config, staleness=staleness)

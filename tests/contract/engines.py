@@ -18,7 +18,7 @@ from pydantic import SecretStr
 
 from babylon.core.settings import Settings
 from babylon.core.settings_loading import load_settings
-from babylon.serving.gateway.engine_client import EngineClient
+from babylon.serving.gateway.engine_client import EngineClient, EngineResponse
 from babylon.serving.gateway.route_table import Target
 from tests.contract.checkpoints import CONTEXT
 from tests.ports import free_port
@@ -206,6 +206,7 @@ def running_embedded() -> Iterator[str]:
 
 async def open_engine(url: str) -> AsyncIterator[EngineUnderTest]:
     async with aiohttp.ClientSession(
+        response_class=EngineResponse,
         timeout=aiohttp.ClientTimeout(total=PATIENCE_S),
         headers={"Authorization": f"Bearer {SECRET}"},
     ) as http:

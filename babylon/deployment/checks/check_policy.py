@@ -19,9 +19,11 @@ from babylon.deployment.checks.likelihoods import Contenders, import_trainer, me
 from babylon.deployment.checks.logprob_gap import tolerance
 from babylon.deployment.checks.probing import Faulty, Probe, ProbeTarget, probe
 from babylon.deployment.checks.reply_checks import check_replies
+from babylon.policies.shared_files import fetch_checkpoints
 from babylon.store.connection import Store
 from babylon.store.gateways import GatewayRow
 from babylon.store.policies import Policy, get_policy, set_checks
+from babylon.store.quarantine import probe_keys
 
 
 async def check_policy(
@@ -36,6 +38,8 @@ async def check_policy(
     Damaged files and silent gateways end the checks early.
     """
     root = await get_policy(store, 0)
+    there = [one.uri for one in (policy, champion, root) if one.removed_at is None]
+    await asyncio.to_thread(fetch_checkpoints, store.home, *there)
     checks = await asyncio.to_thread(check_files, policy, champion, root)
     # Answers from damaged files would say nothing about the policy.
     if all(check.passed for check in checks):
@@ -46,6 +50,7 @@ async def check_policy(
             policy_version=policy.policy_version,
             champion_version=champion.policy_version,
             key=str(key),
+            keys=await probe_keys(store, [gateway.gateway_id for gateway in gateways]),
         )
         answers, probes = await _answered(gateways, golden, target, champion)
         checks.append(answers)

@@ -6,19 +6,22 @@ sees probes.
 """
 
 import asyncio
+import hmac
 import math
-from collections.abc import Sequence
+import secrets
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Annotated
 
 import aiohttp
 import msgspec
 
-from babylon.core.probes import Ask, ProbeAnswer
+from babylon.core.probes import IDENTITY_PATH, Ask, ProbeAnswer, identity_proof
 from babylon.store.gateways import GatewayRow
 
 TIMEOUT_S = 300.0  # one call, including its wait in the queue
 AT_ONCE = 64  # calls at one gateway; few enough to leave agents their places
+_IDENTITY_TIMEOUT = aiohttp.ClientTimeout(total=5)
 _BUSY, _TRIES, _PAUSE_S = (429, 503), 5, 1.0
 
 
@@ -50,6 +53,7 @@ class ProbeTarget:
     policy_version: int
     champion_version: int
     key: str = field(repr=False)
+    keys: Mapping[str, str] = field(default_factory=dict, repr=False)  # of gateways of their own
 
 
 Question = tuple[int, Ask]  # index of the golden prompt, question
@@ -58,10 +62,13 @@ Question = tuple[int, Ask]  # index of the golden prompt, question
 async def probe(
     gateways: Sequence[GatewayRow], questions: Sequence[Question], target: ProbeTarget
 ) -> list[Probe]:
-    """Ask each question once, at the gateways in turn."""
-    headers = {"Authorization": f"Bearer {target.key}"}
+    """Ask each question once, at the gateways in turn.
+
+    A gateway first proves that it is the one that announced the address. Else an address such as
+    ``localhost`` would let another gateway vouch for it.
+    """
     timeout = aiohttp.ClientTimeout(total=TIMEOUT_S)
-    async with aiohttp.ClientSession(headers=headers, timeout=timeout) as session:
+    async with aiohttp.ClientSession(timeout=timeout) as session:
         found = await asyncio.gather(
             *(
                 _probe_one(session, gateway, questions[number :: len(gateways)], target)
@@ -77,11 +84,12 @@ async def _probe_one(
     questions: Sequence[Question],
     target: ProbeTarget,
 ) -> list[Probe]:
-    room = asyncio.Semaphore(AT_ONCE)
+    room, key = asyncio.Semaphore(AT_ONCE), target.keys.get(gateway.gateway_id)
+    other = await _other(session, gateway, key) if key else None
 
     async def answer(version: int, ask: Ask) -> ProbeAnswer | Faulty:
         async with room:
-            return await _ask(session, gateway, target.model, version, ask)
+            return other or await _ask(session, gateway, target, key, version, ask)
 
     async def both(prompt: int, ask: Ask) -> Probe:
         policy, champion = await asyncio.gather(
@@ -92,10 +100,39 @@ async def _probe_one(
     return await asyncio.gather(*(both(prompt, ask) for prompt, ask in questions))
 
 
+async def _other(session: aiohttp.ClientSession, gateway: GatewayRow, key: str) -> Faulty | None:
+    """Return the reason why the gateway at the address is not the one that announced it."""
+    nonce = secrets.token_hex(16)
+    url = f"{gateway.url.rstrip('/')}{IDENTITY_PATH}?nonce={nonce}"
+    problem = ""
+    for attempt in range(_TRIES):
+        await asyncio.sleep(attempt and _PAUSE_S)
+        try:
+            async with session.get(url, timeout=_IDENTITY_TIMEOUT) as response:
+                said = await response.read()
+        except (aiohttp.ClientError, TimeoutError) as error:
+            problem = str(error) or type(error).__name__
+            continue
+        if hmac.compare_digest(said, identity_proof(key, gateway.gateway_id, nonce).encode()):
+            return None
+        return Faulty(
+            problem=f"another program answers at {gateway.url}: set GATEWAY_ADDRESS of"
+            f" {gateway.gateway_id} to an address of its own that this machine reaches"
+        )
+    return Faulty(problem=f"nothing answers at {gateway.url} ({problem})")
+
+
 async def _ask(
-    session: aiohttp.ClientSession, gateway: GatewayRow, model: str, version: int, ask: Ask
+    session: aiohttp.ClientSession,
+    gateway: GatewayRow,
+    target: ProbeTarget,
+    key: str | None,
+    version: int,
+    ask: Ask,
 ) -> ProbeAnswer | Faulty:
-    name = f"{model}-v{version}"
+    name = f"{target.model}-v{version}"
+    # A gateway of an earlier version has no key of its own, and takes the home's.
+    headers = {"Authorization": f"Bearer {key or target.key}"}
     body = {
         "model": name,
         "messages": ask.messages,
@@ -110,7 +147,7 @@ async def _ask(
             await asyncio.sleep(_PAUSE_S)
         try:
             url = f"{gateway.url.rstrip('/')}/v1/chat/completions"
-            async with session.post(url, json=body) as response:
+            async with session.post(url, json=body, headers=headers) as response:
                 if response.status == 200:
                     served = response.headers.get("x-model-version")
                     return _checked(await response.read(), name, version, served)

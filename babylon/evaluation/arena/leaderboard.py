@@ -71,7 +71,7 @@ async def all_players(store: Store, seed: int) -> list[Player]:
     """Return all policies whose checkpoints still exist, and all scripted agents."""
     policies = [policy for policy in await list_policies(store) if policy.removed_at is None]
     return [
-        *(policy_player(policy, seed) for policy in policies),
+        *(policy_player(store.home, policy, seed) for policy in policies),
         *(scripted_player(name, seed) for name in SCRIPTED_AGENTS),
     ]
 

@@ -7,9 +7,11 @@ from functools import partial
 from pathlib import Path
 
 from babylon.core.errors import ArenaError
+from babylon.core.home import Home
 from babylon.evaluation.arena.play import Decide, play, replies, scripted
 from babylon.game.market.scenario import Scenario
 from babylon.game.market.scripted import SCRIPTED_AGENTS
+from babylon.policies.shared_files import fetch_checkpoint
 from babylon.store.connection import Store
 from babylon.store.policies import Policy, get_policy
 
@@ -42,11 +44,11 @@ def checkpoint_player(path: str, seed: int) -> Decide:
     return replies(reply_policy(path), seed)
 
 
-def policy_player(policy: Policy, seed: int) -> Player:
+def policy_player(home: Home, policy: Policy, seed: int) -> Player:
     version = policy.policy_version
     return Player(
         name=f"policy {version}",
-        enter=partial(checkpoint_player, policy.uri, seed),
+        enter=lambda: checkpoint_player(fetch_checkpoint(home, policy.uri), seed),
         identity=f"policy:{version}",
     )
 
@@ -94,7 +96,7 @@ async def find_player(store: Store, text: str, seed: int) -> Player:
             f"the checkpoint of policy {text} was removed on {policy.removed_at:%Y-%m-%d}:"
             " `babylon model list` shows the policies that can play"
         )
-    return policy_player(policy, seed)
+    return policy_player(store.home, policy, seed)
 
 
 def is_version(text: str) -> bool:

@@ -4,6 +4,7 @@ from collections.abc import Sequence
 from dataclasses import asdict, replace
 
 from babylon.core.home import Home
+from babylon.core.objects import publish
 from babylon.core.types import CANARY, OffPolicy, Trained, Verdict
 from babylon.evaluation.arena.match import Match
 from babylon.evaluation.arena.match_page import write_report
@@ -90,4 +91,5 @@ def reported(
         **scripted,
     }
     write_report(directory, results, match.looks, {"verdict": asdict(verdict)})
+    publish(home, directory)
     return verdict

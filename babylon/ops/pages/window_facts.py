@@ -2,12 +2,15 @@
 
 import asyncio
 from collections.abc import Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from statistics import fmean
 
 from babylon.core.artifacts import read_artifact
 from babylon.core.errors import ArtifactError
+from babylon.core.home import Home
+from babylon.core.objects import fetch
 from babylon.core.windows import FINISHED
 from babylon.store import Store
 from babylon.store.attempts import Attempt, list_attempts
@@ -91,8 +94,15 @@ async def read_window_facts(store: Store, window_id: str) -> WindowFacts | None:
         attempts=await list_attempts(store, [window_id]),
         health=await get_health(store, window_id),
         policy=policy,
-        report=Path(store.home.resolve(report)) if report else None,
+        report=await asyncio.to_thread(_report, store.home, report) if report else None,
     )
+
+
+def _report(home: Home, reference: str) -> Path:
+    path = Path(home.resolve(reference))
+    with suppress(ArtifactError):  # retention removed it
+        fetch(home, path)
+    return path
 
 
 async def _played(store: Store, row: WindowRow) -> list[Played]:

@@ -7,6 +7,7 @@ next ``babylon up``.
 
 import asyncio
 import os
+import sys
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -16,7 +17,7 @@ import aiohttp
 import asyncpg
 
 from babylon.core.errors import DatabaseError, ServingError
-from babylon.ops.prefect_env import PrefectApi
+from babylon.ops.prefect_env import HEARTBEAT_S, PrefectApi
 from babylon.ops.up.prefect_call import call
 from babylon.ops.up.services import POOLS, prefect
 from babylon.store import Store
@@ -30,10 +31,14 @@ QUEUED, QUEUES = "cpu", ("hourly", "by-hand", "publish")
 # somebody raises them.
 LIMITS = {"babylon-gpu-memory": 1, "babylon-judge": 1}
 # A worker that died leaves its runs Running or Pending, and the hourly deployment's limit of one
-# would refuse every later run. 540 s are three missed heartbeats (180 s each).
+# would refuse every later run. Three missed heartbeats tell.
 _DONE = ["Completed", "Failed", "Cancelled", "Crashed"]
 STALE_RUNS = {
-    "babylon: crash runs without a heartbeat": ("heartbeat", ["heartbeat", *_DONE], 540),
+    "babylon: crash runs without a heartbeat": (
+        "heartbeat",
+        ["heartbeat", *_DONE],
+        3 * HEARTBEAT_S,
+    ),
     "babylon: crash runs stuck in pending": ("Pending", ["Running", *_DONE], 600),
 }
 
@@ -104,6 +109,8 @@ async def set_up_prefect(
     automations = [_automation(name, *about) for name, about in STALE_RUNS.items()]
     await create_automations(http, api, automations)
     await _prefect(environment, "block", "register", "--module", "babylon.blocks.load")
+    if environment.get("ARTIFACT_STORE"):
+        await _python(environment, "-m", "babylon.blocks.results")
     await _prefect(environment, "deploy", "--all", "--prefect-file", str(DEPLOYMENTS))
 
 
@@ -140,8 +147,13 @@ def _automation(name: str, after: str, expected: list[str], within_s: int) -> di
 
 async def _prefect(environment: Mapping[str, str], *arguments: str) -> None:
     """Run a ``prefect`` command; a failure is a ``ServingError`` that quotes its output."""
+    await _python(environment, *prefect("--no-prompt", *arguments)[1:])
+
+
+async def _python(environment: Mapping[str, str], *arguments: str) -> None:
     child = await asyncio.create_subprocess_exec(
-        *prefect("--no-prompt", *arguments),
+        sys.executable,
+        *arguments,
         cwd=DEPLOYMENTS.parent,
         env=dict(environment),
         stdin=asyncio.subprocess.DEVNULL,
@@ -150,4 +162,5 @@ async def _prefect(environment: Mapping[str, str], *arguments: str) -> None:
     )
     output, _ = await child.communicate()
     if child.returncode:
-        raise ServingError(f"`prefect {' '.join(arguments)}` failed:\n{output.decode()[-2000:]}")
+        said = output.decode()[-2000:]
+        raise ServingError(f"`python {' '.join(arguments)}` failed:\n{said}")

@@ -44,9 +44,8 @@ def services(settings: Settings) -> list[UpService]:
     port, logs = settings.prefect.port, settings.home.logs
     api = prefect_api(settings.home, settings.prefect)
     # -P below: a file in the working directory must not take the place of a module.
-    service = partial(
-        UpService, environment=environment(settings.home, api, settings.environment())
-    )
+    served = environment(settings.home, api, settings.environment())
+    service = partial(UpService, environment=served)
     prefect_server = service(
         name=SERVER,
         command=prefect("server", "start", "--host", "127.0.0.1", "--port", str(port)),
@@ -71,17 +70,22 @@ def services(settings: Settings) -> list[UpService]:
             start_s=READY_S[settings.serving.engine],
         ),
         *([prefect_server] if api.embedded else []),
-        *[
-            service(
-                name=f"worker-{pool}",
-                command=prefect("worker", "start", "--pool", pool, "--name", pool),
-                log=logs / f"worker-{pool}.log",
-                healthy=_worker_online(api, pool),
-                pool=pool,
-            )
-            for pool in POOLS
-        ],
+        *[worker_service(settings.home, api, pool, pool, served) for pool in POOLS],
     ]
+
+
+def worker_service(
+    home: Home, api: PrefectApi, pool: str, name: str, environment: Mapping[str, str]
+) -> UpService:
+    """A worker of a pool. ``name`` tells it from the workers of the pool on other machines."""
+    return UpService(
+        name=f"worker-{name}",
+        command=prefect("worker", "start", "--pool", pool, "--name", name),
+        log=home.logs / f"worker-{name}.log",
+        environment=environment,
+        healthy=_worker_online(api, pool, name),
+        pool=pool,
+    )
 
 
 def prefect(*arguments: str) -> tuple[str, ...]:
@@ -92,7 +96,7 @@ def prefect(*arguments: str) -> tuple[str, ...]:
 def environment(home: Home, api: PrefectApi, ours: Mapping[str, str]) -> dict[str, str]:
     """The environment of every service: settings, Prefect's API and the import path."""
     ours = own_environment(ours)
-    return served_environment(home.root, api, {**os.environ, **ours})
+    return served_environment(home, api, {**os.environ, **ours})
 
 
 def own_environment(ours: Mapping[str, str]) -> dict[str, str]:
@@ -121,7 +125,7 @@ def _answers(*urls: str) -> Callable[[aiohttp.ClientSession], Awaitable[bool]]:
 
 
 def _worker_online(
-    api: PrefectApi, pool: str
+    api: PrefectApi, pool: str, name: str
 ) -> Callable[[aiohttp.ClientSession], Awaitable[bool]]:
     async def healthy(http: aiohttp.ClientSession) -> bool:
         url = f"{api.url}/work_pools/{pool}/workers/filter"
@@ -129,6 +133,6 @@ def _worker_online(
             if response.status != 200:
                 return False
             workers = await response.json()
-        return any(w["name"] == pool and w["status"] == "ONLINE" for w in workers)
+        return any(w["name"] == name and w["status"] == "ONLINE" for w in workers)
 
     return healthy

@@ -17,7 +17,9 @@ from aiohttp import web
 from transformers.utils.logging import disable_progress_bar
 
 from babylon.core.api_keys import engine_secret
-from babylon.core.errors import ModelError
+from babylon.core.errors import ArtifactError, ModelError, StorageError
+from babylon.core.home import Home
+from babylon.policies.shared_files import fetch_checkpoint
 from babylon.serving.engine.answer import Answer
 from babylon.serving.engine.answer_grammar import answer_grammar
 from babylon.serving.engine.choice import ChatChoice, Choice, CompletionChoice
@@ -40,6 +42,7 @@ from babylon.serving.openai_wire import (
 
 Asked = TypeVar("Asked", ChatRequest, CompletionRequest)
 POLICIES = web.AppKey("policies", Policies)
+HOME: web.AppKey[Home | None] = web.AppKey("home", Home)
 SCHEDULER = web.AppKey("scheduler", Scheduler)
 DEFAULTS: web.AppKey[dict[str, object]] = web.AppKey("defaults", dict)
 _UNSUPPORTED = ("functions", "suffix")
@@ -48,11 +51,14 @@ _GRAMMARS = {"tool_choice", "response_format"}  # what chats may constrain
 _EVENT_STREAM = {"Content-Type": "text/event-stream", "Cache-Control": "no-cache"}
 
 
-def make_app(defaults: Mapping[str, object] | None = None) -> web.Application:
+def make_app(
+    defaults: Mapping[str, object] | None = None, home: Home | None = None
+) -> web.Application:
     """Return the engine's HTTP application.
 
     Args:
         defaults: fields of every chat that does not set them itself.
+        home: resolves references to checkpoints, whose files may come from its object store.
     """
 
     async def run_scheduler(app: web.Application) -> AsyncIterator[None]:
@@ -66,6 +72,7 @@ def make_app(defaults: Mapping[str, object] | None = None) -> web.Application:
         run_scheduler, _health, _models, _load, _unload, max_body_bytes=MAX_BODY_BYTES + 4096
     )
     app[DEFAULTS] = dict(defaults or {})
+    app[HOME] = home
     app.router.add_get("/v1/models/{name:.+}", _model)
     app.router.add_post("/v1/chat/completions", _chat)
     app.router.add_post("/v1/completions", _completion)
@@ -91,10 +98,11 @@ async def _model(request: web.Request) -> web.Response:
 async def _load(request: web.Request) -> web.Response:
     try:
         source = msgspec.json.decode(await request.read(), type=PolicySource)
-        policy = await request.app[POLICIES].load(
-            request.match_info["name"], source.path, source.version
-        )
-    except (msgspec.DecodeError, ModelError) as error:
+        path = source.path
+        if home := request.app[HOME]:
+            path = await asyncio.to_thread(fetch_checkpoint, home, home.resolve(path))
+        policy = await request.app[POLICIES].load(request.match_info["name"], path, source.version)
+    except (msgspec.DecodeError, ModelError, ArtifactError, StorageError) as error:
         raise RequestError(400, str(error)) from error
     return json_response(_description(policy))
 
@@ -186,12 +194,17 @@ def _description(policy: LoadedPolicy) -> dict[str, object]:
 def main() -> None:
     parser = argparse.ArgumentParser(prog="babylon.engine", description=__doc__.splitlines()[0])
     parser.add_argument("--port", type=int, required=True)
+    parser.add_argument("--host", default="127.0.0.1", help="address to listen on")
     parser.add_argument("--home", type=Path, help="only the home's secret loads and unloads")
+    parser.add_argument("--store", default="", help="URI of the object store with checkpoints")
+    parser.add_argument("--cache-gb", type=float, default=100.0, help="bound of their copies")
     options = parser.parse_args()
     logging.basicConfig(level=logging.INFO, format="%(asctime)s %(levelname)s %(name)s %(message)s")
     disable_progress_bar()  # type: ignore[no-untyped-call]
     secret = engine_secret(options.home) if options.home else None
-    run_engine(make_app(), options.port, secret, shutdown_timeout_s=10)
+    home = Home(options.home.absolute(), options.store, options.cache_gb) if options.home else None
+    app = make_app(home=home)
+    run_engine(app, options.port, secret, shutdown_timeout_s=10, host=options.host)
 
 
 if __name__ == "__main__":

@@ -12,8 +12,9 @@ import aiohttp
 import msgspec
 from fastapi import FastAPI
 
-from babylon.core.api_keys import engine_secret, local_key
+from babylon.core.api_keys import engine_secret, local_key, new_key
 from babylon.core.home import Home
+from babylon.core.probes import IDENTITY_PATH
 from babylon.core.settings import ServingSettings
 from babylon.serving.gateway.arm_pins import ArmPins
 from babylon.serving.gateway.asgi import ClientLeft, Headers, Receive, Response, Scope, Send
@@ -22,11 +23,13 @@ from babylon.serving.gateway.calls import CallHandler
 from babylon.serving.gateway.dialects.messages import Messages, MessageTokens
 from babylon.serving.gateway.dialects.responses import Responses, ResponseTokens
 from babylon.serving.gateway.dialects.translation import TOKENIZE, Application, Dialects
-from babylon.serving.gateway.engine_client import EngineClient
+from babylon.serving.gateway.engine_client import EngineClient, EngineResponse
+from babylon.serving.gateway.engine_pool import EnginePool
 from babylon.serving.gateway.exchange import DIALECTS
 from babylon.serving.gateway.follower import RouteFollower
 from babylon.serving.gateway.gateway_metrics import CONTENT_TYPE, GatewayMetrics
 from babylon.serving.gateway.key_limits import KeyLimits
+from babylon.serving.gateway.last_known import LastKnownFile
 from babylon.serving.gateway.limits import CallLimits
 from babylon.serving.gateway.loader import PolicyLoader
 from babylon.serving.gateway.play import app as play
@@ -46,6 +49,7 @@ from babylon.serving.openai_wire import RequestError, sse
 from babylon.store import Store
 from babylon.store.call_partitions import keep_ahead
 
+_MAX_NONCE = 128  # characters
 _KEPT = "gateways keep no answers; send the conversation so far with each call"
 _ABSENT = {  # paths of the official clients that have no equivalent
     "/v1/responses/": _KEPT,
@@ -102,6 +106,11 @@ class Gateway:
                 await response.whole(self._calls.metrics.text(), content_type=CONTENT_TYPE)
             case "GET", "/health/live":
                 await response.whole(b'{"status":"ok"}')
+            # Without a key: the proof tells nothing to those who do not have it.
+            case "GET", path if path == IDENTITY_PATH:
+                nonce = scope["query_string"].decode("latin-1").removeprefix("nonce=")
+                proof = self._follower.proof(nonce[:_MAX_NONCE]).encode()
+                await response.whole(proof, content_type=b"text/plain")
             case "GET", "/health" | "/health/ready":
                 await self._health(response)
             case method, path:
@@ -194,18 +203,21 @@ async def open_gateway(
     gateway_id: str,
     url: str,
     minutes: int = 60,
+    last_known: LastKnownFile | None = None,
 ) -> AsyncIterator[Application]:
     """Run a gateway that follows the store's routes and records calls into the store.
 
     Args:
         alias: model name in requests that the route answers.
-        engine_url: base URL of the engine.
-        url: address of this gateway, for those who ask which gateways run.
+        engine_url: base URL of the engine, or of several, separated by commas.
+        url: address at which deployments, from any machine, reach this gateway and no other.
         minutes: length of windows, for play that comes over HTTP.
+        last_known: file that is served from while the database is away at the start.
     """
     shipper = Shipper(store, home.recording)
     recorder = CallRecorder(shipper, home.recording, serving.recording, gateway_id)
-    keys, table, pins = KeyRing(local_key(home.root)), RouteTable(), ArmPins(store)
+    probe_key = new_key("probe")
+    keys, table, pins = KeyRing(local_key(home.root), probe_key), RouteTable(), ArmPins(store)
     owners = TrajectoryOwners(store)
     sessions = Sessions(store) if serving.recognise_sessions else None
     key_limits = KeyLimits(store, gateway_id)
@@ -214,12 +226,21 @@ async def open_gateway(
         connector=aiohttp.TCPConnector(limit=0),
         cookie_jar=aiohttp.DummyCookieJar(),
         skip_auto_headers=("User-Agent", "Accept", "Accept-Encoding"),
+        response_class=EngineResponse,
     ) as session:
-        engine = EngineClient(session, engine_url, engine_secret(home.root))
+        secret = engine_secret(home.root)
+        engine = EnginePool(EngineClient(session, one, secret) for one in engine_url.split(","))
         loader = PolicyLoader(store, engine, table, alias)
         follower = RouteFollower(
-            *(store, loader, table, keys, recorder), alias=alias, gateway=gateway_id, url=url
+            *(store, loader, table, keys, recorder),
+            alias=alias,
+            gateway=gateway_id,
+            url=url,
+            probe_key=str(probe_key),
+            last_known=last_known,
         )
+        if last_known and (known := await asyncio.to_thread(last_known.read)):
+            follower.restore(known)
         calls = CallHandler(
             engine=engine,
             table=table,

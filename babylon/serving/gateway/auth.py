@@ -6,14 +6,14 @@ work while it is down. Headers name the agent of a call; a key bound to agents m
 """
 
 import hmac
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 from datetime import UTC, datetime
 
 from babylon.core.api_keys import SCOPES, ApiKey, parse_key
 from babylon.serving.openai_wire import RequestError
 from babylon.store import Store
-from babylon.store.api_keys import list_keys
+from babylon.store.api_keys import StoredKey, list_keys
 
 _NO_DIGEST = bytes(32)
 # Any program of the home may read this key. Changing what serves everybody takes a key of its own.
@@ -88,11 +88,22 @@ class Principal:
 class KeyRing:
     """All valid keys."""
 
-    def __init__(self, local: ApiKey) -> None:
+    def __init__(self, local: ApiKey, probe: ApiKey | None = None) -> None:
         self._local = Principal(key_id=local.key_id, digest=local.digest, scopes=_LOCAL_SCOPES)
-        self._principals = {local.key_id: self._local}
+        self._probes = [
+            Principal(key_id=key.key_id, digest=key.digest, scopes=frozenset({"infer"}))
+            for key in (probe,)
+            if key
+        ]
+        self.stored: Sequence[StoredKey] = ()
+        self.set(())
 
     async def renew(self, store: Store) -> None:
+        self.set(await list_keys(store))
+
+    def set(self, keys: Sequence[StoredKey]) -> None:
+        """Admit these keys, the home's local key, and the deployments' for this gateway alone."""
+        self.stored = keys
         stored = [
             Principal(
                 key_id=key.key_id,
@@ -105,12 +116,12 @@ class KeyRing:
                 former_digest=key.former_digest,
                 former_until=key.former_until,
             )
-            for key in await list_keys(store)
+            for key in keys
             if key.revoked_at is None
         ]
         taken = tuple({agent for one in stored for agent in one.agents or ()})
         local = replace(self._local, not_agents=taken)
-        self._principals = {one.key_id: one for one in (*stored, local)}
+        self._principals = {one.key_id: one for one in (*stored, local, *self._probes)}
 
     def admit(self, headers: Iterable[tuple[bytes, bytes]], *scopes: str) -> Principal:
         """Return the caller, who has at least one of ``scopes``.

@@ -23,7 +23,8 @@ from babylon.serving.gateway.asgi import (
     unless_client_leaves,
 )
 from babylon.serving.gateway.auth import KeyRing
-from babylon.serving.gateway.engine_client import EngineClient, EngineDownError, arriving_bytes
+from babylon.serving.gateway.engine_client import EngineDownError, arriving_bytes
+from babylon.serving.gateway.engine_pool import EnginePool
 from babylon.serving.gateway.event_stream import StreamCut, noted, relay
 from babylon.serving.gateway.exchange import Dialect, Exchange
 from babylon.serving.gateway.gateway_metrics import GatewayMetrics
@@ -44,7 +45,7 @@ _BROKEN_OFF = (StreamCut, msgspec.DecodeError, aiohttp.ClientError, TimeoutError
 class CallHandler:
     """Serves calls with the parts of one gateway."""
 
-    engine: EngineClient
+    engine: EnginePool
     table: RouteTable
     pins: ArmPins
     loader: PolicyLoader
@@ -139,7 +140,7 @@ class CallHandler:
                     await self.relay_error(upstream, response, headers, name)
                 elif exchange.request.stream:
                     await response.start(200, [*EVENT_STREAM, *headers])
-                    end = await relay(arriving_bytes(upstream.content), exchange, response.write)
+                    end = await relay(arriving_bytes(upstream), exchange, response.write)
                     exchange.recorded = await self.recorder.record(exchange.record())
                     await response.write(end, last=True)
                 else:
@@ -163,8 +164,7 @@ class CallHandler:
             case 401 | 403:  # the client's key is good
                 raise RequestError(
                     503,
-                    "the engine refuses the gateway: start both with one BABYLON_HOME, and a server"
-                    " at ENGINE_URL without --api-key",
+                    "the engine refuses the gateway: give both homes one engine.key",
                     code="unavailable",
                 )
         await response.whole(body, status=upstream.status, headers=headers)

@@ -1,10 +1,11 @@
-"""Client of an engine: ``babylon.serving.engine_protocol`` over HTTP on loopback.
+"""Client of an engine: ``babylon.serving.engine_protocol`` over HTTP.
 
 Calls go to the address that the engine gives for each policy: it may host several servers.
 """
 
 import asyncio
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable
+from typing import Any
 from urllib.parse import quote
 
 import aiohttp
@@ -42,11 +43,22 @@ class _Cards(Struct, frozen=True):
     data: list[_Card]
 
 
+class EngineResponse(aiohttp.ClientResponse):
+    """An engine's response. ``begun``: bytes read ahead; ``ended`` is called when it is closed."""
+
+    begun: bytes = b""
+    ended: Callable[[], None] = staticmethod(lambda: None)
+
+    async def __aexit__(self, *about: Any) -> None:
+        self.ended()
+        await super().__aexit__(*about)
+
+
 class EngineClient:
     """Loads and unloads policies of one engine with its secret, and calls them."""
 
     def __init__(self, session: aiohttp.ClientSession, url: str, secret: str = "") -> None:
-        self._session, self._url = session, url
+        self._session, self.url = session, url
         self._control = {"Authorization": f"Bearer {secret}"}
         self._call = _JSON | self._control
         self._cards: dict[str, _Card] = {}
@@ -71,12 +83,27 @@ class EngineClient:
     async def unload(self, name: str) -> None:
         await self._ask("DELETE", f"/policies/{quote(name)}", _ASK_TIMEOUT)
 
-    async def call_streamed(self, path: str, body: bytes, name: str) -> aiohttp.ClientResponse:
-        """As ``call``; ``TimeoutError`` if no answer begins within ``FIRST_CHUNK_S``."""
-        async with asyncio.timeout(FIRST_CHUNK_S):
-            return await self.call(path, body, name)
+    async def call_streamed(self, path: str, body: bytes, name: str) -> EngineResponse:
+        """As ``call``; returns with the first bytes, which ``arriving_bytes`` yields first.
 
-    async def call(self, path: str, body: bytes, name: str) -> aiohttp.ClientResponse:
+        Raises:
+            EngineDownError: no response arrived, or it broke off before its first byte.
+            TimeoutError: no byte arrived within ``FIRST_CHUNK_S``.
+        """
+        async with asyncio.timeout(FIRST_CHUNK_S):
+            response = await self.call(path, body, name)
+            if response.status == 200:
+                try:
+                    response.begun = await response.content.readany()
+                except aiohttp.ClientError as error:
+                    response.close()
+                    raise _down(self.url, error) from error
+                except BaseException:
+                    response.close()
+                    raise
+            return response
+
+    async def call(self, path: str, body: bytes, name: str) -> EngineResponse:
         """Send a call for the policy ``name``; the caller closes the response.
 
         A pooled connection may be closed at the other end. The call is then sent once more: no
@@ -86,7 +113,7 @@ class EngineClient:
             EngineDownError: no response arrived.
         """
         card = self._cards.get(name)
-        base = (card and card.url) or self._url
+        base = (card and card.url) or self.url
         if card and card.model and card.model != name:
             body = msgspec.json.encode({**msgspec.json.decode(body), "model": card.model})
         headers = _JSON if card and card.foreign else self._call
@@ -111,16 +138,18 @@ class EngineClient:
                 async with await self.call(path, msgspec.json.encode(asked), name) as response:
                     body = await response.read()
         except (aiohttp.ClientError, TimeoutError) as error:
-            raise _down(self._url, error) from error
+            raise _down(self.url, error) from error
         if response.status >= 500 or response.status == 404:
             raise EngineDownError(f"the engine cannot answer for {name}: {error_message(body)}")
 
     async def _post(
         self, base: str, path: str, body: bytes, headers: dict[str, str]
-    ) -> aiohttp.ClientResponse:
+    ) -> EngineResponse:
         key = (base, path)
         url = self._urls.get(key) or self._urls.setdefault(key, yarl.URL(base + path))
-        return await self._session.post(url, data=body, headers=headers, timeout=_CALL_TIMEOUT)
+        response = await self._session.post(url, data=body, headers=headers, timeout=_CALL_TIMEOUT)
+        assert isinstance(response, EngineResponse)  # the session's kind of response
+        return response
 
     async def _ask(
         self, method: str, path: str, timeout: aiohttp.ClientTimeout, body: object = None
@@ -129,11 +158,11 @@ class EngineClient:
         data = None if body is None else msgspec.json.encode(body)
         try:
             async with self._session.request(
-                method, self._url + path, data=data, timeout=timeout, headers=self._control
+                method, self.url + path, data=data, timeout=timeout, headers=self._control
             ) as response:
                 text = await response.read()
         except (aiohttp.ClientError, TimeoutError) as error:
-            raise _down(self._url, error) from error
+            raise _down(self.url, error) from error
         if response.status == 503:
             raise EngineDownError(f"the engine cannot {method} {path} now: {error_message(text)}")
         if response.status >= 400:
@@ -141,16 +170,19 @@ class EngineClient:
         return text
 
 
-async def arriving_bytes(content: aiohttp.StreamReader) -> AsyncIterator[bytes]:
-    """Yield the bytes of a response as they arrive.
+async def arriving_bytes(response: EngineResponse) -> AsyncIterator[bytes]:
+    """Yield the bytes of a response as they arrive, first those that were read ahead.
 
     Raises:
         TimeoutError: nothing arrived for ``FIRST_CHUNK_S``, later ``NEXT_CHUNK_S``.
     """
     limit_s = FIRST_CHUNK_S
+    if response.begun:
+        yield response.begun
+        limit_s = NEXT_CHUNK_S
     while True:
         async with asyncio.timeout(limit_s):
-            data = await content.readany()
+            data = await response.content.readany()
         if not data:
             return
         yield data

@@ -7,21 +7,24 @@ still answers. While the database is down, the last route stays in force.
 
 import asyncio
 import logging
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Callable, Mapping
 from contextlib import asynccontextmanager, suppress
 from typing import NoReturn
 
 from babylon.core.errors import ModelError
+from babylon.core.probes import identity_proof
 from babylon.serving.gateway.auth import KeyRing
+from babylon.serving.gateway.last_known import LastKnown, LastKnownFile
 from babylon.serving.gateway.loader import POLL_S, RETRY_S, PolicyLoader, WantedPolicy
 from babylon.serving.gateway.readiness import Event
 from babylon.serving.gateway.recording import CallRecorder
 from babylon.serving.gateway.route_table import RouteTable, Target, next_route, wanted
 from babylon.store import Store
 from babylon.store.calls import ARE_CALLS_RECORDED
-from babylon.store.connection import UNREACHABLE
+from babylon.store.connection import UNREACHABLE, Remembered
 from babylon.store.gateways import Desired, GatewayRow, announce_gateway, desired, remove_gateway
 from babylon.store.policies import checkpoint_uris
+from babylon.store.quarantine import end_quarantine, set_probe_key
 from babylon.store.routes import CHANNEL
 
 log = logging.getLogger(__name__)
@@ -41,10 +44,14 @@ class RouteFollower:
         alias: str,
         gateway: str,
         url: str,
+        probe_key: str,
+        last_known: LastKnownFile | None,
     ) -> None:
         self._store, self._loader, self._table = store, loader, table
         self._keys, self._recorder = keys, recorder
         self._alias, self._gateway, self._url = alias, gateway, url
+        self._probe_key, self._last_known = probe_key, last_known
+        self._probe_key_is_stored = False
         self._outage: str | None = None
         self._desired: Desired | None = None
         self._proposals_read = 0
@@ -60,6 +67,17 @@ class RouteFollower:
             return self._outage
         arms, refusals = self._desired.route.versions, self._loader.refusals
         return next((why for policy, why in refusals.items() if policy.version in arms), None)
+
+    def proof(self, nonce: str) -> str:
+        """Prove to a deployment that this gateway announced its address."""
+        return identity_proof(self._probe_key, self._gateway, nonce)
+
+    def restore(self, known: LastKnown) -> None:
+        """Serve what was served last, until the database answers."""
+        self._recorder.rules.set(known.rules)
+        self._keys.set(known.keys)
+        targets = {target.policy_version: target for target in known.targets}
+        self._want(known.desired, targets)
 
     async def run(self) -> NoReturn:
         while True:
@@ -112,11 +130,25 @@ class RouteFollower:
         if unknown := versions.keys() - targets.keys():
             for version, uri in (await checkpoint_uris(self._store, unknown, removed=True)).items():
                 name = f"{self._alias}-v{version}"
-                targets[version] = Target(name, version, uri)
-        self._desired = newest
+                # An engine on another machine has another home, and finds the files by reference.
+                home = self._store.home
+                targets[version] = Target(name, version, home.reference(uri) if home.store else uri)
         self._proposals_read = max(self._proposals_read, *newest.proposals.values(), 0)
+        self._want(newest, targets)
+        if self._last_known:
+            known = LastKnown(
+                store=Remembered.of(self._store),
+                desired=newest,
+                targets=[targets[version] for version in versions],
+                keys=self._keys.stored,
+                rules=self._recorder.rules.in_force,
+            )
+            await asyncio.to_thread(self._last_known.write, known)
+
+    def _want(self, newest: Desired, targets: Mapping[int, Target]) -> None:
+        self._desired = newest
         self._loader.set_wanted(
-            [WantedPolicy(targets[version], why) for version, why in versions.items()]
+            [WantedPolicy(targets[version], why) for version, why in wanted(newest).items()]
         )
         self._put_newest_in_force()
 
@@ -156,6 +188,10 @@ class RouteFollower:
                 recorded_until=self._recorder.recorded_until,
             ),
         )
+        if not self._probe_key_is_stored:
+            await set_probe_key(self._store, self._gateway, self._probe_key)
+            self._probe_key_is_stored = True
+        await end_quarantine(self._store, self._gateway)
 
     def _on_idle(self, version: int) -> None:
         """Announce at once that a version's last call has ended: a deployment may wait for it."""

@@ -7,8 +7,11 @@ import os
 import platform
 import secrets
 import signal
+import socket
 import sys
 from collections.abc import Sequence
+from contextlib import suppress
+from urllib.parse import urlsplit
 
 import psutil
 import uvicorn
@@ -16,12 +19,15 @@ import uvloop
 
 from babylon.core.errors import BabylonError
 from babylon.core.processes import exit_with_supervisor
-from babylon.core.settings import Settings
+from babylon.core.settings import DatabaseSettings, ServingSettings, Settings
 from babylon.core.settings_loading import load_settings
 from babylon.serving.gateway.app import open_gateway
 from babylon.serving.gateway.http_guard import raise_file_limit
+from babylon.serving.gateway.last_known import last_known_file, store_or_last_known
 from babylon.serving.gateway.listeners import listeners, serve_all
 from babylon.store import Store, open_store
+from babylon.store.address import parse_url
+from babylon.store.connection import UNREACHABLE
 from babylon.store.gateways import live_gateways, remove_gateway
 
 
@@ -29,19 +35,46 @@ async def run(settings: Settings) -> None:
     """Serve until SIGTERM or SIGINT."""
     port = settings.serving.endpoint_port
     gateway_id = new_gateway_id(port)
-    async with open_store(settings) as store:
-        await remove_dead_gateways(store, gateway_id)
+    last_known = last_known_file(settings.home.root, port)
+    opened, known = open_store(settings), last_known.read()
+    async with store_or_last_known(opened, settings.database, settings.home, known) as store:
+        with suppress(*UNREACHABLE):
+            await remove_dead_gateways(store, gateway_id)
         async with open_gateway(
             store,
             settings.home,
             settings.serving,
             alias=settings.model.name,
-            engine_url=f"http://127.0.0.1:{settings.serving.engine_port}",
+            engine_url=settings.serving.gateways_engines,
             gateway_id=gateway_id,
-            url=settings.serving.endpoint,
+            url=announced_url(settings.serving, settings.database),
             minutes=settings.windows.minutes,
+            last_known=last_known,
         ) as gateway:
-            await _serve(await listeners(gateway, store, settings.serving))
+            await _serve(await listeners(gateway, store, settings.serving, known))
+
+
+def announced_url(serving: ServingSettings, database: DatabaseSettings) -> str:
+    """Return the address at which deployments on other machines reach this gateway.
+
+    By default it is that of ``GATEWAY_LISTEN``. A gateway that listens on all addresses announces
+    the one with which it reaches the database, as the others do. Without ``GATEWAY_LISTEN`` only
+    this machine reaches it.
+    """
+    if serving.address:
+        return serving.address
+    if not serving.listen:
+        return serving.endpoint
+    url = urlsplit(serving.listen)
+    if url.hostname not in ("0.0.0.0", "::"):
+        return serving.listen
+    host = "127.0.0.1"
+    if database.url is not None:
+        name, port = parse_url(database.url.get_secret_value()).hosts[0]
+        with suppress(OSError), socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:
+            probe.connect((name, port))  # nothing is sent: it only chooses the way
+            host = probe.getsockname()[0]
+    return f"{url.scheme}://{host}:{url.port}"
 
 
 def new_gateway_id(port: int) -> str:

@@ -15,12 +15,14 @@ from babylon.core.errors import ConfigError
 from babylon.core.settings import ServingSettings
 from babylon.serving.gateway.dialects.translation import Application
 from babylon.serving.gateway.http_guard import server_config
+from babylon.serving.gateway.last_known import LastKnown
 from babylon.store import Store
 from babylon.store.api_keys import list_keys
+from babylon.store.connection import UNREACHABLE
 
 
 async def listeners(
-    gateway: Application, store: Store, serving: ServingSettings
+    gateway: Application, store: Store, serving: ServingSettings, last_known: LastKnown | None
 ) -> list[uvicorn.Server]:
     """Return the servers of the gateway.
 
@@ -30,7 +32,11 @@ async def listeners(
     configs = [server_config(gateway, host="127.0.0.1", port=serving.endpoint_port)]
     if serving.listen:
         url = urlsplit(serving.listen)
-        if not any(key.revoked_at is None for key in await list_keys(store)):
+        try:
+            keys = await list_keys(store)
+        except UNREACHABLE:
+            keys = [*last_known.keys] if last_known else []
+        if not any(key.revoked_at is None for key in keys):
             raise ConfigError(
                 f"GATEWAY_LISTEN={serving.listen}: there is no API key for other machines: make one"
                 " with `babylon keys create NAME`"

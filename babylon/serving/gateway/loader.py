@@ -14,7 +14,8 @@ from dataclasses import dataclass
 from typing import NoReturn
 
 from babylon.core.errors import ServingError
-from babylon.serving.gateway.engine_client import EngineClient, EngineDownError
+from babylon.serving.gateway.engine_client import EngineDownError
+from babylon.serving.gateway.engine_pool import EnginePool
 from babylon.serving.gateway.readiness import Event, State
 from babylon.serving.gateway.route_table import Occasion, RouteTable, Target, wanted
 from babylon.store import Store
@@ -48,7 +49,7 @@ class PolicyLoader:
     change of either.
     """
 
-    def __init__(self, store: Store, engine: EngineClient, table: RouteTable, alias: str) -> None:
+    def __init__(self, store: Store, engine: EnginePool, table: RouteTable, alias: str) -> None:
         self.loaded: dict[int, Target] = {}
         self.refusals: dict[WantedPolicy, str] = {}
         self.changed: Callable[[], None] = lambda: None
@@ -76,6 +77,7 @@ class PolicyLoader:
         """Set the policies to hold beside the served ones, in order of urgency."""
         self._wanted = policies
         needed = self._needed()
+        self._engine.keep([policy.target for policy in needed])
         kept = {policy.version for policy in needed}
         self.loaded = {v: target for v, target in self.loaded.items() if v in kept}
         self.refusals = {policy: why for policy, why in self.refusals.items() if policy in needed}

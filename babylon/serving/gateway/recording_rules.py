@@ -30,6 +30,10 @@ class RecordingRules:
     def __init__(self) -> None:
         self._rules: list[RecordingRule] = []
 
+    @property
+    def in_force(self) -> list[RecordingRule]:
+        return self._rules
+
     async def renew(self, store: Store) -> None:
         self.set(await list_rules(store))
 

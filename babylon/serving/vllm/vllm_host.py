@@ -15,10 +15,17 @@ import msgspec
 from aiohttp import web
 
 from babylon.core.api_keys import engine_secret
-from babylon.core.errors import BabylonError, ModelError, ServingError
+from babylon.core.errors import (
+    ArtifactError,
+    BabylonError,
+    ModelError,
+    ServingError,
+    StorageError,
+)
 from babylon.core.home import Home
 from babylon.core.settings import ServingSettings
 from babylon.core.settings_loading import load_settings
+from babylon.policies.shared_files import fetch_checkpoint
 from babylon.serving.engine_protocol import (
     PolicyCard,
     PolicySource,
@@ -193,6 +200,7 @@ def _card(policy: VllmPolicy, server: VllmServer, model: str) -> PolicyCard:
 
 
 FLEET = web.AppKey("fleet", VllmFleet)
+HOME = web.AppKey("home", Home)
 
 
 def make_app(serving: ServingSettings, home: Home, prefect_port: int) -> web.Application:
@@ -217,7 +225,9 @@ def make_app(serving: ServingSettings, home: Home, prefect_port: int) -> web.App
             yield
             await app[FLEET].close()
 
-    return engine_app(run_fleet, _health, _models, _load, _unload)
+    app = engine_app(run_fleet, _health, _models, _load, _unload)
+    app[HOME] = home
+    return app
 
 
 async def _health(request: web.Request) -> web.Response:
@@ -235,8 +245,10 @@ async def _load(request: web.Request) -> web.Response:
     name = request.match_info["name"]
     try:
         source = msgspec.json.decode(await request.read(), type=PolicySource)
-        return json_response(await request.app[FLEET].load(name, source.path, source.version))
-    except (msgspec.DecodeError, ModelError) as error:
+        home = request.app[HOME]
+        path = await asyncio.to_thread(fetch_checkpoint, home, home.resolve(source.path))
+        return json_response(await request.app[FLEET].load(name, path, source.version))
+    except (msgspec.DecodeError, ModelError, ArtifactError, StorageError) as error:
         raise RequestError(400, str(error)) from error
     except RequestError as error:  # vLLM's own statuses mean something else in this protocol
         raise RequestError(409 if error.status == 409 else 400, str(error)) from error

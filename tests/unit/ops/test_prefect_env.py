@@ -61,11 +61,11 @@ def test_the_home_makes_one_password_that_opens_its_own_server_only(tmp_path: Pa
     ours = api_of(tmp_path)
     assert ours.auth == made.strip()
     assert ours.headers["Authorization"].startswith("Basic ")
-    served = served_environment(tmp_path, ours, {})
+    served = served_environment(Home(tmp_path), ours, {})
     assert served["PREFECT_SERVER_API_AUTH_STRING"] == served["PREFECT_API_AUTH_STRING"]
     elsewhere = api_of(tmp_path, api_url=CLOUD, api_key="pnu_x")
     assert elsewhere.headers == {"Authorization": "Bearer pnu_x"}
-    assert "PREFECT_SERVER_API_AUTH_STRING" not in served_environment(tmp_path, elsewhere, {})
+    assert "PREFECT_SERVER_API_AUTH_STRING" not in served_environment(Home(tmp_path), elsewhere, {})
 
 
 @pytest.mark.parametrize(
@@ -88,12 +88,12 @@ def test_with_an_api_elsewhere_no_server_is_started_and_workers_call_it(tmp_path
 
 
 def test_results_are_removed_when_their_run_is(tmp_path: Path) -> None:
-    assert remove_old_results(tmp_path) == 0
+    assert remove_old_results(Home(tmp_path)) == 0
     results(tmp_path).mkdir(parents=True)
     old, new = (results(tmp_path) / name for name in ("old", "new"))
     for file in (old, new):
         file.touch()
     then = new.stat().st_mtime - RETENTION_S - 1
     os.utime(old, (then, then))
-    assert remove_old_results(tmp_path) == 1
+    assert remove_old_results(Home(tmp_path)) == 1
     assert (old.exists(), new.exists()) == (False, True)

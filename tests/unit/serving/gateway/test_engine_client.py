@@ -8,7 +8,7 @@ import pytest
 from aiohttp import web
 from aiohttp.test_utils import TestServer
 
-from babylon.serving.gateway.engine_client import EngineClient
+from babylon.serving.gateway.engine_client import EngineClient, EngineResponse
 
 
 @pytest.fixture
@@ -32,7 +32,7 @@ async def engine() -> AsyncIterator[TestServer]:
 
 
 async def test_a_server_that_is_not_ours_does_not_see_the_secret(engine: TestServer) -> None:
-    async with aiohttp.ClientSession() as session:
+    async with aiohttp.ClientSession(response_class=EngineResponse) as session:
         client = EngineClient(session, str(engine.make_url("")).rstrip("/"), "secret")
         assert await client.policies() == {"own", "other"}
         seen: dict[str, Any] = {}

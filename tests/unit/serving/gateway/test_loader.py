@@ -1,12 +1,12 @@
 """The loader's view of loaded policies while an engine and the wanted policies change."""
 
 import asyncio
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import cast
 
 import pytest
 
-from babylon.serving.gateway.engine_client import EngineClient
+from babylon.serving.gateway.engine_pool import EnginePool
 from babylon.serving.gateway.loader import PolicyLoader, WantedPolicy
 from babylon.serving.gateway.readiness import Event, State
 from babylon.serving.gateway.route_table import RouteTable, ServingRoute, Target
@@ -31,6 +31,9 @@ class HoldsTwo:
             self.meanwhile()
         return frozenset(self.held)
 
+    def keep(self, targets: Sequence[Target]) -> None:
+        """An engine that is not restarted loads nothing by itself."""
+
     async def load(self, target: Target) -> None:
         self.loads.append(target)
         await self.loading.wait()
@@ -52,7 +55,7 @@ def holding(engine: HoldsTwo) -> tuple[PolicyLoader, RouteTable]:
     """Policy 0 serves; 1 is proposed."""
     table = RouteTable()
     table.route = ServingRoute(1, "babylon", V0)
-    loader = PolicyLoader(cast(Store, None), cast(EngineClient, engine), table, "babylon")
+    loader = PolicyLoader(cast(Store, None), cast(EnginePool, engine), table, "babylon")
     loader.set_wanted([WantedPolicy(V0), WantedPolicy(V1, "proposal 5")])
     return loader, table
 
@@ -110,7 +113,7 @@ async def test_a_doubt_during_a_load_ends_once_the_engine_has_the_policy(
 
 async def test_an_engine_that_comes_late_to_no_policy_serves_nothing() -> None:
     engine, table = HoldsTwo(), RouteTable()
-    loader = PolicyLoader(cast(Store, None), cast(EngineClient, engine), table, "babylon")
+    loader = PolicyLoader(cast(Store, None), cast(EnginePool, engine), table, "babylon")
     table.readiness.note(Event.ENGINE_FAILS, "connection refused")
     await looked(engine, loader, lambda: None)
     assert table.readiness.unavailable

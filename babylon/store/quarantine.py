@@ -1,0 +1,53 @@
+"""The tables ``quarantine`` and ``gateway_probes``: about single gateways of a fleet."""
+
+from collections.abc import Mapping, Sequence
+
+from babylon.store.connection import Store
+
+
+async def quarantined(store: Store) -> dict[str, str]:
+    """Return the id of each gateway for which deployments do not wait → the reason."""
+    rows = await store.pool.fetch("SELECT gateway_id, reason FROM babylon.quarantine")
+    return {row["gateway_id"]: row["reason"] for row in rows}
+
+
+async def quarantine(store: Store, reasons: Mapping[str, str]) -> None:
+    """Stop waiting for gateways, until they follow again."""
+    await store.pool.executemany(
+        "INSERT INTO babylon.quarantine (gateway_id, reason)"
+        " SELECT gateway_id, $2 FROM babylon.gateways WHERE gateway_id = $1"
+        " ON CONFLICT (gateway_id) DO UPDATE SET reason = excluded.reason",
+        [*reasons.items()],
+    )
+
+
+async def end_quarantine(store: Store, gateway_id: str) -> None:
+    """Wait for a gateway again, if it serves the newest route and holds all that is proposed."""
+    await store.pool.execute(
+        "DELETE FROM babylon.quarantine AS q USING babylon.gateways AS g"
+        " WHERE q.gateway_id = $1 AND g.gateway_id = q.gateway_id"
+        " AND g.route_version >= (SELECT max(route_version) FROM babylon.routes)"
+        " AND NOT EXISTS (SELECT FROM babylon.proposals WHERE outcome IS NULL"
+        " AND open_until > now() AND policy_version <> ALL (g.loaded))",
+        gateway_id,
+    )
+
+
+async def set_probe_key(store: Store, gateway_id: str, key: str) -> None:
+    """Store the key with which a gateway's own probes are sent."""
+    await store.pool.execute(
+        "INSERT INTO babylon.gateway_probes (gateway_id, probe_key)"
+        " SELECT gateway_id, $2 FROM babylon.gateways WHERE gateway_id = $1"
+        " ON CONFLICT (gateway_id) DO UPDATE SET probe_key = excluded.probe_key",
+        gateway_id,
+        key,
+    )
+
+
+async def probe_keys(store: Store, gateway_ids: Sequence[str]) -> dict[str, str]:
+    """Return id → key of the gateways that have one; those of older versions do not."""
+    rows = await store.pool.fetch(
+        "SELECT gateway_id, probe_key FROM babylon.gateway_probes WHERE gateway_id = ANY($1)",
+        list(gateway_ids),
+    )
+    return {row["gateway_id"]: row["probe_key"] for row in rows}

@@ -1,0 +1,196 @@
+"""Several engines behind one gateway: who gets a call, and who answers when one does not."""
+
+import asyncio
+from collections import Counter
+from collections.abc import AsyncIterator
+from contextlib import AsyncExitStack
+from dataclasses import dataclass, field
+
+import aiohttp
+import msgspec
+import pytest
+from aiohttp import web
+from aiohttp.test_utils import TestServer
+
+from babylon.core.errors import ServingError
+from babylon.serving.gateway import engine_pool
+from babylon.serving.gateway.engine_client import (
+    EngineClient,
+    EngineDownError,
+    EngineResponse,
+    arriving_bytes,
+)
+from babylon.serving.gateway.engine_pool import EnginePool, in_order
+from babylon.serving.gateway.route_table import Target
+
+V1 = Target("babylon-v1", 1, "home:checkpoints/one")
+
+
+@dataclass
+class Engine:
+    """An engine that answers with its name, and fails as told."""
+
+    name: str
+    held: set[str] = field(default_factory=set)
+    refuses: bool = False
+    breaks: bool = False  # after the headers of an answer, before its first byte
+    frozen: asyncio.Event = field(default_factory=asyncio.Event)
+    calls: int = 0
+    url: str = ""
+
+    def app(self) -> web.Application:
+        self.frozen.set()  # it is not
+        app = web.Application()
+        app.router.add_get("/v1/models", self._models)
+        app.router.add_put("/policies/{name}", self._load)
+        app.router.add_delete("/policies/{name}", self._unload)
+        app.router.add_post("/v1/chat/completions", self._chat)
+        return app
+
+    async def _models(self, request: web.Request) -> web.Response:
+        await self.frozen.wait()
+        return web.json_response({"data": [{"id": name} for name in self.held]})
+
+    async def _load(self, request: web.Request) -> web.Response:
+        await self.frozen.wait()
+        if self.refuses:
+            return web.json_response({"error": {"message": "no room"}}, status=400)
+        self.held.add(request.match_info["name"])
+        return web.json_response({"id": request.match_info["name"], "slots": 4})
+
+    async def _unload(self, request: web.Request) -> web.Response:
+        self.held.discard(request.match_info["name"])
+        return web.Response(status=204)
+
+    async def _chat(self, request: web.Request) -> web.StreamResponse:
+        self.calls += 1
+        await self.frozen.wait()
+        if msgspec.json.decode(await request.read())["model"] not in self.held:
+            return web.json_response({"error": {"message": "not loaded"}}, status=404)
+        response = web.StreamResponse()
+        await response.prepare(request)
+        if self.breaks:
+            assert request.transport is not None
+            request.transport.abort()
+            return response
+        await response.write_eof(self.name.encode())
+        return response
+
+
+@pytest.fixture
+async def engines() -> AsyncIterator[list[Engine]]:
+    found = [Engine("a"), Engine("b"), Engine("c")]
+    async with AsyncExitStack() as stack:
+        for engine in found:
+            server = await stack.enter_async_context(TestServer(engine.app(), host="127.0.0.1"))
+            engine.url = str(server.make_url("")).rstrip("/")
+        yield found
+        for engine in found:
+            engine.frozen.set()
+
+
+@pytest.fixture
+async def pool(engines: list[Engine]) -> AsyncIterator[EnginePool]:
+    async with aiohttp.ClientSession(response_class=EngineResponse) as session:
+        made = EnginePool(EngineClient(session, engine.url) for engine in engines)
+        made.keep([V1])
+        yield made
+
+
+def body(conversation: int) -> bytes:
+    return msgspec.json.encode({"model": V1.name, "messages": [f"{conversation} " * 300]})
+
+
+async def answer(pool: EnginePool, conversation: int = 0) -> str:
+    path = "/v1/chat/completions"
+    async with await pool.call_streamed(path, body(conversation), V1.name) as response:
+        return b"".join([part async for part in arriving_bytes(response)]).decode()
+
+
+async def test_a_policy_is_loaded_everywhere_and_conversations_stay_where_they_are_cached(
+    engines: list[Engine], pool: EnginePool
+) -> None:
+    await pool.load(V1)
+    assert [engine.held for engine in engines] == [{V1.name}] * 3
+    assert pool.slots(V1.name) == 12
+    first = [await answer(pool, number) for number in range(30)]
+    assert first == [await answer(pool, number) for number in range(30)]
+    assert set(Counter(first)) == {"a", "b", "c"}
+
+
+async def test_a_loaded_engine_hands_calls_to_the_others(pool: EnginePool) -> None:
+    await pool.load(V1)
+    favourite = in_order(pool.members, body(0))[0]
+    favourite.running = 10
+    assert in_order(pool.members, body(0))[0] is not favourite
+    assert in_order(pool.members, body(0))[-1] is favourite
+
+
+@pytest.mark.parametrize("fault", ["gone", "breaks", "lost"])
+async def test_another_engine_answers_when_the_first_cannot(
+    engines: list[Engine], pool: EnginePool, fault: str
+) -> None:
+    await pool.load(V1)
+    name = await answer(pool)
+    first = next(one for one in engines if one.name == name)
+    if fault == "gone":
+        pool.members[engines.index(first)].client.url = "http://127.0.0.1:9"
+    elif fault == "breaks":
+        first.breaks = True
+    else:
+        first.held.clear()
+    assert {await answer(pool) for _ in range(5)} <= {one.name for one in engines} - {first.name}
+    assert sum(member.running for member in pool.members) == 0
+
+
+async def test_a_call_leaves_an_engine_that_falls_silent_before_its_first_byte(
+    engines: list[Engine], pool: EnginePool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    limit = aiohttp.ClientTimeout(total=0.2)
+    monkeypatch.setattr("babylon.serving.gateway.engine_client._ASK_TIMEOUT", limit)
+    await pool.load(V1)
+    name = await answer(pool)
+    first = next(one for one in engines if one.name == name)
+    first.frozen.clear()
+    before = first.calls
+    waiting = asyncio.create_task(answer(pool))
+    while first.calls == before:
+        await asyncio.sleep(0.01)
+    assert await pool.policies() == {V1.name}  # the gateway's own question finds out
+    assert await waiting != first.name
+
+
+async def test_a_restarted_engine_loads_before_it_gets_calls(
+    engines: list[Engine], pool: EnginePool
+) -> None:
+    await pool.load(V1)
+    engines[0].held.clear()
+    assert await pool.policies() == {V1.name}
+    loading = pool.members[0].loading
+    assert loading is not None
+    await loading
+    assert engines[0].held == {V1.name}
+
+
+async def test_a_load_needs_half_of_the_engines_and_waits_little_for_the_others(
+    engines: list[Engine], pool: EnginePool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(engine_pool, "FOLLOW_S", 0.05)
+    engines[0].frozen.clear()
+    await pool.load(V1)
+    assert [V1.name in engine.held for engine in engines] == [False, True, True]
+    engines[0].frozen.set()
+    for engine in engines:
+        engine.held.clear()
+    engines[1].refuses = engines[2].refuses = True
+    with pytest.raises(ServingError, match="no room"):
+        await pool.load(Target("babylon-v2", 2, "two"))
+
+
+async def test_without_any_engine_the_error_names_all(pool: EnginePool) -> None:
+    for member in pool.members:
+        member.client.url = "http://127.0.0.1:9"
+    with pytest.raises(EngineDownError, match=r"none of the engines at .*9, .*9"):
+        await pool.policies()
+    with pytest.raises(EngineDownError):
+        await answer(pool)
