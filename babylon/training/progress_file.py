@@ -30,7 +30,7 @@ from babylon.training.trainable import Trainable
 
 logger = logging.getLogger(__name__)
 PATIENCE = 20  # train this many times as long as the last save took
-FORMAT = 2  # files of another format are ignored
+FORMAT = 3  # files of another format are ignored
 
 
 def update_digest(rows: Sequence[TrainingRow], decides: Mapping[str, object]) -> str:

@@ -12,7 +12,7 @@ Statistics over the vocabulary are fp32. If there is more than one chunk, the ba
 recomputes the logits, so ``[M, V]`` never exists for all M.
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 
 import numpy as np
@@ -23,6 +23,7 @@ from torch.autograd.function import FunctionCtx
 from torch.utils.checkpoint import checkpoint
 from transformers import PreTrainedModel
 
+from babylon.training.grpo.attention.piecewise import places
 from babylon.training.grpo.attention.tree_attention import (
     Attention,
     AttentionRun,
@@ -41,7 +42,47 @@ class Values:
     entropy: Tensor  # [C, T] fp32, nats, without gradient
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TreeValues:
+    """Values of the N completion tokens of a tree, one call after the other."""
+
+    logprobs: Tensor  # [N] fp32, at each call's logged temperature
+    entropy: Tensor  # [N] fp32, nats
+
+
 Loss = Callable[[Sequence[int], Values], Tensor]  # positions of calls [C], their values → scalar
+
+
+def flat_places(offsets: NDArray[np.int64], calls: Iterable[int]) -> NDArray[np.int64]:
+    """Places of the calls' completion tokens in a table ``[N]``, one call after the other."""
+    runs = [np.arange(*offsets[call : call + 2]) for call in calls]
+    return np.concatenate([*runs, np.zeros(0, dtype=np.int64)])
+
+
+def padded_places(offsets: Tensor, calls: Tensor) -> tuple[Tensor, Tensor]:
+    """Places of the completion tokens of C calls in a table ``[N]``, and where they are.
+
+    Both ``[C, T]``, T the longest completion. Beyond a call's end, the place is that of its first
+    token and the mask is false.
+    """
+    first, last = offsets[calls], offsets[calls + 1]
+    places = first[:, None] + torch.arange(int((last - first).max()), device=offsets.device)
+    mask = places < last[:, None]
+    return torch.where(mask, places, first[:, None]), mask
+
+
+def of_similar_length(calls: Sequence[int], lengths: Sequence[int]) -> Iterator[list[int]]:
+    """The calls in groups, padded to at most twice their tokens unless they are few."""
+    group: list[int] = []
+    tokens = 0
+    for call in sorted(calls, key=lengths.__getitem__):
+        tokens += lengths[call]
+        if group and (len(group) + 1) * lengths[call] > max(2 * tokens, _SMALL_TABLE):
+            yield group
+            group, tokens = [], lengths[call]
+        group.append(call)
+    if group:
+        yield group
 
 
 def backward(loss: Tensor) -> None:
@@ -52,6 +93,7 @@ def backward(loss: Tensor) -> None:
 
 Head = Callable[[Tensor], Tensor]
 _CHUNK_ELEMENTS = 2**22  # logits of a chunk: 16 MiB of fp32 fit into a CPU cache
+_SMALL_TABLE = 2**14  # padded values: less costs less than another call of the loss
 _MIN_ROWS = 256  # with fewer rows, reading the weights takes longer than the products
 Chosen = NDArray[np.bool_]
 
@@ -66,13 +108,13 @@ class TreeForward:
     attention: Attention
     max_tokens: int
 
-    def logprobs(self, tree: PrefixTree) -> Values:
+    def logprobs(self, tree: PrefixTree) -> TreeValues:
         """Values of all calls, without gradient."""
         with torch.no_grad(), tree_attention(self.backbone):
             window = _TreePass.cut(self, tree)
             for root in window.roots:
                 window.read(root)
-        return Values(logprobs=window.logprobs, entropy=window.entropy)
+        return TreeValues(logprobs=window.logprobs, entropy=window.entropy)
 
     def accumulate(self, tree: PrefixTree, loss: Loss) -> None:
         """Add the gradient of ``loss`` over all calls to the parameters' ``.grad``."""
@@ -84,31 +126,34 @@ class TreeForward:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _TreePass:
-    """One pass over all portions of a tree: C calls of up to T completion tokens."""
+    """One pass over all portions of a tree: C calls with N completion tokens."""
 
     model: TreeForward
     portions: Sequence[Portion]
     roots: Sequence[int]
+    ends: NDArray[np.int64]  # [C + 1], the tree's offsets
     lengths: Sequence[int]  # [C]
     temperature: NDArray[np.float64]  # [C]
-    logprobs: Tensor  # [C, T], of the terms computed so far
-    entropy: Tensor  # [C, T]
-    grads: Tensor  # [C, T], of the loss, by terms of portions that still have to run
+    offsets: Tensor  # [C + 1], as ends
+    logprobs: Tensor  # [N], of the terms computed so far
+    entropy: Tensor  # [N]
+    grads: Tensor  # [N], of the loss, by terms of portions that still have to run
     caches: dict[int, KeyValueCache] = field(default_factory=dict)
 
     @classmethod
     def cut(cls, model: TreeForward, tree: PrefixTree) -> "_TreePass":
         portions, roots = cut(tree, model.max_tokens)
         weight = next(model.backbone.parameters())
-        lengths = [len(call.completion) for call in tree.calls]
-        shape = len(lengths), max(lengths)
         dtype = torch.promote_types(weight.dtype, torch.float32)
-        table = [torch.zeros(shape, dtype=dtype, device=weight.device) for _ in range(3)]
+        count = int(tree.offsets[-1])
+        table = [torch.zeros(count, dtype=dtype, device=weight.device) for _ in range(3)]
         return cls(
             model=model,
             portions=portions,
             roots=roots,
-            lengths=lengths,
+            ends=tree.offsets,
+            lengths=np.diff(tree.offsets).tolist(),
+            offsets=torch.from_numpy(tree.offsets).to(weight.device),
             temperature=np.array([call.temperature for call in tree.calls]),
             logprobs=table[0],
             entropy=table[1],
@@ -148,18 +193,32 @@ class _TreePass:
         place, logprobs, entropy = self._forward(portion, np.ones_like(terms.final), inject=inject)
         self.entropy[place] = entropy
         total = (logprobs * self.grads[place]).sum()  # calls that end in a descendant
-        calls = np.unique(terms.call[terms.final]).tolist()
-        known = self.logprobs[calls].requires_grad_()
-        if calls:
-            ours = torch.isin(place[0], torch.tensor(calls, device=place[0].device))
-            rows = torch.searchsorted(torch.tensor(calls, device=place[0].device), place[0][ours])
-            values = known.index_put((rows, place[1][ours]), logprobs[ours])
-            width = max(self.lengths[call] for call in calls)
-            taken = Values(logprobs=values[:, :width], entropy=self.entropy[calls, :width])
-            total = total + loss(calls, taken)
+        calls = np.unique(terms.call[terms.final])
+        places, values, known = self._values_of(calls, place, logprobs)
+        for group in of_similar_length(calls.tolist(), self.lengths):
+            at, mask = padded_places(self.offsets, torch.tensor(group, device=place.device))
+            index = torch.searchsorted(places, at)
+            taken = Values(
+                logprobs=torch.where(mask, values[index], 0.0),
+                entropy=torch.where(mask, self.entropy[at], 0.0),
+            )
+            total = total + loss(group, taken)
         backward(total)
         if known.grad is not None:
-            self.grads[calls] = known.grad
+            self.grads[places] = known.grad
+
+    def _values_of(
+        self, calls: NDArray[np.int64], place: Tensor, logprobs: Tensor
+    ) -> tuple[Tensor, Tensor, Tensor]:
+        """Ascending places of the calls' n tokens, their values, and those known before, ``[n]``.
+
+        Terms of this portion, at ``place``, have a gradient. The others were computed before.
+        """
+        places = torch.from_numpy(flat_places(self.ends, calls)).to(place.device)
+        known = self.logprobs[places].requires_grad_()
+        ours = torch.isin(place, places)
+        index = torch.searchsorted(places, place[ours])
+        return places, known.index_put((index,), logprobs[ours]), known
 
     def _forward(
         self,
@@ -168,8 +227,8 @@ class _TreePass:
         *,
         capture: KeyValueCache | None = None,
         inject: KeyValueCache | None = None,
-    ) -> tuple[tuple[Tensor, Tensor], Tensor, Tensor]:
-        """((call, step), log-probability, entropy) of the chosen terms, ``[M]`` each."""
+    ) -> tuple[Tensor, Tensor, Tensor]:
+        """(place, log-probability, entropy) of the chosen terms, ``[M]`` each."""
         terms, device = portion.terms, self.logprobs.device
         rows = np.unique(terms.row[chosen]) if chosen.any() else np.zeros(1, dtype=np.int64)
         pairs = np.stack(
@@ -186,7 +245,9 @@ class _TreePass:
             rows=tensor(rows),
             rows_layout=portion.layout.select(rows),
             attention=self.model.attention,
-            ancestors=[(self.caches[a.portion], slice(a.start, a.end)) for a in portion.ancestors],
+            ancestors=[
+                (self.caches[a.portion], places(a.tokens, device)) for a in portion.ancestors
+            ],
             capture=capture,
             inject=inject,
         )
@@ -204,8 +265,7 @@ class _TreePass:
             tensor(index[order]),
             tensor(terms.target[chosen][order]),
         )
-        place = tensor(terms.call[chosen][order]), tensor(terms.step[chosen][order])
-        return place, logprobs, entropy
+        return tensor(terms.place[chosen][order]), logprobs, entropy
 
 
 def token_values(

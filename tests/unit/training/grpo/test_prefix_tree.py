@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from babylon.training.grpo.attention.layout import Layout
+from babylon.training.grpo.attention.layout import Layout, windowed
 from babylon.training.grpo.portions import cut
 from babylon.training.grpo.prefix_tree import PrefixTree, compile_tree, find_sharing
 from babylon.training.grpo.training_input import CallTokens
@@ -103,7 +103,9 @@ def coverage(layout: Layout) -> np.ndarray:
     """Number of pieces of a layout in which query i sees key j: ``[Q, K]``."""
     seen = np.zeros((layout.queries, len(layout.first)), dtype=int)
     for d in layout.dense:
-        seen[d.first : d.last, d.start : d.end] += 1
+        pairs = 1 if d.mask is None else (d.mask == 0).astype(int)
+        assert d.mask is None or (d.mask == 0).any(1).all()  # a kernel's row of nothing is NaN
+        seen[d.first : d.last, d.keys] += pairs
     for piece in layout.local:
         queries = (piece.last - piece.first) // piece.count
         keys = (piece.end - piece.start) // piece.count
@@ -116,9 +118,12 @@ def coverage(layout: Layout) -> np.ndarray:
     return seen
 
 
-def intervals(layout: Layout) -> np.ndarray:
+def intervals(layout: Layout, window: int | None = None) -> np.ndarray:
     query = np.arange(layout.queries)[:, None]
-    return ((layout.first <= query) & (query < layout.last)).astype(int)
+    seen = (layout.first <= query) & (query < layout.last)
+    if window is not None:
+        seen &= layout.positions[layout.rows][:, None] - layout.positions < window
+    return seen.astype(int)
 
 
 def mixed_window(random: Random) -> list[CallTokens]:
@@ -150,6 +155,9 @@ def test_pieces_cover_every_visible_pair_of_a_portion_exactly_once(seed: int) ->
             some = portion.layout.select(rows)
             np.testing.assert_array_equal(intervals(some), intervals(portion.layout)[rows])
             np.testing.assert_array_equal(coverage(some), intervals(some))
+            for layout, window in ((portion.layout, 100), (some, 5)):
+                sliding = windowed(layout, window)
+                np.testing.assert_array_equal(coverage(sliding), intervals(layout, window))
 
 
 @pytest.mark.parametrize("seed", range(6))
@@ -159,9 +167,9 @@ def test_every_token_of_a_portion_sees_its_own_prefix_and_nothing_else(seed: int
     for max_tokens in (10_000, 60):
         portions, _ = cut(tree, max_tokens)
         for portion in portions:
-            ends = [portions[a.portion].tokens[a.start : a.end] for a in portion.ancestors]
+            ends = [portions[a.portion].tokens[a.tokens] for a in portion.ancestors]
             ids = np.concatenate([portion.tokens, *ends])
-            places = [portions[a.portion].positions[a.start : a.end] for a in portion.ancestors]
+            places = [portions[a.portion].positions[a.tokens] for a in portion.ancestors]
             positions = np.concatenate([portion.positions, *places])
             for row, seen in enumerate(intervals(portion.layout)):
                 keys = np.flatnonzero(seen)
