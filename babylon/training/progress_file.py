@@ -83,6 +83,14 @@ class ProgressFile:
         started = time.monotonic()
         if started - self._ended < PATIENCE * self._took:
             return
+        try:
+            self._write(state)
+        except OSError as error:  # a full disk: the update needs no journal unless it is killed
+            logger.warning("the progress is not saved, a killed update would start over: %s", error)
+        self._ended = time.monotonic()
+        self._took = self._ended - started
+
+    def _write(self, state: RecordState) -> None:
         self._directory.mkdir(parents=True, exist_ok=True)
         failpoint("progress.before")
         temporary = self._directory / f"{PROGRESS_FILE}.{os.getpid()}"
@@ -99,8 +107,6 @@ class ProgressFile:
         os.replace(temporary, self._directory / PROGRESS_FILE)
         sync(self._directory)
         failpoint("progress.after")
-        self._ended = time.monotonic()
-        self._took = self._ended - started
 
     def remove(self) -> None:
         """Delete the directory: the update has been saved as a checkpoint, or has failed."""

@@ -17,9 +17,10 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
+from babylon.training.grpo.config import TrainerConfig
 from babylon.training.grpo.forward import FittingForward
 from babylon.training.grpo.kept_state import Kept
-from babylon.training.grpo.losses import LossInputs, LossTerms
+from babylon.training.grpo.loss_inputs import LossInputs, LossTerms
 from babylon.training.grpo.train_report import TrainReport
 from babylon.training.grpo.training_window import TrainingWindow
 from babylon.training.grpo.tree_forward import Values, flat_places, padded_places
@@ -132,7 +133,14 @@ class UpdateRecord:
         fields_on_device: RecordState = {name: moved(value) for name, value in state.items()}
         return cls(**fields_on_device)
 
-    def inputs(self, logged: Logged, rows: Tensor, values: Values) -> LossInputs:
+    def anchor(self, config: TrainerConfig) -> Tensor | None:
+        """Logprobs of the reference ``[N]``: those of the parent, if it is the reference."""
+        synchronised = config.kl_penalty and config.kl_reference == "parent"
+        return self.proximal if synchronised else self.reference
+
+    def inputs(
+        self, logged: Logged, rows: Tensor, values: Values, config: TrainerConfig
+    ) -> LossInputs:
         """The inputs of the loss for some calls, as wide as their longest completion."""
         places, mask = padded_places(logged.offsets, rows)
 
@@ -146,7 +154,7 @@ class UpdateRecord:
             known=part(logged.known).bool(),
             mask=mask,
             advantage=logged.advantage[rows],
-            reference=None if self.reference is None else part(self.reference),
+            reference=None if (anchor := self.anchor(config)) is None else part(anchor),
         )
 
     def note(self, logged: Logged, rows: Tensor, values: Values, terms: LossTerms) -> None:
@@ -249,7 +257,7 @@ def make_report(state: TrainState, after: Tensor) -> TrainReport:
     k1_after, k3_after = divergence(p, after)
     k1_behaviour, k3_behaviour = divergence(logged.mu[known], after[known])
     # Without a reference, the divergence from it is zero.
-    anchor = after if record.reference is None else record.reference
+    anchor = after if (found := record.anchor(window.config)) is None else found
     k1_reference, k3_reference = divergence(after, anchor)
     gaps = (p - logged.mu)[logged.exact].double().abs()
     shares = {name: _share(flag) for name, flag in zip(FLAGS, record.flags, strict=True)}

@@ -8,10 +8,10 @@ smaller portions, then fails with advice.
 
 import inspect
 import logging
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from functools import partial
-from typing import Literal, TypeVar, cast
+from typing import Any, Literal, TypeVar, cast
 
 import torch
 from peft import PeftModel
@@ -43,6 +43,7 @@ CUDA_PORTION_TOKENS = 16_384
 CPU_PORTION_TOKENS = (512, 3072)
 CPU_PORTION_VALUES = 2**19
 T = TypeVar("T")
+_FITS = "portion_that_fits"  # device type → its tokens, and whether activations are recomputed
 SMALLEST = 64  # tokens a portion: with fewer, activations are negligible beside the weights
 CHECKPOINT_AFTER = 2  # halvings: recomputing all layers costs a third more time
 _CPU_ALLOCATOR = ("can't allocate memory", "not enough memory")  # torch raises no special type
@@ -172,7 +173,9 @@ class PolicyForward:
             # models of others: some layers do not pass on our argument, some need further ones
             return f"its layers do not support our attention ({error})"
         gap = float((padded - shared).abs().max())
-        coarse = weight.is_cuda or weight.dtype in (torch.bfloat16, torch.float16)
+        coarse = weight.is_cuda or any(
+            p.dtype in (torch.bfloat16, torch.float16) for p in self.model.parameters()
+        )
         if gap < (_COARSE_PROBE_NATS if coarse else _PROBE_NATS):
             return None
         return (
@@ -266,6 +269,8 @@ def head_alone(model: PreTrainedModel, hidden: Tensor) -> Tensor:
     The backbone is replaced by one that returns ``hidden``. Scales and soft caps of logits are thus
     those of the model, whatever it calls them.
     """
+    weight = next(model.get_output_embeddings().parameters())  # type: ignore[no-untyped-call]
+    hidden = hidden.to(weight.dtype)
     given = MoeModelOutputWithPast(last_hidden_state=cast(torch.FloatTensor, hidden[None]))
     modules, name = model._modules, model.base_model_prefix
     backbone, modules[name] = modules[name], _Given(given)
@@ -292,13 +297,32 @@ class OutOfMemoryError(MemoryError):
 
 
 class FittingForward:
-    """Forward passes of one update, in portions that are halved when memory runs out."""
+    """Forward passes of one update, in portions that are halved when memory runs out.
 
-    def __init__(self, model: nn.Module, max_tokens: int | None) -> None:
+    What fits is remembered in the optimiser's ``groups``, which are saved with every checkpoint.
+    """
+
+    def __init__(
+        self,
+        model: nn.Module,
+        max_tokens: int | None,
+        groups: Sequence[Mapping[str, Any]] = (),
+    ) -> None:
         self._model = model
         self.halvings = 0
-        self.checkpointing = False
-        self.forward = PolicyForward(model, max_tokens=max_tokens)
+        self._device = next(model.parameters()).device.type
+        known: Mapping[str, tuple[int, bool]] = groups[0].get(_FITS, {}) if groups else {}
+        tokens, recompute = known.get(self._device, (None, False))
+        with mixed_precision(model):
+            self.forward = PolicyForward(model, max_tokens=max_tokens or tokens)
+        self.checkpointing = recompute and checkpoint_activations(model)
+
+    def remember(self, groups: Sequence[dict[str, Any]]) -> None:
+        """Store the portion that fitted, if memory ran out."""
+        if self.halvings:
+            for group in groups:
+                fits = self.forward.max_tokens, self.checkpointing
+                group[_FITS] = {**group.get(_FITS, {}), self._device: fits}
 
     def run(self, attempt: Callable[[PolicyForward], T]) -> T:
         """Call ``attempt`` until it fits into memory, and return its result.
@@ -308,7 +332,7 @@ class FittingForward:
         """
         while True:
             try:
-                with mixed_precision(next(self._model.parameters()).device):
+                with mixed_precision(self._model):
                     return attempt(self.forward)
             except (RuntimeError, MemoryError) as error:
                 if not is_out_of_memory(error):
@@ -345,19 +369,21 @@ class FittingForward:
         self.halvings += 1
         bound, path = self.forward.max_tokens // 2, self.forward.path
         self.forward = PolicyForward(self._model, max_tokens=bound, path=path)
-        if self.halvings >= CHECKPOINT_AFTER:  # each time: the line above sets eval mode
+        if self.checkpointing or self.halvings >= CHECKPOINT_AFTER:  # each time: the line above sets eval mode
             self.checkpointing = checkpoint_activations(self._model)
 
 
-def mixed_precision(device: torch.device) -> AbstractContextManager[object]:
-    """On CUDA, bf16 matrix products on fp32 master weights, except in the head. Else no change.
+def mixed_precision(model: nn.Module) -> AbstractContextManager[object]:
+    """bf16 matrix products, except in the head: on CUDA, and with frozen weights in bf16.
 
-    The cache of cast weights is off: a weight cast in a pass without gradient would have no
-    gradient in the next pass. Casting again costs little.
+    Tuned weights are fp32 in any case. The cache of cast weights is off: a weight cast in a pass
+    without gradient would have no gradient in the next pass. Casting again costs little.
     """
-    if device.type != "cuda":
+    weights = list(model.parameters())
+    device = weights[0].device.type
+    if device != "cuda" and all(weight.dtype != torch.bfloat16 for weight in weights):
         return nullcontext()
-    return torch.autocast("cuda", torch.bfloat16, cache_enabled=False)
+    return torch.autocast(device, torch.bfloat16, cache_enabled=False)
 
 
 def is_out_of_memory(error: BaseException) -> bool:

@@ -51,7 +51,9 @@ def sequences_of(backbone: nn.Module, length: int) -> Iterator[None]:
         return
 
     def extend(rope: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-        rope.max_seq_len_cached = rope.original_max_seq_len  # forget longer sequences
+        if rope.rope_type == "dynamic":  # forget longer sequences
+            rope.max_seq_len_cached = rope.original_max_seq_len
+            rope.register_buffer("inv_freq", rope.original_inv_freq, persistent=False)
         given = kwargs["position_ids"] if "position_ids" in kwargs else args[1]
         last = torch.full_like(given[:, :1], length - 1)
         ids = torch.cat([given, last], dim=1)

@@ -101,6 +101,7 @@ def train_on_window(
             f"every one of the {window.tokens} tokens is masked: the logged logprobs are not those"
             " of the trained policy; compare their versions and tokenizers"
         )
+    state.fitting.remember(optimizer.param_groups)
     return make_report(state, after=after)
 
 
@@ -138,7 +139,7 @@ def _begin(
     device = next(model.parameters()).device
     begin_rate(optimizer, window.config)
     logged = Logged.of(window, device)
-    fitting = FittingForward(model, window.config.max_tokens)
+    fitting = FittingForward(model, window.config.max_tokens, optimizer.param_groups)
     saved = None if journal is None else journal.restore()
     if saved is None:
         record = _frozen_policies(model, window, fitting, logged, reference)
@@ -160,7 +161,7 @@ def _frozen_policies(
     If an iteration is one step, p costs nothing: the first iteration's forward pass is p's.
     """
     anchored = None
-    if window.config.kl_penalty:
+    if window.config.kl_penalty and window.config.kl_reference == "base":
         if reference is None:
             raise ValueError("a KL penalty needs a reference policy")
         with reference:
@@ -220,7 +221,7 @@ def _accumulate(state: TrainState, step: TrainStep, forward: PolicyForward) -> T
         if p_is_free:  # the model has not moved yet, so theta is p
             places, mask = padded_places(state.logged.offsets, rows[chosen])
             record.proximal[places[mask]] = values.logprobs.detach()[mask]
-        inputs = record.inputs(state.logged, rows[chosen], values)
+        inputs = record.inputs(state.logged, rows[chosen], values, config)
         terms = loss_terms(config.loss, inputs, config.bounds, config.kl_penalty)
         record.note(state.logged, rows[chosen], values, terms)
         share = (terms.loss.sum(-1) * weights[chosen]).sum()
