@@ -36,9 +36,7 @@ Engine = Literal["embedded", "vllm"]
 Trainer = Literal["torch", "serverless", "art-local"]
 RecordingPolicy = Literal["lossless", "available"]
 DeploymentStrategy = Literal["replace", "ab", "canary"]
-Loss = Literal[
-    "ppo_clip", "cispo", "gspo", "gspo_token", "sapo", "dapo", "dr_grpo", "reinforce_is"
-]
+Loss = Literal["ppo_clip", "cispo", "gspo", "gspo_token", "sapo", "dapo", "dr_grpo", "reinforce_is"]
 LOSSES_WITH_NORMALISER = ("gspo", "gspo_token", "dapo", "dr_grpo")
 _LOOPBACK = ("localhost", "127.0.0.1")
 
@@ -239,7 +237,7 @@ class TrainingSettings(Group):
     lora_variant: Literal["lora", "rslora", "dora"] = _env("lora", "LORA_VARIANT")
     """Form of a new adapter: scaled by the rank, by its root, or with magnitudes of its own."""
     base_precision: Literal["fp32", "bf16", "nf4"] = _env("fp32", "BASE_PRECISION")
-    """Precision of the frozen weights below an adapter. nf4, 4 bits a weight, needs bitsandbytes."""
+    """Precision of the frozen weights below an adapter. nf4, 4 bits, needs bitsandbytes."""
     optimizer: Literal["adamw", "adamw8bit"] = _env("adamw", "OPTIMIZER")
     """AdamW, or the same with moments in 8 bits, which needs bitsandbytes."""
     max_missing_logprobs: float = _env(1.0, "MAX_MISSING_LOGPROBS", ge=0, le=1)

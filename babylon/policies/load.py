@@ -83,7 +83,9 @@ def quiet_ranks() -> Iterator[None]:
     parameters. It applies the ranks.
     """
     with warnings.catch_warnings():
-        warnings.filterwarnings("ignore", r"The following (rank|alpha)_pattern keys", RuntimeWarning)
+        warnings.filterwarnings(
+            "ignore", r"The following (rank|alpha)_pattern keys", RuntimeWarning
+        )
         yield
 
 

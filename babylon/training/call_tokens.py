@@ -94,7 +94,7 @@ def _tokens(tokenizer: PreTrainedTokenizerBase, call: Call, context: int) -> Cal
 
 def _within(call: CallTokens, vocabulary: int) -> bool:
     ids = *call.prompt, *call.completion
-    return 0 <= min(ids) and max(ids) < vocabulary
+    return min(ids) >= 0 and max(ids) < vocabulary
 
 
 def _call_tokens(call: Call, prompt: Sequence[int], completion: Sequence[int]) -> CallTokens:

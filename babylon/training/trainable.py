@@ -184,9 +184,7 @@ def load_trainable(
     tune_only(model, transfer_layers)
     for name, weight in model.named_parameters():
         if not weight.isfinite().all():
-            raise ModelError(
-                f"{name} of {parent} is not finite: train from another checkpoint"
-            )
+            raise ModelError(f"{name} of {parent} is not finite: train from another checkpoint")
     parameters = [p for p in model.parameters() if p.requires_grad]
     optimizer = _optimizer(parameters, learning_rate, options)
     trainable = Trainable(model=model, tokenizer=tokenizer, optimizer=optimizer, tuning=tuning)
@@ -225,7 +223,7 @@ def _with_adapter(
     """
     if not is_adapter(parent):
         base, tokenizer = load_policy(parent, precision=options.base_precision)
-        config = _new_adapter(base, layers, options)
+        config = new_adapter(base, layers, options)
         return _adapted(base, config), tokenizer
     config = LoraConfig.from_pretrained(str(parent))
     config.base_model_name_or_path = adapter_base(str(parent))
@@ -247,7 +245,7 @@ def _with_adapter(
     return model, tokenizer
 
 
-def _new_adapter(
+def new_adapter(
     base: PreTrainedModel, layers: TransferLayers, options: TuningOptions
 ) -> LoraConfig:
     """The configuration of a new adapter.

@@ -369,7 +369,9 @@ class FittingForward:
         self.halvings += 1
         bound, path = self.forward.max_tokens // 2, self.forward.path
         self.forward = PolicyForward(self._model, max_tokens=bound, path=path)
-        if self.checkpointing or self.halvings >= CHECKPOINT_AFTER:  # each time: the line above sets eval mode
+        if (
+            self.checkpointing or self.halvings >= CHECKPOINT_AFTER
+        ):  # each time: the line above sets eval mode
             self.checkpointing = checkpoint_activations(self._model)
 
 

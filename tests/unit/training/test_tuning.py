@@ -83,17 +83,17 @@ def test_an_adapters_gradient_is_the_weights_gradient_in_its_own_subspace(parent
 
 
 def test_a_new_adapter_is_on_the_experts_of_a_mixture(mixture: Path) -> None:
-    """Expert e has dL/dB_e = scale * dL/dW_e A_e^T. Its rank is the rank over two active experts."""
+    """Expert e has dL/dB_e = scale * dL/dW_e A_e^T. Its rank is 4 over two active experts."""
     at = "layers.1.mlp.experts"
     made = lora(mixture, rank=4, alpha=12)
     found = gradients(made)
     full = of(gradients(load_trainable(mixture, "full", 1e-3)), at, "gate_up_proj")  # [E, out, in]
     experts, rank = 4, 2
-    # PEFT nests the wrappers: the outer one is that of the parameter that sorts last
-    outer = [n for n in made.tuned if f"{at}.lora_A" in n]
-    down = made.tuned[outer[0]].detach().reshape(experts, rank, -1)  # [E, r, in]
+    # PEFT nests a module's wrappers and names only their order: the shapes tell them apart
+    [name] = [n for n, p in made.tuned.items() if at in n and "lora_A" in n and p.shape[1] == 32]
+    down = made.tuned[name].detach().reshape(experts, rank, -1)  # [E, r, in]
     expected = 3.0 * torch.einsum("eoi,eri->ore", full, down).flatten(1)
-    ours = of(found, f"{at}.lora_B")
+    ours = found[name.replace("lora_A", "lora_B")]
     assert ours.shape == (full.shape[1], rank * experts)
     torch.testing.assert_close(ours, expected, rtol=1e-3, atol=1e-4)
 
@@ -204,9 +204,7 @@ def test_a_parent_that_is_not_finite_is_refused_by_name(parent: Path, tmp_path: 
 
 def test_a_call_with_a_token_of_another_model_is_left_out(parent: Path, tmp_path: Path) -> None:
     given = rows()
-    foreign = with_changes(
-        given[0].calls[0], prompt_token_ids=(5, 259), completion_token_ids=(6,)
-    )
+    foreign = with_changes(given[0].calls[0], prompt_token_ids=(5, 259), completion_token_ids=(6,))
     given[0] = with_changes(given[0], calls=(*given[0].calls, foreign))
     made = update_checkpoint(parent, given, tmp_path / "v1", tuning="lora", config=CONFIG)
     assert made.excluded.unknown_tokens == 1 and made.report.calls == 2

@@ -170,9 +170,7 @@ def _joined(starts: Sequence[Sequence[DensePiece]]) -> Iterator[DensePiece]:
 def windowed(layout: Layout, window: int) -> Layout:
     """The layout of a layer in which a query sees keys less than ``window`` positions back."""
     queries, keys = layout.positions[layout.rows], layout.positions
-    dense = [
-        part for piece in layout.dense for part in _windowed(piece, queries, keys, window)
-    ]
+    dense = [part for piece in layout.dense for part in _windowed(piece, queries, keys, window)]
     local = []
     for piece in layout.local:
         length = (piece.end - piece.start) // piece.count
@@ -189,9 +187,7 @@ def windowed(layout: Layout, window: int) -> Layout:
     return replace(layout, window=window, local=local, dense=dense)
 
 
-def _windowed(
-    piece: DensePiece, queries: Ints, keys: Ints, window: int
-) -> Iterator[DensePiece]:
+def _windowed(piece: DensePiece, queries: Ints, keys: Ints, window: int) -> Iterator[DensePiece]:
     """The parts of a dense piece within the window: dense where possible, else masked."""
     at, own = keys[piece.keys], queries[piece.first : piece.last]  # at ascends
     some, every = np.searchsorted(at, [own.min() - window, own.max() - window], side="right")
@@ -239,9 +235,7 @@ def _select(piece: LocalPiece, rows: Ints) -> Iterator[LocalPiece]:
             yield LocalPiece(edges[number], edges[number + 1], start, start + length, mask=mask)
 
 
-def _rows_mask(
-    mask: Mask | None, rows: Ints, length: int
-) -> Mask | None:
+def _rows_mask(mask: Mask | None, rows: Ints, length: int) -> Mask | None:
     if mask is not None:
         return mask[rows]
     if len(rows) == length:

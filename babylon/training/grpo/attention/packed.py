@@ -54,9 +54,7 @@ def _explicit(
     sinks: Tensor | None,
 ) -> Tensor:
     index = torch.arange(layout.queries)[:, None]
-    first, last, at = (
-        torch.from_numpy(t) for t in (layout.first, layout.last, layout.positions)
-    )
+    first, last, at = (torch.from_numpy(t) for t in (layout.first, layout.last, layout.positions))
     seen = (first <= index) & (index < last)
     if rule.window is not None:
         seen &= at[torch.from_numpy(layout.rows)][:, None] - at < rule.window

@@ -96,7 +96,9 @@ class _Piecewise(torch.autograd.Function):
             _split(lse[:, :, q, None], piece.count).copy_(total[..., None])
         for dense in layout.dense:
             q, k = slice(dense.first, dense.last), places(dense.keys, query.device)
-            o, total = attend(query[:, :, q], key[:, :, k], value[:, :, k], rule, _mask(dense, query))
+            o, total = attend(
+                query[:, :, q], key[:, :, k], value[:, :, k], rule, _mask(dense, query)
+            )
             merged = lse[:, :, q]
             share = torch.sigmoid(total - merged)[..., None]
             out[:, :, q].lerp_(o.to(wide), share)
