@@ -218,6 +218,8 @@ class TrainingSettings(Group):
     """Reference of that divergence: the model without its adapter, with LoRA only, or the policy
     that an update starts from.
     """
+    entropy_bonus: float = _env(0.0, "ENTROPY_BONUS", ge=0)
+    """Weight of the entropy of a reply's tokens in the loss, which keeps replies varied."""
     importance: Literal["token_truncate", "token_mask", "sequence_truncate", "sequence_mask"] = (
         _env("token_truncate", "IMPORTANCE")
     )

@@ -22,6 +22,7 @@ def trainer_config(training: TrainingSettings, seed: int) -> TrainerConfig:
         call_weight=training.call_weight,
         kl_penalty=training.kl_penalty,
         kl_reference=training.kl_reference,
+        entropy_bonus=training.entropy_bonus,
         grad_clip=training.grad_clip,
         bounds=LossBounds(
             importance=training.importance,

@@ -38,6 +38,7 @@ class TrainerConfig:
     call_weight: CallWeight = "trajectory"
     kl_penalty: float = 0.0  # weight of w * r * k3(theta || reference)
     kl_reference: Literal["base", "parent"] = "base"  # parent: synchronised with every update
+    entropy_bonus: float = 0.0  # nats of loss a nat of entropy, of each token that is trained
     stop_kl: float = 0.03  # nats a token, k3(p || theta)
     stop_clip_fraction: float = 0.3
     undo_factor: float = 2.0  # an iteration that exceeds a stop's bound by this factor is undone
@@ -62,7 +63,7 @@ class TrainerConfig:
         for name in ("iterations", "trajectories_per_step", "max_tokens"):
             if (value := getattr(self, name)) is not None and value < 1:
                 raise ValueError(f"{name} is {value}: it must be at least 1")
-        for name in ("warmup_steps", "max_staleness", "kl_penalty"):
+        for name in ("warmup_steps", "max_staleness", "kl_penalty", "entropy_bonus"):
             if (value := getattr(self, name)) < 0:
                 raise ValueError(f"{name} is {value}: it must not be negative")
 

@@ -162,7 +162,7 @@ class UpdateRecord:
         places, mask = padded_places(logged.offsets, rows)
         at = places[mask]
         self.theta[at] = values.logprobs.detach()[mask]
-        self.entropy[at] = values.entropy[mask]
+        self.entropy[at] = values.entropy.detach()[mask]
         flags = (
             terms.masks.band,
             terms.masks.negative,

@@ -72,16 +72,23 @@ class PolicyForward:
             Text shared by several portions is forwarded twice, so long calls can run faster with a
             higher value. When memory runs out, torch's error is raised unchanged. The only state is
             ``.grad``: clear it and create another ``PolicyForward`` with fewer tokens.
+        entropy_gradient: entropies have a gradient, which costs a pass over the logits.
         path: None: ``packed`` on CUDA, else ``piecewise``. For models that neither path supports,
             ``padded``, with a warning.
     """
 
     def __init__(
-        self, model: nn.Module, *, max_tokens: int | None = None, path: Path | None = None
+        self,
+        model: nn.Module,
+        *,
+        max_tokens: int | None = None,
+        path: Path | None = None,
+        entropy_gradient: bool = False,
     ) -> None:
         if max_tokens is not None and max_tokens < 1:
             raise ValueError(f"max_tokens is {max_tokens}: allow at least one")
         self.model = model.eval()
+        self.entropy_gradient = entropy_gradient
         device = next(model.parameters()).device.type
         self.max_tokens = max_tokens or portion_tokens(device, _causal_lm(model).config.hidden_size)
         self.path: Path = path or "padded"
@@ -155,6 +162,7 @@ class PolicyForward:
             vocabulary=model.config.vocab_size,
             attention=packed_attention if path == "packed" else piecewise_attention,
             max_tokens=self.max_tokens,
+            entropy_gradient=self.entropy_gradient,
         )
 
     def _why_not_equal(self) -> str | None:
@@ -184,7 +192,8 @@ class PolicyForward:
 
     def _batches(self, tree: PrefixTree) -> Iterator[tuple[list[int], Values]]:
         for calls in _similar_lengths(tree, self.max_tokens):
-            yield calls, _padded_values(self.model, [tree.calls[c] for c in calls])
+            chosen = [tree.calls[call] for call in calls]
+            yield calls, _padded_values(self.model, chosen, self.entropy_gradient)
 
 
 def _similar_lengths(tree: PrefixTree, max_tokens: int) -> Iterator[list[int]]:
@@ -236,7 +245,9 @@ def _why_layers_unsupported(backbone: nn.Module) -> str | None:
     return None
 
 
-def _padded_values(model: nn.Module, calls: Sequence[CallTokens]) -> Values:
+def _padded_values(
+    model: nn.Module, calls: Sequence[CallTokens], entropy_gradient: bool = False
+) -> Values:
     """Values of calls padded into one batch. It works with every causal LM.
 
     The head runs only at positions that predict a completion token, in the precision of the model's
@@ -258,8 +269,8 @@ def _padded_values(model: nn.Module, calls: Sequence[CallTokens]) -> Values:
     logprobs = torch.log_softmax(logits.float() / temperature[:, None, None], dim=-1)
     targets = input_ids.gather(1, positions + 1)
     chosen = logprobs.gather(-1, targets[..., None]).squeeze(-1)
-    detached = logprobs.detach()
-    entropy = -(detached.exp() * detached).sum(-1)
+    of_entropy = logprobs if entropy_gradient else logprobs.detach()
+    entropy = -(of_entropy.exp() * of_entropy).sum(-1)
     return Values(logprobs=torch.where(mask, chosen, 0.0), entropy=torch.where(mask, entropy, 0.0))
 
 
@@ -307,6 +318,8 @@ class FittingForward:
         model: nn.Module,
         max_tokens: int | None,
         groups: Sequence[Mapping[str, Any]] = (),
+        *,
+        entropy_gradient: bool = False,
     ) -> None:
         self._model = model
         self.halvings = 0
@@ -314,7 +327,9 @@ class FittingForward:
         known: Mapping[str, tuple[int, bool]] = groups[0].get(_FITS, {}) if groups else {}
         tokens, recompute = known.get(self._device, (None, False))
         with mixed_precision(model):
-            self.forward = PolicyForward(model, max_tokens=max_tokens or tokens)
+            self.forward = PolicyForward(
+                model, max_tokens=max_tokens or tokens, entropy_gradient=entropy_gradient
+            )
         self.checkpointing = recompute and checkpoint_activations(model)
 
     def remember(self, groups: Sequence[dict[str, Any]]) -> None:
@@ -367,11 +382,15 @@ class FittingForward:
 
     def _shrink(self) -> None:
         self.halvings += 1
-        bound, path = self.forward.max_tokens // 2, self.forward.path
-        self.forward = PolicyForward(self._model, max_tokens=bound, path=path)
-        if (
-            self.checkpointing or self.halvings >= CHECKPOINT_AFTER
-        ):  # each time: the line above sets eval mode
+        before = self.forward
+        self.forward = PolicyForward(
+            self._model,
+            max_tokens=before.max_tokens // 2,
+            path=before.path,
+            entropy_gradient=before.entropy_gradient,
+        )
+        if self.checkpointing or self.halvings >= CHECKPOINT_AFTER:
+            # each time, because the line above sets eval mode
             self.checkpointing = checkpoint_activations(self._model)
 
 

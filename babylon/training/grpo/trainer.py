@@ -139,7 +139,12 @@ def _begin(
     device = next(model.parameters()).device
     begin_rate(optimizer, window.config)
     logged = Logged.of(window, device)
-    fitting = FittingForward(model, window.config.max_tokens, optimizer.param_groups)
+    fitting = FittingForward(
+        model,
+        window.config.max_tokens,
+        optimizer.param_groups,
+        entropy_gradient=window.config.entropy_bonus > 0,
+    )
     saved = None if journal is None else journal.restore()
     if saved is None:
         record = _frozen_policies(model, window, fitting, logged, reference)
@@ -224,7 +229,11 @@ def _accumulate(state: TrainState, step: TrainStep, forward: PolicyForward) -> T
         inputs = record.inputs(state.logged, rows[chosen], values, config)
         terms = loss_terms(config.loss, inputs, config.bounds, config.kl_penalty)
         record.note(state.logged, rows[chosen], values, terms)
-        share = (terms.loss.sum(-1) * weights[chosen]).sum()
+        losses = terms.loss
+        if config.entropy_bonus:  # Williams and Peng 1991; A3C, arXiv 1602.01783, section 4
+            trained = inputs.mask & ~terms.masks.dropped
+            losses = losses - config.entropy_bonus * torch.where(trained, values.entropy, 0.0)
+        share = (losses.sum(-1) * weights[chosen]).sum()
         total.add_(share.detach())
         return share
 

@@ -39,7 +39,7 @@ class Values:
     """Values of C calls of up to T completion tokens, 0 beyond a call's own length."""
 
     logprobs: Tensor  # [C, T] fp32, at each call's logged temperature
-    entropy: Tensor  # [C, T] fp32, nats, without gradient
+    entropy: Tensor  # [C, T] fp32, nats, with gradient for an entropy bonus only
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -107,6 +107,7 @@ class TreeForward:
     vocabulary: int
     attention: Attention
     max_tokens: int
+    entropy_gradient: bool = False
 
     def logprobs(self, tree: PrefixTree) -> TreeValues:
         """Values of all calls, without gradient."""
@@ -114,7 +115,7 @@ class TreeForward:
             window = _TreePass.cut(self, tree)
             for root in window.roots:
                 window.read(root)
-        return TreeValues(logprobs=window.logprobs, entropy=window.entropy)
+        return TreeValues(logprobs=window.values[0], entropy=window.values[1])
 
     def accumulate(self, tree: PrefixTree, loss: Loss) -> None:
         """Add the gradient of ``loss`` over all calls to the parameters' ``.grad``."""
@@ -135,9 +136,8 @@ class _TreePass:
     lengths: Sequence[int]  # [C]
     temperature: NDArray[np.float64]  # [C]
     offsets: Tensor  # [C + 1], as ends
-    logprobs: Tensor  # [N], of the terms computed so far
-    entropy: Tensor  # [N]
-    grads: Tensor  # [N], of the loss, by terms of portions that still have to run
+    values: Tensor  # [2, N], logprobs and entropies of the terms computed so far
+    grads: Tensor  # [2, N], of the loss, by terms of portions that still have to run
     caches: dict[int, KeyValueCache] = field(default_factory=dict)
 
     @classmethod
@@ -145,8 +145,7 @@ class _TreePass:
         portions, roots = cut(tree, model.max_tokens)
         weight = next(model.backbone.parameters())
         dtype = torch.promote_types(weight.dtype, torch.float32)
-        count = int(tree.offsets[-1])
-        table = [torch.zeros(count, dtype=dtype, device=weight.device) for _ in range(3)]
+        values = torch.zeros(2, int(tree.offsets[-1]), dtype=dtype, device=weight.device)
         return cls(
             model=model,
             portions=portions,
@@ -155,9 +154,8 @@ class _TreePass:
             lengths=np.diff(tree.offsets).tolist(),
             offsets=torch.from_numpy(tree.offsets).to(weight.device),
             temperature=np.array([call.temperature for call in tree.calls]),
-            logprobs=table[0],
-            entropy=table[1],
-            grads=table[2],
+            values=values,
+            grads=torch.zeros_like(values),
         )
 
     def read(self, number: int) -> None:
@@ -182,43 +180,41 @@ class _TreePass:
     def _store(self, number: int, chosen: Chosen) -> None:
         portion = self.portions[number]
         cache = self.caches[number] = KeyValueCache()
-        place, logprobs, entropy = self._forward(
-            portion, chosen, capture=cache if portion.children else None
-        )
-        self.logprobs[place], self.entropy[place] = logprobs, entropy
+        place, values = self._forward(portion, chosen, capture=cache if portion.children else None)
+        self.values[:, place] = values
 
     def _backward(self, number: int, loss: Loss) -> None:
         portion = self.portions[number]
         terms, inject = portion.terms, self.caches.get(number)
-        place, logprobs, entropy = self._forward(portion, np.ones_like(terms.final), inject=inject)
-        self.entropy[place] = entropy
-        total = (logprobs * self.grads[place]).sum()  # calls that end in a descendant
+        place, found = self._forward(portion, np.ones_like(terms.final), inject=inject)
+        self.values[1, place] = found[1].detach()
+        total = (found * self.grads[:, place]).sum()  # calls that end in a descendant
         calls = np.unique(terms.call[terms.final])
-        places, values, known = self._values_of(calls, place, logprobs)
+        places, values, known = self._values_of(calls, place, found)
         for group in of_similar_length(calls.tolist(), self.lengths):
             at, mask = padded_places(self.offsets, torch.tensor(group, device=place.device))
             index = torch.searchsorted(places, at)
             taken = Values(
-                logprobs=torch.where(mask, values[index], 0.0),
-                entropy=torch.where(mask, self.entropy[at], 0.0),
+                logprobs=torch.where(mask, values[0, index], 0.0),
+                entropy=torch.where(mask, values[1, index], 0.0),
             )
             total = total + loss(group, taken)
         backward(total)
         if known.grad is not None:
-            self.grads[places] = known.grad
+            self.grads[:, places] = known.grad
 
     def _values_of(
-        self, calls: NDArray[np.int64], place: Tensor, logprobs: Tensor
+        self, calls: NDArray[np.int64], place: Tensor, found: Tensor
     ) -> tuple[Tensor, Tensor, Tensor]:
-        """Ascending places of the calls' n tokens, their values, and those known before, ``[n]``.
+        """Ascending places ``[n]`` of the calls' tokens, their values, and those known before.
 
-        Terms of this portion, at ``place``, have a gradient. The others were computed before.
+        Values are ``[2, n]``. Those of this portion, at ``place``, have a gradient.
         """
         places = torch.from_numpy(flat_places(self.ends, calls)).to(place.device)
-        known = self.logprobs[places].requires_grad_()
+        known = self.values[:, places].requires_grad_()
         ours = torch.isin(place, places)
         index = torch.searchsorted(places, place[ours])
-        return places, known.index_put((index,), logprobs[ours]), known
+        return places, known.index_copy(1, index, found[:, ours]), known
 
     def _forward(
         self,
@@ -227,9 +223,9 @@ class _TreePass:
         *,
         capture: KeyValueCache | None = None,
         inject: KeyValueCache | None = None,
-    ) -> tuple[Tensor, Tensor, Tensor]:
-        """(place, log-probability, entropy) of the chosen terms, ``[M]`` each."""
-        terms, device = portion.terms, self.logprobs.device
+    ) -> tuple[Tensor, Tensor]:
+        """Places ``[M]`` of the chosen terms, and their logprobs and entropies ``[2, M]``."""
+        terms, device = portion.terms, self.values.device
         rows = np.unique(terms.row[chosen]) if chosen.any() else np.zeros(1, dtype=np.int64)
         pairs = np.stack(
             [np.searchsorted(rows, terms.row[chosen]), self.temperature[terms.call[chosen]]]
@@ -265,7 +261,9 @@ class _TreePass:
             tensor(index[order]),
             tensor(terms.target[chosen][order]),
         )
-        return tensor(terms.place[chosen][order]), logprobs, entropy
+        if not self.model.entropy_gradient:  # its backward pass costs a pass over the logits
+            entropy = entropy.detach()
+        return tensor(terms.place[chosen][order]), torch.stack([logprobs, entropy])
 
 
 def token_values(
@@ -281,7 +279,7 @@ def token_values(
         target: ``[M]``, token ids.
 
     Returns:
-        Log-probabilities ``[M]`` with gradient and entropies ``[M]`` without, fp32, in nats.
+        Log-probabilities and entropies ``[M]``, fp32, in nats.
     """
     rows = max(_MIN_ROWS, _CHUNK_ELEMENTS // vocabulary)
 
@@ -310,7 +308,7 @@ def token_values(
 
 class _Context(FunctionCtx):
     dtype: torch.dtype
-    saved_tensors: tuple[Tensor, Tensor, Tensor, Tensor, Tensor]
+    saved_tensors: tuple[Tensor, Tensor, Tensor, Tensor, Tensor, Tensor]
 
 
 class _Statistics(torch.autograd.Function):
@@ -328,17 +326,25 @@ class _Statistics(torch.autograd.Function):
         normaliser = highest + total.log()
         logprobs = scaled[row, target] - normaliser[row]
         mean = torch.bmm(weights[:, None, :], scaled[:, :, None])[:, 0, 0] / total
-        entropy = (normaliser - mean)[row]
-        ctx.save_for_backward(weights, total, temperature, row, target)
+        entropy = normaliser - mean
+        ctx.save_for_backward(weights, total, temperature, row, target, entropy)
         ctx.dtype = logits.dtype
-        ctx.mark_non_differentiable(entropy)
-        return logprobs, entropy
+        ctx.set_materialize_grads(False)
+        return logprobs, entropy[row]
 
     @staticmethod
-    def backward(ctx: _Context, grad: Tensor, _: Tensor) -> tuple[Tensor | None, ...]:
-        weights, total, temperature, row, target = ctx.saved_tensors
-        mass = torch.zeros_like(total).index_add_(0, row, grad)
+    def backward(
+        ctx: _Context, grad: Tensor | None, entropy_grad: Tensor | None
+    ) -> tuple[Tensor | None, ...]:
+        weights, total, temperature, row, target, entropy = ctx.saved_tensors
         temperature = temperature.to(total.dtype)
-        d_logits = weights * (-mass / (total * temperature))[:, None]
-        d_logits.index_put_((row, target), grad / temperature[row], accumulate=True)
+        d_logits = torch.zeros_like(weights)
+        if grad is not None:
+            mass = torch.zeros_like(total).index_add_(0, row, grad)
+            d_logits = weights * (-mass / (total * temperature))[:, None]
+            d_logits.index_put_((row, target), grad / temperature[row], accumulate=True)
+        if entropy_grad is not None:  # dH / dz = -p (log p + H) / temperature
+            mass = torch.zeros_like(total).index_add_(0, row, entropy_grad) / temperature
+            p = weights / total[:, None]
+            d_logits -= (torch.xlogy(p, p) + p * entropy[:, None]) * mass[:, None]
         return d_logits.to(ctx.dtype), None, None, None

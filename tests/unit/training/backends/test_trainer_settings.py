@@ -41,6 +41,7 @@ def test_the_defaults_are_the_trainers_own() -> None:
         ("ADVANTAGE", "batch_std", {"advantage": "batch_std"}),
         ("CALL_WEIGHT", "token", {"call_weight": "token"}),
         ("KL_PENALTY", "0.25", {"kl_penalty": 0.25}),
+        ("ENTROPY_BONUS", "0.1", {"entropy_bonus": 0.1}),
         ("KL_REFERENCE", "parent", {"kl_reference": "parent"}),
         ("GRAD_CLIP", "0.5", {"grad_clip": 0.5}),
         ("CLIP_LOW", "0.7", {"bounds": LossBounds(clip_low=0.7)}),

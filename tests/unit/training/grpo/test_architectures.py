@@ -65,6 +65,23 @@ def test_a_model_with_state_is_padded_and_the_log_names_its_layers(
     check(model, shared_calls(), [("padded", 2000)])
 
 
+def test_an_entropy_bonus_has_the_gradient_of_the_entropy() -> None:
+    """Also where a call spans several portions, with a soft cap after the head."""
+    model, calls = architecture("gemma2"), shared_calls()
+    total = torch.zeros(())
+    for one in calls:
+        ids = torch.tensor([[*one.prompt, *one.completion][:-1]])
+        logits = model(input_ids=ids).logits[0, len(one.prompt) - 1 :] / one.temperature
+        total = total + torch.distributions.Categorical(logits=logits).entropy().sum()
+    total.backward()  # type: ignore[no-untyped-call]
+    reference = gradient(model)
+    paths: list[tuple[Path, int]] = [("piecewise", 10_000), ("piecewise", 60), ("padded", 2000)]
+    for path, bound in paths:
+        forward = PolicyForward(model, max_tokens=bound, path=path, entropy_gradient=True)
+        forward.accumulate(compile_tree(calls), lambda _, values: values.entropy.sum())
+        assert_same_gradient(gradient(model), reference)
+
+
 LENGTH_DEPENDENT: dict[str, dict[str, Any]] = {
     "longrope": {
         "rope_type": "longrope",

@@ -176,3 +176,29 @@ def test_every_token_of_a_portion_sees_its_own_prefix_and_nothing_else(seed: int
                 order = keys[np.argsort(positions[keys])]
                 assert positions[order].tolist() == list(range(portion.positions[row] + 1))
                 assert tuple(ids[order].tolist()) in known
+
+
+def conversation(turns: int) -> list[CallTokens]:
+    """Each reply is a leaf, because the next prompt holds it in other tokens."""
+    random = Random(0)
+    said, calls = tokens(random, 30), []
+    for _ in range(turns):
+        said = said + tokens(random, 20)
+        calls.append(call(said, tokens(random, 10)))
+        said = said + tokens(random, 10)
+    return calls
+
+
+@pytest.mark.parametrize("max_tokens", [10_000, 500])
+def test_a_deep_turn_is_merged_from_few_pieces(max_tokens: int) -> None:
+    """Their number grows with the logarithm of the depth, not with the depth."""
+    most = {}
+    for turns in (4, 64):
+        merges = [0]
+        for portion in cut(compile_tree(conversation(turns)), max_tokens)[0]:
+            pieces = np.zeros(portion.layout.queries, dtype=int)
+            for piece in portion.layout.dense:
+                pieces[piece.first : piece.last] += 1
+            merges.append(int(pieces.max()))
+        most[turns] = max(merges)
+    assert most[64] <= most[4] + 6
