@@ -167,7 +167,7 @@ def export(
     if target.exists():
         raise ConfigError(f"{target} exists: name a new directory")
     policy = with_store(load_settings(), get_policy, version)
-    if policy.removed_at is not None or not Path(policy.uri).is_dir():
+    if policy.removed_at is not None:
         raise ConfigError(f"the checkpoint of policy {version} is gone: export a newer policy")
     write_whole(policy.uri, target)
     gguf = write_gguf(target, target / "model.gguf")

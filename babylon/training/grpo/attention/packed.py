@@ -35,14 +35,33 @@ def packed_attention(
     if not query.is_cuda:
         return _explicit(query, key, value, layout, rule, sinks)
     mask = block_mask(layout, rule.window, query.device)
+    kernel = _flex(rule.softcap, sinks is not None)
+    out = in_blocks(kernel, query, key, value, mask, rule, sinks)
+    return out.transpose(1, 2).contiguous().transpose(1, 2)
+
+
+def in_blocks(
+    kernel: Callable[..., Any],
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    mask: BlockMask,
+    rule: AttentionRule,
+    sinks: Tensor | None,
+) -> Tensor:
+    """Call a kernel of :func:`flex_variant` on whole blocks → ``[1, H, Q, v]``.
+
+    A sink is one more key of value zero, so it takes its share of the weight from the others.
+    """
     queries, keys = mask.seq_lengths
     padded = (_pad(query, queries), _pad(key, keys), _pad(value, keys))
-    out = _flex(rule.softcap, sinks is not None)(*padded, mask, rule.scale)
+    out = kernel(*padded, mask, rule.scale)
     if sinks is not None:
         out, lse = out
         share = torch.sigmoid(lse - sinks.to(lse.dtype)[None, :, None])
         out = (out * share[..., None]).to(query.dtype)
-    return out[:, :, : query.shape[2]].transpose(1, 2).contiguous().transpose(1, 2)
+    result: Tensor = out[:, :, : query.shape[2]]
+    return result
 
 
 def _explicit(
@@ -147,7 +166,7 @@ def _pad(tensor: Tensor, length: int) -> Tensor:
     return torch.nn.functional.pad(tensor, (0, 0, 0, length - tensor.shape[2]))
 
 
-def _variant(softcap: float | None, sinks: bool) -> Callable[..., Any]:
+def flex_variant(softcap: float | None, sinks: bool) -> Callable[..., Any]:
     """FlexAttention with this soft cap. With sinks, it also returns the log-sum-exps."""
 
     def capped(score: Tensor, *_: Tensor) -> Tensor:
@@ -173,4 +192,4 @@ def _variant(softcap: float | None, sinks: bool) -> Callable[..., Any]:
 
 @cache  # a model has one or two variants, so dtype, gradient and mask decide the recompilations
 def _flex(softcap: float | None, sinks: bool) -> Callable[..., Any]:
-    return torch.compile(_variant(softcap, sinks), dynamic=True)
+    return torch.compile(flex_variant(softcap, sinks), dynamic=True)

@@ -10,7 +10,6 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
-from torch.nn.attention.flex_attention import flex_attention
 from transformers import (
     GPT2Config,
     GPT2LMHeadModel,
@@ -18,7 +17,12 @@ from transformers import (
     NemotronForCausalLM,
 )
 
-from babylon.training.grpo.attention.packed import block_mask, packed_attention
+from babylon.training.grpo.attention.packed import (
+    block_mask,
+    flex_variant,
+    in_blocks,
+    packed_attention,
+)
 from babylon.training.grpo.attention.piecewise import (
     AttentionRule,
     attend,
@@ -225,23 +229,29 @@ def test_an_error_in_the_middle_comes_through_and_leaves_the_model_usable() -> N
 
 @pytest.mark.filterwarnings("ignore:flex_attention called without torch.compile")
 @pytest.mark.parametrize("bound", [10_000, 300])
-def test_all_kernels_attend_alike(bound: int) -> None:
+@pytest.mark.parametrize(
+    ("rule", "with_sinks"),
+    [
+        (AttentionRule(0.3), False),
+        (AttentionRule(0.3, window=50), False),
+        (AttentionRule(0.3, window=50, softcap=1.0), True),
+    ],
+)
+def test_all_kernels_attend_alike(bound: int, rule: AttentionRule, with_sinks: bool) -> None:
+    """What CUDA compiles, uncompiled; the pieces; and all scores at once."""
+    sinks = torch.tensor([0.5, -1.0]) if with_sinks else None
     for portion in cut(compile_tree(shared_window()), bound)[0]:
         layout = portion.layout
         query, key, value = torch.randn(3, 1, 2, len(layout.first), 16)
         query = query[:, :, : layout.queries]
-        mask = block_mask(layout, None, torch.device("cpu"))
-        queries, keys = mask.seq_lengths
-        padded = [pad(query, queries), pad(key, keys), pad(value, keys)]
-        fused = flex_attention(*padded, block_mask=mask, scale=0.3)
-        assert isinstance(fused, Tensor) and fused.isfinite().all()
+        mask = block_mask(layout, rule.window, torch.device("cpu"))
+        fused = in_blocks(
+            flex_variant(rule.softcap, with_sinks), query, key, value, mask, rule, sinks
+        )
+        assert fused.isfinite().all()
         for kernel in (piecewise_attention, packed_attention):
-            ours = kernel(query, key, value, layout, AttentionRule(0.3))
-            torch.testing.assert_close(ours, fused[:, :, : layout.queries], atol=1e-5, rtol=1e-5)
-
-
-def pad(tensor: Tensor, length: int) -> Tensor:
-    return torch.nn.functional.pad(tensor, (0, 0, 0, length - tensor.shape[2]))
+            ours = kernel(query, key, value, layout, rule, sinks)
+            torch.testing.assert_close(ours, fused, atol=1e-5, rtol=1e-5)
 
 
 @pytest.mark.parametrize("bound", [10_000, 300])
