@@ -36,7 +36,7 @@ def gradients(of: tuple[Tensor, Tensor], hidden: Tensor, head: nn.Module) -> lis
     trained = [hidden, *(p for p in head.parameters() if p.requires_grad)]
     hidden.grad = None
     head.zero_grad()
-    (of[0] * weights + of[1] * weights.flip(0)).sum().backward()  # type: ignore[no-untyped-call]
+    (of[0] * weights).sum().backward()  # type: ignore[no-untyped-call]
     return [p.grad.clone() for p in trained if p.grad is not None]
 
 
@@ -69,6 +69,18 @@ def test_chunks_equal_the_whole(monkeypatch: pytest.MonkeyPatch, kind: str, rows
         gradients(ours, hidden, head), gradients(expected, hidden, head), strict=True
     ):
         torch.testing.assert_close(got, want, atol=1e-5, rtol=1e-4)
+
+
+def test_the_gradient_of_the_entropy_is_that_of_the_whole() -> None:
+    head, (hidden, *rest) = heads()["bias"].double(), inputs()
+    hidden = hidden.detach().double().requires_grad_()
+    logits = head(hidden) / rest[0].double()[:, None]
+    expected = torch.distributions.Categorical(logits=logits).entropy()[rest[1]]
+    ours = token_values(head, VOCABULARY, hidden, *rest)[1]
+    weights = torch.linspace(-1, 2, TERMS, dtype=torch.float64)
+    [want] = torch.autograd.grad((expected * weights).sum(), hidden)
+    [got] = torch.autograd.grad((ours * weights).sum(), hidden)
+    torch.testing.assert_close(got, want)
 
 
 def test_no_more_than_a_chunk_of_logits_is_made_at_a_time(monkeypatch: pytest.MonkeyPatch) -> None:
