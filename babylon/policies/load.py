@@ -94,7 +94,7 @@ def _full(path: str, precision: Precision = "fp32") -> PreTrainedModel:
     dtype = torch.float32 if precision == "fp32" else torch.bfloat16
     options: dict[str, object] = {}
     if precision == "nf4":
-        options["quantization_config"] = BitsAndBytesConfig(
+        options["quantization_config"] = BitsAndBytesConfig(  # type: ignore[no-untyped-call]
             load_in_4bit=True, bnb_4bit_quant_type="nf4", bnb_4bit_compute_dtype=dtype
         )
         options["device_map"] = device

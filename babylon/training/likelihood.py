@@ -55,7 +55,7 @@ def recomputed_logprobs(
 
 
 def _of_completions(values: Tensor, calls: Sequence[CallTokens]) -> list[list[float]]:
-    parts = values.split([len(call.completion) for call in calls])
+    parts = torch.split(values, [len(call.completion) for call in calls])
     return [part.tolist() for part in parts]
 
 

@@ -58,7 +58,7 @@ def plan_memory(
         recompute: activations are recomputed in the backward pass, for a third more time.
     """
     with torch.device("meta"):
-        model: Any = AutoModelForCausalLM.from_config(config)
+        model: Any = AutoModelForCausalLM.from_config(config)  # type: ignore[no-untyped-call]
         model.requires_grad_(tuning == "full")
         if tuning == "lora":
             adapter = new_adapter(model, layers, options)

@@ -160,11 +160,11 @@ def _portion(
     seen: dict[tuple[int, int], list[Ints]] = {}  # queries → the keys that they see
     # portions above have lower numbers, so the keys of one interval ascend along its ancestors
     for ancestor in sorted(reach, key=lambda a: (portion_of[a], a)):
-        index = np.arange(len(segments[ancestor].tokens))
-        runs.setdefault(portion_of[ancestor], []).append(start[ancestor] + index)
-        seen.setdefault(reach[ancestor], []).append(keys + index)
-        positions.append(segments[ancestor].start + index)
-        keys += len(index)
+        run = np.arange(len(segments[ancestor].tokens))
+        runs.setdefault(portion_of[ancestor], []).append(start[ancestor] + run)
+        seen.setdefault(reach[ancestor], []).append(keys + run)
+        positions.append(segments[ancestor].start + run)
+        keys += len(run)
     externals = [DensePiece(*queries, np.concatenate(of)) for queries, of in seen.items()]
     spans = [AttentionSpan(start[i], end[i], last[i]) for i in own]
     return Portion(

@@ -101,7 +101,7 @@ def block_mask(layout: Layout, window: int | None, device: torch.device) -> Bloc
     first[: len(layout.first)], last[: len(layout.last)] = layout.first, layout.last
     first[-1], last[-1] = layout.queries, queries
     some, every = _blocks(first, last, queries)
-    tables = [first, last]
+    tables, reach = [first, last], window or 0
     if window is not None:  # padding is as close as its neighbours
         at = np.pad(layout.positions, (0, keys - len(layout.positions)), mode="edge")
         own = layout.positions[layout.rows]
@@ -120,7 +120,7 @@ def block_mask(layout: Layout, window: int | None, device: torch.device) -> Bloc
 
     def near_and_visible(batch: Tensor, head: Tensor, query: Tensor, key: Tensor) -> Tensor:
         at, own = positions
-        return visible(batch, head, query, key) & (own[query] - at[key] < window)
+        return visible(batch, head, query, key) & (own[query] - at[key] < reach)
 
     return BlockMask.from_kv_blocks(
         *partial,
@@ -171,21 +171,15 @@ def flex_variant(softcap: float | None, sinks: bool) -> Callable[..., Any]:
 
     def capped(score: Tensor, *_: Tensor) -> Tensor:
         assert softcap is not None
-        return softcap * torch.tanh(score / softcap)
+        return torch.tanh(score / softcap) * softcap
 
     def attend(query: Tensor, key: Tensor, value: Tensor, mask: BlockMask, scale: float) -> Any:
-        options = {"return_aux": AuxRequest(lse=True)} if sinks else {}
-        out = flex_attention(
-            query,
-            key,
-            value,
-            score_mod=None if softcap is None else capped,
-            block_mask=mask,
-            scale=scale,
-            enable_gqa=True,
-            **options,
+        options: dict[str, Any] = {"return_aux": AuxRequest(lse=True)} if sinks else {}
+        change = None if softcap is None else capped
+        found: Any = flex_attention(
+            query, key, value, change, mask, scale=scale, enable_gqa=True, **options
         )
-        return (out[0], out[1].lse) if sinks else out
+        return (found[0], found[1].lse) if sinks else found
 
     return attend
 

@@ -95,10 +95,9 @@ class _Piecewise(torch.autograd.Function):
             _split(out[:, :, q], piece.count).copy_(o)
             _split(lse[:, :, q, None], piece.count).copy_(total[..., None])
         for dense in layout.dense:
-            q, k = slice(dense.first, dense.last), places(dense.keys, query.device)
-            o, total = attend(
-                query[:, :, q], key[:, :, k], value[:, :, k], rule, _mask(dense, query)
-            )
+            q, kd = slice(dense.first, dense.last), places(dense.keys, query.device)
+            ks, vs = key[:, :, kd], value[:, :, kd]
+            o, total = attend(query[:, :, q], ks, vs, rule, _mask(dense, query))
             merged = lse[:, :, q]
             share = torch.sigmoid(total - merged)[..., None]
             out[:, :, q].lerp_(o.to(wide), share)
@@ -108,7 +107,7 @@ class _Piecewise(torch.autograd.Function):
             out *= torch.sigmoid(lse - sink)[..., None]
             lse = torch.logaddexp(lse, sink)
         out = out.to(query.dtype)
-        ctx.save_for_backward(query, key, value, out, lse, sinks)
+        ctx.save_for_backward(query, key, value, out, lse, sinks)  # type: ignore[arg-type]
         ctx.layout, ctx.rule = layout, rule
         return out
 
