@@ -37,7 +37,7 @@ from transformers import AutoConfig, AutoTokenizer, Qwen3ForCausalLM
 
 from babylon.game.market.transcripts import scripted_chats
 from babylon.training.base_model import EmbeddedModelRecipe, make_embedded_model
-from babylon.training.trainable import LORA_RANK, adapter_targets
+from babylon.training.trainable import DEFAULT_OPTIONS, adapter_targets
 from benchmarks.gateway.__main__ import cpu_s, free_ports, memory_mb
 from benchmarks.gateway.contenders import until_ready
 
@@ -248,7 +248,7 @@ async def adapters_memory(engine: Engine, base: Path, directory: Path) -> dict[s
     """Return the engine's memory in MB before and after loading adapters, and after unloading."""
     model = Qwen3ForCausalLM.from_pretrained(base)
     targets = sorted(adapter_targets(model, "all"))
-    adapted: Any = get_peft_model(model, LoraConfig(r=LORA_RANK, target_modules=targets))
+    adapted: Any = get_peft_model(model, LoraConfig(r=DEFAULT_OPTIONS.rank, target_modules=targets))
     memory = {
         "weights": sum(weight.nbytes for weight in model.parameters()) / 2**20,
         "before": memory_mb(engine.pid),

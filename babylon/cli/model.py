@@ -15,6 +15,7 @@ from babylon.core.settings_loading import load_settings
 from babylon.deployment.checks.check_result import as_lines
 from babylon.training.update_health import in_order, warnings
 
+GIB = 2**30
 app = typer.Typer(help="The base model and its policies.", no_args_is_help=True)
 
 
@@ -151,6 +152,64 @@ def publish(
         print(f"{settings.publish.models} has this policy, or none was promoted: nothing to send")
     else:
         show_values(asdict(made), json)
+
+
+@app.command()
+def export(
+    version: Version,
+    target: Annotated[Path, typer.Argument(help="New directory of the model.")],
+    json: Json = False,
+) -> None:
+    """Write a policy's whole weights: merged, in the base's precision, with gguf if it can be."""
+    from babylon.policies.whole_weights import write_gguf, write_whole
+    from babylon.store.policies import get_policy
+
+    if target.exists():
+        raise ConfigError(f"{target} exists: name a new directory")
+    policy = with_store(load_settings(), get_policy, version)
+    if policy.removed_at is not None:
+        raise ConfigError(f"the checkpoint of policy {version} is gone: export a newer policy")
+    write_whole(policy.uri, target)
+    gguf = write_gguf(target, target / "model.gguf")
+    show_values({"model": str(target.resolve()), "gguf": gguf and str(gguf)}, json)
+
+
+@app.command("memory")
+def memory_plan(
+    model: Annotated[str, typer.Argument(help="Directory or id of a model.")],
+    context: Annotated[int, typer.Option(min=1, help="Tokens of the longest call.")] = 8192,
+    device_gib: Annotated[
+        float | None, typer.Option(min=0, help="Memory of the GPU. Default: this machine's.")
+    ] = None,
+    json: Json = False,
+) -> None:
+    """Estimate the GPU memory of an update with the present settings, and say what fits."""
+    import torch
+    from transformers import AutoConfig
+
+    from babylon.training.memory_plan import plan_memory, portions_that_fit
+    from babylon.training.update_options import tuning_options
+
+    training = load_settings().training
+    if device_gib is None and torch.cuda.is_available():
+        device_gib = torch.cuda.mem_get_info()[1] / GIB
+    config = AutoConfig.from_pretrained(model)
+    plan = plan_memory(
+        config,
+        tuning=training.tuning,
+        layers=training.transfer_layers,
+        options=tuning_options(training),
+        context=context,
+    )
+    values: dict[str, object] = {
+        f"{name}_gib": round(value / GIB, 2) for name, value in asdict(plan).items()
+    }
+    values["total_gib"] = round(plan.total / GIB, 2)
+    if device_gib is not None:
+        memory = round(device_gib * GIB)
+        fitting = portions_that_fit(plan, config, context=context, memory=memory)
+        values |= {f"portion_activations_{name}": tokens for name, tokens in fitting.items()}
+    show_values(values, json)
 
 
 @app.command()

@@ -37,8 +37,8 @@ Engine = Literal["embedded", "vllm", "remote"]
 Trainer = Literal["torch", "serverless", "art-local"]
 RecordingPolicy = Literal["lossless", "available"]
 DeploymentStrategy = Literal["replace", "ab", "canary"]
-Loss = Literal["ppo_clip", "cispo", "gspo", "dapo", "dr_grpo", "reinforce_is"]
-LOSSES_WITH_NORMALISER = ("gspo", "dapo", "dr_grpo")
+Loss = Literal["ppo_clip", "cispo", "gspo", "gspo_token", "sapo", "dapo", "dr_grpo", "reinforce_is"]
+LOSSES_WITH_NORMALISER = ("gspo", "gspo_token", "dapo", "dr_grpo")
 _LOOPBACK = ("localhost", "127.0.0.1")
 
 
@@ -214,7 +214,35 @@ class TrainingSettings(Group):
     short. Unset: a number that fits the model and the device.
     """
     kl_penalty: float = _env(0.0, "KL_PENALTY", ge=0)
-    """Weight of the KL divergence to the reference policy in the loss; with LoRA only."""
+    """Weight of the KL divergence to the reference policy in the loss."""
+    kl_reference: Literal["base", "parent"] = _env("base", "KL_REFERENCE")
+    """Reference of that divergence: the model without its adapter, with LoRA only, or the policy
+    that an update starts from.
+    """
+    entropy_bonus: float = _env(0.0, "ENTROPY_BONUS", ge=0)
+    """Weight of the entropy of a reply's tokens in the loss, which keeps replies varied."""
+    importance: Literal["token_truncate", "token_mask", "sequence_truncate", "sequence_mask"] = (
+        _env("token_truncate", "IMPORTANCE")
+    )
+    """Correction for calls that another policy sampled: a weight a token or a call, bounded or
+    dropped beyond the bound.
+    """
+    clip_low: float = _env(0.8, "CLIP_LOW", gt=0, le=1)
+    """Ratio of policies below which a bad token is not pushed further."""
+    clip_high: float = _env(1.28, "CLIP_HIGH", ge=1)
+    """Ratio of policies above which a good token is not pushed further."""
+    grad_clip: float = _env(1.0, "GRAD_CLIP", gt=0)
+    """Norm of a train step's gradient above which it is scaled down to it."""
+    lora_rank: int = _env(16, "LORA_RANK", ge=1)
+    """Rank of a new adapter. vLLM takes more than 16 with `--max-lora-rank` in `VLLM_ARGS`."""
+    lora_alpha: float | None = _env(None, "LORA_ALPHA", gt=0)
+    """Scale of a new adapter, times its rank. Unset: twice the rank."""
+    lora_variant: Literal["lora", "rslora", "dora"] = _env("lora", "LORA_VARIANT")
+    """Form of a new adapter: scaled by the rank, by its root, or with magnitudes of its own."""
+    base_precision: Literal["fp32", "bf16", "nf4"] = _env("fp32", "BASE_PRECISION")
+    """Precision of the frozen weights below an adapter. nf4, 4 bits, needs bitsandbytes."""
+    optimizer: Literal["adamw", "adamw8bit"] = _env("adamw", "OPTIMIZER")
+    """AdamW, or the same with moments in 8 bits, which needs bitsandbytes."""
     max_missing_logprobs: float = _env(1.0, "MAX_MISSING_LOGPROBS", ge=0, le=1)
     """Share of calls without logged logprobs above which a window is not trained."""
     max_staleness: int = _env(1, "MAX_STALENESS", ge=0, le=2)
@@ -233,10 +261,10 @@ class TrainingSettings(Group):
 
     @model_validator(mode="after")
     def _a_kl_penalty_has_a_reference(self) -> Self:
-        if self.kl_penalty and self.tuning == "full":
+        if self.kl_penalty and self.tuning == "full" and self.kl_reference == "base":
             raise ValueError(
                 f"KL_PENALTY={self.kl_penalty:g} with TUNING='full', which keeps no copy of the"
-                " weights it starts from: set TUNING=lora, or unset KL_PENALTY"
+                " base model: set KL_REFERENCE=parent, or TUNING=lora, or unset KL_PENALTY"
             )
         return self
 

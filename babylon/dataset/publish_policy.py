@@ -8,8 +8,6 @@ be on the hub. The next run finds the files at the head.
 import asyncio
 import json
 import logging
-import shutil
-import subprocess
 import tempfile
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
@@ -32,7 +30,6 @@ from babylon.store.published_policies import published_policies, record_publishe
 from babylon.store.routes import all_routes
 
 log = logging.getLogger(__name__)
-CONVERTER = "convert_hf_to_gguf.py"  # llama.cpp's; it is not on the package index
 _GGUF = "model.gguf"
 _KEPT = (".gitattributes",)
 
@@ -157,11 +154,11 @@ def _files(
     policy: Policy, publish: PublishSettings, line: Sequence[LinePolicy], directory: Path
 ) -> dict[str, Path | bytes]:
     """Return path in the repository → content: weights, tokenizer, gguf if it can be, and card."""
+    from babylon.policies.whole_weights import write_gguf, write_whole
+
     # A full model is whole already; anything else in its directory is the trainer's.
     source = Path(policy.uri)
     if publish.models_as == "merged" and adapter_base(policy.uri):
-        from babylon.policies.whole_weights import write_whole
-
         source = directory / "whole"
         write_whole(policy.uri, source)
     files: dict[str, Path | bytes] = {
@@ -174,26 +171,10 @@ def _files(
         config = json.loads((source / ADAPTER_CONFIG).read_text())
         config["base_model_name_or_path"] = policy.base_model
         files[ADAPTER_CONFIG] = json.dumps(config, indent=2, sort_keys=True).encode()
-    if publish.models_as == "merged" and (gguf := _gguf(source, directory)):
+    if publish.models_as == "merged" and (gguf := write_gguf(source, directory / _GGUF)):
         files[_GGUF] = gguf
     card = model_card(policy, line, publish, publish.models_as, set(files))
     return {**files, "README.md": card.encode()}
-
-
-def _gguf(source: Path, directory: Path) -> Path | None:
-    """Return the weights for llama.cpp, None without its converter or if it cannot convert them."""
-    converter = shutil.which(CONVERTER)
-    if converter is None:
-        return None
-    target = directory / _GGUF
-    done = subprocess.run(
-        [converter, str(source), "--outfile", str(target)], capture_output=True, text=True
-    )
-    if done.returncode == 0 and target.exists():
-        return target
-    lines = done.stderr.strip().splitlines()
-    log.warning("published without gguf: %s failed: %s", CONVERTER, lines[-1] if lines else "")
-    return None
 
 
 def _send(

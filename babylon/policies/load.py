@@ -8,9 +8,11 @@ of its policies.
 
 import copy
 import warnings
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from threading import Lock
-from typing import cast
+from typing import Literal, cast
 from weakref import WeakKeyDictionary, WeakValueDictionary
 
 import torch
@@ -18,6 +20,7 @@ from peft import PeftConfig, PeftModel
 from transformers import (
     AutoModelForCausalLM,
     AutoTokenizer,
+    BitsAndBytesConfig,
     PreTrainedModel,
     PreTrainedTokenizerBase,
 )
@@ -31,6 +34,7 @@ warnings.filterwarnings("ignore", ".is_gradient_checkpointing. is deprecated", F
 # Keep progress bars out of our standard error.
 logging.disable_progress_bar()  # type: ignore[no-untyped-call]
 
+Precision = Literal["fp32", "bf16", "nf4"]
 _REASON = 300  # characters of an error: some are very long
 _LARGE = 64 * 2**20  # bytes of a base model; adapters of larger bases are not merged
 _bases: WeakValueDictionary[tuple[str, int], PreTrainedModel] = WeakValueDictionary()
@@ -44,13 +48,15 @@ def is_adapter(path: str | Path) -> bool:
 
 
 def load_policy(
-    path: str | Path, *, frozen: bool = False
+    path: str | Path, *, frozen: bool = False, precision: Precision = "fp32"
 ) -> tuple[PreTrainedModel, PreTrainedTokenizerBase]:
-    """Load a policy in eval mode, in fp32, on the GPU if there is one, and its tokenizer.
+    """Load a policy in eval mode, on the GPU if there is one, and its tokenizer.
 
     Args:
         path: a directory or a Hugging Face id.
         frozen: the caller does not change the weights, so other policies can share them.
+        precision: of a full model's weights, except its head, which is fp32. "nf4" keeps 4 bits a
+            weight of its linear layers (QLoRA, arXiv 2305.14314, section 3) with bitsandbytes.
 
     Raises:
         ModelError: nothing loads from ``path``.
@@ -61,7 +67,7 @@ def load_policy(
             config.base_model_name_or_path = adapter_base(str(path))
             model = _merged(str(path), config, frozen)
         else:
-            model = _sharing(_shared_base(str(path))) if frozen else _full(str(path))
+            model = _sharing(_shared_base(str(path))) if frozen else _full(str(path), precision)
         tokenizer = AutoTokenizer.from_pretrained(str(path))
     except Exception as error:  # four libraries read these files, and raise many types
         reason = " ".join(str(error).split())[:_REASON].rstrip(".") or type(error).__name__
@@ -69,9 +75,35 @@ def load_policy(
     return model, tokenizer
 
 
-def _full(path: str) -> PreTrainedModel:
-    model: PreTrainedModel = AutoModelForCausalLM.from_pretrained(path, dtype=torch.float32)
-    torch.nn.Module.to(model, "cuda" if torch.cuda.is_available() else "cpu")
+@contextmanager
+def quiet_ranks() -> Iterator[None]:
+    """Context without PEFT's warning that ranks of experts are ignored, which they are not.
+
+    PEFT 0.21 looks for the names of ``rank_pattern`` among modules only, and experts are
+    parameters. It applies the ranks.
+    """
+    with warnings.catch_warnings():
+        warnings.filterwarnings(
+            "ignore", r"The following (rank|alpha)_pattern keys", RuntimeWarning
+        )
+        yield
+
+
+def _full(path: str, precision: Precision = "fp32") -> PreTrainedModel:
+    device = "cuda" if torch.cuda.is_available() else "cpu"
+    dtype = torch.float32 if precision == "fp32" else torch.bfloat16
+    options: dict[str, object] = {}
+    if precision == "nf4":
+        options["quantization_config"] = BitsAndBytesConfig(  # type: ignore[no-untyped-call]
+            load_in_4bit=True, bnb_4bit_quant_type="nf4", bnb_4bit_compute_dtype=dtype
+        )
+        options["device_map"] = device
+    model: PreTrainedModel = AutoModelForCausalLM.from_pretrained(path, dtype=dtype, **options)
+    if precision != "nf4":
+        torch.nn.Module.to(model, device)
+    head = model.get_output_embeddings()  # type: ignore[no-untyped-call]
+    if head is not None:
+        head.float()
     return model  # in eval mode, by from_pretrained
 
 
@@ -79,10 +111,12 @@ def _merged(path: str, config: PeftConfig, frozen: bool) -> PreTrainedModel:
     base = str(config.base_model_name_or_path)
     overwrites = getattr(config, "bias", "none") != "none"  # the adapter replaces base biases
     if not frozen or overwrites:
-        merged = PeftModel.from_pretrained(_full(base), path).merge_and_unload()
+        with quiet_ranks():
+            merged = PeftModel.from_pretrained(_full(base), path).merge_and_unload()
         return cast(PreTrainedModel, merged.eval())
     shared = _shared_base(base)
-    adapted = PeftModel.from_pretrained(_sharing(shared), path)
+    with quiet_ranks():
+        adapted = PeftModel.from_pretrained(_sharing(shared), path)
     large = sum(weight.nbytes for weight in shared.parameters()) > _LARGE
     # a safe merge writes to copies, so the shared weights do not change
     made = adapted.get_base_model() if large else adapted.merge_and_unload(safe_merge=True)

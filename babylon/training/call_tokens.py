@@ -35,7 +35,10 @@ def exact_tokens(call: Call) -> CallTokens | None:
 
 
 def scored_trajectories(
-    tokenizer: PreTrainedTokenizerBase, rows: Sequence[TrainingRow], context: int
+    tokenizer: PreTrainedTokenizerBase,
+    rows: Sequence[TrainingRow],
+    context: int,
+    vocabulary: int | None = None,
 ) -> tuple[list[ScoredTrajectory], Excluded]:
     """Trajectories with the tokens of their trainable calls, and the number of other calls.
 
@@ -44,6 +47,7 @@ def scored_trajectories(
 
     Args:
         context: longest call in tokens.
+        vocabulary: token ids of the model. A call with another id is of another model.
     """
     counts = dict.fromkeys(Excluded.__slots__, 0)
     trajectories = []
@@ -52,6 +56,9 @@ def scored_trajectories(
         for call in row.calls:
             tokens = _tokens(tokenizer, call, context)
             if isinstance(tokens, CallTokens):
+                if vocabulary and not _within(tokens, vocabulary):
+                    counts["unknown_tokens"] += 1
+                    continue
                 calls.append(tokens)
             else:
                 counts[tokens] += 1
@@ -83,6 +90,11 @@ def _tokens(tokenizer: PreTrainedTokenizerBase, call: Call, context: int) -> Cal
     if len(prompt) + len(completion) > context:
         return "too_long"
     return _call_tokens(call, prompt, completion)
+
+
+def _within(call: CallTokens, vocabulary: int) -> bool:
+    ids = *call.prompt, *call.completion
+    return min(ids) >= 0 and max(ids) < vocabulary
 
 
 def _call_tokens(call: Call, prompt: Sequence[int], completion: Sequence[int]) -> CallTokens:

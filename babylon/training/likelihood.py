@@ -54,8 +54,9 @@ def recomputed_logprobs(
     return _of_completions(rows, tree.calls)
 
 
-def _of_completions(rows: Tensor, calls: Sequence[CallTokens]) -> list[list[float]]:
-    return [row[: len(c.completion)] for row, c in zip(rows.tolist(), calls, strict=True)]
+def _of_completions(values: Tensor, calls: Sequence[CallTokens]) -> list[list[float]]:
+    parts = torch.split(values, [len(call.completion) for call in calls])
+    return [part.tolist() for part in parts]
 
 
 def free_memory() -> None:

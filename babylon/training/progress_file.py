@@ -34,7 +34,7 @@ from babylon.training.trainable import Trainable
 
 logger = logging.getLogger(__name__)
 PATIENCE = 20  # train this many times as long as the last save took
-FORMAT = 2  # files of another format are ignored
+FORMAT = 3  # files of another format are ignored
 
 
 def update_digest(rows: Sequence[TrainingRow], decides: Mapping[str, object]) -> str:
@@ -95,6 +95,14 @@ class ProgressFile:
         started = time.monotonic()
         if started - self._ended < PATIENCE * self._took:
             return
+        try:
+            self._write(state)
+        except OSError as error:  # a full disk: the update needs no journal unless it is killed
+            logger.warning("the progress is not saved, a killed update would start over: %s", error)
+        self._ended = time.monotonic()
+        self._took = self._ended - started
+
+    def _write(self, state: RecordState) -> None:
         self._directory.mkdir(parents=True, exist_ok=True)
         failpoint("progress.before")
         temporary = self._directory / f"{PROGRESS_FILE}.{os.getpid()}"
@@ -112,8 +120,6 @@ class ProgressFile:
         sync(self._directory)
         self._share()
         failpoint("progress.after")
-        self._ended = time.monotonic()
-        self._took = self._ended - started
 
     def remove(self) -> None:
         """Delete the directory: the update has been saved as a checkpoint, or has failed."""

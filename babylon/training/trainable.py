@@ -8,7 +8,8 @@ to window as long as the names of the tuned parameters stay the same.
 The tuned layers are all, attention only, or feed-forward only. ``attention`` and ``ffn`` are the
 blocks' modules of these names with everything inside, such as the norms of queries and keys.
 Embeddings, head and the norms between the blocks' modules belong to neither; only full fine-tuning
-of all layers tunes them. An adapter on all layers is on every linear layer except the head.
+of all layers tunes them. An adapter on all layers is on every linear layer except the head, and on
+the experts of a mixture, which are parameters and not layers. Routers keep their weights.
 """
 
 import logging
@@ -17,7 +18,9 @@ import shutil
 from collections.abc import Iterator
 from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass
+from importlib import import_module
 from pathlib import Path
+from pickle import UnpicklingError
 from tempfile import mkdtemp
 from typing import Literal, NoReturn
 
@@ -31,7 +34,7 @@ from babylon.core.errors import ModelError
 from babylon.core.failpoints import failpoint
 from babylon.policies.checkpoint_files import adapter_base, make_portable
 from babylon.policies.durable import save_tensors, sync, written
-from babylon.policies.load import is_adapter, load_policy
+from babylon.policies.load import Precision, is_adapter, load_policy, quiet_ranks
 
 TransferLayers = Literal["all", "attention", "ffn"]
 _MODULES = {
@@ -66,6 +69,20 @@ def adapter_targets(model: PreTrainedModel, layers: TransferLayers) -> set[str]:
     return names
 
 
+def expert_targets(model: PreTrainedModel, layers: TransferLayers) -> set[str]:
+    """The names of a mixture's fused expert weights ``[experts, rows, columns]``.
+
+    They are parameters of a module of experts, which no linear layer shows.
+    """
+    return {
+        ".".join(f"{name}.{parameter}".split(".")[-3:])
+        for name, module in model.named_modules()
+        if name.endswith("experts") and is_selected(name, layers)
+        for parameter, value in module.named_parameters(recurse=False)
+        if value.ndim == 3
+    }
+
+
 def tune_only(model: nn.Module, layers: TransferLayers) -> None:
     """Freeze the parameters outside ``layers``.
 
@@ -89,9 +106,26 @@ def _refuse(model: nn.Module, layers: TransferLayers) -> NoReturn:
 
 logger = logging.getLogger(__name__)
 Tuning = Literal["full", "lora"]
-LORA_RANK, LORA_ALPHA = 16, 32
 ADAM_BETAS = (0.9, 0.95)
 _OPTIMIZER_FILE = "optimizer.pt"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TuningOptions:
+    """The form of new adapters, and the memory of weights and optimiser.
+
+    ``base_precision`` is that of the frozen weights below an adapter. The head stays fp32, because
+    rounding a logit to bf16 changes it more than a small update does.
+    """
+
+    rank: int = 16
+    alpha: float = 32
+    adapter: Literal["lora", "rslora", "dora"] = "lora"
+    base_precision: Precision = "fp32"
+    optimizer: Literal["adamw", "adamw8bit"] = "adamw"
+
+
+DEFAULT_OPTIONS = TuningOptions()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -133,23 +167,26 @@ def load_trainable(
     tuning: Tuning,
     learning_rate: float,
     transfer_layers: TransferLayers = "all",
+    options: TuningOptions = DEFAULT_OPTIONS,
 ) -> Trainable:
     """Load the parent policy for training.
 
     Raises:
-        ModelError: nothing loads from ``parent``, or it has no layers of the selected kind.
+        ModelError: nothing loads from ``parent``, its weights are not finite, or it has no layers
+            of the selected kind.
     """
     model: PreTrainedModel | PeftModel
     if tuning == "lora":
-        model, tokenizer = _with_adapter(parent, transfer_layers)
+        model, tokenizer = _with_adapter(parent, transfer_layers, options)
     else:
         model, tokenizer = load_policy(parent)
         model.requires_grad_(True)  # merging an adapter froze the weights below it
     tune_only(model, transfer_layers)
+    for name, weight in model.named_parameters():
+        if not weight.isfinite().all():
+            raise ModelError(f"{name} of {parent} is not finite: train from another checkpoint")
     parameters = [p for p in model.parameters() if p.requires_grad]
-    optimizer = torch.optim.AdamW(
-        parameters, lr=learning_rate, betas=ADAM_BETAS, weight_decay=0.0, fused=True
-    )
+    optimizer = _optimizer(parameters, learning_rate, options)
     trainable = Trainable(model=model, tokenizer=tokenizer, optimizer=optimizer, tuning=tuning)
     _carry_over(trainable, Path(parent))
     return trainable
@@ -178,32 +215,87 @@ def save_checkpoint(trainable: Trainable, target: Path) -> Path:
 
 
 def _with_adapter(
-    parent: Path | str, layers: TransferLayers
+    parent: Path | str, layers: TransferLayers, options: TuningOptions
 ) -> tuple[PeftModel, PreTrainedTokenizerBase]:
-    """The parent's adapter, extended to ``layers``, or a new one. New layers start at zero."""
+    """The parent's adapter, extended to ``layers``, or a new one. New layers start at zero.
+
+    A continued adapter keeps its rank, scale and variant.
+    """
     if not is_adapter(parent):
-        base, tokenizer = load_policy(parent)
-        targets = sorted(adapter_targets(base, layers))
-        config = LoraConfig(r=LORA_RANK, lora_alpha=LORA_ALPHA, target_modules=targets)
+        base, tokenizer = load_policy(parent, precision=options.base_precision)
+        config = new_adapter(base, layers, options)
         return _adapted(base, config), tokenizer
     config = LoraConfig.from_pretrained(str(parent))
     config.base_model_name_or_path = adapter_base(str(parent))
-    base, tokenizer = load_policy(str(config.base_model_name_or_path))
+    base, tokenizer = load_policy(
+        str(config.base_model_name_or_path), precision=options.base_precision
+    )
     if isinstance(config.target_modules, str):
         raise ModelError(
             f"{parent}: the adapter names its layers by a pattern, {config.target_modules!r}:"
             " set TUNING=full, which merges it"
         )
     config.target_modules = sorted({*config.target_modules, *adapter_targets(base, layers)})
+    # adapters that were made without experts keep the ranks of their other layers
+    experts = {*(config.target_parameters or ()), *expert_targets(base, layers)}
+    config.target_parameters = sorted(experts) or None
     config.inference_mode = False
     model = _adapted(base, config)
     set_peft_model_state_dict(model, load_peft_weights(str(parent)))
     return model, tokenizer
 
 
+def new_adapter(
+    base: PreTrainedModel, layers: TransferLayers, options: TuningOptions
+) -> LoraConfig:
+    """The configuration of a new adapter.
+
+    An expert's rank is the rank over the number of experts that a token sees, with the same scale
+    (Schulman et al. 2025, "LoRA Without Regret").
+
+    Raises:
+        ModelError: DoRA, which PEFT cannot put on experts.
+    """
+    experts = sorted(expert_targets(base, layers))
+    if experts and options.adapter == "dora":
+        raise ModelError(f"LORA_VARIANT=dora has no form for experts ({experts[0]}): take lora")
+    active = int(getattr(base.config, "num_experts_per_tok", None) or 1)
+    rank = max(1, options.rank // active)
+    scale = options.alpha / (options.rank**0.5 if options.adapter == "rslora" else options.rank)
+    root = rank**0.5 if options.adapter == "rslora" else rank
+    names = [name.replace(".", r"\.") for name in experts]
+    return LoraConfig(
+        r=options.rank,
+        lora_alpha=options.alpha,
+        target_modules=sorted(adapter_targets(base, layers)),
+        target_parameters=experts or None,
+        rank_pattern=dict.fromkeys(names, rank),
+        alpha_pattern=dict.fromkeys(names, scale * root),
+        use_rslora=options.adapter == "rslora",
+        use_dora=options.adapter == "dora",
+    )
+
+
+def _optimizer(
+    parameters: list[torch.nn.Parameter], learning_rate: float, options: TuningOptions
+) -> torch.optim.Optimizer:
+    if options.optimizer == "adamw":
+        return torch.optim.AdamW(
+            parameters, lr=learning_rate, betas=ADAM_BETAS, weight_decay=0.0, fused=True
+        )
+    try:
+        bitsandbytes = import_module("bitsandbytes")
+    except ImportError as error:
+        raise ModelError("OPTIMIZER=adamw8bit needs bitsandbytes: pip install it") from error
+    made: torch.optim.Optimizer = bitsandbytes.optim.AdamW8bit(
+        parameters, lr=learning_rate, betas=ADAM_BETAS, weight_decay=0.0
+    )
+    return made
+
+
 def _adapted(base: PreTrainedModel, config: LoraConfig) -> PeftModel:
     """A new adapter on ``base``, with the same initial weights on every call."""
-    with torch.random.fork_rng():
+    with torch.random.fork_rng(), quiet_ranks():
         torch.manual_seed(0)
         return get_peft_model(base, config)
 
@@ -212,9 +304,15 @@ def _carry_over(trainable: Trainable, parent: Path) -> None:
     path = parent / _OPTIMIZER_FILE
     if not path.exists():
         return
-    saved = torch.load(path, map_location="cpu", weights_only=True)
     tuned = trainable.tuned
-    if saved.get("names") != list(tuned) or not _fits(saved["state"]["state"], tuned):
+    try:
+        saved = torch.load(path, map_location="cpu", weights_only=True)
+        fits = saved["names"] == list(tuned) and _fits(saved["state"]["state"], tuned)
+    except (OSError, RuntimeError, EOFError, UnpicklingError, KeyError, TypeError) as error:
+        # the weights are whole: without momentum the next steps are as small as the first ones
+        logger.warning("%s cannot be read, the optimiser starts over: %s", path, error)
+        return
+    if not fits:
         logger.info("%s belongs to other parameters: the optimiser starts over", path)
         return
     rates = [group["lr"] for group in trainable.optimizer.param_groups]
@@ -226,5 +324,6 @@ def _carry_over(trainable: Trainable, parent: Path) -> None:
 def _fits(state: dict[int, dict[str, torch.Tensor]], tuned: dict[str, torch.nn.Parameter]) -> bool:
     return len(state) == len(tuned) and all(
         state[index]["exp_avg"].shape == parameter.shape
+        and bool(torch.isfinite(state[index]["exp_avg_sq"]).all())
         for index, parameter in enumerate(tuned.values())
     )

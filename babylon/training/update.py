@@ -9,7 +9,6 @@ from pathlib import Path
 
 from babylon.core.errors import TrainingError, WindowNotReadyError
 from babylon.core.home import Home
-from babylon.core.settings import TrainingSettings
 from babylon.core.trajectories import TrainingRow
 from babylon.training.backends.train_input import TrainInput
 from babylon.training.call_tokens import scored_trajectories
@@ -24,10 +23,16 @@ from babylon.training.grpo.training_window import (
 from babylon.training.learning_rate import reinforcement_rate
 from babylon.training.likelihood import free_memory, recomputed_logprobs
 from babylon.training.progress_file import ProgressFile, place_of, update_digest
-from babylon.training.trainable import TransferLayers, Tuning, load_trainable, save_checkpoint
+from babylon.training.trainable import (
+    DEFAULT_OPTIONS,
+    TransferLayers,
+    Tuning,
+    TuningOptions,
+    load_trainable,
+    save_checkpoint,
+)
+from babylon.training.update_options import trainer_config, tuning_options
 from babylon.training.update_result import Update
-
-TARGET_KL = 0.02  # nats a token: two thirds of the bound at which an update stops
 
 
 async def update_torch(work: TrainInput) -> Update:
@@ -40,30 +45,12 @@ async def update_torch(work: TrainInput) -> Update:
         tuning=work.settings.training.tuning,
         config=trainer_config(work.settings.training, work.settings.seed),
         transfer_layers=work.settings.training.transfer_layers,
+        options=tuning_options(work.settings.training),
         staleness=work.staleness,
         behaviours=work.behaviours,
         progress_directory=work.progress_directory,
         home=work.settings.home,
         progress=work.progress,
-    )
-
-
-def trainer_config(training: TrainingSettings, seed: int) -> TrainerConfig:
-    """The trainer's configuration that the settings describe."""
-    return TrainerConfig(
-        iterations=training.iterations,
-        trajectories_per_step=training.batch_size * training.accumulation,
-        max_tokens=training.max_tokens,
-        learning_rate=training.effective_learning_rate,
-        target_kl=TARGET_KL if training.learning_rate is None else None,
-        warmup_steps=training.warmup_steps,
-        loss=training.loss,
-        advantage=training.advantage,
-        call_weight=training.call_weight,
-        kl_penalty=training.kl_penalty,
-        max_staleness=training.max_staleness,
-        max_missing_logprobs=training.max_missing_logprobs,
-        seed=seed,
     )
 
 
@@ -75,6 +62,7 @@ def update_checkpoint(
     tuning: Tuning,
     config: TrainerConfig,
     transfer_layers: TransferLayers = "all",
+    options: TuningOptions = DEFAULT_OPTIONS,
     staleness: Mapping[int, int] | None = None,
     behaviours: Mapping[int, str] | None = None,
     progress_directory: Path | None = None,
@@ -94,13 +82,16 @@ def update_checkpoint(
         TrainingError: the update diverged, or does not fit into memory; nothing was written.
         ModelError: the parent or a behaviour policy does not load.
     """
-    trainable = load_trainable(parent, tuning, config.learning_rate, transfer_layers)
+    trainable = load_trainable(parent, tuning, config.learning_rate, transfer_layers, options)
     if config.target_kl is not None:
         config = replace(config, learning_rate=reinforcement_rate(trainable.model, tuning))
     bounds = trainable.model.config
     context = int(getattr(bounds, "max_position_embeddings", sys.maxsize))  # some have no bound
-    trajectories, excluded = scored_trajectories(trainable.tokenizer, rows, context)
-    reference = trainable.reference() if config.kl_penalty else None
+    trajectories, excluded = scored_trajectories(
+        trainable.tokenizer, rows, context, bounds.vocab_size
+    )
+    anchored = config.kl_penalty and config.kl_reference == "base"
+    reference = trainable.reference() if anchored else None
     journal = None
     if progress_directory is not None:
         # saved progress is resumed only if every input of the update is the same
@@ -108,6 +99,7 @@ def update_checkpoint(
             "parent": place_of(parent),
             "tuning": tuning,
             "transfer_layers": transfer_layers,
+            "options": options,
             "config": config,
             "staleness": sorted((staleness or {}).items()),
             "behaviours": sorted((v, place_of(uri)) for v, uri in (behaviours or {}).items()),

@@ -20,6 +20,7 @@ class Excluded:
     truncated: int  # by top-p, top-k or min-p: the logged logprobs are not those of the sampling
     too_long: int  # longer than the model's context
     empty: int
+    unknown_tokens: int = 0  # ids beyond the model's vocabulary: another model sampled them
     untrainable: int  # otherwise not sampled from the policy alone (penalties, a grammar, a cut)
 
 

@@ -39,7 +39,7 @@ def trainer_logprobs(
     """``[T]``, by the forward pass that training uses."""
     call = CallTokens(prompt=prompt, completion=completion, logprobs=None, temperature=temperature)
     values = PolicyForward(_policy(path)).logprobs(compile_tree([call]))
-    return values.logprobs[0, : len(completion)].double()
+    return values.logprobs.double()
 
 
 @cache

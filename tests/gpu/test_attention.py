@@ -7,6 +7,8 @@ import torch
 
 from babylon.training.grpo.forward import Path, PolicyForward
 from babylon.training.grpo.prefix_tree import compile_tree
+from tests.unit.training.grpo.architectures import architecture
+from tests.unit.training.grpo.test_architectures import shared_calls
 from tests.unit.training.grpo.test_forward import shared_window
 from tests.unit.training.grpo.trees import (
     DecoupledLoss,
@@ -53,3 +55,17 @@ def test_bf16_products_stay_near_fp32(path: Path) -> None:
     exact = logprobs("padded")
     with torch.autocast("cuda", torch.bfloat16):
         torch.testing.assert_close(logprobs(path), exact, atol=0.3, rtol=0.0)
+
+
+@pytest.mark.parametrize("kind", ["mistral", "gemma2", "gpt_oss", "deepseek_v3", "qwen3_moe"])
+def test_other_architectures_have_the_gradient_of_the_formula(kind: str) -> None:
+    """Windows, soft caps, sinks and values of another width, in the compiled kernel."""
+    model = architecture(kind)
+    calls = shared_calls()
+    loss = DecoupledLoss(model, calls)
+    reference = torch.stack(naive_gradients(model, calls, loss)).sum(0)
+    model = model.cuda()
+    loss.proximal = [p.cuda() for p in loss.proximal]
+    loss.mu = [mu.cuda() for mu in loss.mu]
+    PolicyForward(model, max_tokens=100, path="packed").accumulate(compile_tree(calls), loss)
+    assert_same_gradient(gradient(model).cpu(), reference)

@@ -18,6 +18,7 @@ from babylon.dataset import publish_policy as module
 from babylon.dataset.erase import erase
 from babylon.dataset.publish_policy import PublishedPolicy, publish_policy
 from babylon.policies.load import load_policy
+from babylon.policies.whole_weights import CONVERTER
 from babylon.store import Store
 from babylon.store.policies import commit_policy, ensure_base, set_verdict
 from babylon.store.published import withhold
@@ -266,7 +267,7 @@ async def test_weights_for_llama_cpp_are_added_where_its_converter_is_at_hand(
     """The converter is a program of the same name and arguments: the real one is on no index."""
     await promoted(store, models)
     await serve(store)
-    converter = tmp_path / module.CONVERTER
+    converter = tmp_path / CONVERTER
     code = (
         'test -f "$1/model.safetensors" && printf GGUF > "$3"' if works else "echo no >&2; exit 1"
     )

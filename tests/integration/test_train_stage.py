@@ -42,7 +42,8 @@ from babylon.store.routes import Split, commit_route
 from babylon.store.windows import claim_window, get_window, set_state
 from babylon.training.grpo.train_report import TrainReport
 from babylon.training.progress_directory import PROGRESS_FILE, progress_directory, take_up_progress
-from babylon.training.update import trainer_config, update_checkpoint
+from babylon.training.update import update_checkpoint
+from babylon.training.update_options import trainer_config
 from tests.integration.test_checks import ASKED, call
 from tests.integration.test_serving import running_stack, until_healthy
 from tests.tiny_policy import plain_logprobs, save_tiny_policy

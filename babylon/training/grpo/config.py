@@ -1,10 +1,13 @@
 """The trainer's options, with their units and defaults."""
 
 from dataclasses import dataclass, field
+from typing import Literal
 
 from babylon.training.grpo.advantage import Advantage, CallWeight
-from babylon.training.grpo.losses import LOSSES, LossBounds
+from babylon.training.grpo.loss_inputs import LossBounds
+from babylon.training.grpo.losses import LOSSES
 
+_OWN_IMPORTANCE = {"cispo", "reinforce_is", "gspo"}
 MAX_STALENESS = 2  # versions; upper bound of max_staleness, importance weights fail beyond it
 
 
@@ -34,6 +37,8 @@ class TrainerConfig:
     advantage: Advantage = "leave_one_out"
     call_weight: CallWeight = "trajectory"
     kl_penalty: float = 0.0  # weight of w * r * k3(theta || reference)
+    kl_reference: Literal["base", "parent"] = "base"  # parent: synchronised with every update
+    entropy_bonus: float = 0.0  # nats of loss a nat of entropy, of each token that is trained
     stop_kl: float = 0.03  # nats a token, k3(p || theta)
     stop_clip_fraction: float = 0.3
     undo_factor: float = 2.0  # an iteration that exceeds a stop's bound by this factor is undone
@@ -50,10 +55,15 @@ class TrainerConfig:
                 f"call_weight {self.call_weight!r} with loss {self.loss!r}, which has a normaliser"
                 " of its own: keep the default call_weight, or use ppo_clip"
             )
+        if self.bounds.importance != LossBounds().importance and self.loss in _OWN_IMPORTANCE:
+            raise ValueError(
+                f"importance {self.bounds.importance!r} with loss {self.loss!r}, whose definition"
+                " has a ratio to the sampling policy of its own: use ppo_clip, dapo or sapo"
+            )
         for name in ("iterations", "trajectories_per_step", "max_tokens"):
             if (value := getattr(self, name)) is not None and value < 1:
                 raise ValueError(f"{name} is {value}: it must be at least 1")
-        for name in ("warmup_steps", "max_staleness", "kl_penalty"):
+        for name in ("warmup_steps", "max_staleness", "kl_penalty", "entropy_bonus"):
             if (value := getattr(self, name)) < 0:
                 raise ValueError(f"{name} is {value}: it must not be negative")
 

@@ -8,57 +8,69 @@ negative.
 """
 
 from collections import Counter
+from collections.abc import Sequence
 from dataclasses import dataclass, fields
 from statistics import fmean
 from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor, nn
 
+from babylon.training.grpo.config import TrainerConfig
 from babylon.training.grpo.forward import FittingForward
 from babylon.training.grpo.kept_state import Kept
-from babylon.training.grpo.losses import LossInputs, LossTerms
+from babylon.training.grpo.loss_inputs import LossInputs, LossTerms
 from babylon.training.grpo.train_report import TrainReport
 from babylon.training.grpo.training_window import TrainingWindow
-from babylon.training.grpo.tree_forward import Values
+from babylon.training.grpo.tree_forward import Values, flat_places, padded_places
 
 FLAGS = ("band", "negative", "impossible", "clipped_low", "clipped_high")
 SAMPLE = 65_536  # values that represent a whole tensor
-Rows = Tensor | slice  # calls
+Tokens = Tensor | slice  # places in a table
 ALL = slice(None)
 RecordState = dict[str, Any]  # field → value: tensors, numbers and lists of them
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Logged:
-    """The window as tensors: C calls of up to T completion tokens."""
+    """The window as tensors: C calls with N completion tokens, one call after the other.
 
-    mu: Tensor  # [C, T], behaviour logprobs, 0 where unknown
-    known: Tensor  # [C, T] bool, where mu is known
-    exact: Tensor  # [C, T] bool, where mu was logged by the parent itself
-    mask: Tensor  # [C, T] bool, the completion tokens
+    Tables of tokens are flat, so one long reply among short ones costs nothing.
+    """
+
+    mu: Tensor  # [N], behaviour logprobs, 0 where unknown
+    known: Tensor  # [N] bool, where mu is known
+    exact: Tensor  # [N] bool, where mu was logged by the parent itself
     advantage: Tensor  # [C]
+    offsets: Tensor  # [C + 1], where each call's tokens begin
 
     @classmethod
     def of(cls, window: TrainingWindow, device: torch.device) -> "Logged":
         """The tensors of a window, on a device."""
-        mu = torch.zeros(len(window.calls), max(window.lengths))
-        mask = torch.zeros_like(mu, dtype=torch.bool)
-        known, exact = mask.clone(), mask.clone()
-        for row, (call, length) in enumerate(zip(window.calls, window.lengths, strict=True)):
-            mask[row, :length] = True
+        ends = np.cumsum([0, *window.lengths])
+        mu = torch.zeros(int(ends[-1]))
+        known = torch.zeros_like(mu, dtype=torch.bool)
+        exact = known.clone()
+        for row, call in enumerate(window.calls):
             if call.logprobs is not None:
-                mu[row, :length] = torch.tensor(call.logprobs)
-                known[row, :length] = True
-                exact[row, :length] = not call.recomputed and window.staleness[row] == 0
+                at = slice(*ends[row : row + 2].tolist())
+                mu[at] = torch.tensor(call.logprobs)
+                known[at] = True
+                exact[at] = not call.recomputed and window.staleness[row] == 0
         advantage = [window.advantages[trajectory] for trajectory in window.trajectory_of]
         return cls(
             mu=mu.to(device),
             known=known.to(device),
             exact=exact.to(device),
-            mask=mask.to(device),
             advantage=torch.tensor(advantage, device=device),
+            offsets=torch.from_numpy(ends).to(device),
         )
+
+    def tokens_of(self, calls: Sequence[int]) -> Tensor:
+        """Places of the calls' tokens in the tables, ``[n]``."""
+        places = flat_places(self.offsets.cpu().numpy(), calls)
+        return torch.from_numpy(places).to(self.offsets.device)
 
 
 @dataclass(slots=True, kw_only=True)
@@ -69,11 +81,11 @@ class UpdateRecord:
     step that trained it moved the model.
     """
 
-    proximal: Tensor  # [C, T], logprobs of the parent
-    reference: Tensor | None  # [C, T], logprobs of the reference policy
-    theta: Tensor  # [C, T], logprobs of the model in training
-    entropy: Tensor  # [C, T]
-    flags: Tensor  # [5, C, T] bool, in the order of FLAGS
+    proximal: Tensor  # [N], logprobs of the parent
+    reference: Tensor | None  # [N], logprobs of the reference policy
+    theta: Tensor  # [N], logprobs of the model in training
+    entropy: Tensor  # [N]
+    flags: Tensor  # [5, N] bool, in the order of FLAGS
     weights_before: list[Tensor]
     losses: list[float]  # of the train steps that moved the model
     grad_norms: list[float]
@@ -121,37 +133,44 @@ class UpdateRecord:
         fields_on_device: RecordState = {name: moved(value) for name, value in state.items()}
         return cls(**fields_on_device)
 
-    def inputs(self, logged: Logged, rows: Tensor, values: Values) -> LossInputs:
-        """The inputs of the loss for some calls, as wide as their longest completion."""
-        width = values.logprobs.shape[1]
+    def anchor(self, config: TrainerConfig) -> Tensor | None:
+        """Logprobs of the reference ``[N]``: those of the parent, if it is the reference."""
+        synchronised = config.kl_penalty and config.kl_reference == "parent"
+        return self.proximal if synchronised else self.reference
 
-        def part(tensor: Tensor) -> Tensor:
-            return tensor[rows, :width]
+    def inputs(
+        self, logged: Logged, rows: Tensor, values: Values, config: TrainerConfig
+    ) -> LossInputs:
+        """The inputs of the loss for some calls, as wide as their longest completion."""
+        places, mask = padded_places(logged.offsets, rows)
+
+        def part(table: Tensor) -> Tensor:
+            return torch.where(mask, table[places], 0)
 
         return LossInputs(
             theta=values.logprobs,
             proximal=part(self.proximal),
             mu=part(logged.mu),
-            known=part(logged.known),
-            mask=part(logged.mask),
+            known=part(logged.known).bool(),
+            mask=mask,
             advantage=logged.advantage[rows],
-            reference=None if self.reference is None else part(self.reference),
+            reference=None if (anchor := self.anchor(config)) is None else part(anchor),
         )
 
-    def note(self, rows: Tensor, values: Values, terms: LossTerms) -> None:
+    def note(self, logged: Logged, rows: Tensor, values: Values, terms: LossTerms) -> None:
         """Store a train step's values and flags of some calls."""
-        width = values.logprobs.shape[1]
-        self.theta[rows, :width] = values.logprobs.detach()
-        self.entropy[rows, :width] = values.entropy
-        self.flags[:, rows, :width] = torch.stack(
-            [
-                terms.masks.band,
-                terms.masks.negative,
-                terms.masks.impossible,
-                terms.clipped_low,
-                terms.clipped_high,
-            ]
+        places, mask = padded_places(logged.offsets, rows)
+        at = places[mask]
+        self.theta[at] = values.logprobs.detach()[mask]
+        self.entropy[at] = values.entropy.detach()[mask]
+        flags = (
+            terms.masks.band,
+            terms.masks.negative,
+            terms.masks.impossible,
+            terms.clipped_low,
+            terms.clipped_high,
         )
+        self.flags[:, at] = torch.stack([flag[mask] for flag in flags])
 
 
 @dataclass(frozen=True, slots=True)
@@ -176,22 +195,22 @@ def spread(values: Tensor) -> tuple[float, float, float, float]:
     return float(ordered.mean()), p1, p99, float(ordered[-1])
 
 
-def divergence(sampled: Tensor, other: Tensor, where: Tensor) -> tuple[float, float]:
-    """Mean k1 and k3 estimates of KL(sampled || other) over the tokens ``where``, 0 if none."""
-    delta = (other[where] - sampled[where]).double()
+def divergence(sampled: Tensor, other: Tensor) -> tuple[float, float]:
+    """Mean k1 and k3 estimates of KL(sampled || other) over the tokens ``[M]``, 0 if M is 0."""
+    delta = (other - sampled).double()
     if not len(delta):
         return 0.0, 0.0
     return -float(delta.mean()), float((torch.expm1(delta) - delta).mean())
 
 
-def kl_of_iteration(logged: Logged, record: UpdateRecord, rows: Rows = ALL) -> float:
+def kl_of_iteration(record: UpdateRecord, tokens: Tokens = ALL) -> float:
     """k3(p || theta) of the last iteration, each step's theta before the step."""
-    return divergence(record.proximal[rows], record.theta[rows], logged.mask[rows])[1]
+    return divergence(record.proximal[tokens], record.theta[tokens])[1]
 
 
-def clip_fraction(logged: Logged, record: UpdateRecord, rows: Rows = ALL) -> float:
+def clip_fraction(record: UpdateRecord, tokens: Tokens = ALL) -> float:
     """Share of tokens whose ratio was clipped or capped in the last iteration."""
-    return _share(record.flags[3:, rows].any(0), logged.mask[rows])
+    return _share(record.flags[3:, tokens].any(0))
 
 
 def effective_sample_size(log_weights: Tensor) -> float:
@@ -228,20 +247,20 @@ def update_norm(model: nn.Module, before: list[Tensor]) -> float:
 
 
 def make_report(state: TrainState, after: Tensor) -> TrainReport:
-    """The report of a finished update. ``after`` ``[C, T]`` are the result's logprobs."""
+    """The report of a finished update. ``after`` ``[N]`` are the result's logprobs."""
     window, logged, record, fitting = state.window, state.logged, state.record, state.fitting
-    p, mask, known = record.proximal, logged.mask, logged.known
+    p, known = record.proximal, logged.known
     log_w = (p - logged.mu)[known].double()
     w_mean, w_p1, w_p99, w_max = spread(log_w.exp())
-    r_mean, r_p1, r_p99, r_max = spread(torch.exp((record.theta - p)[mask].double()))
-    k1_before, k3_before = divergence(logged.mu, p, known)
-    k1_after, k3_after = divergence(p, after, mask)
-    k1_behaviour, k3_behaviour = divergence(logged.mu, after, known)
+    r_mean, r_p1, r_p99, r_max = spread(torch.exp((record.theta - p).double()))
+    k1_before, k3_before = divergence(logged.mu[known], p[known])
+    k1_after, k3_after = divergence(p, after)
+    k1_behaviour, k3_behaviour = divergence(logged.mu[known], after[known])
     # Without a reference, the divergence from it is zero.
-    anchor = after if record.reference is None else record.reference
-    k1_reference, k3_reference = divergence(after, anchor, mask)
+    anchor = after if (found := record.anchor(window.config)) is None else found
+    k1_reference, k3_reference = divergence(after, anchor)
     gaps = (p - logged.mu)[logged.exact].double().abs()
-    shares = {name: _share(flag, mask) for name, flag in zip(FLAGS, record.flags, strict=True)}
+    shares = {name: _share(flag) for name, flag in zip(FLAGS, record.flags, strict=True)}
     mass = window.mass_of_trajectories()
     ages = Counter(window.staleness)
     sharing, config = window.sharing, window.config
@@ -282,14 +301,14 @@ def make_report(state: TrainState, after: Tensor) -> TrainReport:
         ratio_p1=r_p1,
         ratio_p99=r_p99,
         ratio_max=r_max,
-        clip_fraction=clip_fraction(logged, record),
+        clip_fraction=clip_fraction(record),
         clip_low_fraction=shares["clipped_low"],
         clip_high_fraction=shares["clipped_high"],
-        masked_fraction=_share(record.flags[:3].any(0), mask),
+        masked_fraction=_share(record.flags[:3].any(0)),
         masked_band=shares["band"],
         masked_negative=shares["negative"],
         masked_impossible=shares["impossible"],
-        entropy=float(record.entropy[mask].double().mean()),
+        entropy=float(record.entropy.double().mean()),
         grad_norm=fmean(record.grad_norms),
         update_norm=update_norm(state.model, record.weights_before),
         learning_rate=record.learning_rate,
@@ -307,8 +326,8 @@ def make_report(state: TrainState, after: Tensor) -> TrainReport:
     )
 
 
-def _share(flag: Tensor, mask: Tensor) -> float:
-    return float((flag & mask).sum() / mask.sum())
+def _share(flag: Tensor) -> float:
+    return float(flag.double().mean())
 
 
 def _sampled(model: nn.Module) -> list[Tensor]:

@@ -8,23 +8,32 @@ smaller portions, then fails with advice.
 
 import inspect
 import logging
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from functools import partial
-from typing import Literal, TypeVar, cast
+from typing import Any, Literal, TypeVar, cast
 
 import torch
 from peft import PeftModel
-from torch import nn
+from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
-from transformers import PreTrainedConfig, PreTrainedModel
+from transformers import PreTrainedModel
 from transformers.modeling_layers import GradientCheckpointingLayer
+from transformers.modeling_outputs import MoeModelOutputWithPast
 
 from babylon.training.grpo.attention.packed import packed_attention
 from babylon.training.grpo.attention.piecewise import piecewise_attention
 from babylon.training.grpo.prefix_tree import PrefixTree, compile_tree
+from babylon.training.grpo.rope import length_classes, sequences_of
 from babylon.training.grpo.training_input import CallTokens
-from babylon.training.grpo.tree_forward import Loss, TreeForward, Values, backward
+from babylon.training.grpo.tree_forward import (
+    Loss,
+    TreeForward,
+    TreeValues,
+    Values,
+    backward,
+    flat_places,
+)
 
 Path = Literal["packed", "piecewise", "padded"]
 logger = logging.getLogger(__name__)
@@ -34,10 +43,11 @@ CUDA_PORTION_TOKENS = 16_384
 CPU_PORTION_TOKENS = (512, 3072)
 CPU_PORTION_VALUES = 2**19
 T = TypeVar("T")
+_FITS = "portion_that_fits"  # device type → its tokens, and whether activations are recomputed
 SMALLEST = 64  # tokens a portion: with fewer, activations are negligible beside the weights
 CHECKPOINT_AFTER = 2  # halvings: recomputing all layers costs a third more time
 _CPU_ALLOCATOR = ("can't allocate memory", "not enough memory")  # torch raises no special type
-_LENGTH_DEPENDENT = {"dynamic", "longrope"}
+_SLIDING = "sliding_attention"
 _PROBE_NATS = 0.01  # two fp32 passes agree to about 1e-5
 _COARSE_PROBE_NATS = 0.5  # bf16 matrix products on CUDA change logits by 0.1 and more
 
@@ -62,16 +72,23 @@ class PolicyForward:
             Text shared by several portions is forwarded twice, so long calls can run faster with a
             higher value. When memory runs out, torch's error is raised unchanged. The only state is
             ``.grad``: clear it and create another ``PolicyForward`` with fewer tokens.
+        entropy_gradient: entropies have a gradient, which costs a pass over the logits.
         path: None: ``packed`` on CUDA, else ``piecewise``. For models that neither path supports,
             ``padded``, with a warning.
     """
 
     def __init__(
-        self, model: nn.Module, *, max_tokens: int | None = None, path: Path | None = None
+        self,
+        model: nn.Module,
+        *,
+        max_tokens: int | None = None,
+        path: Path | None = None,
+        entropy_gradient: bool = False,
     ) -> None:
         if max_tokens is not None and max_tokens < 1:
             raise ValueError(f"max_tokens is {max_tokens}: allow at least one")
         self.model = model.eval()
+        self.entropy_gradient = entropy_gradient
         device = next(model.parameters()).device.type
         self.max_tokens = max_tokens or portion_tokens(device, _causal_lm(model).config.hidden_size)
         self.path: Path = path or "padded"
@@ -82,67 +99,91 @@ class PolicyForward:
             else:
                 logger.warning("Calls are padded and prefixes are not shared, because %s", reason)
 
-    def logprobs(self, tree: PrefixTree) -> Values:
+    def logprobs(self, tree: PrefixTree) -> TreeValues:
         """Values of all calls, without gradient."""
+        weight = next(self.model.parameters())
+        dtype = torch.promote_types(weight.dtype, torch.float32)
+        shape = 2, int(tree.offsets[-1])
+        logprobs, entropy = torch.zeros(shape, dtype=dtype, device=weight.device)
+        for chosen, part in self._classes(tree):
+            places = torch.from_numpy(flat_places(tree.offsets, chosen)).to(weight.device)
+            found = self._values(part)
+            logprobs[places], entropy[places] = found.logprobs, found.entropy
+        return TreeValues(logprobs=logprobs, entropy=entropy)
+
+    def _values(self, tree: PrefixTree) -> TreeValues:
         if self.path != "padded":
             return self._shared(self.path).logprobs(tree)
-        longest = max(len(call.completion) for call in tree.calls)
-        device = next(self.model.parameters()).device
-        logprobs, entropy = torch.zeros(2, len(tree.calls), longest, device=device)
+        parts: dict[int, tuple[Tensor, Tensor]] = {}
         with torch.no_grad():
             for calls, values in self._batches(tree):
-                width = values.logprobs.shape[1]
-                logprobs[calls, :width] = values.logprobs
-                entropy[calls, :width] = values.entropy
-        return Values(logprobs=logprobs, entropy=entropy)
+                for call, logprobs, entropy in zip(
+                    calls, values.logprobs, values.entropy, strict=True
+                ):
+                    length = len(tree.calls[call].completion)
+                    parts[call] = logprobs[:length], entropy[:length]
+        columns = zip(*(parts[call] for call in range(len(parts))), strict=True)
+        flat = [torch.cat(column) for column in columns]
+        return TreeValues(logprobs=flat[0], entropy=flat[1])
 
     def accumulate(self, tree: PrefixTree, loss: Loss) -> None:
         """Add the gradient of ``loss`` over all calls to the parameters' ``.grad``.
 
-        ``loss(calls, values)`` is called once for each portion, with positions in ``tree.calls``.
-        Every call is in one portion. The returned scalars are summed, so the loss's denominator
-        must not depend on the calls of a portion.
+        ``loss(calls, values)`` is called for groups of calls, with positions in ``tree.calls``.
+        Every call is in one group. The returned scalars are summed, so the loss's denominator
+        must not depend on the calls of a group.
         """
-        if self.path != "padded":
-            self._shared(self.path).accumulate(tree, loss)
-            return
-        for calls, values in self._batches(tree):
-            backward(loss(calls, values))
+        for chosen, part in self._classes(tree):
+
+            def of_part(
+                calls: Sequence[int], values: Values, chosen: Sequence[int] = chosen
+            ) -> Tensor:
+                return loss([chosen[call] for call in calls], values)
+
+            if self.path != "padded":
+                self._shared(self.path).accumulate(part, of_part)
+                continue
+            for calls, values in self._batches(part):
+                backward(of_part(calls, values))
+
+    def _classes(self, tree: PrefixTree) -> Iterator[tuple[Sequence[int], PrefixTree]]:
+        """Calls with the same rotary frequencies, and their tree, while these are in force."""
+        model = _causal_lm(self.model)
+        lengths = [len(ids) - 1 for ids in tree.ids]
+        for calls in length_classes(model.config, lengths):
+            with sequences_of(model.base_model, max(lengths[call] for call in calls)):
+                yield calls, tree if len(calls) == len(lengths) else tree.only(calls)
 
     def _shared(self, path: Path) -> TreeForward:
         model = _causal_lm(self.model)
         return TreeForward(
             backbone=cast(PreTrainedModel, model.base_model),
-            head=model.get_output_embeddings(),  # type: ignore[no-untyped-call]
+            head=partial(head_alone, model),
             vocabulary=model.config.vocab_size,
             attention=packed_attention if path == "packed" else piecewise_attention,
             max_tokens=self.max_tokens,
+            entropy_gradient=self.entropy_gradient,
         )
 
     def _why_not_equal(self) -> str | None:
-        """Compare a probe's values, for features that no configuration shows (logit scaling)."""
-        model = _causal_lm(self.model)
-        weight = next(model.parameters())
-        ids = torch.tensor([[1, 2, 1]], device=weight.device)
-        with torch.no_grad():
-            logits = model(input_ids=ids, use_cache=False).logits
-            hidden = model.base_model(input_ids=ids, use_cache=False).last_hidden_state
-            raw = model.get_output_embeddings()(hidden)  # type: ignore[no-untyped-call]
-        if not torch.allclose(raw, logits, rtol=1e-2, atol=1e-2 * float(logits.abs().max())):
-            return "it changes its logits after the head"
+        """Compare a probe's values, for features that no configuration shows."""
+        weight = next(self.model.parameters())
+        kernel: Path = "packed" if weight.is_cuda else "piecewise"  # the one that is used
         calls = [CallTokens(prompt=[1, 2], completion=[c, 1, 2], logprobs=None) for c in (1, 2)]
         tree = compile_tree(calls)
         with torch.no_grad():
-            padded = _padded_values(self.model, calls).logprobs
+            padded = _padded_values(self.model, calls).logprobs.flatten()
         try:
-            shared = self._shared("piecewise").logprobs(tree).logprobs
+            shared = self._shared(kernel).logprobs(tree).logprobs
         except torch.OutOfMemoryError:
             raise
         except (TypeError, ValueError, AttributeError, RuntimeError) as error:
             # models of others: some layers do not pass on our argument, some need further ones
             return f"its layers do not support our attention ({error})"
         gap = float((padded - shared).abs().max())
-        coarse = weight.is_cuda or weight.dtype in (torch.bfloat16, torch.float16)
+        coarse = weight.is_cuda or any(
+            p.dtype in (torch.bfloat16, torch.float16) for p in self.model.parameters()
+        )
         if gap < (_COARSE_PROBE_NATS if coarse else _PROBE_NATS):
             return None
         return (
@@ -151,7 +192,8 @@ class PolicyForward:
 
     def _batches(self, tree: PrefixTree) -> Iterator[tuple[list[int], Values]]:
         for calls in _similar_lengths(tree, self.max_tokens):
-            yield calls, _padded_values(self.model, [tree.calls[c] for c in calls])
+            chosen = [tree.calls[call] for call in calls]
+            yield calls, _padded_values(self.model, chosen, self.entropy_gradient)
 
 
 def _similar_lengths(tree: PrefixTree, max_tokens: int) -> Iterator[list[int]]:
@@ -181,22 +223,17 @@ def _why_unsupported(model: nn.Module) -> str | None:
     config = model.config
     if config.is_encoder_decoder:
         return "it is an encoder-decoder"
+    kinds = set(getattr(config, "layer_types", None) or []) - {"full_attention", _SLIDING}
+    if kinds:
+        return f"it has layers of type {', '.join(sorted(kinds))}, whose state no tree shares"
     if not model._supports_attention_backend:
         return f"{type(model).__name__} does not use transformers' attention registry"
     if model.get_output_embeddings() is None:  # type: ignore[no-untyped-call]
         return f"{type(model).__name__} has no language-model head"
-    kinds = set(getattr(config, "layer_types", None) or []) - {"full_attention"}
-    if kinds:
-        return f"it has layers of type {', '.join(sorted(kinds))}"
-    if not getattr(config, "layer_types", None) and getattr(config, "sliding_window", None):
-        return f"its attention slides over {config.sliding_window} tokens"
-    return _why_layers_unsupported(model.base_model, config)
+    return _why_layers_unsupported(model.base_model)
 
 
-def _why_layers_unsupported(backbone: nn.Module, config: PreTrainedConfig) -> str | None:
-    rotation = (getattr(config, "rope_parameters", None) or {}).get("rope_type", "default")
-    if rotation in _LENGTH_DEPENDENT:
-        return f"its {rotation} rotary embedding depends on the longest call of a batch"
+def _why_layers_unsupported(backbone: nn.Module) -> str | None:
     layers = getattr(backbone, "layers", None)
     if not isinstance(layers, nn.ModuleList) or not layers:
         return f"{type(backbone).__name__} has no .layers"
@@ -208,7 +245,9 @@ def _why_layers_unsupported(backbone: nn.Module, config: PreTrainedConfig) -> st
     return None
 
 
-def _padded_values(model: nn.Module, calls: Sequence[CallTokens]) -> Values:
+def _padded_values(
+    model: nn.Module, calls: Sequence[CallTokens], entropy_gradient: bool = False
+) -> Values:
     """Values of calls padded into one batch. It works with every causal LM.
 
     The head runs only at positions that predict a completion token, in the precision of the model's
@@ -230,9 +269,38 @@ def _padded_values(model: nn.Module, calls: Sequence[CallTokens]) -> Values:
     logprobs = torch.log_softmax(logits.float() / temperature[:, None, None], dim=-1)
     targets = input_ids.gather(1, positions + 1)
     chosen = logprobs.gather(-1, targets[..., None]).squeeze(-1)
-    detached = logprobs.detach()
-    entropy = -(detached.exp() * detached).sum(-1)
+    of_entropy = logprobs if entropy_gradient else logprobs.detach()
+    entropy = -(of_entropy.exp() * of_entropy).sum(-1)
     return Values(logprobs=torch.where(mask, chosen, 0.0), entropy=torch.where(mask, entropy, 0.0))
+
+
+def head_alone(model: PreTrainedModel, hidden: Tensor) -> Tensor:
+    """Logits ``[R, V]`` of hidden states ``[R, h]``, by the model's own forward pass.
+
+    The backbone is replaced by one that returns ``hidden``. Scales and soft caps of logits are thus
+    those of the model, whatever it calls them.
+    """
+    weight = next(model.get_output_embeddings().parameters())  # type: ignore[no-untyped-call]
+    hidden = hidden.to(weight.dtype)
+    given = MoeModelOutputWithPast(last_hidden_state=cast(torch.FloatTensor, hidden[None]))
+    modules, name = model._modules, model.base_model_prefix
+    backbone, modules[name] = modules[name], _Given(given)
+    try:
+        logits: Tensor = model(inputs_embeds=hidden[None], use_cache=False).logits[0]
+    finally:
+        modules[name] = backbone
+    return logits
+
+
+class _Given(nn.Module):
+    """A backbone that has already run."""
+
+    def __init__(self, output: object) -> None:
+        super().__init__()
+        self._output = output
+
+    def forward(self, *_: object, **__: object) -> object:
+        return self._output
 
 
 class OutOfMemoryError(MemoryError):
@@ -240,13 +308,36 @@ class OutOfMemoryError(MemoryError):
 
 
 class FittingForward:
-    """Forward passes of one update, in portions that are halved when memory runs out."""
+    """Forward passes of one update, in portions that are halved when memory runs out.
 
-    def __init__(self, model: nn.Module, max_tokens: int | None) -> None:
+    What fits is remembered in the optimiser's ``groups``, which are saved with every checkpoint.
+    """
+
+    def __init__(
+        self,
+        model: nn.Module,
+        max_tokens: int | None,
+        groups: Sequence[Mapping[str, Any]] = (),
+        *,
+        entropy_gradient: bool = False,
+    ) -> None:
         self._model = model
         self.halvings = 0
-        self.checkpointing = False
-        self.forward = PolicyForward(model, max_tokens=max_tokens)
+        self._device = next(model.parameters()).device.type
+        known: Mapping[str, tuple[int, bool]] = groups[0].get(_FITS, {}) if groups else {}
+        tokens, recompute = known.get(self._device, (None, False))
+        with mixed_precision(model):
+            self.forward = PolicyForward(
+                model, max_tokens=max_tokens or tokens, entropy_gradient=entropy_gradient
+            )
+        self.checkpointing = recompute and checkpoint_activations(model)
+
+    def remember(self, groups: Sequence[dict[str, Any]]) -> None:
+        """Store the portion that fitted, if memory ran out."""
+        if self.halvings:
+            for group in groups:
+                fits = self.forward.max_tokens, self.checkpointing
+                group[_FITS] = {**group.get(_FITS, {}), self._device: fits}
 
     def run(self, attempt: Callable[[PolicyForward], T]) -> T:
         """Call ``attempt`` until it fits into memory, and return its result.
@@ -256,7 +347,7 @@ class FittingForward:
         """
         while True:
             try:
-                with mixed_precision(next(self._model.parameters()).device):
+                with mixed_precision(self._model):
                     return attempt(self.forward)
             except (RuntimeError, MemoryError) as error:
                 if not is_out_of_memory(error):
@@ -291,21 +382,29 @@ class FittingForward:
 
     def _shrink(self) -> None:
         self.halvings += 1
-        bound, path = self.forward.max_tokens // 2, self.forward.path
-        self.forward = PolicyForward(self._model, max_tokens=bound, path=path)
-        if self.halvings >= CHECKPOINT_AFTER:  # each time: the line above sets eval mode
+        before = self.forward
+        self.forward = PolicyForward(
+            self._model,
+            max_tokens=before.max_tokens // 2,
+            path=before.path,
+            entropy_gradient=before.entropy_gradient,
+        )
+        if self.checkpointing or self.halvings >= CHECKPOINT_AFTER:
+            # each time, because the line above sets eval mode
             self.checkpointing = checkpoint_activations(self._model)
 
 
-def mixed_precision(device: torch.device) -> AbstractContextManager[object]:
-    """On CUDA, bf16 matrix products on fp32 master weights, except in the head. Else no change.
+def mixed_precision(model: nn.Module) -> AbstractContextManager[object]:
+    """bf16 matrix products, except in the head: on CUDA, and with frozen weights in bf16.
 
-    The cache of cast weights is off: a weight cast in a pass without gradient would have no
-    gradient in the next pass. Casting again costs little.
+    Tuned weights are fp32 in any case. The cache of cast weights is off: a weight cast in a pass
+    without gradient would have no gradient in the next pass. Casting again costs little.
     """
-    if device.type != "cuda":
+    weights = list(model.parameters())
+    device = weights[0].device.type
+    if device != "cuda" and all(weight.dtype != torch.bfloat16 for weight in weights):
         return nullcontext()
-    return torch.autocast("cuda", torch.bfloat16, cache_enabled=False)
+    return torch.autocast(device, torch.bfloat16, cache_enabled=False)
 
 
 def is_out_of_memory(error: BaseException) -> bool:

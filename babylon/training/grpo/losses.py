@@ -19,66 +19,9 @@ import torch
 from torch import Tensor
 
 from babylon.training.grpo.advantage import CallWeight
+from babylon.training.grpo.loss_inputs import LossBounds, LossInputs, LossTerms, Masks
 
 _MAX_LOG_RATIO = 20.0  # above every clip and clamp, below overflow
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class LossBounds:
-    """Bounds at which ratios are clipped, truncated and masked, by default the published ones."""
-
-    clip_low: float = 0.8
-    clip_high: float = 1.28  # DAPO, arXiv 2503.14476, section 3.1
-    dual_clip: float = 3.0  # arXiv 1912.09729, eq. 5
-    max_importance: float = 2.0
-    band_low: float = 0.5
-    band_high: float = 5.0
-    negative_call_drift: float = 0.05  # nats a token
-    impossible_ratio: float = 1e-4
-    kl_clamp: float = 10.0
-    cispo_max: float = 5.0
-    gspo_low: float = 1 - 3e-4  # GSPO, arXiv 2507.18071, section 5.1
-    gspo_high: float = 1 + 4e-4
-    dr_grpo_length: int = 256  # tokens: Dr. GRPO's constant normaliser, the budget of one reply
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class LossInputs:
-    """C calls of up to T tokens, padded on the right with logprobs of zero.
-
-    Log-probabilities are at the logged temperature.
-    """
-
-    theta: Tensor  # [C, T], with gradient
-    proximal: Tensor  # [C, T]
-    mu: Tensor  # [C, T]
-    known: Tensor  # [C, T] bool, where mu is known
-    mask: Tensor  # [C, T] bool, the completion tokens
-    advantage: Tensor  # [C]
-    reference: Tensor | None = None  # [C, T], for a KL penalty
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Masks:
-    """Tokens that are left out, by reason, each ``[C, T]`` bool. mu of these tokens is known."""
-
-    band: Tensor  # pi_theta / mu is outside the band
-    negative: Tensor  # the call has A < 0 and theta has already moved away from it
-    impossible: Tensor  # one of the call's tokens is almost impossible under p
-
-    @property
-    def dropped(self) -> Tensor:
-        return self.band | self.negative | self.impossible
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class LossTerms:
-    """Loss of every token before its call's weight, with masks and clips."""
-
-    loss: Tensor  # [C, T], differentiable in theta; 0 where masked
-    masks: Masks
-    clipped_low: Tensor  # [C, T] bool
-    clipped_high: Tensor  # [C, T] bool
 
 
 def _ratio(inputs: LossInputs) -> Tensor:
@@ -91,8 +34,20 @@ def _ratio(inputs: LossInputs) -> Tensor:
 
 
 def _importance(inputs: LossInputs, bounds: LossBounds) -> Tensor:
-    """``w = sg[min(pi_p / mu, 2)]`` ``[C, T]``; 1 where mu is unknown."""
-    raw = torch.where(inputs.known, torch.exp(inputs.proximal - inputs.mu), 1.0)
+    """``w = sg[min(pi_p / mu, 2)]`` ``[C, T]``; 1 where mu is unknown.
+
+    ``token_mask`` drops tokens whose ``pi_p / mu`` leaves the band and truncates none (IcePop,
+    arXiv 2510.18855). ``sequence_truncate`` and ``sequence_mask`` take the ratio of
+    the whole call: unbiased, and of a variance that grows with the call's length.
+    """
+    log = torch.where(inputs.known & inputs.mask, inputs.proximal - inputs.mu, 0.0)
+    if bounds.importance.startswith("sequence"):
+        log = log.sum(-1, keepdim=True).expand_as(log)
+    raw = torch.exp(log.clamp(max=_MAX_LOG_RATIO))
+    if bounds.importance == "token_mask":
+        return raw * ((raw >= bounds.band_low) & (raw <= bounds.band_high))
+    if bounds.importance == "sequence_mask":
+        return raw * (raw <= bounds.max_importance)
     return raw.clamp(max=bounds.max_importance)
 
 
@@ -227,6 +182,33 @@ def gspo(inputs: LossInputs, bounds: LossBounds) -> LossTerms:
     return _finish(inputs, objective, masks, low=below, high=above)
 
 
+def gspo_token(inputs: LossInputs, bounds: LossBounds) -> LossTerms:
+    """GSPO-token: GSPO's ratio in value, each token's own gradient (arXiv 2507.18071, eq. 13, 14).
+
+    With one advantage a call, its gradient is that of GSPO. Masks and weights are those of tokens.
+    """
+    a, low, high = inputs.advantage[:, None], bounds.gspo_low, bounds.gspo_high
+    s = torch.exp(_mean(inputs.theta - inputs.proximal, inputs.mask)).detach()
+    own = s * torch.exp(inputs.theta - inputs.theta.detach())
+    surrogate = torch.minimum(own * a, own.clamp(low, high) * a)
+    objective = _importance(inputs, bounds) * surrogate
+    below, above = (a < 0) & (s < low), (a > 0) & (s > high)
+    return _finish(inputs, objective, _token_masks(inputs, bounds), low=below, high=above)
+
+
+def sapo(inputs: LossInputs, bounds: LossBounds) -> LossTerms:
+    """SAPO: a smooth gate in place of the clip (arXiv 2511.20347).
+
+    ``w * A * (4 / tau) * sigmoid(tau (r - 1))`` with ``tau`` 1 for A > 0, and 1.05 for A < 0, whose
+    gradients spread over the vocabulary and fade sooner.
+    """
+    a, r = inputs.advantage[:, None], _ratio(inputs)
+    tau = torch.where(a > 0, bounds.sapo_positive, bounds.sapo_negative)
+    objective = _importance(inputs, bounds) * a * torch.sigmoid(tau * (r - 1)) * 4 / tau
+    nothing = torch.zeros_like(inputs.mask)
+    return _finish(inputs, objective, _token_masks(inputs, bounds), low=nothing, high=nothing)
+
+
 def _mean(values: Tensor, mask: Tensor) -> Tensor:
     """Mean over the tokens of each call ``[C, 1]``, 0 without tokens."""
     total = torch.where(mask, values, 0.0).sum(-1, keepdim=True)
@@ -265,6 +247,8 @@ LOSSES: dict[str, Loss] = {
     "ppo_clip": Loss(ppo_clip),
     "cispo": Loss(cispo, clip_is_far=False),
     "gspo": Loss(gspo, "call", clip_is_far=False),  # clips at 3e-4, which every step reaches
+    "gspo_token": Loss(gspo_token, "call", clip_is_far=False),
+    "sapo": Loss(sapo, clip_is_far=False),
     "dapo": Loss(dapo, "token"),
     "dr_grpo": Loss(dr_grpo, "constant"),
     "reinforce_is": Loss(reinforce_is, clip_is_far=False),

@@ -19,26 +19,25 @@ Ints = NDArray[np.int64]
 
 
 @dataclass(frozen=True, slots=True)
-class PortionSlice:
-    """Tokens ``[start, end)`` of another portion."""
+class Ancestors:
+    """Tokens of another portion, as positions in it."""
 
     portion: int
-    start: int
-    end: int
+    tokens: Ints  # ascending
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Terms:
     """The M loss terms of a portion: the token at ``row`` predicts ``target``.
 
-    The target is completion token ``step`` of ``call``. ``final`` is true if the call's last term
-    is in this portion. All ``[M]``.
+    The target is a completion token of ``call``, at ``place`` in the table of the tree's completion
+    tokens. ``final`` is true if the call's last term is in this portion. All ``[M]``.
     """
 
     row: Ints
     target: Ints
     call: Ints
-    step: Ints
+    place: Ints
     final: NDArray[np.bool_]
 
 
@@ -49,7 +48,7 @@ class Portion:
     tokens: Ints  # [N]
     positions: Ints  # [N]
     layout: Layout
-    ancestors: Sequence[PortionSlice]
+    ancestors: Sequence[Ancestors]
     children: Sequence[int]  # indices of portions
     terms: Terms
 
@@ -155,20 +154,24 @@ def _portion(
             _, until = reach.get(ancestor, (0, last[index]))
             reach[ancestor] = start[index], until
             ancestor = segments[ancestor].parent
-    slices, externals = [], []
     keys = max(end.values())
-    for ancestor, (first, until) in sorted(reach.items()):
-        at, length = start[ancestor], len(segments[ancestor].tokens)
-        slices.append(PortionSlice(portion_of[ancestor], at, at + length))
-        externals.append(DensePiece(first, until, keys, keys + length))
-        keys += length
+    positions = [np.arange(len(segments[i].tokens)) + segments[i].start for i in own]
+    runs: dict[int, list[Ints]] = {}  # portion → its tokens
+    seen: dict[tuple[int, int], list[Ints]] = {}  # queries → the keys that they see
+    # portions above have lower numbers, so the keys of one interval ascend along its ancestors
+    for ancestor in sorted(reach, key=lambda a: (portion_of[a], a)):
+        run = np.arange(len(segments[ancestor].tokens))
+        runs.setdefault(portion_of[ancestor], []).append(start[ancestor] + run)
+        seen.setdefault(reach[ancestor], []).append(keys + run)
+        positions.append(segments[ancestor].start + run)
+        keys += len(run)
+    externals = [DensePiece(*queries, np.concatenate(of)) for queries, of in seen.items()]
+    spans = [AttentionSpan(start[i], end[i], last[i]) for i in own]
     return Portion(
         tokens=np.concatenate([segments[i].tokens for i in own]),
-        positions=np.concatenate(
-            [np.arange(len(segments[i].tokens)) + segments[i].start for i in own]
-        ),
-        layout=lay_out([AttentionSpan(start[i], end[i], last[i]) for i in own], externals),
-        ancestors=slices,
+        positions=np.concatenate(positions[: len(own)]),
+        layout=lay_out(spans, externals, np.concatenate(positions)),
+        ancestors=[Ancestors(portion, np.concatenate(of)) for portion, of in runs.items()],
         children=children,
         terms=terms,
     )
@@ -191,11 +194,12 @@ def _terms(
             places = np.arange(start, end)
             row = places - segments[index].start + offsets[index]
             same = np.full((2, end - start), [[call], [home == portion_of[index]]])
-            term = np.stack([row, tokens[places + 1], same[0], places - first, same[1]])
+            table = tree.offsets[call] + places - first
+            term = np.stack([row, tokens[places + 1], same[0], table, same[1]])
             found[portion_of[index]].append(term)
     joined = [np.concatenate([*f, np.zeros((5, 0), dtype=np.int64)], axis=1) for f in found]
     return [
-        Terms(row=t[0], target=t[1], call=t[2], step=t[3], final=t[4].astype(bool)) for t in joined
+        Terms(row=t[0], target=t[1], call=t[2], place=t[3], final=t[4].astype(bool)) for t in joined
     ]
 
 

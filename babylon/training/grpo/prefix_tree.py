@@ -83,6 +83,11 @@ class PrefixTree:
         """The node that holds each call's last input token, ``[C]``."""
         return self._structure[1]
 
+    @cached_property
+    def offsets(self) -> NDArray[np.int64]:
+        """``[C + 1]``: where each call's completion begins in a table of all completion tokens."""
+        return np.cumsum([0, *(len(call.completion) for call in self.calls)])
+
     @property
     def unique_tokens(self) -> int:
         """Number of forwarded tokens."""

@@ -47,7 +47,7 @@ from babylon.training.grpo.training_window import (
     TrainStep,
     refuse_missing_logprobs,
 )
-from babylon.training.grpo.tree_forward import Values
+from babylon.training.grpo.tree_forward import Values, padded_places
 from babylon.training.grpo.undo import distance, undo
 
 Progress = Callable[[int, int], None]  # train steps done, and their highest possible number
@@ -92,7 +92,7 @@ def train_on_window(
     after = state.fitting.run(_logprobs(window.tree))
     # Train steps see how far the steps before them went, and nothing has seen the last ones yet.
     again = True
-    while again and divergence(state.record.proximal, after, state.logged.mask)[1] > undo_kl:
+    while again and divergence(state.record.proximal, after)[1] > undo_kl:
         if again := undo(state):
             _iterate(state, journal, progress)
         after = state.fitting.run(_logprobs(window.tree))
@@ -101,6 +101,7 @@ def train_on_window(
             f"every one of the {window.tokens} tokens is masked: the logged logprobs are not those"
             " of the trained policy; compare their versions and tokenizers"
         )
+    state.fitting.remember(optimizer.param_groups)
     return make_report(state, after=after)
 
 
@@ -125,7 +126,7 @@ def _iterate(state: TrainState, journal: Journal | None, progress: Progress | No
             if distance(state) > 1:
                 return
             share = (record.iteration - 2 + (steps - 1) / (2 * steps)) / iterations
-            adapt_rate(state.optimizer, config, kl_of_iteration(state.logged, record), share)
+            adapt_rate(state.optimizer, config, kl_of_iteration(record), share)
 
 
 def _begin(
@@ -138,7 +139,12 @@ def _begin(
     device = next(model.parameters()).device
     begin_rate(optimizer, window.config)
     logged = Logged.of(window, device)
-    fitting = FittingForward(model, window.config.max_tokens)
+    fitting = FittingForward(
+        model,
+        window.config.max_tokens,
+        optimizer.param_groups,
+        entropy_gradient=window.config.entropy_bonus > 0,
+    )
     saved = None if journal is None else journal.restore()
     if saved is None:
         record = _frozen_policies(model, window, fitting, logged, reference)
@@ -160,7 +166,7 @@ def _frozen_policies(
     If an iteration is one step, p costs nothing: the first iteration's forward pass is p's.
     """
     anchored = None
-    if window.config.kl_penalty:
+    if window.config.kl_penalty and window.config.kl_reference == "base":
         if reference is None:
             raise ValueError("a KL penalty needs a reference policy")
         with reference:
@@ -185,17 +191,16 @@ def train_step(state: TrainState, step: TrainStep) -> bool:
         OutOfMemoryError: the smallest portion or the optimiser's moments do not fit.
     """
     started, record = time.monotonic(), state.record
-    rows = torch.tensor(step.calls, device=record.theta.device)
-    total = state.fitting.run(lambda forward: _accumulate(state, step, rows, forward))
+    tokens = state.logged.tokens_of(step.calls)
+    total = state.fitting.run(lambda forward: _accumulate(state, step, forward))
     if not torch.isfinite(total):
         raise FloatingPointError(f"loss is {total.item()}: lower the learning rate")
-    if distance(state, rows) > state.window.config.undo_factor:
+    if distance(state, tokens) > state.window.config.undo_factor:
         return False
     if record.step == 0:
         record.kept = keep(state.model, state.optimizer)
         record.kept_at = record.iteration, len(record.losses)
-    dropped = record.flags[:3, rows].any(0)
-    if not (state.logged.mask[rows] & ~dropped).any():  # skip: Adam's moments would move the model
+    if record.flags[:3, tokens].any(0).all():  # skip: Adam's moments would move the model
         state.optimizer.zero_grad(set_to_none=True)
     else:
         record.grad_norms.append(_update(state.optimizer, state.window.config, record))
@@ -208,8 +213,9 @@ def train_step(state: TrainState, step: TrainStep) -> bool:
     return True
 
 
-def _accumulate(state: TrainState, step: TrainStep, rows: Tensor, forward: PolicyForward) -> Tensor:
+def _accumulate(state: TrainState, step: TrainStep, forward: PolicyForward) -> Tensor:
     state.optimizer.zero_grad(set_to_none=True)  # clear an attempt that did not fit
+    rows = torch.tensor(step.calls, device=state.record.theta.device)
     config, record = state.window.config, state.record
     p_is_free = record.iteration == state.window.steps_an_iteration == 1
     weights = torch.tensor(step.weights, device=rows.device)
@@ -218,12 +224,16 @@ def _accumulate(state: TrainState, step: TrainStep, rows: Tensor, forward: Polic
     def loss(calls: Sequence[int], values: Values) -> Tensor:
         chosen = torch.tensor(calls, device=rows.device)
         if p_is_free:  # the model has not moved yet, so theta is p
-            width = values.logprobs.shape[1]
-            record.proximal[rows[chosen], :width] = values.logprobs.detach()
-        inputs = record.inputs(state.logged, rows[chosen], values)
+            places, mask = padded_places(state.logged.offsets, rows[chosen])
+            record.proximal[places[mask]] = values.logprobs.detach()[mask]
+        inputs = record.inputs(state.logged, rows[chosen], values, config)
         terms = loss_terms(config.loss, inputs, config.bounds, config.kl_penalty)
-        record.note(rows[chosen], values, terms)
-        share = (terms.loss.sum(-1) * weights[chosen]).sum()
+        record.note(state.logged, rows[chosen], values, terms)
+        losses = terms.loss
+        if config.entropy_bonus:  # Williams and Peng 1991; A3C, arXiv 1602.01783, section 4
+            trained = inputs.mask & ~terms.masks.dropped
+            losses = losses - config.entropy_bonus * torch.where(trained, values.entropy, 0.0)
+        share = (losses.sum(-1) * weights[chosen]).sum()
         total.add_(share.detach())
         return share
 

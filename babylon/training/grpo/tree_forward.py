@@ -12,7 +12,7 @@ Statistics over the vocabulary are fp32. If there is more than one chunk, the ba
 recomputes the logits, so ``[M, V]`` never exists for all M.
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 
 import numpy as np
@@ -23,6 +23,7 @@ from torch.autograd.function import FunctionCtx
 from torch.utils.checkpoint import checkpoint
 from transformers import PreTrainedModel
 
+from babylon.training.grpo.attention.piecewise import places
 from babylon.training.grpo.attention.tree_attention import (
     Attention,
     AttentionRun,
@@ -38,10 +39,50 @@ class Values:
     """Values of C calls of up to T completion tokens, 0 beyond a call's own length."""
 
     logprobs: Tensor  # [C, T] fp32, at each call's logged temperature
-    entropy: Tensor  # [C, T] fp32, nats, without gradient
+    entropy: Tensor  # [C, T] fp32, nats, with gradient for an entropy bonus only
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TreeValues:
+    """Values of the N completion tokens of a tree, one call after the other."""
+
+    logprobs: Tensor  # [N] fp32, at each call's logged temperature
+    entropy: Tensor  # [N] fp32, nats
 
 
 Loss = Callable[[Sequence[int], Values], Tensor]  # positions of calls [C], their values → scalar
+
+
+def flat_places(offsets: NDArray[np.int64], calls: Iterable[int]) -> NDArray[np.int64]:
+    """Places of the calls' completion tokens in a table ``[N]``, one call after the other."""
+    runs = [np.arange(*offsets[call : call + 2]) for call in calls]
+    return np.concatenate([*runs, np.zeros(0, dtype=np.int64)])
+
+
+def padded_places(offsets: Tensor, calls: Tensor) -> tuple[Tensor, Tensor]:
+    """Places of the completion tokens of C calls in a table ``[N]``, and where they are.
+
+    Both ``[C, T]``, T the longest completion. Beyond a call's end, the place is that of its first
+    token and the mask is false.
+    """
+    first, last = offsets[calls], offsets[calls + 1]
+    places = first[:, None] + torch.arange(int((last - first).max()), device=offsets.device)
+    mask = places < last[:, None]
+    return torch.where(mask, places, first[:, None]), mask
+
+
+def of_similar_length(calls: Sequence[int], lengths: Sequence[int]) -> Iterator[list[int]]:
+    """The calls in groups, padded to at most twice their tokens unless they are few."""
+    group: list[int] = []
+    tokens = 0
+    for call in sorted(calls, key=lengths.__getitem__):
+        tokens += lengths[call]
+        if group and (len(group) + 1) * lengths[call] > max(2 * tokens, _SMALL_TABLE):
+            yield group
+            group, tokens = [], lengths[call]
+        group.append(call)
+    if group:
+        yield group
 
 
 def backward(loss: Tensor) -> None:
@@ -52,6 +93,7 @@ def backward(loss: Tensor) -> None:
 
 Head = Callable[[Tensor], Tensor]
 _CHUNK_ELEMENTS = 2**22  # logits of a chunk: 16 MiB of fp32 fit into a CPU cache
+_SMALL_TABLE = 2**14  # padded values: less costs less than another call of the loss
 _MIN_ROWS = 256  # with fewer rows, reading the weights takes longer than the products
 Chosen = NDArray[np.bool_]
 
@@ -65,14 +107,15 @@ class TreeForward:
     vocabulary: int
     attention: Attention
     max_tokens: int
+    entropy_gradient: bool = False
 
-    def logprobs(self, tree: PrefixTree) -> Values:
+    def logprobs(self, tree: PrefixTree) -> TreeValues:
         """Values of all calls, without gradient."""
         with torch.no_grad(), tree_attention(self.backbone):
             window = _TreePass.cut(self, tree)
             for root in window.roots:
                 window.read(root)
-        return Values(logprobs=window.logprobs, entropy=window.entropy)
+        return TreeValues(logprobs=window.values[0], entropy=window.values[1])
 
     def accumulate(self, tree: PrefixTree, loss: Loss) -> None:
         """Add the gradient of ``loss`` over all calls to the parameters' ``.grad``."""
@@ -84,35 +127,35 @@ class TreeForward:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _TreePass:
-    """One pass over all portions of a tree: C calls of up to T completion tokens."""
+    """One pass over all portions of a tree: C calls with N completion tokens."""
 
     model: TreeForward
     portions: Sequence[Portion]
     roots: Sequence[int]
+    ends: NDArray[np.int64]  # [C + 1], the tree's offsets
     lengths: Sequence[int]  # [C]
     temperature: NDArray[np.float64]  # [C]
-    logprobs: Tensor  # [C, T], of the terms computed so far
-    entropy: Tensor  # [C, T]
-    grads: Tensor  # [C, T], of the loss, by terms of portions that still have to run
+    offsets: Tensor  # [C + 1], as ends
+    values: Tensor  # [2, N], logprobs and entropies of the terms computed so far
+    grads: Tensor  # [2, N], of the loss, by terms of portions that still have to run
     caches: dict[int, KeyValueCache] = field(default_factory=dict)
 
     @classmethod
     def cut(cls, model: TreeForward, tree: PrefixTree) -> "_TreePass":
         portions, roots = cut(tree, model.max_tokens)
         weight = next(model.backbone.parameters())
-        lengths = [len(call.completion) for call in tree.calls]
-        shape = len(lengths), max(lengths)
         dtype = torch.promote_types(weight.dtype, torch.float32)
-        table = [torch.zeros(shape, dtype=dtype, device=weight.device) for _ in range(3)]
+        values = torch.zeros(2, int(tree.offsets[-1]), dtype=dtype, device=weight.device)
         return cls(
             model=model,
             portions=portions,
             roots=roots,
-            lengths=lengths,
+            ends=tree.offsets,
+            lengths=np.diff(tree.offsets).tolist(),
+            offsets=torch.from_numpy(tree.offsets).to(weight.device),
             temperature=np.array([call.temperature for call in tree.calls]),
-            logprobs=table[0],
-            entropy=table[1],
-            grads=table[2],
+            values=values,
+            grads=torch.zeros_like(values),
         )
 
     def read(self, number: int) -> None:
@@ -137,29 +180,41 @@ class _TreePass:
     def _store(self, number: int, chosen: Chosen) -> None:
         portion = self.portions[number]
         cache = self.caches[number] = KeyValueCache()
-        place, logprobs, entropy = self._forward(
-            portion, chosen, capture=cache if portion.children else None
-        )
-        self.logprobs[place], self.entropy[place] = logprobs, entropy
+        place, values = self._forward(portion, chosen, capture=cache if portion.children else None)
+        self.values[:, place] = values
 
     def _backward(self, number: int, loss: Loss) -> None:
         portion = self.portions[number]
         terms, inject = portion.terms, self.caches.get(number)
-        place, logprobs, entropy = self._forward(portion, np.ones_like(terms.final), inject=inject)
-        self.entropy[place] = entropy
-        total = (logprobs * self.grads[place]).sum()  # calls that end in a descendant
-        calls = np.unique(terms.call[terms.final]).tolist()
-        known = self.logprobs[calls].requires_grad_()
-        if calls:
-            ours = torch.isin(place[0], torch.tensor(calls, device=place[0].device))
-            rows = torch.searchsorted(torch.tensor(calls, device=place[0].device), place[0][ours])
-            values = known.index_put((rows, place[1][ours]), logprobs[ours])
-            width = max(self.lengths[call] for call in calls)
-            taken = Values(logprobs=values[:, :width], entropy=self.entropy[calls, :width])
-            total = total + loss(calls, taken)
+        place, found = self._forward(portion, np.ones_like(terms.final), inject=inject)
+        self.values[1, place] = found[1].detach()
+        total = (found * self.grads[:, place]).sum()  # calls that end in a descendant
+        calls = np.unique(terms.call[terms.final])
+        places, values, known = self._values_of(calls, place, found)
+        for group in of_similar_length(calls.tolist(), self.lengths):
+            at, mask = padded_places(self.offsets, torch.tensor(group, device=place.device))
+            index = torch.searchsorted(places, at)
+            taken = Values(
+                logprobs=torch.where(mask, values[0, index], 0.0),
+                entropy=torch.where(mask, values[1, index], 0.0),
+            )
+            total = total + loss(group, taken)
         backward(total)
         if known.grad is not None:
-            self.grads[calls] = known.grad
+            self.grads[:, places] = known.grad
+
+    def _values_of(
+        self, calls: NDArray[np.int64], place: Tensor, found: Tensor
+    ) -> tuple[Tensor, Tensor, Tensor]:
+        """Ascending places ``[n]`` of the calls' tokens, their values, and those known before.
+
+        Values are ``[2, n]``. Those of this portion, at ``place``, have a gradient.
+        """
+        places = torch.from_numpy(flat_places(self.ends, calls)).to(place.device)
+        known = self.values[:, places].requires_grad_()
+        ours = torch.isin(place, places)
+        index = torch.searchsorted(places, place[ours])
+        return places, known.index_copy(1, index, found[:, ours]), known
 
     def _forward(
         self,
@@ -168,9 +223,9 @@ class _TreePass:
         *,
         capture: KeyValueCache | None = None,
         inject: KeyValueCache | None = None,
-    ) -> tuple[tuple[Tensor, Tensor], Tensor, Tensor]:
-        """((call, step), log-probability, entropy) of the chosen terms, ``[M]`` each."""
-        terms, device = portion.terms, self.logprobs.device
+    ) -> tuple[Tensor, Tensor]:
+        """Places ``[M]`` of the chosen terms, and their logprobs and entropies ``[2, M]``."""
+        terms, device = portion.terms, self.values.device
         rows = np.unique(terms.row[chosen]) if chosen.any() else np.zeros(1, dtype=np.int64)
         pairs = np.stack(
             [np.searchsorted(rows, terms.row[chosen]), self.temperature[terms.call[chosen]]]
@@ -186,7 +241,9 @@ class _TreePass:
             rows=tensor(rows),
             rows_layout=portion.layout.select(rows),
             attention=self.model.attention,
-            ancestors=[(self.caches[a.portion], slice(a.start, a.end)) for a in portion.ancestors],
+            ancestors=[
+                (self.caches[a.portion], places(a.tokens, device)) for a in portion.ancestors
+            ],
             capture=capture,
             inject=inject,
         )
@@ -204,8 +261,9 @@ class _TreePass:
             tensor(index[order]),
             tensor(terms.target[chosen][order]),
         )
-        place = tensor(terms.call[chosen][order]), tensor(terms.step[chosen][order])
-        return place, logprobs, entropy
+        if not self.model.entropy_gradient:  # its backward pass costs a pass over the logits
+            entropy = entropy.detach()
+        return tensor(terms.place[chosen][order]), torch.stack([logprobs, entropy])
 
 
 def token_values(
@@ -221,7 +279,7 @@ def token_values(
         target: ``[M]``, token ids.
 
     Returns:
-        Log-probabilities ``[M]`` with gradient and entropies ``[M]`` without, fp32, in nats.
+        Log-probabilities and entropies ``[M]``, fp32, in nats.
     """
     rows = max(_MIN_ROWS, _CHUNK_ELEMENTS // vocabulary)
 
@@ -250,7 +308,7 @@ def token_values(
 
 class _Context(FunctionCtx):
     dtype: torch.dtype
-    saved_tensors: tuple[Tensor, Tensor, Tensor, Tensor, Tensor]
+    saved_tensors: tuple[Tensor, Tensor, Tensor, Tensor, Tensor, Tensor]
 
 
 class _Statistics(torch.autograd.Function):
@@ -268,17 +326,25 @@ class _Statistics(torch.autograd.Function):
         normaliser = highest + total.log()
         logprobs = scaled[row, target] - normaliser[row]
         mean = torch.bmm(weights[:, None, :], scaled[:, :, None])[:, 0, 0] / total
-        entropy = (normaliser - mean)[row]
-        ctx.save_for_backward(weights, total, temperature, row, target)
+        entropy = normaliser - mean
+        ctx.save_for_backward(weights, total, temperature, row, target, entropy)
         ctx.dtype = logits.dtype
-        ctx.mark_non_differentiable(entropy)
-        return logprobs, entropy
+        ctx.set_materialize_grads(False)
+        return logprobs, entropy[row]
 
     @staticmethod
-    def backward(ctx: _Context, grad: Tensor, _: Tensor) -> tuple[Tensor | None, ...]:
-        weights, total, temperature, row, target = ctx.saved_tensors
-        mass = torch.zeros_like(total).index_add_(0, row, grad)
+    def backward(
+        ctx: _Context, grad: Tensor | None, entropy_grad: Tensor | None
+    ) -> tuple[Tensor | None, ...]:
+        weights, total, temperature, row, target, entropy = ctx.saved_tensors
         temperature = temperature.to(total.dtype)
-        d_logits = weights * (-mass / (total * temperature))[:, None]
-        d_logits.index_put_((row, target), grad / temperature[row], accumulate=True)
+        d_logits = torch.zeros_like(weights)
+        if grad is not None:
+            mass = torch.zeros_like(total).index_add_(0, row, grad)
+            d_logits = weights * (-mass / (total * temperature))[:, None]
+            d_logits.index_put_((row, target), grad / temperature[row], accumulate=True)
+        if entropy_grad is not None:  # dH / dz = -p (log p + H) / temperature
+            mass = torch.zeros_like(total).index_add_(0, row, entropy_grad) / temperature
+            p = weights / total[:, None]
+            d_logits -= (torch.xlogy(p, p) + p * entropy[:, None]) * mass[:, None]
         return d_logits.to(ctx.dtype), None, None, None

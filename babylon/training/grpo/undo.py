@@ -2,7 +2,7 @@
 
 from babylon.training.grpo.diagnostics import (
     ALL,
-    Rows,
+    Tokens,
     TrainState,
     clip_fraction,
     kl_of_iteration,
@@ -14,13 +14,13 @@ from babylon.training.grpo.losses import LOSSES
 MOST_UNDONE = 20  # iterations of an update
 
 
-def distance(state: TrainState, rows: Rows = ALL) -> float:
+def distance(state: TrainState, tokens: Tokens = ALL) -> float:
     """Return the distance from the parent, relative to the bounds at which training stops."""
-    config, logged, record = state.window.config, state.logged, state.record
-    moved = kl_of_iteration(logged, record, rows) / config.stop_kl
+    config, record = state.window.config, state.record
+    moved = kl_of_iteration(record, tokens) / config.stop_kl
     if not LOSSES[config.loss].clip_is_far:
         return moved
-    return max(moved, clip_fraction(logged, record, rows) / config.stop_clip_fraction)
+    return max(moved, clip_fraction(record, tokens) / config.stop_clip_fraction)
 
 
 def undo(state: TrainState) -> bool:

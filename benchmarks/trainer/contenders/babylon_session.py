@@ -6,7 +6,8 @@ import torch
 from torch import Tensor
 
 from babylon.training.grpo.forward import PolicyForward
-from babylon.training.grpo.losses import LossBounds, LossInputs, loss_terms
+from babylon.training.grpo.loss_inputs import LossBounds, LossInputs
+from babylon.training.grpo.losses import loss_terms
 from babylon.training.grpo.prefix_tree import compile_tree
 from babylon.training.grpo.training_input import CallTokens
 from babylon.training.grpo.tree_forward import Values

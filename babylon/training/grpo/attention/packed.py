@@ -6,41 +6,91 @@ integers a key, and the table of non-empty 128 x 128 blocks is computed from the
 
 from collections.abc import Callable
 from functools import cache, lru_cache
-from typing import cast
+from typing import Any
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
 from torch import Tensor
-from torch.nn.attention.flex_attention import BlockMask, flex_attention
+from torch.nn.attention.flex_attention import AuxRequest, BlockMask, flex_attention
 
-from babylon.training.grpo.attention.layout import Layout
+from babylon.training.grpo.attention.layout import Ints, Layout
+from babylon.training.grpo.attention.piecewise import AttentionRule
 
 _BLOCK = 128
 
 
 def packed_attention(
-    query: Tensor, key: Tensor, value: Tensor, layout: Layout, scale: float
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    layout: Layout,
+    rule: AttentionRule,
+    sinks: Tensor | None = None,
 ) -> Tensor:
-    """Attend ``[1, H, Q, d]`` to ``[1, G, K, d]``, H a multiple of G → ``[1, H, Q, d]``.
+    """Attend ``[1, H, Q, d]`` to ``[1, G, K, d]``, H a multiple of G → ``[1, H, Q, v]``.
 
-    FlexAttention has no backward pass on the CPU. There the intervals become a dense mask.
+    FlexAttention has no backward pass on the CPU. There all scores are in memory.
     """
     if not query.is_cuda:
-        rows = np.arange(layout.queries)[:, None]
-        seen = torch.from_numpy((layout.first <= rows) & (rows < layout.last)).to(query.device)
-        return torch.nn.functional.scaled_dot_product_attention(
-            query, key, value, attn_mask=seen, scale=scale, enable_gqa=True
-        )
-    mask = block_mask(layout, query.device)
+        return _explicit(query, key, value, layout, rule, sinks)
+    mask = block_mask(layout, rule.window, query.device)
+    kernel = _flex(rule.softcap, sinks is not None)
+    out = in_blocks(kernel, query, key, value, mask, rule, sinks)
+    return out.transpose(1, 2).contiguous().transpose(1, 2)
+
+
+def in_blocks(
+    kernel: Callable[..., Any],
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    mask: BlockMask,
+    rule: AttentionRule,
+    sinks: Tensor | None,
+) -> Tensor:
+    """Call a kernel of :func:`flex_variant` on whole blocks → ``[1, H, Q, v]``.
+
+    A sink is one more key of value zero, so it takes its share of the weight from the others.
+    """
     queries, keys = mask.seq_lengths
     padded = (_pad(query, queries), _pad(key, keys), _pad(value, keys))
-    out = _flex()(*padded, block_mask=mask, scale=scale, enable_gqa=True)
-    return out[:, :, : query.shape[2]].transpose(1, 2).contiguous().transpose(1, 2)
+    out = kernel(*padded, mask, rule.scale)
+    if sinks is not None:
+        out, lse = out
+        share = torch.sigmoid(lse - sinks.to(lse.dtype)[None, :, None])
+        out = (out * share[..., None]).to(query.dtype)
+    result: Tensor = out[:, :, : query.shape[2]]
+    return result
 
 
-@lru_cache(maxsize=4)  # the last layer has a layout of its own
-def block_mask(layout: Layout, device: torch.device) -> BlockMask:
+def _explicit(
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    layout: Layout,
+    rule: AttentionRule,
+    sinks: Tensor | None,
+) -> Tensor:
+    index = torch.arange(layout.queries)[:, None]
+    first, last, at = (torch.from_numpy(t) for t in (layout.first, layout.last, layout.positions))
+    seen = (first <= index) & (index < last)
+    if rule.window is not None:
+        seen &= at[torch.from_numpy(layout.rows)][:, None] - at < rule.window
+    group = query.shape[1] // key.shape[1]
+    key, value = key.repeat_interleave(group, 1), value.repeat_interleave(group, 1)
+    scores = query @ key.transpose(-1, -2) * rule.scale
+    if rule.softcap is not None:
+        scores = rule.softcap * torch.tanh(scores / rule.softcap)
+    scores = scores.masked_fill(~seen.to(scores.device), -torch.inf)
+    if sinks is not None:
+        column = sinks.to(scores.dtype)[None, :, None, None].expand(*scores.shape[:3], 1)
+        scores = torch.cat([scores, column], dim=-1)
+    return scores.softmax(-1).to(value.dtype)[..., : key.shape[2]] @ value
+
+
+@lru_cache(maxsize=8)  # the last layer has a layout of its own, and layers can have a window
+def block_mask(layout: Layout, window: int | None, device: torch.device) -> BlockMask:
     """The mask over queries and keys, each padded to whole blocks.
 
     The padded queries see the last padded key, so that every query sees some key.
@@ -51,15 +101,40 @@ def block_mask(layout: Layout, device: torch.device) -> BlockMask:
     first[: len(layout.first)], last[: len(layout.last)] = layout.first, layout.last
     first[-1], last[-1] = layout.queries, queries
     some, every = _blocks(first, last, queries)
+    tables, reach = [first, last], window or 0
+    if window is not None:  # padding is as close as its neighbours
+        at = np.pad(layout.positions, (0, keys - len(layout.positions)), mode="edge")
+        own = layout.positions[layout.rows]
+        own = np.pad(own, (0, queries - len(own)), mode="edge")
+        at[-1] = own[-1]
+        near, far = _distances(own, at)
+        some, every = some & (near < window), every & (far < window)
+        tables += [at, own]
     partial, full = (_listed(blocks, device) for blocks in (some & ~every, every))
-    first_seen, last_seen = (torch.from_numpy(t).to(device, torch.int32) for t in (first, last))
+    first_seen, last_seen, *positions = (
+        torch.from_numpy(t).to(device, torch.int32) for t in tables
+    )
 
     def visible(batch: Tensor, head: Tensor, query: Tensor, key: Tensor) -> Tensor:
         return (first_seen[key] <= query) & (query < last_seen[key])
 
+    def near_and_visible(batch: Tensor, head: Tensor, query: Tensor, key: Tensor) -> Tensor:
+        at, own = positions
+        return visible(batch, head, query, key) & (own[query] - at[key] < reach)
+
     return BlockMask.from_kv_blocks(
-        *partial, *full, BLOCK_SIZE=_BLOCK, mask_mod=visible, seq_lengths=(queries, keys)
+        *partial,
+        *full,
+        BLOCK_SIZE=_BLOCK,
+        mask_mod=visible if window is None else near_and_visible,
+        seq_lengths=(queries, keys),
     )
+
+
+def _distances(queries: Ints, keys: Ints) -> tuple[Ints, Ints]:
+    """Shortest and longest distance of a query and a key, for all pairs of blocks."""
+    q, k = queries.reshape(-1, 1, _BLOCK), keys.reshape(1, -1, _BLOCK)
+    return q.min(-1) - k.max(-1), q.max(-1) - k.min(-1)
 
 
 def _blocks(
@@ -91,6 +166,24 @@ def _pad(tensor: Tensor, length: int) -> Tensor:
     return torch.nn.functional.pad(tensor, (0, 0, 0, length - tensor.shape[2]))
 
 
-@cache
-def _flex() -> Callable[..., Tensor]:
-    return cast(Callable[..., Tensor], torch.compile(flex_attention, dynamic=True))
+def flex_variant(softcap: float | None, sinks: bool) -> Callable[..., Any]:
+    """FlexAttention with this soft cap. With sinks, it also returns the log-sum-exps."""
+
+    def capped(score: Tensor, *_: Tensor) -> Tensor:
+        assert softcap is not None
+        return torch.tanh(score / softcap) * softcap
+
+    def attend(query: Tensor, key: Tensor, value: Tensor, mask: BlockMask, scale: float) -> Any:
+        options: dict[str, Any] = {"return_aux": AuxRequest(lse=True)} if sinks else {}
+        change = None if softcap is None else capped
+        found: Any = flex_attention(
+            query, key, value, change, mask, scale=scale, enable_gqa=True, **options
+        )
+        return (found[0], found[1].lse) if sinks else found
+
+    return attend
+
+
+@cache  # a model has one or two variants, so dtype, gradient and mask decide the recompilations
+def _flex(softcap: float | None, sinks: bool) -> Callable[..., Any]:
+    return torch.compile(flex_variant(softcap, sinks), dynamic=True)

@@ -5,37 +5,83 @@ of the pieces are merged with the weights of their log-sum-exps. Each piece's ba
 merged output and log-sum-exp, which makes its gradient exact (Ring Attention, arXiv 2310.01889;
 FlashAttention, arXiv 2205.14135, algorithm 4). Nothing of size ``[Q, K]`` is stored on the CPU.
 
+Sliding windows are part of the layout. An attention sink is one more key of value zero, merged at
+the end (gpt-oss; Xiao et al. 2023, arXiv 2309.17453). A soft cap is ``c tanh(s / c)`` on the scores
+(Gemma 2, arXiv 2408.00118, section 2).
+
 Shapes of a piece: query, out and grad ``[B, H, Q, d]``, key and value ``[B, G, K, d]`` with H a
-multiple of G, log-sum-exp ``[B, H, Q]``. On the CPU a piece is one fused kernel. Elsewhere it is
-explicit and holds ``[B, H, Q, K]``, which is small for one piece.
+multiple of G, log-sum-exp ``[B, H, Q]``. On the CPU a piece is one fused kernel. Elsewhere, and
+with a soft cap, it is explicit, in runs of queries whose scores ``[B, H, Q, K]`` are few.
 """
+
+from dataclasses import dataclass
 
 import torch
 from torch import Tensor
 from torch.autograd.function import FunctionCtx
 
-from babylon.training.grpo.attention.layout import Layout, LocalPiece
+from babylon.training.grpo.attention.layout import (
+    DensePiece,
+    Ints,
+    Layout,
+    LocalPiece,
+    windowed,
+)
 
 _aten = torch.ops.aten
+_SCORES = 2**22  # values of an explicit piece: 16 MiB of fp32
+
+
+@dataclass(frozen=True, slots=True)
+class AttentionRule:
+    """How a layer weighs the keys that it sees."""
+
+    scale: float
+    window: int | None = None  # tokens
+    softcap: float | None = None
 
 
 def piecewise_attention(
-    query: Tensor, key: Tensor, value: Tensor, layout: Layout, scale: float
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    layout: Layout,
+    rule: AttentionRule,
+    sinks: Tensor | None = None,
 ) -> Tensor:
-    """Attend ``[1, H, Q, d]`` to ``[1, G, K, d]``, H a multiple of G → ``[1, H, Q, d]``."""
-    return _Piecewise.apply(query, key, value, layout, scale)  # type: ignore[no-any-return, no-untyped-call]
+    """Attend ``[1, H, Q, d]`` to ``[1, G, K, d]``, H a multiple of G → ``[1, H, Q, v]``.
+
+    Values of another width v, as in MLA, are padded for the fused kernel. ``sinks`` ``[H]``.
+    """
+    if rule.window is not None:
+        layout = windowed(layout, rule.window)
+    width, wide = value.shape[-1], max(query.shape[-1], value.shape[-1])
+    query, key, value = (_widened(t, wide) for t in (query, key, value))
+    out: Tensor = _Piecewise.apply(query, key, value, layout, rule, sinks)  # type: ignore[no-untyped-call]
+    return out[..., :width]
+
+
+def _widened(tensor: Tensor, width: int) -> Tensor:
+    missing = width - tensor.shape[-1]
+    return torch.nn.functional.pad(tensor, (0, missing)) if missing else tensor
 
 
 class _Context(FunctionCtx):
     layout: Layout
-    scale: float
-    saved_tensors: tuple[Tensor, Tensor, Tensor, Tensor, Tensor]
+    rule: AttentionRule
+    saved_tensors: tuple[Tensor, Tensor, Tensor, Tensor, Tensor, Tensor | None]
 
 
 class _Piecewise(torch.autograd.Function):
     @staticmethod
     def forward(
-        ctx: _Context, query: Tensor, key: Tensor, value: Tensor, layout: Layout, scale: float
+        ctx: _Context,
+        query: Tensor,
+        key: Tensor,
+        value: Tensor,
+        layout: Layout,
+        rule: AttentionRule,
+        sinks: Tensor | None,
     ) -> Tensor:
         _, heads, queries, _ = query.shape
         wide = wide_dtype(query)  # of sums over pieces
@@ -45,25 +91,30 @@ class _Piecewise(torch.autograd.Function):
             q, k = slice(piece.first, piece.last), slice(piece.start, piece.end)
             qs = _split(query[:, :, q], piece.count)
             ks, vs = (_split(t[:, :, k], piece.count) for t in (key, value))
-            o, total = attend(qs, ks, vs, scale, _mask(piece, query), piece.mask is None)
+            o, total = attend(qs, ks, vs, rule, _mask(piece, query), piece.mask is None)
             _split(out[:, :, q], piece.count).copy_(o)
             _split(lse[:, :, q, None], piece.count).copy_(total[..., None])
         for dense in layout.dense:
-            q, k = slice(dense.first, dense.last), slice(dense.start, dense.end)
-            o, total = attend(query[:, :, q], key[:, :, k], value[:, :, k], scale)
+            q, kd = slice(dense.first, dense.last), places(dense.keys, query.device)
+            ks, vs = key[:, :, kd], value[:, :, kd]
+            o, total = attend(query[:, :, q], ks, vs, rule, _mask(dense, query))
             merged = lse[:, :, q]
             share = torch.sigmoid(total - merged)[..., None]
             out[:, :, q].lerp_(o.to(wide), share)
             merged.copy_(torch.logaddexp(merged, total))
+        if sinks is not None:
+            sink = sinks.to(wide)[None, :, None]
+            out *= torch.sigmoid(lse - sink)[..., None]
+            lse = torch.logaddexp(lse, sink)
         out = out.to(query.dtype)
-        ctx.save_for_backward(query, key, value, out, lse)
-        ctx.layout, ctx.scale = layout, scale
+        ctx.save_for_backward(query, key, value, out, lse, sinks)  # type: ignore[arg-type]
+        ctx.layout, ctx.rule = layout, rule
         return out
 
     @staticmethod
     def backward(ctx: _Context, grad: Tensor) -> tuple[Tensor | None, ...]:
-        query, key, value, out, lse = ctx.saved_tensors
-        layout, scale = ctx.layout, ctx.scale
+        query, key, value, out, lse, sinks = ctx.saved_tensors
+        layout, rule = ctx.layout, ctx.rule
         wide = wide_dtype(query)
         d_query = torch.empty_like(query, dtype=wide)
         d_key, d_value = (torch.zeros_like(t, dtype=wide) for t in (key, value))
@@ -73,16 +124,23 @@ class _Piecewise(torch.autograd.Function):
             ks, vs = (_split(t[:, :, k], piece.count) for t in (key, value))
             total = _split(lse[:, :, q, None], piece.count)[..., 0]
             mask = _mask(piece, query)
-            grads = attend_backward(g, qs, ks, vs, o, total, scale, mask, piece.mask is None)
+            grads = attend_backward(g, qs, ks, vs, o, total, rule, mask, piece.mask is None)
             for result, part, at in zip((d_query, d_key, d_value), grads, (q, k, k), strict=True):
                 _split(result[:, :, at], piece.count).copy_(part)
         for dense in layout.dense:
-            q, k = slice(dense.first, dense.last), slice(dense.start, dense.end)
+            q, kd = slice(dense.first, dense.last), places(dense.keys, query.device)
             g, qs, o, total = (t[:, :, q] for t in (grad, query, out, lse))
-            grads = attend_backward(g, qs, key[:, :, k], value[:, :, k], o, total, scale)
-            for result, part, at in zip((d_query, d_key, d_value), grads, (q, k, k), strict=True):
-                result[:, :, at] += part
-        return d_query.to(query.dtype), d_key.to(key.dtype), d_value.to(value.dtype), None, None
+            ks, vs, mask = key[:, :, kd], value[:, :, kd], _mask(dense, query)
+            grads = attend_backward(g, qs, ks, vs, o, total, rule, mask)
+            d_query[:, :, q] += grads[0]
+            d_key[:, :, kd] += grads[1]
+            d_value[:, :, kd] += grads[2]
+        d_sinks = None
+        if sinks is not None:  # its value is zero, so the score's gradient is -p * (grad . out)
+            share = torch.exp(sinks.to(wide)[None, :, None] - lse)
+            d_sinks = -(share * (grad * out).sum(-1, dtype=wide)).sum((0, 2)).to(sinks.dtype)
+        parts = d_query.to(query.dtype), d_key.to(key.dtype), d_value.to(value.dtype)
+        return *parts, None, None, d_sinks
 
 
 def _split(tensor: Tensor, count: int) -> Tensor:
@@ -93,7 +151,15 @@ def _split(tensor: Tensor, count: int) -> Tensor:
     return tensor.view(heads, count, -1, width).transpose(0, 1)
 
 
-def _mask(piece: LocalPiece, like: Tensor) -> Tensor | None:
+def places(tokens: Ints, device: torch.device) -> slice | Tensor:
+    """An index of ascending tokens: a slice, which copies nothing, if they have no gap."""
+    start, end = int(tokens[0]), int(tokens[-1]) + 1
+    if end - start == len(tokens):
+        return slice(start, end)
+    return torch.from_numpy(tokens).to(device)
+
+
+def _mask(piece: LocalPiece | DensePiece, like: Tensor) -> Tensor | None:
     if piece.mask is None:
         return None
     return torch.from_numpy(piece.mask).to(like.device, like.dtype)[None, None]
@@ -108,22 +174,26 @@ def attend(
     query: Tensor,
     key: Tensor,
     value: Tensor,
-    scale: float,
+    rule: AttentionRule,
     mask: Tensor | None = None,
     causal: bool = False,
     *,
     explicit: bool = False,
 ) -> tuple[Tensor, Tensor]:
     """Output ``[B, H, Q, d]`` and log-sum-exp ``[B, H, Q]`` of one piece."""
-    if query.device.type == "cpu" and not explicit:
+    if query.device.type == "cpu" and not explicit and rule.softcap is None:
         result: tuple[Tensor, Tensor] = _aten._scaled_dot_product_flash_attention_for_cpu(
-            query, key, value, 0.0, causal, attn_mask=mask, scale=scale
+            query, key, value, 0.0, causal, attn_mask=mask, scale=rule.scale
         )
         return result
-    scores = _scores(query, key, scale, mask, causal)
-    lse = scores.logsumexp(-1)
-    weights = (scores - lse[..., None]).exp().to(value.dtype)
-    return weights @ _per_head(value, query), lse
+    parts = []
+    for at in _runs_of_queries(query, key):
+        scores, _ = _scores(query[:, :, at], key, rule, _visible(mask, causal, at, query, key))
+        lse = scores.logsumexp(-1)
+        weights = (scores - lse[..., None]).exp().to(value.dtype)
+        parts.append((weights @ _per_head(value, query), lse))
+    outs, lses = zip(*parts, strict=True)
+    return torch.cat(outs, dim=2), torch.cat(lses, dim=2)
 
 
 def attend_backward(
@@ -133,35 +203,62 @@ def attend_backward(
     value: Tensor,
     out: Tensor,
     lse: Tensor,
-    scale: float,
+    rule: AttentionRule,
     mask: Tensor | None = None,
     causal: bool = False,
     *,
     explicit: bool = False,
 ) -> tuple[Tensor, Tensor, Tensor]:
     """Gradients of query, key and value, from the output and log-sum-exp over all pieces."""
-    if query.device.type == "cpu" and not explicit:
+    if query.device.type == "cpu" and not explicit and rule.softcap is None:
         result: tuple[Tensor, Tensor, Tensor] = (
             _aten._scaled_dot_product_flash_attention_for_cpu_backward(
-                grad, query, key, value, out, lse, 0.0, causal, attn_mask=mask, scale=scale
+                grad, query, key, value, out, lse, 0.0, causal, attn_mask=mask, scale=rule.scale
             )
         )
         return result
-    weights = (_scores(query, key, scale, mask, causal) - lse[..., None]).exp()
-    d_weights = (grad @ _per_head(value, query).transpose(-1, -2)).to(weights.dtype)
-    delta = (grad * out).sum(-1, dtype=weights.dtype, keepdim=True)
-    d_scores = (weights * (d_weights - delta) * scale).to(query.dtype)
-    d_key = _per_group(d_scores.transpose(-1, -2) @ query, key)
-    d_value = _per_group(weights.to(grad.dtype).transpose(-1, -2) @ grad, value)
-    return d_scores @ _per_head(key, query), d_key, d_value
+    d_query = torch.empty_like(query)
+    d_key, d_value = torch.zeros_like(key), torch.zeros_like(value)
+    for at in _runs_of_queries(query, key):
+        q, g = query[:, :, at], grad[:, :, at]
+        scores, slope = _scores(q, key, rule, _visible(mask, causal, at, query, key))
+        weights = (scores - lse[:, :, at, None]).exp()
+        d_weights = (g @ _per_head(value, query).transpose(-1, -2)).to(weights.dtype)
+        delta = (g * out[:, :, at]).sum(-1, dtype=weights.dtype, keepdim=True)
+        d_scores = weights * (d_weights - delta) * rule.scale
+        d_scores = (d_scores if slope is None else d_scores * slope).to(query.dtype)
+        d_query[:, :, at] = d_scores @ _per_head(key, query)
+        d_key += _per_group(d_scores.transpose(-1, -2) @ q, key)
+        d_value += _per_group(weights.to(grad.dtype).transpose(-1, -2) @ g, value)
+    return d_query, d_key, d_value
 
 
-def _scores(query: Tensor, key: Tensor, scale: float, mask: Tensor | None, causal: bool) -> Tensor:
-    scores = (query @ _per_head(key, query).transpose(-1, -2)).to(wide_dtype(query)) * scale
+def _runs_of_queries(query: Tensor, key: Tensor) -> list[slice]:
+    batch, heads, queries, _ = query.shape
+    run = max(1, _SCORES // (batch * heads * key.shape[2]))
+    return [slice(at, at + run) for at in range(0, queries, run)]
+
+
+def _visible(
+    mask: Tensor | None, causal: bool, at: slice, query: Tensor, key: Tensor
+) -> Tensor | None:
     if causal:
-        future = torch.ones(scores.shape[-2:], dtype=torch.bool, device=scores.device).triu(1)
-        scores = scores.masked_fill(future, -torch.inf)
-    return scores if mask is None else scores + mask
+        rows = torch.arange(query.shape[2], device=query.device)[at, None]
+        future = torch.arange(key.shape[2], device=query.device) > rows
+        return torch.zeros_like(future, dtype=query.dtype).masked_fill(future, -torch.inf)
+    return None if mask is None else mask[..., at, :]
+
+
+def _scores(
+    query: Tensor, key: Tensor, rule: AttentionRule, mask: Tensor | None
+) -> tuple[Tensor, Tensor | None]:
+    """Scores, and the slope of their soft cap if there is one."""
+    scores = (query @ _per_head(key, query).transpose(-1, -2)).to(wide_dtype(query)) * rule.scale
+    slope = None
+    if rule.softcap is not None:
+        capped = torch.tanh(scores / rule.softcap)
+        scores, slope = rule.softcap * capped, 1 - capped.square()
+    return (scores if mask is None else scores + mask), slope
 
 
 def _per_head(tensor: Tensor, query: Tensor) -> Tensor:

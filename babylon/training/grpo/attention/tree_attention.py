@@ -12,12 +12,13 @@ from typing import Any, cast
 
 import torch
 from torch import Tensor
-from transformers import AttentionInterface, PreTrainedModel
+from transformers import AttentionInterface, PreTrainedConfig, PreTrainedModel
 
 from babylon.training.grpo.attention.layout import Layout
+from babylon.training.grpo.attention.piecewise import AttentionRule
 
 NAME = "prefix_tree"
-Attention = Callable[[Tensor, Tensor, Tensor, Layout, float], Tensor]
+Attention = Callable[[Tensor, Tensor, Tensor, Layout, AttentionRule, Tensor | None], Tensor]
 Pair = tuple[Tensor, Tensor]  # keys and values, [1, G, n, d]
 
 
@@ -28,7 +29,7 @@ class KeyValueCache:
     pairs: dict[int, Pair] = field(default_factory=dict)
     grads: dict[int, Pair] = field(default_factory=dict)
 
-    def add(self, layer: int, part: int, at: slice, grad: Tensor) -> None:
+    def add(self, layer: int, part: int, at: slice | Tensor, grad: Tensor) -> None:
         """Add a gradient of the keys (part 0) or values (part 1) at some positions."""
         if layer not in self.grads:
             key, value = self.pairs[layer]
@@ -56,24 +57,32 @@ class AttentionRun:
     rows: Tensor  # [R] ascending
     rows_layout: Layout
     attention: Attention
-    ancestors: list[tuple[KeyValueCache, slice]]
+    ancestors: list[tuple[KeyValueCache, slice | Tensor]]
     capture: KeyValueCache | None = None  # receives the portion's own keys and values
     inject: KeyValueCache | None = None  # holds gradients to add to the portion's own
     stop_at_keys: bool = False
     held: Pair | None = None
 
-    def attend(self, layer: int, query: Tensor, key: Tensor, value: Tensor, scale: float) -> Tensor:
+    def attend(
+        self,
+        layer: int,
+        query: Tensor,
+        key: Tensor,
+        value: Tensor,
+        rule: AttentionRule,
+        sinks: Tensor | None,
+    ) -> Tensor:
         """Attention of one layer, over the portion's keys and its ancestors'."""
         if self.held is not None:
             (key, value), self.held = self.held, None
-            return self.attention(query, key, value, self.rows_layout, scale)
+            return self.attention(query, key, value, self.rows_layout, rule, sinks)
         if self.capture is not None:
             self.capture.pairs[layer] = key.detach(), value.detach()
         key, value = self._extend(layer, 0, key), self._extend(layer, 1, value)
         if self.stop_at_keys:
             self.held = key, value
             raise _KeysReady
-        return self.attention(query, key, value, self.layout, scale)
+        return self.attention(query, key, value, self.layout, rule, sinks)
 
     def _extend(self, layer: int, part: int, own: Tensor) -> Tensor:
         """The portion's keys (part 0) or values (part 1), followed by its ancestors'."""
@@ -90,7 +99,9 @@ class AttentionRun:
         return torch.cat(pieces, dim=2) if len(pieces) > 1 else own
 
 
-def _adder(cache: KeyValueCache, layer: int, part: int, at: slice) -> Callable[[Tensor], None]:
+def _adder(
+    cache: KeyValueCache, layer: int, part: int, at: slice | Tensor
+) -> Callable[[Tensor], None]:
     return lambda grad: cache.add(layer, part, at, grad)
 
 
@@ -103,13 +114,29 @@ def _tree_attention(
     *,
     run: AttentionRun,
     scaling: float | None = None,
+    sliding_window: int | None = None,
+    softcap: float | None = None,
+    s_aux: Tensor | None = None,
     **_: object,
 ) -> tuple[Tensor, None]:
-    scale = query.shape[-1] ** -0.5 if scaling is None else scaling
     dtype = value.dtype  # under autocast, norms and rotations return queries and keys in fp32
     layer = cast(int, module.layer_idx)
-    out = run.attend(layer, query.to(dtype), key.to(dtype), value, scale)
+    if sliding_window != (expected := layer_window(cast(PreTrainedConfig, module.config), layer)):
+        raise ValueError(
+            f"layer {layer} passes a window of {sliding_window} to its attention, and its"
+            f" configuration has {expected}"
+        )
+    scale = query.shape[-1] ** -0.5 if scaling is None else scaling
+    rule = AttentionRule(scale, sliding_window, softcap)
+    out = run.attend(layer, query.to(dtype), key.to(dtype), value, rule, s_aux)
     return out.transpose(1, 2), None
+
+
+def layer_window(config: PreTrainedConfig, layer: int) -> int | None:
+    """Tokens that a layer's attention slides over, by the configuration. None: it sees all."""
+    kinds = getattr(config, "layer_types", None)
+    slides = kinds is None or kinds[layer] == "sliding_attention"
+    return getattr(config, "sliding_window", None) if slides else None
 
 
 AttentionInterface.register(NAME, _tree_attention)

@@ -1,5 +1,6 @@
 """Every setting of the trainer reaches it."""
 
+from dataclasses import replace
 from typing import get_args
 
 import pytest
@@ -8,11 +9,15 @@ from babylon.cli import main
 from babylon.cli.training import TrainRequest
 from babylon.core.settings import LOSSES_WITH_NORMALISER, Loss, TrainingSettings
 from babylon.core.settings_loading import load_settings
+from babylon.policies.load import Precision
 from babylon.training.backends.registry import updater
 from babylon.training.grpo.advantage import Advantage, CallWeight
 from babylon.training.grpo.config import MAX_STALENESS, TrainerConfig
+from babylon.training.grpo.loss_inputs import Importance, LossBounds
 from babylon.training.grpo.losses import LOSSES
-from babylon.training.update import TARGET_KL, trainer_config, update_torch
+from babylon.training.trainable import TuningOptions
+from babylon.training.update import update_torch
+from babylon.training.update_options import TARGET_KL, trainer_config, tuning_options
 
 DEFAULT = TrainerConfig(target_kl=TARGET_KL)
 
@@ -36,6 +41,12 @@ def test_the_defaults_are_the_trainers_own() -> None:
         ("ADVANTAGE", "batch_std", {"advantage": "batch_std"}),
         ("CALL_WEIGHT", "token", {"call_weight": "token"}),
         ("KL_PENALTY", "0.25", {"kl_penalty": 0.25}),
+        ("ENTROPY_BONUS", "0.1", {"entropy_bonus": 0.1}),
+        ("KL_REFERENCE", "parent", {"kl_reference": "parent"}),
+        ("GRAD_CLIP", "0.5", {"grad_clip": 0.5}),
+        ("CLIP_LOW", "0.7", {"bounds": LossBounds(clip_low=0.7)}),
+        ("CLIP_HIGH", "1.2", {"bounds": LossBounds(clip_high=1.2)}),
+        ("IMPORTANCE", "token_mask", {"bounds": LossBounds(importance="token_mask")}),
         ("MAX_STALENESS", "2", {"max_staleness": 2}),
         ("MAX_MISSING_LOGPROBS", "0.5", {"max_missing_logprobs": 0.5}),
         ("BABYLON_SEED", "4", {"seed": 4}),
@@ -51,12 +62,32 @@ def test_each_variable_changes_what_the_trainer_is_told(
     assert {n: v for n, v in told.items() if v != getattr(DEFAULT, n)} == changed
 
 
+@pytest.mark.parametrize(
+    ("variable", "value", "changed"),
+    [
+        ("LORA_RANK", "8", {"rank": 8, "alpha": 16}),
+        ("LORA_ALPHA", "8", {"alpha": 8}),
+        ("LORA_VARIANT", "dora", {"adapter": "dora"}),
+        ("BASE_PRECISION", "bf16", {"base_precision": "bf16"}),
+        ("OPTIMIZER", "adamw8bit", {"optimizer": "adamw8bit"}),
+    ],
+)
+def test_each_variable_changes_the_form_of_the_weights(
+    monkeypatch: pytest.MonkeyPatch, variable: str, value: str, changed: dict[str, object]
+) -> None:
+    assert tuning_options(load_settings().training) == TuningOptions()
+    monkeypatch.setenv(variable, value)
+    assert tuning_options(load_settings().training) == replace(TuningOptions(), **changed)  # type: ignore[arg-type]
+
+
 def test_the_settings_know_what_the_trainer_knows() -> None:
     fields = TrainingSettings.model_fields
     assert set(get_args(Loss)) == set(LOSSES)
     assert set(LOSSES_WITH_NORMALISER) == {n for n, loss in LOSSES.items() if loss.call_weight}
     assert get_args(fields["advantage"].annotation) == get_args(Advantage)
     assert get_args(fields["call_weight"].annotation) == get_args(CallWeight)
+    assert get_args(fields["importance"].annotation) == get_args(Importance)
+    assert get_args(fields["base_precision"].annotation) == get_args(Precision)
     (limit,) = [rule.le for rule in fields["max_staleness"].metadata if hasattr(rule, "le")]
     assert limit == MAX_STALENESS
 

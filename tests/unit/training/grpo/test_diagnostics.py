@@ -6,9 +6,19 @@ from dataclasses import asdict, replace
 import pytest
 import torch
 
-from babylon.training.grpo.diagnostics import divergence, effective_sample_size, spread, update_norm
+from babylon.training.grpo.config import TrainerConfig
+from babylon.training.grpo.diagnostics import (
+    Logged,
+    UpdateRecord,
+    divergence,
+    effective_sample_size,
+    spread,
+    update_norm,
+)
 from babylon.training.grpo.train_report import TrainReport
-from babylon.training.grpo.training_input import ScoredTrajectory
+from babylon.training.grpo.training_input import CallTokens, ScoredTrajectory
+from babylon.training.grpo.training_window import compile_window
+from babylon.training.grpo.tree_forward import of_similar_length
 from tests.tiny_policy import tiny_model
 from tests.unit.training.grpo.windows import update, weights, window
 
@@ -22,9 +32,8 @@ def test_a_spread_is_mean_percentiles_and_maximum() -> None:
 def test_divergences_are_schulmans_estimates() -> None:
     """log ratios log 0.5 and log 2: k1 = 0, k3 = ((0.5 + log 2 - 1) + (2 - log 2 - 1)) / 2."""
     sampled, other = torch.tensor([0.5, 0.2]).log(), torch.tensor([0.25, 0.4]).log()
-    everywhere = torch.tensor([True, True])
-    assert divergence(sampled, other, everywhere) == pytest.approx((0.0, 0.25), abs=1e-6)
-    k1, k3 = divergence(sampled, other, torch.tensor([True, False]))
+    assert divergence(sampled, other) == pytest.approx((0.0, 0.25), abs=1e-6)
+    k1, k3 = divergence(sampled[:1], other[:1])
     assert (k1, k3) == pytest.approx((math.log(2), 0.5 + math.log(2) - 1), rel=1e-5)
 
 
@@ -167,3 +176,29 @@ def test_an_untouched_policy_reports_no_divergence() -> None:
     report: TrainReport = update(tiny_model(0), window(), iterations=1, learning_rate=1e-12)
     assert abs(report.kl_after) < 1e-9 and report.ratio_max == report.ratio_p1 == 1.0
     assert report.kl_reference == 0
+
+
+def test_one_long_reply_among_short_ones_costs_no_more_than_its_own_tokens() -> None:
+    """One reply of 16,384 tokens and 2,880 of ten: a padded table would have 47 million places."""
+    lengths = [16_384, *[10] * 2880]
+    trajectories = [
+        ScoredTrajectory(
+            trajectory_id=str(number),
+            group=str(number // 2),
+            score=float(number % 2),
+            calls=[CallTokens(prompt=[number], completion=[5] * length, logprobs=[-1.0] * length)],
+        )
+        for number, length in enumerate([*lengths, 10])
+    ]
+    window = compile_window(trajectories, TrainerConfig())
+    logged = Logged.of(window, torch.device("cpu"))
+    record = UpdateRecord.start(logged.mu.clone(), logged.mu.clone(), [])
+    tables = [getattr(logged, name) for name in ("mu", "known", "exact", "offsets", "advantage")]
+    tables += [record.proximal, record.reference, record.theta, record.entropy, record.flags]
+    a_pass = 4 * 4 * window.tokens  # values and gradients of logprobs and entropies
+    bytes_a_token = (sum(table.nbytes for table in tables) + a_pass) / window.tokens
+    assert window.tokens == sum(lengths) + 10 and bytes_a_token < 50
+    groups = list(of_similar_length(range(len(window.calls)), window.lengths))
+    padded = sum(len(group) * max(window.lengths[call] for call in group) for group in groups)
+    assert sorted(call for group in groups for call in group) == list(range(2882))
+    assert padded <= 2 * window.tokens

@@ -64,12 +64,23 @@ def test_chunks_equal_the_whole(monkeypatch: pytest.MonkeyPatch, kind: str, rows
     expected = whole(head, hidden, *rest)
     ours = token_values(head, VOCABULARY, hidden, *rest)
     torch.testing.assert_close(ours[0], expected[0])
-    torch.testing.assert_close(ours[1], expected[1].detach())
-    assert not ours[1].requires_grad
+    torch.testing.assert_close(ours[1], expected[1])
     for got, want in zip(
         gradients(ours, hidden, head), gradients(expected, hidden, head), strict=True
     ):
         torch.testing.assert_close(got, want, atol=1e-5, rtol=1e-4)
+
+
+def test_the_gradient_of_the_entropy_is_that_of_the_whole() -> None:
+    head, (hidden, *rest) = heads()["bias"].double(), inputs()
+    hidden = hidden.detach().double().requires_grad_()
+    logits = head(hidden) / rest[0].double()[:, None]
+    expected = torch.distributions.Categorical(logits=logits).entropy()[rest[1]]
+    ours = token_values(head, VOCABULARY, hidden, *rest)[1]
+    weights = torch.linspace(-1, 2, TERMS, dtype=torch.float64)
+    [want] = torch.autograd.grad((expected * weights).sum(), hidden)
+    [got] = torch.autograd.grad((ours * weights).sum(), hidden)
+    torch.testing.assert_close(got, want)
 
 
 def test_no_more_than_a_chunk_of_logits_is_made_at_a_time(monkeypatch: pytest.MonkeyPatch) -> None:

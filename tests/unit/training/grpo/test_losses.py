@@ -6,14 +6,9 @@ from dataclasses import replace
 import pytest
 import torch
 
-from babylon.training.grpo.losses import (
-    LOSSES,
-    LossBounds,
-    LossInputs,
-    LossTerms,
-    kl_anchor,
-    loss_terms,
-)
+from babylon.training.grpo.config import TrainerConfig
+from babylon.training.grpo.loss_inputs import Importance, LossBounds, LossInputs, LossTerms
+from babylon.training.grpo.losses import LOSSES, kl_anchor, loss_terms
 
 WIDE = LossBounds(gspo_low=0.1, gspo_high=10.0)  # nothing in these cases leaves GSPO's clip
 
@@ -65,12 +60,15 @@ def test_the_names_of_the_losses_are_a_contract() -> None:
         "ppo_clip": None,
         "cispo": None,
         "gspo": "call",
+        "gspo_token": "call",
+        "sapo": None,
         "dapo": "token",
         "dr_grpo": "constant",
         "reinforce_is": None,
     }
 
 
+GATE = 1 / (1 + math.exp(-0.1))
 MEAN_S, MEAN_W = math.sqrt(1.1), math.sqrt(0.9 * 1.25)
 HAND_COMPUTED = {
     # w r A = 0.9 * 1.1 * 2 and 1.25 * 1 * 2; d(r A) / d(log theta) = r A
@@ -82,6 +80,10 @@ HAND_COMPUTED = {
     "reinforce_is": ([-1.98 * math.log(0.495), -2.5 * math.log(0.5)], [-1.98, -2.5]),
     # geometric means: s = sqrt(1.1 * 1), w = sqrt(0.9 * 1.25); each token carries w s A
     "gspo": ([-2 * MEAN_W * MEAN_S] * 2, [-2 * MEAN_W * MEAN_S] * 2),
+    # GSPO's ratio, the tokens' own weights
+    "gspo_token": ([-1.8 * MEAN_S, -2.5 * MEAN_S], [-1.8 * MEAN_S, -2.5 * MEAN_S]),
+    # 4 w A sigmoid(r - 1); the gate's slope at 1 is 1 / 4
+    "sapo": ([-7.2 * GATE, -5.0], [-7.2 * GATE * (1 - GATE) * 1.1, -2.5]),
 }
 
 
@@ -280,6 +282,9 @@ def test_every_bound_changes_what_it_says() -> None:
         "band_high": (1.1, "ppo_clip", inputs([[0.6]], [[0.6]], [[0.5]], [1.0])),
         "negative_call_drift": (0.5, "ppo_clip", inputs([[0.45]], [[0.5]], [[0.5]], [-1.0])),
         "impossible_ratio": (0.9, "ppo_clip", inputs([[0.4]], [[0.4]], [[0.5]], [1.0])),
+        "importance": ("token_mask", "ppo_clip", inputs([[0.6]], [[0.6]], [[0.25]], [1.0])),
+        "sapo_positive": (2.0, "sapo", inputs([[0.6]], [[0.5]], [[0.5]], [1.0])),
+        "sapo_negative": (2.0, "sapo", inputs([[0.6]], [[0.5]], [[0.5]], [-1.0])),
         "cispo_max": (1.1, "cispo", inputs([[0.6]], [[0.6]], [[0.5]], [1.0])),
         "gspo_low": (0.5, "gspo", inputs([[0.49]], [[0.5]], [[0.5]], [-1.0])),
         "gspo_high": (1.5, "gspo", inputs([[0.6]], [[0.5]], [[0.5]], [1.0])),
@@ -288,3 +293,41 @@ def test_every_bound_changes_what_it_says() -> None:
         changed = replace(LossBounds(), **{name: value})
         assert loss_of(loss, given, changed)[1] != loss_of(loss, given)[1], name
     assert {*cases, "kl_clamp", "dr_grpo_length"} == set(LossBounds.__slots__)
+
+
+@pytest.mark.parametrize(
+    ("importance", "weights"),
+    [
+        ("token_truncate", [1.2, 2.0, 0.8, 2.0]),
+        ("token_mask", [1.2, 2.4, 0.8, 2.8]),  # IcePop: within 0.5 and 5 as they are
+        ("sequence_truncate", [2.0, 2.0, 2.0, 2.0]),
+        ("sequence_mask", [0.0, 0.0, 0.0, 0.0]),  # 1.2 * 2.4 * 0.8 * 2.8 is above 2
+    ],
+)
+def test_the_weight_against_the_sampling_policy(
+    importance: Importance, weights: list[float]
+) -> None:
+    """pi_p / mu of four tokens is 1.2, 2.4, 0.8 and 2.8; A = 1 and r = 1."""
+    p = [[0.6, 0.6, 0.4, 0.7]]
+    given = inputs(p, p, [[0.5, 0.25, 0.5, 0.25]], [1.0])
+    _, gradient = loss_of("ppo_clip", given, LossBounds(importance=importance))
+    assert flat(gradient) == pytest.approx([-w for w in weights], rel=1e-5)
+
+
+def test_a_call_near_its_sampling_policy_keeps_its_own_sequence_weight() -> None:
+    p, mu = [[0.6, 0.4]], [[0.5, 0.5]]
+    for importance in ("sequence_truncate", "sequence_mask"):
+        bounds = LossBounds(importance=importance)
+        _, gradient = loss_of("ppo_clip", inputs(p, p, mu, [1.0]), bounds)
+        assert flat(gradient) == pytest.approx([-0.96, -0.96], rel=1e-5)
+
+
+def test_a_loss_with_a_weight_of_its_own_takes_no_other() -> None:
+    with pytest.raises(ValueError, match="'sequence_mask' with loss 'cispo'"):
+        TrainerConfig(loss="cispo", bounds=LossBounds(importance="sequence_mask"))
+
+
+def test_gspo_token_has_the_gradient_of_gspo_where_the_weights_are_one() -> None:
+    given = inputs([[0.55, 0.5, 0.3]], [[0.5, 0.5, 0.31]], [[0.5, 0.5, 0.31]], [1.5])
+    [by_call, by_token] = [loss_of(name, given, WIDE)[1] for name in ("gspo", "gspo_token")]
+    assert flat(by_token) == pytest.approx(flat(by_call), rel=1e-5)

@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from babylon.training.grpo.attention.layout import Layout
+from babylon.training.grpo.attention.layout import Layout, windowed
 from babylon.training.grpo.portions import cut
 from babylon.training.grpo.prefix_tree import PrefixTree, compile_tree, find_sharing
 from babylon.training.grpo.training_input import CallTokens
@@ -103,7 +103,9 @@ def coverage(layout: Layout) -> np.ndarray:
     """Number of pieces of a layout in which query i sees key j: ``[Q, K]``."""
     seen = np.zeros((layout.queries, len(layout.first)), dtype=int)
     for d in layout.dense:
-        seen[d.first : d.last, d.start : d.end] += 1
+        pairs = 1 if d.mask is None else (d.mask == 0).astype(int)
+        assert d.mask is None or (d.mask == 0).any(1).all()  # a kernel's row of nothing is NaN
+        seen[d.first : d.last, d.keys] += pairs
     for piece in layout.local:
         queries = (piece.last - piece.first) // piece.count
         keys = (piece.end - piece.start) // piece.count
@@ -116,9 +118,12 @@ def coverage(layout: Layout) -> np.ndarray:
     return seen
 
 
-def intervals(layout: Layout) -> np.ndarray:
+def intervals(layout: Layout, window: int | None = None) -> np.ndarray:
     query = np.arange(layout.queries)[:, None]
-    return ((layout.first <= query) & (query < layout.last)).astype(int)
+    seen = (layout.first <= query) & (query < layout.last)
+    if window is not None:
+        seen &= layout.positions[layout.rows][:, None] - layout.positions < window
+    return seen.astype(int)
 
 
 def mixed_window(random: Random) -> list[CallTokens]:
@@ -150,6 +155,9 @@ def test_pieces_cover_every_visible_pair_of_a_portion_exactly_once(seed: int) ->
             some = portion.layout.select(rows)
             np.testing.assert_array_equal(intervals(some), intervals(portion.layout)[rows])
             np.testing.assert_array_equal(coverage(some), intervals(some))
+            for layout, window in ((portion.layout, 100), (some, 5)):
+                sliding = windowed(layout, window)
+                np.testing.assert_array_equal(coverage(sliding), intervals(layout, window))
 
 
 @pytest.mark.parametrize("seed", range(6))
@@ -159,12 +167,38 @@ def test_every_token_of_a_portion_sees_its_own_prefix_and_nothing_else(seed: int
     for max_tokens in (10_000, 60):
         portions, _ = cut(tree, max_tokens)
         for portion in portions:
-            ends = [portions[a.portion].tokens[a.start : a.end] for a in portion.ancestors]
+            ends = [portions[a.portion].tokens[a.tokens] for a in portion.ancestors]
             ids = np.concatenate([portion.tokens, *ends])
-            places = [portions[a.portion].positions[a.start : a.end] for a in portion.ancestors]
+            places = [portions[a.portion].positions[a.tokens] for a in portion.ancestors]
             positions = np.concatenate([portion.positions, *places])
             for row, seen in enumerate(intervals(portion.layout)):
                 keys = np.flatnonzero(seen)
                 order = keys[np.argsort(positions[keys])]
                 assert positions[order].tolist() == list(range(portion.positions[row] + 1))
                 assert tuple(ids[order].tolist()) in known
+
+
+def conversation(turns: int) -> list[CallTokens]:
+    """Each reply is a leaf, because the next prompt holds it in other tokens."""
+    random = Random(0)
+    said, calls = tokens(random, 30), []
+    for _ in range(turns):
+        said = said + tokens(random, 20)
+        calls.append(call(said, tokens(random, 10)))
+        said = said + tokens(random, 10)
+    return calls
+
+
+@pytest.mark.parametrize("max_tokens", [10_000, 500])
+def test_a_deep_turn_is_merged_from_few_pieces(max_tokens: int) -> None:
+    """Their number grows with the logarithm of the depth, not with the depth."""
+    most = {}
+    for turns in (4, 64):
+        merges = [0]
+        for portion in cut(compile_tree(conversation(turns)), max_tokens)[0]:
+            pieces = np.zeros(portion.layout.queries, dtype=int)
+            for piece in portion.layout.dense:
+                pieces[piece.first : piece.last] += 1
+            merges.append(int(pieces.max()))
+        most[turns] = max(merges)
+    assert most[64] <= most[4] + 6

@@ -189,10 +189,12 @@ def test_the_same_seed_gives_the_same_weights_and_another_one_does_not() -> None
         ("advantage", "batch_std"),
         ("call_weight", "token"),
         ("call_weight", "trajectory_tokens"),
+        ("entropy_bonus", 0.1),
+        ("grad_clip", 0.01),
         *(("loss", name) for name in LOSSES if name != "ppo_clip"),
     ],
 )
-def test_every_option_of_the_loss_changes_the_update(option: str, value: str) -> None:
+def test_every_option_of_the_loss_changes_the_update(option: str, value: Any) -> None:
     """In the second iteration ratios have left one, some of them beyond the clip."""
     start = weights(tiny_model(0))
     moved = []

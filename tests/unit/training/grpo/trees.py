@@ -73,7 +73,8 @@ def tokens(random: Random, count: int) -> list[int]:
 
 def naive_logprobs(model: Any, one: CallTokens) -> Tensor:
     """``[T]``, by a forward pass over this call alone."""
-    logits = model(input_ids=torch.tensor([[*one.prompt, *one.completion]])).logits[0].float()
+    inputs = [*one.prompt, *one.completion][:-1]
+    logits = model(input_ids=torch.tensor([inputs])).logits[0].float()
     logprobs = torch.log_softmax(logits / one.temperature, -1)
     start = len(one.prompt) - 1
     return torch.stack([logprobs[start + t, y] for t, y in enumerate(one.completion)])

@@ -1,0 +1,139 @@
+"""An estimate of a trainer's memory, from a model's configuration alone.
+
+Weights, gradients and moments are counted on a model without data. Activations are estimated: a
+layer keeps about ``10 h + 3 f`` values a token for its backward pass (h the hidden size, f the
+width of the active feed-forward layers), and with recomputation only its input. The trainer finds
+the portion that really fits: it halves portions when memory runs out, and remembers the result.
+"""
+
+from dataclasses import asdict, dataclass, replace
+from typing import Any
+
+import torch
+from peft import get_peft_model
+from torch import nn
+from transformers import AutoModelForCausalLM, PreTrainedConfig
+
+from babylon.policies.load import quiet_ranks
+from babylon.training.grpo.forward import CUDA_PORTION_TOKENS, SMALLEST
+from babylon.training.trainable import TransferLayers, Tuning, TuningOptions, new_adapter, tune_only
+
+_NF4 = 0.5 + 4 / 64  # bytes a weight: four bits, and an fp32 scale for each block of 64
+_MOMENTS = {"adamw": 8.0, "adamw8bit": 2.0}  # bytes a tuned weight
+_LOGITS = 2**22 * 4 * 3  # bytes of one chunk of the head and its statistics
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class MemoryPlan:
+    """Bytes that an update holds on the device."""
+
+    weights: int  # frozen ones in their precision, tuned ones in fp32
+    gradients: int
+    moments: int
+    keys_and_values: int  # of a context's tokens outside the portion, and their gradients
+    activations: int  # of one portion
+    head: int
+
+    @property
+    def total(self) -> int:
+        """Bytes of all parts."""
+        return sum(asdict(self).values())
+
+
+def plan_memory(
+    config: PreTrainedConfig,
+    *,
+    tuning: Tuning,
+    layers: TransferLayers,
+    options: TuningOptions,
+    context: int,
+    portion: int = CUDA_PORTION_TOKENS,
+    recompute: bool = False,
+) -> MemoryPlan:
+    """The plan of an update on CUDA, where matrix products are bf16.
+
+    Args:
+        context: tokens of the longest call.
+        portion: tokens whose activations are in memory at once.
+        recompute: activations are recomputed in the backward pass, for a third more time.
+    """
+    with torch.device("meta"):
+        model: Any = AutoModelForCausalLM.from_config(config)  # type: ignore[no-untyped-call]
+        model.requires_grad_(tuning == "full")
+        if tuning == "lora":
+            adapter = new_adapter(model, layers, options)
+            with quiet_ranks():
+                model = get_peft_model(model, adapter, low_cpu_mem_usage=True)
+        else:
+            tune_only(model, layers)
+    tuned = sum(p.numel() for p in model.parameters() if p.requires_grad)
+    precision = options.base_precision if tuning == "lora" else "fp32"
+    plan = MemoryPlan(
+        weights=round(sum(_frozen_bytes(model, precision)) + 4 * tuned),
+        gradients=4 * tuned,
+        moments=round(_MOMENTS[options.optimizer] * tuned),
+        keys_and_values=0,
+        activations=0,
+        head=_LOGITS,
+    )
+    return in_portions(plan, config, context=context, portion=portion, recompute=recompute)
+
+
+def in_portions(
+    plan: MemoryPlan, config: PreTrainedConfig, *, context: int, portion: int, recompute: bool
+) -> MemoryPlan:
+    """The same update in portions of another size."""
+    depth, hidden = int(config.num_hidden_layers), int(config.hidden_size)
+    wide = 10 * hidden + 3 * _active_width(config)
+    kept = depth * hidden + wide if recompute else depth * wide
+    head = getattr(config, "head_dim", None) or hidden // config.num_attention_heads
+    groups = getattr(config, "num_key_value_heads", None) or config.num_attention_heads
+    beyond = max(0, context - portion)
+    return replace(
+        plan,
+        keys_and_values=beyond * depth * 2 * groups * head * (2 + 4),
+        activations=2 * portion * kept,
+    )
+
+
+def portions_that_fit(
+    plan: MemoryPlan, config: PreTrainedConfig, *, context: int, memory: int
+) -> dict[str, int | None]:
+    """Largest portions in tokens, with activations "kept" and "recomputed". None: nothing fits.
+
+    A tenth of ``memory`` (bytes) is left to the allocator and the kernels.
+    """
+    found: dict[str, int | None] = {}
+    for name, recompute in (("kept", False), ("recomputed", True)):
+        portion = CUDA_PORTION_TOKENS
+        while portion >= SMALLEST:
+            tried = in_portions(plan, config, context=context, portion=portion, recompute=recompute)
+            if tried.total <= 0.9 * memory:
+                break
+            portion //= 2
+        found[name] = portion if portion >= SMALLEST else None
+    return found
+
+
+def _frozen_bytes(model: nn.Module, precision: str) -> list[float]:
+    base: Any = model
+    output = base.get_output_embeddings().weight
+    linear = {id(m.weight) for m in model.modules() if isinstance(m, nn.Linear)}
+    each = []
+    for parameter in model.parameters():
+        if parameter.requires_grad:
+            continue
+        size = 4.0 if precision == "fp32" or parameter is output else 2.0
+        if precision == "nf4" and id(parameter) in linear and parameter is not output:
+            size = _NF4
+        each.append(size * parameter.numel())
+    return each
+
+
+def _active_width(config: PreTrainedConfig) -> int:
+    """Feed-forward values that a token computes: those of its experts, in a mixture."""
+    own = getattr(config, "moe_intermediate_size", None)
+    if own is None:
+        return int(config.intermediate_size)
+    shared = getattr(config, "n_shared_experts", None) or 0
+    return int(own) * (int(config.num_experts_per_tok) + int(shared))

@@ -1,0 +1,46 @@
+"""The options of an update that the settings describe."""
+
+from babylon.core.settings import TrainingSettings
+from babylon.training.grpo.config import TrainerConfig
+from babylon.training.grpo.loss_inputs import LossBounds
+from babylon.training.trainable import TuningOptions
+
+TARGET_KL = 0.02  # nats a token: two thirds of the bound at which an update stops
+
+
+def trainer_config(training: TrainingSettings, seed: int) -> TrainerConfig:
+    """The trainer's configuration that the settings describe."""
+    return TrainerConfig(
+        iterations=training.iterations,
+        trajectories_per_step=training.batch_size * training.accumulation,
+        max_tokens=training.max_tokens,
+        learning_rate=training.effective_learning_rate,
+        target_kl=TARGET_KL if training.learning_rate is None else None,
+        warmup_steps=training.warmup_steps,
+        loss=training.loss,
+        advantage=training.advantage,
+        call_weight=training.call_weight,
+        kl_penalty=training.kl_penalty,
+        kl_reference=training.kl_reference,
+        entropy_bonus=training.entropy_bonus,
+        grad_clip=training.grad_clip,
+        bounds=LossBounds(
+            importance=training.importance,
+            clip_low=training.clip_low,
+            clip_high=training.clip_high,
+        ),
+        max_staleness=training.max_staleness,
+        max_missing_logprobs=training.max_missing_logprobs,
+        seed=seed,
+    )
+
+
+def tuning_options(training: TrainingSettings) -> TuningOptions:
+    """The adapter, precision and optimiser that the settings describe."""
+    return TuningOptions(
+        rank=training.lora_rank,
+        alpha=training.lora_alpha or 2 * training.lora_rank,
+        adapter=training.lora_variant,
+        base_precision=training.base_precision,
+        optimizer=training.optimizer,
+    )

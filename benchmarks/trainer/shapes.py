@@ -1,0 +1,119 @@
+"""CPU time of windows of other shapes: sliding windows, deep conversations, one long reply.
+
+    python -m benchmarks.trainer.shapes
+
+Each figure is a ratio of two measurements of one run, in CPU seconds of this process.
+"""
+
+import time
+from collections.abc import Sequence
+from random import Random
+from typing import Any
+
+import torch
+from transformers import AutoConfig, AutoModelForCausalLM
+
+from babylon.training.grpo.forward import Path, PolicyForward
+from babylon.training.grpo.prefix_tree import PrefixTree, compile_tree
+from babylon.training.grpo.training_input import CallTokens
+
+VOCABULARY = 512
+REPEATS = 3
+
+
+def model_of(kind: str, **options: Any) -> Any:
+    """Four layers of width 128, random weights."""
+    torch.manual_seed(0)
+    sizes = {
+        "vocab_size": VOCABULARY,
+        "hidden_size": 128,
+        "intermediate_size": 384,
+        "num_hidden_layers": 4,
+        "num_attention_heads": 4,
+        "num_key_value_heads": 2,
+        "head_dim": 32,
+        "max_position_embeddings": 32_768,
+    }
+    return AutoModelForCausalLM.from_config(AutoConfig.for_model(kind, **sizes | options)).eval()
+
+
+def tokens(random: Random, count: int) -> list[int]:
+    """Random token ids."""
+    return [random.randrange(VOCABULARY) for _ in range(count)]
+
+
+def shared_window() -> list[CallTokens]:
+    """Four scenarios of ten agents: 200 system, 500 market, 60 private and 30 reply tokens."""
+    random = Random(0)
+    system, calls = tokens(random, 200), []
+    for _ in range(4):
+        market = tokens(random, 500)
+        for _ in range(10):
+            prompt = system + market + tokens(random, 60)
+            calls.append(CallTokens(prompt=prompt, completion=tokens(random, 30), logprobs=None))
+    return calls
+
+
+def conversations(count: int, turns: int, *, rewritten: bool) -> list[CallTokens]:
+    """Conversations of 60 observed and 20 answered tokens a turn.
+
+    ``rewritten``: the next prompt holds the reply in other tokens, so each reply is a leaf.
+    """
+    random = Random(0)
+    calls = []
+    for _ in range(count):
+        said: list[int] = []
+        for _ in range(turns):
+            said += tokens(random, 60)
+            reply = tokens(random, 20)
+            calls.append(CallTokens(prompt=list(said), completion=reply, logprobs=None))
+            said += tokens(random, 20) if rewritten else reply
+    return calls
+
+
+def seconds(model: Any, tree: PrefixTree, path: Path) -> float:
+    """CPU seconds of one gradient of the tree, the least of some."""
+    forward = PolicyForward(model, path=path)
+    best = float("inf")
+    for _ in range(REPEATS):
+        started = time.process_time()
+        forward.accumulate(tree, lambda _, values: values.logprobs.sum())
+        best = min(best, time.process_time() - started)
+        model.zero_grad(set_to_none=True)
+    return best
+
+
+def trained(calls: Sequence[CallTokens]) -> int:
+    """Number of completion tokens."""
+    return sum(len(call.completion) for call in calls)
+
+
+def main() -> None:
+    """Print the table."""
+    calls = shared_window()
+    tree = compile_tree(calls)
+    flat = sum(len(call.prompt) + len(call.completion) - 1 for call in calls)
+    print(f"shared window: {flat / tree.unique_tokens:.1f} flat tokens a unique token")
+    slides = ["sliding_attention", "full_attention"] * 2
+    kinds: dict[str, dict[str, Any]] = {
+        "mistral": {"sliding_window": 256},
+        "gemma2": {"sliding_window": 256, "layer_types": slides},
+    }
+    for kind, options in kinds.items():
+        model = model_of(kind, **options)
+        shared, padded = (seconds(model, tree, path) for path in ("piecewise", "padded"))  # type: ignore[arg-type]
+        print(f"{kind}: tree {padded / shared:.1f} times as fast as padded batches")
+    model = model_of("qwen3")
+    for rewritten in (False, True):
+        per_token = []
+        for count, turns in ((16, 4), (1, 64)):
+            window = conversations(count, turns, rewritten=rewritten)
+            took = seconds(model, compile_tree(window), "piecewise")
+            per_token.append(took / trained(window))
+        name = "replies rewritten" if rewritten else "replies kept"
+        print(f"64 turns, {name}: {per_token[1] / per_token[0]:.2f} times a token of 4 turns")
+
+
+if __name__ == "__main__":
+    torch.set_num_threads(1)
+    main()

@@ -1,0 +1,105 @@
+"""The prefix tree in the architectures that people train, against the formula."""
+
+import logging
+from random import Random
+from typing import Any
+
+import pytest
+import torch
+
+from babylon.training.grpo.forward import Path, PolicyForward
+from babylon.training.grpo.prefix_tree import compile_tree
+from babylon.training.grpo.training_input import CallTokens
+from tests.unit.training.grpo.architectures import ARCHITECTURES, architecture
+from tests.unit.training.grpo.trees import (
+    DecoupledLoss,
+    assert_same_gradient,
+    call,
+    gradient,
+    naive_gradients,
+    tokens,
+)
+
+BOUNDS: list[tuple[Path, int]] = [("piecewise", 10_000), ("piecewise", 60), ("packed", 100)]
+
+
+def shared_calls() -> list[CallTokens]:
+    """Segments on both sides of the window of 24 tokens, and turns that continue a call."""
+    random = Random(0)
+    system, calls = tokens(random, 30), []
+    for length in (150, 9):
+        market = tokens(random, length)
+        for private in (5, 5, 40):
+            prompt = system + market + tokens(random, private)
+            reply = tokens(random, 6)
+            calls.append(call(prompt, reply, random.choice([0.7, 1.0])))
+    calls.append(call(prompt + reply + tokens(random, 12), tokens(random, 5)))
+    return calls
+
+
+def check(model: Any, calls: list[CallTokens], bounds: list[tuple[Path, int]] = BOUNDS) -> None:
+    loss = DecoupledLoss(model, calls)
+    reference = torch.stack(naive_gradients(model, calls, loss)).sum(0)
+    tree = compile_tree(calls)
+    for path, bound in bounds:
+        PolicyForward(model, max_tokens=bound, path=path).accumulate(tree, loss)
+        assert_same_gradient(gradient(model), reference)
+
+
+@pytest.mark.parametrize("kind", [name for name in ARCHITECTURES if name != "qwen3_next"])
+def test_the_tree_gives_every_architecture_the_gradient_of_the_formula(
+    kind: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    model = architecture(kind)
+    assert PolicyForward(model).path == "piecewise", caplog.text
+    check(model, shared_calls())
+
+
+def test_a_model_with_state_is_padded_and_the_log_names_its_layers(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    model = architecture("qwen3_next")
+    with caplog.at_level(logging.WARNING):
+        assert PolicyForward(model).path == "padded"
+    assert "layers of type linear_attention, whose state no tree shares" in caplog.text
+    check(model, shared_calls(), [("padded", 2000)])
+
+
+def test_an_entropy_bonus_has_the_gradient_of_the_entropy() -> None:
+    """Also where a call spans several portions, with a soft cap after the head."""
+    model, calls = architecture("gemma2"), shared_calls()
+    total = torch.zeros(())
+    for one in calls:
+        ids = torch.tensor([[*one.prompt, *one.completion][:-1]])
+        logits = model(input_ids=ids).logits[0, len(one.prompt) - 1 :] / one.temperature
+        total = total + torch.distributions.Categorical(logits=logits).entropy().sum()
+    total.backward()  # type: ignore[no-untyped-call]
+    reference = gradient(model)
+    paths: list[tuple[Path, int]] = [("piecewise", 10_000), ("piecewise", 60), ("padded", 2000)]
+    for path, bound in paths:
+        forward = PolicyForward(model, max_tokens=bound, path=path, entropy_gradient=True)
+        forward.accumulate(compile_tree(calls), lambda _, values: values.entropy.sum())
+        assert_same_gradient(gradient(model), reference)
+
+
+LENGTH_DEPENDENT: dict[str, dict[str, Any]] = {
+    "longrope": {
+        "rope_type": "longrope",
+        "short_factor": [1.0] * 4,
+        "long_factor": [1.5, 2.0, 4.0, 8.0],
+        "factor": 4.0,
+        "original_max_position_embeddings": 100,
+        "rope_theta": 1e4,
+    },
+    "dynamic": {"rope_type": "dynamic", "factor": 2.0, "rope_theta": 1e4},
+}
+
+
+@pytest.mark.parametrize("kind", LENGTH_DEPENDENT)
+def test_frequencies_that_depend_on_the_length_are_those_of_each_call_alone(kind: str) -> None:
+    """Calls on both sides of the bound of 100 tokens, in one window."""
+    options = {"rope_parameters": LENGTH_DEPENDENT[kind]}
+    if kind == "dynamic":
+        options["max_position_embeddings"] = 100
+    model = architecture("llama", **options)
+    check(model, shared_calls(), [("piecewise", 10_000), ("piecewise", 60), ("padded", 2000)])

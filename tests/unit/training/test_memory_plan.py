@@ -1,0 +1,66 @@
+"""The memory plan against counted weights, saved activations, and the figures of large models."""
+
+from typing import Any
+
+import torch
+from transformers import AutoConfig
+
+from babylon.training.grpo.forward import PolicyForward
+from babylon.training.grpo.prefix_tree import compile_tree
+from babylon.training.memory_plan import in_portions, plan_memory, portions_that_fit
+from babylon.training.trainable import TuningOptions
+from tests.tiny_policy import tiny_model
+from tests.unit.training.grpo.trees import call
+
+GIB = 2**30
+BF16 = TuningOptions(base_precision="bf16")
+
+
+def test_a_plan_counts_the_weights_and_comes_near_the_saved_activations() -> None:
+    model = tiny_model(0)
+    portion = 120
+    plan = plan_memory(
+        model.config, tuning="full", layers="all", options=BF16, context=100, portion=portion
+    )
+    count = sum(p.numel() for p in model.parameters())
+    assert (plan.weights, plan.gradients, plan.moments) == (4 * count, 4 * count, 8 * count)
+    saved: dict[int, int] = {}
+
+    def pack(tensor: torch.Tensor) -> torch.Tensor:
+        saved[tensor.untyped_storage().data_ptr()] = tensor.untyped_storage().nbytes()
+        return tensor
+
+    own = {p.untyped_storage().data_ptr() for p in model.parameters()}
+    tree = compile_tree([call(list(range(portion)), [5])])
+
+    def loss(_: Any, values: Any) -> torch.Tensor:
+        kept = sum(size for at, size in saved.items() if at not in own)
+        assert 0.5 < plan.activations * 2 / kept < 2  # planned in bf16, kept in fp32
+        return values.logprobs.sum()  # type: ignore[no-any-return]
+
+    with torch.autograd.graph.saved_tensors_hooks(pack, lambda tensor: tensor):
+        PolicyForward(model, max_tokens=portion).accumulate(tree, loss)
+
+
+def test_lora_of_a_32b_model_fits_one_h200_with_recomputed_activations() -> None:
+    config = AutoConfig.for_model(
+        "qwen3",
+        vocab_size=151_936,
+        hidden_size=5120,
+        intermediate_size=25_600,
+        num_hidden_layers=64,
+        num_attention_heads=64,
+        num_key_value_heads=8,
+        head_dim=128,
+        tie_word_embeddings=False,
+    )
+    plan = plan_memory(
+        config, tuning="lora", layers="all", options=BF16, context=32_768, recompute=True
+    )
+    assert 60 * GIB < plan.weights < 70 * GIB  # 32.8 billion weights, 0.8 of them in the head
+    assert 85 * GIB < plan.total < 95 * GIB
+    fits = portions_that_fit(plan, config, context=32_768, memory=139 * GIB)
+    assert fits == {"kept": 2048, "recomputed": 16_384}
+    none = portions_that_fit(plan, config, context=32_768, memory=60 * GIB)
+    assert none == {"kept": None, "recomputed": None}
+    assert in_portions(plan, config, context=0, portion=64, recompute=True).total < plan.total
