@@ -1,26 +1,35 @@
-"""Serving: engine and gateway as two supervised processes on loopback. ``babylon serve`` adds the
-admin API as a third.
+"""Serving: engine and gateway as supervised processes on loopback. ``babylon serve`` adds the
+admin API.
 
 The engine holds the weights and may crash. The gateway holds the clients' connections and records
-every answer. Each restarts without the other.
+every answer; it is one process or several. Each restarts without the others.
 """
 
 import asyncio
 import logging
 import os
 import signal
+import socket
 import sys
-from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager
-from dataclasses import dataclass
+from collections.abc import AsyncIterator, Sequence
+from contextlib import ExitStack, asynccontextmanager
+from dataclasses import dataclass, replace
 
 import aiohttp
 
 from babylon.core.api_keys import local_key_path
 from babylon.core.errors import ServingError
 from babylon.core.home import Home
-from babylon.core.processes import Service, Supervised, in_background, keep_logs_small, supervised
+from babylon.core.processes import (
+    Service,
+    Supervised,
+    all_supervised,
+    in_background,
+    keep_logs_small,
+    supervised,
+)
 from babylon.core.settings import ServingSettings, Settings
+from babylon.serving.gateway.workers import Worker
 from babylon.serving.ports import require_free_port
 from babylon.serving.vllm.command import require_vllm
 from babylon.store.server import kept_running
@@ -29,6 +38,7 @@ logger = logging.getLogger(__name__)
 
 READY_S = {"embedded": 180.0, "vllm": 1800.0}  # vLLM compiles, and reads many gigabytes
 _POLL_S = 0.1
+_ASK_S = 2.0  # a process that starts lets its callers wait at its control address
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,7 +47,7 @@ class Serving:
 
     url: str
     engine: Supervised
-    gateway: Supervised
+    gateways: Sequence[Supervised]
 
 
 async def serve(settings: Settings) -> None:
@@ -69,7 +79,7 @@ async def serve(settings: Settings) -> None:
 async def serving(
     given: ServingSettings, home: Home, environment: dict[str, str]
 ) -> AsyncIterator[Serving]:
-    """Run engine and gateway while the block runs. The block begins when they are ready.
+    """Run engine and gateway while the block runs. The block begins when all are ready.
 
     The gateway is also ready when there is no policy yet; it waits for the first route.
 
@@ -84,10 +94,41 @@ async def serving(
         engine = _service("engine", "babylon.serving.vllm.vllm_host", home, environment)
     else:
         engine = _torch_engine(given.engine_port, home)
-    gateway = _service("gateway", "babylon.serving.gateway.gateway_process", home, environment)
-    async with supervised(engine) as running_engine, supervised(gateway) as running_gateway:
-        await _wait_until_ready(given, home, (running_engine, running_gateway))
-        yield Serving(f"{given.endpoint.rstrip('/')}/v1", running_engine, running_gateway)
+    async with (
+        supervised(engine) as running_engine,
+        gateway_processes(given, home, environment) as (gateways, ports),
+    ):
+        await _wait_until_ready(given, home, (running_engine, *gateways), ports)
+        yield Serving(f"{given.endpoint.rstrip('/')}/v1", running_engine, gateways)
+
+
+@asynccontextmanager
+async def gateway_processes(
+    given: ServingSettings, home: Home, environment: dict[str, str]
+) -> AsyncIterator[tuple[Sequence[Supervised], list[int]]]:
+    """Run the processes of the gateway while the block runs.
+
+    Yields:
+        The processes, and the port at which each can be asked.
+    """
+    module = "babylon.serving.gateway.gateway_process"
+    if given.workers == 1:
+        async with supervised(_service("gateway", module, home, environment)) as gateway:
+            yield (gateway,), [given.endpoint_port]
+        return
+    with ExitStack() as stack:
+        sockets = [
+            stack.enter_context(socket.create_server(("127.0.0.1", 0)))
+            for _ in range(given.workers)
+        ]
+        ports = [one.getsockname()[1] for one in sockets]
+        services = []
+        for number, one in enumerate(sockets, 1):
+            worker = Worker(number=number, control=one.fileno(), ports=tuple(ports))
+            service = _service(f"gateway-{number}", module, home, environment, *worker.options)
+            services.append(replace(service, descriptors=[worker.control]))
+        async with all_supervised(services) as gateways:
+            yield gateways, ports
 
 
 def _service(
@@ -112,23 +153,23 @@ def _torch_engine(port: int, home: Home) -> Service:
 
 
 async def _wait_until_ready(
-    serving: ServingSettings, home: Home, processes: tuple[Supervised, ...]
+    serving: ServingSettings, home: Home, processes: Sequence[Supervised], ports: Sequence[int]
 ) -> None:
-    """Wait until the engine answers, and the gateway serves its route or has none."""
+    """Wait until the engine answers, and each gateway process serves its route or has none."""
     ready_s = READY_S[serving.engine]
-    async with aiohttp.ClientSession() as session:
+    async with aiohttp.ClientSession(timeout=aiohttp.ClientTimeout(_ASK_S)) as session:
         for _ in range(round(ready_s / _POLL_S)):
             for process in processes:
                 if failure := process.failure():
                     raise ServingError(failure)
             engine = await _health(session, serving.engine_port)
-            gateway = await _health(session, serving.endpoint_port)
-            if engine == "ok" and gateway in ("ok", "no policy"):
+            gateways = await asyncio.gather(*(_health(session, port) for port in ports))
+            if engine == "ok" and {*gateways} <= {"ok", "no policy"}:
                 return
             await asyncio.sleep(_POLL_S)
     raise ServingError(
-        f"serving is not ready after {ready_s:.0f} s: engine: {engine}, gateway: {gateway};"
-        f" see the logs in {home.logs}"
+        f"serving is not ready after {ready_s:.0f} s: engine: {engine}, gateway:"
+        f" {', '.join(gateways)}; see the logs in {home.logs}"
     )
 
 
@@ -136,5 +177,5 @@ async def _health(session: aiohttp.ClientSession, port: int) -> str:
     try:
         async with session.get(f"http://127.0.0.1:{port}/health") as response:
             return str((await response.json())["status"])
-    except aiohttp.ClientConnectionError:
+    except (aiohttp.ClientConnectionError, TimeoutError):
         return "does not answer"

@@ -21,14 +21,16 @@ from babylon.core.settings_loading import load_settings
 from babylon.serving.gateway.app import open_gateway
 from babylon.serving.gateway.http_guard import raise_file_limit
 from babylon.serving.gateway.listeners import listeners, serve_all
+from babylon.serving.gateway.route_table import RouteTable
+from babylon.serving.gateway.workers import Worker, until_settled, worker_from_options
 from babylon.store import Store, open_store
 from babylon.store.gateways import live_gateways, remove_gateway
 
 
-async def run(settings: Settings) -> None:
-    """Serve until SIGTERM or SIGINT."""
+async def run(settings: Settings, worker: Worker | None) -> None:
+    """Serve until SIGTERM or SIGINT. ``worker``: this process, if it is one of several."""
     port = settings.serving.endpoint_port
-    gateway_id = new_gateway_id(port)
+    gateway_id, table = new_gateway_id(port), RouteTable()
     async with open_store(settings) as store:
         await remove_dead_gateways(store, gateway_id)
         async with open_gateway(
@@ -38,10 +40,15 @@ async def run(settings: Settings) -> None:
             alias=settings.model.name,
             engine_url=f"http://127.0.0.1:{settings.serving.engine_port}",
             gateway_id=gateway_id,
-            url=settings.serving.endpoint,
+            url=worker.url if worker else settings.serving.endpoint,
             minutes=settings.windows.minutes,
+            table=table,
+            worker=worker,
         ) as gateway:
-            await _serve(await listeners(gateway, store, settings.serving))
+            servers = await listeners(gateway, store, settings.serving, worker)
+            if worker:
+                await until_settled(table.readiness)
+            await _serve(servers)
 
 
 def new_gateway_id(port: int) -> str:
@@ -79,7 +86,7 @@ def main() -> None:
     raise_file_limit()
     try:
         with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
-            runner.run(run(load_settings()))
+            runner.run(run(load_settings(), worker_from_options()))
     except BabylonError as error:
         sys.exit(f"gateway: {error}")
 
