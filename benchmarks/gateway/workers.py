@@ -3,7 +3,7 @@
     python -m benchmarks.gateway.workers [--workers 2] [--requests 2000] [--turns 3]
 
 Both gateways stand before the trivial engine, check keys and record every call in one Postgres, and
-take turns. Prints the processor time of a call (user and system, of all processes of a gateway,
+take turns, with 16 clients for each process. Prints the processor time of a call (user and system, of all processes of a gateway,
 until they are idle again), its ratio, and the share of the calls that the busiest process answered.
 Throughput per core is the inverse of that time; it does not depend on what else the machine does.
 """
@@ -68,7 +68,8 @@ async def run(workers: int, requests: int, turns: int) -> None:
                 for number, (target, pids) in targets.items():
                     count = requests if turn else WARM_UP
                     before = [cpu_s(pid) for pid in pids]
-                    await load(target, requests=count, clients=CLIENTS, stream=stream, long=False)
+                    clients = CLIENTS * number  # each process has as much to do as a single one
+                    await load(target, requests=count, clients=clients, stream=stream, long=False)
                     await asyncio.sleep(REST_S)
                     spent = [cpu_s(pid) - was for pid, was in zip(pids, before, strict=True)]
                     if turn:

@@ -3,7 +3,7 @@
 import asyncio
 import os
 import signal
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncIterator
 from contextlib import AsyncExitStack, asynccontextmanager
 from pathlib import Path
 
@@ -34,7 +34,7 @@ async def running(store: Store, settings: Settings, tmp_path: Path) -> AsyncIter
     """Two processes before an engine with two policies."""
     await register(store, [save_tiny_policy(tmp_path / f"v{seed}", seed) for seed in range(2)])
     environment = settings.environment()
-    async with asyncio.timeout(150), serving(settings.serving, settings.home, environment) as found:
+    async with asyncio.timeout(600), serving(settings.serving, settings.home, environment) as found:
         yield found
 
 
@@ -120,16 +120,16 @@ async def test_a_killed_process_costs_its_own_calls_only_and_is_replaced(
                 answered.append(await ask(client, max_tokens=20))
             except (openai.APIError, httpx.TransportError) as error:
                 errors.append(error)
-
-    async def agents(clients: Sequence[AsyncOpenAI]) -> None:
-        await asyncio.gather(*(agent(client) for client in clients))
+                await asyncio.sleep(0.05)
 
     async with running(store, settings, tmp_path) as found, AsyncExitStack() as stack:
         before = {row.gateway_id for row in await rows(store)}
         clients = [openai_client(settings.serving.endpoint, settings) for _ in range(AGENTS)]
         for client in clients:
             await stack.enter_async_context(client)
-        playing = asyncio.create_task(agents(clients))
+        playing = [asyncio.create_task(agent(client)) for client in clients]
+        for one in playing:
+            stack.callback(one.cancel)
         for gateway in found.gateways:
             await more_than(answered, 2 * AGENTS)
             killed = gateway.pid
@@ -142,7 +142,7 @@ async def test_a_killed_process_costs_its_own_calls_only_and_is_replaced(
             before = after
         await more_than(answered, 2 * AGENTS)
         done.set()
-        await playing
+        await asyncio.gather(*playing)
         await wait_until_recorded(store)
     # A process that starts takes no call before it can serve, so that no call is refused.
     assert not [error for error in errors if isinstance(error, openai.APIStatusError)], errors
