@@ -174,9 +174,8 @@ class CallRecorder:
 
     def _note_gap(self, reason: str, call_id: str) -> None:
         now = datetime.now(UTC)
-        ids = () if call_id.startswith(UNRECORDED) else (call_id,)
         gap = self.gap or RecordingGap(self._gateway_id, now, now, 0, reason)
-        ids = (*gap.call_ids, *ids)
+        ids = gap.call_ids if call_id.startswith(UNRECORDED) else (*gap.call_ids, call_id)
         self.lost += 1
         self.gap = replace(gap, ended_at=now, calls=gap.calls + 1, call_ids=ids)
         self._shipper.gap = self.gap
