@@ -14,6 +14,7 @@ import sys
 from collections.abc import AsyncIterator, Sequence
 from contextlib import ExitStack, asynccontextmanager
 from dataclasses import dataclass, replace
+from urllib.parse import urlsplit
 
 import aiohttp
 
@@ -89,6 +90,8 @@ async def serving(
     """
     require_free_port(given.engine_port, user="the engine", variable="ENGINE_PORT")
     require_free_port(given.endpoint_port, user="the gateway", variable="LOCAL_ENDPOINT")
+    if given.listen and (port := urlsplit(given.listen).port):  # SO_REUSEPORT would share it
+        require_free_port(port, user="the gateway", variable="GATEWAY_LISTEN")
     if given.engine == "vllm":
         require_vllm(given)
         engine = _service("engine", "babylon.serving.vllm.vllm_host", home, environment)
