@@ -3,9 +3,9 @@
     python -m benchmarks.gateway.workers [--workers 2] [--requests 2000] [--turns 3]
 
 Both gateways stand before the trivial engine, check keys and record every call in one Postgres, and
-take turns, with 16 clients for each process. Prints the processor time of a call (user and system, of all processes of a gateway,
-until they are idle again), its ratio, and the share of the calls that the busiest process answered.
-Throughput per core is the inverse of that time; it does not depend on what else the machine does.
+take turns, with 16 clients for each process. Prints the processor time of a call (user and system,
+of all processes of a gateway, until they are idle again), its ratio, and the share of the work that
+the busiest process did. Throughput per core is the inverse of that time.
 """
 
 import argparse
