@@ -52,8 +52,9 @@ faults: $(STAMP) ## All crash points, outages and pauses
 hosts: $(STAMP) ## Machines of their own (network namespaces): swaps, killed engines, a trainer that dies
 	HOSTS=all $(BIN)/python -m pytest tests/hosts -v
 
-learning: $(STAMP) ## One window of play over HTTP raises the reward on unseen tasks
-	LEARNING=1 $(BIN)/python -m pytest tests/integration/test_play_learning.py -s
+learning: $(STAMP) $(HARNESS)/.installed ## One window of play over HTTP raises the reward on unseen tasks
+	LEARNING=1 HARNESS_PYTHON=$(CURDIR)/$(HARNESS)/bin/python $(BIN)/python -m pytest -s \
+		tests/integration/test_play_learning.py tests/contract/test_harnesses.py -k 'window'
 
 # A CPU rebuild of vLLM by a third party, for this test alone: 3.5 GB, a minute to start. It needs
 # torch 2.13.0+cpu, so pip must know an index that has it.

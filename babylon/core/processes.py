@@ -14,7 +14,7 @@ import signal
 import subprocess
 import time
 from collections.abc import AsyncIterator, Callable, Coroutine, Iterator, Mapping, Sequence
-from contextlib import asynccontextmanager, contextmanager, suppress
+from contextlib import AsyncExitStack, asynccontextmanager, contextmanager, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -38,12 +38,14 @@ _STABLE_S = 60.0  # a process that lived this long starts again at once
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Service:
-    """A program to run. ``environment`` is added to this process's own."""
+    """A program to run. ``environment`` is added to this process's own, and it inherits
+    ``descriptors``, which are open files of this process."""
 
     name: str
     command: Sequence[str]
     log: Path
     environment: Mapping[str, str] = field(default_factory=dict)
+    descriptors: Sequence[int] = ()
 
     def start(self, **environment: str) -> "subprocess.Popen[bytes]":
         make_directory(self.log.parent)
@@ -55,6 +57,7 @@ class Service:
                 stdout=log,
                 stderr=subprocess.STDOUT,
                 start_new_session=True,
+                pass_fds=self.descriptors,
             )
 
     def log_tail(self, lines: int = 12) -> str:
@@ -134,12 +137,24 @@ async def supervised(
 
     ``on_start`` is called with name and pid whenever a process of it starts.
     """
-    running = Supervised(service, on_start, **environment)
+    async with all_supervised([service], on_start, **environment) as (running,):
+        yield running
+
+
+@asynccontextmanager
+async def all_supervised(
+    services: Sequence[Service], on_start: OnStart | None = None, **environment: str
+) -> AsyncIterator[tuple[Supervised, ...]]:
+    """Run services as ``supervised`` does, and stop them at the same time."""
+    running: list[Supervised] = []
     try:
-        async with in_background(running.keep_alive()):
-            yield running
+        async with AsyncExitStack() as stack:
+            for service in services:
+                running.append(Supervised(service, on_start, **environment))
+                await stack.enter_async_context(in_background(running[-1].keep_alive()))
+            yield tuple(running)
     finally:
-        await running.stop()
+        await asyncio.gather(*(one.stop() for one in running))
 
 
 @asynccontextmanager

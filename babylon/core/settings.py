@@ -299,6 +299,8 @@ class ServingSettings(Group):
     """PEM file with the certificate (and its chain) of an `https` address in `GATEWAY_LISTEN`."""
     tls_key: Path | None = _env(None, "TLS_KEY")
     """PEM file with the private key of that certificate."""
+    workers: int = _env(1, "GATEWAY_WORKERS", ge=1, le=64)
+    """Number of gateway processes, which share the gateway's addresses (on Linux)."""
     engine_port: int = _env(8001, "ENGINE_PORT", ge=1, le=65535)
     """Port of the engine on loopback."""
     admin_port: int = _env(8002, "ADMIN_PORT", ge=1, le=65535)
@@ -323,9 +325,10 @@ class ServingSettings(Group):
     recording: RecordingPolicy = _env("lossless", "RECORDING")
     """On a full disk, `lossless` withholds answers and `available` sends them unrecorded."""
     max_concurrency: int = _env(256, "MAX_CONCURRENCY", ge=1)
-    """Number of calls to one policy that run at a time."""
+    """Number of calls to one policy that run at a time, in each gateway process."""
     max_queue: int = _env(1024, "MAX_QUEUE", ge=0)
-    """Number of calls that may wait for their turn. Further ones are refused."""
+    """Number of calls that may wait for their turn, in each gateway process. Further ones are
+    refused."""
     recognise_sessions: bool = _env(True, "RECOGNISE_SESSIONS")
     """Chat calls that name no trajectory belong together if their messages continue each other."""
     otlp_endpoint: str | None = _env(

@@ -1,27 +1,36 @@
-"""Serving: engine and gateway as two supervised processes on loopback. ``babylon serve`` adds the
-admin API as a third.
+"""Serving: engine and gateway as supervised processes on loopback. ``babylon serve`` adds the
+admin API.
 
 The engine holds the weights and may crash. The gateway holds the clients' connections and records
-every answer. Each restarts without the other.
+every answer; it is one process or several. Each restarts without the others.
 """
 
 import asyncio
 import logging
 import os
 import signal
+import socket
 import sys
-from collections.abc import AsyncIterator
-from contextlib import AsyncExitStack, asynccontextmanager
-from dataclasses import dataclass
+from collections.abc import AsyncIterator, Sequence
+from contextlib import AsyncExitStack, ExitStack, asynccontextmanager
+from dataclasses import dataclass, replace
 from urllib.parse import urlsplit
 
 import aiohttp
 
 from babylon.core.api_keys import local_key_path
-from babylon.core.errors import ServingError
+from babylon.core.errors import ConfigError, ServingError
 from babylon.core.home import Home
-from babylon.core.processes import Service, Supervised, in_background, keep_logs_small, supervised
+from babylon.core.processes import (
+    Service,
+    Supervised,
+    all_supervised,
+    in_background,
+    keep_logs_small,
+    supervised,
+)
 from babylon.core.settings import ServingSettings, Settings
+from babylon.serving.gateway.workers import Worker
 from babylon.serving.ports import require_free_port
 from babylon.serving.vllm.command import require_vllm
 from babylon.store.server import kept_running
@@ -31,6 +40,7 @@ logger = logging.getLogger(__name__)
 # vLLM compiles, and reads many gigabytes.
 READY_S = {"embedded": 180.0, "vllm": 1800.0, "remote": 180.0}
 _POLL_S = 0.1
+_ASK_S = 2.0  # a process that starts lets its callers wait at its control address
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,7 +49,7 @@ class Serving:
 
     url: str
     engine: Supervised | None
-    gateway: Supervised
+    gateways: Sequence[Supervised]
 
 
 async def serve(settings: Settings) -> None:
@@ -71,7 +81,7 @@ async def serve(settings: Settings) -> None:
 async def serving(
     given: ServingSettings, home: Home, environment: dict[str, str]
 ) -> AsyncIterator[Serving]:
-    """Run engine and gateway while the block runs. The block begins when they are ready.
+    """Run engine and gateway while the block runs. The block begins when all are ready.
 
     The gateway is also ready when there is no policy yet; it waits for the first route.
 
@@ -80,16 +90,19 @@ async def serving(
         ServingError: A port is busy, or a process does not start.
     """
     require_free_port(given.endpoint_port, user="the gateway", variable="LOCAL_ENDPOINT")
-    gateway = _service("gateway", "babylon.serving.gateway.gateway_process", home, environment)
+    if given.listen and (port := urlsplit(given.listen).port):  # SO_REUSEPORT would share it
+        require_free_port(port, user="the gateway", variable="GATEWAY_LISTEN")
     async with AsyncExitStack() as stack:
         engine = None
         if given.engine != "remote":
             engine = await stack.enter_async_context(
                 supervised(engine_service(given, home, environment))
             )
-        running = await stack.enter_async_context(supervised(gateway))
-        await _wait_until_ready(given, home, (engine, running) if engine else (running,))
-        yield Serving(f"{given.endpoint.rstrip('/')}/v1", engine, running)
+        gateways, ports = await stack.enter_async_context(
+            gateway_processes(given, home, environment)
+        )
+        await _wait_until_ready(given, home, (engine, *gateways) if engine else gateways, ports)
+        yield Serving(f"{given.endpoint.rstrip('/')}/v1", engine, gateways)
 
 
 async def serve_engine(given: ServingSettings, home: Home, environment: dict[str, str]) -> None:
@@ -121,6 +134,43 @@ def engine_service(given: ServingSettings, home: Home, environment: dict[str, st
     return _torch_engine(given, home)
 
 
+@asynccontextmanager
+async def gateway_processes(
+    given: ServingSettings, home: Home, environment: dict[str, str]
+) -> AsyncIterator[tuple[Sequence[Supervised], list[int]]]:
+    """Run the processes of the gateway while the block runs.
+
+    Yields:
+        The processes, and the port at which each can be asked.
+
+    Raises:
+        ConfigError: Several processes are asked for, and deployments of other machines.
+    """
+    module = "babylon.serving.gateway.gateway_process"
+    if given.workers == 1:
+        async with supervised(_service("gateway", module, home, environment)) as gateway:
+            yield (gateway,), [given.endpoint_port]
+        return
+    if given.address:
+        raise ConfigError(
+            f"GATEWAY_WORKERS={given.workers}: GATEWAY_ADDRESS={given.address} names one process:"
+            " leave one of the two out; on several machines, start more gateways"
+        )
+    with ExitStack() as stack:
+        sockets = [
+            stack.enter_context(socket.create_server(("127.0.0.1", 0)))
+            for _ in range(given.workers)
+        ]
+        ports = [one.getsockname()[1] for one in sockets]
+        services = []
+        for number, one in enumerate(sockets, 1):
+            worker = Worker(number=number, control=one.fileno(), ports=tuple(ports))
+            service = _service(f"gateway-{number}", module, home, environment, *worker.options)
+            services.append(replace(service, descriptors=[worker.control]))
+        async with all_supervised(services) as gateways:
+            yield gateways, ports
+
+
 def _service(
     name: str, module: str, home: Home, environment: dict[str, str], *options: str
 ) -> Service:
@@ -149,11 +199,11 @@ def _torch_engine(given: ServingSettings, home: Home) -> Service:
 
 
 async def _wait_until_ready(
-    serving: ServingSettings, home: Home, processes: tuple[Supervised, ...]
+    serving: ServingSettings, home: Home, processes: Sequence[Supervised], ports: Sequence[int]
 ) -> None:
-    """Wait until the engine answers, and the gateway serves its route or has none."""
+    """Wait until the engine answers, and each gateway process serves its route or has none."""
     ready_s = READY_S[serving.engine]
-    async with aiohttp.ClientSession() as session:
+    async with aiohttp.ClientSession(timeout=aiohttp.ClientTimeout(_ASK_S)) as session:
         for _ in range(round(ready_s / _POLL_S)):
             for process in processes:
                 if failure := process.failure():
@@ -161,13 +211,13 @@ async def _wait_until_ready(
             engine = "ok"
             if serving.engine != "remote":
                 engine = await _health(session, serving.engine_port)
-            gateway = await _health(session, serving.endpoint_port)
-            if engine == "ok" and gateway in ("ok", "no policy"):
+            gateways = await asyncio.gather(*(_health(session, port) for port in ports))
+            if engine == "ok" and {*gateways} <= {"ok", "no policy"}:
                 return
             await asyncio.sleep(_POLL_S)
     raise ServingError(
-        f"serving is not ready after {ready_s:.0f} s: engine: {engine}, gateway: {gateway};"
-        f" see the logs in {home.logs}"
+        f"serving is not ready after {ready_s:.0f} s: engine: {engine}, gateway:"
+        f" {', '.join(gateways)}; see the logs in {home.logs}"
     )
 
 
@@ -175,5 +225,5 @@ async def _health(session: aiohttp.ClientSession, port: int) -> str:
     try:
         async with session.get(f"http://127.0.0.1:{port}/health") as response:
             return str((await response.json())["status"])
-    except aiohttp.ClientConnectionError:
+    except (aiohttp.ClientConnectionError, TimeoutError):
         return "does not answer"

@@ -16,7 +16,7 @@ import asyncpg
 import msgspec
 
 from babylon.core.errors import ConfigError, ServingError
-from babylon.store.connection import Store
+from babylon.store.connection import Connection, Store
 from babylon.store.copy_text import copy_text
 from babylon.store.gateways import live_gateways
 from babylon.store.routes import CHANNEL
@@ -68,15 +68,19 @@ class RecordedCall:
         return bool(self.prompt_token_ids) and 0 < sampled == len(self.logprobs)
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, slots=True)
 class RecordingGap:
-    """Calls that were answered but not recorded, because the disk was full."""
+    """Calls that were answered but not recorded, because the disk was full.
+
+    ``call_ids``: those whose ids do not say so, because the disk failed while they were answered.
+    """
 
     gateway_id: str
     began_at: datetime
     ended_at: datetime
     calls: int
     reason: str
+    call_ids: Sequence[str] = ()
 
 
 CALL_COLUMNS = [field.name for field in fields(RecordedCall)]
@@ -125,11 +129,19 @@ async def find_call(store: Store, call_id: str) -> RecordedCall:
 async def upsert_gap(store: Store, gap: RecordingGap) -> None:
     """Store a gap, or extend the one that began at the same time."""
     await store.pool.execute(
-        "INSERT INTO babylon.recording_gaps VALUES ($1, $2, $3, $4, $5)"
-        " ON CONFLICT (gateway_id, began_at)"
-        " DO UPDATE SET ended_at = excluded.ended_at, calls = excluded.calls",
+        "INSERT INTO babylon.recording_gaps VALUES ($1, $2, $3, $4, $5, $6)"
+        " ON CONFLICT (gateway_id, began_at) DO UPDATE SET"
+        " ended_at = excluded.ended_at, calls = excluded.calls, call_ids = excluded.call_ids",
         *astuple(gap),
     )
+
+
+async def lost_calls(connection: Connection, call_ids: Sequence[str]) -> set[str]:
+    """Return those of the calls that the disk did not take."""
+    rows = await connection.fetch(
+        "SELECT unnest(call_ids) AS id FROM babylon.recording_gaps WHERE call_ids && $1", call_ids
+    )
+    return {row["id"] for row in rows} & {*call_ids}
 
 
 async def wait_until_recorded(

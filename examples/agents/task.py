@@ -1,7 +1,13 @@
-"""The task of the programs here: buy the stock that is asked for. The right tool call earns 1."""
+"""The task of the programs here: buy the stock that is asked for. The right tool call earns 1.
 
+The frameworks call the policy; this module sends what happened as events of play (docs/play.md).
+"""
+
+import argparse
 import json
+import os
 import random
+import urllib.request
 import uuid
 from collections.abc import Callable
 from dataclasses import dataclass, field
@@ -16,17 +22,20 @@ class Order:
     """One order: a trajectory of calls, which its headers name."""
 
     ticker: str
+    shares: int
     agent: str
     trajectory: str = field(default_factory=lambda: f"order-{uuid.uuid4()}")
     bought: list[str] = field(default_factory=list)
 
     @property
     def text(self) -> str:
-        return f"Buy {self.ticker}."
+        return f"Buy {self.shares} shares of {self.ticker}."
 
     @property
     def headers(self) -> dict[str, str]:
-        return {"x-babylon-agent": self.agent, "x-babylon-trajectory": self.trajectory}
+        """The calls of an order are its first step."""
+        names = {"agent": self.agent, "trajectory": self.trajectory, "step": "0"}
+        return {f"x-babylon-{name}": value for name, value in names.items()}
 
     @property
     def reward(self) -> float:
@@ -34,7 +43,7 @@ class Order:
         return float(self.bought[:1] == [self.ticker])
 
     def buy(self, ticker: str) -> str:
-        """Buy one share of a stock.
+        """Buy the shares of a stock.
 
         Args:
             ticker: the stock's ticker, NVDA or TSLA.
@@ -42,10 +51,49 @@ class Order:
         self.bought.append(ticker)
         return f"Bought {ticker}."
 
+    def events(self, at: str | None) -> list[dict[str, object]]:
+        """What is sent when the order is over: it began, it was one step, it earned its reward.
 
-def run(agent: str, play: Callable[[Order], None], orders: int = 3) -> None:
-    """Play orders, and print a line of JSON for each: its trajectory and its reward."""
-    for _ in range(orders):
-        order = Order(random.choice(("NVDA", "TSLA")), agent)
+        Orders for the same number of shares are compared with each other.
+        """
+        action = {
+            "action_type": "BUY" if self.bought else "RESPONSE",
+            "success": self.reward > 0,
+            "parameters": {"tickers": self.bought},
+        }
+        events: list[dict[str, object]] = [
+            {"type": "start", "agent_id": self.agent, "scenario_id": f"{self.shares} shares"},
+            {"type": "step", "number": 0, "action": action},
+            {"type": "finish", "reward": self.reward},
+        ]
+        when = {} if at is None else {"at": at}
+        return [{**event, "trajectory_id": self.trajectory, **when} for event in events]
+
+
+def send(events: list[dict[str, object]]) -> None:
+    """Send events to the gateway that the framework calls, with the same key."""
+    openai, anthropic = (os.environ.get(f"{name}_BASE_URL") for name in ("OPENAI", "ANTHROPIC"))
+    key = os.environ["OPENAI_API_KEY" if openai else "ANTHROPIC_API_KEY"]
+    request = urllib.request.Request(
+        f"{openai or f'{anthropic}/v1'}/events",
+        json.dumps({"events": events}).encode(),
+        {"authorization": f"Bearer {key}", "content-type": "application/json"},
+    )
+    with urllib.request.urlopen(request) as answer:  # raises if an event is refused
+        answer.read()
+
+
+def run(agent: str, play: Callable[[Order], None]) -> None:
+    """Play orders, send what happened, and print a line of JSON for each: trajectory and reward."""
+    options = argparse.ArgumentParser()
+    options.add_argument("--orders", type=int, default=3)
+    options.add_argument("--tickers", nargs="+", default=["NVDA", "TSLA"])
+    options.add_argument("--shares", nargs="+", type=int, default=[1, 2, 3])
+    options.add_argument("--at", help="time of the play, in a window that is over; default: now")
+    asked = options.parse_args()
+    for number in range(asked.orders):
+        shares = asked.shares[number % len(asked.shares)]
+        order = Order(random.choice(asked.tickers), shares, agent)
         play(order)
+        send(order.events(asked.at))
         print(json.dumps({"trajectory": order.trajectory, "reward": order.reward}), flush=True)

@@ -26,7 +26,7 @@ from tests.ports import free_port
 # `make test-vllm` names the python of a vLLM that runs on this machine's CPU.
 VLLM_PYTHON = os.environ.get("CONTRACT_VLLM_PYTHON")
 ENGINES = ["vllm"] if VLLM_PYTHON else ["embedded", "vllm-double"]
-PATIENCE_S = 600 if VLLM_PYTHON else 120
+PATIENCE_S = 600
 SECRET = "contract"  # with which an engine loads and unloads
 _REAL_ARGS = f"--dtype float32 --enforce-eager --max-model-len {CONTEXT}"
 HELLO = [{"role": "user", "content": "hello"}]

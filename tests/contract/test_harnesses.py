@@ -29,7 +29,9 @@ from tests.contract.engines import (
     running_embedded,
     running_host,
 )
-from tests.integration.test_serving import register, running_gateway, until_healthy
+from tests.integration.test_play import LAST_HOUR
+from tests.integration.test_play_learning import assert_higher, learning, trained_on_last_hour
+from tests.integration.test_serving import register, route_to, running_gateway, until_healthy
 from tests.tiny_policy import plain_logprobs
 
 PYTHON = os.environ.get("HARNESS_PYTHON")
@@ -47,6 +49,8 @@ CONTEXT = 32768  # the prompts of smolagents have 7,000 tokens of one byte
 SAY = "I bought it."
 FIRST = dict.fromkeys(CALLS, 0.4) | {SAY: 0.2}
 LATER = {END: 1.0}
+PLAYED_S = 1000
+LEARNERS = os.environ.get("HARNESSES", "agno,langgraph,openai-agents").split(",")  # the dialects
 
 
 @asynccontextmanager
@@ -77,18 +81,18 @@ def variables_of(agent: str, url: str, key: str) -> tuple[str, dict[str, str]]:
     return name, {name: values[name] for name in rows[name]["names"].strip("`").split("` `")}
 
 
-async def played(agent: str, url: str, key: str) -> list[dict[str, Any]]:
+async def played(agent: str, url: str, key: str, *options: str) -> list[dict[str, Any]]:
     """Run a program, and return what it printed: a trajectory and its reward a line."""
     name, variables = variables_of(agent, url, key)
     quiet = {"HAYSTACK_TELEMETRY_ENABLED": "False", "PYTHONPATH": ""}
     program = await asyncio.create_subprocess_exec(
-        *(PYTHON or "", str(ROOT / name)),
+        *(PYTHON or "", str(ROOT / name), *options),
         env={**os.environ, **variables, **quiet},
         stdout=asyncio.subprocess.PIPE,
         stderr=asyncio.subprocess.PIPE,
     )
     try:
-        async with asyncio.timeout(400):
+        async with asyncio.timeout(PLAYED_S):
             printed, errors = await program.communicate()
     finally:
         if program.returncode is None:
@@ -137,3 +141,30 @@ async def test_every_call_of_six_harnesses_is_trainable_with_exact_tokens(
     # Policies act by chance, so that these hold of all agents together.
     assert any(one["role"] == "tool" for row in rows for one in json.loads(row["messages"]))
     assert sum(one["reward"] for orders in results for one in orders) > 0
+
+
+async def played_by_all(url: str, key: str, *options: str) -> list[float]:
+    """The rewards of all learners, who play at the same time."""
+    async with asyncio.TaskGroup() as group:
+        playing = [group.create_task(played(agent, url, key, *options)) for agent in LEARNERS]
+    return [order["reward"] for program in playing for order in program.result()]
+
+
+@pytest.mark.skipif("LEARNING" not in os.environ, reason="minutes of play: `make learning`")
+async def test_a_window_that_harnesses_played_raises_the_reward_of_unseen_orders(
+    store: Store, settings: Settings, tmp_path: Path
+) -> None:
+    """The tiny policy cannot read whom to buy, so that all orders are for one ticker. The unseen
+    ones are for other numbers of shares, and no harder."""
+    settings = learning(settings)
+    checkpoint = save_calling_policy(tmp_path / "v0", FIRST, LATER, context=CONTEXT)
+    key = str(local_key(settings.home.root))
+    orders = ("--tickers", "NVDA", "--orders", "40", "--shares")
+    unseen = (*orders, "5", "6", "7", "8")
+    async with gateway(store, settings, checkpoint) as url:
+        before = await played_by_all(url, key, *unseen)
+        window = ("--at", LAST_HOUR.start.isoformat())
+        seen = await played_by_all(url, key, *orders, "1", "2", "3", "4", *window)
+        await route_to(store, await trained_on_last_hour(store, settings, len(seen)))
+        after = await played_by_all(url, key, *unseen)
+    assert_higher(after, before)

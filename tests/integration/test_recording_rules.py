@@ -43,6 +43,18 @@ CHAT: list[dict[str, Any]] = [
 ]
 
 
+SENT: dict[str, Any] = {  # what an agent says of its step
+    "state": {"purse": [{"card": CARD}], "round": 7},
+    "action": {
+        "action_type": "PAY",
+        "success": True,
+        "parameters": {"card": CARD},
+        "result": json.dumps({"card": CARD}),
+        "error": f'"card" {CARD} is refused',
+    },
+}
+
+
 @pytest.fixture(scope="module")
 def checkpoint(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return save_calling_policy(tmp_path_factory.mktemp("policy") / "v0")
@@ -117,10 +129,18 @@ async def test_a_redacted_field_is_nowhere_and_its_calls_are_not_trained(
         for agent in ("payer", "other"):
             async with client.trajectory(agent, "shard", trajectory_id=agent, at=at(0)) as play:
                 for number in range(5):
-                    chat = CHAT if agent == "payer" else CHAT[:1]
-                    asked: dict[str, Any] = {"messages": chat, "tools": [TOOL]}
+                    messages = CHAT if agent == "payer" else CHAT[:1]
+                    asked: dict[str, Any] = {"messages": messages, "tools": [TOOL]}
                     call = await said(one, agent, agent, **asked)
-                    await play.step(calls=[call], at=at(number + 1))
+                    sent = SENT if agent == "payer" else {}
+                    await play.step(calls=[call], at=at(number + 1), **sent)
+                if agent == "payer":
+                    await play.feedback(0.5, comment=str(CHAT[2]["content"]))
+                    await play.finish(knowledge={"paid": {"card": CARD}}, at=at(6))
+        program = Traced(START)
+        named = {"gen_ai.agent.id": "payer"}
+        program.span("chat", chat(str(CHAT[2]["content"]), f'"card" {CARD}', **named))
+        assert (await one.http.post("/v1/traces", json=otlp_json(program))).json() == {}
     rows = {row["trajectory_id"]: row for row in await stack.rows()}
     payer, other = rows["payer"], rows["other"]
     assert (payer["trainable"], payer["untrainable_reason"]) == (False, "fields were redacted")
@@ -139,6 +159,7 @@ async def test_a_redacted_field_is_nowhere_and_its_calls_are_not_trained(
     spans = await until_told(told[0], [row["call_id"] for row in await stack.rows()])
     assert b"Pay." in spans and b"[redacted]" in spans
     stored = (await everything(stack.store)).encode()
+    assert b"round" in stored  # the state is there
     for place in (disk, collected, stored, spans, caplog.text.encode()):
         assert CARD.encode() not in place
     trained = {one.trajectory_id: one.calls for one in read_trajectories(settings.home, artifact)}
@@ -172,6 +193,16 @@ async def test_a_key_that_opted_out_leaves_no_word_and_streams_are_left_out_too(
         assert (await one.http.post("/v1/traces", json=otlp_json(program))).json() == {}
         trajectory = f"{span.context.trace_id:032x}"
         await finished(one, trajectory)
+        elsewhere = {"messages": secret, "response": CARD}
+        async with (
+            AsyncPlayClient(stack.url, str(key)) as client,
+            client.trajectory("any", "shard", trajectory_id="told") as play,
+        ):
+            await play.step(calls=[calls[0], elsewhere], reward=1.0, **SENT)
+            await play.feedback(label=CARD, comment=CARD)
+            await play.finish(knowledge={"said": CARD})
+    (told_step,) = json.loads((await row_of(stack, "told"))["stepsJson"])
+    assert (told_step["action"]["actionType"], told_step["reward"]) == ("PAY", 1.0)
     (step,) = json.loads((await row_of(stack, trajectory))["stepsJson"])
     assert [call["model"] for call in step["llmCalls"]] == ["unrecorded"]
     stored = await stack.rows()

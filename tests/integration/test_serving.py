@@ -68,16 +68,21 @@ class Stack:
 
     async def route_to(self, policy_version: int) -> int:
         """Commit a route and wait until the gateway serves it."""
-        route = await current_route(self.store)
-        version = await commit_route(
-            self.store,
-            policy_version=policy_version,
-            author="test",
-            reason="test",
-            expected_route_version=route.route_version,
-        )
-        await wait_for_acks(self.store, version, policy_version, timeout_s=20)
-        return version
+        return await route_to(self.store, policy_version)
+
+
+async def route_to(store: Store, policy_version: int) -> int:
+    """Commit a route, wait until every gateway serves it, and return its version."""
+    route = await current_route(store)
+    version = await commit_route(
+        store,
+        policy_version=policy_version,
+        author="test",
+        reason="test",
+        expected_route_version=route.route_version,
+    )
+    await wait_for_acks(store, version, policy_version, timeout_s=20)
+    return version
 
 
 @asynccontextmanager

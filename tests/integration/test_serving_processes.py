@@ -69,7 +69,7 @@ async def test_a_killed_process_restarts(settings: Settings, store: Store, tmp_p
         openai_client(settings.serving.endpoint, settings) as client,
     ):
         agents = [asyncio.create_task(agent(client)) for _ in range(4)]
-        for process in (running.engine, running.gateway):
+        for process in (running.engine, *running.gateways):
             await more_than(answered, 4)
             killed = process.pid
             os.kill(killed, signal.SIGKILL)

@@ -24,7 +24,7 @@ from babylon.deployment.change import checks_under
 from babylon.ops.status_page.app import StatusPage
 from babylon.serving.gateway.auth import KeyRing
 from babylon.store import Store
-from babylon.store.api_keys import create_key, revoke_key
+from babylon.store.api_keys import create_key, revoke_key, rotate_key
 from babylon.store.approvals import ask_approval, get_approval
 from babylon.store.holds import hold
 from babylon.store.routes import commit_route, current_route
@@ -107,6 +107,19 @@ async def test_without_a_key_there_is_only_the_sign_in(browser: Browser, store: 
     headers = {"authorization": f"Bearer {bound}"}
     async with browser.http.get(f"{browser.url}/windows/{WINDOW}", headers=headers) as answer:
         assert "<h1>Sign in</h1>" in await answer.text()
+    assert "<h1>Sign in</h1>" in (await browser.get("/"))[1]
+
+
+async def test_a_session_ends_with_the_secret_that_began_it(browser: Browser, store: Store) -> None:
+    former = await create_key(store, "reader", scopes=["read"])
+    present = await rotate_key(store, former.key_id, timedelta(hours=1))
+    end = "UPDATE babylon.api_keys SET former_until = now() WHERE key_id = $1"
+    for shown, stays in ((former, False), (present, True)):
+        await browser.sign_in(shown)
+        assert "<h1>Sign in</h1>" not in (await browser.get("/"))[1]
+        await store.pool.execute(end, former.key_id)
+        assert ("<h1>Sign in</h1>" not in (await browser.get("/"))[1]) == stays
+    await revoke_key(store, former.key_id)
     assert "<h1>Sign in</h1>" in (await browser.get("/"))[1]
 
 

@@ -263,6 +263,21 @@ async def test_spans_that_make_no_trajectory_are_dropped_and_hold_up_no_other(
         assert state["finished_at"] is None
 
 
+async def test_a_finish_that_waits_holds_up_no_other(stack: Stack, agent: Player) -> None:
+    store, waiting = stack.store, traced_agent(stack, agent)
+    waiting.span("chat", chat("a", "b", **{"gen_ai.conversation.id": "waits"}))
+    await waiting.send()
+    async with store.pool.acquire() as connection, connection.transaction():
+        await connection.fetch("SELECT FROM babylon.plays WHERE trajectory_id = 'waits' FOR UPDATE")
+        await store.pool.execute("UPDATE babylon.play_spans SET root = true")
+        for _ in range(2):  # the second comes after a look at which the first one waited
+            other = traced_agent(stack, agent)
+            span = other.span("chat", chat("a", "b"))
+            await other.send()
+            await finished(agent, f"{span.context.trace_id:032x}")
+    await finished(agent, "waits")
+
+
 REFUSED: list[tuple[int, dict[str, str], bytes, str]] = [
         (400, {"content-type": PROTOBUF}, b"\xff\xff", "no ExportTraceServiceRequest"),
         (400, {}, b"{", "no ExportTraceServiceRequest"),

@@ -11,7 +11,7 @@ from fastapi import FastAPI, Request, Response
 from jinja2 import Environment, PackageLoader, StrictUndefined
 from starlette.responses import HTMLResponse, RedirectResponse
 
-from babylon.core.api_keys import local_key
+from babylon.core.api_keys import local_key, parse_key
 from babylon.core.errors import BabylonError, DatabaseError, RouteConflictError
 from babylon.core.home import Home
 from babylon.deployment.change import ChangeRequest, RunChecks
@@ -172,14 +172,15 @@ class StatusPage:
             if not _is_ours(request):
                 raise RequestError(403, "the form was sent from another page")
             header = (b"authorization", b"Bearer " + key.encode("latin-1", "replace"))
-            holder = self._keys.admit([header], "read", "deploy")
-            holder.require_all_agents(_SHOWN)
+            self._keys.admit([header], "read", "deploy").require_all_agents(_SHOWN)
         except RequestError as refused:
             page = self._html("login.html", None, problem=str(refused))
             page.status_code = refused.status
             return page
         answer = RedirectResponse("/", 303, HEADERS)
-        token = self._sessions.open(holder)
+        shown = parse_key(key)
+        assert shown is not None  # it was admitted
+        token = self._sessions.open(shown)
         answer.set_cookie(COOKIE, token, max_age=LASTS_S, httponly=True, samesite="strict")
         return answer
 

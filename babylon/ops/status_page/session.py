@@ -1,8 +1,9 @@
 """Sessions of the status page: a signed cookie that stands for an API key.
 
-The cookie names the key and part of its hash, so a revoked or replaced key ends its sessions at
-once. It is signed with a secret that is derived from the home's local key. Cookies are shared by
-all ports of a host, which is why the cookie never holds the key itself.
+The cookie names the key and part of the hash of the secret that was shown. A session ends when
+that secret is no longer accepted: at once if the key is revoked, after the overlap if it was
+rotated. The cookie is signed with a secret that is derived from the home's local key. Cookies are
+shared by all ports of a host, which is why the cookie never holds the key itself.
 """
 
 import hmac
@@ -14,7 +15,7 @@ from hashlib import sha256
 import msgspec
 
 from babylon.core.api_keys import ApiKey
-from babylon.serving.gateway.auth import KeyRing, Principal
+from babylon.serving.gateway.auth import KeyRing
 
 COOKIE = "babylon_session"
 LASTS_S = 12 * 3600
@@ -49,10 +50,10 @@ class SessionCookies:
     def __init__(self, local: ApiKey) -> None:
         self._secret = hmac.digest(local.digest, b"status page", "sha256")
 
-    def open(self, holder: Principal) -> str:
-        """Return a token for the holder of a key that was just checked."""
+    def open(self, key: ApiKey) -> str:
+        """Return a token for a key that was just checked."""
         until = time.time() + LASTS_S
-        claims = msgspec.json.encode(_Claims(holder.key_id, _part(holder), until))
+        claims = msgspec.json.encode(_Claims(key.key_id, _part(key.digest), until))
         body = urlsafe_b64encode(claims).decode()
         return f"{body}.{self._sign(body)}"
 
@@ -63,7 +64,9 @@ class SessionCookies:
             return None
         claims = msgspec.json.decode(urlsafe_b64decode(body), type=_Claims)
         holder = keys.holder_of(claims.key_id)
-        if holder is None or _part(holder) != claims.digest or claims.until < time.time():
+        if holder is None or claims.until < time.time():
+            return None
+        if claims.digest not in map(_part, holder.digests):
             return None
         return Visitor(holder.key_id, holder.scopes, token)
 
@@ -75,5 +78,5 @@ class SessionCookies:
         return hmac.new(self._secret, text.encode(), sha256).hexdigest()
 
 
-def _part(holder: Principal) -> str:
-    return holder.digest.hex()[:32]
+def _part(digest: bytes) -> str:
+    return digest.hex()[:32]

@@ -45,6 +45,8 @@ from babylon.serving.gateway.telemetry import receiver
 from babylon.serving.gateway.telemetry.receiver import TraceReceiver
 from babylon.serving.gateway.telemetry.tracing import tracer_for
 from babylon.serving.gateway.token_counts import tokenize
+from babylon.serving.gateway.worker_metrics import SharedMetrics
+from babylon.serving.gateway.workers import Worker
 from babylon.serving.openai_wire import RequestError, sse
 from babylon.store import Store
 from babylon.store.call_partitions import keep_ahead
@@ -72,9 +74,10 @@ class Gateway:
         shipper: Shipper,
         play: FastAPI,
         traces: TraceReceiver,
+        workers: int,
     ) -> None:
         self._calls, self._follower, self._play, self._traces = calls, follower, play, traces
-        self._add_gauges(calls, shipper)
+        self._add_gauges(calls, shipper, workers)
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         response = Response(send)
@@ -161,8 +164,9 @@ class Gateway:
         status = 503 if ready.unavailable else 200
         await response.whole(msgspec.json.encode(body), status=status)
 
-    def _add_gauges(self, calls: CallHandler, shipper: Shipper) -> None:
+    def _add_gauges(self, calls: CallHandler, shipper: Shipper, workers: int) -> None:
         add, table, recorder = calls.metrics.add_gauge, calls.table, calls.recorder
+        add("gateway_workers", "Processes that this gateway should have.", lambda: workers)
         version = "Version of the route in force, 0 if there is none."
         add("ready", "1 if calls are served.", lambda: table.readiness.unavailable is None)
         add("route_version", version, lambda: table.route.route_version if table.route else 0)
@@ -204,6 +208,8 @@ async def open_gateway(
     url: str,
     minutes: int = 60,
     last_known: LastKnownFile | None = None,
+    table: RouteTable | None = None,
+    worker: Worker | None = None,
 ) -> AsyncIterator[Application]:
     """Run a gateway that follows the store's routes and records calls into the store.
 
@@ -213,11 +219,14 @@ async def open_gateway(
         url: address at which deployments, from any machine, reach this gateway and no other.
         minutes: length of windows, for play that comes over HTTP.
         last_known: file that is served from while the database is away at the start.
+        table: holds the route and the readiness of this gateway.
+        worker: this process, if it is one of several of its gateway.
     """
     shipper = Shipper(store, home.recording)
     recorder = CallRecorder(shipper, home.recording, serving.recording, gateway_id)
     probe_key = new_key("probe")
-    keys, table, pins = KeyRing(local_key(home.root), probe_key), RouteTable(), ArmPins(store)
+    keys, pins = KeyRing(local_key(home.root), probe_key), ArmPins(store)
+    table = table or RouteTable()
     owners = TrajectoryOwners(store)
     sessions = Sessions(store) if serving.recognise_sessions else None
     key_limits = KeyLimits(store, gateway_id)
@@ -253,7 +262,7 @@ async def open_gateway(
             metrics=GatewayMetrics(),
             tracer=tracer,
         )
-        plays = PlayHandler(store, minutes)
+        plays = PlayHandler(store, minutes, recorder.rules)
         play_api = play.play_app(plays, keys, key_limits, serving.public_url)
         traces = TraceReceiver(store, plays, keys, key_limits)
         routes = (loader.run(), follower.run(), follower.announce_repeatedly(), pins.run())
@@ -264,8 +273,10 @@ async def open_gateway(
         try:
             async with asyncio.TaskGroup() as group:  # a bug in any loop ends the gateway
                 loops = [group.create_task(loop) for loop in work]
-                gateway = Gateway(calls, follower, shipper, play_api, traces)
-                yield Dialects(gateway, Responses, ResponseTokens, Messages, MessageTokens)
+                processes = len(worker.ports) if worker else 1
+                gateway = Gateway(calls, follower, shipper, play_api, traces, processes)
+                app = Dialects(gateway, Responses, ResponseTokens, Messages, MessageTokens)
+                yield SharedMetrics(app, worker) if worker else app
                 for loop in loops:
                     loop.cancel()
         finally:

@@ -44,6 +44,13 @@ class Principal:
         limits = (self.max_concurrency, self.requests_per_minute, self.tokens_per_minute)
         return limits != (None, None, None)
 
+    @property
+    def digests(self) -> tuple[bytes, ...]:
+        """The hashes of the secrets that are accepted now."""
+        if self.former_digest and self.former_until and datetime.now(UTC) < self.former_until:
+            return self.digest, self.former_digest
+        return (self.digest,)
+
     def require_all_agents(self, what: str) -> None:
         """Check that the key is not bound to agents; ``what`` concerns all of them.
 
@@ -156,10 +163,8 @@ class KeyRing:
         scheme, _, text = authorization.partition(b" ")
         key = parse_key(text.strip().decode("latin-1")) or ApiKey("", "")
         principal = self._principals.get(key.key_id)
-        right = hmac.compare_digest(key.digest, principal.digest if principal else _NO_DIGEST)
-        if principal and not right and principal.former_digest and principal.former_until:
-            former = hmac.compare_digest(key.digest, principal.former_digest)
-            right = former and datetime.now(UTC) < principal.former_until
+        digests = principal.digests if principal else (_NO_DIGEST,)
+        right = any(hmac.compare_digest(key.digest, digest) for digest in digests)
         return principal if right and scheme.lower() == b"bearer" else None
 
 

@@ -25,16 +25,18 @@ from babylon.serving.gateway.app import open_gateway
 from babylon.serving.gateway.http_guard import raise_file_limit
 from babylon.serving.gateway.last_known import last_known_file, store_or_last_known
 from babylon.serving.gateway.listeners import listeners, serve_all
+from babylon.serving.gateway.route_table import RouteTable
+from babylon.serving.gateway.workers import Worker, until_settled, worker_from_options
 from babylon.store import Store, open_store
 from babylon.store.address import parse_url
 from babylon.store.connection import UNREACHABLE
 from babylon.store.gateways import live_gateways, remove_gateway
 
 
-async def run(settings: Settings) -> None:
-    """Serve until SIGTERM or SIGINT."""
+async def run(settings: Settings, worker: Worker | None) -> None:
+    """Serve until SIGTERM or SIGINT. ``worker``: this process, if it is one of several."""
     port = settings.serving.endpoint_port
-    gateway_id = new_gateway_id(port)
+    gateway_id, table = new_gateway_id(port), RouteTable()
     last_known = last_known_file(settings.home.root, port)
     opened, known = open_store(settings), last_known.read()
     async with store_or_last_known(opened, settings.database, settings.home, known) as store:
@@ -47,11 +49,16 @@ async def run(settings: Settings) -> None:
             alias=settings.model.name,
             engine_url=settings.serving.gateways_engines,
             gateway_id=gateway_id,
-            url=announced_url(settings.serving, settings.database),
+            url=worker.url if worker else announced_url(settings.serving, settings.database),
             minutes=settings.windows.minutes,
             last_known=last_known,
+            table=table,
+            worker=worker,
         ) as gateway:
-            await _serve(await listeners(gateway, store, settings.serving, known))
+            servers = await listeners(gateway, store, settings.serving, known, worker)
+            if worker:
+                await until_settled(table.readiness)
+            await _serve(servers)
 
 
 def announced_url(serving: ServingSettings, database: DatabaseSettings) -> str:
@@ -112,7 +119,7 @@ def main() -> None:
     raise_file_limit()
     try:
         with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
-            runner.run(run(load_settings()))
+            runner.run(run(load_settings(), worker_from_options()))
     except BabylonError as error:
         sys.exit(f"gateway: {error}")
 

@@ -1,11 +1,13 @@
 """The addresses of the gateway: loopback, and optionally one more, with TLS or without.
 
 Programs of this machine use loopback without TLS. Beyond it, the gateway listens only if somebody
-holds a key of their own.
+holds a key of their own. One of several processes shares these addresses, and has its control
+address besides.
 """
 
 import asyncio
-from collections.abc import Sequence
+import socket
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from urllib.parse import urlsplit
 
@@ -16,15 +18,31 @@ from babylon.core.settings import ServingSettings
 from babylon.serving.gateway.dialects.translation import Application
 from babylon.serving.gateway.http_guard import server_config
 from babylon.serving.gateway.last_known import LastKnown
+from babylon.serving.gateway.workers import Worker
 from babylon.store import Store
 from babylon.store.api_keys import list_keys
 from babylon.store.connection import UNREACHABLE
 
 
+class _SocketServer(uvicorn.Server):
+    """Listens on a socket that ``open_socket`` returns when it starts."""
+
+    def __init__(self, config: uvicorn.Config, open_socket: Callable[[], socket.socket]) -> None:
+        super().__init__(config)
+        self._open_socket = open_socket
+
+    async def serve(self, sockets: list[socket.socket] | None = None) -> None:
+        await super().serve([self._open_socket()])
+
+
 async def listeners(
-    gateway: Application, store: Store, serving: ServingSettings, last_known: LastKnown | None
+    gateway: Application,
+    store: Store,
+    serving: ServingSettings,
+    last_known: LastKnown | None,
+    worker: Worker | None = None,
 ) -> list[uvicorn.Server]:
-    """Return the servers of the gateway.
+    """Return the servers of the gateway, or of one of its processes.
 
     Raises:
         ConfigError: the further address is asked for, and there is no key, or no certificate.
@@ -46,7 +64,15 @@ async def listeners(
             tls["ssl_certfile"] = _present("TLS_CERTIFICATE", serving.tls_certificate)
             tls["ssl_keyfile"] = _present("TLS_KEY", serving.tls_key)
         configs.append(server_config(gateway, host=url.hostname, port=url.port, **tls))
-    return [uvicorn.Server(config) for config in configs]
+    if worker is None:
+        return [uvicorn.Server(config) for config in configs]
+    control = _SocketServer(server_config(gateway), lambda: socket.socket(fileno=worker.control))
+    return [*map(_shared, configs), control]
+
+
+def _shared(config: uvicorn.Config) -> uvicorn.Server:
+    address = config.host, config.port
+    return _SocketServer(config, lambda: socket.create_server(address, reuse_port=True))
 
 
 def _present(variable: str, file: Path | None) -> Path:

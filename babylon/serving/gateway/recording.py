@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import NoReturn
 
 from babylon.core.settings import RecordingPolicy
-from babylon.serving.gateway.recording_rules import RecordingRules
+from babylon.serving.gateway.recording_rules import UNRECORDED, RecordingRules
 from babylon.serving.gateway.segments import Segment, encode_record
 from babylon.serving.gateway.shipping import Shipper
 from babylon.serving.openai_wire import RequestError
@@ -89,7 +89,7 @@ class CallRecorder:
         except RequestError as error:
             if self._policy == "lossless":
                 raise
-            self._note_gap(str(error))
+            self._note_gap(str(error), call.call_id)
         return allowed
 
     async def run(self) -> NoReturn:
@@ -172,13 +172,13 @@ class CallRecorder:
                 self.problem = None
         self.gap = None  # the next failure begins another gap
 
-    def _note_gap(self, reason: str) -> None:
+    def _note_gap(self, reason: str, call_id: str) -> None:
         now = datetime.now(UTC)
-        gap = self.gap or RecordingGap(
-            gateway_id=self._gateway_id, began_at=now, ended_at=now, calls=0, reason=reason
-        )
+        gap = self.gap or RecordingGap(self._gateway_id, now, now, 0, reason)
+        ids = gap.call_ids if call_id.startswith(UNRECORDED) else (*gap.call_ids, call_id)
         self.lost += 1
-        self.gap = self._shipper.gap = replace(gap, ended_at=now, calls=gap.calls + 1)
+        self.gap = replace(gap, ended_at=now, calls=gap.calls + 1, call_ids=ids)
+        self._shipper.gap = self.gap
         self._shipper.wake()
 
 

@@ -57,9 +57,12 @@ class RecordingRules:
             return call
         if self.leave_out(call.key_id, call.agent_id, call.trajectory_id or call.call_id):
             return None
-        about = self._about(call.key_id, call.agent_id)
-        fields = {name for rule in about for name in rule.redact}
+        fields = self.redacted_fields(call.key_id, call.agent_id)
         return _redacted(call, fields) if fields else call
+
+    def redacted_fields(self, key_id: str | None, agent_id: str | None) -> frozenset[str]:
+        """Return the names of the fields that may not be recorded."""
+        return frozenset(name for rule in self._about(key_id, agent_id) for name in rule.redact)
 
     def _about(self, key_id: str | None, agent_id: str | None) -> list[RecordingRule]:
         return [rule for rule in self._rules if _is_about(rule, key_id, agent_id or "")]
@@ -104,20 +107,21 @@ def _without(text: str, fields: Collection[str]) -> str:
     """Return JSON with the fields' values left out; unchanged if it has none of them."""
     try:
         value = msgspec.json.decode(text)
-        left = _left(value, fields)
+        left = without_fields(value, fields)
     except RecursionError:  # texts of JSON in texts of JSON
         return msgspec.json.encode(REDACTED).decode()
     return text if left == value else msgspec.json.encode(left).decode()
 
 
-def _left(value: object, fields: Collection[str], depth: int = 0) -> object:
+def without_fields(value: object, fields: Collection[str], depth: int = 0) -> object:
+    """Return a value of JSON without the values of the fields, also in texts that are JSON."""
     match value:
         case dict() | list() if depth == _MAX_DEPTH:
             return REDACTED
         case dict():
             return {name: _field(name, one, fields, depth + 1) for name, one in value.items()}
         case list():
-            return [_left(one, fields, depth + 1) for one in value]
+            return [without_fields(one, fields, depth + 1) for one in value]
         case str():
             return _text(value, fields)
         case _:
@@ -132,7 +136,7 @@ def _field(name: str, value: object, fields: Collection[str], depth: int) -> obj
             return _without(value, fields)
         except msgspec.DecodeError:  # the model wrote no JSON: its fields cannot be told apart
             return REDACTED
-    return _left(value, fields, depth)
+    return without_fields(value, fields, depth)
 
 
 def _text(text: str, fields: Collection[str]) -> str:

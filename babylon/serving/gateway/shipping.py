@@ -57,7 +57,7 @@ class Shipper:
 
     @property
     def idle(self) -> bool:
-        return self.shipped_until is not None and not self.backlog_bytes
+        return self.shipped_until is not None and not self.backlog_bytes and not self.gap
 
     async def run(self) -> NoReturn:
         pause = RETRY_S

@@ -1,7 +1,7 @@
 """A finished trajectory from its events and its recorded calls, as the recorder writes it."""
 
 from collections import defaultdict
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from datetime import UTC, datetime, timedelta
 
 import msgspec
@@ -61,11 +61,12 @@ def add_steps(
     played: OpenTrajectory,
     steps: Sequence[TimedStep],
     records: Sequence[PlayedCall],
+    lost: Collection[str] = (),
 ) -> tuple[int, int]:
     """Add the steps with their calls to ``played``.
 
     A step has the calls that it names, then those that named it. Without any step, calls that named
-    one step make one, and each other call makes one of its own.
+    one step make one, and each other call makes one of its own. ``lost`` calls may be named too.
 
     Returns:
         The number of recorded calls in the steps, and of calls that were kept out of the records.
@@ -90,7 +91,7 @@ def add_steps(
         by_step[record.step_number].append(record)
     found = unrecorded = 0
     for at, step in steps:
-        own = [_named(step, call, by_id) for call in step.calls]
+        own = [_named(step, call, by_id, lost) for call in step.calls]
         own += map(_llm_call, by_step[step.number])
         ids = [call.call_id for call in own if call.call_id is not None]
         found += sum(one in by_id for one in ids)
@@ -136,12 +137,17 @@ def _groups(records: Sequence[PlayedCall]) -> Iterable[list[PlayedCall]]:
     return groups.values()
 
 
-def _named(step: StepEvent, call: str | ElsewhereCall, by_id: Mapping[str, PlayedCall]) -> LlmCall:
+def _named(
+    step: StepEvent,
+    call: str | ElsewhereCall,
+    by_id: Mapping[str, PlayedCall],
+    lost: Collection[str],
+) -> LlmCall:
     if isinstance(call, ElsewhereCall):
         return llm_call_elsewhere(call)
     if call in by_id:
         return _llm_call(by_id[call])
-    if not call.startswith(UNRECORDED):
+    if not call.startswith(UNRECORDED) and call not in lost:
         raise RequestError(
             409,
             f"step {step.number} names call {call!r:.80}, which is not recorded for this key:"

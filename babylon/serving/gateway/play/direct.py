@@ -7,6 +7,7 @@ from babylon.recorder.client import AsyncSend, PlayObject
 from babylon.serving.gateway.auth import Principal
 from babylon.serving.gateway.play.app import apply_all
 from babylon.serving.gateway.play.handler import PlayHandler
+from babylon.serving.gateway.recording_rules import RecordingRules
 from babylon.store import Store
 
 
@@ -17,10 +18,12 @@ def to_store(store: Store, *, minutes: int = 60, key_id: str = LOCAL) -> AsyncSe
         minutes: length of windows.
         key_id: the key that the trajectories belong to, and that made their calls.
     """
-    handler = PlayHandler(store, minutes)
+    rules = RecordingRules()
+    handler = PlayHandler(store, minutes, rules)
     caller = Principal(key_id=key_id, digest=b"", scopes=frozenset())
 
     async def send(events: Sequence[PlayObject]) -> list[PlayObject]:
+        await rules.renew(store)
         return [one.model_dump() for one in await apply_all(handler, caller, events)]
 
     return send

@@ -7,6 +7,7 @@ any event.
 import logging
 from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
+from dataclasses import replace
 from datetime import UTC, datetime
 from typing import Any
 
@@ -48,11 +49,12 @@ from babylon.serving.gateway.play.events import (
     Truth,
 )
 from babylon.serving.gateway.play.owners import session_owner, wrong_key
+from babylon.serving.gateway.play.ruled import Cover
 from babylon.serving.gateway.play.span_steps import PlaySpan, first_agent, span_steps
-from babylon.serving.gateway.recording_rules import UNRECORDED
+from babylon.serving.gateway.recording_rules import UNRECORDED, RecordingRules
 from babylon.serving.openai_wire import RequestError
 from babylon.store import Store, require_recordable
-from babylon.store.calls import wait_until_recorded
+from babylon.store.calls import lost_calls, wait_until_recorded
 from babylon.store.connection import UNREACHABLE, Connection
 from babylon.store.feedback import Feedback, give_feedback
 from babylon.store.play_spans import (
@@ -82,10 +84,10 @@ RECORDED_S = 5.0  # the longest wait for a call that was answered just now
 
 
 class PlayHandler:
-    """Applies events. ``minutes`` is the length of windows."""
+    """Applies events. ``minutes`` is the length of windows; ``rules`` hold for what is stored."""
 
-    def __init__(self, store: Store, minutes: int) -> None:
-        self._store, self._minutes = store, minutes
+    def __init__(self, store: Store, minutes: int, rules: RecordingRules) -> None:
+        self._store, self._minutes, self._rules = store, minutes, rules
 
     async def apply(self, caller: Principal, event: Event) -> EventResult:
         """Apply one event; a refusal is a result too."""
@@ -126,7 +128,7 @@ class PlayHandler:
         async with self._owned(caller, trajectory_id, begin=True) as (connection, play):
             if play.finished_at:
                 return len(spans) - await known_spans(connection, spans)
-            await add_spans(connection, trajectory_id, spans)
+            await add_spans(connection, trajectory_id, self._ruled_spans(play, spans))
         return 0
 
     async def state(self, caller: Principal, trajectory_id: str) -> PlayState:
@@ -162,8 +164,10 @@ class PlayHandler:
         elsewhere = [llm_call_elsewhere(c) for c in event.calls if isinstance(c, ElsewhereCall)]
         # Only to refuse now what a finish could not store.
         encode_step(event.number, at, event.state, (), elsewhere, action_of(event.action), 0.0)
-        encoded = storable_json(event.model_dump_json(exclude_unset=True))
         async with self._owned(caller, event.trajectory_id) as (connection, play):
+            if cover := self._cover(play):
+                event = cover.over(event)
+            encoded = storable_json(event.model_dump_json(exclude_unset=True))
             if play.finished_at:
                 if event.number >= play.next_step:
                     raise _conflict(play, f"is finished and has no step {event.number}")
@@ -199,8 +203,13 @@ class PlayHandler:
                 agent_id = _agent(caller, play.agent_id or called or first_agent(spans))
                 window = window_at(first, self._minutes)
                 play = await start_play(connection, play, agent_id, window.id, window, first)
+            if cover := self._cover(play):  # the agent may have been unknown before
+                steps = [(at, cover.over(step)) for at, step in steps]
+                event = cover.over(event)
             played = open_play(play)
-            calls, unrecorded = add_steps(played, steps, records)
+            unknown = {*_named_calls(steps)} - {one.call_id for one in records}
+            lost = await lost_calls(connection, [*unknown]) if unknown else set()
+            calls, unrecorded = add_steps(played, steps, records, lost)
             row = finished_row(played, event)
             try:
                 await insert_trajectory(self._store, connection, row, played.calls)
@@ -217,13 +226,15 @@ class PlayHandler:
         trajectory_id = event.trajectory_id
         if trajectory_id is None:
             trajectory_id = await self._trajectory_of(caller, event.call_id or "")
-        given = Feedback(
-            trajectory_id=trajectory_id,
-            **event.model_dump(exclude={"type", "trajectory_id", "label", "comment"}),
-            label=None if event.label is None else storable(event.label),
-            comment=None if event.comment is None else storable(event.comment),
-        )
         async with self._owned(caller, trajectory_id) as (connection, play):
+            if cover := self._cover(play):
+                event = cover.over(event)
+            given = Feedback(
+                trajectory_id=trajectory_id,
+                **event.model_dump(exclude={"type", "trajectory_id", "label", "comment"}),
+                label=None if event.label is None else storable(event.label),
+                comment=None if event.comment is None else storable(event.comment),
+            )
             late = await give_feedback(connection, given)
         return _stored(play, late=late)
 
@@ -266,6 +277,21 @@ class PlayHandler:
             if play.key_id != caller.key_id:
                 raise wrong_key(trajectory_id)
             yield connection, play
+
+    def _cover(self, play: StoredPlay, agent_id: str | None = None) -> Cover | None:
+        """Return what rules keep out of a trajectory."""
+        agent_id = play.agent_id or agent_id
+        return Cover.of(self._rules, play.key_id, agent_id, play.trajectory_id)
+
+    def _ruled_spans(self, play: StoredPlay, spans: Sequence[StoredSpan]) -> Sequence[StoredSpan]:
+        if not self._rules.in_force:
+            return spans
+        told = [PlaySpan.model_validate_json(one.span) for one in spans]
+        cover = self._cover(play, first_agent(told))
+        if cover is None:
+            return spans
+        texts = (storable_json(cover.over(one).model_dump_json()) for one in told)
+        return [replace(one, span=text) for one, text in zip(spans, texts, strict=True)]
 
     async def _wait_for_calls(self, trajectory_id: str) -> None:
         """Wait until the calls that the steps name are in the database, or all that were made."""

@@ -45,6 +45,7 @@ log = logging.getLogger(__name__)
 
 PATH = "/v1/traces"
 AT_A_TIME = 2  # requests: decoding takes the processor, and storing a connection
+FINISHES = 4  # at a time: each may hold a connection
 LOOK_S = 1.0
 REST_S = 600.0  # without a span, after which a trajectory is finished
 _UNREADABLE = (ImportFileError, ValidationError, RecursionError, RequestError)
@@ -57,7 +58,8 @@ class TraceReceiver:
 
     def __init__(self, store: Store, plays: PlayHandler, keys: KeyRing, limits: KeyLimits) -> None:
         self._store, self._plays, self._keys, self._limits = store, plays, keys, limits
-        self._slots = asyncio.Semaphore(AT_A_TIME)
+        self._slots, self._finishing = asyncio.Semaphore(AT_A_TIME), asyncio.Semaphore(FINISHES)
+        self._ending = set[str]()  # trajectories that are being finished
 
     async def receive(self, scope: Scope, receive: Receive, response: Response) -> None:
         """Answer one request as OTLP says, errors too."""
@@ -83,16 +85,33 @@ class TraceReceiver:
         )
 
     async def run(self) -> NoReturn:
-        """Finish the trajectories that have ended."""
-        while True:
-            await asyncio.sleep(LOOK_S)
-            try:
-                for trajectory_id, key_id in await ended_trajectories(self._store, REST_S):
-                    await self._finish(trajectory_id, key_id)
-            except UNREACHABLE as error:  # RouteFollower reports it
-                log.debug("trajectories of spans wait: %r", error)
+        """Finish the trajectories that have ended.
+
+        A finish waits for its calls, for seconds. It does not hold up the others.
+        """
+        async with asyncio.TaskGroup() as finishes:
+            while True:
+                await asyncio.sleep(LOOK_S)
+                try:
+                    ended = await ended_trajectories(self._store, REST_S)
+                except UNREACHABLE as error:  # RouteFollower reports it
+                    log.debug("trajectories of spans wait: %r", error)
+                    continue
+                for trajectory_id, key_id in ended:
+                    if trajectory_id not in self._ending:
+                        self._ending.add(trajectory_id)
+                        finishes.create_task(self._finish(trajectory_id, key_id))
 
     async def _finish(self, trajectory_id: str, key_id: str) -> None:
+        try:
+            async with self._finishing:
+                await self._finish_one(trajectory_id, key_id)
+        except UNREACHABLE as error:
+            log.debug("the spans of %r wait: %r", trajectory_id, error)
+        finally:
+            self._ending.discard(trajectory_id)
+
+    async def _finish_one(self, trajectory_id: str, key_id: str) -> None:
         # A key that was revoked meanwhile has no rights to check any more.
         holder = self._keys.holder_of(key_id)
         caller = holder or Principal(key_id=key_id, digest=b"", scopes=frozenset())
