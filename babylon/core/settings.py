@@ -408,6 +408,14 @@ class PrefectSettings(Group):
     """Address of the API of your own Prefect server, or of Prefect Cloud. `babylon up` then starts
     no server. Unset: it does.
     """
+
+    @field_validator("api_url")
+    @classmethod
+    def _has_a_port(cls, url: str | None) -> str | None:
+        if url:
+            _ = urlsplit(url).port  # its ValueError becomes the setting's
+        return url
+
     api_key: SecretStr | None = _env(None, "PREFECT_API_KEY")
     """Key of Prefect Cloud."""
     auth: SecretStr | None = _env(None, "PREFECT_API_AUTH_STRING")

@@ -66,7 +66,7 @@ def test_one_that_somebody_else_runs_is_not_restarted(settings: Settings) -> Non
     with pytest.raises(ServingError, match=rf"process {record.pid}, .*systemctl restart babylon"):
         _require_detached(processes)
     assert processes.stop(NAME)
-    ours = Supervisor(settings).service().environment
+    ours = Supervisor(settings).guard().environment
     record = processes.start(Service(name=NAME, command=SLEEP, log=log, environment=ours))
     while not psutil.Process(record.pid).environ():  # the kernel fills it after the exec
         time.sleep(0.01)
