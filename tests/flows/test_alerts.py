@@ -58,7 +58,7 @@ async def test_another_block_moves_the_automations_and_keeps_a_persons_change() 
 async def test_a_block_that_is_not_there_is_named() -> None:
     async with get_client() as client, aiohttp.ClientSession() as http:
         api = PrefectApi(url=str(client.api_url).rstrip("/"))
-        with pytest.raises(ServingError, match="custom-webhook/none.*make that block"):
+        with pytest.raises(ServingError, match=r"custom-webhook/none.*make that block"):
             await set_up_alerts(http, api, "custom-webhook/none", 60)
 
 

@@ -57,11 +57,8 @@ async def _end_dead_run(
     store: Store, http: aiohttp.ClientSession, api: PrefectApi, row: WindowRow
 ) -> None:
     """End the run that lost the claim: one of this window that began before it."""
-    (claimed,) = [
-        one.began_at
-        for one in await list_attempts(store, [row.window_id])
-        if one.epoch == row.epoch
-    ]
+    attempts = await list_attempts(store, [row.window_id])
+    (claimed,) = [one.began_at for one in attempts if one.epoch == row.epoch]
     runs = {
         "name": {"any_": [row.window_id]},
         "state": {"type": {"any_": ["RUNNING", "PAUSED"]}},
@@ -70,9 +67,8 @@ async def _end_dead_run(
     wanted = {"flow_runs": runs, "flows": {"name": {"any_": ["train-window"]}}}
     for run in await call(http, api, "POST", "flow_runs/filter", wanted):
         path = f"flow_runs/{run['id']}"
-        for one in await call(
-            http, api, "POST", f"{path}/input/filter", {"prefix": _FORM, "limit": 50}
-        ):
+        form = {"prefix": _FORM, "limit": 50}
+        for one in await call(http, api, "POST", f"{path}/input/filter", form):
             if found := re.fullmatch(rf"{_FORM}(\d+)-response", one["key"]):
                 said = json.loads(one["value"])
                 answer = (bool(said["approve"]), IN_PREFECT, str(said.get("reason", "")))
