@@ -94,9 +94,8 @@ class Faults:
             elif target == "postgres":
                 pid = (self._home / "postgres" / "data" / "postmaster.pid").read_text().split()[0]
                 yield psutil.Process(int(pid))
-            elif target == "run":
-                if record := self._processes.running("worker-cpu"):
-                    yield from psutil.Process(record.pid).children()
+            elif target == "run" and (record := self._processes.running("worker-cpu")):
+                yield from psutil.Process(record.pid).children()
 
     async def until_healthy(self) -> bool:
         """Return False if not every service answers in time. New processes count, old ones not."""
