@@ -370,7 +370,7 @@ class ExperimentSettings(Group):
 
 
 class TrackingSettings(Group):
-    """Weights & Biases."""
+    """Weights & Biases, and a catalogue of data that takes OpenLineage events."""
 
     project: str | None = _env(None, "WANDB_PROJECT")
     """W&B project that gets the metrics. Unset: nothing is reported."""
@@ -378,6 +378,12 @@ class TrackingSettings(Group):
     """With `offline`, runs are files that you sync by hand; `online` sends them at once."""
     models: bool = _env(False, "WANDB_MODELS")
     """Each promoted policy becomes an artifact of type `model`."""
+    lineage_url: str | None = _env(None, "OPENLINEAGE_URL", pattern=r"^https?://\S+$")
+    """Address of an OpenLineage receiver, such as Marquez. Unset: none."""
+    lineage_key: SecretStr | None = _env(None, "OPENLINEAGE_API_KEY")
+    """Key of that receiver, sent as a bearer token."""
+    lineage_namespace: str = _env("babylon", "OPENLINEAGE_NAMESPACE", min_length=1)
+    """Namespace of the job and of the policies in the catalogue."""
 
 
 class PublishSettings(Group):

@@ -35,6 +35,7 @@ from babylon.ops.up.in_force import (
     note_problem,
     write_in_force,
 )
+from babylon.ops.up.lineage import tell_lineage
 from babylon.ops.up.news import tell_news
 from babylon.ops.up.prefect_setup import (
     PREFECT_DATABASE,
@@ -162,6 +163,12 @@ class Supervisor:
             alerts(),
             take_up_lost(opening, settings.windows.lease_s, http, self._api),
             tell_news(opening, settings.windows, http, self._api),
+            tell_lineage(
+                opening,
+                settings.tracking,
+                settings.model.name,
+                settings.database.game_url or settings.database.url,
+            ),
         )
 
     async def _until_done(self, step: Callable[[], Awaitable[None]]) -> None:
