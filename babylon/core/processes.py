@@ -30,7 +30,7 @@ logger = logging.getLogger(__name__)
 SUPERVISOR = "BABYLON_SUPERVISOR"  # the parent's pid, in the environment of a supervised process
 GRACE_S = 20.0
 _SUPERVISED_GRACE_S = 15.0
-_POLL_S = 0.1
+_POLL_S, _ORPHAN_POLL_S = 0.1, 0.25
 _SECOND_PAUSE_S, _LONGEST_PAUSE_S = 0.5, 30.0
 LOG_BYTES = 16 * 2**20
 _LOG_CHECK_S = 60.0
@@ -213,7 +213,7 @@ async def exit_with_supervisor() -> None:
         if os.getppid() != int(supervisor):
             os.kill(os.getpid(), signal.SIGTERM)
             return
-        await asyncio.sleep(1)
+        await asyncio.sleep(_ORPHAN_POLL_S)
 
 
 class ProcessRecord(msgspec.Struct, frozen=True, kw_only=True):

@@ -21,7 +21,7 @@ from babylon.core.errors import ServingError
 from babylon.core.home import Home
 from babylon.core.processes import Service, Supervised, in_background, keep_logs_small, supervised
 from babylon.core.settings import ServingSettings, Settings
-from babylon.serving.ports import require_free_port
+from babylon.serving.ports import wait_for_port
 from babylon.serving.vllm.command import require_vllm
 from babylon.store.server import kept_running
 
@@ -51,7 +51,7 @@ async def serve(settings: Settings) -> None:
     for number in (signal.SIGINT, signal.SIGTERM):
         loop.add_signal_handler(number, stop.set)
     home, port = settings.home, settings.serving.admin_port
-    require_free_port(port, user="the admin API", variable="ADMIN_PORT")
+    await wait_for_port(port, user="the admin API", variable="ADMIN_PORT")
     environment = settings.environment()
     admin = _service("admin API", "babylon.ops.admin_process", home, environment)
     async with (
@@ -77,8 +77,8 @@ async def serving(
         ConfigError: The settings name no engine that can be started.
         ServingError: A port is busy, or a process does not start.
     """
-    require_free_port(given.engine_port, user="the engine", variable="ENGINE_PORT")
-    require_free_port(given.endpoint_port, user="the gateway", variable="LOCAL_ENDPOINT")
+    await wait_for_port(given.engine_port, user="the engine", variable="ENGINE_PORT")
+    await wait_for_port(given.endpoint_port, user="the gateway", variable="LOCAL_ENDPOINT")
     if given.engine == "vllm":
         require_vllm(given)
         engine = _service("engine", "babylon.serving.vllm.vllm_host", home, environment)

@@ -39,7 +39,7 @@ DISK_MIB = int(os.environ.get("SOAK_DISK_MIB", "3072"))
 DEPLOYMENT = "train-window/one-window"
 AHEAD = 3  # windows that agents play before the oldest is trained
 AGAIN_S = 60.0  # a run that did not claim its window by then is started again
-SETTLE_S = 420.0
+SETTLE_S = 300.0
 SAMPLE_S = 5.0
 PORTS = ("ENGINE_PORT", "ADMIN_PORT", "PREFECT_SERVER_API_PORT")
 ENVIRONMENT = {
@@ -50,6 +50,7 @@ ENVIRONMENT = {
     "SCORER": "heuristic",
     "TUNING": "full",
     "LEARNING_RATE": "5e-4",
+    "MIN_ACTIONS_PER_TRAJECTORY": "1",
     "ITERATIONS": "1",
     "BATCH_SIZE": "8",
     "GRADIENT_ACCUMULATION_STEPS": "1",
