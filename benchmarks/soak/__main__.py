@@ -19,7 +19,6 @@ from babylon.core.errors import BabylonError
 from babylon.core.processes import in_background
 from babylon.core.settings import Settings
 from babylon.core.settings_loading import load_settings
-from babylon.core.windows import DONE
 from babylon.ops.prefect_env import PrefectApi, prefect_api
 from babylon.ops.up.prefect_call import call
 from babylon.store import Store, open_store
@@ -29,7 +28,7 @@ from babylon.store.server import database_url
 from babylon.store.windows import list_windows
 from benchmarks.soak.faults import Faults, small_disk
 from benchmarks.soak.fleet import SEED, Played, play_windows
-from benchmarks.soak.promises import check_promises
+from benchmarks.soak.promises import ENDED, check_promises
 from benchmarks.soak.report import write_report
 from benchmarks.soak.watch import Watch
 from tests.ports import free_port
@@ -156,7 +155,7 @@ async def _settled(store: Store, played: Played) -> None:
     """Wait until every played window has an end, for a while."""
     deadline = time.monotonic() + SETTLE_S
     while time.monotonic() < deadline:
-        done = {row.window_id for row in await list_windows(store) if row.state in DONE}
+        done = {row.window_id for row in await list_windows(store) if row.state in ENDED}
         if set(played.windows) <= done:
             return
         await asyncio.sleep(1)
@@ -176,7 +175,7 @@ class _Runs:
             rows = await list_windows(self._store)
         except UNREACHABLE:
             return False
-        done = {row.window_id for row in rows if row.state in DONE}
+        done = {row.window_id for row in rows if row.state in ENDED}
         return len(set(self._played.windows) - done) < AHEAD
 
     async def keep(self) -> None:
@@ -192,7 +191,7 @@ class _Runs:
         for name in self._played.windows:
             row = rows.get(name)
             asked = self._asked.get(name, -AGAIN_S)
-            if row and (row.state in DONE or row.leased):
+            if row and (row.state in ENDED or row.leased):
                 continue
             if time.monotonic() - asked >= AGAIN_S:
                 named = await call(self._http, self._api, "GET", f"deployments/name/{DEPLOYMENT}")

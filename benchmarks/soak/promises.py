@@ -2,10 +2,12 @@
 
 from dataclasses import dataclass
 
-from babylon.core.windows import DONE
+from babylon.core.windows import DONE, WindowState
 from babylon.store import Store
 from babylon.store.windows import list_windows
 from benchmarks.soak.fleet import Played
+
+ENDED = DONE | {WindowState.SKIPPED}  # skipped: nothing to train, until more play comes
 
 
 @dataclass(frozen=True, slots=True)
@@ -73,7 +75,7 @@ async def _trained_once(store: Store) -> Promise:
 
 async def _windows_accounted_for(store: Store, played: Played) -> Promise:
     states = {row.window_id: row.state for row in await list_windows(store)}
-    open_ = [name for name in played.windows if states.get(name) not in DONE]
+    open_ = [name for name in played.windows if states.get(name) not in ENDED]
     counts: dict[str, int] = {}
     for name in played.windows:
         state = str(states.get(name, "never claimed"))
