@@ -90,7 +90,3 @@ async def test_each_claim_has_a_begin_and_an_end_with_play_in_and_the_policy_out
     assert made["name"] == policy["name"] == "policy/babylon"
     versions = [one["facets"]["version"]["datasetVersion"] for one in (policy, made)]
     assert versions == ["0", "2"]
-
-
-async def test_without_a_receiver_nothing_is_sent(settings: Settings) -> None:
-    await tell_lineage(lambda: open_store(settings), TrackingSettings(), "babylon", None)

@@ -42,13 +42,11 @@ async def tell_lineage(
     model: str,
     game: SecretStr | None,
 ) -> None:
-    """Send the events of each claim until cancelled; none without ``OPENLINEAGE_URL``.
+    """Send the events of each claim to ``OPENLINEAGE_URL`` until cancelled.
 
     ``game``: address of the game's database. A receiver that is away gets the events later. After
     a restart the last hour is sent again: receivers know a run by its id.
     """
-    if tracking.lineage_url is None:
-        return
     client, told = _client(tracking), set[tuple[UUID, str]]()
     since: datetime | None = None
     while True:

@@ -35,7 +35,6 @@ from babylon.ops.up.in_force import (
     note_problem,
     write_in_force,
 )
-from babylon.ops.up.lineage import tell_lineage
 from babylon.ops.up.news import tell_news
 from babylon.ops.up.prefect_setup import (
     PREFECT_DATABASE,
@@ -159,28 +158,28 @@ class Supervisor:
             write_in_force(settings.home, self.variables)
             log.info("all services answer")
 
-        await asyncio.gather(
+        work = [
             alerts(),
             take_up_lost(opening, settings.windows.lease_s, http, self._api),
             tell_news(opening, settings.windows, http, self._api),
-            tell_lineage(
-                opening,
-                settings.tracking,
-                settings.model.name,
-                settings.database.game_url or settings.database.url,
-            ),
-        )
+        ]
+        if settings.tracking.lineage_url:
+            from babylon.ops.up.lineage import tell_lineage  # its client costs half a second
+
+            game = settings.database.game_url or settings.database.url
+            work.append(tell_lineage(opening, settings.tracking, settings.model.name, game))
+        await asyncio.gather(*work)
 
     async def _until_done(self, step: Callable[[], Awaitable[None]]) -> None:
-        """Repeat a step until it succeeds. ``up`` and ``status`` show its problem."""
+        """Repeat a step until it succeeds, because agents are served meanwhile.
+
+        ``up`` and ``status`` show its problem.
+        """
         home = self.settings.home
         while True:
             try:
                 await step()
-            except (
-                BabylonError,
-                OSError,
-            ) as error:  # agents are served meanwhile
+            except (BabylonError, OSError) as error:
                 log.warning("%s; tried again in %.0f s", error, RETRY_S)
                 note_problem(home, str(error))
                 with suppress(OSError):
