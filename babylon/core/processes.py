@@ -10,6 +10,7 @@ supervisor left.
 import asyncio
 import fcntl
 import logging
+import math
 import os
 import signal
 import subprocess
@@ -78,10 +79,12 @@ class _Adopted:
         return None if _lives(self._process) else 255
 
     def wait(self, timeout: float | None = None) -> None:
-        try:
-            self._process.wait(timeout)
-        except psutil.TimeoutExpired as error:
-            raise subprocess.TimeoutExpired(str(self.pid), timeout or 0) from error
+        """Wait for its end. One that its new parent does not reap counts as ended."""
+        deadline = time.monotonic() + timeout if timeout is not None else math.inf
+        while self.poll() is None:
+            if time.monotonic() > deadline:
+                raise subprocess.TimeoutExpired(str(self.pid), timeout or 0)
+            time.sleep(_POLL_S)
 
 
 class Supervised:

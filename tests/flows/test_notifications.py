@@ -24,7 +24,7 @@ from babylon.ops.up.news import NewsItem
 from babylon.ops.up.prefect_call import call
 from tests.ports import free_port
 
-START_S = 180
+START_S = 600
 
 
 class Mailbox:
@@ -72,6 +72,7 @@ async def _answers(http: aiohttp.ClientSession, api: PrefectApi) -> bool:
         return False
 
 
+@pytest.mark.filterwarnings("ignore:'imghdr' is deprecated")  # by a plugin of Apprise
 async def test_bad_news_reaches_a_webhook_and_a_mailbox(api: PrefectApi) -> None:
     posted: asyncio.Queue[dict[str, Any]] = asyncio.Queue()
 
@@ -95,7 +96,7 @@ async def test_bad_news_reaches_a_webhook_and_a_mailbox(api: PrefectApi) -> None
                 name="slack", url=hook, json_data={"text": "{{subject}}: {{body}}"}
             ).save("oncall")
             await SlackWebhook(url=SecretStr(to)).save("mail")
-        async with aiohttp.ClientSession() as http, asyncio.timeout(120):
+        async with aiohttp.ClientSession() as http, asyncio.timeout(300):
             await set_up_alerts(http, api, "custom-webhook/oncall", 60)
             said = await _tell_until(http, api, lambda: not posted.empty())
             assert posted.get_nowait() == {"text": f"babylon: bad news: {said}"}
