@@ -31,6 +31,7 @@ async def hold(store: Store, author: str, reason: str) -> TrainingHold:
         author,
         reason,
     )
+    assert row is not None  # inserted or found
     return TrainingHold(**row)
 
 
