@@ -1,10 +1,11 @@
 """A named Postgres with recorded play."""
 
-from prefect.blocks.core import Block
-from pydantic import Field, HttpUrl, SecretStr
+from pydantic import Field, SecretStr
+
+from babylon.blocks.settings_block import SettingsBlock
 
 
-class BabylonDatabase(Block):
+class BabylonDatabase(SettingsBlock):
     """The database that a deployment reads its windows from.
 
     Example:
@@ -17,10 +18,7 @@ class BabylonDatabase(Block):
 
     _block_type_name = "Babylon database"
     _block_type_slug = "babylon-database"
-    _documentation_url = HttpUrl("https://docs.prefect.io/v3/concepts/blocks")
     _description = "A Postgres with recorded play."
+    variables = {"url": "DATABASE_URL"}
 
     url: SecretStr = Field(description="Connection URL, postgresql://user:password@host/database.")
-
-    def overrides(self) -> dict[str, dict[str, SecretStr]]:
-        return {"database": {"url": self.url}}

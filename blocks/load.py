@@ -8,14 +8,26 @@ from prefect.blocks.core import Block
 from babylon.blocks.database import BabylonDatabase
 from babylon.blocks.form import Overrides
 from babylon.blocks.model import BabylonModel
+from babylon.blocks.services import (
+    BabylonArtifactStore,
+    BabylonHuggingFace,
+    BabylonJudge,
+    BabylonWandb,
+)
+from babylon.blocks.settings_block import SettingsBlock
 from babylon.core.errors import ConfigError
 from babylon.core.settings import Settings
 from babylon.core.settings_loading import load_settings, merge_overrides
 
-KINDS: dict[str, type[BabylonDatabase] | type[BabylonModel]] = {
-    "babylon-database": BabylonDatabase,
-    "babylon-model": BabylonModel,
-}
+_BLOCKS = (
+    BabylonDatabase,
+    BabylonModel,
+    BabylonJudge,
+    BabylonArtifactStore,
+    BabylonHuggingFace,
+    BabylonWandb,
+)
+KINDS: dict[str, type[SettingsBlock]] = {kind.get_block_type_slug(): kind for kind in _BLOCKS}
 
 
 async def settings_with(
@@ -32,7 +44,7 @@ async def settings_with(
     return load_settings(**merge_overrides(merged, overrides))
 
 
-async def _load(name: str) -> BabylonDatabase | BabylonModel:
+async def _load(name: str) -> SettingsBlock:
     kind, _, document = name.partition("/")
     if kind not in KINDS or not document:
         raise ConfigError(f"block {name!r}: write one of {', '.join(KINDS)}, a slash and its name")
@@ -42,5 +54,5 @@ async def _load(name: str) -> BabylonDatabase | BabylonModel:
         raise ConfigError(
             f"block {name!r} does not exist: create it in Prefect's UI first"
         ) from error
-    assert isinstance(block, BabylonDatabase | BabylonModel)
+    assert isinstance(block, SettingsBlock)
     return block

@@ -16,12 +16,11 @@ from pydantic import Field
 from babylon.core.settings import DeploymentSettings
 from babylon.core.types import Verdict
 from babylon.evaluation.arena.match_page import verdict_markdown
-from babylon.stages.approval import ask, await_answer, try_to_answer, with_answer
+from babylon.stages.approval import IN_PREFECT, ask, await_answer, try_to_answer, with_answer
 from babylon.store import Store
 from babylon.store.approvals import Approval
 from babylon.tasks.stage import stage
 
-IN_PREFECT = "somebody in Prefect's UI"
 _POLL_S = 2
 _SLACK_S = 600  # Prefect fails a run whose pause is over; ours is over before
 log = logging.getLogger("babylon.flows")

@@ -1,7 +1,8 @@
 """Processes of this machine: children kept alive by their parent, and detached ones on record.
 
 Both start in a session of their own, so that Ctrl-C reaches the parent alone, and append their
-output to a log. ``supervised`` starts a child again when it dies; the child ends with its parent.
+output to a log. ``supervised`` starts a child again when it dies, or adopts a process that a killed
+supervisor left.
 ``keep_logs_small`` bounds the logs of a home.
 ``Processes`` keeps a record of each process that outlives the command that started it.
 """
@@ -9,6 +10,7 @@ output to a log. ``supervised`` starts a child again when it dies; the child end
 import asyncio
 import fcntl
 import logging
+import math
 import os
 import signal
 import subprocess
@@ -29,7 +31,7 @@ logger = logging.getLogger(__name__)
 SUPERVISOR = "BABYLON_SUPERVISOR"  # the parent's pid, in the environment of a supervised process
 GRACE_S = 20.0
 _SUPERVISED_GRACE_S = 15.0
-_POLL_S = 0.1
+_POLL_S, _ORPHAN_POLL_S = 0.1, 0.25
 _SECOND_PAUSE_S, _LONGEST_PAUSE_S = 0.5, 30.0
 LOG_BYTES = 16 * 2**20
 _LOG_CHECK_S = 60.0
@@ -68,16 +70,42 @@ class Service:
 OnStart = Callable[[str, int], None]
 
 
+class _Adopted:
+    """A process of a supervisor that died, with the methods of ``Popen`` that are used here."""
+
+    def __init__(self, process: psutil.Process) -> None:
+        self._process, self.pid = process, process.pid
+        self.terminate, self.kill = process.terminate, process.kill
+
+    def poll(self) -> int | None:
+        """Return 255 after its end, because only a parent learns the exit code."""
+        return None if _lives(self._process) else 255
+
+    def wait(self, timeout: float | None = None) -> None:
+        """Wait for its end. One that its new parent does not reap counts as ended."""
+        deadline = time.monotonic() + timeout if timeout is not None else math.inf
+        while self.poll() is None:
+            if time.monotonic() > deadline:
+                raise subprocess.TimeoutExpired(str(self.pid), timeout or 0)
+            time.sleep(_POLL_S)
+
+
 class Supervised:
     """A running service. ``exit_code`` is the code of its last death, ``None`` if it never died."""
 
     def __init__(
-        self, service: Service, on_start: OnStart | None = None, **environment: str
+        self,
+        service: Service,
+        on_start: OnStart | None = None,
+        adopt: "ProcessRecord | None" = None,
+        **environment: str,
     ) -> None:
         self.service = service
         self.exit_code: int | None = None
         self._on_start, self._environment = on_start, environment
-        self._process = self._start()
+        found = _process(adopt) if adopt else None
+        self._process: subprocess.Popen[bytes] | _Adopted
+        self._process = _Adopted(found) if found else self._start()
 
     @property
     def pid(self) -> int:
@@ -110,12 +138,13 @@ class Supervised:
 
     async def stop(self) -> None:
         """Send SIGTERM, and SIGKILL if the process does not end in time."""
-        self._process.terminate()
-        try:
-            await asyncio.to_thread(self._process.wait, _SUPERVISED_GRACE_S)
-        except subprocess.TimeoutExpired:
-            self._process.kill()
-            self._process.wait()
+        with suppress(psutil.NoSuchProcess):  # an adopted one is reaped by another process
+            self._process.terminate()
+            try:
+                await asyncio.to_thread(self._process.wait, _SUPERVISED_GRACE_S)
+            except subprocess.TimeoutExpired:
+                self._process.kill()
+                self._process.wait()
 
     def _start(self) -> "subprocess.Popen[bytes]":
         process = self.service.start(**self._environment, **{SUPERVISOR: str(os.getpid())})
@@ -131,14 +160,22 @@ class Supervised:
 
 @asynccontextmanager
 async def supervised(
-    service: Service, on_start: OnStart | None = None, **environment: str
+    service: Service,
+    on_start: OnStart | None = None,
+    adopt: "ProcessRecord | None" = None,
+    **environment: str,
 ) -> AsyncIterator[Supervised]:
     """Run a service while the block runs, and start it again whenever it dies.
 
-    ``on_start`` is called with name and pid whenever a process of it starts.
+    ``on_start`` is called with name and pid whenever a process of it starts. ``adopt``: the process
+    that runs the service already.
     """
-    async with all_supervised([service], on_start, **environment) as (running,):
-        yield running
+    running = Supervised(service, on_start, adopt, **environment)
+    try:
+        async with in_background(running.keep_alive()):
+            yield running
+    finally:
+        await running.stop()
 
 
 @asynccontextmanager
@@ -198,7 +235,7 @@ async def exit_with_supervisor() -> None:
         if os.getppid() != int(supervisor):
             os.kill(os.getpid(), signal.SIGTERM)
             return
-        await asyncio.sleep(1)
+        await asyncio.sleep(_ORPHAN_POLL_S)
 
 
 class ProcessRecord(msgspec.Struct, frozen=True, kw_only=True):
@@ -308,7 +345,12 @@ def _process(record: ProcessRecord) -> psutil.Process | None:
     try:
         process = psutil.Process(record.pid)
         same = abs(process.create_time() - record.created) < 1
-        dead = process.status() == psutil.STATUS_ZOMBIE
     except psutil.NoSuchProcess:
         return None
-    return process if same and not dead else None
+    return process if same and _lives(process) else None
+
+
+def _lives(process: psutil.Process) -> bool:
+    with suppress(psutil.NoSuchProcess):
+        return bool(process.is_running() and process.status() != psutil.STATUS_ZOMBIE)
+    return False

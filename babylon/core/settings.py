@@ -424,7 +424,7 @@ class ExperimentSettings(Group):
 
 
 class TrackingSettings(Group):
-    """Weights & Biases."""
+    """Weights & Biases, and a catalogue of data that takes OpenLineage events."""
 
     project: str | None = _env(None, "WANDB_PROJECT")
     """W&B project that gets the metrics. Unset: nothing is reported."""
@@ -432,6 +432,12 @@ class TrackingSettings(Group):
     """With `offline`, runs are files that you sync by hand; `online` sends them at once."""
     models: bool = _env(False, "WANDB_MODELS")
     """Each promoted policy becomes an artifact of type `model`."""
+    lineage_url: str | None = _env(None, "OPENLINEAGE_URL", pattern=r"^https?://\S+$")
+    """Address of an OpenLineage receiver, such as Marquez. Unset: none."""
+    lineage_key: SecretStr | None = _env(None, "OPENLINEAGE_API_KEY")
+    """Key of that receiver, sent as a bearer token."""
+    lineage_namespace: str = _env("babylon", "OPENLINEAGE_NAMESPACE", min_length=1)
+    """Namespace of the job and of the policies in the catalogue."""
 
 
 class PublishSettings(Group):
@@ -462,6 +468,14 @@ class PrefectSettings(Group):
     """Address of the API of your own Prefect server, or of Prefect Cloud. `babylon up` then starts
     no server. Unset: it does.
     """
+
+    @field_validator("api_url")
+    @classmethod
+    def _has_a_port(cls, url: str | None) -> str | None:
+        if url:
+            _ = urlsplit(url).port  # its ValueError becomes the setting's
+        return url
+
     api_key: SecretStr | None = _env(None, "PREFECT_API_KEY")
     """Key of Prefect Cloud."""
     auth: SecretStr | None = _env(None, "PREFECT_API_AUTH_STRING")

@@ -1,11 +1,18 @@
 """Checks that a port is free, and finds the process that holds it."""
 
+import asyncio
+import os
 import socket
+import time
 from contextlib import suppress
 
 import psutil
 
 from babylon.core.errors import ServingError
+from babylon.core.processes import SUPERVISOR
+
+PATIENCE_S = 20.0  # longer than a gateway needs to end its calls
+_POLL_S = 0.2
 
 
 def require_free_port(port: int, *, user: str, variable: str) -> None:
@@ -24,6 +31,24 @@ def require_free_port(port: int, *, user: str, variable: str) -> None:
                 f"port {port} for {user} is taken{_by_whom(port)}: stop that program"
                 f" (`babylon down`?), or choose another port with {variable}"
             ) from error
+
+
+async def wait_for_port(port: int, *, user: str, variable: str) -> None:
+    """Check a port, and give the service that a killed parent left some seconds to leave it.
+
+    Raises:
+        ServingError: the port is taken. Without a supervisor nobody was left, and it is raised at
+            once.
+    """
+    patience_s = PATIENCE_S if SUPERVISOR in os.environ else 0.0
+    deadline = time.monotonic() + patience_s
+    while True:
+        try:
+            return require_free_port(port, user=user, variable=variable)
+        except ServingError:
+            if time.monotonic() > deadline:
+                raise
+            await asyncio.sleep(_POLL_S)
 
 
 def holder(port: int) -> int | None:

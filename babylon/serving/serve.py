@@ -31,7 +31,7 @@ from babylon.core.processes import (
 )
 from babylon.core.settings import ServingSettings, Settings
 from babylon.serving.gateway.workers import Worker
-from babylon.serving.ports import require_free_port
+from babylon.serving.ports import wait_for_port
 from babylon.serving.vllm.command import require_vllm
 from babylon.store.server import kept_running
 
@@ -63,7 +63,7 @@ async def serve(settings: Settings) -> None:
     for number in (signal.SIGINT, signal.SIGTERM):
         loop.add_signal_handler(number, stop.set)
     home, port = settings.home, settings.serving.admin_port
-    require_free_port(port, user="the admin API", variable="ADMIN_PORT")
+    await wait_for_port(port, user="the admin API", variable="ADMIN_PORT")
     environment = settings.environment()
     admin = _service("admin API", "babylon.ops.admin_process", home, environment)
     async with (
@@ -89,14 +89,14 @@ async def serving(
         ConfigError: The settings name no engine that can be started.
         ServingError: A port is busy, or a process does not start.
     """
-    require_free_port(given.endpoint_port, user="the gateway", variable="LOCAL_ENDPOINT")
+    await wait_for_port(given.endpoint_port, user="the gateway", variable="LOCAL_ENDPOINT")
     if given.listen and (port := urlsplit(given.listen).port):  # SO_REUSEPORT would share it
-        require_free_port(port, user="the gateway", variable="GATEWAY_LISTEN")
+        await wait_for_port(port, user="the gateway", variable="GATEWAY_LISTEN")
     async with AsyncExitStack() as stack:
         engine = None
         if given.engine != "remote":
             engine = await stack.enter_async_context(
-                supervised(engine_service(given, home, environment))
+                supervised(await engine_service(given, home, environment))
             )
         gateways, ports = await stack.enter_async_context(
             gateway_processes(given, home, environment)
@@ -114,20 +114,22 @@ async def serve_engine(given: ServingSettings, home: Home, environment: dict[str
     stop = asyncio.Event()
     for number in (signal.SIGINT, signal.SIGTERM):
         asyncio.get_running_loop().add_signal_handler(number, stop.set)
-    engine = engine_service(given, home, environment)
+    engine = await engine_service(given, home, environment)
     async with supervised(engine), in_background(keep_logs_small(home.logs)):
         logger.info("the engine listens at %s", given.engine_listen or "loopback")
         await stop.wait()
 
 
-def engine_service(given: ServingSettings, home: Home, environment: dict[str, str]) -> Service:
+async def engine_service(
+    given: ServingSettings, home: Home, environment: dict[str, str]
+) -> Service:
     """The process of the engine that the settings name.
 
     Raises:
         ConfigError: They name none, or one that cannot be started.
         ServingError: Its port is busy.
     """
-    require_free_port(given.engine_port, user="the engine", variable="ENGINE_PORT")
+    await wait_for_port(given.engine_port, user="the engine", variable="ENGINE_PORT")
     if given.engine == "vllm":
         require_vllm(given)
         return _service("engine", "babylon.serving.vllm.vllm_host", home, environment)

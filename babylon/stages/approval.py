@@ -16,6 +16,7 @@ from babylon.store.policies import get_policy
 from babylon.store.routes import superseded
 
 POLL_S = 2.0
+IN_PREFECT = "somebody in Prefect's UI"  # the author of an answer in the form of a run
 SUPERSEDED = "babylon"  # the author of the answer to a question that is void
 
 

@@ -23,14 +23,16 @@ class TrainingHold:
 
 async def hold(store: Store, author: str, reason: str) -> TrainingHold:
     """Begin a hold. One that runs goes on with its own reason."""
-    await store.pool.execute(
-        "INSERT INTO babylon.holds (author, reason) VALUES ($1, $2) ON CONFLICT DO NOTHING",
+    row = await store.pool.fetchrow(
+        # An update of nothing returns the row that runs, also if it was made a moment ago.
+        "INSERT INTO babylon.holds (author, reason) VALUES ($1, $2)"
+        " ON CONFLICT ((true)) WHERE ended_at IS NULL DO UPDATE SET reason = holds.reason"
+        " RETURNING author, reason, since",
         author,
         reason,
     )
-    found = await running_hold(store)
-    assert found is not None
-    return found
+    assert row is not None  # inserted or found
+    return TrainingHold(**row)
 
 
 async def running_hold(store: Store) -> TrainingHold | None:

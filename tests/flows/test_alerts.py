@@ -1,21 +1,28 @@
 """Events and alerts as Prefect's own server takes them."""
 
 from datetime import UTC, datetime
+from typing import Any
 from uuid import uuid4
 
+import aiohttp
 import pytest
-from prefect.client.orchestration import get_client
+from prefect.blocks.notifications import CustomWebhookNotificationBlock
+from prefect.client.orchestration import PrefectClient, get_client
 from prefect.events.schemas.automations import Automation
 
-from babylon.ops.up.alerts import BAD_NEWS, ENDS, automations
+from babylon.core.errors import ServingError
+from babylon.ops.prefect_env import PrefectApi
+from babylon.ops.up.alerts import BAD_NEWS, ENDS, automations, set_up_alerts
 from babylon.ops.up.news import _EVENTS, NewsItem
+
+NO_WINDOW = "babylon: no new window"
 
 
 async def test_prefect_takes_the_automations_and_reads_them_back() -> None:
     async with get_client() as client:
         made = [
             await client._client.post("/automations/", json=one)
-            for one in automations(str(uuid4()), 60)
+            for one in automations("slack-webhook/x", str(uuid4()), 60)
         ]
         assert [one.status_code for one in made] == [201, 201, 201], [one.text for one in made]
         kept = [Automation.model_validate(one.json()) for one in made]
@@ -25,9 +32,48 @@ async def test_prefect_takes_the_automations_and_reads_them_back() -> None:
     assert {one.actions[0].type for one in kept} == {"send-notification"}
 
 
+async def test_another_block_moves_the_automations_and_keeps_a_persons_change() -> None:
+    async with get_client() as client, aiohttp.ClientSession() as http:
+        api = PrefectApi(url=str(client.api_url).rstrip("/"))
+        for name in ("first", "second"):
+            block = CustomWebhookNotificationBlock(name=name, url="http://127.0.0.1:1/")
+            await block.save(name, overwrite=True)
+        try:
+            await set_up_alerts(http, api, "custom-webhook/first", 60)
+            made = await _ours(client)
+            changed = {**made[NO_WINDOW], "trigger": {**made[NO_WINDOW]["trigger"], "within": 60}}
+            kept = {name: changed[name] for name in ("name", "description", "trigger", "actions")}
+            await client._client.put(f"/automations/{changed['id']}", json=kept)
+            await set_up_alerts(http, api, "custom-webhook/second", 60)
+            moved = await _ours(client)
+        finally:
+            for one in (await _ours(client)).values():
+                await client.delete_automation(one["id"])
+    assert {one["id"] for one in moved.values()} == {one["id"] for one in made.values()}
+    before, after = (_blocks(found) for found in (made, moved))
+    assert len(before) == len(after) == 1 and before != after
+    assert moved[NO_WINDOW]["trigger"]["within"] == 60
+
+
+async def test_a_block_that_is_not_there_is_named() -> None:
+    async with get_client() as client, aiohttp.ClientSession() as http:
+        api = PrefectApi(url=str(client.api_url).rstrip("/"))
+        with pytest.raises(ServingError, match=r"custom-webhook/none.*make that block"):
+            await set_up_alerts(http, api, "custom-webhook/none", 60)
+
+
+async def _ours(client: PrefectClient) -> dict[str, dict[str, Any]]:
+    found = (await client._client.post("/automations/filter", json={})).json()
+    return {one["name"]: one for one in found if "ALERT_BLOCK" in one["description"]}
+
+
+def _blocks(found: dict[str, dict[str, Any]]) -> set[str]:
+    return {action["block_document_id"] for one in found.values() for action in one["actions"]}
+
+
 @pytest.mark.parametrize(("minutes", "hours"), [(15, 2), (60, 2), (24 * 60, 48)])
 def test_long_windows_are_missed_later(minutes: int, hours: int) -> None:
-    trigger = automations("block", minutes)[1]["trigger"]
+    trigger = automations("slack-webhook/x", "id", minutes)[1]["trigger"]
     assert (trigger["expect"], trigger["within"]) == (["babylon.window.ready"], hours * 3600)
 
 

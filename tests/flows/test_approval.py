@@ -1,8 +1,10 @@
 """A run that waits for a person: paused in Prefect, answered there or elsewhere."""
 
 import asyncio
+from datetime import timedelta
 from uuid import UUID
 
+import aiohttp
 import pytest
 from prefect.client.orchestration import get_client
 from prefect.client.schemas.filters import FlowRunFilter, FlowRunFilterState, FlowRunFilterStateType
@@ -11,12 +13,15 @@ from prefect.flow_runs import aresume_flow_run
 
 from babylon.core.settings import Settings
 from babylon.core.types import WindowResult
-from babylon.core.windows import WindowState
+from babylon.core.windows import WindowState, parse_window_id
 from babylon.flows.train_window import train_window
+from babylon.ops.prefect_env import PrefectApi
+from babylon.ops.up.take_up import _end_dead_run
 from babylon.stages import approval as waiting
 from babylon.store import Store
-from babylon.store.approvals import answer_approval, get_approval, open_approvals
+from babylon.store.approvals import answer_approval, ask_approval, get_approval, open_approvals
 from babylon.store.policies import champion
+from babylon.store.windows import claim_window, get_window, set_state
 from babylon.tasks import approval
 from tests.flows.conftest import Workshop
 
@@ -107,3 +112,28 @@ async def test_a_change_of_the_champion_while_a_run_waits_trains_the_window_agai
     assert (result.status, state) == (WindowState.DEPLOYED, "Deployed")
     assert (await champion(store))[0].policy_version == 3
     assert workshop.trained == [WINDOW, WINDOW]
+
+
+async def test_the_form_of_a_run_whose_worker_died_is_read_and_its_run_ends(store: Store) -> None:
+    window = parse_window_id(WINDOW)
+    async with get_client() as client, aiohttp.ClientSession() as http:
+        url = str(client.api_url).rstrip("/")
+        flow = await client.create_flow_from_name("train-window")
+        state = {"type": "PAUSED", "name": "Paused"}
+        run = {"flow_id": str(flow), "name": WINDOW, "state": {"type": "RUNNING"}}
+        made = (await client._client.post("/flow_runs/", json=run)).json()
+        claim = await claim_window(store, window, owner="dead:1:a", lease_s=600)
+        await ask_approval(store, claim, 0, timedelta(hours=1))
+        await set_state(store, claim, WindowState.COLLECTED)
+        path = f"/flow_runs/{made['id']}"
+        await client._client.post(f"{path}/set_state", json={"state": state, "force": True})
+        answer = {"key": "paused-approve-0-response", "value": '{"approve": true, "reason": "ok"}'}
+        await client._client.post(f"{path}/input", json=answer)
+        row = await get_window(store, WINDOW)
+        assert row is not None
+        for _ in range(2):
+            await _end_dead_run(store, http, PrefectApi(url=url), row)
+        ended = await client.read_flow_run(made["id"])
+        await client.delete_flow_run(made["id"])
+    assert ended.state_name == "Crashed"
+    assert str(await get_approval(store, 0)) == "approved by somebody in Prefect's UI: ok"

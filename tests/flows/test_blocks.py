@@ -1,31 +1,65 @@
 """Blocks pass Prefect's own suite and become settings."""
 
 import pytest
+from prefect.blocks.core import Block
 from prefect.testing.standard_test_suites import BlockStandardTestSuite
 from pydantic import SecretStr
 
 from babylon.blocks.database import BabylonDatabase
-from babylon.blocks.load import settings_with
+from babylon.blocks.load import KINDS, settings_with
 from babylon.blocks.model import BabylonModel
+from babylon.blocks.services import (
+    BabylonArtifactStore,
+    BabylonHuggingFace,
+    BabylonJudge,
+    BabylonWandb,
+)
 from babylon.core.errors import ConfigError
+from babylon.core.settings import fields, variable_of
+from babylon.core.settings_loading import load_settings
 
 
-class Suite(BlockStandardTestSuite):
-    """Without the picture: ours have none, and the suite would fetch it from the network."""
+class TestBlocks(BlockStandardTestSuite):
+    """Without the picture: the project has no public address that could serve one."""
 
     test_has_a_valid_image = None
 
-
-class TestDatabase(Suite):
-    @pytest.fixture
-    def block(self) -> type[BabylonDatabase]:
-        return BabylonDatabase
+    @pytest.fixture(params=sorted(KINDS))
+    def block(self, request: pytest.FixtureRequest) -> type[Block]:
+        return KINDS[request.param]
 
 
-class TestModel(Suite):
-    @pytest.fixture
-    def block(self) -> type[BabylonModel]:
-        return BabylonModel
+def test_every_field_of_a_block_is_a_setting() -> None:
+    settings = {variable_of(field) for _, _, field in fields()} | {"ARTIFACT_STORE"}
+    for kind in KINDS.values():
+        own = set(kind.model_fields) - set(Block.model_fields)
+        assert set(kind.variables) == own and set(kind.variables.values()) <= settings
+
+
+async def test_a_judge_the_hub_and_wandb_come_from_blocks_and_no_block_changes_nothing(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setenv("JUDGE_DAY_USD", "3")
+    judge = BabylonJudge(judge_model="judge-1", api_key=SecretStr("secret"))
+    await judge.save("fair", overwrite=True)
+    hub = BabylonHuggingFace(dataset="us/play", token=SecretStr("hf"))
+    await hub.save("us", overwrite=True)
+    await BabylonWandb(project="fleet").save("fleet", overwrite=True)
+    names = ["babylon-judge/fair", "babylon-hugging-face/us", "babylon-wandb/fleet"]
+    found = await settings_with(blocks=names)
+    assert (found.judge.model, found.judge.day_usd) == ("judge-1", 3)
+    assert found.judge.api_key is not None and found.judge.api_key.get_secret_value() == "secret"
+    assert (found.publish.repository, found.publish.models) == ("us/play", None)
+    assert (found.tracking.project, found.tracking.mode) == ("fleet", "offline")
+    assert await settings_with() == load_settings()
+
+
+def test_a_block_for_a_setting_of_another_version_is_refused(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(BabylonArtifactStore, "variables", {"uri": "NO_SUCH_SETTING"})
+    with pytest.raises(ConfigError, match="NO_SUCH_SETTING"):
+        BabylonArtifactStore(uri="s3://bucket/x").overrides()
 
 
 async def test_saved_blocks_override_the_environment_and_options_override_both() -> None:

@@ -26,7 +26,7 @@ from babylon.serving.gateway.auth import KeyRing
 from babylon.store import Store
 from babylon.store.api_keys import create_key, revoke_key, rotate_key
 from babylon.store.approvals import ask_approval, get_approval
-from babylon.store.holds import hold
+from babylon.store.holds import hold, running_hold
 from babylon.store.routes import commit_route, current_route
 from babylon.store.scores import StoredScore, replace_scores
 from babylon.store.windows import claim_window, set_state
@@ -201,6 +201,29 @@ async def test_a_policy_that_waits_is_approved_by_its_button_once(
     assert (await get_approval(store, 2)).author == f"key {key.key_id}"
     status, page = await browser.post("/approval", {**fields, "answer": "refuse"})
     assert status == 409 and "approved by key" in page
+
+
+async def test_training_is_held_and_resumed_by_button(browser: Browser, store: Store) -> None:
+    await browser.sign_in(await create_key(store, "reader", scopes=["read"]))
+    reason = {"reason": HOSTILE}
+    assert "Hold training" not in (await browser.get("/"))[1]
+    assert (await browser.post("/hold", {**await browser.fields("/"), **reason}))[0] == 403
+    key = await create_key(store, "operator", scopes=["deploy"])
+    await browser.sign_in(key)
+    fields = await browser.fields("/")
+    assert (await browser.post("/hold", {**fields, "reason": " "}))[0] == 400
+    status, page = await browser.post("/hold", {**fields, **reason})
+    assert status == 200 and "Resume training" in page and HOSTILE not in page
+    running = await running_hold(store)
+    assert running is not None and (running.author, running.reason) == (
+        f"key {key.key_id}",
+        HOSTILE,
+    )
+    status, page = await browser.post("/resume", await browser.fields("/"))
+    assert status == 200 and "Hold training" in page
+    assert await running_hold(store) is None
+    holds = await asyncio.gather(*(hold(store, f"author {n}", "together") for n in range(8)))
+    assert len({(one.author, one.since) for one in holds}) == 1  # one hold, and no error
 
 
 async def test_play_that_no_encoding_or_parser_takes_still_has_its_page(

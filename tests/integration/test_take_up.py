@@ -31,7 +31,11 @@ async def prefect() -> AsyncIterator[tuple[str, list[dict[str, Any]]]]:
         asked.append(await request.json())
         return web.json_response({})
 
+    async def none(request: web.Request) -> web.Response:
+        return web.json_response([])
+
     app = web.Application()
+    app.router.add_post("/api/flow_runs/filter", none)
     app.router.add_get("/api/deployments/name/{name:.*}", named)
     app.router.add_post("/api/deployments/one/create_flow_run", create)
     runner = web.AppRunner(app)

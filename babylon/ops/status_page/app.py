@@ -39,7 +39,7 @@ from babylon.store.approvals import answer_approval, open_approvals
 from babylon.store.connection import UNREACHABLE
 from babylon.store.experiments import newest_numbers
 from babylon.store.gateways import live_gateways
-from babylon.store.holds import running_hold
+from babylon.store.holds import end_hold, hold, running_hold
 from babylon.store.policies import list_policies
 from babylon.store.routes import current_route
 from babylon.store.scores import trajectory_score
@@ -105,6 +105,8 @@ class StatusPage:
         route("POST", "/promote", self._guarded(self._promote))
         route("POST", "/rollback", self._guarded(self._roll_back))
         route("POST", "/approval", self._guarded(self._answer))
+        route("POST", "/hold", self._guarded(self._hold))
+        route("POST", "/resume", self._guarded(self._resume))
 
     def _with_problems(
         self, answer: Callable[[Request], Awaitable[Response]]
@@ -259,6 +261,22 @@ class StatusPage:
             return self._problem(asked.visitor, "this needs a key with the scope deploy", 403)
         author = f"key {asked.visitor.key_id}"
         await answer_approval(self._store, version, answer == "approve", author, "status page")
+        return RedirectResponse("/", 303, HEADERS)
+
+    async def _hold(self, asked: Asked) -> Response:
+        reason = asked.form.get("reason", "").strip()
+        if not reason:
+            return self._problem(asked.visitor, "a hold needs a reason: others will read it", 400)
+        return await self._schedule(asked, lambda author: hold(self._store, author, reason))
+
+    async def _resume(self, asked: Asked) -> Response:
+        return await self._schedule(asked, lambda author: end_hold(self._store, author))
+
+    async def _schedule(self, asked: Asked, change: Callable[[str], Awaitable[object]]) -> Response:
+        """Hold or resume. Both may be repeated, so a second click does no harm."""
+        if not asked.visitor.may_change:
+            return self._problem(asked.visitor, "this needs a key with the scope deploy", 403)
+        await change(f"key {asked.visitor.key_id}")
         return RedirectResponse("/", 303, HEADERS)
 
     async def _roll_back(self, asked: Asked) -> Response:

@@ -1,10 +1,11 @@
-"""The settings that the running services were started with.
+"""The settings that the running services were started with, and what the supervisor cannot do.
 
 Only a hash of each value is kept, in a file that only the owner can read: values may be secrets.
 """
 
 import os
 from collections.abc import Mapping
+from contextlib import suppress
 from hashlib import sha256
 from pathlib import Path
 
@@ -17,7 +18,7 @@ Variables = Mapping[str, str]  # ``Settings.environment``
 
 def write_in_force(home: Home, variables: Variables) -> None:
     """Record the settings of services that all answer."""
-    path = _path(home)
+    path = in_force_path(home)
     make_directory(path.parent)
     part = path.with_suffix(".part")
     with open(os.open(part, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600), "wb") as file:
@@ -27,12 +28,30 @@ def write_in_force(home: Home, variables: Variables) -> None:
 
 def forget_in_force(home: Home) -> None:
     """Remove the record before services start or after they stopped."""
-    _path(home).unlink(missing_ok=True)
+    in_force_path(home).unlink(missing_ok=True)
+
+
+def written_at(home: Home) -> int | None:
+    """Return a mark of the last record, which differs after each write."""
+    path = in_force_path(home)
+    return path.stat().st_mtime_ns if path.exists() else None
+
+
+def note_problem(home: Home, problem: str | None) -> None:
+    """Keep what the supervisor cannot do now, for ``babylon status``. ``None``: it can do all."""
+    path = home.root / "run" / "problem"
+    with suppress(OSError):  # the disk may be full; the log has it too
+        path.unlink(missing_ok=True) if problem is None else path.write_text(problem)
+
+
+def read_problem(home: Home) -> str | None:
+    path = home.root / "run" / "problem"
+    return path.read_text() if path.exists() else None
 
 
 def changed_settings(home: Home, variables: Variables) -> list[str] | None:
     """Return the variables whose values are not in force; ``None`` while services start."""
-    path = _path(home)
+    path = in_force_path(home)
     if not path.exists():
         return None
     in_force = msgspec.json.decode(path.read_bytes(), type=dict[str, str])
@@ -45,5 +64,5 @@ def _hashes(variables: Variables) -> dict[str, str]:
     return {name: sha256(f"{name}={value}".encode()).hexdigest() for name, value in pairs}
 
 
-def _path(home: Home) -> Path:
+def in_force_path(home: Home) -> Path:
     return home.root / "run" / "settings.hashes"

@@ -13,9 +13,15 @@ from babylon.core.home import Home
 from babylon.core.processes import Processes
 from babylon.core.settings import DatabaseSettings, Settings
 from babylon.ops.up.health import TIMEOUT, is_healthy
-from babylon.ops.up.in_force import changed_settings, forget_in_force
+from babylon.ops.up.in_force import (
+    changed_settings,
+    forget_in_force,
+    note_problem,
+    read_problem,
+    written_at,
+)
 from babylon.ops.up.services import UpService, services
-from babylon.ops.up.supervisor import DETACHED, NAME, Supervisor, stop_all
+from babylon.ops.up.supervisor import DETACHED, GUARD, NAME, Supervisor, stop_all
 from babylon.serving.ports import require_free_port
 from babylon.stages.train import ensure_champion
 from babylon.store import Store, database_status, open_store
@@ -80,16 +86,17 @@ async def up(
     processes = Processes(home=settings.home.root)
     wanted, keeper = services(settings), Supervisor(settings)
     with processes.exclusive():
-        running = processes.running(NAME) is not None
-        found = changed_settings(settings.home, keeper.variables) if running else None
-        changed = found or []
+        running = any(processes.running(name) for name in (NAME, GUARD))
+        found = changed_settings(settings.home, keeper.variables)
+        changed = (found or []) if running else []
         if changed and apply:
             _require_detached(processes)
             say("restarting the services, because settings changed (some seconds without answers)")
-            await _stop(processes, wanted)
+            await _stop(settings.home, wanted)
             running, changed = False, []
+        elif not running and found != []:  # of a supervisor that was killed, with other settings
+            await _stop(settings.home, wanted)
         if not running:
-            await stop_all(processes, wanted)  # left over from a supervisor that was killed
             await _start(keeper, processes, wanted, progress, say)
     wanted = services(settings)  # anew: the first start made the password of Prefect's server
     return UpReport(
@@ -120,6 +127,8 @@ async def _start(
 ) -> None:
     settings = keeper.settings
     for service in wanted:
+        if processes.running(service.name):  # the supervisor adopts it
+            continue
         for port, variable in service.ports.items():
             require_free_port(port, user=service.name, variable=variable)
     if not settings.home.root.exists():
@@ -130,27 +139,31 @@ async def _start(
         await ensure_champion(
             store, settings.home, settings.model, settings.seed, progress=progress
         )
-        forget_in_force(settings.home)
         say("services: gateway, engine, admin, Prefect and its workers (about half a minute)")
-        one = keeper.service()
+        one, before = keeper.guard(), written_at(settings.home)
         try:
             processes.start(one)
-            while changed_settings(settings.home, keeper.variables) is None:
-                if processes.running(NAME) is None:
+            while written_at(settings.home) in (None, before):
+                if processes.running(GUARD) is None:
                     raise ServingError(
                         f"the services did not start; the end of {one.log}:\n{one.log_tail()}"
                     )
                 await asyncio.sleep(_POLL_S)
         except BaseException:  # Ctrl-C too must leave nothing half-started
-            await _stop(processes, wanted)
+            await _stop(settings.home, wanted)
             raise
 
 
-async def _stop(processes: Processes, services: Sequence[UpService]) -> list[str]:
+async def _stop(home: Home, services: Sequence[UpService]) -> list[str]:
     """Stop the supervisor, which stops its services, and then what may be left of them."""
+    processes = Processes(home=home.root)
+    forget_in_force(home)  # first: without the record the guard starts no supervisor
+    note_problem(home, None)
     ran = [one.name for one in reversed(services) if processes.running(one.name)]
     if await asyncio.to_thread(processes.stop, NAME, STOP_S):
         ran.append(NAME)
+    # A supervisor that its guard has just started holds no process yet: adopted ones are not its.
+    await asyncio.to_thread(processes.stop, GUARD, 1.0)
     await stop_all(processes, services)
     return ran
 
@@ -159,8 +172,7 @@ async def down(home: Home, database: DatabaseSettings, services: Sequence[UpServ
     """Stop what ``up`` started, in reverse order. Return the names of the services that ran."""
     processes = Processes(home=home.root)
     with processes.exclusive():
-        stopped = await _stop(processes, services)
-        forget_in_force(home)
+        stopped = await _stop(home, services)
         if stopped:
             async with database_url(database, home):
                 pass  # the last user stops the embedded server; killed services did not
@@ -174,13 +186,13 @@ async def status(
     processes = Processes(home=home.root)
     async with aiohttp.ClientSession(timeout=TIMEOUT) as http:
         found = [await _status(http, processes, service) for service in services]
-    running = processes.running(NAME)
+    running, problem = processes.running(NAME), read_problem(home)
     keeper = ServiceStatus(
         name=NAME,
         running=running is not None,
-        healthy=running is not None,
+        healthy=running is not None and problem is None,
         pid=running.pid if running else None,
-        detail=str(home.logs / f"{NAME}.log"),
+        detail=problem or str(home.logs / f"{NAME}.log"),
     )
     serving = any(one.running for one in found)
     return [await _database(database, home, serving), keeper, *found]

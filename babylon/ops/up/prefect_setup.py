@@ -116,12 +116,14 @@ async def set_up_prefect(
 
 async def create_automations(
     http: aiohttp.ClientSession, api: PrefectApi, wanted: Sequence[dict[str, Any]]
-) -> None:
-    """Create the missing automations."""
-    existing = await _names(http, api, "automations/filter")
+) -> dict[str, Any]:
+    """Create the missing automations. Return those that existed, by name."""
+    found = await call(http, api, "POST", "automations/filter", {})
+    existing = {one["name"]: one for one in found}
     for automation in wanted:
         if automation["name"] not in existing:
             await call(http, api, "POST", "automations/", automation)
+    return existing
 
 
 async def _names(http: aiohttp.ClientSession, api: PrefectApi, path: str) -> set[str]:

@@ -4,6 +4,9 @@
 service that dies is started again at once, then after pauses that double. The supervisor also hands
 windows whose worker died to another one, and counts as a user of the embedded Postgres, so that the
 server does not stop with the services that use it.
+
+A supervisor that is killed leaves its services running. The next one adopts them, so that agents
+notice nothing, unless their settings changed. A detached supervisor is started again by a shell.
 """
 
 import asyncio
@@ -11,7 +14,7 @@ import logging
 import os
 import signal
 import sys
-from collections.abc import Sequence
+from collections.abc import Awaitable, Callable, Sequence
 from contextlib import AsyncExitStack, suppress
 from dataclasses import dataclass
 from functools import partial
@@ -19,13 +22,19 @@ from functools import partial
 import aiohttp
 
 from babylon.core.api_keys import make_prefect_auth
-from babylon.core.errors import ServingError
+from babylon.core.errors import BabylonError, ServingError
 from babylon.core.processes import Processes, Service, supervised
 from babylon.core.settings import Settings
 from babylon.ops.prefect_env import PrefectApi, prefect_api
 from babylon.ops.up.alerts import set_up_alerts
 from babylon.ops.up.health import TIMEOUT, until_healthy
-from babylon.ops.up.in_force import forget_in_force, write_in_force
+from babylon.ops.up.in_force import (
+    changed_settings,
+    forget_in_force,
+    in_force_path,
+    note_problem,
+    write_in_force,
+)
 from babylon.ops.up.news import tell_news
 from babylon.ops.up.prefect_setup import (
     PREFECT_DATABASE,
@@ -40,7 +49,12 @@ from babylon.store import open_store
 from babylon.store.server import database_url, kept_running
 
 NAME = "supervisor"
+RETRY_S = 15.0  # Prefect may be away, or lack the block of ALERT_BLOCK
+GUARD = "supervisor-guard"
+# Starts a supervisor again that did not end in order, once its services ran: $0 is their record.
+_GUARD = 'until "$@"; do [ -e "$0" ] || exit 1; sleep 1; done'
 DETACHED = "BABYLON_DETACHED"  # in the environment of a supervisor that ``babylon up`` started
+_SUPERVISE = (sys.executable, "-P", "-m", "babylon", "up", "--foreground")
 log = logging.getLogger(__name__)
 
 
@@ -58,12 +72,12 @@ class Supervisor:
     def _api(self) -> PrefectApi:
         return prefect_api(self.settings.home, self.settings.prefect)
 
-    def service(self) -> Service:
-        """The supervisor as a service of its own, to be started detached."""
+    def guard(self) -> Service:
+        """The supervisor below a shell that guards it, to be started detached."""
         home = self.settings.home
         return Service(
-            name=NAME,
-            command=(sys.executable, "-P", "-m", "babylon", "up", "--foreground"),
+            name=GUARD,
+            command=("sh", "-c", _GUARD, str(in_force_path(home)), *_SUPERVISE),
             log=home.logs / f"{NAME}.log",
             environment=own_environment(self.variables) | {DETACHED: "1"},
         )
@@ -73,7 +87,8 @@ class Supervisor:
 
         Raises:
             ServingError: another supervisor of the home runs.
-            BabylonError: a service died or did not become healthy at its first start.
+            BabylonError: serving or the Prefect server died or did not become healthy at its first
+                start.
         """
         keeping = asyncio.create_task(self._keep())
 
@@ -89,7 +104,7 @@ class Supervisor:
     async def _keep(self) -> None:
         make_prefect_auth(self.settings.home.root)
         settings, wanted = self.settings, services(self.settings)
-        api, processes = self._api, Processes(home=settings.home.root)
+        processes = Processes(home=settings.home.root)
         other = processes.running(NAME)
         if other is not None and other.pid != os.getpid():
             raise ServingError(
@@ -98,10 +113,15 @@ class Supervisor:
             )
         # systemd starts a supervisor too, and `babylon up`, `status` and `down` must know it.
         processes.record(NAME, os.getpid())
-        # Left over from a supervisor that was killed. Their settings may differ, and their ports
-        # are needed.
-        await stop_all(processes, wanted)
-        forget_in_force(settings.home)
+        # Left over from a supervisor that was killed. With other settings they are stopped, because
+        # their ports are needed.
+        left = {}
+        if changed_settings(settings.home, self.variables) == []:
+            left = {one.name: record for one in wanted if (record := processes.running(one.name))}
+        else:
+            await stop_all(processes, wanted)
+            forget_in_force(settings.home)
+        note_problem(settings.home, None)
         async with (
             kept_running(settings.database, settings.home),
             AsyncExitStack() as stack,
@@ -109,25 +129,65 @@ class Supervisor:
         ):
             ours = await self._prepare()
 
-            async def start(group: Sequence[UpService]) -> None:
+            async def launch(group: Sequence[UpService]) -> None:
                 for service in group:
-                    started = processes.recorder(service.port)
-                    await stack.enter_async_context(supervised(service, started, **ours))
-                for service in group:
-                    await until_healthy(http, processes, service)
+                    recorded = processes.recorder(service.port)
+                    running = supervised(service, recorded, left.get(service.name), **ours)
+                    await stack.enter_async_context(running)
 
-            await start([service for service in wanted if service.pool is None])
-            await create_pools(http, api)
-            await start([service for service in wanted if service.pool])
-            await set_up_prefect(http, api, ours)
-            await set_up_alerts(http, api, settings.prefect.alerts, settings.windows.minutes)
+            servers = [service for service in wanted if service.pool is None]
+            workers = [service for service in wanted if service.pool]
+            await launch(servers)
+            for service in servers:
+                await until_healthy(http, processes, service)
+            # Agents are served now. Prefect may be another's: while it is away, we wait for it.
+            await self._until_done(partial(create_pools, http, self._api))
+            await launch(workers)
+            for service in workers:
+                await self._until_done(partial(until_healthy, http, processes, service))
+            await self._until_done(partial(set_up_prefect, http, self._api, ours))
+            await self._watch(http)
+
+    async def _watch(self, http: aiohttp.ClientSession) -> None:
+        """Set up alerts, take up lost windows and tell news, for ever."""
+        settings, opening = self.settings, partial(open_store, self.settings)
+        block, minutes = settings.prefect.alerts, settings.windows.minutes
+
+        async def alerts() -> None:
+            await self._until_done(partial(set_up_alerts, http, self._api, block, minutes))
             write_in_force(settings.home, self.variables)
             log.info("all services answer")
-            opening = partial(open_store, settings)
-            await asyncio.gather(
-                take_up_lost(opening, settings.windows.lease_s, http, api),
-                tell_news(opening, settings.windows, http, api),
-            )
+
+        work = [
+            alerts(),
+            take_up_lost(opening, settings.windows.lease_s, http, self._api),
+            tell_news(opening, settings.windows, http, self._api),
+        ]
+        if settings.tracking.lineage_url:
+            from babylon.ops.up.lineage import tell_lineage  # its client costs half a second
+
+            game = settings.database.game_url or settings.database.url
+            work.append(tell_lineage(opening, settings.tracking, settings.model.name, game))
+        await asyncio.gather(*work)
+
+    async def _until_done(self, step: Callable[[], Awaitable[None]]) -> None:
+        """Repeat a step until it succeeds, because agents are served meanwhile.
+
+        ``up`` and ``status`` show its problem.
+        """
+        home = self.settings.home
+        while True:
+            try:
+                await step()
+            except (BabylonError, OSError) as error:
+                log.warning("%s; tried again in %.0f s", error, RETRY_S)
+                note_problem(home, str(error))
+                with suppress(OSError):
+                    write_in_force(home, self.variables)  # `up` need not wait for it
+                await asyncio.sleep(RETRY_S)
+            else:
+                note_problem(home, None)
+                return
 
     async def _prepare(self) -> dict[str, str]:
         """Migrate the database, make the base model, return the environment of the services."""

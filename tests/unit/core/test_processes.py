@@ -79,6 +79,27 @@ async def test_a_restart_that_fails_is_tried_again_and_leaves_no_process(
     assert not psutil.pid_exists(pids[2])
 
 
+async def test_a_process_that_was_left_is_adopted_and_started_again_when_it_dies(
+    tmp_path: Path,
+) -> None:
+    service = Service(name="sleeper", command=["sleep", "60"], log=tmp_path / "sleeper.log")
+    processes = Processes(home=tmp_path)
+    left = processes.start(service)
+    async with asyncio.timeout(20), supervised(service, processes.recorder(), left) as running:
+        assert running.pid == left.pid
+        os.kill(left.pid, signal.SIGKILL)
+        while running.pid == left.pid:
+            await asyncio.sleep(0.02)
+        assert running.exit_code == 255
+        assert (record := processes.running("sleeper")) and record.pid == running.pid
+    async with asyncio.timeout(20), supervised(service, adopt=left) as running:
+        assert running.pid != left.pid  # it is dead: another one is started
+    left = processes.start(service)
+    async with asyncio.timeout(20), supervised(service, adopt=left):
+        pass
+    assert processes.running("sleeper") is None  # an adopted one is stopped too
+
+
 LOUD = "import time\nwhile True: print('x' * 999, flush=True); time.sleep(0.0001)"
 
 

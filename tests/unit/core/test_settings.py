@@ -174,3 +174,8 @@ def test_no_two_settings_share_a_variable() -> None:
     variables = [variable_of(field) for _, _, field in fields()]
     assert len(set(variables)) == len(variables)
     assert all((field.description or "").endswith(".") for _, _, field in fields())
+
+
+def test_a_port_that_no_address_has_names_its_variable() -> None:
+    with pytest.raises(ConfigError, match=r"api_url.*Port out of range"):
+        load_settings(prefect={"api_url": "http://127.0.0.1:65536/api"})

@@ -2,9 +2,12 @@
 
 import asyncio
 import os
+import shutil
 import signal
+import subprocess
 import sys
 import time
+from dataclasses import replace
 from pathlib import Path
 
 import aiohttp
@@ -17,9 +20,10 @@ from babylon.core.processes import Processes, Service
 from babylon.core.settings import Settings
 from babylon.core.settings_loading import load_settings
 from babylon.ops.up import supervisor
+from babylon.ops.up.in_force import read_problem, written_at
 from babylon.ops.up.lifecycle import _require_detached
 from babylon.ops.up.services import UpService
-from babylon.ops.up.supervisor import NAME, Supervisor
+from babylon.ops.up.supervisor import _GUARD, NAME, Supervisor
 
 SLEEP = (sys.executable, "-c", "import time; time.sleep(60)")
 
@@ -66,7 +70,7 @@ def test_one_that_somebody_else_runs_is_not_restarted(settings: Settings) -> Non
     with pytest.raises(ServingError, match=rf"process {record.pid}, .*systemctl restart babylon"):
         _require_detached(processes)
     assert processes.stop(NAME)
-    ours = Supervisor(settings).service().environment
+    ours = Supervisor(settings).guard().environment
     record = processes.start(Service(name=NAME, command=SLEEP, log=log, environment=ours))
     while not psutil.Process(record.pid).environ():  # the kernel fills it after the exec
         time.sleep(0.01)
@@ -81,3 +85,67 @@ async def test_a_second_one_of_the_same_home_is_refused(settings: Settings) -> N
     with pytest.raises(ServingError, match=f"runs already, as process {record.pid}"):
         await Supervisor(settings).run()
     assert processes.stop(NAME)
+
+
+async def test_while_prefect_is_away_agents_are_served_and_status_names_it(
+    settings: Settings, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    away = settings.replace(prefect={"api_url": "http://127.0.0.1:1/api"})
+    calls: list[int] = []
+
+    async def answers(_: aiohttp.ClientSession) -> bool:
+        calls.append(1)
+        return True
+
+    def wanted(_: Settings) -> list[UpService]:
+        log = settings.home.logs / "serving.log"
+        serving = UpService(name="serving", command=SLEEP, log=log, healthy=answers)
+        return [serving, replace(mute(settings.home), pool="cpu")]
+
+    async def prepared(_: Supervisor) -> dict[str, str]:
+        return {}
+
+    monkeypatch.setattr(supervisor, "services", wanted)
+    monkeypatch.setattr(supervisor, "RETRY_S", 0.05)
+    monkeypatch.setattr(Supervisor, "_prepare", prepared)
+    processes = Processes(home=settings.home.root)
+    async with asyncio.timeout(30):
+        keeping = asyncio.create_task(Supervisor(away).run())
+        while written_at(settings.home) is None:
+            await asyncio.sleep(0.02)
+        assert "start that server, or correct PREFECT_API_URL" in str(read_problem(settings.home))
+        assert processes.running("serving") and calls and processes.running("mute") is None
+        os.kill(os.getpid(), signal.SIGTERM)
+        await keeping
+
+
+def test_the_guard_starts_a_killed_supervisor_again_and_no_other(tmp_path: Path) -> None:
+    in_force, counted = tmp_path / "in-force", tmp_path / "starts"
+    script = f"echo $$ >> {counted}; exec sleep 60"
+    command = ["sh", "-c", _GUARD, str(in_force), "sh", "-c", script]
+
+    def started(number: int) -> int:
+        while not counted.exists() or len(counted.read_text().split()) < number:
+            time.sleep(0.01)
+        return int(counted.read_text().split()[-1])
+
+    in_force.touch()
+    with subprocess.Popen(command) as guard:
+        os.kill(started(1), signal.SIGKILL)
+        second = started(2)
+        in_force.unlink()  # as `babylon down` does
+        os.kill(second, signal.SIGKILL)
+        assert guard.wait(20) == 1
+    with subprocess.Popen([*command[:4], "true"]) as guard:
+        assert guard.wait(20) == 0
+
+
+@pytest.mark.skipif(shutil.which("systemd-analyze") is None, reason="systemd is not installed")
+def test_systemd_takes_the_unit(tmp_path: Path) -> None:
+    unit = Path(__file__).parents[4] / "deploy" / "systemd" / "babylon.service"
+    text = unit.read_text().replace("/opt/babylon/.venv/bin/babylon", sys.executable)
+    assert sys.executable in text
+    (tmp_path / unit.name).write_text(text)
+    command = ["systemd-analyze", "verify", str(tmp_path / unit.name)]
+    found = subprocess.run(command, capture_output=True, text=True)
+    assert (found.returncode, found.stderr) == (0, "")

@@ -1,0 +1,205 @@
+"""``python -m benchmarks.soak DIRECTORY``: run the soak for ``SOAK_MINUTES``, and report."""
+
+import asyncio
+import os
+import subprocess
+import sys
+import time
+from collections.abc import AsyncIterator
+from contextlib import AsyncExitStack, asynccontextmanager
+from datetime import UTC, datetime, timedelta
+from pathlib import Path
+from typing import Any
+
+import aiohttp
+import openai
+
+from babylon.core.api_keys import local_key
+from babylon.core.errors import BabylonError
+from babylon.core.processes import in_background
+from babylon.core.settings import Settings
+from babylon.core.settings_loading import load_settings
+from babylon.ops.prefect_env import PrefectApi, prefect_api
+from babylon.ops.up.prefect_call import call
+from babylon.store import Store, open_store
+from babylon.store.calls import wait_until_recorded
+from babylon.store.connection import UNREACHABLE
+from babylon.store.server import database_url
+from babylon.store.windows import list_windows
+from benchmarks.soak.faults import Faults, small_disk
+from benchmarks.soak.fleet import SEED, Played, play_windows
+from benchmarks.soak.promises import ENDED, check_promises
+from benchmarks.soak.report import write_report
+from benchmarks.soak.watch import Watch
+from tests.ports import free_port
+
+MINUTES = float(os.environ.get("SOAK_MINUTES", "10"))
+DISK_MIB = int(os.environ.get("SOAK_DISK_MIB", "3072"))
+DEPLOYMENT = "train-window/one-window"
+AHEAD = 3  # windows that agents play before the oldest is trained
+AGAIN_S = 60.0  # a run that did not claim its window by then is started again
+SETTLE_S = 300.0
+SAMPLE_S = 5.0
+PORTS = ("ENGINE_PORT", "ADMIN_PORT", "PREFECT_SERVER_API_PORT")
+ENVIRONMENT = {
+    "WINDOW_GRACE_SECONDS": "0",
+    "OUTCOMES_WAIT_SECONDS": "0",
+    "LOOKBACK_HOURS": "876000",
+    "LEASE_SECONDS": "10",
+    "SCORER": "heuristic",
+    "TUNING": "full",
+    "LEARNING_RATE": "5e-4",
+    "MIN_ACTIONS_PER_TRAJECTORY": "1",
+    "ITERATIONS": "1",
+    "BATCH_SIZE": "8",
+    "GRADIENT_ACCUMULATION_STEPS": "1",
+    "ARENA_SCENARIOS": "32",
+    "OMP_NUM_THREADS": "1",
+    "PREFECT_SERVER_SERVICES_DB_VACUUM_RETENTION_PERIOD": "3601",  # the least that it allows
+    "PREFECT_SERVER_EVENTS_RETENTION_PERIOD": "PT1H1S",
+}
+
+
+def main() -> None:
+    directory = Path(sys.argv[1]).absolute()
+    volume = directory / "disk"
+    small = small_disk(volume, DISK_MIB)
+    ports = {name: str(free_port()) for name in PORTS}
+    os.environ.update(
+        ENVIRONMENT,
+        BABYLON_HOME=str(volume / "home"),
+        LOCAL_ENDPOINT=f"http://127.0.0.1:{free_port()}",
+        **ports,
+    )
+    os.environ.pop("DATABASE_URL", None)
+    try:
+        asyncio.run(_soak(load_settings(), directory, volume if small else None))
+    finally:
+        _babylon("down")
+        if small:
+            subprocess.run(["umount", str(volume)], check=False)
+
+
+def _babylon(*arguments: str) -> int:
+    return subprocess.run([sys.executable, "-m", "babylon", *arguments]).returncode
+
+
+async def _soak(settings: Settings, directory: Path, volume: Path | None) -> None:
+    if await asyncio.to_thread(_babylon, "up"):
+        raise SystemExit("the system does not start")
+    settings = load_settings()  # anew: the first start made the password of Prefect's server
+    notes = [] if volume else ["No disk was filled: a small one may not be mounted here."]
+    notes.append("No clock was skewed: that needs a machine of its own, or libfaketime.")
+    now = datetime.now(UTC).replace(minute=0, second=0, microsecond=0)
+    first = now - timedelta(days=60)
+    played, started = Played(), time.monotonic()
+    async with AsyncExitStack() as stack:
+        store = await stack.enter_async_context(open_store(settings))
+        url = await stack.enter_async_context(database_url(settings.database, settings.home))
+        client = await stack.enter_async_context(_client(settings))
+        http = await stack.enter_async_context(aiohttp.ClientSession())
+        faults = Faults(settings, store, SEED)
+        watch = Watch(faults, store, settings.home.root, f"{url}_prefect")
+        runs = _Runs(store, http, prefect_api(settings.home, settings.prefect), played)
+        begun = (settings.model.name, first, played, runs.may_play)
+        async with in_background(watch.sample_for_ever(SAMPLE_S)), in_background(runs.keep()):
+            async with (
+                in_background(_said(play_windows(store, client, *begun))),
+                in_background(_said(faults.strike_for_ever(volume))),
+            ):
+                await asyncio.sleep(MINUTES * 60)
+            soaked = (time.monotonic() - started) / 60
+            if not await faults.until_healthy():
+                notes.append("Not every service was healthy at the end.")
+            version = await _last_call(settings, client)
+            await _settled(store, played)
+        await wait_until_recorded(store, timeout_s=60)
+        promises = await check_promises(store, played, version)
+    report = write_report(directory, soaked, promises, faults.struck, played, watch, notes)
+    print(report.read_text(), flush=True)
+    if not all(one.kept for one in promises):
+        raise SystemExit("a promise was broken")
+
+
+@asynccontextmanager
+async def _client(settings: Settings) -> AsyncIterator[openai.AsyncOpenAI]:
+    async with openai.AsyncOpenAI(
+        base_url=f"{settings.serving.endpoint}/v1",
+        api_key=str(local_key(settings.home.root)),
+        max_retries=0,
+        timeout=30,
+    ) as client:
+        yield client
+
+
+async def _said(work: Any) -> None:
+    """Run a part of the soak. Its failure is printed, because nobody awaits it."""
+    try:
+        await work
+    except Exception as error:
+        print(f"the soak itself failed: {error!r}", flush=True)
+        raise
+
+
+async def _last_call(settings: Settings, client: openai.AsyncOpenAI) -> int | None:
+    """Return the version of the policy that answers a call after all faults."""
+    raw = await client.chat.completions.with_raw_response.create(
+        model=settings.model.name,
+        messages=[{"role": "user", "content": "hold?"}],
+        max_tokens=4,
+    )
+    return int(raw.headers["x-model-version"])
+
+
+async def _settled(store: Store, played: Played) -> None:
+    """Wait until every played window has an end, for a while."""
+    deadline = time.monotonic() + SETTLE_S
+    while time.monotonic() < deadline:
+        done = {row.window_id for row in await list_windows(store) if row.state in ENDED}
+        if set(played.windows) <= done:
+            return
+        await asyncio.sleep(1)
+
+
+class _Runs:
+    """Starts a run for each played window, as a schedule would, and again if it came to nothing."""
+
+    def __init__(
+        self, store: Store, http: aiohttp.ClientSession, api: PrefectApi, played: Played
+    ) -> None:
+        self._store, self._http, self._api, self._played = store, http, api, played
+        self._asked: dict[str, float] = {}
+
+    async def may_play(self) -> bool:
+        try:
+            rows = await list_windows(self._store)
+        except UNREACHABLE:
+            return False
+        done = {row.window_id for row in rows if row.state in ENDED}
+        return len(set(self._played.windows) - done) < AHEAD
+
+    async def keep(self) -> None:
+        while True:
+            try:
+                await self._look()
+            except (BabylonError, *UNREACHABLE) as error:  # Prefect or Postgres was killed
+                print(f"no run is started now: {str(error)[:120]}", flush=True)
+            await asyncio.sleep(2)
+
+    async def _look(self) -> None:
+        rows = {row.window_id: row for row in await list_windows(self._store)}
+        for name in self._played.windows:
+            row = rows.get(name)
+            asked = self._asked.get(name, -AGAIN_S)
+            if row and (row.state in ENDED or row.leased):
+                continue
+            if time.monotonic() - asked >= AGAIN_S:
+                named = await call(self._http, self._api, "GET", f"deployments/name/{DEPLOYMENT}")
+                run = {"parameters": {"window_id": name, "placement": "inline"}}
+                path = f"deployments/{named['id']}/create_flow_run"
+                await call(self._http, self._api, "POST", path, run)
+                self._asked[name] = time.monotonic()
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,124 @@
+"""Samples of the soak: memory, open files, disk and rows, and their slopes."""
+
+import asyncio
+import time
+from collections.abc import Sequence
+from contextlib import suppress
+from dataclasses import dataclass
+from pathlib import Path
+
+import asyncpg
+import numpy as np
+import psutil
+
+from babylon.store.connection import UNREACHABLE, Store
+from benchmarks.soak.faults import INSIDE, UP, Faults
+
+PREFECT_TABLES = ("flow_run", "task_run", "log", "artifact", "events")
+OUR_TABLES = ("calls", "windows", "policies", "attempts")
+FILES = ("checkpoints", "artifacts", "recording", "logs", "datasets", "prefect")
+BLOCKS = 20  # neighbouring samples are alike: means of blocks are nearly independent
+# Two-sided 95 % quantiles of Student's t for 1 to 18 degrees of freedom.
+_T = (12.71, 4.30, 3.18, 2.78, 2.57, 2.45, 2.36, 2.31, 2.26, 2.23)
+_T_MORE = (2.20, 2.18, 2.16, 2.14, 2.13, 2.12, 2.11, 2.10)
+
+
+@dataclass(frozen=True, slots=True)
+class Slope:
+    """Change in an hour, with its 95 % interval."""
+
+    low: float
+    middle: float
+    high: float
+
+    @property
+    def grows(self) -> bool:
+        return self.low > 1e-6  # rounding makes a constant grow by less
+
+
+@dataclass(frozen=True, slots=True)
+class Sample:
+    """Figures at a moment. A service that is away has none."""
+
+    at: float
+    values: dict[str, float]
+
+
+class Watch:
+    """Samples of one home, taken while the soak runs."""
+
+    def __init__(self, faults: Faults, store: Store, home: Path, prefect_url: str) -> None:
+        self._faults, self._store, self._home = faults, store, home
+        self._prefect_url = prefect_url
+        self.samples: list[Sample] = []
+
+    async def sample_for_ever(self, every_s: float) -> None:
+        while True:
+            began = time.monotonic()
+            values = await asyncio.to_thread(self._of_this_machine)
+            with suppress(*UNREACHABLE, TimeoutError):
+                values |= await self._of_postgres()
+            self.samples.append(Sample(began, values))
+            await asyncio.sleep(max(0.0, began + every_s - time.monotonic()))
+
+    def series(self, name: str) -> tuple[list[float], list[float]]:
+        """Return moments and values of a figure."""
+        found = [(one.at, one.values[name]) for one in self.samples if name in one.values]
+        return [at for at, _ in found], [value for _, value in found]
+
+    @property
+    def names(self) -> list[str]:
+        return sorted({name for one in self.samples for name in one.values})
+
+    def _of_this_machine(self) -> dict[str, float]:
+        values: dict[str, float] = {}
+        for target in (*UP, *INSIDE):
+            with suppress(psutil.NoSuchProcess):
+                for process in self._faults.processes(target):
+                    values[f"memory {target} (MiB)"] = process.memory_info().rss / 2**20
+                    values[f"open files {target}"] = process.num_fds()
+        for name in FILES:
+            values[f"disk {name} (MiB)"] = _size(self._home / name) / 2**20
+        return values
+
+    async def _of_postgres(self) -> dict[str, float]:
+        async with asyncio.timeout(5):
+            count = "SELECT count(*) FROM babylon.{}"
+            values = {
+                f"rows babylon.{name}": float(await self._store.pool.fetchval(count.format(name)))
+                for name in OUR_TABLES
+            }
+            connection = await asyncpg.connect(self._prefect_url, timeout=5)
+            try:
+                for name in PREFECT_TABLES:
+                    rows = await connection.fetchval(f"SELECT count(*) FROM {name}")
+                    values[f"rows prefect.{name}"] = float(rows)
+            finally:
+                await connection.close()
+        return values
+
+
+def slope(moments: Sequence[float], values: Sequence[float]) -> Slope | None:
+    """Fit a line to the second half of a series, by means of blocks. ``None``: too few samples."""
+    half = len(moments) // 2
+    count = min(BLOCKS, len(moments) - half)
+    if count < 4:
+        return None
+    x = np.array([part.mean() for part in np.array_split(np.array(moments[half:]), count)]) / 3600
+    y = np.array([part.mean() for part in np.array_split(np.array(values[half:]), count)])
+    x = x - x.mean()
+    spread = float(x @ x)
+    middle = float(x @ y) / spread
+    left = y - y.mean() - middle * x
+    error = float(np.sqrt(left @ left / (count - 2) / spread))
+    width = (*_T, *_T_MORE)[count - 3] * error
+    return Slope(middle - width, middle, middle + width)
+
+
+def _size(directory: Path) -> int:
+    total = 0
+    for path in directory.rglob("*"):
+        with suppress(OSError):
+            if path.is_file():
+                total += path.stat().st_blocks * 512
+    return total
