@@ -19,6 +19,7 @@ from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from email.utils import parsedate_to_datetime
+from math import isfinite
 from pathlib import Path
 from typing import Self, cast
 
@@ -28,9 +29,9 @@ import msgspec
 import openai
 from openai.types.chat import ChatCompletion, ChatCompletionMessageParam
 
+from babylon.core.discretion import shown_url, told
 from babylon.core.errors import ScoringError, ServingError
 from babylon.core.processes import Service, supervised
-from babylon.scoring.judge.discretion import shown_url, told
 from babylon.scoring.judge.prompt import Schema, count_tokens
 from babylon.store.judgments import Spent
 
@@ -282,7 +283,8 @@ def _wait_s(headers: httpx.Headers) -> float | None:
     """Return the wait that ``Retry-After`` asks for: seconds, or a date."""
     given = headers.get("retry-after", "")
     try:
-        return max(float(given), 0.0)
+        wait_s = float(given)
+        return max(wait_s, 0.0) if isfinite(wait_s) else None
     except ValueError:
         pass
     try:
