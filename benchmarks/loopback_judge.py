@@ -13,9 +13,10 @@ its block has an effect.
 
 A judgment of a block is ``x + noise * z + position + verbosity``, where ``x`` places the quality on
 ``scale`` (0 to 1) and z is standard normal, or Student's t. ``persistent`` is the share of the
-noise's variance that depends on the trajectory alone and is the same in every prompt. The score is ``0.25 + judgment / 2``, clipped to
-[0, 1]; the margin keeps most misjudged extremes inside. ``seed`` and the prompt seed the random
-stream: the same prompt gets the same answer, another order of its blocks a new one.
+noise's variance that depends on the trajectory alone and is the same in every prompt. The score is
+``0.25 + judgment / 2``, clipped to [0, 1]; the margin keeps most misjudged extremes inside.
+``seed`` and the prompt seed the random stream: the same prompt gets the same answer, another order
+of its blocks a new one.
 
 A token is four characters, rounded up, of all messages and the response schema (prompt) or of the
 answer (completion). An answer ends at the request's limit.
@@ -31,7 +32,6 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from hashlib import blake2b
 from math import sqrt
-from os.path import commonprefix
 from random import Random
 from types import TracebackType
 from typing import Any, Self
@@ -72,13 +72,14 @@ class Mind:
     """The judge's noise, biases and faults. Biases are shares of the width of ``scale``.
 
     ``position_bias``: advantage of the first block over the last, falling linearly; negative: of
-    the last. ``persistent``: share of the noise's variance. ``tails``: degrees of freedom of the
-    noise, 0: normal. ``blind``: the quality counts nothing. ``first_bias``: advantage of the first block only. ``verbosity_bias``: advantage of a
+    the last. ``first_bias``: advantage of the first block only. ``persistent``: share of the
+    noise's variance. ``tails``: degrees of freedom of the noise, 0: normal. ``blind``: the quality
+    counts nothing. ``verbosity_bias``: advantage of a
     block of twice the mean length. ``curve``: 0 scores by ``scale`` only, 1 stretches each prompt's
     scores over the whole range. ``faults``: the rate of each of ``FAULTS``, drawn again when a
     prompt is repeated. ``stubborn``: faults are drawn once per prompt, so retries fail, too.
-    ``caches``: beginnings of prompts are cached, as providers do. ``lacks``: request fields that the server refuses, as older servers do. ``key``: the only
-    accepted API key. ``model``: the only known model. ``refuses``: the server refuses prompts with
+    ``caches``: beginnings of prompts are cached, as providers do. ``lacks``: request fields that
+    the server refuses, as older servers do. ``key``: the only accepted API key. ``model``: the only known model. ``refuses``: the server refuses prompts with
     this text, in the way that ``refusal`` names; ``silence`` is an error 500 each time. Such errors
     quote the request and its key, as some servers do.
     """
@@ -356,7 +357,7 @@ class LoopbackJudge:
         """Return the tokens of the longest beginning that an earlier prompt had, in whole 128s."""
         if not self.mind.caches:
             return 0
-        longest = max((len(commonprefix([prompt, one])) for one in self.prompts), default=0)
+        longest = max((_same_until(prompt, one) for one in self.prompts), default=0)
         return longest // self.mind.token_characters // 128 * 128
 
     def _draw_fault(self, prompt: str) -> str:
@@ -386,6 +387,11 @@ def _text(content: Any) -> str:
     if isinstance(content, str):
         return content
     return "".join(part.get("text", "") for part in content or [])
+
+
+def _same_until(one: str, other: str) -> int:
+    pairs = enumerate(zip(one, other, strict=False))
+    return next((at for at, (a, b) in pairs if a != b), min(len(one), len(other)))
 
 
 def _digest(prompt: str) -> str:

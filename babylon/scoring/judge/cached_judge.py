@@ -330,9 +330,8 @@ class CachedJudge:
             number = await self._enter(entry)
             try:
                 answer = await self._client.ask(messages, schema, max_tokens=limit)
-                purchase = self._priced(
-                    read(answer), answer.prompt_tokens, answer.completion_tokens
-                )
+                bought = replace(read(answer), cached_tokens=answer.cached_tokens)
+                purchase = self._priced(bought, answer.prompt_tokens, answer.completion_tokens)
                 await self._ledger.settle(number, purchase)
             except RetryLaterError as error:
                 if error.charged:

@@ -213,9 +213,16 @@ def _deviations(variances: Floats) -> Floats:
 
 
 def unstable(estimate: Estimate, items: Sequence[int] | None = None) -> list[int]:
-    """Return those of the items whose interval overlaps a neighbour's in the order, best first."""
+    """Return those of the items whose order with a neighbour is in doubt, best first.
+
+    Two neighbours are in doubt if their 95 % intervals overlap.
+    """
     order = [int(item) for item in _best_first(estimate, items)]
-    overlapping = [estimate.high[lower] >= estimate.low[upper] for upper, lower in pairwise(order)]
+    reach = 1.96 * estimate.errors
+    overlapping = [
+        estimate.scores[upper] - estimate.scores[lower] <= reach[upper] + reach[lower]
+        for upper, lower in pairwise(order)
+    ]
     above, below = [False, *overlapping], [*overlapping, False]
     return [item for item, a, b in zip(order, above, below, strict=True) if a or b]
 

@@ -33,7 +33,7 @@ Block = tuple[int, ...]
 
 _SMALLEST_LIST = 4  # trajectories in a listwise block, if long ones leave no room for six
 _WHOLE = 10**9
-_SHARE = 0.4  # of the plain transcript's tokens
+_SHARE = 0.25  # of the plain transcript's tokens
 _LEAST_WANTED = 120  # tokens
 
 

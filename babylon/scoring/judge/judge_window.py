@@ -308,9 +308,14 @@ class GroupJudging:
 
     @property
     def _max_appearances(self) -> float:
-        """Maximum number of appearances. Sorting by pairs takes log2 N of them for each item."""
+        """Maximum number of appearances. Sorting by pairs takes log2 N of them for each item.
+
+        Short prompts repeat rubric and ground truth more often, so they get half of the passes.
+        """
+        if self.prompts.config.method == "ruler":
+            return self.prompts.config.passes * self.items
         pairs = 1 + log2(self.items) if self.prompts.config.method == "preference" else 1
-        return self.prompts.config.passes * pairs * self.items
+        return self.prompts.config.passes / 2 * pairs * self.items
 
     def _places(self) -> dict[int, list[float]]:
         places: dict[int, list[float]] = defaultdict(list)

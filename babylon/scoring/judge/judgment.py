@@ -102,7 +102,7 @@ class JudgeConfig:
     rubric: Rubric
     context_tokens: int = 128_000
     reasoning_tokens: int = 0
-    passes: float = 2.5
+    passes: float = 5.0
     seed: int = 0
     repeats: bool = True
 

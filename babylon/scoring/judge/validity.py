@@ -32,11 +32,12 @@ from math import atanh, sqrt, tanh
 
 import numpy as np
 
+from babylon.core.errors import WindowNotReadyError
 from babylon.scoring.judge.calibrate import Estimate, Floats, Z
 
 WINDOWS = 30  # of history: enough for 50 % intervals, and few enough to notice a changed judge
-_PRIOR_CORRELATION, _PRIOR_TRAJECTORIES = 0.8, 8
-_PRIOR_WIDTHS = 20  # trajectories that speak for normal errors
+_PRIOR_CORRELATION, _PRIOR_TRAJECTORIES = 0.8, 6
+_PRIOR_WIDTHS = 10  # trajectories that speak for normal errors
 _MOST_VALID = 0.999
 _STAKES = (0.1, 0.3, 1.0)  # a: for weak and for strong agreement
 _PERMUTATIONS = 199
@@ -56,6 +57,14 @@ class JudgedGroup:
     errors: tuple[float, ...]
     outcomes: tuple[float, ...]
     readings: tuple[tuple[float, ...], tuple[float, ...]] = ((), ())
+
+
+class UnprovenJudgeError(WindowNotReadyError):
+    """The judge has not shown that it tells more than chance.
+
+    The window waits. Its judgments are stored; a later run takes it up when other windows have
+    proved the judge.
+    """
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -107,17 +116,17 @@ def learn(groups: Sequence[JudgedGroup], *, ranks: bool = False) -> Trust:
         noise = sum(float(e @ e) for *_, e in pairs)
         reliability = own / (own + noise) if own > 0 else 1.0
     validity = min(max(correlation, 0.0) ** 2 / max(reliability, 0.05), _MOST_VALID)
-    return Trust(validity=validity, width=_width(pairs, validity))
-
-
-def _width(pairs: Sequence[tuple[Floats, Floats, Floats]], k: float) -> float:
-    """Return the factor by which intervals would have held half of the outcomes."""
+    # Opinions that are shares already have the outcomes' unit. Of others it is the slope on the
+    # outcomes, corrected for the shrinkage of estimates.
     squares = sum(float(z @ z) for _, z, _ in pairs)
-    if not squares or not k > 0:
+    unit = 1.0 if ranks else crossed / max(squares * reliability, 1e-12)
+    return Trust(validity=validity, width=_width(pairs, validity, unit))
+
+
+def _width(pairs: Sequence[tuple[Floats, Floats, Floats]], k: float, unit: float) -> float:
+    """Return the factor by which intervals would have held half of the outcomes."""
+    if not pairs or not k > 0:
         return 1.0
-    own = sum(float(s @ s) for s, *_ in pairs)
-    noise = sum(float(e @ e) for *_, e in pairs)
-    unit = sum(float(s @ z) for s, z, _ in pairs) / squares * (own + noise) / max(own, 1e-12)
     ratios = []
     for s, z, e in pairs:
         deviations = np.sqrt(k**2 * e**2 + k * (1 - k) * (float(s @ s + e @ e) / len(s)))

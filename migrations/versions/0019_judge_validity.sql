@@ -1,0 +1,17 @@
+-- One judge's opinions of a window beside the outcomes, for the trust in later windows.
+CREATE TABLE babylon.judge_validity (
+    window_id  text NOT NULL,
+    judge      text NOT NULL,
+    method     text NOT NULL,
+    rubric     text NOT NULL,
+    groups     jsonb NOT NULL,      -- [{opinions, errors, outcomes, readings}], without names
+    canaries   jsonb NOT NULL,      -- {kind: difference of scores}
+    judged_at  timestamptz NOT NULL DEFAULT now(),
+    PRIMARY KEY (window_id, judge, method, rubric)
+);
+
+-- Prompt tokens that the provider took from its cache, by its own count.
+ALTER TABLE babylon.judgments ADD COLUMN cached_tokens integer NOT NULL DEFAULT 0;
+
+-- Behaviour of each window's agents, for the alarms of later windows (babylon.quality.behaviour).
+ALTER TABLE babylon.window_health ADD COLUMN behaviour jsonb NOT NULL DEFAULT '{}';
