@@ -74,14 +74,14 @@ class Mind:
     ``position_bias``: advantage of the first block over the last, falling linearly; negative: of
     the last. ``first_bias``: advantage of the first block only. ``persistent``: share of the
     noise's variance. ``tails``: degrees of freedom of the noise, 0: normal. ``blind``: the quality
-    counts nothing. ``verbosity_bias``: advantage of a
-    block of twice the mean length. ``curve``: 0 scores by ``scale`` only, 1 stretches each prompt's
-    scores over the whole range. ``faults``: the rate of each of ``FAULTS``, drawn again when a
-    prompt is repeated. ``stubborn``: faults are drawn once per prompt, so retries fail, too.
-    ``caches``: beginnings of prompts are cached, as providers do. ``lacks``: request fields that
-    the server refuses, as older servers do. ``key``: the only accepted API key. ``model``: the only known model. ``refuses``: the server refuses prompts with
-    this text, in the way that ``refusal`` names; ``silence`` is an error 500 each time. Such errors
-    quote the request and its key, as some servers do.
+    counts nothing. ``verbosity_bias``: advantage of a block of twice the mean length. ``curve``: 0
+    scores by ``scale`` only, 1 stretches each prompt's scores over the whole range. ``faults``: the
+    rate of each of ``FAULTS``, drawn again when a prompt is repeated. ``stubborn``: faults are
+    drawn once per prompt, so retries fail, too. ``caches``: beginnings of prompts are cached, as
+    providers do. ``lacks``: request fields that the server refuses, as older servers do. ``key``:
+    the only accepted API key. ``model``: the only known model. ``refuses``: the server refuses
+    prompts with this text, in the way that ``refusal`` names; ``silence`` is an error 500 each
+    time. Such errors quote the request and its key, as some servers do.
     """
 
     quality: Callable[[str], float] = last_pnl

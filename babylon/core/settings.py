@@ -111,6 +111,8 @@ class ScoringSettings(Group):
     """Scorer of trajectories: a name below, or a function as `package.module:function`.
     Names: `heuristic`, `ruler`, `preference`, `regression`, `art-ruler`, `feedback`.
     """
+    hold_on_hacking: bool = _env(True, "HOLD_ON_HACKING")
+    """Training is put on hold when a window looks like reward hacking."""
     write_back: bool = _env(False, "JUDGE_WRITE_BACK")
     """Scores and reasons are also written to the game's tables, if Babylon made them."""
 

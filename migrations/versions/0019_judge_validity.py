@@ -1,4 +1,4 @@
-"""Opinions of the judge beside outcomes, cached tokens, and fingerprints of behaviour."""
+"""Opinions of the judge beside outcomes, and cached tokens."""
 
 from babylon.migrations import run_file
 

@@ -12,6 +12,3 @@ CREATE TABLE babylon.judge_validity (
 
 -- Prompt tokens that the provider took from its cache, by its own count.
 ALTER TABLE babylon.judgments ADD COLUMN cached_tokens integer NOT NULL DEFAULT 0;
-
--- Behaviour of each window's agents, for the alarms of later windows (babylon.quality.behaviour).
-ALTER TABLE babylon.window_health ADD COLUMN behaviour jsonb NOT NULL DEFAULT '{}';
