@@ -46,7 +46,7 @@ from benchmarks.loopback_judge import LoopbackJudge, Mind
 MODEL = "loopback"
 RUBRIC = load_rubric("trading-v1")
 REAL = "real"
-WINDOWS: dict[str, int] = {"4": 40, "8": 30, "24": 8, REAL: 30}  # size → number of windows
+WINDOWS: dict[str, int] = {"4": 40, "8": 30, "24": 8, REAL: 24}  # size → number of windows
 WARM = 10
 PROVED = 20.0
 FAULTS = {

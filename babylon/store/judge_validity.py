@@ -1,7 +1,7 @@
 """The table ``judge_validity``: a judge's opinions of each window beside the outcomes."""
 
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import msgspec
@@ -25,21 +25,19 @@ class WindowValidity:
     window_id: str
     by: JudgeIdentity
     groups: Sequence[Any]
-    canaries: Mapping[str, float] = field(default_factory=dict)
 
 
 async def store_validity(store: Store, row: WindowValidity) -> None:
     """Store a window's opinions, in place of those of an earlier run."""
     await store.pool.execute(
-        "INSERT INTO babylon.judge_validity (window_id, judge, method, rubric, groups, canaries)"
-        " VALUES ($1, $2, $3, $4, $5, $6) ON CONFLICT (window_id, judge, method, rubric)"
-        " DO UPDATE SET groups = excluded.groups, canaries = excluded.canaries, judged_at = now()",
+        "INSERT INTO babylon.judge_validity (window_id, judge, method, rubric, groups)"
+        " VALUES ($1, $2, $3, $4, $5) ON CONFLICT (window_id, judge, method, rubric)"
+        " DO UPDATE SET groups = excluded.groups, judged_at = now()",
         row.window_id,
         row.by.judge,
         row.by.method,
         row.by.rubric,
         msgspec.to_builtins(list(row.groups)),
-        dict(row.canaries),
     )
 
 
@@ -51,7 +49,7 @@ async def judged_before(
     Windows of recipes and of judging again have ids with ``+``. They hold play that counts already.
     """
     rows = await store.pool.fetch(
-        "SELECT window_id, groups, canaries FROM babylon.judge_validity"
+        "SELECT window_id, groups FROM babylon.judge_validity"
         " WHERE judge = $1 AND method = $2 AND rubric = $3"
         " AND window_id <> split_part($4, '+', 1) AND position('+' IN window_id) = 0"
         " ORDER BY window_id DESC LIMIT $5",

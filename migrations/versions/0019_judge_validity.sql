@@ -5,7 +5,6 @@ CREATE TABLE babylon.judge_validity (
     method     text NOT NULL,
     rubric     text NOT NULL,
     groups     jsonb NOT NULL,      -- [{opinions, errors, outcomes, readings}], without names
-    canaries   jsonb NOT NULL,      -- {kind: difference of scores}
     judged_at  timestamptz NOT NULL DEFAULT now(),
     PRIMARY KEY (window_id, judge, method, rubric)
 );

@@ -251,12 +251,13 @@ def _lines(steps: Sequence[StepText], level: _Level, shared: SharedLines) -> lis
         several = numbers[-1] - numbers[0] == len(numbers) - 1 > 0
         names = [f"{numbers[0]}-{numbers[-1]}"] if several else numbers
         lines += [f"[{name}] {body}" for name in names]
-    silent = sum(bool(step.saw) for step in steps if not _shows(step, level))
-    return [*lines, f"[what was seen at {silent} steps is left out]"] if silent else lines
+    silent = sum(_is_silenced(step, level) for step in steps)
+    return [*lines, f"[seen or said at {silent} steps: left out]"] if silent else lines
 
 
-def _shows(step: StepText, level: _Level) -> bool:
-    return bool(level.quiet_seen if step.quiet else level.seen)
+def _is_silenced(step: StepText, level: _Level) -> bool:
+    seen, said = (level.quiet_seen, level.quiet_said) if step.quiet else (level.seen, level.said)
+    return bool((step.saw and not seen) or (step.said and not said))
 
 
 def summarise(judged: JudgedTrajectory) -> str:
