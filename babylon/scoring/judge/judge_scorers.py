@@ -13,8 +13,6 @@ from dataclasses import replace
 from functools import partial
 from pathlib import Path
 
-import msgspec
-
 from babylon.core.errors import ScoringError
 from babylon.core.settings import JudgeSettings
 from babylon.core.trajectories import Trajectory
@@ -25,6 +23,7 @@ from babylon.scoring.judge.judge_requirements import require_judge
 from babylon.scoring.judge.judge_window import judge_window
 from babylon.scoring.judge.judgment import JudgeConfig, Judgments, Level, Method, load_rubric
 from babylon.scoring.judge.pace import Pace
+from babylon.scoring.judge.reported_validity import judged_groups
 from babylon.scoring.judge.validity import (
     WINDOWS,
     JudgedGroup,
@@ -138,9 +137,7 @@ async def _judge(method: Method, context: ScoringContext, *, cheaper: bool) -> J
 
 async def _groups_before(store: Store, by: JudgeIdentity, window_id: str) -> list[JudgedGroup]:
     rows = await judged_before(store, by, WINDOWS, without=window_id)
-    return [
-        msgspec.convert(group, JudgedGroup, strict=False) for row in rows for group in row.groups
-    ]
+    return [group for row in rows for group in judged_groups(row)]
 
 
 def _require_proof(

@@ -83,9 +83,9 @@ def test_shortened_texts_come_before_missing_steps():
 def test_first_last_and_the_step_with_the_largest_result_are_kept_longest():
     text = condense(long_play(), [], 1_000)
     lines = text.splitlines()
-    assert lines[:3] == ["[0-29] HOLD", "[30] CLOSE_PERP_POSITION | -> pnl=500.0", "[31-39] HOLD"]
-    assert lines[3:5] == ["[40] BUY_SHARES | -> failed: no money", "[41-59] HOLD"]
-    assert lines[5] == "[seen or said at 60 steps: left out]"
+    assert lines[:2] == ["[0-29] HOLD", "[30] price 30 | CLOSE_PERP_POSITION | -> pnl=500.0"]
+    assert lines[2:4] == ["[31-39] HOLD", "[40] BUY_SHARES | -> failed: no money"]
+    assert lines[4:6] == ["[41-59] HOLD", "[seen or said at 59 steps: left out]"]
     play = judged("busy", 1.0, [step(n, action="BUY_SHARES", result={"n": n}) for n in range(60)])
     lines = condense(play, [], 300).splitlines()
     assert lines[0].startswith("[0]") and lines[-2].startswith("[59]")
@@ -131,7 +131,7 @@ def test_an_agent_cannot_write_a_reference_to_a_shared_line():
         judged("c", 3.0, [step(0, prompt="other", said="\x010\x02 said I")]),
     ]
     data = prepare_group(group, GroundTruth(), config()).prompt((0, 1, 2)).data
-    assert '"0 said I"' in data and data.count(line) == 1
+    assert '"0  said I"' in data and data.count(line) == 1
 
 
 def test_what_is_said_again_or_confirms_itself_is_left_out():
