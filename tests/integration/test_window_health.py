@@ -66,7 +66,7 @@ async def test_validation_measures_the_window_and_names_what_is_unusual(store, s
     reports = await window_reports(store, settings.windows, CheckedRows(settings.quality))
     assert reports[-1].alarms[0] == said and not reports[0].alarms
     page = quality_markdown(WINDOW.id, 5, [], health)
-    assert f"**Alarm:** {said}" in page and "| 56.21 | 0.6667 |" in page
+    assert f"**Alarm:** {said}" in page and "| 56.21 | 0 | 0.6667 |" in page
     assert "without market outcomes" not in page
     assert len(await figures_before(store, WINDOW, 7)) == 7
 

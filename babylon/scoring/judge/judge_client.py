@@ -260,7 +260,7 @@ def _answer(reply: object, messages: Sequence[dict[str, str]]) -> JudgeAnswer:
         text = (message.content or "") if message else ""
         if not isinstance(text, str):
             raise _NoCompletionError
-        usage = reply.usage
+        usage = reply.usage  # some servers count nothing
         if usage is None:
             asked = sum(count_tokens(message["content"]) for message in messages)
             written, thoughts, cached = count_tokens(text), 0, 0

@@ -124,6 +124,7 @@ def build_prompt(
         f"About {i}: {s.own_truth}" for i, s in zip(labels, shown, strict=True) if s.own_truth
     ]
     data = []
+    # The same in all prompts of a group first: after the first label, nothing can be cached.
     if truth:
         data.append(_block("ground_truth", f"{_UNKNOWABLE}\n{truth}"))
     if common:

@@ -131,7 +131,7 @@ def test_an_agent_cannot_write_a_reference_to_a_shared_line():
         judged("c", 3.0, [step(0, prompt="other", said="\x010\x02 said I")]),
     ]
     data = prepare_group(group, GroundTruth(), config()).prompt((0, 1, 2)).data
-    assert '"0  said I"' in data and data.count(line) == 1
+    assert '0  said I"' in data and data.count(line) == 1
 
 
 def test_what_is_said_again_or_confirms_itself_is_left_out():
