@@ -1,6 +1,7 @@
 """Errors of the training service are stored without the play that was sent to it."""
 
 from types import SimpleNamespace
+from typing import Any
 
 import httpx
 import openai
@@ -9,7 +10,7 @@ from babylon.core.trajectories import Call
 from babylon.training.backends.serverless import provider_message
 
 CALL = Call(step=0, messages=({"role": "user", "content": "Will zebras win?"},), response="buy yes")
-WORK = SimpleNamespace(rows=[SimpleNamespace(calls=(CALL,))])
+WORK: Any = SimpleNamespace(rows=[SimpleNamespace(calls=(CALL,))])
 
 
 def test_a_message_keeps_its_own_words_and_loses_those_of_prompts_and_replies() -> None:
