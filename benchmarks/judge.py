@@ -1,40 +1,54 @@
-"""Ranking quality and cost of the scorers, compared with ART's RULER.
+"""Ranking quality, honesty and cost of the scorers, compared with ART's RULER.
 
-    python -m benchmarks.judge [--json] [--sizes 4 24] [--conditions noise] [--scorers ruler]
+    python -m benchmarks.judge [--json] [--sizes 4 real] [--conditions noise] [--scorers ruler]
+    python -m benchmarks.judge --blind [--json]         judges that tell nothing: share taught
 
-Prints a Markdown table on stderr while it runs: Kendall's tau-b between scores and truth (mean over
-windows), calls, tokens and cost of each scorer. Prints the targets (with ``--json`` also all rows)
-as JSON on stdout. The windows have a known ranking (``benchmarks.judge_windows``), and the judge
-has known noise and biases (``benchmarks.loopback_judge``). All scorers get the same windows and
-seeds. A window that a scorer cannot score counts as a failure with tau 0. Tokens include repeated
-and repaired requests. Costs use the same price for all scorers.
+Prints a Markdown table on stderr while it runs, and the targets (with ``--json`` also all rows) as
+JSON on stdout. The judge has known noise and biases (``benchmarks.loopback_judge``). Windows are
+played in the simulator (``benchmarks.judge_windows``), or hold the real rows of ``--rows``, which
+are judged again and again with new noise and in another order. All scorers get the same windows
+and seeds. ``art-twice`` asks ART's RULER in two orders, one the reverse of the other, and averages.
+
+- tau: Kendall's tau-b between scores and true profit, mean over windows
+- adv: correlation of leave-one-out advantages with those of the true profit, over all windows
+- cover: share of true values within the 50 % interval, after the first ``WARM`` windows; what a
+  judge's word is worth is learned from the windows before
+- tokens: of prompts and replies, with repetitions and repairs; a window without scores has tau 0
 """
 
 import argparse
 import asyncio
 import json
 import sys
-import time
-from collections.abc import Awaitable, Callable, Mapping, Sequence
-from dataclasses import asdict, dataclass, replace
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass, field, replace
+from functools import partial
 from math import sqrt
+from pathlib import Path
+from random import Random
 from statistics import fmean, stdev
 
+import msgspec
 import numpy as np
 
 from babylon.core.errors import BabylonError
 from babylon.scoring.judge.judge_client import JudgeClient
 from babylon.scoring.judge.judge_window import judge_window
 from babylon.scoring.judge.judgment import JudgeConfig, Method, load_rubric
+from babylon.scoring.judge.validity import WINDOWS as HISTORY
+from babylon.scoring.judge.validity import JudgedGroup, evidence, learn
 from babylon.scoring.rewards.art_ruler import scores_by_art
 from babylon.scoring.rewards.heuristic import heuristic
-from benchmarks.judge_windows import KnownWindow, MemoryJudgments, known_window
+from babylon.scoring.scorer import Score
+from benchmarks.judge_windows import KnownWindow, MemoryJudgments, known_window, recorded_window
 from benchmarks.loopback_judge import LoopbackJudge, Mind
 
 MODEL = "loopback"
 RUBRIC = load_rubric("trading-v1")
-PROMPT_USD, COMPLETION_USD = 1.0, 4.0  # per million tokens
-WINDOWS = {4: 40, 8: 20, 24: 8, 64: 4}  # size → number of windows
+REAL = "real"
+WINDOWS: dict[str, int] = {"4": 40, "8": 30, "24": 8, REAL: 24}  # size → number of windows
+WARM = 10
+PROVED = 20.0
 FAULTS = {
     **{"malformed": 0.05, "fenced": 0.05, "missing_id": 0.03, "duplicate_id": 0.03},
     **{"out_of_range": 0.03, "rank_order": 0.1, "rate_limit": 0.05, "server_error": 0.05},
@@ -42,31 +56,45 @@ FAULTS = {
 CONDITIONS: dict[str, Mind] = {
     "zero noise": Mind(),
     "noise": Mind(noise=0.2),
-    "noise + position": Mind(noise=0.2, position_bias=0.5),
-    "noise + first": Mind(noise=0.2, first_bias=0.5),
-    "noise + verbosity": Mind(noise=0.2, verbosity_bias=0.5),
-    "noise + position + curve": Mind(noise=0.2, position_bias=0.5, curve=1.0),
-    "noise + faults": Mind(noise=0.2, faults=FAULTS, retry_after_s=0.1),
+    "position": Mind(noise=0.2, position_bias=0.5),
+    "first": Mind(noise=0.2, first_bias=0.5),
+    "persistent 50 %": Mind(noise=0.2, persistent=0.5),
+    "persistent 80 %": Mind(noise=0.2, persistent=0.8),
+    "heavy tails": Mind(noise=0.2, tails=2.0),
+    "verbosity": Mind(noise=0.2, verbosity_bias=0.5),
+    "faults": Mind(noise=0.2, faults=FAULTS, retry_after_s=0.01),
+    "content filter": Mind(noise=0.2, refuses="AGENT-0", refusal="content_filter"),
 }
-COMPARED = ("art-ruler", "ruler")  # measured always; the others only in small windows
-ALL_COMPARED, ALL_UP_TO = ("zero noise", "noise + position"), 24
-Scores = Sequence[float]
-Scorer = Callable[[KnownWindow, str], Awaitable[Scores]]
+BLIND: dict[str, Mind] = {
+    "random": Mind(noise=0.3, blind=True),
+    "constant": Mind(blind=True),
+    "position only": Mind(noise=0.05, position_bias=0.6, first_bias=0.2, blind=True),
+    "other taste": Mind(noise=0.3, persistent=0.9, blind=True),
+}
+METHODS: tuple[Method, ...] = ("ruler", "preference", "regression")
+SCORERS = ("art-ruler", "art-twice", *METHODS, "heuristic")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class WindowResult:
-    """A scorer's result on one window. ``failure`` is the reason of missing scores (tau 0)."""
+    """A scorer's result on one window. ``failure`` is the reason of missing scores (tau 0).
+
+    ``inside`` are the true values within their intervals, of ``intervals``. ``advantages`` are
+    pairs of a score and a true value, both centred. ``taught``: the gate let the scores pass.
+    """
 
     scorer: str
     condition: str
-    size: int
+    size: str
     seed: int
     tau: float
     calls: int
     tokens: int
-    usd: float
-    wall_s: float
+    cached: int = 0
+    inside: int = 0
+    intervals: int = 0
+    advantages: tuple[tuple[float, float], ...] = ()
+    taught: bool = True
     failure: str = ""
 
 
@@ -74,22 +102,56 @@ class WindowResult:
 class Row:
     """A scorer's means over the windows of one size under one condition.
 
-    ``gain`` is tau minus ART's on the same windows, with the half-width of its 95 % interval.
-    ``tokens_ratio`` is tokens over ART's. Both are None if ART did not run.
+    ``gain`` is tau minus that of ``art-twice`` on the same windows, with the half-width of its 95 %
+    interval; ``tokens_ratio`` is tokens over those of one request of ART's. Both are None if the
+    other did not run.
     """
 
     condition: str
-    size: int
+    size: str
     scorer: str
     windows: int
     failed: int
     tau: float
+    advantage: float
+    coverage: float | None
     calls: float
     tokens: float
-    usd: float
+    cached: float
+    taught: float
     gain: float | None
     gain_half_width: float | None
     tokens_ratio: float | None
+
+
+@dataclass(slots=True)
+class Ours:
+    """One of our methods with what it learned from the windows before."""
+
+    method: Method
+    history: list[JudgedGroup] = field(default_factory=list)
+    windows: int = 0
+
+    async def judge(self, window: KnownWindow, base_url: str) -> tuple[dict[str, Score], bool]:
+        """Return the scores, and whether the gate lets them pass."""
+        config = JudgeConfig(method=self.method, rubric=RUBRIC)
+        trust = learn(self.history, ranks=self.method == "preference")
+        async with JudgeClient(model=MODEL, base_url=base_url) as client:
+            judgments = await judge_window(
+                client,
+                window.judged,
+                window.truth,
+                config,
+                ledger=MemoryJudgments(),
+                trust=trust,
+            )
+        self.history = [*self.history, *judgments.groups][-HISTORY:]
+        self.windows += 1
+        found = {
+            one.trajectory_id: Score(one.score, low=one.low, high=one.high)
+            for one in judgments.scores
+        }
+        return found, evidence(self.history) >= PROVED
 
 
 def kendall_tau(one: Sequence[float], other: Sequence[float]) -> float:
@@ -103,81 +165,148 @@ def kendall_tau(one: Sequence[float], other: Sequence[float]) -> float:
     return float((signs_a * signs_b).sum()) / sqrt(untied) if untied else 0.0
 
 
-def judged_by(method: Method) -> Scorer:
-    """Return our judge with one of its methods and the default settings."""
-
-    async def scores(window: KnownWindow, base_url: str) -> Scores:
-        config = JudgeConfig(method=method, rubric=RUBRIC)
-        async with JudgeClient(model=MODEL, base_url=base_url) as client:
-            judgments = await judge_window(
-                client, window.judged, window.truth, config, ledger=MemoryJudgments()
-            )
-        return [judged.score for judged in judgments.scores]
-
-    return scores
-
-
-async def _heuristic(window: KnownWindow, base_url: str) -> Scores:
-    return [score.value for score in heuristic([judged.trajectory for judged in window.judged])]
-
-
-async def _art_ruler(window: KnownWindow, base_url: str) -> Scores:
+async def by_art(window: KnownWindow, base_url: str, *, twice: bool) -> dict[str, Score]:
     """Score by ART's RULER with our rubric; its own rubric rewards reaching a goal sooner."""
-    scores = await scores_by_art(
-        [judged.trajectory for judged in window.judged],
-        model=MODEL,
-        base_url=base_url,
-        api_key="none",
-        rubric=RUBRIC.text,
+    ordered = [judged.trajectory for judged in window.judged]
+    sums: dict[str, list[float]] = {}
+    for trajectories in (ordered, ordered[::-1]) if twice else (ordered,):
+        scores = await scores_by_art(
+            trajectories, model=MODEL, base_url=base_url, api_key="none", rubric=RUBRIC.text
+        )
+        for trajectory, score in zip(trajectories, scores, strict=True):
+            if isinstance(score, Score):
+                sums.setdefault(trajectory.trajectory_id, []).append(score.value)
+    return {name: Score(fmean(values)) for name, values in sums.items()}
+
+
+def known(size: str, seed: int, rows: Path | None) -> KnownWindow:
+    """Return a window of the simulator, or the recorded one in a random order."""
+    if size != REAL:
+        return known_window(int(size), seed)
+    assert rows is not None
+    window = recorded_window(rows)
+    order = Random(seed).sample(range(len(window.judged)), len(window.judged))
+    return replace(
+        window,
+        judged=tuple(window.judged[item] for item in order),
+        profit_usd=tuple(window.profit_usd[item] for item in order),
     )
-    return [score.value for score in scores]
 
 
-SCORERS: dict[str, Scorer] = {
-    "art-ruler": _art_ruler,
-    "ruler": judged_by("ruler"),
-    "preference": judged_by("preference"),
-    "regression": judged_by("regression"),
-    "heuristic": _heuristic,
-}
-
-
-async def judge_once(scorer: str, condition: str, size: int, seed: int) -> WindowResult:
-    """Score one window with a new judge."""
-    window = known_window(size, seed)
-    scale = (min(window.profit_usd), max(window.profit_usd))
-    mind = replace(CONDITIONS[condition], seed=seed, scale=scale)
-    started = time.monotonic()
-    tau, failure = 0.0, ""
+async def judge_once(
+    scorer: str,
+    condition: str,
+    size: str,
+    seed: int,
+    *,
+    ours: Ours | None = None,
+    rows: Path | None = None,
+) -> WindowResult:
+    """Score one window with a new judge. ``ours`` keeps what was learned from windows before."""
+    window = known(size, seed, rows)
+    low, high = min(window.profit_usd), max(window.profit_usd)
+    mind = replace((CONDITIONS | BLIND)[condition], seed=seed, scale=(low, high))
+    if mind.refuses:
+        window = with_refused(window, mind.refuses)
+    found: dict[str, Score] = {}
+    taught, failure = True, ""
+    ours = ours or (Ours(scorer) if scorer in METHODS else None)
+    learned = ours is not None and ours.windows >= WARM
     async with LoopbackJudge(mind) as judge:
         try:
-            tau = kendall_tau(await SCORERS[scorer](window, judge.base_url), window.profit_usd)
+            if ours is not None:
+                found, taught = await ours.judge(window, judge.base_url)
+            elif scorer == "heuristic":
+                trajectories = [judged.trajectory for judged in window.judged]
+                scores = zip(trajectories, heuristic(trajectories), strict=True)
+                found = {trajectory.trajectory_id: score for trajectory, score in scores}
+            else:
+                found = await by_art(window, judge.base_url, twice=scorer == "art-twice")
         except BabylonError as error:
             failure = str(error)
         except Exception as error:  # ART does not catch errors of litellm and pydantic
-            if scorer != "art-ruler":
+            if not scorer.startswith("art"):
                 raise
             failure = repr(error)
+    names = [judged.trajectory.trajectory_id for judged in window.judged]
+    profits = {name: p for name, p in zip(names, window.profit_usd, strict=True) if name in found}
+    scores_of = {name: found[name].value for name in profits}
+    truth = true_scores(profits, (low, high), ranks=scorer == "preference")
+    errors = {name: found[name].value - fmean(scores_of.values()) - truth[name] for name in truth}
+    inside = [
+        name
+        for name, score in found.items()
+        if score.low is not None
+        and score.high is not None
+        and score.low - score.value <= -errors[name] <= score.high - score.value
+    ]
+    bounded = learned and any(score.low is not None for score in found.values())
+    middle = fmean(profits.values()) if profits else 0.0
     return WindowResult(
         scorer=scorer,
         condition=condition,
         size=size,
         seed=seed,
-        tau=tau,
+        tau=kendall_tau([*scores_of.values()], [*profits.values()]) if found else 0.0,
         calls=judge.requests,
         tokens=judge.tokens,
-        usd=(judge.prompt_tokens * PROMPT_USD + judge.completion_tokens * COMPLETION_USD) / 1e6,
-        wall_s=time.monotonic() - started,
+        cached=judge.cached_tokens,
+        inside=len(inside) if bounded else 0,
+        intervals=len(found) if bounded else 0,
+        advantages=tuple(
+            (scores_of[name] - fmean(scores_of.values()), (profits[name] - middle) / (high - low))
+            for name in profits
+        ),
+        taught=taught,
         failure=failure,
     )
 
 
-def summarise(results: Sequence[WindowResult], arts: Sequence[WindowResult]) -> Row:
+def with_refused(window: KnownWindow, text: str) -> KnownWindow:
+    """Return the window with a text in the last reply of one trajectory."""
+    first, *others = window.judged
+    trajectory = first.trajectory
+    *calls, last = trajectory.calls
+    said = f"{text} {last.response}"
+    trajectory = msgspec.structs.replace(
+        trajectory, calls=(*calls, msgspec.structs.replace(last, response=said))
+    )
+    *steps, end = first.steps
+    end = {**end, "action": {**end["action"], "error": text, "success": False}}
+    return replace(
+        window, judged=(replace(first, trajectory=trajectory, steps=(*steps, end)), *others)
+    )
+
+
+def true_scores(
+    profits: Mapping[str, float], scale: tuple[float, float], *, ranks: bool
+) -> dict[str, float]:
+    """Return the centred scores of the loopback judge without noise.
+
+    ``ranks``: the share of the others that are worse, as preferences give it.
+    """
+    if ranks:
+        count = max(len(profits) - 1, 1)
+        exact = {n: sum(o < p for o in profits.values()) / count for n, p in profits.items()}
+    else:
+        exact = {n: 0.25 + (p - scale[0]) / (scale[1] - scale[0]) / 2 for n, p in profits.items()}
+    middle = fmean(exact.values()) if exact else 0.0
+    return {name: value - middle for name, value in exact.items()}
+
+
+def summarise(
+    results: Sequence[WindowResult],
+    once: Sequence[WindowResult] = (),
+    twice: Sequence[WindowResult] = (),
+) -> Row:
     """Return a scorer's row, compared with ART's results on the same windows if there are any."""
     first = results[0]
-    gains = [ours.tau - theirs.tau for ours, theirs in zip(results, arts, strict=bool(arts))]
+    gains = [ours.tau - theirs.tau for ours, theirs in zip(results, twice, strict=bool(twice))]
     spread = stdev(gains) if len(gains) > 1 else 0.0
     tokens = fmean(result.tokens for result in results)
+    pairs = np.array([pair for result in results for pair in result.advantages]).reshape(-1, 2)
+    norms = np.linalg.norm(pairs, axis=0)
+    intervals = sum(result.intervals for result in results)
     return Row(
         condition=first.condition,
         size=first.size,
@@ -185,80 +314,105 @@ def summarise(results: Sequence[WindowResult], arts: Sequence[WindowResult]) -> 
         windows=len(results),
         failed=sum(bool(result.failure) for result in results),
         tau=fmean(result.tau for result in results),
+        advantage=float(pairs[:, 0] @ pairs[:, 1] / norms.prod()) if norms.all() else 0.0,
+        coverage=sum(result.inside for result in results) / intervals if intervals else None,
         calls=fmean(result.calls for result in results),
         tokens=tokens,
-        usd=fmean(result.usd for result in results),
+        cached=fmean(result.cached for result in results),
+        taught=fmean(result.taught for result in results),
         gain=fmean(gains) if gains else None,
         gain_half_width=1.96 * spread / sqrt(len(gains)) if gains else None,
-        tokens_ratio=tokens / fmean(result.tokens for result in arts) if arts else None,
+        tokens_ratio=tokens / fmean(result.tokens for result in once) if once else None,
     )
 
 
 async def measure(
-    scorers: Sequence[str] | None, conditions: Sequence[str], windows: Mapping[int, int]
+    scorers: Sequence[str],
+    conditions: Sequence[str],
+    windows: Mapping[str, int],
+    rows: Path | None = None,
 ) -> list[Row]:
-    """Measure all rows and print each on stderr.
-
-    ``scorers`` None: all scorers under the conditions ``ALL_COMPARED`` with windows up to
-    ``ALL_UP_TO``, elsewhere only those in ``COMPARED``.
-    """
-    rows = []
+    """Measure all rows and print each on stderr."""
+    table = []
     for condition in conditions:
         for size, count in windows.items():
-            arts: list[WindowResult] = []
-            affordable = condition in ALL_COMPARED and size <= ALL_UP_TO
-            for scorer in scorers or (SCORERS if affordable else COMPARED):
-                results = [await judge_once(scorer, condition, size, seed) for seed in range(count)]
-                arts = results if scorer == "art-ruler" else arts
-                rows.append(summarise(results, arts))
-                print(as_line(rows[-1]), file=sys.stderr, flush=True)
-    return rows
+            arts: dict[str, list[WindowResult]] = {}
+            for scorer in scorers:
+                ours = Ours(scorer) if scorer in METHODS else None
+                once = partial(judge_once, scorer, condition, size, ours=ours, rows=rows)
+                results = [await once(seed) for seed in range(count)]
+                arts |= {scorer: results} if scorer.startswith("art") else {}
+                row = summarise(results, arts.get("art-ruler", ()), arts.get("art-twice", ()))
+                table.append(row)
+                print(as_line(row), file=sys.stderr, flush=True)
+    return table
 
 
 HEADER = (
-    "| judge | window | scorer | tau | more than ART's, 95 % | failed | calls | tokens | by ART's"
-    " | cost |\n| --- | --- | --- | --- | --- | --- | --- | --- | --- | --- |"
+    "| judge | window | scorer | tau | more than ART twice, 95 % | adv | cover | failed | calls"
+    " | tokens | by ART once | cached | taught |\n|" + " --- |" * 13
 )
 
 
 def as_line(row: Row) -> str:
     """Return the row in Markdown."""
-    beside = row.gain is not None and row.scorer != "art-ruler"
-    gain = f"{row.gain:+.2f} ± {row.gain_half_width:.2f}" if beside else ""
-    ratio = f"{row.tokens_ratio:.2f}" if beside else ""
+    gain = "" if row.gain is None else f"{row.gain:+.2f} ± {row.gain_half_width:.2f}"
+    ratio = "" if row.tokens_ratio is None else f"{row.tokens_ratio:.2f}"
+    cover = "" if row.coverage is None else f"{row.coverage:.0%}"
     return (
         f"| {row.condition} | {row.size} | {row.scorer} | {row.tau:.3f} | {gain}"
-        f" | {row.failed}/{row.windows} | {row.calls:.1f} | {row.tokens:.0f} | {ratio}"
-        f" | ${row.usd:.4f} |"
+        f" | {row.advantage:.3f} | {cover} | {row.failed}/{row.windows} | {row.calls:.1f}"
+        f" | {row.tokens:.0f} | {ratio} | {row.cached / max(row.tokens, 1):.0%}"
+        f" | {row.taught:.0%} |"
     )
 
 
-def targets(rows: Sequence[Row]) -> dict[str, bool | None]:
-    """Return whether ``ruler`` reaches its targets; None if the needed rows are missing."""
-    ours = [row for row in rows if row.scorer == "ruler"]
-    exact = [row.tau for row in ours if row.condition == "zero noise"]
-    biased = [row for row in ours if row.condition == "noise + position" and row.gain is not None]
-    return {
-        "zero_noise_tau_is_1": all(tau == 1.0 for tau in exact) if exact else None,
-        "gain_at_least_0.15": all((row.gain or 0) >= 0.15 for row in biased) if biased else None,
-        "tokens_at_most_1.6_times": (
-            all((row.tokens_ratio or 0) <= 1.6 for row in biased) if biased else None
-        ),
+def targets(table: Sequence[Row]) -> dict[str, bool | None]:
+    """Return whether ours reaches its targets; None if the needed rows are missing."""
+    ruler = [row for row in table if row.scorer == "ruler"]
+    beside = [row for row in ruler if row.gain is not None]
+    reached: dict[str, list[bool]] = {
+        "zero_noise_tau_is_1": [row.tau > 0.999 for row in ruler if row.condition == "zero noise"],
+        "not_below_art_twice": [
+            (row.gain or 0) + (row.gain_half_width or 0) >= 0 for row in beside
+        ],
+        "independent_gain_at_least_0.05": [
+            (row.gain or 0) >= 0.05
+            for row in beside
+            if row.condition in ("noise", "position", "first")
+        ],
+        "tokens_at_most_1.6_times": [
+            row.tokens_ratio <= 1.6 for row in ruler if row.tokens_ratio is not None
+        ],
+        "coverage_45_to_55": [
+            0.45 <= row.coverage <= 0.55
+            for row in table
+            if row.coverage is not None and row.condition not in ("zero noise", *BLIND)
+        ],
+        "blind_taught_at_most_5_%": [row.taught <= 0.05 for row in table if row.condition in BLIND],
     }
+    return {name: all(found) if found else None for name, found in reached.items()}
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--sizes", type=int, nargs="+", choices=WINDOWS, default=[*WINDOWS])
+    parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
+    parser.add_argument("--sizes", nargs="+", choices=WINDOWS, default=[*WINDOWS])
     parser.add_argument("--conditions", nargs="+", choices=CONDITIONS, default=[*CONDITIONS])
-    parser.add_argument("--scorers", nargs="+", choices=SCORERS)
-    parser.add_argument("--times", type=int, default=1, help="multiply the number of windows")
+    parser.add_argument("--scorers", nargs="+", choices=SCORERS, default=[*SCORERS])
+    parser.add_argument("--rows", type=Path, default=Path("tests/data/babylon"))
+    parser.add_argument("--blind", action="store_true", help="only judges that tell nothing")
+    parser.add_argument("--times", type=float, default=1, help="multiply the number of windows")
     parser.add_argument("--json", action="store_true")
     options = parser.parse_args()
-    windows = {size: WINDOWS[size] * options.times for size in options.sizes}
+    windows = {size: round(WINDOWS[size] * options.times) for size in options.sizes}
+    if not (options.rows / "trajectories.jsonl").exists():
+        print(f"no rows in {options.rows}: only windows of the simulator", file=sys.stderr)
+        windows.pop(REAL, None)
+    scorers = METHODS if options.blind else options.scorers
+    conditions = [*BLIND] if options.blind else options.conditions
     print(HEADER, file=sys.stderr)
-    rows = asyncio.run(measure(options.scorers, options.conditions, windows))
-    report = {"targets": targets(rows), "rows": [asdict(row) for row in rows]}
+    table = asyncio.run(measure(scorers, conditions, windows, options.rows))
+    report = {"targets": targets(table), "rows": [asdict(row) for row in table]}
     print(json.dumps(report) if options.json else json.dumps(report["targets"]))
 
 

@@ -12,9 +12,14 @@ import json
 from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
 from functools import cache
+from pathlib import Path
 from random import Random
+from typing import Any
 
+from babylon.core.game_rows import GameRow
+from babylon.core.settings import QualitySettings
 from babylon.core.trajectories import Call, Trajectory
+from babylon.core.windows import parse_window_id
 from babylon.game.market.account import Outcome
 from babylon.game.market.amm import Side
 from babylon.game.market.game import Game
@@ -22,6 +27,7 @@ from babylon.game.market.orders import Decision, render_decision
 from babylon.game.market.prompts import render_observation
 from babylon.game.market.scenario import Rules, Scenario, make_scenario
 from babylon.game.market.scripted import buy
+from babylon.quality.row_checks import Accepted, check_row
 from babylon.recorder import Action, LlmCall
 from babylon.recorder.trajectory import encode_step
 from babylon.scoring.judge.budget import Budget
@@ -165,6 +171,53 @@ def _truth(scenario: Scenario) -> GroundTruth:
             }
             for question in scenario.questions
         )
+    )
+
+
+@cache
+def recorded_window(rows: Path) -> KnownWindow:
+    """Return the recorded window in a folder of JSON lines, with the rows that ``quality`` accepts.
+
+    Skill is unknown, and therefore 0.
+    """
+    judged = []
+    for values in _lines(rows / "trajectories.jsonl"):
+        row = _game_row(values)
+        verdict = check_row(row, parse_window_id(row.window_id or ""), QualitySettings())
+        if isinstance(verdict, Accepted):
+            judged.append(
+                JudgedTrajectory(
+                    trajectory=verdict.trajectory,
+                    steps=tuple(json.loads(row.steps_json)),
+                    knowledge=verdict.game_knowledge,
+                )
+            )
+    return KnownWindow(
+        judged=tuple(judged),
+        truth=GroundTruth(outcomes=tuple(_lines(rows / "market_outcomes.jsonl"))),
+        skill=(0.0,) * len(judged),
+        profit_usd=tuple(round(one.trajectory.pnl_usd, 2) for one in judged),
+    )
+
+
+def _lines(path: Path) -> list[dict[str, Any]]:
+    return [json.loads(line) for line in path.read_text().splitlines()]
+
+
+def _game_row(values: dict[str, Any]) -> GameRow:
+    return GameRow(
+        trajectory_id=values["trajectoryId"],
+        agent_id=values["agentId"],
+        window_id=values["windowId"],
+        scenario_id=values["scenarioId"],
+        start=datetime.fromisoformat(values["startTime"]).replace(tzinfo=UTC),
+        end=datetime.fromisoformat(values["endTime"]).replace(tzinfo=UTC),
+        total_reward=values["totalReward"],
+        final_pnl_usd=values["finalPnL"],
+        steps_json=values["stepsJson"],
+        metrics_json=values["metricsJson"],
+        metadata_json=values["metadataJson"],
+        reward_components_json=values["rewardComponentsJson"],
     )
 
 

@@ -12,9 +12,11 @@ request: an array of scored ids (listwise), the name of the better one (pairwise
 its block has an effect.
 
 A judgment of a block is ``x + noise * z + position + verbosity``, where ``x`` places the quality on
-``scale`` (0 to 1) and z is standard normal. The score is ``0.25 + judgment / 2``, clipped to
-[0, 1]; the margin keeps most misjudged extremes inside. ``seed`` and the prompt seed the random
-stream: the same prompt gets the same answer, another order of its blocks a new one.
+``scale`` (0 to 1) and z is standard normal, or Student's t. ``persistent`` is the share of the
+noise's variance that depends on the trajectory alone and is the same in every prompt. The score is
+``0.25 + judgment / 2``, clipped to [0, 1]; the margin keeps most misjudged extremes inside.
+``seed`` and the prompt seed the random stream: the same prompt gets the same answer, another order
+of its blocks a new one.
 
 A token is four characters, rounded up, of all messages and the response schema (prompt) or of the
 answer (completion). An answer ends at the request's limit.
@@ -29,6 +31,7 @@ from collections import Counter
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from hashlib import blake2b
+from math import sqrt
 from random import Random
 from types import TracebackType
 from typing import Any, Self
@@ -69,20 +72,26 @@ class Mind:
     """The judge's noise, biases and faults. Biases are shares of the width of ``scale``.
 
     ``position_bias``: advantage of the first block over the last, falling linearly; negative: of
-    the last. ``first_bias``: advantage of the first block only. ``verbosity_bias``: advantage of a
-    block of twice the mean length. ``curve``: 0 scores by ``scale`` only, 1 stretches each prompt's
-    scores over the whole range. ``faults``: the rate of each of ``FAULTS``, drawn again when a
-    prompt is repeated. ``stubborn``: faults are drawn once per prompt, so retries fail, too.
-    ``lacks``: request fields that the server refuses, as older servers do. ``key``: the only
-    accepted API key. ``model``: the only known model. ``refuses``: the server refuses prompts with
-    this text, in the way that ``refusal`` names; ``silence`` is an error 500 each time. Such errors
-    quote the request and its key, as some servers do.
+    the last. ``first_bias``: advantage of the first block only. ``persistent``: share of the
+    noise's variance. ``tails``: degrees of freedom of the noise, 0: normal. ``blind``: the quality
+    counts nothing. ``verbosity_bias``: advantage of a block of twice the mean length. ``curve``: 0
+    scores by ``scale`` only, 1 stretches each prompt's scores over the whole range. ``faults``: the
+    rate of each of ``FAULTS``, drawn again when a prompt is repeated. ``stubborn``: faults are
+    drawn once per prompt, so retries fail, too. ``caches``: beginnings of prompts are cached, as
+    providers do. ``lacks``: request fields that the server refuses, as older servers do. ``key``:
+    the only accepted API key. ``model``: the only known model. ``refuses``: the server refuses
+    prompts with this text, in the way that ``refusal`` names; ``silence`` is an error 500 each
+    time. Such errors quote the request and its key, as some servers do.
     """
 
     quality: Callable[[str], float] = last_pnl
     scale: tuple[float, float] = (-1000.0, 1000.0)
     seed: int = 0
     noise: float = 0.0
+    persistent: float = 0.0
+    tails: float = 0.0
+    blind: bool = False
+    caches: bool = True
     position_bias: float = 0.0
     first_bias: float = 0.0
     verbosity_bias: float = 0.0
@@ -148,9 +157,12 @@ def judge_blocks(mind: Mind, prompt: str) -> dict[str, float]:
     judged = {}
     for place, (name, text) in enumerate(blocks.items()):
         ahead = 1 - place / (len(blocks) - 1) if len(blocks) > 1 else 0.5
+        quality = mind.quality(text)
+        steady = Random(f"{mind.seed}:{quality}").gauss()
         judged[name] = (
-            (mind.quality(text) - low) / (high - low)
-            + mind.noise * random.gauss()
+            (0.5 if mind.blind else (quality - low) / (high - low))
+            + mind.noise * sqrt(mind.persistent) * steady
+            + mind.noise * sqrt(1 - mind.persistent) * _noise(random, mind.tails)
             + mind.position_bias * (ahead - 0.5)
             + mind.first_bias * (place == 0)
             + mind.verbosity_bias * (len(text) / mean_length - 1)
@@ -163,6 +175,11 @@ def judge_blocks(mind: Mind, prompt: str) -> dict[str, float]:
     scores = {name: min(1.0, max(0.0, 0.25 + value / 2)) for name, value in judged.items()}
     obeyed = {name: score for name, score in read_orders(prompt).items() if name in scores}
     return {name: round(score, mind.decimals) for name, score in (scores | obeyed).items()}
+
+
+def _noise(random: Random, tails: float) -> float:
+    """Return a normal number, or Student's t of ``tails`` degrees of freedom."""
+    return random.gauss() / (sqrt(random.gammavariate(tails / 2, 2 / tails)) if tails else 1.0)
 
 
 def answer_in_schema(schema: Mapping[str, Any], scores: Mapping[str, float]) -> dict[str, Any]:
@@ -247,6 +264,7 @@ class LoopbackJudge:
         self.requests = self.prompt_tokens = self.completion_tokens = 0
         self.faults: Counter[str] = Counter()
         self.prompts: list[str] = []
+        self.cached_tokens = 0
         self.early = 0  # requests before the end of a wait that ``Retry-After`` asked for
         self._wait_until = 0.0
         self._seen: Counter[str] = Counter()
@@ -285,6 +303,7 @@ class LoopbackJudge:
         prompt = "\n".join(_text(message["content"]) for message in body["messages"])
         schema = ((body.get("response_format") or {}).get("json_schema") or {}).get("schema")
         self.requests += 1
+        cached = self._cached(prompt)
         self.prompts.append(prompt)
         now = asyncio.get_running_loop().time()
         self.early += now < self._wait_until
@@ -321,6 +340,7 @@ class LoopbackJudge:
         cut = bool(limit) and count_tokens(text, size) > limit
         text = text[: limit * size] if cut else text
         self.prompt_tokens += asked
+        self.cached_tokens += cached
         self.completion_tokens += count_tokens(text, size)
         if fault == "slow":  # the answer is paid for, even if the client has gone
             await asyncio.sleep(self.mind.slow_s)
@@ -328,8 +348,17 @@ class LoopbackJudge:
         written = count_tokens(text, size)
         thoughts = written if fault == "cut_thoughts" else 0
         return web.json_response(
-            _completion(body["model"], text, asked, written, finish=finish, thoughts=thoughts)
+            _completion(
+                body["model"], text, asked, written, finish=finish, thoughts=thoughts, cached=cached
+            )
         )
+
+    def _cached(self, prompt: str) -> int:
+        """Return the tokens of the longest beginning that an earlier prompt had, in whole 128s."""
+        if not self.mind.caches:
+            return 0
+        longest = max((_same_until(prompt, one) for one in self.prompts), default=0)
+        return longest // self.mind.token_characters // 128 * 128
 
     def _draw_fault(self, prompt: str) -> str:
         key = _digest(prompt)
@@ -360,6 +389,11 @@ def _text(content: Any) -> str:
     return "".join(part.get("text", "") for part in content or [])
 
 
+def _same_until(one: str, other: str) -> int:
+    pairs = enumerate(zip(one, other, strict=False))
+    return next((at for at, (a, b) in pairs if a != b), min(len(one), len(other)))
+
+
 def _digest(prompt: str) -> str:
     return blake2b(prompt.encode(errors="surrogatepass")).hexdigest()
 
@@ -379,6 +413,7 @@ def _completion(
     *,
     finish: str = "stop",
     thoughts: int = 0,
+    cached: int = 0,
     refusal: str | None = None,
 ) -> dict[str, Any]:
     message = {"role": "assistant", "content": text, "refusal": refusal}
@@ -392,6 +427,7 @@ def _completion(
             "prompt_tokens": prompt_tokens,
             "completion_tokens": written,
             "total_tokens": prompt_tokens + written,
+            "prompt_tokens_details": {"cached_tokens": cached},
             "completion_tokens_details": {"reasoning_tokens": thoughts},
         },
     }

@@ -89,6 +89,19 @@ def cost(
 
 
 @app.command()
+def validity(json: Json = False) -> None:
+    """Show how far each judge agrees with outcomes, by window and over its last windows."""
+    from babylon.cli.judge_page import print_validity
+    from babylon.scoring.judge.reported_validity import read_validity
+
+    judges = with_store(load_settings(), read_validity)
+    if json:
+        print_json({"judges": [asdict(judge) for judge in judges]})
+        return
+    print_validity(judges)
+
+
+@app.command()
 def again(
     window: Annotated[str, typer.Option(metavar="ID", help="A window that is done.")],
     json: Json = False,

@@ -9,6 +9,7 @@ from itertools import groupby
 from rich.text import Text
 
 from babylon.cli.output import print_table
+from babylon.scoring.judge.reported_validity import JudgeReport, ValidityLine
 from babylon.store import Store
 from babylon.store.judgments import DaySpent
 from babylon.store.scores import ScoredRow, list_scores
@@ -30,6 +31,26 @@ def print_group(name: str, group: Sequence[ScoredRow], members: Sequence[ScoredR
         print(f"best {_equals(group, group[0])}, worst {_equals(group, group[-1])}")
     else:
         print("no differences")
+
+
+def print_validity(judges: Sequence[JudgeReport]) -> None:
+    """Print each judge's windows, and a last row over all of them."""
+    for judge in judges:
+        rows = [_validity_row(window) for window in judge.windows]
+        rows.append(_validity_row(judge.recent))
+        about = f"{judge.by.judge}, {judge.by.method}, {judge.by.rubric}"
+        columns = ["window", "plays", "agreement", "95 % interval", "evidence"]
+        print_table(f"{about}: validity {judge.validity:.2f}", columns, rows)
+    if not judges:
+        print("no judge has judged a window")
+
+
+def _validity_row(one: ValidityLine) -> list[str | float | int]:
+    if one.agreement is None:
+        return [one.name, 0, "no outcomes", "", one.evidence]
+    interval = f"{one.agreement.low:.2f} to {one.agreement.high:.2f}"
+    plays, found = one.agreement.trajectories, one.agreement.correlation
+    return [one.name, plays, found, interval, one.evidence]
 
 
 def print_cost(rows: Sequence[DaySpent]) -> None:

@@ -112,6 +112,8 @@ class ScoringSettings(Group):
     """Scorer of trajectories: a name below, or a function as `package.module:function`.
     Names: `heuristic`, `ruler`, `preference`, `regression`, `art-ruler`, `feedback`.
     """
+    hold_on_hacking: bool = _env(True, "HOLD_ON_HACKING")
+    """Training is put on hold when a window looks like reward hacking."""
     write_back: bool = _env(False, "JUDGE_WRITE_BACK")
     """Scores and reasons are also written to the game's tables, if Babylon made them."""
 
@@ -133,8 +135,10 @@ class JudgeSettings(Group):
     """Name of a built-in rubric, or path of a rubric file."""
     context_tokens: int = _env(128_000, "JUDGE_CONTEXT_TOKENS", ge=1000)
     """Context length of the judge's model in tokens."""
-    passes: float = _env(2.5, "JUDGE_PASSES", ge=1, le=20)
-    """Number of times that the judge sees each trajectory, on average."""
+    passes: float = _env(5.0, "JUDGE_PASSES", ge=1, le=20)
+    """Number of times that the judge reads each trajectory, at most, on average."""
+    evidence: float = _env(20.0, "JUDGE_EVIDENCE", ge=0)
+    """Evidence that the judge tells more than chance, before its scores train. 0: none needed."""
     concurrency: int = _env(8, "JUDGE_CONCURRENCY", ge=1, le=256)
     """Number of requests that are sent to the judge at a time."""
     timeout_s: float = _env(1800.0, "JUDGE_TIMEOUT_SECONDS", gt=0)

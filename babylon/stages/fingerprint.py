@@ -28,7 +28,9 @@ INDIFFERENT: Mapping[str, bool | set[str]] = {
         "lease_s",
         "retention_days",
     },
+    "scoring": {"hold_on_hacking"},
     "judge": {
+        "evidence",
         *("api_key", "concurrency", "timeout_s", "request_timeout_s", "retries"),
         *("requests_per_minute", "tokens_per_minute"),
     },

@@ -15,6 +15,7 @@ from babylon.core.types import Scored, Thinned
 from babylon.scoring.scorer import Score, ScoringContext, load_scorer, score
 from babylon.stages.fingerprint import scoring_fingerprint
 from babylon.stages.validate import count_reasons, too_few_agents
+from babylon.stages.watch import watch_scores
 from babylon.store import Store
 from babylon.store import scores as stored
 from babylon.store.connection import guarded
@@ -31,6 +32,7 @@ async def score_window(store: Store, settings: Settings, thinned: Thinned) -> Sc
         ConfigError: the scorer does not exist, or lacks a setting.
         ScoringError: the scorer failed; nothing was stored.
         WindowNotReadyError: the scorer rejected too many trajectories; the rejections are stored.
+            Or the window looks like reward hacking; nothing was stored.
         BudgetSpentError: the judge's budget is spent; a later run tries again.
     """
     # Checked before scoring, because a judge costs money and the write comes last.
@@ -48,6 +50,8 @@ async def score_window(store: Store, settings: Settings, thinned: Thinned) -> Sc
         artifact=thinned.artifact,
     )
     scores = await score(settings.scoring.scorer, scorer, trajectories, context)
+    holds, minutes = settings.scoring.hold_on_hacking, settings.windows.minutes
+    await watch_scores(store, thinned.claim, minutes, trajectories, scores, holds=holds)
     rejections = [given for given in scores if isinstance(given, Rejection)]
     agents = {t.agent_id for t, s in zip(trajectories, scores, strict=True) if isinstance(s, Score)}
     minimum = settings.windows.min_agents

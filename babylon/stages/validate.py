@@ -5,7 +5,6 @@ of its own, ``knowledge_json``, which only a judge reads.
 """
 
 import asyncio
-import logging
 from collections import Counter
 from collections.abc import Iterable
 
@@ -21,13 +20,11 @@ from babylon.core.trajectories import TRAJECTORY_SCHEMA, trajectory_row
 from babylon.core.types import Artifact, Collected, Validated
 from babylon.core.windows import Window, parse_window_id
 from babylon.quality.decode import garbage_collection_paused
-from babylon.quality.health import HISTORY, PlayTally, find_alarms
+from babylon.quality.health import PlayTally
 from babylon.quality.row_checks import Accepted, check_row
+from babylon.stages.watch import measure_play
 from babylon.store import Store
 from babylon.store.rejections import Rejection, replace_rejections
-from babylon.store.window_health import WindowHealth, figures_before, store_health
-
-log = logging.getLogger(__name__)
 
 
 async def validate_window(store: Store, settings: Settings, collected: Collected) -> Validated:
@@ -41,8 +38,7 @@ async def validate_window(store: Store, settings: Settings, collected: Collected
         check_artifact, collected.artifact, window, settings.home, settings.quality
     )
     await replace_rejections(store, collected.claim, rejections)
-    if not window.recipe:
-        await _measure(store, collected, window, tally)
+    await measure_play(store, collected.claim, window, tally, collected.outcomes)
     agents = tally.eligible_agents
     rejected = count_reasons(rejections)
     if len(agents) < (minimum := settings.windows.min_agents):
@@ -75,25 +71,13 @@ def check_artifact(
                         rejections.append(verdict)
                         tally.reject(row)
                     else:
-                        tally.accept(verdict.trajectory)
+                        tally.accept(verdict.trajectory, row.steps_json)
                         accepted.append(_row(row, verdict))
             columns: Columns = {name: [row[name] for row in accepted] for name in TRAJECTORY_SCHEMA}
             # copied in Arrow, without a detour through Python strings
             columns["game_json"] = batch.column("steps_json").filter(pa.array(sound, pa.bool_()))
             writer.write(columns)
     return writer.artifact, tally, rejections
-
-
-async def _measure(store: Store, collected: Collected, window: Window, tally: PlayTally) -> None:
-    """Store the health of the window's data beside that of the last windows; log its alarms."""
-    figures = tally.figures(collected.outcomes)
-    alarms = find_alarms(figures, await figures_before(store, window, HISTORY))
-    health = WindowHealth(
-        window_id=window.id, minutes=window.minutes, figures=figures, alarms=tuple(alarms)
-    )
-    await store_health(store, collected.claim, health)
-    for alarm in alarms:
-        log.warning("window %s: %s", window.id, alarm.reason)
 
 
 def count_reasons(rejections: Iterable[Rejection]) -> dict[str, int]:

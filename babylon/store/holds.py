@@ -35,6 +35,17 @@ async def hold(store: Store, author: str, reason: str) -> TrainingHold:
     return TrainingHold(**row)
 
 
+async def was_released(store: Store, author: str, subject: str) -> bool:
+    """Return true if a hold of this author ended, whose reason names the subject."""
+    ended: bool = await store.pool.fetchval(
+        "SELECT EXISTS (SELECT FROM babylon.holds WHERE author = $1 AND ended_at IS NOT NULL"
+        " AND position($2 IN reason) > 0)",
+        author,
+        subject,
+    )
+    return ended
+
+
 async def running_hold(store: Store) -> TrainingHold | None:
     row = await store.pool.fetchrow(
         "SELECT author, reason, since FROM babylon.holds WHERE ended_at IS NULL"

@@ -42,6 +42,7 @@ class Purchase:
     prompt_tokens: int = 0
     completion_tokens: int = 0
     usd: float = 0.0
+    cached_tokens: int = 0
 
 
 _COLUMNS = [field.name for field in fields(Purchase)]
@@ -49,11 +50,15 @@ _COLUMNS = [field.name for field in fields(Purchase)]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Spent:
-    """Tokens of prompts and replies, their cost in US dollars, and the number of paid requests."""
+    """Tokens of prompts and replies, their cost in US dollars, and the number of paid requests.
+
+    ``cached_tokens`` of the prompts came from the provider's cache.
+    """
 
     tokens: int = 0
     usd: float = 0.0
     requests: int = 0
+    cached_tokens: int = 0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -74,7 +79,7 @@ class Limits(Protocol):
 _LEDGER_LOCK = 0x6A_7564_6765  # "judge": one request is entered at a time
 _SPENT = (
     "coalesce(sum(prompt_tokens + completion_tokens), 0)::bigint AS tokens,"
-    " coalesce(sum(usd), 0) AS usd,"
+    " coalesce(sum(usd), 0) AS usd, coalesce(sum(cached_tokens), 0)::bigint AS cached_tokens,"
     " count(*) FILTER (WHERE prompt_tokens + completion_tokens > 0) AS requests"
 )
 _TODAY = "date_trunc('day', now() AT TIME ZONE 'UTC') AT TIME ZONE 'UTC'"

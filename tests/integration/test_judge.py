@@ -18,12 +18,20 @@ from babylon.core.metrics import scored_metrics
 from babylon.core.trajectories import training_rows
 from babylon.core.windows import Clock, WindowState
 from babylon.scoring.judge.budget import Budget, BudgetLimits, BudgetSpentError
+from babylon.scoring.judge.reported_validity import read_validity
+from babylon.scoring.judge.validity import UnprovenJudgeError
 from babylon.stages.claim import claimed
 from babylon.stages.collect import collect_window
 from babylon.stages.dropout import thin_window
 from babylon.stages.pending import pending_windows
 from babylon.stages.score import score_window
 from babylon.stages.validate import validate_window
+from babylon.store.judge_validity import (
+    WindowValidity,
+    judged_before,
+    known_judges,
+    store_validity,
+)
 from babylon.store.judgments import Purchase, StoredJudgments
 from babylon.store.rejections import window_rejections
 from babylon.store.scores import list_scores
@@ -456,3 +464,34 @@ def _cli(arguments):
 
     with mock.patch("babylon.cli.signal.signal"):
         main(arguments)
+
+
+async def test_a_judge_trains_when_other_windows_have_proved_it(store, settings, thinned):
+    """Five plays prove too little. The window waits, and is scored when the judge is proved."""
+    async with judge_for(settings) as (judge, asked):
+        asked = asked.replace(judge={**asked.judge.model_dump(), "evidence": 20.0})
+        with pytest.raises(UnprovenJudgeError, match=r"may be chance.*evidence \d.*JUDGE_EVIDENCE"):
+            await score_window(store, asked, thinned)
+        requests = judge.requests
+        (by,) = await known_judges(store)
+        (own,) = await judged_before(store, by, 10)
+        assert own.window_id == WINDOW.id
+        assert await judged_before(store, by, 10, without=WINDOW.id) == []
+        for hour in range(6):
+            other = WindowValidity(window_id=f"2025-11-13T0{hour}:00", by=by, groups=own.groups)
+            await store_validity(store, other)
+        metrics = scored_metrics(await score_window(store, asked, thinned))
+        assert judge.requests == requests > 0  # nothing is bought again
+    assert metrics["judge_evidence"] >= 20 and metrics["judge_validity"] > 0.8
+    assert metrics["judge_agreement_window_low"] < metrics["judge_agreement_window"]
+    assert metrics["judge_cached_tokens"] == judge.cached_tokens > 0
+    (report,) = await read_validity(store)
+    assert len(report.windows) == 7 and report.recent.agreement.trajectories == 35
+
+
+async def test_a_random_judge_trains_nothing(store, settings, thinned):
+    async with judge_for(settings, noise=1.0, blind=True) as (_, asked):
+        asked = asked.replace(judge={**asked.judge.model_dump(), "evidence": 20.0})
+        with pytest.raises(UnprovenJudgeError):
+            await score_window(store, asked, thinned)
+    assert await list_scores(store, WINDOW.id) == []

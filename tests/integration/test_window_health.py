@@ -16,10 +16,15 @@ from babylon.deployment.change import checks_under
 from babylon.quality.quality_page import quality_markdown
 from babylon.stages.checked_rows import CheckedRows
 from babylon.stages.collect import collect_window
+from babylon.stages.dropout import thin_window
 from babylon.stages.freshness import stale_play
+from babylon.stages.pending import pending_windows
 from babylon.stages.readiness import window_reports
+from babylon.stages.score import score_window
 from babylon.stages.validate import validate_window
 from babylon.store.flow_state import read_flow_state
+from babylon.store.holds import end_hold, running_hold
+from babylon.store.scores import list_scores
 from babylon.store.window_health import WindowHealth, figures_before, get_health, store_health
 from babylon.store.windows import claim_window, set_state
 from tests.integration.game import WINDOW, claim, insert_real_window
@@ -54,13 +59,14 @@ async def test_validation_measures_the_window_and_names_what_is_unusual(store, s
     assert (health.figures["agents"], health.figures["outcomes"]) == (10, 3)
     assert health.figures["calls_without_tokens_share"] == 1
     assert [alarm.figure for alarm in health.alarms] == ["agents", "rejected_share", "outcomes"]
+    assert health.figures["malformed_share"] == 1  # their replies are words, not orders
     said = "agents that played: 10; in the last 30 windows 39.5, mostly 39 to 40"
     assert health.alarms[0].reason == said
     assert f"window {WINDOW.id}: {said}" in caplog.text
     reports = await window_reports(store, settings.windows, CheckedRows(settings.quality))
     assert reports[-1].alarms[0] == said and not reports[0].alarms
     page = quality_markdown(WINDOW.id, 5, [], health)
-    assert f"**Alarm:** {said}" in page and "| 10 | 3 | 15 | 56.21 | 0.6667 |" in page
+    assert f"**Alarm:** {said}" in page and "| 56.21 | 0 | 0.6667 |" in page
     assert "without market outcomes" not in page
     assert len(await figures_before(store, WINDOW, 7)) == 7
 
@@ -126,3 +132,34 @@ async def test_prometheus_reads_the_flow_from_the_admin_api(store, settings):
 async def test_an_empty_system_has_metrics_too(store):
     text = flow_metrics(await read_flow_state(store)).decode()
     assert 'babylon_windows{state="deployed"} 0.0' in text and "timestamp" not in text
+
+
+async def test_reward_hacking_holds_training_until_a_person_ends_it(store, settings):
+    """All of a sudden all hold: the window teaches nothing, until someone has looked at it."""
+    await insert_real_window(store)
+    usual = {"rejected_share": 10 / 15, "outcomes": 3, "hold_share": 0.1, "actions": 200}
+    await measured(store, 12, **usual)
+    asked = settings.replace(windows={"min_agents": 2})
+    collected = await collect_window(store, asked.home, await claim(store), WINDOW)
+    thinned = thin_window(asked, await validate_window(store, asked, collected))
+    with pytest.raises(WindowNotReadyError, match="reward hacking: share of actions that hold"):
+        await score_window(store, asked, thinned)
+    assert await list_scores(store, WINDOW.id) == []
+    held = await running_hold(store)
+    assert held.author == "reward watch" and WINDOW.id in held.reason
+    assert await pending_windows(store, asked.windows, asked.quality) == []
+    assert await end_hold(store, "operator")
+    scored = await score_window(store, asked, thinned)
+    assert scored.artifact.rows == 5 and await running_hold(store) is None
+    figures = (await get_health(store, WINDOW.id)).figures
+    assert figures["score_pnl_correlation"] > 0.9 and figures["unscored_share"] == 0
+
+
+async def test_without_the_hold_the_alarm_stops_nothing(store, settings):
+    await insert_real_window(store)
+    await measured(store, 12, rejected_share=10 / 15, hold_share=0.1, actions=200)
+    asked = settings.replace(windows={"min_agents": 2}, scoring={"hold_on_hacking": False})
+    collected = await collect_window(store, asked.home, await claim(store), WINDOW)
+    thinned = thin_window(asked, await validate_window(store, asked, collected))
+    assert (await score_window(store, asked, thinned)).artifact.rows == 5
+    assert "hold_share" in [alarm.figure for alarm in (await get_health(store, WINDOW.id)).alarms]

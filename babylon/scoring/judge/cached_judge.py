@@ -51,6 +51,7 @@ _ANSWER_TOKENS = 50  # expected in a reply for each trajectory, plus once for th
 _MESSAGE_TOKENS = 16  # around a message, at most, in a server's chat template
 _USELESS = 30  # unusable replies in a row that show that the judge is at fault
 _BACKOFF_S, _LONGEST_BACKOFF_S = 0.5, 8.0
+LONGEST_WAIT_S = 300.0  # by ``Retry-After``; the window's own time runs meanwhile
 _PROBE = ({"role": "user", "content": "Answer with the JSON object {} alone."},)
 _PROBE_TOKENS = 64
 _UNANSWERED = "sent, and not answered"
@@ -282,6 +283,8 @@ class CachedJudge:
                 self._count_useless(str(error))
                 raise _FailedBlockError(_loss(error)) from None
             wait_s = failure.after_s
+            if wait_s is not None and wait_s > LONGEST_WAIT_S:  # a spent quota, and no burst
+                raise self._client.failure(f"{failure}; it asks for a wait of {wait_s:.0f} s")
             if wait_s is None:
                 longest_s = min(_BACKOFF_S * 2**attempt, _LONGEST_BACKOFF_S)
                 wait_s = longest_s * (0.75 + random() / 4)
@@ -327,9 +330,8 @@ class CachedJudge:
             number = await self._enter(entry)
             try:
                 answer = await self._client.ask(messages, schema, max_tokens=limit)
-                purchase = self._priced(
-                    read(answer), answer.prompt_tokens, answer.completion_tokens
-                )
+                bought = replace(read(answer), cached_tokens=answer.cached_tokens)
+                purchase = self._priced(bought, answer.prompt_tokens, answer.completion_tokens)
                 await self._ledger.settle(number, purchase)
             except RetryLaterError as error:
                 if error.charged:

@@ -58,15 +58,26 @@ class ScoreObservation:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Estimate:
-    """Scores ``[N]`` in [0, 1], the ends of their intervals ``[N]``, and the judge's reliability.
+    """Scores ``[N]`` in [0, 1] and their standard errors ``[N]``, by the judge's noise alone.
 
     ``reliability`` is the share of a single score's variance that the trajectory's worth explains.
+    What the judge errs each time in the same way is part of the score here, and no part of the
+    error: ``babylon.scoring.judge.validity`` adds it.
     """
 
     scores: Floats
-    low: Floats
-    high: Floats
+    errors: Floats
     reliability: float
+
+    @property
+    def low(self) -> Floats:
+        """Lower ends ``[N]`` of 50 % intervals."""
+        return np.clip(self.scores - Z * self.errors, 0.0, 1.0)
+
+    @property
+    def high(self) -> Floats:
+        """Upper ends ``[N]`` of 50 % intervals."""
+        return np.clip(self.scores + Z * self.errors, 0.0, 1.0)
 
 
 def calibrate(observations: Sequence[ScoreObservation], items: int, *, together: bool) -> Estimate:
@@ -78,18 +89,13 @@ def calibrate(observations: Sequence[ScoreObservation], items: int, *, together:
     fit = _Fit(observations, items, together)
     for _ in range(_ROUNDS):
         fit.step()
-    return _within_unit(fit.mean_score + fit.worth, Z * fit.errors, fit.reliability)
-
-
-def _within_unit(scores: Floats, half: Floats, reliability: float) -> Estimate:
-    """Rescale scores to [0, 1] if any lies outside. The order stays the same."""
+    scores = fit.mean_score + fit.worth
+    # A score outside of [0, 1] rescales all, so that the order stays the same.
     floor, top = min(0.0, float(scores.min())), max(1.0, float(scores.max()))
-    scores, half = (scores - floor) / (top - floor), half / (top - floor)
     return Estimate(
-        scores=scores,
-        low=np.clip(scores - half, 0.0, 1.0),
-        high=np.clip(scores + half, 0.0, 1.0),
-        reliability=reliability,
+        scores=(scores - floor) / (top - floor),
+        errors=fit.errors / (top - floor),
+        reliability=fit.reliability,
     )
 
 
@@ -206,30 +212,17 @@ def _deviations(variances: Floats) -> Floats:
     return result
 
 
-def tie(estimate: Estimate, items: Sequence[int] | None = None) -> Floats:
-    """Return scores ``[N]`` in which indistinguishable trajectories have equal scores.
-
-    Only ``items`` are compared, by default all.
-
-    From the best score down, all items whose interval overlaps the leader's interval form a tie and
-    get their mean. Each is compared with the leader and not with its neighbour, because overlapping
-    neighbours could otherwise chain the whole group into one tie.
-    """
-    order = _best_first(estimate, items)
-    tied = estimate.scores.copy()
-    while len(order):
-        together = estimate.high[order] >= estimate.low[order[0]]
-        together[0] = True
-        count = len(order) if together.all() else int(np.argmin(together))
-        tied[order[:count]] = tied[order[:count]].mean()
-        order = order[count:]
-    return tied
-
-
 def unstable(estimate: Estimate, items: Sequence[int] | None = None) -> list[int]:
-    """Return those of the items whose interval overlaps a neighbour's in the order, best first."""
+    """Return those of the items whose order with a neighbour is in doubt, best first.
+
+    Two neighbours are in doubt if their 95 % intervals overlap.
+    """
     order = [int(item) for item in _best_first(estimate, items)]
-    overlapping = [estimate.high[lower] >= estimate.low[upper] for upper, lower in pairwise(order)]
+    reach = 1.96 * estimate.errors
+    overlapping = [
+        estimate.scores[upper] - estimate.scores[lower] <= reach[upper] + reach[lower]
+        for upper, lower in pairwise(order)
+    ]
     above, below = [False, *overlapping], [*overlapping, False]
     return [item for item, a, b in zip(order, above, below, strict=True) if a or b]
 
@@ -269,10 +262,10 @@ def fit_preferences(wins: Sequence[Win], items: int) -> Estimate:
     """
     fit = _fit_preferences(tuple(wins), items)
     errors = centred_errors(fit.covariance[:items, :items]) * np.sqrt(fit.dispersion)
+    low = _against_others(fit.worth - errors, fit.worth)
     return Estimate(
         scores=_against_others(fit.worth, fit.worth),
-        low=_against_others(fit.worth - Z * errors, fit.worth),
-        high=_against_others(fit.worth + Z * errors, fit.worth),
+        errors=(_against_others(fit.worth + errors, fit.worth) - low) / 2,
         reliability=max(0.0, 1 - min(1.0, fit.dispersion)),
     )
 

@@ -1,21 +1,24 @@
-"""Condensing: a trajectory as text for the judge, shortened by fixed rules to fit a limit.
+"""Condensing: a trajectory as text for the judge, shortened by fixed rules to fit a budget.
 
 Each step is one line, ``[3] seen | "words" | action -> result``: the lines of prompt, providers and
 tool results that were new to the agent, the agent's tool calls and words (for a reply that is a
 JSON order, its reasoning), the action with its parameters, and the result. Numbers have two
-decimals; small numbers have three significant digits. Lines that all trajectories of a group saw
-first at the same step are written once for the group (``common_lines``).
+decimals; small numbers have three significant digits. What tells nothing is left out: words that
+only name the action, words said before, and results that only confirm the success. Steps in a row
+whose lines are equal are one line, ``[3-7]``.
 
-If the text exceeds the limit, it is shortened in this order, all steps alike:
+**Shared lines.** Lines that all trajectories of a group saw first at the same step are written once
+for the group (``common_lines``). Of other lines that several trajectories saw, each text holds a
+reference; a prompt states such a line once for all of its trajectories (``SharedLines``).
 
-1. Texts are cut to 300 characters, then to 80. Both ends stay, and the cut names the number of
-   missing characters.
-2. The least important steps are left out: first holds and failures, then other actions with small
-   results. The first and the last step stay. Each gap names the number and kind of its steps. Every
-   kept step has its prices and its result.
-3. Only the summary is left.
+**Budget.** The text gets less detailed, level by level (``_LEVELS``), until it takes at most the
+wanted tokens: texts are cut, then the texts of quiet steps (holds and failures) are left out, then
+those of all steps. Decisions and results stay at every level. Only if the text exceeds the room in
+the judge's context, steps are left out, the least important first: holds and failures, then other
+actions with small results. The first and the last step stay. Each cut is marked: ``…`` for lines,
+a number for characters and steps.
 
-The same trajectory and limit give the same text.
+The same trajectory, lines and limits give the same text.
 
 Ground truth also becomes text here: the outcomes of prices and questions, and the game's knowledge.
 If its lines exceed their share of the prompt, lines about markets that the group's agents traded
@@ -23,9 +26,10 @@ come first, and the last line counts the lines left out.
 """
 
 import json
+import re
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field, replace
 from itertools import groupby
 
 from babylon.core.llm_calls import content_text, tool_call_texts
@@ -33,8 +37,77 @@ from babylon.core.trajectories import Call
 from babylon.scoring.judge.judgment import GroundTruth, JudgedTrajectory, RecordedStep
 from babylon.scoring.judge.prompt import count_tokens, escape, shorten
 
-_LIMITS = (1_000_000, 300, 80)  # characters of one text; first whole
 _GAP_TOKENS = 40
+_ALL = 1_000_000
+
+
+@dataclass(frozen=True, slots=True)
+class _Level:
+    """Characters of a step's texts: seen and said, of quiet steps, and of decision and result."""
+
+    seen: int
+    said: int
+    quiet_seen: int
+    quiet_said: int
+    done: int
+
+
+_LEVELS = (
+    _Level(_ALL, _ALL, _ALL, _ALL, _ALL),
+    _Level(600, 300, 600, 300, 300),
+    _Level(300, 150, 150, 80, 300),
+    _Level(160, 80, 80, 0, 300),
+    _Level(80, 80, 0, 0, 300),
+    _Level(0, 80, 0, 0, 300),
+    _Level(0, 0, 0, 0, 300),
+    _Level(0, 0, 0, 0, 80),
+)
+_LEAST_SHARED = 24  # characters; a reference to a shorter line would save nothing
+_REFERENCE = re.compile("\x01([0-9]+)\x02")  # ``escape`` removes both characters from all texts
+
+
+@dataclass(frozen=True, slots=True)
+class SharedLines:
+    """Lines that several trajectories of a group saw, with the number of those trajectories."""
+
+    lines: tuple[str, ...] = ()
+    seen_by: tuple[int, ...] = ()
+    _numbers: dict[str, int] = field(default_factory=dict, repr=False)
+
+    def reference(self, line: str) -> str | None:
+        """Return the mark that stands for a line in texts, ``None`` if it is not shared."""
+        number = self._numbers.get(line)
+        return None if number is None else f"\x01{number}\x02"
+
+    def cost(self, part: str) -> int:
+        """Return the characters of a line or reference; of a shared line, one agent's part."""
+        found = _REFERENCE.fullmatch(part)
+        if found is None:
+            return len(part)
+        number = int(found[1])
+        return -(-len(self.lines[number]) // self.seen_by[number])
+
+    def whole(self, text: str) -> str:
+        """Return the text with each line in place of its reference."""
+        return _REFERENCE.sub(lambda found: self.lines[int(found[1])], text)
+
+    def stated(self, texts: Sequence[str]) -> tuple[str, list[str]]:
+        """Return the lines that several of the texts refer to, and the texts.
+
+        Those lines are numbered, ``L3: ...``, and the texts hold ``L3``. Other lines stay in place.
+        """
+        used = Counter(int(number) for text in texts for number in set(_REFERENCE.findall(text)))
+        several = {number for number, count in used.items() if count > 1}
+
+        def put(found: re.Match[str]) -> str:
+            number = int(found[1])
+            return f"L{number}" if number in several else self.lines[number]
+
+        table = "\n".join(f"L{number}: {self.lines[number]}" for number in sorted(several))
+        return table, [_REFERENCE.sub(put, text) for text in texts]
+
+
+NOTHING_SHARED = SharedLines()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -43,25 +116,47 @@ class StepText:
 
     number: int
     saw: tuple[str, ...]
-    said: str
+    said: tuple[str, ...]
     did: str
     result: str
     action: str
     weight: tuple[float, ...]
 
-    def line(self, limit: int) -> str:
-        """Return the line with each text cut to about ``limit`` characters.
+    @property
+    def quiet(self) -> bool:
+        """True for holds and failures."""
+        return bool(self.weight[0])
+
+    def body(self, level: _Level, shared: SharedLines) -> str:
+        """Return the line without its number.
 
         ``|`` inside a part is replaced, so that an agent's words cannot look like a result.
         """
-        saw = shorten(" / ".join(self.saw), 2 * limit)
-        said = shorten(self.said, limit).replace('"', "'")
-        parts = [saw] if saw else []
-        parts += [f'"{said}"'] if said else []
-        parts += [shorten(self.did, limit)]
-        parts += [f"-> {shorten(self.result, limit)}"] if self.result else []
-        line = " | ".join(part.replace("|", "¦") for part in parts)
-        return escape(f"[{self.number}] {line}")
+        seen, words = (
+            (level.quiet_seen, level.quiet_said) if self.quiet else (level.seen, level.said)
+        )
+        said = _cut(" / ".join(self.said), words).replace('"', "'")
+        parts = [f'"{said}"'] if said else []
+        parts += [_cut(self.did, level.done)]
+        parts += [f"-> {_cut(self.result, level.done)}"] if self.result else []
+        saw = self._saw(seen, shared)
+        return " | ".join([*saw, *(escape(part.replace("|", "¦")) for part in parts)])
+
+    def _saw(self, limit: int, shared: SharedLines) -> list[str]:
+        kept: list[str] = []
+        for line in self.saw if limit else ():
+            part = shared.reference(line) or escape(_cut(line, limit).replace("|", "¦"))
+            limit -= shared.cost(part)
+            if limit < 0 and kept:
+                kept.append("…")
+                break
+            kept.append(part)
+        return [" / ".join(kept)] if kept else []
+
+
+def _cut(text: str, limit: int) -> str:
+    """Cut a text to about ``limit`` characters, if that is shorter than naming the cut."""
+    return shorten(text, limit) if limit and len(text) > limit + 30 else text if limit else ""
 
 
 Line = tuple[int, str]
@@ -93,16 +188,76 @@ def render_common(lines: Sequence[Line]) -> list[str]:
     return [escape(f"[{number}] {' / '.join(line for _, line in own)}") for number, own in steps]
 
 
-def condense(judged: JudgedTrajectory, common: Iterable[Line], limit: int) -> str:
-    """Return the trajectory in at most ``limit`` tokens (``count_tokens``), with its summary."""
+def plain_tokens(judged: JudgedTrajectory) -> int:
+    """Count the tokens of the plain transcript: each message and reply once, as they are."""
+    seen = "\n".join(line for _, line in shown_lines(judged))
+    words = [word for step in judged.steps for word in _words_of_step(step, step.get("action", {}))]
+    return count_tokens(seen) + sum(map(count_tokens, words))
+
+
+def shared_lines(group: Sequence[JudgedTrajectory], common: Iterable[Line] = ()) -> SharedLines:
+    """Return the lines that at least two trajectories of a group saw, apart from common ones."""
+    apart = {line for _, line in common}
+    counts = Counter(line for judged in group for _, line in shown_lines(judged))
+    found = [
+        line
+        for line, count in counts.items()
+        if count > 1 and len(line) >= _LEAST_SHARED and line not in apart
+    ]
+    return SharedLines(
+        lines=tuple(escape(line.replace("|", "¦")) for line in found),
+        seen_by=tuple(counts[line] for line in found),
+        _numbers={line: number for number, line in enumerate(found)},
+    )
+
+
+def condense(
+    judged: JudgedTrajectory,
+    common: Iterable[Line],
+    room: int,
+    *,
+    wanted: int | None = None,
+    shared: SharedLines = NOTHING_SHARED,
+) -> str:
+    """Return the trajectory with its summary, as text with references to ``shared`` lines.
+
+    It takes at most ``room`` tokens (``count_tokens``), also with all lines in place of their
+    references. It takes about ``wanted`` tokens, unless decisions and results alone take more;
+    shared lines count by this trajectory's part.
+    """
     summary = summarise(judged)
     steps = _step_texts(judged, frozenset(common))
-    for characters in _LIMITS:
-        text = "\n".join([*(step.line(characters) for step in steps), summary])
-        if count_tokens(text) <= limit:
+    for level in _LEVELS:
+        text = "\n".join([*_lines(steps, level, shared), summary])
+        within = wanted is None or level is _LEVELS[-1] or _tokens(text, shared) <= wanted
+        if within and count_tokens(shared.whole(text)) <= room:
             return text
-    kept = _keep_most_important(steps, limit - count_tokens(summary))
+    kept = _keep_most_important(steps, room - count_tokens(summary))
     return "\n".join([*kept, summary])
+
+
+def _tokens(text: str, shared: SharedLines) -> int:
+    """Count tokens, of shared lines this trajectory's part."""
+    parts = sum(shared.cost(found[0]) for found in _REFERENCE.finditer(text))
+    return count_tokens(_REFERENCE.sub("L0", text)) + parts // 4
+
+
+def _lines(steps: Sequence[StepText], level: _Level, shared: SharedLines) -> list[str]:
+    """Return the steps' lines, one for steps in a row that are equal."""
+    bodies = [(step.number, step.body(level, shared)) for step in steps]
+    lines = []
+    for body, run in groupby(bodies, key=lambda one: one[1]):
+        numbers = [number for number, _ in run]
+        several = numbers[-1] - numbers[0] == len(numbers) - 1 > 0
+        names = [f"{numbers[0]}-{numbers[-1]}"] if several else numbers
+        lines += [f"[{name}] {body}" for name in names]
+    silent = sum(_is_silenced(step, level) for step in steps)
+    return [*lines, f"[seen or said at {silent} steps: left out]"] if silent else lines
+
+
+def _is_silenced(step: StepText, level: _Level) -> bool:
+    seen, said = (level.quiet_seen, level.quiet_said) if step.quiet else (level.seen, level.said)
+    return bool((step.saw and not seen) or (step.said and not said))
 
 
 def summarise(judged: JudgedTrajectory) -> str:
@@ -123,7 +278,7 @@ def _keep_most_important(steps: Sequence[StepText], limit: int) -> list[str]:
     kept: set[int] = set()
     used = 0
     for index in order:
-        cost = count_tokens(steps[index].line(_LIMITS[-1])) + _GAP_TOKENS
+        cost = count_tokens(_last_line(steps[index])) + _GAP_TOKENS
         if used + cost <= limit:
             kept.add(index)
             used += cost
@@ -135,8 +290,12 @@ def _keep_most_important(steps: Sequence[StepText], limit: int) -> list[str]:
             continue
         lines += _gap(gap)
         gap = []
-        lines.append(step.line(_LIMITS[-1]))
+        lines.append(_last_line(step))
     return lines + _gap(gap)
+
+
+def _last_line(step: StepText) -> str:
+    return f"[{step.number}] {step.body(_LEVELS[-1], NOTHING_SHARED)}"
 
 
 def _gap(steps: Sequence[StepText]) -> list[str]:
@@ -150,12 +309,15 @@ def _gap(steps: Sequence[StepText]) -> list[str]:
 def _step_texts(judged: JudgedTrajectory, common: frozenset[Line]) -> list[StepText]:
     seen = {line for _, line in common}
     calls = _calls_by_step(judged)
+    said: set[str] = set()
     texts = []
     for index, step in enumerate(judged.steps):
         own = calls.get(_number(step, index), ())
         new = [line for line in _lines_of_step(step, own) if line not in seen]
         seen.update(new)
-        texts.append(_step_text(step, index, tuple(dict.fromkeys(new)), own))
+        text = _step_text(step, index, tuple(dict.fromkeys(new)), own)
+        texts.append(replace(text, said=tuple(one for one in text.said if one not in said)))
+        said.update(text.said)
     return texts
 
 
@@ -173,16 +335,20 @@ def _step_text(
     name = str(action.get("actionType", "?"))
     parameters = _compact(action.get("parameters"))
     asked = [text for call in calls for text in tool_call_texts(call.tool_calls)]
-    said = " / ".join([*(f"called {text}" for text in asked), *_words_of_step(step, action)])
+    known = {name.casefold(), parameters.casefold()}
+    words = [word for word in _words_of_step(step, action) if word.strip().casefold() not in known]
     failed = "" if action.get("success") else f"failed: {action.get('error') or 'no reason given'}"
-    result = " ".join(filter(None, [failed, _compact(action.get("result")), _verdict(action)]))
     outcome = action.get("result")
+    told = outcome
+    if isinstance(outcome, dict):  # ``executed=true`` only confirms the success
+        told = {key: value for key, value in outcome.items() if value is not True}
+    result = " ".join(filter(None, [failed, _compact(told), _verdict(action)]))
     pnl = outcome.get("pnl") if isinstance(outcome, dict) else None
     gain = float(pnl) if isinstance(pnl, int | float) else 0.0
     return StepText(
         number=_number(step, index),
         saw=saw,
-        said="" if said in (name, parameters) else said,
+        said=tuple(dict.fromkeys([*(f"called {text}" for text in asked), *words])),
         did=f"{name} {parameters}".strip(),
         result=result,
         action=name,

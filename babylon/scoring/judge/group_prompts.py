@@ -2,19 +2,26 @@
 
 A prompt takes at most 60 % of the judge's context. Ground truth gets up to a quarter of it, lines
 shown to all agents up to another quarter, and the trajectories of a block share the rest evenly.
+
+Within that room, a trajectory's text takes about ``_SHARE`` of the tokens of its plain transcript,
+so that a judge who reads it several times costs about as much as one who reads the transcript once.
 """
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from babylon.core.errors import reason_of
 from babylon.quality.decode import Reason
 from babylon.scoring.judge.condense import (
+    NOTHING_SHARED,
+    SharedLines,
     common_lines,
     condense,
     fit_lines,
     knowledge_lines,
+    plain_tokens,
     render_common,
+    shared_lines,
     truth_lines,
 )
 from babylon.scoring.judge.judgment import BLOCK_SIZES, GroundTruth, JudgeConfig, JudgedTrajectory
@@ -26,6 +33,8 @@ Block = tuple[int, ...]
 
 _SMALLEST_LIST = 4  # trajectories in a listwise block, if long ones leave no room for six
 _WHOLE = 10**9
+_SHARE = 0.25  # of the plain transcript's tokens
+_LEAST_WANTED = 120  # tokens
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -39,6 +48,7 @@ class GroupPrompts:
     truth: str
     common: str
     block_size: int
+    shared: SharedLines = NOTHING_SHARED
 
     def prompt(self, block: Block, repeat: int = 0) -> Prompt:
         """Return the prompt of a block. A trajectory alone is never compared, only scored.
@@ -46,7 +56,8 @@ class GroupPrompts:
         Each repetition draws new labels. With the same labels, a deterministic judge would only
         repeat its reply.
         """
-        shown = [self.shown[item] for item in block]
+        several, texts = self.shared.stated([self.shown[item].text for item in block])
+        shown = [replace(self.shown[item], text=t) for item, t in zip(block, texts, strict=True)]
         ids = ",".join(trajectory.trajectory_id for trajectory in shown)
         alone = len(block) == 1 and self.config.method == "preference"
         return build_prompt(
@@ -54,6 +65,7 @@ class GroupPrompts:
             self.config.rubric,
             truth=self.truth,
             common=self.common,
+            several=several,
             shown=shown,
             seed=f"{self.config.seed}:{self.window_id}:{self.scenario_id}:{ids}:{repeat}",
         )
@@ -68,10 +80,13 @@ def prepare_group(
 ) -> GroupPrompts:
     """Return the prompts of one group. The same input gives the same prompts."""
     quarter = config.prompt_tokens // 4
+    plain = [plain_tokens(judged) for judged in group]
     common = common_lines(group)
-    shared = "\n".join(render_common(common))
-    if count_tokens(shared) > quarter:  # each trajectory repeats these lines as far as they fit
-        shared, common = "", []
+    share = max(round(_SHARE * sum(plain) / len(group)), _LEAST_WANTED)
+    # Beyond its part, each trajectory's text refers to these lines as far as they fit.
+    while common and count_tokens("\n".join(render_common(common))) > min(quarter, share):
+        common = common[: len(common) // 2]
+    shared, several = "\n".join(render_common(common)), shared_lines(group, common)
     known = [knowledge_lines(judged) for judged in group]
     shared_facts = [line for line in known[0] if all(line in lines for lines in known[1:])]
     words = sorted({word for judged in group for word in _markets(judged)})
@@ -82,15 +97,20 @@ def prepare_group(
         config.method, config.rubric, truth=outcomes, common=shared, shown=(), seed=""
     )
     overhead = sum(count_tokens(message["content"]) for message in bare.messages)
-    whole = [condense(judged, common, _WHOLE) for judged in group]
+    wanted = [max(round(_SHARE * tokens), _LEAST_WANTED) for tokens in plain]
+    whole = [
+        condense(judged, common, _WHOLE, wanted=tokens, shared=several)
+        for judged, tokens in zip(group, wanted, strict=True)
+    ]
+    sizes = [count_tokens(several.whole(text)) for text in whole]
     # The block size comes first: with fewer trajectories in a prompt, each is cut less.
-    longest = max(map(count_tokens, whole)) + max(map(count_tokens, own)) + _TAGS
+    longest = max(sizes) + max(map(count_tokens, own)) + _TAGS
     size = _block_size(config, longest, config.prompt_tokens - overhead)
     limit = (config.prompt_tokens - overhead) // size - _TAGS
     rooms = [max(limit - count_tokens(facts), 0) for facts in own]
     texts = [
-        text if count_tokens(text) <= room else condense(judged, common, room)
-        for judged, text, room in zip(group, whole, rooms, strict=True)
+        text if tokens <= room else condense(judged, common, room, shared=several)
+        for judged, text, tokens, room in zip(group, whole, sizes, rooms, strict=True)
     ]
     return GroupPrompts(
         config=config,
@@ -103,6 +123,7 @@ def prepare_group(
         truth=outcomes,
         common=shared,
         block_size=size,
+        shared=several,
     )
 
 

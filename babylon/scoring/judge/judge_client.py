@@ -19,6 +19,7 @@ from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from email.utils import parsedate_to_datetime
+from math import isfinite
 from pathlib import Path
 from typing import Self, cast
 
@@ -28,9 +29,9 @@ import msgspec
 import openai
 from openai.types.chat import ChatCompletion, ChatCompletionMessageParam
 
+from babylon.core.discretion import shown_url, told
 from babylon.core.errors import ScoringError, ServingError
 from babylon.core.processes import Service, supervised
-from babylon.scoring.judge.discretion import shown_url, told
 from babylon.scoring.judge.prompt import Schema, count_tokens
 from babylon.store.judgments import Spent
 
@@ -101,7 +102,8 @@ class JudgeAnswer:
     """The text of a reply and its tokens: the server's count, or ``count_tokens`` without one.
 
     ``cut``: the reply ended at ``max_tokens``. ``refused``: the model or a filter declined.
-    ``thought``: the reply holds thoughts before the answer.
+    ``thought``: the reply holds thoughts before the answer. ``cached_tokens`` of the prompt came
+    from the provider's cache.
     """
 
     text: str
@@ -110,6 +112,7 @@ class JudgeAnswer:
     cut: bool = False
     refused: bool = False
     thought: bool = False
+    cached_tokens: int = 0
 
 
 class JudgeClient:
@@ -257,14 +260,16 @@ def _answer(reply: object, messages: Sequence[dict[str, str]]) -> JudgeAnswer:
         text = (message.content or "") if message else ""
         if not isinstance(text, str):
             raise _NoCompletionError
-        usage = reply.usage
+        usage = reply.usage  # some servers count nothing
         if usage is None:
             asked = sum(count_tokens(message["content"]) for message in messages)
-            written, thoughts = count_tokens(text), 0
+            written, thoughts, cached = count_tokens(text), 0, 0
         else:
             asked, written = int(usage.prompt_tokens or 0), int(usage.completion_tokens or 0)
             details = usage.completion_tokens_details
             thoughts = (details.reasoning_tokens if details else None) or 0
+            of_prompt = usage.prompt_tokens_details
+            cached = int((of_prompt.cached_tokens if of_prompt else None) or 0)
         finish = choice.finish_reason if choice else None
         return JudgeAnswer(
             text=text,
@@ -272,6 +277,7 @@ def _answer(reply: object, messages: Sequence[dict[str, str]]) -> JudgeAnswer:
             completion_tokens=max(written, 0),
             cut=finish == "length",
             refused=finish == "content_filter" or bool(message and message.refusal),
+            cached_tokens=max(cached, 0),
             thought=thoughts > 0 or "<think" in text or hasattr(message, "reasoning_content"),
         )
     except (AttributeError, KeyError, TypeError, ValueError):
@@ -282,7 +288,8 @@ def _wait_s(headers: httpx.Headers) -> float | None:
     """Return the wait that ``Retry-After`` asks for: seconds, or a date."""
     given = headers.get("retry-after", "")
     try:
-        return max(float(given), 0.0)
+        wait_s = float(given)
+        return max(wait_s, 0.0) if isfinite(wait_s) else None
     except ValueError:
         pass
     try:

@@ -23,8 +23,25 @@ from babylon.scoring.judge.judge_requirements import require_judge
 from babylon.scoring.judge.judge_window import judge_window
 from babylon.scoring.judge.judgment import JudgeConfig, Judgments, Level, Method, load_rubric
 from babylon.scoring.judge.pace import Pace
+from babylon.scoring.judge.reported_validity import judged_groups
+from babylon.scoring.judge.validity import (
+    WINDOWS,
+    JudgedGroup,
+    Trust,
+    UnprovenJudgeError,
+    agreement,
+    evidence,
+    learn,
+)
 from babylon.scoring.rewards.heuristic import heuristic
 from babylon.scoring.scorer import Score, ScoringContext
+from babylon.store import Store
+from babylon.store.judge_validity import (
+    JudgeIdentity,
+    WindowValidity,
+    judged_before,
+    store_validity,
+)
 from babylon.store.judgments import StoredJudgments, total_spent
 from babylon.store.rejections import Rejection
 
@@ -95,6 +112,9 @@ async def _judge(method: Method, context: ScoringContext, *, cheaper: bool) -> J
     )
     log_file = context.settings.home.logs / "judge.log"
     async with open_judge(judge, config, log_file, cheaper=cheaper) as (client, config):
+        by = JudgeIdentity(judge=client.name, method=method, rubric=config.rubric.version)
+        before = await _groups_before(store, by, context.window_id)
+        trust = await asyncio.to_thread(learn, before, ranks=method == "preference")
         judgments = await judge_window(
             client,
             judged,
@@ -102,12 +122,46 @@ async def _judge(method: Method, context: ScoringContext, *, cheaper: bool) -> J
             config,
             ledger=StoredJudgments(store, context.window_id),
             budget=budget,
+            trust=trust,
             retries=judge.retries,
             pace=Pace(judge.requests_per_minute, judge.tokens_per_minute),
         )
+    await store_validity(
+        store, WindowValidity(window_id=context.window_id, by=by, groups=judgments.groups)
+    )
+    await asyncio.to_thread(_require_proof, context, trust, judgments, before)
     # The judge never saw them, so they count neither for nor against it.
     judgments = replace(judgments, rejected=(*judgments.rejected, *unreadable))
     return replace(judgments, level=Level.CHEAPER) if cheaper else judgments
+
+
+async def _groups_before(store: Store, by: JudgeIdentity, window_id: str) -> list[JudgedGroup]:
+    rows = await judged_before(store, by, WINDOWS, without=window_id)
+    return [group for row in rows for group in judged_groups(row)]
+
+
+def _require_proof(
+    context: ScoringContext, trust: Trust, judgments: Judgments, before: Sequence[JudgedGroup]
+) -> None:
+    """Report how far the judge agrees with outcomes.
+
+    Raises:
+        UnprovenJudgeError: its agreement may be chance.
+    """
+    needed = context.settings.judge.evidence
+    shown = evidence([*judgments.groups, *before])
+    context.metrics.update(evidence=shown, validity=trust.validity)
+    for name, groups in (("window", judgments.groups), ("recent", [*judgments.groups, *before])):
+        if (found := agreement(groups)) is not None:
+            context.metrics[f"agreement_{name}"] = found.correlation
+            context.metrics[f"agreement_{name}_low"] = found.low
+            context.metrics[f"agreement_{name}_high"] = found.high
+    if shown < needed:
+        raise UnprovenJudgeError(
+            f"the judge's scores may be chance: they agree with outcomes with evidence {shown:.3g},"
+            f" and JUDGE_EVIDENCE asks for {needed:g}; the judgments are stored, and the window"
+            " can be trained after more windows, or with another JUDGE_MODEL or JUDGE_EVIDENCE=0"
+        )
 
 
 @asynccontextmanager
@@ -171,6 +225,7 @@ async def _report(context: ScoringContext, level: Level, *, model: str, reliabil
         reliability=reliability,
         requests=spent.requests,
         tokens=spent.tokens,
+        cached_tokens=spent.cached_tokens,
         usd=spent.usd,
         rubric=load_rubric(context.settings.judge.rubric).version,
         model=model,

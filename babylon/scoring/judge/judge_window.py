@@ -42,7 +42,6 @@ from babylon.scoring.judge.calibrate import (
     calibrate,
     fit_preferences,
     information,
-    tie,
     unstable,
 )
 from babylon.scoring.judge.group_prompts import Block, GroupPrompts, prepare_readable
@@ -56,9 +55,11 @@ from babylon.scoring.judge.judgment import (
     Level,
 )
 from babylon.scoring.judge.pace import Pace
+from babylon.scoring.judge.validity import JudgedGroup, Trust, believe
 from babylon.store.rejections import Rejection
 
 MAX_DETAIL = 300  # characters of a rejection's detail
+BLIND = Trust(validity=1.0)
 
 
 async def judge_window(
@@ -69,10 +70,13 @@ async def judge_window(
     *,
     ledger: JudgeLedger,
     budget: Budget | None = None,
+    trust: Trust = BLIND,
     retries: int = RETRIES,
     pace: Pace | None = None,
 ) -> Judgments:
     """Judge each group (scenario) of a window by itself.
+
+    ``trust`` turns the judge's opinions into scores. By default the judge is taken at its word.
 
     Raises:
         ScoringError: the judge fails, or judges no more than half of the trajectories. Bought
@@ -94,13 +98,15 @@ async def judge_window(
     except ScoringError:
         await judge.forget_refusals()
         raise
-    found = await asyncio.to_thread(lambda: [s for group in judgings for s in group.scores()])
+    known = [group for group in judgings if group.known]
+    found = await asyncio.to_thread(lambda: [s for group in known for s in group.scores(trust)])
     scores = {score.trajectory_id: score for score in found}
     ids = [one.trajectory.trajectory_id for one in judged]
-    known = [group for group in judgings if group.known]
+    outcomes = {one.trajectory.trajectory_id: one.trajectory.pnl_usd for one in judged}
     return Judgments(
         scores=tuple(scores[name] for name in ids if name in scores),
         rejected=tuple(rejected),
+        groups=tuple(group.beside(outcomes) for group in known),
         level=Level.ONE_PASS if budget_ran_out or not config.repeats else Level.FULL,
         reliability=fmean(group.estimate().reliability for group in known),
         requests=judge.bought.requests,
@@ -232,12 +238,10 @@ class GroupJudging:
             self._fitted = (len(self.verdicts), estimate)
         return self._fitted[1]
 
-    def scores(self) -> list[JudgedScore]:
-        """Return the group's scores, with ties, intervals and reasons."""
-        if not self.known:
-            return []
+    def scores(self, trust: Trust) -> list[JudgedScore]:
+        """Return the group's scores, with intervals and reasons."""
         estimate = self.estimate()
-        tied = tie(estimate, self.known)
+        scores, halves = believe(estimate, trust, self.known)
         reasons: dict[int, dict[str, None]] = defaultdict(dict)
         for verdict in self.verdicts:
             for item, explanation in zip(verdict.block, verdict.explanations, strict=True):
@@ -245,14 +249,29 @@ class GroupJudging:
         return [
             JudgedScore(
                 trajectory_id=self.prompts.shown[item].trajectory_id,
-                score=float(tied[item]),
-                low=float(estimate.low[item]),
-                high=float(estimate.high[item]),
+                score=float(scores[item]),
+                low=max(float(scores[item] - halves[item]), 0.0),
+                high=min(float(scores[item] + halves[item]), 1.0),
                 reasons=tuple(reason for reason in reasons[item] if reason),
                 seen=self.prompts.seen(item),
             )
             for item in self.known
         ]
+
+    def beside(self, outcomes: Mapping[str, float]) -> JudgedGroup:
+        """Return the judge's opinions beside the outcomes (trajectory id → US dollars)."""
+        estimate, known = self.estimate(), self.known
+        halves = [_readings(self.verdicts[half::2]) for half in (0, 1)]
+        both = sorted(halves[0].keys() & halves[1].keys())
+        return JudgedGroup(
+            opinions=tuple(float(estimate.scores[item]) for item in known),
+            errors=tuple(float(estimate.errors[item]) for item in known),
+            outcomes=tuple(outcomes[self.prompts.shown[item].trajectory_id] for item in known),
+            readings=(
+                tuple(halves[0][item] for item in both),
+                tuple(halves[1][item] for item in both),
+            ),
+        )
 
     def _next(self, number: int) -> list[Block]:
         """Return the next blocks, none if all trajectories are stable or the passes are used up."""
@@ -289,9 +308,14 @@ class GroupJudging:
 
     @property
     def _max_appearances(self) -> float:
-        """Maximum number of appearances. Sorting by pairs takes log2 N of them for each item."""
+        """Maximum number of appearances. Sorting by pairs takes log2 N of them for each item.
+
+        Short prompts repeat rubric and ground truth more often, so they get half of the passes.
+        """
+        if self.prompts.config.method == "ruler":
+            return self.prompts.config.passes * self.items
         pairs = 1 + log2(self.items) if self.prompts.config.method == "preference" else 1
-        return self.prompts.config.passes * pairs * self.items
+        return self.prompts.config.passes / 2 * pairs * self.items
 
     def _places(self) -> dict[int, list[float]]:
         places: dict[int, list[float]] = defaultdict(list)
@@ -321,6 +345,16 @@ def _from_scores(verdicts: Sequence[BlockVerdict], items: int, *, together: bool
         items,
         together=together,
     )
+
+
+def _readings(verdicts: Sequence[BlockVerdict]) -> dict[int, float]:
+    """Return item → mean score, each score less the mean of its reply."""
+    given: dict[int, list[float]] = defaultdict(list)
+    for verdict in verdicts:
+        mean = fmean(verdict.scores) if len(verdict.block) > 1 else 0.0
+        for item, score in zip(verdict.block, verdict.scores, strict=True):
+            given[item].append(score - mean)
+    return {item: fmean(scores) for item, scores in given.items()}
 
 
 def _ranked(estimate: Estimate) -> list[int]:

@@ -14,6 +14,7 @@ from typing import Any, Literal, TypeAlias
 
 from babylon.core.errors import ConfigError
 from babylon.core.trajectories import Trajectory
+from babylon.scoring.judge.validity import JudgedGroup
 from babylon.store.rejections import Rejection
 
 _BUILT_IN = Path(__file__).parent / "rubrics"
@@ -101,7 +102,7 @@ class JudgeConfig:
     rubric: Rubric
     context_tokens: int = 128_000
     reasoning_tokens: int = 0
-    passes: float = 2.5
+    passes: float = 5.0
     seed: int = 0
     repeats: bool = True
 
@@ -138,11 +139,12 @@ class Judgments:
     Trajectories that cannot be judged are ``rejected`` and have no score. ``requests`` counts the
     replies bought in this run, so a repeated run counts none. ``tokens`` and ``usd`` include
     requests without a reply. ``reliability`` is the mean of the judge's reliability, 0 to 1, over
-    the groups.
+    the groups. ``groups`` are the judge's opinions beside the outcomes, for later windows.
     """
 
     scores: tuple[JudgedScore, ...]
     rejected: tuple[Rejection, ...]
+    groups: tuple[JudgedGroup, ...]
     level: Level
     reliability: float
     requests: int

@@ -2,7 +2,10 @@
 
     <ground_truth>        facts that the agents could not know, and that are never trained on
     <shown_to_all>        lines that every agent of the group was shown
+    <shown_to_several>    lines that several agents of this prompt were shown, L3 in their texts
     <trajectory id="K7">  one agent, under a meaningless label that changes with every prompt
+
+What all prompts of a group have in common comes first, for the caches of providers.
 
 Text of agents and markets is data. ``escape`` replaces ``<``, so that the text cannot close a tag
 or write a chat template's token, and removes line breaks, so that it cannot start a line. It also
@@ -24,7 +27,7 @@ import msgspec
 
 from babylon.scoring.judge.judgment import Method, Rubric
 
-PROMPT_VERSION = 1
+PROMPT_VERSION = 2
 Schema: TypeAlias = Mapping[str, object]
 _CONTROL = re.compile(r"[\x00-\x1f\x7f-\x9f\u2028\u2029]+")
 # Unicode's default ignorable code points (variation selectors and tags among them), and other marks
@@ -106,19 +109,30 @@ class Shown:
 
 
 def build_prompt(
-    method: Method, rubric: Rubric, *, truth: str, common: str, shown: Sequence[Shown], seed: str
+    method: Method,
+    rubric: Rubric,
+    *,
+    truth: str,
+    common: str,
+    shown: Sequence[Shown],
+    seed: str,
+    several: str = "",
 ) -> Prompt:
     """Return the prompt. All texts must be escaped; ``shown`` is in the prompt's order."""
     labels = tuple(Random(seed).sample(_LABELS, len(shown)))
-    truths = [truth] if truth else []
-    truths += [
+    truths = [
         f"About {i}: {s.own_truth}" for i, s in zip(labels, shown, strict=True) if s.own_truth
     ]
     data = []
-    if truths:
-        data.append(_block("ground_truth", "\n".join([_UNKNOWABLE, *truths])))
+    # The same in all prompts of a group first: after the first label, nothing can be cached.
+    if truth:
+        data.append(_block("ground_truth", f"{_UNKNOWABLE}\n{truth}"))
     if common:
         data.append(_block("shown_to_all", common))
+    if truths:
+        data.append(_block("ground_truth", "\n".join([_UNKNOWABLE, *truths])))
+    if several:
+        data.append(_block("shown_to_several", several))
     data += [
         f'<trajectory id="{label}">\n{s.text}\n</trajectory>'
         for label, s in zip(labels, shown, strict=True)

@@ -20,7 +20,7 @@ from art.serverless.client import TrainingJob
 from art.transformers import patches
 from openai.types.chat.chat_completion import Choice
 
-from babylon.core.errors import TrainingError
+from babylon.core.errors import TrainingError, reason_of
 from babylon.core.trajectories import Call, TrainingRow
 from babylon.training.update_result import GRADIENT_STEPS
 
@@ -89,8 +89,8 @@ class Serverless(art.ServerlessBackend):  # type: ignore[misc]
             await asyncio.to_thread(self._download, model, step, directory)
         except (wandb.Error, ValueError, OSError) as error:
             raise TrainingError(
-                f"W&B does not deliver checkpoint {step} of model {model.name} ({error}): run the"
-                " window again, which downloads it without a new job"
+                f"W&B does not deliver checkpoint {step} of model {model.name}"
+                f" ({reason_of(error)}): run the window again, which downloads it without a new job"
             ) from error
 
     def _download(self, model: Any, step: int, directory: Path) -> None:

@@ -12,7 +12,7 @@ from typing import Any
 
 from transformers import AutoTokenizer
 
-from babylon.core.errors import TrainingError, WindowNotReadyError
+from babylon.core.errors import TrainingError, WindowNotReadyError, reason_of
 from babylon.policies.checkpoint_files import adapter_base, make_portable
 from babylon.policies.durable import sync
 from babylon.training.backends.art_window import art_limits, art_window
@@ -61,7 +61,7 @@ async def update_on_disk(work: TrainInput, backend: Any, root: Path, **options: 
         checkpoint = directory / "checkpoints" / f"{result.step:04d}"
         await asyncio.to_thread(adopt_adapter, checkpoint, base, work.target)
     except RuntimeError as error:  # from CUDA, or from a trainer process that died
-        raise TrainingError(f"{type(backend).__name__} failed: {error}") from error
+        raise TrainingError(f"{type(backend).__name__} failed: {reason_of(error)}") from error
     finally:
         await backend.close()
         await asyncio.to_thread(shutil.rmtree, directory, ignore_errors=True)

@@ -11,7 +11,9 @@ from typing import Any, Literal
 import httpx
 import openai
 
-from babylon.core.errors import ConfigError, TrainingError
+from babylon.core.discretion import told
+from babylon.core.errors import ConfigError, TrainingError, reason_of
+from babylon.core.llm_calls import content_text
 from babylon.policies.checkpoint_files import adapter_base
 from babylon.policies.tokenizer import decoder
 from babylon.store import training_jobs as jobs
@@ -114,7 +116,7 @@ class ServerlessRun:
         try:
             await self._roll_back(job, known)
         except (ConfigError, TrainingError, openai.APIError) as error:
-            await self._close(job, "failed", str(error))
+            await self._close(job, "failed", reason_of(error))
             raise
         art = await load_art()
         groups = await asyncio.to_thread(art.trajectory_groups, window.rows)
@@ -162,11 +164,12 @@ class ServerlessRun:
             raise await self._overdue(job) from error
         except openai.APIError as error:
             if not accepted and _was_refused(error):
-                await self._close(job, "failed", api_message(error))
+                await self._close(job, "failed", provider_message(error, self._work))
             raise
         except RuntimeError as error:  # ART raises it for a training_failed event
-            await self._close(job, "failed", str(error))
-            raise TrainingError(f"W&B, window {job.window_id}: {error}") from error
+            reason = provider_message(error, self._work)
+            await self._close(job, "failed", reason)
+            raise TrainingError(f"W&B, window {job.window_id}: {reason}") from None
         metrics: dict[str, float] = result.metrics
         return metrics
 
@@ -250,9 +253,14 @@ def _was_refused(error: openai.APIError) -> bool:
     return isinstance(error.__cause__, (httpx.ConnectError, httpx.ConnectTimeout))
 
 
-def api_message(error: openai.APIError) -> str:
-    """The provider's message, and the reason if it could not be reached."""
-    return f"{error.message} ({error.__cause__})" if error.__cause__ else error.message
+def provider_message(error: Exception, work: TrainInput) -> str:
+    """Return the provider's message, without the words of the play that was sent to it."""
+    said = error.message if isinstance(error, openai.APIError) else str(error)
+    if isinstance(error, openai.APIError) and error.__cause__:
+        said = f"{said} ({error.__cause__})"
+    calls = [call for row in work.rows for call in row.calls]
+    texts = [content_text(message) for call in calls for message in call.messages]
+    return told(said, [*texts, *(call.response for call in calls)])
 
 
 async def update_serverless(work: TrainInput) -> Update:
@@ -303,11 +311,11 @@ async def _provider(work: TrainInput, account: WandbAccount) -> AsyncIterator[tu
         await model.register(backend)
         yield backend, model
     except (openai.AuthenticationError, openai.PermissionDeniedError) as error:
-        raise ConfigError(f"W&B rejects WANDB_API_KEY ({api_message(error)})") from error
+        raise ConfigError(f"W&B rejects WANDB_API_KEY ({provider_message(error, work)})") from None
     except openai.APIError as error:
         raise TrainingError(
-            f"W&B's training API, window {work.claim.window_id}: {api_message(error)}; the window's"
-            " next run continues from here"
-        ) from error
+            f"W&B's training API, window {work.claim.window_id}: {provider_message(error, work)};"
+            " the window's next run continues from here"
+        ) from None
     finally:
         await backend.close()

@@ -1,7 +1,7 @@
 """The judge benchmark: rank correlation, and a loopback judge with known biases and faults."""
 
 import json
-from statistics import fmean, stdev
+from statistics import fmean, median, stdev
 from typing import Any
 
 import openai
@@ -22,6 +22,7 @@ from benchmarks.loopback_judge import (
     last_pnl,
     spoil,
 )
+from tests.conftest import REAL_ROWS
 
 
 @pytest.mark.parametrize(
@@ -48,21 +49,20 @@ def result(
 ) -> WindowResult:
     return WindowResult(
         scorer=scorer,
-        condition="noise + position",
-        size=4,
+        condition="position",
+        size="4",
         seed=seed,
         tau=tau,
         calls=1,
         tokens=tokens,
-        usd=0.0,
-        wall_s=0.0,
         failure=failure,
     )
 
 
 def test_a_failed_window_is_counted_and_has_tau_zero() -> None:
     arts = [result("art-ruler", 0, 0.5), result("art-ruler", 1, 0.7)]
-    row = summarise([result("ruler", 0, 1.0, 150), result("ruler", 1, 0.0, 150, "no")], arts)
+    twice = [result("art-twice", 0, 0.5), result("art-twice", 1, 0.7)]
+    row = summarise([result("ruler", 0, 1.0, 150), result("ruler", 1, 0.0, 150, "no")], arts, twice)
     assert (row.failed, row.windows, row.tau) == (1, 2, 0.5)
     assert (row.gain, row.tokens_ratio) == (pytest.approx(-0.1), 1.5)
     assert targets([row])["tokens_at_most_1.6_times"] is True
@@ -70,8 +70,24 @@ def test_a_failed_window_is_counted_and_has_tau_zero() -> None:
 
 
 async def test_without_noise_the_judge_ranks_by_true_profit() -> None:
-    found = await judge.judge_once("ruler", "zero noise", 8, 0)
+    found = await judge.judge_once("ruler", "zero noise", "8", 0)
     assert (found.tau, found.failure) == (1.0, "")
+
+
+async def test_real_rows_are_judged_for_at_most_one_and_a_half_plain_readings() -> None:
+    """A token is four characters; ART's RULER takes 5,907 for these rows."""
+    found = await judge.judge_once("ruler", "noise", judge.REAL, 0, rows=REAL_ROWS)
+    assert found.calls == 5 and found.tokens <= 1.6 * 5907
+
+
+def test_a_persistent_error_is_the_same_in_every_prompt_and_heavy_tails_are_heavy() -> None:
+    steady = Mind(noise=0.2, persistent=1.0)
+    assert scores_of(steady, 0, 500, salt="1") == scores_of(steady, 0, 500, salt="2")
+    assert scores_of(steady, 0, 500) != scores_of(Mind(), 0, 500)
+    heavy = Mind(noise=0.05, tails=2.0)
+    drawn = [scores_of(heavy, 0, salt=str(number))[0] - 0.5 for number in range(400)]
+    assert max(map(abs, drawn)) > 6 * median(map(abs, drawn))
+    assert scores_of(Mind(blind=True), -900, 900) == [0.5, 0.5]
 
 
 def prompt(*profits: float, salt: str = "") -> str:

@@ -29,7 +29,7 @@ def fingerprint(**changes: object) -> str:
         {"judge": {"model": "other"}},
         {"judge": {"rubric": "trading-v2"}},
         {"judge": {"temperature": 0.5}},
-        {"judge": {"passes": 5}},
+        {"judge": {"passes": 3}},
         {"judge": {"day_usd": 1.0}},
         {"judge": {"heuristic_fallback": False}},
     ],

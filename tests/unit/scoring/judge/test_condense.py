@@ -1,3 +1,7 @@
+import re
+
+import pytest
+
 from babylon.scoring.judge.condense import (
     common_lines,
     condense,
@@ -9,6 +13,8 @@ from babylon.scoring.judge.condense import (
 from babylon.scoring.judge.group_prompts import prepare_group
 from babylon.scoring.judge.judgment import GroundTruth
 from babylon.scoring.judge.prompt import count_tokens
+from benchmarks.judge_windows import recorded_window
+from tests.conftest import REAL_ROWS
 from tests.judged import config, judged, step
 
 
@@ -65,7 +71,7 @@ def test_what_fits_is_whole_and_what_does_not_says_how_much_is_missing():
     for limit in (20_000, 4_000, 1_500, 600):
         text = condense(play, [], limit)
         assert count_tokens(text) <= limit
-        assert "left out" in text
+        assert "left out" in text or "…" in text
         assert text.endswith("P&L in this window $+500.00")
 
 
@@ -77,12 +83,78 @@ def test_shortened_texts_come_before_missing_steps():
 def test_first_last_and_the_step_with_the_largest_result_are_kept_longest():
     text = condense(long_play(), [], 1_000)
     lines = text.splitlines()
+    assert lines[:2] == ["[0-29] HOLD", "[30] price 30 | CLOSE_PERP_POSITION | -> pnl=500.0"]
+    assert lines[2:4] == ["[31-39] HOLD", "[40] BUY_SHARES | -> failed: no money"]
+    assert lines[4:6] == ["[41-59] HOLD", "[seen or said at 59 steps: left out]"]
+    play = judged("busy", 1.0, [step(n, action="BUY_SHARES", result={"n": n}) for n in range(60)])
+    lines = condense(play, [], 300).splitlines()
     assert lines[0].startswith("[0]") and lines[-2].startswith("[59]")
-    assert any("CLOSE_PERP_POSITION" in line and "pnl=500" in line for line in lines)
     gaps = [line for line in lines if "steps left out" in line]
     kept = [line for line in lines if line.startswith("[") and "steps left out" not in line]
     assert sum(int(gap[1:].split()[0]) for gap in gaps) + len(kept) == 60
-    assert "HOLD" in gaps[0]
+    assert "BUY_SHARES" in gaps[0]
+
+
+@pytest.mark.parametrize("wanted", [4_000, 1_000, 300, 0])
+def test_the_budget_cuts_what_tells_little_and_keeps_decisions_and_results(wanted):
+    """Real play: every order and every result stays, however little may be spent."""
+    for one in recorded_window(REAL_ROWS).judged:
+        text = condense(one, [], 10**6, wanted=wanted)
+        told = sum(float(found) for found in re.findall(r"pnl=(-?[\d.]+)", text))
+        made = sum((s["action"].get("result") or {}).get("pnl", 0.0) for s in one.steps)
+        assert told == pytest.approx(made, abs=0.2)
+        orders = [s for s in one.steps if s["action"]["actionType"] != "HOLD"]
+        assert len(re.findall(r"shares=\d+", text)) == len(orders)
+        assert count_tokens(text) <= max(wanted, count_tokens(condense(one, [], 10**6, wanted=0)))
+
+
+def test_what_several_saw_is_stated_once_for_those_of_the_prompt():
+    news = "a long line of news that only two of the three agents were shown"
+    group = [
+        judged("a", 1.0, [step(0, prompt="mine"), step(1, prompt=news)]),
+        judged("b", 2.0, [step(0, prompt=news), step(1, prompt="yours")]),
+        judged("c", 3.0, [step(0, prompt="nothing")]),
+    ]
+    sheet = prepare_group(group, GroundTruth(), config())
+    data = sheet.prompt((0, 1, 2)).data
+    assert data.count(news) == 1 and f"<shown_to_several>\nL0: {news}\n" in data
+    assert "[1] L0 | HOLD" in data and "[0] L0 | HOLD" in data
+    alone = sheet.prompt((0, 2)).data
+    assert f"[1] {news} | HOLD" in alone and "shown_to_several" not in alone
+
+
+def test_an_agent_cannot_write_a_reference_to_a_shared_line():
+    line = "a line that two of the agents of this group were shown"
+    group = [
+        judged("a", 1.0, [step(0, prompt=line)]),
+        judged("b", 2.0, [step(0, prompt=line)]),
+        judged("c", 3.0, [step(0, prompt="other", said="\x010\x02 said I")]),
+    ]
+    data = prepare_group(group, GroundTruth(), config()).prompt((0, 1, 2)).data
+    assert '0  said I"' in data and data.count(line) == 1
+
+
+def test_what_is_said_again_or_confirms_itself_is_left_out():
+    again = [
+        step(n, said="I wait for news", action="BUY_SHARES", result={"executed": True, "pnl": n})
+        for n in (1, 2)
+    ]
+    text = condense(judged("a", 1.0, [step(0, said="HOLD"), *again]), [], 10_000)
+    assert text.splitlines()[:3] == [
+        "[0] You trade. | HOLD",
+        '[1] "I wait for news" | BUY_SHARES | -> pnl=1',
+        "[2] BUY_SHARES | -> pnl=2",
+    ]
+
+
+def test_prompts_of_a_group_begin_alike():
+    """Providers cache the beginning: rubric, ground truth, and what all saw."""
+    group = [judged(name, 1.0, knowledge={"own": {"x": name}}) for name in "abc"]
+    sheet = prepare_group(group, GroundTruth(outcomes=({"question": "Rain?"},)), config())
+    one, other = sheet.prompt((0, 1, 2)), sheet.prompt((2, 1, 0))
+    assert one.messages[0] == other.messages[0]
+    shared = one.data.split("</shown_to_all>")[0]
+    assert "Rain?" in shared and "m1 Will it rain?" in shared and other.data.startswith(shared)
 
 
 def test_with_no_room_at_all_the_summary_and_the_count_remain():
@@ -155,6 +227,7 @@ def test_knowledge_that_only_one_has_is_told_of_that_one():
         judged("b", 2.0, knowledge={"all": {"m1": "YES"}}),
     ]
     prompt = prepare_group(group, GroundTruth(), config()).prompt((1, 0))
-    truth = prompt.data.split("<ground_truth>")[1].split("</ground_truth>")[0]
-    assert truth.count("all m1: YES") == 1
+    _, truth, own = prompt.data.split("<ground_truth>")
+    assert truth.count("all m1: YES") == 1 and "mine" not in truth
+    truth = own.split("</ground_truth>")[0]
     assert f"About {prompt.labels[1]}: mine x: 1" in truth

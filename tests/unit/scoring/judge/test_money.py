@@ -118,6 +118,13 @@ async def test_retry_after_holds_every_request():
     assert kendall(worths, [one.score for one in judgments.scores]) == 1
 
 
+async def test_a_server_that_asks_for_hours_ends_the_run_at_once():
+    async with bench(faults={"rate_limit": 1.0}, retry_after_s=86_400.0) as (judge, client):
+        with pytest.raises(ScoringError, match=r"429.*wait of 86400 s"):
+            await judge_all(client, 4)
+    assert judge.requests <= 2  # those that were on their way
+
+
 async def test_attempts_end_after_the_setting():
     async with bench(faults={"rate_limit": 1.0}, retry_after_s=0.0) as (judge, client):
         with pytest.raises(ScoringError, match="429"):

@@ -18,7 +18,7 @@ from tests.judged import SCALE, config, ladder
     [
         ("prepare_readable", "ruler"),
         ("calibrate", "ruler"),
-        ("tie", "ruler"),
+        ("believe", "ruler"),
         ("fit_preferences", "preference"),
         ("information", "preference"),
     ],

@@ -12,7 +12,7 @@ from babylon.core.llm_calls import Message
 from babylon.core.settings import Settings
 from babylon.core.trajectories import Call, Trajectory
 from babylon.scoring.rewards.art_ruler import art_ruler, as_chat
-from babylon.scoring.scorer import ScoringContext, score
+from babylon.scoring.scorer import Score, ScoringContext, score
 from benchmarks.loopback_judge import LoopbackJudge, Mind
 
 pytestmark = pytest.mark.filterwarnings("ignore:Pydantic serializer warnings")  # of litellm's own
@@ -96,12 +96,31 @@ async def test_a_judge_that_answers_in_order_of_rank_swaps_the_scores_as_art_doe
         assert await scored(judge, [trajectory(1, -500.0), trajectory(2, 500.0)]) == [0.625, 0.375]
 
 
-async def test_an_answer_that_art_cannot_read_fails_the_stage():
+async def test_answers_that_art_can_never_read_fail_the_stage():
     async with LoopbackJudge(Mind(faults={"fenced": 1.0})) as judge:
         with pytest.raises(
-            ScoringError, match=r"(?s)scorer art-ruler raised ValidationError at .* on 2 traj"
+            ScoringError, match=r"no more than half of 2 trajectories \(ValidationError at .*ruler"
         ):
             await scored(judge, [trajectory(1, -500.0), trajectory(2, 500.0)])
+
+
+async def test_a_bad_answer_is_asked_for_again():
+    async with LoopbackJudge(Mind(faults={"fenced": 0.5}, seed=1)) as judge:
+        assert await scored(judge, [trajectory(1, -500.0), trajectory(2, 500.0)]) == [0.375, 0.625]
+    assert judge.faults["fenced"] == 1 and judge.requests == 2
+
+
+async def test_a_text_that_the_judge_refuses_costs_its_own_trajectory():
+    """The server quotes the prompt and the key in its refusal; the reason quotes neither."""
+    window = [trajectory(n, pnl) for n, pnl in enumerate([-500.0, 0.0, 250.0, 500.0])]
+    async with LoopbackJudge(Mind(refuses="I am a2.")) as judge:
+        settings = Settings(judge={"model": "loopback", "base_url": judge.base_url})
+        context = ScoringContext(window_id="w", settings=settings, store=None, artifact=None)
+        found = await score("art-ruler", art_ruler, window, context)
+    assert [one.value for one in found if isinstance(one, Score)] == [0.375, 0.5, 0.625]
+    (lost,) = (one for one in found if not isinstance(one, Score))
+    assert (lost.trajectory_id, lost.reason) == ("t2", "no_judgment")
+    assert "BadRequestError" in lost.detail and "I am" not in lost.detail
 
 
 async def test_without_a_judge_it_says_what_to_set():

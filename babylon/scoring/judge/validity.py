@@ -1,0 +1,207 @@
+"""Validity: the judge's opinions beside the outcomes that came true.
+
+Repetition shows only the noise of a judge, not an error that it makes each time in the same way.
+That error is learned from groups judged before, whose outcomes are known. For the trajectories of
+one group, with centred values:
+
+    truth t,   opinion u = t + e,   estimate s of u with the standard error of the noise
+
+    validity    k = var(t) / (var(t) + var(e)) = corr(s, outcome)^2 / reliability of s
+    score       E[t | s] = k s
+    variance    k^2 error^2 + k (1 - k) var(u)
+
+The correlation is pooled within groups and shrunk towards a prior, so that a judge without a
+history is neither trusted fully nor distrusted. The interval's width is multiplied by a factor
+such that 50 % intervals would have held 50 % of the earlier outcomes (split conformal prediction,
+Papadopoulos et al. 2002). It corrects for tails that no normal distribution has.
+
+**Evidence.** A judge that tells nothing agrees with outcomes by chance. Then all orders of a
+group's outcomes are equally likely, and
+
+    e = exp(a (n - 1) r) / mean over permutations of exp(a (n - 1) r')
+
+has expectation one (an e-value for group invariance, arXiv 2310.01153), with r the group's
+correlation. So does the product over groups, and the mean over several a. By Markov's inequality
+it reaches 20 with a probability of at most 5 %, in any window. Groups whose outcomes are equal
+count with the correlation of two readings of the judge instead.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from math import atanh, sqrt, tanh
+
+import numpy as np
+
+from babylon.core.errors import WindowNotReadyError
+from babylon.scoring.judge.calibrate import Estimate, Floats, Z
+
+WINDOWS = 30  # of history: enough for 50 % intervals, and few enough to notice a changed judge
+_PRIOR_CORRELATION, _PRIOR_TRAJECTORIES = 0.8, 6
+_PRIOR_WIDTHS = 10  # trajectories that speak for normal errors
+_MOST_VALID = 0.999
+_STAKES = (0.1, 0.3, 1.0)  # a: for weak and for strong agreement
+_PERMUTATIONS = 199
+_LEAST_SPREAD = 1e-9
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class JudgedGroup:
+    """A judged group beside its outcomes, in the same order ``[n]``.
+
+    ``opinions`` are the judge's scores before any correction, ``errors`` their standard errors by
+    noise. ``outcomes`` are realised P&L in US dollars. ``readings`` are two halves of the judge's
+    replies ``[2][m]``, about the trajectories that occur in both.
+    """
+
+    opinions: tuple[float, ...]
+    errors: tuple[float, ...]
+    outcomes: tuple[float, ...]
+    readings: tuple[tuple[float, ...], tuple[float, ...]] = ((), ())
+
+
+class UnprovenJudgeError(WindowNotReadyError):
+    """The judge has not shown that it tells more than chance.
+
+    The window waits. Its judgments are stored; a later run takes it up when other windows have
+    proved the judge.
+    """
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Trust:
+    """The ``validity`` k of a judge in [0, 1], and the factor ``width`` of its intervals."""
+
+    validity: float
+    width: float = 1.0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Agreement:
+    """Correlation of opinions with outcomes within groups, with its 95 % interval."""
+
+    correlation: float
+    low: float
+    high: float
+    trajectories: int
+
+
+def believe(estimate: Estimate, trust: Trust, items: Sequence[int]) -> tuple[Floats, Floats]:
+    """Return posterior means ``[N]`` and half widths ``[N]`` of 50 % intervals.
+
+    ``items`` are the trajectories that were judged; only they count for the group's mean.
+    """
+    k, known = trust.validity, list(items)
+    centre = estimate.scores[known].mean()
+    variance = _variance(estimate.scores[known], estimate.errors[known])
+    scores = centre + k * (estimate.scores - centre)
+    deviations = np.sqrt(k**2 * estimate.errors**2 + k * (1 - k) * variance)
+    return scores, Z * trust.width * deviations
+
+
+def learn(groups: Sequence[JudgedGroup], *, ranks: bool = False) -> Trust:
+    """Return the trust that earlier groups justify.
+
+    ``ranks``: opinions are shares of the others that a trajectory beats, as preferences give them.
+    """
+    pairs = [pair for group in groups if (pair := _pair(group, ranks)) is not None]
+    crossed = sum(float(s @ z) for s, z, _ in pairs)
+    spread = sqrt(sum(float(s @ s) for s, *_ in pairs) * sum(float(z @ z) for _, z, _ in pairs))
+    count = sum(len(s) for s, *_ in pairs)
+    found = crossed / spread if spread > _LEAST_SPREAD else 0.0
+    weight = count / (count + _PRIOR_TRAJECTORIES)
+    correlation = weight * found + (1 - weight) * _PRIOR_CORRELATION
+    reliability = 1.0
+    if pairs:
+        own = sum(float(s @ s) for s, *_ in pairs)
+        noise = sum(float(e @ e) for *_, e in pairs)
+        reliability = own / (own + noise) if own > 0 else 1.0
+    validity = min(max(correlation, 0.0) ** 2 / max(reliability, 0.05), _MOST_VALID)
+    # Opinions that are shares already have the outcomes' unit. Of others it is the slope on the
+    # outcomes, corrected for the shrinkage of estimates.
+    squares = sum(float(z @ z) for _, z, _ in pairs)
+    unit = 1.0 if ranks else crossed / max(squares * reliability, 1e-12)
+    return Trust(validity=validity, width=_width(pairs, validity, unit))
+
+
+def _width(pairs: Sequence[tuple[Floats, Floats, Floats]], k: float, unit: float) -> float:
+    """Return the factor by which intervals would have held half of the outcomes."""
+    if not pairs or not k > 0:
+        return 1.0
+    ratios = []
+    for s, z, e in pairs:
+        deviations = np.sqrt(k**2 * e**2 + k * (1 - k) * (float(s @ s + e @ e) / len(s)))
+        ratios.append(np.abs(unit * z - k * s) / np.maximum(deviations, 1e-6))
+    every = np.concatenate(ratios)
+    weight = len(every) / (len(every) + _PRIOR_WIDTHS)
+    return float(weight * np.median(every) / Z + 1 - weight)
+
+
+def agreement(groups: Sequence[JudgedGroup]) -> Agreement | None:
+    """Return the agreement of opinions with outcomes, ``None`` if no group can show any."""
+    pairs = [pair for group in groups if (pair := _pair(group, ranks=False)) is not None]
+    free = sum(len(s) - 1 for s, *_ in pairs)
+    if free < 3:
+        return None
+    units = [(s / max(float(np.linalg.norm(s)), 1e-12), z, len(s)) for s, z, _ in pairs]
+    total = sum(float(s @ (z / np.linalg.norm(z))) * (n - 1) for s, z, n in units)
+    found = max(min(total / free, 1 - 1e-9), -1 + 1e-9)
+    half = 1.96 / sqrt(free - 2)
+    return Agreement(
+        correlation=found,
+        low=tanh(atanh(found) - half),
+        high=tanh(atanh(found) + half),
+        trajectories=sum(len(s) for s, *_ in pairs),
+    )
+
+
+def evidence(groups: Sequence[JudgedGroup], seed: int = 0) -> float:
+    """Return the e-value against a judge that tells nothing. 1 means no evidence."""
+    products = np.zeros(len(_STAKES))
+    for number, group in enumerate(groups):
+        pair = _pair(group, ranks=False)
+        one, other = (pair[0], pair[1]) if pair else _centred(*group.readings)
+        products += _log_e(one, other, seed + number)
+    return float(np.exp(np.minimum(products, 700.0)).mean())
+
+
+def _log_e(one: Floats, other: Floats, seed: int) -> Floats:
+    """Return the logarithm of a group's e-value, for each of the stakes."""
+    scale = float(np.linalg.norm(one) * np.linalg.norm(other))
+    if len(one) < 2 or scale < _LEAST_SPREAD:
+        return np.zeros(len(_STAKES))
+    random = np.random.default_rng(seed)
+    orders = np.argsort(random.random((_PERMUTATIONS, len(other))), axis=1)
+    correlations = np.append(other[orders] @ one, other @ one) / scale
+    logs = np.outer(_STAKES, (len(one) - 1) * correlations)
+    top = logs.max(axis=1)
+    means = top + np.log(np.exp(logs - top[:, None]).mean(axis=1))
+    result: Floats = logs[:, -1] - means
+    return result
+
+
+def _pair(group: JudgedGroup, ranks: bool) -> tuple[Floats, Floats, Floats] | None:
+    """Return centred opinions, outcomes in standard units, and errors; ``None`` if all are equal.
+
+    With ``ranks`` the outcomes are centred shares of the others that a trajectory beats.
+    """
+    outcomes = np.asarray(group.outcomes, dtype=np.float64)
+    if len(outcomes) < 2 or float(outcomes.std()) < _LEAST_SPREAD:
+        return None
+    opinions = np.asarray(group.opinions, dtype=np.float64)
+    if ranks:
+        below = (outcomes[:, None] > outcomes).sum(axis=1)
+        above = (outcomes[:, None] < outcomes).sum(axis=1)
+        outcomes = (below - above) / (2 * (len(outcomes) - 1))
+    else:
+        outcomes = (outcomes - outcomes.mean()) / outcomes.std()
+    return opinions - opinions.mean(), outcomes, np.asarray(group.errors, dtype=np.float64)
+
+
+def _centred(one: Sequence[float], other: Sequence[float]) -> tuple[Floats, Floats]:
+    a, b = np.asarray(one, dtype=np.float64), np.asarray(other, dtype=np.float64)
+    return (a - a.mean(), b - b.mean()) if len(a) else (a, b)
+
+
+def _variance(scores: Floats, errors: Floats) -> float:
+    """Return the variance of opinions: that of their estimates, and that of their errors."""
+    return float(scores.var() + (errors**2).mean())

@@ -1,0 +1,71 @@
+"""The table ``judge_validity``: a judge's opinions of each window beside the outcomes."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import msgspec
+
+from babylon.store.connection import Store
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class JudgeIdentity:
+    """A judge's model, its method and its rubric. Another of them is another judge."""
+
+    judge: str
+    method: str
+    rubric: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class WindowValidity:
+    """A row of ``babylon.judge_validity``. ``groups`` are written as JSON, and read as such."""
+
+    window_id: str
+    by: JudgeIdentity
+    groups: Sequence[Any]
+
+
+async def store_validity(store: Store, row: WindowValidity) -> None:
+    """Store a window's opinions, in place of those of an earlier run."""
+    await store.pool.execute(
+        "INSERT INTO babylon.judge_validity (window_id, judge, method, rubric, groups)"
+        " VALUES ($1, $2, $3, $4, $5) ON CONFLICT (window_id, judge, method, rubric)"
+        " DO UPDATE SET groups = excluded.groups, judged_at = now()",
+        row.window_id,
+        row.by.judge,
+        row.by.method,
+        row.by.rubric,
+        msgspec.to_builtins(list(row.groups)),
+    )
+
+
+async def judged_before(
+    store: Store, by: JudgeIdentity, windows: int, *, without: str = ""
+) -> list[WindowValidity]:
+    """Return a judge's newest windows, newest first, ``without`` one of them.
+
+    Windows of recipes and of judging again have ids with ``+``. They hold play that counts already.
+    """
+    rows = await store.pool.fetch(
+        "SELECT window_id, groups FROM babylon.judge_validity"
+        " WHERE judge = $1 AND method = $2 AND rubric = $3"
+        " AND window_id <> split_part($4, '+', 1) AND position('+' IN window_id) = 0"
+        " ORDER BY window_id DESC LIMIT $5",
+        by.judge,
+        by.method,
+        by.rubric,
+        without,
+        windows,
+    )
+    return [WindowValidity(by=by, **row) for row in rows]
+
+
+async def known_judges(store: Store) -> list[JudgeIdentity]:
+    """Return the judges that judged any window, the latest first."""
+    rows = await store.pool.fetch(
+        "SELECT judge, method, rubric FROM babylon.judge_validity GROUP BY 1, 2, 3"
+        " ORDER BY max(judged_at) DESC"
+    )
+    return [JudgeIdentity(**row) for row in rows]
