@@ -19,7 +19,6 @@ from babylon.evaluation.arena.players import checkpoint_player
 from babylon.evaluation.arena.recorded_worlds import gate_worlds
 from babylon.evaluation.arena.suite import digest
 from babylon.evaluation.arena.verdicts import match_verdict, recorded_verdict, reported
-from babylon.evaluation.tasks.task_gate import task_verdict
 from babylon.store.connection import Store
 from babylon.store.lineage import descends
 from babylon.store.policies import Policy, champion, get_policy, set_verdict
@@ -83,6 +82,8 @@ async def _met(
     checkpoint = store.home.resolve(trained.checkpoint_uri)
     name = f"{seed}:{trained.batch_id}"
     if evaluation.evaluator:
+        from babylon.evaluation.tasks.task_gate import task_verdict  # imports openai, for 2 s
+
         return await task_verdict(
             store,
             trained,

@@ -7,6 +7,7 @@ next ``babylon up``.
 
 import asyncio
 import os
+import sys
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -18,7 +19,7 @@ import asyncpg
 from babylon.core.errors import DatabaseError, ServingError
 from babylon.ops.prefect_env import PrefectApi
 from babylon.ops.up.prefect_call import call
-from babylon.ops.up.services import POOLS, prefect
+from babylon.ops.up.services import POOLS
 from babylon.store import Store
 from babylon.store.session import is_pooled
 
@@ -103,8 +104,7 @@ async def set_up_prefect(
         await call(http, api, "POST", "v2/concurrency_limits/", limit)
     automations = [_automation(name, *about) for name, about in STALE_RUNS.items()]
     await create_automations(http, api, automations)
-    await _prefect(environment, "block", "register", "--module", "babylon.blocks.load")
-    await _prefect(environment, "deploy", "--all", "--prefect-file", str(DEPLOYMENTS))
+    await _apply_deployments(environment)
 
 
 async def create_automations(
@@ -138,10 +138,15 @@ def _automation(name: str, after: str, expected: list[str], within_s: int) -> di
     }
 
 
-async def _prefect(environment: Mapping[str, str], *arguments: str) -> None:
-    """Run a ``prefect`` command; a failure is a ``ServingError`` that quotes its output."""
+async def _apply_deployments(environment: Mapping[str, str]) -> None:
+    """Register block types and apply prefect.yaml in a process of its own, which imports Prefect.
+
+    Raises:
+        ServingError: it failed; the message quotes its output.
+    """
+    command = ("-m", "babylon.blocks.register", "--no-prompt", "deploy", "--all")
     child = await asyncio.create_subprocess_exec(
-        *prefect("--no-prompt", *arguments),
+        *(sys.executable, "-P", *command, "--prefect-file", str(DEPLOYMENTS)),
         cwd=DEPLOYMENTS.parent,
         env=dict(environment),
         stdin=asyncio.subprocess.DEVNULL,
@@ -150,4 +155,6 @@ async def _prefect(environment: Mapping[str, str], *arguments: str) -> None:
     )
     output, _ = await child.communicate()
     if child.returncode:
-        raise ServingError(f"`prefect {' '.join(arguments)}` failed:\n{output.decode()[-2000:]}")
+        raise ServingError(
+            f"block types and deployments: Prefect failed:\n{output.decode()[-2000:]}"
+        )
