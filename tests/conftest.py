@@ -2,13 +2,17 @@
 
 import asyncio
 import fcntl
+import gc
 import json
 import os
+import re
 import shutil
 import sys
 import tempfile
+import time
 from collections.abc import AsyncIterator, Iterator
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 from uuid import uuid4
 
@@ -73,6 +77,11 @@ LONGEST_FIRST = (
     "unit/training/grpo/test_trainer.py",
     "unit/training/test_resume.py",
 )
+# The tests of each of these share what takes a worker ten seconds and more to make: a Prefect
+# server, a played world and a server of forks, engines. One worker runs them all.
+TOGETHER = re.compile(
+    r"tests/(?:flows|contract|faults(?=/test_(?:crashes|deployments|outages|pauses|recorded|rows)))/"
+)
 CRASHED: list[str] = []
 REAL_ROWS = HERE / "data" / "babylon"
 CAPTURED = REAL_ROWS.with_name("captured")
@@ -84,6 +93,25 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     rank = {HERE / name: number for number, name in enumerate(LONGEST_FIRST)}
     assert all(path.is_file() for path in rank), rank
     items.sort(key=lambda item: rank.get(item.path, len(rank)))
+
+
+@pytest.hookimpl(optionalhook=True)
+def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> object:
+    """Let a worker run whole files, and some folders, of ``--dist loadfile``."""
+    from xdist.scheduler import LoadFileScheduling
+
+    class Together(LoadFileScheduling):
+        def _split_scope(self, nodeid: str) -> str:
+            folder = TOGETHER.match(nodeid)
+            return folder[0] if folder else super()._split_scope(nodeid)
+
+    return Together(config, log) if config.getvalue("dist") == "loadfile" else None
+
+
+def pytest_collection_finish(session: pytest.Session) -> None:
+    """Keep what all tests imported out of every later garbage collection."""
+    gc.collect()
+    gc.freeze()
 
 
 @pytest.hookimpl(trylast=True)
@@ -207,8 +235,10 @@ def hub(monkeypatch: pytest.MonkeyPatch) -> Iterator[HubState]:
     from babylon.dataset import hub as hub_module
 
     monkeypatch.setattr(huggingface_hub.constants, "HF_HUB_DISABLE_XET", True)
-    monkeypatch.setattr(hub_module.time, "sleep", lambda _: None)
-    monkeypatch.setattr("huggingface_hub.utils._http.time.sleep", lambda _: None)
+    # Not `time.sleep` itself: Prefect has threads that would never rest.
+    restless = SimpleNamespace(**vars(time) | {"sleep": lambda _: None})
+    monkeypatch.setattr(hub_module, "time", restless)
+    monkeypatch.setattr("huggingface_hub.utils._http.time", restless)
     with serving_hub() as state:
         yield state
 
