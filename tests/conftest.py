@@ -80,7 +80,7 @@ LONGEST_FIRST = (
 # The tests of each of these share what takes a worker ten seconds and more to make: a Prefect
 # server, a played world and a server of forks, engines. One worker runs them all.
 TOGETHER = re.compile(
-    r"tests/(?:flows|contract|faults(?=/test_(?:crashes|deployments|outages|pauses|recorded|rows)))/"
+    r"tests/(?:flows|contract|faults(?=/test_(?:crashes|deployments|outages|pauses|recorded|rows|workers)))/"
 )
 CRASHED: list[str] = []
 REAL_ROWS = HERE / "data" / "babylon"
