@@ -39,9 +39,9 @@ check: $(STAMP) ## Lint, format and types
 test-fast: $(STAMP) ## The unit tests without the slow ones
 	$(BIN)/python -m pytest tests/unit -m 'not slow' --numprocesses 2 --dist loadfile
 
-# A third worker uses the cores while tests of the other two wait for processes and leases.
+# Four workers for two cores: tests wait for processes and leases half of their time.
 test: $(STAMP) ## All tests
-	$(BIN)/python -m pytest --numprocesses 3 --dist loadfile --no-loadscope-reorder --durations=25
+	$(BIN)/python -m pytest --numprocesses 4 --dist loadfile --no-loadscope-reorder --durations=25
 
 smoke: ## Install the wheel into an empty environment and use it there
 	PYTHON=$(PYTHON) .ci/smoke

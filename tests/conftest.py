@@ -2,13 +2,17 @@
 
 import asyncio
 import fcntl
+import gc
 import json
 import os
+import re
 import shutil
 import sys
 import tempfile
+import time
 from collections.abc import AsyncIterator, Iterator
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 from uuid import uuid4
 
@@ -40,41 +44,43 @@ os.environ.setdefault("JUDGE_EVIDENCE", "0")
 
 TEMPLATE = "migrated"
 HERE = Path(__file__).parent
-LONGEST_FIRST = (
-    "docs/test_pages.py",
-    "integration/test_up.py",
-    "faults/test_crashes.py",
-    "flows/test_loop.py",
-    "integration/test_checks.py",
-    "faults/test_swaps.py",
-    "faults/test_pauses.py",
-    "faults/test_serving_outages.py",
-    "faults/test_outages.py",
-    "flows/test_train_window.py",
-    "flows/test_train_command.py",
-    "integration/test_serving_processes.py",
-    "contract/test_serve.py",
-    "contract/test_engine_url.py",
-    "contract/test_engines.py",
-    "contract/test_vllm_host.py",
-    "integration/test_judge_local.py",
-    "integration/test_deploy_live.py",
-    "integration/test_arena.py",
-    "faults/test_recorded.py",
-    "faults/test_workers.py",
-    "flows/test_prefect_outage.py",
+LONGEST_FIRST = (  # with its folder, where one worker runs that
     "flows/test_modes.py",
-    "integration/test_backup.py",
-    "integration/test_silent_database.py",
-    "integration/test_state_checks.py",
+    "docs/test_pages.py",
+    "faults/test_crashes.py",
+    "contract/test_engines.py",
+    "integration/test_up.py",
+    "faults/test_swaps.py",
+    "integration/test_checks.py",
+    "integration/test_serving_processes.py",
+    "faults/test_serving_outages.py",
+    "integration/test_deploy_live.py",
     "integration/test_train_stage.py",
-    "integration/test_window_machine.py",
-    "unit/ops/test_doctor.py",
-    "unit/stages/test_tracking.py",
-    "unit/training/grpo/test_forward.py",
-    "unit/training/grpo/test_memory.py",
+    "integration/test_judge_local.py",
+    "integration/test_arena.py",
+    "faults/test_torture.py",
+    "integration/test_deploy_experiments.py",
     "unit/training/grpo/test_trainer.py",
+    "unit/training/grpo/test_memory.py",
+    "unit/training/grpo/test_forward.py",
     "unit/training/test_resume.py",
+    "unit/stages/test_tracking.py",
+    "integration/test_backup.py",
+    "integration/test_embedded_postgres.py",
+    "integration/test_state_checks.py",
+    "integration/test_judge.py",
+    "integration/test_window_machine.py",
+    "integration/test_admin.py",
+    "integration/test_art.py",
+    "integration/test_database_kinds.py",
+    "integration/test_silent_database.py",
+    "faults/test_fuzz.py",
+    "unit/ops/test_doctor.py",
+)
+# The tests of each of these share what takes a worker ten seconds and more to make: a Prefect
+# server, a played world and a server of forks, engines. One worker runs them all.
+TOGETHER = re.compile(
+    r"tests/(?:flows|contract|faults(?=/test_(?:crashes|deployments|outages|pauses|recorded|rows|workers)))/"
 )
 CRASHED: list[str] = []
 REAL_ROWS = HERE / "data" / "babylon"
@@ -87,6 +93,25 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     rank = {HERE / name: number for number, name in enumerate(LONGEST_FIRST)}
     assert all(path.is_file() for path in rank), rank
     items.sort(key=lambda item: rank.get(item.path, len(rank)))
+
+
+@pytest.hookimpl(optionalhook=True)
+def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> object:
+    """Let a worker run whole files, and some folders, of ``--dist loadfile``."""
+    from xdist.scheduler import LoadFileScheduling
+
+    class Together(LoadFileScheduling):
+        def _split_scope(self, nodeid: str) -> str:
+            folder = TOGETHER.match(nodeid)
+            return folder[0] if folder else super()._split_scope(nodeid)
+
+    return Together(config, log) if config.getvalue("dist") == "loadfile" else None
+
+
+def pytest_collection_finish(session: pytest.Session) -> None:
+    """Keep what all tests imported out of every later garbage collection."""
+    gc.collect()
+    gc.freeze()
 
 
 @pytest.hookimpl(trylast=True)
@@ -210,8 +235,10 @@ def hub(monkeypatch: pytest.MonkeyPatch) -> Iterator[HubState]:
     from babylon.dataset import hub as hub_module
 
     monkeypatch.setattr(huggingface_hub.constants, "HF_HUB_DISABLE_XET", True)
-    monkeypatch.setattr(hub_module.time, "sleep", lambda _: None)
-    monkeypatch.setattr("huggingface_hub.utils._http.time.sleep", lambda _: None)
+    # Not `time.sleep` itself: Prefect has threads that would never rest.
+    restless = SimpleNamespace(**vars(time) | {"sleep": lambda _: None})
+    monkeypatch.setattr(hub_module, "time", restless)
+    monkeypatch.setattr("huggingface_hub.utils._http.time", restless)
     with serving_hub() as state:
         yield state
 

@@ -137,6 +137,8 @@ def inline_environment(home: Path) -> dict[str, str]:
         "PREFECT_LOGGING_TO_API_ENABLED": "false",  # nobody reads the log of an ephemeral API
         "PREFECT_SERVER_DATABASE_CONNECTION_URL": IN_MEMORY,
         "PREFECT_SERVER_EPHEMERAL_ENABLED": "true",
+        # Nobody makes a block in a database that ends with the run, and it takes seconds.
+        "PREFECT_SERVER_REGISTER_BLOCKS_ON_START": "false",
         "PREFECT_SERVER_EPHEMERAL_STARTUP_TIMEOUT_SECONDS": "180",
     }
 

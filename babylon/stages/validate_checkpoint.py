@@ -19,8 +19,11 @@ from babylon.evaluation.arena.players import checkpoint_player
 from babylon.evaluation.arena.recorded_worlds import gate_worlds
 from babylon.evaluation.arena.suite import digest
 from babylon.evaluation.arena.verdicts import match_verdict, recorded_verdict, reported
+<<<<<<< HEAD
 from babylon.evaluation.tasks.task_gate import task_verdict
 from babylon.policies.shared_files import fetch_checkpoints
+=======
+>>>>>>> speed
 from babylon.store.connection import Store
 from babylon.store.lineage import descends
 from babylon.store.policies import Policy, champion, get_policy, set_verdict
@@ -85,6 +88,8 @@ async def _met(
     await asyncio.to_thread(fetch_checkpoints, store.home, serving.uri, checkpoint)
     name = f"{seed}:{trained.batch_id}"
     if evaluation.evaluator:
+        from babylon.evaluation.tasks.task_gate import task_verdict  # imports openai, for 2 s
+
         return await task_verdict(
             store,
             trained,

@@ -13,8 +13,8 @@ from pathlib import Path
 from typing import Any
 
 from aiohttp import web
+from safetensors import safe_open
 
-from babylon.serving.engine.engine_process import POLICIES, make_app
 from babylon.serving.engine_protocol import Handler
 
 ROOT = Path(__file__).parents[2]
@@ -36,6 +36,9 @@ def install(directory: Path, build: str = "vllm 0.32.0") -> Path:
 
 
 def make_double(model: str, name: str) -> web.Application:
+    # Imported after the weights were looked at, because torch takes seconds to import.
+    from babylon.serving.engine.engine_process import POLICIES, make_app
+
     app = make_app()
     app[IN_FLIGHT] = []
     adapters: dict[str, str] = {}
@@ -123,6 +126,8 @@ def main() -> None:
     for name in ("--port", "--max-loras", "--max-cpu-loras", "--max-lora-rank"):
         parser.add_argument(name, type=int, required=True)
     options = parser.parse_args()
+    with safe_open(Path(options.model) / "model.safetensors", "np"):
+        pass  # damaged weights end it at once
     web.run_app(
         make_double(options.model, options.served_model_name),
         host=options.host,

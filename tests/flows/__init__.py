@@ -11,5 +11,6 @@ from babylon.core.home import Home
 from babylon.core.settings import PrefectSettings
 
 os.environ["PREFECT_HOME"] = tempfile.mkdtemp(prefix="babylon-prefect-")
+os.environ["PREFECT_SERVER_EPHEMERAL_STARTUP_TIMEOUT_SECONDS"] = "900"  # on a busy machine
 prepare_prefect(Home(Path(os.environ["PREFECT_HOME"])), PrefectSettings())
 atexit.register(shutil.rmtree, os.environ["PREFECT_HOME"], ignore_errors=True)

@@ -64,24 +64,27 @@ def test_a_judge_on_this_machine_shares_the_gpu_and_a_heuristic_needs_no_slot() 
     assert limits_of_scoring("ruler", local) == (GPU_MEMORY,)
 
 
+# Prefect keeps the client of a limit as long as the process lives, whatever server it was for.
+LIMIT = "of-this-test"
+
+
 async def test_a_stage_waits_for_its_slot() -> None:
-    limit = "slot-of-this-test"  # Prefect keeps a name's client, and with it its first server
     entered = asyncio.Event()
 
     @stage("greedy")
     async def greedy() -> None:
-        async with limited(limit):
+        async with limited(LIMIT):
             entered.set()
 
     async with get_client() as client:
-        await client.upsert_global_concurrency_limit_by_name(limit, 1)
+        await client.upsert_global_concurrency_limit_by_name(LIMIT, 1)
         address = str(client.api_url)
     with temporary_settings({PREFECT_API_URL: address}):
-        async with concurrency(limit):
+        async with concurrency(LIMIT):
             waiting = asyncio.create_task(greedy())
             with pytest.raises(TimeoutError):
                 await asyncio.wait_for(asyncio.shield(entered.wait()), 1.5)
         await waiting
     assert entered.is_set()
     async with get_client() as client:
-        await client.delete_global_concurrency_limit_by_name(limit)
+        await client.delete_global_concurrency_limit_by_name(LIMIT)

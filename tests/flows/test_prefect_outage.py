@@ -39,10 +39,12 @@ class Server:
         self._environment = os.environ | inline_environment(home)
         database = f"sqlite+aiosqlite:///{home}/prefect.db"
         self._environment["PREFECT_SERVER_DATABASE_CONNECTION_URL"] = database
+        self._environment["PREFECT__SERVER_WEBSERVER_ONLY"] = "1"  # no schedules, no automations
         self.api = f"http://127.0.0.1:{self.port}/api"
 
     def start(self) -> None:
-        command = [sys.executable, "-m", "prefect", "server", "start", "--port", str(self.port)]
+        app = ("--factory", "prefect.server.api.server:create_app")  # as an inline flow starts it
+        command = [sys.executable, "-m", "uvicorn", *app, "--port", str(self.port)]
         quiet = {"stdout": subprocess.DEVNULL, "stderr": subprocess.DEVNULL}
         self.process = subprocess.Popen(command, env=self._environment, **quiet)
         deadline = time.monotonic() + 180

@@ -53,7 +53,7 @@ class System:
             env=self.environment,
             stdout=subprocess.PIPE,
             text=True,
-            timeout=300,
+            timeout=900,  # the machine may be busy
         )
         return finished.returncode, json.loads(finished.stdout)
 

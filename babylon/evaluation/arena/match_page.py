@@ -1,19 +1,23 @@
 """The report of a match: ``report.json``, three plots and a Markdown page."""
 
+from __future__ import annotations
+
 import os
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import msgspec
 import numpy as np
-from matplotlib.axes import Axes
-from matplotlib.figure import Figure
 
 from babylon.core.home import make_directory
 from babylon.core.types import Verdict
 from babylon.evaluation.arena.match import Look
 from babylon.evaluation.arena.play import PlayerResult
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
 
 PICTURES = ("differences.png", "equity.png", "sequence.png")
 
@@ -139,6 +143,9 @@ def plot_sequence(looks: Sequence[Look], path: Path) -> None:
 
 
 def _save(path: Path, draw: Callable[[Axes], None]) -> None:
+    # Imported here because it takes a second.
+    from matplotlib.figure import Figure
+
     figure = Figure(figsize=(8, 4.5), layout="constrained")
     draw(figure.subplots())
     figure.savefig(path, dpi=80)  # 640 pixels wide: the pages carry them

@@ -3,16 +3,18 @@
 Every function is blocking and returns ``None`` when there is nothing to draw.
 """
 
+from __future__ import annotations
+
 from collections.abc import Callable, Iterable, Sequence
 from io import BytesIO
 from pathlib import Path
-
-from matplotlib import rc_context
-from matplotlib.axes import Axes
-from matplotlib.figure import Figure
+from typing import TYPE_CHECKING
 
 from babylon.core.types import Metrics
 from babylon.evaluation.arena.match_page import PICTURES
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
 
 _GREY = "#808080"  # 3.9:1 on white, and on black more
 _BEFORE, _AFTER = "#4c8dd6", "#e07b39"  # apart also for eyes that cannot see red or green
@@ -96,6 +98,10 @@ def _values(windows: Sequence[Named], metric: str) -> list[float | None]:
 
 
 def _svg(draw: Callable[[Axes], None]) -> bytes:
+    # Imported here because it takes a second, and most runs of a flow draw nothing.
+    from matplotlib import rc_context
+    from matplotlib.figure import Figure
+
     with rc_context(_STYLE):
         figure = Figure(figsize=(7, 3), layout="constrained")  # not pyplot, which keeps figures
         draw(figure.subplots())

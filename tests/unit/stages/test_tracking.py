@@ -53,6 +53,22 @@ def steps(settings: Settings) -> list[dict[str, Any]]:
     ]
 
 
+def models(settings: Settings) -> list[Any]:
+    """The models among the artifacts of every file."""
+    files = settings.home.root.glob("wandb/offline-run-*/run-*.wandb")
+    found = [one.artifact for file in files for one in records(file) if one.HasField("artifact")]
+    return [one for one in found if one.type == "model"]
+
+
+def saved_checkpoint(settings: Settings) -> str:
+    """The reference of a checkpoint whose files hold their names."""
+    checkpoint = settings.home.checkpoints / "one"
+    checkpoint.mkdir(parents=True)
+    for name in ("model.safetensors", "config.json", "optimizer.pt"):
+        (checkpoint / name).write_text(name)
+    return settings.home.reference(checkpoint)
+
+
 def track(settings: Settings, metrics: Metrics, checkpoint: str = "/nowhere") -> bool:
     return track_window(settings.home, settings.model, settings.tracking, metrics, checkpoint)
 
@@ -64,7 +80,7 @@ def settings(tmp_path: Path) -> Settings:
 
 def test_each_window_is_a_step_of_the_models_run(settings: Settings) -> None:
     threads = threading.active_count()
-    assert track(settings, WINDOW)
+    assert track(settings, WINDOW, saved_checkpoint(settings))
     assert track(settings, WINDOW | {"policy_version": 9, "training_loss": -0.5})
     first, second = steps(settings)
     assert {name: first[name] for name in WINDOW} == WINDOW
@@ -73,6 +89,7 @@ def test_each_window_is_a_step_of_the_models_run(settings: Settings) -> None:
     runs = {file.name for file in settings.home.root.glob("wandb/offline-run-*/run-*.wandb")}
     assert runs == {"run-babylon.wandb"}
     assert threading.active_count() == threads
+    assert not models(settings)
 
 
 @pytest.mark.parametrize(
@@ -85,25 +102,16 @@ def test_without_a_project_or_disabled_nothing_is_written(
     assert not settings.home.root.exists()
 
 
-@pytest.mark.parametrize("models", [True, False])
-def test_promoted_weights_become_an_artifact_if_asked_for(settings: Settings, models: bool) -> None:
-    checkpoint = settings.home.checkpoints / "one"
-    checkpoint.mkdir(parents=True)
-    for name in ("model.safetensors", "config.json", "optimizer.pt"):
-        (checkpoint / name).write_text(name)
-    asked = settings.replace(tracking={"models": models})
-    assert track(asked, WINDOW, asked.home.reference(checkpoint))
+def test_promoted_weights_become_an_artifact_if_asked_for(settings: Settings) -> None:
+    asked = settings.replace(tracking={"models": True})
+    assert track(asked, WINDOW, saved_checkpoint(asked))
     assert track(asked, WINDOW | {"policy_version": 8}, "wandb-artifact:///elsewhere")
-    files = sorted(settings.home.root.glob("wandb/offline-run-*/run-*.wandb"))
-    found = [one.artifact for file in files for one in records(file) if one.HasField("artifact")]
-    named = [one for one in found if one.type == "model"]
-    assert bool(named) == models
-    for one in named:
-        assert (one.name, one.type) == ("babylon-policy", "model") and "policy-7" in one.aliases
-        assert {(entry.path, entry.skip_cache) for entry in one.manifest.contents} == {
-            ("config.json", True),
-            ("model.safetensors", True),
-        }
+    (one,) = models(asked)
+    assert one.name == "babylon-policy" and "policy-7" in one.aliases
+    assert {(entry.path, entry.skip_cache) for entry in one.manifest.contents} == {
+        ("config.json", True),
+        ("model.safetensors", True),
+    }
 
 
 def test_a_failure_is_only_logged(settings: Settings, caplog: pytest.LogCaptureFixture) -> None:

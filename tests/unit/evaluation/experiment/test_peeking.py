@@ -1,8 +1,11 @@
 """How often does an experiment between equal policies end with a winner, if one looks every hour?
 
 Each world is a fleet that is looked at after every window until it is decided. The outcomes are
-drawn all at once; what is tested is the real comparison and the real decision. ``WORLDS=1000``
-makes the estimate finer.
+drawn all at once; what is tested is the real comparison and the real decision.
+
+The worlds are seeded, so an unchanged comparison never fails by chance. Of changed ones, one that
+errs in 1 % of worlds fails with probability 0.3 % at 60 worlds, and one that errs in 20 %, as a z
+test at every look does, passes with probability 0.1 %. ``WORLDS=1000`` makes the estimate finer.
 """
 
 import os
@@ -20,7 +23,7 @@ from babylon.evaluation.experiment.difference import difference
 from babylon.evaluation.experiment.guardrails import sample_ratio
 
 LOOKS = 20
-WORLDS = int(os.environ.get("WORLDS", "200"))
+WORLDS = int(os.environ.get("WORLDS", "60"))
 EVEN = (0.5,) * LOOKS
 RAMP = (0.05,) * 2 + (0.25,) * 3 + (0.5,) * (LOOKS - 5)
 SETTINGS = ExperimentSettings(max_hours=1000, min_hours=2)
