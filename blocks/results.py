@@ -9,7 +9,7 @@ from pydantic import Field, HttpUrl
 from babylon.core.home import make_directory
 from babylon.core.objects import read, replace
 from babylon.core.settings_loading import load_settings
-from babylon.ops.prefect_env import RESULTS_BLOCK, results
+from babylon.ops.prefect_env import results
 
 
 class BabylonResults(WritableFileSystem):
@@ -55,11 +55,3 @@ class BabylonResults(WritableFileSystem):
     def _place(self, home: Path, path: str) -> Path:
         return results(home) / self.folder / path
 
-
-def main() -> None:
-    """Create or update the block that ``PREFECT_RESULTS_DEFAULT_STORAGE_BLOCK`` names."""
-    BabylonResults().save(RESULTS_BLOCK.partition("/")[2], overwrite=True)
-
-
-if __name__ == "__main__":
-    main()

@@ -19,11 +19,7 @@ from babylon.evaluation.arena.players import checkpoint_player
 from babylon.evaluation.arena.recorded_worlds import gate_worlds
 from babylon.evaluation.arena.suite import digest
 from babylon.evaluation.arena.verdicts import match_verdict, recorded_verdict, reported
-<<<<<<< HEAD
-from babylon.evaluation.tasks.task_gate import task_verdict
 from babylon.policies.shared_files import fetch_checkpoints
-=======
->>>>>>> speed
 from babylon.store.connection import Store
 from babylon.store.lineage import descends
 from babylon.store.policies import Policy, champion, get_policy, set_verdict

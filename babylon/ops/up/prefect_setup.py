@@ -108,14 +108,7 @@ async def set_up_prefect(
         await call(http, api, "POST", "v2/concurrency_limits/", limit)
     automations = [_automation(name, *about) for name, about in STALE_RUNS.items()]
     await create_automations(http, api, automations)
-<<<<<<< HEAD
-    await _prefect(environment, "block", "register", "--module", "babylon.blocks.load")
-    if environment.get("ARTIFACT_STORE"):
-        await _python(environment, "-m", "babylon.blocks.results")
-    await _prefect(environment, "deploy", "--all", "--prefect-file", str(DEPLOYMENTS))
-=======
     await _apply_deployments(environment)
->>>>>>> speed
 
 
 async def create_automations(
@@ -151,17 +144,6 @@ def _automation(name: str, after: str, expected: list[str], within_s: int) -> di
     }
 
 
-<<<<<<< HEAD
-async def _prefect(environment: Mapping[str, str], *arguments: str) -> None:
-    """Run a ``prefect`` command; a failure is a ``ServingError`` that quotes its output."""
-    await _python(environment, *prefect("--no-prompt", *arguments)[1:])
-
-
-async def _python(environment: Mapping[str, str], *arguments: str) -> None:
-    child = await asyncio.create_subprocess_exec(
-        sys.executable,
-        *arguments,
-=======
 async def _apply_deployments(environment: Mapping[str, str]) -> None:
     """Register block types and apply prefect.yaml in a process of its own, which imports Prefect.
 
@@ -171,7 +153,6 @@ async def _apply_deployments(environment: Mapping[str, str]) -> None:
     command = ("-m", "babylon.blocks.register", "--no-prompt", "deploy", "--all")
     child = await asyncio.create_subprocess_exec(
         *(sys.executable, "-P", *command, "--prefect-file", str(DEPLOYMENTS)),
->>>>>>> speed
         cwd=DEPLOYMENTS.parent,
         env=dict(environment),
         stdin=asyncio.subprocess.DEVNULL,
@@ -180,11 +161,6 @@ async def _apply_deployments(environment: Mapping[str, str]) -> None:
     )
     output, _ = await child.communicate()
     if child.returncode:
-<<<<<<< HEAD
-        said = output.decode()[-2000:]
-        raise ServingError(f"`python {' '.join(arguments)}` failed:\n{said}")
-=======
         raise ServingError(
             f"block types and deployments: Prefect failed:\n{output.decode()[-2000:]}"
         )
->>>>>>> speed
