@@ -89,11 +89,13 @@ def run(agent: str, play: Callable[[Order], None]) -> None:
     options.add_argument("--orders", type=int, default=3)
     options.add_argument("--tickers", nargs="+", default=["NVDA", "TSLA"])
     options.add_argument("--shares", nargs="+", type=int, default=[1, 2, 3])
+    options.add_argument("--agents", type=int, default=1, help="who take turns")
     options.add_argument("--at", help="time of the play, in a window that is over; default: now")
     asked = options.parse_args()
     for number in range(asked.orders):
-        shares = asked.shares[number % len(asked.shares)]
-        order = Order(random.choice(asked.tickers), shares, agent)
+        turn, place = divmod(number, len(asked.shares))
+        player = agent if asked.agents == 1 else f"{agent}-{turn % asked.agents}"
+        order = Order(random.choice(asked.tickers), asked.shares[place], player)
         play(order)
         send(order.events(asked.at))
         print(json.dumps({"trajectory": order.trajectory, "reward": order.reward}), flush=True)

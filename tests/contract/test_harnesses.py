@@ -159,7 +159,8 @@ async def test_a_window_that_harnesses_played_raises_the_reward_of_unseen_orders
     settings = learning(settings)
     checkpoint = save_calling_policy(tmp_path / "v0", FIRST, LATER, context=CONTEXT)
     key = str(local_key(settings.home.root))
-    orders = ("--tickers", "NVDA", "--orders", "40", "--shares")
+    number = str(120 // len(LEARNERS))
+    orders = ("--agents", "4", "--tickers", "NVDA", "--orders", number, "--shares")
     unseen = (*orders, "5", "6", "7", "8")
     async with gateway(store, settings, checkpoint) as url:
         before = await played_by_all(url, key, *unseen)
