@@ -184,16 +184,18 @@ def memory_plan(
     json: Json = False,
 ) -> None:
     """Estimate the GPU memory of an update with the present settings, and say what fits."""
-    import torch
-    from transformers import AutoConfig
-
-    from babylon.training.memory_plan import plan_memory, portions_that_fit
+    from babylon.training.memory_plan import (
+        device_memory,
+        model_config,
+        plan_memory,
+        portions_that_fit,
+    )
     from babylon.training.update_options import tuning_options
 
     training = load_settings().training
-    if device_gib is None and torch.cuda.is_available():
-        device_gib = torch.cuda.mem_get_info()[1] / GIB
-    config = AutoConfig.from_pretrained(model)
+    memory = device_memory() if device_gib is None else round(device_gib * GIB)
+    config = model_config(model)
+    # with kept activations: the table of portions says what recomputing them would save
     plan = plan_memory(
         config,
         tuning=training.tuning,
@@ -205,8 +207,7 @@ def memory_plan(
         f"{name}_gib": round(value / GIB, 2) for name, value in asdict(plan).items()
     }
     values["total_gib"] = round(plan.total / GIB, 2)
-    if device_gib is not None:
-        memory = round(device_gib * GIB)
+    if memory is not None:
         fitting = portions_that_fit(plan, config, context=context, memory=memory)
         values |= {f"portion_activations_{name}": tokens for name, tokens in fitting.items()}
     show_values(values, json)

@@ -12,8 +12,9 @@ from typing import Any
 import torch
 from peft import get_peft_model
 from torch import nn
-from transformers import AutoModelForCausalLM, PreTrainedConfig
+from transformers import AutoConfig, AutoModelForCausalLM, PreTrainedConfig
 
+from babylon.core.errors import ModelError
 from babylon.policies.load import quiet_ranks
 from babylon.training.grpo.forward import CUDA_PORTION_TOKENS, SMALLEST
 from babylon.training.trainable import TransferLayers, Tuning, TuningOptions, new_adapter, tune_only
@@ -40,6 +41,25 @@ class MemoryPlan:
         return sum(asdict(self).values())
 
 
+def device_memory() -> int | None:
+    """Bytes of this machine's GPU, None without one."""
+    return torch.cuda.mem_get_info()[1] if torch.cuda.is_available() else None
+
+
+def model_config(model: str) -> PreTrainedConfig:
+    """The configuration of a model's directory or id.
+
+    Raises:
+        ModelError: there is none.
+    """
+    try:
+        config: PreTrainedConfig = AutoConfig.from_pretrained(model)
+    except (OSError, ValueError) as error:
+        reason = str(error).splitlines()[0]
+        raise ModelError(f"no configuration loads from {model}: {reason}") from error
+    return config
+
+
 def plan_memory(
     config: PreTrainedConfig,
     *,
@@ -57,7 +77,7 @@ def plan_memory(
         portion: tokens whose activations are in memory at once.
         recompute: activations are recomputed in the backward pass, for a third more time.
     """
-    with torch.device("meta"):
+    with torch.device("meta"):  # names and shapes without data, so that 70B models can be counted
         model: Any = AutoModelForCausalLM.from_config(config)  # type: ignore[no-untyped-call]
         model.requires_grad_(tuning == "full")
         if tuning == "lora":

@@ -217,6 +217,7 @@ def attend_backward(
             )
         )
         return result
+    # runs of queries, as in the forward pass, so that few scores are in memory at once
     d_query = torch.empty_like(query)
     d_key, d_value = torch.zeros_like(key), torch.zeros_like(value)
     for at in _runs_of_queries(query, key):
