@@ -190,6 +190,12 @@ class TrainingSettings(Group):
         "leave_one_out", "ADVANTAGE"
     )
     """Baseline and scale of advantages; docs/trainer.md explains them."""
+    credit: Literal["trajectory", "decision"] = _env("decision", "CREDIT")
+    """Unit that is compared: whole trajectories, or each decision with the others' of the same
+    tick, where the scorer knows the decisions' rewards.
+    """
+    discount: float = _env(0.0, "DISCOUNT", ge=0, le=1)
+    """Weight of each later step's reward in a decision's return, relative to the step before it."""
     call_weight: Literal["trajectory", "token", "trajectory_tokens", "call", "constant"] = _env(
         "trajectory", "CALL_WEIGHT"
     )

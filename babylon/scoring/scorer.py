@@ -35,10 +35,15 @@ from babylon.store.rejections import Rejection
 
 @dataclass(frozen=True, slots=True)
 class Score:
-    """A score with optional details: its parts, its interval, and the judge's reasons and text."""
+    """A score with optional details: its parts, its interval, and the judge's reasons and text.
+
+    ``rewards``: step → the part of the score that its decision earned (``CREDIT=decision``). The
+    part that belongs to no step is the score less their sum.
+    """
 
     value: float
     components: dict[str, float] = field(default_factory=dict)
+    rewards: dict[int, float] = field(default_factory=dict)
     low: float | None = None
     high: float | None = None
     reasons: tuple[str, ...] = ()
@@ -118,6 +123,11 @@ def _checked(name: str, value: Any, trajectory: Trajectory) -> ScoreOrRejection:
         raise ScoringError(
             f"scorer {name} returned {got} for trajectory {trajectory.trajectory_id}:"
             " scores must be finite numbers"
+        )
+    if not all(map(math.isfinite, given.rewards.values())):
+        raise ScoringError(
+            f"scorer {name} returned a reward that is not finite for a step of trajectory"
+            f" {trajectory.trajectory_id}: rewards must be finite numbers"
         )
     return replace(given, value=number)
 

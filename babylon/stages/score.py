@@ -4,6 +4,7 @@ import asyncio
 from collections.abc import Sequence
 from statistics import fmean
 
+import msgspec
 import polars as pl
 
 from babylon.core.artifacts import rewrite_artifact
@@ -57,13 +58,15 @@ async def score_window(store: Store, settings: Settings, thinned: Thinned) -> Sc
         window_id, rejected = thinned.claim.window_id, count_reasons(rejections)
         raise WindowNotReadyError(too_few_agents(window_id, len(agents), minimum, rejected))
     values = {row.trajectory_id: row.score for row in rows}
-    column = pl.col("trajectory_id").replace_strict(values, return_dtype=pl.Float64)
+    named = pl.col("trajectory_id")
+    column = named.replace_strict(values, return_dtype=pl.Float64)
+    steps = named.replace_strict(_step_rewards(trajectories, scores), return_dtype=pl.String)
     artifact = await asyncio.to_thread(
         rewrite_artifact,
         settings.home,
         thinned.artifact,
-        lambda frame: frame.filter(pl.col("trajectory_id").is_in(list(values))).with_columns(
-            score=column
+        lambda frame: frame.filter(named.is_in(list(values))).with_columns(
+            score=column, rewards_json=steps
         ),
         stage="scored",
     )
@@ -87,6 +90,16 @@ async def score_window(store: Store, settings: Settings, thinned: Thinned) -> Sc
         outcomes=thinned.outcomes,
         fingerprint=scoring_fingerprint(settings),
     )
+
+
+def _step_rewards(
+    trajectories: Sequence[Trajectory], scores: Sequence[Score | Rejection]
+) -> dict[str, str]:
+    return {
+        trajectory.trajectory_id: msgspec.json.encode(given.rewards).decode()
+        for trajectory, given in zip(trajectories, scores, strict=True)
+        if isinstance(given, Score)
+    }
 
 
 def _rows(

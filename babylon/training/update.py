@@ -57,6 +57,8 @@ def trainer_config(training: TrainingSettings, seed: int) -> TrainerConfig:
         warmup_steps=training.warmup_steps,
         loss=training.loss,
         advantage=training.advantage,
+        credit=training.credit,
+        discount=training.discount,
         call_weight=training.call_weight,
         kl_penalty=training.kl_penalty,
         max_staleness=training.max_staleness,

@@ -1,10 +1,12 @@
 """The trainer's options, with their units and defaults."""
 
 from dataclasses import dataclass, field
+from typing import Literal
 
 from babylon.training.grpo.advantage import Advantage, CallWeight
 from babylon.training.grpo.losses import LOSSES, LossBounds
 
+Credit = Literal["trajectory", "decision"]
 MAX_STALENESS = 2  # versions; upper bound of max_staleness, importance weights fail beyond it
 
 
@@ -32,6 +34,8 @@ class TrainerConfig:
     loss: str = "ppo_clip"
     bounds: LossBounds = field(default_factory=LossBounds)
     advantage: Advantage = "leave_one_out"
+    credit: Credit = "trajectory"
+    discount: float = 1.0  # of later steps' rewards, with credit "decision"
     call_weight: CallWeight = "trajectory"
     kl_penalty: float = 0.0  # weight of w * r * k3(theta || reference)
     stop_kl: float = 0.03  # nats a token, k3(p || theta)
@@ -53,6 +57,8 @@ class TrainerConfig:
         for name in ("iterations", "trajectories_per_step", "max_tokens"):
             if (value := getattr(self, name)) is not None and value < 1:
                 raise ValueError(f"{name} is {value}: it must be at least 1")
+        if not 0 <= self.discount <= 1:
+            raise ValueError(f"discount is {self.discount}: it must be from 0 to 1")
         for name in ("warmup_steps", "max_staleness", "kl_penalty"):
             if (value := getattr(self, name)) < 0:
                 raise ValueError(f"{name} is {value}: it must not be negative")

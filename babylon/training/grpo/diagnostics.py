@@ -51,13 +51,12 @@ class Logged:
                 mu[row, :length] = torch.tensor(call.logprobs)
                 known[row, :length] = True
                 exact[row, :length] = not call.recomputed and window.staleness[row] == 0
-        advantage = [window.advantages[trajectory] for trajectory in window.trajectory_of]
         return cls(
             mu=mu.to(device),
             known=known.to(device),
             exact=exact.to(device),
             mask=mask.to(device),
-            advantage=torch.tensor(advantage, device=device),
+            advantage=torch.tensor(window.advantages, device=device),
         )
 
 
