@@ -219,7 +219,11 @@ class TrainingSettings(Group):
     short. Unset: a number that fits the model and the device.
     """
     kl_penalty: float = _env(0.0, "KL_PENALTY", ge=0)
-    """Weight of the KL divergence to the reference policy in the loss; with LoRA only."""
+    """Weight of the KL divergence to an anchor, which follows the policy slowly, in the loss."""
+    anchor_rate: float = _env(0.1, "ANCHOR_RATE", ge=0, le=1)
+    """Part of the way to the policy that the anchor moves after each update. 0: it stays."""
+    entropy_floor: float = _env(0.0, "ENTROPY_FLOOR", ge=0)
+    """Nats a token: replies less varied than that are made more varied. 0: none are."""
     max_missing_logprobs: float = _env(1.0, "MAX_MISSING_LOGPROBS", ge=0, le=1)
     """Share of calls without logged logprobs above which a window is not trained."""
     max_staleness: int = _env(1, "MAX_STALENESS", ge=0, le=2)
@@ -233,15 +237,6 @@ class TrainingSettings(Group):
             raise ValueError(
                 f"CALL_WEIGHT={self.call_weight!r} with LOSS={self.loss!r}, which is defined with a"
                 " normaliser of its own: unset CALL_WEIGHT, or take LOSS=ppo_clip"
-            )
-        return self
-
-    @model_validator(mode="after")
-    def _a_kl_penalty_has_a_reference(self) -> Self:
-        if self.kl_penalty and self.tuning == "full":
-            raise ValueError(
-                f"KL_PENALTY={self.kl_penalty:g} with TUNING='full', which keeps no copy of the"
-                " weights it starts from: set TUNING=lora, or unset KL_PENALTY"
             )
         return self
 

@@ -12,7 +12,7 @@ from babylon.core.trajectories import TrainingRow, training_rows
 from babylon.core.types import Claim, Scored, Trained
 from babylon.policies.checkpoint_files import checkpoint_digest
 from babylon.store.connection import Store
-from babylon.store.lineage import parents, staleness
+from babylon.store.lineage import parents, rejected_child, staleness
 from babylon.store.policies import (
     Policy,
     champion,
@@ -26,6 +26,7 @@ from babylon.store.policies import (
 from babylon.training.backends.registry import updater
 from babylon.training.backends.train_input import Progress, TrainInput
 from babylon.training.progress_directory import claim_name, take_up_progress
+from babylon.training.update_health import ruled_out
 from babylon.training.update_result import update_metrics
 
 
@@ -58,6 +59,7 @@ async def train_window(
         progress_directory=await asyncio.to_thread(take_up_progress, settings.home, claim),
         staleness=await _staleness(store, parent, rows),
         behaviours=await _behaviours(store, rows),
+        optimizer=await _optimizer(store, parent),
         progress=progress,
     )
     # in a thread, because importing a trainer takes seconds
@@ -102,6 +104,16 @@ async def _behaviours(store: Store, rows: Sequence[TrainingRow]) -> Mapping[int,
     calls = (call for row in rows for call in row.calls)
     unlogged = {call.policy_version for call in calls if call.logprobs is None}
     return await checkpoint_uris(store, unlogged, removed=False)
+
+
+async def _optimizer(store: Store, parent: Policy) -> str:
+    """Return the checkpoint whose optimiser goes on: that of the newest update of ``parent``.
+
+    Its moments and its rate belong to ``parent``'s weights, whatever the gate thought of the
+    result. An update that its own metrics rule out is no example.
+    """
+    child = await rejected_child(store, parent.policy_version)
+    return parent.uri if child is None or ruled_out(child[1]) else child[0]
 
 
 def trained_from(store: Store, claim: Claim, policy: Policy) -> Trained:

@@ -10,6 +10,7 @@ from pathlib import Path
 from babylon.core.errors import TrainingError, WindowNotReadyError
 from babylon.core.settings import TrainingSettings
 from babylon.core.trajectories import TrainingRow
+from babylon.training.anchor import ANCHOR_FILE, in_force, load_anchor, moved
 from babylon.training.backends.train_input import TrainInput
 from babylon.training.call_tokens import scored_trajectories
 from babylon.training.grpo.config import TrainerConfig
@@ -41,6 +42,7 @@ async def update_torch(work: TrainInput) -> Update:
         transfer_layers=work.settings.training.transfer_layers,
         staleness=work.staleness,
         behaviours=work.behaviours,
+        optimizer=work.optimizer,
         progress_directory=work.progress_directory,
         progress=work.progress,
     )
@@ -61,6 +63,8 @@ def trainer_config(training: TrainingSettings, seed: int) -> TrainerConfig:
         discount=training.discount,
         call_weight=training.call_weight,
         kl_penalty=training.kl_penalty,
+        anchor_rate=training.anchor_rate,
+        entropy_floor=training.entropy_floor,
         max_staleness=training.max_staleness,
         max_missing_logprobs=training.max_missing_logprobs,
         seed=seed,
@@ -77,6 +81,7 @@ def update_checkpoint(
     transfer_layers: TransferLayers = "all",
     staleness: Mapping[int, int] | None = None,
     behaviours: Mapping[int, str] | None = None,
+    optimizer: str | None = None,
     progress_directory: Path | None = None,
     progress: Progress | None = None,
 ) -> Update:
@@ -85,6 +90,7 @@ def update_checkpoint(
     Args:
         staleness: policy version → number of updates between it and the parent.
         behaviours: policy version → checkpoint, for calls whose logprobs were not logged.
+        optimizer: checkpoint whose optimiser goes on; the parent's by default.
         progress_directory: holds the progress of an interrupted update, which is then resumed.
 
     Raises:
@@ -92,13 +98,13 @@ def update_checkpoint(
         TrainingError: the update diverged, or does not fit into memory; nothing was written.
         ModelError: the parent or a behaviour policy does not load.
     """
-    trainable = load_trainable(parent, tuning, config.learning_rate, transfer_layers)
+    trainable = load_trainable(parent, tuning, config.learning_rate, transfer_layers, optimizer)
     if config.target_kl is not None:
         config = replace(config, learning_rate=reinforcement_rate(trainable.model, tuning))
     bounds = trainable.model.config
     context = int(getattr(bounds, "max_position_embeddings", sys.maxsize))  # some have no bound
     trajectories, excluded = scored_trajectories(trainable.tokenizer, rows, context)
-    reference = trainable.reference() if config.kl_penalty else None
+    anchor = load_anchor(trainable, parent) if config.kl_penalty else {}
     journal = None
     if progress_directory is not None:
         # saved progress is resumed only if every input of the update is the same
@@ -106,6 +112,7 @@ def update_checkpoint(
             "parent": str(parent),
             "tuning": tuning,
             "transfer_layers": transfer_layers,
+            "optimizer": optimizer,
             "config": config,
             "staleness": sorted((staleness or {}).items()),
             "behaviours": sorted((behaviours or {}).items()),
@@ -119,7 +126,7 @@ def update_checkpoint(
             trainable.model,
             trainable.optimizer,
             window,
-            reference=reference,
+            reference=in_force(trainable, anchor) if anchor else None,
             journal=journal,
             progress=progress,
         )
@@ -131,7 +138,8 @@ def update_checkpoint(
         raise TrainingError(str(error)) from error
     except OutOfMemoryError as error:  # keep the progress: a larger machine can resume it
         raise TrainingError(str(error)) from error
-    save_checkpoint(trainable, target)
+    after = moved(anchor, trainable, config.anchor_rate)
+    save_checkpoint(trainable, target, {ANCHOR_FILE: after} if anchor else None)
     _remove(journal)
     return Update(report=report, excluded=excluded, trajectory_ids=tuple(window.trajectory_ids))
 

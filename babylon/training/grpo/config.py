@@ -38,6 +38,9 @@ class TrainerConfig:
     discount: float = 1.0  # of later steps' rewards, with credit "decision"
     call_weight: CallWeight = "trajectory"
     kl_penalty: float = 0.0  # weight of w * r * k3(theta || reference)
+    anchor_rate: float = 0.1  # of the reference's way to the policy, after each update
+    entropy_floor: float = 0.0  # nats a token; calls below it are made more varied
+    entropy_weight: float = 0.3  # of that term, relative to the mean size of an advantage
     stop_kl: float = 0.03  # nats a token, k3(p || theta)
     stop_clip_fraction: float = 0.3
     undo_factor: float = 2.0  # an iteration that exceeds a stop's bound by this factor is undone
@@ -57,9 +60,10 @@ class TrainerConfig:
         for name in ("iterations", "trajectories_per_step", "max_tokens"):
             if (value := getattr(self, name)) is not None and value < 1:
                 raise ValueError(f"{name} is {value}: it must be at least 1")
-        if not 0 <= self.discount <= 1:
-            raise ValueError(f"discount is {self.discount}: it must be from 0 to 1")
-        for name in ("warmup_steps", "max_staleness", "kl_penalty"):
+        for name in ("discount", "anchor_rate"):
+            if not 0 <= (share := getattr(self, name)) <= 1:
+                raise ValueError(f"{name} is {share}: it must be from 0 to 1")
+        for name in ("warmup_steps", "max_staleness", "kl_penalty", "entropy_floor"):
             if (value := getattr(self, name)) < 0:
                 raise ValueError(f"{name} is {value}: it must not be negative")
 

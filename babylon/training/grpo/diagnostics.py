@@ -135,6 +135,7 @@ class UpdateRecord:
             mask=part(logged.mask),
             advantage=logged.advantage[rows],
             reference=None if self.reference is None else part(self.reference),
+            entropy=values.entropy,
         )
 
     def note(self, rows: Tensor, values: Values, terms: LossTerms) -> None:

@@ -56,6 +56,7 @@ class LossInputs:
     mask: Tensor  # [C, T] bool, the completion tokens
     advantage: Tensor  # [C]
     reference: Tensor | None = None  # [C, T], for a KL penalty
+    entropy: Tensor | None = None  # [C, T] of theta, nats, without gradient, for an entropy floor
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -271,13 +272,42 @@ LOSSES: dict[str, Loss] = {
 }
 
 
+def entropy_floor(inputs: LossInputs, bounds: LossBounds, floor: float) -> Tensor:
+    """``w * r * sg[log pi_theta + H]`` ``[C, T]`` of calls whose mean entropy is below ``floor``.
+
+    Its expectation over replies has the gradient of ``-H``: ``grad H = -E[(log pi + c) grad log
+    pi]`` for every constant c, and c = H makes the variance small (Williams and Peng 1991). A token
+    that the policy finds likelier than its own average is pulled down, others up. Tokens without a
+    choice, such as a format's, have ``log pi = H = 0`` and are left alone. A ratio beyond the clip
+    has no gradient, and calls whose entropy is high enough have none either.
+    """
+    if inputs.entropy is None:
+        raise ValueError("an entropy floor needs the entropies of the policy, got none")
+    low = _mean(inputs.entropy, inputs.mask) < floor
+    surprise = inputs.theta.detach() + inputs.entropy
+    ratio = _ratio(inputs).clamp(bounds.clip_low, bounds.clip_high)
+    return torch.where(inputs.mask & low, _importance(inputs, bounds) * ratio * surprise, 0.0)
+
+
 def loss_terms(
-    name: str, inputs: LossInputs, bounds: LossBounds, kl_penalty: float = 0.0
+    name: str,
+    inputs: LossInputs,
+    bounds: LossBounds,
+    kl_penalty: float = 0.0,
+    entropy: tuple[float, float] = (0.0, 0.0),
 ) -> LossTerms:
-    """The named loss of every token, with ``kl_penalty * w * r * k3(theta || reference)`` added."""
+    """The named loss of every token, with the penalties added.
+
+    ``kl_penalty * w * r * k3(theta || reference)``, and for ``entropy`` (weight, floor)
+    ``weight * entropy_floor``.
+    """
     # values beyond a call's end are arbitrary and could overflow
     inputs = replace(inputs, theta=torch.where(inputs.mask, inputs.theta, inputs.proximal))
     terms = LOSSES[name].terms(inputs, bounds)
-    if not kl_penalty:
-        return terms
-    return replace(terms, loss=terms.loss + kl_penalty * kl_anchor(inputs, bounds))
+    loss, (weight, floor) = terms.loss, entropy
+    if kl_penalty:
+        loss = loss + kl_penalty * kl_anchor(inputs, bounds)
+    if weight and floor:
+        kept = ~terms.masks.dropped
+        loss = loss + weight * torch.where(kept, entropy_floor(inputs, bounds, floor), 0.0)
+    return replace(terms, loss=loss)

@@ -32,7 +32,6 @@ from babylon.training.grpo.forward import (
     PolicyForward,
     is_out_of_memory,
 )
-from babylon.training.grpo.kept_state import keep
 from babylon.training.grpo.learning_rate import (
     adapt_rate,
     begin_rate,
@@ -48,7 +47,7 @@ from babylon.training.grpo.training_window import (
     refuse_missing_logprobs,
 )
 from babylon.training.grpo.tree_forward import Values
-from babylon.training.grpo.undo import distance, undo
+from babylon.training.grpo.undo import distance, figures_of, keep_iteration, undo
 
 Progress = Callable[[int, int], None]  # train steps done, and their highest possible number
 
@@ -75,8 +74,8 @@ def train_on_window(
     """Update ``model`` in place on one window.
 
     Args:
-        reference: context in which ``model`` is the reference policy (adapters off). Needed only
-            for a KL penalty.
+        reference: context in which ``model`` is the reference policy. Needed only for a KL
+            penalty.
         journal: saves the progress, and resumes an interrupted update.
 
     Raises:
@@ -185,6 +184,7 @@ def train_step(state: TrainState, step: TrainStep) -> bool:
         OutOfMemoryError: the smallest portion or the optimiser's moments do not fit.
     """
     started, record = time.monotonic(), state.record
+    figures = figures_of(record) if record.step == 0 else {}
     rows = torch.tensor(step.calls, device=record.theta.device)
     total = state.fitting.run(lambda forward: _accumulate(state, step, rows, forward))
     if not torch.isfinite(total):
@@ -192,8 +192,7 @@ def train_step(state: TrainState, step: TrainStep) -> bool:
     if distance(state, rows) > state.window.config.undo_factor:
         return False
     if record.step == 0:
-        record.kept = keep(state.model, state.optimizer)
-        record.kept_at = record.iteration, len(record.losses)
+        keep_iteration(state, figures)
     dropped = record.flags[:3, rows].any(0)
     if not (state.logged.mask[rows] & ~dropped).any():  # skip: Adam's moments would move the model
         state.optimizer.zero_grad(set_to_none=True)
@@ -221,7 +220,8 @@ def _accumulate(state: TrainState, step: TrainStep, rows: Tensor, forward: Polic
             width = values.logprobs.shape[1]
             record.proximal[rows[chosen], :width] = values.logprobs.detach()
         inputs = record.inputs(state.logged, rows[chosen], values)
-        terms = loss_terms(config.loss, inputs, config.bounds, config.kl_penalty)
+        entropy = config.entropy_weight * state.window.signal, config.entropy_floor
+        terms = loss_terms(config.loss, inputs, config.bounds, config.kl_penalty, entropy)
         record.note(rows[chosen], values, terms)
         share = (terms.loss.sum(-1) * weights[chosen]).sum()
         total.add_(share.detach())

@@ -69,6 +69,11 @@ class TrainingWindow:
         """Mean completion in tokens: the constant C of the default call weight."""
         return fmean(self.lengths)
 
+    @cached_property
+    def signal(self) -> float:
+        """Mean size of an advantage, the scale of the entropy term."""
+        return fmean(map(abs, self.advantages))
+
     @property
     def tokens(self) -> int:
         """Number of completion tokens."""

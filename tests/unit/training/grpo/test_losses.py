@@ -11,6 +11,7 @@ from babylon.training.grpo.losses import (
     LossBounds,
     LossInputs,
     LossTerms,
+    entropy_floor,
     kl_anchor,
     loss_terms,
 )
@@ -188,6 +189,26 @@ def test_a_kl_penalty_has_in_expectation_the_gradient_of_the_divergence() -> Non
     )
     [gradient] = torch.autograd.grad((mu * kl_anchor(given, LossBounds())[:, 0]).sum(), logit)
     torch.testing.assert_close(gradient, expected)
+
+
+def test_an_entropy_floor_has_in_expectation_the_gradient_of_the_entropy() -> None:
+    """Three tokens, each sampled as often as the policy says, at its own ratio of one."""
+    logits = torch.tensor([2.0, 0.0, -1.0], requires_grad=True)
+    theta = torch.log_softmax(logits, -1)
+    entropy = -(theta.exp() * theta).sum()
+    [expected] = torch.autograd.grad(-entropy, logits, retain_graph=True)
+    own = theta.detach()[:, None]
+    given = replace(
+        inputs([[0.5]] * 3, [[0.5]] * 3, [[0.5]] * 3, [0.0] * 3),
+        theta=theta[:, None],
+        proximal=own,
+        mu=own,
+        entropy=entropy.detach().expand(3, 1),
+    )
+    each = entropy_floor(given, LossBounds(), floor=1.0)[:, 0]
+    [gradient] = torch.autograd.grad((own[:, 0].exp() * each).sum(), logits)
+    torch.testing.assert_close(gradient, expected)
+    assert not entropy_floor(given, LossBounds(), floor=0.1).any()
 
 
 def test_a_kl_penalty_is_clamped() -> None:

@@ -145,6 +145,8 @@ def test_undoing_returns_exactly_to_the_iteration_before() -> None:
     assert kept.iterations_undone == 0 and kept.train_steps > 0
     assert (report.iterations, report.iterations_undone, report.stopped_early) == (1, 1, True)
     assert torch.equal(weights(undone), weights(one))
+    for name in ("ratio_mean", "ratio_max", "clip_fraction", "masked_fraction", "entropy"):
+        assert getattr(report, name) == getattr(kept, name)
     assert report.kl_after == kept.kl_after
 
 
