@@ -2,9 +2,10 @@
 
 import asyncio
 import logging
+from functools import partial
 
 from babylon.core.errors import ArtifactError, ModelError
-from babylon.core.trajectories import Trajectory, read_trajectories
+from babylon.core.trajectories import read_trajectories
 from babylon.core.types import Change, Claim
 from babylon.core.windows import parse_window_id
 from babylon.deployment.change import ChangeRequest
@@ -13,7 +14,7 @@ from babylon.evaluation.arena.fleet_promise import broken_promise, pairs_of
 from babylon.evaluation.arena.players import checkpoint_player
 from babylon.evaluation.rebuild.recorded_windows import played_rows, rebuild_rows
 from babylon.store.connection import Store
-from babylon.store.fleet_pairs import add_pairs
+from babylon.store.fleet_pairs import FleetPair, add_pairs
 from babylon.store.routes import Route, previous_champion
 from babylon.store.windows import get_window
 
@@ -38,23 +39,8 @@ async def keep_promise(store: Store, seed: int, route: Route, claim: Claim) -> C
         return None
     if before.removed_at is not None:
         return None
-    row = await get_window(store, claim.window_id)
-    if row is None or row.scored is None:
-        return None
-    try:
-        found = await asyncio.to_thread(read_trajectories, store.home, row.scored.artifact)
-    except ArtifactError as error:  # evidence that is gone decides nothing
-        log.warning("window %s: its play cannot be read: %s", claim.window_id, error)
-        return None
-    played: dict[str, Trajectory] = {own.trajectory_id: own for own in found}
-    window = parse_window_id(claim.window_id.partition("+")[0], row.minutes)
-    rows = await played_rows(store, window, apart_from=(), most=MOST_ROWS)
-    rebuilt = await asyncio.to_thread(rebuild_rows, rows)
-    if not rebuilt.scenarios:
-        return None
-    predecessor = await asyncio.to_thread(checkpoint_player, before.uri, seed)
     champion = route.policy_version
-    pairs = await pairs_of(rebuilt.scenarios, played, champion, predecessor)
+    pairs = await _pairs(store, seed, claim, champion, before.uri)
     pairs = await add_pairs(store, claim, champion, before.policy_version, pairs)
     if (difference := broken_promise(pairs)) is None:
         return None
@@ -65,3 +51,27 @@ async def keep_promise(store: Store, seed: int, route: Route, claim: Claim) -> C
     log.warning("policy %d is taken back: %s", champion, reason)
     request = ChangeRequest(author=claim.owner, reason=reason, claim=claim, route=route)
     return await roll_back(store, request)
+
+
+async def _pairs(
+    store: Store, seed: int, claim: Claim, champion: int, predecessor: str
+) -> list[FleetPair]:
+    """Return the pairs of the window; none if its play or its worlds are unknown."""
+    row = await get_window(store, claim.window_id)
+    if row is None or row.scored is None:
+        return []
+    try:
+        found = await asyncio.to_thread(read_trajectories, store.home, row.scored.artifact)
+    except ArtifactError as error:  # evidence that is gone decides nothing
+        log.warning("window %s: its play cannot be read: %s", claim.window_id, error)
+        return []
+    window = parse_window_id(claim.window_id.partition("+")[0], row.minutes)
+    rows = await played_rows(store, window, apart_from=(), most=MOST_ROWS)
+    rebuilt = await asyncio.to_thread(rebuild_rows, rows)
+    return await asyncio.to_thread(
+        pairs_of,
+        rebuilt.scenarios,
+        {own.trajectory_id: own for own in found},
+        champion,
+        partial(checkpoint_player, predecessor, seed),
+    )

@@ -10,9 +10,9 @@ so the payoffs add up to the P&L, however late a game settles: a purchase of the
 at the step that made it, and a sale pays by how much it was better than to hold. ``v`` is 1 or 0
 after the question's resolution, and the price of the last sale before it.
 
-A perpetual's realised P&L belongs to the steps that opened it, by their sizes. The rest of the P&L
-(funding, closing fees, positions of earlier windows, unknown ends) is divided by the dollars that
-each step put at stake, or equally if no step did.
+A perpetual's realised P&L belongs to the steps that opened it, by their sizes. A step whose trade
+cannot be matched has the P&L that its own result names. The rest of the P&L (funding, closing fees,
+unknown ends) is divided by the dollars that each step put at stake, or equally if no step did.
 
 The same idea without a known end, from step to step, is potential-based shaping (Ng, Harada and
 Russell 1999); a known end makes the credit exact (RUDDER, arXiv 1806.07857, redistributes the
@@ -84,7 +84,7 @@ class _Book:
         shares, dollars = number_of(step.action, "shares"), number_of(step.action, "dollars")
         side = side_of(step.action)
         if not shares or not dollars or side not in ("YES", "NO"):
-            return
+            return self._realised(step)
         self.paid[step.step_number] += dollars
         self.stakes[step.step_number] += dollars
         self.shares[market, side][step.step_number] = shares
@@ -102,7 +102,7 @@ class _Book:
         side = side_of(step.action)
         key = (market, side if side in held else max(held, key=held.__getitem__))
         if not shares or not dollars or held[key[1]] < shares * (1 - 1e-9):
-            return  # bought in an earlier window
+            return self._realised(step)  # bought in an earlier window
         self.paid[step.step_number] -= dollars
         self.shares[key][step.step_number] = -shares
         if self.values.get(key) not in (0.0, 1.0):  # the question is not resolved
@@ -112,11 +112,11 @@ class _Book:
         action = step.action
         if action.action_type.startswith(CLOSING):
             lots = self.lots.pop(market, {})
-            realised = number(fields_of(action.result).get("pnl"))
-            if realised is not None and lots:
-                total = fsum(size for size, _ in lots.values())
-                for opened, (size, _) in lots.items():
-                    self.paid[opened] -= realised * size / total
+            if not lots:  # opened in an earlier window
+                return self._realised(step)
+            total = fsum(size for size, _ in lots.values())
+            for opened, (size, _) in lots.items():
+                self.paid[opened] -= _pnl(step) * size / total
             return
         size = number_of(action, "size") or number_of(action, "amount")
         if not size:
@@ -137,6 +137,10 @@ class _Book:
             change = None if percent is None else percent / 100.0
         return _SIGNS.get(side_of(action), 0.0) * size * (change or 0.0)
 
+    def _realised(self, step: GameStep) -> None:
+        """Give a step the P&L that its own result names."""
+        self.paid[step.step_number] -= _pnl(step)
+
     def closed(self) -> defaultdict[int, float]:
         """Return step → payoff, without what the trades do not explain."""
         found: defaultdict[int, float] = defaultdict(float)
@@ -153,3 +157,7 @@ class _Book:
             for step, (_, held) in lots.items():
                 found[step] += held
         return found
+
+
+def _pnl(step: GameStep) -> float:
+    return number(fields_of(step.action.result).get("pnl")) or 0.0

@@ -13,8 +13,7 @@ and the predecessor returns.
 Worlds that agents share, and play without the market's state (the live game's), give no pairs.
 """
 
-import asyncio
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from statistics import fmean
 
 import numpy as np
@@ -30,16 +29,17 @@ from babylon.store.fleet_pairs import FleetPair
 BUDGET = 1024  # worlds for which the bets are best
 
 
-async def pairs_of(
+def pairs_of(
     scenarios: Sequence[RecordedScenario],
     played: Mapping[str, Trajectory],
     champion: int,
-    predecessor: Decide,
+    predecessor: Callable[[], Decide],
 ) -> list[FleetPair]:
-    """Return a pair for each world that the champion alone played, each agent by itself.
+    """Return a pair for each world that the champion alone played, each agent by itself. Blocking.
 
     Args:
         played: trajectory id → the trajectory, whose calls name their policy.
+        predecessor: loads the policy before, if there is anything to play.
     """
     own = [
         one
@@ -52,7 +52,7 @@ async def pairs_of(
     if not own:
         return []
     worlds = simulated([one.scenario for one in own])
-    before = await asyncio.to_thread(play, predecessor, worlds.scenarios)
+    before = play(predecessor(), worlds.scenarios)
     return [
         FleetPair(
             scenario_id=one.scenario.scenario_id,

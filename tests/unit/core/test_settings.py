@@ -134,7 +134,7 @@ def test_options_beat_environment_and_file(monkeypatch: pytest.MonkeyPatch, tmp_
         ("windows = {minutes = 7}", r"windows.minutes=7 in .*babylon.toml: "),
         (
             "[training]\ncall_weight = 'token'\nloss = 'gspo'",
-            r"CALL_WEIGHT='token' .* \(training.loss in .*line 3, training.call_weight in .*2\)$",
+            r"CALL_WEIGHT='token' .* \(training.call_weight in .*2, training.loss in .*line 3\)$",
         ),
         ("[judge]\napi_key = ['sk-secret']", r"judge.api_key=\*+ in .*, line 2: "),
     ],

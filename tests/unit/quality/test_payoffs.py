@@ -90,6 +90,12 @@ def test_what_no_trade_explains_is_divided_by_the_stakes():
     assert of([HOLD, HOLD], 8.0) == [4.0, 4.0]
 
 
+def test_a_trade_without_shares_and_dollars_has_the_pnl_that_it_names():
+    live = trade("BUY_SHARES", "m1", "", 28, 0) | {"result": {"executed": True, "pnl": 35.5}}
+    old = trade("SELL_SHARES", "m9", "YES", 10, 4) | {"result": {"pnl": -2.5}}
+    assert of([live, old, HOLD], 33.0) == [35.5, -2.5, 0]
+
+
 def test_a_failed_action_is_marked():
     refused = {"actionType": "BUY_SHARES", "success": False, "parameters": {}}
     assert [one.failed for one in payoffs(steps_of(refused, HOLD), RESOLVED, "s", 0.0)] == [
