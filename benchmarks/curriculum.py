@@ -31,7 +31,7 @@ from babylon.core.settings import TrainingSettings
 from babylon.core.settings_loading import load_settings
 from babylon.core.trajectories import Call, TrainingRow, Trajectory
 from babylon.evaluation.arena.confidence import Interval, mean_interval, paired_difference
-from babylon.evaluation.arena.play import Plays, play, replies, scripted
+from babylon.evaluation.arena.play import Plays, best_rule, play, replies
 from babylon.evaluation.arena.suite import unseen_scenarios
 from babylon.game.fleet.fleet_records import action_of, environment_state
 from babylon.game.market.game import make_market
@@ -40,7 +40,6 @@ from babylon.game.market.market import Seat
 from babylon.game.market.orders import MAX_REPLY_TOKENS, parse_decision
 from babylon.game.market.prompts import render_observation
 from babylon.game.market.scenario import Scenario, make_scenario
-from babylon.game.market.scripted import SCRIPTED_AGENTS
 from babylon.ops.demo import RECIPE
 from babylon.quality.correctness import Outcomes
 from babylon.quality.decode import GameStep
@@ -50,7 +49,6 @@ from babylon.scoring.rewards.heuristic import heuristic
 AGENTS_A_WORLD = 8
 LOOK_WORLDS = 256
 START = datetime(2026, 1, 1, tzinfo=UTC)
-RULES = ("random", "news", "contrarian", "momentum", "maker", "hold")  # the oracle is no rule
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -250,14 +248,6 @@ def unseen(level: CurriculumLevel, hour: int, worlds: int) -> list[Scenario]:
     return unseen_scenarios("final", f"curriculum:{level.name}", worlds, level.rules(hour))
 
 
-def best_rule(level: CurriculumLevel, hour: int, worlds: int) -> tuple[str, Plays]:
-    """Return the scripted rule that earns most in the unseen worlds, and its play."""
-    suite = unseen(level, hour, worlds)
-    plays = {name: play(scripted(SCRIPTED_AGENTS[name]), suite) for name in RULES}
-    name = max(plays, key=lambda name: plays[name].mean_pnl)
-    return name, plays[name]
-
-
 def main(arguments: Sequence[str]) -> None:
     options = _options(arguments)
     level = LEVELS[options.level]
@@ -282,7 +272,7 @@ def main(arguments: Sequence[str]) -> None:
                 print(json.dumps(asdict(row)), flush=True)
             ends.append((seed, look(level, last, policy, options.worlds)))
     started = look(level, last, base, options.worlds)
-    name, rule = best_rule(level, last, options.worlds)
+    name, rule = best_rule(unseen(level, last, options.worlds))
     for seed, end in ends:
         print(_line(seed, end, started, name, rule))
     print(f"base model {mean_interval(started.pnl)}, rule {name} {mean_interval(rule.pnl)}")
