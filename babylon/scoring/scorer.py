@@ -24,6 +24,8 @@ from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, TypeAlias
 
+import msgspec
+
 from babylon.core.errors import BabylonError, ConfigError, ScoringError, reason_of
 from babylon.core.settings import JudgeSettings, Settings
 from babylon.core.trajectories import Trajectory
@@ -108,6 +110,17 @@ async def score(
         _checked(name, value, trajectory)
         for value, trajectory in zip(returned, trajectories, strict=True)
     ]
+
+
+def rewards_json(
+    trajectories: Sequence[Trajectory], scores: Sequence[ScoreOrRejection]
+) -> dict[str, str]:
+    """Return trajectory id → the rewards of its steps, for the scored artifact."""
+    return {
+        trajectory.trajectory_id: msgspec.json.encode(given.rewards).decode()
+        for trajectory, given in zip(trajectories, scores, strict=True)
+        if isinstance(given, Score)
+    }
 
 
 def _checked(name: str, value: Any, trajectory: Trajectory) -> ScoreOrRejection:

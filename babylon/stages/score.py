@@ -4,7 +4,6 @@ import asyncio
 from collections.abc import Sequence
 from statistics import fmean
 
-import msgspec
 import polars as pl
 
 from babylon.core.artifacts import rewrite_artifact
@@ -13,7 +12,7 @@ from babylon.core.failpoints import failpoint
 from babylon.core.settings import Settings
 from babylon.core.trajectories import Trajectory, read_trajectories
 from babylon.core.types import Scored, Thinned
-from babylon.scoring.scorer import Score, ScoringContext, load_scorer, score
+from babylon.scoring.scorer import Score, ScoringContext, load_scorer, rewards_json, score
 from babylon.stages.fingerprint import scoring_fingerprint
 from babylon.stages.validate import count_reasons, too_few_agents
 from babylon.store import Store
@@ -60,7 +59,7 @@ async def score_window(store: Store, settings: Settings, thinned: Thinned) -> Sc
     values = {row.trajectory_id: row.score for row in rows}
     named = pl.col("trajectory_id")
     column = named.replace_strict(values, return_dtype=pl.Float64)
-    steps = named.replace_strict(_step_rewards(trajectories, scores), return_dtype=pl.String)
+    steps = named.replace_strict(rewards_json(trajectories, scores), return_dtype=pl.String)
     artifact = await asyncio.to_thread(
         rewrite_artifact,
         settings.home,
@@ -90,16 +89,6 @@ async def score_window(store: Store, settings: Settings, thinned: Thinned) -> Sc
         outcomes=thinned.outcomes,
         fingerprint=scoring_fingerprint(settings),
     )
-
-
-def _step_rewards(
-    trajectories: Sequence[Trajectory], scores: Sequence[Score | Rejection]
-) -> dict[str, str]:
-    return {
-        trajectory.trajectory_id: msgspec.json.encode(given.rewards).decode()
-        for trajectory, given in zip(trajectories, scores, strict=True)
-        if isinstance(given, Score)
-    }
 
 
 def _rows(

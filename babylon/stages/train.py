@@ -2,21 +2,19 @@
 
 import asyncio
 import os
-from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from babylon.core.errors import ConfigError
 from babylon.core.home import Home
 from babylon.core.settings import ModelSettings, Settings
-from babylon.core.trajectories import TrainingRow, training_rows
+from babylon.core.trajectories import training_rows
 from babylon.core.types import Claim, Scored, Trained
 from babylon.policies.checkpoint_files import checkpoint_digest
+from babylon.stages.update_sources import behaviours_of, optimizer_of, staleness_of
 from babylon.store.connection import Store
-from babylon.store.lineage import parents, rejected_child, staleness
 from babylon.store.policies import (
     Policy,
     champion,
-    checkpoint_uris,
     commit_policy,
     ensure_base,
     list_policies,
@@ -26,7 +24,6 @@ from babylon.store.policies import (
 from babylon.training.backends.registry import updater
 from babylon.training.backends.train_input import Progress, TrainInput
 from babylon.training.progress_directory import claim_name, take_up_progress
-from babylon.training.update_health import ruled_out
 from babylon.training.update_result import update_metrics
 
 
@@ -57,9 +54,9 @@ async def train_window(
         rows=rows,
         target=checkpoint_directory(settings.home, claim),
         progress_directory=await asyncio.to_thread(take_up_progress, settings.home, claim),
-        staleness=await _staleness(store, parent, rows),
-        behaviours=await _behaviours(store, rows),
-        optimizer=await _optimizer(store, parent),
+        staleness=await staleness_of(store, parent, rows),
+        behaviours=await behaviours_of(store, rows),
+        optimizer=await optimizer_of(store, parent),
         progress=progress,
     )
     # in a thread, because importing a trainer takes seconds
@@ -87,33 +84,6 @@ async def train_window(
         checkpoint_uri=settings.home.reference(work.target),
         metrics=metrics,
     )
-
-
-async def _staleness(store: Store, parent: Policy, rows: Sequence[TrainingRow]) -> dict[int, int]:
-    """Return policy version → its number of updates before ``parent``.
-
-    Only policies that played are in it: the update does not depend on what was trained since.
-    """
-    played = {call.policy_version for row in rows for call in row.calls}
-    ages = staleness(await parents(store), parent.policy_version)
-    return {version: age for version, age in ages.items() if version in played}
-
-
-async def _behaviours(store: Store, rows: Sequence[TrainingRow]) -> Mapping[int, str]:
-    """Return the checkpoints of policies whose calls came without logprobs."""
-    calls = (call for row in rows for call in row.calls)
-    unlogged = {call.policy_version for call in calls if call.logprobs is None}
-    return await checkpoint_uris(store, unlogged, removed=False)
-
-
-async def _optimizer(store: Store, parent: Policy) -> str:
-    """Return the checkpoint whose optimiser goes on: that of the newest update of ``parent``.
-
-    Its moments and its rate belong to ``parent``'s weights, whatever the gate thought of the
-    result. An update that its own metrics rule out is no example.
-    """
-    child = await rejected_child(store, parent.policy_version)
-    return parent.uri if child is None or ruled_out(child[1]) else child[0]
 
 
 def trained_from(store: Store, claim: Claim, policy: Policy) -> Trained:

@@ -20,7 +20,7 @@ from torch import Tensor
 
 from babylon.training.grpo.advantage import CallWeight
 
-_MAX_LOG_RATIO = 20.0  # above every clip and clamp, below overflow
+MAX_LOG_RATIO = 20.0  # above every clip and clamp, below overflow
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -58,6 +58,10 @@ class LossInputs:
     reference: Tensor | None = None  # [C, T], for a KL penalty
     entropy: Tensor | None = None  # [C, T] of theta, nats, without gradient, for an entropy floor
 
+    def masked(self) -> "LossInputs":
+        """The inputs with p beyond a call's end, where theta is arbitrary and could overflow."""
+        return replace(self, theta=torch.where(self.mask, self.theta, self.proximal))
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Masks:
@@ -82,16 +86,16 @@ class LossTerms:
     clipped_high: Tensor  # [C, T] bool
 
 
-def _ratio(inputs: LossInputs) -> Tensor:
+def ratio(inputs: LossInputs) -> Tensor:
     """``r = pi_theta / pi_p`` ``[C, T]``, bounded above so that it cannot overflow.
 
     A token that is almost impossible under p could make it infinite, and infinity times the zero of
     a mask is NaN.
     """
-    return torch.exp((inputs.theta - inputs.proximal).clamp(max=_MAX_LOG_RATIO))
+    return torch.exp((inputs.theta - inputs.proximal).clamp(max=MAX_LOG_RATIO))
 
 
-def _importance(inputs: LossInputs, bounds: LossBounds) -> Tensor:
+def importance(inputs: LossInputs, bounds: LossBounds) -> Tensor:
     """``w = sg[min(pi_p / mu, 2)]`` ``[C, T]``; 1 where mu is unknown."""
     raw = torch.where(inputs.known, torch.exp(inputs.proximal - inputs.mu), 1.0)
     return raw.clamp(max=bounds.max_importance)
@@ -140,13 +144,13 @@ def _clip(
 
     A clipped token keeps its value and has no gradient.
     """
-    a, r = inputs.advantage[:, None], _ratio(inputs)
+    a, r = inputs.advantage[:, None], ratio(inputs)
     surrogate = torch.minimum(r * a, r.clamp(low, high) * a)
     above = (a > 0) & (r > high)
     if dual is not None:
         surrogate = torch.where(a < 0, torch.maximum(surrogate, dual * a), surrogate)
         above |= (a < 0) & (r > dual)
-    objective = _importance(inputs, bounds) * surrogate
+    objective = importance(inputs, bounds) * surrogate
     masks = _token_masks(inputs, bounds)
     return _finish(inputs, objective, masks, low=(a < 0) & (r < low), high=above)
 
@@ -216,11 +220,11 @@ def gspo(inputs: LossInputs, bounds: LossBounds) -> LossTerms:
     weighted by 1/T. Importance weight and band are also those of the whole call.
     """
     a, low, high = inputs.advantage[:, None], bounds.gspo_low, bounds.gspo_high
-    s = torch.exp(_mean(inputs.theta - inputs.proximal, inputs.mask))
+    s = torch.exp(mean(inputs.theta - inputs.proximal, inputs.mask))
     surrogate = torch.minimum(s * a, s.clamp(low, high) * a)
     known = inputs.known & inputs.mask
-    w = torch.exp(_mean(inputs.proximal - inputs.mu, known)).clamp(max=bounds.max_importance)
-    moved = torch.exp(_mean(inputs.theta.detach() - inputs.mu, known))
+    w = torch.exp(mean(inputs.proximal - inputs.mu, known)).clamp(max=bounds.max_importance)
+    moved = torch.exp(mean(inputs.theta.detach() - inputs.mu, known))
     outside = (moved < bounds.band_low) | (moved > bounds.band_high)
     masks = _call_masks(inputs, bounds, band=inputs.mask & outside)
     objective = (w * surrogate).expand_as(inputs.theta)
@@ -228,24 +232,10 @@ def gspo(inputs: LossInputs, bounds: LossBounds) -> LossTerms:
     return _finish(inputs, objective, masks, low=below, high=above)
 
 
-def _mean(values: Tensor, mask: Tensor) -> Tensor:
+def mean(values: Tensor, mask: Tensor) -> Tensor:
     """Mean over the tokens of each call ``[C, 1]``, 0 without tokens."""
     total = torch.where(mask, values, 0.0).sum(-1, keepdim=True)
     return total / mask.sum(-1, keepdim=True).clamp(min=1)
-
-
-def kl_anchor(inputs: LossInputs, bounds: LossBounds) -> Tensor:
-    """``w * r * k3(theta || reference)`` ``[C, T]``, 0 beyond the mask.
-
-    The ratio to the behaviour policy, here ``w * r``, makes its gradient the gradient of the KL
-    divergence (arXiv 2512.02556, eq. 7).
-    """
-    if inputs.reference is None:
-        raise ValueError("a KL penalty needs the logprobs of a reference policy, got none")
-    weight = _importance(inputs, bounds) * _ratio(inputs)
-    delta = (inputs.reference - inputs.theta).clamp(-_MAX_LOG_RATIO, _MAX_LOG_RATIO)
-    k3 = (torch.exp(delta) - delta - 1.0).clamp(max=bounds.kl_clamp)
-    return torch.where(inputs.mask, weight * k3, 0.0)
 
 
 @dataclass(frozen=True, slots=True)
@@ -272,42 +262,6 @@ LOSSES: dict[str, Loss] = {
 }
 
 
-def entropy_floor(inputs: LossInputs, bounds: LossBounds, floor: float) -> Tensor:
-    """``w * r * sg[log pi_theta + H]`` ``[C, T]`` of calls whose mean entropy is below ``floor``.
-
-    Its expectation over replies has the gradient of ``-H``: ``grad H = -E[(log pi + c) grad log
-    pi]`` for every constant c, and c = H makes the variance small (Williams and Peng 1991). A token
-    that the policy finds likelier than its own average is pulled down, others up. Tokens without a
-    choice, such as a format's, have ``log pi = H = 0`` and are left alone. A ratio beyond the clip
-    has no gradient, and calls whose entropy is high enough have none either.
-    """
-    if inputs.entropy is None:
-        raise ValueError("an entropy floor needs the entropies of the policy, got none")
-    low = _mean(inputs.entropy, inputs.mask) < floor
-    surprise = inputs.theta.detach() + inputs.entropy
-    ratio = _ratio(inputs).clamp(bounds.clip_low, bounds.clip_high)
-    return torch.where(inputs.mask & low, _importance(inputs, bounds) * ratio * surprise, 0.0)
-
-
-def loss_terms(
-    name: str,
-    inputs: LossInputs,
-    bounds: LossBounds,
-    kl_penalty: float = 0.0,
-    entropy: tuple[float, float] = (0.0, 0.0),
-) -> LossTerms:
-    """The named loss of every token, with the penalties added.
-
-    ``kl_penalty * w * r * k3(theta || reference)``, and for ``entropy`` (weight, floor)
-    ``weight * entropy_floor``.
-    """
-    # values beyond a call's end are arbitrary and could overflow
-    inputs = replace(inputs, theta=torch.where(inputs.mask, inputs.theta, inputs.proximal))
-    terms = LOSSES[name].terms(inputs, bounds)
-    loss, (weight, floor) = terms.loss, entropy
-    if kl_penalty:
-        loss = loss + kl_penalty * kl_anchor(inputs, bounds)
-    if weight and floor:
-        kept = ~terms.masks.dropped
-        loss = loss + weight * torch.where(kept, entropy_floor(inputs, bounds, floor), 0.0)
-    return replace(terms, loss=loss)
+def loss_terms(name: str, inputs: LossInputs, bounds: LossBounds) -> LossTerms:
+    """The named loss of every token."""
+    return LOSSES[name].terms(inputs.masked(), bounds)

@@ -38,6 +38,7 @@ from babylon.training.grpo.learning_rate import (
     next_rate,
 )
 from babylon.training.grpo.losses import loss_terms
+from babylon.training.grpo.penalties import penalised
 from babylon.training.grpo.prefix_tree import PrefixTree
 from babylon.training.grpo.train_report import TrainReport
 from babylon.training.grpo.training_window import (
@@ -220,8 +221,8 @@ def _accumulate(state: TrainState, step: TrainStep, rows: Tensor, forward: Polic
             width = values.logprobs.shape[1]
             record.proximal[rows[chosen], :width] = values.logprobs.detach()
         inputs = record.inputs(state.logged, rows[chosen], values)
-        entropy = config.entropy_weight * state.window.signal, config.entropy_floor
-        terms = loss_terms(config.loss, inputs, config.bounds, config.kl_penalty, entropy)
+        terms = loss_terms(config.loss, inputs, config.bounds)
+        terms = penalised(terms, inputs, config, state.window.signal)
         record.note(rows[chosen], values, terms)
         share = (terms.loss.sum(-1) * weights[chosen]).sum()
         total.add_(share.detach())

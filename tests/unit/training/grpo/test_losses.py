@@ -6,15 +6,15 @@ from dataclasses import replace
 import pytest
 import torch
 
+from babylon.training.grpo.config import TrainerConfig
 from babylon.training.grpo.losses import (
     LOSSES,
     LossBounds,
     LossInputs,
     LossTerms,
-    entropy_floor,
-    kl_anchor,
     loss_terms,
 )
+from babylon.training.grpo.penalties import entropy_floor, kl_anchor, penalised
 
 WIDE = LossBounds(gspo_low=0.1, gspo_high=10.0)  # nothing in these cases leaves GSPO's clip
 
@@ -52,7 +52,8 @@ def loss_of(
     name: str, given: LossInputs, bounds: LossBounds | None = None, kl_penalty: float = 0.0
 ) -> tuple[LossTerms, list[list[float]]]:
     """The terms, and the gradient of their sum by log pi_theta."""
-    terms = loss_terms(name, given, bounds or LossBounds(), kl_penalty)
+    config = TrainerConfig(bounds=bounds or LossBounds(), kl_penalty=kl_penalty)
+    terms = penalised(loss_terms(name, given, config.bounds), given, config, signal=1.0)
     [gradient] = torch.autograd.grad(terms.loss.sum(), given.theta)
     return terms, gradient.tolist()
 

@@ -1,0 +1,66 @@
+"""Terms that are added to a loss: the distance from a reference, and a floor of the entropy."""
+
+from dataclasses import replace
+
+import torch
+from torch import Tensor
+
+from babylon.training.grpo.config import TrainerConfig
+from babylon.training.grpo.losses import (
+    MAX_LOG_RATIO,
+    LossBounds,
+    LossInputs,
+    LossTerms,
+    importance,
+    mean,
+    ratio,
+)
+
+
+def penalised(
+    terms: LossTerms, inputs: LossInputs, config: TrainerConfig, signal: float
+) -> LossTerms:
+    """The loss of every token with the penalties of the configuration.
+
+    Args:
+        signal: mean size of the window's advantages, to which the entropy's weight is relative.
+    """
+    loss, given = terms.loss, inputs.masked()
+    if config.kl_penalty:
+        loss = loss + config.kl_penalty * kl_anchor(given, config.bounds)
+    if config.entropy_floor:
+        more = entropy_floor(given, config.bounds, config.entropy_floor)
+        weight = config.entropy_weight * signal
+        loss = loss + weight * torch.where(terms.masks.dropped, 0.0, more)
+    return replace(terms, loss=loss)
+
+
+def kl_anchor(inputs: LossInputs, bounds: LossBounds) -> Tensor:
+    """``w * r * k3(theta || reference)`` ``[C, T]``, 0 beyond the mask.
+
+    The ratio to the behaviour policy, here ``w * r``, makes its gradient the gradient of the KL
+    divergence (arXiv 2512.02556, eq. 7).
+    """
+    if inputs.reference is None:
+        raise ValueError("a KL penalty needs the logprobs of a reference policy, got none")
+    weight = importance(inputs, bounds) * ratio(inputs)
+    delta = (inputs.reference - inputs.theta).clamp(-MAX_LOG_RATIO, MAX_LOG_RATIO)
+    k3 = (torch.exp(delta) - delta - 1.0).clamp(max=bounds.kl_clamp)
+    return torch.where(inputs.mask, weight * k3, 0.0)
+
+
+def entropy_floor(inputs: LossInputs, bounds: LossBounds, floor: float) -> Tensor:
+    """``w * r * sg[log pi_theta + H]`` ``[C, T]`` of calls whose mean entropy is below ``floor``.
+
+    Its expectation over replies has the gradient of ``-H``: ``grad H = -E[(log pi + c) grad log
+    pi]`` for every constant c, and c = H makes the variance small (Williams and Peng 1991). A token
+    that the policy finds likelier than its own average is pulled down, others up. Tokens without a
+    choice, such as a format's, have ``log pi = H = 0`` and are left alone. A ratio beyond the clip
+    has no gradient, and calls whose entropy is high enough have none either.
+    """
+    if inputs.entropy is None:
+        raise ValueError("an entropy floor needs the entropies of the policy, got none")
+    low = mean(inputs.entropy, inputs.mask) < floor
+    surprise = inputs.theta.detach() + inputs.entropy
+    near = ratio(inputs).clamp(bounds.clip_low, bounds.clip_high)
+    return torch.where(inputs.mask & low, importance(inputs, bounds) * near * surprise, 0.0)
