@@ -12,7 +12,7 @@ posts, or that bets one dollar, scores like an agent that holds.
 
 from collections.abc import Sequence
 
-from babylon.core.trajectories import Payoff, Trajectory
+from babylon.core.trajectories import Trajectory
 from babylon.scoring.scorer import Score
 
 RISK_WEIGHT = 0.25
@@ -23,11 +23,12 @@ def heuristic(trajectories: Sequence[Trajectory]) -> list[Score]:
     """Return one score in [0, 1] for each trajectory, with its profit and drawdown in USD."""
     values = [_worth(own) for own in trajectories]
     low, high = min(values, default=0.0), max(values, default=0.0)
+    scale = high - low or 1.0
     return [
         Score(
-            (value - low) / (high - low) if high > low else 0.5,
+            (value - low) / scale if high > low else 0.5,
             {"pnl_usd": own.pnl_usd, "drawdown_usd": own.drawdown_usd},
-            {p.step: _earned(p) / (high - low) for p in own.payoffs if high > low},
+            {p.step: (p.pnl_usd - FAILURE_USD * p.failed) / scale for p in own.payoffs},
         )
         for value, own in zip(values, trajectories, strict=True)
     ]
@@ -36,7 +37,3 @@ def heuristic(trajectories: Sequence[Trajectory]) -> list[Score]:
 def _worth(own: Trajectory) -> float:
     failures = sum(payoff.failed for payoff in own.payoffs)
     return own.pnl_usd - RISK_WEIGHT * own.drawdown_usd - FAILURE_USD * failures
-
-
-def _earned(payoff: Payoff) -> float:
-    return payoff.pnl_usd - FAILURE_USD * payoff.failed
