@@ -41,6 +41,7 @@ def pairs_of(
         played: trajectory id → the trajectory, whose calls name their policy.
         predecessor: loads the policy before, if there is anything to play.
     """
+    # In a shared market others moved the prices: replayed alone, the world would be another one.
     own = [
         one
         for one in scenarios

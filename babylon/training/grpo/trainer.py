@@ -75,8 +75,7 @@ def train_on_window(
     """Update ``model`` in place on one window.
 
     Args:
-        reference: context in which ``model`` is the reference policy. Needed only for a KL
-            penalty.
+        reference: context in which ``model`` is the reference policy, for a KL penalty.
         journal: saves the progress, and resumes an interrupted update.
 
     Raises:
