@@ -122,7 +122,8 @@ def test_the_remaining_iterations_are_dropped_once_the_policy_moved_far() -> Non
         stop_clip_fraction=1e-3,
         learning_rate=1e-3,
     )
-    assert clipped.stopped_early and clipped.clip_fraction > 1e-3
+    assert clipped.stopped_early and clipped.iterations < 50
+    assert clipped.clip_fraction <= 2e-3  # of what is left: more would have been undone
 
 
 @pytest.mark.parametrize("loss", ["ppo_clip", "reinforce_is"])
