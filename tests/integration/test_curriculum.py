@@ -21,9 +21,8 @@ def test_levels_have_worlds_of_their_own_and_regimes_follow_each_other() -> None
         assert len(trained) == 4
 
 
-@pytest.mark.parametrize("name", ["L0", "L1"])
-def test_an_hour_is_played_and_trained(name: str, embedded_model: Path, tmp_path: Path) -> None:
-    level = LEVELS[name]
+def test_an_hour_is_played_and_trained(embedded_model: Path, tmp_path: Path) -> None:
+    level = LEVELS["L0"]
     own = played(Sampler(str(embedded_model)), worlds_of(level, 0, 0, 1), 0, level.shared)
     assert len(own) == 8
     for one in own:
@@ -34,5 +33,5 @@ def test_an_hour_is_played_and_trained(name: str, embedded_model: Path, tmp_path
     [(hour, policy)] = learn(
         level, embedded_model, training, seed=0, hours=1, agents=8, looks=(), directory=tmp_path
     )
-    assert (hour.level, hour.hour) == (name, 0) and hour.kl_after > 0 and policy.exists()
+    assert (hour.level, hour.hour) == ("L0", 0) and hour.kl_after > 0 and policy.exists()
     assert hour.fleet_pnl == pytest.approx(fsum(one.pnl_usd for one in own) / 8)
