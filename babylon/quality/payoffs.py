@@ -88,7 +88,8 @@ class _Book:
         self.paid[step.step_number] += dollars
         self.stakes[step.step_number] += dollars
         self.shares[market, side][step.step_number] = shares
-        verdict = step.action.correctness and step.action.correctness.prediction_correct
+        told = step.action.correctness
+        verdict = None if told is None else told.prediction_correct
         for name in (f"{self.scenario_id}:{market}", market):
             if resolved := self.outcomes.resolved.get(name):
                 verdict = resolved == side
@@ -114,9 +115,9 @@ class _Book:
             lots = self.lots.pop(market, {})
             if not lots:  # opened in an earlier window
                 return self._realised(step)
-            total = fsum(size for size, _ in lots.values())
-            for opened, (size, _) in lots.items():
-                self.paid[opened] -= _pnl(step) * size / total
+            total = fsum(lot for lot, _ in lots.values())
+            for opened, (lot, _) in lots.items():
+                self.paid[opened] -= _pnl(step) * lot / total
             return
         size = number_of(action, "size") or number_of(action, "amount")
         if not size:
